@@ -1,0 +1,1 @@
+"""The algorithm's arithmetic: numpy only, no network, no clock, no torch."""

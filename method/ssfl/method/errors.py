@@ -1,0 +1,28 @@
+"""Why the arithmetic refuses.
+
+MethodError
+├─ ManifestError      the list of tensors is not one we can use
+├─ DensityError       the wished sparsity or byte budget cannot be met by this model
+├─ SumError           adding these values could overflow or lose exactness
+└─ SettingsError      a run setting is out of range
+"""
+
+
+class MethodError(Exception):
+    """Base of everything `ssfl.method` raises on purpose."""
+
+
+class ManifestError(MethodError):
+    """The manifest breaks its own rules (docs/wire-format.md, section Manifest)."""
+
+
+class DensityError(MethodError):
+    """No number of kept weights satisfies the setting for this model."""
+
+
+class SumError(MethodError):
+    """The exact sum's safety bound would not hold."""
+
+
+class SettingsError(MethodError):
+    """A run setting is out of range; the message names its flag."""

@@ -1,0 +1,98 @@
+"""Weighted means that do not depend on who comes first (design: exact aggregation).
+
+Values are put on a grid of 2^-F and summed as 64-bit integers, so addition is associative and
+the mean depends only on *which* updates went in. F is the largest that keeps the sum below
+2^62 for the announced bound and total weight, so overflow cannot happen. The mean is the exact
+rational sum / (weight * 2^F), rounded once to float32.
+"""
+
+import math
+from fractions import Fraction
+
+import numpy as np
+import numpy.typing as npt
+
+from ssfl.method.errors import SumError
+
+VALUE_BOUND = 1024.0  # |value| of an update; larger ones are refused by name
+MAX_FRACTION_BITS = 36  # values: 1.5e-11, far below the float32 step of any weight that matters
+MAX_SCORE_FRACTION_BITS = 80  # scores: small ones count; keeps every mean a normal float32
+_LIMIT_BITS = 62
+_BLOCK = 1 << 16
+
+
+def fraction_bits(bound: float, total_weight: int, most: int = MAX_FRACTION_BITS) -> int:
+    """Return the largest F <= `most` with bound * total_weight * 2^F < 2^62.
+
+    >>> fraction_bits(1024.0, 1000)
+    36
+    """
+    if total_weight < 1 or not 0 <= bound < math.inf:
+        raise SumError(f"cannot sum with bound {bound} and total weight {total_weight}")
+    if bound == 0:
+        return most
+    room = Fraction(1 << _LIMIT_BITS) / (Fraction(bound) * total_weight)
+    bits = room.numerator.bit_length() - room.denominator.bit_length() + 1
+    while Fraction(2) ** bits >= room:
+        bits -= 1
+    return min(bits, most)
+
+
+class ExactSum:
+    """Sum of weight_k * value_k on the grid 2^-fraction_bits; 8 bytes per value, whoever comes."""
+
+    def __init__(self, size: int, fraction_bits: int) -> None:
+        self.fraction_bits = fraction_bits
+        self.total_weight = 0
+        self._sum = np.zeros(size, dtype=np.int64)
+
+    def fold(self, values: npt.NDArray[np.float32], weight: int) -> None:
+        """Add `weight` times the values, which must be finite and within the bound of F."""
+        if values.shape != self._sum.shape:
+            raise SumError(f"{values.shape[0]} values for a sum of {self._sum.shape[0]}")
+        scratch = np.empty(min(_BLOCK, values.size), dtype=np.float64)
+        units = np.empty(scratch.size, dtype=np.int64)
+        scale = np.float64(2.0**self.fraction_bits)
+        for start in range(0, values.size, _BLOCK):
+            block = values[start : start + _BLOCK]
+            x, n = scratch[: block.size], units[: block.size]
+            np.multiply(block, scale, out=x, dtype=np.float64)  # exact: a power of two
+            np.rint(x, out=x)
+            np.copyto(n, x, casting="unsafe")  # exact: integers below 2^62
+            n *= weight
+            self._sum[start : start + _BLOCK] += n
+        self.total_weight += weight
+
+    def mean(self) -> npt.NDArray[np.float32]:
+        """Return sum / (total weight * 2^F), each rounded once to the nearest float32."""
+        if self.total_weight < 1:
+            raise SumError("the mean of nothing")
+        out = np.empty(self._sum.size, dtype=np.float32)
+        for start in range(0, out.size, _BLOCK):
+            units = self._sum[start : start + _BLOCK]
+            nearly = units / np.float64(self.total_weight) * 2.0**-self.fraction_bits
+            out[start : start + _BLOCK] = nearly
+            for i in np.flatnonzero(_near_tie(nearly)):
+                exact = Fraction(int(units[i]), self.total_weight) / Fraction(2) ** self.fraction_bits
+                out[start + i] = _nearest_float32(exact, np.float32(nearly[i]))
+        return out
+
+
+def _near_tie(x: npt.NDArray[np.float64]) -> npt.NDArray[np.bool_]:
+    """Tell where two roundings (to double, then to float) might differ from one.
+
+    `x` is within 2 units in the last place of the exact quotient; only within that distance of
+    the midpoint of two floats, whose low 29 mantissa bits are 1000…0, can the float32 differ.
+    """
+    low = (x.view(np.int64) & 0x1FFFFFFF) - 0x10000000
+    near: npt.NDArray[np.bool_] = np.abs(low) <= 4
+    return near
+
+
+def _nearest_float32(exact: Fraction, guess: np.float32) -> np.float32:
+    """Return the float32 nearest to `exact`, ties to even, given one at most one step away."""
+    around = [np.nextafter(guess, np.float32(-np.inf)), guess, np.nextafter(guess, np.float32(np.inf))]
+    return min(
+        around,
+        key=lambda x: (abs(Fraction(float(x)) - exact), int(np.float32(x).view(np.uint32)) & 1),
+    )

@@ -1,0 +1,213 @@
+"""The manifest: which tensors a model has, in which order, and what each is for.
+
+The manifest is one JSON text. The same bytes are the file `manifest.json`, the field on the
+wire and the input of `manifest_digest`, so there is one form and nothing to keep in step
+(docs/wire-format.md, section Manifest).
+
+A model's values are one flat float32 vector: the masked tensors in manifest order, then the
+dense ones, then the buffers. Coordinates below `num_masked` can be pruned; the others always
+travel.
+"""
+
+import hashlib
+import json
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from functools import cached_property
+from typing import Any, Self
+
+import numpy as np
+import numpy.typing as npt
+
+from ssfl.method.errors import ManifestError
+
+FORMAT = 1
+MAX_MANIFEST_BYTES = 1 << 20  # a ResNet-152 needs about 60 kB; refuse before parsing
+MAX_PARAMETERS = 1 << 31  # 8 GiB of float32; coordinates fit 32 bits
+
+
+class Role(StrEnum):
+    """What a tensor is for; the order here is the order in the flat vector."""
+
+    MASKED = "masked"  # conv and linear weights: pruned by the mask
+    DENSE = "dense"  # norm scale and shift, biases: always sent whole
+    BUFFER = "buffer"  # running statistics: sent whole, never trained
+
+
+@dataclass(frozen=True, slots=True)
+class Init:
+    """How a tensor starts: rebuilt from the run's seed by `rule`, or `sent` by a client."""
+
+    rule: str  # "zeros", "ones", "normal" (scale = standard deviation), "uniform" (scale = bound), "sent"
+    scale: float = 0.0
+
+    RULES = ("zeros", "ones", "normal", "uniform", "sent")
+
+
+@dataclass(frozen=True, slots=True)
+class TensorSpec:
+    """One tensor: float32, row-major."""
+
+    name: str
+    shape: tuple[int, ...]
+    role: Role
+    init: Init
+
+    @property
+    def size(self) -> int:
+        return math.prod(self.shape)
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """The ordered tensors of one model and how the model was built."""
+
+    tensors: tuple[TensorSpec, ...]
+    model: Mapping[str, Any] = field(default_factory=dict)  # name and options, for the reader
+
+    def __post_init__(self) -> None:
+        names = [tensor.name for tensor in self.tensors]
+        if len(set(names)) != len(names):
+            raise ManifestError("two tensors share a name")
+        if not any(tensor.role is Role.MASKED for tensor in self.tensors):
+            raise ManifestError("the model has no conv or linear weight to mask")
+        if self.size > MAX_PARAMETERS:
+            raise ManifestError(f"{self.size} values are more than the limit of {MAX_PARAMETERS}")
+
+    @cached_property
+    def num_masked(self) -> int:
+        """W: how many coordinates the mask covers."""
+        return sum(tensor.size for tensor in self.tensors if tensor.role is Role.MASKED)
+
+    @cached_property
+    def size(self) -> int:
+        """All values of the flat vector: masked, dense and buffer."""
+        return sum(tensor.size for tensor in self.tensors)
+
+    @property
+    def num_unmasked(self) -> int:
+        """Dense and buffer values, which travel with every update."""
+        return self.size - self.num_masked
+
+    @property
+    def rebuildable(self) -> bool:
+        """Whether the initial weights follow from the seed alone."""
+        return all(tensor.init.rule != "sent" for tensor in self.tensors)
+
+    @cached_property
+    def slices(self) -> dict[str, slice]:
+        """Where each tensor lies in the flat vector."""
+        out, start = {}, 0
+        for tensor in self.in_vector_order():
+            out[tensor.name] = slice(start, start + tensor.size)
+            start += tensor.size
+        return out
+
+    def in_vector_order(self) -> Iterator[TensorSpec]:
+        """Yield masked tensors, then dense, then buffers, each in manifest order."""
+        for role in Role:
+            yield from (tensor for tensor in self.tensors if tensor.role is role)
+
+    def masked(self) -> Iterator[tuple[TensorSpec, slice]]:
+        """Yield the masked tensors with their place among the masked coordinates."""
+        for tensor in self.in_vector_order():
+            if tensor.role is Role.MASKED:
+                yield tensor, self.slices[tensor.name]
+
+    def flatten(self, arrays: Mapping[str, npt.NDArray[np.float32]]) -> npt.NDArray[np.float32]:
+        """Return the flat vector of named arrays."""
+        vector = np.empty(self.size, dtype=np.float32)
+        for tensor in self.tensors:
+            array = arrays[tensor.name]
+            if array.shape != tensor.shape:
+                raise ManifestError(f"{tensor.name} has shape {array.shape}, not {tensor.shape}")
+            vector[self.slices[tensor.name]] = array.reshape(-1)
+        return vector
+
+    def unflatten(self, vector: npt.NDArray[np.float32]) -> dict[str, npt.NDArray[np.float32]]:
+        """Return the named arrays of a flat vector, as views."""
+        if vector.shape != (self.size,):
+            raise ManifestError(f"the vector has shape {vector.shape}, not ({self.size},)")
+        return {t.name: vector[self.slices[t.name]].reshape(t.shape) for t in self.tensors}
+
+    def tensor_at(self, coordinate: int) -> str:
+        """Return the name of the tensor that holds a coordinate of the flat vector."""
+        return next(n for n, s in self.slices.items() if s.start <= coordinate < s.stop)
+
+    @cached_property
+    def json(self) -> bytes:
+        """The canonical text: sorted keys, no spaces, ASCII."""
+        document = {
+            "format": FORMAT,
+            "model": dict(self.model),
+            "tensors": [
+                {
+                    "name": t.name,
+                    "shape": list(t.shape),
+                    "dtype": "float32",
+                    "role": t.role.value,
+                    "init": {"rule": t.init.rule, "scale": t.init.scale.hex()},
+                }
+                for t in self.tensors
+            ],
+        }
+        return json.dumps(document, sort_keys=True, separators=(",", ":")).encode("ascii")
+
+    @cached_property
+    def digest(self) -> bytes:
+        """SHA-256 of the canonical text."""
+        return hashlib.sha256(self.json).digest()
+
+    @classmethod
+    def from_json(cls, text: bytes) -> Self:
+        """Parse untrusted bytes; raise ManifestError for anything but a canonical manifest."""
+        if len(text) > MAX_MANIFEST_BYTES:
+            raise ManifestError(f"{len(text)} bytes are more than {MAX_MANIFEST_BYTES}")
+        try:
+            document = json.loads(text)
+            if document["format"] != FORMAT:
+                raise ManifestError(f"manifest format {document['format']!r}, this is {FORMAT}")
+            manifest = cls(tuple(_tensor(entry) for entry in document["tensors"]), document["model"])
+        except ManifestError:
+            raise
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+            raise ManifestError(f"not a manifest: {type(error).__name__}: {error}") from error
+        if manifest.json != text:
+            raise ManifestError("not in canonical form, so its digest would be ambiguous")
+        return manifest
+
+    def first_difference(self, other: "Manifest") -> str:
+        """Say where `other` first differs from this manifest; empty if it does not."""
+        for index, (mine, theirs) in enumerate(zip(self.tensors, other.tensors, strict=False)):
+            if mine != theirs:
+                return f"tensor {index}: {_describe(theirs)} instead of {_describe(mine)}"
+        if len(self.tensors) != len(other.tensors):
+            longer = max(self, other, key=lambda manifest: len(manifest.tensors))
+            tensor = longer.tensors[min(len(self.tensors), len(other.tensors))]
+            where = "missing" if longer is self else "extra"
+            return f"{where} tensor {_describe(tensor)}"
+        if dict(self.model) != dict(other.model):
+            return f"model description {dict(other.model)} instead of {dict(self.model)}"
+        return ""
+
+
+def _tensor(entry: Any) -> TensorSpec:
+    if entry["dtype"] != "float32":
+        raise ManifestError(f"{entry['name']}: dtype {entry['dtype']!r} is not float32")
+    shape = tuple(entry["shape"])
+    if not all(type(n) is int and n > 0 for n in shape) or math.prod(shape) > MAX_PARAMETERS:
+        raise ManifestError(f"{entry['name']}: impossible shape {shape}")
+    init = Init(str(entry["init"]["rule"]), float.fromhex(entry["init"]["scale"]))
+    if init.rule not in Init.RULES or not 0 <= init.scale < math.inf:
+        raise ManifestError(f"{entry['name']}: unknown initialisation {init}")
+    if not isinstance(entry["name"], str) or not entry["name"]:
+        raise ManifestError("a tensor has no name")
+    return TensorSpec(entry["name"], shape, Role(entry["role"]), init)
+
+
+def _describe(tensor: TensorSpec) -> str:
+    shape = "x".join(str(n) for n in tensor.shape) or "scalar"
+    rule = tensor.init.rule if not tensor.init.scale else f"{tensor.init.rule} {tensor.init.scale:g}"
+    return f"{tensor.name} ({shape}, {tensor.role.value}, starts {rule})"

@@ -1,0 +1,26 @@
+"""The global model as the coordinator holds it between steps."""
+
+import hashlib
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from ssfl.method.manifest import Manifest
+from ssfl.method.mask import Mask
+
+
+def values_digest(values: npt.NDArray[np.float32]) -> bytes:
+    """Return the SHA-256 of the values as little-endian float32."""
+    return hashlib.sha256(np.ascontiguousarray(values, dtype="<f4").data).digest()
+
+
+@dataclass(frozen=True)
+class ModelState:
+    """A manifest, the initial vector, and, once agreed, the mask and the kept values."""
+
+    manifest: Manifest
+    initial: npt.NDArray[np.float32]  # (manifest.size,) the vector before any training
+    mask: Mask | None = None
+    mask_epoch: int = 0  # counts agreed masks: 0 is "none yet"
+    values: npt.NDArray[np.float32] | None = None  # (num_kept + num_unmasked,)

@@ -1,0 +1,38 @@
+"""Dense FedAvg (McMahan et al. 2017): a mask that keeps everything, so the same path as SSFL."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+import numpy.typing as npt
+
+from ssfl.method.manifest import Manifest
+from ssfl.method.mask import Mask
+from ssfl.method.model_state import ModelState
+from ssfl.method.sampling import sample_cohort
+from ssfl.method.settings import RunSettings
+from ssfl.method.strategies.contract import Assignment, ClientId, Plan, Position, Reducer, Work
+
+
+class FedAvg:
+    """Train rounds only; the mean of the updates is the next model."""
+
+    def __init__(self, settings: RunSettings) -> None:
+        self.settings = settings
+
+    def begin(self, manifest: Manifest, initial: npt.NDArray[np.float32]) -> ModelState:
+        mask = Mask.full(manifest.num_masked)
+        return ModelState(manifest, initial, mask, mask_epoch=1, values=initial.copy())
+
+    def plan(self, position: Position, clients: Sequence[ClientId]) -> Plan | None:
+        if position.rounds_done >= self.settings.rounds:
+            return None
+        cohort = sample_cohort(self.settings, position.rounds_done, position.attempt, clients)
+        tasks = {client: Assignment(Work.TRAIN) for client in cohort}
+        return Plan(Work.TRAIN, tasks, Reducer.WEIGHTED_SUM)
+
+    def finish(
+        self, work: Work, state: ModelState, reduced: npt.NDArray[np.float32]
+    ) -> ModelState:
+        assert work is Work.TRAIN
+        return replace(state, values=reduced)
