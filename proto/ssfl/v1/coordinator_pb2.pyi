@@ -1,0 +1,309 @@
+from ssfl.v1 import mask_pb2 as _mask_pb2
+from ssfl.v1 import saliency_pb2 as _saliency_pb2
+from ssfl.v1 import settings_pb2 as _settings_pb2
+from ssfl.v1 import transfer_pb2 as _transfer_pb2
+from ssfl.v1 import update_pb2 as _update_pb2
+from google.protobuf.internal import containers as _containers
+from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
+from google.protobuf import descriptor as _descriptor
+from google.protobuf import message as _message
+from collections.abc import Iterable as _Iterable, Mapping as _Mapping
+from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
+
+DESCRIPTOR: _descriptor.FileDescriptor
+
+class LeaveReason(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    LEAVE_REASON_UNSPECIFIED: _ClassVar[LeaveReason]
+    LEAVE_REASON_FINISHED: _ClassVar[LeaveReason]
+    LEAVE_REASON_STOPPING: _ClassVar[LeaveReason]
+LEAVE_REASON_UNSPECIFIED: LeaveReason
+LEAVE_REASON_FINISHED: LeaveReason
+LEAVE_REASON_STOPPING: LeaveReason
+
+class Caller(_message.Message):
+    __slots__ = ("run_id", "client_id", "session")
+    RUN_ID_FIELD_NUMBER: _ClassVar[int]
+    CLIENT_ID_FIELD_NUMBER: _ClassVar[int]
+    SESSION_FIELD_NUMBER: _ClassVar[int]
+    run_id: str
+    client_id: str
+    session: int
+    def __init__(self, run_id: _Optional[str] = ..., client_id: _Optional[str] = ..., session: _Optional[int] = ...) -> None: ...
+
+class JoinRequest(_message.Message):
+    __slots__ = ("protocol_version", "client_id", "token", "num_samples", "manifest_digest", "manifest", "fingerprint", "class_counts", "encodings", "software")
+    class ClassCountsEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: int
+        value: int
+        def __init__(self, key: _Optional[int] = ..., value: _Optional[int] = ...) -> None: ...
+    PROTOCOL_VERSION_FIELD_NUMBER: _ClassVar[int]
+    CLIENT_ID_FIELD_NUMBER: _ClassVar[int]
+    TOKEN_FIELD_NUMBER: _ClassVar[int]
+    NUM_SAMPLES_FIELD_NUMBER: _ClassVar[int]
+    MANIFEST_DIGEST_FIELD_NUMBER: _ClassVar[int]
+    MANIFEST_FIELD_NUMBER: _ClassVar[int]
+    FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
+    CLASS_COUNTS_FIELD_NUMBER: _ClassVar[int]
+    ENCODINGS_FIELD_NUMBER: _ClassVar[int]
+    SOFTWARE_FIELD_NUMBER: _ClassVar[int]
+    protocol_version: int
+    client_id: str
+    token: bytes
+    num_samples: int
+    manifest_digest: bytes
+    manifest: bytes
+    fingerprint: str
+    class_counts: _containers.ScalarMap[int, int]
+    encodings: _containers.RepeatedScalarFieldContainer[_transfer_pb2.Encoding]
+    software: str
+    def __init__(self, protocol_version: _Optional[int] = ..., client_id: _Optional[str] = ..., token: _Optional[bytes] = ..., num_samples: _Optional[int] = ..., manifest_digest: _Optional[bytes] = ..., manifest: _Optional[bytes] = ..., fingerprint: _Optional[str] = ..., class_counts: _Optional[_Mapping[int, int]] = ..., encodings: _Optional[_Iterable[_Union[_transfer_pb2.Encoding, str]]] = ..., software: _Optional[str] = ...) -> None: ...
+
+class JoinResponse(_message.Message):
+    __slots__ = ("run_id", "session", "settings", "manifest", "protocol_version", "software")
+    RUN_ID_FIELD_NUMBER: _ClassVar[int]
+    SESSION_FIELD_NUMBER: _ClassVar[int]
+    SETTINGS_FIELD_NUMBER: _ClassVar[int]
+    MANIFEST_FIELD_NUMBER: _ClassVar[int]
+    PROTOCOL_VERSION_FIELD_NUMBER: _ClassVar[int]
+    SOFTWARE_FIELD_NUMBER: _ClassVar[int]
+    run_id: str
+    session: int
+    settings: _settings_pb2.RunSettings
+    manifest: bytes
+    protocol_version: int
+    software: str
+    def __init__(self, run_id: _Optional[str] = ..., session: _Optional[int] = ..., settings: _Optional[_Union[_settings_pb2.RunSettings, _Mapping]] = ..., manifest: _Optional[bytes] = ..., protocol_version: _Optional[int] = ..., software: _Optional[str] = ...) -> None: ...
+
+class NextTaskRequest(_message.Message):
+    __slots__ = ("caller", "finished_step", "initial_digest", "mask_digest", "base_digest", "task_digest", "offset")
+    CALLER_FIELD_NUMBER: _ClassVar[int]
+    FINISHED_STEP_FIELD_NUMBER: _ClassVar[int]
+    INITIAL_DIGEST_FIELD_NUMBER: _ClassVar[int]
+    MASK_DIGEST_FIELD_NUMBER: _ClassVar[int]
+    BASE_DIGEST_FIELD_NUMBER: _ClassVar[int]
+    TASK_DIGEST_FIELD_NUMBER: _ClassVar[int]
+    OFFSET_FIELD_NUMBER: _ClassVar[int]
+    caller: Caller
+    finished_step: int
+    initial_digest: bytes
+    mask_digest: bytes
+    base_digest: bytes
+    task_digest: bytes
+    offset: int
+    def __init__(self, caller: _Optional[_Union[Caller, _Mapping]] = ..., finished_step: _Optional[int] = ..., initial_digest: _Optional[bytes] = ..., mask_digest: _Optional[bytes] = ..., base_digest: _Optional[bytes] = ..., task_digest: _Optional[bytes] = ..., offset: _Optional[int] = ...) -> None: ...
+
+class NextTaskResponse(_message.Message):
+    __slots__ = ("waiting", "task", "chunk")
+    WAITING_FIELD_NUMBER: _ClassVar[int]
+    TASK_FIELD_NUMBER: _ClassVar[int]
+    CHUNK_FIELD_NUMBER: _ClassVar[int]
+    waiting: Waiting
+    task: Task
+    chunk: _transfer_pb2.Chunk
+    def __init__(self, waiting: _Optional[_Union[Waiting, _Mapping]] = ..., task: _Optional[_Union[Task, _Mapping]] = ..., chunk: _Optional[_Union[_transfer_pb2.Chunk, _Mapping]] = ...) -> None: ...
+
+class Waiting(_message.Message):
+    __slots__ = ("reason",)
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    reason: str
+    def __init__(self, reason: _Optional[str] = ...) -> None: ...
+
+class Task(_message.Message):
+    __slots__ = ("task_digest", "step", "offset", "initialize", "score", "train", "evaluate", "finish")
+    TASK_DIGEST_FIELD_NUMBER: _ClassVar[int]
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    OFFSET_FIELD_NUMBER: _ClassVar[int]
+    INITIALIZE_FIELD_NUMBER: _ClassVar[int]
+    SCORE_FIELD_NUMBER: _ClassVar[int]
+    TRAIN_FIELD_NUMBER: _ClassVar[int]
+    EVALUATE_FIELD_NUMBER: _ClassVar[int]
+    FINISH_FIELD_NUMBER: _ClassVar[int]
+    task_digest: bytes
+    step: int
+    offset: int
+    initialize: InitializeTask
+    score: ScoreTask
+    train: TrainTask
+    evaluate: EvaluateTask
+    finish: FinishTask
+    def __init__(self, task_digest: _Optional[bytes] = ..., step: _Optional[int] = ..., offset: _Optional[int] = ..., initialize: _Optional[_Union[InitializeTask, _Mapping]] = ..., score: _Optional[_Union[ScoreTask, _Mapping]] = ..., train: _Optional[_Union[TrainTask, _Mapping]] = ..., evaluate: _Optional[_Union[EvaluateTask, _Mapping]] = ..., finish: _Optional[_Union[FinishTask, _Mapping]] = ...) -> None: ...
+
+class InitializeTask(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class ScoreTask(_message.Message):
+    __slots__ = ("criterion", "manifest_digest", "initial_digest", "initial")
+    CRITERION_FIELD_NUMBER: _ClassVar[int]
+    MANIFEST_DIGEST_FIELD_NUMBER: _ClassVar[int]
+    INITIAL_DIGEST_FIELD_NUMBER: _ClassVar[int]
+    INITIAL_FIELD_NUMBER: _ClassVar[int]
+    criterion: str
+    manifest_digest: bytes
+    initial_digest: bytes
+    initial: _transfer_pb2.Payload
+    def __init__(self, criterion: _Optional[str] = ..., manifest_digest: _Optional[bytes] = ..., initial_digest: _Optional[bytes] = ..., initial: _Optional[_Union[_transfer_pb2.Payload, _Mapping]] = ...) -> None: ...
+
+class TrainTask(_message.Message):
+    __slots__ = ("round_number", "attempt", "mask", "base_digest", "base", "upload_granted")
+    ROUND_NUMBER_FIELD_NUMBER: _ClassVar[int]
+    ATTEMPT_FIELD_NUMBER: _ClassVar[int]
+    MASK_FIELD_NUMBER: _ClassVar[int]
+    BASE_DIGEST_FIELD_NUMBER: _ClassVar[int]
+    BASE_FIELD_NUMBER: _ClassVar[int]
+    UPLOAD_GRANTED_FIELD_NUMBER: _ClassVar[int]
+    round_number: int
+    attempt: int
+    mask: _mask_pb2.MaskBroadcast
+    base_digest: bytes
+    base: _transfer_pb2.Payload
+    upload_granted: bool
+    def __init__(self, round_number: _Optional[int] = ..., attempt: _Optional[int] = ..., mask: _Optional[_Union[_mask_pb2.MaskBroadcast, _Mapping]] = ..., base_digest: _Optional[bytes] = ..., base: _Optional[_Union[_transfer_pb2.Payload, _Mapping]] = ..., upload_granted: _Optional[bool] = ...) -> None: ...
+
+class EvaluateTask(_message.Message):
+    __slots__ = ("rounds_done", "mask", "base_digest", "base")
+    ROUNDS_DONE_FIELD_NUMBER: _ClassVar[int]
+    MASK_FIELD_NUMBER: _ClassVar[int]
+    BASE_DIGEST_FIELD_NUMBER: _ClassVar[int]
+    BASE_FIELD_NUMBER: _ClassVar[int]
+    rounds_done: int
+    mask: _mask_pb2.MaskBroadcast
+    base_digest: bytes
+    base: _transfer_pb2.Payload
+    def __init__(self, rounds_done: _Optional[int] = ..., mask: _Optional[_Union[_mask_pb2.MaskBroadcast, _Mapping]] = ..., base_digest: _Optional[bytes] = ..., base: _Optional[_Union[_transfer_pb2.Payload, _Mapping]] = ...) -> None: ...
+
+class FinishTask(_message.Message):
+    __slots__ = ("rounds_done", "mask", "base_digest", "base", "stopped")
+    ROUNDS_DONE_FIELD_NUMBER: _ClassVar[int]
+    MASK_FIELD_NUMBER: _ClassVar[int]
+    BASE_DIGEST_FIELD_NUMBER: _ClassVar[int]
+    BASE_FIELD_NUMBER: _ClassVar[int]
+    STOPPED_FIELD_NUMBER: _ClassVar[int]
+    rounds_done: int
+    mask: _mask_pb2.MaskBroadcast
+    base_digest: bytes
+    base: _transfer_pb2.Payload
+    stopped: bool
+    def __init__(self, rounds_done: _Optional[int] = ..., mask: _Optional[_Union[_mask_pb2.MaskBroadcast, _Mapping]] = ..., base_digest: _Optional[bytes] = ..., base: _Optional[_Union[_transfer_pb2.Payload, _Mapping]] = ..., stopped: _Optional[bool] = ...) -> None: ...
+
+class InitialModel(_message.Message):
+    __slots__ = ("manifest", "initial_digest", "initial")
+    MANIFEST_FIELD_NUMBER: _ClassVar[int]
+    INITIAL_DIGEST_FIELD_NUMBER: _ClassVar[int]
+    INITIAL_FIELD_NUMBER: _ClassVar[int]
+    manifest: bytes
+    initial_digest: bytes
+    initial: _transfer_pb2.Payload
+    def __init__(self, manifest: _Optional[bytes] = ..., initial_digest: _Optional[bytes] = ..., initial: _Optional[_Union[_transfer_pb2.Payload, _Mapping]] = ...) -> None: ...
+
+class SendInitialRequest(_message.Message):
+    __slots__ = ("caller", "header", "chunk")
+    CALLER_FIELD_NUMBER: _ClassVar[int]
+    HEADER_FIELD_NUMBER: _ClassVar[int]
+    CHUNK_FIELD_NUMBER: _ClassVar[int]
+    caller: Caller
+    header: InitialModel
+    chunk: _transfer_pb2.Chunk
+    def __init__(self, caller: _Optional[_Union[Caller, _Mapping]] = ..., header: _Optional[_Union[InitialModel, _Mapping]] = ..., chunk: _Optional[_Union[_transfer_pb2.Chunk, _Mapping]] = ...) -> None: ...
+
+class SendInitialResponse(_message.Message):
+    __slots__ = ("queued", "grant", "receipt")
+    QUEUED_FIELD_NUMBER: _ClassVar[int]
+    GRANT_FIELD_NUMBER: _ClassVar[int]
+    RECEIPT_FIELD_NUMBER: _ClassVar[int]
+    queued: _transfer_pb2.Queued
+    grant: _transfer_pb2.Grant
+    receipt: _transfer_pb2.Receipt
+    def __init__(self, queued: _Optional[_Union[_transfer_pb2.Queued, _Mapping]] = ..., grant: _Optional[_Union[_transfer_pb2.Grant, _Mapping]] = ..., receipt: _Optional[_Union[_transfer_pb2.Receipt, _Mapping]] = ...) -> None: ...
+
+class ReportSaliencyRequest(_message.Message):
+    __slots__ = ("caller", "header", "chunk")
+    CALLER_FIELD_NUMBER: _ClassVar[int]
+    HEADER_FIELD_NUMBER: _ClassVar[int]
+    CHUNK_FIELD_NUMBER: _ClassVar[int]
+    caller: Caller
+    header: _saliency_pb2.SaliencyReport
+    chunk: _transfer_pb2.Chunk
+    def __init__(self, caller: _Optional[_Union[Caller, _Mapping]] = ..., header: _Optional[_Union[_saliency_pb2.SaliencyReport, _Mapping]] = ..., chunk: _Optional[_Union[_transfer_pb2.Chunk, _Mapping]] = ...) -> None: ...
+
+class ReportSaliencyResponse(_message.Message):
+    __slots__ = ("queued", "grant", "receipt")
+    QUEUED_FIELD_NUMBER: _ClassVar[int]
+    GRANT_FIELD_NUMBER: _ClassVar[int]
+    RECEIPT_FIELD_NUMBER: _ClassVar[int]
+    queued: _transfer_pb2.Queued
+    grant: _transfer_pb2.Grant
+    receipt: _transfer_pb2.Receipt
+    def __init__(self, queued: _Optional[_Union[_transfer_pb2.Queued, _Mapping]] = ..., grant: _Optional[_Union[_transfer_pb2.Grant, _Mapping]] = ..., receipt: _Optional[_Union[_transfer_pb2.Receipt, _Mapping]] = ...) -> None: ...
+
+class SendUpdateRequest(_message.Message):
+    __slots__ = ("caller", "header", "chunk")
+    CALLER_FIELD_NUMBER: _ClassVar[int]
+    HEADER_FIELD_NUMBER: _ClassVar[int]
+    CHUNK_FIELD_NUMBER: _ClassVar[int]
+    caller: Caller
+    header: _update_pb2.SparseUpdate
+    chunk: _transfer_pb2.Chunk
+    def __init__(self, caller: _Optional[_Union[Caller, _Mapping]] = ..., header: _Optional[_Union[_update_pb2.SparseUpdate, _Mapping]] = ..., chunk: _Optional[_Union[_transfer_pb2.Chunk, _Mapping]] = ...) -> None: ...
+
+class SendUpdateResponse(_message.Message):
+    __slots__ = ("queued", "grant", "receipt")
+    QUEUED_FIELD_NUMBER: _ClassVar[int]
+    GRANT_FIELD_NUMBER: _ClassVar[int]
+    RECEIPT_FIELD_NUMBER: _ClassVar[int]
+    queued: _transfer_pb2.Queued
+    grant: _transfer_pb2.Grant
+    receipt: _transfer_pb2.Receipt
+    def __init__(self, queued: _Optional[_Union[_transfer_pb2.Queued, _Mapping]] = ..., grant: _Optional[_Union[_transfer_pb2.Grant, _Mapping]] = ..., receipt: _Optional[_Union[_transfer_pb2.Receipt, _Mapping]] = ...) -> None: ...
+
+class ReportEvaluationRequest(_message.Message):
+    __slots__ = ("caller", "step", "evaluation", "work_s")
+    CALLER_FIELD_NUMBER: _ClassVar[int]
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    EVALUATION_FIELD_NUMBER: _ClassVar[int]
+    WORK_S_FIELD_NUMBER: _ClassVar[int]
+    caller: Caller
+    step: int
+    evaluation: _update_pb2.Evaluation
+    work_s: float
+    def __init__(self, caller: _Optional[_Union[Caller, _Mapping]] = ..., step: _Optional[int] = ..., evaluation: _Optional[_Union[_update_pb2.Evaluation, _Mapping]] = ..., work_s: _Optional[float] = ...) -> None: ...
+
+class ReportEvaluationResponse(_message.Message):
+    __slots__ = ("outcome",)
+    OUTCOME_FIELD_NUMBER: _ClassVar[int]
+    outcome: _transfer_pb2.Outcome
+    def __init__(self, outcome: _Optional[_Union[_transfer_pb2.Outcome, str]] = ...) -> None: ...
+
+class ProgressRequest(_message.Message):
+    __slots__ = ("caller", "step", "steps_done", "steps_all")
+    CALLER_FIELD_NUMBER: _ClassVar[int]
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    STEPS_DONE_FIELD_NUMBER: _ClassVar[int]
+    STEPS_ALL_FIELD_NUMBER: _ClassVar[int]
+    caller: Caller
+    step: int
+    steps_done: int
+    steps_all: int
+    def __init__(self, caller: _Optional[_Union[Caller, _Mapping]] = ..., step: _Optional[int] = ..., steps_done: _Optional[int] = ..., steps_all: _Optional[int] = ...) -> None: ...
+
+class ProgressResponse(_message.Message):
+    __slots__ = ("step_closed",)
+    STEP_CLOSED_FIELD_NUMBER: _ClassVar[int]
+    step_closed: bool
+    def __init__(self, step_closed: _Optional[bool] = ...) -> None: ...
+
+class LeaveRequest(_message.Message):
+    __slots__ = ("caller", "reason")
+    CALLER_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    caller: Caller
+    reason: LeaveReason
+    def __init__(self, caller: _Optional[_Union[Caller, _Mapping]] = ..., reason: _Optional[_Union[LeaveReason, str]] = ...) -> None: ...
+
+class LeaveResponse(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...

@@ -1,0 +1,45 @@
+from ssfl.v1 import transfer_pb2 as _transfer_pb2
+from google.protobuf import descriptor as _descriptor
+from google.protobuf import message as _message
+from collections.abc import Mapping as _Mapping
+from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
+
+DESCRIPTOR: _descriptor.FileDescriptor
+
+class SparseUpdate(_message.Message):
+    __slots__ = ("mask_digest", "mask_epoch", "base_digest", "step", "round_number", "attempt", "num_samples", "values", "base_evaluation", "personal_evaluation", "training_loss", "work_s")
+    MASK_DIGEST_FIELD_NUMBER: _ClassVar[int]
+    MASK_EPOCH_FIELD_NUMBER: _ClassVar[int]
+    BASE_DIGEST_FIELD_NUMBER: _ClassVar[int]
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    ROUND_NUMBER_FIELD_NUMBER: _ClassVar[int]
+    ATTEMPT_FIELD_NUMBER: _ClassVar[int]
+    NUM_SAMPLES_FIELD_NUMBER: _ClassVar[int]
+    VALUES_FIELD_NUMBER: _ClassVar[int]
+    BASE_EVALUATION_FIELD_NUMBER: _ClassVar[int]
+    PERSONAL_EVALUATION_FIELD_NUMBER: _ClassVar[int]
+    TRAINING_LOSS_FIELD_NUMBER: _ClassVar[int]
+    WORK_S_FIELD_NUMBER: _ClassVar[int]
+    mask_digest: bytes
+    mask_epoch: int
+    base_digest: bytes
+    step: int
+    round_number: int
+    attempt: int
+    num_samples: int
+    values: _transfer_pb2.Payload
+    base_evaluation: Evaluation
+    personal_evaluation: Evaluation
+    training_loss: float
+    work_s: float
+    def __init__(self, mask_digest: _Optional[bytes] = ..., mask_epoch: _Optional[int] = ..., base_digest: _Optional[bytes] = ..., step: _Optional[int] = ..., round_number: _Optional[int] = ..., attempt: _Optional[int] = ..., num_samples: _Optional[int] = ..., values: _Optional[_Union[_transfer_pb2.Payload, _Mapping]] = ..., base_evaluation: _Optional[_Union[Evaluation, _Mapping]] = ..., personal_evaluation: _Optional[_Union[Evaluation, _Mapping]] = ..., training_loss: _Optional[float] = ..., work_s: _Optional[float] = ...) -> None: ...
+
+class Evaluation(_message.Message):
+    __slots__ = ("correct", "total", "loss_sum")
+    CORRECT_FIELD_NUMBER: _ClassVar[int]
+    TOTAL_FIELD_NUMBER: _ClassVar[int]
+    LOSS_SUM_FIELD_NUMBER: _ClassVar[int]
+    correct: int
+    total: int
+    loss_sum: float
+    def __init__(self, correct: _Optional[int] = ..., total: _Optional[int] = ..., loss_sum: _Optional[float] = ...) -> None: ...
