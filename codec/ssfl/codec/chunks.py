@@ -32,7 +32,9 @@ class ChunkSizer:
             wanted = int(num_bytes / elapsed * _TARGET_S)
         else:
             wanted = MAX_CHUNK_BYTES
-        wanted = min(max(wanted, self.size // 2), self.size * 2)  # one slow moment is not a slow link
+        wanted = min(
+            max(wanted, self.size // 2), self.size * 2
+        )  # one slow moment is not a slow link
         self.size = min(max(wanted, MIN_CHUNK_BYTES), MAX_CHUNK_BYTES)
 
 

@@ -20,7 +20,7 @@ def encoded_bytes(count: int) -> int:
 
 def encode(values: npt.NDArray[np.float32]) -> memoryview:
     """Return the payload, without a copy where the machine is little-endian."""
-    return memoryview(np.ascontiguousarray(values, dtype="<f4")).cast("B")
+    return np.ascontiguousarray(values, dtype="<f4").data.cast("B")
 
 
 def decode(payload: bytes | bytearray | memoryview, count: int) -> npt.NDArray[np.float32]:

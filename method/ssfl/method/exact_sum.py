@@ -50,18 +50,24 @@ class ExactSum:
         """Add `weight` times the values, which must be finite and within the bound of F."""
         if values.shape != self._sum.shape:
             raise SumError(f"{values.shape[0]} values for a sum of {self._sum.shape[0]}")
+        self.fold_at(0, values, weight)
+        self.total_weight += weight
+
+    def fold_at(self, start: int, values: npt.NDArray[np.float32], weight: int) -> None:
+        """Add a part that begins at value `start`; the caller counts the weight when all are in."""
+        if start + values.size > self._sum.size:
+            raise SumError(f"{start + values.size} values for a sum of {self._sum.size}")
         scratch = np.empty(min(_BLOCK, values.size), dtype=np.float64)
         units = np.empty(scratch.size, dtype=np.int64)
         scale = np.float64(2.0**self.fraction_bits)
-        for start in range(0, values.size, _BLOCK):
-            block = values[start : start + _BLOCK]
+        for at in range(0, values.size, _BLOCK):
+            block = values[at : at + _BLOCK]
             x, n = scratch[: block.size], units[: block.size]
             np.multiply(block, scale, out=x, dtype=np.float64)  # exact: a power of two
             np.rint(x, out=x)
             np.copyto(n, x, casting="unsafe")  # exact: integers below 2^62
             n *= weight
-            self._sum[start : start + _BLOCK] += n
-        self.total_weight += weight
+            self._sum[start + at : start + at + block.size] += n
 
     def mean(self) -> npt.NDArray[np.float32]:
         """Return sum / (total weight * 2^F), each rounded once to the nearest float32."""
@@ -73,7 +79,9 @@ class ExactSum:
             nearly = units / np.float64(self.total_weight) * 2.0**-self.fraction_bits
             out[start : start + _BLOCK] = nearly
             for i in np.flatnonzero(_near_tie(nearly)):
-                exact = Fraction(int(units[i]), self.total_weight) / Fraction(2) ** self.fraction_bits
+                exact = (
+                    Fraction(int(units[i]), self.total_weight) / Fraction(2) ** self.fraction_bits
+                )
                 out[start + i] = _nearest_float32(exact, np.float32(nearly[i]))
         return out
 
@@ -91,7 +99,11 @@ def _near_tie(x: npt.NDArray[np.float64]) -> npt.NDArray[np.bool_]:
 
 def _nearest_float32(exact: Fraction, guess: np.float32) -> np.float32:
     """Return the float32 nearest to `exact`, ties to even, given one at most one step away."""
-    around = [np.nextafter(guess, np.float32(-np.inf)), guess, np.nextafter(guess, np.float32(np.inf))]
+    around = [
+        np.nextafter(guess, np.float32(-np.inf)),
+        guess,
+        np.nextafter(guess, np.float32(np.inf)),
+    ]
     return min(
         around,
         key=lambda x: (abs(Fraction(float(x)) - exact), int(np.float32(x).view(np.uint32)) & 1),

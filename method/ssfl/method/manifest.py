@@ -40,8 +40,8 @@ class Role(StrEnum):
 class Init:
     """How a tensor starts: rebuilt from the run's seed by `rule`, or `sent` by a client."""
 
-    rule: str  # "zeros", "ones", "normal" (scale = standard deviation), "uniform" (scale = bound), "sent"
-    scale: float = 0.0
+    rule: str  # one of RULES
+    scale: float = 0.0  # standard deviation of "normal", bound of "uniform"
 
     RULES = ("zeros", "ones", "normal", "uniform", "sent")
 
@@ -169,7 +169,9 @@ class Manifest:
             document = json.loads(text)
             if document["format"] != FORMAT:
                 raise ManifestError(f"manifest format {document['format']!r}, this is {FORMAT}")
-            manifest = cls(tuple(_tensor(entry) for entry in document["tensors"]), document["model"])
+            manifest = cls(
+                tuple(_tensor(entry) for entry in document["tensors"]), document["model"]
+            )
         except ManifestError:
             raise
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
@@ -209,5 +211,7 @@ def _tensor(entry: Any) -> TensorSpec:
 
 def _describe(tensor: TensorSpec) -> str:
     shape = "x".join(str(n) for n in tensor.shape) or "scalar"
-    rule = tensor.init.rule if not tensor.init.scale else f"{tensor.init.rule} {tensor.init.scale:g}"
+    rule = (
+        tensor.init.rule if not tensor.init.scale else f"{tensor.init.rule} {tensor.init.scale:g}"
+    )
     return f"{tensor.name} ({shape}, {tensor.role.value}, starts {rule})"

@@ -15,7 +15,7 @@ _SAMPLE = 1 << 18
 
 @dataclass(frozen=True)
 class Mask:
-    """Kept coordinates as packed bits: coordinate i is bit i % 8 of byte i // 8, spare bits zero."""
+    """Kept coordinates, packed: coordinate i is bit i % 8 of byte i // 8, spare bits zero."""
 
     bits: bytes
     size: int  # W, the masked coordinates of the manifest
@@ -82,9 +82,7 @@ def top_k(scores: npt.NDArray[np.float32], k: int) -> Mask:
     if k == 0:
         return Mask(bytes((scores.size + 7) // 8), scores.size)
     threshold = _kth_largest(scores, k)
-    ties_kept = k - sum(
-        int(np.count_nonzero(block > threshold)) for block in _blocks(scores)
-    )
+    ties_kept = k - sum(int(np.count_nonzero(block > threshold)) for block in _blocks(scores))
     packed = bytearray()
     for block in _blocks(scores):
         kept = block > threshold

@@ -2,6 +2,7 @@
 
 import hashlib
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 import numpy.typing as npt
@@ -24,3 +25,12 @@ class ModelState:
     mask: Mask | None = None
     mask_epoch: int = 0  # counts agreed masks: 0 is "none yet"
     values: npt.NDArray[np.float32] | None = None  # (num_kept + num_unmasked,)
+
+    @cached_property
+    def initial_digest(self) -> bytes:
+        return values_digest(self.initial)
+
+    @cached_property
+    def base_digest(self) -> bytes:
+        """Digest of the kept values; empty while there are none."""
+        return b"" if self.values is None else values_digest(self.values)

@@ -41,7 +41,9 @@ class RunSettings:
     weight_decay: float = setting(5e-4, "L2 penalty on every trained value")
     clip_norm: float = setting(10.0, "largest gradient norm in a step; 0: no clipping")
     seed: int = setting(0, "the one seed behind every random choice of the run")
-    evaluate_every: int = setting(10, "all clients test the global model every so many rounds; 0: at the end only")
+    evaluate_every: int = setting(
+        10, "all clients test the global model every so many rounds; 0: at the end only"
+    )
     reproducible: bool = setting(
         False, "wait for every selected client, so that the same seed gives the same model"
     )
@@ -84,7 +86,9 @@ class RunSettings:
 def _check(name: str, value: Any, metadata: Any) -> None:
     flag = "--" + name.replace("_", "-")
     if "choices" in metadata and value not in metadata["choices"]:
-        raise SettingsError(f"{flag} must be one of {', '.join(metadata['choices'])}, got {value!r}")
+        raise SettingsError(
+            f"{flag} must be one of {', '.join(metadata['choices'])}, got {value!r}"
+        )
     if isinstance(value, bool | str):
         return
     least = metadata.get("least", 0)

@@ -149,20 +149,24 @@ class ScoreTask(_message.Message):
     def __init__(self, criterion: _Optional[str] = ..., manifest_digest: _Optional[bytes] = ..., initial_digest: _Optional[bytes] = ..., initial: _Optional[_Union[_transfer_pb2.Payload, _Mapping]] = ...) -> None: ...
 
 class TrainTask(_message.Message):
-    __slots__ = ("round_number", "attempt", "mask", "base_digest", "base", "upload_granted")
+    __slots__ = ("round_number", "attempt", "mask", "base_digest", "base", "upload_granted", "fraction_bits", "value_bound")
     ROUND_NUMBER_FIELD_NUMBER: _ClassVar[int]
     ATTEMPT_FIELD_NUMBER: _ClassVar[int]
     MASK_FIELD_NUMBER: _ClassVar[int]
     BASE_DIGEST_FIELD_NUMBER: _ClassVar[int]
     BASE_FIELD_NUMBER: _ClassVar[int]
     UPLOAD_GRANTED_FIELD_NUMBER: _ClassVar[int]
+    FRACTION_BITS_FIELD_NUMBER: _ClassVar[int]
+    VALUE_BOUND_FIELD_NUMBER: _ClassVar[int]
     round_number: int
     attempt: int
     mask: _mask_pb2.MaskBroadcast
     base_digest: bytes
     base: _transfer_pb2.Payload
     upload_granted: bool
-    def __init__(self, round_number: _Optional[int] = ..., attempt: _Optional[int] = ..., mask: _Optional[_Union[_mask_pb2.MaskBroadcast, _Mapping]] = ..., base_digest: _Optional[bytes] = ..., base: _Optional[_Union[_transfer_pb2.Payload, _Mapping]] = ..., upload_granted: _Optional[bool] = ...) -> None: ...
+    fraction_bits: int
+    value_bound: float
+    def __init__(self, round_number: _Optional[int] = ..., attempt: _Optional[int] = ..., mask: _Optional[_Union[_mask_pb2.MaskBroadcast, _Mapping]] = ..., base_digest: _Optional[bytes] = ..., base: _Optional[_Union[_transfer_pb2.Payload, _Mapping]] = ..., upload_granted: _Optional[bool] = ..., fraction_bits: _Optional[int] = ..., value_bound: _Optional[float] = ...) -> None: ...
 
 class EvaluateTask(_message.Message):
     __slots__ = ("rounds_done", "mask", "base_digest", "base")

@@ -10,5 +10,5 @@ __all__ = ["FedAvg", "Ssfl", "Strategy", "strategy_for"]
 
 def strategy_for(settings: RunSettings) -> Strategy:
     """Return the strategy that `settings.strategy` names."""
-    strategies = {"ssfl": Ssfl, "fedavg": FedAvg}
+    strategies: dict[str, type[Ssfl] | type[FedAvg]] = {"ssfl": Ssfl, "fedavg": FedAvg}
     return strategies[settings.strategy](settings)

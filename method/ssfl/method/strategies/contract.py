@@ -64,9 +64,7 @@ class Position:
 class Strategy(Protocol):
     """The coordinator's half of a way of learning."""
 
-    def begin(
-        self, manifest: Manifest, initial: npt.NDArray[np.float32]
-    ) -> ModelState:
+    def begin(self, manifest: Manifest, initial: npt.NDArray[np.float32]) -> ModelState:
         """Return the state before the first step."""
         ...
 
@@ -74,8 +72,6 @@ class Strategy(Protocol):
         """Return the next step for the clients at hand (sorted), or None when all is done."""
         ...
 
-    def finish(
-        self, work: Work, state: ModelState, reduced: npt.NDArray[np.float32]
-    ) -> ModelState:
+    def finish(self, work: Work, state: ModelState, reduced: npt.NDArray[np.float32]) -> ModelState:
         """Return the state after a step whose uploads were reduced to `reduced`."""
         ...

@@ -31,8 +31,6 @@ class FedAvg:
         tasks = {client: Assignment(Work.TRAIN) for client in cohort}
         return Plan(Work.TRAIN, tasks, Reducer.WEIGHTED_SUM)
 
-    def finish(
-        self, work: Work, state: ModelState, reduced: npt.NDArray[np.float32]
-    ) -> ModelState:
+    def finish(self, work: Work, state: ModelState, reduced: npt.NDArray[np.float32]) -> ModelState:
         assert work is Work.TRAIN
         return replace(state, values=reduced)

@@ -36,9 +36,7 @@ class Ssfl:
             return Plan(Work.SCORE, tasks, Reducer.WEIGHTED_SUM)
         return self._training.plan(position, clients)
 
-    def finish(
-        self, work: Work, state: ModelState, reduced: npt.NDArray[np.float32]
-    ) -> ModelState:
+    def finish(self, work: Work, state: ModelState, reduced: npt.NDArray[np.float32]) -> ModelState:
         if work is Work.TRAIN:
             return self._training.finish(work, state, reduced)
         mask = top_k(reduced, self.num_kept(state.manifest))

@@ -1,0 +1,72 @@
+# Everything a checkout can do by itself. Needs python3 (3.11 or newer) with venv, and bash.
+SHELL := /bin/bash
+.SHELLFLAGS := -euo pipefail -c
+.DEFAULT_GOAL := help
+.PHONY: help demo test lint format stubs constraints clean
+
+PYTHON ?= python3
+BIN := .venv/bin
+PIP_INSTALL = $(BIN)/python -m pip install -qq --disable-pip-version-check
+
+# $(call part,what,command): run a part of the checks and say how long it took.
+define part
+	@started=$$SECONDS; \
+	if $(2); then printf '%-22s ok     %3d s\n' '$(1)' $$((SECONDS - started)); \
+	else printf '%-22s FAILED %3d s\n' '$(1)' $$((SECONDS - started)); exit 1; fi
+endef
+
+help: ## list the targets
+	@sed -n 's/^\([a-z]*\):.*## /\1\t/p' Makefile | while IFS=$$'\t' read -r name text; \
+	do printf 'make %-12s %s\n' "$$name" "$$text"; done
+
+demo: .venv/installed-demo ## a whole run on this machine, with a report at the end
+	@$(BIN)/ssfl demo
+
+test: lint ## format, lint, types and all tests
+	@$(BIN)/python -m pytest --durations=10
+
+lint: .venv/installed-dev ## format, lint and types only
+	$(call part,ruff format --check,$(BIN)/ruff format --check --quiet .)
+	$(call part,ruff check,$(BIN)/ruff check --quiet .)
+	$(call part,mypy,$(BIN)/mypy --no-error-summary)
+
+format: .venv/installed-dev ## rewrite the sources in our format
+	@$(BIN)/ruff check --quiet --fix . ; $(BIN)/ruff format .
+
+stubs: .venv/installed-dev ## generate proto/ssfl/v1/*_pb2* from the protos
+	@$(BIN)/python proto/generate-stubs.py
+
+# The stamps make the second start quick: pip runs again only when what it reads has changed.
+.venv/bin/python:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
+	|| { echo 'ssfl needs Python 3.11 or newer: make PYTHON=python3.12 ...' >&2; exit 1; }
+	@$(PYTHON) -m venv .venv
+
+.venv/installed-demo: pyproject.toml constraints.txt | .venv/bin/python
+	@echo 'setting up .venv (once, about 2 minutes) ...'
+	@$(PIP_INSTALL) -c constraints.txt -e '.[demo]'
+	@touch $@
+
+.venv/installed-dev: pyproject.toml constraints.txt | .venv/bin/python
+	@echo 'setting up .venv for development (once, about 2 minutes) ...'
+	@$(PIP_INSTALL) -c constraints.txt -e '.[dev]'
+	@touch $@ .venv/installed-demo
+
+# torch first and alone: its exact version decides which build and which companions are chosen.
+constraints: ## pin what pip chooses today into constraints.txt
+	@folder=$$(mktemp -d); trap 'rm -rf "$$folder"' EXIT; \
+	echo 'installing into a fresh environment (about 2 minutes) ...'; \
+	torch=$$(grep '^torch==' constraints.txt); \
+	header=$$(grep '^#' constraints.txt); \
+	$(PYTHON) -m venv "$$folder"; \
+	"$$folder/bin/python" -m pip install -qq "$$torch"; \
+	"$$folder/bin/python" -m pip install -qq '.[dev]' "$$torch"; \
+	"$$folder/bin/python" -m pip freeze --all > "$$folder/freeze"; \
+	{ printf '%s\n' "$$header"; \
+	  sed -e '/^pip==/d' -e '/^ssfl[ =]/d' -e 's/+[a-z0-9.]*$$//' "$$folder/freeze"; } > "$$folder/new"; \
+	! grep -iE '^(nvidia|cuda|triton)' "$$folder/new"; \
+	cat "$$folder/new" > constraints.txt; git diff --stat -- constraints.txt || true
+
+clean: ## remove .venv and every cache; your runs and shards stay
+	@rm -rf .venv .mypy_cache .pytest_cache .ruff_cache .hypothesis build dist
+	@find . -name __pycache__ -type d -prune -exec rm -rf {} +

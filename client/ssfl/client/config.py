@@ -1,0 +1,62 @@
+"""Every setting of a client: where its data is and whom to call. Run settings are not here."""
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+from ssfl.method.errors import SettingsError
+from ssfl.method.settings import RunSettings, setting
+from ssfl.program.settings import setting_names
+
+ELSEWHERE = "is a setting of the run: it lives on the coordinator and reaches every client in Join"
+
+
+@dataclass(frozen=True, slots=True)
+class ClientConfig:
+    """What one site decides for itself."""
+
+    data: str = setting("", "the shard to train on: a name under --data-root, or a path")
+    data_root: Path = setting(Path("shards"), "folder that holds the shards")
+    coordinator: str = setting("localhost:50051", "host:port of the coordinator")
+    task: str = setting("image", "what to learn: image, a .py file, or an importable module")
+    device: str = setting("auto", "where to compute", choices=("auto", "cpu", "cuda", "mps"))
+    threads: int = setting(1, "torch threads; part of what decides the bits of training", least=1)
+    client_id: str = setting("", "name in the federation; default: the shard's name")
+    state_dir: Path = setting(Path(".ssfl/clients"), "what survives a restart, a folder per client")
+    out_dir: Path = setting(Path("runs"), "where the final model goes, in a folder per run")
+    share_class_counts: bool = setting(
+        False, "tell the coordinator how many samples of each class are here"
+    )
+    give_up_after_s: float = setting(
+        600.0, "seconds without reaching the coordinator until the client ends", positive=True
+    )
+    log_format: str = setting(
+        "text", "text for people, json for machines", choices=("text", "json")
+    )
+    log_level: str = setting(
+        "info", "how much to tell", choices=("debug", "info", "warning", "error")
+    )
+
+    def validate(self) -> None:
+        """Raise SettingsError naming the flag at fault."""
+        if not self.data:
+            raise SettingsError("--data is missing: which shard? For example --data shard_00")
+        host, colon, port = self.coordinator.rpartition(":")
+        if not (colon and host and port.isdigit() and 0 < int(port) < 65536):
+            raise SettingsError(
+                f"--coordinator must be host:port, such as localhost:50051, got {self.coordinator!r}"
+            )
+        if self.threads < 1:
+            raise SettingsError(f"--threads must be at least 1, got {self.threads}")
+        if not self.give_up_after_s > 0:
+            raise SettingsError(f"--give-up-after-s must be above 0, got {self.give_up_after_s}")
+        if self.client_id and not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}", self.client_id):
+            raise SettingsError(
+                "--client-id must be 1 to 64 letters, digits, '.', '_' or '-', "
+                f"got {self.client_id!r}"
+            )
+
+
+def run_settings() -> dict[str, str]:
+    """Return the names a client refuses, with the sentence that says why."""
+    return {name: f"{ELSEWHERE}; set it there" for name in setting_names(RunSettings)}

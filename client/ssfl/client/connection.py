@@ -1,0 +1,123 @@
+"""The channel to the coordinator, and patience with it."""
+
+import logging
+import random
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import grpc
+
+from ssfl.client.errors import Unavailable
+from ssfl.codec import MAX_CHUNK_BYTES
+from ssfl.method.manifest import MAX_MANIFEST_BYTES
+from ssfl.program.exits import ExitCode, ProgramError
+from ssfl.v1 import coordinator_pb2_grpc
+
+log = logging.getLogger(__name__)
+
+UNARY_TIMEOUT_S = 30.0
+FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.5, 30.0
+
+
+def open_channel(address: str) -> grpc.Channel:
+    """Return a channel that notices a dead wire and goes through `https_proxy` where one is set."""
+    host = address.rpartition(":")[0].strip("[]")
+    loopback = host in ("localhost", "::1") or host.startswith("127.")
+    options = [
+        ("grpc.max_receive_message_length", MAX_CHUNK_BYTES + MAX_MANIFEST_BYTES),
+        ("grpc.keepalive_time_ms", 20_000),
+        ("grpc.keepalive_timeout_ms", 20_000),
+        ("grpc.keepalive_permit_without_calls", 1),
+        ("grpc.http2.max_pings_without_data", 0),
+        ("grpc.initial_reconnect_backoff_ms", 500),
+        ("grpc.max_reconnect_backoff_ms", 5_000),
+        ("grpc.enable_http_proxy", 0 if loopback else 1),
+    ]
+    return grpc.insecure_channel(address, options=options)
+
+
+def stub_for(channel: grpc.Channel) -> Any:
+    """Return the coordinator's stub."""
+    return coordinator_pb2_grpc.CoordinatorServiceStub(channel)
+
+
+class Patience:
+    """Backoff with full jitter, up to a deadline that it names."""
+
+    def __init__(
+        self,
+        address: str,
+        give_up_after_s: float,
+        clock: Callable[[], float] = time.monotonic,
+        sleep: Callable[[float], None] = time.sleep,
+    ) -> None:
+        self._address = address
+        self._give_up_after_s = give_up_after_s
+        self._clock = clock
+        self._sleep = sleep
+        self._since_s: float | None = None
+        self._pause_s = FIRST_PAUSE_S
+
+    def reached(self) -> None:
+        """The coordinator answered: start afresh."""
+        if self._since_s is not None:
+            log.info("reached the coordinator", extra={"address": self._address})
+        self._since_s, self._pause_s = None, FIRST_PAUSE_S
+
+    def wait(self, error: Unavailable) -> None:
+        """Sleep a while; raise ProgramError(UNREACHABLE) when the deadline has passed."""
+        now_s = self._clock()
+        self._since_s = now_s if self._since_s is None else self._since_s
+        left_s = self._give_up_after_s - (now_s - self._since_s)
+        if left_s <= 0:
+            raise ProgramError(
+                f"no coordinator at {self._address} for {self._give_up_after_s:g} s "
+                f"(--give-up-after-s): {error}",
+                ExitCode.UNREACHABLE,
+            )
+        pause_s = min(random.uniform(0.1, self._pause_s), left_s)
+        log.warning(
+            "cannot reach the coordinator, trying again",
+            extra={
+                "address": self._address,
+                "in_s": round(pause_s, 1),
+                "giving_up_in_s": round(left_s),
+                "error": str(error),
+            },
+        )
+        self._pause_s = min(self._pause_s * 2, LONGEST_PAUSE_S)
+        self._sleep(pause_s)
+
+
+class Watchdog:
+    """Cancels a call that nobody has fed for `no_progress_s`."""
+
+    def __init__(self, no_progress_s: float) -> None:
+        self._no_progress_s = no_progress_s
+        self._fed_s = time.monotonic()
+
+    def feed(self) -> None:
+        self._fed_s = time.monotonic()
+
+    @contextmanager
+    def watch(self, call: Any) -> Iterator[None]:
+        """Watch a call while inside."""
+        over = threading.Event()
+        self.feed()
+
+        def look() -> None:
+            while not over.wait(max(0.05, self._fed_s + self._no_progress_s - time.monotonic())):
+                if time.monotonic() - self._fed_s >= self._no_progress_s:
+                    call.cancel()
+                    return
+
+        watcher = threading.Thread(target=look, name="watchdog", daemon=True)
+        watcher.start()
+        try:
+            yield
+        finally:
+            over.set()
+            watcher.join()

@@ -1,0 +1,128 @@
+"""Receiving a task and its payloads; a broken download goes on where it stopped."""
+
+import hashlib
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import grpc
+
+from ssfl.client.connection import Watchdog
+from ssfl.client.errors import Refused, Unavailable, translate
+from ssfl.codec import CodecError, Receiver
+from ssfl.codec.bitmask import packed_bytes
+from ssfl.method.manifest import Manifest
+from ssfl.v1 import coordinator_pb2 as pb
+from ssfl.v1 import transfer_pb2
+
+
+@dataclass
+class Download:
+    """A task on its way in."""
+
+    task: pb.Task
+    payloads: list[transfer_pb2.Payload]
+    buffer: bytearray
+    receiver: Receiver
+    waiting: str = ""
+
+    @property
+    def complete(self) -> bool:
+        return self.receiver.complete
+
+    def payload(self, number: int) -> memoryview:
+        """Return the bytes of one payload."""
+        start = sum(payload.num_bytes for payload in self.payloads[:number])
+        return memoryview(self.buffer)[start : start + self.payloads[number].num_bytes]
+
+
+@dataclass
+class Downloads:
+    """The newest download, kept across broken connections."""
+
+    watchdog: Watchdog
+    manifest: Manifest
+    current: Download | None = None
+    said: str = field(default="")
+
+    def resume_fields(self) -> dict[str, Any]:
+        """Return the request fields that let the coordinator go on where it stopped."""
+        if self.current is None or self.current.complete:
+            return {}
+        return {
+            "task_digest": self.current.task.task_digest,
+            "offset": self.current.receiver.offset,
+        }
+
+    def receive(self, call: Any) -> Download:
+        """Return the task of a NextTask call, whole and checked against its digests."""
+        try:
+            with self.watchdog.watch(call):
+                for response in self._responses(call):
+                    match response.WhichOneof("part"):
+                        case "waiting":
+                            self.said = response.waiting.reason
+                        case "task":
+                            self._begin(response.task)
+                        case "chunk":
+                            self._chunk(response.chunk)
+        except grpc.RpcError as error:
+            raise translate(error) from error
+        download, self.current = self.current, None
+        if download is None or not download.complete:
+            self.current = download
+            raise Unavailable("the coordinator closed the stream before the task was whole")
+        for number, payload in enumerate(download.payloads):
+            if hashlib.sha256(download.payload(number)).digest() != payload.digest:
+                raise Unavailable("a download was damaged on the way")
+        return download
+
+    def _responses(self, call: Any) -> Iterator[pb.NextTaskResponse]:
+        for response in call:
+            self.watchdog.feed()
+            yield response
+
+    def _begin(self, task: pb.Task) -> None:
+        payloads = _payloads(task)
+        before = self.current
+        if before and before.task.task_digest == task.task_digest:
+            if task.offset == before.receiver.offset:
+                return
+        for payload in payloads:
+            _check_size(payload, self.manifest)
+        total = sum(payload.num_bytes for payload in payloads)
+        self.current = Download(task, payloads, bytearray(total), Receiver(total))
+
+    def _chunk(self, chunk: transfer_pb2.Chunk) -> None:
+        download = self.current
+        if download is None:
+            raise Refused("the coordinator sent a chunk without a task")
+        try:
+            download.receiver.check(chunk.offset, chunk.data, chunk.crc32)
+        except CodecError as error:
+            self.current = None
+            raise Unavailable(f"a download was damaged on the way: {error}") from error
+        download.buffer[chunk.offset : chunk.offset + len(chunk.data)] = chunk.data
+
+
+def _payloads(task: pb.Task) -> list[transfer_pb2.Payload]:
+    """Return the payloads of a task in the order in which they follow it."""
+    work = getattr(task, str(task.WhichOneof("work")))
+    payloads = []
+    if isinstance(work, pb.ScoreTask):
+        if work.HasField("initial"):
+            payloads.append(work.initial)
+    elif not isinstance(work, pb.InitializeTask):
+        if work.mask.HasField("mask"):
+            payloads.append(work.mask.mask)
+        if work.HasField("base"):
+            payloads.append(work.base)
+    return payloads
+
+
+def _check_size(payload: transfer_pb2.Payload, manifest: Manifest) -> None:
+    """Refuse what cannot be right before memory is taken for it."""
+    bitmask = transfer_pb2.ENCODING_BITMASK, transfer_pb2.ENCODING_BITMASK_ZSTD
+    most = packed_bytes(manifest.num_masked) if payload.encoding in bitmask else 4 * manifest.size
+    if payload.num_bytes > most:
+        raise Refused(f"the coordinator announced {payload.num_bytes} bytes where {most} are most")

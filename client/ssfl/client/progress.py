@@ -1,0 +1,53 @@
+"""Signs of life while the client works, so that it is not taken for lost."""
+
+import threading
+from typing import Any
+
+import grpc
+
+from ssfl.v1 import coordinator_pb2 as pb
+
+PROGRESS_EVERY_S = 10.0
+_TIMEOUT_S = 5.0
+
+
+class StepOver(Exception):
+    """The coordinator closed the step while we worked on it: stop, ask for the next task."""
+
+
+class Progress:
+    """Reports every 10 s while inside the `with` block; a report that fails is not repeated."""
+
+    def __init__(self, stub: Any, caller: pb.Caller, step: int) -> None:
+        self._stub = stub
+        self._caller = caller
+        self._step = step
+        self._done = self._all = 0
+        self._closed = False
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._report, name="progress", daemon=True)
+
+    def on_step(self, done: int, total: int) -> None:
+        """Note how far the work is; raise StepOver when it has become pointless."""
+        self._done, self._all = done, total
+        if self._closed:
+            raise StepOver
+
+    def __enter__(self) -> "Progress":
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._over.set()
+        self._thread.join()
+
+    def _report(self) -> None:
+        while not self._over.wait(PROGRESS_EVERY_S):
+            request = pb.ProgressRequest(
+                caller=self._caller, step=self._step, steps_done=self._done, steps_all=self._all
+            )
+            try:
+                response = self._stub.Progress(request, timeout=_TIMEOUT_S)
+                self._closed = response.step_closed
+            except grpc.RpcError:
+                continue  # the upload will find out what is wrong

@@ -1,0 +1,62 @@
+"""From a client's config to a finished run."""
+
+import logging
+from pathlib import Path
+
+from ssfl.client.agent import Agent, Identity
+from ssfl.client.config import ClientConfig
+from ssfl.client.connection import Patience, open_channel, stub_for
+from ssfl.client.errors import Refused
+from ssfl.client.local_state import LocalState
+from ssfl.client.site import Site
+from ssfl.learning.device import choose_device, fingerprint, prepare_torch
+from ssfl.learning.errors import LearningError
+from ssfl.learning.load_task import load_task
+from ssfl.learning.shards import class_counts, find_shard
+from ssfl.method.errors import MethodError
+from ssfl.program.exits import ExitCode, ProgramError
+
+log = logging.getLogger("ssfl.client")
+
+
+def take_part(config: ClientConfig, client_id: str, folder: Path) -> int:
+    """Take part in a run; return the exit code."""
+    try:
+        prepare_torch(config.threads)
+        device = choose_device(config.device)
+        task = load_task(config.task)
+        shard = task.load_shard(find_shard(config.data, config.data_root))
+    except LearningError as error:
+        raise ProgramError(str(error), ExitCode.BAD_DATA) from error
+    counts = class_counts(shard.train_y) if config.share_class_counts else {}
+    identity = Identity(client_id, shard.num_samples, fingerprint(device), counts)
+    log.info(
+        "shard loaded",
+        extra={"client": client_id, "num_samples": shard.num_samples, "device": str(device)},
+    )
+    channel = open_channel(config.coordinator)
+    agent = Agent(
+        stub_for(channel),
+        identity,
+        LocalState(folder),
+        Patience(config.coordinator, config.give_up_after_s),
+        lambda settings: Site(task, shard, settings, client_id, device),
+        config.out_dir,
+    )
+    try:
+        model = agent.run()
+    except (KeyboardInterrupt, SystemExit):
+        agent.leave()
+        raise
+    except Refused as error:
+        raise ProgramError(f"the coordinator refused: {error}", ExitCode.REFUSED) from error
+    except (LearningError, MethodError) as error:
+        agent.leave()
+        raise ProgramError(str(error), ExitCode.BAD_DATA) from error
+    finally:
+        channel.close()
+    if model is None:
+        log.info("the run was stopped before there was a model")
+        return int(ExitCode.STOPPED)
+    log.info("final model stored", extra={"folder": str(model)})
+    return int(ExitCode.DONE)

@@ -1,0 +1,61 @@
+"""Sending a result: header, grant, chunks, receipt; resumes at the granted offset."""
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import grpc
+
+from ssfl.client.connection import Watchdog
+from ssfl.client.errors import Unavailable, translate
+from ssfl.codec import ChunkSizer, pieces
+from ssfl.v1 import transfer_pb2
+
+
+def send(
+    rpc: Callable[[Iterator[Any]], Any],
+    header: Any,
+    payload: memoryview,
+    watchdog: Watchdog,
+    *,
+    wait_for_grant: bool = True,
+) -> transfer_pb2.Outcome:
+    """Upload a payload and return what became of it.
+
+    `header` is the first request message; chunks are sent in messages of its type. Without
+    `wait_for_grant` (a slot came with the task) they follow the header at once.
+    """
+    granted = threading.Event()
+    offset = 0
+    over = threading.Event()
+
+    def requests() -> Iterator[Any]:
+        yield header
+        if wait_for_grant:
+            granted.wait()
+        if over.is_set():
+            return
+        for start, data, crc32 in pieces([payload], offset, ChunkSizer(time.monotonic)):
+            watchdog.feed()
+            chunk = transfer_pb2.Chunk(offset=start, data=bytes(data), crc32=crc32)
+            yield type(header)(chunk=chunk)
+
+    call = rpc(requests())
+    try:
+        with watchdog.watch(call):
+            for response in call:
+                watchdog.feed()
+                match response.WhichOneof("part"):
+                    case "grant":
+                        offset = response.grant.offset
+                        granted.set()
+                    case "receipt":
+                        return response.receipt.outcome  # type: ignore[no-any-return]
+    except grpc.RpcError as error:
+        raise translate(error) from error
+    finally:
+        over.set()
+        granted.set()
+        call.cancel()
+    raise Unavailable("the coordinator closed the upload without a receipt")

@@ -1,0 +1,59 @@
+"""Which samples a step sees: every order comes from a named stream, nothing from torch."""
+
+from collections.abc import Iterator
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor, nn
+
+from ssfl.learning.shards import Array
+from ssfl.method.settings import RunSettings
+from ssfl.method.streams import Stream
+
+Indices = npt.NDArray[np.int64]
+
+
+def count_steps(num_samples: int, settings: RunSettings) -> int:
+    """Return the steps of one round: `local_steps`, or `local_epochs` passes over the samples."""
+    per_epoch = -(-num_samples // settings.batch_size)
+    return settings.local_steps or settings.local_epochs * per_epoch
+
+
+def training_batches(
+    num_samples: int, settings: RunSettings, round_number: int, client_id: str
+) -> Iterator[Indices]:
+    """Yield the samples of each step of a round; an epoch ends with what is left, however few."""
+    left, epoch = count_steps(num_samples, settings), 0
+    while left > 0:
+        stream = Stream(settings.seed, "batches", round_number, client_id, epoch)
+        order = stream.permutation(num_samples)
+        for start in range(0, num_samples, settings.batch_size)[:left]:
+            yield order[start : start + settings.batch_size]
+            left -= 1
+        epoch += 1
+
+
+def balanced_batch(labels: Array, batch_size: int, stream: Stream) -> Indices:
+    """Return the samples of a class-balanced minibatch, ascending and without repetition.
+
+    Classes take turns, in random order, giving a random sample each until the batch is full: so
+    counts are as equal as the data allow, the remainder goes to random classes and the spots of
+    a class that runs out go to the others. With few samples, all are taken.
+    """
+    if batch_size >= len(labels):
+        return np.arange(len(labels), dtype=np.int64)
+    shuffled = stream.permutation(len(labels))
+    _, members, counts = np.unique(labels[shuffled], return_inverse=True, return_counts=True)
+    by_class = np.argsort(members, kind="stable")
+    first = np.cumsum(counts) - counts  # where each class begins in by_class
+    turn = np.arange(len(labels)) - np.repeat(first, counts)  # 0 for a class's first sample, …
+    seat = stream.permutation(len(counts))[members[by_class]]  # the class's place in each turn
+    chosen = np.lexsort((seat, turn))[:batch_size]
+    return np.sort(shuffled[by_class[chosen]])
+
+
+def take(x: Array, y: Array, indices: Indices, model: nn.Module) -> tuple[Tensor, Tensor]:
+    """Return the samples at `indices` as tensors on the model's device."""
+    device = next(model.parameters()).device
+    return torch.from_numpy(x[indices]).to(device), torch.from_numpy(y[indices]).to(device)

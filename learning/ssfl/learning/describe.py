@@ -1,0 +1,85 @@
+"""From a network to its manifest: which tensors travel, in which role, and how they start.
+
+- Weights of convolutions and linear layers are masked and start Kaiming normal,
+  N(0, 2 / fan_in), the paper's choice; their biases are dense and start at zero.
+- Scale and shift of norm layers are dense and start at one and zero.
+- Running statistics are buffers. Counters (`num_batches_tracked`) and buffers that a model does
+  not save are left out: they mean nothing when averaged.
+- Any other parameter is dense, and a client sends its first value.
+
+A parameter that two layers share appears once, under its first name and in its first role.
+"""
+
+import math
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _NormBase
+from torch.nn.modules.conv import _ConvNd
+from torch.nn.parameter import UninitializedParameter
+
+from ssfl.learning.errors import ModelError
+from ssfl.method.manifest import Init, Manifest, Role, TensorSpec
+
+_WEIGHTED = (_ConvNd, nn.Linear)
+_NORMS = (_NormBase, nn.GroupNorm, nn.LayerNorm, nn.RMSNorm)
+_SENT = Init("sent")
+
+
+def manifest_of(
+    model: nn.Module, description: Mapping[str, Any], *, own_weights: bool = False
+) -> Manifest:
+    """Return the manifest of a model: parameters in the model's order, then buffers.
+
+    With `own_weights` every tensor starts as the model has it now (a pretrained network, say)
+    and is sent once, instead of being rebuilt from the seed.
+    """
+    owners = dict(model.named_modules())
+    tensors = []
+    for name, parameter in model.named_parameters():
+        prefix, _, leaf = name.rpartition(".")
+        _check(name, parameter)
+        role, init = _parameter_rule(owners[prefix], leaf, parameter)
+        tensors.append(TensorSpec(name, tuple(parameter.shape), role, init))
+    for name, buffer, init in _running_statistics(model):
+        _check(name, buffer)
+        tensors.append(TensorSpec(name, tuple(buffer.shape), Role.BUFFER, init))
+    if not any(tensor.role is Role.MASKED for tensor in tensors):
+        raise ModelError("the model has no conv or linear weight to mask")
+    if own_weights:
+        tensors = [TensorSpec(t.name, t.shape, t.role, _SENT) for t in tensors]
+    return Manifest(tuple(tensors), description)
+
+
+def _parameter_rule(owner: nn.Module, leaf: str, parameter: Tensor) -> tuple[Role, Init]:
+    if isinstance(owner, _WEIGHTED) and leaf == "weight" and parameter.ndim >= 2:
+        fan_in = math.prod(parameter.shape[1:])
+        return Role.MASKED, Init("normal", math.sqrt(2 / fan_in))
+    if isinstance(owner, _WEIGHTED) and leaf == "bias":
+        return Role.DENSE, Init("zeros")
+    if isinstance(owner, _NORMS) and leaf in ("weight", "bias"):
+        return Role.DENSE, Init("ones" if leaf == "weight" else "zeros")
+    return Role.DENSE, _SENT
+
+
+def _running_statistics(model: nn.Module) -> Iterator[tuple[str, Tensor, Init]]:
+    """Yield the floating buffers that the model saves, once each."""
+    owners, saved = dict(model.named_modules()), model.state_dict()
+    for name, buffer in model.named_buffers():
+        prefix, _, leaf = name.rpartition(".")
+        if name not in saved or not buffer.is_floating_point():
+            continue
+        is_norm = isinstance(owners[prefix], _NormBase)
+        rules = {"running_mean": Init("zeros"), "running_var": Init("ones")} if is_norm else {}
+        yield name, buffer, rules.get(leaf, _SENT)
+
+
+def _check(name: str, tensor: Tensor) -> None:
+    if isinstance(tensor, UninitializedParameter):
+        raise ModelError(f"{name} has no shape yet: replace lazy layers by plain ones")
+    if tensor.dtype != torch.float32:
+        raise ModelError(f"{name} is {tensor.dtype}: build the model in float32")
+    if tensor.numel() == 0:
+        raise ModelError(f"{name} is empty: {tuple(tensor.shape)}")

@@ -1,0 +1,35 @@
+"""The data set that needs no download: 1,797 handwritten digits of 8x8 pixels (scikit-learn)."""
+
+import numpy as np
+import numpy.typing as npt
+
+from ssfl.learning.errors import ShardError
+from ssfl.learning.shards import Shard
+from ssfl.method.streams import Stream
+
+NUM_CLASSES = 10
+_PIXEL_MAX = 16
+_TEST_EVERY = 5  # one sample in five of each class is for testing
+
+
+def digits(seed: int = 0) -> Shard:
+    """Return all digits as one shard: pixels 0 … 1, (N, 1, 8, 8), split 80/20 in each class."""
+    try:
+        from sklearn.datasets import load_digits
+    except ImportError as error:
+        raise ShardError("the digits come with scikit-learn: pip install 'ssfl[demo]'") from error
+    pixels, labels = load_digits(return_X_y=True)
+    x = (pixels / _PIXEL_MAX).astype(np.float32).reshape(-1, 1, 8, 8)
+    y = labels.astype(np.int64)
+    is_test = _choose_test(y, seed)
+    return Shard(x[~is_test], y[~is_test], x[is_test], y[is_test], NUM_CLASSES)
+
+
+def _choose_test(labels: npt.NDArray[np.int64], seed: int) -> npt.NDArray[np.bool_]:
+    """Return which samples are for testing: the same share of every class."""
+    is_test = np.zeros(len(labels), dtype=np.bool_)
+    for label in range(NUM_CLASSES):
+        samples = np.flatnonzero(labels == label)
+        chosen = Stream(seed, "digits", label).choose(len(samples), len(samples) // _TEST_EVERY)
+        is_test[samples[chosen]] = True
+    return is_test

@@ -1,0 +1,28 @@
+"""Image classification, the built-in task: shard files, the networks of `models.py`, cross-entropy.
+
+Also the shortest example of a task: see `task.py` for what each function promises.
+"""
+
+from pathlib import Path
+
+from torch import Tensor, nn
+from torch.nn import functional
+
+from ssfl.learning import models, shards
+from ssfl.method.settings import RunSettings
+
+
+def load_shard(path: Path) -> shards.Shard:
+    return shards.read_shard(path)
+
+
+def build_model(settings: RunSettings, shard: shards.Shard) -> nn.Module:
+    return models.build_model(settings.model, shard.input_shape, shard.num_classes)
+
+
+def loss(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+    return functional.cross_entropy(model(x), y)
+
+
+def count_correct(model: nn.Module, x: Tensor, y: Tensor) -> int:
+    return int((model(x).argmax(dim=1) == y).sum())

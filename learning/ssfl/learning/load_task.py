@@ -1,0 +1,130 @@
+"""Finding a task, and telling its author what went wrong in it."""
+
+import hashlib
+import importlib
+import importlib.util
+import sys
+import traceback
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor, nn
+
+from ssfl.learning.errors import LearningError, TaskError
+from ssfl.learning.shards import Shard
+from ssfl.method.settings import RunSettings
+
+IMAGE = "image"
+FUNCTIONS = ("load_shard", "build_model", "loss", "count_correct")
+
+Kind = TypeVar("Kind")
+
+
+@dataclass(frozen=True)
+class LoadedTask:
+    """A task whose every failure is a TaskError that shows the author's own lines."""
+
+    name: str  # "image", or the file's or module's name: the same at every site
+    digest: bytes  # SHA-256 of the source, by which sites can tell that their tasks differ
+    own_weights: bool  # whether the model starts as `build_model` made it
+    module: ModuleType
+
+    def load_shard(self, path: Path) -> Shard:
+        return self._call("load_shard", Shard, path)
+
+    def build_model(self, settings: RunSettings, shard: Shard) -> nn.Module:
+        return self._call("build_model", nn.Module, settings, shard)
+
+    def loss(self, model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+        loss = self._call("loss", Tensor, model, x, y)
+        if loss.ndim:
+            raise TaskError(f"task {self.name}: loss must be a scalar, not {tuple(loss.shape)}")
+        if torch.is_grad_enabled() and not loss.requires_grad:
+            raise TaskError(f"task {self.name}: loss does not depend on the model's weights")
+        return loss
+
+    def count_correct(self, model: nn.Module, x: Tensor, y: Tensor) -> int:
+        return self._call("count_correct", int, model, x, y)
+
+    def _call(self, function: str, kind: type[Kind], *arguments: Any) -> Kind:
+        try:
+            result = getattr(self.module, function)(*arguments)
+        except LearningError:
+            raise
+        except Exception as error:
+            raise TaskError(_blame(f"task {self.name}: {function}", error, self.module)) from error
+        if not isinstance(result, kind):
+            raise TaskError(
+                f"task {self.name}: {function} must return {kind.__name__}, "
+                f"not {type(result).__name__}"
+            )
+        return result
+
+
+def load_task(spec: str) -> LoadedTask:
+    """Return the task `image`, that of a file `path/to/task.py`, or that of a dotted module."""
+    if spec == IMAGE:
+        name, module = IMAGE, importlib.import_module("ssfl.learning.image_task")
+    elif spec.endswith(".py"):
+        name, module = Path(spec).stem, _import_file(Path(spec))
+    else:
+        name, module = spec, _import_module(spec)
+    missing = [one for one in FUNCTIONS if not callable(getattr(module, one, None))]
+    if missing:
+        raise TaskError(f"task {spec} does not define {', '.join(missing)}")
+    own_weights = bool(getattr(module, "OWN_WEIGHTS", False))
+    return LoadedTask(name, _digest(module), own_weights, module)
+
+
+def _import_file(path: Path) -> ModuleType:
+    if not path.is_file():
+        raise TaskError(f"there is no task file {path}")
+    folder = str(path.resolve().parent)
+    if folder not in sys.path:
+        sys.path.append(folder)  # last: files beside the task can be imported, none is shadowed
+    spec = importlib.util.spec_from_file_location(f"ssfl_task_{path.stem}", path.resolve())
+    assert spec and spec.loader  # a .py file always has them
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[module.__name__] = module  # dataclasses and pickling look there
+    try:
+        spec.loader.exec_module(module)
+    except Exception as error:
+        del sys.modules[module.__name__]
+        raise TaskError(_blame(f"task {path}", error, module)) from error
+    return module
+
+
+def _import_module(name: str) -> ModuleType:
+    try:
+        return importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        if error.name is None or not f"{name}.".startswith(f"{error.name}."):
+            raise TaskError(f"task {name} imports {error.name}, which is not installed") from error
+        raise TaskError(
+            f"there is no module {error.name} for the task {name}; "
+            f"a task is {IMAGE}, a file ending in .py, or an importable module"
+        ) from error
+    except Exception as error:
+        raise TaskError(_blame(f"task {name}", error, None)) from error
+
+
+def _digest(module: ModuleType) -> bytes:
+    source = Path(module.__file__).read_bytes() if module.__file__ else module.__name__.encode()
+    return hashlib.sha256(source).digest()
+
+
+def _blame(what: str, error: Exception, module: ModuleType | None) -> str:
+    """Return what was raised, then those lines of the traceback that are the author's own."""
+    frames = traceback.extract_tb(error.__traceback__)
+    if module is not None:
+        own = [frame for frame in frames if frame.filename == module.__file__]
+    else:
+        importers = (__file__, importlib.__file__)
+        own = [f for f in frames if f.filename not in importers and f.filename[0] != "<"]
+    where = traceback.StackSummary.from_list(own).format()
+    if isinstance(error, SyntaxError):
+        where = traceback.format_exception_only(error)[:-1]
+    return f"{what} raised {type(error).__name__}: {error}\n{''.join(where)}".rstrip()

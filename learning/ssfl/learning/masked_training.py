@@ -1,0 +1,112 @@
+"""Local SGD that never leaves the mask (paper, Algorithm 1, phase 2).
+
+Every step: gradient, times the mask, clipped by its norm, SGD step, weights times the mask. So a
+pruned weight is exactly zero after every step, whatever momentum and weight decay do, and a
+mask of ones is plain SGD, bit for bit. The optimiser is new in every round; the learning rate
+is `learning_rate * lr_decay ** round_number`.
+"""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from ssfl.learning.batches import count_steps, take, training_batches
+from ssfl.learning.errors import DivergedError, ModelError
+from ssfl.learning.flatten import masked_parameters
+from ssfl.learning.shards import Shard
+from ssfl.learning.task import Task
+from ssfl.method.manifest import Manifest
+from ssfl.method.mask import Mask
+from ssfl.method.settings import RunSettings
+from ssfl.method.streams import Stream
+
+Pruned = list[tuple[Tensor, Tensor]]  # a masked parameter and its mask of zeros and ones
+
+
+@dataclass(frozen=True, slots=True)
+class TrainingReport:
+    """What a client tells about its round."""
+
+    steps: int
+    mean_loss: float  # over all samples seen, each counted as often as it was seen
+    num_samples: int  # training samples of the shard: the update's weight in the mean
+
+
+def train_locally(
+    model: nn.Module,
+    manifest: Manifest,
+    mask: Mask,
+    task: Task,
+    shard: Shard,
+    settings: RunSettings,
+    round_number: int,
+    client_id: str,
+    on_step: Callable[[int, int], None] | None = None,
+) -> TrainingReport:
+    """Train the model in place on the shard, and report.
+
+    `on_step(done, total)` is called after every step and may raise to stop. Raises DivergedError
+    as soon as the loss is not finite, or if the trained weights are not. Torch's generator is
+    set from (seed, round, client) too, so that dropout repeats.
+    """
+    pruned = _pruned_parameters(model, manifest, mask)
+    optimizer = torch.optim.SGD(
+        model.parameters(),
+        lr=settings.learning_rate * settings.lr_decay**round_number,
+        momentum=settings.momentum,
+        weight_decay=settings.weight_decay,
+    )
+    optimizer.zero_grad()
+    torch.manual_seed(int(Stream(settings.seed, "torch", round_number, client_id).words(1)[0]))
+    model.train()
+    _zero_pruned_weights(pruned)
+    total = count_steps(shard.num_samples, settings)
+    loss_sum, num_seen = 0.0, 0
+    batches = training_batches(shard.num_samples, settings, round_number, client_id)
+    for step, indices in enumerate(batches, start=1):
+        x, y = take(shard.train_x, shard.train_y, indices, model)
+        loss = task.loss(model, x, y)
+        loss_value = loss.item()
+        if not math.isfinite(loss_value):
+            raise DivergedError(f"the loss is {loss_value} in step {step}", round_number)
+        _take_step(optimizer, loss, pruned, settings.clip_norm)
+        loss_sum += loss_value * len(indices)
+        num_seen += len(indices)
+        if on_step:
+            on_step(step, total)
+    if not all(bool(parameter.isfinite().all()) for parameter in model.parameters()):
+        raise DivergedError("a trained weight is not a finite number", round_number)
+    return TrainingReport(total, loss_sum / num_seen, shard.num_samples)
+
+
+def _take_step(
+    optimizer: torch.optim.Optimizer, loss: Tensor, pruned: Pruned, clip_norm: float
+) -> None:
+    loss.backward()  # type: ignore[no-untyped-call]  # torch leaves it unannotated
+    for parameter, kept in pruned:
+        if parameter.grad is not None:
+            parameter.grad.mul_(kept)
+    if clip_norm > 0:
+        nn.utils.clip_grad_norm_(optimizer.param_groups[0]["params"], clip_norm)
+    optimizer.step()
+    optimizer.zero_grad()
+    _zero_pruned_weights(pruned)
+
+
+def _pruned_parameters(model: nn.Module, manifest: Manifest, mask: Mask) -> Pruned:
+    if mask.size != manifest.num_masked:
+        raise ModelError(f"a mask of {mask.size} weights for a model of {manifest.num_masked}")
+    kept = torch.from_numpy(mask.bools())
+    return [
+        (parameter, kept[place].reshape(parameter.shape).to(parameter))
+        for parameter, place in masked_parameters(model, manifest)
+    ]
+
+
+def _zero_pruned_weights(pruned: Pruned) -> None:
+    with torch.no_grad():
+        for parameter, kept in pruned:
+            parameter.mul_(kept)

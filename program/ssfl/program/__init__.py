@@ -1,0 +1,1 @@
+"""What each program of ours starts with: settings, logs, exit codes, locks, safe files."""

@@ -1,0 +1,86 @@
+"""How a program ends: one documented exit code per thing its caller can do about it."""
+
+import signal
+import sys
+import traceback
+from collections.abc import Callable
+from enum import IntEnum
+from pathlib import Path
+from types import FrameType
+from typing import NoReturn
+
+
+class ExitCode(IntEnum):
+    """Every exit code of every program, with the line that --help shows for it."""
+
+    meaning: str
+
+    def __new__(cls, value: int, meaning: str) -> "ExitCode":
+        member = int.__new__(cls, value)
+        member._value_ = value
+        member.meaning = meaning
+        return member
+
+    DONE = 0, "done"
+    BUG = 1, "unexpected: a bug; the traceback is shown"
+    USAGE = 2, "a flag, variable or settings file is wrong"
+    BAD_DATA = 3, "the shard, task or model does not fit"
+    UNREACHABLE = 4, "the coordinator was not reached before the deadline"
+    REFUSED = 5, "the coordinator refused this client"
+    STATE = 6, "the state directory is in use, of another configuration, or damaged"
+    PORT_IN_USE = 7, "the port is in use"
+    STOPPED = 8, "ended by an operator before it was done"
+    INTERRUPTED = 130, "interrupted (Ctrl-C)"
+    TERMINATED = 143, "terminated (SIGTERM)"
+
+
+class ProgramError(Exception):
+    """An expected end: `message` is for a person, `exit_code` for the caller's script."""
+
+    def __init__(self, message: str, exit_code: ExitCode) -> None:
+        super().__init__(message)
+        self.exit_code = exit_code
+
+
+def usage_error(message: str) -> ProgramError:
+    """Return the error for a setting that is wrong; `message` names it and its origin."""
+    return ProgramError(message, ExitCode.USAGE)
+
+
+class Terminated(BaseException):
+    """SIGTERM arrived. Like KeyboardInterrupt, no `except Exception` swallows it."""
+
+
+def raise_on_sigterm() -> None:
+    """From now on SIGTERM raises Terminated in the main thread, so `finally` blocks run."""
+
+    def handler(_number: int, _frame: FrameType | None) -> NoReturn:
+        raise Terminated
+
+    signal.signal(signal.SIGTERM, handler)
+
+
+def run_program(main_body: Callable[[], int | None], prog: str = "") -> int:
+    """Run `main_body` and return the exit code; what went wrong is told on stderr.
+
+    `prog` begins the message; the default is the name the program was started by.
+    """
+    prog = prog or Path(sys.argv[0]).name
+    try:
+        return int(main_body() or ExitCode.DONE)
+    except ProgramError as error:
+        _tell(f"{prog}: error: {error}")
+        return int(error.exit_code)
+    except KeyboardInterrupt:
+        _tell(f"{prog}: interrupted")
+        return int(ExitCode.INTERRUPTED)
+    except Terminated:
+        _tell(f"{prog}: terminated")
+        return int(ExitCode.TERMINATED)
+    except Exception:  # noqa: BLE001  the last resort of the whole program
+        traceback.print_exc()
+        return int(ExitCode.BUG)
+
+
+def _tell(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)

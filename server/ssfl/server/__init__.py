@@ -1,0 +1,1 @@
+"""The coordinator: asyncio gRPC at the edge, a pure state machine inside. No torch."""

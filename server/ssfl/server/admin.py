@@ -1,0 +1,111 @@
+"""The Admin service: status, history, start, stop."""
+
+import json
+import resource
+import sys
+from typing import Any
+
+from ssfl.method.strategies.contract import ClientId
+from ssfl.server import events
+from ssfl.server.conductor import Conductor
+from ssfl.server.errors import TooFewClients
+from ssfl.server.events import Reply
+from ssfl.server.outputs import history_document, run_folder
+from ssfl.server.run import waiting_for
+from ssfl.server.sessions import Sessions
+from ssfl.server.state import RunState
+from ssfl.v1 import admin_pb2 as pb
+from ssfl.v1 import admin_pb2_grpc
+
+
+class AdminService(admin_pb2_grpc.AdminServiceServicer):
+    """For the people who run the federation."""
+
+    def __init__(self, conductor: Conductor, sessions: Sessions, out_dir: str) -> None:
+        self._conductor = conductor
+        self._sessions = sessions
+        self._out_dir = out_dir
+
+    async def GetStatus(self, _request: pb.GetStatusRequest, _context: Any) -> pb.GetStatusResponse:
+        conductor = self._conductor
+        state, model, history = conductor.state, conductor.model, conductor.history
+        return pb.GetStatusResponse(
+            run_id=state.run_id,
+            phase=state.phase.value,
+            waiting_for=waiting_for(state, conductor.clock()),
+            rounds_done=state.rounds_done,
+            rounds_all=state.settings.rounds,
+            mask_epoch=state.mask_epoch,
+            num_kept=state.num_kept,
+            num_masked=model.manifest.num_masked if model else 0,
+            num_values=model.manifest.size if model else 0,
+            clients=[self._client(client) for client in sorted(state.members)],
+            accuracy=history.accuracy,
+            seconds_left=_seconds_left(state, history.seconds_per_round),
+            ledger=[pb.LedgerEntry(**row) for row in conductor.ledger.rows()],
+            peak_memory_bytes=peak_memory_bytes(),
+            model_digest=bytes.fromhex(state.base_digest) if state.finished else b"",
+            out_dir=run_folder(self._out_dir, state.run_id),
+            delivered=conductor.model_written.is_set() and everyone_has_it(conductor.state),
+        )
+
+    async def GetHistory(
+        self, _request: pb.GetHistoryRequest, _context: Any
+    ) -> pb.GetHistoryResponse:
+        return pb.GetHistoryResponse(history_json=json.dumps(history_document(self._conductor)))
+
+    async def StartRun(self, _request: pb.StartRunRequest, _context: Any) -> pb.StartRunResponse:
+        reply = await self._conductor.post(events.StartAsked())
+        state = self._conductor.state
+        if reply is Reply.TOO_FEW_CLIENTS:
+            raise TooFewClients(
+                f"{len(state.ready)} clients have joined, "
+                f"at least {state.settings.min_clients} are needed (--min-clients)"
+            )
+        return pb.StartRunResponse(num_clients=len(state.founders))
+
+    async def StopRun(self, _request: pb.StopRunRequest, _context: Any) -> pb.StopRunResponse:
+        await self._conductor.post(events.StopAsked())
+        return pb.StopRunResponse()
+
+    def _client(self, client: ClientId) -> pb.ClientStatus:
+        state, now_s = self._conductor.state, self._conductor.clock()
+        presence = self._sessions.get(client, now_s)
+        return pb.ClientStatus(
+            client_id=client,
+            num_samples=state.members[client].num_samples,
+            state=client_state(state, client),
+            last_seen_s=0.0 if presence.open_calls else now_s - presence.last_seen_s,
+            steps_done=presence.steps_done,
+            steps_all=presence.steps_all,
+        )
+
+
+def client_state(state: RunState, client: ClientId) -> str:
+    """Return waiting, working, reported, lost or left."""
+    if state.members[client].left:
+        return "left"
+    if client in state.lost:
+        return "lost"
+    if state.step and client in state.step.uploads:
+        return "reported"
+    return "working" if state.step and client in state.step.cohort else "waiting"
+
+
+def everyone_has_it(state: RunState) -> bool:
+    """Tell whether every member that is still here has stored the final model."""
+    return state.finished and all(
+        m.has_final_model or m.left or m.client in state.lost for m in state.members.values()
+    )
+
+
+def peak_memory_bytes() -> int:
+    """Return the largest resident memory of this process so far."""
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak if sys.platform == "darwin" else peak * 1024
+
+
+def _seconds_left(state: RunState, pace: float | None) -> float | None:
+    if pace is None or state.finished:
+        return None
+    return pace * (state.settings.rounds - state.rounds_done)

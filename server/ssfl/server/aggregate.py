@@ -1,0 +1,71 @@
+"""The sum of the open step: fold verified uploads, then make the next model.
+
+Memory: one 64-bit sum over the step's vector, whatever the number of clients. Runs on one
+worker thread, so folds never overlap; the result does not depend on their order.
+"""
+
+from ssfl.method.exact_sum import MAX_SCORE_FRACTION_BITS, VALUE_BOUND, ExactSum, fraction_bits
+from ssfl.method.model_state import ModelState
+from ssfl.method.strategies.contract import ClientId, Strategy, Work
+from ssfl.server.spool import Spool, read_values
+from ssfl.server.state import Step
+
+_BLOCK = 1 << 18  # values
+
+
+def update_fraction_bits(step: Step) -> int:
+    """Return the grid of a training step: fixed by its cohort, so it can be announced."""
+    return fraction_bits(VALUE_BOUND, sum(step.cohort.values()))
+
+
+class StepSum:
+    """Sums the uploads of one step."""
+
+    def __init__(self, step: Step, model: ModelState, spool: Spool) -> None:
+        self.step = step
+        self._spool = spool
+        self._folded: set[ClientId] = set()
+        self._sum: ExactSum | None = None
+        if step.work is Work.TRAIN:
+            assert model.values is not None
+            self._size = model.values.size
+            self._sum = ExactSum(self._size, update_fraction_bits(step))
+        else:
+            self._size = model.manifest.num_masked
+
+    def fold(self, client: ClientId) -> None:
+        """Add a client's verified upload; scores wait until their largest is known."""
+        if self._sum is not None:
+            self._add(self._sum, client)
+
+    def finish(self, step: Step, model: ModelState, strategy: Strategy) -> ModelState:
+        """Return the next model from exactly the uploads of `step.closed`."""
+        assert step.closed is not None
+        total = self._sum
+        if total is None or not self._folded <= set(step.closed):
+            total = self._restart(step)
+        for client in step.closed:
+            if client not in self._folded:
+                self._add(total, client)
+        reduced = total.mean()
+        self._sum = total = None  # free the sum before the strategy needs room
+        return strategy.finish(step.work, model, reduced)
+
+    def _restart(self, step: Step) -> ExactSum:
+        """Scores: the grid follows from the largest score of those that count."""
+        assert step.closed is not None
+        self._folded.clear()
+        if step.work is Work.TRAIN:
+            return ExactSum(self._size, update_fraction_bits(step))
+        largest = max(step.uploads[client].largest for client in step.closed)
+        weight = sum(step.cohort[client] for client in step.closed)
+        bits = fraction_bits(largest, weight, MAX_SCORE_FRACTION_BITS)
+        return ExactSum(self._size, bits)
+
+    def _add(self, total: ExactSum, client: ClientId) -> None:
+        path = self._spool.accepted(self.step.number, client)
+        weight = self.step.cohort[client]
+        for start in range(0, self._size, _BLOCK):
+            total.fold_at(start, read_values(path, start, _BLOCK), weight)
+        total.total_weight += weight
+        self._folded.add(client)

@@ -1,0 +1,89 @@
+"""Is a request one this run can take? Form, version, membership, session."""
+
+import re
+
+from ssfl.method.manifest import Manifest
+from ssfl.method.strategies.contract import ClientId
+from ssfl.server.errors import (
+    ClientIdTaken,
+    InvalidRequest,
+    JoinAgain,
+    ManifestMismatch,
+    SessionEnded,
+    UnknownClient,
+    VersionUnsupported,
+)
+from ssfl.server.state import Member, RunState
+from ssfl.v1 import coordinator_pb2 as pb
+
+PROTOCOL_VERSION = 1
+TOKEN_BYTES = 16
+MAX_SAMPLES = 1 << 31
+MAX_TEXT = 200
+_CLIENT_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+
+
+def check_join(request: pb.JoinRequest, state: RunState, *, alive: bool) -> ClientId:
+    """Return the client's id; raise the refusal if it may not enter."""
+    if request.protocol_version > PROTOCOL_VERSION:
+        raise VersionUnsupported(request.protocol_version, PROTOCOL_VERSION)
+    if request.protocol_version < 1:
+        raise InvalidRequest("protocol_version is missing")
+    if not _CLIENT_ID.fullmatch(request.client_id):
+        raise InvalidRequest(
+            f"client id {request.client_id[:MAX_TEXT]!r} must be 1 to 64 letters, digits, "
+            "'.', '_' or '-': choose one with --client-id"
+        )
+    client = ClientId(request.client_id)
+    if len(request.token) != TOKEN_BYTES:
+        raise InvalidRequest(f"a token has {TOKEN_BYTES} bytes, not {len(request.token)}")
+    if not 1 <= request.num_samples <= MAX_SAMPLES:
+        raise InvalidRequest(
+            f"{client} has {request.num_samples} training samples, at least 1 is needed to join"
+        )
+    if len(request.fingerprint) > MAX_TEXT or len(request.software) > MAX_TEXT:
+        raise InvalidRequest(f"fingerprint and software have at most {MAX_TEXT} characters")
+    member = state.members.get(client)
+    if member and member.token != request.token.hex() and alive and not member.left:
+        raise ClientIdTaken(
+            f"a client called {client} is already here: stop it first, or give this one "
+            "another name with --client-id"
+        )
+    return client
+
+
+def check_manifest(request: pb.JoinRequest, state: RunState, manifest: Manifest | None) -> None:
+    """Raise ManifestMismatch if the client built another model than the run's."""
+    if manifest is None or not request.manifest_digest:
+        return
+    if request.manifest_digest.hex() == state.manifest_digest:
+        return
+    if not request.manifest:
+        raise JoinAgain("the model differs from the run's: send its manifest to learn where")
+    theirs = Manifest.from_json(request.manifest)
+    difference = manifest.first_difference(theirs) or "the manifests' digests"
+    raise ManifestMismatch(f"{request.client_id} built another model: {difference}")
+
+
+def check_caller(caller: pb.Caller, state: RunState) -> Member:
+    """Return the member that speaks; raise the refusal that says how to get in again."""
+    if caller.run_id != state.run_id:
+        raise UnknownClient(
+            f"this is run {state.run_id}, not {caller.run_id[:MAX_TEXT]!r}: join it"
+        )
+    member = state.members.get(ClientId(caller.client_id))
+    if member is None:
+        raise UnknownClient(f"{caller.client_id[:MAX_TEXT]!r} has not joined run {state.run_id}")
+    if caller.session != member.session:
+        raise SessionEnded(
+            f"another process has joined as {member.client} since: this one must stop"
+        )
+    return member
+
+
+def check_ready(member: Member, state: RunState) -> None:
+    """Raise JoinAgain unless the member built the run's model."""
+    if not member.manifest_digest:
+        raise JoinAgain("join again with the digest of the manifest you built")
+    if state.manifest_digest and member.manifest_digest != state.manifest_digest:
+        raise JoinAgain("the run's model is known now: join again to compare it with yours")

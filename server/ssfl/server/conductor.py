@@ -1,0 +1,234 @@
+"""Moves the run: one queue of events, journal first, then everything that follows.
+
+The caller's duties around the pure core, in order:
+  1. advance the state for every event at hand;
+  2. journal their facts, one fsync for all;
+  3. publish the new state, wake who waits for a task, answer the senders;
+  4. start the other actions: folds and sums run on a single worker thread, in order, and come
+     back as events.
+"""
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+
+from ssfl.method.model_state import ModelState
+from ssfl.method.strategies import strategy_for
+from ssfl.server import events, facts
+from ssfl.server.aggregate import StepSum
+from ssfl.server.events import Action, Event, Persist, Reply
+from ssfl.server.history import History
+from ssfl.server.journal import Journal
+from ssfl.server.ledger import Ledger
+from ssfl.server.run import advance
+from ssfl.server.spool import Spool
+from ssfl.server.state import RunState
+from ssfl.server.store import Store
+from ssfl.server.story import tell, tell_mask
+
+log = logging.getLogger(__name__)
+
+Clock = Callable[[], float]
+
+
+@dataclass(slots=True)
+class _Posted:
+    event: Event
+    model: ModelState | None
+    reply: asyncio.Future[Reply]
+
+
+class Conductor:
+    """Holds the run's published state and model."""
+
+    def __init__(
+        self,
+        state: RunState,
+        model: ModelState | None,
+        journal: Journal,
+        store: Store,
+        spool: Spool,
+        history: History,
+        ledger: Ledger,
+        clock: Clock,
+        write_model: Callable[["Conductor"], None],
+    ) -> None:
+        self.state = state
+        self.model = model
+        self.history = history
+        self.ledger = ledger
+        self.clock = clock
+        self.store = store
+        self.spool = spool
+        self.model_written = asyncio.Event()
+        self._journal = journal
+        self._write_model = write_model
+        self._strategy = strategy_for(state.settings)
+        self._queue: asyncio.Queue[_Posted] = asyncio.Queue()
+        self._changed = asyncio.Event()
+        self._worker = ThreadPoolExecutor(1, thread_name_prefix="sum")
+        self._writer = ThreadPoolExecutor(1, thread_name_prefix="journal")
+        self._sum: StepSum | None = None
+        self._background: set[asyncio.Future[None]] = set()
+        self._failure: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    async def post(self, event: Event, model: ModelState | None = None) -> Reply:
+        """Give an event to the run; return its word when the facts are on disk.
+
+        `model` is what the event makes current (Initialized, StepReduced).
+        """
+        posted = _Posted(event, model, asyncio.get_running_loop().create_future())
+        await self._queue.put(posted)
+        return await posted.reply
+
+    async def changed(self, timeout_s: float) -> None:
+        """Wait until tasks may have changed, or for `timeout_s`."""
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._changed.wait(), timeout_s)
+
+    async def serve(self) -> None:
+        """Handle events until cancelled; raise what a worker raised."""
+        handling = asyncio.ensure_future(self._handle())
+        try:
+            await asyncio.wait({handling, self._failure}, return_when=asyncio.FIRST_COMPLETED)
+            for task in (self._failure, handling):
+                if task.done():
+                    task.result()
+        finally:
+            handling.cancel()
+            self._worker.shutdown(wait=True, cancel_futures=True)
+            self._writer.shutdown(wait=True)
+            self._journal.close()
+
+    async def _handle(self) -> None:
+        while True:
+            batch = [await self._queue.get()]
+            while not self._queue.empty():
+                batch.append(self._queue.get_nowait())
+            await self._take(batch)
+
+    async def _take(self, batch: list[_Posted]) -> None:
+        state, actions, replies = self.state, list[Action](), list[Reply]()
+        now_s = self.clock()
+        for posted in batch:
+            state, more, reply = advance(state, posted.event, now_s)
+            actions += more
+            replies.append(reply)
+        new_facts = [action.fact for action in actions if isinstance(action, Persist)]
+        if new_facts:
+            records = [facts.to_json(fact) for fact in new_facts]
+            loop = asyncio.get_running_loop()
+            await loop.run_in_executor(self._writer, self._journal.append, records)
+        self._publish(state, batch, replies, new_facts)
+        for action in actions:
+            self._do(action)
+
+    def _publish(
+        self,
+        state: RunState,
+        batch: list[_Posted],
+        replies: list[Reply],
+        new_facts: list[facts.Fact],
+    ) -> None:
+        tasks_before = _tasks_key(self.state)
+        self.state = state
+        for posted, reply in zip(batch, replies, strict=True):
+            if posted.model is not None and reply in (Reply.ACCEPTED, Reply.DONE):
+                self.model = posted.model
+        for fact in new_facts:
+            self.history.add(fact)
+            tell(fact, state, self.history)
+            self._tell_mask(fact)
+        if _tasks_key(state) != tasks_before:
+            self._changed.set()
+            self._changed = asyncio.Event()
+        for posted, reply in zip(batch, replies, strict=True):
+            if not posted.reply.cancelled():
+                posted.reply.set_result(reply)
+
+    def _tell_mask(self, fact: facts.Fact) -> None:
+        model = self.model
+        first_mask = not self.history.rounds and not self.history.evaluations
+        if isinstance(fact, facts.StepCommitted) and first_mask and model and model.mask:
+            tell_mask(model.mask, model.manifest, self.history)
+
+    def _do(self, action: Action) -> None:
+        match action:
+            case Persist():
+                pass
+            case events.OpenStep():
+                self._work(self._open_step)
+            case events.Fold():
+                self._work(lambda: self._current().fold(action.client))
+            case events.Reduce():
+                self._reduce()
+            case events.DropSpool():
+                self._work(lambda: self._drop(action.step))
+            case events.WriteModel():
+                self._work(lambda: self._write_model(self), then=self.model_written.set)
+
+    def _work(self, job: Callable[[], None], then: Callable[[], None] | None = None) -> None:
+        """Run `job` on the worker thread; a failure ends the coordinator, loudly."""
+        future = asyncio.get_running_loop().run_in_executor(self._worker, job)
+        self._background.add(future)
+
+        def done(finished: asyncio.Future[None]) -> None:
+            self._background.discard(finished)
+            if finished.cancelled():
+                return
+            error = finished.exception()
+            if error is not None and not self._failure.done():
+                self._failure.set_exception(error)
+            elif then is not None and error is None:
+                then()
+
+        future.add_done_callback(done)
+
+    def _open_step(self) -> None:
+        step, model = self.state.step, self.model
+        assert step is not None and model is not None
+        self._sum = StepSum(step, model, self.spool)
+
+    def _current(self) -> StepSum:
+        assert self._sum is not None
+        return self._sum
+
+    def _reduce(self) -> None:
+        step, model = self.state.step, self.model
+        assert step is not None and model is not None
+        seconds = self.clock() - self.state.step_began_s
+        loop = asyncio.get_running_loop()
+
+        def job() -> None:
+            result = self._current().finish(step, model, self._strategy)
+            self._sum = None
+            self.store.save_step(step.number, result)
+            event = self.reduced(step.number, result, seconds)
+            asyncio.run_coroutine_threadsafe(self.post(event, result), loop)
+
+        self._work(job)
+
+    def reduced(self, step: int, model: ModelState, seconds: float) -> events.StepReduced:
+        """Return the event that makes a stored model current."""
+        assert model.mask is not None and model.values is not None
+        return events.StepReduced(
+            step,
+            model.mask_epoch,
+            model.mask.digest.hex(),
+            model.mask.num_kept,
+            model.base_digest.hex(),
+            {"seconds": seconds, "ledger": self.ledger.rows()},
+        )
+
+    def _drop(self, step: int) -> None:
+        self.spool.drop_step(step)
+        self.store.drop_older(self.state.model_step)
+
+
+def _tasks_key(state: RunState) -> tuple[object, ...]:
+    """What decides whether some client may get another task than before."""
+    step = state.step
+    return (step and (step.number, step.closed), state.finished, state.manifest_digest)

@@ -1,0 +1,114 @@
+"""Why the coordinator refuses; one class per thing the *caller* can do about it.
+
+Refusal
+├─ InvalidRequest        a field breaks the contract: a bug at the sender
+│  └─ BadValues          NaN, infinity or out of bound, with client and tensor
+├─ VersionUnsupported    a protocol from the future
+├─ ClientIdTaken         another live client has this id
+├─ UnknownClient         not of this run: join again
+├─ SessionEnded          a newer Join replaced this session
+├─ ManifestMismatch      another model: the first differing tensor is named
+├─ JoinAgain             joined before the model was known: join again with its manifest
+├─ StaleBase             other mask or base than the step's: ask for the task again
+├─ UpdateConflict        other bytes were accepted from this client
+├─ NoProgress            no byte for no_progress_s
+├─ TooFewClients         `ssfl start` before enough have joined
+└─ ModelUnusable         the run's settings do not fit this model
+
+StateError               the state directory cannot be used (not sent to clients)
+"""
+
+
+class Refusal(Exception):
+    """Base of everything that becomes a gRPC status; `reason` is the word on the wire."""
+
+    reason = "refused"
+
+
+class InvalidRequest(Refusal):
+    """A field is missing, out of range or contradicts another."""
+
+    reason = "invalid_request"
+
+
+class BadValues(InvalidRequest):
+    """An upload holds numbers that may not enter a sum."""
+
+    reason = "bad_values"
+
+
+class VersionUnsupported(Refusal):
+    """The client speaks a newer protocol."""
+
+    reason = "version_unsupported"
+
+    def __init__(self, theirs: int, ours: int) -> None:
+        super().__init__(
+            f"the client speaks protocol {theirs}, this coordinator speaks {ours}: "
+            "install the coordinator's version at the client, or upgrade the coordinator"
+        )
+        self.theirs, self.ours = theirs, ours
+
+
+class ClientIdTaken(Refusal):
+    """A live client with another token has this id."""
+
+    reason = "client_id_taken"
+
+
+class UnknownClient(Refusal):
+    """The caller is not a member of this run."""
+
+    reason = "unknown_client"
+
+
+class SessionEnded(Refusal):
+    """The caller's session is not its newest."""
+
+    reason = "session_ended"
+
+
+class ManifestMismatch(Refusal):
+    """The client built another model."""
+
+    reason = "manifest_mismatch"
+
+
+class JoinAgain(Refusal):
+    """The client must join again before it can work."""
+
+    reason = "join_again"
+
+
+class StaleBase(Refusal):
+    """The upload was made for another mask, base or initial model."""
+
+    reason = "stale_base"
+
+
+class UpdateConflict(Refusal):
+    """Other bytes were already accepted for this step."""
+
+    reason = "update_conflict"
+
+
+class NoProgress(Refusal):
+    """A transfer stood still for too long."""
+
+    reason = "no_progress"
+
+
+class TooFewClients(Refusal):
+    """The run cannot begin yet."""
+
+    reason = "too_few_clients"
+
+
+class ModelUnusable(Refusal):
+    """The run's settings cannot be met by this model."""
+
+    reason = "model_unusable"
+
+
+class StateError(Exception):
+    """The state directory is of another configuration, or damaged; says what to do."""

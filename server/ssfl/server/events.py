@@ -1,0 +1,157 @@
+"""What the run is told (events) and what it wants done (actions)."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any
+
+from ssfl.method.strategies.contract import ClientId
+from ssfl.server.facts import Fact
+
+
+@dataclass(frozen=True, slots=True)
+class Joined:
+    """A client asks to enter; the service has checked its form and its liveness."""
+
+    client: ClientId
+    token: str
+    num_samples: int
+    manifest_digest: str
+    fingerprint: str
+
+
+@dataclass(frozen=True, slots=True)
+class Initialized:
+    """A client's model was verified and its files are stored."""
+
+    client: ClientId
+    manifest_digest: str
+    initial_digest: str
+    mask_epoch: int
+    mask_digest: str
+    num_kept: int
+    base_digest: str
+
+
+@dataclass(frozen=True, slots=True)
+class UploadReceived:
+    """An upload is whole, verified and synced in the spool (an evaluation has only its report)."""
+
+    step: int
+    client: ClientId
+    digest: str
+    largest: float = 0.0
+    report: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class StepReduced:
+    """The result of a closed step is stored."""
+
+    step: int
+    mask_epoch: int
+    mask_digest: str
+    num_kept: int
+    base_digest: str
+    report: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Lost:
+    """Three signs of life in a row are missing."""
+
+    client: ClientId
+
+
+@dataclass(frozen=True, slots=True)
+class Returned:
+    """A lost client was heard of again."""
+
+    client: ClientId
+
+
+@dataclass(frozen=True, slots=True)
+class Left:
+    """A client said goodbye."""
+
+    client: ClientId
+    finished: bool
+
+
+@dataclass(frozen=True, slots=True)
+class StartAsked:
+    """`ssfl start`."""
+
+
+@dataclass(frozen=True, slots=True)
+class StopAsked:
+    """`ssfl stop`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Tick:
+    """Time went by."""
+
+
+@dataclass(frozen=True, slots=True)
+class Recovered:
+    """The state was replayed from a journal (or is new): take up what was under way."""
+
+
+Event = (
+    Joined | Initialized | UploadReceived | StepReduced | Lost | Returned | Left
+    | StartAsked | StopAsked | Tick | Recovered
+)  # fmt: skip
+
+
+class Reply(StrEnum):
+    """The run's word on an event, for the one who sent it."""
+
+    DONE = "done"
+    ACCEPTED = "accepted"
+    ALREADY_ACCEPTED = "already_accepted"
+    STEP_CLOSED = "step_closed"
+    CONFLICT = "conflict"  # another upload of this client was accepted
+    TOO_FEW_CLIENTS = "too_few_clients"
+
+
+@dataclass(frozen=True, slots=True)
+class Persist:
+    """Append to the journal; synced before the reply goes out."""
+
+    fact: Fact
+
+
+@dataclass(frozen=True, slots=True)
+class OpenStep:
+    """Prepare the sum and the broadcast of the step that has started."""
+
+
+@dataclass(frozen=True, slots=True)
+class Fold:
+    """Add an accepted upload to the sum."""
+
+    step: int
+    client: ClientId
+
+
+@dataclass(frozen=True, slots=True)
+class Reduce:
+    """Finish the sum of the closed step and store the next model; then StepReduced."""
+
+    step: int
+
+
+@dataclass(frozen=True, slots=True)
+class DropSpool:
+    """The step's uploads are no longer needed."""
+
+    step: int
+
+
+@dataclass(frozen=True, slots=True)
+class WriteModel:
+    """The run is over: write the final model."""
+
+
+Action = Persist | OpenStep | Fold | Reduce | DropSpool | WriteModel

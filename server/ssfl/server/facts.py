@@ -1,0 +1,162 @@
+"""What happened in a run, as the journal keeps it.
+
+A run's state is the fold of its facts (state.py), so replaying the journal gives it back.
+Each fact is one JSON object; digests are hex, so that a person can read the journal.
+"""
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from ssfl.method.strategies.contract import ClientId, Work
+
+
+@dataclass(frozen=True, slots=True)
+class RunOpened:
+    """First fact of every journal."""
+
+    run_id: str
+    settings: Mapping[str, Any]
+    software: str
+
+
+@dataclass(frozen=True, slots=True)
+class ClientJoined:
+    """A client entered, or entered again with a new session."""
+
+    client: ClientId
+    session: int
+    token: str
+    num_samples: int
+    manifest_digest: str  # empty until the client has built its model
+    fingerprint: str
+
+
+@dataclass(frozen=True, slots=True)
+class ModelInitialized:
+    """The run's model is known; the files are in the state directory."""
+
+    client: ClientId  # who built it
+    manifest_digest: str
+    initial_digest: str
+    mask_epoch: int  # 0: a mask has to be agreed; 1: the strategy keeps everything
+    mask_digest: str
+    num_kept: int
+    base_digest: str
+
+
+@dataclass(frozen=True, slots=True)
+class RunStarted:
+    """Gathering is over; these clients are there at the start."""
+
+    clients: tuple[ClientId, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class StepStarted:
+    """A cohort was asked to work; the weights of its members are fixed from here on."""
+
+    step: int
+    work: Work
+    criterion: str
+    round_number: int
+    attempt: int
+    cohort: Mapping[ClientId, int]  # client -> training samples
+
+
+@dataclass(frozen=True, slots=True)
+class UploadAccepted:
+    """A verified upload is in the spool and counts."""
+
+    step: int
+    client: ClientId
+    digest: str  # of the payload; empty for an evaluation, which has none
+    largest: float  # largest |value|; decides the grid of a sum of scores
+    report: Mapping[str, Any] = field(default_factory=dict)  # metrics and timings, for history
+
+
+@dataclass(frozen=True, slots=True)
+class StepClosed:
+    """Nobody else is waited for: the step's result is the sum of these."""
+
+    step: int
+    accepted: tuple[ClientId, ...]
+    missing: tuple[ClientId, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class StepCommitted:
+    """The step's result is in the state directory."""
+
+    step: int
+    mask_epoch: int
+    mask_digest: str
+    num_kept: int
+    base_digest: str
+    report: Mapping[str, Any] = field(default_factory=dict)  # bytes and times so far, for history
+
+
+@dataclass(frozen=True, slots=True)
+class StepVoided:
+    """Too few reported; the step is tried again with a new attempt."""
+
+    step: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class RunFinished:
+    """The last committed values are the final model."""
+
+    stopped: bool  # by an operator, before the last round
+
+
+@dataclass(frozen=True, slots=True)
+class ClientLeft:
+    """A client said goodbye."""
+
+    client: ClientId
+    finished: bool  # it has stored the final model
+
+
+Fact = (
+    RunOpened
+    | ClientJoined
+    | ModelInitialized
+    | RunStarted
+    | StepStarted
+    | UploadAccepted
+    | StepClosed
+    | StepCommitted
+    | StepVoided
+    | RunFinished
+    | ClientLeft
+)
+_KINDS: dict[str, type[Fact]] = {
+    kind.__name__: kind
+    for kind in (
+        RunOpened, ClientJoined, ModelInitialized, RunStarted, StepStarted, UploadAccepted,
+        StepClosed, StepCommitted, StepVoided, RunFinished, ClientLeft,
+    )
+}  # fmt: skip
+
+
+def to_json(fact: Fact) -> bytes:
+    """Return the journal form of a fact."""
+    return json.dumps({"fact": type(fact).__name__, **asdict(fact)}, separators=(",", ":")).encode()
+
+
+def from_json(text: bytes) -> Fact:
+    """Return the fact of a journal record; raise ValueError if it is none we know."""
+    try:
+        fields = json.loads(text)
+        kind = _KINDS[fields.pop("fact")]
+        if "work" in fields:
+            fields["work"] = Work(fields["work"])
+        for name in ("clients", "accepted", "missing"):
+            if name in fields:
+                fields[name] = tuple(fields[name])
+        return kind(**fields)
+    except (KeyError, TypeError, AttributeError) as error:
+        raise ValueError(f"unknown record: {error}") from error

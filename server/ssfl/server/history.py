@@ -1,0 +1,119 @@
+"""What a run did, told from its facts: rounds, evaluations, votes and bytes.
+
+Accuracies: `pooled` is correct / total over all test samples of the clients that reported,
+`mean` the plain mean over clients, `personal` the mean over clients of each one's own freshly
+trained model. A round's accuracies are those of its *base*: sampled clients test what they
+were given before they train.
+"""
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from ssfl.method.strategies.contract import ClientId, Work
+from ssfl.server import facts
+from ssfl.server.facts import Fact
+
+
+class History:
+    """Collects a run's story, fact by fact."""
+
+    def __init__(self) -> None:
+        self.votes: list[dict[str, Any]] = []
+        self.not_voted: list[str] = []
+        self.rounds: list[dict[str, Any]] = []
+        self.evaluations: list[dict[str, Any]] = []
+        self.ledger: list[dict[str, Any]] = []
+        self.num_void = 0
+        self._started: facts.StepStarted | None = None
+        self._uploads: dict[ClientId, facts.UploadAccepted] = {}
+        self._missing: tuple[ClientId, ...] = ()
+
+    def add(self, fact: Fact) -> None:
+        """Take in the next fact of the run."""
+        match fact:
+            case facts.StepStarted():
+                self._started, self._uploads, self._missing = fact, {}, ()
+            case facts.UploadAccepted():
+                self._uploads[fact.client] = fact
+            case facts.StepClosed():
+                self._missing = fact.missing
+            case facts.StepVoided():
+                self.num_void += 1
+            case facts.StepCommitted():
+                self._commit(fact)
+
+    def _commit(self, fact: facts.StepCommitted) -> None:
+        started = self._started
+        assert started is not None
+        self.ledger = list(fact.report.get("ledger", self.ledger))
+        clients = [
+            {"client": client, "num_samples": started.cohort[client], **upload.report}
+            for client, upload in sorted(self._uploads.items())
+        ]
+        entry = {
+            "rounds_done": started.round_number,
+            "seconds": fact.report.get("seconds"),
+            "ledger": self.ledger,
+            "missing": list(self._missing),
+            "clients": clients,
+        }
+        match started.work:
+            case Work.SCORE:
+                total = sum(row["num_samples"] for row in clients)
+                self.votes = [{**row, "share": row["num_samples"] / total} for row in clients]
+                self.not_voted = list(self._missing)
+            case Work.TRAIN:
+                losses = [row["training_loss"] for row in clients]
+                self.rounds.append(
+                    {
+                        "round": started.round_number,
+                        "attempt": started.attempt,
+                        "training_loss": sum(losses) / len(losses),
+                        **accuracies(row["evaluation"] for row in clients),
+                        "personal": accuracies(row["personal"] for row in clients)["mean"],
+                        **entry,
+                    }
+                )
+            case Work.EVALUATE:
+                self.evaluations.append(
+                    {**accuracies(row["evaluation"] for row in clients), **entry}
+                )
+
+    @property
+    def accuracy(self) -> float | None:
+        """The newest pooled accuracy known."""
+        newest: list[tuple[int, float]] = [
+            (entries[-1]["rounds_done"], entries[-1]["pooled"])
+            for entries in (self.rounds, self.evaluations)
+            if entries and entries[-1]["pooled"] is not None
+        ]
+        return max(newest)[1] if newest else None
+
+    @property
+    def seconds_per_round(self) -> float | None:
+        """Mean duration of the rounds so far."""
+        seconds = [entry["seconds"] for entry in self.rounds if entry["seconds"] is not None]
+        return sum(seconds) / len(seconds) if seconds else None
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            "votes": self.votes,
+            "not_voted": self.not_voted,
+            "rounds": self.rounds,
+            "evaluations": self.evaluations,
+            "ledger": self.ledger,
+            "num_void": self.num_void,
+        }
+
+
+def accuracies(evaluations: Iterable[Mapping[str, Any]]) -> dict[str, float | None]:
+    """Return pooled and mean accuracy and the mean loss per sample; None without samples."""
+    tested = [e for e in evaluations if e["total"]]
+    total = sum(e["total"] for e in tested)
+    if not total:
+        return {"pooled": None, "mean": None, "loss": None}
+    return {
+        "pooled": sum(e["correct"] for e in tested) / total,
+        "mean": sum(e["correct"] / e["total"] for e in tested) / len(tested),
+        "loss": sum(e["loss_sum"] for e in tested) / total,
+    }

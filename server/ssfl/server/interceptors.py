@@ -1,0 +1,77 @@
+"""Applies status.py to every RPC: a refusal becomes a status, anything else is our bug."""
+
+import logging
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any
+
+import grpc
+import grpc.aio
+
+from ssfl.server.status import reason_of, status_of
+
+log = logging.getLogger(__name__)
+
+
+class StatusInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc]  # grpc has no types
+    """Turns exceptions of handlers into gRPC statuses."""
+
+    async def intercept_service(
+        self,
+        continuation: Callable[[Any], Awaitable[Any]],
+        handler_call_details: Any,
+    ) -> Any:
+        handler = await continuation(handler_call_details)
+        if handler is None:
+            return None
+        method = handler_call_details.method.rsplit("/", 1)[-1]
+        codec = (handler.request_deserializer, handler.response_serializer)
+        if handler.unary_unary:
+            behaviour = _unary(handler.unary_unary, method)
+            return grpc.unary_unary_rpc_method_handler(behaviour, *codec)
+        if handler.unary_stream:
+            return grpc.unary_stream_rpc_method_handler(
+                _stream(handler.unary_stream, method), *codec
+            )
+        if handler.stream_stream:
+            return grpc.stream_stream_rpc_method_handler(
+                _stream(handler.stream_stream, method), *codec
+            )
+        return handler
+
+
+def _unary(inner: Callable[..., Awaitable[Any]], method: str) -> Callable[..., Awaitable[Any]]:
+    async def behaviour(request: Any, context: Any) -> Any:
+        try:
+            return await inner(request, context)
+        except grpc.aio.AbortError:
+            raise
+        except Exception as error:  # noqa: BLE001 -- the one place that maps them all
+            await _abort(error, context, method)
+
+    return behaviour
+
+
+def _stream(
+    inner: Callable[..., AsyncIterator[Any]], method: str
+) -> Callable[..., AsyncIterator[Any]]:
+    async def behaviour(request: Any, context: Any) -> AsyncIterator[Any]:
+        try:
+            async for response in inner(request, context):
+                yield response
+        except grpc.aio.AbortError:
+            raise
+        except Exception as error:  # noqa: BLE001 -- the one place that maps them all
+            await _abort(error, context, method)
+
+    return behaviour
+
+
+async def _abort(error: Exception, context: Any, method: str) -> None:
+    code, reason = status_of(error), reason_of(error)
+    if code is grpc.StatusCode.INTERNAL:
+        log.error("call failed", extra={"method": method}, exc_info=error)
+        text = "internal error; the coordinator's log has the details"
+    else:
+        text = str(error)
+        log.warning("call refused: %s", text, extra={"method": method, "reason": reason})
+    await context.abort(code, text, trailing_metadata=(("ssfl-reason", reason),))

@@ -1,0 +1,85 @@
+"""Sockets: the client port, the admin port, health and reflection."""
+
+import grpc.aio
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_health.v1._async import HealthServicer
+from grpc_reflection.v1alpha import reflection
+
+from ssfl.codec import MAX_CHUNK_BYTES
+from ssfl.method.manifest import MAX_MANIFEST_BYTES
+from ssfl.program.exits import ExitCode, ProgramError
+from ssfl.server.admin import AdminService
+from ssfl.server.conductor import Conductor
+from ssfl.server.config import CoordinatorConfig
+from ssfl.server.interceptors import StatusInterceptor
+from ssfl.server.service import CoordinatorService
+from ssfl.server.sessions import Sessions
+from ssfl.server.uploads import Uploads
+from ssfl.v1 import admin_pb2_grpc, coordinator_pb2, coordinator_pb2_grpc
+
+# Clients ping every 20 s (docs/wire-format.md, section Connections): allow that, with slack.
+OPTIONS = [
+    ("grpc.max_receive_message_length", MAX_CHUNK_BYTES + MAX_MANIFEST_BYTES),
+    ("grpc.keepalive_time_ms", 30_000),
+    ("grpc.keepalive_timeout_ms", 20_000),
+    ("grpc.keepalive_permit_without_calls", 1),
+    ("grpc.http2.min_recv_ping_interval_without_data_ms", 10_000),
+    ("grpc.http2.max_ping_strikes", 0),
+    ("grpc.so_reuseport", 0),  # a port in use is an error, not a silent second server
+]
+GRACE_S = 1.0
+
+
+class Listener:
+    """The coordinator's two gRPC servers."""
+
+    def __init__(self, config: CoordinatorConfig, conductor: Conductor, sessions: Sessions) -> None:
+        self._config = config
+        uploads = Uploads(
+            conductor.spool, conductor.ledger, config.upload_slots, config.run.no_progress_s
+        )
+        self._clients = grpc.aio.server(interceptors=[StatusInterceptor()], options=OPTIONS)
+        coordinator_pb2_grpc.add_CoordinatorServiceServicer_to_server(
+            CoordinatorService(conductor, sessions, uploads), self._clients
+        )
+        self._health = HealthServicer()
+        health_pb2_grpc.add_HealthServicer_to_server(self._health, self._clients)
+        name = coordinator_pb2.DESCRIPTOR.services_by_name["CoordinatorService"].full_name
+        names = (name, "grpc.health.v1.Health", reflection.SERVICE_NAME)
+        reflection.enable_server_reflection(names, self._clients)
+        self._admin = grpc.aio.server(interceptors=[StatusInterceptor()], options=OPTIONS)
+        admin_pb2_grpc.add_AdminServiceServicer_to_server(
+            AdminService(conductor, sessions, str(config.out_dir)), self._admin
+        )
+        self.port = 0
+        self.admin_port = 0
+
+    async def start(self) -> None:
+        """Listen; raise ProgramError(PORT_IN_USE) if a port cannot be had."""
+        config = self._config
+        self.port = _bind(self._clients, config.host, config.port, "--port")
+        self.admin_port = _bind(self._admin, "127.0.0.1", config.admin_port, "--admin-port")
+        await self._clients.start()
+        await self._admin.start()
+        await self._health.set("", health_pb2.HealthCheckResponse.SERVING)
+
+    async def stop(self) -> None:
+        """Stop taking calls and end those that are open."""
+        await self._health.enter_graceful_shutdown()
+        await self._clients.stop(GRACE_S)
+        await self._admin.stop(GRACE_S)
+
+
+def _bind(server: grpc.aio.Server, host: str, port: int, flag: str) -> int:
+    address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+    try:
+        bound: int = server.add_insecure_port(address)
+    except RuntimeError:
+        bound = 0
+    if not bound:
+        raise ProgramError(
+            f"cannot listen on {address}: the port is in use or not allowed; "
+            f"choose another with {flag}, or {flag} 0 for a free one",
+            ExitCode.PORT_IN_USE,
+        )
+    return bound

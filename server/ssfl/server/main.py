@@ -1,0 +1,191 @@
+"""`ssfl-coordinator`: flags -> config -> serve; signals; exit codes."""
+
+import asyncio
+import contextlib
+import logging
+import os
+import signal
+import sys
+import time
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+
+from ssfl.program import logs, settings
+from ssfl.program.exits import ExitCode, ProgramError, run_program
+from ssfl.program.files import remove_leftovers
+from ssfl.program.lock import DirectoryLock
+from ssfl.program.malloc import keep_big_buffers
+from ssfl.server import events
+from ssfl.server.admin import everyone_has_it
+from ssfl.server.conductor import Conductor
+from ssfl.server.config import CoordinatorConfig
+from ssfl.server.errors import StateError
+from ssfl.server.history import History
+from ssfl.server.journal import Journal
+from ssfl.server.ledger import Ledger
+from ssfl.server.listen import Listener
+from ssfl.server.outputs import run_folder, write_outputs
+from ssfl.server.recover import load_model, move_aside, open_run
+from ssfl.server.run import waiting_for
+from ssfl.server.sessions import Sessions
+from ssfl.server.spool import Spool
+from ssfl.server.state import Phase
+from ssfl.server.store import Store
+
+log = logging.getLogger("ssfl.coordinator")
+
+DESCRIPTION = "Coordinates a sparse federation: agrees on one mask, then averages kept values."
+TICK_S = 0.5
+WAITING_EVERY_S = 10.0
+GOODBYE_S = 60.0  # --exit-when-done waits so long for sites that have not fetched the model
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the coordinator; return its exit code."""
+    return run_program(lambda: _main(sys.argv[1:] if argv is None else argv), "ssfl-coordinator")
+
+
+def _main(argv: Sequence[str]) -> int:
+    config = settings.load(CoordinatorConfig, argv, os.environ, "ssfl-coordinator", DESCRIPTION)
+    logs.setup(config.log_format, config.log_level)
+    keep_big_buffers()
+    config.state_dir.mkdir(parents=True, exist_ok=True)
+    try:
+        with DirectoryLock(config.state_dir):
+            return asyncio.run(_serve(config))
+    except StateError as error:
+        raise ProgramError(str(error), ExitCode.STATE) from error
+    except OSError as error:
+        if error.filename is None and error.errno is None:
+            raise
+        raise ProgramError(
+            f"{error}: the state up to here is kept; make room or fix the disk, then start again",
+            ExitCode.STATE,
+        ) from error
+
+
+async def _serve(config: CoordinatorConfig) -> int:
+    asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(config.workers))
+    if config.fresh and (moved := move_aside(config.state_dir)):
+        log.info("old state moved aside", extra={"to": str(moved)})
+    conductor = _open(config)
+    sessions = Sessions()
+    listener = Listener(config, conductor, sessions)
+    await listener.start()
+    log.info("configuration", extra=settings.describe(config))
+    print(f"ssfl-coordinator listening on {config.host}:{listener.port}", flush=True)
+    print(f"ssfl-coordinator admin on 127.0.0.1:{listener.admin_port}", flush=True)
+    _greet(config, conductor)
+    stop = _signals()
+    jobs = [
+        asyncio.ensure_future(conductor.serve()),
+        asyncio.ensure_future(_tick(conductor, sessions)),
+        asyncio.ensure_future(stop.wait()),
+    ]
+    if config.exit_when_done:
+        jobs.append(asyncio.ensure_future(_all_delivered(conductor)))
+    try:
+        await conductor.post(events.Recovered())
+        await asyncio.wait(jobs, return_when=asyncio.FIRST_COMPLETED)
+        for job in jobs:
+            if job.done():
+                job.result()
+    finally:
+        await listener.stop()
+        for job in jobs:
+            job.cancel()
+        await asyncio.gather(*jobs, return_exceptions=True)
+    if stop.is_set():
+        log.info("stopped; start again with the same --state-dir to resume")
+        return int(stop.exit_code)
+    return int(ExitCode.STOPPED if conductor.state.stopped else ExitCode.DONE)
+
+
+def _open(config: CoordinatorConfig) -> Conductor:
+    remove_leftovers(config.state_dir)
+    journal = Journal(config.state_dir / "journal")
+    if journal.cut_bytes:
+        log.warning("journal: a torn tail was cut", extra={"bytes": journal.cut_bytes})
+    history, ledger = History(), Ledger()
+    state = open_run(journal, config.run, history, ledger)
+    store = Store(config.state_dir, config.run.seed)
+    return Conductor(
+        state,
+        load_model(state, store),
+        journal,
+        store,
+        Spool(config.state_dir / "spool"),
+        history,
+        ledger,
+        time.monotonic,
+        lambda conductor: write_outputs(conductor, config.out_dir),
+    )
+
+
+def _greet(config: CoordinatorConfig, conductor: Conductor) -> None:
+    state = conductor.state
+    if state.finished:
+        log.info(
+            "this run is finished: serving its model to late sites (--fresh begins a new run)",
+            extra={"run": state.run_id, "model": run_folder(config.out_dir, state.run_id)},
+        )
+    elif state.members:
+        log.info(
+            "resumed",
+            extra={"run": state.run_id, "phase": state.phase.value, "rounds": state.rounds_done},
+        )
+    else:
+        log.info("new run", extra={"run": state.run_id, "state_dir": str(config.state_dir)})
+    if config.host not in ("127.0.0.1", "localhost", "::1"):
+        log.warning("listening beyond this machine without encryption", extra={"host": config.host})
+
+
+class _Stop(asyncio.Event):
+    exit_code = ExitCode.DONE
+
+
+def _signals() -> _Stop:
+    stop = _Stop()
+
+    def ask(code: ExitCode) -> None:
+        stop.exit_code = code
+        stop.set()
+
+    loop = asyncio.get_running_loop()
+    loop.add_signal_handler(signal.SIGINT, ask, ExitCode.INTERRUPTED)
+    loop.add_signal_handler(signal.SIGTERM, ask, ExitCode.TERMINATED)
+    return stop
+
+
+async def _tick(conductor: Conductor, sessions: Sessions) -> None:
+    """Let time pass for the run: deadlines, the countdown, lost clients, what it waits for."""
+    said, said_s = "", -WAITING_EVERY_S
+    while True:
+        await asyncio.sleep(TICK_S)
+        state, now_s = conductor.state, conductor.clock()
+        for client, member in state.members.items():
+            sessions.get(client, now_s)
+            gone = member.left or member.has_final_model or client in state.lost
+            if not gone and not sessions.alive(client, now_s):
+                log.warning("client lost", extra={"client": client})
+                await conductor.post(events.Lost(client))
+        await conductor.post(events.Tick())
+        now_waiting = waiting_for(conductor.state, now_s)
+        quiet = conductor.state.phase in (Phase.GATHERING, Phase.BETWEEN)
+        patience = WAITING_EVERY_S if quiet else 3 * WAITING_EVERY_S
+        if now_waiting and now_waiting != said and now_s - said_s >= patience:
+            log.info("waiting for %s", now_waiting)
+            said, said_s = now_waiting, now_s
+
+
+async def _all_delivered(conductor: Conductor) -> None:
+    """Return when the model is written and every site has it, or has had a minute to fetch it."""
+    await conductor.model_written.wait()
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(GOODBYE_S):
+            while not everyone_has_it(conductor.state):
+                await asyncio.sleep(0.05)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,58 @@
+"""What a finished run leaves behind: the model, the mask, the manifest and the history."""
+
+import json
+from dataclasses import asdict
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from ssfl.method.model_files import write_model
+from ssfl.program.files import write_atomic
+from ssfl.server.conductor import Conductor
+
+
+def run_folder(out_dir: str | Path, run_id: str) -> str:
+    """Return where the coordinator writes the results of a run."""
+    return str((Path(out_dir) / run_id / "coordinator").absolute())
+
+
+def history_document(conductor: Conductor) -> dict[str, Any]:
+    """Return the content of history.json: settings, model, mask, rounds, evaluations, bytes."""
+    state, model = conductor.state, conductor.model
+    document: dict[str, Any] = {
+        "format": 1,
+        "software": version("ssfl"),
+        "run_id": state.run_id,
+        "settings": asdict(state.settings),
+        "rounds_done": state.rounds_done,
+        "finished": state.finished,
+        "stopped": state.stopped,
+        "model_digest": state.base_digest,
+        "clients": {m.client: m.num_samples for m in state.members.values()},
+        **conductor.history.to_dict(),
+        "ledger": conductor.ledger.rows(),
+    }
+    if model and model.mask:
+        document["mask"] = {
+            "epoch": model.mask_epoch,
+            "digest": model.mask.digest.hex(),
+            "num_kept": model.mask.num_kept,
+            "num_masked": model.mask.size,
+            "num_values": model.manifest.size,
+            "layers": {
+                name: {"kept": kept, "size": size}
+                for name, (kept, size) in model.mask.kept_by_tensor(model.manifest).items()
+            },
+        }
+    return document
+
+
+def write_outputs(conductor: Conductor, out_dir: Path) -> None:
+    """Write the final model and the history."""
+    folder = Path(run_folder(out_dir, conductor.state.run_id))
+    folder.mkdir(parents=True, exist_ok=True)
+    model = conductor.model
+    if model and model.mask and model.values is not None:
+        write_model(folder, model.manifest, model.mask, model.values)
+    text = json.dumps(history_document(conductor), indent=1)
+    write_atomic(folder / "history.json", text.encode())

@@ -1,0 +1,93 @@
+"""From a state directory to a run: replay the journal, load the model it names."""
+
+import logging
+import secrets
+import time
+from dataclasses import asdict
+from importlib.metadata import version
+from pathlib import Path
+
+from ssfl.method.model_state import ModelState
+from ssfl.method.settings import RunSettings
+from ssfl.method.strategies import strategy_for
+from ssfl.server import facts
+from ssfl.server.errors import StateError
+from ssfl.server.history import History
+from ssfl.server.journal import Journal
+from ssfl.server.ledger import Ledger
+from ssfl.server.state import RunState, apply
+from ssfl.server.store import Store
+
+log = logging.getLogger(__name__)
+
+# Settings that may differ between two starts of one run: they change when, not what.
+CHANGEABLE = {"round_deadline_s", "no_progress_s"}
+
+
+def move_aside(state_dir: Path) -> Path | None:
+    """Rename an existing state directory; return its new name."""
+    if not (state_dir / "journal").exists():
+        return None
+    stamp = time.strftime("%Y%m%d-%H%M%S")
+    target = state_dir.with_name(f"{state_dir.name}.{stamp}-{secrets.token_hex(2)}")
+    target.mkdir(parents=True)
+    for entry in state_dir.iterdir():
+        if entry.name != "lock":
+            entry.rename(target / entry.name)
+    return target
+
+
+def open_run(journal: Journal, settings: RunSettings, history: History, ledger: Ledger) -> RunState:
+    """Return the state a journal tells; begin a new run in an empty one."""
+    state = RunState(settings)
+    if not journal.records:
+        run_id = f"{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(3)}"
+        opened = facts.RunOpened(run_id, asdict(settings), version("ssfl"))
+        journal.append([facts.to_json(opened)])
+        return apply(state, opened)
+    try:
+        told = [facts.from_json(record) for record in journal.records]
+        first = told[0]
+        if not isinstance(first, facts.RunOpened):
+            raise ValueError("it does not begin with a run")
+        _check_settings(first, settings)
+        for fact in told:
+            state = apply(state, fact)
+            history.add(fact)
+    except ValueError as error:
+        raise StateError(
+            f"{journal.path} cannot be replayed: {error}; it may be of another version. "
+            "Use --fresh to move it aside and begin again"
+        ) from error
+    ledger.resume(history.ledger)
+    journal.records.clear()
+    return state
+
+
+def load_model(state: RunState, store: Store) -> ModelState | None:
+    """Return the model the state names; None before a client has described it."""
+    if not state.manifest_digest:
+        return None
+    manifest = store.load_manifest(state.manifest_digest)
+    initial = store.load_initial(manifest, state.initial_digest)
+    model = strategy_for(state.settings).begin(manifest, initial)
+    if not state.model_step:
+        return model
+    return store.load_step(
+        state.model_step, model, state.mask_epoch, state.mask_digest, state.base_digest
+    )
+
+
+def _check_settings(opened: facts.RunOpened, settings: RunSettings) -> None:
+    now = asdict(settings)
+    differing = [
+        f"--{name.replace('_', '-')} was {opened.settings.get(name)!r}, is {now[name]!r}"
+        for name in now
+        if name not in CHANGEABLE and opened.settings.get(name) != now[name]
+    ]
+    if differing:
+        raise StateError(
+            f"the state directory holds run {opened.run_id} with other settings: "
+            + "; ".join(differing)
+            + ". Start with those settings to resume it, or use --fresh to begin a new run"
+        )

@@ -1,0 +1,308 @@
+"""The run as a pure state machine: (state, event, now) -> (state, actions, reply).
+
+No I/O, no clock, no randomness of its own: time is an argument, cohorts come from the seed.
+Every decision becomes a fact; the caller journals the facts before it acts on the rest, so a
+run that is replayed from its journal takes up exactly where it was.
+
+    gathering -> score -> train -> … -> evaluate -> … -> finished
+"""
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import assert_never
+
+from ssfl.method.strategies import strategy_for
+from ssfl.method.strategies.contract import ClientId, Position, Work
+from ssfl.server import events, facts
+from ssfl.server.events import Action, Event, Fold, Persist, Reply
+from ssfl.server.state import Phase, RunState, Step, apply
+
+QUIET_S = 15.0  # with neither --clients nor `ssfl start`: begin after so long without a newcomer
+
+Outcome = tuple[RunState, list[Action], Reply]
+
+
+def advance(state: RunState, event: Event, now_s: float) -> Outcome:
+    """Return the state after an event, what is to be done, and the word for the sender."""
+    decision = _Decision(state, now_s)
+    reply = decision.take(event)
+    return decision.state, decision.actions, reply
+
+
+def waiting_for(state: RunState, now_s: float) -> str:
+    """Say in a sentence what the run waits for; empty if nothing."""
+    match state.phase:
+        case Phase.FINISHED:
+            return ""
+        case Phase.GATHERING:
+            return _gathering(state, now_s)
+        case Phase.BETWEEN:
+            absent = ", ".join(sorted(state.lost)) or "none known"
+            return (
+                f"clients: {len(_available(state))} of at least "
+                f"{state.settings.min_clients} are here (lost: {absent})"
+            )
+    assert state.step is not None
+    if state.step.closed is not None:
+        return "the sum"
+    pending = sorted(state.step.pending)
+    names = ", ".join(f"{c} (lost)" if c in state.lost else c for c in pending[:5])
+    more = f" and {len(pending) - 5} more" if len(pending) > 5 else ""
+    return f"{state.step.work.value} of {names}{more}"
+
+
+def _gathering(state: RunState, now_s: float) -> str:
+    ready, wanted = len(state.ready), state.settings.clients
+    if wanted:
+        return f"clients: {ready} of {wanted} have joined"
+    least = state.settings.min_clients
+    if ready < least:
+        return f"clients: {ready} of at least {least} have joined"
+    left = max(0.0, QUIET_S - (now_s - state.newcomer_s))
+    return f"more clients: {ready} have joined, starting in {left:.0f} s (or now: ssfl start)"
+
+
+def _available(state: RunState) -> list[ClientId]:
+    """Return who can be asked to work: ready and, unless the run is reproducible, not lost."""
+    if state.settings.reproducible and state.founders:
+        return sorted(state.founders)
+    return [client for client in state.ready if client not in state.lost]
+
+
+class _Decision:
+    """One call of `advance`: collects facts and actions while the state moves on."""
+
+    def __init__(self, state: RunState, now_s: float) -> None:
+        self.state = state
+        self.now_s = now_s
+        self.actions: list[Action] = []
+
+    def take(self, event: Event) -> Reply:
+        match event:
+            case events.Joined():
+                return self._joined(event)
+            case events.Initialized():
+                return self._initialized(event)
+            case events.UploadReceived():
+                return self._received(event)
+            case events.StepReduced():
+                return self._reduced(event)
+            case events.Lost():
+                self.state = replace(self.state, lost=self.state.lost | {event.client})
+            case events.Returned():
+                self.state = replace(self.state, lost=self.state.lost - {event.client})
+            case events.Left():
+                if event.client in self.state.members:
+                    self._fact(facts.ClientLeft(event.client, event.finished))
+            case events.StartAsked():
+                return self._start_asked()
+            case events.StopAsked():
+                self.state = replace(self.state, stop_asked=True)
+            case events.Tick():
+                pass
+            case events.Recovered():
+                self._recovered()
+            case _:
+                assert_never(event)
+        self._move_on()
+        return Reply.DONE
+
+    def _fact(self, fact: facts.Fact) -> None:
+        self.state = apply(self.state, fact)
+        self.actions.append(Persist(fact))
+
+    def _joined(self, event: events.Joined) -> Reply:
+        ready_before = len(self.state.ready)
+        self._fact(
+            facts.ClientJoined(
+                event.client, self.state.last_session + 1, event.token, event.num_samples,
+                event.manifest_digest, event.fingerprint,
+            )
+        )  # fmt: skip
+        if len(self.state.ready) > ready_before:
+            self.state = replace(self.state, newcomer_s=self.now_s)
+        self._move_on()
+        return Reply.DONE
+
+    def _initialized(self, event: events.Initialized) -> Reply:
+        if self.state.manifest_digest:
+            same = self.state.manifest_digest == event.manifest_digest
+            return Reply.ALREADY_ACCEPTED if same else Reply.CONFLICT
+        self._fact(
+            facts.ModelInitialized(
+                event.client, event.manifest_digest, event.initial_digest, event.mask_epoch,
+                event.mask_digest, event.num_kept, event.base_digest,
+            )
+        )  # fmt: skip
+        self.state = replace(self.state, newcomer_s=self.now_s)
+        self._move_on()
+        return Reply.ACCEPTED
+
+    def _received(self, event: events.UploadReceived) -> Reply:
+        step = self.state.step
+        if step is None or step.number != event.step or event.client not in step.cohort:
+            return Reply.STEP_CLOSED
+        before = step.uploads.get(event.client)
+        if before is not None:
+            same = before.digest == event.digest
+            return Reply.ALREADY_ACCEPTED if same else Reply.CONFLICT
+        if step.closed is not None:
+            return Reply.STEP_CLOSED
+        accepted = facts.UploadAccepted(
+            step.number, event.client, event.digest, event.largest, event.report
+        )
+        self._fact(accepted)
+        if step.work is not Work.EVALUATE:
+            self.actions.append(Fold(step.number, event.client))
+        self._move_on()
+        return Reply.ACCEPTED
+
+    def _reduced(self, event: events.StepReduced) -> Reply:
+        self._commit(event)
+        self._move_on()
+        return Reply.DONE
+
+    def _commit(self, event: events.StepReduced) -> None:
+        self._fact(
+            facts.StepCommitted(
+                event.step, event.mask_epoch, event.mask_digest, event.num_kept,
+                event.base_digest, event.report,
+            )
+        )  # fmt: skip
+        self.actions.append(events.DropSpool(event.step))
+
+    def _commit_evaluation(self, step: int) -> None:
+        """An evaluation changes nothing but what is known of the model."""
+        state = self.state
+        self._commit(
+            events.StepReduced(
+                step, state.mask_epoch, state.mask_digest, state.num_kept, state.base_digest
+            )
+        )
+
+    def _start_asked(self) -> Reply:
+        if self.state.founders or self.state.finished:
+            return Reply.DONE
+        if len(self.state.ready) < self.state.settings.min_clients:
+            return Reply.TOO_FEW_CLIENTS
+        self._fact(facts.RunStarted(tuple(self.state.ready)))
+        self._move_on()
+        return Reply.DONE
+
+    def _recovered(self) -> None:
+        self.state = replace(self.state, newcomer_s=self.now_s, step_began_s=self.now_s)
+        if self.state.finished:
+            self.actions.append(events.WriteModel())  # a crash may have come before it
+        step = self.state.step
+        if step is None:
+            return
+        if step.work is Work.EVALUATE:
+            if step.closed is not None:
+                self._commit_evaluation(step.number)
+            return
+        self.actions.append(events.OpenStep())
+        self.actions.extend(Fold(step.number, client) for client in sorted(step.uploads))
+        if step.closed is not None:
+            self.actions.append(events.Reduce(step.number))
+
+    def _move_on(self) -> None:
+        """Take every decision that is due."""
+        due: list[Callable[[], bool]] = [self._stop, self._start, self._close, self._begin]
+        while any(decide() for decide in due):
+            pass
+
+    def _stop(self) -> bool:
+        state = self.state
+        if not state.stop_asked or state.finished:
+            return False
+        if state.step and state.step.closed is not None:
+            return False  # the sum is being made: let the round count
+        self._finish(stopped=True)
+        return True
+
+    def _start(self) -> bool:
+        state = self.state
+        if state.founders or state.finished or not state.manifest_digest:
+            return False
+        ready, wanted = state.ready, state.settings.clients
+        if wanted:
+            begin = len(ready) >= wanted
+        else:
+            quiet = self.now_s - state.newcomer_s >= QUIET_S
+            begin = len(ready) >= state.settings.min_clients and quiet
+        if begin:
+            self._fact(facts.RunStarted(tuple(ready)))
+        return begin
+
+    def _close(self) -> bool:
+        step = self.state.step
+        if step is None or step.closed is not None or not self._nobody_is_waited_for(step):
+            return False
+        enough = min(self.state.settings.min_clients, len(step.cohort))
+        if step.work is not Work.EVALUATE and len(step.uploads) < enough:
+            reason = f"{len(step.uploads)} of at least {enough} reported"
+            self._fact(facts.StepVoided(step.number, reason))
+            self.actions.append(events.DropSpool(step.number))
+            return True
+        self._fact(
+            facts.StepClosed(step.number, tuple(sorted(step.uploads)), tuple(sorted(step.pending)))
+        )
+        if step.work is Work.EVALUATE:
+            self._commit_evaluation(step.number)
+        else:
+            self.actions.append(events.Reduce(step.number))
+        return True
+
+    def _nobody_is_waited_for(self, step: Step) -> bool:
+        pending = step.pending
+        if not pending:
+            return True
+        settings, late = self.state.settings, self.now_s - self.state.step_began_s
+        gone = {c for c in pending if self.state.members[c].left}
+        if settings.reproducible and step.work is not Work.EVALUATE:
+            return False
+        if late >= settings.round_deadline_s:
+            return True
+        if step.work is Work.SCORE:  # there is one vote: a lost client has until the deadline
+            return pending <= gone
+        enough = len(step.uploads) >= min(settings.min_clients, len(step.cohort))
+        return pending <= gone | self.state.lost and (enough or step.work is Work.EVALUATE)
+
+    def _begin(self) -> bool:
+        state = self.state
+        if not state.founders or state.step or state.finished:
+            return False
+        settings, clients = state.settings, _available(state)
+        last = state.rounds_done >= settings.rounds
+        every = settings.evaluate_every
+        due = last or bool(every and state.rounds_done and state.rounds_done % every == 0)
+        if due and state.rounds_evaluated < state.rounds_done and clients:
+            self._start_step(Work.EVALUATE, "", clients)
+            return True
+        if not last and len(clients) < settings.min_clients:
+            return False
+        position = Position(
+            state.rounds_done, state.mask_epoch, 0 if settings.reproducible else state.attempt
+        )
+        plan = strategy_for(settings).plan(position, clients)
+        if plan is None:
+            self._finish(stopped=False)
+            return True
+        criterion = next(iter(plan.tasks.values())).criterion
+        self._start_step(plan.work, criterion, sorted(plan.tasks))
+        return True
+
+    def _start_step(self, work: Work, criterion: str, cohort: list[ClientId]) -> None:
+        weights = {client: self.state.members[client].num_samples for client in cohort}
+        self._fact(
+            facts.StepStarted(
+                self.state.last_step + 1, work, criterion, self.state.rounds_done,
+                self.state.attempt, weights,
+            )
+        )  # fmt: skip
+        self.state = replace(self.state, step_began_s=self.now_s)
+        self.actions.append(events.OpenStep())
+
+    def _finish(self, *, stopped: bool) -> None:
+        self._fact(facts.RunFinished(stopped))
+        self.actions.append(events.WriteModel())

@@ -1,0 +1,57 @@
+"""Who was heard of when: what is known of clients beyond the journal. Lost with the process."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from ssfl.method.strategies.contract import ClientId
+
+PROGRESS_EVERY_S = 10.0
+LOST_AFTER_S = 3 * PROGRESS_EVERY_S
+
+
+@dataclass(slots=True)
+class Presence:
+    """One client, as far as it was heard of."""
+
+    last_seen_s: float
+    open_calls: int = 0
+    steps_done: int = 0
+    steps_all: int = 0
+    asked_step: int = 0  # the newest step whose task went out to it
+    asked_s: float = 0.0
+
+
+class Sessions:
+    """Signs of life of every client."""
+
+    def __init__(self) -> None:
+        self._presence: dict[ClientId, Presence] = {}
+
+    def heard(self, client: ClientId, now_s: float) -> Presence:
+        """Note a sign of life."""
+        presence = self._presence.setdefault(client, Presence(now_s))
+        presence.last_seen_s = now_s
+        return presence
+
+    def get(self, client: ClientId, now_s: float) -> Presence:
+        """Return what is known; a client of an earlier process counts as seen just now."""
+        return self._presence.setdefault(client, Presence(now_s))
+
+    def alive(self, client: ClientId, now_s: float) -> bool:
+        """Tell whether the client has a call open or was heard of within 30 s."""
+        presence = self._presence.get(client)
+        if presence is None:
+            return False
+        return presence.open_calls > 0 or now_s - presence.last_seen_s < LOST_AFTER_S
+
+    @contextmanager
+    def call(self, client: ClientId, clock: Callable[[], float]) -> Iterator[Presence]:
+        """Keep the client alive while a call of it is open."""
+        presence = self.heard(client, clock())
+        presence.open_calls += 1
+        try:
+            yield presence
+        finally:
+            presence.open_calls -= 1
+            presence.last_seen_s = clock()

@@ -1,0 +1,74 @@
+"""Uploads on their way in: one file per client and step, verified whole before they count.
+
+spool/<step>/<client>.<digest>.part    being received; its length is where to resume
+spool/<step>/<client>.bin              verified and synced; may be folded
+"""
+
+import hashlib
+import os
+import shutil
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from ssfl.codec.errors import DigestMismatch
+from ssfl.method.strategies.contract import ClientId
+from ssfl.program.files import sync_directory
+
+BLOCK_BYTES = 1 << 20
+
+
+class Spool:
+    """The spool directory."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+
+    def part(self, step: int, client: ClientId, digest: bytes) -> Path:
+        """Return the file of an upload in progress; an unfinished other upload is dropped."""
+        folder = self.root / str(step)
+        folder.mkdir(parents=True, exist_ok=True)
+        path = folder / f"{client}.{digest.hex()[:16]}.part"
+        for other in folder.glob(f"{client}.*.part"):
+            if other != path:
+                other.unlink()
+        path.touch()
+        return path
+
+    def accepted(self, step: int, client: ClientId) -> Path:
+        """Return the file of a verified upload."""
+        return self.root / str(step) / f"{client}.bin"
+
+    def keep(self, part: Path, step: int, client: ClientId) -> None:
+        """Make a verified upload permanent: synced under its final name."""
+        with part.open("rb") as file:
+            os.fsync(file.fileno())
+        part.rename(self.accepted(step, client))
+        sync_directory(part.parent)
+
+    def drop_step(self, step: int) -> None:
+        """Forget a step's uploads."""
+        shutil.rmtree(self.root / str(step), ignore_errors=True)
+
+
+def append(path: Path, data: bytes) -> None:
+    """Append one chunk."""
+    with path.open("ab", buffering=0) as file:
+        view = memoryview(data)
+        while view:
+            view = view[file.write(view) :]
+
+
+def check_digest(path: Path, expected: bytes) -> None:
+    """Raise DigestMismatch unless the file has this SHA-256."""
+    with path.open("rb") as file:
+        actual = hashlib.file_digest(file, "sha256").digest()
+    if actual != expected:
+        raise DigestMismatch(expected, actual)
+
+
+def read_values(path: Path, start: int, count: int) -> npt.NDArray[np.float32]:
+    """Return up to `count` float32 values from value number `start` on."""
+    values = np.fromfile(path, dtype="<f4", count=count, offset=4 * start)
+    return values.astype(np.float32, copy=False)

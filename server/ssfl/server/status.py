@@ -1,0 +1,44 @@
+"""Exception -> gRPC status: the one table."""
+
+import grpc
+
+from ssfl.codec.errors import ChecksumMismatch, CodecError, DigestMismatch
+from ssfl.method.errors import ManifestError
+from ssfl.server import errors
+
+STATUS: dict[type[Exception], grpc.StatusCode] = {
+    CodecError: grpc.StatusCode.INVALID_ARGUMENT,  # resending the same bytes cannot help
+    ChecksumMismatch: grpc.StatusCode.DATA_LOSS,  # damaged on the way: send again
+    DigestMismatch: grpc.StatusCode.DATA_LOSS,
+    ManifestError: grpc.StatusCode.INVALID_ARGUMENT,
+    errors.InvalidRequest: grpc.StatusCode.INVALID_ARGUMENT,
+    errors.VersionUnsupported: grpc.StatusCode.FAILED_PRECONDITION,
+    errors.ClientIdTaken: grpc.StatusCode.ALREADY_EXISTS,
+    errors.UnknownClient: grpc.StatusCode.NOT_FOUND,  # join again
+    errors.SessionEnded: grpc.StatusCode.ABORTED,
+    errors.ManifestMismatch: grpc.StatusCode.FAILED_PRECONDITION,
+    errors.JoinAgain: grpc.StatusCode.FAILED_PRECONDITION,
+    errors.StaleBase: grpc.StatusCode.FAILED_PRECONDITION,
+    errors.UpdateConflict: grpc.StatusCode.ALREADY_EXISTS,
+    errors.NoProgress: grpc.StatusCode.DEADLINE_EXCEEDED,
+    errors.TooFewClients: grpc.StatusCode.FAILED_PRECONDITION,
+    errors.ModelUnusable: grpc.StatusCode.FAILED_PRECONDITION,
+}
+REASONS: dict[type[Exception], str] = {
+    CodecError: "bad_payload",
+    ChecksumMismatch: "checksum_mismatch",
+    DigestMismatch: "digest_mismatch",
+    ManifestError: "bad_manifest",
+}
+
+
+def status_of(error: Exception) -> grpc.StatusCode:
+    """Return the code of the closest listed ancestor of `error`; INTERNAL if none."""
+    return next((STATUS[k] for k in type(error).__mro__ if k in STATUS), grpc.StatusCode.INTERNAL)
+
+
+def reason_of(error: Exception) -> str:
+    """Return the word for `ssfl-reason`; "internal" if the error is not one of ours."""
+    if isinstance(error, errors.Refusal):
+        return error.reason
+    return next((REASONS[k] for k in type(error).__mro__ if k in REASONS), "internal")

@@ -1,0 +1,100 @@
+"""The run's log lines: one per fact worth telling, for people."""
+
+import logging
+from typing import Any
+
+from ssfl.method.manifest import Manifest
+from ssfl.method.mask import Mask
+from ssfl.method.strategies.contract import Work
+from ssfl.server import facts
+from ssfl.server.facts import Fact
+from ssfl.server.history import History
+from ssfl.server.state import RunState
+
+log = logging.getLogger("ssfl.run")
+
+
+def tell(fact: Fact, state: RunState, history: History) -> None:
+    """Log a fact; `state` and `history` are as they stand after it."""
+    match fact:
+        case facts.ClientJoined() if not fact.manifest_digest:
+            _say("client joined", client=fact.client, num_samples=fact.num_samples)
+        case facts.ModelInitialized():
+            _say("model initialized", client=fact.client, manifest=fact.manifest_digest[:12])
+        case facts.RunStarted():
+            _say("run started", clients=len(fact.clients))
+        case facts.StepStarted(work=Work.TRAIN):
+            _say("round started", round=fact.round_number, clients=len(fact.cohort))
+        case facts.StepStarted():
+            _say(f"{fact.work.value} started", clients=len(fact.cohort))
+        case facts.UploadAccepted():
+            log.debug("upload accepted", extra={"client": fact.client, "step": fact.step})
+        case facts.StepClosed(missing=missing) if missing:
+            names = ", ".join(missing)
+            log.warning("step closed without some clients", extra={"missing": names})
+        case facts.StepVoided():
+            log.warning("step void, trying again", extra={"reason": fact.reason})
+        case facts.StepCommitted():
+            _committed(state, history)
+        case facts.RunFinished():
+            digest = state.base_digest[:12] or "none"
+            _say("run stopped" if fact.stopped else "run finished", model=digest)
+        case facts.ClientLeft():
+            _say("client left", client=fact.client, has_final_model=fact.finished)
+
+
+def tell_mask(mask: Mask, manifest: Manifest, history: History) -> None:
+    """Say what was agreed, who voted, and warn of emptied tensors."""
+    kept = mask.num_kept
+    _say(
+        "mask agreed",
+        kept=kept,
+        of=mask.size,
+        density=f"{kept / mask.size:.4f}",
+        density_of_all=f"{(kept + manifest.num_unmasked) / manifest.size:.4f}",
+        digest=mask.digest.hex()[:12],
+    )
+    votes = ", ".join(f"{row['client']} {100 * row['share']:.1f} %" for row in history.votes[:12])
+    more = len(history.votes) - 12
+    _say("votes by share of the data: " + votes + (f" and {more} more" if more > 0 else ""))
+    if history.not_voted:
+        log.warning("did not vote", extra={"clients": ", ".join(history.not_voted)})
+    for name, (num_kept, size) in mask.kept_by_tensor(manifest).items():
+        if num_kept == 0:
+            log.warning(
+                "the mask empties a tensor: nothing passes through it; lower the sparsity",
+                extra={"tensor": name, "size": size},
+            )
+
+
+def _committed(state: RunState, history: History) -> None:
+    newest = history.rounds[-1] if history.rounds else None
+    if (
+        newest
+        and newest["round"] == state.rounds_done - 1
+        and state.rounds_evaluated < state.rounds_done
+    ):
+        _say(
+            "round committed",
+            round=newest["round"],
+            reported=len(newest["clients"]),
+            base_accuracy=_percent(newest["pooled"]),
+            loss=f"{newest['training_loss']:.4f}",
+            model=state.base_digest[:12],
+        )
+    elif history.evaluations and history.evaluations[-1]["rounds_done"] == state.rounds_done:
+        last = history.evaluations[-1]
+        _say(
+            "global model evaluated",
+            rounds_done=state.rounds_done,
+            pooled=_percent(last["pooled"]),
+            mean=_percent(last["mean"]),
+        )
+
+
+def _percent(share: float | None) -> str:
+    return "unknown" if share is None else f"{100 * share:.2f}%"
+
+
+def _say(event: str, **fields: Any) -> None:
+    log.info(event, extra=fields)

@@ -1,0 +1,156 @@
+"""Receiving an upload: header, grant, chunks into the spool, verification, receipt.
+
+The same for initial models, scores and updates. At most `slots` uploads hold a grant at once,
+so memory in flight is bounded whatever the number of clients. A half upload stays in the spool
+and is resumed; nothing of it reaches a sum.
+"""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+from ssfl.codec import Receiver
+from ssfl.codec.errors import DigestMismatch, TruncatedPayload
+from ssfl.method.strategies.contract import ClientId
+from ssfl.server.errors import InvalidRequest, NoProgress, SessionEnded
+from ssfl.server.ledger import Direction, Ledger
+from ssfl.server.spool import Spool, append
+from ssfl.v1 import transfer_pb2 as pb
+
+QUEUED_EVERY_S = 15.0
+DIGEST_BYTES = 32
+
+
+class Upload(Protocol):
+    """A request message of any upload stream."""
+
+    def WhichOneof(self, group: str) -> str | None: ...
+    def ByteSize(self) -> int: ...
+    @property
+    def chunk(self) -> pb.Chunk: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Expected:
+    """What the header announced, already checked against the step."""
+
+    client: ClientId
+    step: int
+    payload: pb.Payload
+    phase: str  # in the ledger
+
+
+def check_payload(payload: pb.Payload, encoding: pb.Encoding, num_bytes: int) -> None:
+    """Raise InvalidRequest unless the payload is announced as it must be."""
+    if payload.encoding != encoding:
+        raise InvalidRequest(
+            f"encoding {payload.encoding} where {pb.Encoding.Name(encoding)} is expected"
+        )
+    if payload.num_bytes != num_bytes:
+        raise InvalidRequest(f"{payload.num_bytes} bytes announced where {num_bytes} are expected")
+    if len(payload.digest) != DIGEST_BYTES:
+        raise InvalidRequest(f"a digest has {DIGEST_BYTES} bytes, not {len(payload.digest)}")
+
+
+class Uploads:
+    """All uploads under way."""
+
+    def __init__(self, spool: Spool, ledger: Ledger, slots: int, no_progress_s: float) -> None:
+        self.slots = slots
+        self._spool = spool
+        self._ledger = ledger
+        self._no_progress_s = no_progress_s
+        self._free = asyncio.Semaphore(slots)
+        self._queued = 0
+        self._newest: dict[ClientId, object] = {}
+
+    async def receive(
+        self,
+        expected: Expected,
+        requests: AsyncIterator[Upload],
+        respond: Callable[..., Any],
+        accept: Callable[[Path], Awaitable[pb.Receipt]],
+    ) -> AsyncIterator[Any]:
+        """Yield the answers to one upload; `accept` verifies the file and makes it count."""
+        this = self._newest[expected.client] = object()  # a newer upload of the client wins
+        async for answer in self._slot(respond):
+            yield answer
+        try:
+            part = await asyncio.to_thread(
+                self._spool.part, expected.step, expected.client, expected.payload.digest
+            )
+            receiver = Receiver(expected.payload.num_bytes, part.stat().st_size)
+            if receiver.offset > receiver.num_bytes:
+                part.unlink()
+                raise DigestMismatch(expected.payload.digest, b"")
+            yield respond(grant=pb.Grant(offset=receiver.offset))
+            await self._chunks(expected, requests, receiver, part, this)
+            try:
+                receipt = await accept(part)
+            except Exception:
+                part.unlink(missing_ok=True)  # what is not sound is not resumed either
+                raise
+            yield respond(receipt=receipt)
+        finally:
+            self._free.release()
+            if self._newest.get(expected.client) is this:
+                del self._newest[expected.client]
+
+    async def _slot(self, respond: Callable[..., Any]) -> AsyncIterator[Any]:
+        """Wait for a free slot, with a sign of life every 15 s."""
+        self._queued += 1
+        try:
+            waiting = asyncio.ensure_future(self._free.acquire())
+            try:
+                while not (await asyncio.wait({waiting}, timeout=QUEUED_EVERY_S))[0]:
+                    yield respond(queued=pb.Queued(ahead=self._queued - 1))
+            except BaseException:
+                if not waiting.cancel() and waiting.done() and not waiting.cancelled():
+                    self._free.release()
+                raise
+        finally:
+            self._queued -= 1
+
+    async def _chunks(
+        self,
+        expected: Expected,
+        requests: AsyncIterator[Upload],
+        receiver: Receiver,
+        part: Path,
+        this: object,
+    ) -> None:
+        first_chunk = True
+        while not receiver.complete:
+            try:
+                request = await asyncio.wait_for(anext(requests), self._no_progress_s)
+            except StopAsyncIteration:
+                raise TruncatedPayload(receiver.num_bytes, receiver.offset) from None
+            except TimeoutError:
+                raise NoProgress(
+                    f"no byte of the upload for {self._no_progress_s:g} s: send it again, "
+                    f"it goes on at byte {receiver.offset}"
+                ) from None
+            if self._newest.get(expected.client) is not this:
+                raise SessionEnded("a newer upload of this client has replaced this one")
+            if request.WhichOneof("part") != "chunk":
+                raise InvalidRequest("a second header inside an upload")
+            chunk = request.chunk
+            if first_chunk and chunk.offset == 0 and receiver.offset:
+                part.write_bytes(b"")  # sent without waiting for the grant: from the start
+                receiver.offset = 0
+            first_chunk = False
+            receiver.check(chunk.offset, chunk.data, chunk.crc32)
+            await asyncio.to_thread(append, part, chunk.data)
+            self._ledger.count(expected.phase, Direction.UP, request.ByteSize(), len(chunk.data))
+
+
+async def first(requests: AsyncIterator[Any], no_progress_s: float) -> Any:
+    """Return the header of an upload stream."""
+    with contextlib.suppress(StopAsyncIteration, TimeoutError):
+        request = await asyncio.wait_for(anext(requests), no_progress_s)
+        if request.WhichOneof("part") == "header":
+            return request
+    raise InvalidRequest("an upload begins with its header")

@@ -1,0 +1,52 @@
+"""Is an upload fit for the sum? Checked block by block, before a single value is added."""
+
+from pathlib import Path
+
+import numpy as np
+
+from ssfl.method.exact_sum import VALUE_BOUND
+from ssfl.method.manifest import Manifest
+from ssfl.method.mask import Mask
+from ssfl.server.errors import BadValues
+from ssfl.server.spool import read_values
+
+_BLOCK = 1 << 18  # values
+
+
+def verify_scores(path: Path, manifest: Manifest) -> float:
+    """Return the largest score; raise BadValues for a negative, NaN or infinite one."""
+    largest = 0.0
+    for start in range(0, manifest.num_masked, _BLOCK):
+        block = read_values(path, start, _BLOCK)
+        bad = ~((block >= 0) & (block < np.inf))
+        if bad.any():
+            at = start + int(np.argmax(bad))
+            raise BadValues(
+                f"score {block[at - start]} in {manifest.tensor_at(at)}: "
+                "scores must be finite and not negative"
+            )
+        largest = max(largest, float(block.max(initial=0.0)))
+    return largest
+
+
+def verify_values(path: Path, count: int, manifest: Manifest, mask: Mask) -> float:
+    """Return the largest |value|; raise BadValues for NaN, infinity or one beyond the bound."""
+    largest = 0.0
+    for start in range(0, count, _BLOCK):
+        block = np.abs(read_values(path, start, _BLOCK))
+        bad = ~(block <= VALUE_BOUND)
+        if bad.any():
+            at = start + int(np.argmax(bad))
+            raise BadValues(
+                f"value of size {block[at - start]} in {_tensor(at, manifest, mask)}: "
+                f"values must be finite and at most {VALUE_BOUND:g}"
+            )
+        largest = max(largest, float(block.max(initial=0.0)))
+    return largest
+
+
+def _tensor(place: int, manifest: Manifest, mask: Mask) -> str:
+    """Return the tensor that holds the `place`-th of the values that travel."""
+    if place < mask.num_kept:
+        return manifest.tensor_at(int(np.flatnonzero(mask.bools())[place]))
+    return manifest.tensor_at(manifest.num_masked + place - mask.num_kept)

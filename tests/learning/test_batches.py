@@ -1,0 +1,87 @@
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+
+from ssfl.learning.batches import balanced_batch, count_steps, take, training_batches
+from ssfl.learning.shards import class_counts
+from ssfl.method.settings import RunSettings
+from ssfl.method.streams import Stream
+
+EPOCHS = RunSettings(local_epochs=3, batch_size=4)
+STEPS = replace(EPOCHS, local_steps=5)
+
+
+def test_every_epoch_sees_every_sample_once_in_its_own_order() -> None:
+    batches = list(training_batches(10, EPOCHS, round_number=2, client_id="a"))
+    assert [len(batch) for batch in batches] == [4, 4, 2] * 3
+    epochs = [np.concatenate(batches[i : i + 3]).tolist() for i in (0, 3, 6)]
+    assert all(sorted(epoch) == list(range(10)) for epoch in epochs)
+    assert epochs[0] != epochs[1] != epochs[2]
+
+
+def test_the_order_is_that_of_the_named_stream() -> None:
+    batches = list(training_batches(10, EPOCHS, round_number=2, client_id="a"))
+    second = Stream(0, "batches", 2, "a", 1).permutation(10)
+    np.testing.assert_array_equal(np.concatenate(batches[3:6]), second)
+
+
+def test_a_number_of_steps_takes_the_place_of_epochs() -> None:
+    by_epoch = list(training_batches(10, EPOCHS, 0, "a"))
+    by_step = list(training_batches(10, STEPS, 0, "a"))
+    assert len(by_step) == 5
+    assert all(np.array_equal(a, b) for a, b in zip(by_step, by_epoch, strict=False))
+
+
+@pytest.mark.parametrize(("settings", "steps"), [(EPOCHS, 9), (STEPS, 5)])
+def test_steps_are_counted_before_they_are_taken(settings: RunSettings, steps: int) -> None:
+    assert count_steps(10, settings) == steps
+    assert len(list(training_batches(10, settings, 0, "a"))) == steps
+
+
+@given(
+    labels=st.lists(st.integers(0, 5), min_size=1, max_size=60),
+    batch_size=st.integers(1, 70),
+    seed=st.integers(0, 10**6),
+)
+@settings(derandomize=True, max_examples=200, deadline=None)
+def test_a_batch_is_as_balanced_as_the_data_allow(
+    labels: list[int], batch_size: int, seed: int
+) -> None:
+    array = np.array(labels)
+    batch = balanced_batch(array, batch_size, Stream(seed, "test"))
+    assert len(batch) == len(set(batch.tolist())) == min(batch_size, len(labels))
+    taken, there = class_counts(array[batch]), class_counts(array)
+    most = max(taken.values())
+    for label, count in there.items():  # a class below the most, but for one, is used up
+        assert taken.get(label, 0) >= min(most - 1, count)
+
+
+def test_the_remainder_goes_to_random_classes() -> None:
+    labels = np.repeat(np.arange(3), 10)
+    extra = [class_counts(labels[balanced_batch(labels, 4, Stream(s, "x"))]) for s in range(40)]
+    favoured = {max(counts, key=lambda label: counts[label]) for counts in extra}
+    assert favoured == {0, 1, 2}
+
+
+def test_samples_of_a_class_are_chosen_at_random() -> None:
+    labels = np.zeros(10, dtype=np.int64)
+    chosen = {i for s in range(60) for i in balanced_batch(labels, 2, Stream(s, "x")).tolist()}
+    assert chosen == set(range(10))
+
+
+def test_the_same_stream_gives_the_same_batch_and_few_samples_are_all_taken() -> None:
+    labels = np.arange(20) % 3
+    first, again = (balanced_batch(labels, 7, Stream(5, "x")) for _ in range(2))
+    np.testing.assert_array_equal(first, again)
+    np.testing.assert_array_equal(balanced_batch(labels, 20, Stream(5, "x")), np.arange(20))
+
+
+def test_taken_samples_are_those_at_the_indices() -> None:
+    x = np.arange(8, dtype=np.float32).reshape(4, 2)
+    x.flags.writeable = False
+    inputs, targets = take(x, np.arange(4), np.array([3, 1]), nn.Linear(2, 1))
+    assert inputs.tolist() == [[6, 7], [2, 3]] and targets.tolist() == [3, 1]

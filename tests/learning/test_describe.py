@@ -1,0 +1,109 @@
+import math
+
+import pytest
+import torch
+from torch import nn
+
+from ssfl.learning.describe import manifest_of
+from ssfl.learning.errors import ModelError
+from ssfl.learning.flatten import read_vector, write_vector
+from ssfl.learning.models import build_model
+from ssfl.method.initialize import initial_vector
+from ssfl.method.manifest import Init, Manifest, Role
+
+
+def rules(manifest: Manifest) -> dict[str, tuple[str, str]]:
+    return {t.name: (t.role.value, t.init.rule) for t in manifest.tensors}
+
+
+def test_weights_are_masked_and_everything_else_is_sent_whole() -> None:
+    model = nn.Sequential(
+        nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.GroupNorm(4, 8), nn.Flatten(), nn.Linear(8, 2)
+    )
+    assert rules(manifest_of(model, {})) == {
+        "0.weight": ("masked", "normal"),
+        "0.bias": ("dense", "zeros"),
+        "1.weight": ("dense", "ones"),
+        "1.bias": ("dense", "zeros"),
+        "2.weight": ("dense", "ones"),
+        "2.bias": ("dense", "zeros"),
+        "4.weight": ("masked", "normal"),
+        "4.bias": ("dense", "zeros"),
+        "1.running_mean": ("buffer", "zeros"),
+        "1.running_var": ("buffer", "ones"),
+    }
+
+
+def test_masked_weights_start_kaiming_normal() -> None:
+    model = nn.Sequential(nn.Conv2d(4, 8, 3, groups=2), nn.Conv1d(2, 5, 7), nn.Linear(6, 2))
+    scales = {t.name: t.init for t in manifest_of(model, {}).tensors if t.role is Role.MASKED}
+    assert scales == {
+        "0.weight": Init("normal", math.sqrt(2 / (2 * 9))),
+        "1.weight": Init("normal", math.sqrt(2 / (2 * 7))),
+        "2.weight": Init("normal", math.sqrt(2 / 6)),
+    }
+
+
+def test_parameters_of_other_layers_are_dense_and_sent() -> None:
+    model = nn.ModuleDict({"words": nn.Embedding(5, 4), "out": nn.Linear(4, 5)})
+    model.register_parameter("temperature", nn.Parameter(torch.tensor(1.0)))
+    manifest = manifest_of(model, {})
+    assert rules(manifest)["words.weight"] == ("dense", "sent")
+    assert rules(manifest)["temperature"] == ("dense", "sent")
+    assert not manifest.rebuildable
+
+
+def test_a_shared_parameter_appears_once_under_its_first_name() -> None:
+    model = nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 4))
+    model[2].weight = model[0].weight
+    manifest = manifest_of(model, {})
+    assert [t.name for t in manifest.tensors] == ["0.weight", "0.bias", "2.bias"]
+    vector = initial_vector(manifest, seed=0)
+    write_vector(model, manifest, vector)
+    assert read_vector(model, manifest).tobytes() == vector.tobytes()
+
+
+def test_counters_and_unsaved_buffers_stay_out() -> None:
+    model = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4))
+    model.register_buffer("table", torch.ones(3), persistent=False)
+    model.register_buffer("average", torch.ones(3))
+    manifest = manifest_of(model, {})
+    buffers = {t.name: t.init.rule for t in manifest.tensors if t.role is Role.BUFFER}
+    assert buffers == {"1.running_mean": "zeros", "1.running_var": "ones", "average": "sent"}
+
+
+def test_a_model_with_its_own_weights_sends_them_all() -> None:
+    manifest = manifest_of(build_model("cnn", (1, 8, 8), 10), {}, own_weights=True)
+    assert {t.init.rule for t in manifest.tensors} == {"sent"}
+    assert manifest.num_masked == 144 + 4608 + 16384 + 1280
+
+
+@pytest.mark.parametrize(
+    ("name", "input_shape"),
+    [("mlp", (1, 8, 8)), ("cnn", (1, 8, 8)), ("lenet5", (1, 28, 28)), ("resnet18", (3, 32, 32))],
+)
+def test_every_built_in_model_is_rebuilt_from_a_seed(
+    name: str, input_shape: tuple[int, ...]
+) -> None:
+    model = build_model(name, input_shape, 10)
+    manifest = manifest_of(model, {"name": name, "input_shape": list(input_shape)})
+    assert manifest.rebuildable
+    assert Manifest.from_json(manifest.json).digest == manifest.digest
+    vector = initial_vector(manifest, seed=3)
+    write_vector(model, manifest, vector)
+    assert read_vector(model, manifest).tobytes() == vector.tobytes()
+    with torch.no_grad():
+        assert model(torch.ones(2, *input_shape)).isfinite().all()
+
+
+@pytest.mark.parametrize(
+    ("model", "complaint"),
+    [
+        (nn.Linear(4, 2).double(), "weight is torch.float64: build the model in float32"),
+        (nn.Sequential(nn.LazyLinear(3)), r"0\.weight has no shape yet"),
+        (nn.LayerNorm(4), "no conv or linear weight to mask"),
+    ],
+)
+def test_a_model_that_cannot_be_masked_is_refused(model: nn.Module, complaint: str) -> None:
+    with pytest.raises(ModelError, match=complaint):
+        manifest_of(model, {})

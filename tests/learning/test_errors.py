@@ -1,0 +1,14 @@
+from ssfl.learning import errors
+from ssfl.learning.errors import DivergedError, LearningError
+
+
+def test_the_tree_in_the_docstring_names_every_error() -> None:
+    names = {error.__name__ for error in LearningError.__subclasses__()}
+    assert names == {"ShardError", "ModelError", "TaskError", "DeviceError", "DivergedError"}
+    assert all(name in (errors.__doc__ or "") for name in names)
+
+
+def test_a_divergence_knows_its_round_and_what_to_try() -> None:
+    error = DivergedError("the loss is nan in step 4", round_number=7)
+    assert error.round_number == 7
+    assert str(error) == ("round 7: the loss is nan in step 4; try a smaller --learning-rate")

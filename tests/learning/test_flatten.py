@@ -1,0 +1,88 @@
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from ssfl.learning.describe import manifest_of
+from ssfl.learning.errors import ModelError
+from ssfl.learning.flatten import masked_parameters, read_vector, write_vector
+from ssfl.method.errors import ManifestError
+from ssfl.method.streams import Stream
+
+
+def small_model() -> nn.Sequential:
+    return nn.Sequential(nn.Linear(2, 3), nn.BatchNorm1d(3), nn.Linear(3, 1, bias=False))
+
+
+def test_the_order_is_masked_then_dense_then_buffers() -> None:
+    model = small_model()
+    with torch.no_grad():
+        for value, tensor in enumerate([*model.parameters(), *model.buffers()]):
+            tensor.fill_(value)
+    vector = read_vector(model, manifest_of(model, {}))
+    # 0: first weight, 4: second weight; 1 bias, 2 scale, 3 shift; 5 and 6 running statistics.
+    assert vector.tolist() == [0] * 6 + [4] * 3 + [1] * 3 + [2] * 3 + [3] * 3 + [5] * 3 + [6] * 3
+
+
+def test_any_bits_survive_the_way_into_a_model_and_back() -> None:
+    model = small_model()
+    manifest = manifest_of(model, {})
+    bits = (Stream(0, "bits").words(manifest.size) >> np.uint64(32)).astype(np.uint32)
+    bits[:4] = [0x7FC01234, 0x80000000, 0x00000001, 0xFF800000]  # NaN, -0.0, subnormal, -inf
+    vector = bits.view(np.float32)
+    write_vector(model, manifest, vector)
+    assert read_vector(model, manifest).tobytes() == vector.tobytes()
+
+
+def test_batch_statistics_travel_but_counters_do_not() -> None:
+    model = small_model()
+    manifest = manifest_of(model, {})
+    model(torch.rand(8, 2, generator=torch.Generator().manual_seed(0)))
+    assert int(model[1].num_batches_tracked) == 1
+    vector = read_vector(model, manifest)
+    assert vector.size == 9 + 9 + 6
+    other = small_model()
+    write_vector(other, manifest, vector)
+    assert torch.equal(other[1].running_var, model[1].running_var)
+    assert int(other[1].num_batches_tracked) == 0
+
+
+def test_the_vector_is_a_copy_and_may_be_read_only() -> None:
+    model = small_model()
+    manifest = manifest_of(model, {})
+    vector = read_vector(model, manifest)
+    before = vector.copy()
+    with torch.no_grad():
+        model[0].weight.add_(1)
+    np.testing.assert_array_equal(vector, before)
+    vector.flags.writeable = False
+    write_vector(model, manifest, vector)
+    with torch.no_grad():
+        model[0].weight.add_(1)
+    np.testing.assert_array_equal(vector, before)
+
+
+def test_strided_tensors_are_read_row_by_row() -> None:
+    model = nn.Conv2d(2, 2, 2, bias=False).to(memory_format=torch.channels_last)
+    manifest = manifest_of(model, {})
+    vector = np.arange(16, dtype=np.float32)
+    write_vector(model, manifest, vector)
+    assert read_vector(model, manifest).tolist() == vector.tolist()
+    assert model.weight[1, 0, 1, 1] == 11
+
+
+def test_masked_parameters_come_with_their_places() -> None:
+    model = small_model()
+    places = list(masked_parameters(model, manifest_of(model, {})))
+    assert [place for _, place in places] == [slice(0, 6), slice(6, 9)]
+    assert places[0][0] is model[0].weight and places[1][0] is model[2].weight
+
+
+def test_a_model_of_another_manifest_is_refused() -> None:
+    manifest = manifest_of(small_model(), {})
+    with pytest.raises(ModelError, match=r"no tensor 1\.weight"):
+        read_vector(nn.Sequential(nn.Linear(2, 3), nn.ReLU(), nn.Linear(3, 1)), manifest)
+    with pytest.raises(ModelError, match=r"0\.weight has shape \(3, 5\)"):
+        read_vector(nn.Sequential(nn.Linear(5, 3), nn.BatchNorm1d(3), nn.Linear(3, 1)), manifest)
+    with pytest.raises(ManifestError, match="shape"):
+        write_vector(small_model(), manifest, np.zeros(3, dtype=np.float32))

@@ -1,0 +1,166 @@
+import hashlib
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from ssfl.learning import image_task
+from ssfl.learning.errors import ModelError, TaskError
+from ssfl.learning.load_task import load_task
+from ssfl.learning.shards import Shard
+from ssfl.method.settings import RunSettings
+
+GOOD = """
+from torch import nn
+from ssfl.learning.shards import read_shard as load_shard
+
+def build_model(settings, shard):
+    return nn.Linear(2, 2)
+
+def loss(model, x, y):
+    return model(x).mean()
+
+def count_correct(model, x, y):
+    return 0
+"""
+X, Y = torch.ones(3, 2), torch.zeros(3)
+
+
+def write(folder: Path, source: str, name: str = "task.py") -> str:
+    path = folder / name
+    path.write_text(source)
+    return str(path)
+
+
+def test_image_is_the_built_in_task() -> None:
+    task = load_task("image")
+    assert task.module is image_task
+    assert (task.name, task.own_weights) == ("image", False)
+
+
+def test_a_file_is_a_task(tmp_path: Path) -> None:
+    spec = write(tmp_path, GOOD, "scans.py")
+    task = load_task(spec)
+    assert (task.name, task.own_weights) == ("scans", False)
+    assert task.digest == hashlib.sha256(GOOD.encode()).digest()
+    assert task.loss(nn.Linear(2, 2), X, Y).ndim == 0
+    assert task.count_correct(nn.Linear(2, 2), X, Y) == 0
+
+
+def test_a_task_may_keep_its_own_initial_weights(tmp_path: Path) -> None:
+    assert load_task(write(tmp_path, GOOD + "OWN_WEIGHTS = True\n")).own_weights
+
+
+def test_a_dotted_module_is_a_task(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "hospital_pkg").mkdir()
+    write(tmp_path / "hospital_pkg", GOOD, "scans.py")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    assert load_task("hospital_pkg.scans").name == "hospital_pkg.scans"
+
+
+def test_a_file_may_import_its_neighbours_and_define_dataclasses(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    write(tmp_path, "WIDTH = 7\n", "neighbour_of_the_task.py")
+    source = """
+from __future__ import annotations
+from dataclasses import dataclass
+from neighbour_of_the_task import WIDTH
+
+@dataclass
+class Options:
+    width: int = WIDTH
+"""
+    task = load_task(write(tmp_path, source + GOOD.replace("Linear(2, 2)", "Linear(2, WIDTH)")))
+    model = task.build_model(RunSettings(), None)  # type: ignore[arg-type]  # not looked at
+    assert isinstance(model, nn.Linear) and model.out_features == 7
+
+
+@pytest.mark.parametrize(
+    ("spec", "complaint"),
+    [
+        ("absent/task.py", r"there is no task file absent/task\.py"),
+        ("no_such_module", "there is no module no_such_module for the task no_such_module"),
+        ("ssfl.learning.absent", "there is no module ssfl.learning.absent"),
+    ],
+)
+def test_a_task_that_is_not_there_is_named(spec: str, complaint: str) -> None:
+    with pytest.raises(TaskError, match=complaint):
+        load_task(spec)
+
+
+def test_a_file_without_the_functions_is_told_which_are_missing(tmp_path: Path) -> None:
+    spec = write(tmp_path, GOOD.replace("def loss", "def lost"))
+    with pytest.raises(TaskError, match=r"task\.py does not define loss$"):
+        load_task(spec)
+
+
+def test_a_module_that_needs_something_else_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write(tmp_path, "import no_such_library\n", "needy_task.py")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    with pytest.raises(TaskError, match="imports no_such_library, which is not installed"):
+        load_task("needy_task")
+
+
+def test_a_failure_at_import_shows_the_authors_lines_only(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spec = write(tmp_path, "def ratio():\n    return 1 / 0\n\nratio()\n", "broken_task.py")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    for one in (spec, "broken_task"):
+        with pytest.raises(TaskError) as caught:
+            load_task(one)
+        first, *frames = str(caught.value).splitlines()
+        assert first == f"task {one} raised ZeroDivisionError: division by zero"
+        files = [line for line in frames if line.strip().startswith("File")]
+        assert [line.rpartition(", ")[2] for line in files] == ["in <module>", "in ratio"]
+        assert all(spec in line for line in files)
+
+
+def test_a_syntax_error_shows_its_place(tmp_path: Path) -> None:
+    spec = write(tmp_path, "x = 1\ndef loss(:\n")
+    with pytest.raises(TaskError, match=r'raised SyntaxError: .*\n.*task\.py", line 2') as caught:
+        load_task(spec)
+    assert "def loss(:" in str(caught.value)
+
+
+def test_an_error_inside_the_users_model_shows_the_authors_lines_only(tmp_path: Path) -> None:
+    source = GOOD.replace("model(x).mean()", "model(x.reshape(1, 6)).mean()")
+    task = load_task(write(tmp_path, source))
+    with pytest.raises(TaskError, match="task task: loss raised RuntimeError: mat1 and mat2") as e:
+        task.loss(nn.Linear(2, 2), X, Y)
+    assert "return model(x.reshape(1, 6)).mean()" in str(e.value)
+    assert "site-packages" not in str(e.value)
+
+
+def test_our_own_errors_pass_through_as_they_are(shard: Shard) -> None:
+    with pytest.raises(ModelError, match="lenet5"):
+        load_task("image").build_model(RunSettings(model="lenet5"), shard)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "complaint"),
+    [
+        ("'0.3'", "loss must return Tensor, not str"),
+        ("model(x)", r"loss must be a scalar, not \(3, 2\)"),
+        ("x.mean()", "loss does not depend on the model's weights"),
+    ],
+)
+def test_a_loss_of_the_wrong_kind_is_explained(tmp_path: Path, wrong: str, complaint: str) -> None:
+    task = load_task(write(tmp_path, GOOD.replace("model(x).mean()", wrong)))
+    with pytest.raises(TaskError, match=complaint):
+        task.loss(nn.Linear(2, 2), X, Y)
+
+
+def test_other_results_of_the_wrong_kind_are_explained(tmp_path: Path, shard: Shard) -> None:
+    source = GOOD.replace("return nn.Linear(2, 2)", "return None").replace("return 0", "return .5")
+    task = load_task(write(tmp_path, source))
+    with pytest.raises(TaskError, match="build_model must return Module, not NoneType"):
+        task.build_model(RunSettings(), shard)
+    with pytest.raises(TaskError, match="count_correct must return int, not float"):
+        task.count_correct(nn.Linear(2, 2), X, Y)

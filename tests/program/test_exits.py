@@ -1,0 +1,102 @@
+import signal
+import subprocess
+import sys
+import time
+from typing import NoReturn
+
+import pytest
+
+from ssfl.program.exits import ExitCode, ProgramError, Terminated, run_program
+
+
+def _raising(error: BaseException) -> int:
+    def body() -> NoReturn:
+        raise error
+
+    return run_program(body, "ssfl-client")
+
+
+def test_the_documented_codes_never_change() -> None:
+    assert {code.name: code.value for code in ExitCode} == {
+        "DONE": 0,
+        "BUG": 1,
+        "USAGE": 2,
+        "BAD_DATA": 3,
+        "UNREACHABLE": 4,
+        "REFUSED": 5,
+        "STATE": 6,
+        "PORT_IN_USE": 7,
+        "STOPPED": 8,
+        "INTERRUPTED": 130,
+        "TERMINATED": 143,
+    }
+
+
+def test_every_code_has_a_line_for_help() -> None:
+    assert all(code.meaning for code in ExitCode)
+
+
+@pytest.mark.parametrize(("returned", "code"), [(None, 0), (0, 0), (8, 8), (ExitCode.STATE, 6)])
+def test_what_the_body_returns_is_the_exit_code(returned: int | None, code: int) -> None:
+    assert run_program(lambda: returned) == code
+
+
+def test_an_expected_error_is_one_line_without_traceback(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert _raising(ProgramError("no shard named shard_07", ExitCode.BAD_DATA)) == 3
+    assert capsys.readouterr().err == "ssfl-client: error: no shard named shard_07\n"
+
+
+def test_a_bug_shows_its_traceback(capsys: pytest.CaptureFixture[str]) -> None:
+    assert _raising(ZeroDivisionError("oh")) == 1
+    assert "Traceback" in (shown := capsys.readouterr().err)
+    assert shown.endswith("ZeroDivisionError: oh\n")
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "line"),
+    [
+        (KeyboardInterrupt(), 130, "ssfl-client: interrupted\n"),
+        (Terminated(), 143, "ssfl-client: terminated\n"),
+    ],
+)
+def test_signals_end_quietly(
+    error: BaseException, code: int, line: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert _raising(error) == code
+    assert capsys.readouterr().err == line
+
+
+def test_help_keeps_its_own_way_out() -> None:
+    with pytest.raises(SystemExit) as exit_info:
+        _raising(SystemExit(0))
+    assert exit_info.value.code == 0
+
+
+def test_sigterm_runs_finally_blocks_and_exits_143() -> None:
+    script = """
+import sys, time
+from ssfl.program.exits import raise_on_sigterm, run_program
+def body():
+    raise_on_sigterm()
+    try:
+        print("ready", flush=True)
+        time.sleep(60)
+    finally:
+        print("cleaned up", flush=True)
+sys.exit(run_program(body, "ssfl-client"))
+"""
+    with subprocess.Popen(
+        [sys.executable, "-c", script],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "ready\n"
+        started = time.monotonic()
+        process.send_signal(signal.SIGTERM)
+        out, err = process.communicate(timeout=30)
+    assert (process.returncode, out, err) == (143, "cleaned up\n", "ssfl-client: terminated\n")
+    assert time.monotonic() - started < 30

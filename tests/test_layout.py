@@ -1,0 +1,190 @@
+"""The walls between packages, the namespace, the committed stubs and the declared dependencies."""
+
+import ast
+import re
+import subprocess
+import sys
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+PACKAGES = ("codec", "method", "program", "learning", "server", "client", "tools")
+MAX_LINES = 450
+
+# What each package may import besides the standard library and itself.
+WALLS: dict[str, set[str]] = {
+    "codec": {"numpy", "zstandard"},
+    "method": {"numpy", "safetensors", "ssfl.codec"},
+    "program": {"numpy", "ssfl.method"},
+    "learning": {
+        *{"numpy", "safetensors", "sklearn", "torch"},
+        *{"ssfl.codec", "ssfl.method", "ssfl.program"},
+    },
+    "server": {
+        *{"google.protobuf", "grpc", "grpc_health", "grpc_reflection"},
+        *{"numpy", "rich", "safetensors", "zstandard"},
+        *{"ssfl.codec", "ssfl.method", "ssfl.program", "ssfl.v1"},
+    },
+    "client": {
+        *{"google.protobuf", "grpc", "numpy", "rich", "safetensors", "torch", "zstandard"},
+        *{"ssfl.codec", "ssfl.learning", "ssfl.method", "ssfl.program", "ssfl.v1"},
+    },
+}
+
+# What must not be loaded, directly or through others, when a package is imported.
+NEVER_LOADED = {
+    "ssfl.codec": {"torch", "grpc", "rich"},
+    "ssfl.method": {"torch", "grpc", "rich"},
+    "ssfl.program.settings": {"torch", "grpc", "rich"},
+    "ssfl.server.main": {"torch", "sklearn", "matplotlib", "ssfl.learning", "ssfl.client"},
+}
+
+# Where the import is not called like the distribution.
+IMPORT_NAMES = {
+    "grpcio": "grpc",
+    "grpcio-health-checking": "grpc_health",
+    "grpcio-reflection": "grpc_reflection",
+    "grpcio-tools": "grpc_tools",
+    "protobuf": "google.protobuf",
+    "scikit-learn": "sklearn",
+}
+# Used as commands or by other tools, never imported.
+NOT_IMPORTED = {"buf-bin", "build", "hatchling", "mypy", "pytest-timeout", "ruff"}
+
+
+def sources(*folders: str) -> list[Path]:
+    """Return the hand-written Python files under the given folders of the repository."""
+    found = [file for folder in folders for file in sorted((ROOT / folder).rglob("*.py"))]
+    return [file for file in found if "_pb2" not in file.name]
+
+
+def imports(file: Path) -> Iterator[str]:
+    """Yield every module a file imports, wherever in the file it does."""
+    for node in ast.walk(ast.parse(file.read_text("utf-8"), str(file))):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and not node.level:
+            if node.module in ("ssfl", "google"):  # namespaces: the package is in the names
+                yield from (f"{node.module}.{alias.name}" for alias in node.names)
+            else:
+                yield str(node.module)
+
+
+def within(module: str, allowed: set[str]) -> bool:
+    return any(module == one or module.startswith(one + ".") for one in allowed)
+
+
+def is_standard(module: str) -> bool:
+    return module.partition(".")[0] in sys.stdlib_module_names
+
+
+def declared(with_extras: bool) -> set[str]:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    lines = list(project["dependencies"])
+    if with_extras:
+        lines += [line for extra in project["optional-dependencies"].values() for line in extra]
+    names = {re.split(r"[<>=!~\[; ]", line, maxsplit=1)[0] for line in lines}
+    return names - {"ssfl"}
+
+
+def test_no_init_file_hides_the_other_parts_of_the_namespace() -> None:
+    assert list(ROOT.glob("*/ssfl/__init__.py")) == []
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+def test_every_package_says_what_it_is(package: str) -> None:
+    init = ROOT / package / "ssfl" / package / "__init__.py"
+    assert ast.get_docstring(ast.parse(init.read_text()))
+
+
+@pytest.mark.parametrize("package", WALLS)
+def test_a_package_imports_only_what_its_wall_lets_through(package: str) -> None:
+    allowed = WALLS[package] | {f"ssfl.{package}"}
+    files = sources(package)
+    assert files, f"no sources under {package}/"
+    breaches = [
+        f"{file.relative_to(ROOT)} imports {module}"
+        for file in files
+        for module in imports(file)
+        if not is_standard(module) and not within(module, allowed)
+    ]
+    assert breaches == []
+
+
+@pytest.mark.parametrize("module", NEVER_LOADED)
+def test_importing_a_package_loads_nothing_heavy(module: str) -> None:
+    script = f"import sys, {module}; print(*sys.modules)"
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    loaded = set(done.stdout.split())
+    assert module in loaded
+    assert loaded & NEVER_LOADED[module] == set()
+
+
+def test_committed_stubs_match_the_protos(tmp_path: Path) -> None:
+    generator = ROOT / "proto" / "generate-stubs.py"
+    subprocess.run([sys.executable, str(generator), "--out", str(tmp_path)], check=True)
+    fresh = _contents(tmp_path)
+    assert fresh, "the generator wrote nothing"
+    committed = _contents(ROOT / "proto")
+    assert sorted(committed) == sorted(fresh)
+    stale = [name for name in fresh if committed[name] != fresh[name]]
+    assert stale == [], "run `make stubs`"
+
+
+def _contents(folder: Path) -> dict[str, bytes]:
+    return {
+        str(file.relative_to(folder)): file.read_bytes()
+        for file in folder.rglob("*_pb2*")
+        if file.suffix in (".py", ".pyi")
+    }
+
+
+def test_the_protos_pass_buf_lint() -> None:
+    buf = Path(sys.executable).with_name("buf")
+    done = subprocess.run(
+        [buf, "lint"], cwd=ROOT / "proto", capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+
+
+def test_every_declared_dependency_is_used() -> None:
+    used = {module for file in sources(*PACKAGES) for module in imports(file)}
+    # The generated stubs are what needs protobuf.
+    used |= {m for file in (ROOT / "proto").rglob("*_pb2*.py") for m in imports(file)}
+    for_developers = {m for file in sources("tests", "benchmarks", "proto") for m in imports(file)}
+    runtime = declared(with_extras=False)
+    unused = [name for name in runtime if not _is_used(name, used)]
+    for name in declared(with_extras=True) - runtime - NOT_IMPORTED:
+        if not name.startswith("types-") and not _is_used(name, used | for_developers):
+            unused.append(name)
+    assert sorted(unused) == []
+
+
+def _is_used(distribution: str, modules: set[str]) -> bool:
+    name = IMPORT_NAMES.get(distribution, distribution.replace("-", "_"))
+    return any(within(module, {name}) for module in modules)
+
+
+def test_every_import_is_declared() -> None:
+    known = {
+        IMPORT_NAMES.get(name, name.replace("-", "_")) for name in declared(with_extras=True)
+    } | {"ssfl"}
+    undeclared = {
+        f"{file.relative_to(ROOT)} imports {module}"
+        for file in sources(*PACKAGES)
+        for module in imports(file)
+        if not is_standard(module) and not within(module, known)
+    }
+    assert undeclared == set()
+
+
+def test_no_module_is_longer_than_one_can_read() -> None:
+    files = sources(*PACKAGES, "proto", "tests", "benchmarks")
+    lengths = {str(file.relative_to(ROOT)): len(file.read_text().splitlines()) for file in files}
+    assert {name: lines for name, lines in lengths.items() if lines > MAX_LINES} == {}
