@@ -46,7 +46,7 @@ def test_a_small_alpha_makes_clients_of_few_classes_and_a_large_one_of_all() -> 
         return float((counts.max(axis=1) / counts.sum(axis=1)).mean())
 
     shares = [mean_largest_share("dirichlet", alpha) for alpha in (0.01, 0.3, 1000.0)]
-    assert shares[0] > 0.75  # not all: the last of a client's class may go to another
+    assert shares[0] > 0.5  # not 1: a class that many want is soon used up
     assert shares[0] > shares[1] > shares[2]
     assert shares[2] == pytest.approx(mean_largest_share("iid", 0), abs=0.03)
 

@@ -61,16 +61,16 @@ def test_a_linear_model_by_hand() -> None:
 
 
 def test_the_model_is_left_as_it_was(shard: Shard) -> None:
-    model = nn.Sequential(nn.Flatten(), nn.Linear(64, 8), nn.BatchNorm1d(8), nn.Linear(8, 4))
-    model.train()
+    first, last = nn.Linear(64, 8), nn.Linear(8, 4)
+    model = nn.Sequential(nn.Flatten(), first, nn.BatchNorm1d(8), last)
     model[2].eval()  # a part in its own mode, as frozen norms are
     manifest = manifest_of(model, {})
     before = read_vector(model, manifest)
-    model[1].weight.grad = torch.ones_like(model[1].weight)
+    first.weight.grad = torch.ones(8, 64)
     score_locally(model, manifest, TASK, shard, RunSettings(), "shard_00")
     assert read_vector(model, manifest).tobytes() == before.tobytes()
     assert [module.training for module in model] == [True, True, False, True]
-    assert torch.equal(model[1].weight.grad, torch.ones(8, 64)) and model[3].weight.grad is None
+    assert torch.equal(first.weight.grad, torch.ones(8, 64)) and last.weight.grad is None
 
 
 def test_frozen_and_unused_weights_score_zero() -> None:
@@ -106,7 +106,8 @@ def test_a_client_scores_one_balanced_batch_that_its_name_decides(shard: Shard) 
 
 def test_targets_that_are_not_classes_can_be_scored() -> None:
     class Regression:
-        load_shard, build_model = staticmethod(image_task.load_shard), image_task.build_model
+        load_shard = staticmethod(image_task.load_shard)
+        build_model = staticmethod(image_task.build_model)
 
         def loss(self, model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
             return functional.mse_loss(model(x), y)

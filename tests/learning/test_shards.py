@@ -58,7 +58,7 @@ def test_a_failed_write_leaves_the_old_file_whole(tmp_path: Path, shard: Shard) 
     unwritable = Shard(
         np.array([object()]), shard.train_y[:1], np.array([]), shard.test_y[:0], num_classes=4
     )
-    with pytest.raises(ValueError, match="[Oo]bject"):
+    with pytest.raises(ValueError, match=r"[Oo]bject"):
         write_shard(path, unwritable)
     assert path.read_bytes() == before
 

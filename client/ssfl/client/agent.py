@@ -85,7 +85,7 @@ class Agent:
         self._base_digest = b""
         self._initial_digest = b""
         self._answer: Answer | None = None
-        self._first_try = True  # of the answer: later ones wait for their grant, to resume
+        self._granted = False  # a slot came with the task; a second try waits, to resume
 
     def run(self) -> Path | None:
         """Take part until the run is over; return where the final model is, if there is one."""
@@ -204,7 +204,7 @@ class Agent:
             rpc = self._stub.SendUpdate
             update = update_pb2.SparseUpdate.FromString(answer.header)
             request = pb.SendUpdateRequest(caller=self._caller, header=update)
-        granted, self._first_try = self._first_try, False
+        granted, self._granted = self._granted, False
         try:
             outcome = send(rpc, request, answer.payload, self._watchdog, wait_for_grant=not granted)
         except Resync:
@@ -221,7 +221,7 @@ class Agent:
         self, kind: str, step: int, header: bytes, payload: memoryview, granted: bool
     ) -> None:
         self._answer = Answer(self._caller.run_id, kind, step, header, payload)
-        self._first_try = granted
+        self._granted = granted
         self._local.save(self._answer)
 
     def _initialize(self) -> None:

@@ -8,6 +8,10 @@ from ssfl.method.errors import SettingsError
 from ssfl.method.settings import RunSettings, setting
 from ssfl.program.settings import setting_names
 
+# Settings of ssfl-coordinator alone (compared with its own list by tests/test_settings_split.py).
+COORDINATOR_SETTINGS = (
+    "host", "port", "admin_port", "fresh", "exit_when_done", "upload_slots", "workers",
+)  # fmt: skip
 ELSEWHERE = "is a setting of the run: it lives on the coordinator and reaches every client in Join"
 
 
@@ -44,7 +48,7 @@ class ClientConfig:
         host, colon, port = self.coordinator.rpartition(":")
         if not (colon and host and port.isdigit() and 0 < int(port) < 65536):
             raise SettingsError(
-                f"--coordinator must be host:port, such as localhost:50051, got {self.coordinator!r}"
+                f"--coordinator must be host:port (localhost:50051), got {self.coordinator!r}"
             )
         if self.threads < 1:
             raise SettingsError(f"--threads must be at least 1, got {self.threads}")
@@ -57,6 +61,9 @@ class ClientConfig:
             )
 
 
-def run_settings() -> dict[str, str]:
+def settings_elsewhere() -> dict[str, str]:
     """Return the names a client refuses, with the sentence that says why."""
-    return {name: f"{ELSEWHERE}; set it there" for name in setting_names(RunSettings)}
+    of_run = dict.fromkeys(setting_names(RunSettings), f"{ELSEWHERE}; set it there")
+    return of_run | dict.fromkeys(
+        COORDINATOR_SETTINGS, "is a setting of ssfl-coordinator: give it there"
+    )

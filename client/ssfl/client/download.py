@@ -85,9 +85,9 @@ class Downloads:
     def _begin(self, task: pb.Task) -> None:
         payloads = _payloads(task)
         before = self.current
-        if before and before.task.task_digest == task.task_digest:
-            if task.offset == before.receiver.offset:
-                return
+        same = before is not None and before.task.task_digest == task.task_digest
+        if before and same and task.offset == before.receiver.offset:
+            return
         for payload in payloads:
             _check_size(payload, self.manifest)
         total = sum(payload.num_bytes for payload in payloads)

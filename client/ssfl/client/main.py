@@ -7,7 +7,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from ssfl.client.config import ClientConfig, run_settings
+from ssfl.client.config import ClientConfig, settings_elsewhere
 from ssfl.program import logs, settings
 from ssfl.program.exits import ExitCode, ProgramError, raise_on_sigterm, run_program
 from ssfl.program.lock import DirectoryLock
@@ -30,7 +30,7 @@ def _main(argv: Sequence[str]) -> int:
         os.environ,
         "ssfl-client",
         DESCRIPTION,
-        known_elsewhere=run_settings(),
+        known_elsewhere=settings_elsewhere(),
     )
     logs.setup(config.log_format, config.log_level)
     raise_on_sigterm()
@@ -45,12 +45,12 @@ def _main(argv: Sequence[str]) -> int:
 
 def _take_part(config: ClientConfig, client_id: str, folder: Path) -> int:
     try:
-        import torch  # noqa: F401, PLC0415 -- here, so that a wrong flag is told at once
+        import torch  # noqa: F401 -- here, so that a wrong flag is told at once
     except ModuleNotFoundError:
         raise ProgramError(
             "training needs torch: pip install 'ssfl[client]'", ExitCode.BAD_DATA
         ) from None
-    from ssfl.client.take_part import take_part  # noqa: PLC0415
+    from ssfl.client.take_part import take_part
 
     return take_part(config, client_id, folder)
 

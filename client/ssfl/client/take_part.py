@@ -14,7 +14,7 @@ from ssfl.learning.errors import LearningError
 from ssfl.learning.load_task import load_task
 from ssfl.learning.shards import class_counts, find_shard
 from ssfl.method.errors import MethodError
-from ssfl.program.exits import ExitCode, ProgramError
+from ssfl.program.exits import ExitCode, ProgramError, Terminated
 
 log = logging.getLogger("ssfl.client")
 
@@ -45,7 +45,7 @@ def take_part(config: ClientConfig, client_id: str, folder: Path) -> int:
     )
     try:
         model = agent.run()
-    except (KeyboardInterrupt, SystemExit):
+    except (KeyboardInterrupt, Terminated):
         agent.leave()
         raise
     except Refused as error:

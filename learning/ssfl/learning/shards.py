@@ -72,7 +72,7 @@ def find_shard(data: str, data_root: Path) -> Path:
     named = Path(data)
     is_bare = named.name == data
     for place in [data_root / data, named] if is_bare else [named]:
-        for path in (place, place.with_name(place.name + ".npz")):
+        for path in (place, Path(f"{place}.npz")):
             if named.name and path.exists():
                 return path
     if not is_bare:
@@ -117,12 +117,12 @@ def write_shard(path: Path, shard: Shard) -> None:
 
 
 def _read_arrays(path: Path) -> dict[str, Array]:
-    if not path.is_file():
-        raise ShardError("there is no such file")
     try:
+        if not path.is_file():
+            raise ShardError("there is no such file")
         if not zipfile.is_zipfile(path):
             raise ShardError("this is not a numpy .npz archive, or it was cut short")
-        with np.load(path, allow_pickle=False) as archive:
+        with path.open("rb") as file, np.load(file, allow_pickle=False) as archive:
             missing = [name for name in ARRAYS if name not in archive.files]
             if missing:
                 raise ShardError(f"the archive lacks {', '.join(missing)}")

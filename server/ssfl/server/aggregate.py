@@ -33,10 +33,10 @@ class StepSum:
         else:
             self._size = model.manifest.num_masked
 
-    def fold(self, client: ClientId) -> None:
+    def fold(self, client: ClientId, digest: str) -> None:
         """Add a client's verified upload; scores wait until their largest is known."""
         if self._sum is not None:
-            self._add(self._sum, client)
+            self._add(self._sum, client, digest)
 
     def finish(self, step: Step, model: ModelState, strategy: Strategy) -> ModelState:
         """Return the next model from exactly the uploads of `step.closed`."""
@@ -46,7 +46,7 @@ class StepSum:
             total = self._restart(step)
         for client in step.closed:
             if client not in self._folded:
-                self._add(total, client)
+                self._add(total, client, step.uploads[client].digest)
         reduced = total.mean()
         self._sum = total = None  # free the sum before the strategy needs room
         return strategy.finish(step.work, model, reduced)
@@ -62,8 +62,8 @@ class StepSum:
         bits = fraction_bits(largest, weight, MAX_SCORE_FRACTION_BITS)
         return ExactSum(self._size, bits)
 
-    def _add(self, total: ExactSum, client: ClientId) -> None:
-        path = self._spool.accepted(self.step.number, client)
+    def _add(self, total: ExactSum, client: ClientId, digest: str) -> None:
+        path = self._spool.verified(self.step.number, client, bytes.fromhex(digest))
         weight = self.step.cohort[client]
         for start in range(0, self._size, _BLOCK):
             total.fold_at(start, read_values(path, start, _BLOCK), weight)

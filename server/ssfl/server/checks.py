@@ -1,6 +1,8 @@
 """Is a request one this run can take? Form, version, membership, session."""
 
+import math
 import re
+from collections.abc import Sequence
 
 from ssfl.method.manifest import Manifest
 from ssfl.method.strategies.contract import ClientId
@@ -15,6 +17,7 @@ from ssfl.server.errors import (
 )
 from ssfl.server.state import Member, RunState
 from ssfl.v1 import coordinator_pb2 as pb
+from ssfl.v1 import update_pb2
 
 PROTOCOL_VERSION = 1
 TOKEN_BYTES = 16
@@ -79,6 +82,16 @@ def check_caller(caller: pb.Caller, state: RunState) -> Member:
             f"another process has joined as {member.client} since: this one must stop"
         )
     return member
+
+
+def check_report(*numbers: float, evaluations: Sequence[update_pb2.Evaluation] = ()) -> None:
+    """Raise InvalidRequest unless what a client reports of itself can be true."""
+    for tested in evaluations:
+        if tested.correct > tested.total:
+            raise InvalidRequest(f"{tested.correct} of {tested.total} samples cannot be correct")
+    losses = (tested.loss_sum for tested in evaluations)
+    if not all(math.isfinite(number) for number in (*numbers, *losses)):
+        raise InvalidRequest("losses and times must be finite numbers")
 
 
 def check_ready(member: Member, state: RunState) -> None:

@@ -162,7 +162,7 @@ class Conductor:
             case events.OpenStep():
                 self._work(self._open_step)
             case events.Fold():
-                self._work(lambda: self._current().fold(action.client))
+                self._work(lambda: self._current().fold(action.client, action.digest))
             case events.Reduce():
                 self._reduce()
             case events.DropSpool():

@@ -9,6 +9,13 @@ from ssfl.method.settings import RunSettings, setting
 DEFAULT_PORT = 50051
 DEFAULT_ADMIN_PORT = 50052
 
+# Settings of ssfl-client: refused as flags here, ignored as variables, since both programs may
+# share one environment. (tests/test_settings_split.py compares the list with the client's own.)
+CLIENT_SETTINGS = (
+    "data", "data_root", "coordinator", "task", "device", "threads", "client_id",
+    "share_class_counts", "give_up_after_s",
+)  # fmt: skip
+
 
 @dataclass(frozen=True, slots=True)
 class CoordinatorConfig:
@@ -47,3 +54,8 @@ class CoordinatorConfig:
         for name, count in (("--upload-slots", self.upload_slots), ("--workers", self.workers)):
             if count < 1:
                 raise SettingsError(f"{name} must be at least 1, got {count}")
+
+
+def client_settings() -> dict[str, str]:
+    """Return the names the coordinator refuses, with the sentence that says why."""
+    return dict.fromkeys(CLIENT_SETTINGS, "is a setting of ssfl-client: give it there")

@@ -133,6 +133,7 @@ class Fold:
 
     step: int
     client: ClientId
+    digest: str
 
 
 @dataclass(frozen=True, slots=True)

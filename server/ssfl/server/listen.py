@@ -11,6 +11,7 @@ from ssfl.program.exits import ExitCode, ProgramError
 from ssfl.server.admin import AdminService
 from ssfl.server.conductor import Conductor
 from ssfl.server.config import CoordinatorConfig
+from ssfl.server.desk import Desk
 from ssfl.server.interceptors import StatusInterceptor
 from ssfl.server.service import CoordinatorService
 from ssfl.server.sessions import Sessions
@@ -40,7 +41,7 @@ class Listener:
         )
         self._clients = grpc.aio.server(interceptors=[StatusInterceptor()], options=OPTIONS)
         coordinator_pb2_grpc.add_CoordinatorServiceServicer_to_server(
-            CoordinatorService(conductor, sessions, uploads), self._clients
+            CoordinatorService(Desk(conductor, sessions), uploads), self._clients
         )
         self._health = HealthServicer()
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._clients)

@@ -18,7 +18,7 @@ from ssfl.program.malloc import keep_big_buffers
 from ssfl.server import events
 from ssfl.server.admin import everyone_has_it
 from ssfl.server.conductor import Conductor
-from ssfl.server.config import CoordinatorConfig
+from ssfl.server.config import CoordinatorConfig, client_settings
 from ssfl.server.errors import StateError
 from ssfl.server.history import History
 from ssfl.server.journal import Journal
@@ -46,7 +46,14 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _main(argv: Sequence[str]) -> int:
-    config = settings.load(CoordinatorConfig, argv, os.environ, "ssfl-coordinator", DESCRIPTION)
+    config = settings.load(
+        CoordinatorConfig,
+        argv,
+        os.environ,
+        "ssfl-coordinator",
+        DESCRIPTION,
+        known_elsewhere=client_settings(),
+    )
     logs.setup(config.log_format, config.log_level)
     keep_big_buffers()
     config.state_dir.mkdir(parents=True, exist_ok=True)
@@ -109,12 +116,14 @@ def _open(config: CoordinatorConfig) -> Conductor:
     history, ledger = History(), Ledger()
     state = open_run(journal, config.run, history, ledger)
     store = Store(config.state_dir, config.run.seed)
+    spool = Spool(config.state_dir / "spool")
+    spool.drop_others(state.step.number if state.step else -1)
     return Conductor(
         state,
         load_model(state, store),
         journal,
         store,
-        Spool(config.state_dir / "spool"),
+        spool,
         history,
         ledger,
         time.monotonic,

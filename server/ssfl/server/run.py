@@ -153,7 +153,7 @@ class _Decision:
         )
         self._fact(accepted)
         if step.work is not Work.EVALUATE:
-            self.actions.append(Fold(step.number, event.client))
+            self.actions.append(Fold(step.number, event.client, event.digest))
         self._move_on()
         return Reply.ACCEPTED
 
@@ -201,7 +201,8 @@ class _Decision:
                 self._commit_evaluation(step.number)
             return
         self.actions.append(events.OpenStep())
-        self.actions.extend(Fold(step.number, client) for client in sorted(step.uploads))
+        for client, upload in sorted(step.uploads.items()):
+            self.actions.append(Fold(step.number, client, upload.digest))
         if step.closed is not None:
             self.actions.append(events.Reduce(step.number))
 

@@ -1,7 +1,9 @@
 """Uploads on their way in: one file per client and step, verified whole before they count.
 
 spool/<step>/<client>.<digest>.part    being received; its length is where to resume
-spool/<step>/<client>.bin              verified and synced; may be folded
+spool/<step>/<client>.<digest>.bin     verified and synced; counts if the journal says so
+
+A step's folder disappears when the step is over; a late upload then finds no place to go.
 """
 
 import hashlib
@@ -31,25 +33,31 @@ class Spool:
         folder.mkdir(parents=True, exist_ok=True)
         path = folder / f"{client}.{digest.hex()[:16]}.part"
         for other in folder.glob(f"{client}.*.part"):
-            if other != path:
-                other.unlink()
+            if other != path and other.stem.rpartition(".")[0] == client:
+                other.unlink(missing_ok=True)
         path.touch()
         return path
 
-    def accepted(self, step: int, client: ClientId) -> Path:
+    def verified(self, step: int, client: ClientId, digest: bytes) -> Path:
         """Return the file of a verified upload."""
-        return self.root / str(step) / f"{client}.bin"
+        return self.root / str(step) / f"{client}.{digest.hex()[:16]}.bin"
 
-    def keep(self, part: Path, step: int, client: ClientId) -> None:
+    def keep(self, part: Path) -> None:
         """Make a verified upload permanent: synced under its final name."""
         with part.open("rb") as file:
             os.fsync(file.fileno())
-        part.rename(self.accepted(step, client))
+        part.rename(part.with_suffix(".bin"))
         sync_directory(part.parent)
 
     def drop_step(self, step: int) -> None:
         """Forget a step's uploads."""
         shutil.rmtree(self.root / str(step), ignore_errors=True)
+
+    def drop_others(self, step: int) -> None:
+        """Forget what steps other than `step` left behind."""
+        for folder in self.root.glob("*"):
+            if folder.name != str(step):
+                shutil.rmtree(folder, ignore_errors=True)
 
 
 def append(path: Path, data: bytes) -> None:

@@ -33,6 +33,15 @@ class Ready:
     parts: tuple[Part, ...]
     phase: str  # of the header, in the ledger
 
+    def phase_at(self, offset: int) -> str:
+        """Return what the byte at `offset` of the payloads is for, in the ledger."""
+        end = 0
+        for part in self.parts:
+            end += len(part.data)
+            if offset < end:
+                return part.phase if part.phase == "mask" else self.phase
+        return self.phase
+
 
 class Broadcast:
     """The payloads of one model, each made when it is first needed."""

@@ -94,6 +94,8 @@ class Uploads:
                 part.unlink(missing_ok=True)  # what is not sound is not resumed either
                 raise
             yield respond(receipt=receipt)
+        except FileNotFoundError:  # the step ended meanwhile, and its spool with it
+            yield respond(receipt=pb.Receipt(outcome=pb.OUTCOME_STEP_CLOSED))
         finally:
             self._free.release()
             if self._newest.get(expected.client) is this:

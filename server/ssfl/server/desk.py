@@ -1,0 +1,85 @@
+"""What every call shares: who speaks, what is counted, how a reply reads on the wire."""
+
+from typing import Any
+
+from ssfl.method.strategies.contract import Work
+from ssfl.server import checks, events
+from ssfl.server.conductor import Conductor
+from ssfl.server.errors import InvalidRequest, UpdateConflict
+from ssfl.server.events import Reply
+from ssfl.server.ledger import Direction
+from ssfl.server.sessions import Sessions
+from ssfl.server.state import Member, Step
+from ssfl.v1 import coordinator_pb2 as pb
+from ssfl.v1 import transfer_pb2, update_pb2
+
+_OUTCOMES = {
+    Reply.ACCEPTED: transfer_pb2.OUTCOME_ACCEPTED,
+    Reply.ALREADY_ACCEPTED: transfer_pb2.OUTCOME_ALREADY_ACCEPTED,
+    Reply.STEP_CLOSED: transfer_pb2.OUTCOME_STEP_CLOSED,
+}
+
+
+class Desk:
+    """The run as a call sees it."""
+
+    def __init__(self, conductor: Conductor, sessions: Sessions) -> None:
+        self.conductor = conductor
+        self.sessions = sessions
+        self.ledger = conductor.ledger
+
+    async def member(self, caller: pb.Caller) -> Member:
+        """Return who speaks, noting the sign of life."""
+        member = checks.check_caller(caller, self.conductor.state)
+        self.sessions.heard(member.client, self.conductor.clock())
+        if member.client in self.conductor.state.lost:
+            await self.conductor.post(events.Returned(member.client))
+        return member
+
+    def open_step(self, number: int, work: Work, member: Member) -> Step | None:
+        """Return the step an answer is for; None if it is over."""
+        step = self.conductor.state.step
+        if step is None or step.number != number or step.work is not work:
+            return None
+        if member.client not in step.cohort:
+            raise InvalidRequest(f"{member.client} was not asked in this step")
+        return step
+
+    def timing(self, member: Member, step: int) -> dict[str, float]:
+        """Return when the task went out and when the answer was whole, from the step's start."""
+        now_s = self.conductor.clock()
+        began_s = self.conductor.state.step_began_s
+        presence = self.sessions.get(member.client, now_s)
+        asked_s = presence.asked_s if presence.asked_step == step else began_s
+        return {"asked_s": max(0.0, asked_s - began_s), "received_s": now_s - began_s}
+
+    def down(self, response: Any) -> Any:
+        """Count a small message on its way to a client."""
+        self.ledger.count("control", Direction.DOWN, response.ByteSize())
+        return response
+
+    def control(self, request: Any, response: Any) -> None:
+        """Count a unary call that carries no tensor."""
+        self.ledger.count("control", Direction.UP, request.ByteSize())
+        self.down(response)
+
+
+def outcome_of(reply: Reply) -> transfer_pb2.Outcome:
+    """Return the run's word on an upload as it travels; raise UpdateConflict for a conflict."""
+    if reply is Reply.CONFLICT:
+        raise UpdateConflict("other bytes of this client were accepted in this step")
+    return _OUTCOMES[reply]
+
+
+def receipt_of(reply: Reply) -> transfer_pb2.Receipt:
+    """Return the last answer to an upload."""
+    return transfer_pb2.Receipt(outcome=outcome_of(reply))
+
+
+def evaluation_of(message: update_pb2.Evaluation) -> dict[str, float]:
+    """Return an evaluation as history keeps it."""
+    return {
+        "correct": message.correct,
+        "total": message.total,
+        "loss_sum": message.loss_sum,
+    }

@@ -1,0 +1,211 @@
+"""The three uploads: initial model, scores, update. Header checked, payload received, verified."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+from typing import Any
+
+from ssfl.codec import values_only
+from ssfl.method.errors import DensityError
+from ssfl.method.initialize import initial_vector
+from ssfl.method.manifest import Manifest
+from ssfl.method.model_state import ModelState, values_digest
+from ssfl.method.strategies import strategy_for
+from ssfl.method.strategies.contract import Work
+from ssfl.server import checks, events
+from ssfl.server.desk import Desk, evaluation_of, receipt_of
+from ssfl.server.errors import InvalidRequest, ManifestMismatch, ModelUnusable, StaleBase
+from ssfl.server.events import Reply
+from ssfl.server.ledger import Direction
+from ssfl.server.spool import check_digest
+from ssfl.server.state import Member, Step
+from ssfl.server.uploads import Expected, Uploads, check_payload, first
+from ssfl.server.verify import verify_scores, verify_values
+from ssfl.v1 import coordinator_pb2 as pb
+from ssfl.v1 import transfer_pb2
+
+
+class Intake:
+    """Takes uploads in."""
+
+    def __init__(self, desk: Desk, uploads: Uploads) -> None:
+        self._desk = desk
+        self._conductor = desk.conductor
+        self._uploads = uploads
+
+    async def initial(
+        self, requests: AsyncIterator[pb.SendInitialRequest]
+    ) -> AsyncIterator[pb.SendInitialResponse]:
+        """Take the answer to INITIALIZE."""
+        request = await self._header(requests, "initial")
+        member = await self._desk.member(request.caller)
+        header = request.header
+        manifest = Manifest.from_json(header.manifest)
+
+        async def accept(part: Path | None) -> transfer_pb2.Receipt:
+            model = await asyncio.to_thread(self._build_model, manifest, header, part)
+            mask = model.mask
+            event = events.Initialized(
+                member.client,
+                manifest.digest.hex(),
+                model.initial_digest.hex(),
+                model.mask_epoch,
+                mask.digest.hex() if mask else "",
+                mask.num_kept if mask else 0,
+                model.base_digest.hex(),
+            )
+            return receipt_of(await self._conductor.post(event, model))
+
+        with self._desk.sessions.call(member.client, self._conductor.clock):
+            if manifest.rebuildable:
+                yield self._desk.down(pb.SendInitialResponse(receipt=await accept(None)))
+                return
+            num_bytes = values_only.encoded_bytes(manifest.size)
+            check_payload(header.initial, transfer_pb2.ENCODING_DENSE, num_bytes)
+            expected = Expected(member.client, 0, header.initial, "initial")
+            responses = self._uploads.receive(expected, requests, pb.SendInitialResponse, accept)
+            async for response in responses:
+                yield self._desk.down(response)
+
+    async def scores(
+        self, requests: AsyncIterator[pb.ReportSaliencyRequest]
+    ) -> AsyncIterator[pb.ReportSaliencyResponse]:
+        """Take the answer to SCORE."""
+        request = await self._header(requests, "scores")
+        member = await self._desk.member(request.caller)
+        header = request.header
+        checks.check_report(header.work_s)
+        step = self._step(header.step, Work.SCORE, member, header.num_samples)
+        model = self._conductor.model
+        if step is None or model is None:
+            yield self._desk.down(_closed(pb.ReportSaliencyResponse))
+            return
+        if header.manifest_digest != model.manifest.digest:
+            raise StaleBase("the scores are of another model: join again")
+        if header.initial_digest != model.initial_digest:
+            raise StaleBase("the scores are of other initial weights: ask for the task again")
+        num_bytes = values_only.encoded_bytes(model.manifest.num_masked)
+        check_payload(header.scores, transfer_pb2.ENCODING_DENSE, num_bytes)
+
+        def verify(part: Path) -> float:
+            check_digest(part, header.scores.digest)
+            return verify_scores(part, model.manifest)
+
+        expected = Expected(member.client, step.number, header.scores, "scores")
+        responses = self._receive(
+            member, step, expected, requests, pb.ReportSaliencyResponse, verify,
+            {"work_s": header.work_s},
+        )  # fmt: skip
+        async for response in responses:
+            yield response
+
+    async def update(
+        self, requests: AsyncIterator[pb.SendUpdateRequest]
+    ) -> AsyncIterator[pb.SendUpdateResponse]:
+        """Take the answer to TRAIN."""
+        request = await self._header(requests, "values")
+        member = await self._desk.member(request.caller)
+        header = request.header
+        tested = (header.base_evaluation, header.personal_evaluation)
+        checks.check_report(header.work_s, header.training_loss, evaluations=tested)
+        step = self._step(header.step, Work.TRAIN, member, header.num_samples)
+        model = self._conductor.model
+        if step is None or model is None:
+            yield self._desk.down(_closed(pb.SendUpdateResponse))
+            return
+        mask, values = model.mask, model.values
+        assert mask is not None and values is not None
+        if (header.mask_epoch, header.mask_digest) != (model.mask_epoch, mask.digest):
+            raise StaleBase("the update was made under another mask: ask for the task again")
+        if header.base_digest != model.base_digest:
+            raise StaleBase("the update started from other values: ask for the task again")
+        if (header.round_number, header.attempt) != (step.round_number, step.attempt):
+            raise InvalidRequest("round and attempt are not those of the step")
+        num_bytes = values_only.encoded_bytes(values.size)
+        check_payload(header.values, transfer_pb2.ENCODING_VALUES_ONLY, num_bytes)
+
+        def verify(part: Path) -> float:
+            check_digest(part, header.values.digest)
+            return verify_values(part, values.size, model.manifest, mask)
+
+        report = {
+            "work_s": header.work_s,
+            "training_loss": header.training_loss,
+            "evaluation": evaluation_of(header.base_evaluation),
+            "personal": evaluation_of(header.personal_evaluation),
+        }
+        expected = Expected(member.client, step.number, header.values, "values")
+        responses = self._receive(
+            member, step, expected, requests, pb.SendUpdateResponse, verify, report
+        )
+        async for response in responses:
+            yield response
+
+    async def _header(self, requests: AsyncIterator[Any], phase: str) -> Any:
+        request = await first(requests, self._conductor.state.settings.no_progress_s)
+        self._desk.ledger.count(phase, Direction.UP, request.ByteSize())
+        return request
+
+    def _step(self, number: int, work: Work, member: Member, num_samples: int) -> Step | None:
+        step = self._desk.open_step(number, work, member)
+        if step is not None and num_samples != step.cohort[member.client]:
+            raise InvalidRequest(
+                f"num_samples is {num_samples}, in Join it was {step.cohort[member.client]}"
+            )
+        return step
+
+    async def _receive(
+        self,
+        member: Member,
+        step: Step,
+        expected: Expected,
+        requests: AsyncIterator[Any],
+        respond: Callable[..., Any],
+        verify: Callable[[Path], float],
+        report: dict[str, Any],
+    ) -> AsyncIterator[Any]:
+        digest = expected.payload.digest.hex()
+        before = step.uploads.get(member.client)
+        if before is not None:
+            reply = Reply.ALREADY_ACCEPTED if before.digest == digest else Reply.CONFLICT
+            yield self._desk.down(respond(receipt=receipt_of(reply)))
+            return
+
+        async def accept(part: Path) -> transfer_pb2.Receipt:
+            largest = await asyncio.to_thread(verify, part)
+            await asyncio.to_thread(self._conductor.spool.keep, part)
+            full_report = {**report, **self._desk.timing(member, step.number)}
+            event = events.UploadReceived(step.number, member.client, digest, largest, full_report)
+            return receipt_of(await self._conductor.post(event))
+
+        with self._desk.sessions.call(member.client, self._conductor.clock):
+            async for response in self._uploads.receive(expected, requests, respond, accept):
+                yield self._desk.down(response)
+
+    def _build_model(
+        self, manifest: Manifest, header: pb.InitialModel, part: Path | None
+    ) -> ModelState:
+        """Verify a client's description of the model and store it."""
+        settings = self._conductor.state.settings
+        if part is None:
+            initial = initial_vector(manifest, settings.seed)
+        else:
+            check_digest(part, header.initial.digest)
+            initial = values_only.decode(part.read_bytes(), manifest.size)
+        if values_digest(initial) != header.initial_digest:
+            raise ManifestMismatch(
+                "the initial weights rebuilt from the seed differ from the client's: "
+                "its task must send them (rule 'sent')"
+            )
+        try:
+            model = strategy_for(settings).begin(manifest, initial)
+        except DensityError as error:
+            raise ModelUnusable(f"the run's settings do not fit this model: {error}") from error
+        self._conductor.store.save_initial(manifest, initial)
+        if part is not None:
+            part.unlink()
+        return model
+
+
+def _closed(respond: Callable[..., Any]) -> Any:
+    return respond(receipt=receipt_of(Reply.STEP_CLOSED))
