@@ -73,6 +73,17 @@ def test_the_model_is_left_as_it_was(shard: Shard) -> None:
     assert torch.equal(first.weight.grad, torch.ones(8, 64)) and last.weight.grad is None
 
 
+def test_scores_are_taken_in_eval_mode(shard: Shard) -> None:
+    plain = nn.Sequential(nn.Flatten(), nn.Identity(), nn.Linear(64, 4))
+    dropping = nn.Sequential(nn.Flatten(), nn.Dropout(0.5), nn.Linear(64, 4))
+    manifest = manifest_of(plain, {})
+    scores = []
+    for model in (plain, dropping):
+        write_vector(model, manifest, initial_vector(manifest, seed=0))
+        scores.append(score_locally(model, manifest, TASK, shard, RunSettings(), "a").tobytes())
+    assert dropping.training and scores[0] == scores[1]
+
+
 def test_frozen_and_unused_weights_score_zero() -> None:
     class Model(nn.Module):
         def __init__(self) -> None:

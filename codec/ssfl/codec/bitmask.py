@@ -32,7 +32,9 @@ def decompress(frame: bytes | bytearray | memoryview, size: int) -> bytes:
         stated = zstandard.frame_content_size(frame)
         if stated != expected:
             raise MaskError(f"the frame holds {stated} bytes, a mask of {size} has {expected}")
-        out = zstandard.ZstdDecompressor().decompress(frame, max_output_size=expected)
+        out = zstandard.ZstdDecompressor().decompress(
+            frame, max_output_size=expected, allow_extra_data=False
+        )
     except zstandard.ZstdError as error:
         raise MaskError(f"not a zstd frame: {error}") from error
     return checked(out, size)

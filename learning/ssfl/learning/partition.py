@@ -25,6 +25,7 @@ Indices = npt.NDArray[np.int64]
 Doubles = npt.NDArray[np.float64]
 
 KINDS = ("dirichlet", "iid")
+_NEGLIGIBLE = 1e-100  # a wish so small that multiplying it by a chance may lose all its digits
 
 
 def partition(labels: Labels, clients: int, kind: str, alpha: float, seed: int) -> list[Indices]:
@@ -33,15 +34,16 @@ def partition(labels: Labels, clients: int, kind: str, alpha: float, seed: int) 
         raise ShardError(f"the partition must be one of {', '.join(KINDS)}, got {kind!r}")
     if not 1 <= clients <= len(labels):
         raise ShardError(f"cannot split {len(labels)} samples among {clients} clients")
-    stream = Stream(seed, "partition", kind)
+    shuffled = Stream(seed, "partition", "samples").permutation(len(labels))
     slots = np.arange(len(labels), dtype=np.int64) % clients  # client of each slot: equal sizes
     if kind == "iid":
-        samples = stream.permutation(len(labels))
+        samples = shuffled
     else:
         if not 0 < alpha < math.inf:
             raise ShardError(f"alpha must be a number above 0, got {alpha}")
-        slots = slots[stream.permutation(len(labels))]
-        samples = _draw_by_class(labels, slots, clients, alpha, stream)
+        slots = slots[Stream(seed, "partition", "slots").permutation(len(labels))]
+        mixes = client_mixes(alpha, clients, len(np.unique(labels)), seed)
+        samples = _draw_by_class(labels, shuffled, slots, mixes, seed)
     return [np.sort(samples[slots == client]) for client in range(clients)]
 
 
@@ -69,23 +71,26 @@ def partition_test(test_labels: Labels, train_counts: Indices) -> list[Indices]:
 
 
 def _draw_by_class(
-    labels: Labels, slots: Indices, clients: int, alpha: float, stream: Stream
+    labels: Labels, shuffled: Indices, slots: Indices, mixes: Doubles, seed: int
 ) -> Indices:
     """Return a sample for each slot, its class drawn from the mix of the slot's client."""
-    classes = np.unique(labels)
-    shuffled = stream.permutation(len(labels))
-    pools = [shuffled[labels[shuffled] == label].tolist() for label in classes]
-    mixes = dirichlet(alpha, clients, len(classes), stream)  # (clients, classes)
+    pools = [shuffled[labels[shuffled] == label].tolist() for label in np.unique(labels)]
+    left = np.array([len(pool) for pool in pools])
     samples = np.empty(len(slots), dtype=np.int64)
-    for slot, chance in enumerate(stream.uniform(len(slots))):
-        left = np.array([len(pool) for pool in pools])
+    for slot, chance in enumerate(Stream(seed, "partition", "draws").uniform(len(slots))):
         weights = mixes[slots[slot]] * (left > 0)
-        if not weights.any():  # the client wants only classes that are used up
+        if weights.sum() < _NEGLIGIBLE:  # the client wants only classes that are used up
             weights = left.astype(np.float64)
         reach = np.cumsum(weights)
         label = int(np.searchsorted(reach, chance * reach[-1], side="right"))
         samples[slot] = pools[label].pop()
+        left[label] -= 1
     return samples
+
+
+def client_mixes(alpha: float, clients: int, num_classes: int, seed: int) -> Doubles:
+    """Return the class mix that each client wishes for: (clients, num_classes)."""
+    return dirichlet(alpha, clients, num_classes, Stream(seed, "partition", "mixes"))
 
 
 def dirichlet(alpha: float, rows: int, columns: int, stream: Stream) -> Doubles:

@@ -1,7 +1,7 @@
 """How many weights to keep: from a sparsity, or from a byte budget."""
 
 import re
-from decimal import Decimal, InvalidOperation
+from decimal import ROUND_CEILING, Decimal, InvalidOperation, localcontext
 
 from ssfl.method.errors import DensityError
 from ssfl.method.manifest import Manifest
@@ -14,9 +14,10 @@ def parse_sparsity(text: str) -> Decimal:
     """Return a sparsity strictly between 0 and 1, as the decimal the user wrote."""
     try:
         sparsity = Decimal(text)
+        inside = 0 < sparsity < 1  # NaN cannot be compared
     except InvalidOperation:
         raise DensityError(f"sparsity must be a number such as 0.9, got {text!r}") from None
-    if not 0 < sparsity < 1:
+    if not inside:
         hint = " (write 0.9 for 90 %)" if 1 < sparsity <= 100 else ""
         raise DensityError(f"sparsity must lie strictly between 0 and 1, got {text}{hint}")
     return sparsity
@@ -41,7 +42,8 @@ def kept_for_sparsity(sparsity: str, num_masked: int) -> int:
     >>> kept_for_sparsity("0.9", 1000)  # floats would give 99
     100
     """
-    num_kept = int((1 - parse_sparsity(sparsity)) * num_masked)
+    with localcontext(rounding=ROUND_CEILING):  # exact to the unit, however many digits are given
+        num_kept = num_masked - int((parse_sparsity(sparsity) * num_masked).to_integral_value())
     if num_kept < 1:
         raise DensityError(
             f"sparsity {sparsity} keeps none of the model's {num_masked} masked weights"

@@ -26,6 +26,9 @@ from ssfl.method.errors import ManifestError
 FORMAT = 1
 MAX_MANIFEST_BYTES = 1 << 20  # a ResNet-152 needs about 60 kB; refuse before parsing
 MAX_PARAMETERS = 1 << 31  # 8 GiB of float32; coordinates fit 32 bits
+MAX_DIMENSIONS = 8  # a 3-d convolution has 5; numpy ends at 64
+MAX_NAME = 200  # characters
+_RESERVED = "__metadata__"  # safetensors keeps it for itself
 
 
 class Role(StrEnum):
@@ -153,7 +156,8 @@ class Manifest:
                 for t in self.tensors
             ],
         }
-        return json.dumps(document, sort_keys=True, separators=(",", ":")).encode("ascii")
+        text = json.dumps(document, sort_keys=True, separators=(",", ":"), allow_nan=False)
+        return text.encode("ascii")
 
     @cached_property
     def digest(self) -> bytes:
@@ -172,11 +176,10 @@ class Manifest:
             manifest = cls(
                 tuple(_tensor(entry) for entry in document["tensors"]), document["model"]
             )
-        except ManifestError:
-            raise
-        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+            canonical = manifest.json
+        except (ValueError, LookupError, TypeError, OverflowError, RecursionError) as error:
             raise ManifestError(f"not a manifest: {type(error).__name__}: {error}") from error
-        if manifest.json != text:
+        if canonical != text:
             raise ManifestError("not in canonical form, so its digest would be ambiguous")
         return manifest
 
@@ -196,17 +199,21 @@ class Manifest:
 
 
 def _tensor(entry: Any) -> TensorSpec:
+    name, shape = entry["name"], tuple(entry["shape"])
+    if not isinstance(name, str) or not 1 <= len(name) <= MAX_NAME or not name.isprintable():
+        raise ManifestError(f"a tensor's name has 1 to {MAX_NAME} printable characters")
+    if name == _RESERVED:
+        raise ManifestError(f"a tensor cannot be called {name}")
     if entry["dtype"] != "float32":
-        raise ManifestError(f"{entry['name']}: dtype {entry['dtype']!r} is not float32")
-    shape = tuple(entry["shape"])
-    if not all(type(n) is int and n > 0 for n in shape) or math.prod(shape) > MAX_PARAMETERS:
-        raise ManifestError(f"{entry['name']}: impossible shape {shape}")
+        raise ManifestError(f"{name}: dtype {entry['dtype']!r} is not float32")
+    if len(shape) > MAX_DIMENSIONS or not all(type(n) is int and n > 0 for n in shape):
+        raise ManifestError(f"{name}: impossible shape")
+    if math.prod(shape) > MAX_PARAMETERS:
+        raise ManifestError(f"{name}: more values than the limit of {MAX_PARAMETERS}")
     init = Init(str(entry["init"]["rule"]), float.fromhex(entry["init"]["scale"]))
     if init.rule not in Init.RULES or not 0 <= init.scale < math.inf:
-        raise ManifestError(f"{entry['name']}: unknown initialisation {init}")
-    if not isinstance(entry["name"], str) or not entry["name"]:
-        raise ManifestError("a tensor has no name")
-    return TensorSpec(entry["name"], shape, Role(entry["role"]), init)
+        raise ManifestError(f"{name}: unknown initialisation {init}")
+    return TensorSpec(name, shape, Role(entry["role"]), init)
 
 
 def _describe(tensor: TensorSpec) -> str:

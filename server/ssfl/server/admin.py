@@ -3,6 +3,7 @@
 import json
 import resource
 import sys
+from pathlib import Path
 from typing import Any
 
 from ssfl.method.strategies.contract import ClientId
@@ -101,8 +102,12 @@ def everyone_has_it(state: RunState) -> bool:
 
 def peak_memory_bytes() -> int:
     """Return the largest resident memory of this process so far."""
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return peak if sys.platform == "darwin" else peak * 1024
+    try:  # getrusage would count the process that started us, too
+        status = Path("/proc/self/status").read_text()
+        return 1024 * int(status.split("VmHWM:")[1].split()[0])
+    except (OSError, IndexError):
+        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        return peak if sys.platform == "darwin" else peak * 1024
 
 
 def _seconds_left(state: RunState, pace: float | None) -> float | None:

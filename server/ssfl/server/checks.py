@@ -21,8 +21,10 @@ from ssfl.v1 import update_pb2
 
 PROTOCOL_VERSION = 1
 TOKEN_BYTES = 16
+DIGEST_BYTES = 32
 MAX_SAMPLES = 1 << 31
 MAX_TEXT = 200
+MAX_CLASSES = 10_000
 _CLIENT_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 
 
@@ -40,12 +42,16 @@ def check_join(request: pb.JoinRequest, state: RunState, *, alive: bool) -> Clie
     client = ClientId(request.client_id)
     if len(request.token) != TOKEN_BYTES:
         raise InvalidRequest(f"a token has {TOKEN_BYTES} bytes, not {len(request.token)}")
+    if len(request.manifest_digest) not in (0, DIGEST_BYTES):
+        raise InvalidRequest(f"a manifest_digest of {len(request.manifest_digest)} bytes")
     if not 1 <= request.num_samples <= MAX_SAMPLES:
         raise InvalidRequest(
-            f"{client} has {request.num_samples} training samples, at least 1 is needed to join"
+            f"{client} has {request.num_samples} training samples, a client needs 1 to {MAX_SAMPLES}"
         )
     if len(request.fingerprint) > MAX_TEXT or len(request.software) > MAX_TEXT:
         raise InvalidRequest(f"fingerprint and software have at most {MAX_TEXT} characters")
+    if len(request.class_counts) > MAX_CLASSES:
+        raise InvalidRequest(f"class counts of more than {MAX_CLASSES} classes")
     member = state.members.get(client)
     if member and member.token != request.token.hex() and alive and not member.left:
         raise ClientIdTaken(

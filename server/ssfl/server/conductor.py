@@ -9,7 +9,6 @@ The caller's duties around the pure core, in order:
 """
 
 import asyncio
-import contextlib
 import logging
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -25,7 +24,7 @@ from ssfl.server.journal import Journal
 from ssfl.server.ledger import Ledger
 from ssfl.server.run import advance
 from ssfl.server.spool import Spool
-from ssfl.server.state import RunState
+from ssfl.server.state import RunState, Step
 from ssfl.server.store import Store
 from ssfl.server.story import tell, tell_mask
 
@@ -84,10 +83,9 @@ class Conductor:
         await self._queue.put(posted)
         return await posted.reply
 
-    async def changed(self, timeout_s: float) -> None:
-        """Wait until tasks may have changed, or for `timeout_s`."""
-        with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(self._changed.wait(), timeout_s)
+    def news(self) -> asyncio.Event:
+        """Return what will be set when tasks may have changed; take it *before* you look."""
+        return self._changed
 
     async def serve(self) -> None:
         """Handle events until cancelled; raise what a worker raised."""
@@ -160,11 +158,11 @@ class Conductor:
             case Persist():
                 pass
             case events.OpenStep():
-                self._work(self._open_step)
+                self._open_step(action.step)
             case events.Fold():
                 self._work(lambda: self._current().fold(action.client, action.digest))
             case events.Reduce():
-                self._reduce()
+                self._reduce(action.step)
             case events.DropSpool():
                 self._work(lambda: self._drop(action.step))
             case events.WriteModel():
@@ -187,18 +185,22 @@ class Conductor:
 
         future.add_done_callback(done)
 
-    def _open_step(self) -> None:
-        step, model = self.state.step, self.model
-        assert step is not None and model is not None
-        self._sum = StepSum(step, model, self.spool)
+    def _open_step(self, step: Step) -> None:
+        model = self.model
+        assert model is not None
+
+        def job() -> None:
+            self._sum = StepSum(step, model, self.spool)
+
+        self._work(job)
 
     def _current(self) -> StepSum:
         assert self._sum is not None
         return self._sum
 
-    def _reduce(self) -> None:
-        step, model = self.state.step, self.model
-        assert step is not None and model is not None
+    def _reduce(self, step: Step) -> None:
+        model = self.model
+        assert model is not None
         seconds = self.clock() - self.state.step_began_s
         loop = asyncio.get_running_loop()
 
@@ -224,7 +226,7 @@ class Conductor:
         )
 
     def _drop(self, step: int) -> None:
-        self.spool.drop_step(step)
+        self.spool.drop_through(step)
         self.store.drop_older(self.state.model_step)
 
 

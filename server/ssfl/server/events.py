@@ -7,6 +7,7 @@ from typing import Any
 
 from ssfl.method.strategies.contract import ClientId
 from ssfl.server.facts import Fact
+from ssfl.server.state import Step
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,6 +19,7 @@ class Joined:
     num_samples: int
     manifest_digest: str
     fingerprint: str
+    class_counts: Mapping[str, int] = field(default_factory=dict)  # empty: the site keeps them
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,7 +126,9 @@ class Persist:
 
 @dataclass(frozen=True, slots=True)
 class OpenStep:
-    """Prepare the sum and the broadcast of the step that has started."""
+    """Prepare the sum of a step that has started."""
+
+    step: Step
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,9 +142,9 @@ class Fold:
 
 @dataclass(frozen=True, slots=True)
 class Reduce:
-    """Finish the sum of the closed step and store the next model; then StepReduced."""
+    """Finish the sum of a closed step and store the next model; then StepReduced."""
 
-    step: int
+    step: Step
 
 
 @dataclass(frozen=True, slots=True)

@@ -31,6 +31,7 @@ class ClientJoined:
     num_samples: int
     manifest_digest: str  # empty until the client has built its model
     fingerprint: str
+    class_counts: Mapping[str, int] = field(default_factory=dict)  # empty: the site keeps them
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,6 +107,11 @@ class StepVoided:
 
 
 @dataclass(frozen=True, slots=True)
+class StopRequested:
+    """An operator ended the run: it finishes as soon as no sum is being made."""
+
+
+@dataclass(frozen=True, slots=True)
 class RunFinished:
     """The last committed values are the final model."""
 
@@ -130,6 +136,7 @@ Fact = (
     | StepClosed
     | StepCommitted
     | StepVoided
+    | StopRequested
     | RunFinished
     | ClientLeft
 )
@@ -137,7 +144,7 @@ _KINDS: dict[str, type[Fact]] = {
     kind.__name__: kind
     for kind in (
         RunOpened, ClientJoined, ModelInitialized, RunStarted, StepStarted, UploadAccepted,
-        StepClosed, StepCommitted, StepVoided, RunFinished, ClientLeft,
+        StepClosed, StepCommitted, StepVoided, StopRequested, RunFinished, ClientLeft,
     )
 }  # fmt: skip
 

@@ -84,10 +84,10 @@ class History:
         """The newest pooled accuracy known."""
         newest: list[tuple[int, float]] = [
             (entries[-1]["rounds_done"], entries[-1]["pooled"])
-            for entries in (self.rounds, self.evaluations)
+            for entries in (self.evaluations, self.rounds)
             if entries and entries[-1]["pooled"] is not None
-        ]
-        return max(newest)[1] if newest else None
+        ]  # of the same model, an evaluation by all comes before a test by the round's sample
+        return max(newest, key=lambda pair: pair[0])[1] if newest else None
 
     @property
     def seconds_per_round(self) -> float | None:

@@ -1,10 +1,12 @@
 """An append-only file of records; what was acknowledged is in it.
 
     file    := magic "SSFLJRN1" , record*
-    record  := length u32 , crc32 u32 (of the body) , body        little-endian
+    record  := length u32 , crc32 u32 (of the body) , crc32 u32 (of the 8 bytes before) , body
+                                                                                little-endian
 
 `append` returns after fsync. A tail cut short by a crash is dropped when the file is opened;
-damage anywhere else is refused, since everything behind it was acknowledged.
+damage anywhere else is refused, since everything behind it was acknowledged. (The head has a
+checksum of its own: a damaged length would otherwise pass for a record that was cut short.)
 """
 
 import os
@@ -18,7 +20,8 @@ from ssfl.server.errors import StateError
 
 MAGIC = b"SSFLJRN1"
 MAX_RECORD_BYTES = 1 << 26  # a step of 100,000 clients; a longer one is damage
-_HEAD = struct.Struct("<II")
+_SUMMED = struct.Struct("<II")  # length, crc32 of the body
+_HEAD = struct.Struct("<III")  # and the crc32 of those two
 
 
 class Journal:
@@ -42,8 +45,7 @@ class Journal:
         for body in bodies:
             if len(body) > MAX_RECORD_BYTES:
                 raise StateError(f"a journal record of {len(body)} bytes is over the limit")
-        data = b"".join(_HEAD.pack(len(body), zlib.crc32(body)) + body for body in bodies)
-        view = memoryview(data)
+        view = memoryview(b"".join(_head(body) + body for body in bodies))
         while view:
             view = view[self._file.write(view) :]
         os.fsync(self._file.fileno())
@@ -70,20 +72,24 @@ def _read(path: Path) -> tuple[list[bytes], int]:
             f"{path} is not a journal of this version; use --fresh to move the old state aside"
         )
     records, at = [], len(MAGIC)
-    while at < len(data):
-        if at + _HEAD.size > len(data):
-            break
-        length, checksum = _HEAD.unpack_from(data, at)
-        end = at + _HEAD.size + length
-        body = data[at + _HEAD.size : end]
-        if 0 < length <= MAX_RECORD_BYTES and end <= len(data) and zlib.crc32(body) == checksum:
+    while at + _HEAD.size <= len(data):
+        length, checksum, head_checksum = _HEAD.unpack_from(data, at)
+        start = at + _HEAD.size
+        body = data[start : start + length]
+        sound_head = zlib.crc32(data[at : at + _SUMMED.size]) == head_checksum
+        if sound_head and len(body) == length and zlib.crc32(body) == checksum:
             records.append(body)
-            at = end
-            continue
-        if end >= len(data) or not any(data[at:]):  # the last write, or space never written
-            break
-        raise StateError(
-            f"{path} is damaged at byte {at}: restore it from a backup, "
-            "or use --fresh to move the old state aside and begin again"
-        )
+            at = start + length
+        elif not any(data[start + length if sound_head else start :]):
+            break  # nothing behind it: the last write, cut short, or space never written
+        else:
+            raise StateError(
+                f"{path} is damaged at byte {at}: restore it from a backup, "
+                "or use --fresh to move the old state aside and begin again"
+            )
     return records, at
+
+
+def _head(body: bytes) -> bytes:
+    summed = _SUMMED.pack(len(body), zlib.crc32(body))
+    return summed + zlib.crc32(summed).to_bytes(4, "little")

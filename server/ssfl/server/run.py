@@ -97,7 +97,8 @@ class _Decision:
             case events.StartAsked():
                 return self._start_asked()
             case events.StopAsked():
-                self.state = replace(self.state, stop_asked=True)
+                if not self.state.stop_asked and not self.state.finished:
+                    self._fact(facts.StopRequested())
             case events.Tick():
                 pass
             case events.Recovered():
@@ -116,7 +117,7 @@ class _Decision:
         self._fact(
             facts.ClientJoined(
                 event.client, self.state.last_session + 1, event.token, event.num_samples,
-                event.manifest_digest, event.fingerprint,
+                event.manifest_digest, event.fingerprint, event.class_counts,
             )
         )  # fmt: skip
         if len(self.state.ready) > ready_before:
@@ -128,6 +129,8 @@ class _Decision:
         if self.state.manifest_digest:
             same = self.state.manifest_digest == event.manifest_digest
             return Reply.ALREADY_ACCEPTED if same else Reply.CONFLICT
+        if self.state.finished:
+            return Reply.STEP_CLOSED
         self._fact(
             facts.ModelInitialized(
                 event.client, event.manifest_digest, event.initial_digest, event.mask_epoch,
@@ -158,6 +161,9 @@ class _Decision:
         return Reply.ACCEPTED
 
     def _reduced(self, event: events.StepReduced) -> Reply:
+        step = self.state.step
+        if step is None or step.number != event.step or step.closed is None:
+            return Reply.STEP_CLOSED
         self._commit(event)
         self._move_on()
         return Reply.DONE
@@ -200,11 +206,11 @@ class _Decision:
             if step.closed is not None:
                 self._commit_evaluation(step.number)
             return
-        self.actions.append(events.OpenStep())
+        self.actions.append(events.OpenStep(step))
         for client, upload in sorted(step.uploads.items()):
             self.actions.append(Fold(step.number, client, upload.digest))
         if step.closed is not None:
-            self.actions.append(events.Reduce(step.number))
+            self.actions.append(events.Reduce(step))
 
     def _move_on(self) -> None:
         """Take every decision that is due."""
@@ -218,6 +224,8 @@ class _Decision:
             return False
         if state.step and state.step.closed is not None:
             return False  # the sum is being made: let the round count
+        if state.step:
+            self.actions.append(events.DropSpool(state.step.number))
         self._finish(stopped=True)
         return True
 
@@ -251,7 +259,8 @@ class _Decision:
         if step.work is Work.EVALUATE:
             self._commit_evaluation(step.number)
         else:
-            self.actions.append(events.Reduce(step.number))
+            assert self.state.step is not None
+            self.actions.append(events.Reduce(self.state.step))
         return True
 
     def _nobody_is_waited_for(self, step: Step) -> bool:
@@ -302,7 +311,9 @@ class _Decision:
             )
         )  # fmt: skip
         self.state = replace(self.state, step_began_s=self.now_s)
-        self.actions.append(events.OpenStep())
+        if work is not Work.EVALUATE:
+            assert self.state.step is not None
+            self.actions.append(events.OpenStep(self.state.step))
 
     def _finish(self, *, stopped: bool) -> None:
         self._fact(facts.RunFinished(stopped))

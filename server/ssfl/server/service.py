@@ -1,5 +1,7 @@
 """RPC <-> events: check, post to the run, answer. The decisions are in run.py."""
 
+import asyncio
+import contextlib
 import time
 from collections.abc import AsyncIterator
 from importlib.metadata import version
@@ -46,6 +48,7 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServiceServicer):
             request.num_samples,
             request.manifest_digest.hex(),
             request.fingerprint,
+            {str(label): count for label, count in sorted(request.class_counts.items())},
         )
         await conductor.post(event)
         self._desk.sessions.heard(client, conductor.clock())
@@ -68,11 +71,14 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServiceServicer):
         member = await self._desk.member(request.caller)
         conductor = self._conductor
         with self._desk.sessions.call(member.client, conductor.clock):
+            news = conductor.news()
             while (ready := self._task(member, request)) is None:
                 reason = waiting_for(conductor.state, conductor.clock())
                 yield self._desk.down(pb.NextTaskResponse(waiting=pb.Waiting(reason=reason)))
-                await conductor.changed(HEARTBEAT_S)
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(news.wait(), HEARTBEAT_S)
                 checks.check_caller(request.caller, conductor.state)
+                news = conductor.news()
             async for response in self._send(ready, request, member):
                 yield response
 

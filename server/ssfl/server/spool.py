@@ -3,7 +3,7 @@
 spool/<step>/<client>.<digest>.part    being received; its length is where to resume
 spool/<step>/<client>.<digest>.bin     verified and synced; counts if the journal says so
 
-A step's folder disappears when the step is over; a late upload then finds no place to go.
+A step's folder disappears when the step is over; an upload under way then finds no place to go.
 """
 
 import hashlib
@@ -49,9 +49,11 @@ class Spool:
         part.rename(part.with_suffix(".bin"))
         sync_directory(part.parent)
 
-    def drop_step(self, step: int) -> None:
-        """Forget a step's uploads."""
-        shutil.rmtree(self.root / str(step), ignore_errors=True)
+    def drop_through(self, step: int) -> None:
+        """Forget a step's uploads, and what came too late for the steps before it."""
+        for folder in self.root.glob("*"):
+            if folder.name.isdigit() and int(folder.name) <= step:
+                shutil.rmtree(folder, ignore_errors=True)
 
     def drop_others(self, step: int) -> None:
         """Forget what steps other than `step` left behind."""

@@ -74,6 +74,7 @@ class RunState:
     attempt: int = 0  # how often the coming step was void
     last_step: int = 0
     step: Step | None = None
+    stop_asked: bool = False
     finished: bool = False
     stopped: bool = False
     last_session: int = 0
@@ -81,7 +82,6 @@ class RunState:
     lost: frozenset[ClientId] = frozenset()
     newcomer_s: float = 0.0  # when a client last became ready
     step_began_s: float = 0.0
-    stop_asked: bool = False
 
     @property
     def phase(self) -> Phase:
@@ -145,6 +145,8 @@ def apply(state: RunState, fact: Fact) -> RunState:
             return replace(state, step=None, attempt=state.attempt + 1)
         case facts.StepCommitted():
             return _committed(state, fact)
+        case facts.StopRequested():
+            return replace(state, stop_asked=True)
         case facts.RunFinished():
             return replace(state, step=None, finished=True, stopped=fact.stopped)
         case facts.ClientLeft():

@@ -1,11 +1,15 @@
 """The model in the state directory: written whole, synced, then named by the journal.
 
-manifest.json     the run's manifest
-initial.f32       initial vector, only if it does not follow from the seed
-mask-<epoch>.bin  packed mask bits
-values-<step>.f32 kept values after the step
+manifest-<digest>.json  the run's manifest
+initial-<digest>.f32    initial vector, only if it does not follow from the seed
+mask-<epoch>.bin        packed mask bits
+values-<step>.f32       kept values after the step
+
+Several clients may describe a model at once and the journal decides for one: files named by
+digest cannot overwrite each other.
 """
 
+import hashlib
 from pathlib import Path
 
 import numpy as np
@@ -29,9 +33,10 @@ class Store:
 
     def save_initial(self, manifest: Manifest, initial: npt.NDArray[np.float32]) -> None:
         """Store what every later step starts from."""
-        write_atomic(self.root / "manifest.json", manifest.json)
+        write_atomic(self.root / _manifest(manifest.digest.hex()), manifest.json)
         if not manifest.rebuildable:
-            write_atomic(self.root / "initial.f32", values_only.encode(initial))
+            name = _initial(values_digest(initial).hex())
+            write_atomic(self.root / name, values_only.encode(initial))
 
     def save_step(self, step: int, state: ModelState) -> None:
         """Store the mask and values after a step."""
@@ -49,44 +54,53 @@ class Store:
 
     def load_manifest(self, digest: str) -> Manifest:
         """Return the manifest the journal names."""
-        manifest = Manifest.from_json(self._read("manifest.json"))
-        self._check("manifest.json", manifest.digest, digest)
-        return manifest
+        return Manifest.from_json(self._read(_manifest(digest), digest))
 
     def load_initial(self, manifest: Manifest, digest: str) -> npt.NDArray[np.float32]:
         """Return the initial vector, rebuilt from the seed where that is possible."""
-        if manifest.rebuildable:
-            initial = initial_vector(manifest, self.seed)
-        else:
-            initial = values_only.decode(self._read("initial.f32"), manifest.size)
-        self._check("initial.f32", values_digest(initial), digest)
+        if not manifest.rebuildable:
+            return values_only.decode(self._read(_initial(digest), digest), manifest.size)
+        initial = initial_vector(manifest, self.seed)
+        if values_digest(initial).hex() != digest:
+            raise StateError(
+                "this version builds other initial weights from the seed than the run has: "
+                "use the version that began it, or --fresh to begin again"
+            )
         return initial
 
     def load_step(
         self, step: int, state: ModelState, epoch: int, mask_digest: str, base_digest: str
     ) -> ModelState:
         """Return `state` with the mask and values the journal names."""
-        name = f"mask-{epoch}.bin"
-        mask = Mask(self._read(name), state.manifest.num_masked)
-        self._check(name, mask.digest, mask_digest)
-        name = f"values-{step}.f32"
-        count = mask.num_kept + state.manifest.num_unmasked
-        values = values_only.decode(self._read(name), count)
-        self._check(name, values_digest(values), base_digest)
+        size = state.manifest.num_masked
+        bits = self._read(f"mask-{epoch}.bin", mask_digest, prefix=size.to_bytes(8, "little"))
+        mask = Mask(bits, size)
+        data = self._read(f"values-{step}.f32", base_digest)
+        values = values_only.decode(data, mask.num_kept + state.manifest.num_unmasked)
         return ModelState(state.manifest, state.initial, mask, epoch, values)
 
-    def _read(self, name: str) -> bytes:
+    def _read(self, name: str, digest: str, prefix: bytes = b"") -> bytes:
+        """Return the file whose SHA-256, behind `prefix`, is the one the journal names."""
         try:
-            return (self.root / name).read_bytes()
+            data = (self.root / name).read_bytes()
         except FileNotFoundError:
             raise StateError(
                 f"{self.root / name} is missing: restore the state directory from a backup, "
                 "or use --fresh to begin again"
             ) from None
-
-    def _check(self, name: str, actual: bytes, expected: str) -> None:
-        if actual.hex() != expected:
+        hashed = hashlib.sha256(prefix)
+        hashed.update(data)
+        if hashed.hexdigest() != digest:
             raise StateError(
                 f"{self.root / name} does not match the journal: restore the state directory "
                 "from a backup, or use --fresh to begin again"
             )
+        return data
+
+
+def _manifest(digest: str) -> str:
+    return f"manifest-{digest[:16]}.json"
+
+
+def _initial(digest: str) -> str:
+    return f"initial-{digest[:16]}.f32"

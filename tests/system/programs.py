@@ -1,0 +1,207 @@
+"""Our programs as a user starts them: installed scripts, real sockets, one folder for all.
+
+Nothing here sleeps for a condition: `until` polls it against a deadline, which is generous, since
+it is met only when something is wrong.
+"""
+
+import json
+import os
+import signal
+import struct
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+import grpc
+
+from ssfl.v1 import admin_pb2, admin_pb2_grpc
+
+SCRIPTS = Path(sys.executable).parent
+DEADLINE_S = 120.0
+
+Found = TypeVar("Found")
+
+
+def until(condition: Callable[[], Found], what: str, deadline_s: float = DEADLINE_S) -> Found:
+    """Return the first true answer of `condition`; fail, saying `what` never came."""
+    end_s = time.monotonic() + deadline_s
+    while not (found := condition()):
+        assert time.monotonic() < end_s, f"{what}: not within {deadline_s:g} s"
+        time.sleep(0.01)
+    return found
+
+
+class Program:
+    """One process of ours; its two streams go to files in its folder."""
+
+    def __init__(
+        self, name: str, command: Sequence[str | Path], folder: Path, env: dict[str, str]
+    ) -> None:
+        self.name = name
+        self.folder = folder
+        self.out_file, self.err_file = folder / f"{name}.out", folder / f"{name}.err"
+        with self.out_file.open("wb") as out, self.err_file.open("wb") as err:
+            self.process = subprocess.Popen(
+                command, cwd=folder, env=env, stdin=subprocess.DEVNULL, stdout=out, stderr=err
+            )
+
+    @property
+    def out(self) -> str:
+        return self.out_file.read_text("utf-8")
+
+    @property
+    def err(self) -> str:
+        return self.err_file.read_text("utf-8")
+
+    @property
+    def running(self) -> bool:
+        return self.process.poll() is None
+
+    def says(self, text: str) -> str:
+        """Wait until a line with `text` is in its log and return that line; fail if it ends."""
+
+        def line() -> str:
+            found = [one for one in self.err.splitlines() if text in one]
+            assert found or self.running, f"{self.name} ended without {text!r}:\n{self.err}"
+            return found[0] if found else ""
+
+        return until(line, f"{self.name} says {text!r}")
+
+    def ends(self, deadline_s: float = DEADLINE_S) -> int:
+        """Wait for its end and return the exit code."""
+        until(lambda: not self.running, f"{self.name} ends", deadline_s)
+        return self.process.wait()
+
+    def kill(self) -> None:
+        """SIGKILL: no chance to tidy up."""
+        self.process.kill()
+        self.process.wait()
+
+    def signal(self, number: signal.Signals) -> None:
+        self.process.send_signal(number)
+
+
+class Coordinator(Program):
+    """A coordinator, with what an operator can see of it."""
+
+    port = admin_port = 0
+
+    def listens(self) -> "Coordinator":
+        """Wait until both ports are known."""
+
+        def lines() -> list[str]:
+            assert self.running or self.out.count("\n") >= 2, f"no coordinator:\n{self.err}"
+            found = self.out.splitlines()
+            return found if self.out.count("\n") >= 2 else []
+
+        first, second, *_ = until(lines, "the coordinator prints its ports")
+        assert first.startswith("ssfl-coordinator listening on ")
+        assert second.startswith("ssfl-coordinator admin on ")
+        self.port, self.admin_port = (int(one.rpartition(":")[2]) for one in (first, second))
+        return self
+
+    @property
+    def address(self) -> str:
+        return f"localhost:{self.port}"
+
+    @property
+    def state_dir(self) -> Path:
+        return self.folder / ".ssfl" / "coordinator"
+
+    def status(self) -> admin_pb2.GetStatusResponse:
+        """What `ssfl status` asks for."""
+        with grpc.insecure_channel(f"localhost:{self.admin_port}") as channel:
+            stub = admin_pb2_grpc.AdminServiceStub(channel)
+            answer: admin_pb2.GetStatusResponse = stub.GetStatus(
+                admin_pb2.GetStatusRequest(), timeout=20
+            )
+        return answer
+
+    def client_state(self, client: str) -> str:
+        """Return the state of one client as `ssfl status` shows it; empty if it has not joined."""
+        states = {one.client_id: one.state for one in self.status().clients}
+        return states.get(client, "")
+
+    def facts(self, kind: str = "") -> list[dict[str, Any]]:
+        """Return the facts in the journal, all or those of one kind."""
+        return [one for one in journal(self.state_dir / "journal") if kind in ("", one["fact"])]
+
+    def history(self) -> dict[str, Any]:
+        """Return history.json of the finished run."""
+        (file,) = self.folder.glob("runs/*/coordinator/history.json")
+        document: dict[str, Any] = json.loads(file.read_bytes())
+        return document
+
+
+def journal(path: Path) -> list[dict[str, Any]]:
+    """Return the whole records of a journal, read by its format alone; a torn tail is ignored."""
+    data = path.read_bytes()
+    records, at = [], 8  # behind the magic
+    while at + 8 <= len(data):
+        (length,) = struct.unpack_from("<I", data, at)
+        body = data[at + 8 : at + 8 + length]
+        if len(body) < length:
+            break
+        records.append(json.loads(body))
+        at += 8 + length
+    return records
+
+
+class Programs:
+    """Every process a test starts; all are ended with it."""
+
+    def __init__(self, folder: Path, scripts: Path = SCRIPTS) -> None:
+        self.folder = folder
+        self.scripts = scripts
+        self.started: list[Program] = []
+
+    def coordinator(self, *flags: str, port: int = 0, state_of: str = "") -> Coordinator:
+        """Start a coordinator and wait until it listens."""
+        return self.try_coordinator(*flags, port=port, state_of=state_of).listens()
+
+    def try_coordinator(self, *flags: str, port: int = 0, state_of: str = "") -> Coordinator:
+        """Start a coordinator that may not come up. `state_of`: a state directory of its own."""
+        name = f"coordinator-{len(self.started)}"
+        ports = [f"--port={port}", "--admin-port=0"]
+        state = [f"--state-dir=.ssfl/{state_of}"] if state_of else []
+        command = [self.scripts / "ssfl-coordinator", *ports, *state, *flags]
+        program = Coordinator(name, command, self.folder, _environment())
+        self.started.append(program)
+        return program
+
+    def client(self, shard: str, coordinator: Coordinator | str, *flags: str, **env: str) -> Program:
+        """Start a client on a shard."""
+        address = coordinator if isinstance(coordinator, str) else coordinator.address
+        command = [
+            self.scripts / "ssfl-client", f"--data={shard}", f"--coordinator={address}", *flags,
+        ]  # fmt: skip
+        name = f"{shard}-{len(self.started)}"
+        program = Program(name, command, self.folder, _environment() | env)
+        self.started.append(program)
+        return program
+
+    def run(self, script: str, *flags: str) -> Program:
+        """Run a script to its end."""
+        name = f"{script}-{len(self.started)}"
+        program = Program(name, [self.scripts / script, *flags], self.folder, _environment())
+        self.started.append(program)
+        program.ends()
+        return program
+
+    def end_all(self) -> None:
+        """Kill what still runs, and show every log (pytest prints them if the test failed)."""
+        for program in self.started:
+            if program.running:
+                program.kill()
+        for program in self.started:
+            print(f"--- {program.name}: exit {program.process.returncode}")
+            print(program.out + program.err)
+
+
+def _environment() -> dict[str, str]:
+    """The environment without settings of ours and without colour."""
+    inherited = {name: value for name, value in os.environ.items() if name[:5] != "SSFL_"}
+    return inherited | {"NO_COLOR": "1"}

@@ -1,0 +1,52 @@
+"""Calls to a coordinator's admin port."""
+
+from collections.abc import Callable
+from typing import Any
+
+import grpc
+
+from ssfl.program.exits import ExitCode, ProgramError
+from ssfl.v1 import admin_pb2 as pb
+from ssfl.v1 import admin_pb2_grpc
+
+TIMEOUT_S = 10.0
+
+
+class AdminClient:
+    """A coordinator as its operator sees it."""
+
+    def __init__(self, address: str) -> None:
+        self.address = address
+        self._channel = grpc.insecure_channel(address, [("grpc.enable_http_proxy", 0)])
+        self._stub: Any = admin_pb2_grpc.AdminServiceStub(self._channel)
+
+    def status(self) -> pb.GetStatusResponse:
+        response: pb.GetStatusResponse = self._call(self._stub.GetStatus, pb.GetStatusRequest())
+        return response
+
+    def history_json(self) -> str:
+        response = self._call(self._stub.GetHistory, pb.GetHistoryRequest())
+        return str(response.history_json)
+
+    def start(self) -> int:
+        response = self._call(self._stub.StartRun, pb.StartRunRequest())
+        return int(response.num_clients)
+
+    def stop(self) -> None:
+        self._call(self._stub.StopRun, pb.StopRunRequest())
+
+    def close(self) -> None:
+        self._channel.close()
+
+    def _call(self, rpc: Callable[..., Any], request: Any) -> Any:
+        try:
+            return rpc(request, timeout=TIMEOUT_S)
+        except grpc.RpcError as error:
+            code, text = error.code(), error.details()
+            if code in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED):
+                raise ProgramError(
+                    f"no coordinator answers on its admin port {self.address} "
+                    f"(--admin; it prints the port when it starts): {text}",
+                    ExitCode.UNREACHABLE,
+                ) from error
+            raise ProgramError(f"the coordinator refused: {text}", ExitCode.REFUSED) from error

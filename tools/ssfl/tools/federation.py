@@ -1,0 +1,122 @@
+"""A coordinator and clients as processes on this machine."""
+
+import contextlib
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from ssfl.program.exits import ExitCode, ProgramError
+from ssfl.tools.admin_client import AdminClient
+
+START_DEADLINE_S = 60.0
+END_DEADLINE_S = 15.0
+
+
+class Federation:
+    """Processes of one run, all ended when the `with` block is left, however it is left."""
+
+    def __init__(
+        self, folder: Path, shards: Path, coordinator_flags: Sequence[str], clients: Sequence[str]
+    ) -> None:
+        self.folder = folder
+        self._shards = shards
+        self._flags = coordinator_flags
+        self._clients = clients
+        self._processes: list[tuple[str, subprocess.Popen[bytes]]] = []
+        self.admin: AdminClient
+
+    def __enter__(self) -> Self:
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            self._start_all()
+        except BaseException:
+            self.close()
+            raise
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def check(self) -> None:
+        """Raise ProgramError if a process ended badly."""
+        for name, process in self._processes:
+            code = process.poll()
+            if code not in (None, 0):
+                raise ProgramError(
+                    f"{name} ended with code {code}:\n{self._tail(name)}", ExitCode.BUG
+                )
+
+    def close(self) -> None:
+        """End every process: ask, wait, then insist."""
+        for _, process in self._processes:
+            if process.poll() is None:
+                process.terminate()
+        deadline_s = time.monotonic() + END_DEADLINE_S
+        for _, process in self._processes:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(max(0.1, deadline_s - time.monotonic()))
+            if process.poll() is None:
+                process.kill()
+                process.wait()
+        self._processes.clear()
+
+    def _start_all(self) -> None:
+        common = ["--out-dir", str(self.folder / "models")]
+        self._start(
+            "coordinator",
+            ["ssfl.server.main", "--port", "0", "--admin-port", "0",
+             "--state-dir", str(self.folder / "state"), *common, *self._flags],
+        )  # fmt: skip
+        port, admin_port = self._ports()
+        self.admin = AdminClient(f"127.0.0.1:{admin_port}")
+        for name in self._clients:
+            self._start(
+                name,
+                ["ssfl.client.main", "--data", name, "--data-root", str(self._shards),
+                 "--coordinator", f"127.0.0.1:{port}", *common,
+                 "--state-dir", str(self.folder / "clients")],
+            )  # fmt: skip
+
+    def _start(self, name: str, module_and_flags: Sequence[str]) -> None:
+        environment = {k: v for k, v in os.environ.items() if not k.startswith("SSFL_")}
+        with (
+            (self.folder / f"{name}.out").open("wb") as out,
+            (self.folder / f"{name}.log").open("wb") as log,
+        ):
+            process = subprocess.Popen(
+                [sys.executable, "-m", *module_and_flags],
+                stdin=subprocess.DEVNULL,
+                stdout=out,
+                stderr=log,
+                env=environment,
+                start_new_session=True,  # Ctrl-C reaches us alone; we end them in order
+            )
+        self._processes.append((name, process))
+
+    def _ports(self) -> tuple[str, str]:
+        """Return the client port and the admin port the coordinator printed."""
+        path, deadline_s = self.folder / "coordinator.out", time.monotonic() + START_DEADLINE_S
+        while time.monotonic() < deadline_s:
+            self.check()
+            lines = path.read_text().splitlines()
+            if len(lines) >= 2:
+                return lines[0].rpartition(":")[2], lines[1].rpartition(":")[2]
+            time.sleep(0.02)
+        raise ProgramError(
+            f"the coordinator did not start within {START_DEADLINE_S:g} s:\n"
+            + self._tail("coordinator"),
+            ExitCode.BUG,
+        )
+
+    def _tail(self, name: str) -> str:
+        return "\n".join((self.folder / f"{name}.log").read_text().splitlines()[-15:])

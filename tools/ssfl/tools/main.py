@@ -1,0 +1,69 @@
+"""`ssfl`: one command for trying, preparing, running and watching a federation."""
+
+import importlib
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from importlib.metadata import version
+
+from ssfl.program.exits import ExitCode, ProgramError, run_program
+
+
+@dataclass(frozen=True, slots=True)
+class Command:
+    """A subcommand: where it lives is imported only when it is called."""
+
+    group: str
+    name: str
+    module: str
+    text: str
+
+
+COMMANDS = (
+    Command("try", "demo", "demo", "a real federation on this machine, sparse and dense, compared"),
+    Command("prepare", "shards", "shards", "cut a data set into shards, one per client"),
+    Command("run", "start", "operate", "stop waiting for more clients and begin"),
+    Command("run", "stop", "operate", "end the run now; the last model becomes the final one"),
+    Command("watch", "status", "operate", "what the run is doing, who takes part, how far it is"),
+)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run a subcommand; return its exit code."""
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    if not arguments or arguments[0] in ("-h", "--help"):
+        print(_help())
+        return int(ExitCode.DONE if arguments else ExitCode.USAGE)
+    if arguments[0] == "--version":
+        print(f"ssfl {version('ssfl')}")
+        return int(ExitCode.DONE)
+    name = arguments[0]
+    return run_program(lambda: _run(name, arguments[1:]), f"ssfl {name}")
+
+
+def _run(name: str, arguments: Sequence[str]) -> int:
+    command = next((one for one in COMMANDS if one.name == name), None)
+    if command is None:
+        names = ", ".join(one.name for one in COMMANDS)
+        raise ProgramError(f"no such command; there are: {names}", ExitCode.USAGE)
+    module = importlib.import_module(f"ssfl.tools.{command.module}")
+    body: Callable[[Sequence[str]], int] = getattr(module, name)
+    return body(arguments)
+
+
+def _help() -> str:
+    lines = ["usage: ssfl COMMAND [flags]", "", "Sparse federated learning over gRPC.", ""]
+    for group in dict.fromkeys(command.group for command in COMMANDS):
+        lines.append(f"{group}:")
+        members = [command for command in COMMANDS if command.group == group]
+        lines += [f"  {command.name:<10}{command.text}" for command in members]
+    lines += [
+        "",
+        "`ssfl COMMAND --help` explains one. The two programs of a federation are",
+        "ssfl-coordinator and ssfl-client.",
+    ]
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

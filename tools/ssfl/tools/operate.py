@@ -1,0 +1,62 @@
+"""`ssfl status`, `ssfl start`, `ssfl stop`: for the people who run a federation."""
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from google.protobuf.json_format import MessageToJson
+from rich.console import Console
+
+from ssfl.method.settings import setting
+from ssfl.program import settings
+from ssfl.program.exits import ExitCode
+from ssfl.tools.admin_client import AdminClient
+from ssfl.tools.screen import status_view
+
+
+@dataclass(frozen=True, slots=True)
+class OperateConfig:
+    """Which coordinator, and in which form to answer."""
+
+    admin: str = setting("localhost:50052", "host:port of the coordinator's admin port")
+    json: bool = setting(False, "answer as JSON")
+
+
+def status(argv: Sequence[str]) -> int:
+    """Show what the run is doing."""
+    config = _load(argv, "ssfl status", "Shows what a run is doing and who takes part.")
+    answer = AdminClient(config.admin).status()
+    if config.json:
+        print(
+            MessageToJson(
+                answer, preserving_proto_field_name=True, always_print_fields_with_no_presence=True
+            )
+        )
+    else:
+        Console().print(status_view(answer))
+    return int(ExitCode.DONE)
+
+
+def start(argv: Sequence[str]) -> int:
+    """Begin the run with the clients that have joined."""
+    config = _load(argv, "ssfl start", "Begins the run with the clients that have joined.")
+    num_clients = AdminClient(config.admin).start()
+    _answer(config, f'{{"num_clients": {num_clients}}}', f"started with {num_clients} clients")
+    return int(ExitCode.DONE)
+
+
+def stop(argv: Sequence[str]) -> int:
+    """End the run; the last committed model becomes the final one."""
+    config = _load(argv, "ssfl stop", "Ends the run; every site gets the last committed model.")
+    AdminClient(config.admin).stop()
+    _answer(config, '{"stopped": true}', "the run is ending; every site gets the last model")
+    return int(ExitCode.DONE)
+
+
+def _load(argv: Sequence[str], prog: str, description: str) -> OperateConfig:
+    environ = {name: value for name, value in os.environ.items() if name == "SSFL_ADMIN"}
+    return settings.load(OperateConfig, argv, environ, prog, description)
+
+
+def _answer(config: OperateConfig, as_json: str, as_text: str) -> None:
+    print(as_json if config.json else as_text)

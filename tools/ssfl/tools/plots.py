@@ -1,0 +1,117 @@
+"""Pictures of a run, from its history."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import matplotlib as mpl
+
+mpl.use("Agg")  # files only; works without a display
+
+from matplotlib import pyplot as plt
+from matplotlib.axes import Axes
+from matplotlib.patches import Patch
+
+History = Mapping[str, Any]
+
+# Blue and orange of the Okabe-Ito palette: told apart with any colour vision.
+_COLOURS = {"ssfl": "#0072B2", "dense": "#D55E00"}
+_WAIT, _WORK, _SEND = "#CCCCCC", "#0072B2", "#E69F00"
+
+
+def plot_accuracy(histories: Mapping[str, History], path: Path) -> None:
+    """Draw pooled accuracy against all megabytes so far, both directions, one-off included."""
+    figure, axes = plt.subplots(figsize=(7, 4.2), layout="constrained")
+    for name, history in histories.items():
+        megabytes, accuracy = accuracy_curve(history)
+        axes.plot(
+            megabytes,
+            accuracy,
+            label=f"{name}: {accuracy[-1]:.1f} % after {megabytes[-1]:.1f} MB",
+            color=_COLOURS.get(name),
+            marker="o",
+            markersize=3,
+        )
+    axes.set_xlabel("megabytes sent so far, both directions, one-off costs included")
+    axes.set_ylabel("pooled test accuracy, %")
+    axes.set_title("What a megabyte buys")
+    axes.grid(alpha=0.3)
+    axes.legend(loc="lower right")
+    _save(figure, path)
+
+
+def accuracy_curve(history: History) -> tuple[list[float], list[float]]:
+    """Return megabytes so far and pooled accuracy in percent, at every round and at the end."""
+    megabytes, accuracy, so_far = [], [], 0.0
+    for entry in history["rounds"]:
+        megabytes.append(so_far)  # the base was tested before the round's bytes were spent
+        accuracy.append(100 * entry["pooled"])
+        so_far = _total(entry["ledger"])
+    if history["evaluations"]:
+        megabytes.append(so_far)
+        accuracy.append(100 * history["evaluations"][-1]["pooled"])
+    return megabytes, accuracy
+
+
+def plot_layers(history: History, path: Path) -> None:
+    """Draw how much of every masked tensor is kept."""
+    layers = history["mask"]["layers"]
+    names = list(layers)
+    shares = [100 * layer["kept"] / layer["size"] for layer in layers.values()]
+    figure, axes = plt.subplots(figsize=(7, 1.4 + 0.32 * len(names)), layout="constrained")
+    bars = axes.barh(names, shares, color=_COLOURS["ssfl"])
+    labels = [f"{layer['kept']:,} of {layer['size']:,}" for layer in layers.values()]
+    axes.bar_label(bars, labels, padding=3, fontsize=8)
+    mean = 100 * history["mask"]["num_kept"] / history["mask"]["num_masked"]
+    axes.axvline(mean, color="black", linestyle="--", linewidth=1, label=f"{mean:.1f} % of all")
+    axes.legend(loc="lower right")
+    axes.set_xlim(0, max(shares) * 1.3 + 1)
+    axes.invert_yaxis()
+    axes.set_xlabel("kept weights, %")
+    axes.set_title("Where the mask keeps weights")
+    _save(figure, path)
+
+
+def plot_timeline(history: History, path: Path, last: int = 6) -> None:
+    """Draw the last rounds by client: waiting for the task, working, sending."""
+    rounds = history["rounds"][-last:]
+    clients = sorted({row["client"] for entry in rounds for row in entry["clients"]})
+    figure, axes = plt.subplots(figsize=(9, 1.6 + 0.3 * len(clients)), layout="constrained")
+    began = 0.0
+    for entry in rounds:
+        for row in entry["clients"]:
+            _draw_row(axes, clients.index(row["client"]), began, row)
+        axes.axvline(began, color="black", linewidth=0.6)
+        axes.text(began, -0.75, f" round {entry['round']}", fontsize=8, va="bottom")
+        began += entry["seconds"]
+    axes.axvline(began, color="black", linewidth=0.6)
+    axes.set_xlim(0, began)
+    axes.set_yticks(range(len(clients)), clients)
+    axes.invert_yaxis()
+    axes.set_xlabel("seconds")
+    axes.set_title("Who did what when", pad=16)
+    handles = [
+        Patch(color=_WAIT, label="waits for the task"),
+        Patch(color=_WORK, label="tests and trains"),
+        Patch(color=_SEND, label="receives and sends"),
+    ]
+    axes.legend(handles=handles, loc="upper center", bbox_to_anchor=(0.5, -0.18), ncols=3)
+    _save(figure, path)
+
+
+def _draw_row(axes: Axes, place: int, began: float, row: Mapping[str, Any]) -> None:
+    asked, received, work = row["asked_s"], row["received_s"], row["work_s"]
+    moving = max(0.0, received - asked - work)
+    pieces = [(0.0, asked, _WAIT), (asked, moving / 2, _SEND), (asked + moving / 2, work, _WORK)]
+    pieces.append((received - moving / 2, moving / 2, _SEND))
+    for start, length, colour in pieces:
+        axes.barh(place, length, left=began + start, color=colour, height=0.7)
+
+
+def _total(ledger: list[Mapping[str, Any]]) -> float:
+    return float(sum(row["message_bytes"] for row in ledger)) / 1e6
+
+
+def _save(figure: Any, path: Path) -> None:
+    figure.savefig(path, dpi=130)
+    plt.close(figure)

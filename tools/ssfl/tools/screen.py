@@ -1,0 +1,79 @@
+"""A run's status as people see it: one view, for `ssfl status` and for the demo's live screen."""
+
+from rich.console import Group
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+from ssfl.server.ledger import ONE_OFF
+from ssfl.v1 import admin_pb2 as pb
+
+MAX_CLIENTS_SHOWN = 20
+_STYLE = {
+    "working": "yellow",
+    "reported": "green",
+    "lost": "bold red",
+    "left": "dim",
+    "waiting": "",
+}
+
+
+def status_view(status: pb.GetStatusResponse, title: str = "") -> Group:
+    """Return the whole view: where the run is, what it waits for, who does what."""
+    head = Text()
+    head.append(title or f"run {status.run_id}", style="bold")
+    head.append(f"   {status.phase}", style="cyan")
+    if status.phase in ("train", "evaluate", "between"):
+        head.append(f"   round {status.rounds_done} of {status.rounds_all}")
+    facts = Table.grid(padding=(0, 3))
+    facts.add_row(*_facts(status))
+    bar = ProgressBar(total=max(1, status.rounds_all), completed=status.rounds_done, width=60)
+    waiting = Text(f"waiting for {status.waiting_for}" if status.waiting_for else "", style="dim")
+    return Group(head, bar, facts, _clients(status), waiting)
+
+
+def status_line(status: pb.GetStatusResponse, title: str) -> str:
+    """Return one line, for logs and pipes."""
+    return f"{title}: {status.phase}  " + "  ".join(_facts(status))
+
+
+def megabytes(
+    status: pb.GetStatusResponse, direction: str | None = None, *, one_off: bool | None = None
+) -> float:
+    """Return message bytes in MB, of one direction or both, one-off phases apart or in."""
+    return (
+        sum(
+            entry.message_bytes
+            for entry in status.ledger
+            if direction in (None, entry.direction) and one_off in (None, entry.phase in ONE_OFF)
+        )
+        / 1e6
+    )
+
+
+def _facts(status: pb.GetStatusResponse) -> list[str]:
+    facts = [f"round {status.rounds_done}/{status.rounds_all}"]
+    reported = sum(client.state == "reported" for client in status.clients)
+    working = sum(client.state == "working" for client in status.clients)
+    if reported or working:
+        facts.append(f"reported {reported}/{reported + working}")
+    if status.HasField("accuracy"):
+        facts.append(f"accuracy {100 * status.accuracy:.1f} %")
+    if status.num_masked and status.num_kept:
+        facts.append(f"kept {status.num_kept:,} of {status.num_masked:,}")
+    facts.append(f"up {megabytes(status, 'up'):.2f} MB, down {megabytes(status, 'down'):.2f} MB")
+    if status.HasField("seconds_left"):
+        facts.append(f"about {status.seconds_left:.0f} s left")
+    return facts
+
+
+def _clients(status: pb.GetStatusResponse) -> Table:
+    table = Table.grid(padding=(0, 2))
+    for client in status.clients[:MAX_CLIENTS_SHOWN]:
+        doing = Text(client.state, style=_STYLE.get(client.state, ""))
+        steps = f"step {client.steps_done}/{client.steps_all}" if client.steps_all else ""
+        seen = f"last seen {client.last_seen_s:.0f} s ago" if client.last_seen_s > 5 else ""
+        table.add_row(client.client_id, f"{client.num_samples} samples", doing, steps, seen)
+    if len(status.clients) > MAX_CLIENTS_SHOWN:
+        table.add_row(f"… {len(status.clients) - MAX_CLIENTS_SHOWN} more")
+    return table
