@@ -6,10 +6,11 @@ from pathlib import Path
 import pytest
 
 from ssfl.learning.digits import digits
-from ssfl.learning.make_shards import make_shards
-from ssfl.learning.shards import Shard
-from system.federation import Finished, run_federation
+from ssfl.learning.shards import Shard, write_shard
+from system.federation import SHARDS, Finished, run_federation
 from system.programs import Programs
+from system.raw_client import RUN as RAW_RUN
+from system.raw_run import RawRun
 
 
 @pytest.fixture
@@ -26,13 +27,17 @@ def programs(tmp_path: Path) -> Iterator[Programs]:
 
 @pytest.fixture(scope="session")
 def shards(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Three shards of digits, about thirty samples each."""
+    """Three shards of digits: 20, 30 and 40 training samples, 15 to test on."""
     whole = digits()
-    few = Shard(
-        whole.train_x[:90], whole.train_y[:90], whole.test_x[:45], whole.test_y[:45], 10
-    )  # fmt: skip
     folder = tmp_path_factory.mktemp("data") / "shards"
-    make_shards(folder, 3, alpha=0.5, seed=4, data=few)
+    folder.mkdir()
+    for name, start, stop in ((SHARDS[0], 0, 20), (SHARDS[1], 20, 50), (SHARDS[2], 50, 90)):
+        train, test = slice(start, stop), slice(start, start + 15)
+        shard = Shard(
+            whole.train_x[train], whole.train_y[train],
+            whole.test_x[test], whole.test_y[test], num_classes=10,
+        )  # fmt: skip
+        write_shard(folder / f"{name}.npz", shard)
     return folder
 
 
@@ -53,3 +58,13 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory, shards: Path) -> Finis
         return run_federation(programs)
     finally:
         programs.end_all()
+
+
+@pytest.fixture
+def raw(programs: Programs) -> Iterator[RawRun]:
+    """A coordinator and two clients made by hand."""
+    run = RawRun(programs, programs.coordinator(*RAW_RUN))
+    try:
+        yield run
+    finally:
+        run.close()

@@ -7,7 +7,6 @@ it is met only when something is wrong.
 import json
 import os
 import signal
-import struct
 import subprocess
 import sys
 import time
@@ -17,6 +16,7 @@ from typing import Any, TypeVar
 
 import grpc
 
+from ssfl.server.journal import Journal
 from ssfl.v1 import admin_pb2, admin_pb2_grpc
 
 SCRIPTS = Path(sys.executable).parent
@@ -137,17 +137,13 @@ class Coordinator(Program):
 
 
 def journal(path: Path) -> list[dict[str, Any]]:
-    """Return the whole records of a journal, read by its format alone; a torn tail is ignored."""
-    data = path.read_bytes()
-    records, at = [], 8  # behind the magic
-    while at + 8 <= len(data):
-        (length,) = struct.unpack_from("<I", data, at)
-        body = data[at + 8 : at + 8 + length]
-        if len(body) < length:
-            break
-        records.append(json.loads(body))
-        at += 8 + length
-    return records
+    """Return the facts of a journal that may be in use: a copy is opened, its torn tail cut."""
+    copy = path.with_name("journal.copy")
+    copy.write_bytes(path.read_bytes())
+    opened = Journal(copy)
+    opened.close()
+    copy.unlink()
+    return [json.loads(record) for record in opened.records]
 
 
 class Programs:

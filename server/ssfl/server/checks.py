@@ -46,7 +46,7 @@ def check_join(request: pb.JoinRequest, state: RunState, *, alive: bool) -> Clie
         raise InvalidRequest(f"a manifest_digest of {len(request.manifest_digest)} bytes")
     if not 1 <= request.num_samples <= MAX_SAMPLES:
         raise InvalidRequest(
-            f"{client} has {request.num_samples} training samples, a client needs 1 to {MAX_SAMPLES}"
+            f"{client} has {request.num_samples} training samples; 1 to {MAX_SAMPLES} are possible"
         )
     if len(request.fingerprint) > MAX_TEXT or len(request.software) > MAX_TEXT:
         raise InvalidRequest(f"fingerprint and software have at most {MAX_TEXT} characters")

@@ -9,12 +9,19 @@ from ssfl.codec import values_only
 from ssfl.method.errors import DensityError
 from ssfl.method.initialize import initial_vector
 from ssfl.method.manifest import Manifest
+from ssfl.method.mask import Mask
 from ssfl.method.model_state import ModelState, values_digest
 from ssfl.method.strategies import strategy_for
 from ssfl.method.strategies.contract import Work
 from ssfl.server import checks, events
 from ssfl.server.desk import Desk, evaluation_of, receipt_of
-from ssfl.server.errors import InvalidRequest, ManifestMismatch, ModelUnusable, StaleBase
+from ssfl.server.errors import (
+    InvalidRequest,
+    JoinAgain,
+    ManifestMismatch,
+    ModelUnusable,
+    StaleBase,
+)
 from ssfl.server.events import Reply
 from ssfl.server.ledger import Direction
 from ssfl.server.spool import check_digest
@@ -41,6 +48,13 @@ class Intake:
         member = await self._desk.member(request.caller)
         header = request.header
         manifest = Manifest.from_json(header.manifest)
+        if manifest.digest.hex() != member.manifest_digest:
+            raise InvalidRequest("the manifest is not the one whose digest came in Join")
+        checks.check_ready(member, self._conductor.state)
+        if self._conductor.model is not None:
+            receipt = receipt_of(Reply.ALREADY_ACCEPTED)
+            yield self._desk.down(pb.SendInitialResponse(receipt=receipt))
+            return
 
         async def accept(part: Path | None) -> transfer_pb2.Receipt:
             model = await asyncio.to_thread(self._build_model, manifest, header, part)
@@ -54,7 +68,10 @@ class Intake:
                 mask.num_kept if mask else 0,
                 model.base_digest.hex(),
             )
-            return receipt_of(await self._conductor.post(event, model))
+            reply = await self._conductor.post(event, model)
+            if reply is Reply.CONFLICT:  # another client was quicker, with another model
+                raise JoinAgain("the run's model is known now: join again to compare it with yours")
+            return receipt_of(reply)
 
         with self._desk.sessions.call(member.client, self._conductor.clock):
             if manifest.rebuildable:
@@ -191,6 +208,7 @@ class Intake:
             initial = initial_vector(manifest, settings.seed)
         else:
             check_digest(part, header.initial.digest)
+            verify_values(part, manifest.size, manifest, Mask.full(manifest.num_masked))
             initial = values_only.decode(part.read_bytes(), manifest.size)
         if values_digest(initial) != header.initial_digest:
             raise ManifestMismatch(

@@ -11,6 +11,8 @@ from ssfl.server.status import reason_of, status_of
 
 log = logging.getLogger(__name__)
 
+MAX_DETAIL = 1000  # characters; gRPC refuses trailers over 8 KiB, and would hide the status
+
 
 class StatusInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc]  # grpc has no types
     """Turns exceptions of handlers into gRPC statuses."""
@@ -72,6 +74,6 @@ async def _abort(error: Exception, context: Any, method: str) -> None:
         log.error("call failed", extra={"method": method}, exc_info=error)
         text = "internal error; the coordinator's log has the details"
     else:
-        text = str(error)
+        text = str(error)[:MAX_DETAIL]
         log.warning("call refused: %s", text, extra={"method": method, "reason": reason})
     await context.abort(code, text, trailing_metadata=(("ssfl-reason", reason),))

@@ -1,0 +1,278 @@
+"""A client written from the protocol alone: stubs and numpy, no torch, nothing of ours between.
+
+Its answers are simple enough to compute a federation's result by hand: the model starts as ones
+and zeros, scores are whole numbers, and training adds the client's `delta` to every value. All of
+it is exact in float32, so the expected model is known to the bit (`expected_values`).
+"""
+
+import hashlib
+import json
+import zlib
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any
+
+import grpc
+import numpy as np
+import numpy.typing as npt
+
+from ssfl.v1 import coordinator_pb2 as pb
+from ssfl.v1 import coordinator_pb2_grpc, saliency_pb2, transfer_pb2, update_pb2
+
+TIMEOUT_S = 60.0
+Vector = npt.NDArray[np.float32]
+
+# name, shape, role, rule of the start
+TENSORS: tuple[tuple[str, tuple[int, ...], str, str], ...] = (
+    ("first.weight", (20, 30), "masked", "ones"),
+    ("first.bias", (20,), "dense", "zeros"),
+    ("second.weight", (10, 20), "masked", "ones"),
+    ("second.bias", (10,), "dense", "zeros"),
+)
+MASKED, UNMASKED = 800, 30
+KEPT = 200  # at sparsity 0.75
+RUN = ("--clients=2", "--rounds=2", "--sparsity=0.75", "--evaluate-every=0")
+
+
+def manifest_of(tensors: Sequence[tuple[str, tuple[int, ...], str, str]] = TENSORS) -> bytes:
+    """Return a canonical manifest, written by hand."""
+    document = {
+        "format": 1,
+        "model": {"name": "by hand"},
+        "tensors": [
+            {
+                "name": name,
+                "shape": list(shape),
+                "dtype": "float32",
+                "role": role,
+                "init": {"rule": rule, "scale": "0x0.0p+0"},
+            }
+            for name, shape, role, rule in tensors
+        ],
+    }
+    return json.dumps(document, sort_keys=True, separators=(",", ":")).encode("ascii")
+
+
+def sha256(data: bytes) -> bytes:
+    return hashlib.sha256(data).digest()
+
+
+INITIAL: Vector = np.r_[np.ones(MASKED), np.zeros(UNMASKED)].astype(np.float32)
+
+
+def payload_of(data: bytes, encoding: transfer_pb2.Encoding) -> transfer_pb2.Payload:
+    """Announce a payload."""
+    return transfer_pb2.Payload(encoding=encoding, num_bytes=len(data), digest=sha256(data))
+
+
+def chunks_of(data: bytes, size: int = 256, start: int = 0) -> list[transfer_pb2.Chunk]:
+    """Cut a payload into chunks."""
+    return [
+        transfer_pb2.Chunk(
+            offset=at, data=data[at : at + size], crc32=zlib.crc32(data[at : at + size])
+        )
+        for at in range(start, len(data), size)
+    ]
+
+
+@dataclass(frozen=True)
+class Received:
+    """A task and the bytes that came with it."""
+
+    task: pb.Task
+    data: bytes
+
+    @property
+    def kind(self) -> str:
+        return str(self.task.WhichOneof("work"))
+
+
+class RawClient:
+    """One client; every field it sends can be changed by the caller."""
+
+    def __init__(
+        self,
+        address: str,
+        client_id: str,
+        *,
+        num_samples: int = 10,
+        delta: float = 0.5,
+        manifest: bytes = b"",
+        scores: Callable[[], Vector] | None = None,
+    ) -> None:
+        self._channel = grpc.insecure_channel(address)
+        self.stub: Any = coordinator_pb2_grpc.CoordinatorServiceStub(self._channel)
+        self.client_id = client_id
+        self.num_samples = num_samples
+        self.delta = np.float32(delta)
+        self.manifest = manifest or manifest_of()
+        self.token = sha256(client_id.encode())[:16]
+        self.scores = scores or self.default_scores
+        self.caller = pb.Caller()
+        self.final: Vector | None = None
+
+    def close(self) -> None:
+        self._channel.close()
+
+    def default_scores(self) -> Vector:
+        """Whole numbers that differ from client to client."""
+        return (np.arange(MASKED) * self.num_samples % 97).astype(np.float32)
+
+    # -- calls
+
+    def join(self, **changes: Any) -> pb.JoinResponse:
+        """Enter the run; later calls speak with the new session."""
+        fields = {
+            "protocol_version": 1,
+            "client_id": self.client_id,
+            "token": self.token,
+            "num_samples": self.num_samples,
+            "manifest_digest": sha256(self.manifest),
+            "manifest": self.manifest,
+            "encodings": [1, 2, 3, 4],
+            "software": "by hand",
+        }
+        response: pb.JoinResponse = self.stub.Join(
+            pb.JoinRequest(**(fields | changes)), timeout=TIMEOUT_S
+        )
+        self.caller = pb.Caller(
+            run_id=response.run_id, client_id=self.client_id, session=response.session
+        )
+        return response
+
+    def next_task(self, **fields: Any) -> Received:
+        """Wait for a task and return it whole."""
+        request = pb.NextTaskRequest(caller=fields.pop("caller", self.caller), **fields)
+        task, data = None, b""
+        for response in self.stub.NextTask(request, timeout=TIMEOUT_S):
+            match response.WhichOneof("part"):
+                case "task":
+                    task = response.task
+                case "chunk":
+                    assert response.chunk.offset == task.offset + len(data)
+                    assert response.chunk.crc32 == zlib.crc32(response.chunk.data)
+                    data += response.chunk.data
+        assert task is not None
+        return Received(task, data)
+
+    def initial_header(self, **changes: Any) -> pb.InitialModel:
+        fields = {"manifest": self.manifest, "initial_digest": sha256(INITIAL.tobytes())}
+        return pb.InitialModel(**(fields | changes))
+
+    def scores_header(self, got: Received, data: bytes, **changes: Any) -> Any:
+        work = got.task.score
+        fields = {
+            "manifest_digest": work.manifest_digest,
+            "initial_digest": work.initial_digest,
+            "step": got.task.step,
+            "num_samples": self.num_samples,
+            "scores": payload_of(data, transfer_pb2.ENCODING_DENSE),
+        }
+        return saliency_pb2.SaliencyReport(**(fields | changes))
+
+    def update_header(self, got: Received, data: bytes, **changes: Any) -> Any:
+        work = got.task.train
+        fields = {
+            "mask_digest": work.mask.mask_digest,
+            "mask_epoch": work.mask.mask_epoch,
+            "base_digest": work.base_digest,
+            "step": got.task.step,
+            "round_number": work.round_number,
+            "attempt": work.attempt,
+            "num_samples": self.num_samples,
+            "values": payload_of(data, transfer_pb2.ENCODING_VALUES_ONLY),
+            "training_loss": 1.0,
+        }
+        return update_pb2.SparseUpdate(**(fields | changes))
+
+    def upload(self, header: Any, chunks: Iterable[transfer_pb2.Chunk], **changes: Any) -> Any:
+        """Send a header and chunks, without waiting for a grant; return the answers."""
+        rpc, message = self._rpc_of(header)
+        first = message(caller=changes.get("caller", self.caller), header=header)
+        requests = [first, *(message(chunk=chunk) for chunk in chunks)]
+        return list(rpc(iter(requests), timeout=TIMEOUT_S))
+
+    def open_upload(self, header: Any, rest: Iterator[transfer_pb2.Chunk]) -> Any:
+        """Begin an upload and return the open call; chunks are sent as `rest` yields them."""
+        rpc, message = self._rpc_of(header)
+
+        def requests() -> Iterator[Any]:
+            yield message(caller=self.caller, header=header)
+            for chunk in rest:
+                yield message(chunk=chunk)
+
+        return rpc(requests(), timeout=TIMEOUT_S)
+
+    def _rpc_of(self, header: Any) -> tuple[Any, Any]:
+        match header:
+            case pb.InitialModel():
+                return self.stub.SendInitial, pb.SendInitialRequest
+            case saliency_pb2.SaliencyReport():
+                return self.stub.ReportSaliency, pb.ReportSaliencyRequest
+        return self.stub.SendUpdate, pb.SendUpdateRequest
+
+    # -- honest answers
+
+    def trained(self, got: Received) -> bytes:
+        """Return the honest answer to TRAIN; the base must have come with the task."""
+        base = np.frombuffer(got.data[-got.task.train.base.num_bytes :], dtype="<f4")
+        return bytes((base + self.delta).astype("<f4").tobytes())
+
+    def answer(self, got: Received) -> int:
+        """Do what a task asks for; return the outcome, 0 where there is none."""
+        match got.kind:
+            case "initialize":
+                answers = self.upload(self.initial_header(), [])
+            case "score":
+                data = self.scores().tobytes()
+                answers = self.upload(self.scores_header(got, data), chunks_of(data))
+            case "train":
+                data = self.trained(got)
+                answers = self.upload(self.update_header(got, data), chunks_of(data))
+            case "evaluate":
+                request = pb.ReportEvaluationRequest(
+                    caller=self.caller,
+                    step=got.task.step,
+                    evaluation=update_pb2.Evaluation(correct=1, total=2, loss_sum=1.0),
+                )
+                return int(self.stub.ReportEvaluation(request, timeout=TIMEOUT_S).outcome)
+            case "finish":
+                num_bytes = got.task.finish.base.num_bytes
+                self.final = np.frombuffer(got.data[-num_bytes:], dtype="<f4")
+                self.leave(pb.LEAVE_REASON_FINISHED)
+                return 0
+        return int(answers[-1].receipt.outcome)
+
+    def leave(self, reason: pb.LeaveReason) -> None:
+        self.stub.Leave(pb.LeaveRequest(caller=self.caller, reason=reason), timeout=TIMEOUT_S)
+
+    def take_part(self) -> Vector:
+        """Go on honestly to the end and return the final values."""
+        while self.final is None:
+            got = self.next_task()
+            self.answer(got)
+        return self.final
+
+
+def take_part_together(*clients: RawClient) -> list[Vector]:
+    """Let all clients go on to the end at the same time; return what each was given."""
+    with ThreadPoolExecutor(len(clients)) as pool:
+        return list(pool.map(RawClient.take_part, clients))
+
+
+def expected_mask(clients: Sequence[RawClient]) -> npt.NDArray[np.bool_]:
+    """The KEPT largest mean scores, ties to the lowest coordinate."""
+    total = sum(client.num_samples * client.scores().astype(np.int64) for client in clients)
+    order = np.lexsort((np.arange(MASKED), -np.asarray(total)))
+    mask = np.zeros(MASKED, dtype=np.bool_)
+    mask[order[:KEPT]] = True
+    return mask
+
+
+def expected_values(clients: Sequence[RawClient], rounds: int = 2) -> Vector:
+    """The final values: the start, plus in every round the mean delta weighted by samples."""
+    samples = sum(client.num_samples for client in clients)
+    step = sum(client.num_samples * float(client.delta) for client in clients) / samples
+    start = np.r_[np.ones(KEPT), np.zeros(UNMASKED)]
+    return (start + rounds * step).astype(np.float32)

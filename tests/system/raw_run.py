@@ -1,0 +1,84 @@
+"""A federation of two hand-made clients, brought to a chosen moment and then on to its end."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import grpc
+import numpy as np
+import pytest
+
+from system.programs import Coordinator, Programs
+from system.raw_client import (
+    RawClient,
+    Received,
+    expected_mask,
+    expected_values,
+    sha256,
+    take_part_together,
+)
+
+
+class RawRun:
+    """Clients `ann` (10 samples, adds 0.5) and `bob` (30 samples, adds 1) and their coordinator."""
+
+    def __init__(self, programs: Programs, coordinator: Coordinator) -> None:
+        self.programs = programs
+        self.coordinator = coordinator
+        self._clients: list[RawClient] = []
+        self.ann = self.client("ann", num_samples=10, delta=0.5)
+        self.bob = self.client("bob", num_samples=30, delta=1.0)
+
+    def client(
+        self, client_id: str, num_samples: int = 10, delta: float = 0.5, manifest: bytes = b""
+    ) -> RawClient:
+        """Return another client; it has not joined."""
+        client = RawClient(
+            self.coordinator.address,
+            client_id,
+            num_samples=num_samples,
+            delta=delta,
+            manifest=manifest,
+        )
+        self._clients.append(client)
+        return client
+
+    def close(self) -> None:
+        for client in self._clients:
+            client.close()
+
+    def scoring(self) -> Received:
+        """Bring the run to its SCORE step and return ann's task; bob has not asked yet."""
+        self.ann.join()
+        self.bob.join()
+        self.ann.answer(self.ann.next_task())
+        return self.ann.next_task()
+
+    def training(self) -> Received:
+        """Bring the run to round 0 and return ann's task; bob has not asked yet."""
+        self.ann.answer(self.scoring())
+        self.bob.answer(self.bob.next_task())
+        return self.ann.next_task()
+
+    def goes_on(self) -> None:
+        """Both clients take part honestly to the end: the result must be the one by hand."""
+        clients = (self.ann, self.bob)
+        finals = take_part_together(*clients)
+        expected = expected_values(clients)
+        for final in finals:
+            assert np.array_equal(final, expected)
+        assert self.coordinator.running
+        status = self.coordinator.status()
+        assert status.model_digest == sha256(expected.tobytes())
+        assert status.num_kept == int(expected_mask(clients).sum())
+
+
+@contextmanager
+def refused(code: grpc.StatusCode, reason: str, *words: str) -> Iterator[None]:
+    """The calls inside end with this status, this `ssfl-reason` and these words for people."""
+    with pytest.raises(grpc.RpcError) as caught:
+        yield
+    error = caught.value
+    metadata = dict(error.trailing_metadata() or ())
+    assert (error.code(), metadata.get("ssfl-reason", "")) == (code, reason), error.details()
+    for word in words:
+        assert word in error.details()
