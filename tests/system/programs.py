@@ -168,7 +168,9 @@ class Programs:
         self.started.append(program)
         return program
 
-    def client(self, shard: str, coordinator: Coordinator | str, *flags: str, **env: str) -> Program:
+    def client(
+        self, shard: str, coordinator: Coordinator | str, *flags: str, **env: str
+    ) -> Program:
         """Start a client on a shard."""
         address = coordinator if isinstance(coordinator, str) else coordinator.address
         command = [

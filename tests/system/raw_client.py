@@ -111,6 +111,7 @@ class RawClient:
         self.scores = scores or self.default_scores
         self.caller = pb.Caller()
         self.final: Vector | None = None
+        self.mask_digest = b""  # of the final model
 
     def close(self) -> None:
         self._channel.close()
@@ -238,8 +239,9 @@ class RawClient:
                 )
                 return int(self.stub.ReportEvaluation(request, timeout=TIMEOUT_S).outcome)
             case "finish":
-                num_bytes = got.task.finish.base.num_bytes
-                self.final = np.frombuffer(got.data[-num_bytes:], dtype="<f4")
+                work = got.task.finish
+                self.mask_digest = work.mask.mask_digest
+                self.final = np.frombuffer(got.data[-work.base.num_bytes :], dtype="<f4")
                 self.leave(pb.LEAVE_REASON_FINISHED)
                 return 0
         return int(answers[-1].receipt.outcome)
@@ -261,13 +263,14 @@ def take_part_together(*clients: RawClient) -> list[Vector]:
         return list(pool.map(RawClient.take_part, clients))
 
 
-def expected_mask(clients: Sequence[RawClient]) -> npt.NDArray[np.bool_]:
-    """The KEPT largest mean scores, ties to the lowest coordinate."""
+def expected_mask(clients: Sequence[RawClient]) -> bytes:
+    """The mask's digest: the KEPT largest mean scores, ties to the lowest coordinate."""
     total = sum(client.num_samples * client.scores().astype(np.int64) for client in clients)
     order = np.lexsort((np.arange(MASKED), -np.asarray(total)))
     mask = np.zeros(MASKED, dtype=np.bool_)
     mask[order[:KEPT]] = True
-    return mask
+    packed = np.packbits(mask, bitorder="little").tobytes()
+    return sha256(MASKED.to_bytes(8, "little") + packed)
 
 
 def expected_values(clients: Sequence[RawClient], rounds: int = 2) -> Vector:

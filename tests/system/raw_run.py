@@ -9,6 +9,7 @@ import pytest
 
 from system.programs import Coordinator, Programs
 from system.raw_client import (
+    RUN,
     RawClient,
     Received,
     expected_mask,
@@ -59,17 +60,20 @@ class RawRun:
         self.bob.answer(self.bob.next_task())
         return self.ann.next_task()
 
+    def restart(self) -> None:
+        """kill -9, then start again with the same state and the same port."""
+        self.coordinator.kill()
+        self.coordinator = self.programs.coordinator(*RUN, port=self.coordinator.port)
+
     def goes_on(self) -> None:
         """Both clients take part honestly to the end: the result must be the one by hand."""
         clients = (self.ann, self.bob)
-        finals = take_part_together(*clients)
         expected = expected_values(clients)
-        for final in finals:
+        for final in take_part_together(*clients):
             assert np.array_equal(final, expected)
+        assert {client.mask_digest for client in clients} == {expected_mask(clients)}
         assert self.coordinator.running
-        status = self.coordinator.status()
-        assert status.model_digest == sha256(expected.tobytes())
-        assert status.num_kept == int(expected_mask(clients).sum())
+        assert self.coordinator.status().model_digest == sha256(expected.tobytes())
 
 
 @contextmanager

@@ -24,7 +24,9 @@ def outputs(run: Finished) -> dict[str, Path]:
 
 def test_every_site_and_the_coordinator_hold_the_same_model(undisturbed: Finished) -> None:
     for file in ("model.safetensors", "kept.safetensors", "mask.bin", "manifest.json"):
-        contents = {place: (folder / file).read_bytes() for place, folder in outputs(undisturbed).items()}
+        contents = {
+            place: (folder / file).read_bytes() for place, folder in outputs(undisturbed).items()
+        }
         assert len(contents) == 4
         assert len(set(contents.values())) == 1, f"{file} differs"
 

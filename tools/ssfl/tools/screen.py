@@ -23,11 +23,11 @@ def status_view(status: pb.GetStatusResponse, title: str = "") -> Group:
     head = Text()
     head.append(title or f"run {status.run_id}", style="bold")
     head.append(f"   {status.phase}", style="cyan")
-    if status.phase in ("train", "evaluate", "between"):
-        head.append(f"   round {status.rounds_done} of {status.rounds_all}")
-    facts = Table.grid(padding=(0, 3))
-    facts.add_row(*_facts(status))
-    bar = ProgressBar(total=max(1, status.rounds_all), completed=status.rounds_done, width=60)
+    bar = Table.grid()
+    bar.add_row(
+        ProgressBar(total=max(1, status.rounds_all), completed=status.rounds_done, width=60)
+    )
+    facts = Text("   ".join(_facts(status)))
     waiting = Text(f"waiting for {status.waiting_for}" if status.waiting_for else "", style="dim")
     return Group(head, bar, facts, _clients(status), waiting)
 

@@ -1,0 +1,335 @@
+"""What nobody should send: each is refused by name, and the federation goes on to the right model.
+
+The abuser is `ann`, a member with a valid session, or a stranger; afterwards ann and bob take part
+honestly, and the result is compared with the one computed by hand (raw_client.py).
+"""
+
+import os
+import socket
+from collections.abc import Callable
+from typing import Any
+
+import grpc
+import numpy as np
+import pytest
+from grpc import StatusCode
+
+from ssfl.v1 import coordinator_pb2 as pb
+from ssfl.v1 import transfer_pb2, update_pb2
+from system.raw_client import (
+    INITIAL,
+    MASKED,
+    TENSORS,
+    TIMEOUT_S,
+    RawClient,
+    chunks_of,
+    manifest_of,
+    payload_of,
+    sha256,
+)
+from system.raw_run import RawRun, refused
+
+pytestmark = pytest.mark.system
+
+INVALID, PRECONDITION = StatusCode.INVALID_ARGUMENT, StatusCode.FAILED_PRECONDITION
+
+
+# -- who may speak
+
+BAD_JOINS: dict[str, tuple[dict[str, Any], StatusCode, str, str]] = {
+    "a protocol from the future": (
+        {"protocol_version": 2}, PRECONDITION, "version_unsupported", "protocol 2",
+    ),
+    "no protocol version": ({"protocol_version": 0}, INVALID, "invalid_request", "version"),
+    "an id that is a path": ({"client_id": "../../x"}, INVALID, "invalid_request", "'../../x'"),
+    "no id": ({"client_id": ""}, INVALID, "invalid_request", "client id"),
+    "an endless id": ({"client_id": "x" * 65}, INVALID, "invalid_request", "1 to 64"),
+    "a short token": ({"token": b"x"}, INVALID, "invalid_request", "16 bytes"),
+    "no samples": ({"num_samples": 0}, INVALID, "invalid_request", "0 training samples"),
+    "too many samples": ({"num_samples": 2**31 + 1}, INVALID, "invalid_request", "2147483649"),
+    "a novel for a fingerprint": (
+        {"fingerprint": "x" * 201}, INVALID, "invalid_request", "200 characters",
+    ),
+}  # fmt: skip
+
+
+def test_a_bad_join_is_refused(raw: RawRun) -> None:
+    raw.training()
+    eve = raw.client("eve")
+    for changes, code, reason, words in BAD_JOINS.values():
+        with refused(code, reason, words):
+            eve.join(**changes)
+    raw.goes_on()
+
+
+def test_another_model_is_refused_by_its_first_differing_tensor(raw: RawRun) -> None:
+    raw.training()
+    wider = [TENSORS[0], ("first.bias", (21,), "dense", "zeros"), *TENSORS[2:]]
+    eve = raw.client("eve", manifest=manifest_of(wider))
+    with refused(PRECONDITION, "join_again"):
+        eve.join(manifest=b"")
+    with refused(PRECONDITION, "manifest_mismatch", "eve", "first.bias", "21"):
+        eve.join()
+    raw.coordinator.says("first.bias (21")
+    raw.goes_on()
+
+
+BAD_MANIFESTS = {
+    "nothing": b"",
+    "no JSON": b"\xff\xfe",
+    "no manifest": b"[]",
+    "half of one": manifest_of()[:-20],
+    "spaces": manifest_of().replace(b":", b": "),
+    "another format": manifest_of().replace(b'"format":1', b'"format":2'),
+    "a model that is no object": manifest_of().replace(b'{"name":"by hand"}', b'"by hand"'),
+    "a scale beyond floats": manifest_of().replace(b"0x0.0p+0", b"0x1.0p+99999"),
+    "an endless tensor": manifest_of([("w", (2**31, 2), "masked", "ones")]),
+    "an empty tensor": manifest_of([("w", (0,), "masked", "ones")]),
+    "a tensor twice": manifest_of([TENSORS[0], TENSORS[0]]),
+    "nothing to mask": manifest_of([TENSORS[1]]),
+    "deep nesting": b"[" * 100_000,
+}
+
+
+def test_a_bad_manifest_is_refused(raw: RawRun) -> None:
+    raw.ann.join()
+    raw.bob.join()
+    for manifest in BAD_MANIFESTS.values():
+        with refused(INVALID, "bad_manifest"):
+            raw.ann.upload(raw.ann.initial_header(manifest=manifest), [])
+    raw.goes_on()
+
+
+def test_initial_weights_that_do_not_follow_from_the_seed_are_refused(raw: RawRun) -> None:
+    raw.ann.join()
+    raw.bob.join()
+    with refused(PRECONDITION, "manifest_mismatch", "seed"):
+        raw.ann.upload(raw.ann.initial_header(initial_digest=bytes(32)), [])
+    raw.goes_on()
+
+
+def test_describing_another_model_later_changes_nothing(raw: RawRun) -> None:
+    """Not in memory, and not in the state directory either: a restart finds the run's own."""
+    raw.training()
+    other = manifest_of([*TENSORS[:3], ("second.bias", (10,), "dense", "ones")])
+    digest = sha256(np.r_[INITIAL[:-10], np.ones(10)].astype("<f4").tobytes())
+    with refused(StatusCode.ALREADY_EXISTS, "update_conflict"):
+        raw.ann.upload(raw.ann.initial_header(manifest=other, initial_digest=digest), [])
+    raw.restart()
+    raw.ann.join()
+    raw.bob.join()
+    raw.goes_on()
+
+
+def calls_of(client: RawClient, caller: pb.Caller) -> list[Callable[[], Any]]:
+    """One call of each kind, spoken by `caller`."""
+    data = bytes(4)
+    update = update_pb2.SparseUpdate(values=payload_of(data, transfer_pb2.ENCODING_VALUES_ONLY))
+    unary = {"timeout": TIMEOUT_S}
+    evaluation = pb.ReportEvaluationRequest(caller=caller)
+    leave = pb.LeaveRequest(caller=caller, reason=pb.LEAVE_REASON_STOPPING)
+    return [
+        lambda: client.next_task(caller=caller),
+        lambda: client.upload(client.initial_header(), [], caller=caller),
+        lambda: client.upload(update, chunks_of(data), caller=caller),
+        lambda: client.stub.ReportEvaluation(evaluation, **unary),
+        lambda: client.stub.Progress(pb.ProgressRequest(caller=caller), **unary),
+        lambda: client.stub.Leave(leave, **unary),
+    ]
+
+
+def test_strangers_are_told_to_join(raw: RawRun) -> None:
+    raw.training()
+    run_id, session = raw.ann.caller.run_id, raw.ann.caller.session
+    strangers = (
+        pb.Caller(),
+        pb.Caller(run_id="20200101-000000-abcdef", client_id="ann", session=session),
+        pb.Caller(run_id=run_id, client_id="eve", session=session),
+    )
+    for caller in strangers:
+        for call in calls_of(raw.ann, caller):
+            with refused(StatusCode.NOT_FOUND, "unknown_client"):
+                call()
+    raw.goes_on()
+
+
+def test_an_old_session_is_told_that_it_is_over(raw: RawRun) -> None:
+    raw.training()
+    old = raw.ann.caller
+    raw.ann.join()
+    for call in calls_of(raw.ann, old):
+        with refused(StatusCode.ABORTED, "session_ended", "ann"):
+            call()
+    raw.goes_on()
+
+
+def test_an_idle_call_ends_when_its_session_does(raw: RawRun) -> None:
+    raw.ann.join()
+    request = pb.NextTaskRequest(caller=raw.bob.join() and raw.bob.caller)
+    idle = raw.bob.stub.NextTask(request, timeout=TIMEOUT_S)
+    assert next(idle).WhichOneof("part") == "waiting"
+    raw.bob.join()
+    raw.ann.answer(raw.ann.next_task())  # the run moves on, so the idle call looks up
+    with refused(StatusCode.ABORTED, "session_ended"):
+        list(idle)
+    raw.goes_on()
+
+
+def test_a_live_client_keeps_its_name(raw: RawRun) -> None:
+    raw.training()
+    with refused(StatusCode.ALREADY_EXISTS, "client_id_taken", "ann", "--client-id"):
+        raw.ann.join(token=bytes(16))
+    raw.goes_on()
+
+
+def test_leaving_needs_a_reason_that_is_true(raw: RawRun) -> None:
+    raw.training()
+    with refused(INVALID, "invalid_request", "not finished"):
+        raw.ann.leave(pb.LEAVE_REASON_FINISHED)
+    with refused(INVALID, "invalid_request", "reason"):
+        raw.ann.leave(pb.LEAVE_REASON_UNSPECIFIED)
+    raw.goes_on()
+
+
+# -- bytes that are no call at all
+
+
+def test_noise_on_the_port_is_harmless(raw: RawRun) -> None:
+    raw.training()
+    for noise in (
+        b"GET / HTTP/1.1\r\n\r\n",
+        os.urandom(1 << 16),
+        b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n",
+    ):
+        with socket.create_connection(("127.0.0.1", raw.coordinator.port)) as wire:
+            wire.sendall(noise)
+    raw.goes_on()
+
+
+def test_a_message_of_16_mb_is_refused_unread(raw: RawRun) -> None:
+    got = raw.training()
+    huge = transfer_pb2.Chunk(offset=0, data=bytes(16 << 20))
+    with refused(StatusCode.RESOURCE_EXHAUSTED, ""):
+        raw.ann.upload(raw.ann.update_header(got, raw.ann.trained(got)), [huge])
+    with refused(StatusCode.RESOURCE_EXHAUSTED, ""):
+        raw.ann.join(manifest=bytes(16 << 20))
+    raw.goes_on()
+
+
+def test_an_unknown_method_is_unimplemented(raw: RawRun) -> None:
+    with grpc.insecure_channel(raw.coordinator.address) as channel:
+        call = channel.unary_unary("/ssfl.v1.CoordinatorService/Shutdown")
+        with refused(StatusCode.UNIMPLEMENTED, ""):
+            call(b"", timeout=TIMEOUT_S)
+        garbage = channel.unary_unary("/ssfl.v1.CoordinatorService/Join")
+        with pytest.raises(grpc.RpcError):
+            garbage(b"\xff" * 100, timeout=TIMEOUT_S)
+    raw.training()
+    raw.goes_on()
+
+
+# -- answers that do not fit their task
+
+
+def test_a_header_that_does_not_fit_the_step_is_refused(raw: RawRun) -> None:
+    got = raw.training()
+    data = raw.ann.trained(got)
+    values = payload_of(data, transfer_pb2.ENCODING_VALUES_ONLY)
+    nonsense = update_pb2.Evaluation(correct=3, total=2)
+    wrong: list[tuple[dict[str, Any], StatusCode, str]] = [
+        ({"mask_digest": bytes(32)}, PRECONDITION, "stale_base"),
+        ({"mask_epoch": 2}, PRECONDITION, "stale_base"),
+        ({"base_digest": bytes(32)}, PRECONDITION, "stale_base"),
+        ({"round_number": 1}, INVALID, "invalid_request"),
+        ({"attempt": 1}, INVALID, "invalid_request"),
+        ({"num_samples": 11}, INVALID, "invalid_request"),
+        ({"training_loss": float("nan")}, INVALID, "invalid_request"),
+        ({"work_s": float("inf")}, INVALID, "invalid_request"),
+        ({"base_evaluation": nonsense}, INVALID, "invalid_request"),
+        ({"values": None}, INVALID, "invalid_request"),
+        ({"values": payload_of(data, transfer_pb2.ENCODING_DENSE)}, INVALID, "invalid_request"),
+        ({"values": payload_of(data[4:], values.encoding)}, INVALID, "invalid_request"),
+        ({"values": payload_of(data * 2, values.encoding)}, INVALID, "invalid_request"),
+        (
+            {"values": transfer_pb2.Payload(encoding=1, num_bytes=2**40, digest=bytes(32))},
+            INVALID,
+            "invalid_request",
+        ),
+        (
+            {"values": transfer_pb2.Payload(encoding=1, num_bytes=len(data), digest=b"short")},
+            INVALID,
+            "invalid_request",
+        ),
+    ]
+    for changes, code, reason in wrong:
+        with refused(code, reason):
+            raw.ann.upload(raw.ann.update_header(got, data, **changes), chunks_of(data))
+    raw.goes_on()
+
+
+def test_scores_of_another_model_are_refused(raw: RawRun) -> None:
+    got = raw.scoring()
+    data = raw.ann.scores().tobytes()
+    for changes in ({"manifest_digest": bytes(32)}, {"initial_digest": bytes(32)}):
+        with refused(PRECONDITION, "stale_base"):
+            raw.ann.upload(raw.ann.scores_header(got, data, **changes), chunks_of(data))
+    with refused(INVALID, "invalid_request", "num_samples"):
+        raw.ann.upload(raw.ann.scores_header(got, data, num_samples=99), chunks_of(data))
+    raw.goes_on()
+
+
+@pytest.mark.parametrize("bad", [-1.0, -np.float32(1e-40), np.nan, np.inf])
+def test_scores_that_are_no_scores_are_refused_with_their_tensor(raw: RawRun, bad: float) -> None:
+    got = raw.scoring()
+    for place, tensor in (
+        (0, "first.weight"),
+        (600, "second.weight"),
+        (MASKED - 1, "second.weight"),
+    ):
+        scores = raw.ann.scores()
+        scores[place] = bad
+        data = scores.tobytes()
+        with refused(INVALID, "bad_values", tensor):
+            raw.ann.upload(raw.ann.scores_header(got, data), chunks_of(data))
+    raw.goes_on()
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf, 3e38, -1025.0])
+def test_values_that_may_not_be_summed_are_refused_with_their_tensor(
+    raw: RawRun, bad: float
+) -> None:
+    got = raw.training()
+    for place, tensor in ((200, "first.bias"), (219, "first.bias"), (220, "second.bias")):
+        values = np.frombuffer(raw.ann.trained(got), dtype="<f4").copy()
+        values[place] = bad
+        data = values.tobytes()
+        with refused(INVALID, "bad_values", tensor):
+            raw.ann.upload(raw.ann.update_header(got, data), chunks_of(data))
+    raw.goes_on()
+
+
+def test_the_answer_to_another_question_does_not_count(raw: RawRun) -> None:
+    """An evaluation or scores where a round is open: that step, with that work, is not there."""
+    got = raw.training()
+    closed = transfer_pb2.OUTCOME_STEP_CLOSED
+    request = pb.ReportEvaluationRequest(caller=raw.ann.caller, step=got.task.step)
+    assert raw.ann.stub.ReportEvaluation(request, timeout=TIMEOUT_S).outcome == closed
+    scores = raw.ann.scores().tobytes()
+    (answer,) = raw.ann.upload(raw.ann.scores_header(got, scores, step=got.task.step), [])
+    assert answer.receipt.outcome == closed
+    data = raw.ann.trained(got)
+    for step in (0, got.task.step - 1, got.task.step + 1, 2**64 - 1):
+        (answer,) = raw.ann.upload(raw.ann.update_header(got, data, step=step), chunks_of(data))
+        assert answer.receipt.outcome == closed
+    raw.goes_on()
+
+
+def test_a_client_that_was_not_asked_cannot_answer(raw: RawRun) -> None:
+    got = raw.training()
+    eve = raw.client("eve")
+    eve.join()
+    data = raw.ann.trained(got)
+    with refused(INVALID, "invalid_request", "eve"):
+        eve.upload(eve.update_header(got, data), chunks_of(data))
+    eve.leave(pb.LEAVE_REASON_STOPPING)
+    raw.goes_on()
