@@ -77,16 +77,35 @@ class ExactSum:
         for start in range(0, out.size, _BLOCK):
             units = self._sum[start : start + _BLOCK]
             nearly = units / np.float64(self.total_weight) * 2.0**-self.fraction_bits
-            out[start : start + _BLOCK] = nearly
-            for i in np.flatnonzero(_near_tie(nearly)):
-                exact = (
-                    Fraction(int(units[i]), self.total_weight) / Fraction(2) ** self.fraction_bits
-                )
-                out[start + i] = _nearest_float32(exact, np.float32(nearly[i]))
+            block = nearly.astype(np.float32)
+            doubtful = np.flatnonzero(_near_midpoint(nearly))
+            block[doubtful] = self._decide(nearly[doubtful], units[doubtful])
+            out[start : start + _BLOCK] = block
         return out
 
+    def _decide(
+        self, nearly: npt.NDArray[np.float64], units: npt.NDArray[np.int64]
+    ) -> npt.NDArray[np.float32]:
+        """Round the quotients next to the midpoint of two floats, by comparing exactly with it.
 
-def _near_tie(x: npt.NDArray[np.float64]) -> npt.NDArray[np.bool_]:
+        The midpoint is m * 2^e with m of 25 bits, so `units / weight` lies above it if and only if
+        `units * 2^-e > weight * m`, in integers: both sides are about equal, below 2^62 for
+        weights below 2^37.
+        """
+        bits = np.abs(nearly).view(np.int64)
+        m = (bits >> 29 & 0x7FFFFF) << 1 | 0x1000001  # the float below, and half a step
+        e = (bits >> 52) - 1023 - 24 + self.fraction_bits
+        whole = np.int64 if self.total_weight < 1 << 37 else np.object_  # then Python's integers
+        left = np.abs(units).astype(whole) << np.maximum(-e, 0).astype(whole)
+        right = (m.astype(whole) * self.total_weight) << np.maximum(e, 0).astype(whole)
+        low_is_odd = (bits >> 29 & 1).astype(np.bool_)
+        up = (left > right) | ((left == right) & low_is_odd)
+        low = (bits >> 29 << 29).view(np.float64).astype(np.float32)
+        rounded = np.where(up, np.nextafter(low, np.float32(np.inf)), low)
+        return np.copysign(rounded, nearly.astype(np.float32))
+
+
+def _near_midpoint(x: npt.NDArray[np.float64]) -> npt.NDArray[np.bool_]:
     """Tell where two roundings (to double, then to float) might differ from one.
 
     `x` is within 2 units in the last place of the exact quotient; only within that distance of
@@ -95,16 +114,3 @@ def _near_tie(x: npt.NDArray[np.float64]) -> npt.NDArray[np.bool_]:
     low = (x.view(np.int64) & 0x1FFFFFFF) - 0x10000000
     near: npt.NDArray[np.bool_] = np.abs(low) <= 4
     return near
-
-
-def _nearest_float32(exact: Fraction, guess: np.float32) -> np.float32:
-    """Return the float32 nearest to `exact`, ties to even, given one at most one step away."""
-    around = [
-        np.nextafter(guess, np.float32(-np.inf)),
-        guess,
-        np.nextafter(guess, np.float32(np.inf)),
-    ]
-    return min(
-        around,
-        key=lambda x: (abs(Fraction(float(x)) - exact), int(np.float32(x).view(np.uint32)) & 1),
-    )

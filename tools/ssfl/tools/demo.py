@@ -1,5 +1,6 @@
 """`ssfl demo`: a real federation on this machine, sparse and dense, side by side."""
 
+import importlib.util
 import json
 import shutil
 import time
@@ -27,6 +28,7 @@ DESCRIPTION = (
 )
 POLL_S = 0.25
 STALL_S = 300.0
+NEEDED = ("torch", "sklearn", "matplotlib")
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +83,11 @@ def demo(argv: Sequence[str]) -> int:
 
 def _prepare(config: DemoConfig) -> Path:
     """Make the shards in a fresh folder."""
+    missing = [name for name in NEEDED if importlib.util.find_spec(name) is None]
+    if missing:
+        raise ProgramError(
+            f"the demo needs {', '.join(missing)}: pip install 'ssfl[demo]'", ExitCode.USAGE
+        )
     marker = config.out / ".ssfl-demo"
     if config.out.exists() and any(config.out.iterdir()) and not marker.exists():
         raise ProgramError(
