@@ -8,13 +8,14 @@ from ssfl.program import malloc
 
 COUNT_FAULTS = """
 import resource, sys
-from ssfl.program.malloc import keep_big_buffers
+from ssfl.program.malloc import keep_chunk_buffers
 if sys.argv[1] == "kept":
-    keep_big_buffers()
+    keep_chunk_buffers()
 faults = lambda: resource.getrusage(resource.RUSAGE_SELF).ru_minflt
 before = faults()
 for _ in range(20):
-    b"x" * (40 << 20)
+    chunks = [b"x" * (1 << 20) for _ in range(16)]
+    del chunks
 print(faults() - before)
 """
 
@@ -27,10 +28,10 @@ def faults(how: str) -> int:
 @pytest.mark.skipif(
     not hasattr(ctypes.CDLL(None), "mallopt"), reason="this C library has no mallopt"
 )
-def test_a_big_buffer_is_not_mapped_afresh_each_time() -> None:
+def test_the_chunks_of_several_uploads_are_not_mapped_afresh_each_time() -> None:
     assert faults("kept") * 4 < faults("default")
 
 
 def test_without_glibc_nothing_happens(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ctypes, "CDLL", lambda _name: object())
-    malloc.keep_big_buffers()
+    malloc.keep_chunk_buffers()

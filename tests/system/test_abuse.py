@@ -22,6 +22,7 @@ from system.raw_client import (
     TENSORS,
     TIMEOUT_S,
     RawClient,
+    Received,
     chunks_of,
     manifest_of,
     payload_of,
@@ -108,13 +109,19 @@ def test_initial_weights_that_do_not_follow_from_the_seed_are_refused(raw: RawRu
     raw.goes_on()
 
 
-def test_describing_another_model_later_changes_nothing(raw: RawRun) -> None:
-    """Not in memory, and not in the state directory either: a restart finds the run's own."""
-    raw.training()
+def test_only_one_model_is_described_and_a_restart_finds_it(raw: RawRun) -> None:
+    """Eve joined with another model before the run had one; what she describes later is nothing."""
     other = manifest_of([*TENSORS[:3], ("second.bias", (10,), "dense", "ones")])
+    eve = raw.client("eve", manifest=other)
+    eve.join()
+    raw.ann.join()
+    raw.bob.join()
+    raw.ann.answer(Received(pb.Task(initialize=pb.InitializeTask()), b""))
     digest = sha256(np.r_[INITIAL[:-10], np.ones(10)].astype("<f4").tobytes())
-    with refused(StatusCode.ALREADY_EXISTS, "update_conflict"):
-        raw.ann.upload(raw.ann.initial_header(manifest=other, initial_digest=digest), [])
+    with refused(PRECONDITION, "join_again"):
+        eve.upload(eve.initial_header(initial_digest=digest), [])
+    with refused(INVALID, "invalid_request", "Join"):
+        eve.upload(eve.initial_header(manifest=raw.ann.manifest), [])
     raw.restart()
     raw.ann.join()
     raw.bob.join()

@@ -45,6 +45,7 @@ from ssfl.v1 import mask_pb2, saliency_pb2, settings_pb2, transfer_pb2, update_p
 log = logging.getLogger("ssfl.client")
 
 PROTOCOL_VERSION = 1
+SILENCE_S = 45.0  # a waiting call hears from the coordinator every 15 s: three are missing
 Vector = npt.NDArray[np.float32]
 
 
@@ -78,7 +79,7 @@ class Agent:
         self._out_dir = out_dir
         self._caller = pb.Caller()
         self._site: Site | None = None
-        self._watchdog = Watchdog(60.0)
+        self._watchdog = Watchdog(SILENCE_S)
         self._downloads: Downloads | None = None
         self._mask: Mask | None = None
         self._base: Vector | None = None
@@ -105,35 +106,49 @@ class Agent:
     # -- 1. join
 
     def _join(self) -> None:
-        response = self._join_call()
-        if self._site is None:
-            settings = _settings(response.settings)
-            log.info("joined", extra={"run": response.run_id, "model": settings.model})
-            self._site = self._build_site(settings)
-            self._watchdog = Watchdog(settings.no_progress_s)
-            self._downloads = Downloads(self._watchdog, self._site.manifest)
-            self._initial_digest = values_digest(self._site.initial)
-            response = self._join_call()
-        if response.manifest and response.manifest != self._site.manifest.json:
-            response = self._join_call(with_manifest=True)  # refused, naming the tensor
-        self._caller = pb.Caller(
-            run_id=response.run_id,
-            client_id=self._identity.client_id,
-            session=response.session,
-        )
+        response = self._join_call(self._site)
+        while self._site is None or response.run_id != self._caller.run_id:
+            self._enter(response)
+            response = self._join_call(self._site)
+        self._caller.session = response.session
         self._patience.reached()
         answer = self._answer or self._local.load()
         self._answer = answer if answer and answer.run_id == response.run_id else None
 
-    def _join_call(self, *, with_manifest: bool = False) -> pb.JoinResponse:
-        manifest = self._site.manifest if self._site else None
+    def _enter(self, response: pb.JoinResponse) -> None:
+        """Build the model of a run we did not know: our first, or one begun with --fresh."""
+        settings = _settings(response.settings)
+        log.info("joined", extra={"run": response.run_id, "model": settings.model})
+        self._site = self._build_site(settings)
+        self._watchdog = Watchdog(max(settings.no_progress_s, SILENCE_S))
+        self._downloads = Downloads(self._watchdog, self._site.manifest)
+        self._initial_digest = values_digest(self._site.initial)
+        self._mask, self._base, self._base_digest = None, None, b""
+        self._caller = pb.Caller(run_id=response.run_id, client_id=self._identity.client_id)
+
+    def _join_call(self, site: Site | None) -> pb.JoinResponse:
+        """Join with the model of `site`; raise Refused if the run has another one."""
+        try:
+            return self._call_join(site.manifest if site else None)
+        except grpc.RpcError as error:
+            if site is None or reason_of(error) != "join_again":
+                raise translate(error) from error
+        try:
+            response = self._call_join(None)
+            if response.run_id != self._caller.run_id:
+                return response
+            return self._call_join(site.manifest, whole=True)  # refused, naming the tensor
+        except grpc.RpcError as error:
+            raise translate(error) from error
+
+    def _call_join(self, manifest: Manifest | None, *, whole: bool = False) -> pb.JoinResponse:
         request = pb.JoinRequest(
             protocol_version=PROTOCOL_VERSION,
             client_id=self._identity.client_id,
             token=self._local.token(),
             num_samples=self._identity.num_samples,
             manifest_digest=manifest.digest if manifest else b"",
-            manifest=manifest.json if manifest and with_manifest else b"",
+            manifest=manifest.json if manifest and whole else b"",
             fingerprint=self._identity.fingerprint,
             class_counts=self._identity.class_counts,
             encodings=[
@@ -144,12 +159,7 @@ class Agent:
             ],
             software=f"ssfl {version('ssfl')}",
         )
-        try:
-            response: pb.JoinResponse = self._stub.Join(request, timeout=UNARY_TIMEOUT_S)
-        except grpc.RpcError as error:
-            if reason_of(error) == "join_again" and manifest and not with_manifest:
-                return self._join_call(with_manifest=True)
-            raise translate(error) from error
+        response: pb.JoinResponse = self._stub.Join(request, timeout=UNARY_TIMEOUT_S)
         return response
 
     # -- 2. ask, 3. work, 4. ask again, then upload
@@ -243,7 +253,9 @@ class Agent:
             raise Refused(f"the coordinator asks for unknown scores: {work.criterion!r}")
         initial = self._site.initial
         if work.HasField("initial"):
-            initial = values_only.decode(download.payload(0), self._site.manifest.size)
+            initial = _values(download.payload(0), self._site.manifest.size)
+        if values_digest(initial) != work.initial_digest:
+            raise Refused("the coordinator sent initial weights that do not match their digest")
         began_s = time.monotonic()
         with Progress(self._stub, self._caller, step):
             scores = self._site.score(initial)
@@ -326,19 +338,15 @@ class Agent:
     ) -> tuple[Mask, Vector]:
         """Return mask and base of a task: what came with it, or what we hold already."""
         assert self._site is not None
-        number = 0
         if work.mask.mask_digest != (self._mask.digest if self._mask else b""):
             self._mask = _mask(download, work.mask, self._site.manifest)
-            number += work.mask.HasField("mask")
         mask = self._mask
         assert mask is not None
         if work.HasField("base"):
+            number = int(work.mask.HasField("mask"))  # the mask, if it came, comes first
             count = mask.num_kept + self._site.manifest.num_unmasked
-            try:
-                base = values_only.decode(download.payload(number), count)
-            except CodecError as error:
-                raise Refused(f"the coordinator sent a base that does not fit: {error}") from error
-            self._base, self._base_digest = base.copy(), values_digest(base)
+            self._base = _values(download.payload(number), count).copy()
+            self._base_digest = values_digest(self._base)
         if self._base is None or self._base_digest != work.base_digest:
             self._base_digest = b""
             raise Resync("the base we hold is not the one of the task")
@@ -369,6 +377,13 @@ def _mask(download: Download, message: mask_pb2.MaskBroadcast, manifest: Manifes
     if mask.digest != message.mask_digest or mask.num_kept != message.num_kept:
         raise Refused("the coordinator sent a mask that does not match its digest")
     return mask
+
+
+def _values(payload: memoryview, count: int) -> Vector:
+    try:
+        return values_only.decode(payload, count)
+    except CodecError as error:
+        raise Refused(f"the coordinator sent values that do not fit: {error}") from error
 
 
 def _settings(message: settings_pb2.RunSettings) -> RunSettings:

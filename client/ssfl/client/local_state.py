@@ -1,10 +1,11 @@
 """What a client keeps across a restart: its token, and a finished upload not yet acknowledged.
 
 token        16 random bytes; proves that a new process is the same client
-answer.json  step, kind and run of the finished upload
+answer.json  step, kind and run of the finished upload, and the digest of its bytes
 answer.bin   its header message and payload
 """
 
+import hashlib
 import json
 import secrets
 from dataclasses import dataclass
@@ -50,18 +51,18 @@ class LocalState:
             "kind": answer.kind,
             "step": answer.step,
             "header_bytes": len(answer.header),
-            "payload_bytes": len(answer.payload),
+            "digest": _digest(answer.header, answer.payload),
         }
         write_atomic(self.folder / "answer.json", json.dumps(facts).encode())
 
     def load(self) -> Answer | None:
-        """Return the answer an earlier process left; None if there is none, or only half of one."""
+        """Return the answer an earlier process left; None if there is none, or it is damaged."""
         try:
             facts = json.loads((self.folder / "answer.json").read_bytes())
             data = memoryview((self.folder / "answer.bin").read_bytes())
-            split = int(facts["header_bytes"])
-            if len(data) != split + int(facts["payload_bytes"]):
+            if facts["digest"] != _digest(data):
                 return None
+            split = int(facts["header_bytes"])
             return Answer(
                 str(facts["run_id"]), str(facts["kind"]), int(facts["step"]),
                 bytes(data[:split]), data[split:],
@@ -73,3 +74,10 @@ class LocalState:
         """Forget the answer: it was acknowledged, or is of no use any more."""
         for name in ("answer.json", "answer.bin"):
             (self.folder / name).unlink(missing_ok=True)
+
+
+def _digest(*parts: bytes | memoryview) -> str:
+    digest = hashlib.sha256()
+    for part in parts:
+        digest.update(part)
+    return digest.hexdigest()

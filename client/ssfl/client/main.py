@@ -11,7 +11,7 @@ from ssfl.client.config import ClientConfig, settings_elsewhere
 from ssfl.program import logs, settings
 from ssfl.program.exits import ExitCode, ProgramError, raise_on_sigterm, run_program
 from ssfl.program.lock import DirectoryLock
-from ssfl.program.malloc import keep_big_buffers
+from ssfl.program.malloc import keep_chunk_buffers
 
 log = logging.getLogger("ssfl.client")
 
@@ -34,11 +34,10 @@ def _main(argv: Sequence[str]) -> int:
     )
     logs.setup(config.log_format, config.log_level)
     raise_on_sigterm()
-    keep_big_buffers()
+    keep_chunk_buffers()
     log.info("configuration", extra=settings.describe(config))
     client_id = config.client_id or _id_of(config.data)
     folder = config.state_dir / client_id
-    folder.mkdir(parents=True, exist_ok=True)
     with DirectoryLock(folder):
         return _take_part(config, client_id, folder)
 

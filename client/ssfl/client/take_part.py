@@ -53,6 +53,11 @@ def take_part(config: ClientConfig, client_id: str, folder: Path) -> int:
     except (LearningError, MethodError) as error:
         agent.leave()
         raise ProgramError(str(error), ExitCode.BAD_DATA) from error
+    except OSError as error:
+        raise ProgramError(
+            f"{error}: nothing is lost; make room or fix the disk, then start again",
+            ExitCode.STATE,
+        ) from error
     finally:
         channel.close()
     if model is None:

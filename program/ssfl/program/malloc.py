@@ -1,4 +1,4 @@
-"""Keep glibc from giving big buffers back to the kernel after every message."""
+"""Keep glibc from giving the buffers of messages back to the kernel after each one."""
 
 import ctypes
 
@@ -6,7 +6,7 @@ _M_TRIM_THRESHOLD, _M_TOP_PAD, _M_MMAP_THRESHOLD = -1, -2, -3  # malloc.h
 _MIB = 2**20
 
 
-def keep_big_buffers() -> None:
+def keep_chunk_buffers() -> None:
     """Serve buffers up to 4 MiB from a heap that is kept; nothing happens where glibc is absent.
 
     By default glibc maps a big buffer afresh and unmaps it when freed, so each message of a
@@ -19,6 +19,7 @@ def keep_big_buffers() -> None:
     except (AttributeError, OSError, TypeError):
         return
     mallopt(_M_MMAP_THRESHOLD, 4 * _MIB)
-    # Up to 64 MiB of free memory stay ours: the chunks of several uploads at once. 16 MiB survive a trim, so that the next upload does not grow the heap page by page.
+    # Up to 64 MiB of free memory stay ours: the chunks of several uploads at once. 16 MiB survive
+    # a trim, so that the next upload does not grow the heap page by page.
     mallopt(_M_TRIM_THRESHOLD, 64 * _MIB)
     mallopt(_M_TOP_PAD, 16 * _MIB)

@@ -14,7 +14,7 @@ from ssfl.program import logs, settings
 from ssfl.program.exits import ExitCode, ProgramError, run_program
 from ssfl.program.files import remove_leftovers
 from ssfl.program.lock import DirectoryLock
-from ssfl.program.malloc import keep_big_buffers
+from ssfl.program.malloc import keep_chunk_buffers
 from ssfl.server import events
 from ssfl.server.admin import everyone_has_it
 from ssfl.server.conductor import Conductor
@@ -55,7 +55,7 @@ def _main(argv: Sequence[str]) -> int:
         known_elsewhere=client_settings(),
     )
     logs.setup(config.log_format, config.log_level)
-    keep_big_buffers()
+    keep_chunk_buffers()
     config.state_dir.mkdir(parents=True, exist_ok=True)
     try:
         with DirectoryLock(config.state_dir):

@@ -1,0 +1,85 @@
+import struct
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+
+from ssfl.codec import CodecError, TrailingBytes, TruncatedPayload, values_only
+
+Words = npt.NDArray[np.uint32]
+# Quiet and signalling NaN with payloads, both zeros, both infinities, subnormals.
+SPECIAL = (0x7FC01234, 0x7F801234, 0xFFC00001, 0, 0x80000000, 0x7F800000, 0xFF800000, 1, 0x807FFFFF)
+
+
+def bits(values: npt.NDArray[np.float32]) -> list[int]:
+    return [int(word) for word in values.view(np.uint32)]
+
+
+def test_golden_bytes_both_ways() -> None:
+    values = np.array([1.0, -2.0, 0.5], dtype=np.float32)
+    payload = bytes.fromhex("0000803f000000c00000003f")
+    assert bytes(values_only.encode(values)) == payload
+    assert values_only.decode(payload, 3).tolist() == [1.0, -2.0, 0.5]
+
+
+@given(hnp.arrays(np.uint32, st.integers(0, 65)))
+def test_any_pattern_of_bits_survives(words: Words) -> None:
+    values = words.view(np.float32)
+    payload = values_only.encode(values)
+    assert bytes(payload) == struct.pack(f"<{words.size}I", *words.tolist())
+    assert bits(values_only.decode(payload, words.size)) == words.tolist()
+
+
+def test_special_numbers_survive_bit_for_bit() -> None:
+    values = np.array(SPECIAL, dtype=np.uint32).view(np.float32)
+    assert bits(values_only.decode(values_only.encode(values), len(SPECIAL))) == list(SPECIAL)
+
+
+@pytest.mark.parametrize("size", range(66))
+def test_every_small_size_survives_and_has_the_promised_length(size: int) -> None:
+    values = np.arange(size, dtype=np.float32)
+    payload = values_only.encode(values)
+    assert len(payload) == values_only.encoded_bytes(size) == 4 * size
+    for form in (payload, bytes(payload), bytearray(payload)):
+        assert values_only.decode(form, size).tolist() == values.tolist()
+
+
+def test_encoding_a_contiguous_vector_makes_no_copy() -> None:
+    values = np.zeros(4, dtype=np.float32)
+    payload = values_only.encode(values)
+    values[0] = 1
+    assert bytes(payload[:4]) == bytes.fromhex("0000803f")
+
+
+def test_a_strided_or_foreign_vector_is_encoded_as_its_values() -> None:
+    values = np.arange(6, dtype=np.float32)
+    assert bytes(values_only.encode(values[::2])) == struct.pack("<3f", 0, 2, 4)
+    foreign = values.astype(">f4")
+    assert bytes(values_only.encode(foreign)) == struct.pack("<6f", *range(6))
+
+
+def test_too_few_and_too_many_bytes_are_told_apart() -> None:
+    with pytest.raises(TruncatedPayload, match="payload has 11 bytes, 12 were promised") as short:
+        values_only.decode(bytes(11), 3)
+    assert (short.value.expected, short.value.actual) == (12, 11)
+    with pytest.raises(TrailingBytes, match="payload has 13 bytes, only 12 were promised") as long:
+        values_only.decode(bytes(13), 3)
+    assert (long.value.expected, long.value.actual) == (12, 13)
+
+
+@given(st.binary(max_size=40), st.integers(0, 10))
+def test_any_bytes_decode_or_are_a_codec_error(payload: bytes, count: int) -> None:
+    try:
+        values = values_only.decode(payload, count)
+    except CodecError:
+        assert len(payload) != 4 * count
+    else:
+        assert values.tobytes() == payload
+
+
+def test_a_huge_count_is_refused_before_allocation() -> None:
+    with pytest.raises(TruncatedPayload):
+        values_only.decode(b"", 2**62)

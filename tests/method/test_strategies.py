@@ -1,0 +1,126 @@
+import numpy as np
+import numpy.typing as npt
+import pytest
+
+from ssfl.method.errors import DensityError
+from ssfl.method.manifest import Init, Manifest, Role, TensorSpec
+from ssfl.method.mask import Mask
+from ssfl.method.model_state import ModelState, values_digest
+from ssfl.method.settings import STRATEGIES, RunSettings
+from ssfl.method.strategies import FedAvg, Ssfl, strategy_for
+from ssfl.method.strategies.contract import Assignment, ClientId, Position, Reducer, Work
+
+CLIENTS = [ClientId("c1"), ClientId("c2"), ClientId("c3")]
+SCORING = Assignment(Work.SCORE, criterion="saliency")
+TRAINING = Assignment(Work.TRAIN)
+# Five masked values, then a bias of one.
+FIVE = Manifest(
+    (
+        TensorSpec("w", (5,), Role.MASKED, Init("zeros")),
+        TensorSpec("b", (1,), Role.DENSE, Init("zeros")),
+    )
+)
+
+
+def vector(*values: float) -> npt.NDArray[np.float32]:
+    return np.array(values, dtype=np.float32)
+
+
+INITIAL = vector(1, 2, 3, 4, 5, 60)
+
+
+def at(rounds_done: int, mask_epoch: int, attempt: int = 0) -> Position:
+    return Position(rounds_done, mask_epoch, attempt)
+
+
+def values_of(state: ModelState) -> list[float]:
+    assert state.values is not None
+    return [float(value) for value in state.values]
+
+
+def test_every_strategy_that_can_be_set_exists() -> None:
+    kinds = {name: type(strategy_for(RunSettings(strategy=name))) for name in STRATEGIES}
+    assert kinds == {"ssfl": Ssfl, "fedavg": FedAvg}
+
+
+def test_ssfl_begins_without_a_mask() -> None:
+    state = Ssfl(RunSettings(sparsity="0.6")).begin(FIVE, INITIAL)
+    assert (state.mask, state.mask_epoch, state.values, state.base_digest) == (None, 0, None, b"")
+    assert state.initial_digest == values_digest(INITIAL)
+
+
+def test_ssfl_first_asks_everyone_for_scores_even_if_rounds_are_sampled() -> None:
+    plan = Ssfl(RunSettings(clients_per_round=2)).plan(at(0, 0), CLIENTS)
+    assert plan is not None
+    assert (plan.work, plan.reducer) == (Work.SCORE, Reducer.WEIGHTED_SUM)
+    assert plan.tasks == dict.fromkeys(CLIENTS, SCORING)
+
+
+def test_ssfl_then_trains_as_fedavg_does() -> None:
+    settings = RunSettings(rounds=2, clients_per_round=2)
+    for position in (at(0, 1), at(1, 1), at(1, 1, attempt=3), at(2, 1)):
+        ssfl = Ssfl(settings).plan(position, CLIENTS)
+        assert ssfl == FedAvg(settings).plan(position, CLIENTS)
+
+
+def test_ssfl_keeps_the_best_scored_and_starts_from_the_initial_weights() -> None:
+    ssfl = Ssfl(RunSettings(sparsity="0.6"))  # floor(0.4 * 5) = 2 are kept
+    state = ssfl.finish(Work.SCORE, ssfl.begin(FIVE, INITIAL), vector(0.1, 0.5, 0.0, 0.2, 0.5))
+    assert state.mask == Mask.from_bools(np.array([False, True, False, False, True]))
+    assert state.mask_epoch == 1
+    assert values_of(state) == [2, 5, 60]
+    assert state.base_digest == values_digest(vector(2, 5, 60))
+
+
+def test_ssfl_training_changes_values_and_nothing_else() -> None:
+    ssfl = Ssfl(RunSettings(sparsity="0.6"))
+    scored = ssfl.finish(Work.SCORE, ssfl.begin(FIVE, INITIAL), vector(0.1, 0.5, 0.0, 0.2, 0.5))
+    trained = ssfl.finish(Work.TRAIN, scored, vector(-2, -5, -60))
+    assert values_of(trained) == [-2, -5, -60]
+    assert (trained.mask, trained.mask_epoch) == (scored.mask, 1)
+    assert trained.initial is scored.initial
+    assert values_of(scored) == [2, 5, 60], "a state is a value: the old one stays"
+
+
+def test_ssfl_scoring_again_adds_an_epoch() -> None:
+    ssfl = Ssfl(RunSettings(sparsity="0.6"))
+    once = ssfl.finish(Work.SCORE, ssfl.begin(FIVE, INITIAL), vector(1, 0, 0, 0, 1))
+    twice = ssfl.finish(Work.SCORE, once, vector(0, 1, 1, 0, 0))
+    assert twice.mask_epoch == 2
+    assert values_of(twice) == [2, 3, 60]
+
+
+def test_a_byte_budget_decides_instead_of_the_sparsity() -> None:
+    ssfl = Ssfl(RunSettings(sparsity="0.6", bytes_per_round="17B"))
+    assert ssfl.num_kept(FIVE) == 3  # 17 // 4 = 4 values, one of them the bias
+
+
+def test_an_impossible_wish_is_refused_before_anyone_works() -> None:
+    for settings in (RunSettings(sparsity="0.9"), RunSettings(bytes_per_round="7B")):
+        with pytest.raises(DensityError):
+            Ssfl(settings).begin(FIVE, INITIAL)
+
+
+def test_fedavg_keeps_everything_from_the_start() -> None:
+    state = FedAvg(RunSettings()).begin(FIVE, INITIAL)
+    assert state.mask == Mask.full(5)
+    assert state.mask_epoch == 1
+    assert values_of(state) == INITIAL.tolist()
+
+
+def test_fedavg_never_scores_and_ends_after_the_last_round() -> None:
+    fedavg = FedAvg(RunSettings(rounds=2))
+    for done in (0, 1):
+        plan = fedavg.plan(at(done, 1), CLIENTS)
+        assert plan is not None
+        assert (plan.work, plan.reducer) == (Work.TRAIN, Reducer.WEIGHTED_SUM)
+        assert plan.tasks == dict.fromkeys(CLIENTS, TRAINING)
+    assert fedavg.plan(at(2, 1), CLIENTS) is None
+
+
+def test_fedavg_makes_the_mean_the_next_model() -> None:
+    fedavg = FedAvg(RunSettings())
+    begun = fedavg.begin(FIVE, INITIAL)
+    trained = fedavg.finish(Work.TRAIN, begun, vector(0, 1, 2, 3, 4, 5))
+    assert values_of(trained) == [0, 1, 2, 3, 4, 5]
+    assert (trained.mask, trained.mask_epoch) == (begun.mask, 1)

@@ -1,0 +1,80 @@
+import json
+from typing import get_args
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ssfl.method.strategies.contract import ClientId, Work
+from ssfl.server import facts
+from ssfl.server.facts import Fact, from_json, to_json
+
+C1, C2 = ClientId("c1"), ClientId("c2")
+ONE_OF_EACH: list[Fact] = [
+    facts.RunOpened("r1", {"rounds": 3, "sparsity": "0.9", "learning_rate": 0.1}, "0.1.0"),
+    facts.ClientJoined(C1, 3, "ab" * 16, 150, "cd" * 32, "torch 2.6, 1 thread", {"0": 75, "1": 75}),
+    facts.ModelInitialized(C1, "m", "i", 1, "k", 500, "b"),
+    facts.RunStarted((C1, C2)),
+    facts.StepStarted(4, Work.TRAIN, "saliency", 2, 1, {C1: 150, C2: 90}),
+    facts.UploadAccepted(4, C1, "ef" * 32, 0.1, {"work_s": 1.5, "evaluation": {"total": 10}}),
+    facts.StepClosed(4, (C1,), (C2,)),
+    facts.StepCommitted(4, 1, "k", 500, "b2", {"seconds": 2.5, "ledger": [{"phase": "values"}]}),
+    facts.StepVoided(4, "1 of at least 2 reported"),
+    facts.StopRequested(),
+    facts.RunFinished(stopped=True),
+    facts.ClientLeft(C2, finished=False),
+]
+
+
+def test_there_is_an_example_of_every_kind() -> None:
+    assert {type(fact) for fact in ONE_OF_EACH} == set(get_args(Fact))
+
+
+@pytest.mark.parametrize("fact", ONE_OF_EACH, ids=lambda fact: type(fact).__name__)
+def test_a_fact_survives_the_journal(fact: Fact) -> None:
+    again = from_json(to_json(fact))
+    assert again == fact
+    assert type(again) is type(fact)
+
+
+def test_sequences_and_work_have_their_types_again() -> None:
+    closed = from_json(to_json(facts.StepClosed(4, (C1,), ())))
+    assert isinstance(closed, facts.StepClosed)
+    assert closed.accepted == (C1,) and closed.missing == ()
+    started = from_json(to_json(facts.StepStarted(1, Work.SCORE, "", 0, 0, {C1: 1})))
+    assert isinstance(started, facts.StepStarted)
+    assert started.work is Work.SCORE
+
+
+def test_a_person_can_read_a_fact() -> None:
+    text = to_json(facts.StepVoided(4, "1 of at least 2 reported"))
+    assert text == b'{"fact":"StepVoided","step":4,"reason":"1 of at least 2 reported"}'
+
+
+@given(st.floats(allow_nan=False, allow_infinity=False))
+def test_a_number_survives_to_the_last_bit(largest: float) -> None:
+    again = from_json(to_json(facts.UploadAccepted(1, C1, "", largest)))
+    assert isinstance(again, facts.UploadAccepted)
+    assert again.largest.hex() == largest.hex()
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        b"", b"\xff", b"[]", b"5", b"{}", b'{"fact":"Unheard"}', b'{"fact":5}', b'{"fact":[]}',
+        b'{"fact":"StepVoided","step":4}', b'{"fact":"StepVoided","step":4,"reason":"","x":1}',
+        b'{"fact":"StepStarted","work":"dance"}', b'{"fact":"RunStarted","clients":5}',
+    ],
+)  # fmt: skip
+def test_what_is_no_fact_is_a_value_error(text: bytes) -> None:
+    with pytest.raises(ValueError):
+        from_json(text)
+
+
+@given(st.binary(max_size=60))
+def test_any_bytes_are_a_fact_or_a_value_error(text: bytes) -> None:
+    try:
+        fact = from_json(text)
+    except ValueError:
+        return
+    assert json.loads(text)["fact"] == type(fact).__name__

@@ -1,0 +1,124 @@
+import hashlib
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from ssfl.codec import DigestMismatch
+from ssfl.method.strategies.contract import ClientId
+from ssfl.server.spool import Spool, append, check_digest, read_values
+
+C1 = ClientId("c1")
+ONE, TWO = hashlib.sha256(b"one").digest(), hashlib.sha256(b"two").digest()
+
+
+@pytest.fixture
+def spool(tmp_path: Path) -> Spool:
+    return Spool(tmp_path / "spool")
+
+
+def names(spool: Spool) -> list[str]:
+    return sorted(str(path.relative_to(spool.root)) for path in spool.root.rglob("*.*"))
+
+
+def test_an_upload_resumes_at_the_length_of_its_file(spool: Spool) -> None:
+    part = spool.part(3, C1, ONE)
+    assert part.stat().st_size == 0
+    append(part, b"abc")
+    append(part, b"defg")
+    again = spool.part(3, C1, ONE)
+    assert again == part and again.stat().st_size == 7
+    assert again.read_bytes() == b"abcdefg"
+
+
+def test_another_digest_replaces_an_unfinished_upload(spool: Spool) -> None:
+    append(spool.part(3, C1, ONE), b"abc")
+    assert spool.part(3, C1, TWO).stat().st_size == 0
+    assert names(spool) == [f"3/c1.{TWO.hex()[:16]}.part"]
+
+
+def test_uploads_of_other_clients_and_steps_stay(spool: Spool) -> None:
+    for step, client in ((3, "c1"), (3, "c1.x"), (3, "c11"), (3, "c"), (4, "c1")):
+        append(spool.part(step, ClientId(client), ONE), b"abc")
+    spool.part(3, C1, TWO)
+    assert names(spool) == [
+        f"3/c.{ONE.hex()[:16]}.part",
+        f"3/c1.{TWO.hex()[:16]}.part",
+        f"3/c1.x.{ONE.hex()[:16]}.part",
+        f"3/c11.{ONE.hex()[:16]}.part",
+        f"4/c1.{ONE.hex()[:16]}.part",
+    ]
+
+
+def test_a_kept_upload_has_its_final_name_and_is_synced_before(
+    spool: Spool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    part = spool.part(3, C1, ONE)
+    append(part, b"abc")
+    synced: list[bool] = []
+    monkeypatch.setattr(os, "fsync", lambda _descriptor: synced.append(part.exists()))
+    spool.keep(part)
+    assert synced == [True, False], "the content before the rename, the folder after it"
+    assert not part.exists()
+    assert spool.verified(3, C1, ONE).read_bytes() == b"abc"
+
+
+def test_a_kept_upload_is_not_touched_by_a_new_one(spool: Spool) -> None:
+    append(spool.part(3, C1, ONE), b"abc")
+    spool.keep(spool.part(3, C1, ONE))
+    append(spool.part(3, C1, TWO), b"xyz")
+    assert spool.verified(3, C1, ONE).read_bytes() == b"abc"
+
+
+def test_a_step_that_is_over_is_dropped_with_all_before_it(spool: Spool) -> None:
+    for step in (0, 2, 3, 4, 12):
+        spool.part(step, C1, ONE)
+    (spool.root / "notes.txt").write_text("not ours")
+    spool.drop_through(3)
+    assert sorted(path.name for path in spool.root.iterdir()) == ["12", "4", "notes.txt"]
+
+
+def test_an_upload_under_way_finds_no_place_when_its_step_is_over(spool: Spool) -> None:
+    part = spool.part(3, C1, ONE)
+    append(part, b"abc")
+    spool.drop_through(3)
+    with pytest.raises(FileNotFoundError):
+        append(part, b"def")
+    with pytest.raises(FileNotFoundError):
+        spool.keep(part)
+
+
+def test_dropping_what_is_not_there_is_no_error(spool: Spool) -> None:
+    spool.drop_through(7)
+    spool.drop_others(7)
+
+
+def test_after_a_restart_only_the_open_step_stays(spool: Spool) -> None:
+    for step in (2, 3, 4):
+        spool.part(step, C1, ONE)
+    spool.drop_others(3)
+    assert [path.name for path in spool.root.iterdir()] == ["3"]
+    spool.drop_others(-1)
+    assert list(spool.root.iterdir()) == []
+
+
+def test_the_digest_of_the_whole_file_is_checked(spool: Spool) -> None:
+    part = spool.part(3, C1, ONE)
+    append(part, b"o")
+    append(part, b"ne")
+    check_digest(part, ONE)
+    append(part, b"!")
+    with pytest.raises(DigestMismatch) as caught:
+        check_digest(part, ONE)
+    assert caught.value.expected == ONE
+    assert caught.value.actual == hashlib.sha256(b"one!").digest()
+
+
+def test_values_are_read_from_any_place(spool: Spool) -> None:
+    part = spool.part(3, C1, ONE)
+    append(part, np.arange(10, dtype="<f4").tobytes())
+    assert read_values(part, 0, 4).tolist() == [0, 1, 2, 3]
+    assert read_values(part, 7, 4).tolist() == [7, 8, 9]
+    assert read_values(part, 10, 4).tolist() == []
+    assert read_values(part, 0, 4).dtype == np.float32

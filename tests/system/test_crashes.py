@@ -1,0 +1,133 @@
+"""kill -9 at chosen moments: the run goes on by itself and ends with the same bits.
+
+The undisturbed run is the oracle. Clients are made to stand still at a known gradient
+(federation.Hold), so that the process which dies really is in the middle of something.
+"""
+
+from collections.abc import Callable
+
+import pytest
+
+from system.federation import (
+    HELD_TASK,
+    RUN,
+    SHARDS,
+    Finished,
+    Hold,
+    finish,
+    first_gradient_of,
+)
+from system.programs import Coordinator, Program, Programs, until
+
+pytestmark = pytest.mark.system
+
+TASK = f"--task={HELD_TASK}"
+SCORING = 1
+IN_ROUND_1 = first_gradient_of(1)
+
+
+def start(programs: Programs, gradient: int) -> tuple[Coordinator, list[Program], Hold]:
+    """Start a run whose last client stands still before a gradient; the others have reported."""
+    coordinator = programs.coordinator(*RUN)
+    hold = Hold(programs.folder, gradient)
+    clients = [programs.client(shard, coordinator, TASK) for shard in SHARDS[:-1]]
+    clients.append(programs.client(SHARDS[-1], coordinator, TASK, **hold.env))
+    hold.reached()
+    for shard in SHARDS[:-1]:
+        until(reported(coordinator, shard), f"{shard} has reported")
+    return coordinator, clients, hold
+
+
+def reported(coordinator: Coordinator, shard: str) -> Callable[[], bool]:
+    return lambda: coordinator.client_state(shard) == "reported"
+
+
+def accepted(coordinator: Coordinator) -> list[tuple[int, str, str]]:
+    """Return (step, client, digest) of every upload that counts."""
+    facts = coordinator.facts("UploadAccepted")
+    return [(fact["step"], fact["client"], fact["digest"]) for fact in facts]
+
+
+def restart(programs: Programs, coordinator: Coordinator) -> Coordinator:
+    """kill -9, then start again with the same state on the same port."""
+    coordinator.kill()
+    return programs.coordinator(*RUN, port=coordinator.port)
+
+
+@pytest.mark.parametrize("gradient", [SCORING, IN_ROUND_1], ids=["scoring", "in a round"])
+def test_the_coordinator_resumes_with_the_same_accepted_set(
+    sites: Programs, undisturbed: Finished, gradient: int
+) -> None:
+    coordinator, clients, hold = start(sites, gradient)
+    before = accepted(coordinator)
+    assert {client for _, client, _ in before[-2:]} == set(SHARDS[:-1])
+    again = restart(sites, coordinator)
+    again.says("resumed")
+    for shard in SHARDS[:-1]:
+        assert again.client_state(shard) == "reported"
+    assert accepted(again) == before
+    hold.release()
+    assert finish(again, clients).digest == undisturbed.digest
+    after = accepted(again)
+    assert after[: len(before)] == before
+    assert len(set((step, client) for step, client, _ in after)) == len(after), "counted twice"
+
+
+def test_a_coordinator_killed_when_the_run_has_just_finished_still_delivers(
+    sites: Programs, undisturbed: Finished
+) -> None:
+    coordinator, clients, hold = start(sites, first_gradient_of(2))
+    hold.release()
+    until(lambda: coordinator.facts("RunFinished"), "the run is finished")
+    again = restart(sites, coordinator)
+    assert finish(again, clients).digest == undisturbed.digest
+    assert len(list(sites.folder.glob("runs/*/*/mask.bin"))) == 1 + len(SHARDS)
+    assert len({file.read_bytes() for file in sites.folder.glob("runs/*/*/mask.bin")}) == 1
+
+
+def test_a_client_killed_in_a_round_comes_back_with_its_token(
+    sites: Programs, undisturbed: Finished
+) -> None:
+    coordinator, clients, hold = start(sites, IN_ROUND_1)
+    clients.pop().kill()
+    hold.release()
+    clients.append(sites.client(SHARDS[-1], coordinator, TASK))
+    assert finish(coordinator, clients).digest == undisturbed.digest
+    joined = [fact for fact in coordinator.facts("ClientJoined") if fact["client"] == SHARDS[-1]]
+    assert len(joined) >= 3  # before and after its model was built, and after its death
+    assert len({fact["token"] for fact in joined}) == 1
+    assert "round closed without us" not in clients[-1].err
+
+
+def test_a_finished_answer_survives_the_death_of_both_ends(
+    sites: Programs, undisturbed: Finished
+) -> None:
+    """The client trains while no coordinator is there, dies, and sends without training again."""
+    coordinator, clients, hold = start(sites, IN_ROUND_1)
+    coordinator.kill()
+    hold.release()
+    answer = sites.folder / ".ssfl" / "clients" / SHARDS[-1] / "answer.json"
+    until(answer.exists, "the answer is kept on disk")
+    clients.pop().kill()
+    again = sites.coordinator(*RUN, port=coordinator.port)
+    clients.append(sites.client(SHARDS[-1], again, TASK))
+    assert finish(again, clients).digest == undisturbed.digest
+    story = [
+        line for line in clients[-1].err.splitlines() if "values sent" in line or "trained" in line
+    ]
+    assert "values sent" in story[0], "it trained the round a second time"
+    assert not answer.exists()
+
+
+def test_clients_follow_a_coordinator_that_begins_afresh_with_other_settings(
+    sites: Programs, undisturbed: Finished
+) -> None:
+    """A new run on the same port: its settings count, not those the client was told before."""
+    other = [flag for flag in RUN if not flag.startswith(("--seed", "--local-steps"))]
+    first = sites.coordinator(*other, "--seed=99", "--local-steps=50", "--clients=4")
+    clients = [sites.client(shard, first) for shard in SHARDS]
+    for shard in SHARDS:
+        until(lambda shard=shard: first.client_state(shard), f"{shard} has joined")
+    first.kill()
+    again = sites.coordinator(*RUN, "--fresh", port=first.port)
+    assert finish(again, clients).digest == undisturbed.digest
