@@ -78,6 +78,7 @@ class Agent:
         self._build_site = build_site
         self._out_dir = out_dir
         self._caller = pb.Caller()
+        self._run_id = ""  # the run that the site was built for
         self._site: Site | None = None
         self._watchdog = Watchdog(SILENCE_S)
         self._downloads: Downloads | None = None
@@ -106,38 +107,38 @@ class Agent:
     # -- 1. join
 
     def _join(self) -> None:
-        response = self._join_call(self._site)
-        while self._site is None or response.run_id != self._caller.run_id:
+        response = self._join_call()
+        while response.run_id != self._run_id:
             self._enter(response)
-            response = self._join_call(self._site)
-        self._caller.session = response.session
+            response = self._join_call()
         self._patience.reached()
         answer = self._answer or self._local.load()
-        self._answer = answer if answer and answer.run_id == response.run_id else None
+        self._answer = answer if answer and answer.run_id == self._run_id else None
 
     def _enter(self, response: pb.JoinResponse) -> None:
         """Build the model of a run we did not know: our first, or one begun with --fresh."""
         settings = _settings(response.settings)
         log.info("joined", extra={"run": response.run_id, "model": settings.model})
+        self._run_id = response.run_id
         self._site = self._build_site(settings)
         self._watchdog = Watchdog(max(settings.no_progress_s, SILENCE_S))
         self._downloads = Downloads(self._watchdog, self._site.manifest)
         self._initial_digest = values_digest(self._site.initial)
         self._mask, self._base, self._base_digest = None, None, b""
-        self._caller = pb.Caller(run_id=response.run_id, client_id=self._identity.client_id)
 
-    def _join_call(self, site: Site | None) -> pb.JoinResponse:
-        """Join with the model of `site`; raise Refused if the run has another one."""
+    def _join_call(self) -> pb.JoinResponse:
+        """Join with the model we built; raise Refused if the run has another one."""
+        manifest = self._site.manifest if self._site else None
         try:
-            return self._call_join(site.manifest if site else None)
+            return self._call_join(manifest)
         except grpc.RpcError as error:
-            if site is None or reason_of(error) != "join_again":
+            if manifest is None or reason_of(error) != "join_again":
                 raise translate(error) from error
         try:
             response = self._call_join(None)
-            if response.run_id != self._caller.run_id:
+            if response.run_id != self._run_id:
                 return response
-            return self._call_join(site.manifest, whole=True)  # refused, naming the tensor
+            return self._call_join(manifest, whole=True)  # refused, naming the tensor
         except grpc.RpcError as error:
             raise translate(error) from error
 
@@ -160,6 +161,11 @@ class Agent:
             software=f"ssfl {version('ssfl')}",
         )
         response: pb.JoinResponse = self._stub.Join(request, timeout=UNARY_TIMEOUT_S)
+        self._caller = pb.Caller(
+            run_id=response.run_id,
+            client_id=self._identity.client_id,
+            session=response.session,
+        )
         return response
 
     # -- 2. ask, 3. work, 4. ask again, then upload
@@ -230,7 +236,7 @@ class Agent:
     def _keep_answer(
         self, kind: str, step: int, header: bytes, payload: memoryview, granted: bool
     ) -> None:
-        self._answer = Answer(self._caller.run_id, kind, step, header, payload)
+        self._answer = Answer(self._run_id, kind, step, header, payload)
         self._granted = granted
         self._local.save(self._answer)
 
@@ -327,7 +333,7 @@ class Agent:
         folder = None
         if work.base_digest:
             mask, values = self._take_model(download, work)
-            folder = self._out_dir / self._caller.run_id / self._identity.client_id
+            folder = self._out_dir / self._run_id / self._identity.client_id
             folder.mkdir(parents=True, exist_ok=True)
             write_model(folder, self._site.manifest, mask, values)
         self._goodbye(pb.LEAVE_REASON_FINISHED)
@@ -353,6 +359,8 @@ class Agent:
         return mask, self._base
 
     def _goodbye(self, reason: pb.LeaveReason) -> None:
+        if not self._caller.session:
+            return
         try:
             request = pb.LeaveRequest(caller=self._caller, reason=reason)
             self._stub.Leave(request, timeout=2.0)

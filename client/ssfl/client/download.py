@@ -1,8 +1,10 @@
 """Receiving a task and its payloads; a broken download goes on where it stopped."""
 
 import hashlib
+import logging
+import time
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import grpc
@@ -15,6 +17,10 @@ from ssfl.method.manifest import Manifest
 from ssfl.v1 import coordinator_pb2 as pb
 from ssfl.v1 import transfer_pb2
 
+log = logging.getLogger("ssfl.client")
+
+SAY_AFTER_S = 10.0
+
 
 @dataclass
 class Download:
@@ -24,7 +30,6 @@ class Download:
     payloads: list[transfer_pb2.Payload]
     buffer: bytearray
     receiver: Receiver
-    waiting: str = ""
 
     @property
     def complete(self) -> bool:
@@ -43,7 +48,7 @@ class Downloads:
     watchdog: Watchdog
     manifest: Manifest
     current: Download | None = None
-    said: str = field(default="")
+    said: str = ""
 
     def resume_fields(self) -> dict[str, Any]:
         """Return the request fields that let the coordinator go on where it stopped."""
@@ -56,12 +61,13 @@ class Downloads:
 
     def receive(self, call: Any) -> Download:
         """Return the task of a NextTask call, whole and checked against its digests."""
+        began_s = time.monotonic()
         try:
             with self.watchdog.watch(call):
                 for response in self._responses(call):
                     match response.WhichOneof("part"):
                         case "waiting":
-                            self.said = response.waiting.reason
+                            self._say(response.waiting.reason, time.monotonic() - began_s)
                         case "task":
                             self._begin(response.task)
                         case "chunk":
@@ -76,6 +82,12 @@ class Downloads:
             if hashlib.sha256(download.payload(number)).digest() != payload.digest:
                 raise Unavailable("a download was damaged on the way")
         return download
+
+    def _say(self, reason: str, waited_s: float) -> None:
+        """Tell what the run waits for, if it takes longer than a round's usual pause."""
+        if waited_s >= SAY_AFTER_S and reason != self.said:
+            log.info("waiting for %s", reason)
+            self.said = reason
 
     def _responses(self, call: Any) -> Iterator[pb.NextTaskResponse]:
         for response in call:

@@ -49,6 +49,7 @@ def take_part(config: ClientConfig, client_id: str, folder: Path) -> int:
         agent.leave()
         raise
     except Refused as error:
+        agent.leave()
         raise ProgramError(f"the coordinator refused: {error}", ExitCode.REFUSED) from error
     except (LearningError, MethodError) as error:
         agent.leave()
