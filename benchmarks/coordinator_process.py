@@ -85,8 +85,13 @@ def coordinator(folder: Path, *flags: str) -> Iterator[Coordinator]:
             env=environment,
         )
     try:
-        addresses = [_address(process, folder) for _ in ("clients", "admin")]
+        addresses = [_address(process) for _ in ("clients", "admin")]
         yield Coordinator(process, *addresses)
+    except BaseException as error:
+        error.add_note(
+            "the coordinator's log:\n" + (folder / "coordinator.log").read_text()[-4000:]
+        )
+        raise
     finally:
         process.send_signal(signal.SIGTERM)
         try:
@@ -98,13 +103,12 @@ def coordinator(folder: Path, *flags: str) -> Iterator[Coordinator]:
             process.stdout.close()
 
 
-def _address(process: subprocess.Popen[str], folder: Path) -> str:
+def _address(process: subprocess.Popen[str]) -> str:
     assert process.stdout is not None
     line = process.stdout.readline()
     found = re.search(r" on (\S+:\d+)$", line)
     if found is None:
-        log = (folder / "coordinator.log").read_text()
-        raise RuntimeError(f"the coordinator did not start: {line}{log}")
+        raise RuntimeError(f"the coordinator did not start: {line}")
     return found[1]
 
 

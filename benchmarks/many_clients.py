@@ -20,10 +20,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-
 from benchmarks import environment
 from benchmarks.coordinator_process import Coordinator, Watch, coordinator
-from benchmarks.raw_client import RawClient, Task, opened
+from benchmarks.raw_client import RawClient, Task
 from benchmarks.workload import Workload, digest
 
 BAR_KB = 100.0  # per idle client; 1 KB is 1000 bytes, the stricter reading
@@ -74,7 +73,7 @@ class Federation:
         """Let everyone join, some at a time; return the open long polls, in client order."""
         first = self.clients[0]
         await first.join()
-        await first.receive(await first.ask(self._initial_digest))
+        await first.receive(first.ask(self._initial_digest))
         await first.initialize(self._initial_digest)
         polls = [await self._idle(first)]
         for start in range(1, len(self.clients), JOIN_AT_ONCE):
@@ -98,7 +97,7 @@ class Federation:
                     payload = self._encoded(self.workload.update(round_number, number))
                     name, send = f"round {round_number}", client.send_update
                 case "evaluate":
-                    poll = await client.ask(self._initial_digest, task.message.step)
+                    poll = client.ask(self._initial_digest, task.message.step)
                     await client.send_evaluation(task)
                     continue
                 case "finish":
@@ -119,8 +118,7 @@ class Federation:
         return await self._idle(client)
 
     async def _idle(self, client: RawClient, finished_step: int = 0) -> Any:
-        """Open a long poll and return once the coordinator has answered "wait"."""
-        return await opened(await client.ask(self._initial_digest, finished_step))
+        return await client.ask_and_wait(self._initial_digest, finished_step)
 
     async def _all(self, name: str) -> None:
         """Wait for everyone; the first to go on sets a mark."""
@@ -258,7 +256,7 @@ def _right(result: dict[str, Any]) -> bool:
 
 def plot(result: dict[str, Any], path: Path) -> None:
     """Draw memory over time with the phases, and memory over idle clients with the bar."""
-    import matplotlib.pyplot as plt  # noqa: PLC0415
+    import matplotlib.pyplot as plt
 
     figure, (left, right) = plt.subplots(
         1, 2, figsize=(11, 4), width_ratios=(2, 1), layout="constrained"
@@ -268,7 +266,9 @@ def plot(result: dict[str, Any], path: Path) -> None:
     for mark in result["marks"]:
         if mark["name"] != "joining":
             left.axvline(mark["at_s"], color="0.8", lw=0.8, zorder=0)
-            left.text(mark["at_s"], top, mark["name"], rotation=90, fontsize=6, va="top", ha="right")
+            left.text(
+                mark["at_s"], top, mark["name"], rotation=90, fontsize=6, va="top", ha="right"
+            )
     left.set(xlabel="seconds", ylabel="resident memory, MB", ylim=(0, top * 1.05))
     left.set_title(f"coordinator with {result['clients']} clients", fontsize=10)
     base = result["resident_bytes_started"]

@@ -7,7 +7,7 @@ Each client has a TCP connection of its own.
 
 import hashlib
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -88,7 +88,7 @@ class RawClient:
         request = pb.SendInitialRequest(caller=self._caller, header=header)
         await self._upload(self._stub.SendInitial, request, memoryview(b""))
 
-    async def ask(self, initial_digest: bytes, finished_step: int = 0) -> Any:
+    def ask(self, initial_digest: bytes, finished_step: int = 0) -> Any:
         """Open the long poll."""
         request = pb.NextTaskRequest(
             caller=self._caller,
@@ -99,12 +99,20 @@ class RawClient:
         )
         return self._stub.NextTask(request)
 
+    async def ask_and_wait(self, initial_digest: bytes, finished_step: int = 0) -> Any:
+        """Open the long poll where nothing is to do yet; return once the coordinator says so."""
+        poll = self.ask(initial_digest, finished_step)
+        answer = await poll.read()
+        if answer is grpc.aio.EOF or answer.WhichOneof("part") != "waiting":
+            raise RuntimeError(f"{self.client_id}: a task where none was expected")
+        return poll
+
     async def receive(self, poll: Any) -> Task:
         """Return the task of a long poll, whole; heartbeats are passed over."""
         task: Task | None = None
         buffer, receiver = bytearray(), Receiver(0)
         self.received_bytes = 0
-        async for response in poll:
+        while (response := await poll.read()) is not grpc.aio.EOF:
             part = response.WhichOneof("part")
             self.received_bytes += response.ByteSize() if part != "waiting" else 0
             if part == "task":
@@ -203,19 +211,6 @@ class RawClient:
             request = type(header)(chunk=chunk)
             self.sent_bytes += request.ByteSize()
             await call.write(request)
-
-
-async def opened(poll: Any) -> AsyncIterator[Any]:
-    """Wait for the first answer of a long poll; return all its answers, that one included."""
-    answers = aiter(poll)
-    first = await anext(answers)
-
-    async def again() -> AsyncIterator[Any]:
-        yield first
-        async for answer in answers:
-            yield answer
-
-    return again()
 
 
 def _payloads(task: Task) -> list[tuple[str, transfer_pb2.Payload]]:

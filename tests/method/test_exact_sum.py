@@ -129,6 +129,24 @@ def test_a_tie_goes_to_the_even_neighbour_and_only_a_tie(
     assert mean.item() == nearest_float32(exact)
 
 
+@given(
+    st.integers(2**23, 2**24 - 1),
+    st.integers(25, 58),
+    st.sampled_from([-1, 0, 1]),
+    st.sampled_from([1.0, -1.0]),
+)
+def test_ties_are_found_whatever_the_total_weight(
+    half: int, weight_bits: int, push: int, sign: float
+) -> None:
+    """Of 2^k samples, m * 2^(k - 25) say one and the rest say zero: an m of 25 bits is a tie."""
+    m = 2 * half + 1
+    weight = (m << weight_bits - 25) + push
+    uploads = [(sign, weight), (0.0, 2**weight_bits - weight)]
+    bits = fraction_bits(1.0, 2**weight_bits)
+    mean = mean_of([(vector(value), samples) for value, samples in uploads], bound=1.0)
+    assert mean.item() == nearest_float32(exact_mean(uploads, bits))
+
+
 def test_a_tie_by_hand() -> None:
     step = 2.0**-23
     assert mean_of([(vector(1.0), 1), (vector(1.0 + step), 1)]).tolist() == [1.0]

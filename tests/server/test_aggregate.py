@@ -10,7 +10,7 @@ import pytest
 
 from ssfl.method.model_state import ModelState
 from ssfl.method.settings import RunSettings
-from ssfl.method.strategies import Strategy, strategy_for
+from ssfl.method.strategies import FedAvg, strategy_for
 from ssfl.method.strategies.contract import ClientId, Work
 from ssfl.method.streams import Stream
 from ssfl.server import aggregate
@@ -24,7 +24,7 @@ COHORT = {ClientId("c1"): 10, ClientId("c2"): 30, ClientId("c3"): 60}
 C1, C2, C3 = COHORT
 
 
-class Summing(Strategy):
+class Summing(FedAvg):
     """Keeps what it was given, so that a test sees the sum itself."""
 
     def finish(self, work: Work, state: ModelState, reduced: Vector) -> ModelState:
@@ -58,7 +58,7 @@ def total(step: Step, model: ModelState, spool: Spool, *folded: ClientId) -> lis
     step_sum = StepSum(replace(step, uploads={}, closed=None), model, spool)
     for client in folded:
         step_sum.fold(client, step.uploads[client].digest)
-    values = step_sum.finish(step, model, Summing()).values
+    values = step_sum.finish(step, model, Summing(RunSettings())).values
     assert values is not None
     return [float(value) for value in values]
 

@@ -1,5 +1,6 @@
 """What the system tests share: programs that end with their test, small shards, one plain run."""
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -23,6 +24,15 @@ def programs(tmp_path: Path) -> Iterator[Programs]:
         started.end_all()
     for program in started.started:
         assert "Traceback" not in program.err, f"{program.name} shows a traceback"
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder to stand in, and no settings from outside."""
+    for name in [name for name in os.environ if name.startswith("SSFL_")]:
+        monkeypatch.delenv(name)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
 
 
 @pytest.fixture(scope="session")

@@ -125,6 +125,15 @@ class Coordinator(Program):
         states = {one.client_id: one.state for one in self.status().clients}
         return states.get(client, "")
 
+    def waits_for(self, client: str, state: str = "") -> None:
+        """Wait until a client has joined, or is in some state."""
+
+        def is_there() -> bool:
+            now = self.client_state(client)
+            return bool(now) and state in ("", now)
+
+        until(is_there, f"{client} is {state or 'there'}")
+
     def facts(self, kind: str = "") -> list[dict[str, Any]]:
         """Return the facts in the journal, all or those of one kind."""
         return [one for one in journal(self.state_dir / "journal") if kind in ("", one["fact"])]
@@ -163,7 +172,7 @@ class Programs:
         name = f"coordinator-{len(self.started)}"
         ports = [f"--port={port}", "--admin-port=0"]
         state = [f"--state-dir=.ssfl/{state_of}"] if state_of else []
-        command = [self.scripts / "ssfl-coordinator", *ports, *state, *flags]
+        command: list[str | Path] = [self.scripts / "ssfl-coordinator", *ports, *state, *flags]
         program = Coordinator(name, command, self.folder, _environment())
         self.started.append(program)
         return program
@@ -173,7 +182,7 @@ class Programs:
     ) -> Program:
         """Start a client on a shard."""
         address = coordinator if isinstance(coordinator, str) else coordinator.address
-        command = [
+        command: list[str | Path] = [
             self.scripts / "ssfl-client", f"--data={shard}", f"--coordinator={address}", *flags,
         ]  # fmt: skip
         name = f"{shard}-{len(self.started)}"

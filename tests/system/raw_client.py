@@ -124,7 +124,7 @@ class RawClient:
 
     def join(self, **changes: Any) -> pb.JoinResponse:
         """Enter the run; later calls speak with the new session."""
-        fields = {
+        fields: dict[str, Any] = {
             "protocol_version": 1,
             "client_id": self.client_id,
             "token": self.token,
@@ -151,6 +151,7 @@ class RawClient:
                 case "task":
                     task = response.task
                 case "chunk":
+                    assert task is not None
                     assert response.chunk.offset == task.offset + len(data)
                     assert response.chunk.crc32 == zlib.crc32(response.chunk.data)
                     data += response.chunk.data
@@ -158,12 +159,15 @@ class RawClient:
         return Received(task, data)
 
     def initial_header(self, **changes: Any) -> pb.InitialModel:
-        fields = {"manifest": self.manifest, "initial_digest": sha256(INITIAL.tobytes())}
+        fields: dict[str, Any] = {
+            "manifest": self.manifest,
+            "initial_digest": sha256(INITIAL.tobytes()),
+        }
         return pb.InitialModel(**(fields | changes))
 
     def scores_header(self, got: Received, data: bytes, **changes: Any) -> Any:
         work = got.task.score
-        fields = {
+        fields: dict[str, Any] = {
             "manifest_digest": work.manifest_digest,
             "initial_digest": work.initial_digest,
             "step": got.task.step,
@@ -174,7 +178,7 @@ class RawClient:
 
     def update_header(self, got: Received, data: bytes, **changes: Any) -> Any:
         work = got.task.train
-        fields = {
+        fields: dict[str, Any] = {
             "mask_digest": work.mask.mask_digest,
             "mask_epoch": work.mask.mask_epoch,
             "base_digest": work.base_digest,
@@ -252,8 +256,7 @@ class RawClient:
     def take_part(self) -> Vector:
         """Go on honestly to the end and return the final values."""
         while self.final is None:
-            got = self.next_task()
-            self.answer(got)
+            self.answer(self.next_task())
         return self.final
 
 
@@ -277,5 +280,5 @@ def expected_values(clients: Sequence[RawClient], rounds: int = 2) -> Vector:
     """The final values: the start, plus in every round the mean delta weighted by samples."""
     samples = sum(client.num_samples for client in clients)
     step = sum(client.num_samples * float(client.delta) for client in clients) / samples
-    start = np.r_[np.ones(KEPT), np.zeros(UNMASKED)]
-    return (start + rounds * step).astype(np.float32)
+    start: Vector = np.r_[np.ones(KEPT), np.zeros(UNMASKED)].astype(np.float32)
+    return start + np.float32(rounds * step)

@@ -172,7 +172,8 @@ def test_an_old_session_is_told_that_it_is_over(raw: RawRun) -> None:
 
 def test_an_idle_call_ends_when_its_session_does(raw: RawRun) -> None:
     raw.ann.join()
-    request = pb.NextTaskRequest(caller=raw.bob.join() and raw.bob.caller)
+    raw.bob.join()
+    request = pb.NextTaskRequest(caller=raw.bob.caller)
     idle = raw.bob.stub.NextTask(request, timeout=TIMEOUT_S)
     assert next(idle).WhichOneof("part") == "waiting"
     raw.bob.join()
@@ -258,12 +259,12 @@ def test_a_header_that_does_not_fit_the_step_is_refused(raw: RawRun) -> None:
         ({"values": payload_of(data[4:], values.encoding)}, INVALID, "invalid_request"),
         ({"values": payload_of(data * 2, values.encoding)}, INVALID, "invalid_request"),
         (
-            {"values": transfer_pb2.Payload(encoding=1, num_bytes=2**40, digest=bytes(32))},
+            {"values": announced(values, num_bytes=2**40)},
             INVALID,
             "invalid_request",
         ),
         (
-            {"values": transfer_pb2.Payload(encoding=1, num_bytes=len(data), digest=b"short")},
+            {"values": announced(values, digest=b"short")},
             INVALID,
             "invalid_request",
         ),
@@ -272,6 +273,15 @@ def test_a_header_that_does_not_fit_the_step_is_refused(raw: RawRun) -> None:
         with refused(code, reason):
             raw.ann.upload(raw.ann.update_header(got, data, **changes), chunks_of(data))
     raw.goes_on()
+
+
+def announced(payload: transfer_pb2.Payload, **changes: Any) -> transfer_pb2.Payload:
+    """Return the payload with other claims about it."""
+    changed = transfer_pb2.Payload()
+    changed.CopyFrom(payload)
+    for name, value in changes.items():
+        setattr(changed, name, value)
+    return changed
 
 
 def test_scores_of_another_model_are_refused(raw: RawRun) -> None:

@@ -4,8 +4,6 @@ The undisturbed run is the oracle. Clients are made to stand still at a known gr
 (federation.Hold), so that the process which dies really is in the middle of something.
 """
 
-from collections.abc import Callable
-
 import pytest
 
 from system.federation import (
@@ -34,12 +32,8 @@ def start(programs: Programs, gradient: int) -> tuple[Coordinator, list[Program]
     clients.append(programs.client(SHARDS[-1], coordinator, TASK, **hold.env))
     hold.reached()
     for shard in SHARDS[:-1]:
-        until(reported(coordinator, shard), f"{shard} has reported")
+        coordinator.waits_for(shard, "reported")
     return coordinator, clients, hold
-
-
-def reported(coordinator: Coordinator, shard: str) -> Callable[[], bool]:
-    return lambda: coordinator.client_state(shard) == "reported"
 
 
 def accepted(coordinator: Coordinator) -> list[tuple[int, str, str]]:
@@ -70,7 +64,7 @@ def test_the_coordinator_resumes_with_the_same_accepted_set(
     assert finish(again, clients).digest == undisturbed.digest
     after = accepted(again)
     assert after[: len(before)] == before
-    assert len(set((step, client) for step, client, _ in after)) == len(after), "counted twice"
+    assert len({(step, client) for step, client, _ in after}) == len(after), "counted twice"
 
 
 def test_a_coordinator_killed_when_the_run_has_just_finished_still_delivers(
@@ -79,10 +73,17 @@ def test_a_coordinator_killed_when_the_run_has_just_finished_still_delivers(
     coordinator, clients, hold = start(sites, first_gradient_of(2))
     hold.release()
     until(lambda: coordinator.facts("RunFinished"), "the run is finished")
-    again = restart(sites, coordinator)
-    assert finish(again, clients).digest == undisturbed.digest
-    assert len(list(sites.folder.glob("runs/*/*/mask.bin"))) == 1 + len(SHARDS)
-    assert len({file.read_bytes() for file in sites.folder.glob("runs/*/*/mask.bin")}) == 1
+    coordinator.kill()
+    serving = [flag for flag in RUN if flag != "--exit-when-done"]
+    again = sites.coordinator(*serving, port=coordinator.port)
+    assert "this run is finished" in again.err
+    assert [client.ends() for client in clients] == [0, 0, 0]
+    assert again.status().model_digest.hex() == undisturbed.digest
+    until(lambda: list(sites.folder.glob("runs/*/coordinator/history.json")), "the history")
+    assert again.history()["model_digest"] == undisturbed.digest
+    masks = [file.read_bytes() for file in sites.folder.glob("runs/*/*/mask.bin")]
+    assert len(masks) == 1 + len(SHARDS)
+    assert len(set(masks)) == 1
 
 
 def test_a_client_killed_in_a_round_comes_back_with_its_token(
@@ -127,7 +128,7 @@ def test_clients_follow_a_coordinator_that_begins_afresh_with_other_settings(
     first = sites.coordinator(*other, "--seed=99", "--local-steps=50", "--clients=4")
     clients = [sites.client(shard, first) for shard in SHARDS]
     for shard in SHARDS:
-        until(lambda shard=shard: first.client_state(shard), f"{shard} has joined")
+        first.waits_for(shard)
     first.kill()
     again = sites.coordinator(*RUN, "--fresh", port=first.port)
     assert finish(again, clients).digest == undisturbed.digest

@@ -8,7 +8,7 @@ import pytest
 from safetensors.numpy import load_file
 
 from system.federation import ROUNDS, RUN, SHARDS, Finished, finish, run_federation
-from system.programs import Programs, until
+from system.programs import Programs
 
 pytestmark = pytest.mark.system
 
@@ -88,7 +88,7 @@ def test_clients_in_another_order_give_the_same_digest(
     clients = []
     for shard in reversed(SHARDS):
         clients.append(sites.client(shard, coordinator))
-        until(lambda shard=shard: coordinator.client_state(shard), f"{shard} has joined")
+        coordinator.waits_for(shard)
     (described,) = coordinator.facts("ModelInitialized")
     assert described["client"] == SHARDS[-1]
     assert finish(coordinator, clients).digest == undisturbed.digest

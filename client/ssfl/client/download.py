@@ -119,7 +119,10 @@ class Downloads:
 
 def _payloads(task: pb.Task) -> list[transfer_pb2.Payload]:
     """Return the payloads of a task in the order in which they follow it."""
-    work = getattr(task, str(task.WhichOneof("work")))
+    kind = task.WhichOneof("work")
+    if kind is None:
+        raise Refused("the coordinator asks for work this version does not know")
+    work = getattr(task, kind)
     payloads = []
     if isinstance(work, pb.ScoreTask):
         if work.HasField("initial"):

@@ -46,12 +46,21 @@ def waiting_for(state: RunState, now_s: float) -> str:
     if state.step.closed is not None:
         return "the sum"
     pending = sorted(state.step.pending)
-    names = ", ".join(f"{c} (lost)" if c in state.lost else c for c in pending[:5])
+    names = ", ".join(_named(state, client) for client in pending[:5])
     more = f" and {len(pending) - 5} more" if len(pending) > 5 else ""
     return f"{state.step.work.value} of {names}{more}"
 
 
+def _named(state: RunState, client: ClientId) -> str:
+    if state.members[client].left:
+        return f"{client} (left)"
+    return f"{client} (lost)" if client in state.lost else client
+
+
 def _gathering(state: RunState, now_s: float) -> str:
+    if state.members and not state.manifest_digest:
+        here = sum(not member.left for member in state.members.values())
+        return f"a client's description of the model (joined so far: {here})"
     ready, wanted = len(state.ready), state.settings.clients
     if wanted:
         return f"clients: {ready} of {wanted} have joined"

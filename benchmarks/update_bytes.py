@@ -1,0 +1,204 @@
+"""How many bytes does an update take, beyond its values?
+
+    python -m benchmarks.update_bytes
+
+A real `ssfl-coordinator` and one raw client (raw_client.py) on a real socket, with as many values
+as ResNet-18 and the small CNN have at 90 % sparsity. No training: bytes do not depend on what the
+values are. Counted for one round, in both directions: the values, the protobuf messages around
+them, and what the kernel counted on the client's socket (TCP_INFO: HTTP/2 framing, headers and
+window updates, without TCP/IP headers). Writes benchmarks/results/update_bytes.json and .png;
+exit code 1 if the framing of messages is over the bar.
+"""
+
+import argparse
+import asyncio
+import os
+import socket
+import struct
+import sys
+import tempfile
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import psutil
+from benchmarks import environment
+from benchmarks.coordinator_process import Coordinator, coordinator
+from benchmarks.raw_client import RawClient
+from benchmarks.workload import Workload, digest
+
+# linux/tcp.h, struct tcp_info: u64 tcpi_bytes_received and u64 tcpi_bytes_sent.
+RECEIVED_AT, SENT_AT, INFO_BYTES = 128, 200, 208
+
+
+@dataclass(frozen=True)
+class Model:
+    """How many values a model has, and how many bytes beyond its kept values are allowed."""
+
+    name: str
+    num_masked: int
+    num_dense: int
+    bar: str
+
+    def allowed(self, payload_bytes: int) -> int:
+        return payload_bytes // 100 if self.bar == "1 %" else int(self.bar.split()[0])
+
+
+MODELS = (
+    Model("ResNet-18", 11_164_352, 9_610, "1 %"),
+    Model("small CNN", 22_416, 186, "512 bytes"),  # 8x8 grey digits, 10 classes
+)
+
+
+@dataclass(frozen=True)
+class Bytes:
+    """One transfer, counted three times."""
+
+    payload: int
+    messages: int
+    socket: int
+
+
+class Wire:
+    """The client's end of its connection, as the kernel counts it."""
+
+    def __init__(self, server: Coordinator) -> None:
+        port = int(server.address.rpartition(":")[2])
+        (found,) = (
+            c for c in psutil.Process().net_connections("tcp") if c.raddr and c.raddr.port == port
+        )
+        self._socket = socket.socket(fileno=os.dup(found.fd))
+
+    def __enter__(self) -> "Wire":
+        return self
+
+    def __exit__(self, *_error: object) -> None:
+        self._socket.close()
+
+    def counted(self) -> tuple[int, int]:
+        """Return bytes sent and received so far."""
+        info = self._socket.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, INFO_BYTES)
+        if len(info) < INFO_BYTES:
+            raise RuntimeError("this kernel does not count bytes in TCP_INFO (Linux 4.19 does)")
+        (sent,), (received,) = (struct.unpack_from("Q", info, at) for at in (SENT_AT, RECEIVED_AT))
+        return sent, received
+
+
+async def measure(model: Model, folder: Path) -> dict[str, Any]:
+    """Run one round; return what its download and upload took."""
+    workload = Workload(model.num_masked, model.num_dense, weights=[100])
+    flags = ["--clients", "1", "--min-clients", "1", "--rounds", "2", "--log-level", "warning"]
+    initial = digest(workload.initial)
+    with coordinator(folder, *flags) as server:
+        client = RawClient(server.address, "site", 100, workload.manifest)
+        await client.join()
+        await client.receive(client.ask(initial))
+        await client.initialize(initial)
+        scoring = await client.receive(client.ask(initial))
+        await client.send_scores(scoring, _encoded(workload.scores(0)))
+        first = await client.receive(client.ask(initial))  # with the mask: sent once
+        await client.send_update(first, _encoded(workload.update(0, 0)))
+        with Wire(server) as wire:
+            result = await _round(client, workload, wire, initial)
+        result["ledger"] = await _ledger(server)
+        await client.close()
+    return {**asdict(model), "kept_values": workload.num_kept, **result}
+
+
+async def _round(
+    client: RawClient, workload: Workload, wire: Wire, initial: bytes
+) -> dict[str, Any]:
+    """Take part in the second round, which is like every later one."""
+    before = wire.counted()
+    task = await client.receive(client.ask(initial))
+    after = wire.counted()
+    base_bytes = len(task.parts["base"])
+    down = Bytes(base_bytes, client.received_bytes, after[1] - before[1])
+    payload = _encoded(workload.update(1, 0))
+    poll = await client.ask_and_wait(initial, task.message.step)
+    before = wire.counted()
+    await client.send_update(task, payload)
+    after = wire.counted()
+    up = Bytes(len(payload), client.sent_bytes, after[0] - before[0])
+    poll.cancel()
+    return {"up": asdict(up), "down": asdict(down)}
+
+
+async def _ledger(server: Coordinator) -> dict[str, int]:
+    """Return the coordinator's own count of all updates: both rounds."""
+    status = await server.status()
+    (row,) = (r for r in status.ledger if (r.phase, r.direction) == ("values", "up"))
+    return {"payload": row.payload_bytes, "messages": row.message_bytes}
+
+
+def _encoded(values: Any) -> memoryview:
+    return memoryview(values.astype("<f4").tobytes())
+
+
+def framing(row: dict[str, Any]) -> int:
+    """Return the bytes of an update's messages beyond its values."""
+    return int(row["up"]["messages"] - row["up"]["payload"])
+
+
+def within_bar(row: dict[str, Any]) -> bool:
+    """Tell whether messages are small enough, and the coordinator's ledger says the same."""
+    model = next(model for model in MODELS if model.name == row["name"])
+    same = 2 * row["up"]["payload"] == row["ledger"]["payload"]
+    return same and framing(row) <= model.allowed(row["up"]["payload"])
+
+
+def show(rows: list[dict[str, Any]]) -> None:
+    """Print the table."""
+    print(f"{'one round':<16}{'values':>12}{'messages':>12}{'more':>8}{'socket':>12}{'more':>8}")
+    for row in rows:
+        for direction in ("up", "down"):
+            counted = Bytes(**row[direction])
+            more = [
+                f"{part / counted.payload - 1:.3%}" for part in (counted.messages, counted.socket)
+            ]
+            print(
+                f"{row['name'] + ' ' + direction:<16}{counted.payload:>12,}{counted.messages:>12,}"
+                f"{more[0]:>8}{counted.socket:>12,}{more[1]:>8}"
+            )
+        word = "met" if within_bar(row) else "FAILED"
+        print(f"  framing of the update: {framing(row):,} bytes, bar {row['bar']}: {word}")
+
+
+def plot(rows: list[dict[str, Any]], path: Path) -> None:
+    """Draw what comes on top of the values, in bytes."""
+    import matplotlib.pyplot as plt
+
+    figure, axes = plt.subplots(1, len(rows), figsize=(9, 3.2), layout="constrained")
+    for axis, row in zip(axes, rows, strict=True):
+        for place, direction in enumerate(("up", "down")):
+            counted = Bytes(**row[direction])
+            messages = counted.messages - counted.payload
+            axis.bar(place, messages, color="C0", label="messages" if not place else None)
+            rest = counted.socket - counted.messages
+            axis.bar(place, rest, bottom=messages, color="C1", label=None if place else "HTTP/2")
+        axis.set_xticks([0, 1], ["update (up)", "base (down)"])
+        axis.set_ylabel("bytes beyond the values")
+        axis.set_title(f"{row['name']}: {row['up']['payload']:,} bytes of values", fontsize=9)
+        axis.legend(fontsize=8)
+    figure.savefig(path, dpi=110)
+    plt.close(figure)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=str(__doc__).partition("\n")[0])
+    parser.add_argument("--out", type=Path, default=environment.RESULTS, help="folder of results")
+    parser.add_argument("--no-plot", action="store_true")
+    args = parser.parse_args()
+    rows = []
+    for model in MODELS:
+        with tempfile.TemporaryDirectory(prefix="ssfl-bytes-") as folder:
+            rows.append(asyncio.run(measure(model, Path(folder))))
+    environment.write(args.out / "update_bytes.json", {"models": rows})
+    if not args.no_plot:
+        plot(rows, args.out / "update_bytes.png")
+    show(rows)
+    return 0 if all(within_bar(row) for row in rows) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,391 @@
+"""The agent against a scripted coordinator: what it says, in which order, and what it refuses."""
+
+import hashlib
+import zlib
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from grpc import StatusCode
+from safetensors.numpy import load_file
+
+from client.fakes import INITIAL, MANIFEST, FakeCall, FakeRpcError, FakeStub
+from ssfl.client.agent import Agent, Identity
+from ssfl.client.connection import Patience
+from ssfl.client.errors import Refused
+from ssfl.client.local_state import Answer, LocalState
+from ssfl.client.site import Trained, Vector
+from ssfl.learning.evaluate import Evaluation
+from ssfl.method.manifest import Manifest
+from ssfl.method.mask import Mask
+from ssfl.method.model_state import values_digest
+from ssfl.method.settings import RunSettings
+from ssfl.program.exits import ProgramError
+from ssfl.server.settings_message import settings_to_message
+from ssfl.v1 import coordinator_pb2 as pb
+from ssfl.v1 import mask_pb2, transfer_pb2, update_pb2
+
+SETTINGS = RunSettings(model="mlp")
+MASK = Mask.from_bools(np.arange(20) % 2 == 0)
+VALUES = np.arange(14, dtype=np.float32)  # ten kept, four biases
+
+
+class FakeSite:
+    """A site whose work is arithmetic."""
+
+    def __init__(self, settings: RunSettings, manifest: Manifest = MANIFEST) -> None:
+        self.settings = settings
+        self.manifest = manifest
+        self.initial = INITIAL
+        self.trained_rounds: list[int] = []
+
+    def score(self, initial: Vector) -> Vector:
+        return initial[:20] * 2
+
+    def train(
+        self, mask: Mask, base: Vector, round_number: int, on_step: Callable[[int, int], None]
+    ) -> Trained:
+        assert mask.digest == MASK.digest
+        on_step(1, 1)
+        self.trained_rounds.append(round_number)
+        return Trained(base + 1, 0.5, Evaluation(1, 2, 3.0), Evaluation(2, 2, 1.0))
+
+    def evaluate(self, mask: Mask, values: Vector) -> Evaluation:
+        assert mask.num_kept + 4 == values.size
+        return Evaluation(1, 2, 3.0)
+
+
+class Scene:
+    """An agent, what it built, and the calls it made."""
+
+    def __init__(self, folder: Path, stub: FakeStub) -> None:
+        self.stub = stub
+        self.folder = folder
+        self.local = LocalState(folder / "state")
+        self.sites: list[FakeSite] = []
+        self.pauses: list[float] = []
+        self.manifest = MANIFEST
+        identity = Identity("ann", 40, "cpu", {})
+        patience = Patience("there:1", 600.0, lambda: 0.0, self.pauses.append)
+        self.agent = Agent(stub, identity, self.local, patience, self._build, folder / "out")
+
+    def _build(self, settings: RunSettings) -> Any:
+        self.sites.append(FakeSite(settings, self.manifest))
+        return self.sites[-1]
+
+    @property
+    def order(self) -> list[str]:
+        return [name for name, _ in self.stub.requests]
+
+
+def joined(
+    session: int, run_id: str = "run-1", settings: RunSettings = SETTINGS
+) -> pb.JoinResponse:
+    return pb.JoinResponse(run_id=run_id, session=session, settings=settings_to_message(settings))
+
+
+def payload(data: bytes, encoding: Any) -> transfer_pb2.Payload:
+    digest = hashlib.sha256(data).digest()
+    return transfer_pb2.Payload(encoding=encoding, num_bytes=len(data), digest=digest)
+
+
+def call_of(task: pb.Task, data: bytes = b"") -> FakeCall:
+    answers = [pb.NextTaskResponse(task=task)]
+    if data:
+        chunk = transfer_pb2.Chunk(offset=0, data=data, crc32=zlib.crc32(data))
+        answers.append(pb.NextTaskResponse(chunk=chunk))
+    return FakeCall(answers)
+
+
+def model_fields(values: Vector = VALUES) -> dict[str, Any]:
+    """Mask and base as they come with a task."""
+    mask = mask_pb2.MaskBroadcast(
+        mask_digest=MASK.digest,
+        mask_epoch=1,
+        num_kept=MASK.num_kept,
+        mask=payload(MASK.bits, transfer_pb2.ENCODING_BITMASK),
+    )
+    base = payload(values.tobytes(), transfer_pb2.ENCODING_VALUES_ONLY)
+    return {"mask": mask, "base_digest": values_digest(values), "base": base}
+
+
+MODEL = MASK.bits + VALUES.tobytes()
+FINISH = pb.Task(task_digest=b"end", finish=pb.FinishTask(**model_fields()))
+NO_MODEL = pb.Task(task_digest=b"end", finish=pb.FinishTask(stopped=True))
+
+
+def train_task(**changes: Any) -> pb.Task:
+    work = pb.TrainTask(**{"round_number": 2, "upload_granted": True, **model_fields(), **changes})
+    return pb.Task(task_digest=b"train", step=5, train=work)
+
+
+def accepted() -> FakeCall:
+    """The receipt of an upload; its chunks are not asked for."""
+    receipt = transfer_pb2.Receipt(outcome=transfer_pb2.OUTCOME_ACCEPTED)
+    return FakeCall([pb.SendUpdateResponse(receipt=receipt)])
+
+
+def refusal(code: StatusCode, reason: str, details: str = "") -> FakeRpcError:
+    return FakeRpcError(code, details, reason)
+
+
+JOIN_AGAIN = refusal(StatusCode.FAILED_PRECONDITION, "join_again")
+GONE = FakeRpcError(StatusCode.UNAVAILABLE, "socket closed")
+
+
+# -- joining
+
+
+def test_it_joins_to_be_told_the_settings_and_again_with_its_model(tmp_path: Path) -> None:
+    stub = FakeStub(
+        Join=[joined(1), joined(2)], NextTask=[call_of(FINISH, MODEL)], Leave=[pb.LeaveResponse()]
+    )
+    scene = Scene(tmp_path, stub)
+    folder = scene.agent.run()
+    assert scene.order == ["Join", "Join", "NextTask", "Leave"]
+    first, second = stub.called("Join")
+    assert first.manifest_digest == b""
+    assert (second.manifest_digest, second.manifest) == (MANIFEST.digest, b"")
+    assert first.token == second.token == scene.local.token()
+    assert scene.sites[0].settings == SETTINGS
+    (asked,) = stub.called("NextTask")
+    assert asked.caller == pb.Caller(run_id="run-1", client_id="ann", session=2)
+    assert asked.initial_digest == values_digest(INITIAL)
+    assert folder == tmp_path / "out" / "run-1" / "ann"
+    kept = load_file(folder / "kept.safetensors")
+    assert np.array_equal(kept["values"], VALUES)
+
+
+def test_after_a_loss_it_waits_and_joins_once_with_what_it_has(tmp_path: Path) -> None:
+    stub = FakeStub(
+        Join=[GONE, joined(1), joined(2), GONE, joined(3)],
+        NextTask=[FakeCall([], GONE), call_of(FINISH, MODEL)],
+        Leave=[pb.LeaveResponse()],
+    )
+    scene = Scene(tmp_path, stub)
+    scene.agent.run()
+    assert len(scene.sites) == 1
+    assert len(scene.pauses) == 3
+    assert stub.called("Join")[-1].manifest_digest == MANIFEST.digest
+    assert stub.called("NextTask")[-1].caller.session == 3
+
+
+def test_unknown_here_means_join_at_once(tmp_path: Path) -> None:
+    unknown = FakeCall([], refusal(StatusCode.NOT_FOUND, "unknown_client"))
+    stub = FakeStub(
+        Join=[joined(1), joined(2), joined(3)],
+        NextTask=[unknown, call_of(NO_MODEL)],
+        Leave=[pb.LeaveResponse()],
+    )
+    scene = Scene(tmp_path, stub)
+    assert scene.agent.run() is None, "the run was stopped before there was a model"
+    assert scene.pauses == []
+
+
+def test_a_new_run_is_entered_with_its_own_settings(tmp_path: Path) -> None:
+    """The coordinator began afresh: what the client was told and holds is of no use any more."""
+    other = replace(SETTINGS, seed=5, local_steps=9)
+    stub = FakeStub(
+        Join=[joined(1), joined(2), joined(1, "run-2", other), joined(2, "run-2", other)],
+        NextTask=[call_of(train_task(), MODEL), call_of(FINISH, MODEL), call_of(NO_MODEL)],
+        SendUpdate=[FakeCall([], GONE)],
+        Leave=[pb.LeaveResponse()],
+    )
+    scene = Scene(tmp_path, stub)
+    scene.agent.run()
+    assert [site.settings for site in scene.sites] == [SETTINGS, other]
+    last = stub.called("NextTask")[-1]
+    assert last.caller.run_id == "run-2"
+    assert (last.mask_digest, last.base_digest, last.finished_step) == (b"", b"", 0)
+
+
+def test_a_differing_model_is_shown_so_that_the_refusal_can_name_the_tensor(
+    tmp_path: Path,
+) -> None:
+    named = refusal(StatusCode.FAILED_PRECONDITION, "manifest_mismatch", "tensor 0: fc.weight")
+    stub = FakeStub(Join=[joined(1), JOIN_AGAIN, joined(2), named], Leave=[pb.LeaveResponse()])
+    scene = Scene(tmp_path, stub)
+    with pytest.raises(Refused, match=r"tensor 0: fc\.weight"):
+        scene.agent.run()
+    assert stub.called("Join")[-1].manifest == MANIFEST.json
+    scene.agent.leave()
+    assert stub.called("Leave")[0].caller.session == 2
+
+
+def test_a_differing_model_in_a_new_run_is_built_anew(tmp_path: Path) -> None:
+    other = replace(SETTINGS, model="cnn")
+    stub = FakeStub(
+        Join=[joined(1), joined(2), JOIN_AGAIN, joined(1, "run-2", other),
+              joined(2, "run-2", other)],
+        NextTask=[FakeCall([], GONE), call_of(NO_MODEL)],
+        Leave=[pb.LeaveResponse()],
+    )  # fmt: skip
+    scene = Scene(tmp_path, stub)
+    scene.agent.run()
+    assert [site.settings.model for site in scene.sites] == ["mlp", "cnn"]
+
+
+def test_a_taken_name_ends_it(tmp_path: Path) -> None:
+    taken = refusal(StatusCode.ALREADY_EXISTS, "client_id_taken", "ann is already here")
+    scene = Scene(tmp_path, FakeStub(Join=[taken]))
+    with pytest.raises(Refused, match="already here"):
+        scene.agent.run()
+    scene.agent.leave()
+    assert scene.order == ["Join"], "who never joined has nobody to say goodbye to"
+
+
+def test_a_deadline_ends_it(tmp_path: Path) -> None:
+    scene = Scene(tmp_path, FakeStub(Join=[GONE]))
+    scene.agent._patience = Patience("there:1", 0.0, lambda: 0.0, scene.pauses.append)
+    with pytest.raises(ProgramError, match="no coordinator at there:1"):
+        scene.agent.run()
+
+
+# -- working
+
+
+def test_the_next_task_is_asked_for_before_the_answer_is_sent(tmp_path: Path) -> None:
+    sent: list[Any] = []
+
+    def upload(requests: Any) -> FakeCall:
+        sent.extend(requests)
+        return accepted()
+
+    stub = FakeStub(
+        Join=[joined(1), joined(2)],
+        NextTask=[call_of(train_task(), MODEL), call_of(FINISH, MODEL)],
+        SendUpdate=[upload],
+        Leave=[pb.LeaveResponse()],
+    )
+    scene = Scene(tmp_path, stub)
+    scene.agent.run()
+    assert scene.order == ["Join", "Join", "NextTask", "NextTask", "SendUpdate", "Leave"]
+    first, second = stub.called("NextTask")
+    assert (first.finished_step, first.mask_digest, first.base_digest) == (0, b"", b"")
+    assert second.finished_step == 5
+    assert second.mask_digest == MASK.digest
+    assert second.base_digest == values_digest(VALUES)
+    header, chunk = sent
+    assert header.header.num_samples == 40
+    assert (header.header.round_number, header.header.step) == (2, 5)
+    assert chunk.chunk.data == (VALUES + 1).tobytes()
+    assert scene.local.load() is None, "acknowledged, so forgotten"
+
+
+def test_an_answer_from_before_a_restart_is_sent_first_and_not_computed_again(
+    tmp_path: Path,
+) -> None:
+    stub = FakeStub(
+        Join=[joined(1), joined(2)],
+        NextTask=[call_of(FINISH, MODEL)],
+        SendUpdate=[accepted()],
+        Leave=[pb.LeaveResponse()],
+    )
+    scene = Scene(tmp_path, stub)
+    header = update_pb2.SparseUpdate(step=4, num_samples=40).SerializeToString()
+    scene.local.save(Answer("run-1", "values", 4, header, memoryview(b"four")))
+    scene.agent.run()
+    assert stub.called("NextTask")[0].finished_step == 4
+    assert scene.order[-2:] == ["SendUpdate", "Leave"]
+    assert scene.sites[0].trained_rounds == []
+
+
+def test_an_answer_of_another_run_is_not_sent(tmp_path: Path) -> None:
+    stub = FakeStub(
+        Join=[joined(1), joined(2)], NextTask=[call_of(NO_MODEL)], Leave=[pb.LeaveResponse()]
+    )
+    scene = Scene(tmp_path, stub)
+    scene.local.save(Answer("run-0", "values", 4, b"", memoryview(b"")))
+    scene.agent.run()
+    assert stub.called("NextTask")[0].finished_step == 0
+
+
+def test_a_cut_upload_is_tried_again_after_joining(tmp_path: Path) -> None:
+    stub = FakeStub(
+        Join=[joined(1), joined(2), joined(3)],
+        NextTask=[call_of(train_task(), MODEL), call_of(FINISH, MODEL), call_of(FINISH, MODEL)],
+        SendUpdate=[
+            FakeCall([], GONE),
+            accepted(),
+        ],
+        Leave=[pb.LeaveResponse()],
+    )
+    scene = Scene(tmp_path, stub)
+    scene.agent.run()
+    assert len(scene.pauses) == 1
+    assert scene.sites[0].trained_rounds == [2], "trained once"
+    assert [one.finished_step for one in stub.called("NextTask")] == [0, 5, 5]
+
+
+def test_a_stale_answer_is_dropped(tmp_path: Path) -> None:
+    stale = refusal(StatusCode.FAILED_PRECONDITION, "stale_base", "another mask")
+    stub = FakeStub(
+        Join=[joined(1), joined(2), joined(3)],
+        NextTask=[call_of(train_task(), MODEL), call_of(FINISH, MODEL), call_of(FINISH, MODEL)],
+        SendUpdate=[FakeCall([], stale)],
+        Leave=[pb.LeaveResponse()],
+    )
+    scene = Scene(tmp_path, stub)
+    scene.agent.run()
+    assert stub.called("NextTask")[-1].finished_step == 0
+    assert scene.local.load() is None
+
+
+# -- a coordinator that is wrong
+
+
+@pytest.mark.parametrize(
+    ("task", "data", "words"),
+    [
+        (pb.Task(task_digest=b"x", score=pb.ScoreTask(criterion="astrology")), b"", "astrology"),
+        (
+            pb.Task(task_digest=b"x", score=pb.ScoreTask(criterion="saliency")),
+            b"",
+            "initial weights",
+        ),
+        (
+            train_task(mask=mask_pb2.MaskBroadcast(mask_digest=bytes(32), all_kept=True)),
+            VALUES.tobytes(),
+            "mask that does not match",
+        ),
+        (
+            train_task(base=payload(bytes(8), transfer_pb2.ENCODING_VALUES_ONLY)),
+            MASK.bits + bytes(8),
+            "values that do not fit",
+        ),
+    ],
+)
+def test_what_cannot_be_right_is_refused(
+    tmp_path: Path, task: pb.Task, data: bytes, words: str
+) -> None:
+    stub = FakeStub(Join=[joined(1), joined(2)], NextTask=[call_of(task, data)])
+    with pytest.raises(Refused, match=words):
+        Scene(tmp_path, stub).agent.run()
+
+
+def test_a_task_of_the_future_is_refused(tmp_path: Path) -> None:
+    task = pb.Task(task_digest=b"x")
+    stub = FakeStub(Join=[joined(1), joined(2)], NextTask=[call_of(task)])
+    with pytest.raises(Refused, match="this version does not know"):
+        Scene(tmp_path, stub).agent.run()
+
+
+def test_a_base_that_is_not_the_announced_one_is_fetched_again(tmp_path: Path) -> None:
+    wrong = train_task(base_digest=bytes(32))
+    stub = FakeStub(
+        Join=[joined(1), joined(2), joined(3)],
+        NextTask=[call_of(wrong, MODEL), call_of(NO_MODEL)],
+        Leave=[pb.LeaveResponse()],
+    )
+    Scene(tmp_path, stub).agent.run()
+    again = stub.called("NextTask")[-1]
+    assert again.mask_digest == MASK.digest
+    assert again.base_digest == b""
+
+
+def test_a_goodbye_that_fails_is_no_failure(tmp_path: Path) -> None:
+    stub = FakeStub(Join=[joined(1), joined(2)], NextTask=[call_of(FINISH, MODEL)], Leave=[GONE])
+    assert Scene(tmp_path, stub).agent.run() is not None

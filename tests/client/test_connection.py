@@ -1,0 +1,123 @@
+"""Patience and the watchdog: how long a client waits, and for what."""
+
+import logging
+import threading
+import time
+
+import pytest
+
+from client.fakes import FakeCall
+from ssfl.client.connection import FIRST_PAUSE_S, LONGEST_PAUSE_S, Patience, Watchdog
+from ssfl.client.errors import Unavailable
+from ssfl.program.exits import ExitCode, ProgramError
+
+GONE = Unavailable("connection refused")
+
+
+class Clock:
+    """Time that passes only while somebody sleeps."""
+
+    def __init__(self) -> None:
+        self.now_s = 1000.0
+        self.pauses: list[float] = []
+
+    def __call__(self) -> float:
+        return self.now_s
+
+    def sleep(self, seconds: float) -> None:
+        self.pauses.append(seconds)
+        self.now_s += seconds
+
+
+def patience(clock: Clock, give_up_after_s: float = 600.0) -> Patience:
+    return Patience("there:1", give_up_after_s, clock, clock.sleep)
+
+
+def test_it_gives_up_after_the_deadline_and_names_it() -> None:
+    clock = Clock()
+    waiting = patience(clock)
+    with pytest.raises(ProgramError) as caught:
+        while True:
+            waiting.wait(GONE)
+    assert caught.value.exit_code is ExitCode.UNREACHABLE
+    assert "there:1 for 600 s (--give-up-after-s): connection refused" in str(caught.value)
+    assert sum(clock.pauses) == pytest.approx(600.0), "neither before the deadline nor behind it"
+
+
+def test_pauses_grow_and_are_spread_at_random() -> None:
+    clock = Clock()
+    waiting = patience(clock, 1e6)
+    for _ in range(200):
+        waiting.wait(GONE)
+    longest = FIRST_PAUSE_S
+    for pause_s in clock.pauses:
+        assert 0.1 <= pause_s <= longest
+        longest = min(2 * longest, LONGEST_PAUSE_S)
+    late = clock.pauses[20:]
+    assert max(late) > 0.8 * LONGEST_PAUSE_S
+    assert min(late) < 0.2 * LONGEST_PAUSE_S, "full jitter: clients must not come back together"
+
+
+def test_reaching_the_coordinator_starts_the_deadline_and_the_pauses_anew() -> None:
+    clock = Clock()
+    waiting = patience(clock)
+    for _ in range(15):
+        waiting.wait(GONE)
+    waiting.reached()
+    clock.now_s += 10_000.0
+    waiting.wait(GONE)
+    assert clock.pauses[-1] <= FIRST_PAUSE_S
+
+
+def test_it_says_that_it_keeps_trying(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    waiting = patience(Clock())
+    waiting.reached()
+    assert caplog.records == [], "nothing was wrong, so nothing is said"
+    waiting.wait(GONE)
+    waiting.reached()
+    warning, back = caplog.records
+    assert warning.levelno == logging.WARNING
+    assert vars(warning)["giving_up_in_s"] == 600
+    assert vars(warning)["error"] == "connection refused"
+    assert back.getMessage() == "reached the coordinator"
+
+
+class Cancellable(FakeCall):
+    """A call that waits for its end."""
+
+    def __init__(self) -> None:
+        super().__init__([])
+        self.over = threading.Event()
+
+    def cancel(self) -> None:
+        super().cancel()
+        self.over.set()
+
+
+def test_a_call_that_stands_still_is_cancelled() -> None:
+    call = Cancellable()
+    with Watchdog(0.05).watch(call):
+        assert call.over.wait(30)
+    assert call.cancelled
+
+
+def test_a_call_that_is_fed_lives() -> None:
+    call = Cancellable()
+    watchdog = Watchdog(1.0)
+    end_s = time.monotonic() + 1.5
+    with watchdog.watch(call):
+        while time.monotonic() < end_s:
+            watchdog.feed()
+            call.over.wait(0.01)
+    assert not call.cancelled
+
+
+def test_a_watch_begins_fresh_and_ends_with_its_block() -> None:
+    watchdog = Watchdog(0.2)
+    threading.Event().wait(0.3)  # longer than the watchdog's patience, but nobody watched
+    call = Cancellable()
+    with watchdog.watch(call):
+        pass
+    assert not call.over.wait(0.3)
+    assert "watchdog" not in {thread.name for thread in threading.enumerate()}

@@ -1,0 +1,79 @@
+"""What a client finds again after a restart: its token, and an answer if it is sound."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from ssfl.client.local_state import Answer, LocalState
+
+ANSWER = Answer("run-1", "values", 7, b"header", memoryview(b"payload of some length"))
+
+
+@pytest.fixture
+def local(tmp_path: Path) -> LocalState:
+    return LocalState(tmp_path / "deep" / "state")
+
+
+def test_the_token_is_random_and_stays(local: LocalState, tmp_path: Path) -> None:
+    token = local.token()
+    assert len(token) == 16
+    assert local.token() == token
+    assert LocalState(local.folder).token() == token, "a new process is the same client"
+    assert LocalState(tmp_path / "other").token() != token
+
+
+def test_a_token_of_the_wrong_length_is_replaced(local: LocalState) -> None:
+    (local.folder / "token").write_bytes(b"half")
+    token = local.token()
+    assert len(token) == 16
+    assert local.token() == token
+
+
+def test_an_answer_comes_back_as_it_was_until_it_is_dropped(local: LocalState) -> None:
+    assert local.load() is None
+    local.save(ANSWER)
+    loaded = LocalState(local.folder).load()
+    assert loaded == ANSWER
+    local.drop()
+    assert local.load() is None
+    local.drop()  # harmless
+
+
+def test_a_newer_answer_replaces_the_older(local: LocalState) -> None:
+    local.save(ANSWER)
+    newer = Answer("run-1", "scores", 8, b"", memoryview(b""))
+    local.save(newer)
+    assert local.load() == newer
+
+
+def test_the_files_of_two_answers_are_never_mixed(local: LocalState) -> None:
+    """A crash between the two writes: the bytes are new, the facts are old, the lengths agree."""
+    local.save(ANSWER)
+    facts = (local.folder / "answer.json").read_bytes()
+    local.save(Answer("run-1", "values", 8, b"HEADER", memoryview(b"PAYLOAD of some length")))
+    (local.folder / "answer.json").write_bytes(facts)
+    assert local.load() is None
+
+
+@pytest.mark.parametrize("text", [b"", b"{}", b"[]", b"null", b"\xff", b'{"digest": 1}'])
+def test_facts_that_make_no_sense_are_no_answer(local: LocalState, text: bytes) -> None:
+    local.save(ANSWER)
+    (local.folder / "answer.json").write_bytes(text)
+    assert local.load() is None
+
+
+def test_a_damaged_or_missing_payload_is_no_answer(local: LocalState) -> None:
+    local.save(ANSWER)
+    data = (local.folder / "answer.bin").read_bytes()
+    for damaged in (data[:-1], data + b"x", data.replace(b"some", b"sane")):
+        (local.folder / "answer.bin").write_bytes(damaged)
+        assert local.load() is None
+    (local.folder / "answer.bin").unlink()
+    assert local.load() is None
+
+
+def test_a_person_can_read_what_is_kept(local: LocalState) -> None:
+    local.save(ANSWER)
+    facts = json.loads((local.folder / "answer.json").read_text())
+    assert (facts["run_id"], facts["kind"], facts["step"]) == ("run-1", "values", 7)

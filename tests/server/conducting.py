@@ -1,0 +1,61 @@
+"""A conductor with real files and threads, for tests that post to it."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from pathlib import Path
+
+from ssfl.method.settings import RunSettings
+from ssfl.server import events
+from ssfl.server.conductor import Conductor
+from ssfl.server.history import History
+from ssfl.server.journal import Journal
+from ssfl.server.ledger import Ledger
+from ssfl.server.recover import load_model, open_run
+from ssfl.server.spool import Spool
+from ssfl.server.store import Store
+
+SETTINGS = RunSettings(clients=2, rounds=2, sparsity="0.5", seed=5)
+DEADLINE_S = 30.0  # for what must happen; nothing waits so long unless it is broken
+
+Script = Callable[[Conductor], Awaitable[None]]
+
+
+def write_final(conductor: Conductor) -> None:
+    (conductor.store.root / "final").write_text(conductor.state.base_digest)
+
+
+def open_conductor(folder: Path) -> Conductor:
+    journal, history, ledger = Journal(folder / "journal"), History(), Ledger()
+    state = open_run(journal, SETTINGS, history, ledger)
+    store = Store(folder, SETTINGS.seed)
+    return Conductor(
+        state, load_model(state, store), journal, store, Spool(folder / "spool"), history, ledger,
+        lambda: 0.0, write_final,
+    )  # fmt: skip
+
+
+def conduct(folder: Path, script: Script) -> None:
+    """Run a script beside a conductor; a failure of either fails the test."""
+
+    async def both() -> None:
+        conductor = open_conductor(folder)
+        serving = asyncio.ensure_future(conductor.serve())
+        scripted = asyncio.ensure_future(_script(conductor))
+        try:
+            async with asyncio.timeout(DEADLINE_S):
+                await asyncio.wait({serving, scripted}, return_when=asyncio.FIRST_COMPLETED)
+            for job in (serving, scripted):
+                if job.done():
+                    job.result()
+        finally:
+            for job in (serving, scripted):
+                job.cancel()
+                with suppress(asyncio.CancelledError, Exception):
+                    await job
+
+    async def _script(conductor: Conductor) -> None:
+        await conductor.post(events.Recovered())
+        await script(conductor)
+
+    asyncio.run(both())

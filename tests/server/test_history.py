@@ -1,0 +1,150 @@
+from typing import Any
+
+import pytest
+
+from ssfl.method.strategies.contract import ClientId, Work
+from ssfl.server import facts
+from ssfl.server.facts import Fact
+from ssfl.server.history import History, accuracies
+
+C1, C2, C3 = ClientId("c1"), ClientId("c2"), ClientId("c3")
+COHORT = {C1: 10, C2: 30, C3: 60}
+
+
+def evaluation(correct: int, total: int, loss_sum: float = 0.0) -> dict[str, Any]:
+    return {"correct": correct, "total": total, "loss_sum": loss_sum}
+
+
+def trained(step: int, client: ClientId, correct: int, personal: int, loss: float) -> Fact:
+    report = {
+        "training_loss": loss,
+        "evaluation": evaluation(correct, 10, 5.0),
+        "personal": evaluation(personal, 10, 2.0),
+    }
+    return facts.UploadAccepted(step, client, "d", 1.0, report)
+
+
+def committed(step: int, **report: Any) -> Fact:
+    return facts.StepCommitted(step, 1, "k", 5, "b", report)
+
+
+def started(step: int, work: Work, rounds_done: int, attempt: int = 0) -> Fact:
+    return facts.StepStarted(step, work, "", rounds_done, attempt, COHORT)
+
+
+def told(*story: Fact) -> History:
+    history = History()
+    for fact in story:
+        history.add(fact)
+    return history
+
+
+SCORING = (
+    started(1, Work.SCORE, 0),
+    facts.UploadAccepted(1, C2, "d", 1.0, {"work_s": 2.0}),
+    facts.UploadAccepted(1, C1, "d", 1.0, {"work_s": 1.0}),
+    facts.StepClosed(1, (C1, C2), (C3,)),
+    committed(1, seconds=4.0, ledger=[{"phase": "scores"}]),
+)
+ROUND_0 = (
+    started(2, Work.TRAIN, 0),
+    trained(2, C1, correct=4, personal=6, loss=0.5),
+    trained(2, C3, correct=8, personal=10, loss=1.5),
+    facts.StepClosed(2, (C1, C3), (C2,)),
+    committed(2, seconds=3.0, ledger=[{"phase": "values"}]),
+)
+EVALUATION = (
+    started(3, Work.EVALUATE, 1),
+    facts.UploadAccepted(3, C1, "", 0.0, {"evaluation": evaluation(9, 10, 1.0)}),
+    facts.UploadAccepted(3, C2, "", 0.0, {"evaluation": evaluation(0, 30, 9.0)}),
+    facts.StepClosed(3, (C1, C2), (C3,)),
+    committed(3),
+)
+
+
+def test_votes_carry_their_share_of_the_data_and_absent_voters_are_listed() -> None:
+    history = told(*SCORING)
+    assert history.votes == [
+        {"client": "c1", "num_samples": 10, "work_s": 1.0, "share": 0.25},
+        {"client": "c2", "num_samples": 30, "work_s": 2.0, "share": 0.75},
+    ]
+    assert history.not_voted == ["c3"]
+
+
+def test_a_round_tells_losses_and_accuracies_of_its_base_and_of_the_clients_own_models() -> None:
+    (entry,) = told(*SCORING, *ROUND_0).rounds
+    assert (entry["round"], entry["attempt"], entry["rounds_done"]) == (0, 0, 0)
+    assert entry["training_loss"] == 1.0
+    assert (entry["pooled"], entry["mean"], entry["personal"]) == (12 / 20, (0.4 + 0.8) / 2, 0.8)
+    assert entry["loss"] == 0.5
+    assert entry["missing"] == ["c2"]
+    assert [row["client"] for row in entry["clients"]] == ["c1", "c3"]
+    assert (entry["seconds"], entry["ledger"]) == (3.0, [{"phase": "values"}])
+
+
+def test_an_evaluation_pools_samples_and_averages_clients() -> None:
+    (entry,) = told(*SCORING, *ROUND_0, *EVALUATION).evaluations
+    assert entry["pooled"] == 9 / 40
+    assert entry["mean"] == (0.9 + 0.0) / 2
+    assert entry["loss"] == 10 / 40
+    assert entry["missing"] == ["c3"]
+    assert entry["rounds_done"] == 1
+
+
+def test_an_evaluation_that_nobody_answered_knows_nothing() -> None:
+    history = told(started(3, Work.EVALUATE, 1), facts.StepClosed(3, (), (C1,)), committed(3))
+    assert history.evaluations[0]["pooled"] is None
+    assert history.accuracy is None
+
+
+def test_a_void_step_is_counted_and_its_uploads_are_forgotten() -> None:
+    void = (started(2, Work.TRAIN, 0), trained(2, C2, 0, 0, 9.0), facts.StepVoided(2, "few"))
+    again = tuple(
+        started(4, Work.TRAIN, 0, attempt=1) if fact is ROUND_0[0] else fact for fact in ROUND_0
+    )
+    history = told(*void, *again)
+    assert history.num_void == 1
+    (entry,) = history.rounds
+    assert entry["attempt"] == 1
+    assert [row["client"] for row in entry["clients"]] == ["c1", "c3"]
+
+
+def test_the_ledger_is_the_newest_that_was_journalled() -> None:
+    history = told(*SCORING, *ROUND_0, *EVALUATION)
+    assert history.ledger == [{"phase": "values"}]
+    assert history.evaluations[0]["ledger"] == [{"phase": "values"}]
+
+
+def test_accuracy_is_that_of_the_newest_model_and_all_clients_count_more_than_a_sample() -> None:
+    assert told().accuracy is None
+    assert told(*SCORING).accuracy is None
+    assert told(*ROUND_0).accuracy == 0.6
+    assert told(*ROUND_0, *EVALUATION).accuracy == 9 / 40
+    sampled = (
+        started(5, Work.TRAIN, 1),
+        trained(5, C1, correct=9, personal=9, loss=1.0),
+        facts.StepClosed(5, (C1,), ()),
+        committed(5),
+    )
+    assert told(*ROUND_0, *EVALUATION, *sampled).accuracy == 9 / 40
+
+
+def test_pace_is_the_mean_over_rounds() -> None:
+    assert told(*SCORING).seconds_per_round is None
+    faster = (*ROUND_0[:-1], committed(2, seconds=1.0))
+    assert told(*ROUND_0, *faster).seconds_per_round == 2.0
+
+
+def test_accuracies_by_hand() -> None:
+    known = accuracies([evaluation(1, 2, 3.0), evaluation(9, 10, 6.0), evaluation(0, 0)])
+    assert known == {"pooled": 10 / 12, "mean": (0.5 + 0.9) / 2, "loss": 9 / 12}
+    assert accuracies([evaluation(0, 0)]) == {"pooled": None, "mean": None, "loss": None}
+    assert accuracies([]) == {"pooled": None, "mean": None, "loss": None}
+
+
+@pytest.mark.parametrize("length", range(len(SCORING + ROUND_0 + EVALUATION) + 1))
+def test_any_beginning_of_a_story_can_be_told(length: int) -> None:
+    history = told(*(SCORING + ROUND_0 + EVALUATION)[:length])
+    assert set(history.to_dict()) == {
+        *("votes", "not_voted", "rounds", "evaluations", "ledger", "num_void"),
+    }

@@ -1,0 +1,161 @@
+"""From a state directory to a run and back, with real files."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from ssfl.method.model_state import ModelState
+from ssfl.method.settings import RunSettings
+from ssfl.method.strategies.contract import ClientId, Work
+from ssfl.server import facts
+from ssfl.server.errors import StateError
+from ssfl.server.history import History
+from ssfl.server.journal import Journal
+from ssfl.server.ledger import Ledger
+from ssfl.server.recover import load_model, move_aside, open_run
+from ssfl.server.state import RunState
+from ssfl.server.store import Store
+
+SETTINGS = RunSettings(sparsity="0.5", seed=5)
+C1 = ClientId("c1")
+LEDGER = [{"phase": "scores", "direction": "up", "payload_bytes": 24, "message_bytes": 30}]
+
+
+def opened(folder: Path, settings: RunSettings = SETTINGS) -> RunState:
+    journal = Journal(folder / "journal")
+    try:
+        return open_run(journal, settings, History(), Ledger())
+    finally:
+        journal.close()
+
+
+def append(folder: Path, *told: facts.Fact) -> None:
+    journal = Journal(folder / "journal")
+    journal.append([facts.to_json(fact) for fact in told])
+    journal.close()
+
+
+def scored(model: ModelState) -> list[facts.Fact]:
+    """Return the facts of a run whose mask was agreed in step 1."""
+    assert model.mask is not None
+    manifest, initial = model.manifest.digest.hex(), model.initial_digest.hex()
+    mask, base = model.mask.digest.hex(), model.base_digest.hex()
+    return [
+        facts.ClientJoined(C1, 1, "t", 10, manifest, "cpu"),
+        facts.ModelInitialized(C1, manifest, initial, 0, "", 0, ""),
+        facts.RunStarted((C1,)),
+        facts.StepStarted(1, Work.SCORE, "saliency", 0, 0, {C1: 10}),
+        facts.UploadAccepted(1, C1, "d", 1.0),
+        facts.StepClosed(1, (C1,), ()),
+        facts.StepCommitted(1, 1, mask, 3, base, {"ledger": LEDGER}),
+    ]
+
+
+def test_an_empty_directory_begins_a_run_and_keeps_it(tmp_path: Path) -> None:
+    state = opened(tmp_path)
+    assert state.run_id
+    assert opened(tmp_path).run_id == state.run_id
+
+
+def test_two_new_runs_have_different_names(tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        (tmp_path / name).mkdir()
+    assert opened(tmp_path / "a").run_id != opened(tmp_path / "b").run_id
+
+
+def test_a_run_comes_back_with_its_model_history_and_bytes(
+    tmp_path: Path, model: ModelState
+) -> None:
+    run_id = opened(tmp_path).run_id
+    store = Store(tmp_path, seed=5)
+    store.save_initial(model.manifest, model.initial)
+    store.save_step(1, model)
+    append(tmp_path, *scored(model))
+    journal, history, ledger = Journal(tmp_path / "journal"), History(), Ledger()
+    state = open_run(journal, SETTINGS, history, ledger)
+    journal.close()
+    assert (state.run_id, state.mask_epoch, state.model_step) == (run_id, 1, 1)
+    assert [vote["client"] for vote in history.votes] == ["c1"]
+    assert ledger.rows() == LEDGER
+    again = load_model(state, store)
+    assert again is not None
+    assert (again.mask, again.base_digest) == (model.mask, model.base_digest)
+    assert again.initial.tobytes() == model.initial.tobytes()
+
+
+def test_before_anyone_described_the_model_there_is_none(tmp_path: Path) -> None:
+    assert load_model(opened(tmp_path), Store(tmp_path, seed=5)) is None
+
+
+def test_before_the_first_step_the_model_is_the_strategys_beginning(
+    tmp_path: Path, model: ModelState
+) -> None:
+    opened(tmp_path)
+    store = Store(tmp_path, seed=5)
+    store.save_initial(model.manifest, model.initial)
+    append(tmp_path, *scored(model)[:2])
+    again = load_model(opened(tmp_path), store)
+    assert again is not None and again.mask is None
+
+
+def test_other_settings_are_refused_naming_each(tmp_path: Path) -> None:
+    run_id = opened(tmp_path).run_id
+    with pytest.raises(StateError) as caught:
+        opened(tmp_path, replace(SETTINGS, rounds=31, batch_size=8))
+    assert str(caught.value) == (
+        f"the state directory holds run {run_id} with other settings: --rounds was 30, is 31; "
+        "--batch-size was 16, is 8. Start with those settings to resume it, or use --fresh to "
+        "begin a new run"
+    )
+
+
+def test_patience_may_change_between_two_starts(tmp_path: Path) -> None:
+    run_id = opened(tmp_path).run_id
+    patient = replace(SETTINGS, round_deadline_s=7200.0, no_progress_s=120.0)
+    state = opened(tmp_path, patient)
+    assert state.run_id == run_id
+    assert state.settings.round_deadline_s == 7200.0
+
+
+@pytest.mark.parametrize(
+    "record",
+    [
+        b"{}",
+        b"not json",
+        facts.to_json(facts.RunStarted((C1,))).replace(b"RunStarted", b"RunBegun"),
+        facts.to_json(facts.StepClosed(1, (), ())),
+    ],
+)
+def test_a_journal_of_another_version_is_refused_with_what_to_do(
+    tmp_path: Path, record: bytes
+) -> None:
+    opened(tmp_path)
+    journal = Journal(tmp_path / "journal")
+    journal.append([record])
+    journal.close()
+    with pytest.raises(StateError, match=r"cannot be replayed: .*Use --fresh"):
+        opened(tmp_path)
+
+
+def test_a_journal_that_does_not_begin_with_a_run_is_refused(tmp_path: Path) -> None:
+    append(tmp_path, facts.RunStarted((C1,)))
+    with pytest.raises(StateError, match="it does not begin with a run"):
+        opened(tmp_path)
+
+
+def test_an_old_state_is_moved_aside_whole_but_for_the_lock(tmp_path: Path) -> None:
+    state_dir = tmp_path / "state"
+    (state_dir / "spool" / "3").mkdir(parents=True)
+    (state_dir / "lock").touch()
+    opened(state_dir)
+    moved = move_aside(state_dir)
+    assert moved is not None and moved.parent == tmp_path
+    assert sorted(path.name for path in moved.iterdir()) == ["journal", "spool"]
+    assert [path.name for path in state_dir.iterdir()] == ["lock"]
+
+
+def test_nothing_is_moved_where_there_is_no_run(tmp_path: Path) -> None:
+    (tmp_path / "lock").touch()
+    assert move_aside(tmp_path) is None
+    assert [path.name for path in tmp_path.iterdir()] == ["lock"]

@@ -1,0 +1,223 @@
+"""Mistakes at the coordinator: each ends with its exit code and a sentence that helps."""
+
+import re
+import signal
+from pathlib import Path
+
+import numpy as np
+import pytest
+from grpc import StatusCode
+
+from ssfl.program.exits import ExitCode
+from ssfl.server.main import main
+from system.programs import Programs
+from system.raw_client import KEPT, MASKED, RUN, RawClient, sha256, take_part_together
+from system.raw_run import RawRun, refused
+
+pytestmark = pytest.mark.system
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        (["--sparsity=0"], "--sparsity: sparsity must lie strictly between 0 and 1, got 0"),
+        (["--sparsity=1"], "strictly between 0 and 1"),
+        (["--sparsity=90"], "write 0.9 for 90 %"),
+        (["--sparsity=-0.1"], "strictly between 0 and 1"),
+        (["--sparsity=nan"], "'nan'"),
+        (["--sparsity=lots"], "'lots'"),
+        (["--bytes-per-round=2 parsecs"], "--bytes-per-round: a size is a number and B, kB"),
+        (["--rounds=0"], "--rounds must be at least 1"),
+        (["--rounds=many"], "--rounds must be a whole number, got 'many'"),
+        (["--model=transformer"], "--model must be one of mlp, cnn"),
+        (["--clients=1"], "--clients 1 is below --min-clients 2"),
+        (["--reproducible"], "--reproducible needs --clients"),
+        (["--port=70000"], "--port must be between 0 and 65535"),
+        (["--sparsty=0.9"], "unknown flag --sparsty; did you mean --sparsity?"),
+        (["--data=shard_00"], "--data is a setting of ssfl-client"),
+        (["extra"], "unexpected argument 'extra'"),
+    ],
+)
+def test_a_wrong_setting_is_named(
+    here: Path, capsys: pytest.CaptureFixture[str], flags: list[str], words: str
+) -> None:
+    assert main(flags) == ExitCode.USAGE
+    told = capsys.readouterr().err
+    assert told.startswith("ssfl-coordinator: error: ")
+    assert words in told
+    assert told.count("\n") == 1
+    assert list(here.iterdir()) == [], "a wrong flag must leave no trace"
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("rounds = ", "is not valid TOML"),
+        ("rounds = 0", "rounds in run.toml must be at least 1"),
+        (
+            "roundz = 3",
+            "roundz in run.toml is no setting of ssfl-coordinator; did you mean rounds?",
+        ),
+        ("[run]\nrounds = 3", "run in run.toml"),
+    ],
+)
+def test_a_bad_settings_file_is_named(
+    here: Path, capsys: pytest.CaptureFixture[str], text: str, words: str
+) -> None:
+    (here / "run.toml").write_text(text)
+    assert main(["--config=run.toml"]) == ExitCode.USAGE
+    assert words in capsys.readouterr().err
+
+
+def test_the_installed_script_ends_with_the_same_code_and_no_traceback(programs: Programs) -> None:
+    done = programs.run("ssfl-coordinator", "--sparsity=1.5")
+    assert done.ends() == ExitCode.USAGE
+    assert "strictly between 0 and 1" in done.err
+
+
+def test_a_port_in_use_is_told_with_the_way_out(programs: Programs) -> None:
+    first = programs.coordinator()
+    for flags in ([f"--port={first.port}"], [f"--admin-port={first.port}"]):
+        second = programs.run(
+            "ssfl-coordinator", "--port=0", "--admin-port=0", "--state-dir=other", *flags
+        )
+        assert second.ends() == ExitCode.PORT_IN_USE
+        assert f"127.0.0.1:{first.port}" in second.err
+        assert "choose another with" in second.err
+    assert first.running
+
+
+def test_a_state_directory_serves_one_coordinator(programs: Programs) -> None:
+    first = programs.coordinator()
+    second = programs.try_coordinator()
+    assert second.ends() == ExitCode.STATE
+    assert f"is in use by process {first.process.pid}" in second.err
+    assert first.running
+
+
+def test_a_state_directory_that_cannot_be_one_is_told(programs: Programs) -> None:
+    (programs.folder / "file").write_text("not a folder")
+    done = programs.run("ssfl-coordinator", "--port=0", "--admin-port=0", "--state-dir=file")
+    assert done.ends() == ExitCode.STATE
+    assert "file" in done.err
+
+
+def test_state_of_other_settings_is_refused_by_name_and_fresh_moves_it_aside(
+    programs: Programs,
+) -> None:
+    first = programs.coordinator("--rounds=3", "--seed=1")
+    (opened,) = first.facts("RunOpened")
+    first.kill()
+
+    other = programs.try_coordinator("--rounds=4", "--seed=1", "--round-deadline-s=5")
+    assert other.ends() == ExitCode.STATE
+    assert "--rounds was 3, is 4" in other.err
+    assert "--seed" not in other.err
+    assert "deadline" not in other.err, "deadlines may change between two starts"
+    assert "--fresh" in other.err
+
+    fresh = programs.coordinator("--rounds=4", "--seed=1", "--fresh")
+    (begun,) = fresh.facts("RunOpened")
+    assert begun["run_id"] != opened["run_id"]
+    (aside,) = programs.folder.glob(".ssfl/coordinator.*")
+    assert (aside / "journal").exists()
+    assert str(aside.relative_to(programs.folder)) in fresh.err
+    fresh.kill()
+
+    resumed = programs.run(
+        "ssfl-coordinator", "--rounds=5", "--state-dir", str(aside), "--port=0", "--admin-port=0"
+    )
+    assert opened["run_id"] in resumed.err, "the old run is whole in its new place"
+
+
+def test_a_damaged_journal_is_refused_and_left_alone(programs: Programs) -> None:
+    first = programs.coordinator()
+    first.kill()
+    journal = first.state_dir / "journal"
+    data = bytearray(journal.read_bytes())
+    data[len(data) // 2] ^= 1
+    data += bytes(data[8:])  # something behind it, so that it is no torn tail
+    journal.write_bytes(data)
+    again = programs.try_coordinator()
+    assert again.ends() == ExitCode.STATE
+    assert re.search(r"journal is damaged at byte \d+", again.err)
+    assert journal.read_bytes() == data
+
+
+def test_a_torn_tail_is_cut_and_told(programs: Programs) -> None:
+    first = programs.coordinator()
+    first.kill()
+    with (first.state_dir / "journal").open("ab") as file:
+        file.write(b"\x40\x00\x00")
+    again = programs.coordinator()
+    assert "torn tail was cut" in again.err
+    assert len(again.facts()) == 1
+
+
+def test_a_byte_budget_that_cannot_hold_the_dense_values_is_told_to_both(
+    programs: Programs,
+) -> None:
+    raw = RawRun(programs, programs.coordinator("--clients=2", "--bytes-per-round=120"))
+    raw.ann.join()
+    raw.bob.join()
+    least = 4 * (30 + 1)
+    with refused(StatusCode.FAILED_PRECONDITION, "model_unusable", "120", f"at least {least}"):
+        raw.ann.upload(raw.ann.initial_header(), [])
+    assert f"at least {least}" in raw.coordinator.says("call refused")
+    raw.close()
+
+
+def test_a_mask_that_empties_a_layer_is_allowed_with_a_warning(programs: Programs) -> None:
+    raw = RawRun(programs, programs.coordinator(*RUN))
+    only_first = np.r_[np.ones(600), np.zeros(MASKED - 600)].astype(np.float32)
+    for client in (raw.ann, raw.bob):
+        client.scores = lambda: only_first
+        client.join()
+    raw.goes_on()
+    line = raw.coordinator.says("the mask empties a tensor")
+    assert "WARNING" in line
+    assert "tensor=second.weight" in line
+    assert raw.coordinator.err.count("empties a tensor") == 1
+    raw.close()
+
+
+def test_a_finished_coordinator_serves_its_model_to_a_late_site(programs: Programs) -> None:
+    """Also after a restart; and the same command again does not begin anew."""
+    raw = RawRun(programs, programs.coordinator(*RUN))
+    raw.ann.join()
+    raw.bob.join()
+    raw.goes_on()
+    raw.restart()
+    assert "this run is finished" in raw.coordinator.err
+    late = raw.client("late")
+    late.join()
+    (model,) = take_part_together(late)
+    assert raw.coordinator.status().model_digest == sha256(model.tobytes())
+    assert model.size == KEPT + 30
+    raw.close()
+
+
+def test_ctrl_c_ends_the_coordinator_with_its_code_and_keeps_the_run(programs: Programs) -> None:
+    coordinator = programs.coordinator(*RUN)
+    client = RawClient(coordinator.address, "ann")
+    client.join()
+    coordinator.signal(signal.SIGINT)
+    assert coordinator.ends() == ExitCode.INTERRUPTED
+    assert "to resume" in coordinator.err
+    again = programs.coordinator(*RUN, port=coordinator.port)
+    again.says("resumed")
+    again.signal(signal.SIGTERM)
+    assert again.ends() == ExitCode.TERMINATED
+    client.close()
+
+
+def test_the_outputs_have_a_folder_per_run(programs: Programs) -> None:
+    raw = RawRun(programs, programs.coordinator(*RUN))
+    raw.ann.join()
+    raw.bob.join()
+    raw.goes_on()
+    run_id = raw.ann.caller.run_id
+    folder = Path(raw.coordinator.status().out_dir)
+    assert folder == programs.folder / "runs" / run_id / "coordinator"
+    assert {"history.json", "model.safetensors"} <= {file.name for file in folder.iterdir()}
+    raw.close()

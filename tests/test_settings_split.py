@@ -1,0 +1,103 @@
+"""Every setting has one home, and each program knows the other's settings to refuse them."""
+
+from dataclasses import fields
+
+import pytest
+from google.protobuf.descriptor import FieldDescriptor
+
+from ssfl.client import config as client_config
+from ssfl.client.config import ClientConfig
+from ssfl.method.settings import RunSettings
+from ssfl.program.settings import setting_names
+from ssfl.server import config as server_config
+from ssfl.server.config import CoordinatorConfig
+from ssfl.server.settings_message import settings_to_message
+from ssfl.v1 import settings_pb2
+
+CLIENT = set(setting_names(ClientConfig))
+COORDINATOR = set(setting_names(CoordinatorConfig))
+RUN = set(setting_names(RunSettings))
+# What both programs have, each for itself.
+SHARED = {"state_dir", "out_dir", "log_format", "log_level"}
+
+PROTO_TYPES = {
+    int: FieldDescriptor.TYPE_UINT64,
+    float: FieldDescriptor.TYPE_DOUBLE,
+    str: FieldDescriptor.TYPE_STRING,
+    bool: FieldDescriptor.TYPE_BOOL,
+}
+
+
+def test_run_settings_live_on_the_coordinator_only() -> None:
+    assert RUN < COORDINATOR
+    assert not RUN & CLIENT
+
+
+def test_both_programs_share_only_where_they_write_and_how_they_log() -> None:
+    assert CLIENT & COORDINATOR == SHARED
+
+
+def test_the_coordinator_knows_every_setting_of_the_client_alone() -> None:
+    assert len(set(server_config.CLIENT_SETTINGS)) == len(server_config.CLIENT_SETTINGS)
+    assert set(server_config.CLIENT_SETTINGS) == CLIENT - COORDINATOR
+
+
+def test_the_client_knows_every_setting_of_the_coordinator_alone() -> None:
+    names = client_config.COORDINATOR_SETTINGS
+    assert len(set(names)) == len(names)
+    assert set(names) == COORDINATOR - RUN - CLIENT
+
+
+def test_each_program_refuses_the_others_settings_saying_where_they_belong() -> None:
+    refused = server_config.client_settings()
+    assert set(refused) == CLIENT - COORDINATOR
+    assert all("ssfl-client" in sentence for sentence in refused.values())
+    refused = client_config.settings_elsewhere()
+    assert set(refused) == COORDINATOR - CLIENT
+    assert all("coordinator" in sentence for sentence in refused.values())
+
+
+def test_settings_travel_under_their_own_names_and_types() -> None:
+    in_proto = {field.name: field.type for field in settings_pb2.RunSettings.DESCRIPTOR.fields}
+    in_code = {one.name: PROTO_TYPES[type(one.default)] for one in fields(RunSettings)}
+    assert in_proto == in_code
+
+
+CHANGED = RunSettings(
+    strategy="fedavg",
+    model="mlp",
+    sparsity="0.95",
+    bytes_per_round="2MB",
+    rounds=7,
+    clients=4,
+    clients_per_round=3,
+    min_clients=1,
+    local_epochs=2,
+    local_steps=9,
+    batch_size=8,
+    learning_rate=0.3,
+    lr_decay=0.5,
+    momentum=0.9,
+    weight_decay=0.1,
+    clip_norm=1.5,
+    seed=2**63 - 1,
+    evaluate_every=3,
+    reproducible=True,
+    round_deadline_s=12.5,
+    no_progress_s=3.5,
+)
+
+
+def test_the_example_changes_every_setting() -> None:
+    """Otherwise a setting that does not travel could go unseen."""
+    default = RunSettings()
+    same = [n for n in sorted(RUN) if getattr(CHANGED, n) == getattr(default, n)]
+    assert same == []
+
+
+@pytest.mark.parametrize("settings", [RunSettings(), CHANGED], ids=["defaults", "changed"])
+def test_settings_come_out_of_join_as_they_went_in(settings: RunSettings) -> None:
+    wire = settings_to_message(settings).SerializeToString()
+    message = settings_pb2.RunSettings.FromString(wire)
+    received = RunSettings(**{name: getattr(message, name) for name in sorted(RUN)})
+    assert received == settings
