@@ -1,11 +1,11 @@
-"""What does an idle long poll cost a gRPC server in Python: with threads, with asyncio?
+"""What does an idle client cost a gRPC server in Python: with threads, with asyncio?
 
     python -m benchmarks.idle_servers
 
 Bare servers without our code: the floor that docs/decisions/0002-asyncio-server.md starts from.
 500 connections hold one stream each; resident memory and threads of the server process are read
-before and after. Then one more call, an "upload", asks to be served within five seconds.
-Writes benchmarks/results/idle_servers.json.
+before and after. Then each client uploads 8 MiB, eight at a time, and memory is read again: what
+an idle client costs that was busy before. Writes benchmarks/results/idle_servers.json.
 """
 
 import argparse
@@ -15,6 +15,7 @@ import sys
 import threading
 from collections.abc import AsyncIterator, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -24,12 +25,24 @@ from benchmarks import environment
 from benchmarks.coordinator_process import Coordinator
 from benchmarks.raw_client import OPTIONS
 
-UPLOAD_S = 5.0
-SERVERS = {
-    "threads, as many as streams": ("threads", 0),
-    "threads, one more than streams": ("threads", 1),
-    "asyncio": ("asyncio", 0),
-}
+from ssfl.server.listen import OPTIONS as OURS
+
+CHUNK_BYTES, CHUNKS, AT_ONCE = 1 << 20, 8, 8
+UPLOAD_S = 5.0  # a server that has not begun to serve an upload by then never will
+DEFAULTS = [
+    ("grpc.so_reuseport", 0),
+    ("grpc.max_receive_message_length", 2 * CHUNK_BYTES),
+]
+
+
+@dataclass(frozen=True)
+class Row:
+    """One kind of server."""
+
+    server: str
+    kb_per_idle_client: float
+    threads: int
+    kb_per_client_after_upload: float | None  # None: no upload was served
 
 
 def serve_threads(workers: int) -> None:
@@ -40,14 +53,17 @@ def serve_threads(workers: int) -> None:
         yield b"waiting"
         never.wait()
 
-    server = grpc.server(ThreadPoolExecutor(workers), options=[("grpc.so_reuseport", 0)])
-    server.add_generic_rpc_handlers((_handlers(poll, lambda request, _context: request),))
+    def upload(requests: Iterator[bytes], _context: Any) -> bytes:
+        return str(sum(len(chunk) for chunk in requests)).encode()
+
+    server = grpc.server(ThreadPoolExecutor(workers), options=DEFAULTS)
+    server.add_generic_rpc_handlers((_handlers(poll, upload),))
     print(server.add_insecure_port("127.0.0.1:0"), flush=True)
     server.start()
     server.wait_for_termination()
 
 
-async def serve_asyncio() -> None:
+async def serve_asyncio(options: list[tuple[str, int]]) -> None:
     """Serve all calls on one event loop, until killed."""
     never = asyncio.Event()
 
@@ -55,10 +71,10 @@ async def serve_asyncio() -> None:
         yield b"waiting"
         await never.wait()
 
-    async def upload(request: bytes, _context: Any) -> bytes:
-        return request
+    async def upload(requests: AsyncIterator[bytes], _context: Any) -> bytes:
+        return str(sum([len(chunk) async for chunk in requests])).encode()
 
-    server = grpc.aio.server(options=[("grpc.so_reuseport", 0)])
+    server = grpc.aio.server(options=options)
     server.add_generic_rpc_handlers((_handlers(poll, upload),))
     print(server.add_insecure_port("127.0.0.1:0"), flush=True)
     await server.start()
@@ -68,20 +84,15 @@ async def serve_asyncio() -> None:
 def _handlers(poll: Any, upload: Any) -> Any:
     methods = {
         "Poll": grpc.unary_stream_rpc_method_handler(poll),
-        "Upload": grpc.unary_unary_rpc_method_handler(upload),
+        "Upload": grpc.stream_unary_rpc_method_handler(upload),
     }
     return grpc.method_handlers_generic_handler("Idle", methods)
 
 
-async def measure(kind: str, workers: int, clients: int) -> dict[str, Any]:
-    """Hold the streams of `clients` open; return what they cost."""
-    command = [sys.executable, "-m", "benchmarks.idle_servers", "--serve", kind]
-    process = subprocess.Popen(
-        [*command, "--workers", str(workers)],
-        cwd=environment.ROOT,
-        stdout=subprocess.PIPE,
-        text=True,
-    )
+async def measure(name: str, flags: list[str], clients: int) -> Row:
+    """Hold the streams of `clients` open, then let them upload; return what they cost."""
+    command = [sys.executable, "-m", "benchmarks.idle_servers", *flags]
+    process = subprocess.Popen(command, cwd=environment.ROOT, stdout=subprocess.PIPE, text=True)
     try:
         assert process.stdout is not None
         address = f"127.0.0.1:{process.stdout.readline().strip()}"
@@ -91,48 +102,71 @@ async def measure(kind: str, workers: int, clients: int) -> dict[str, Any]:
         polls = [channel.unary_stream("/Idle/Poll")(b"") for channel in channels]
         await asyncio.gather(*(poll.read() for poll in polls))
         idle, threads = server.resident_bytes(), server.num_threads()
-        served = True
-        try:
-            await channels[0].unary_unary("/Idle/Upload")(b"values", timeout=UPLOAD_S)
-        except grpc.aio.AioRpcError as error:
-            if error.code() is not grpc.StatusCode.DEADLINE_EXCEEDED:
-                raise
-            served = False
+        after = server.resident_bytes() if await _upload(channels) else None
         await asyncio.gather(*(channel.close() for channel in channels))
     finally:
         process.kill()
         process.communicate()
-    return {
-        "kb_per_idle_client": (idle - started) / clients / 1000,
-        "threads": threads,
-        "upload_served": served,
-    }
+
+    def kb_per_client(resident: int) -> float:
+        return (resident - started) / clients / 1000
+
+    return Row(name, kb_per_client(idle), threads, None if after is None else kb_per_client(after))
+
+
+async def _upload(channels: list[Any]) -> bool:
+    """Upload from every channel; return whether the server served it."""
+    slots, chunk = asyncio.Semaphore(AT_ONCE), bytes(CHUNK_BYTES)
+
+    async def one(channel: Any) -> None:
+        async with slots:
+            call = channel.stream_unary("/Idle/Upload")()
+            for _ in range(CHUNKS):
+                async with asyncio.timeout(UPLOAD_S):
+                    await call.write(chunk)
+            await call.done_writing()
+            await call
+
+    try:
+        await asyncio.gather(*(one(channel) for channel in channels))
+    except TimeoutError:
+        return False
+    return True
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=str(__doc__).partition("\n")[0])
     parser.add_argument("--clients", type=int, default=500)
     parser.add_argument("--out", type=Path, default=environment.RESULTS, help="folder of results")
-    parser.add_argument("--serve", choices=("threads", "asyncio"), help=argparse.SUPPRESS)
-    parser.add_argument("--workers", type=int, default=0, help=argparse.SUPPRESS)
+    parser.add_argument("--threads", type=int, help=argparse.SUPPRESS)  # serve, with so many
+    parser.add_argument("--asyncio", choices=("default", "ours"), help=argparse.SUPPRESS)
     args = parser.parse_args()
-    if args.serve == "threads":
-        serve_threads(args.workers)
-        return 0
-    if args.serve == "asyncio":
-        asyncio.run(serve_asyncio())
-        return 0
-    result: dict[str, Any] = {"clients": args.clients, "servers": {}}
-    for name, (kind, more) in SERVERS.items():
-        row = asyncio.run(measure(kind, args.clients + more, args.clients))
-        result["servers"][name] = row
-        word = "served" if row["upload_served"] else f"not served within {UPLOAD_S:.0f} s"
-        print(
-            f"{name:<32}{row['kb_per_idle_client']:6.1f} KB per idle client, "
-            f"{row['threads']:4} threads, an upload: {word}"
-        )
-    environment.write(args.out / "idle_servers.json", result)
+    if args.threads:
+        serve_threads(args.threads)
+    elif args.asyncio:
+        asyncio.run(serve_asyncio(DEFAULTS if args.asyncio == "default" else OURS))
+    else:
+        asyncio.run(compare(args.clients, args.out))
     return 0
+
+
+async def compare(clients: int, out: Path) -> None:
+    """Measure every kind of server, print and write the rows."""
+    kinds = {
+        "threads, as many as streams": ["--threads", str(clients)],
+        f"threads, {AT_ONCE} more than streams": ["--threads", str(clients + AT_ONCE)],
+        "asyncio": ["--asyncio", "default"],
+        "asyncio, the coordinator's options": ["--asyncio", "ours"],
+    }
+    print(f"{'KB per idle client':<38}{'idle':>8}{'after upload':>14}{'threads':>9}")
+    rows = []
+    for name, flags in kinds.items():
+        row = await measure(name, flags, clients)
+        rows.append(asdict(row))
+        after = row.kb_per_client_after_upload
+        word = "never served" if after is None else f"{after:.0f}"
+        print(f"{name:<38}{row.kb_per_idle_client:>8.0f}{word:>14}{row.threads:>9}")
+    environment.write(out / "idle_servers.json", {"clients": clients, "servers": rows})
 
 
 if __name__ == "__main__":

@@ -16,6 +16,7 @@ import sys
 import tempfile
 import time
 from dataclasses import asdict, dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,13 @@ from benchmarks.workload import Workload, digest
 
 BAR_KB = 100.0  # per idle client; 1 KB is 1000 bytes, the stricter reading
 JOIN_AT_ONCE = 50
+COLOURS = {
+    "joining": "#fde3c8",
+    "idle": "#eeeeee",
+    "tasks go out": "#d5e8f7",
+    "uploads of all clients": "#d8efd3",
+}
+PHASES = {"all idle": "joining", "still idle": "idle", "all have the model": "tasks go out"}
 
 
 @dataclass(frozen=True)
@@ -202,6 +210,9 @@ def _figures(marks: list[Mark], args: argparse.Namespace) -> dict[str, Any]:
         "kb_per_idle_client": (worst - started.resident_bytes) / args.clients / 1000,
         "kb_per_further_client": float(slope) / 1000,
         "bar_kb_per_idle_client": BAR_KB,
+        "kb_per_client_after_uploads": (ends[-1].resident_bytes - started.resident_bytes)
+        / args.clients
+        / 1000,
         "steps": [
             {
                 "name": end.name.partition(":")[0],
@@ -233,6 +244,7 @@ def show(result: dict[str, Any]) -> bool:
             + ("met" if met else "FAILED"),
         ),
         ("per further idle client", f"{result['kb_per_further_client']:.1f} KB"),
+        ("per client after all uploads", f"{result['kb_per_client_after_uploads']:.1f} KB"),
         *(
             (
                 f"{step['name']}: {result['clients']} uploads",
@@ -262,15 +274,13 @@ def plot(result: dict[str, Any], path: Path) -> None:
         1, 2, figsize=(11, 4), width_ratios=(2, 1), layout="constrained"
     )
     left.plot(*zip(*((t, b / 1e6) for t, b in result["samples"]), strict=True), lw=1.2)
-    top = result["peak_resident_bytes"] / 1e6
-    for mark in result["marks"]:
-        if mark["name"] != "joining":
-            left.axvline(mark["at_s"], color="0.8", lw=0.8, zorder=0)
-            left.text(
-                mark["at_s"], top, mark["name"], rotation=90, fontsize=6, va="top", ha="right"
-            )
-    left.set(xlabel="seconds", ylabel="resident memory, MB", ylim=(0, top * 1.05))
+    for begin, end in pairwise(m for m in result["marks"] if m["name"] != "joining"):
+        left.axvspan(begin["at_s"], end["at_s"], color=COLOURS[_phase(end["name"])], lw=0)
+    for phase, colour in COLOURS.items():
+        left.axvspan(0, 0, color=colour, label=phase)
+    left.set(xlabel="seconds", ylabel="resident memory, MB", xlim=0, ylim=0)
     left.set_title(f"coordinator with {result['clients']} clients", fontsize=10)
+    left.legend(loc="upper left", fontsize=8)
     base = result["resident_bytes_started"]
     ramp = [m for m in result["marks"] if m["name"] in ("joining", "still idle")]
     idle = [m["idle_clients"] for m in ramp]
@@ -281,6 +291,13 @@ def plot(result: dict[str, Any], path: Path) -> None:
     right.legend()
     figure.savefig(path, dpi=110)
     plt.close(figure)
+
+
+def _phase(end: str) -> str:
+    """Return what happened before a mark."""
+    if end in PHASES:
+        return PHASES[end]
+    return "uploads of all clients" if end.endswith("accepted") else "tasks go out"
 
 
 def main() -> int:

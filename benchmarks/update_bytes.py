@@ -84,6 +84,15 @@ class Wire:
         return sent, received
 
 
+async def measure_all() -> list[dict[str, Any]]:
+    """Measure every model, each with a coordinator of its own."""
+    rows = []
+    for model in MODELS:
+        with tempfile.TemporaryDirectory(prefix="ssfl-bytes-") as folder:
+            rows.append(await measure(model, Path(folder)))
+    return rows
+
+
 async def measure(model: Model, folder: Path) -> dict[str, Any]:
     """Run one round; return what its download and upload took."""
     workload = Workload(model.num_masked, model.num_dense, weights=[100])
@@ -98,9 +107,13 @@ async def measure(model: Model, folder: Path) -> dict[str, Any]:
         await client.send_scores(scoring, _encoded(workload.scores(0)))
         first = await client.receive(client.ask(initial))  # with the mask: sent once
         await client.send_update(first, _encoded(workload.update(0, 0)))
+        earlier = client.sent_bytes
         with Wire(server) as wire:
             result = await _round(client, workload, wire, initial)
-        result["ledger"] = await _ledger(server)
+        result["both_rounds"] = {
+            "sent": earlier + result["up"]["messages"],
+            "ledger": await _ledger(server),
+        }
         await client.close()
     return {**asdict(model), "kept_values": workload.num_kept, **result}
 
@@ -124,11 +137,11 @@ async def _round(
     return {"up": asdict(up), "down": asdict(down)}
 
 
-async def _ledger(server: Coordinator) -> dict[str, int]:
-    """Return the coordinator's own count of all updates: both rounds."""
+async def _ledger(server: Coordinator) -> int:
+    """Return the coordinator's own count of the messages of all updates."""
     status = await server.status()
     (row,) = (r for r in status.ledger if (r.phase, r.direction) == ("values", "up"))
-    return {"payload": row.payload_bytes, "messages": row.message_bytes}
+    return int(row.message_bytes)
 
 
 def _encoded(values: Any) -> memoryview:
@@ -141,10 +154,10 @@ def framing(row: dict[str, Any]) -> int:
 
 
 def within_bar(row: dict[str, Any]) -> bool:
-    """Tell whether messages are small enough, and the coordinator's ledger says the same."""
+    """Tell whether messages are small enough, and the coordinator has counted the same bytes."""
     model = next(model for model in MODELS if model.name == row["name"])
-    same = 2 * row["up"]["payload"] == row["ledger"]["payload"]
-    return same and framing(row) <= model.allowed(row["up"]["payload"])
+    counted = bool(row["both_rounds"]["sent"] == row["both_rounds"]["ledger"])
+    return counted and framing(row) <= model.allowed(row["up"]["payload"])
 
 
 def show(rows: list[dict[str, Any]]) -> None:
@@ -189,10 +202,7 @@ def main() -> int:
     parser.add_argument("--out", type=Path, default=environment.RESULTS, help="folder of results")
     parser.add_argument("--no-plot", action="store_true")
     args = parser.parse_args()
-    rows = []
-    for model in MODELS:
-        with tempfile.TemporaryDirectory(prefix="ssfl-bytes-") as folder:
-            rows.append(asyncio.run(measure(model, Path(folder))))
+    rows = asyncio.run(measure_all())
     environment.write(args.out / "update_bytes.json", {"models": rows})
     if not args.no_plot:
         plot(rows, args.out / "update_bytes.png")

@@ -1,8 +1,9 @@
 """The agent against a scripted coordinator: what it says, in which order, and what it refuses."""
 
 import hashlib
+import threading
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -242,6 +243,33 @@ def test_a_deadline_ends_it(tmp_path: Path) -> None:
     scene.agent._patience = Patience("there:1", 0.0, lambda: 0.0, scene.pauses.append)
     with pytest.raises(ProgramError, match="no coordinator at there:1"):
         scene.agent.run()
+
+
+class SlowCall(FakeCall):
+    """A long poll that says nothing for a while; remembers if it was cut short."""
+
+    cut_short = False
+
+    def __iter__(self) -> Iterator[Any]:
+        self._over = threading.Event()
+        self.cut_short = self._over.wait(0.4)
+        yield from super().__iter__()
+
+    def cancel(self) -> None:
+        self._over.set()
+
+
+def test_waiting_for_others_is_no_stalled_transfer(tmp_path: Path) -> None:
+    """However short --no-progress-s is: a waiting call hears of the coordinator every 15 s only."""
+    hasty = replace(SETTINGS, no_progress_s=0.05)
+    slow = SlowCall([pb.NextTaskResponse(task=NO_MODEL)])
+    stub = FakeStub(
+        Join=[joined(1, settings=hasty), joined(2, settings=hasty)],
+        NextTask=[slow],
+        Leave=[pb.LeaveResponse()],
+    )
+    Scene(tmp_path, stub).agent.run()
+    assert not slow.cut_short
 
 
 # -- working

@@ -131,18 +131,22 @@ def test_a_tie_goes_to_the_even_neighbour_and_only_a_tie(
 
 @given(
     st.integers(2**23, 2**24 - 1),
-    st.integers(25, 58),
+    st.integers(2**25, 2**58) | st.integers(25, 58).map(lambda bits: 2**bits),
     st.sampled_from([-1, 0, 1]),
     st.sampled_from([1.0, -1.0]),
 )
+@example(half=8388608, total=54976127867781316, push=-1, sign=1.0)  # wraps in 64-bit integers
 def test_ties_are_found_whatever_the_total_weight(
-    half: int, weight_bits: int, push: int, sign: float
+    half: int, total: int, push: int, sign: float
 ) -> None:
-    """Of 2^k samples, m * 2^(k - 25) say one and the rest say zero: an m of 25 bits is a tie."""
+    """A share of m / 2^25, as nearly as the total allows, says one and the rest says zero.
+
+    An odd m of 25 bits is midway between two float32: exactly if the total is a power of two.
+    """
     m = 2 * half + 1
-    weight = (m << weight_bits - 25) + push
-    uploads = [(sign, weight), (0.0, 2**weight_bits - weight)]
-    bits = fraction_bits(1.0, 2**weight_bits)
+    weight = (total * m >> 25) + push
+    uploads = [(sign, weight), (0.0, total - weight)]
+    bits = fraction_bits(1.0, total)
     mean = mean_of([(vector(value), samples) for value, samples in uploads], bound=1.0)
     assert mean.item() == nearest_float32(exact_mean(uploads, bits))
 

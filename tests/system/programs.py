@@ -12,6 +12,7 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, TypeVar
 
 import grpc
@@ -147,11 +148,11 @@ class Coordinator(Program):
 
 def journal(path: Path) -> list[dict[str, Any]]:
     """Return the facts of a journal that may be in use: a copy is opened, its torn tail cut."""
-    copy = path.with_name("journal.copy")
-    copy.write_bytes(path.read_bytes())
-    opened = Journal(copy)
-    opened.close()
-    copy.unlink()
+    with TemporaryDirectory() as folder:
+        copy = Path(folder) / "journal"
+        copy.write_bytes(path.read_bytes())
+        opened = Journal(copy)
+        opened.close()
     return [json.loads(record) for record in opened.records]
 
 

@@ -21,6 +21,11 @@ from ssfl.v1 import coordinator_pb2 as pb
 from ssfl.v1 import coordinator_pb2_grpc, saliency_pb2, transfer_pb2, update_pb2
 
 TIMEOUT_S = 60.0
+_OPTIONS = [  # be back as soon as a coordinator is
+    ("grpc.initial_reconnect_backoff_ms", 50),
+    ("grpc.min_reconnect_backoff_ms", 50),
+    ("grpc.max_reconnect_backoff_ms", 100),
+]
 Vector = npt.NDArray[np.float32]
 
 # name, shape, role, rule of the start
@@ -101,7 +106,7 @@ class RawClient:
         manifest: bytes = b"",
         scores: Callable[[], Vector] | None = None,
     ) -> None:
-        self._channel = grpc.insecure_channel(address)
+        self._channel = grpc.insecure_channel(address, options=_OPTIONS)
         self.stub: Any = coordinator_pb2_grpc.CoordinatorServiceStub(self._channel)
         self.client_id = client_id
         self.num_samples = num_samples
@@ -258,6 +263,18 @@ class RawClient:
         while self.final is None:
             self.answer(self.next_task())
         return self.final
+
+
+def survive(client: RawClient) -> Vector:
+    """Take part to the end, joining again whenever the coordinator was away."""
+    while client.final is None:
+        try:
+            client.join()
+            client.take_part()
+        except grpc.RpcError as error:
+            if error.code() is not grpc.StatusCode.UNAVAILABLE:
+                raise
+    return client.final
 
 
 def take_part_together(*clients: RawClient) -> list[Vector]:

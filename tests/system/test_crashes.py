@@ -4,6 +4,12 @@ The undisturbed run is the oracle. Clients are made to stand still at a known gr
 (federation.Hold), so that the process which dies really is in the middle of something.
 """
 
+import random
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
 import pytest
 
 from system.federation import (
@@ -16,6 +22,8 @@ from system.federation import (
     first_gradient_of,
 )
 from system.programs import Coordinator, Program, Programs, until
+from system.raw_client import expected_values, survive
+from system.raw_run import RawRun
 
 pytestmark = pytest.mark.system
 
@@ -132,3 +140,33 @@ def test_clients_follow_a_coordinator_that_begins_afresh_with_other_settings(
     first.kill()
     again = sites.coordinator(*RUN, "--fresh", port=first.port)
     assert finish(again, clients).digest == undisturbed.digest
+
+
+def test_kill_9_at_six_random_moments_changes_nothing(programs: Programs) -> None:
+    """Hand-made clients are quick: rounds take milliseconds, so a kill hits any part of them."""
+    moments = random.Random(5)
+    flags = ("--clients=2", "--rounds=40", "--sparsity=0.75", "--evaluate-every=9")
+    coordinator = programs.coordinator(*flags)
+    raw = RawRun(programs, coordinator)
+    with ThreadPoolExecutor(2) as pool:
+        ends = [pool.submit(survive, client) for client in (raw.ann, raw.bob)]
+        for _ in range(6):
+            steps = len(coordinator.facts("StepStarted"))
+            until(more_steps(coordinator, steps), "the run goes on")
+            time.sleep(moments.uniform(0, 0.03))
+            coordinator.kill()
+            coordinator = programs.coordinator(*flags, port=coordinator.port)
+        finals = [end.result() for end in ends]
+    expected = expected_values((raw.ann, raw.bob), rounds=40)
+    assert all(np.array_equal(final, expected) for final in finals)
+    counted = [(step, client) for step, client, _ in accepted(coordinator)]
+    assert len(set(counted)) == len(counted)
+    assert coordinator.facts("StepVoided") == []
+    raw.close()
+
+
+def more_steps(coordinator: Coordinator, steps: int) -> Callable[[], bool]:
+    """Tell whether the run has gone beyond so many steps, or is over."""
+    return lambda: bool(
+        len(coordinator.facts("StepStarted")) > steps or coordinator.facts("RunFinished")
+    )

@@ -27,9 +27,9 @@ OPTIONS = [
     ("grpc.http2.min_recv_ping_interval_without_data_ms", 10_000),
     ("grpc.http2.max_ping_strikes", 0),
     ("grpc.so_reuseport", 0),  # a port in use is an error, not a silent second server
-    # Otherwise a connection keeps read buffers of the largest burst it ever had: 1.6 MB for each
+    # Otherwise a connection keeps read buffers as large as its largest burst: 1.4 MB for each
     # client that has uploaded megabytes (docs/decisions/0002-asyncio-server.md).
-    ("grpc.experimental.tcp_max_read_buffer_size", 64 << 10),
+    ("grpc.experimental.tcp_max_read_buffer_size", 8 << 10),
 ]
 GRACE_S = 1.0
 

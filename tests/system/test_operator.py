@@ -1,0 +1,89 @@
+"""What an operator can do to a run: `ssfl status`, `start` and `stop`, with real processes."""
+
+import json
+
+import numpy as np
+import pytest
+
+from ssfl.program.exits import ExitCode
+from ssfl.v1 import coordinator_pb2 as pb
+from system.programs import Coordinator, Program, Programs, until
+from system.raw_client import RUN, expected_values
+from system.raw_run import RawRun
+
+pytestmark = pytest.mark.system
+
+WAITING = tuple(flag for flag in RUN if not flag.startswith("--clients"))
+
+
+def ssfl(programs: Programs, command: str, coordinator: Coordinator, *flags: str) -> Program:
+    return programs.run("ssfl", command, f"--admin=localhost:{coordinator.admin_port}", *flags)
+
+
+def test_start_begins_a_run_that_waits_for_more(programs: Programs) -> None:
+    raw = RawRun(programs, programs.coordinator(*WAITING))
+    raw.ann.join()
+    raw.ann.answer(raw.ann.next_task())
+    early = ssfl(programs, "start", raw.coordinator)
+    assert early.ends() == ExitCode.REFUSED
+    assert "1 clients have joined, at least 2 are needed" in early.err
+    assert raw.coordinator.status().phase == "gathering"
+    raw.bob.join()
+    assert "starting in" in raw.coordinator.status().waiting_for
+    assert ssfl(programs, "start", raw.coordinator).ends() == 0
+    assert raw.coordinator.status().phase == "score"
+    raw.goes_on()
+    raw.close()
+
+
+def test_status_tells_who_is_waited_for(raw: RawRun) -> None:
+    got = raw.training()
+    raw.ann.answer(got)
+    done = ssfl(raw.programs, "status", raw.coordinator, "--json")
+    assert done.ends() == 0
+    told = json.loads(done.out)
+    assert told["phase"] == "train"
+    assert "bob" in told["waiting_for"]
+    states = {client["client_id"]: client["state"] for client in told["clients"]}
+    assert states == {"ann": "reported", "bob": "working"}
+    plain = ssfl(raw.programs, "status", raw.coordinator)
+    assert "bob" in plain.out
+    raw.goes_on()
+
+
+def test_stop_gives_every_site_the_last_committed_model(raw: RawRun) -> None:
+    """Round 0 is committed and round 1 under way: what ann sent for it does not count."""
+    raw.ann.answer(raw.training())
+    raw.bob.answer(raw.bob.next_task())
+    raw.ann.answer(raw.ann.next_task())
+    assert ssfl(raw.programs, "stop", raw.coordinator).ends() == 0
+    expected = expected_values((raw.ann, raw.bob), rounds=1)
+    for client in (raw.ann, raw.bob):
+        got = client.next_task()
+        assert got.kind == "finish"
+        assert got.task.finish.stopped
+        client.answer(got)
+        assert client.final is not None
+        assert np.array_equal(client.final, expected)
+    until(lambda: raw.coordinator.status().delivered, "the model is delivered")
+    history = raw.coordinator.history()
+    assert history["stopped"]
+    assert history["rounds_done"] == 1
+
+
+def test_stop_before_there_is_a_model_sends_everybody_home(programs: Programs) -> None:
+    raw = RawRun(programs, programs.coordinator(*RUN, "--exit-when-done"))
+    raw.ann.join()
+    assert ssfl(programs, "stop", raw.coordinator).ends() == 0
+    got = raw.ann.next_task()
+    assert got.kind == "finish"
+    assert got.task.finish.base_digest == b""
+    raw.ann.leave(pb.LEAVE_REASON_FINISHED)
+    assert raw.coordinator.ends() == ExitCode.STOPPED
+    raw.close()
+
+
+def test_nobody_at_the_admin_port_is_told(programs: Programs) -> None:
+    done = programs.run("ssfl", "status", "--admin=localhost:1")
+    assert done.ends() == ExitCode.UNREACHABLE
+    assert "localhost:1" in done.err
