@@ -13,6 +13,7 @@ import psutil
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "benchmarks" / "results"
+MEASURED = ("proto", "codec", "method", "program", "server")  # what the coordinator runs
 PACKAGES = ("ssfl", "grpcio", "protobuf", "numpy")
 
 
@@ -20,7 +21,7 @@ def describe() -> dict[str, Any]:
     """Return where and with what a result was made."""
     return {
         "commit": _git("rev-parse", "--short=12", "HEAD"),
-        "changed_since_commit": bool(_git("status", "--porcelain", "--untracked-files=no")),
+        "code_changed_since": bool(_git("status", "--porcelain", "--", *MEASURED)),
         "machine": {
             "cpu": _cpu(),
             "cores": os.cpu_count(),

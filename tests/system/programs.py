@@ -191,11 +191,16 @@ class Programs:
         self.started.append(program)
         return program
 
-    def run(self, script: str, *flags: str) -> Program:
-        """Run a script to its end."""
+    def start(self, script: str, *flags: str) -> Program:
+        """Start a script."""
         name = f"{script}-{len(self.started)}"
         program = Program(name, [self.scripts / script, *flags], self.folder, _environment())
         self.started.append(program)
+        return program
+
+    def run(self, script: str, *flags: str) -> Program:
+        """Run a script to its end."""
+        program = self.start(script, *flags)
         program.ends()
         return program
 

@@ -229,9 +229,20 @@ def test_an_unknown_method_is_unimplemented(raw: RawRun) -> None:
         call = channel.unary_unary("/ssfl.v1.CoordinatorService/Shutdown")
         with refused(StatusCode.UNIMPLEMENTED, ""):
             call(b"", timeout=TIMEOUT_S)
-        garbage = channel.unary_unary("/ssfl.v1.CoordinatorService/Join")
-        with pytest.raises(grpc.RpcError):
-            garbage(b"\xff" * 100, timeout=TIMEOUT_S)
+    raw.training()
+    raw.goes_on()
+
+
+def test_bytes_that_are_no_message_are_refused(raw: RawRun) -> None:
+    garbage, service = b"\xff" * 100, "/ssfl.v1.CoordinatorService"
+    with grpc.insecure_channel(raw.coordinator.address) as channel:
+        with refused(INVALID, "invalid_request"):
+            channel.unary_unary(f"{service}/Join")(garbage, timeout=TIMEOUT_S)
+        with refused(INVALID, "invalid_request"):
+            list(channel.unary_stream(f"{service}/NextTask")(garbage, timeout=TIMEOUT_S))
+        with refused(INVALID, "invalid_request"):
+            call = channel.stream_stream(f"{service}/SendUpdate")
+            list(call(iter([garbage]), timeout=TIMEOUT_S))
     raw.training()
     raw.goes_on()
 
@@ -306,7 +317,7 @@ def test_scores_that_are_no_scores_are_refused_with_their_tensor(raw: RawRun, ba
         scores = raw.ann.scores()
         scores[place] = bad
         data = scores.tobytes()
-        with refused(INVALID, "bad_values", tensor):
+        with refused(INVALID, "bad_values", "ann", tensor):
             raw.ann.upload(raw.ann.scores_header(got, data), chunks_of(data))
     raw.goes_on()
 
@@ -320,7 +331,7 @@ def test_values_that_may_not_be_summed_are_refused_with_their_tensor(
         values = np.frombuffer(raw.ann.trained(got), dtype="<f4").copy()
         values[place] = bad
         data = values.tobytes()
-        with refused(INVALID, "bad_values", tensor):
+        with refused(INVALID, "bad_values", "ann", tensor):
             raw.ann.upload(raw.ann.update_header(got, data), chunks_of(data))
     raw.goes_on()
 

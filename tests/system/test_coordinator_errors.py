@@ -10,7 +10,7 @@ from grpc import StatusCode
 
 from ssfl.program.exits import ExitCode
 from ssfl.server.main import main
-from system.programs import Programs
+from system.programs import Programs, until
 from system.raw_client import KEPT, MASKED, RUN, RawClient, sha256, take_part_together
 from system.raw_run import RawRun, refused
 
@@ -187,6 +187,8 @@ def test_a_finished_coordinator_serves_its_model_to_a_late_site(programs: Progra
     raw.ann.join()
     raw.bob.join()
     raw.goes_on()
+    until(lambda: raw.coordinator.status().delivered, "the history is written")
+    history = raw.coordinator.history()
     raw.restart()
     assert "this run is finished" in raw.coordinator.err
     late = raw.client("late")
@@ -194,6 +196,10 @@ def test_a_finished_coordinator_serves_its_model_to_a_late_site(programs: Progra
     (model,) = take_part_together(late)
     assert raw.coordinator.status().model_digest == sha256(model.tobytes())
     assert model.size == KEPT + 30
+    again = raw.coordinator.history()
+    for one in (history, again):  # the mask that each client fetched again is counted later
+        one["ledger"] = {(row["phase"], row["direction"]) for row in one["ledger"]}
+    assert again == history
     raw.close()
 
 

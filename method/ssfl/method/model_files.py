@@ -6,6 +6,7 @@ mask.bin            packed mask bits alone
 manifest.json       names, shapes and roles
 """
 
+import json
 from pathlib import Path
 
 import numpy as np
@@ -21,11 +22,12 @@ def write_model(
     folder: Path, manifest: Manifest, mask: Mask, values: npt.NDArray[np.float32]
 ) -> None:
     """Write the four files into an existing folder."""
-    metadata = {
-        "model_digest": values_digest(values).hex(),
-        "mask_digest": mask.digest.hex(),
+    digests = {
         "manifest_digest": manifest.digest.hex(),
+        "mask_digest": mask.digest.hex(),
+        "model_digest": values_digest(values).hex(),
     }
+    metadata = {"ssfl": json.dumps(digests)}  # one key: safetensors writes several in any order
     tensors = manifest.unflatten(mask.scatter(values))
     packed = np.frombuffer(mask.bits, dtype=np.uint8)
     contents = {

@@ -2,7 +2,7 @@
 
 import ctypes
 
-_M_TRIM_THRESHOLD, _M_TOP_PAD, _M_MMAP_THRESHOLD = -1, -2, -3  # malloc.h
+_M_TRIM_THRESHOLD, _M_TOP_PAD, _M_MMAP_THRESHOLD, _M_ARENA_MAX = -1, -2, -3, -8  # malloc.h
 _MIB = 2**20
 
 
@@ -23,3 +23,5 @@ def keep_chunk_buffers() -> None:
     # a trim, so that the next upload does not grow the heap page by page.
     mallopt(_M_TRIM_THRESHOLD, 64 * _MIB)
     mallopt(_M_TOP_PAD, 16 * _MIB)
+    # Two heaps for all threads: with one each, every thread of gRPC keeps what others could use.
+    mallopt(_M_ARENA_MAX, 2)

@@ -26,7 +26,7 @@ class StatusInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc]  # gr
         if handler is None:
             return None
         method = handler_call_details.method.rsplit("/", 1)[-1]
-        codec = (handler.request_deserializer, handler.response_serializer)
+        codec = (handler.request_deserializer, _serializer(handler.response_serializer))
         if handler.unary_unary:
             behaviour = _unary(handler.unary_unary, method)
             return grpc.unary_unary_rpc_method_handler(behaviour, *codec)
@@ -36,9 +36,14 @@ class StatusInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc]  # gr
             )
         if handler.stream_stream:
             return grpc.stream_stream_rpc_method_handler(
-                _stream(handler.stream_stream, method), *codec
+                _stream(_closing(handler.stream_stream), method), *codec
             )
         return handler
+
+
+def _serializer(serialize: Callable[[Any], bytes]) -> Callable[[Any], bytes]:
+    """Let a response through that is serialized already: a chunk that every client is sent."""
+    return lambda response: response if isinstance(response, bytes) else serialize(response)
 
 
 def _unary(inner: Callable[..., Awaitable[Any]], method: str) -> Callable[..., Awaitable[Any]]:
@@ -64,6 +69,24 @@ def _stream(
             raise
         except Exception as error:  # noqa: BLE001 -- the one place that maps them all
             await _abort(error, context, method)
+
+    return behaviour
+
+
+def _closing(inner: Callable[..., AsyncIterator[Any]]) -> Callable[..., AsyncIterator[Any]]:
+    """Close the requests of an upload when it is over.
+
+    grpc's iterator is part of a reference cycle and holds the newest request, a chunk of up to a
+    megabyte: left open, each finished upload keeps it until the garbage collector comes by.
+    """
+
+    async def behaviour(requests: Any, context: Any) -> AsyncIterator[Any]:
+        requests = aiter(requests)
+        try:
+            async for response in inner(requests, context):
+                yield response
+        finally:
+            await requests.aclose()
 
     return behaviour
 

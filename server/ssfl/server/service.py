@@ -2,12 +2,10 @@
 
 import asyncio
 import contextlib
-import time
 from collections.abc import AsyncIterator
 from importlib.metadata import version
 from typing import Any
 
-from ssfl.codec import ChunkSizer, pieces
 from ssfl.method.strategies.contract import ClientId, Work
 from ssfl.server import checks, events
 from ssfl.server.desk import Desk, evaluation_of, outcome_of
@@ -21,7 +19,7 @@ from ssfl.server.state import Member
 from ssfl.server.tasks import Broadcast, Ready, task_for
 from ssfl.server.uploads import Uploads
 from ssfl.v1 import coordinator_pb2 as pb
-from ssfl.v1 import coordinator_pb2_grpc, transfer_pb2
+from ssfl.v1 import coordinator_pb2_grpc
 
 HEARTBEAT_S = 15.0
 
@@ -66,7 +64,7 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServiceServicer):
 
     async def NextTask(
         self, request: pb.NextTaskRequest, _context: Any
-    ) -> AsyncIterator[pb.NextTaskResponse]:
+    ) -> AsyncIterator[pb.NextTaskResponse | bytes]:
         self._desk.ledger.count("control", Direction.UP, request.ByteSize())
         member = await self._desk.member(request.caller)
         conductor = self._conductor
@@ -150,8 +148,8 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServiceServicer):
 
     async def _send(
         self, ready: Ready, request: pb.NextTaskRequest, member: Member
-    ) -> AsyncIterator[pb.NextTaskResponse]:
-        """Yield the task, then its payloads from the offset the client asked for."""
+    ) -> AsyncIterator[pb.NextTaskResponse | bytes]:
+        """Yield the task, then its payloads from the offset the client asked for, serialized."""
         sessions, ledger, clock = self._desk.sessions, self._desk.ledger, self._conductor.clock
         task = pb.Task()
         task.CopyFrom(ready.task)
@@ -165,10 +163,7 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServiceServicer):
         header = pb.NextTaskResponse(task=task)
         ledger.count(ready.phase, Direction.DOWN, header.ByteSize())
         yield header
-        buffers = [part.data for part in ready.parts]
-        for offset, data, crc32 in pieces(buffers, task.offset, ChunkSizer(time.monotonic)):
-            chunk = transfer_pb2.Chunk(offset=offset, data=bytes(data), crc32=crc32)
-            response = pb.NextTaskResponse(chunk=chunk)
-            ledger.count(ready.phase_at(offset), Direction.DOWN, response.ByteSize(), len(data))
-            yield response
+        for offset, num_bytes, message in ready.messages(task.offset):
+            ledger.count(ready.phase_at(offset), Direction.DOWN, len(message), num_bytes)
+            yield message
             sessions.heard(member.client, clock())

@@ -1,10 +1,13 @@
 """Which task a client gets now, and the bytes that go with it.
 
-Payloads of a model are encoded once and the same buffers are served to every client.
+Payloads of a model are encoded once, and chunks serialized once: every client is sent the same
+buffers, so a broadcast to hundreds costs no memory for each of them.
 """
 
 import hashlib
-from dataclasses import dataclass
+import zlib
+from collections.abc import Iterator
+from dataclasses import dataclass, field
 
 from ssfl.codec import bitmask, values_only
 from ssfl.method.exact_sum import VALUE_BOUND
@@ -14,6 +17,8 @@ from ssfl.server.aggregate import update_fraction_bits
 from ssfl.server.state import Member, RunState, Step
 from ssfl.v1 import coordinator_pb2 as pb
 from ssfl.v1 import mask_pb2, transfer_pb2
+
+CHUNK_BYTES = 1 << 18
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +37,26 @@ class Ready:
     task: pb.Task
     parts: tuple[Part, ...]
     phase: str  # of the header, in the ledger
+    serialized: dict[int, bytes] = field(default_factory=dict)  # by offset, for all who get these
+
+    def messages(self, offset: int) -> Iterator[tuple[int, int, bytes]]:
+        """Yield (offset, payload bytes, serialized message) of every chunk from `offset` on.
+
+        A part is cut at multiples of CHUNK_BYTES; a resumed download begins with a shorter chunk.
+        """
+        start = 0  # of the part in the whole
+        for part in self.parts:
+            while offset < start + len(part.data):
+                begin = offset - start
+                end = min(len(part.data), (begin // CHUNK_BYTES + 1) * CHUNK_BYTES)
+                message = self.serialized.get(offset)
+                if message is None:
+                    message = _chunk(offset, bytes(part.data[begin:end]))
+                    if begin % CHUNK_BYTES == 0:
+                        self.serialized[offset] = message
+                yield offset, end - begin, message
+                offset = start + end
+            start += len(part.data)
 
     def phase_at(self, offset: int) -> str:
         """Return what the byte at `offset` of the payloads is for, in the ledger."""
@@ -51,6 +76,11 @@ class Broadcast:
         self._mask: Part | None = None
         self._base: Part | None = None
         self._initial: Part | None = None
+        self._serialized: dict[tuple[str, ...], dict[int, bytes]] = {}
+
+    def serialized(self, parts: tuple[Part, ...]) -> dict[int, bytes]:
+        """Return the chunks of these parts that were serialized before, by offset."""
+        return self._serialized.setdefault(tuple(part.phase for part in parts), {})
 
     @property
     def initial(self) -> Part:
@@ -78,6 +108,11 @@ class Broadcast:
             else:
                 self._mask = _part("mask", transfer_pb2.ENCODING_BITMASK_ZSTD, memoryview(frame))
         return self._mask
+
+
+def _chunk(offset: int, data: bytes) -> bytes:
+    chunk = transfer_pb2.Chunk(offset=offset, data=data, crc32=zlib.crc32(data))
+    return pb.NextTaskResponse(chunk=chunk).SerializeToString()
 
 
 def _part(phase: str, encoding: transfer_pb2.Encoding, data: memoryview) -> Part:
@@ -123,7 +158,7 @@ def task_for(
             mask, parts = _model_parts(broadcast, request)
             work = pb.EvaluateTask(rounds_done=state.rounds_done, mask=mask)
             _set_base(work, broadcast, parts)
-            return _ready(pb.Task(step=step.number, evaluate=work), parts, "evaluation")
+            return _ready(pb.Task(step=step.number, evaluate=work), parts, "evaluation", broadcast)
 
 
 def _score(step: Step, broadcast: Broadcast, request: pb.NextTaskRequest) -> Ready:
@@ -137,7 +172,7 @@ def _score(step: Step, broadcast: Broadcast, request: pb.NextTaskRequest) -> Rea
     if request.initial_digest != model.initial_digest:
         parts = (broadcast.initial,)
         work.initial.CopyFrom(broadcast.initial.payload)
-    return _ready(pb.Task(step=step.number, score=work), parts, "initial")
+    return _ready(pb.Task(step=step.number, score=work), parts, "initial", broadcast)
 
 
 def _train(
@@ -153,7 +188,7 @@ def _train(
         value_bound=VALUE_BOUND,
     )
     _set_base(work, broadcast, parts)
-    return _ready(pb.Task(step=step.number, train=work), parts, "values")
+    return _ready(pb.Task(step=step.number, train=work), parts, "values", broadcast)
 
 
 def _finish(
@@ -165,7 +200,7 @@ def _finish(
     mask, parts = _model_parts(broadcast, request)
     work.mask.CopyFrom(mask)
     _set_base(work, broadcast, parts)
-    return _ready(pb.Task(step=state.last_step + 1, finish=work), parts, "values")
+    return _ready(pb.Task(step=state.last_step + 1, finish=work), parts, "values", broadcast)
 
 
 def _model_parts(
@@ -200,6 +235,8 @@ def _set_base(
         work.base.CopyFrom(broadcast.base.payload)
 
 
-def _ready(task: pb.Task, parts: tuple[Part, ...], phase: str) -> Ready:
+def _ready(
+    task: pb.Task, parts: tuple[Part, ...], phase: str, broadcast: Broadcast | None = None
+) -> Ready:
     task.task_digest = hashlib.sha256(task.SerializeToString(deterministic=True)).digest()[:16]
-    return Ready(task, parts, phase)
+    return Ready(task, parts, phase, broadcast.serialized(parts) if broadcast else {})

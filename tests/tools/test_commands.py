@@ -1,0 +1,71 @@
+from pathlib import Path
+
+import pytest
+
+from ssfl.learning.shards import read_shard
+from ssfl.program.exits import ExitCode
+from ssfl.tools import main as tools
+
+
+def test_without_a_command_the_commands_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
+    assert tools.main([]) == ExitCode.USAGE
+    listed = capsys.readouterr().out
+    for command in tools.COMMANDS:
+        assert command.name in listed
+        assert command.text in listed
+
+
+def test_an_unknown_command_names_the_known_ones(capsys: pytest.CaptureFixture[str]) -> None:
+    assert tools.main(["federate"]) == ExitCode.USAGE
+    assert "there are: demo, shards" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("command", [command.name for command in tools.COMMANDS])
+def test_every_command_explains_itself(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        tools.main([command, "--help"])
+    assert ended.value.code == 0
+    assert f"ssfl {command}" in capsys.readouterr().out
+
+
+def test_shards_are_written_and_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "shards"
+    assert tools.main(["shards", "--clients", "5", "--out", str(out)]) == ExitCode.DONE
+    names = [path.name for path in sorted(out.iterdir())]
+    assert names == [f"shard_0{n}.npz" for n in range(5)]
+    assert sum(read_shard(path).num_samples for path in out.iterdir()) == 1442
+    assert "5 shards in" in capsys.readouterr().out
+
+
+def test_shards_that_are_there_are_not_replaced_silently(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    flags = ["shards", "--clients", "2", "--out", str(tmp_path)]
+    assert tools.main(flags) == ExitCode.DONE
+    assert tools.main(flags) == ExitCode.BAD_DATA
+    assert "--overwrite" in capsys.readouterr().err
+    assert tools.main([*flags, "--overwrite"]) == ExitCode.DONE
+
+
+def test_more_shards_than_samples_are_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    flags = ["shards", "--clients", "5000", "--out", str(tmp_path)]
+    assert tools.main(flags) == ExitCode.BAD_DATA
+    assert "1442 samples among 5000" in capsys.readouterr().err
+
+
+def test_an_operator_without_a_coordinator_is_told_where_it_was_sought(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert tools.main(["status", "--admin", "localhost:9"]) == ExitCode.UNREACHABLE
+    assert "admin port localhost:9" in capsys.readouterr().err
+
+
+def test_the_demo_does_not_replace_somebody_elses_folder(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "thesis.tex").touch()
+    assert tools.main(["demo", "--out", str(tmp_path)]) == ExitCode.USAGE
+    assert "choose another folder with --out" in capsys.readouterr().err
+    assert (tmp_path / "thesis.tex").exists()
