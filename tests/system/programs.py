@@ -65,7 +65,8 @@ class Program:
         """Wait until a line with `text` is in its log and return that line; fail if it ends."""
 
         def line() -> str:
-            found = [one for one in self.err.splitlines() if text in one]
+            whole = self.err.rpartition("\n")[0]  # without a line that is being written
+            found = [one for one in whole.splitlines() if text in one]
             assert found or self.running, f"{self.name} ended without {text!r}:\n{self.err}"
             return found[0] if found else ""
 

@@ -84,7 +84,7 @@ def test_a_coordinator_killed_when_the_run_has_just_finished_still_delivers(
     coordinator.kill()
     serving = [flag for flag in RUN if flag != "--exit-when-done"]
     again = sites.coordinator(*serving, port=coordinator.port)
-    assert "this run is finished" in again.err
+    again.says("this run is finished")
     assert [client.ends() for client in clients] == [0, 0, 0]
     assert again.status().model_digest.hex() == undisturbed.digest
     until(lambda: list(sites.folder.glob("runs/*/coordinator/history.json")), "the history")
