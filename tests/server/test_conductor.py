@@ -191,6 +191,20 @@ def test_a_start_and_a_stop_in_one_batch_is_no_failure(tmp_path: Path, manifest:
     conduct(tmp_path, script)
 
 
+def test_a_model_that_was_not_accepted_does_not_become_current(
+    tmp_path: Path, manifest: Manifest
+) -> None:
+    async def script(conductor: Conductor) -> None:
+        await begin(conductor, manifest)
+        known = conductor.model
+        other = ModelState(manifest, initial_vector(manifest, seed=6))
+        event = events.Initialized(C2, "other", other.initial_digest.hex(), 0, "", 0, "")
+        assert await conductor.post(event, other) is Reply.CONFLICT
+        assert conductor.model is known
+
+    conduct(tmp_path, script)
+
+
 def test_a_failing_worker_ends_the_coordinator_loudly(tmp_path: Path, manifest: Manifest) -> None:
     async def script(conductor: Conductor) -> None:
         await begin(conductor, manifest)

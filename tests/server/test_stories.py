@@ -28,9 +28,9 @@ from ssfl.server.state import RunState, apply
 STORIES = sorted((Path(__file__).parent / "stories").glob("*.txt"))
 TOLD = {
     "admin_start", "client_leaves", "countdown", "dense_fedavg", "duplicate_upload",
-    "evaluation_every_round", "late_joiner", "late_upload", "lost_client", "lost_voter",
-    "ordinary_run", "reproducible", "stop", "stop_while_summing", "too_few", "void_round",
-    "wrong_order", "restart", "sampled_round", "everyone_lost",
+    "evaluation_every_round", "everyone_lost", "late_joiner", "late_upload", "lost_client",
+    "lost_voter", "nobody_to_evaluate", "ordinary_run", "reproducible", "restart",
+    "sampled_round", "stop", "stop_while_summing", "too_few", "void_round", "wrong_order",
 }  # fmt: skip
 
 

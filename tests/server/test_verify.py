@@ -7,10 +7,12 @@ from ssfl.method.exact_sum import VALUE_BOUND
 from ssfl.method.manifest import Manifest
 from ssfl.method.mask import Mask
 from ssfl.method.model_state import ModelState
+from ssfl.method.strategies.contract import ClientId
 from ssfl.server import verify
 from ssfl.server.errors import BadValues
 from ssfl.server.verify import verify_scores, verify_values
 
+ANN = ClientId("ann")
 QUIET_NAN, SIGNALLING_NAN, INF, MINUS_INF = 0x7FC00001, 0x7F800001, 0x7F800000, 0xFF800000
 
 
@@ -39,15 +41,15 @@ def write_with(path: Path, count: int, at: int, word: int) -> None:
 
 def verified(path: Path, model: ModelState) -> float:
     assert model.mask is not None
-    return verify_values(path, 6, model.manifest, model.mask)
+    return verify_values(path, ANN, 6, model.manifest, model.mask)
 
 
 @pytest.mark.usefixtures("block")
 def test_sound_scores_are_measured(path: Path, manifest: Manifest) -> None:
     write(path, 0.0, 0.25, -0.0, 3.5, 1e-40, 2.0)
-    assert verify_scores(path, manifest) == 3.5
+    assert verify_scores(path, ANN, manifest) == 3.5
     write(path, *[0.0] * 6)
-    assert verify_scores(path, manifest) == 0.0
+    assert verify_scores(path, ANN, manifest) == 0.0
 
 
 @pytest.mark.usefixtures("block")
@@ -64,8 +66,8 @@ def test_a_bad_score_is_refused_naming_its_tensor(
     names = ["conv.weight"] * 4 + ["fc.weight"] * 2
     for at, name in enumerate(names):
         write_with(path, 6, at, word)
-        with pytest.raises(BadValues, match=rf"score -?\S+ in {name}: scores must be finite"):
-            verify_scores(path, manifest)
+        with pytest.raises(BadValues, match=rf"^ann sent a score of \S+ in {name}: scores must"):
+            verify_scores(path, ANN, manifest)
 
 
 @pytest.mark.usefixtures("block")
@@ -75,7 +77,7 @@ def test_a_bad_value_is_refused_naming_its_tensor(path: Path, model: ModelState,
     names = ["conv.weight"] * 2 + ["fc.weight"] + ["conv.bias"] * 2 + ["norm.mean"]
     for at, name in enumerate(names):
         write_with(path, 6, at, word)
-        with pytest.raises(BadValues, match=rf"value of size \S+ in {name}: .* at most 1024"):
+        with pytest.raises(BadValues, match=rf"^ann sent a value of size \S+ in {name}: .* 1024$"):
             verified(path, model)
 
 
@@ -96,4 +98,4 @@ def test_the_first_of_several_bad_values_is_named(path: Path, model: ModelState)
 def test_without_pruning_a_place_is_its_coordinate(path: Path, manifest: Manifest) -> None:
     write_with(path, 9, 8, QUIET_NAN)
     with pytest.raises(BadValues, match=r"in norm\.mean"):
-        verify_values(path, 9, manifest, Mask.full(6))
+        verify_values(path, ANN, 9, manifest, Mask.full(6))

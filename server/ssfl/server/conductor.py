@@ -12,7 +12,7 @@ import asyncio
 import logging
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ssfl.method.model_state import ModelState
 from ssfl.method.strategies import strategy_for
@@ -115,7 +115,7 @@ class Conductor:
             state, more, reply = advance(state, posted.event, now_s)
             actions += more
             replies.append(reply)
-        new_facts = [action.fact for action in actions if isinstance(action, Persist)]
+        new_facts = [self._told(action.fact) for action in actions if isinstance(action, Persist)]
         if new_facts:
             records = [facts.to_json(fact) for fact in new_facts]
             loop = asyncio.get_running_loop()
@@ -146,6 +146,17 @@ class Conductor:
         for posted, reply in zip(batch, replies, strict=True):
             if not posted.reply.cancelled():
                 posted.reply.set_result(reply)
+
+    def _told(self, fact: facts.Fact) -> facts.Fact:
+        """Add to a fact what history wants to know and the pure core cannot: bytes and seconds."""
+        match fact:
+            case facts.StepCommitted() if not fact.report:
+                seconds = self.clock() - self.state.step_began_s
+                return replace(fact, report={"seconds": seconds, "ledger": self.ledger.rows()})
+            case facts.RunFinished():
+                return replace(fact, report={"ledger": self.ledger.rows()})
+            case _:
+                return fact
 
     def _tell_mask(self, fact: facts.Fact) -> None:
         model = self.model

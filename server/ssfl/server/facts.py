@@ -116,6 +116,7 @@ class RunFinished:
     """The last committed values are the final model."""
 
     stopped: bool  # by an operator, before the last round
+    report: Mapping[str, Any] = field(default_factory=dict)  # bytes so far, for history
 
 
 @dataclass(frozen=True, slots=True)

@@ -41,6 +41,8 @@ class History:
                 self.num_void += 1
             case facts.StepCommitted():
                 self._commit(fact)
+            case facts.RunFinished():
+                self.ledger = list(fact.report.get("ledger", self.ledger))
 
     def _commit(self, fact: facts.StepCommitted) -> None:
         started = self._started

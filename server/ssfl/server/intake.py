@@ -12,7 +12,7 @@ from ssfl.method.manifest import Manifest
 from ssfl.method.mask import Mask
 from ssfl.method.model_state import ModelState, values_digest
 from ssfl.method.strategies import strategy_for
-from ssfl.method.strategies.contract import Work
+from ssfl.method.strategies.contract import ClientId, Work
 from ssfl.server import checks, events
 from ssfl.server.desk import Desk, evaluation_of, receipt_of
 from ssfl.server.errors import (
@@ -57,7 +57,9 @@ class Intake:
             return
 
         async def accept(part: Path | None) -> transfer_pb2.Receipt:
-            model = await asyncio.to_thread(self._build_model, manifest, header, part)
+            model = await asyncio.to_thread(
+                self._build_model, member.client, manifest, header, part
+            )
             mask = model.mask
             event = events.Initialized(
                 member.client,
@@ -106,7 +108,7 @@ class Intake:
 
         def verify(part: Path) -> float:
             check_digest(part, header.scores.digest)
-            return verify_scores(part, model.manifest)
+            return verify_scores(part, member.client, model.manifest)
 
         expected = Expected(member.client, step.number, header.scores, "scores")
         responses = self._receive(
@@ -143,7 +145,7 @@ class Intake:
 
         def verify(part: Path) -> float:
             check_digest(part, header.values.digest)
-            return verify_values(part, values.size, model.manifest, mask)
+            return verify_values(part, member.client, values.size, model.manifest, mask)
 
         report = {
             "work_s": header.work_s,
@@ -200,7 +202,7 @@ class Intake:
                 yield self._desk.down(response)
 
     def _build_model(
-        self, manifest: Manifest, header: pb.InitialModel, part: Path | None
+        self, client: ClientId, manifest: Manifest, header: pb.InitialModel, part: Path | None
     ) -> ModelState:
         """Verify a client's description of the model and store it."""
         settings = self._conductor.state.settings
@@ -208,7 +210,8 @@ class Intake:
             initial = initial_vector(manifest, settings.seed)
         else:
             check_digest(part, header.initial.digest)
-            verify_values(part, manifest.size, manifest, Mask.full(manifest.num_masked))
+            full = Mask.full(manifest.num_masked)
+            verify_values(part, client, manifest.size, manifest, full)
             initial = values_only.decode(part.read_bytes(), manifest.size)
         if values_digest(initial) != header.initial_digest:
             raise ManifestMismatch(

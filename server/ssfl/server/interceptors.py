@@ -6,7 +6,9 @@ from typing import Any
 
 import grpc
 import grpc.aio
+from google.protobuf.message import DecodeError
 
+from ssfl.server.errors import InvalidRequest
 from ssfl.server.status import reason_of, status_of
 
 log = logging.getLogger(__name__)
@@ -26,7 +28,10 @@ class StatusInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc]  # gr
         if handler is None:
             return None
         method = handler_call_details.method.rsplit("/", 1)[-1]
-        codec = (handler.request_deserializer, _serializer(handler.response_serializer))
+        codec = (
+            _deserializer(handler.request_deserializer),
+            _serializer(handler.response_serializer),
+        )
         if handler.unary_unary:
             behaviour = _unary(handler.unary_unary, method)
             return grpc.unary_unary_rpc_method_handler(behaviour, *codec)
@@ -41,6 +46,40 @@ class StatusInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc]  # gr
         return handler
 
 
+def _deserializer(parse: Callable[[bytes], Any]) -> Callable[[bytes], Any]:
+    """Turn bytes that are no message into a refusal, to be raised where it gets its status."""
+
+    def deserialize(data: bytes) -> Any:
+        try:
+            return parse(data)
+        except DecodeError:
+            return InvalidRequest("the bytes are not a message of this protocol")
+
+    return deserialize
+
+
+def _readable(request: Any) -> Any:
+    if isinstance(request, InvalidRequest):
+        raise request
+    return request
+
+
+class _Requests:
+    """The requests of an upload; raises at the first that is not readable."""
+
+    def __init__(self, requests: Any) -> None:
+        self._requests = aiter(requests)
+
+    def __aiter__(self) -> "_Requests":
+        return self
+
+    async def __anext__(self) -> Any:
+        return _readable(await anext(self._requests))
+
+    async def aclose(self) -> None:
+        await self._requests.aclose()
+
+
 def _serializer(serialize: Callable[[Any], bytes]) -> Callable[[Any], bytes]:
     """Let a response through that is serialized already: a chunk that every client is sent."""
     return lambda response: response if isinstance(response, bytes) else serialize(response)
@@ -49,7 +88,7 @@ def _serializer(serialize: Callable[[Any], bytes]) -> Callable[[Any], bytes]:
 def _unary(inner: Callable[..., Awaitable[Any]], method: str) -> Callable[..., Awaitable[Any]]:
     async def behaviour(request: Any, context: Any) -> Any:
         try:
-            return await inner(request, context)
+            return await inner(_readable(request), context)
         except grpc.aio.AbortError:
             raise
         except Exception as error:  # noqa: BLE001 -- the one place that maps them all
@@ -63,7 +102,7 @@ def _stream(
 ) -> Callable[..., AsyncIterator[Any]]:
     async def behaviour(request: Any, context: Any) -> AsyncIterator[Any]:
         try:
-            async for response in inner(request, context):
+            async for response in inner(_readable(request), context):
                 yield response
         except grpc.aio.AbortError:
             raise
@@ -81,7 +120,7 @@ def _closing(inner: Callable[..., AsyncIterator[Any]]) -> Callable[..., AsyncIte
     """
 
     async def behaviour(requests: Any, context: Any) -> AsyncIterator[Any]:
-        requests = aiter(requests)
+        requests = _Requests(requests)
         try:
             async for response in inner(requests, context):
                 yield response

@@ -56,7 +56,6 @@ def _main(argv: Sequence[str]) -> int:
     )
     logs.setup(config.log_format, config.log_level)
     keep_chunk_buffers()
-    config.state_dir.mkdir(parents=True, exist_ok=True)
     try:
         with DirectoryLock(config.state_dir):
             return asyncio.run(_serve(config))

@@ -100,6 +100,7 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServiceServicer):
     ) -> pb.ReportEvaluationResponse:
         member = await self._desk.member(request.caller)
         checks.check_report(request.work_s, evaluations=(request.evaluation,))
+        self._desk.ledger.count("evaluation", Direction.UP, request.ByteSize())
         reply = Reply.STEP_CLOSED
         if self._desk.open_step(request.step, Work.EVALUATE, member):
             report = {
@@ -110,7 +111,6 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServiceServicer):
             event = events.UploadReceived(request.step, member.client, "", report=report)
             reply = await self._conductor.post(event)
         response = pb.ReportEvaluationResponse(outcome=outcome_of(reply))
-        self._desk.ledger.count("evaluation", Direction.UP, request.ByteSize())
         self._desk.ledger.count("evaluation", Direction.DOWN, response.ByteSize())
         return response
 

@@ -7,13 +7,14 @@ import numpy as np
 from ssfl.method.exact_sum import VALUE_BOUND
 from ssfl.method.manifest import Manifest
 from ssfl.method.mask import Mask
+from ssfl.method.strategies.contract import ClientId
 from ssfl.server.errors import BadValues
 from ssfl.server.spool import read_values
 
 _BLOCK = 1 << 18  # values
 
 
-def verify_scores(path: Path, manifest: Manifest) -> float:
+def verify_scores(path: Path, client: ClientId, manifest: Manifest) -> float:
     """Return the largest score; raise BadValues for a negative, NaN or infinite one."""
     largest = 0.0
     for start in range(0, manifest.num_masked, _BLOCK):
@@ -22,14 +23,16 @@ def verify_scores(path: Path, manifest: Manifest) -> float:
         if bad.any():
             at = start + int(np.argmax(bad))
             raise BadValues(
-                f"score {block[at - start]} in {manifest.tensor_at(at)}: "
+                f"{client} sent a score of {block[at - start]} in {manifest.tensor_at(at)}: "
                 "scores must be finite and not negative"
             )
         largest = max(largest, float(block.max(initial=0.0)))
     return largest
 
 
-def verify_values(path: Path, count: int, manifest: Manifest, mask: Mask) -> float:
+def verify_values(
+    path: Path, client: ClientId, count: int, manifest: Manifest, mask: Mask
+) -> float:
     """Return the largest |value|; raise BadValues for NaN, infinity or one beyond the bound."""
     largest = 0.0
     for start in range(0, count, _BLOCK):
@@ -38,8 +41,8 @@ def verify_values(path: Path, count: int, manifest: Manifest, mask: Mask) -> flo
         if bad.any():
             at = start + int(np.argmax(bad))
             raise BadValues(
-                f"value of size {block[at - start]} in {_tensor(at, manifest, mask)}: "
-                f"values must be finite and at most {VALUE_BOUND:g}"
+                f"{client} sent a value of size {block[at - start]} in "
+                f"{_tensor(at, manifest, mask)}: values must be finite and at most {VALUE_BOUND:g}"
             )
         largest = max(largest, float(block.max(initial=0.0)))
     return largest
