@@ -9,6 +9,7 @@ from ssfl.method.errors import DensityError, SettingsError
 STRATEGIES = ("ssfl", "fedavg")
 MODELS = ("mlp", "cnn", "lenet5", "resnet18")
 MAX_SEED = 2**63 - 1
+MAX_COUNT = 2**31 - 1
 
 
 def setting(default: Any, text: str, **more: Any) -> Any:
@@ -40,7 +41,7 @@ class RunSettings:
     momentum: float = setting(0.0, "SGD momentum, restarted in each round")
     weight_decay: float = setting(5e-4, "L2 penalty on every trained value")
     clip_norm: float = setting(10.0, "largest gradient norm in a step; 0: no clipping")
-    seed: int = setting(0, "the one seed behind every random choice of the run")
+    seed: int = setting(0, "the one seed behind every random choice of the run", most=MAX_SEED)
     evaluate_every: int = setting(
         10, "all clients test the global model every so many rounds; 0: at the end only"
     )
@@ -67,8 +68,6 @@ class RunSettings:
             raise SettingsError(f"{name}: {error}") from error
         if not 0 <= self.momentum < 1:
             raise SettingsError(f"--momentum must be at least 0 and below 1, got {self.momentum}")
-        if not 0 <= self.seed <= MAX_SEED:
-            raise SettingsError(f"--seed must be between 0 and {MAX_SEED}, got {self.seed}")
         if self.clients and self.clients < self.min_clients:
             raise SettingsError(
                 f"--clients {self.clients} is below --min-clients {self.min_clients}: "
@@ -94,5 +93,9 @@ def _check(name: str, value: Any, metadata: Any) -> None:
     least = metadata.get("least", 0)
     if not value >= least or value == float("inf"):
         raise SettingsError(f"{flag} must be a number of at least {least}, got {value}")
+    if isinstance(value, int) and value > metadata.get("most", MAX_COUNT):
+        raise SettingsError(
+            f"{flag} must be at most {metadata.get('most', MAX_COUNT)}, got {value}"
+        )
     if metadata.get("positive") and not value > 0:
         raise SettingsError(f"{flag} must be above 0, got {value}")

@@ -30,6 +30,7 @@ def history_document(conductor: Conductor) -> dict[str, Any]:
         "model_digest": state.base_digest,
         "clients": {m.client: m.num_samples for m in state.members.values()},
         **conductor.history.to_dict(),
+        "not_voted": _not_voted(conductor),
         "ledger": conductor.ledger.rows(),
     }
     if model and model.mask:
@@ -45,6 +46,12 @@ def history_document(conductor: Conductor) -> dict[str, Any]:
             },
         }
     return document
+
+
+def _not_voted(conductor: Conductor) -> list[str]:
+    """Return who takes part but had no say in the mask: missed it, or joined later."""
+    voters = {row["client"] for row in conductor.history.votes}
+    return sorted(set(conductor.state.members) - voters) if voters else []
 
 
 def write_outputs(conductor: Conductor, out_dir: Path) -> None:
