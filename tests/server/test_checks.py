@@ -42,6 +42,7 @@ def join(**changes: Any) -> pb.JoinRequest:
         "client_id": "c1",
         "token": TOKEN,
         "num_samples": 10,
+        "encodings": [1, 2, 3],
     }
     return pb.JoinRequest(**{**fields, **changes})
 
@@ -87,6 +88,7 @@ def test_these_may_join(changes: dict[str, Any]) -> None:
         ({"manifest_digest": bytes(31)}, "a manifest_digest of 31 bytes"),
         ({"fingerprint": "f" * 201}, "at most 200 characters"),
         ({"software": "s" * 201}, "at most 200 characters"),
+        ({"encodings": [1, 3, 4, 77]}, "a client must read ENCODING_DENSE"),
         ({"class_counts": dict.fromkeys(range(MAX_CLASSES + 1), 1)}, "more than 10000 classes"),
     ],
 )

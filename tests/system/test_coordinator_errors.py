@@ -212,6 +212,7 @@ def test_ctrl_c_ends_the_coordinator_with_its_code_and_keeps_the_run(programs: P
     assert "to resume" in coordinator.err
     again = programs.coordinator(*RUN, port=coordinator.port)
     again.says("resumed")
+    assert again.status().phase == "gathering"  # it serves, so its signals are set up
     again.signal(signal.SIGTERM)
     assert again.ends() == ExitCode.TERMINATED
     client.close()

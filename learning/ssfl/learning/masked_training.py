@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from ssfl.learning.batches import count_steps, take, training_batches
 from ssfl.learning.errors import DivergedError, ModelError
 from ssfl.learning.flatten import masked_parameters
+from ssfl.learning.sgd import Sgd
 from ssfl.learning.shards import Shard
 from ssfl.learning.task import Task
 from ssfl.method.manifest import Manifest
@@ -53,8 +54,8 @@ def train_locally(
     set from (seed, round, client) too, so that dropout repeats.
     """
     pruned = _pruned_parameters(model, manifest, mask)
-    optimizer = torch.optim.SGD(
-        model.parameters(),
+    optimizer = Sgd(
+        model,
         lr=settings.learning_rate * settings.lr_decay**round_number,
         momentum=settings.momentum,
         weight_decay=settings.weight_decay,
@@ -82,15 +83,13 @@ def train_locally(
     return TrainingReport(total, loss_sum / num_seen, shard.num_samples)
 
 
-def _take_step(
-    optimizer: torch.optim.Optimizer, loss: Tensor, pruned: Pruned, clip_norm: float
-) -> None:
+def _take_step(optimizer: Sgd, loss: Tensor, pruned: Pruned, clip_norm: float) -> None:
     loss.backward()  # type: ignore[no-untyped-call]  # torch leaves it unannotated
     for parameter, kept in pruned:
         if parameter.grad is not None:
             parameter.grad.mul_(kept)
     if clip_norm > 0:
-        nn.utils.clip_grad_norm_(optimizer.param_groups[0]["params"], clip_norm)
+        nn.utils.clip_grad_norm_(optimizer.parameters, clip_norm)
     optimizer.step()
     optimizer.zero_grad()
     _zero_pruned_weights(pruned)

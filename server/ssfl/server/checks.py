@@ -17,7 +17,7 @@ from ssfl.server.errors import (
 )
 from ssfl.server.state import Member, RunState
 from ssfl.v1 import coordinator_pb2 as pb
-from ssfl.v1 import update_pb2
+from ssfl.v1 import transfer_pb2, update_pb2
 
 PROTOCOL_VERSION = 1
 TOKEN_BYTES = 16
@@ -25,6 +25,11 @@ DIGEST_BYTES = 32
 MAX_SAMPLES = 1 << 31
 MAX_TEXT = 200
 MAX_CLASSES = 10_000
+MUST_READ = {
+    transfer_pb2.ENCODING_VALUES_ONLY,
+    transfer_pb2.ENCODING_DENSE,
+    transfer_pb2.ENCODING_BITMASK,
+}
 _CLIENT_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 
 
@@ -50,6 +55,9 @@ def check_join(request: pb.JoinRequest, state: RunState, *, alive: bool) -> Clie
         )
     if len(request.fingerprint) > MAX_TEXT or len(request.software) > MAX_TEXT:
         raise InvalidRequest(f"fingerprint and software have at most {MAX_TEXT} characters")
+    if missing := MUST_READ - set(request.encodings):
+        names = ", ".join(sorted(transfer_pb2.Encoding.Name(one) for one in missing))
+        raise InvalidRequest(f"a client must read {names}")
     if len(request.class_counts) > MAX_CLASSES:
         raise InvalidRequest(f"class counts of more than {MAX_CLASSES} classes")
     member = state.members.get(client)

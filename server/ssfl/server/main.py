@@ -77,12 +77,12 @@ async def _serve(config: CoordinatorConfig) -> int:
     conductor = _open(config)
     sessions = Sessions()
     listener = Listener(config, conductor, sessions)
+    stop = _signals()
     await listener.start()
     log.info("configuration", extra=settings.describe(config))
     print(f"ssfl-coordinator listening on {config.host}:{listener.port}", flush=True)
     print(f"ssfl-coordinator admin on 127.0.0.1:{listener.admin_port}", flush=True)
     _greet(config, conductor)
-    stop = _signals()
     jobs = [
         asyncio.ensure_future(conductor.serve()),
         asyncio.ensure_future(_tick(conductor, sessions)),

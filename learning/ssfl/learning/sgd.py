@@ -1,0 +1,46 @@
+"""Plain SGD, the bits of `torch.optim.SGD`, without its start-up cost.
+
+The class pulls in torch's compiler when it is first used, 1.5 s of CPU in every client process;
+the function underneath, which torch exports too, does not. Weights without a gradient stay.
+"""
+
+import torch
+from torch import nn
+from torch.optim.sgd import sgd
+
+
+class Sgd:
+    """One round's optimiser: momentum starts at nothing."""
+
+    def __init__(
+        self, model: nn.Module, *, lr: float, momentum: float, weight_decay: float
+    ) -> None:
+        self.parameters = list(model.parameters())
+        self._lr = lr
+        self._momentum = momentum
+        self._weight_decay = weight_decay
+        self._buffers: dict[nn.Parameter, torch.Tensor | None] = {}
+
+    def zero_grad(self) -> None:
+        """Forget the gradients."""
+        for parameter in self.parameters:
+            parameter.grad = None
+
+    @torch.no_grad()
+    def step(self) -> None:
+        """Move every parameter that has a gradient."""
+        moved = [parameter for parameter in self.parameters if parameter.grad is not None]
+        buffers = [self._buffers.get(parameter) for parameter in moved]
+        sgd(
+            list(moved),
+            [parameter.grad for parameter in moved if parameter.grad is not None],
+            buffers,
+            foreach=False,
+            weight_decay=self._weight_decay,
+            momentum=self._momentum,
+            lr=self._lr,
+            dampening=0.0,
+            nesterov=False,
+            maximize=False,
+        )
+        self._buffers.update(zip(moved, buffers, strict=True))
