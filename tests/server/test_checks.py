@@ -21,6 +21,7 @@ from ssfl.server.errors import (
     InvalidRequest,
     JoinAgain,
     ManifestMismatch,
+    RunFull,
     SessionEnded,
     UnknownClient,
     VersionUnsupported,
@@ -42,7 +43,7 @@ def join(**changes: Any) -> pb.JoinRequest:
         "client_id": "c1",
         "token": TOKEN,
         "num_samples": 10,
-        "encodings": [1, 2, 3],
+        "encodings": [1, 2, 3, 4],
     }
     return pb.JoinRequest(**{**fields, **changes})
 
@@ -216,3 +217,17 @@ def test_reports_must_be_possible() -> None:
             check_report(1.0, wrong)
         with pytest.raises(InvalidRequest, match="finite"):
             check_report(evaluations=[update_pb2.Evaluation(loss_sum=wrong)])
+
+
+def test_a_reproducible_run_takes_its_clients_and_no_more() -> None:
+    settings = RunSettings(clients=1, min_clients=1, reproducible=True)
+    full = replace(WITH_C1, settings=settings)
+    assert check(full) == C1, "its own client may come again"
+    with pytest.raises(RunFull, match="reproducible with 1 clients"):
+        check(full, client_id="c2")
+    assert check(replace(full, finished=True), client_id="c2") == "c2", "to fetch the model"
+
+
+def test_the_coordinators_own_name_is_not_for_clients() -> None:
+    with pytest.raises(InvalidRequest, match="--client-id"):
+        check(client_id="coordinator")

@@ -159,3 +159,22 @@ def test_nothing_is_moved_where_there_is_no_run(tmp_path: Path) -> None:
     (tmp_path / "lock").touch()
     assert move_aside(tmp_path) is None
     assert [path.name for path in tmp_path.iterdir()] == ["lock"]
+
+
+def test_an_interrupted_fresh_start_is_taken_up_again(tmp_path: Path) -> None:
+    """The journal moves last: what a crash left behind is moved by the next --fresh."""
+    (tmp_path / "state").mkdir()
+    (tmp_path / "state" / "mask-1.bin").write_bytes(b"old")
+    (tmp_path / "state" / "lock").touch()
+    moved = move_aside(tmp_path / "state")
+    assert moved is not None
+    assert (moved / "mask-1.bin").read_bytes() == b"old"
+    assert [path.name for path in (tmp_path / "state").iterdir()] == ["lock"]
+    assert move_aside(tmp_path / "state") is None
+
+
+def test_a_run_without_a_model_forgets_the_files_of_an_older_one(tmp_path: Path) -> None:
+    for name in ("mask-1.bin", "values-3.f32", "manifest-ab.json", "initial-ab.f32", "journal"):
+        (tmp_path / name).touch()
+    Store(tmp_path, seed=0).clear()
+    assert [path.name for path in tmp_path.iterdir()] == ["journal"]

@@ -99,6 +99,7 @@ class Agent:
                 self._patience.wait(error)
             except Resync as error:
                 log.info("joining again: %s", error)
+                self._patience.pause()
 
     def leave(self) -> None:
         """Say goodbye before stopping; the coordinator then does not wait for us."""
@@ -111,7 +112,6 @@ class Agent:
         while response.run_id != self._run_id:
             self._enter(response)
             response = self._join_call()
-        self._patience.reached()
         answer = self._answer or self._local.load()
         self._answer = answer if answer and answer.run_id == self._run_id else None
 
@@ -122,7 +122,7 @@ class Agent:
         self._run_id = response.run_id
         self._site = self._build_site(settings)
         self._watchdog = Watchdog(max(settings.no_progress_s, SILENCE_S))
-        self._downloads = Downloads(self._watchdog, self._site.manifest)
+        self._downloads = Downloads(self._watchdog, self._site.manifest, self._patience.reached)
         self._initial_digest = values_digest(self._site.initial)
         self._mask, self._base, self._base_digest = None, None, b""
 

@@ -67,6 +67,10 @@ class Patience:
             log.info("reached the coordinator", extra={"address": self._address})
         self._since_s, self._pause_s = None, FIRST_PAUSE_S
 
+    def pause(self) -> None:
+        """Sleep a moment, so that joining again can never become a storm."""
+        self._sleep(random.uniform(0.1, FIRST_PAUSE_S))
+
     def wait(self, error: Unavailable) -> None:
         """Sleep a while; raise ProgramError(UNREACHABLE) when the deadline has passed."""
         now_s = self._clock()

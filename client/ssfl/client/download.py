@@ -3,7 +3,7 @@
 import hashlib
 import logging
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -47,6 +47,7 @@ class Downloads:
 
     watchdog: Watchdog
     manifest: Manifest
+    reached: Callable[[], None] = lambda: None  # the coordinator answered
     current: Download | None = None
     said: str = ""
 
@@ -92,6 +93,7 @@ class Downloads:
     def _responses(self, call: Any) -> Iterator[pb.NextTaskResponse]:
         for response in call:
             self.watchdog.feed()
+            self.reached()
             yield response
 
     def _begin(self, task: pb.Task) -> None:

@@ -11,7 +11,7 @@ import secrets
 from dataclasses import dataclass
 from pathlib import Path
 
-from ssfl.program.files import write_atomic
+from ssfl.program.files import remove_leftovers, write_atomic
 
 TOKEN_BYTES = 16
 
@@ -33,6 +33,7 @@ class LocalState:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         folder.mkdir(parents=True, exist_ok=True)
+        remove_leftovers(folder)
 
     def token(self) -> bytes:
         """Return the client's token, made at its first start."""

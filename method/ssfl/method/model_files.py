@@ -7,6 +7,7 @@ manifest.json       names, shapes and roles
 """
 
 import json
+import os
 from pathlib import Path
 
 import numpy as np
@@ -38,5 +39,8 @@ def write_model(
     }
     for name, data in contents.items():
         temporary = folder / f".{name}.new"
-        temporary.write_bytes(data)
+        with temporary.open("wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
         temporary.replace(folder / name)

@@ -12,8 +12,6 @@ import hashlib
 import numpy as np
 import numpy.typing as npt
 
-Word = np.uint64
-
 
 class Stream:
     """A named sequence of 64-bit words and what is made of them.

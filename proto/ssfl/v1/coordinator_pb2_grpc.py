@@ -80,8 +80,8 @@ class CoordinatorServiceServicer:
     """Missing associated documentation comment in .proto file."""
 
     def Join(self, request, context):
-        """Enter the run, or enter again after any loss; idempotent. Opens a new session and ends the
-        client's earlier one.
+        """Enter the run, or enter again after any loss. Opens a new session and ends the client's
+        earlier one.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

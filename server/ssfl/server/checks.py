@@ -11,6 +11,7 @@ from ssfl.server.errors import (
     InvalidRequest,
     JoinAgain,
     ManifestMismatch,
+    RunFull,
     SessionEnded,
     UnknownClient,
     VersionUnsupported,
@@ -26,6 +27,7 @@ MAX_SAMPLES = 1 << 31
 MAX_TEXT = 200
 MAX_CLASSES = 10_000
 MUST_READ = {
+    transfer_pb2.ENCODING_BITMASK_ZSTD,
     transfer_pb2.ENCODING_VALUES_ONLY,
     transfer_pb2.ENCODING_DENSE,
     transfer_pb2.ENCODING_BITMASK,
@@ -45,6 +47,8 @@ def check_join(request: pb.JoinRequest, state: RunState, *, alive: bool) -> Clie
             "'.', '_' or '-': choose one with --client-id"
         )
     client = ClientId(request.client_id)
+    if client == "coordinator":
+        raise InvalidRequest("the id coordinator is taken: choose another with --client-id")
     if len(request.token) != TOKEN_BYTES:
         raise InvalidRequest(f"a token has {TOKEN_BYTES} bytes, not {len(request.token)}")
     if len(request.manifest_digest) not in (0, DIGEST_BYTES):
@@ -62,11 +66,21 @@ def check_join(request: pb.JoinRequest, state: RunState, *, alive: bool) -> Clie
         raise InvalidRequest(f"class counts of more than {MAX_CLASSES} classes")
     member = state.members.get(client)
     if member and member.token != request.token.hex() and alive and not member.left:
-        raise ClientIdTaken(
-            f"a client called {client} is already here: stop it first, or give this one "
-            "another name with --client-id"
+        raise taken(client)
+    full = state.settings.reproducible and len(state.members) >= state.settings.clients
+    if member is None and full and not state.finished:
+        raise RunFull(
+            f"this run is reproducible with {state.settings.clients} clients, and all have joined"
         )
     return client
+
+
+def taken(client: ClientId) -> ClientIdTaken:
+    """Return the refusal of an id that a live client has."""
+    return ClientIdTaken(
+        f"a client called {client} is already here: stop it first, or give this one "
+        "another name with --client-id"
+    )
 
 
 def check_manifest(request: pb.JoinRequest, state: RunState, manifest: Manifest | None) -> None:

@@ -97,6 +97,8 @@ class Conductor:
                     task.result()
         finally:
             handling.cancel()
+            while not self._queue.empty():  # nobody will answer these any more
+                self._queue.get_nowait().reply.cancel()
             self._worker.shutdown(wait=True, cancel_futures=True)
             self._writer.shutdown(wait=True)
             self._journal.close()
@@ -106,7 +108,12 @@ class Conductor:
             batch = [await self._queue.get()]
             while not self._queue.empty():
                 batch.append(self._queue.get_nowait())
-            await self._take(batch)
+            try:
+                await self._take(batch)
+            except BaseException:
+                for posted in batch:
+                    posted.reply.cancel()
+                raise
 
     async def _take(self, batch: list[_Posted]) -> None:
         state, actions, replies = self.state, list[Action](), list[Reply]()
@@ -144,14 +151,15 @@ class Conductor:
             self._changed.set()
             self._changed = asyncio.Event()
         for posted, reply in zip(batch, replies, strict=True):
-            if not posted.reply.cancelled():
+            if not posted.reply.done():
                 posted.reply.set_result(reply)
 
     def _told(self, fact: facts.Fact) -> facts.Fact:
         """Add to a fact what history wants to know and the pure core cannot: bytes and seconds."""
         match fact:
             case facts.StepCommitted() if not fact.report:
-                seconds = self.clock() - self.state.step_began_s
+                began_s = self.state.step_began_s  # 0: closed by an earlier process
+                seconds = self.clock() - began_s if began_s else None
                 return replace(fact, report={"seconds": seconds, "ledger": self.ledger.rows()})
             case facts.RunFinished():
                 return replace(fact, report={"ledger": self.ledger.rows()})

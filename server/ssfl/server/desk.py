@@ -37,12 +37,14 @@ class Desk:
         return member
 
     def open_step(self, number: int, work: Work, member: Member) -> Step | None:
-        """Return the step an answer is for; None if it is over."""
+        """Return the step an answer is for; None if it closed without this client."""
         step = self.conductor.state.step
         if step is None or step.number != number or step.work is not work:
             return None
         if member.client not in step.cohort:
             raise InvalidRequest(f"{member.client} was not asked in this step")
+        if step.closed is not None and member.client not in step.uploads:
+            return None
         return step
 
     def timing(self, member: Member, step: int) -> dict[str, float]:

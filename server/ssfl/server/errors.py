@@ -5,6 +5,7 @@ Refusal
 │  └─ BadValues          NaN, infinity or out of bound, with client and tensor
 ├─ VersionUnsupported    a protocol from the future
 ├─ ClientIdTaken         another live client has this id
+├─ RunFull               a reproducible run has all its clients
 ├─ UnknownClient         not of this run: join again
 ├─ SessionEnded          a newer Join replaced this session
 ├─ ManifestMismatch      another model: the first differing tensor is named
@@ -54,6 +55,12 @@ class ClientIdTaken(Refusal):
     """A live client with another token has this id."""
 
     reason = "client_id_taken"
+
+
+class RunFull(Refusal):
+    """The run is reproducible: who takes part was fixed when all had joined."""
+
+    reason = "run_full"
 
 
 class UnknownClient(Refusal):

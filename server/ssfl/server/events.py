@@ -20,6 +20,7 @@ class Joined:
     manifest_digest: str
     fingerprint: str
     class_counts: Mapping[str, int] = field(default_factory=dict)  # empty: the site keeps them
+    seen_session: int | None = None  # the session whose liveness was checked; None: unchecked
 
 
 @dataclass(frozen=True, slots=True)

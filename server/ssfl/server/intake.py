@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,7 @@ from ssfl.server.events import Reply
 from ssfl.server.ledger import Direction
 from ssfl.server.spool import check_digest
 from ssfl.server.state import Member, Step
+from ssfl.server.tasks import initializer
 from ssfl.server.uploads import Expected, Uploads, check_payload, first
 from ssfl.server.verify import verify_scores, verify_values
 from ssfl.v1 import coordinator_pb2 as pb
@@ -39,6 +41,7 @@ class Intake:
         self._desk = desk
         self._conductor = desk.conductor
         self._uploads = uploads
+        self._counting: set[asyncio.Future[Reply]] = set()
 
     async def initial(
         self, requests: AsyncIterator[pb.SendInitialRequest]
@@ -51,10 +54,12 @@ class Intake:
         if manifest.digest.hex() != member.manifest_digest:
             raise InvalidRequest("the manifest is not the one whose digest came in Join")
         checks.check_ready(member, self._conductor.state)
-        if self._conductor.model is not None:
-            receipt = receipt_of(Reply.ALREADY_ACCEPTED)
+        if receipt := self._known():
             yield self._desk.down(pb.SendInitialResponse(receipt=receipt))
             return
+        asked = initializer(self._conductor.state)
+        if asked is None or asked.client != member.client:
+            raise JoinAgain("another client was asked to describe the model: ask for your task")
 
         async def accept(part: Path | None) -> transfer_pb2.Receipt:
             model = await asyncio.to_thread(
@@ -81,7 +86,7 @@ class Intake:
                 return
             num_bytes = values_only.encoded_bytes(manifest.size)
             check_payload(header.initial, transfer_pb2.ENCODING_DENSE, num_bytes)
-            expected = Expected(member.client, 0, header.initial, "initial")
+            expected = Expected(member.client, 0, header.initial, "initial", self._known)
             responses = self._uploads.receive(expected, requests, pb.SendInitialResponse, accept)
             async for response in responses:
                 yield self._desk.down(response)
@@ -110,7 +115,8 @@ class Intake:
             check_digest(part, header.scores.digest)
             return verify_scores(part, member.client, model.manifest)
 
-        expected = Expected(member.client, step.number, header.scores, "scores")
+        over = partial(self._over, step, member, header.scores)
+        expected = Expected(member.client, step.number, header.scores, "scores", over)
         responses = self._receive(
             member, step, expected, requests, pb.ReportSaliencyResponse, verify,
             {"work_s": header.work_s},
@@ -153,7 +159,8 @@ class Intake:
             "evaluation": evaluation_of(header.base_evaluation),
             "personal": evaluation_of(header.personal_evaluation),
         }
-        expected = Expected(member.client, step.number, header.values, "values")
+        over = partial(self._over, step, member, header.values)
+        expected = Expected(member.client, step.number, header.values, "values", over)
         responses = self._receive(
             member, step, expected, requests, pb.SendUpdateResponse, verify, report
         )
@@ -183,23 +190,44 @@ class Intake:
         verify: Callable[[Path], float],
         report: dict[str, Any],
     ) -> AsyncIterator[Any]:
-        digest = expected.payload.digest.hex()
-        before = step.uploads.get(member.client)
-        if before is not None:
-            reply = Reply.ALREADY_ACCEPTED if before.digest == digest else Reply.CONFLICT
-            yield self._desk.down(respond(receipt=receipt_of(reply)))
+        if receipt := expected.over():
+            yield self._desk.down(respond(receipt=receipt))
             return
 
         async def accept(part: Path) -> transfer_pb2.Receipt:
             largest = await asyncio.to_thread(verify, part)
-            await asyncio.to_thread(self._conductor.spool.keep, part)
+            digest = expected.payload.digest.hex()
             full_report = {**report, **self._desk.timing(member, step.number)}
             event = events.UploadReceived(step.number, member.client, digest, largest, full_report)
-            return receipt_of(await self._conductor.post(event))
+            counting = asyncio.ensure_future(self._count(part, event))
+            self._counting.add(counting)
+            counting.add_done_callback(self._counting.discard)
+            return receipt_of(await asyncio.shield(counting))  # also if the wire breaks now
 
         with self._desk.sessions.call(member.client, self._conductor.clock):
             async for response in self._uploads.receive(expected, requests, respond, accept):
                 yield self._desk.down(response)
+
+    async def _count(self, part: Path, event: events.UploadReceived) -> Reply:
+        """Keep a verified upload and tell the run: both or, after a crash, neither."""
+        await asyncio.to_thread(self._conductor.spool.keep, part)
+        return await self._conductor.post(event)
+
+    def _over(
+        self, step: Step, member: Member, payload: transfer_pb2.Payload
+    ) -> transfer_pb2.Receipt | None:
+        """Return the answer to an upload that is no longer wanted; None while it is."""
+        now = self._desk.open_step(step.number, step.work, member)
+        if now is None:
+            return receipt_of(Reply.STEP_CLOSED)
+        before = now.uploads.get(member.client)
+        if before is None:
+            return None
+        same = before.digest == payload.digest.hex()
+        return receipt_of(Reply.ALREADY_ACCEPTED if same else Reply.CONFLICT)
+
+    def _known(self) -> transfer_pb2.Receipt | None:
+        return receipt_of(Reply.ALREADY_ACCEPTED) if self._conductor.model else None
 
     def _build_model(
         self, client: ClientId, manifest: Manifest, header: pb.InitialModel, part: Path | None

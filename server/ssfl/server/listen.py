@@ -68,7 +68,7 @@ class Listener:
         await self._health.set("", health_pb2.HealthCheckResponse.SERVING)
 
     async def stop(self) -> None:
-        """Stop taking calls and end those that are open."""
+        """Stop taking calls and end those that are open; harmless before the start."""
         await self._health.enter_graceful_shutdown()
         await self._clients.stop(GRACE_S)
         await self._admin.stop(GRACE_S)

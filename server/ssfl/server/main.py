@@ -9,6 +9,7 @@ import sys
 import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 from ssfl.program import logs, settings
 from ssfl.program.exits import ExitCode, ProgramError, run_program
@@ -78,24 +79,20 @@ async def _serve(config: CoordinatorConfig) -> int:
     sessions = Sessions()
     listener = Listener(config, conductor, sessions)
     stop = _signals()
-    await listener.start()
-    log.info("configuration", extra=settings.describe(config))
-    print(f"ssfl-coordinator listening on {config.host}:{listener.port}", flush=True)
-    print(f"ssfl-coordinator admin on 127.0.0.1:{listener.admin_port}", flush=True)
-    _greet(config, conductor)
-    jobs = [
-        asyncio.ensure_future(conductor.serve()),
-        asyncio.ensure_future(_tick(conductor, sessions)),
-        asyncio.ensure_future(stop.wait()),
-    ]
-    if config.exit_when_done:
-        jobs.append(asyncio.ensure_future(_all_delivered(conductor)))
+    jobs: list[asyncio.Future[Any]] = [asyncio.ensure_future(conductor.serve())]
     try:
-        await conductor.post(events.Recovered())
-        await asyncio.wait(jobs, return_when=asyncio.FIRST_COMPLETED)
-        for job in jobs:
-            if job.done():
-                job.result()
+        # What was under way is taken up before the first call can come in.
+        await _first_of([*jobs, asyncio.ensure_future(conductor.post(events.Recovered()))])
+        await listener.start()
+        log.info("configuration", extra=settings.describe(config))
+        print(f"ssfl-coordinator listening on {config.host}:{listener.port}", flush=True)
+        print(f"ssfl-coordinator admin on 127.0.0.1:{listener.admin_port}", flush=True)
+        _greet(config, conductor)
+        jobs.append(asyncio.ensure_future(_tick(conductor, sessions)))
+        jobs.append(asyncio.ensure_future(stop.wait()))
+        if config.exit_when_done:
+            jobs.append(asyncio.ensure_future(_all_delivered(conductor)))
+        await _first_of(jobs)
     finally:
         await listener.stop()
         for job in jobs:
@@ -107,6 +104,14 @@ async def _serve(config: CoordinatorConfig) -> int:
     return int(ExitCode.STOPPED if conductor.state.stopped else ExitCode.DONE)
 
 
+async def _first_of(jobs: Sequence[asyncio.Future[Any]]) -> None:
+    """Return when one job is done; raise what the first failed one of the list raised."""
+    await asyncio.wait(jobs, return_when=asyncio.FIRST_COMPLETED)
+    for job in jobs:
+        if job.done():
+            job.result()
+
+
 def _open(config: CoordinatorConfig) -> Conductor:
     remove_leftovers(config.state_dir)
     journal = Journal(config.state_dir / "journal")
@@ -115,6 +120,8 @@ def _open(config: CoordinatorConfig) -> Conductor:
     history, ledger = History(), Ledger()
     state = open_run(journal, config.run, history, ledger)
     store = Store(config.state_dir, config.run.seed)
+    if not state.manifest_digest:
+        store.clear()
     spool = Spool(config.state_dir / "spool")
     spool.drop_others(state.step.number if state.step else -1)
     return Conductor(
@@ -173,6 +180,8 @@ async def _tick(conductor: Conductor, sessions: Sessions) -> None:
         state, now_s = conductor.state, conductor.clock()
         for client, member in state.members.items():
             sessions.get(client, now_s)
+            if client in state.lost and sessions.alive(client, now_s):
+                await conductor.post(events.Returned(client))
             gone = member.left or member.has_final_model or client in state.lost
             if not gone and not sessions.alive(client, now_s):
                 log.warning("client lost", extra={"client": client})

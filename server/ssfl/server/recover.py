@@ -26,14 +26,17 @@ CHANGEABLE = {"round_deadline_s", "no_progress_s"}
 
 def move_aside(state_dir: Path) -> Path | None:
     """Rename an existing state directory; return its new name."""
-    if not (state_dir / "journal").exists():
+    entries = sorted(
+        (entry for entry in state_dir.iterdir() if entry.name != "lock"),
+        key=lambda entry: entry.name == "journal",  # last: a crash leaves it to be moved again
+    )
+    if not entries:
         return None
     stamp = time.strftime("%Y%m%d-%H%M%S")
     target = state_dir.with_name(f"{state_dir.name}.{stamp}-{secrets.token_hex(2)}")
     target.mkdir(parents=True)
-    for entry in state_dir.iterdir():
-        if entry.name != "lock":
-            entry.rename(target / entry.name)
+    for entry in entries:
+        entry.rename(target / entry.name)
     return target
 
 

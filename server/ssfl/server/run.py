@@ -122,6 +122,11 @@ class _Decision:
         self.actions.append(Persist(fact))
 
     def _joined(self, event: events.Joined) -> Reply:
+        member = self.state.members.get(event.client)
+        if member and member.token != event.token and event.seen_session not in (
+            None, member.session,
+        ):  # fmt: skip
+            return Reply.CONFLICT  # another process took the id while we looked
         ready_before = len(self.state.ready)
         self._fact(
             facts.ClientJoined(
@@ -198,7 +203,9 @@ class _Decision:
     def _start_asked(self) -> Reply:
         if self.state.founders or self.state.finished:
             return Reply.DONE
-        if len(self.state.ready) < self.state.settings.min_clients:
+        settings = self.state.settings
+        enough = settings.clients if settings.reproducible else settings.min_clients
+        if len(self.state.ready) < enough:
             return Reply.TOO_FEW_CLIENTS
         self._fact(facts.RunStarted(tuple(self.state.ready)))
         self._move_on()

@@ -36,6 +36,9 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServiceServicer):
 
     async def Join(self, request: pb.JoinRequest, _context: Any) -> pb.JoinResponse:
         conductor = self._conductor
+        before = conductor.state.members.get(ClientId(request.client_id))
+        if before:  # of an earlier process of ours: alive until it has had time to show
+            self._desk.sessions.get(before.client, conductor.clock())
         alive = self._desk.sessions.alive(ClientId(request.client_id), conductor.clock())
         client = checks.check_join(request, conductor.state, alive=alive)
         manifest = conductor.model.manifest if conductor.model else None
@@ -47,8 +50,10 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServiceServicer):
             request.manifest_digest.hex(),
             request.fingerprint,
             {str(label): count for label, count in sorted(request.class_counts.items())},
+            before.session if before else 0,
         )
-        await conductor.post(event)
+        if await conductor.post(event) is Reply.CONFLICT:
+            raise checks.taken(client)
         self._desk.sessions.heard(client, conductor.clock())
         state, model = conductor.state, conductor.model
         response = pb.JoinResponse(

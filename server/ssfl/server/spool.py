@@ -18,8 +18,6 @@ from ssfl.codec.errors import DigestMismatch
 from ssfl.method.strategies.contract import ClientId
 from ssfl.program.files import sync_directory
 
-BLOCK_BYTES = 1 << 20
-
 
 class Spool:
     """The spool directory."""

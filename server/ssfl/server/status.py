@@ -14,6 +14,7 @@ STATUS: dict[type[Exception], grpc.StatusCode] = {
     errors.InvalidRequest: grpc.StatusCode.INVALID_ARGUMENT,
     errors.VersionUnsupported: grpc.StatusCode.FAILED_PRECONDITION,
     errors.ClientIdTaken: grpc.StatusCode.ALREADY_EXISTS,
+    errors.RunFull: grpc.StatusCode.FAILED_PRECONDITION,
     errors.UnknownClient: grpc.StatusCode.NOT_FOUND,  # join again
     errors.SessionEnded: grpc.StatusCode.ABORTED,
     errors.ManifestMismatch: grpc.StatusCode.FAILED_PRECONDITION,

@@ -46,6 +46,12 @@ class Store:
             write_atomic(mask, state.mask.bits)
         write_atomic(self.root / f"values-{step}.f32", values_only.encode(state.values))
 
+    def clear(self) -> None:
+        """Forget model files; for a run that has none yet, so that no older one's are mistaken."""
+        for pattern in ("manifest-*.json", "initial-*.f32", "mask-*.bin", "values-*.f32"):
+            for path in self.root.glob(pattern):
+                path.unlink()
+
     def drop_older(self, step: int) -> None:
         """Forget the values of earlier steps; call it when the journal names a newer one."""
         for path in self.root.glob("values-*.f32"):

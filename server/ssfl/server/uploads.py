@@ -6,7 +6,6 @@ and is resumed; nothing of it reaches a sum.
 """
 
 import asyncio
-import contextlib
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -41,6 +40,7 @@ class Expected:
     step: int
     payload: pb.Payload
     phase: str  # in the ledger
+    over: Callable[[], pb.Receipt | None]  # the answer if it is no longer wanted; None: it is
 
 
 def check_payload(payload: pb.Payload, encoding: pb.Encoding, num_bytes: int) -> None:
@@ -75,10 +75,13 @@ class Uploads:
         accept: Callable[[Path], Awaitable[pb.Receipt]],
     ) -> AsyncIterator[Any]:
         """Yield the answers to one upload; `accept` verifies the file and makes it count."""
-        this = self._newest[expected.client] = object()  # a newer upload of the client wins
         async for answer in self._slot(respond):
             yield answer
+        this = self._newest[expected.client] = object()  # a newer upload of the client wins
         try:
+            if receipt := expected.over():
+                yield respond(receipt=receipt)
+                return
             part = await asyncio.to_thread(
                 self._spool.part, expected.step, expected.client, expected.payload.digest
             )
@@ -94,8 +97,11 @@ class Uploads:
                 part.unlink(missing_ok=True)  # what is not sound is not resumed either
                 raise
             yield respond(receipt=receipt)
-        except FileNotFoundError:  # the step ended meanwhile, and its spool with it
-            yield respond(receipt=pb.Receipt(outcome=pb.OUTCOME_STEP_CLOSED))
+        except FileNotFoundError:  # its spool is gone: the step ended, or another upload was first
+            receipt = expected.over()
+            if receipt is None:
+                raise NoProgress("the upload was disturbed by another one: send it again") from None
+            yield respond(receipt=receipt)
         finally:
             self._free.release()
             if self._newest.get(expected.client) is this:
@@ -151,8 +157,12 @@ class Uploads:
 
 async def first(requests: AsyncIterator[Any], no_progress_s: float) -> Any:
     """Return the header of an upload stream."""
-    with contextlib.suppress(StopAsyncIteration, TimeoutError):
+    try:
         request = await asyncio.wait_for(anext(requests), no_progress_s)
-        if request.WhichOneof("part") == "header":
-            return request
-    raise InvalidRequest("an upload begins with its header")
+    except TimeoutError:
+        raise NoProgress(f"no header for {no_progress_s:g} s: send it again") from None
+    except StopAsyncIteration:
+        request = None
+    if request is None or request.WhichOneof("part") != "header":
+        raise InvalidRequest("an upload begins with its header")
+    return request

@@ -17,7 +17,8 @@ class AdminClient:
 
     def __init__(self, address: str) -> None:
         self.address = address
-        self._channel = grpc.insecure_channel(address, [("grpc.enable_http_proxy", 0)])
+        options = [("grpc.enable_http_proxy", 0), ("grpc.max_receive_message_length", -1)]
+        self._channel = grpc.insecure_channel(address, options)  # a history may be long
         self._stub: Any = admin_pb2_grpc.AdminServiceStub(self._channel)
 
     def status(self) -> pb.GetStatusResponse:

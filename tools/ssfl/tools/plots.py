@@ -44,8 +44,9 @@ def accuracy_curve(history: History) -> tuple[list[float], list[float]]:
     """Return megabytes so far and pooled accuracy in percent, at every round and at the end."""
     megabytes, accuracy, so_far = [], [], 0.0
     for entry in history["rounds"]:
-        megabytes.append(so_far)  # the base was tested before the round's bytes were spent
-        accuracy.append(100 * entry["pooled"])
+        if entry["pooled"] is not None:
+            megabytes.append(so_far)  # the base was tested before the round's bytes were spent
+            accuracy.append(100 * entry["pooled"])
         so_far = _total(entry["ledger"])
     if history["evaluations"]:
         megabytes.append(so_far)

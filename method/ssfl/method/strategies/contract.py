@@ -32,7 +32,6 @@ class Reducer(StrEnum):
     """How the uploads of a step become one vector."""
 
     WEIGHTED_SUM = "weighted_sum"  # exact mean by data size
-    NOTHING = "nothing"  # reports only, no vector
 
 
 @dataclass(frozen=True, slots=True)
