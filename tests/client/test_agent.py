@@ -213,7 +213,7 @@ def test_a_differing_model_is_shown_so_that_the_refusal_can_name_the_tensor(
     with pytest.raises(Refused, match=r"tensor 0: fc\.weight"):
         scene.agent.run()
     assert stub.called("Join")[-1].manifest == MANIFEST.json
-    scene.agent.leave()
+    scene.agent.leave("stopped by its operator")
     assert stub.called("Leave")[0].caller.session == 2
 
 
@@ -235,7 +235,7 @@ def test_a_taken_name_ends_it(tmp_path: Path) -> None:
     scene = Scene(tmp_path, FakeStub(Join=[taken]))
     with pytest.raises(Refused, match="already here"):
         scene.agent.run()
-    scene.agent.leave()
+    scene.agent.leave("stopped by its operator")
     assert scene.order == ["Join"], "who never joined has nobody to say goodbye to"
 
 

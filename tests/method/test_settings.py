@@ -58,6 +58,10 @@ def test_these_are_possible(changes: dict[str, Any]) -> None:
         ({"round_deadline_s": 0.0}, "--round-deadline-s must be above 0, got 0.0"),
         ({"no_progress_s": -1.0}, "--no-progress-s must be a number of at least 0, got -1.0"),
         ({"momentum": 1.0}, "--momentum must be at least 0 and below 1, got 1.0"),
+        (
+            {"bytes_per_round": "2MB", "strategy": "fedavg"},
+            "--bytes-per-round needs a sparse strategy: fedavg keeps everything",
+        ),
         ({"rounds": 2**40}, "--rounds must be at most 2147483647, got 1099511627776"),
         ({"seed": -1}, "--seed must be a number of at least 0, got -1"),
         ({"seed": MAX_SEED + 1}, f"--seed must be at most {MAX_SEED}, got {MAX_SEED + 1}"),

@@ -123,7 +123,7 @@ def test_an_id_is_free_for_its_owner_and_when_the_owner_is_gone() -> None:
 
 
 def known(manifest: Manifest) -> RunState:
-    return replace(EMPTY, manifest_digest=manifest.digest.hex())
+    return replace(EMPTY, manifest_digest=manifest.digest.hex(), described_by="c0")
 
 
 def other(manifest: Manifest) -> Manifest:
@@ -155,7 +155,8 @@ def test_another_model_is_asked_for_its_manifest_and_then_told_the_tensor(
         check_manifest(request, known(manifest), manifest)
     assert str(caught.value) == (
         "c1 built another model: tensor 1: conv.bias (3, dense, starts zeros) "
-        "instead of conv.bias (2, dense, starts zeros)"
+        "instead of conv.bias (2, dense, starts zeros). The run has that of c0; "
+        "if it is the wrong one, stop c0 and begin again with --fresh"
     )
 
 

@@ -101,9 +101,9 @@ class Agent:
                 log.info("joining again: %s", error)
                 self._patience.pause()
 
-    def leave(self) -> None:
+    def leave(self, why: str) -> None:
         """Say goodbye before stopping; the coordinator then does not wait for us."""
-        self._goodbye(pb.LEAVE_REASON_STOPPING)
+        self._goodbye(pb.LEAVE_REASON_STOPPING, why)
 
     # -- 1. join
 
@@ -331,6 +331,8 @@ class Agent:
         assert self._site is not None
         work = download.task.finish
         folder = None
+        if work.stopped:
+            log.warning("an operator stopped the run", extra={"rounds_done": work.rounds_done})
         if work.base_digest:
             mask, values = self._take_model(download, work)
             folder = self._out_dir / self._run_id / self._identity.client_id
@@ -358,11 +360,11 @@ class Agent:
             raise Resync("the base we hold is not the one of the task")
         return mask, self._base
 
-    def _goodbye(self, reason: pb.LeaveReason) -> None:
+    def _goodbye(self, reason: pb.LeaveReason, why: str = "") -> None:
         if not self._caller.session:
             return
         try:
-            request = pb.LeaveRequest(caller=self._caller, reason=reason)
+            request = pb.LeaveRequest(caller=self._caller, reason=reason, detail=why[:200])
             self._stub.Leave(request, timeout=2.0)
         except grpc.RpcError as error:
             log.debug("could not say goodbye", extra={"error": str(error.code())})

@@ -9,7 +9,13 @@ from pathlib import Path
 
 from ssfl.client.config import ClientConfig, settings_elsewhere
 from ssfl.program import logs, settings
-from ssfl.program.exits import ExitCode, ProgramError, raise_on_sigterm, run_program
+from ssfl.program.exits import (
+    ExitCode,
+    ProgramError,
+    deferred_signals,
+    raise_on_sigterm,
+    run_program,
+)
 from ssfl.program.lock import DirectoryLock
 from ssfl.program.malloc import keep_chunk_buffers
 
@@ -43,13 +49,14 @@ def _main(argv: Sequence[str]) -> int:
 
 
 def _take_part(config: ClientConfig, client_id: str, folder: Path) -> int:
-    try:
-        import torch  # noqa: F401 -- here, so that a wrong flag is told at once
-    except ModuleNotFoundError:
-        raise ProgramError(
-            "training needs torch: pip install 'ssfl[client]'", ExitCode.BAD_DATA
-        ) from None
-    from ssfl.client.take_part import take_part
+    with deferred_signals():
+        try:
+            import torch  # noqa: F401 -- here, so that a wrong flag is told at once
+        except ModuleNotFoundError:
+            raise ProgramError(
+                "training needs torch: pip install 'ssfl[client]'", ExitCode.BAD_DATA
+            ) from None
+        from ssfl.client.take_part import take_part
 
     return take_part(config, client_id, folder)
 

@@ -46,13 +46,13 @@ def take_part(config: ClientConfig, client_id: str, folder: Path) -> int:
     try:
         model = agent.run()
     except (KeyboardInterrupt, Terminated):
-        agent.leave()
+        agent.leave("stopped by its operator")
         raise
     except Refused as error:
-        agent.leave()
+        agent.leave(str(error))
         raise ProgramError(f"the coordinator refused: {error}", ExitCode.REFUSED) from error
     except (LearningError, MethodError) as error:
-        agent.leave()
+        agent.leave(str(error))
         raise ProgramError(str(error), ExitCode.BAD_DATA) from error
     except OSError as error:
         raise ProgramError(

@@ -54,7 +54,7 @@ class LoadedTask:
             result = getattr(self.module, function)(*arguments)
         except LearningError:
             raise
-        except Exception as error:
+        except (Exception, SystemExit) as error:  # a task may not end the client silently
             raise TaskError(_blame(f"task {self.name}: {function}", error, self.module)) from error
         if not isinstance(result, kind):
             raise TaskError(
@@ -116,7 +116,7 @@ def _digest(module: ModuleType) -> bytes:
     return hashlib.sha256(source).digest()
 
 
-def _blame(what: str, error: Exception, module: ModuleType | None) -> str:
+def _blame(what: str, error: BaseException, module: ModuleType | None) -> str:
     """Return what was raised, then those lines of the traceback that are the author's own."""
     frames = traceback.extract_tb(error.__traceback__)
     if module is not None:

@@ -66,6 +66,10 @@ class RunSettings:
         except DensityError as error:
             name = "--sparsity" if str(error).startswith("sparsity") else "--bytes-per-round"
             raise SettingsError(f"{name}: {error}") from error
+        if self.bytes_per_round and self.strategy == "fedavg":
+            raise SettingsError(
+                "--bytes-per-round needs a sparse strategy: fedavg keeps everything"
+            )
         if not 0 <= self.momentum < 1:
             raise SettingsError(f"--momentum must be at least 0 and below 1, got {self.momentum}")
         if self.clients and self.clients < self.min_clients:

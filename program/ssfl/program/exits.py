@@ -3,7 +3,8 @@
 import signal
 import sys
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from enum import IntEnum
 from pathlib import Path
 from types import FrameType
@@ -58,6 +59,17 @@ def raise_on_sigterm() -> None:
         raise Terminated
 
     signal.signal(signal.SIGTERM, handler)
+
+
+@contextmanager
+def deferred_signals() -> Iterator[None]:
+    """Hold Ctrl-C and SIGTERM back until the block is left: libraries abort if import is cut."""
+    held = {signal.SIGINT, signal.SIGTERM}
+    signal.pthread_sigmask(signal.SIG_BLOCK, held)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, held)
 
 
 def run_program(main_body: Callable[[], int | None], prog: str = "") -> int:

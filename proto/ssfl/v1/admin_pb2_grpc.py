@@ -74,7 +74,8 @@ class AdminServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def StartRun(self, request, context):
-        """Stop waiting for more clients and begin. Fewer than min_clients: FAILED_PRECONDITION.
+        """Stop waiting for more clients and begin. Fewer than min_clients, or the run is over:
+        FAILED_PRECONDITION.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -82,6 +83,7 @@ class AdminServiceServicer:
 
     def StopRun(self, request, context):
         """End the run now: the last committed model becomes the final one, and every site gets it.
+        The run is over already: FAILED_PRECONDITION.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

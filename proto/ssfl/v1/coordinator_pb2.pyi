@@ -301,12 +301,14 @@ class ProgressResponse(_message.Message):
     def __init__(self, step_closed: _Optional[bool] = ...) -> None: ...
 
 class LeaveRequest(_message.Message):
-    __slots__ = ("caller", "reason")
+    __slots__ = ("caller", "reason", "detail")
     CALLER_FIELD_NUMBER: _ClassVar[int]
     REASON_FIELD_NUMBER: _ClassVar[int]
+    DETAIL_FIELD_NUMBER: _ClassVar[int]
     caller: Caller
     reason: LeaveReason
-    def __init__(self, caller: _Optional[_Union[Caller, _Mapping]] = ..., reason: _Optional[_Union[LeaveReason, str]] = ...) -> None: ...
+    detail: str
+    def __init__(self, caller: _Optional[_Union[Caller, _Mapping]] = ..., reason: _Optional[_Union[LeaveReason, str]] = ..., detail: _Optional[str] = ...) -> None: ...
 
 class LeaveResponse(_message.Message):
     __slots__ = ()

@@ -9,7 +9,7 @@ from typing import Any
 from ssfl.method.strategies.contract import ClientId
 from ssfl.server import events
 from ssfl.server.conductor import Conductor
-from ssfl.server.errors import TooFewClients
+from ssfl.server.errors import RunOver, TooFewClients
 from ssfl.server.events import Reply
 from ssfl.server.outputs import history_document, run_folder
 from ssfl.server.run import waiting_for
@@ -56,6 +56,7 @@ class AdminService(admin_pb2_grpc.AdminServiceServicer):
         return pb.GetHistoryResponse(history_json=json.dumps(history_document(self._conductor)))
 
     async def StartRun(self, _request: pb.StartRunRequest, _context: Any) -> pb.StartRunResponse:
+        self._check_not_over()
         reply = await self._conductor.post(events.StartAsked())
         state = self._conductor.state
         if reply is Reply.TOO_FEW_CLIENTS:
@@ -66,8 +67,14 @@ class AdminService(admin_pb2_grpc.AdminServiceServicer):
         return pb.StartRunResponse(num_clients=len(state.founders))
 
     async def StopRun(self, _request: pb.StopRunRequest, _context: Any) -> pb.StopRunResponse:
+        self._check_not_over()
         await self._conductor.post(events.StopAsked())
         return pb.StopRunResponse()
+
+    def _check_not_over(self) -> None:
+        state = self._conductor.state
+        if state.finished:
+            raise RunOver(f"run {state.run_id} is over: {state.phase.value}")
 
     def _client(self, client: ClientId) -> pb.ClientStatus:
         state, now_s = self._conductor.state, self._conductor.clock()

@@ -78,8 +78,8 @@ def check_join(request: pb.JoinRequest, state: RunState, *, alive: bool) -> Clie
 def taken(client: ClientId) -> ClientIdTaken:
     """Return the refusal of an id that a live client has."""
     return ClientIdTaken(
-        f"a client called {client} is already here: stop it first, or give this one "
-        "another name with --client-id"
+        f"a client called {client} is already here: stop it first (one that was killed is "
+        "forgotten after 30 s), or give this one another name with --client-id"
     )
 
 
@@ -93,7 +93,11 @@ def check_manifest(request: pb.JoinRequest, state: RunState, manifest: Manifest 
         raise JoinAgain("the model differs from the run's: send its manifest to learn where")
     theirs = Manifest.from_json(request.manifest)
     difference = manifest.first_difference(theirs) or "the manifests' digests"
-    raise ManifestMismatch(f"{request.client_id} built another model: {difference}")
+    author = state.described_by
+    raise ManifestMismatch(
+        f"{request.client_id} built another model: {difference}. The run has that of {author}; "
+        f"if it is the wrong one, stop {author} and begin again with --fresh"
+    )
 
 
 def check_caller(caller: pb.Caller, state: RunState) -> Member:

@@ -13,6 +13,7 @@ Refusal
 ├─ StaleBase             other mask or base than the step's: ask for the task again
 ├─ UpdateConflict        other bytes were accepted from this client
 ├─ NoProgress            no byte for no_progress_s
+├─ RunOver               `ssfl start` or `stop` after the end
 ├─ TooFewClients         `ssfl start` before enough have joined
 └─ ModelUnusable         the run's settings do not fit this model
 
@@ -103,6 +104,12 @@ class NoProgress(Refusal):
     """A transfer stood still for too long."""
 
     reason = "no_progress"
+
+
+class RunOver(Refusal):
+    """There is nothing left to start or stop."""
+
+    reason = "run_over"
 
 
 class TooFewClients(Refusal):

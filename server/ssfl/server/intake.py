@@ -27,7 +27,6 @@ from ssfl.server.events import Reply
 from ssfl.server.ledger import Direction
 from ssfl.server.spool import check_digest
 from ssfl.server.state import Member, Step
-from ssfl.server.tasks import initializer
 from ssfl.server.uploads import Expected, Uploads, check_payload, first
 from ssfl.server.verify import verify_scores, verify_values
 from ssfl.v1 import coordinator_pb2 as pb
@@ -57,9 +56,6 @@ class Intake:
         if receipt := self._known():
             yield self._desk.down(pb.SendInitialResponse(receipt=receipt))
             return
-        asked = initializer(self._conductor.state)
-        if asked is None or asked.client != member.client:
-            raise JoinAgain("another client was asked to describe the model: ask for your task")
 
         async def accept(part: Path | None) -> transfer_pb2.Receipt:
             model = await asyncio.to_thread(

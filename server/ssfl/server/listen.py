@@ -82,8 +82,8 @@ def _bind(server: grpc.aio.Server, host: str, port: int, flag: str) -> int:
         bound = 0
     if not bound:
         raise ProgramError(
-            f"cannot listen on {address}: the port is in use or not allowed; "
-            f"choose another with {flag}, or {flag} 0 for a free one",
+            f"cannot listen on {address}: the port is in use, or the host is no address of this "
+            f"machine; choose another port with {flag} ({flag} 0: a free one) or another --host",
             ExitCode.PORT_IN_USE,
         )
     return bound

@@ -99,7 +99,8 @@ async def _serve(config: CoordinatorConfig) -> int:
             job.cancel()
         await asyncio.gather(*jobs, return_exceptions=True)
     if stop.is_set():
-        log.info("stopped; start again with the same --state-dir to resume")
+        hint = "" if conductor.state.finished else "; start again with the same flags to resume"
+        log.info("coordinator stopped%s", hint)
         return int(stop.exit_code)
     return int(ExitCode.STOPPED if conductor.state.stopped else ExitCode.DONE)
 
@@ -114,14 +115,17 @@ async def _first_of(jobs: Sequence[asyncio.Future[Any]]) -> None:
 
 def _open(config: CoordinatorConfig) -> Conductor:
     remove_leftovers(config.state_dir)
+    store = Store(config.state_dir, config.run.seed)
+    if store.holds_something() and not (config.state_dir / "journal").exists():
+        raise StateError(
+            f"{config.state_dir / 'journal'} is missing beside the files of a run: restore it from "
+            "a backup, or use --fresh to move the rest aside and begin again"
+        )
     journal = Journal(config.state_dir / "journal")
     if journal.cut_bytes:
         log.warning("journal: a torn tail was cut", extra={"bytes": journal.cut_bytes})
     history, ledger = History(), Ledger()
     state = open_run(journal, config.run, history, ledger)
-    store = Store(config.state_dir, config.run.seed)
-    if not state.manifest_digest:
-        store.clear()
     spool = Spool(config.state_dir / "spool")
     spool.drop_others(state.step.number if state.step else -1)
     return Conductor(
@@ -133,17 +137,23 @@ def _open(config: CoordinatorConfig) -> Conductor:
         history,
         ledger,
         time.monotonic,
-        lambda conductor: write_outputs(conductor, config.out_dir),
+        lambda conductor: _write(conductor, config),
     )
+
+
+def _write(conductor: Conductor, config: CoordinatorConfig) -> None:
+    write_outputs(conductor, config.out_dir)
+    folder = run_folder(config.out_dir, conductor.state.run_id)
+    log.info("results written", extra={"folder": folder})
+    if not config.exit_when_done:
+        log.info("serving the final model to sites that come late; Ctrl-C ends the coordinator")
 
 
 def _greet(config: CoordinatorConfig, conductor: Conductor) -> None:
     state = conductor.state
     if state.finished:
-        log.info(
-            "this run is finished: serving its model to late sites (--fresh begins a new run)",
-            extra={"run": state.run_id, "model": run_folder(config.out_dir, state.run_id)},
-        )
+        word = "stopped by an operator" if state.stopped else "finished"
+        log.info("this run is %s (--fresh begins a new one)", word, extra={"run": state.run_id})
     elif state.members:
         log.info(
             "resumed",

@@ -32,15 +32,16 @@ def advance(state: RunState, event: Event, now_s: float) -> Outcome:
 def waiting_for(state: RunState, now_s: float) -> str:
     """Say in a sentence what the run waits for; empty if nothing."""
     match state.phase:
-        case Phase.FINISHED:
+        case Phase.FINISHED | Phase.STOPPED:
             return ""
         case Phase.GATHERING:
             return _gathering(state, now_s)
         case Phase.BETWEEN:
-            absent = ", ".join(sorted(state.lost)) or "none known"
+            absent = [m.client for m in state.members.values() if m.left or m.client in state.lost]
+            names = ", ".join(_named(state, client) for client in sorted(absent)) or "nobody known"
             return (
                 f"clients: {len(_available(state))} of at least "
-                f"{state.settings.min_clients} are here (lost: {absent})"
+                f"{state.settings.min_clients} are here (absent: {names})"
             )
     assert state.step is not None
     if state.step.closed is not None:

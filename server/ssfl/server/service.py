@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import logging
 from collections.abc import AsyncIterator
 from importlib.metadata import version
 from typing import Any
@@ -20,6 +21,8 @@ from ssfl.server.tasks import Broadcast, Ready, task_for
 from ssfl.server.uploads import Uploads
 from ssfl.v1 import coordinator_pb2 as pb
 from ssfl.v1 import coordinator_pb2_grpc
+
+log = logging.getLogger("ssfl.run")
 
 HEARTBEAT_S = 15.0
 
@@ -134,6 +137,9 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServiceServicer):
         if request.reason == pb.LEAVE_REASON_UNSPECIFIED:
             raise InvalidRequest("a reason to leave is missing")
         finished = request.reason == pb.LEAVE_REASON_FINISHED
+        if not finished:
+            why = request.detail[: checks.MAX_TEXT]
+            log.warning("client leaves: %s", why, extra={"client": member.client})
         if finished and not self._conductor.state.finished:
             raise InvalidRequest("the run is not finished")
         await self._conductor.post(events.Left(member.client, finished))

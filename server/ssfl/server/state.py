@@ -20,6 +20,7 @@ class Phase(StrEnum):
     EVALUATE = "evaluate"
     BETWEEN = "between"  # too few clients for the next step
     FINISHED = "finished"
+    STOPPED = "stopped"  # finished early, by an operator
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +63,7 @@ class RunState:
     run_id: str = ""
     members: Mapping[ClientId, Member] = field(default_factory=dict)
     manifest_digest: str = ""
+    described_by: str = ""  # the client whose model the run has
     initial_digest: str = ""
     mask_epoch: int = 0
     mask_digest: str = ""
@@ -86,7 +88,7 @@ class RunState:
     @property
     def phase(self) -> Phase:
         if self.finished:
-            return Phase.FINISHED
+            return Phase.STOPPED if self.stopped else Phase.FINISHED
         if self.step:
             return Phase(self.step.work.value)
         return Phase.BETWEEN if self.founders else Phase.GATHERING
@@ -122,6 +124,7 @@ def apply(state: RunState, fact: Fact) -> RunState:
             return replace(
                 state,
                 manifest_digest=fact.manifest_digest,
+                described_by=fact.client,
                 initial_digest=fact.initial_digest,
                 mask_epoch=fact.mask_epoch,
                 mask_digest=fact.mask_digest,

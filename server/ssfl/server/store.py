@@ -46,11 +46,10 @@ class Store:
             write_atomic(mask, state.mask.bits)
         write_atomic(self.root / f"values-{step}.f32", values_only.encode(state.values))
 
-    def clear(self) -> None:
-        """Forget model files; for a run that has none yet, so that no older one's are mistaken."""
-        for pattern in ("manifest-*.json", "initial-*.f32", "mask-*.bin", "values-*.f32"):
-            for path in self.root.glob(pattern):
-                path.unlink()
+    def holds_something(self) -> bool:
+        """Tell whether model files are here: then there must be a journal that names them."""
+        patterns = ("manifest-*.json", "initial-*.f32", "mask-*.bin", "values-*.f32")
+        return any(True for pattern in patterns for _ in self.root.glob(pattern))
 
     def drop_older(self, step: int) -> None:
         """Forget the values of earlier steps; call it when the journal names a newer one."""

@@ -49,7 +49,11 @@ def stop(argv: Sequence[str]) -> int:
     """End the run; the last committed model becomes the final one."""
     config = _load(argv, "ssfl stop", "Ends the run; every site gets the last committed model.")
     AdminClient(config.admin).stop()
-    _answer(config, '{"stopped": true}', "the run is ending; every site gets the last model")
+    _answer(
+        config,
+        '{"stopped": true}',
+        "the run is ending; every site gets the last committed model, if there is one",
+    )
     return int(ExitCode.DONE)
 
 
