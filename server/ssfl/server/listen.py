@@ -1,5 +1,7 @@
 """Sockets: the client port, the admin port, health and reflection."""
 
+import socket
+
 import grpc.aio
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_health.v1._async import HealthServicer
@@ -77,13 +79,21 @@ class Listener:
 def _bind(server: grpc.aio.Server, host: str, port: int, flag: str) -> int:
     address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
     try:
+        _try(host, port)  # gRPC would not say why it cannot
         bound: int = server.add_insecure_port(address)
-    except RuntimeError:
-        bound = 0
-    if not bound:
+        return bound
+    except (OSError, RuntimeError) as error:
+        why = error.strerror if isinstance(error, OSError) else str(error)
         raise ProgramError(
-            f"cannot listen on {address}: the port is in use, or the host is no address of this "
-            f"machine; choose another port with {flag} ({flag} 0: a free one) or another --host",
+            f"cannot listen on {address}: {why}; choose another with {flag}, or {flag} 0 for a "
+            "free one (the host is set with --host)",
             ExitCode.PORT_IN_USE,
-        )
-    return bound
+        ) from error
+
+
+def _try(host: str, port: int) -> None:
+    """Raise OSError if the address cannot be listened on."""
+    family, kind, protocol, _, place = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+    with socket.socket(family, kind, protocol) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        probe.bind(place)
