@@ -21,6 +21,9 @@ def count(model: nn.Module) -> int:
         ("lenet5", (1, 28, 28), 61_706),
         ("lenet5", (1, 32, 32), 61_706),
         ("resnet18", (3, 32, 32), 11_173_962),
+        ("resnet50", (3, 32, 32), 23_705_252 - 90 * 2049),  # of 100 classes, less 90
+        ("resnet110", (3, 32, 32), 1_727_962),
+        ("resnet110", (1, 4, 4), 1_727_962 - 2 * 9 * 16),
     ],
 )
 def test_a_model_has_the_parameters_it_should_and_takes_its_inputs(
@@ -47,11 +50,13 @@ def test_tensor_names_can_be_read() -> None:
         ("lenet5", (1, 8, 8), 10, "lenet5 needs images of 28x28 or 32x32 pixels, these have 8x8"),
         ("cnn", (1, 3, 8), 10, "cnn needs images of at least 4x4 pixels, these have 3x8"),
         ("resnet18", (3, 4, 4), 10, "resnet18 needs images of at least 8x8 pixels"),
+        ("resnet50", (3, 8, 7), 10, "resnet50 needs images of at least 8x8 pixels"),
+        ("resnet110", (3, 3, 4), 10, "resnet110 needs images of at least 4x4 pixels"),
         ("cnn", (64,), 10, r"cnn needs images \(channels, height, width\), the inputs are 64"),
         ("mlp", (1, 0, 8), 10, "no model for inputs 1x0x8"),
         ("mlp", (), 10, "no model for inputs of no size"),
         ("mlp", (5,), 1, "and 1 classes"),
-        ("vgg", (1, 8, 8), 10, "must be one of mlp, cnn, lenet5, resnet18, got 'vgg'"),
+        ("vgg", (1, 8, 8), 10, "one of mlp, cnn, lenet5, resnet18, resnet50, resnet110, got 'vgg'"),
     ],
 )
 def test_an_impossible_model_is_refused_and_told_what_is_needed(

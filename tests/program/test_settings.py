@@ -147,7 +147,10 @@ def test_a_value_that_does_not_parse_says_where_it_was_written(tmp_path: Path) -
         ("--wait-s 0", "--wait-s must be above 0, got 0.0"),
         ("--wait-s nan", "--wait-s must be a finite number, got nan"),
         ("--wait-s soon", "--wait-s must be a number, got 'soon'"),
-        ("--model vgg", "--model must be one of mlp, cnn, lenet5, resnet18, got 'vgg'"),
+        (
+            "--model vgg",
+            "--model must be one of mlp, cnn, lenet5, resnet18, resnet50, resnet110, got 'vgg'",
+        ),
         ("--port", "--port needs a value"),
         ("--rouns 5", "unknown flag --rouns; did you mean --rounds?"),
         ("--no-reproducable", "unknown flag --no-reproducable; did you mean --no-reproducible?"),

@@ -7,7 +7,7 @@ from itertools import pairwise
 from torch import nn
 
 from ssfl.learning.errors import ModelError
-from ssfl.learning.resnet import ResNet18
+from ssfl.learning.resnet import ResNet18, ResNet50, ResNet110
 
 Shape = tuple[int, ...]
 
@@ -83,11 +83,25 @@ def resnet18(input_shape: Shape, num_classes: int) -> nn.Module:
     return ResNet18(channels, num_classes)
 
 
+def resnet50(input_shape: Shape, num_classes: int) -> nn.Module:
+    """ResNet-50 for small images, the paper's network for CIFAR-100."""
+    channels, _, _ = _image("resnet50", input_shape, least=8)
+    return ResNet50(channels, num_classes)
+
+
+def resnet110(input_shape: Shape, num_classes: int) -> nn.Module:
+    """ResNet-110 for small images: deep and narrow, 1.7 million parameters."""
+    channels, _, _ = _image("resnet110", input_shape, least=4)
+    return ResNet110(channels, num_classes)
+
+
 _BUILDERS: dict[str, Callable[[Shape, int], nn.Module]] = {
     "mlp": mlp,
     "cnn": cnn,
     "lenet5": lenet5,
     "resnet18": resnet18,
+    "resnet50": resnet50,
+    "resnet110": resnet110,
 }
 
 

@@ -7,7 +7,7 @@ from ssfl.method.density import parse_bytes, parse_sparsity
 from ssfl.method.errors import DensityError, SettingsError
 
 STRATEGIES = ("ssfl", "fedavg")
-MODELS = ("mlp", "cnn", "lenet5", "resnet18")
+MODELS = ("mlp", "cnn", "lenet5", "resnet18", "resnet50", "resnet110")
 MAX_SEED = 2**63 - 1
 MAX_COUNT = 2**31 - 1
 
