@@ -12,10 +12,28 @@ def counted() -> Ledger:
 
 
 ROWS = [
-    {"phase": "mask", "direction": "down", "payload_bytes": 12, "message_bytes": 20},
-    {"phase": "values", "direction": "up", "payload_bytes": 25, "message_bytes": 30},
-    {"phase": "values", "direction": "down", "payload_bytes": 150, "message_bytes": 170},
-    {"phase": "control", "direction": "up", "payload_bytes": 0, "message_bytes": 7},
+    {
+        "phase": "mask",
+        "direction": "down",
+        "encoding": "",
+        "payload_bytes": 12,
+        "message_bytes": 20,
+    },
+    {
+        "phase": "values",
+        "direction": "up",
+        "encoding": "",
+        "payload_bytes": 25,
+        "message_bytes": 30,
+    },
+    {
+        "phase": "values",
+        "direction": "down",
+        "encoding": "",
+        "payload_bytes": 150,
+        "message_bytes": 170,
+    },
+    {"phase": "control", "direction": "up", "encoding": "", "payload_bytes": 0, "message_bytes": 7},
 ]
 
 

@@ -19,7 +19,12 @@ from ssfl.server.store import Store
 
 SETTINGS = RunSettings(sparsity="0.5", seed=5)
 C1 = ClientId("c1")
-LEDGER = [{"phase": "scores", "direction": "up", "payload_bytes": 24, "message_bytes": 30}]
+LEDGER = [
+    {
+        "phase": "scores", "direction": "up", "encoding": "dense",
+        "payload_bytes": 24, "message_bytes": 30,
+    },
+]  # fmt: skip
 
 
 def opened(folder: Path, settings: RunSettings = SETTINGS) -> RunState:

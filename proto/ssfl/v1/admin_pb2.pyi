@@ -65,16 +65,20 @@ class ClientStatus(_message.Message):
     def __init__(self, client_id: _Optional[str] = ..., num_samples: _Optional[int] = ..., state: _Optional[str] = ..., last_seen_s: _Optional[float] = ..., steps_done: _Optional[int] = ..., steps_all: _Optional[int] = ...) -> None: ...
 
 class LedgerEntry(_message.Message):
-    __slots__ = ("phase", "direction", "payload_bytes", "message_bytes")
+    __slots__ = ("phase", "direction", "payload_bytes", "message_bytes", "encoding", "socket_bytes")
     PHASE_FIELD_NUMBER: _ClassVar[int]
     DIRECTION_FIELD_NUMBER: _ClassVar[int]
     PAYLOAD_BYTES_FIELD_NUMBER: _ClassVar[int]
     MESSAGE_BYTES_FIELD_NUMBER: _ClassVar[int]
+    ENCODING_FIELD_NUMBER: _ClassVar[int]
+    SOCKET_BYTES_FIELD_NUMBER: _ClassVar[int]
     phase: str
     direction: str
     payload_bytes: int
     message_bytes: int
-    def __init__(self, phase: _Optional[str] = ..., direction: _Optional[str] = ..., payload_bytes: _Optional[int] = ..., message_bytes: _Optional[int] = ...) -> None: ...
+    encoding: str
+    socket_bytes: int
+    def __init__(self, phase: _Optional[str] = ..., direction: _Optional[str] = ..., payload_bytes: _Optional[int] = ..., message_bytes: _Optional[int] = ..., encoding: _Optional[str] = ..., socket_bytes: _Optional[int] = ...) -> None: ...
 
 class GetHistoryRequest(_message.Message):
     __slots__ = ()

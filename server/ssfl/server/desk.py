@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from ssfl.method.strategies.contract import Work
+from ssfl.method.strategies.contract import ClientId, Work
 from ssfl.server import checks, events
 from ssfl.server.conductor import Conductor
 from ssfl.server.errors import InvalidRequest, UpdateConflict
@@ -27,10 +27,12 @@ class Desk:
         self.conductor = conductor
         self.sessions = sessions
         self.ledger = conductor.ledger
+        self.peers: dict[str, ClientId] = {}  # who spoke last on a connection
 
-    async def member(self, caller: pb.Caller) -> Member:
-        """Return who speaks, noting the sign of life."""
+    async def member(self, caller: pb.Caller, peer: str = "") -> Member:
+        """Return who speaks, noting the sign of life and the connection it came by."""
         member = checks.check_caller(caller, self.conductor.state)
+        self.speaks(member.client, peer)
         self.sessions.heard(member.client, self.conductor.clock())
         if member.client in self.conductor.state.lost:
             await self.conductor.post(events.Returned(member.client))
@@ -55,15 +57,29 @@ class Desk:
         asked_s = presence.asked_s if presence.asked_step == step else began_s
         return {"asked_s": max(0.0, asked_s - began_s), "received_s": now_s - began_s}
 
-    def down(self, response: Any) -> Any:
+    def speaks(self, client: ClientId, peer: str) -> None:
+        """Note which client a connection belongs to; `peer` as a call's context names it."""
+        if peer:
+            self.peers[peer] = client
+
+    async def leaves(self, peer: str) -> None:
+        """Note that a connection is about to end."""
+        self.peers.pop(peer, None)
+
+    def known(self, caller: pb.Caller) -> str:
+        """Return the client a message is booked to: the caller if it has joined, else none."""
+        joined = ClientId(caller.client_id) in self.conductor.state.members
+        return caller.client_id if joined else ""
+
+    def down(self, response: Any, client: ClientId | str) -> Any:
         """Count a small message on its way to a client."""
-        self.ledger.count("control", Direction.DOWN, response.ByteSize())
+        self.ledger.count("control", Direction.DOWN, response.ByteSize(), client=client)
         return response
 
-    def control(self, request: Any, response: Any) -> None:
+    def control(self, request: Any, response: Any, client: ClientId) -> None:
         """Count a unary call that carries no tensor."""
-        self.ledger.count("control", Direction.UP, request.ByteSize())
-        self.down(response)
+        self.ledger.count("control", Direction.UP, request.ByteSize(), client=client)
+        self.down(response, client)
 
 
 def outcome_of(reply: Reply) -> transfer_pb2.Outcome:

@@ -43,18 +43,18 @@ class Intake:
         self._counting: set[asyncio.Future[Reply]] = set()
 
     async def initial(
-        self, requests: AsyncIterator[pb.SendInitialRequest]
+        self, requests: AsyncIterator[pb.SendInitialRequest], peer: str = ""
     ) -> AsyncIterator[pb.SendInitialResponse]:
         """Take the answer to INITIALIZE."""
         request = await self._header(requests, "initial")
-        member = await self._desk.member(request.caller)
+        member = await self._desk.member(request.caller, peer)
         header = request.header
         manifest = Manifest.from_json(header.manifest)
         if manifest.digest.hex() != member.manifest_digest:
             raise InvalidRequest("the manifest is not the one whose digest came in Join")
         checks.check_ready(member, self._conductor.state)
         if receipt := self._known():
-            yield self._desk.down(pb.SendInitialResponse(receipt=receipt))
+            yield self._desk.down(pb.SendInitialResponse(receipt=receipt), member.client)
             return
 
         async def accept(part: Path | None) -> transfer_pb2.Receipt:
@@ -78,27 +78,28 @@ class Intake:
 
         with self._desk.sessions.call(member.client, self._conductor.clock):
             if manifest.rebuildable:
-                yield self._desk.down(pb.SendInitialResponse(receipt=await accept(None)))
+                receipt = await accept(None)
+                yield self._desk.down(pb.SendInitialResponse(receipt=receipt), member.client)
                 return
             num_bytes = values_only.encoded_bytes(manifest.size)
             check_payload(header.initial, transfer_pb2.ENCODING_DENSE, num_bytes)
             expected = Expected(member.client, 0, header.initial, "initial", self._known)
             responses = self._uploads.receive(expected, requests, pb.SendInitialResponse, accept)
             async for response in responses:
-                yield self._desk.down(response)
+                yield self._desk.down(response, member.client)
 
     async def scores(
-        self, requests: AsyncIterator[pb.ReportSaliencyRequest]
+        self, requests: AsyncIterator[pb.ReportSaliencyRequest], peer: str = ""
     ) -> AsyncIterator[pb.ReportSaliencyResponse]:
         """Take the answer to SCORE."""
         request = await self._header(requests, "scores")
-        member = await self._desk.member(request.caller)
+        member = await self._desk.member(request.caller, peer)
         header = request.header
         checks.check_report(header.work_s)
         step = self._step(header.step, Work.SCORE, member, header.num_samples)
         model = self._conductor.model
         if step is None or model is None:
-            yield self._desk.down(_closed(pb.ReportSaliencyResponse))
+            yield self._desk.down(_closed(pb.ReportSaliencyResponse), member.client)
             return
         if header.manifest_digest != model.manifest.digest:
             raise StaleBase("the scores are of another model: join again")
@@ -121,18 +122,18 @@ class Intake:
             yield response
 
     async def update(
-        self, requests: AsyncIterator[pb.SendUpdateRequest]
+        self, requests: AsyncIterator[pb.SendUpdateRequest], peer: str = ""
     ) -> AsyncIterator[pb.SendUpdateResponse]:
         """Take the answer to TRAIN."""
         request = await self._header(requests, "values")
-        member = await self._desk.member(request.caller)
+        member = await self._desk.member(request.caller, peer)
         header = request.header
         tested = (header.base_evaluation, header.personal_evaluation)
         checks.check_report(header.work_s, header.training_loss, evaluations=tested)
         step = self._step(header.step, Work.TRAIN, member, header.num_samples)
         model = self._conductor.model
         if step is None or model is None:
-            yield self._desk.down(_closed(pb.SendUpdateResponse))
+            yield self._desk.down(_closed(pb.SendUpdateResponse), member.client)
             return
         mask, values = model.mask, model.values
         assert mask is not None and values is not None
@@ -165,7 +166,8 @@ class Intake:
 
     async def _header(self, requests: AsyncIterator[Any], phase: str) -> Any:
         request = await first(requests, self._conductor.state.settings.no_progress_s)
-        self._desk.ledger.count(phase, Direction.UP, request.ByteSize())
+        spoken = self._desk.known(request.caller)
+        self._desk.ledger.count(phase, Direction.UP, request.ByteSize(), client=spoken)
         return request
 
     def _step(self, number: int, work: Work, member: Member, num_samples: int) -> Step | None:
@@ -187,7 +189,7 @@ class Intake:
         report: dict[str, Any],
     ) -> AsyncIterator[Any]:
         if receipt := expected.over():
-            yield self._desk.down(respond(receipt=receipt))
+            yield self._desk.down(respond(receipt=receipt), member.client)
             return
 
         async def accept(part: Path) -> transfer_pb2.Receipt:
@@ -202,7 +204,7 @@ class Intake:
 
         with self._desk.sessions.call(member.client, self._conductor.clock):
             async for response in self._uploads.receive(expected, requests, respond, accept):
-                yield self._desk.down(response)
+                yield self._desk.down(response, member.client)
 
     async def _count(self, part: Path, event: events.UploadReceived) -> Reply:
         """Keep a verified upload and tell the run: both or, after a crash, neither."""

@@ -37,7 +37,7 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServiceServicer):
         self._intake = Intake(desk, uploads)
         self._broadcast: Broadcast | None = None
 
-    async def Join(self, request: pb.JoinRequest, _context: Any) -> pb.JoinResponse:
+    async def Join(self, request: pb.JoinRequest, context: Any) -> pb.JoinResponse:
         conductor = self._conductor
         before = conductor.state.members.get(ClientId(request.client_id))
         if before:  # of an earlier process of ours: alive until it has had time to show
@@ -58,6 +58,7 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServiceServicer):
         if await conductor.post(event) is Reply.CONFLICT:
             raise checks.taken(client)
         self._desk.sessions.heard(client, conductor.clock())
+        self._desk.speaks(client, context.peer())
         state, model = conductor.state, conductor.model
         response = pb.JoinResponse(
             run_id=state.run_id,
@@ -67,20 +68,22 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServiceServicer):
             protocol_version=checks.PROTOCOL_VERSION,
             software=version("ssfl"),
         )
-        self._desk.control(request, response)
+        self._desk.control(request, response, client)
         return response
 
     async def NextTask(
-        self, request: pb.NextTaskRequest, _context: Any
+        self, request: pb.NextTaskRequest, context: Any
     ) -> AsyncIterator[pb.NextTaskResponse | bytes]:
-        self._desk.ledger.count("control", Direction.UP, request.ByteSize())
-        member = await self._desk.member(request.caller)
+        spoken = self._desk.known(request.caller)
+        self._desk.ledger.count("control", Direction.UP, request.ByteSize(), client=spoken)
+        member = await self._desk.member(request.caller, context.peer())
         conductor = self._conductor
         with self._desk.sessions.call(member.client, conductor.clock):
             news = conductor.news()
             while (ready := self._task(member, request)) is None:
                 reason = waiting_for(conductor.state, conductor.clock())
-                yield self._desk.down(pb.NextTaskResponse(waiting=pb.Waiting(reason=reason)))
+                waiting = pb.NextTaskResponse(waiting=pb.Waiting(reason=reason))
+                yield self._desk.down(waiting, member.client)
                 with contextlib.suppress(TimeoutError):
                     await asyncio.wait_for(news.wait(), HEARTBEAT_S)
                 checks.check_caller(request.caller, conductor.state)
@@ -89,26 +92,28 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServiceServicer):
                 yield response
 
     def SendInitial(
-        self, requests: AsyncIterator[pb.SendInitialRequest], _context: Any
+        self, requests: AsyncIterator[pb.SendInitialRequest], context: Any
     ) -> AsyncIterator[pb.SendInitialResponse]:
-        return self._intake.initial(requests)
+        return self._intake.initial(requests, context.peer())
 
     def ReportSaliency(
-        self, requests: AsyncIterator[pb.ReportSaliencyRequest], _context: Any
+        self, requests: AsyncIterator[pb.ReportSaliencyRequest], context: Any
     ) -> AsyncIterator[pb.ReportSaliencyResponse]:
-        return self._intake.scores(requests)
+        return self._intake.scores(requests, context.peer())
 
     def SendUpdate(
-        self, requests: AsyncIterator[pb.SendUpdateRequest], _context: Any
+        self, requests: AsyncIterator[pb.SendUpdateRequest], context: Any
     ) -> AsyncIterator[pb.SendUpdateResponse]:
-        return self._intake.update(requests)
+        return self._intake.update(requests, context.peer())
 
     async def ReportEvaluation(
-        self, request: pb.ReportEvaluationRequest, _context: Any
+        self, request: pb.ReportEvaluationRequest, context: Any
     ) -> pb.ReportEvaluationResponse:
-        member = await self._desk.member(request.caller)
+        member = await self._desk.member(request.caller, context.peer())
         checks.check_report(request.work_s, evaluations=(request.evaluation,))
-        self._desk.ledger.count("evaluation", Direction.UP, request.ByteSize())
+        self._desk.ledger.count(
+            "evaluation", Direction.UP, request.ByteSize(), client=member.client
+        )
         reply = Reply.STEP_CLOSED
         if self._desk.open_step(request.step, Work.EVALUATE, member):
             report = {
@@ -119,21 +124,23 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServiceServicer):
             event = events.UploadReceived(request.step, member.client, "", report=report)
             reply = await self._conductor.post(event)
         response = pb.ReportEvaluationResponse(outcome=outcome_of(reply))
-        self._desk.ledger.count("evaluation", Direction.DOWN, response.ByteSize())
+        self._desk.ledger.count(
+            "evaluation", Direction.DOWN, response.ByteSize(), client=member.client
+        )
         return response
 
-    async def Progress(self, request: pb.ProgressRequest, _context: Any) -> pb.ProgressResponse:
-        member = await self._desk.member(request.caller)
+    async def Progress(self, request: pb.ProgressRequest, context: Any) -> pb.ProgressResponse:
+        member = await self._desk.member(request.caller, context.peer())
         presence = self._desk.sessions.heard(member.client, self._conductor.clock())
         presence.steps_done, presence.steps_all = request.steps_done, request.steps_all
         step = self._conductor.state.step
         over = step is None or step.closed is not None or step.number != request.step
         response = pb.ProgressResponse(step_closed=over)
-        self._desk.control(request, response)
+        self._desk.control(request, response, member.client)
         return response
 
-    async def Leave(self, request: pb.LeaveRequest, _context: Any) -> pb.LeaveResponse:
-        member = await self._desk.member(request.caller)
+    async def Leave(self, request: pb.LeaveRequest, context: Any) -> pb.LeaveResponse:
+        member = await self._desk.member(request.caller, context.peer())
         if request.reason == pb.LEAVE_REASON_UNSPECIFIED:
             raise InvalidRequest("a reason to leave is missing")
         finished = request.reason == pb.LEAVE_REASON_FINISHED
@@ -142,9 +149,10 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServiceServicer):
             log.warning("client leaves: %s", why, extra={"client": member.client})
         if finished and not self._conductor.state.finished:
             raise InvalidRequest("the run is not finished")
+        await self._desk.leaves(context.peer())
         await self._conductor.post(events.Left(member.client, finished))
         response = pb.LeaveResponse()
-        self._desk.control(request, response)
+        self._desk.control(request, response, member.client)
         return response
 
     def _task(self, member: Member, request: pb.NextTaskRequest) -> Ready | None:
@@ -172,9 +180,12 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServiceServicer):
             presence.asked_step, presence.asked_s = task.step, clock()
             presence.steps_done = presence.steps_all = 0
         header = pb.NextTaskResponse(task=task)
-        ledger.count(ready.phase, Direction.DOWN, header.ByteSize())
+        ledger.count(ready.phase, Direction.DOWN, header.ByteSize(), client=member.client)
         yield header
         for offset, num_bytes, message in ready.messages(task.offset):
-            ledger.count(ready.phase_at(offset), Direction.DOWN, len(message), num_bytes)
+            ledger.count(
+                ready.phase_at(offset), Direction.DOWN, len(message), num_bytes,
+                client=member.client, encoding=ready.encoding_at(offset),
+            )  # fmt: skip
             yield message
             sessions.heard(member.client, clock())

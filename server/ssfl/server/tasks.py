@@ -14,6 +14,7 @@ from ssfl.method.exact_sum import VALUE_BOUND
 from ssfl.method.model_state import ModelState
 from ssfl.method.strategies.contract import ClientId, Work
 from ssfl.server.aggregate import update_fraction_bits
+from ssfl.server.ledger import encoding_word
 from ssfl.server.state import Member, RunState, Step
 from ssfl.v1 import coordinator_pb2 as pb
 from ssfl.v1 import mask_pb2, transfer_pb2
@@ -60,12 +61,21 @@ class Ready:
 
     def phase_at(self, offset: int) -> str:
         """Return what the byte at `offset` of the payloads is for, in the ledger."""
+        part = self._part_at(offset)
+        return part.phase if part and part.phase == "mask" else self.phase
+
+    def encoding_at(self, offset: int) -> str:
+        """Return how the byte at `offset` of the payloads is encoded, in the ledger."""
+        part = self._part_at(offset)
+        return encoding_word(part.payload.encoding) if part else ""
+
+    def _part_at(self, offset: int) -> Part | None:
         end = 0
         for part in self.parts:
             end += len(part.data)
             if offset < end:
-                return part.phase if part.phase == "mask" else self.phase
-        return self.phase
+                return part
+        return None
 
 
 class Broadcast:

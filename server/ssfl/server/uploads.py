@@ -15,7 +15,7 @@ from ssfl.codec import Receiver
 from ssfl.codec.errors import DigestMismatch, TruncatedPayload
 from ssfl.method.strategies.contract import ClientId
 from ssfl.server.errors import InvalidRequest, NoProgress, SessionEnded
-from ssfl.server.ledger import Direction, Ledger
+from ssfl.server.ledger import Direction, Ledger, encoding_word
 from ssfl.server.spool import Spool, append
 from ssfl.v1 import transfer_pb2 as pb
 
@@ -152,7 +152,10 @@ class Uploads:
             first_chunk = False
             receiver.check(chunk.offset, chunk.data, chunk.crc32)
             await asyncio.to_thread(append, part, chunk.data)
-            self._ledger.count(expected.phase, Direction.UP, request.ByteSize(), len(chunk.data))
+            self._ledger.count(
+                expected.phase, Direction.UP, request.ByteSize(), len(chunk.data),
+                client=expected.client, encoding=encoding_word(expected.payload.encoding),
+            )  # fmt: skip
 
 
 async def first(requests: AsyncIterator[Any], no_progress_s: float) -> Any:
