@@ -4,6 +4,8 @@ CodecError
 ├─ TruncatedPayload    fewer bytes than promised
 ├─ TrailingBytes       more bytes than promised
 ├─ MaskError           not a mask of this size
+├─ MalformedPayload    not what this code writes
+├─ UnfitValues         the code asked for cannot hold these values
 ├─ ChunkError          a gap, a repeat, a reordering, an empty or oversized chunk
 ├─ ChecksumMismatch    a chunk was damaged on the way: send it again
 └─ DigestMismatch      the whole payload is not the announced one: send it again
@@ -32,6 +34,14 @@ class TrailingBytes(CodecError):
 
 class MaskError(CodecError):
     """The bytes are not a mask of the announced size and count."""
+
+
+class MalformedPayload(CodecError):
+    """The bytes are not what the code writes."""
+
+
+class UnfitValues(CodecError):
+    """The code that was asked for cannot hold these values."""
 
 
 class ChunkError(CodecError):

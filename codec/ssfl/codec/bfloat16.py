@@ -1,0 +1,54 @@
+"""Lossy: the change against the reference as bfloat16, 2 bytes a value before entropy coding.
+
+A change keeps its size to 1 part in 256, however small it is; the receiver adds it to its
+reference in float32. Layout: byte planes of the 16-bit patterns, the sign at the lowest bit
+and the exponent above the mantissa, so that the high plane is the exponent alone.
+"""
+
+from dataclasses import dataclass
+from typing import cast
+
+import numpy as np
+import numpy.typing as npt
+
+from ssfl.codec import planes
+from ssfl.codec.blocks import Floats, Words
+from ssfl.codec.errors import UnfitValues
+from ssfl.codec.rounding import change
+from ssfl.codec.sections import SectionReader, SectionWriter
+
+_INFINITY = 0x7F80  # exponent of infinity and NaN
+
+
+@dataclass(frozen=True)
+class Bfloat16:
+    """Changes with 8 bits of precision."""
+
+    name: str = "bfloat16"
+    lossless: bool = False
+
+    def block_bound(self, count: int) -> int:
+        return planes.bound(count, 2)
+
+    def encode_block(
+        self, values: Floats, reference: Floats, words: Words | None, out: memoryview
+    ) -> int:
+        bits = change(values, reference).view(np.uint32)
+        if words is None:  # to nearest, ties to even
+            half = np.uint32(0x7FFF) + (bits >> np.uint32(16) & np.uint32(1))
+        else:
+            half = words & np.uint32(0xFFFF)
+        top = ((bits + half) >> np.uint32(16)).astype(np.uint16)
+        if ((top & _INFINITY) == _INFINITY).any():
+            raise UnfitValues("a change is too large for bfloat16")
+        rotated = (top << np.uint16(1)) | (top >> np.uint16(15))
+        return planes.write(rotated, SectionWriter(), out)
+
+    def decode_block(self, reader: SectionReader, reference: Floats) -> Floats:
+        rotated = cast(npt.NDArray[np.uint16], planes.read(reader, reference.size, np.uint16))
+        top = (rotated >> np.uint16(1)) | (rotated << np.uint16(15))
+        with np.errstate(over="ignore", invalid="ignore"):  # the receiver checks what it got
+            return reference + (top.astype(np.uint32) << np.uint32(16)).view(np.float32)
+
+
+CODE = Bfloat16()

@@ -1,0 +1,135 @@
+"""Values coded against a reference, block by block.
+
+A *value code* turns up to BLOCK values, and the values of the reference at the same places, into
+bytes of its own; blocks do not depend on each other, so a payload can be written into and read
+from small buffers, and one that is too large for a machine's memory never has to be in it.
+
+    payload   block 0 | block 1 | …      each of BLOCK values, the last one of the rest
+
+Contract of every value code (`ValueCode`):
+- `block_bound(count)` is known before anything is encoded, and no block is ever larger;
+- a code that is `lossless` gives back every bit pattern, NaN payloads and -0.0 included;
+- one that is not refuses NaN and infinity, and rounds to nearest, or, given random words,
+  stochastically: up with the probability that makes the expectation exact;
+- any bytes decode or raise a CodecError, and nothing is allocated on the word of the sender.
+
+>>> import numpy as np
+>>> from ssfl.codec import reference
+>>> base = np.linspace(-1, 1, 1000, dtype=np.float32)
+>>> values = base * np.float32(1.0001)
+>>> payload = encode(reference.CODE, values, base)
+>>> len(payload) <= max_encoded_bytes(reference.CODE, 1000), len(payload) < values.nbytes
+(True, True)
+>>> bool((decode(reference.CODE, payload, 1000, base) == values).all())
+True
+"""
+
+from collections.abc import Iterator
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from ssfl.codec.errors import CodecError, TrailingBytes
+from ssfl.codec.sections import Buffer, SectionReader
+
+BLOCK = 1 << 16  # values: 256 KiB, so that a block's scratch stays in a core's cache
+Floats = npt.NDArray[np.float32]
+Words = npt.NDArray[np.uint32]
+
+
+class ValueCode(Protocol):
+    """One way to code values against a reference."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def lossless(self) -> bool: ...
+
+    def block_bound(self, count: int) -> int:
+        """Return the most bytes a block of `count` values can take."""
+        ...
+
+    def encode_block(
+        self, values: Floats, reference: Floats, words: Words | None, out: memoryview
+    ) -> int:
+        """Write a block into the caller's buffer; return the bytes it took."""
+        ...
+
+    def decode_block(self, reader: SectionReader, reference: Floats) -> Floats:
+        """Return the values of the next block, as many as the reference has."""
+        ...
+
+
+def max_encoded_bytes(code: ValueCode, count: int) -> int:
+    """Return the most bytes `count` values can take: a hard bound, known beforehand."""
+    whole, rest = divmod(count, BLOCK)
+    return whole * code.block_bound(BLOCK) + (code.block_bound(rest) if rest else 0)
+
+
+def encode_into(
+    code: ValueCode,
+    values: Floats,
+    reference: Floats | None,
+    out: memoryview,
+    words: Words | None = None,
+) -> int:
+    """Write the payload into the caller's buffer, of `max_encoded_bytes`; return its length.
+
+    `reference` None stands for zeros: then no value needs to be known to the receiver. `words`,
+    one per value, make a lossy code round stochastically.
+    """
+    at = 0
+    for part, against in _blocks(values, reference):
+        noise = None if words is None else words[part]
+        at += code.encode_block(values[part], against, noise, out[at:])
+    return at
+
+
+def encode(
+    code: ValueCode, values: Floats, reference: Floats | None, words: Words | None = None
+) -> memoryview:
+    """Return the payload."""
+    out = memoryview(bytearray(max_encoded_bytes(code, values.size)))
+    return out[: encode_into(code, values, reference, out, words)]
+
+
+def decoded(
+    code: ValueCode, payload: Buffer, count: int, reference: Floats | None
+) -> Iterator[tuple[int, Floats]]:
+    """Yield (first place, values) of every block of a payload that must hold `count` values."""
+    if reference is not None and reference.size != count:
+        raise CodecError(f"a reference of {reference.size} values for {count}")
+    reader = SectionReader(payload)
+    zeros = np.zeros(min(count, BLOCK) if reference is None else 0, dtype=np.float32)
+    for start in range(0, count, BLOCK):
+        end = min(start + BLOCK, count)
+        against = zeros[: end - start] if reference is None else reference[start:end]
+        yield start, code.decode_block(reader, against)
+    if reader.left:
+        raise TrailingBytes(reader.at, reader.at + reader.left)
+
+
+def decode(code: ValueCode, payload: Buffer, count: int, reference: Floats | None) -> Floats:
+    """Return the `count` values of a payload."""
+    values = [block for _, block in decoded(code, payload, count, reference)]
+    return np.concatenate(values) if values else np.empty(0, dtype=np.float32)
+
+
+def relative_error(values: Floats, sent: Floats, reference: Floats) -> float:
+    """Return how far the sent values are from the true ones, as a share of the change itself.
+
+    Root mean squares: |sent - values| / |values - reference|; 0 if nothing was lost.
+    """
+    lost = float(np.linalg.norm(sent.astype(np.float64) - values))
+    change = float(np.linalg.norm(values.astype(np.float64) - reference))
+    return lost / change if lost else 0.0
+
+
+def _blocks(values: Floats, reference: Floats | None) -> Iterator[tuple[slice, Floats]]:
+    if reference is not None and reference.shape != values.shape:
+        raise CodecError(f"a reference of {reference.size} values for {values.size}")
+    zeros = np.zeros(min(values.size, BLOCK) if reference is None else 0, dtype=np.float32)
+    for start in range(0, values.size, BLOCK):
+        part = slice(start, min(start + BLOCK, values.size))
+        yield part, zeros[: part.stop - start] if reference is None else reference[part]

@@ -1,0 +1,63 @@
+"""Lossy: the change against the reference as whole multiples of a step of its own per 256 values.
+
+    block   steps, float32 each, one per 256 values | plane of codes, one byte each
+
+A step is the group's largest |change| / 127. The receiver computes reference + code * step in
+float32. Codes travel zigzagged (0, -1, 1, -2 … as 0, 1, 2, 3 …).
+"""
+
+from dataclasses import dataclass
+from typing import cast
+
+import numpy as np
+import numpy.typing as npt
+
+from ssfl.codec import planes
+from ssfl.codec.blocks import Floats, Words
+from ssfl.codec.rounding import change, rounded
+from ssfl.codec.sections import SectionReader, SectionWriter
+
+GROUP = 256  # values that share a step
+_LARGEST = 127
+
+
+@dataclass(frozen=True)
+class Int8:
+    """Changes in 255 steps."""
+
+    name: str = "int8"
+    lossless: bool = False
+
+    def block_bound(self, count: int) -> int:
+        return 4 * _groups(count) + planes.bound(count, 1)
+
+    def encode_block(
+        self, values: Floats, reference: Floats, words: Words | None, out: memoryview
+    ) -> int:
+        changes = change(values, reference)
+        starts = np.arange(0, changes.size, GROUP)
+        largest = np.maximum.reduceat(np.abs(changes), starts)
+        steps = (largest / np.float32(_LARGEST)).astype("<f4")
+        out[: steps.nbytes] = steps.data.cast("B")
+        divisors = np.where(steps > 0, steps, 1).astype(np.float64)
+        numbers = changes / np.repeat(divisors, GROUP)[: changes.size]
+        codes = np.clip(rounded(numbers, words), -_LARGEST, _LARGEST).astype(np.int16)
+        zigzagged = ((codes << 1) ^ (codes >> 15)).astype(np.uint8)
+        return steps.nbytes + planes.write(zigzagged, SectionWriter(), out[steps.nbytes :])
+
+    def decode_block(self, reader: SectionReader, reference: Floats) -> Floats:
+        steps = np.frombuffer(reader.take(4 * _groups(reference.size)), dtype="<f4")
+        zigzagged = cast(npt.NDArray[np.uint8], planes.read(reader, reference.size, np.uint8))
+        codes = zigzagged.astype(np.int16)
+        codes = (codes >> 1) ^ -(codes & 1)
+        with np.errstate(over="ignore", invalid="ignore"):  # the receiver checks what it got
+            changes = codes.astype(np.float32) * np.repeat(steps, GROUP)[: codes.size]
+            values: Floats = reference + changes
+        return values
+
+
+CODE = Int8()
+
+
+def _groups(count: int) -> int:
+    return -(-count // GROUP)

@@ -1,0 +1,230 @@
+"""A mask as bits sorted by how likely they are.
+
+A saliency mask is far from random: whole input and output channels are dense or empty, and
+|gradient x weight| is large where the weight is. Both ends know the shapes and often the initial
+weights; a few bytes per channel say the rest. From these every coordinate gets one of CLASSES
+classes, by integer arithmetic alone, and the bits of a class, which are all about equally likely,
+are packed side by side, where an entropy coder does them justice.
+
+For a coordinate of output channel o and input channel i (the first and second dimension of its
+tensor), with w its initial weight:
+
+    level = input[i] + output[o] + (float32 bits of |w| >> 19) - middle
+    class = (level >> 2) + CLASSES / 2, kept within 0 … CLASSES - 1
+
+    payload   flags u8: bit 0 set if the weights are used
+              section of side information: for every tensor `middle` i16 (0 without weights),
+                  input i8 per input channel, output i8 per output channel
+              for every class that has coordinates: section of its packed bits, in their order
+"""
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from statistics import NormalDist
+
+import numpy as np
+import numpy.typing as npt
+
+from ssfl.codec.errors import MalformedPayload, MaskError, TrailingBytes
+from ssfl.codec.masks import checked, packed_bytes
+from ssfl.codec.sections import HEADER_BYTES, Buffer, SectionReader, SectionWriter
+
+CLASSES = 64
+Shape = tuple[int, ...]
+Bools = npt.NDArray[np.bool_]
+Levels = npt.NDArray[np.int32]
+Floats = npt.NDArray[np.float32]
+
+_WEIGHT_SHIFT = np.int32(19)  # 16 levels per octave of |w|
+_SPREAD = 24.0  # levels per standard deviation of a channel's density, as a normal quantile
+_MAGNITUDE = np.int32(0x7FFFFFFF)
+_BLOCK = 1 << 20  # coordinates that are sorted at a time
+
+
+def max_encoded_bytes(shapes: Sequence[Shape]) -> int:
+    """Return the most bytes the sorted bits of tensors of these shapes can take."""
+    size = sum(math.prod(shape) for shape in shapes)
+    side = sum(2 + inputs + outputs for outputs, inputs, _ in map(_dimensions, shapes))
+    return 1 + HEADER_BYTES + side + (HEADER_BYTES + 1) * CLASSES + packed_bytes(size)
+
+
+def encode(bits: bytes, shapes: Sequence[Shape], weights: Floats | None = None) -> memoryview:
+    """Return the sorted bits of a mask over tensors of these shapes, flattened in this order.
+
+    `weights` are the initial weights of the masked coordinates, if the receiver holds them.
+    """
+    kept = _unpacked(bits, shapes)
+    side = [*_side_information(kept, shapes, weights)]
+    contents: list[list[Bools]] = [[] for _ in range(CLASSES)]
+    for part, order, counts in _sorted(shapes, side, weights):
+        ends = np.cumsum(counts)
+        for number, piece in enumerate(np.split(kept[part][order], ends[:-1])):
+            contents[number].append(piece)
+    out = memoryview(bytearray(max_encoded_bytes(shapes)))
+    out[0] = int(weights is not None)
+    writer = SectionWriter(levels=(1,))
+    at = 1 + writer.write(np.concatenate([_no_bytes(), *map(_side_bytes, side)]), out[1:])
+    for pieces in contents:
+        content = np.concatenate([np.empty(0, dtype=np.bool_), *pieces])
+        pieces.clear()
+        if content.size:
+            at += writer.write(np.packbits(content, bitorder="little"), out[at:])
+    return out[:at]
+
+
+def decode(payload: Buffer, shapes: Sequence[Shape], weights: Floats | None = None) -> bytes:
+    """Return the packed bits of a mask over tensors of these shapes."""
+    size = sum(math.prod(shape) for shape in shapes)
+    if weights is not None and weights.size != size:
+        raise MaskError(f"{weights.size} weights for a mask of {size} coordinates")
+    reader = SectionReader(payload)
+    flags = reader.take(1)[0]
+    if flags > 1:
+        raise MalformedPayload(f"unknown flags {flags} of a mask")
+    if flags and weights is None:
+        raise MaskError("the mask is coded with initial weights that are not at hand")
+    used = weights if flags else None
+    side = [*_read_side(reader, shapes)]
+    totals = np.zeros(CLASSES, dtype=np.int64)
+    for _, _, counts in _sorted(shapes, side, used):
+        totals += counts
+    contents = [_read_class(reader, int(total)) for total in totals]
+    if reader.left:
+        raise TrailingBytes(reader.at, reader.at + reader.left)
+    kept = np.empty(size, dtype=np.bool_)
+    places = [0] * CLASSES
+    for part, order, counts in _sorted(shapes, side, used):
+        pieces = []
+        for number, count in enumerate(counts.tolist()):
+            pieces.append(contents[number][places[number] : places[number] + count])
+            places[number] += count
+        kept[part][order] = np.concatenate(pieces)
+    return np.packbits(kept, bitorder="little").tobytes()
+
+
+@dataclass(frozen=True, eq=False)
+class _Side:
+    """What is said about one tensor."""
+
+    middle: int
+    inputs: Levels  # (input channels,)
+    outputs: Levels  # (output channels,)
+
+
+def _dimensions(shape: Shape) -> tuple[int, int, int]:
+    """Return output channels, input channels and the rest of a tensor, whatever it is."""
+    outputs = shape[0] if shape else 1
+    inputs = shape[1] if len(shape) > 1 else 1
+    return outputs, inputs, math.prod(shape[2:])
+
+
+def _unpacked(bits: bytes, shapes: Sequence[Shape]) -> Bools:
+    size = sum(math.prod(shape) for shape in shapes)
+    packed = np.frombuffer(checked(bits, size), dtype=np.uint8)
+    return np.unpackbits(packed, count=size, bitorder="little").view(np.bool_)
+
+
+def _side_information(
+    kept: Bools, shapes: Sequence[Shape], weights: Floats | None
+) -> Iterator[_Side]:
+    """Yield for every tensor how dense its channels are, as levels.
+
+    Only the sender computes this, so ordinary floats do: densities as normal quantiles, which
+    add up along both dimensions about as the logarithms of saliencies do.
+    """
+    start = 0
+    for shape in shapes:
+        outputs, inputs, rest = _dimensions(shape)
+        end = start + outputs * inputs * rest
+        tensor = kept[start:end].reshape(outputs, inputs, rest)
+        middle = 0
+        if weights is not None and end > start:
+            middle = int(np.median(_weight_levels(weights[start:end][:_BLOCK])))
+        in_each = np.count_nonzero(tensor, axis=(0, 2))
+        out_each = np.count_nonzero(tensor, axis=(1, 2))
+        whole = _quantiles(in_each.sum(keepdims=True), tensor.size)[0]
+        yield _Side(
+            middle,
+            _as_levels(_quantiles(in_each, outputs * rest)),
+            _as_levels(_quantiles(out_each, inputs * rest) - whole),
+        )
+        start = end
+
+
+def _quantiles(counts: npt.NDArray[np.intp], size: int) -> npt.NDArray[np.float64]:
+    """Return the normal quantiles of densities, kept away from 0 and 1."""
+    normal = NormalDist()
+    unique, places = np.unique(counts, return_inverse=True)
+    quantiles = [normal.inv_cdf((count + 0.5) / (size + 1)) for count in unique.tolist()]
+    return np.array(quantiles)[places]
+
+
+def _as_levels(quantiles: npt.NDArray[np.float64]) -> Levels:
+    return np.clip(np.rint(_SPREAD * quantiles), -127, 127).astype(np.int32)
+
+
+def _weight_levels(weights: Floats) -> Levels:
+    bits = np.ascontiguousarray(weights, dtype="<f4").view(np.int32)
+    levels: Levels = (bits & _MAGNITUDE) >> _WEIGHT_SHIFT
+    return levels
+
+
+def _sorted(
+    shapes: Sequence[Shape], side: Sequence[_Side], weights: Floats | None
+) -> Iterator[tuple[slice, npt.NDArray[np.intp], npt.NDArray[np.int64]]]:
+    """Yield (coordinates, their order by class, how many of each class), a block at a time."""
+    start = 0
+    for shape, said in zip(shapes, side, strict=True):
+        outputs, inputs, rest = _dimensions(shape)
+        row = inputs * rest
+        step = max(1, _BLOCK // max(1, row))
+        for first in range(0, outputs if row else 0, step):
+            some = said.outputs[first : first + step]
+            part = slice(start + first * row, start + (first + some.size) * row)
+            levels = some[:, None, None] + said.inputs[None, :, None]  # (some, inputs, 1)
+            levels = np.repeat(levels, rest, axis=2).reshape(-1)
+            if weights is not None:
+                levels += _weight_levels(weights[part])
+                levels -= np.int32(said.middle)
+            levels >>= np.int32(2)
+            levels += np.int32(CLASSES // 2)
+            classes = np.clip(levels, 0, CLASSES - 1).astype(np.uint8)
+            order = np.argsort(classes, kind="stable")
+            yield part, order, np.bincount(classes, minlength=CLASSES)
+        start += outputs * row
+
+
+def _no_bytes() -> npt.NDArray[np.uint8]:
+    return np.empty(0, dtype=np.uint8)
+
+
+def _side_bytes(said: _Side) -> npt.NDArray[np.uint8]:
+    return np.concatenate(
+        [
+            np.array([said.middle], dtype="<i2").view(np.uint8),
+            said.inputs.astype(np.int8).view(np.uint8),
+            said.outputs.astype(np.int8).view(np.uint8),
+        ]
+    )
+
+
+def _read_side(reader: SectionReader, shapes: Sequence[Shape]) -> Iterator[_Side]:
+    size = sum(2 + inputs + outputs for outputs, inputs, _ in map(_dimensions, shapes))
+    content = reader.read(size)
+    at = 0
+    for shape in shapes:
+        outputs, inputs, _ = _dimensions(shape)
+        middle = int(content[at : at + 2].copy().view("<i2")[0])
+        levels = content[at + 2 : at + 2 + inputs + outputs].view(np.int8).astype(np.int32)
+        yield _Side(middle, levels[:inputs], levels[inputs:])
+        at += 2 + inputs + outputs
+
+
+def _read_class(reader: SectionReader, count: int) -> Bools:
+    if not count:
+        return np.empty(0, dtype=np.bool_)
+    packed = reader.read(packed_bytes(count))
+    if count % 8 and packed[-1] >> (count % 8):
+        raise MalformedPayload("bits behind the last coordinate of a class are set")
+    return np.unpackbits(packed, count=count, bitorder="little").view(np.bool_)
