@@ -7,11 +7,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
+from codec.conformance import SPECIAL, random_vector
 from ssfl.codec import CodecError, TrailingBytes, TruncatedPayload, values_only
+from ssfl.codec.contract import BLOCK, SparseVector
+from ssfl.codec.errors import MaskError
+from ssfl.codec.values_only import VALUES_ONLY
 
 Words = npt.NDArray[np.uint32]
-# Quiet and signalling NaN with payloads, both zeros, both infinities, subnormals.
-SPECIAL = (0x7FC01234, 0x7F801234, 0xFFC00001, 0, 0x80000000, 0x7F800000, 0xFF800000, 1, 0x807FFFFF)
 
 
 def bits(values: npt.NDArray[np.float32]) -> list[int]:
@@ -83,3 +85,26 @@ def test_any_bytes_decode_or_are_a_codec_error(payload: bytes, count: int) -> No
 def test_a_huge_count_is_refused_before_allocation() -> None:
     with pytest.raises(TruncatedPayload):
         values_only.decode(b"", 2**62)
+
+
+def test_the_encoding_has_the_bytes_of_the_bare_values() -> None:
+    vector = SparseVector(4, b"\x0d", np.array([1, -2, 0.5], dtype=np.float32))
+    payload = bytes.fromhex("0000803f000000c00000003f")
+    assert VALUES_ONLY.encode(vector) == payload
+    assert VALUES_ONLY.decode(payload, 4, 3, b"\x0d") == vector
+    larger = random_vector(2 * BLOCK + 9, 0.9)
+    assert VALUES_ONLY.encode(larger) == values_only.encode(larger.values)
+
+
+def test_values_cannot_be_placed_without_the_mask() -> None:
+    with pytest.raises(MaskError, match="the mask is needed"):
+        VALUES_ONLY.decode(bytes(12), 4, 3)
+
+
+def test_the_parts_are_views_on_the_vector_and_what_is_decoded_on_the_payload() -> None:
+    vector = random_vector(2 * BLOCK, 1)
+    for part in VALUES_ONLY.parts(vector):
+        assert np.shares_memory(np.frombuffer(part, np.uint8), vector.values)
+    payload = VALUES_ONLY.encode(vector)
+    values = VALUES_ONLY.decode(payload, vector.size, vector.num_kept, vector.bits).values
+    assert np.shares_memory(values, np.frombuffer(payload, np.uint8))

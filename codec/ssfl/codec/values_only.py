@@ -1,14 +1,34 @@
 """Values-only: float32 in an order both ends know; no index travels.
 
-Contract: `decode(encode(v), v.size)` equals v bit for bit, NaN payloads and -0.0 included;
-the size is `encoded_bytes(v.size)` before anything is encoded. The same layout, over every
-coordinate instead of the kept ones, is the dense encoding.
+    payload   values f32[num_kept]        4 * num_kept bytes
+
+`VALUES_ONLY` is the encoding of a sparse vector whose mask the receiver holds. The functions
+beside it do the same for bare values: `decode(encode(v), v.size)` equals v bit for bit, NaN
+payloads and -0.0 included, and takes `encoded_bytes(v.size)`.
+
+>>> from ssfl.codec.contract import SparseVector
+>>> vector = SparseVector(4, b"\\x0d", np.array([1, -2, 0.5], dtype=np.float32))
+>>> payload = VALUES_ONLY.encode(vector)
+>>> payload.hex()
+'0000803f000000c00000003f'
+>>> VALUES_ONLY.decode(payload, size=4, num_kept=3, bits=b"\\x0d").dense().tolist()
+[1.0, 0.0, -2.0, 0.5]
 """
+
+from collections.abc import Iterator
 
 import numpy as np
 import numpy.typing as npt
 
-from ssfl.codec.errors import TrailingBytes, TruncatedPayload
+from ssfl.codec.contract import (
+    BLOCK,
+    Buffer,
+    Encoding,
+    SparseVector,
+    check_counts,
+    check_length,
+)
+from ssfl.codec.errors import MaskError
 
 BYTES_PER_VALUE = 4
 
@@ -23,11 +43,37 @@ def encode(values: npt.NDArray[np.float32]) -> memoryview:
     return np.ascontiguousarray(values, dtype="<f4").data.cast("B")
 
 
-def decode(payload: bytes | bytearray | memoryview, count: int) -> npt.NDArray[np.float32]:
+def encode_parts(values: npt.NDArray[np.float32]) -> Iterator[memoryview]:
+    """Yield the payload block by block, so that a strided vector is never copied whole."""
+    for start in range(0, values.size, BLOCK):
+        yield encode(values[start : start + BLOCK])
+
+
+def decode(payload: Buffer, count: int) -> npt.NDArray[np.float32]:
     """Return the `count` values of a payload, as a view on it."""
-    expected, actual = encoded_bytes(count), len(payload)
-    if actual < expected:
-        raise TruncatedPayload(expected, actual)
-    if actual > expected:
-        raise TrailingBytes(expected, actual)
+    check_length(encoded_bytes(count), len(payload))
     return np.frombuffer(payload, dtype="<f4").astype(np.float32, copy=False)
+
+
+class ValuesOnly(Encoding):
+    """The kept values alone: the smallest, for a receiver that holds the mask."""
+
+    name = "values_only"
+    needs_mask = True
+
+    def encoded_bytes(self, size: int, num_kept: int) -> int:
+        check_counts(size, num_kept)
+        return encoded_bytes(num_kept)
+
+    def parts(self, vector: SparseVector) -> Iterator[memoryview]:
+        return encode_parts(vector.values)
+
+    def unpack(
+        self, payload: memoryview, size: int, num_kept: int, bits: bytes | None
+    ) -> SparseVector:
+        if bits is None:
+            raise MaskError("values alone cannot be placed: the mask is needed")
+        return SparseVector(size, bits, decode(payload, num_kept))
+
+
+VALUES_ONLY = ValuesOnly()

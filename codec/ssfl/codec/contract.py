@@ -1,0 +1,223 @@
+"""A sparse vector, and what every encoding of it promises.
+
+A sparse vector has `size` coordinates, of which a mask keeps `num_kept`; kept ones have a value,
+all others are zero. An encoding turns it into a payload and back. Its contract:
+
+- `encoded_bytes(size, num_kept)` is the payload's length, exact, before anything is encoded.
+- `decode(encode(v), v.size, v.num_kept, v.bits)` equals v bit for bit: NaN payloads, -0.0 and
+  subnormal numbers included.
+- Without `bits` an encoding that `needs_mask` refuses to decode. Any other gives the same
+  coordinates the same bits; one whose payload names the kept coordinates gives v again.
+- With `bits`, a payload of another mask is a MaskError: values never land where they were not.
+- `parts` and `reader` hand out the payload piece by piece with a fixed amount of scratch memory,
+  and a sweep over all of it takes time linear in `size`, however small the caller's buffer.
+- Any bytes decode or raise a CodecError. Counts and lengths are checked before memory is taken:
+  what `decode` allocates is bounded by the payload's length and a few bits per coordinate.
+
+`size` must be what the receiver knows of its own model, never what a sender claims.
+"""
+
+import io
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar
+
+import numpy as np
+import numpy.typing as npt
+
+from ssfl.codec.errors import ChunkError, MaskError, TrailingBytes, TruncatedPayload
+
+if TYPE_CHECKING:
+    from _typeshed import WriteableBuffer
+
+MAX_SIZE = 1 << 31  # coordinates: indices fit 32 bits, a mask 256 MiB
+BLOCK = 1 << 16  # coordinates at a time; a multiple of 8, so that blocks begin at a byte
+
+Buffer = bytes | bytearray | memoryview
+
+
+@dataclass(frozen=True, eq=False)
+class SparseVector:
+    """The kept coordinates of a vector and their values.
+
+    Coordinate i is bit i % 8 of byte i // 8 of `bits`; spare bits of the last byte are zero.
+
+    >>> dense = np.array([1, 9, -2, 0.5], dtype=np.float32)
+    >>> vector = SparseVector.from_dense(dense, np.array([True, False, True, True]))
+    >>> vector.num_kept, vector.bits.hex(), vector.values.tolist()
+    (3, '0d', [1.0, -2.0, 0.5])
+    >>> vector.dense().tolist()
+    [1.0, 0.0, -2.0, 0.5]
+    """
+
+    size: int
+    bits: bytes
+    values: npt.NDArray[np.float32]  # (num_kept,) in ascending order of coordinates
+
+    def __post_init__(self) -> None:
+        if self.values.dtype != np.float32 or self.values.ndim != 1:
+            shape, dtype = self.values.shape, self.values.dtype
+            raise TypeError(f"values must be one row of float32, got {shape} of {dtype}")
+        check_counts(self.size, self.num_kept)
+        check_mask(self.bits, self.size, self.num_kept)
+
+    @classmethod
+    def from_dense(
+        cls, dense: npt.NDArray[np.float32], kept: npt.NDArray[np.bool_]
+    ) -> "SparseVector":
+        """Return the coordinates of `dense` where `kept` is true."""
+        if dense.shape != kept.shape:
+            raise MaskError(f"a mask of shape {kept.shape} for a vector of shape {dense.shape}")
+        return cls(dense.size, np.packbits(kept, bitorder="little").tobytes(), dense[kept])
+
+    @property
+    def num_kept(self) -> int:
+        return self.values.size
+
+    def dense(self) -> npt.NDArray[np.float32]:
+        """Return every coordinate: zero off the mask."""
+        dense = np.zeros(self.size, dtype=np.float32)
+        at = 0
+        for start, kept in kept_blocks(self.bits, self.size):
+            num_kept = int(np.count_nonzero(kept))
+            dense[start : start + kept.size][kept] = self.values[at : at + num_kept]
+            at += num_kept
+        return dense
+
+    def __eq__(self, other: object) -> bool:
+        """The same mask and the same bits of every value: NaN equals itself, 0.0 not -0.0."""
+        if not isinstance(other, SparseVector):
+            return NotImplemented
+        return (self.size, self.bits) == (other.size, other.bits) and bool(
+            np.array_equal(self.values.view(np.uint32), other.values.view(np.uint32))
+        )
+
+    __hash__ = None  # type: ignore[assignment]  # the values can be written to
+
+
+class Encoding(ABC):
+    """One way to write a sparse vector as bytes; the module's docstring is the contract."""
+
+    name: ClassVar[str]
+    needs_mask: ClassVar[bool] = False  # only a receiver that holds the mask can decode
+
+    @abstractmethod
+    def encoded_bytes(self, size: int, num_kept: int) -> int:
+        """Return the payload's length; MaskError if `num_kept` of `size` is impossible."""
+
+    @abstractmethod
+    def parts(self, vector: SparseVector) -> Iterator[memoryview]:
+        """Yield the payload's bytes in order: views on the vector, or scratch of one block.
+
+        A part stays valid after the next one was made; it may be empty.
+        """
+
+    @abstractmethod
+    def unpack(
+        self, payload: memoryview, size: int, num_kept: int, bits: bytes | None
+    ) -> SparseVector:
+        """Return the vector of a payload whose length is right, under a mask that is sound."""
+
+    def reader(self, vector: SparseVector, at: int = 0) -> "PayloadReader":
+        """Return the payload as a stream that begins at its byte `at`."""
+        return PayloadReader(self, vector, at)
+
+    def encode(self, vector: SparseVector) -> bytearray:
+        """Return the whole payload at once."""
+        reader = self.reader(vector)
+        payload = bytearray(reader.encoded_bytes)
+        reader.readinto(payload)
+        return payload
+
+    def decode(
+        self, payload: Buffer, size: int, num_kept: int, bits: bytes | None = None
+    ) -> SparseVector:
+        """Return the vector of a payload; its values may be a view on the payload's memory.
+
+        `bits` is the mask the receiver holds, if it holds one. Raises TruncatedPayload,
+        TrailingBytes or MaskError, and nothing else, whatever the payload's bytes are.
+        """
+        view = memoryview(payload).cast("B")
+        check_length(self.encoded_bytes(size, num_kept), len(view))
+        if bits is not None:
+            check_mask(bits, size, num_kept)
+        vector = self.unpack(view, size, num_kept, bits)
+        if bits is not None and vector.bits != bits:
+            raise MaskError("the payload keeps other coordinates than the receiver's mask")
+        return vector
+
+
+class PayloadReader(io.RawIOBase):
+    """The payload of a vector as a raw stream: whatever reads a file can send it.
+
+    Beginning at a byte `at` beyond 0 (a transfer that is resumed) costs at most one sweep over
+    what lies before it. The vector must not change meanwhile.
+    """
+
+    def __init__(self, encoding: Encoding, vector: SparseVector, at: int = 0) -> None:
+        self.encoded_bytes = encoding.encoded_bytes(vector.size, vector.num_kept)
+        if not 0 <= at <= self.encoded_bytes:
+            raise ChunkError(f"a payload of {self.encoded_bytes} bytes cannot begin at byte {at}")
+        self._parts = encoding.parts(vector)
+        self._part = memoryview(b"")  # what is left of the part under way
+        while at and (skipped := self._take(at)):
+            at -= len(skipped)
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, out: "WriteableBuffer", /) -> int:
+        """Fill `out` with the next bytes; fewer only at the end, then 0."""
+        view = memoryview(out).cast("B")
+        filled = 0
+        while filled < len(view) and (taken := self._take(len(view) - filled)):
+            view[filled : filled + len(taken)] = taken
+            filled += len(taken)
+        return filled
+
+    def _take(self, limit: int) -> memoryview:
+        """Return 1 to `limit` next bytes, or none at the end."""
+        while not self._part:
+            part = next(self._parts, None)
+            if part is None:
+                break
+            self._part = part
+        taken, self._part = self._part[:limit], self._part[limit:]
+        return taken
+
+
+def kept_blocks(bits: bytes, size: int) -> Iterator[tuple[int, npt.NDArray[np.bool_]]]:
+    """Yield (first coordinate, one bool per coordinate) of each BLOCK of a mask."""
+    packed = np.frombuffer(bits, dtype=np.uint8)
+    for start in range(0, size, BLOCK):
+        count = min(BLOCK, size - start)
+        block = packed[start // 8 : (start + BLOCK) // 8]
+        yield start, np.unpackbits(block, count=count, bitorder="little").view(np.bool_)
+
+
+def check_counts(size: int, num_kept: int) -> None:
+    """Raise MaskError unless a vector can keep `num_kept` of `size` coordinates."""
+    if not 0 <= num_kept <= size:
+        raise MaskError(f"cannot keep {num_kept} of {size} coordinates")
+    if size > MAX_SIZE:
+        raise MaskError(f"{size} coordinates are more than the limit of {MAX_SIZE}")
+
+
+def check_mask(bits: bytes, size: int, num_kept: int) -> None:
+    """Raise MaskError unless `bits` keep `num_kept` of `size` coordinates."""
+    if len(bits) != (size + 7) // 8:
+        raise MaskError(f"{len(bits)} bytes for a mask of {size} coordinates")
+    if size % 8 and bits[-1] >> (size % 8):
+        raise MaskError("bits behind the last coordinate are set")
+    actual = int(np.bitwise_count(np.frombuffer(bits, dtype=np.uint8)).sum())
+    if actual != num_kept:
+        raise MaskError(f"the mask keeps {actual} coordinates, not {num_kept}")
+
+
+def check_length(expected: int, actual: int) -> None:
+    """Raise TruncatedPayload or TrailingBytes unless a payload has the promised length."""
+    if actual < expected:
+        raise TruncatedPayload(expected, actual)
+    if actual > expected:
+        raise TrailingBytes(expected, actual)
