@@ -18,7 +18,7 @@ VALUE_BOUND = 1024.0  # |value| of an update; larger ones are refused by name
 MAX_FRACTION_BITS = 36  # values: 1.5e-11, far below the float32 step of any weight that matters
 MAX_SCORE_FRACTION_BITS = 80  # scores: small ones count; keeps every mean a normal float32
 _LIMIT_BITS = 62
-_BLOCK = 1 << 16
+_BLOCK = 1 << 16  # values at a time: their scratch stays in cache
 
 
 def fraction_bits(bound: float, total_weight: int, most: int = MAX_FRACTION_BITS) -> int:
@@ -57,13 +57,15 @@ class ExactSum:
         """Add a part that begins at value `start`; the caller counts the weight when all are in."""
         if start + values.size > self._sum.size:
             raise SumError(f"{start + values.size} values for a sum of {self._sum.size}")
-        scratch = np.empty(min(_BLOCK, values.size), dtype=np.float64)
+        scratch = np.empty(min(_BLOCK, values.size), dtype=np.float32)
         units = np.empty(scratch.size, dtype=np.int64)
-        scale = np.float64(2.0**self.fraction_bits)
+        scale = np.float32(2.0**self.fraction_bits)
         for at in range(0, values.size, _BLOCK):
             block = values[at : at + _BLOCK]
             x, n = scratch[: block.size], units[: block.size]
-            np.multiply(block, scale, out=x, dtype=np.float64)  # exact: a power of two
+            # Exact in float32: a power of two moves the exponent only, the bound keeps it below
+            # 62, and what falls below the smallest float is rounded to zero anyway.
+            np.multiply(block, scale, out=x)
             np.rint(x, out=x)
             np.copyto(n, x, casting="unsafe")  # exact: integers below 2^62
             n *= weight
