@@ -23,6 +23,7 @@ ONE_OF_EACH: list[Fact] = [
     facts.StopRequested(),
     facts.RunFinished(stopped=True),
     facts.ClientLeft(C2, finished=False),
+    facts.BytesCounted({"ledger": [{"phase": "values"}], "ledger_bytes": 120}),
 ]
 
 

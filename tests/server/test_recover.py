@@ -22,7 +22,7 @@ C1 = ClientId("c1")
 LEDGER = [
     {
         "phase": "scores", "direction": "up", "encoding": "dense",
-        "payload_bytes": 24, "message_bytes": 30,
+        "payload_bytes": 24, "message_bytes": 30, "socket_bytes": None,
     },
 ]  # fmt: skip
 

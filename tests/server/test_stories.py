@@ -158,6 +158,8 @@ def _fact(fact: facts.Fact) -> str:
             return "run stopped" if fact.stopped else "run finished"
         case facts.ClientLeft():
             return f"{fact.client} left{' with the final model' if fact.finished else ''}"
+        case facts.BytesCounted():
+            return "bytes counted"
         case _:
             assert_never(fact)
 

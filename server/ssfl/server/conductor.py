@@ -2,7 +2,7 @@
 
 The caller's duties around the pure core, in order:
   1. advance the state for every event at hand;
-  2. journal their facts, one fsync for all;
+  2. journal their facts, one fsync for all, after the bytes they close (ledger_file.py);
   3. publish the new state, wake who waits for a task, answer the senders;
   4. start the other actions: folds and sums run on a single worker thread, in order, and come
      back as events.
@@ -22,7 +22,9 @@ from ssfl.server.events import Action, Event, Persist, Reply
 from ssfl.server.history import History
 from ssfl.server.journal import Journal
 from ssfl.server.ledger import Ledger
+from ssfl.server.ledger_file import LedgerFile
 from ssfl.server.run import advance
+from ssfl.server.sockets import Connections
 from ssfl.server.spool import Spool
 from ssfl.server.state import RunState, Step
 from ssfl.server.store import Store
@@ -31,6 +33,8 @@ from ssfl.server.story import tell, tell_mask
 log = logging.getLogger(__name__)
 
 Clock = Callable[[], float]
+_TELL_BYTES = (facts.StepCommitted, facts.RunFinished, facts.BytesCounted)
+_ENDS = (*_TELL_BYTES, facts.StepStarted, facts.StepVoided)  # of a step, or of a time without one
 
 
 @dataclass(slots=True)
@@ -59,6 +63,8 @@ class Conductor:
         self.model = model
         self.history = history
         self.ledger = ledger
+        self.ledger_file = LedgerFile(store.root / "ledger.csv", history.account[1])
+        self.connections = Connections(ledger)
         self.clock = clock
         self.store = store
         self.spool = spool
@@ -95,6 +101,13 @@ class Conductor:
             for task in (self._failure, handling):
                 if task.done():
                     task.result()
+        except asyncio.CancelledError:
+            handling.cancel()
+            await asyncio.wait({handling})
+            if self.ledger.untaken:
+                for fact in await self._write([facts.BytesCounted({})]):
+                    self.history.add(fact)
+            raise
         finally:
             handling.cancel()
             while not self._queue.empty():  # nobody will answer these any more
@@ -102,6 +115,7 @@ class Conductor:
             self._worker.shutdown(wait=True, cancel_futures=True)
             self._writer.shutdown(wait=True)
             self._journal.close()
+            self.ledger_file.close()
 
     async def _handle(self) -> None:
         while True:
@@ -122,11 +136,13 @@ class Conductor:
             state, more, reply = advance(state, posted.event, now_s)
             actions += more
             replies.append(reply)
-        new_facts = [self._told(action.fact) for action in actions if isinstance(action, Persist)]
+        new_facts = [action.fact for action in actions if isinstance(action, Persist)]
+        if self.state.finished and any(isinstance(fact, facts.ClientLeft) for fact in new_facts):
+            new_facts.append(facts.BytesCounted({}))  # its download of the final model
+        if any(isinstance(fact, facts.StepCommitted) for fact in new_facts):
+            await self.connections.count()
         if new_facts:
-            records = [facts.to_json(fact) for fact in new_facts]
-            loop = asyncio.get_running_loop()
-            await loop.run_in_executor(self._writer, self._journal.append, records)
+            new_facts = await self._write(new_facts)
         self._publish(state, batch, replies, new_facts)
         for action in actions:
             self._do(action)
@@ -154,17 +170,39 @@ class Conductor:
             if not posted.reply.done():
                 posted.reply.set_result(reply)
 
-    def _told(self, fact: facts.Fact) -> facts.Fact:
-        """Add to a fact what history wants to know and the pure core cannot: bytes and seconds."""
-        match fact:
-            case facts.StepCommitted() if not fact.report:
-                began_s = self.state.step_began_s  # 0: closed by an earlier process
-                seconds = self.clock() - began_s if began_s else None
-                return replace(fact, report={"seconds": seconds, "ledger": self.ledger.rows()})
-            case facts.RunFinished():
-                return replace(fact, report={"ledger": self.ledger.rows()})
-            case _:
-                return fact
+    async def _write(self, new_facts: list[facts.Fact]) -> list[facts.Fact]:
+        """Put facts on disk, with what history wants to know and the pure core cannot.
+
+        The bytes of the step that ends here go first; a fact that tells the totals tells the
+        length of that file, too, so that both are of the same moment.
+        """
+        told = [self._timed(fact) for fact in new_facts]
+        ends = any(isinstance(fact, _ENDS) for fact in told)
+        detail, totals = (self.ledger.take(), self.ledger.rows()) if ends else ([], [])
+        run_id, step = self.state.run_id, self.state.step
+        where = (step.round_number, step.number) if step else ("", "")
+
+        def write() -> list[facts.Fact]:
+            length = self.ledger_file.num_bytes
+            if detail:
+                length = self.ledger_file.append(detail, run_id, *where)
+            account = {"ledger": totals, "ledger_bytes": length}
+            facts_now = [
+                replace(fact, report={**fact.report, **account})
+                if isinstance(fact, _TELL_BYTES)
+                else fact
+                for fact in told
+            ]
+            self._journal.append([facts.to_json(fact) for fact in facts_now])
+            return facts_now
+
+        return await asyncio.get_running_loop().run_in_executor(self._writer, write)
+
+    def _timed(self, fact: facts.Fact) -> facts.Fact:
+        if not isinstance(fact, facts.StepCommitted) or fact.report:
+            return fact
+        began_s = self.state.step_began_s  # 0: closed by an earlier process
+        return replace(fact, report={"seconds": self.clock() - began_s if began_s else None})
 
     def _tell_mask(self, fact: facts.Fact) -> None:
         model = self.model
@@ -241,7 +279,7 @@ class Conductor:
             model.mask.digest.hex(),
             model.mask.num_kept,
             model.base_digest.hex(),
-            {"seconds": seconds, "ledger": self.ledger.rows()},
+            {"seconds": seconds},
         )
 
     def _drop(self, step: int) -> None:

@@ -27,7 +27,6 @@ class Desk:
         self.conductor = conductor
         self.sessions = sessions
         self.ledger = conductor.ledger
-        self.peers: dict[str, ClientId] = {}  # who spoke last on a connection
 
     async def member(self, caller: pb.Caller, peer: str = "") -> Member:
         """Return who speaks, noting the sign of life and the connection it came by."""
@@ -59,12 +58,11 @@ class Desk:
 
     def speaks(self, client: ClientId, peer: str) -> None:
         """Note which client a connection belongs to; `peer` as a call's context names it."""
-        if peer:
-            self.peers[peer] = client
+        self.conductor.connections.belongs(peer, client)
 
-    async def leaves(self, peer: str) -> None:
-        """Note that a connection is about to end."""
-        self.peers.pop(peer, None)
+    async def leaves(self) -> None:
+        """Count what connections carried: one is about to end."""
+        await self.conductor.connections.count()
 
     def known(self, caller: pb.Caller) -> str:
         """Return the client a message is booked to: the caller if it has joined, else none."""

@@ -127,6 +127,13 @@ class ClientLeft:
     finished: bool  # it has stored the final model
 
 
+@dataclass(frozen=True, slots=True)
+class BytesCounted:
+    """Bytes that passed since the last commit, when no other will come that would tell."""
+
+    report: Mapping[str, Any]  # bytes so far, for history
+
+
 Fact = (
     RunOpened
     | ClientJoined
@@ -140,12 +147,13 @@ Fact = (
     | StopRequested
     | RunFinished
     | ClientLeft
+    | BytesCounted
 )
 _KINDS: dict[str, type[Fact]] = {
     kind.__name__: kind
     for kind in (
         RunOpened, ClientJoined, ModelInitialized, RunStarted, StepStarted, UploadAccepted,
-        StepClosed, StepCommitted, StepVoided, StopRequested, RunFinished, ClientLeft,
+        StepClosed, StepCommitted, StepVoided, StopRequested, RunFinished, ClientLeft, BytesCounted,
     )
 }  # fmt: skip
 

@@ -22,7 +22,8 @@ class History:
         self.not_voted: list[str] = []
         self.rounds: list[dict[str, Any]] = []
         self.evaluations: list[dict[str, Any]] = []
-        self.ledger: list[dict[str, Any]] = []
+        # The totals so far and the length of ledger.csv whose sums they are: one moment, one value.
+        self.account: tuple[list[dict[str, Any]], int] = ([], 0)
         self.num_void = 0
         self._started: facts.StepStarted | None = None
         self._uploads: dict[ClientId, facts.UploadAccepted] = {}
@@ -41,13 +42,17 @@ class History:
                 self.num_void += 1
             case facts.StepCommitted():
                 self._commit(fact)
-            case facts.RunFinished():
-                self.ledger = list(fact.report.get("ledger", self.ledger))
+            case facts.RunFinished() | facts.BytesCounted():
+                self._account(fact.report)
+
+    def _account(self, report: Mapping[str, Any]) -> None:
+        ledger, num_bytes = self.account
+        self.account = report.get("ledger", ledger), report.get("ledger_bytes", num_bytes)
 
     def _commit(self, fact: facts.StepCommitted) -> None:
         started = self._started
         assert started is not None
-        self.ledger = list(fact.report.get("ledger", self.ledger))
+        self._account(fact.report)
         clients = [
             {"client": client, "num_samples": started.cohort[client], **upload.report}
             for client, upload in sorted(self._uploads.items())
@@ -80,6 +85,11 @@ class History:
                 self.evaluations.append(
                     {**accuracies(row["evaluation"] for row in clients), **entry}
                 )
+
+    @property
+    def ledger(self) -> list[dict[str, Any]]:
+        """Total bytes, as they were last journalled."""
+        return self.account[0]
 
     @property
     def accuracy(self) -> float | None:

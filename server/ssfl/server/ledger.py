@@ -1,7 +1,15 @@
-"""Bytes, counted as they pass: by what they were for, in which direction and how encoded."""
+"""Bytes, counted as they pass: by what they were for, in which direction and how encoded.
 
-from collections import Counter
+Three counts: *payload* is encoded tensors alone, *message* whole protobuf messages, *socket* what
+TCP carried. The kernel cannot tell what a byte on a connection was for, so socket bytes are booked
+to a phase of their own, `connection`, which has no messages.
+
+Totals are kept for the whole run; detail by client only until it is taken, when a step ends, so
+memory does not grow with the rounds (ledger_file.py has the rest).
+"""
+
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
@@ -10,6 +18,7 @@ from ssfl.v1 import transfer_pb2
 
 PHASES = ("initial", "scores", "mask", "values", "evaluation", "control")
 ONE_OFF = ("initial", "scores", "mask")
+CONNECTION = "connection"
 
 
 class Direction(StrEnum):
@@ -17,16 +26,27 @@ class Direction(StrEnum):
     DOWN = "down"
 
 
-class Ledger:
-    """Running totals of payload and message bytes of one run, and the detail since the last take.
+@dataclass(slots=True)
+class _Bytes:
+    payload: int = 0
+    message: int = 0
+    socket: int = 0
 
-    The detail is by client: it is taken when a step ends, so it does not grow with the rounds.
-    """
+    def add(self, payload: int, message: int, socket: int) -> None:
+        self.payload += payload
+        self.message += message
+        self.socket += socket
+
+
+Key = tuple[str, Direction, str]  # phase, direction, encoding
+
+
+class Ledger:
+    """The bytes of one run."""
 
     def __init__(self) -> None:
-        self._detail: dict[tuple[str, str, Direction, str], list[int]] = {}
-        self._payload: Counter[tuple[str, Direction, str]] = Counter()
-        self._message: Counter[tuple[str, Direction, str]] = Counter()
+        self._totals: dict[Key, _Bytes] = {}
+        self._detail: dict[tuple[str, Key], _Bytes] = {}
 
     def count(
         self,
@@ -38,47 +58,47 @@ class Ledger:
         client: ClientId | str = "",
         encoding: str = "",
     ) -> None:
-        """Add one protobuf message and the tensor bytes inside it."""
-        self._message[phase, direction, encoding] += message_bytes
-        self._payload[phase, direction, encoding] += payload_bytes
-        sums = self._detail.setdefault((client, phase, direction, encoding), [0, 0])
-        sums[0] += payload_bytes
-        sums[1] += message_bytes
+        """Add one protobuf message and the tensor bytes inside it.
+
+        `encoding` is that of the tensor (`encoding_word`); empty for a message without one.
+        """
+        self._add(client, (phase, direction, encoding), payload_bytes, message_bytes, 0)
+
+    def carry(self, client: ClientId, direction: Direction, socket_bytes: int) -> None:
+        """Add what a client's connection carried since the last time."""
+        if socket_bytes:
+            self._add(client, (CONNECTION, direction, ""), 0, 0, socket_bytes)
+
+    def _add(self, client: str, key: Key, payload: int, message: int, socket: int) -> None:
+        self._totals.setdefault(key, _Bytes()).add(payload, message, socket)
+        self._detail.setdefault((client, key), _Bytes()).add(payload, message, socket)
 
     def rows(self) -> list[dict[str, Any]]:
         """Return one row per phase, direction and encoding that saw a byte."""
-        return [
-            {
-                "phase": phase,
-                "direction": direction.value,
-                "encoding": encoding,
-                "payload_bytes": self._payload[phase, direction, encoding],
-                "message_bytes": self._message[phase, direction, encoding],
-            }
-            for phase, direction, encoding in sorted(self._message, key=_order)
-        ]
+        return [_row(key, self._totals[key]) for key in sorted(self._totals, key=_order)]
+
+    @property
+    def untaken(self) -> bool:
+        """Tell whether something was counted since the last `take`."""
+        return bool(self._detail)
 
     def take(self) -> list[dict[str, Any]]:
         """Return rows by client of what was counted since the last call, and begin anew."""
         detail, self._detail = self._detail, {}
         return [
-            {
-                "client": client,
-                "phase": phase,
-                "direction": direction.value,
-                "encoding": encoding,
-                "payload_bytes": payload,
-                "message_bytes": message,
-            }
-            for (client, phase, direction, encoding), (payload, message) in detail.items()
+            {"client": client, **_row(key, counted)}
+            for (client, key), counted in sorted(
+                detail.items(), key=lambda item: (item[0][0], _order(item[0][1]))
+            )
         ]
 
     def resume(self, rows: Iterable[Mapping[str, Any]]) -> None:
         """Go on from the totals of an earlier process."""
         for row in rows:
             key = (str(row["phase"]), Direction(row["direction"]), str(row.get("encoding", "")))
-            self._payload[key] = int(row["payload_bytes"])
-            self._message[key] = int(row["message_bytes"])
+            self._totals[key] = _Bytes(
+                int(row["payload_bytes"]), int(row["message_bytes"]), row.get("socket_bytes") or 0
+            )
 
 
 def encoding_word(encoding: transfer_pb2.Encoding) -> str:
@@ -88,6 +108,18 @@ def encoding_word(encoding: transfer_pb2.Encoding) -> str:
     return transfer_pb2.Encoding.Name(encoding).removeprefix("ENCODING_").lower()
 
 
-def _order(key: tuple[str, Direction, str]) -> tuple[int, int, str]:
+def _row(key: Key, counted: _Bytes) -> dict[str, Any]:
     phase, direction, encoding = key
-    return PHASES.index(phase), list(Direction).index(direction), encoding
+    return {
+        "phase": phase,
+        "direction": direction.value,
+        "encoding": encoding,
+        "payload_bytes": counted.payload,
+        "message_bytes": counted.message,
+        "socket_bytes": counted.socket if phase == CONNECTION else None,
+    }
+
+
+def _order(key: Key) -> tuple[int, int, str]:
+    phase, direction, encoding = key
+    return (*PHASES, CONNECTION).index(phase), list(Direction).index(direction), encoding

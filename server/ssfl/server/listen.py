@@ -41,6 +41,7 @@ class Listener:
 
     def __init__(self, config: CoordinatorConfig, conductor: Conductor, sessions: Sessions) -> None:
         self._config = config
+        self._conductor = conductor
         uploads = Uploads(
             conductor.spool, conductor.ledger, config.upload_slots, config.run.no_progress_s
         )
@@ -64,6 +65,7 @@ class Listener:
         """Listen; raise ProgramError(PORT_IN_USE) if a port cannot be had."""
         config = self._config
         self.port = _bind(self._clients, config.host, config.port, "--port")
+        self._conductor.connections.port = self.port
         self.admin_port = _bind(self._admin, "127.0.0.1", config.admin_port, "--admin-port")
         await self._clients.start()
         await self._admin.start()
@@ -71,6 +73,7 @@ class Listener:
 
     async def stop(self) -> None:
         """Stop taking calls and end those that are open; harmless before the start."""
+        await self._conductor.connections.count()  # afterwards they are gone
         await self._health.enter_graceful_shutdown()
         await self._clients.stop(GRACE_S)
         await self._admin.stop(GRACE_S)

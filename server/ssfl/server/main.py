@@ -25,7 +25,7 @@ from ssfl.server.history import History
 from ssfl.server.journal import Journal
 from ssfl.server.ledger import Ledger
 from ssfl.server.listen import Listener
-from ssfl.server.outputs import run_folder, write_outputs
+from ssfl.server.outputs import run_folder, write_accounts, write_outputs
 from ssfl.server.recover import load_model, move_aside, open_run
 from ssfl.server.run import waiting_for
 from ssfl.server.sessions import Sessions
@@ -38,6 +38,7 @@ log = logging.getLogger("ssfl.coordinator")
 DESCRIPTION = "Coordinates a sparse federation: agrees on one mask, then averages kept values."
 TICK_S = 0.5
 WAITING_EVERY_S = 10.0
+CONNECTIONS_EVERY_S = 5.0  # what a connection carried is booked at least so often
 GOODBYE_S = 60.0  # --exit-when-done waits so long for sites that have not fetched the model
 
 
@@ -89,6 +90,7 @@ async def _serve(config: CoordinatorConfig) -> int:
         print(f"ssfl-coordinator admin on 127.0.0.1:{listener.admin_port}", flush=True)
         _greet(config, conductor)
         jobs.append(asyncio.ensure_future(_tick(conductor, sessions)))
+        jobs.append(asyncio.ensure_future(_accounts(conductor, config)))
         jobs.append(asyncio.ensure_future(stop.wait()))
         if config.exit_when_done:
             jobs.append(asyncio.ensure_future(_all_delivered(conductor)))
@@ -98,6 +100,8 @@ async def _serve(config: CoordinatorConfig) -> int:
         for job in jobs:
             job.cancel()
         await asyncio.gather(*jobs, return_exceptions=True)
+    if conductor.model_written.is_set():
+        write_accounts(conductor, config.out_dir)  # with what was fetched since
     if stop.is_set():
         hint = "" if conductor.state.finished else "; start again with the same flags to resume"
         log.info("coordinator stopped%s", hint)
@@ -203,6 +207,19 @@ async def _tick(conductor: Conductor, sessions: Sessions) -> None:
         if now_waiting and now_waiting != said and now_s - said_s >= patience:
             log.info("waiting for %s", now_waiting)
             said, said_s = now_waiting, now_s
+
+
+async def _accounts(conductor: Conductor, config: CoordinatorConfig) -> None:
+    """Book what connections carry; write the books again when every site has the final model."""
+    written = -1
+    while True:
+        await asyncio.sleep(CONNECTIONS_EVERY_S)
+        await conductor.connections.count()
+        so_far = conductor.history.account[1]
+        done = conductor.model_written.is_set() and everyone_has_it(conductor.state)
+        if done and so_far != written:
+            await asyncio.to_thread(write_accounts, conductor, config.out_dir)
+            written = so_far
 
 
 async def _all_delivered(conductor: Conductor) -> None:

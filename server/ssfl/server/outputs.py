@@ -1,6 +1,7 @@
-"""What a finished run leaves behind: the model, the mask, the manifest and the history."""
+"""What a finished run leaves behind: the model, mask and manifest, the history, the bytes."""
 
 import json
+import threading
 from dataclasses import asdict
 from importlib.metadata import version
 from pathlib import Path
@@ -9,6 +10,9 @@ from typing import Any
 from ssfl.method.model_files import write_model
 from ssfl.program.files import write_atomic
 from ssfl.server.conductor import Conductor
+from ssfl.server.ledger_file import copy_ledger
+
+_ACCOUNTS = threading.Lock()  # who writes them last has looked last
 
 
 def run_folder(out_dir: str | Path, run_id: str) -> str:
@@ -55,11 +59,20 @@ def _not_voted(conductor: Conductor) -> list[str]:
 
 
 def write_outputs(conductor: Conductor, out_dir: Path) -> None:
-    """Write the final model and the history."""
+    """Write the final model, the history and the bytes."""
     folder = Path(run_folder(out_dir, conductor.state.run_id))
     folder.mkdir(parents=True, exist_ok=True)
     model = conductor.model
     if model and model.mask and model.values is not None:
         write_model(folder, model.manifest, model.mask, model.values)
-    text = json.dumps(history_document(conductor), indent=1)
-    write_atomic(folder / "history.json", text.encode())
+    write_accounts(conductor, out_dir)
+
+
+def write_accounts(conductor: Conductor, out_dir: Path) -> None:
+    """Write history.json and ledger.csv of a finished run: the totals are the sums of the rows."""
+    folder = Path(run_folder(out_dir, conductor.state.run_id))
+    with _ACCOUNTS:
+        ledger, num_bytes = conductor.history.account
+        copy_ledger(conductor.ledger_file.path, folder / "ledger.csv", num_bytes)
+        document = {**history_document(conductor), "ledger": ledger}
+        write_atomic(folder / "history.json", json.dumps(document, indent=1).encode())

@@ -149,7 +149,7 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServiceServicer):
             log.warning("client leaves: %s", why, extra={"client": member.client})
         if finished and not self._conductor.state.finished:
             raise InvalidRequest("the run is not finished")
-        await self._desk.leaves(context.peer())
+        await self._desk.leaves()
         await self._conductor.post(events.Left(member.client, finished))
         response = pb.LeaveResponse()
         self._desk.control(request, response, member.client)

@@ -155,6 +155,8 @@ def apply(state: RunState, fact: Fact) -> RunState:
         case facts.ClientLeft():
             member = replace(state.members[fact.client], left=True, has_final_model=fact.finished)
             return replace(state, members={**state.members, fact.client: member})
+        case facts.BytesCounted():
+            return state
         case _:
             assert_never(fact)
 
