@@ -1,0 +1,261 @@
+"""A link between two network namespaces with a rate, a delay and a queue of our choice.
+
+Each namespace has one TUN device; a process of ours carries the packets between them, so TCP's
+handshakes, slow start and losses are real. A packet waits for its turn at the rate, then for
+the one-way delay; where the queue is full it is dropped. The rate is that of IP packets, headers
+included. Routes are pinned to cubic, whatever the machine's default is.
+
+Needs root, /dev/net/tun and `ip`. Where one of them is missing, LinkUnavailable says which.
+Honest up to some 100 Mbit/s.
+"""
+
+import ctypes
+import fcntl
+import os
+import select
+import socket
+import statistics
+import struct
+import subprocess
+import sys
+import time
+from collections import deque
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+QUEUE_S = 0.1
+MTU = 1500
+CONGESTION_CONTROL = "cubic"
+PRIORITY = 50  # of the carrying process, real-time: else a busy machine adds milliseconds
+_TUNSETIFF, _IFF_TUN, _IFF_NO_PI, _CLONE_NEWNET = 0x400454CA, 1, 0x1000, 0x40000000
+_DEVICE = "wan0"
+_BURST = 64  # packets read from one side before the other gets its turn
+
+
+class LinkUnavailable(Exception):
+    """This machine does not let us make a link; the message says why."""
+
+
+@dataclass(frozen=True, slots=True)
+class Side:
+    """One end of the link."""
+
+    namespace: str
+    address: str
+
+    def command(self, *words: str) -> list[str]:
+        """Return the command that runs `words` at this end."""
+        return ["ip", "netns", "exec", self.namespace, *words]
+
+
+@dataclass(frozen=True, slots=True)
+class ShapedLink:
+    """The coordinator's end and the clients' end, and what is between them."""
+
+    coordinator: Side
+    clients: Side
+    up_bits_per_s: float  # clients to coordinator
+    down_bits_per_s: float
+    rtt_s: float
+
+
+@contextmanager
+def shaped_link(
+    up_bits_per_s: float, down_bits_per_s: float, rtt_s: float, queue_s: float = QUEUE_S
+) -> Iterator[ShapedLink]:
+    """Make the link; remove it, and nothing else, at the end."""
+    _check_possible()
+    sides = tuple(
+        Side(f"ssfl-{os.getpid()}-{name}", f"10.98.0.{host}")
+        for name, host in (("coordinator", 1), ("clients", 2))
+    )
+    made: list[Side] = []
+    carrier: subprocess.Popen[str] | None = None
+    try:
+        for side in sides:
+            _ip("netns", "add", side.namespace)
+            made.append(side)
+        numbers = (down_bits_per_s, up_bits_per_s, rtt_s / 2, queue_s)
+        carrier = subprocess.Popen(
+            [sys.executable, __file__, *(s.namespace for s in sides), *map(str, numbers)],
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        assert carrier.stdout is not None
+        if carrier.stdout.readline() != "ready\n":
+            raise LinkUnavailable("the process that carries the packets did not start")
+        for side in sides:
+            _configure(side)
+        yield ShapedLink(sides[0], sides[1], up_bits_per_s, down_bits_per_s, rtt_s)
+    finally:
+        if carrier is not None:
+            carrier.kill()
+            carrier.wait()
+            if carrier.stdout:
+                carrier.stdout.close()
+        for side in made:
+            _ip("netns", "delete", side.namespace)
+
+
+def measure(link: ShapedLink, seconds: float = 4.0) -> dict[str, float]:
+    """Return the round trip and the goodput down the link, as a plain TCP connection sees them."""
+    child = [sys.executable, __file__]
+    with subprocess.Popen(
+        link.coordinator.command(*child, "--source", link.coordinator.address, str(seconds)),
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as source:
+        assert source.stdout is not None
+        port = source.stdout.readline().strip()
+        done = subprocess.run(
+            link.clients.command(*child, "--sink", link.coordinator.address, port),
+            stdout=subprocess.PIPE,
+            text=True,
+            check=True,
+        )
+    rtt_s, bits_per_s = map(float, done.stdout.split())
+    return {"rtt_s": rtt_s, "goodput_bits_per_s": bits_per_s}
+
+
+def _check_possible() -> None:
+    if os.geteuid() != 0:
+        raise LinkUnavailable("network namespaces need root")
+    if not Path("/dev/net/tun").exists():
+        raise LinkUnavailable("there is no /dev/net/tun")
+
+
+def _configure(side: Side) -> None:
+    inside = ("-n", side.namespace)
+    _ip(*inside, "link", "set", "lo", "up")
+    _ip(*inside, "address", "add", f"{side.address}/24", "dev", _DEVICE)
+    _ip(*inside, "link", "set", _DEVICE, "up", "mtu", str(MTU), "txqueuelen", "1000")
+    _ip(
+        *(*inside, "route", "replace", "10.98.0.0/24", "dev", _DEVICE, "proto", "kernel"),
+        *("scope", "link", "src", side.address, "congctl", CONGESTION_CONTROL),
+    )
+
+
+def _ip(*words: str) -> None:
+    try:
+        subprocess.run(["ip", *words], check=True, capture_output=True, text=True)
+    except FileNotFoundError:
+        raise LinkUnavailable("there is no command ip (iproute2)") from None
+    except subprocess.CalledProcessError as error:
+        raise LinkUnavailable(f"ip {' '.join(words)}: {error.stderr.strip()}") from error
+
+
+class Way:
+    """One direction: packets wait for their turn at the rate, then for the delay."""
+
+    def __init__(self, source: int, sink: int, bits_per_s: float, delay_s: float, queue_s: float):
+        self.source, self.sink = source, sink
+        self._bytes_per_s = bits_per_s / 8
+        self._delay_s, self._queue_s = delay_s, queue_s
+        self._free_s = 0.0  # when the wire has sent everything it accepted
+        self._flying: deque[tuple[float, bytes]] = deque()
+
+    def take(self, now_s: float) -> None:
+        """Read what has come; drop what finds the queue full."""
+        for _ in range(_BURST):
+            try:
+                packet = os.read(self.source, 65536)
+            except BlockingIOError:
+                return
+            start_s = max(now_s, self._free_s)
+            if start_s - now_s > self._queue_s:
+                continue
+            self._free_s = start_s + len(packet) / self._bytes_per_s
+            self._flying.append((self._free_s + self._delay_s, packet))
+
+    def give(self, now_s: float) -> float:
+        """Deliver what is due; return the seconds until the next packet is."""
+        while self._flying and self._flying[0][0] <= now_s:
+            _, packet = self._flying.popleft()
+            with suppress(OSError):  # the other end is not up yet, or gone
+                os.write(self.sink, packet)
+        return self._flying[0][0] - now_s if self._flying else 1.0
+
+
+def carry(
+    namespaces: Sequence[str], rates: Sequence[float], delay_s: float, queue_s: float
+) -> None:
+    """Carry packets between the TUN devices of two namespaces for ever."""
+    first, second = (_open_tun(namespace) for namespace in namespaces)
+    ways = (
+        Way(first, second, rates[0], delay_s, queue_s),
+        Way(second, first, rates[1], delay_s, queue_s),
+    )
+    with suppress(PermissionError):
+        os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(PRIORITY))
+    print("ready", flush=True)
+    while True:
+        now_s = time.monotonic()
+        wait_s = min(way.give(now_s) for way in ways)
+        readable, _, _ = select.select([first, second], [], [], max(0.0, wait_s))
+        now_s = time.monotonic()
+        for way in ways:
+            if way.source in readable:
+                way.take(now_s)
+
+
+def _open_tun(namespace: str) -> int:
+    """Return a TUN device that lives in a namespace; this thread stays in that namespace."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    with Path("/run/netns", namespace).open() as inside:
+        if libc.setns(inside.fileno(), _CLONE_NEWNET):
+            raise OSError(ctypes.get_errno(), f"cannot enter the namespace {namespace}")
+    device = os.open("/dev/net/tun", os.O_RDWR | os.O_NONBLOCK)
+    request = struct.pack("16sH22x", _DEVICE.encode(), _IFF_TUN | _IFF_NO_PI)
+    fcntl.ioctl(device, _TUNSETIFF, request)
+    return device
+
+
+def _source(address: str, seconds: float) -> None:
+    """Answer pings of one byte, then send for so long: the other half of `_sink`."""
+    with socket.create_server((address, 0)) as server:
+        print(server.getsockname()[1], flush=True)
+        connection, _ = server.accept()
+        with connection:
+            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            for _ in range(10):
+                connection.sendall(connection.recv(1))
+            end_s = time.monotonic() + seconds
+            with suppress(ConnectionError):
+                while time.monotonic() < end_s:
+                    connection.sendall(bytes(1 << 14))
+
+
+def _sink(address: str, port: int) -> None:
+    """Print the median round trip and the goodput behind the first second, when TCP has sped up."""
+    with socket.create_connection((address, port)) as connection:
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        pings = []
+        for _ in range(10):
+            began_s = time.monotonic()
+            connection.sendall(b"x")
+            connection.recv(1)
+            pings.append(time.monotonic() - began_s)
+        began_s, counted, counting_s = time.monotonic(), 0, 0.0
+        while data := connection.recv(1 << 16):
+            now_s = time.monotonic()
+            if now_s - began_s < 1.0:
+                counting_s = now_s
+            else:
+                counted, last_s = counted + len(data), now_s
+    print(statistics.median(pings), 8 * counted / (last_s - counting_s))
+
+
+def main() -> None:
+    match sys.argv[1:]:
+        case ["--source", address, seconds]:
+            _source(address, float(seconds))
+        case ["--sink", address, port]:
+            _sink(address, int(port))
+        case [first, second, down, up, delay_s, queue_s]:
+            carry((first, second), (float(down), float(up)), float(delay_s), float(queue_s))
+
+
+if __name__ == "__main__":
+    main()

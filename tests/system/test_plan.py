@@ -1,0 +1,47 @@
+"""`ssfl plan` against the coordinator's own count of a real run."""
+
+import json
+
+import pytest
+
+from ssfl.server.ledger import PHASES
+from ssfl.tools import main as tools
+from system.federation import SHARDS, finish
+from system.programs import Programs
+
+KINDS = ("payload_bytes", "message_bytes")
+pytestmark = pytest.mark.system
+
+
+@pytest.mark.parametrize("strategy", ["ssfl", "fedavg"])
+def test_a_run_sends_what_the_plan_said(
+    strategy: str, sites: Programs, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = [
+        "--model=mlp", "--rounds=5", "--clients=3", "--clients-per-round=2", "--evaluate-every=2",
+    ]  # fmt: skip
+    coordinator = sites.coordinator(
+        *run, f"--strategy={strategy}", "--local-steps=1", "--exit-when-done"
+    )
+    clients = [sites.client(shard, coordinator) for shard in SHARDS]
+    ledger = finish(coordinator, clients).history["ledger"]
+
+    where = ["--data", SHARDS[0], "--data-root", str(sites.folder / "shards")]
+    assert tools.main(["plan", *run, *where, "--sparsity=0.9", "--json"]) == 0
+    document = json.loads(capsys.readouterr().out)
+    plan = document["dense"] if strategy == "fedavg" else document["sparse"][0]
+    planned = {(row["phase"], row["direction"]): row for row in plan["ledger"]}
+
+    counted = {key: dict.fromkeys(KINDS, 0) for key in planned}
+    for row in ledger:
+        if row["phase"] in PHASES:
+            for kind in KINDS:
+                counted[row["phase"], row["direction"]][kind] += row[kind]
+    for key, row in counted.items():
+        for kind in KINDS:
+            expected = planned[key][kind]
+            if key[0] == "control":  # a client that waits longer hears more often
+                assert row[kind] >= 0.99 * expected["low"]
+            else:
+                assert 0.99 * expected["low"] <= row[kind] <= 1.01 * expected["high"], (key, kind)
+                assert row[kind] <= 1.01 * expected["most"]

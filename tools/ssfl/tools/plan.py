@@ -1,0 +1,183 @@
+"""`ssfl plan`: what a run will send and how long that takes, before anything is started."""
+
+import json
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import TypeVar
+
+from rich.console import Console
+
+from ssfl.method.errors import DensityError, MethodError, SettingsError
+from ssfl.method.manifest import Manifest
+from ssfl.method.settings import MODELS, RunSettings, setting
+from ssfl.program import settings
+from ssfl.program.exits import ExitCode, ProgramError, usage_error
+from ssfl.tools.plan_link import Link, parse_link, parse_rate, parse_time
+from ssfl.tools.plan_run import Site, plan_run
+from ssfl.tools.plan_view import notes, plan_document, plan_table
+
+Parsed = TypeVar("Parsed")
+
+DESCRIPTION = (
+    "Predicts the bytes of a run and the seconds its transfers take on a link, for one or more "
+    "sparsities and for dense FedAvg. Nothing is trained and nothing is sent."
+)
+EXAMPLE = (
+    "For example: ssfl plan --model resnet18 --input 3x32x32 --classes 10 --sparsity 0.9,0.95 "
+    "--rounds 100 --clients 10 --link 20mbit/50ms"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class PlanConfig:
+    """The run to predict. Flags that a coordinator has too mean the same here."""
+
+    model: str = setting("cnn", "the network every client builds", choices=MODELS)
+    input: str = setting("", "shape of one sample, as 3x32x32; not needed with --data")
+    classes: int = setting(10, "number of classes; not needed with --data", least=2)
+    task: str = setting("image", "what to learn, as for ssfl-client; needs --data if not image")
+    data: str = setting("", "a shard to take the shapes from: a name under --data-root, or a path")
+    data_root: Path = setting(Path("shards"), "folder that holds the shards")
+    sparsity: str = setting("0.9", "share of weights to prune; several as 0.5,0.9,0.95")
+    rounds: int = setting(30, "training rounds", least=1)
+    clients: int = setting(10, "clients in the federation", least=1)
+    clients_per_round: int = setting(0, "clients sampled for each round; 0: all")
+    evaluate_every: int = setting(
+        10, "all clients test the global model every so many rounds; 0: at the end only"
+    )
+    upload_slots: int = setting(8, "uploads the coordinator receives at once", least=1)
+    link: str = setting(
+        "", "rate and round trip of a client's link, as 20mbit/50ms", group="Link settings"
+    )
+    up: str = setting("", "rate from client to coordinator, as 5mbit", group="Link settings")
+    down: str = setting("", "rate from coordinator to client", group="Link settings")
+    rtt: str = setting("", "round trip, as 50ms", group="Link settings")
+    coordinator_link: str = setting(
+        "",
+        "rate of the coordinator's own link, shared by its clients; default: no limit",
+        group="Link settings",
+    )
+    json: bool = setting(False, "answer as JSON, in bytes and seconds")
+
+    def validate(self) -> None:
+        """Raise SettingsError naming the flag at fault."""
+        if not self.data and self.task != "image":
+            raise SettingsError("--task needs --data: the model depends on a shard of its task")
+        if not (self.data or self.input):
+            raise SettingsError(
+                "--input is missing: the shape of one sample, for example --input 3x32x32 "
+                "(or name a shard with --data)"
+            )
+        if self.input and not re.fullmatch(r"\d{1,9}(x\d{1,9}){0,7}", self.input):
+            raise SettingsError(f"--input must be sizes such as 3x32x32, got {self.input!r}")
+        if self.link and (self.up or self.down or self.rtt):
+            raise SettingsError("--link stands for --up, --down and --rtt: give one or the other")
+        given = [bool(one) for one in (self.up, self.down, self.rtt)]
+        if any(given) and not all(given):
+            raise SettingsError("--up, --down and --rtt belong together: give all three")
+        if self.coordinator_link and not (self.link or self.up):
+            raise SettingsError("--coordinator-link needs the clients' own: give --link")
+        if self.clients_per_round > self.clients:
+            raise SettingsError(
+                f"--clients-per-round {self.clients_per_round} is more than "
+                f"--clients {self.clients}"
+            )
+        self.client_link()
+        self.coordinator_bits_per_s()
+        for sparsity in self.sparsities():
+            self.run_settings(sparsity).validate()
+
+    def sparsities(self) -> list[str]:
+        return [one.strip() for one in self.sparsity.split(",")]
+
+    def client_link(self) -> Link | None:
+        """Return the clients' link, if one is given."""
+        if self.link:
+            return _named("--link", lambda: parse_link(self.link))
+        if not self.up:
+            return None
+        return Link(
+            _named("--up", lambda: parse_rate(self.up)),
+            _named("--down", lambda: parse_rate(self.down)),
+            _named("--rtt", lambda: parse_time(self.rtt)),
+        )
+
+    def coordinator_bits_per_s(self) -> float | None:
+        if not self.coordinator_link:
+            return None
+        return _named("--coordinator-link", lambda: parse_rate(self.coordinator_link))
+
+    def run_settings(self, sparsity: str, strategy: str = "ssfl") -> RunSettings:
+        """Return the settings of the run, as the coordinator would have them."""
+        names = {one.name for one in fields(RunSettings)} & {one.name for one in fields(self)}
+        shared = {name: getattr(self, name) for name in names}
+        return RunSettings(
+            **{**shared, "sparsity": sparsity, "strategy": strategy, "min_clients": 1}
+        )
+
+
+def _named(flag: str, parse: Callable[[], Parsed]) -> Parsed:
+    try:
+        return parse()
+    except SettingsError as error:
+        raise SettingsError(f"{flag}: {error}") from error
+
+
+def plan(argv: Sequence[str]) -> int:
+    """Run the command."""
+    config = settings.load(PlanConfig, argv, {}, "ssfl plan", DESCRIPTION, EXAMPLE)
+    manifest, site = _model(config)
+    link, coordinator = config.client_link(), config.coordinator_bits_per_s()
+    try:
+        runs = [config.run_settings("0.9", "fedavg")]
+        runs += [config.run_settings(sparsity) for sparsity in config.sparsities()]
+        dense, *sparse = [
+            plan_run(manifest, run, config.upload_slots, link, coordinator, site) for run in runs
+        ]
+    except DensityError as error:
+        raise usage_error(f"--sparsity: {error}") from error
+    if config.json:
+        print(json.dumps(plan_document(dense, sparse, link, coordinator), indent=1))
+    else:
+        console = Console()
+        console.print(plan_table(config.model, dense, sparse))
+        for note in notes(dense, link, coordinator, config.upload_slots):
+            console.print(note)
+    return int(ExitCode.DONE)
+
+
+def _model(config: PlanConfig) -> tuple[Manifest, Site]:
+    """Build the model and describe it as a client would; torch is loaded here."""
+    try:
+        import torch
+
+        from ssfl.learning.describe import manifest_of
+        from ssfl.learning.errors import LearningError
+        from ssfl.learning.load_task import load_task
+        from ssfl.learning.models import build_model
+        from ssfl.learning.shards import find_shard
+    except ModuleNotFoundError:
+        raise ProgramError(
+            "building the model needs torch: pip install 'ssfl[client]'", ExitCode.BAD_DATA
+        ) from None
+
+    try:
+        site, own_weights = Site(), False
+        if config.data:
+            task = load_task(config.task)
+            shard = task.load_shard(find_shard(config.data, config.data_root))
+            model = task.build_model(config.run_settings(config.sparsities()[0]), shard)
+            shape, num_classes = shard.input_shape, shard.num_classes
+            site, own_weights = Site(shard.num_samples, len(shard.test_x)), task.own_weights
+        else:
+            shape, num_classes = tuple(map(int, config.input.split("x"))), config.classes
+            with torch.device("meta"):  # shapes only: no memory, no random numbers
+                model = build_model(config.model, shape, num_classes)
+        described = {"model": config.model, "input_shape": list(shape), "num_classes": num_classes}
+        name = Path(config.task).stem
+        manifest = manifest_of(model, {"task": name, **described}, own_weights=own_weights)
+    except (LearningError, MethodError) as error:
+        raise ProgramError(str(error), ExitCode.BAD_DATA) from error
+    return manifest, site
