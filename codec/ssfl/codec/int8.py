@@ -14,6 +14,7 @@ import numpy.typing as npt
 
 from ssfl.codec import planes
 from ssfl.codec.blocks import Floats, Words
+from ssfl.codec.errors import UnfitValues
 from ssfl.codec.rounding import change, rounded
 from ssfl.codec.sections import SectionReader, SectionWriter
 
@@ -38,6 +39,9 @@ class Int8:
         starts = np.arange(0, changes.size, GROUP)
         largest = np.maximum.reduceat(np.abs(changes), starts)
         steps = (largest / np.float32(_LARGEST)).astype("<f4")
+        with np.errstate(over="ignore"):  # a step that was rounded up, of the largest floats
+            if not np.isfinite(steps * np.float32(_LARGEST)).all():
+                raise UnfitValues("a change is too large for int8")
         out[: steps.nbytes] = steps.data.cast("B")
         divisors = np.where(steps > 0, steps, 1).astype(np.float64)
         numbers = changes / np.repeat(divisors, GROUP)[: changes.size]

@@ -8,7 +8,7 @@ import numpy as np
 import zstandard
 
 from ssfl.codec.errors import MaskError
-from ssfl.codec.sections import Buffer
+from ssfl.codec.sections import Buffer, check_can_hold
 
 _LEVEL = 1  # zstd: beats level 3 on saliency masks at every density measured, and is fastest
 
@@ -50,6 +50,7 @@ def decompress(frame: Buffer, size: int) -> bytes:
         stated = zstandard.frame_content_size(frame)
         if stated != expected:
             raise MaskError(f"the frame holds {stated} bytes, a mask of {size} has {expected}")
+        check_can_hold(len(frame), expected)
         out = zstandard.ZstdDecompressor().decompress(
             frame, max_output_size=expected, allow_extra_data=False
         )

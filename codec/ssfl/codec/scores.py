@@ -36,6 +36,7 @@ MAX_MANTISSA_BITS = 7
 _HEADER = struct.Struct("<BH")
 _MANTISSA = 23
 _INFINITY = 0x7F800000
+_MAGNITUDE = np.uint32(0x7FFFFFFF)  # -0.0 is a score, too
 _CODES = 255
 _SAMPLE = 1 << 20
 
@@ -56,7 +57,7 @@ def encode(
         raise CodecError(f"{words.size} random words for {scores.size} scores")
     if not 0 <= mantissa_bits <= MAX_MANTISSA_BITS:
         raise UnfitValues(f"0 to {MAX_MANTISSA_BITS} mantissa bits, not {mantissa_bits}")
-    largest = float(scores.max(initial=0.0))
+    largest = abs(float(scores.max(initial=0.0)))
     if not (scores.min(initial=0.0) >= 0 and largest < np.inf):  # also if one is NaN
         raise UnfitValues("scores must be finite and not negative")
     shift = np.uint32(_MANTISSA - mantissa_bits)
@@ -67,7 +68,7 @@ def encode(
     for start in range(0, scores.size, BLOCK):
         bits = np.ascontiguousarray(scores[start : start + BLOCK], dtype="<f4").view(np.uint32)
         noise = words[start : start + BLOCK] & np.uint32((1 << int(shift)) - 1)
-        codes = ((bits + noise) >> shift).astype(np.int32) - (lowest - 1)
+        codes = (((bits & _MAGNITUDE) + noise) >> shift).astype(np.int32) - (lowest - 1)
         at += writer.write(np.clip(codes, 0, _CODES).astype(np.uint8), out[at:])
     return out[:at]
 
@@ -111,10 +112,10 @@ def _lowest(scores: Floats, num_coded: int, largest: float, shift: int) -> int:
     if top >= _INFINITY >> shift:
         raise UnfitValues("a score is too close to the largest float32")
     sample = scores[:: max(1, scores.size // _SAMPLE)]
-    kept = round(num_coded / max(1, scores.size) * sample.size)
-    if 0 < kept < sample.size:
+    kept = max(1, round(num_coded / max(1, scores.size) * sample.size))
+    if kept < sample.size:
         threshold = np.partition(sample, sample.size - kept)[sample.size - kept]
-        wanted = int(threshold.view(np.uint32)) >> shift
+        wanted = int(threshold.view(np.uint32) & _MAGNITUDE) >> shift
     else:
         wanted = 1
     return max(1, wanted, top - _CODES + 1)

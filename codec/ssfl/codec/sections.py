@@ -4,8 +4,9 @@
 
 The reader knows the section's `size` before it reads. `length` equal to `size` means that the
 bytes stand there as they are; a smaller one, that they are a zstd frame of so many bytes, which
-must state its content size. So a section never takes more than 4 bytes beyond its content, and
-nothing is allocated on the word of the sender.
+must state its content size. So a section never takes more than 4 bytes beyond its content.
+Nothing is allocated on the word of the sender: the frame must say what the reader expects, and
+be long enough to hold that (`check_can_hold`).
 """
 
 import struct
@@ -21,6 +22,9 @@ HEADER_BYTES = 4
 Buffer = bytes | bytearray | memoryview
 Bytes = npt.NDArray[np.uint8]
 
+# A block of a zstd frame has at least 4 bytes and holds at most 128 KiB (RFC 8878, 3.1.1.2).
+MAX_EXPANSION = (128 << 10) // 4
+
 # Huffman codes and hardly any search for repetitions: the bytes of differences do not repeat.
 # Measured on planes of trained weights: within 1 % of their entropy, 3 times as fast as level 1.
 _HUFFMAN = zstandard.ZstdCompressionParameters(
@@ -35,6 +39,13 @@ _HUFFMAN = zstandard.ZstdCompressionParameters(
 )
 
 
+def check_can_hold(num_bytes: int, content_bytes: int) -> None:
+    """Raise TruncatedPayload if `num_bytes` are too few for so much, however well it is coded."""
+    least = -(-content_bytes // MAX_EXPANSION)
+    if num_bytes < least:
+        raise TruncatedPayload(least, num_bytes)
+
+
 class SectionWriter:
     """Entropy-codes sections; `levels` besides Huffman codes are zstd levels to try as well."""
 
@@ -46,7 +57,7 @@ class SectionWriter:
 
     def write(self, content: Bytes, out: memoryview) -> int:
         """Write a section into the caller's buffer; return the bytes it took."""
-        raw = memoryview(content).cast("B") if content.size else memoryview(b"")
+        raw = content.data.cast("B") if content.size else memoryview(b"")
         best: Buffer = raw
         for compressor in self._compressors if content.size else ():
             frame = compressor.compress(raw)
@@ -93,6 +104,7 @@ class SectionReader:
             stated = zstandard.frame_content_size(frame)
             if stated != size:
                 raise MalformedPayload(f"a frame of {stated} bytes where {size} are expected")
+            check_can_hold(len(frame), size)
             content = self._decompressor.decompress(
                 frame, max_output_size=size, allow_extra_data=False
             )

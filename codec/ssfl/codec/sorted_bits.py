@@ -10,9 +10,9 @@ For a coordinate of output channel o and input channel i (the first and second d
 tensor), with w its initial weight:
 
     level = input[i] + output[o] + (float32 bits of |w| >> 19) - middle
-    class = (level >> 2) + CLASSES / 2, kept within 0 … CLASSES - 1
+    class = (level >> width) + CLASSES / 2, kept within 0 … CLASSES - 1
 
-    payload   flags u8: bit 0 set if the weights are used
+    payload   flags u8: bit 0 set if the weights are used | width u8: 2 … 7
               section of side information: for every tensor `middle` i16 (0 without weights),
                   input i8 per input channel, output i8 per output channel
               for every class that has coordinates: section of its packed bits, in their order
@@ -28,7 +28,13 @@ import numpy.typing as npt
 
 from ssfl.codec.errors import MalformedPayload, MaskError, TrailingBytes
 from ssfl.codec.masks import checked, packed_bytes
-from ssfl.codec.sections import HEADER_BYTES, Buffer, SectionReader, SectionWriter
+from ssfl.codec.sections import (
+    HEADER_BYTES,
+    Buffer,
+    SectionReader,
+    SectionWriter,
+    check_can_hold,
+)
 
 CLASSES = 64
 Shape = tuple[int, ...]
@@ -40,13 +46,15 @@ _WEIGHT_SHIFT = np.int32(19)  # 16 levels per octave of |w|
 _SPREAD = 24.0  # levels per standard deviation of a channel's density, as a normal quantile
 _MAGNITUDE = np.int32(0x7FFFFFFF)
 _BLOCK = 1 << 20  # coordinates that are sorted at a time
+_WIDTHS = range(2, 8)  # small masks do with fewer, wider classes: their tables cost bytes, too
+_LARGE = 1 << 20  # coordinates from which on the narrowest classes are best
 
 
 def max_encoded_bytes(shapes: Sequence[Shape]) -> int:
     """Return the most bytes the sorted bits of tensors of these shapes can take."""
     size = sum(math.prod(shape) for shape in shapes)
     side = sum(2 + inputs + outputs for outputs, inputs, _ in map(_dimensions, shapes))
-    return 1 + HEADER_BYTES + side + (HEADER_BYTES + 1) * CLASSES + packed_bytes(size)
+    return 2 + HEADER_BYTES + side + (HEADER_BYTES + 1) * CLASSES + packed_bytes(size)
 
 
 def encode(bits: bytes, shapes: Sequence[Shape], weights: Floats | None = None) -> memoryview:
@@ -55,16 +63,29 @@ def encode(bits: bytes, shapes: Sequence[Shape], weights: Floats | None = None) 
     `weights` are the initial weights of the masked coordinates, if the receiver holds them.
     """
     kept = _unpacked(bits, shapes)
+    _check_weights(weights, kept.size)
     side = [*_side_information(kept, shapes, weights)]
+    widths = _WIDTHS if kept.size < _LARGE else _WIDTHS[:1]
+    tries = (_encode(kept, shapes, side, weights, width) for width in widths)
+    return min(tries, key=len)
+
+
+def _encode(
+    kept: Bools,
+    shapes: Sequence[Shape],
+    side: Sequence["_Side"],
+    weights: Floats | None,
+    width: int,
+) -> memoryview:
     contents: list[list[Bools]] = [[] for _ in range(CLASSES)]
-    for part, order, counts in _sorted(shapes, side, weights):
+    for part, order, counts in _sorted(shapes, side, weights, width):
         ends = np.cumsum(counts)
         for number, piece in enumerate(np.split(kept[part][order], ends[:-1])):
             contents[number].append(piece)
     out = memoryview(bytearray(max_encoded_bytes(shapes)))
-    out[0] = int(weights is not None)
+    out[0], out[1] = int(weights is not None), width
     writer = SectionWriter(levels=(1,))
-    at = 1 + writer.write(np.concatenate([_no_bytes(), *map(_side_bytes, side)]), out[1:])
+    at = 2 + writer.write(np.concatenate([_no_bytes(), *map(_side_bytes, side)]), out[2:])
     for pieces in contents:
         content = np.concatenate([np.empty(0, dtype=np.bool_), *pieces])
         pieces.clear()
@@ -76,25 +97,25 @@ def encode(bits: bytes, shapes: Sequence[Shape], weights: Floats | None = None) 
 def decode(payload: Buffer, shapes: Sequence[Shape], weights: Floats | None = None) -> bytes:
     """Return the packed bits of a mask over tensors of these shapes."""
     size = sum(math.prod(shape) for shape in shapes)
-    if weights is not None and weights.size != size:
-        raise MaskError(f"{weights.size} weights for a mask of {size} coordinates")
+    _check_weights(weights, size)
+    check_can_hold(len(payload), packed_bytes(size))
     reader = SectionReader(payload)
-    flags = reader.take(1)[0]
-    if flags > 1:
-        raise MalformedPayload(f"unknown flags {flags} of a mask")
+    flags, width = reader.take(2)
+    if flags > 1 or width not in _WIDTHS:
+        raise MalformedPayload(f"unknown flags {flags} or width {width} of a mask")
     if flags and weights is None:
         raise MaskError("the mask is coded with initial weights that are not at hand")
     used = weights if flags else None
     side = [*_read_side(reader, shapes)]
     totals = np.zeros(CLASSES, dtype=np.int64)
-    for _, _, counts in _sorted(shapes, side, used):
+    for _, _, counts in _sorted(shapes, side, used, width):
         totals += counts
     contents = [_read_class(reader, int(total)) for total in totals]
     if reader.left:
         raise TrailingBytes(reader.at, reader.at + reader.left)
     kept = np.empty(size, dtype=np.bool_)
     places = [0] * CLASSES
-    for part, order, counts in _sorted(shapes, side, used):
+    for part, order, counts in _sorted(shapes, side, used, width):
         pieces = []
         for number, count in enumerate(counts.tolist()):
             pieces.append(contents[number][places[number] : places[number] + count])
@@ -110,6 +131,11 @@ class _Side:
     middle: int
     inputs: Levels  # (input channels,)
     outputs: Levels  # (output channels,)
+
+
+def _check_weights(weights: Floats | None, size: int) -> None:
+    if weights is not None and weights.size != size:
+        raise MaskError(f"{weights.size} weights for a mask of {size} coordinates")
 
 
 def _dimensions(shape: Shape) -> tuple[int, int, int]:
@@ -171,7 +197,7 @@ def _weight_levels(weights: Floats) -> Levels:
 
 
 def _sorted(
-    shapes: Sequence[Shape], side: Sequence[_Side], weights: Floats | None
+    shapes: Sequence[Shape], side: Sequence[_Side], weights: Floats | None, width: int
 ) -> Iterator[tuple[slice, npt.NDArray[np.intp], npt.NDArray[np.int64]]]:
     """Yield (coordinates, their order by class, how many of each class), a block at a time."""
     start = 0
@@ -187,7 +213,7 @@ def _sorted(
             if weights is not None:
                 levels += _weight_levels(weights[part])
                 levels -= np.int32(said.middle)
-            levels >>= np.int32(2)
+            levels >>= np.int32(width)
             levels += np.int32(CLASSES // 2)
             classes = np.clip(levels, 0, CLASSES - 1).astype(np.uint8)
             order = np.argsort(classes, kind="stable")
