@@ -22,7 +22,7 @@ import numpy as np
 import zstandard
 
 from ssfl.codec import values_only
-from ssfl.codec.contract import Encoding, SparseVector, check_counts, check_mask
+from ssfl.codec.contract import Encoding, SparseVector, check_counts
 from ssfl.codec.errors import MaskError
 
 # Level 1 beats level 3 on saliency masks at every density we measured, and is fastest.
@@ -89,7 +89,6 @@ class Bitmask(Encoding):
     ) -> SparseVector:
         split = packed_bytes(size)
         packed = bytes(payload[:split])
-        check_mask(packed, size, num_kept)
         values = values_only.decode(payload[split:], num_kept)
         # Behind a mask of 4n + 1 … 3 bytes, values stand where no float32 of the machine may.
         return SparseVector(size, packed, np.require(values, requirements="A"))

@@ -21,15 +21,12 @@ import io
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
 
 from ssfl.codec.errors import ChunkError, MaskError, TrailingBytes, TruncatedPayload
-
-if TYPE_CHECKING:
-    from _typeshed import WriteableBuffer
 
 MAX_SIZE = 1 << 31  # coordinates: indices fit 32 bits, a mask 256 MiB
 BLOCK = 1 << 16  # coordinates at a time; a multiple of 8, so that blocks begin at a byte
@@ -167,7 +164,7 @@ class PayloadReader(io.RawIOBase):
     def readable(self) -> bool:
         return True
 
-    def readinto(self, out: "WriteableBuffer", /) -> int:
+    def readinto(self, out: Any, /) -> int:  # Any: Python 3.11 has no name for a writable buffer
         """Fill `out` with the next bytes; fewer only at the end, then 0."""
         view = memoryview(out).cast("B")
         filled = 0
