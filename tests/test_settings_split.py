@@ -85,6 +85,11 @@ CHANGED = RunSettings(
     reproducible=True,
     round_deadline_s=12.5,
     no_progress_s=3.5,
+    scores="exact",
+    value_type="grid",
+    grid_bits=14,
+    rounding="nearest",
+    error_feedback=False,
 )
 
 

@@ -47,7 +47,8 @@ def step_with(spool: Spool, work: Work, uploads: Mapping[ClientId, Vector]) -> S
     for client, values in uploads.items():
         digest = sha256(values.tobytes()).digest()
         append(spool.part(4, client, digest), values.tobytes())
-        spool.keep(spool.part(4, client, digest))
+        part = spool.part(4, client, digest)
+        spool.keep(part, part)
         largest = float(np.abs(values).max())
         accepted[client] = UploadAccepted(4, client, digest.hex(), largest)
     return Step(4, work, "", 2, 0, COHORT, accepted, closed=tuple(sorted(accepted)))

@@ -43,7 +43,8 @@ def spooled(conductor: Conductor, client: ClientId) -> Event:
     values = Stream(0, "answer", client, step.round_number).uniform(size).astype("<f4")
     digest = sha256(values.tobytes()).digest()
     append(conductor.spool.part(step.number, client, digest), values.tobytes())
-    conductor.spool.keep(conductor.spool.part(step.number, client, digest))
+    part = conductor.spool.part(step.number, client, digest)
+    conductor.spool.keep(part, part)
     report = {
         "training_loss": 1.0,
         "evaluation": {"correct": 1, "total": 2, "loss_sum": 1.0},

@@ -58,7 +58,7 @@ def test_a_kept_upload_has_its_final_name_and_is_synced_before(
     append(part, b"abc")
     synced: list[bool] = []
     monkeypatch.setattr(os, "fsync", lambda _descriptor: synced.append(part.exists()))
-    spool.keep(part)
+    spool.keep(part, part)
     assert synced == [True, False], "the content before the rename, the folder after it"
     assert not part.exists()
     assert spool.verified(3, C1, ONE).read_bytes() == b"abc"
@@ -66,7 +66,8 @@ def test_a_kept_upload_has_its_final_name_and_is_synced_before(
 
 def test_a_kept_upload_is_not_touched_by_a_new_one(spool: Spool) -> None:
     append(spool.part(3, C1, ONE), b"abc")
-    spool.keep(spool.part(3, C1, ONE))
+    part = spool.part(3, C1, ONE)
+    spool.keep(part, part)
     append(spool.part(3, C1, TWO), b"xyz")
     assert spool.verified(3, C1, ONE).read_bytes() == b"abc"
 
@@ -86,7 +87,7 @@ def test_an_upload_under_way_finds_no_place_when_its_step_is_over(spool: Spool) 
     with pytest.raises(FileNotFoundError):
         append(part, b"def")
     with pytest.raises(FileNotFoundError):
-        spool.keep(part)
+        spool.keep(part, part)
 
 
 def test_dropping_what_is_not_there_is_no_error(spool: Spool) -> None:

@@ -7,18 +7,21 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ssfl.codec import bitmask, values_only
+from ssfl.codec import masks, values_only
 from ssfl.method.mask import Mask
 from ssfl.method.model_state import ModelState
 from ssfl.method.settings import RunSettings
 from ssfl.method.strategies.contract import ClientId, Work
+from ssfl.server.broadcast import Broadcast, Form, NotBuilt
+from ssfl.server.coding import Reader
 from ssfl.server.facts import UploadAccepted
 from ssfl.server.state import Member, RunState, Step
-from ssfl.server.tasks import Broadcast, Ready, initializer, task_for
+from ssfl.server.tasks import Ready, initializer, task_for
 from ssfl.v1 import coordinator_pb2 as pb
 from ssfl.v1 import transfer_pb2
 
 C1, C2 = ClientId("c1"), ClientId("c2")
+BASIC = Reader(frozenset())  # reads what everybody must, on a link that is not coded
 
 
 def member(client: ClientId, session: int, model: str = "m", *, left: bool = False) -> Member:
@@ -43,8 +46,25 @@ def in_work(work: Work, **changes: Any) -> RunState:
 def task(
     state: RunState, model: ModelState | None, client: ClientId = C1, **held: Any
 ) -> Ready | None:
-    broadcast = Broadcast(model) if model else None
-    return task_for(state, broadcast, client, pb.NextTaskRequest(**held), upload_slots=8)
+    broadcast = Broadcast(model, RunSettings()) if model else None
+    return made(state, broadcast, client, pb.NextTaskRequest(**held))
+
+
+def made(
+    state: RunState,
+    broadcast: Broadcast | None,
+    client: ClientId,
+    request: pb.NextTaskRequest,
+    upload_slots: int = 8,
+    reader: Reader = BASIC,
+) -> Ready | None:
+    """Return the task, making what it needs as the service does."""
+    while True:
+        try:
+            return task_for(state, broadcast, client, request, upload_slots, reader)
+        except NotBuilt as needed:
+            assert broadcast is not None and not broadcast.built(needed.form)
+            broadcast.build(needed.form)
 
 
 def given(state: RunState, model: ModelState, **held: Any) -> Ready:
@@ -118,9 +138,11 @@ def test_every_payload_is_announced_with_its_length_and_digest(model: ModelState
 def test_a_large_sparse_mask_travels_compressed(model: ModelState) -> None:
     kept = np.zeros(100_000, dtype=np.bool_)
     kept[::5000] = True
-    part = Broadcast(replace(model, mask=Mask.from_bools(kept))).mask
+    broadcast = Broadcast(replace(model, mask=Mask.from_bools(kept)), RunSettings())
+    broadcast.build(Form.MASK)
+    part = broadcast.part(Form.MASK)
     assert part.payload.encoding == transfer_pb2.ENCODING_BITMASK_ZSTD
-    assert bitmask.decompress(part.data, 100_000) == Mask.from_bools(kept).bits
+    assert masks.decompress(part.data, 100_000) == Mask.from_bools(kept).bits
 
 
 def test_a_mask_that_keeps_everything_is_not_sent(model: ModelState) -> None:
@@ -136,7 +158,7 @@ def test_an_upload_slot_comes_with_the_task_where_there_is_one_for_everybody(
 ) -> None:
     request = pb.NextTaskRequest()
     for slots, granted in ((1, False), (2, True)):
-        ready = task_for(TRAINING, Broadcast(model), C1, request, slots)
+        ready = made(TRAINING, Broadcast(model, RunSettings()), C1, request, slots)
         assert ready is not None and ready.task.train.upload_granted == granted
 
 

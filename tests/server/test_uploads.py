@@ -12,10 +12,11 @@ import pytest
 from ssfl.codec import ChecksumMismatch, ChunkError, DigestMismatch, TrailingBytes, TruncatedPayload
 from ssfl.method.strategies.contract import ClientId
 from ssfl.server import uploads as module
+from ssfl.server.coded_uploads import check_payload
 from ssfl.server.errors import InvalidRequest, NoProgress, SessionEnded
 from ssfl.server.ledger import Ledger
 from ssfl.server.spool import Spool, append, check_digest
-from ssfl.server.uploads import Expected, Uploads, check_payload, first
+from ssfl.server.uploads import Expected, Sent, Uploads, first
 from ssfl.v1 import coordinator_pb2 as pb
 from ssfl.v1 import transfer_pb2
 
@@ -25,7 +26,7 @@ ACCEPTED = transfer_pb2.Receipt(outcome=transfer_pb2.OUTCOME_ACCEPTED)
 CLOSED = transfer_pb2.Receipt(outcome=transfer_pb2.OUTCOME_STEP_CLOSED)
 DEADLINE_S = 30.0
 
-Accept = Callable[[Path], Awaitable[transfer_pb2.Receipt]]
+Accept = Callable[[Path, Sent], Awaitable[transfer_pb2.Receipt]]
 
 
 def announced(data: bytes = PAYLOAD) -> transfer_pb2.Payload:
@@ -66,7 +67,7 @@ class Desk:
     ) -> AsyncIterator[Any]:
         expected = Expected(client, 3, payload or announced(), "values", lambda: self.over)
 
-        async def accept(part: Path) -> transfer_pb2.Receipt:
+        async def accept(part: Path, _sent: Sent) -> transfer_pb2.Receipt:
             check_digest(part, expected.payload.digest)
             self.kept.append(part.read_bytes())
             return ACCEPTED
@@ -325,11 +326,11 @@ def test_a_slot_is_free_again_however_its_upload_ends(tmp_path: Path, when: str)
 )
 def test_a_payload_is_announced_as_it_must_be(changes: dict[str, Any], message: str) -> None:
     payload = announced()
-    check_payload(payload, transfer_pb2.ENCODING_VALUES_ONLY, 100)
+    check_payload(payload, {transfer_pb2.ENCODING_VALUES_ONLY: (100, 100)})
     for name, value in changes.items():
         setattr(payload, name, value)
     with pytest.raises(InvalidRequest, match=message):
-        check_payload(payload, transfer_pb2.ENCODING_VALUES_ONLY, 100)
+        check_payload(payload, {transfer_pb2.ENCODING_VALUES_ONLY: (100, 100)})
 
 
 def test_an_upload_begins_with_its_header() -> None:

@@ -13,7 +13,6 @@ Whatever breaks, the client joins again: a finished result is kept on disk and s
 anything else, a broken download goes on where it stopped, nothing is computed twice.
 """
 
-import hashlib
 import logging
 import time
 from collections.abc import Callable
@@ -26,6 +25,15 @@ import grpc
 import numpy as np
 import numpy.typing as npt
 
+from ssfl.client.coding import (
+    ENCODINGS,
+    Coded,
+    read_mask,
+    read_values,
+    write_initial,
+    write_scores,
+    write_update,
+)
 from ssfl.client.connection import UNARY_TIMEOUT_S, Patience, Watchdog
 from ssfl.client.download import Download, Downloads
 from ssfl.client.errors import Refused, Resync, Unavailable, reason_of, translate
@@ -33,14 +41,13 @@ from ssfl.client.local_state import Answer, LocalState
 from ssfl.client.progress import Progress, StepOver
 from ssfl.client.site import Site
 from ssfl.client.upload import send
-from ssfl.codec import CodecError, bitmask, values_only
 from ssfl.method.manifest import Manifest
 from ssfl.method.mask import Mask
 from ssfl.method.model_files import write_model
 from ssfl.method.model_state import values_digest
 from ssfl.method.settings import RunSettings
 from ssfl.v1 import coordinator_pb2 as pb
-from ssfl.v1 import mask_pb2, saliency_pb2, settings_pb2, transfer_pb2, update_pb2
+from ssfl.v1 import saliency_pb2, settings_pb2, transfer_pb2, update_pb2
 
 log = logging.getLogger("ssfl.client")
 
@@ -82,9 +89,11 @@ class Agent:
         self._site: Site | None = None
         self._watchdog = Watchdog(SILENCE_S)
         self._downloads: Downloads | None = None
+        self._settings = RunSettings()
         self._mask: Mask | None = None
         self._base: Vector | None = None
         self._base_digest = b""
+        self._initial: Vector | None = None
         self._initial_digest = b""
         self._answer: Answer | None = None
         self._granted = False  # a slot came with the task; a second try waits, to resume
@@ -123,8 +132,12 @@ class Agent:
         self._site = self._build_site(settings)
         self._watchdog = Watchdog(max(settings.no_progress_s, SILENCE_S))
         self._downloads = Downloads(self._watchdog, self._site.manifest, self._patience.reached)
-        self._initial_digest = values_digest(self._site.initial)
+        self._settings = settings
+        self._take_initial(self._site.initial)
         self._mask, self._base, self._base_digest = None, None, b""
+
+    def _take_initial(self, initial: Vector) -> None:
+        self._initial, self._initial_digest = initial, values_digest(initial)
 
     def _join_call(self) -> pb.JoinResponse:
         """Join with the model we built; raise Refused if the run has another one."""
@@ -152,12 +165,7 @@ class Agent:
             manifest=manifest.json if manifest and whole else b"",
             fingerprint=self._identity.fingerprint,
             class_counts=self._identity.class_counts,
-            encodings=[
-                transfer_pb2.ENCODING_VALUES_ONLY,
-                transfer_pb2.ENCODING_DENSE,
-                transfer_pb2.ENCODING_BITMASK,
-                transfer_pb2.ENCODING_BITMASK_ZSTD,
-            ],
+            encodings=ENCODINGS,
             software=f"ssfl {version('ssfl')}",
         )
         response: pb.JoinResponse = self._stub.Join(request, timeout=UNARY_TIMEOUT_S)
@@ -227,6 +235,8 @@ class Agent:
             self._drop_answer()
             raise
         log.info("%s sent", answer.kind, extra={"step": answer.step, "outcome": _word(outcome)})
+        if outcome in (transfer_pb2.OUTCOME_ACCEPTED, transfer_pb2.OUTCOME_ALREADY_ACCEPTED):
+            self._local.accepted()
         self._drop_answer()
 
     def _drop_answer(self) -> None:
@@ -234,11 +244,12 @@ class Agent:
         self._local.drop()
 
     def _keep_answer(
-        self, kind: str, step: int, header: bytes, payload: memoryview, granted: bool
+        self, kind: str, step: int, header: bytes, coded: Coded, *, granted: bool
     ) -> None:
-        self._answer = Answer(self._run_id, kind, step, header, payload)
+        self._answer = Answer(self._run_id, kind, step, header, coded.data)
         self._granted = granted
-        self._local.save(self._answer)
+        mask_digest = self._mask.digest if self._mask else b""
+        self._local.save(self._answer, mask_digest, coded.residual)
 
     def _initialize(self) -> None:
         assert self._site is not None
@@ -247,8 +258,9 @@ class Agent:
         header = pb.InitialModel(manifest=manifest.json, initial_digest=self._initial_digest)
         payload = memoryview(b"")
         if not manifest.rebuildable:
-            payload = values_only.encode(self._site.initial)
-            header.initial.CopyFrom(_payload(transfer_pb2.ENCODING_DENSE, payload))
+            coded = write_initial(self._site.initial)
+            payload = coded.data
+            header.initial.CopyFrom(coded.payload)
         request = pb.SendInitialRequest(caller=self._caller, header=header)
         send(self._stub.SendInitial, request, payload, self._watchdog)
 
@@ -257,24 +269,24 @@ class Agent:
         work, step = download.task.score, download.task.step
         if work.criterion != "saliency":
             raise Refused(f"the coordinator asks for unknown scores: {work.criterion!r}")
-        initial = self._site.initial
         if work.HasField("initial"):
-            initial = _values(download.payload(0), self._site.manifest.size)
-        if values_digest(initial) != work.initial_digest:
+            size = self._site.manifest.size
+            self._take_initial(read_values(download.payload(0), work.initial, size, {}))
+        if self._initial is None or self._initial_digest != work.initial_digest:
             raise Refused("the coordinator sent initial weights that do not match their digest")
         began_s = time.monotonic()
         with Progress(self._stub, self._caller, step):
-            scores = self._site.score(initial)
-        payload = values_only.encode(scores)
+            scores = self._site.score(self._initial)
+        coded = write_scores(scores, work, self._settings, self._identity.client_id)
         report = saliency_pb2.SaliencyReport(
             manifest_digest=work.manifest_digest,
             initial_digest=work.initial_digest,
             step=step,
             num_samples=self._identity.num_samples,
-            scores=_payload(transfer_pb2.ENCODING_DENSE, payload),
+            scores=coded.payload,
             work_s=time.monotonic() - began_s,
         )
-        self._keep_answer("scores", step, report.SerializeToString(), payload, granted=False)
+        self._keep_answer("scores", step, report.SerializeToString(), coded, granted=False)
 
     def _train(self, download: Download) -> None:
         assert self._site is not None
@@ -287,7 +299,10 @@ class Agent:
         except StepOver:
             log.info("round closed without us", extra={"round": work.round_number})
             return
-        payload = values_only.encode(trained.values)
+        residual = self._local.residual(self._run_id, mask.digest)
+        coded = write_update(
+            trained.values, base, work, self._settings, self._identity.client_id, residual
+        )
         update = update_pb2.SparseUpdate(
             mask_digest=work.mask.mask_digest,
             mask_epoch=work.mask.mask_epoch,
@@ -296,18 +311,24 @@ class Agent:
             round_number=work.round_number,
             attempt=work.attempt,
             num_samples=self._identity.num_samples,
-            values=_payload(transfer_pb2.ENCODING_VALUES_ONLY, payload),
+            values=coded.payload,
             base_evaluation=_evaluation(trained.base),
             personal_evaluation=_evaluation(trained.personal),
             training_loss=trained.training_loss,
             work_s=time.monotonic() - began_s,
+            coding_error=coded.error,
         )
         log.info(
             "trained",
-            extra={"round": work.round_number, "loss": round(trained.training_loss, 4)},
+            extra={
+                "round": work.round_number,
+                "loss": round(trained.training_loss, 4),
+                "values": _word(coded.payload.encoding, transfer_pb2.Encoding),
+                "bytes": len(coded.data),
+            },
         )
         header = update.SerializeToString()
-        self._keep_answer("values", step, header, payload, granted=work.upload_granted)
+        self._keep_answer("values", step, header, coded, granted=work.upload_granted)
 
     def _evaluate(self, download: Download) -> None:
         assert self._site is not None
@@ -346,19 +367,34 @@ class Agent:
     ) -> tuple[Mask, Vector]:
         """Return mask and base of a task: what came with it, or what we hold already."""
         assert self._site is not None
-        if work.mask.mask_digest != (self._mask.digest if self._mask else b""):
-            self._mask = _mask(download, work.mask, self._site.manifest)
-        mask = self._mask
-        assert mask is not None
+        mask, manifest = self._mask, self._site.manifest
+        assert self._initial is not None
+        if mask is None or work.mask.mask_digest != mask.digest:
+            data = download.payload(0) if work.mask.HasField("mask") else memoryview(b"")
+            self._mask = None  # should this one not do, we ask for all of it
+            mask = self._mask = read_mask(data, work.mask, manifest, self._initial, mask)
         if work.HasField("base"):
             number = int(work.mask.HasField("mask"))  # the mask, if it came, comes first
-            count = mask.num_kept + self._site.manifest.num_unmasked
-            self._base = _values(download.payload(number), count).copy()
-            self._base_digest = values_digest(self._base)
+            count = mask.num_kept + manifest.num_unmasked
+            held = self._held(mask, work.base.reference_digest)
+            self._base, self._base_digest = None, b""
+            values = read_values(download.payload(number), work.base, count, held)
+            self._base, self._base_digest = values, values_digest(values)
+        elif self._base_digest != work.base_digest:
+            self._base = self._held(mask, work.base_digest).get(work.base_digest)
+            self._base_digest = work.base_digest
         if self._base is None or self._base_digest != work.base_digest:
-            self._base_digest = b""
+            self._base, self._base_digest = None, b""
             raise Resync("the base we hold is not the one of the task")
         return mask, self._base
+
+    def _held(self, mask: Mask, digest: bytes) -> dict[bytes, Vector]:
+        """Return the values with this digest, if we hold them or can make them."""
+        if self._base is not None and digest == self._base_digest:
+            return {digest: self._base}
+        assert self._initial is not None
+        first = mask.gather(self._initial) if digest else None  # the first base of a mask
+        return {digest: first} if first is not None and values_digest(first) == digest else {}
 
     def _goodbye(self, reason: pb.LeaveReason, why: str = "") -> None:
         if not self._caller.session:
@@ -370,40 +406,9 @@ class Agent:
             log.debug("could not say goodbye", extra={"error": str(error.code())})
 
 
-def _mask(download: Download, message: mask_pb2.MaskBroadcast, manifest: Manifest) -> Mask:
-    """Return the mask of a broadcast, checked against its digest."""
-    if message.all_kept:
-        mask = Mask.full(manifest.num_masked)
-    elif not message.HasField("mask"):
-        raise Resync("the coordinator believes we hold a mask that we do not")
-    else:
-        data = bytes(download.payload(0))
-        try:
-            if message.mask.encoding == transfer_pb2.ENCODING_BITMASK_ZSTD:
-                data = bitmask.decompress(data, manifest.num_masked)
-            mask = Mask(bitmask.checked(data, manifest.num_masked), manifest.num_masked)
-        except CodecError as error:
-            raise Refused(f"the coordinator sent a mask that does not fit: {error}") from error
-    if mask.digest != message.mask_digest or mask.num_kept != message.num_kept:
-        raise Refused("the coordinator sent a mask that does not match its digest")
-    return mask
-
-
-def _values(payload: memoryview, count: int) -> Vector:
-    try:
-        return values_only.decode(payload, count)
-    except CodecError as error:
-        raise Refused(f"the coordinator sent values that do not fit: {error}") from error
-
-
 def _settings(message: settings_pb2.RunSettings) -> RunSettings:
     """Return the run's settings as they came in Join."""
     return RunSettings(**{one.name: getattr(message, one.name) for one in fields(RunSettings)})
-
-
-def _payload(encoding: transfer_pb2.Encoding, data: memoryview) -> transfer_pb2.Payload:
-    digest = hashlib.sha256(data).digest()
-    return transfer_pb2.Payload(encoding=encoding, num_bytes=len(data), digest=digest)
 
 
 def _evaluation(tested: Any) -> update_pb2.Evaluation:
@@ -412,5 +417,6 @@ def _evaluation(tested: Any) -> update_pb2.Evaluation:
     )
 
 
-def _word(outcome: transfer_pb2.Outcome) -> str:
-    return transfer_pb2.Outcome.Name(outcome).removeprefix("OUTCOME_").lower()
+def _word(value: int, enum: Any = transfer_pb2.Outcome) -> str:
+    prefix = enum.DESCRIPTOR.name.upper() + "_"
+    return str(enum.Name(value)).removeprefix(prefix).lower()

@@ -9,10 +9,10 @@ from typing import Any
 
 import grpc
 
+from ssfl.client.coding import check_size
 from ssfl.client.connection import Watchdog
 from ssfl.client.errors import Refused, Unavailable, translate
 from ssfl.codec import CodecError, Receiver
-from ssfl.codec.bitmask import packed_bytes
 from ssfl.method.manifest import Manifest
 from ssfl.v1 import coordinator_pb2 as pb
 from ssfl.v1 import transfer_pb2
@@ -103,7 +103,7 @@ class Downloads:
         if before and same and task.offset == before.receiver.offset:
             return
         for payload in payloads:
-            _check_size(payload, self.manifest)
+            check_size(payload, self.manifest)
         total = sum(payload.num_bytes for payload in payloads)
         self.current = Download(task, payloads, bytearray(total), Receiver(total))
 
@@ -135,11 +135,3 @@ def _payloads(task: pb.Task) -> list[transfer_pb2.Payload]:
         if work.HasField("base"):
             payloads.append(work.base)
     return payloads
-
-
-def _check_size(payload: transfer_pb2.Payload, manifest: Manifest) -> None:
-    """Refuse what cannot be right before memory is taken for it."""
-    bitmask = transfer_pb2.ENCODING_BITMASK, transfer_pb2.ENCODING_BITMASK_ZSTD
-    most = packed_bytes(manifest.num_masked) if payload.encoding in bitmask else 4 * manifest.size
-    if payload.num_bytes > most:
-        raise Refused(f"the coordinator announced {payload.num_bytes} bytes where {most} are most")

@@ -1,8 +1,10 @@
 """What a client keeps across a restart: its token, and a finished upload not yet acknowledged.
 
-token        16 random bytes; proves that a new process is the same client
-answer.json  step, kind and run of the finished upload, and the digest of its bytes
-answer.bin   its header message and payload
+token          16 random bytes; proves that a new process is the same client
+answer.json    step, kind and run of the finished upload, and the digest of its bytes
+answer.bin     its header message and payload
+residual       lossy runs: what accepted updates lost, behind a digest that names run and mask
+residual.next  the same, should the finished upload be accepted
 """
 
 import hashlib
@@ -11,9 +13,13 @@ import secrets
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
+import numpy.typing as npt
+
 from ssfl.program.files import remove_leftovers, write_atomic
 
 TOKEN_BYTES = 16
+_DIGEST_BYTES = 32
 
 
 @dataclass(frozen=True)
@@ -44,8 +50,19 @@ class LocalState:
         write_atomic(path, token)
         return token
 
-    def save(self, answer: Answer) -> None:
-        """Keep a finished answer until it is acknowledged."""
+    def save(
+        self,
+        answer: Answer,
+        mask_digest: bytes = b"",
+        residual: npt.NDArray[np.float32] | None = None,
+    ) -> None:
+        """Keep a finished answer until it is acknowledged, and what it lost in coding."""
+        if residual is None:
+            (self.folder / "residual.next").unlink(missing_ok=True)
+        else:
+            data = residual.astype("<f4").tobytes()
+            tag = _tag(answer.run_id, mask_digest, data)
+            write_atomic(self.folder / "residual.next", [tag, memoryview(data)])
         write_atomic(self.folder / "answer.bin", [answer.header, answer.payload])
         facts = {
             "run_id": answer.run_id,
@@ -71,10 +88,30 @@ class LocalState:
         except (FileNotFoundError, ValueError, KeyError, TypeError):
             return None
 
+    def accepted(self) -> None:
+        """The answer counts: what it lost is what the next one is to make good."""
+        if (following := self.folder / "residual.next").exists():
+            following.replace(self.folder / "residual")
+
+    def residual(self, run_id: str, mask_digest: bytes) -> npt.NDArray[np.float32] | None:
+        """Return what accepted updates of this run under this mask have lost; None: nothing."""
+        try:
+            data = (self.folder / "residual").read_bytes()
+        except FileNotFoundError:
+            return None
+        tag, values = data[:_DIGEST_BYTES], data[_DIGEST_BYTES:]
+        if tag != _tag(run_id, mask_digest, values):
+            return None
+        return np.frombuffer(values, dtype="<f4").astype(np.float32, copy=False)
+
     def drop(self) -> None:
         """Forget the answer: it was acknowledged, or is of no use any more."""
-        for name in ("answer.json", "answer.bin"):
+        for name in ("answer.json", "answer.bin", "residual.next"):
             (self.folder / name).unlink(missing_ok=True)
+
+
+def _tag(run_id: str, mask_digest: bytes, data: bytes) -> bytes:
+    return hashlib.sha256(run_id.encode() + b"\0" + mask_digest + data).digest()
 
 
 def _digest(*parts: bytes | memoryview) -> str:

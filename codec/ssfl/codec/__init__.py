@@ -1,4 +1,6 @@
-"""Bytes of a sparse model: encodings, masks and chunks. numpy and zstandard only.
+"""Bytes of a sparse model: encodings, value codes, masks and chunks. numpy and zstandard only.
+
+docs/codec.md is the page for using this package alone; docs/wire-format.md has every byte.
 
 >>> import numpy as np
 >>> from ssfl.codec import values_only
@@ -9,16 +11,34 @@
 [1.0, -2.0, 0.5]
 """
 
-from ssfl.codec import bitmask, values_only
+from ssfl.codec import (
+    bfloat16,
+    bitmask,
+    blocks,
+    choose,
+    coo,
+    csr,
+    dense,
+    grid,
+    int8,
+    masks,
+    reference,
+    scores,
+    sorted_bits,
+    values_only,
+)
 from ssfl.codec.chunks import MAX_CHUNK_BYTES, ChunkSizer, Receiver, pieces
+from ssfl.codec.contract import Encoding, SparseVector
 from ssfl.codec.errors import (
     ChecksumMismatch,
     ChunkError,
     CodecError,
     DigestMismatch,
+    MalformedPayload,
     MaskError,
     TrailingBytes,
     TruncatedPayload,
+    UnfitValues,
 )
 
 __all__ = [
@@ -28,11 +48,27 @@ __all__ = [
     "ChunkSizer",
     "CodecError",
     "DigestMismatch",
+    "Encoding",
+    "MalformedPayload",
     "MaskError",
     "Receiver",
+    "SparseVector",
     "TrailingBytes",
     "TruncatedPayload",
+    "UnfitValues",
+    "bfloat16",
     "bitmask",
+    "blocks",
+    "choose",
+    "coo",
+    "csr",
+    "dense",
+    "grid",
+    "int8",
+    "masks",
     "pieces",
+    "reference",
+    "scores",
+    "sorted_bits",
     "values_only",
 ]

@@ -90,8 +90,11 @@ def encode(
     code: ValueCode, values: Floats, reference: Floats | None, words: Words | None = None
 ) -> memoryview:
     """Return the payload."""
-    out = memoryview(bytearray(max_encoded_bytes(code, values.size)))
-    return out[: encode_into(code, values, reference, out, words)]
+    payload = bytearray(max_encoded_bytes(code, values.size))
+    with memoryview(payload) as out:
+        used = encode_into(code, values, reference, out, words)
+    del payload[used:]  # gives the rest back
+    return memoryview(payload)
 
 
 def decoded(

@@ -113,6 +113,11 @@ class Manifest:
         for role in Role:
             yield from (tensor for tensor in self.tensors if tensor.role is role)
 
+    @property
+    def masked_shapes(self) -> list[tuple[int, ...]]:
+        """Shapes of the masked tensors, in their order."""
+        return [tensor.shape for tensor, _ in self.masked()]
+
     def masked(self) -> Iterator[tuple[TensorSpec, slice]]:
         """Yield the masked tensors with their place among the masked coordinates."""
         for tensor in self.in_vector_order():

@@ -25,6 +25,9 @@ class ModelState:
     mask: Mask | None = None
     mask_epoch: int = 0  # counts agreed masks: 0 is "none yet"
     values: npt.NDArray[np.float32] | None = None  # (num_kept + num_unmasked,)
+    # Of a lossy run: the values as a coded change from those of the state before. Not stored:
+    # after a restart the values themselves are sent.
+    change: memoryview | None = None
 
     @cached_property
     def initial_digest(self) -> bytes:

@@ -8,6 +8,7 @@ from ssfl.method.errors import DensityError, SettingsError
 
 STRATEGIES = ("ssfl", "fedavg")
 MODELS = ("mlp", "cnn", "lenet5", "resnet18", "resnet50", "resnet110")
+VALUE_TYPES = ("float32", "bfloat16", "int8", "grid")
 MAX_SEED = 2**63 - 1
 MAX_COUNT = 2**31 - 1
 
@@ -53,6 +54,21 @@ class RunSettings:
     )
     no_progress_s: float = setting(
         60.0, "seconds without a byte until a transfer is given up", positive=True
+    )
+    scores: str = setting(
+        "compact",
+        "how scores travel: a log code of about 3 bits, or float32",
+        choices=("compact", "exact"),
+    )
+    value_type: str = setting(
+        "float32", "how values travel: exact, or as lossy changes", choices=VALUE_TYPES
+    )
+    grid_bits: int = setting(
+        16, "value type grid: changes are multiples of 2 to minus this", least=1, most=40
+    )
+    rounding: str = setting("stochastic", "of lossy value types", choices=("stochastic", "nearest"))
+    error_feedback: bool = setting(
+        True, "lossy value types: a client adds what one update lost to the next"
     )
 
     def validate(self) -> None:

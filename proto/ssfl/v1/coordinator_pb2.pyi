@@ -137,19 +137,23 @@ class InitializeTask(_message.Message):
     def __init__(self) -> None: ...
 
 class ScoreTask(_message.Message):
-    __slots__ = ("criterion", "manifest_digest", "initial_digest", "initial")
+    __slots__ = ("criterion", "manifest_digest", "initial_digest", "initial", "report_encoding", "num_coded")
     CRITERION_FIELD_NUMBER: _ClassVar[int]
     MANIFEST_DIGEST_FIELD_NUMBER: _ClassVar[int]
     INITIAL_DIGEST_FIELD_NUMBER: _ClassVar[int]
     INITIAL_FIELD_NUMBER: _ClassVar[int]
+    REPORT_ENCODING_FIELD_NUMBER: _ClassVar[int]
+    NUM_CODED_FIELD_NUMBER: _ClassVar[int]
     criterion: str
     manifest_digest: bytes
     initial_digest: bytes
     initial: _transfer_pb2.Payload
-    def __init__(self, criterion: _Optional[str] = ..., manifest_digest: _Optional[bytes] = ..., initial_digest: _Optional[bytes] = ..., initial: _Optional[_Union[_transfer_pb2.Payload, _Mapping]] = ...) -> None: ...
+    report_encoding: _transfer_pb2.Encoding
+    num_coded: int
+    def __init__(self, criterion: _Optional[str] = ..., manifest_digest: _Optional[bytes] = ..., initial_digest: _Optional[bytes] = ..., initial: _Optional[_Union[_transfer_pb2.Payload, _Mapping]] = ..., report_encoding: _Optional[_Union[_transfer_pb2.Encoding, str]] = ..., num_coded: _Optional[int] = ...) -> None: ...
 
 class TrainTask(_message.Message):
-    __slots__ = ("round_number", "attempt", "mask", "base_digest", "base", "upload_granted", "fraction_bits", "value_bound")
+    __slots__ = ("round_number", "attempt", "mask", "base_digest", "base", "upload_granted", "fraction_bits", "value_bound", "update_encoding")
     ROUND_NUMBER_FIELD_NUMBER: _ClassVar[int]
     ATTEMPT_FIELD_NUMBER: _ClassVar[int]
     MASK_FIELD_NUMBER: _ClassVar[int]
@@ -158,6 +162,7 @@ class TrainTask(_message.Message):
     UPLOAD_GRANTED_FIELD_NUMBER: _ClassVar[int]
     FRACTION_BITS_FIELD_NUMBER: _ClassVar[int]
     VALUE_BOUND_FIELD_NUMBER: _ClassVar[int]
+    UPDATE_ENCODING_FIELD_NUMBER: _ClassVar[int]
     round_number: int
     attempt: int
     mask: _mask_pb2.MaskBroadcast
@@ -166,7 +171,8 @@ class TrainTask(_message.Message):
     upload_granted: bool
     fraction_bits: int
     value_bound: float
-    def __init__(self, round_number: _Optional[int] = ..., attempt: _Optional[int] = ..., mask: _Optional[_Union[_mask_pb2.MaskBroadcast, _Mapping]] = ..., base_digest: _Optional[bytes] = ..., base: _Optional[_Union[_transfer_pb2.Payload, _Mapping]] = ..., upload_granted: _Optional[bool] = ..., fraction_bits: _Optional[int] = ..., value_bound: _Optional[float] = ...) -> None: ...
+    update_encoding: _transfer_pb2.Encoding
+    def __init__(self, round_number: _Optional[int] = ..., attempt: _Optional[int] = ..., mask: _Optional[_Union[_mask_pb2.MaskBroadcast, _Mapping]] = ..., base_digest: _Optional[bytes] = ..., base: _Optional[_Union[_transfer_pb2.Payload, _Mapping]] = ..., upload_granted: _Optional[bool] = ..., fraction_bits: _Optional[int] = ..., value_bound: _Optional[float] = ..., update_encoding: _Optional[_Union[_transfer_pb2.Encoding, str]] = ...) -> None: ...
 
 class EvaluateTask(_message.Message):
     __slots__ = ("rounds_done", "mask", "base_digest", "base")

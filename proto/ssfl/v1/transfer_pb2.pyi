@@ -12,6 +12,12 @@ class Encoding(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     ENCODING_DENSE: _ClassVar[Encoding]
     ENCODING_BITMASK: _ClassVar[Encoding]
     ENCODING_BITMASK_ZSTD: _ClassVar[Encoding]
+    ENCODING_REFERENCE: _ClassVar[Encoding]
+    ENCODING_BFLOAT16: _ClassVar[Encoding]
+    ENCODING_INT8: _ClassVar[Encoding]
+    ENCODING_GRID: _ClassVar[Encoding]
+    ENCODING_SCORES: _ClassVar[Encoding]
+    ENCODING_BITMASK_SORTED: _ClassVar[Encoding]
 
 class Outcome(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
@@ -24,6 +30,12 @@ ENCODING_VALUES_ONLY: Encoding
 ENCODING_DENSE: Encoding
 ENCODING_BITMASK: Encoding
 ENCODING_BITMASK_ZSTD: Encoding
+ENCODING_REFERENCE: Encoding
+ENCODING_BFLOAT16: Encoding
+ENCODING_INT8: Encoding
+ENCODING_GRID: Encoding
+ENCODING_SCORES: Encoding
+ENCODING_BITMASK_SORTED: Encoding
 OUTCOME_UNSPECIFIED: Outcome
 OUTCOME_ACCEPTED: Outcome
 OUTCOME_ALREADY_ACCEPTED: Outcome
@@ -40,14 +52,16 @@ class Chunk(_message.Message):
     def __init__(self, offset: _Optional[int] = ..., data: _Optional[bytes] = ..., crc32: _Optional[int] = ...) -> None: ...
 
 class Payload(_message.Message):
-    __slots__ = ("encoding", "num_bytes", "digest")
+    __slots__ = ("encoding", "num_bytes", "digest", "reference_digest")
     ENCODING_FIELD_NUMBER: _ClassVar[int]
     NUM_BYTES_FIELD_NUMBER: _ClassVar[int]
     DIGEST_FIELD_NUMBER: _ClassVar[int]
+    REFERENCE_DIGEST_FIELD_NUMBER: _ClassVar[int]
     encoding: Encoding
     num_bytes: int
     digest: bytes
-    def __init__(self, encoding: _Optional[_Union[Encoding, str]] = ..., num_bytes: _Optional[int] = ..., digest: _Optional[bytes] = ...) -> None: ...
+    reference_digest: bytes
+    def __init__(self, encoding: _Optional[_Union[Encoding, str]] = ..., num_bytes: _Optional[int] = ..., digest: _Optional[bytes] = ..., reference_digest: _Optional[bytes] = ...) -> None: ...
 
 class Grant(_message.Message):
     __slots__ = ("offset",)

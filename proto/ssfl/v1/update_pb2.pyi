@@ -7,7 +7,7 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class SparseUpdate(_message.Message):
-    __slots__ = ("mask_digest", "mask_epoch", "base_digest", "step", "round_number", "attempt", "num_samples", "values", "base_evaluation", "personal_evaluation", "training_loss", "work_s")
+    __slots__ = ("mask_digest", "mask_epoch", "base_digest", "step", "round_number", "attempt", "num_samples", "values", "base_evaluation", "personal_evaluation", "training_loss", "work_s", "coding_error")
     MASK_DIGEST_FIELD_NUMBER: _ClassVar[int]
     MASK_EPOCH_FIELD_NUMBER: _ClassVar[int]
     BASE_DIGEST_FIELD_NUMBER: _ClassVar[int]
@@ -20,6 +20,7 @@ class SparseUpdate(_message.Message):
     PERSONAL_EVALUATION_FIELD_NUMBER: _ClassVar[int]
     TRAINING_LOSS_FIELD_NUMBER: _ClassVar[int]
     WORK_S_FIELD_NUMBER: _ClassVar[int]
+    CODING_ERROR_FIELD_NUMBER: _ClassVar[int]
     mask_digest: bytes
     mask_epoch: int
     base_digest: bytes
@@ -32,7 +33,8 @@ class SparseUpdate(_message.Message):
     personal_evaluation: Evaluation
     training_loss: float
     work_s: float
-    def __init__(self, mask_digest: _Optional[bytes] = ..., mask_epoch: _Optional[int] = ..., base_digest: _Optional[bytes] = ..., step: _Optional[int] = ..., round_number: _Optional[int] = ..., attempt: _Optional[int] = ..., num_samples: _Optional[int] = ..., values: _Optional[_Union[_transfer_pb2.Payload, _Mapping]] = ..., base_evaluation: _Optional[_Union[Evaluation, _Mapping]] = ..., personal_evaluation: _Optional[_Union[Evaluation, _Mapping]] = ..., training_loss: _Optional[float] = ..., work_s: _Optional[float] = ...) -> None: ...
+    coding_error: float
+    def __init__(self, mask_digest: _Optional[bytes] = ..., mask_epoch: _Optional[int] = ..., base_digest: _Optional[bytes] = ..., step: _Optional[int] = ..., round_number: _Optional[int] = ..., attempt: _Optional[int] = ..., num_samples: _Optional[int] = ..., values: _Optional[_Union[_transfer_pb2.Payload, _Mapping]] = ..., base_evaluation: _Optional[_Union[Evaluation, _Mapping]] = ..., personal_evaluation: _Optional[_Union[Evaluation, _Mapping]] = ..., training_loss: _Optional[float] = ..., work_s: _Optional[float] = ..., coding_error: _Optional[float] = ...) -> None: ...
 
 class Evaluation(_message.Message):
     __slots__ = ("correct", "total", "loss_sum")

@@ -26,6 +26,7 @@ DIGEST_BYTES = 32
 MAX_SAMPLES = 1 << 31
 MAX_TEXT = 200
 MAX_CLASSES = 10_000
+MAX_ENCODINGS = 64
 MUST_READ = {
     transfer_pb2.ENCODING_BITMASK_ZSTD,
     transfer_pb2.ENCODING_VALUES_ONLY,
@@ -62,6 +63,8 @@ def check_join(request: pb.JoinRequest, state: RunState, *, alive: bool) -> Clie
     if missing := MUST_READ - set(request.encodings):
         names = ", ".join(sorted(transfer_pb2.Encoding.Name(one) for one in missing))
         raise InvalidRequest(f"a client must read {names}")
+    if len(request.encodings) > MAX_ENCODINGS:
+        raise InvalidRequest(f"a list of more than {MAX_ENCODINGS} encodings")
     if len(request.class_counts) > MAX_CLASSES:
         raise InvalidRequest(f"class counts of more than {MAX_CLASSES} classes")
     member = state.members.get(client)

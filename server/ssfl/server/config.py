@@ -36,6 +36,11 @@ class CoordinatorConfig:
     workers: int = setting(
         2, "threads that verify uploads; the result does not depend on it", least=1
     )
+    reference_coding: str = setting(
+        "auto",
+        "code values against the base both ends hold, lossless; auto: except on loopback",
+        choices=("auto", "on", "off"),
+    )
     log_format: str = setting(
         "text", "text for people, json for machines", choices=("text", "json")
     )

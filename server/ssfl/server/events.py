@@ -21,6 +21,7 @@ class Joined:
     fingerprint: str
     class_counts: Mapping[str, int] = field(default_factory=dict)  # empty: the site keeps them
     seen_session: int | None = None  # the session whose liveness was checked; None: unchecked
+    encodings: tuple[int, ...] = ()  # that it can read and write
 
 
 @dataclass(frozen=True, slots=True)

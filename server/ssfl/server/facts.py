@@ -32,6 +32,7 @@ class ClientJoined:
     manifest_digest: str  # empty until the client has built its model
     fingerprint: str
     class_counts: Mapping[str, int] = field(default_factory=dict)  # empty: the site keeps them
+    encodings: tuple[int, ...] = ()  # that it can read and write
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,7 +171,7 @@ def from_json(text: bytes) -> Fact:
         kind = _KINDS[fields.pop("fact")]
         if "work" in fields:
             fields["work"] = Work(fields["work"])
-        for name in ("clients", "accepted", "missing"):
+        for name in ("clients", "accepted", "missing", "encodings"):
             if name in fields:
                 fields[name] = tuple(fields[name])
         return kind(**fields)

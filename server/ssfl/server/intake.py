@@ -15,6 +15,13 @@ from ssfl.method.model_state import ModelState, values_digest
 from ssfl.method.strategies import strategy_for
 from ssfl.method.strategies.contract import ClientId, Work
 from ssfl.server import checks, events
+from ssfl.server.coded_uploads import (
+    check_payload,
+    check_scores,
+    check_update,
+    plain_scores,
+    plain_update,
+)
 from ssfl.server.desk import Desk, evaluation_of, receipt_of
 from ssfl.server.errors import (
     InvalidRequest,
@@ -24,10 +31,10 @@ from ssfl.server.errors import (
     StaleBase,
 )
 from ssfl.server.events import Reply
-from ssfl.server.ledger import Direction
+from ssfl.server.ledger import Direction, encoding_word
 from ssfl.server.spool import check_digest
 from ssfl.server.state import Member, Step
-from ssfl.server.uploads import Expected, Uploads, check_payload, first
+from ssfl.server.uploads import Expected, Sent, Uploads, first
 from ssfl.server.verify import verify_scores, verify_values
 from ssfl.v1 import coordinator_pb2 as pb
 from ssfl.v1 import transfer_pb2
@@ -57,7 +64,7 @@ class Intake:
             yield self._desk.down(pb.SendInitialResponse(receipt=receipt), member.client)
             return
 
-        async def accept(part: Path | None) -> transfer_pb2.Receipt:
+        async def accept(part: Path | None, _sent: Sent | None = None) -> transfer_pb2.Receipt:
             model = await asyncio.to_thread(
                 self._build_model, member.client, manifest, header, part
             )
@@ -82,7 +89,8 @@ class Intake:
                 yield self._desk.down(pb.SendInitialResponse(receipt=receipt), member.client)
                 return
             num_bytes = values_only.encoded_bytes(manifest.size)
-            check_payload(header.initial, transfer_pb2.ENCODING_DENSE, num_bytes)
+            allowed = {transfer_pb2.ENCODING_DENSE: (num_bytes, num_bytes)}
+            check_payload(header.initial, allowed)
             expected = Expected(member.client, 0, header.initial, "initial", self._known)
             responses = self._uploads.receive(expected, requests, pb.SendInitialResponse, accept)
             async for response in responses:
@@ -105,12 +113,12 @@ class Intake:
             raise StaleBase("the scores are of another model: join again")
         if header.initial_digest != model.initial_digest:
             raise StaleBase("the scores are of other initial weights: ask for the task again")
-        num_bytes = values_only.encoded_bytes(model.manifest.num_masked)
-        check_payload(header.scores, transfer_pb2.ENCODING_DENSE, num_bytes)
+        check_scores(header.scores, model.manifest.num_masked)
 
-        def verify(part: Path) -> float:
+        def verify(part: Path) -> tuple[float, Path]:
             check_digest(part, header.scores.digest)
-            return verify_scores(part, member.client, model.manifest)
+            plain = plain_scores(part, header.scores, model.manifest.num_masked)
+            return verify_scores(plain, member.client, model.manifest), plain
 
         over = partial(self._over, step, member, header.scores)
         expected = Expected(member.client, step.number, header.scores, "scores", over)
@@ -129,7 +137,9 @@ class Intake:
         member = await self._desk.member(request.caller, peer)
         header = request.header
         tested = (header.base_evaluation, header.personal_evaluation)
-        checks.check_report(header.work_s, header.training_loss, evaluations=tested)
+        checks.check_report(
+            header.work_s, header.training_loss, header.coding_error, evaluations=tested
+        )
         step = self._step(header.step, Work.TRAIN, member, header.num_samples)
         model = self._conductor.model
         if step is None or model is None:
@@ -143,16 +153,18 @@ class Intake:
             raise StaleBase("the update started from other values: ask for the task again")
         if (header.round_number, header.attempt) != (step.round_number, step.attempt):
             raise InvalidRequest("round and attempt are not those of the step")
-        num_bytes = values_only.encoded_bytes(values.size)
-        check_payload(header.values, transfer_pb2.ENCODING_VALUES_ONLY, num_bytes)
+        settings = self._conductor.state.settings
+        check_update(header.values, values.size, model.base_digest, settings)
 
-        def verify(part: Path) -> float:
+        def verify(part: Path) -> tuple[float, Path]:
             check_digest(part, header.values.digest)
-            return verify_values(part, member.client, values.size, model.manifest, mask)
+            plain = plain_update(part, header.values, values, settings)
+            return verify_values(plain, member.client, values.size, model.manifest, mask), plain
 
         report = {
             "work_s": header.work_s,
             "training_loss": header.training_loss,
+            "coding_error": header.coding_error,
             "evaluation": evaluation_of(header.base_evaluation),
             "personal": evaluation_of(header.personal_evaluation),
         }
@@ -185,19 +197,25 @@ class Intake:
         expected: Expected,
         requests: AsyncIterator[Any],
         respond: Callable[..., Any],
-        verify: Callable[[Path], float],
+        verify: Callable[[Path], tuple[float, Path]],
         report: dict[str, Any],
     ) -> AsyncIterator[Any]:
         if receipt := expected.over():
             yield self._desk.down(respond(receipt=receipt), member.client)
             return
 
-        async def accept(part: Path) -> transfer_pb2.Receipt:
-            largest = await asyncio.to_thread(verify, part)
+        async def accept(part: Path, sent: Sent) -> transfer_pb2.Receipt:
+            largest, plain = await asyncio.to_thread(verify, part)
             digest = expected.payload.digest.hex()
-            full_report = {**report, **self._desk.timing(member, step.number)}
+            full_report = {
+                **report,
+                "encoding": encoding_word(expected.payload.encoding),
+                "upload_bytes": sent.num_bytes,
+                "upload_s": sent.seconds,
+                **self._desk.timing(member, step.number),
+            }
             event = events.UploadReceived(step.number, member.client, digest, largest, full_report)
-            counting = asyncio.ensure_future(self._count(part, event))
+            counting = asyncio.ensure_future(self._count(part, plain, event))
             self._counting.add(counting)
             counting.add_done_callback(self._counting.discard)
             return receipt_of(await asyncio.shield(counting))  # also if the wire breaks now
@@ -206,9 +224,9 @@ class Intake:
             async for response in self._uploads.receive(expected, requests, respond, accept):
                 yield self._desk.down(response, member.client)
 
-    async def _count(self, part: Path, event: events.UploadReceived) -> Reply:
+    async def _count(self, part: Path, plain: Path, event: events.UploadReceived) -> Reply:
         """Keep a verified upload and tell the run: both or, after a crash, neither."""
-        await asyncio.to_thread(self._conductor.spool.keep, part)
+        await asyncio.to_thread(self._conductor.spool.keep, part, plain)
         return await self._conductor.post(event)
 
     def _over(

@@ -47,7 +47,8 @@ class Listener:
         )
         self._clients = grpc.aio.server(interceptors=[StatusInterceptor()], options=OPTIONS)
         coordinator_pb2_grpc.add_CoordinatorServiceServicer_to_server(
-            CoordinatorService(Desk(conductor, sessions), uploads), self._clients
+            CoordinatorService(Desk(conductor, sessions), uploads, config.reference_coding),
+            self._clients,
         )
         self._health = HealthServicer()
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._clients)

@@ -132,7 +132,7 @@ class _Decision:
         self._fact(
             facts.ClientJoined(
                 event.client, self.state.last_session + 1, event.token, event.num_samples,
-                event.manifest_digest, event.fingerprint, event.class_counts,
+                event.manifest_digest, event.fingerprint, event.class_counts, event.encodings,
             )
         )  # fmt: skip
         if len(self.state.ready) > ready_before:

@@ -9,6 +9,8 @@ from typing import Any
 
 from ssfl.method.strategies.contract import ClientId, Work
 from ssfl.server import checks, events
+from ssfl.server.broadcast import Broadcast, NotBuilt
+from ssfl.server.coding import reader_of
 from ssfl.server.desk import Desk, evaluation_of, outcome_of
 from ssfl.server.errors import InvalidRequest
 from ssfl.server.events import Reply
@@ -17,7 +19,7 @@ from ssfl.server.ledger import Direction
 from ssfl.server.run import waiting_for
 from ssfl.server.settings_message import settings_to_message
 from ssfl.server.state import Member
-from ssfl.server.tasks import Broadcast, Ready, task_for
+from ssfl.server.tasks import Ready, task_for
 from ssfl.server.uploads import Uploads
 from ssfl.v1 import coordinator_pb2 as pb
 from ssfl.v1 import coordinator_pb2_grpc
@@ -30,12 +32,14 @@ HEARTBEAT_S = 15.0
 class CoordinatorService(coordinator_pb2_grpc.CoordinatorServiceServicer):
     """The service every client talks to."""
 
-    def __init__(self, desk: Desk, uploads: Uploads) -> None:
+    def __init__(self, desk: Desk, uploads: Uploads, reference_coding: str = "auto") -> None:
         self._desk = desk
         self._conductor = desk.conductor
         self._uploads = uploads
         self._intake = Intake(desk, uploads)
+        self._reference_coding = reference_coding
         self._broadcast: Broadcast | None = None
+        self._building = asyncio.Lock()
 
     async def Join(self, request: pb.JoinRequest, context: Any) -> pb.JoinResponse:
         conductor = self._conductor
@@ -54,12 +58,18 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServiceServicer):
             request.fingerprint,
             {str(label): count for label, count in sorted(request.class_counts.items())},
             before.session if before else 0,
+            tuple(sorted(set(request.encodings))),
         )
         if await conductor.post(event) is Reply.CONFLICT:
             raise checks.taken(client)
         self._desk.sessions.heard(client, conductor.clock())
         self._desk.speaks(client, context.peer())
         state, model = conductor.state, conductor.model
+        if request.manifest_digest:
+            reader = reader_of(state.members[client], context.peer(), self._reference_coding)
+            log.info(
+                "client ready", extra={"client": client, "values": reader.told(state.settings)}
+            )
         response = pb.JoinResponse(
             run_id=state.run_id,
             session=state.members[client].session,
@@ -80,7 +90,7 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServiceServicer):
         conductor = self._conductor
         with self._desk.sessions.call(member.client, conductor.clock):
             news = conductor.news()
-            while (ready := self._task(member, request)) is None:
+            while (ready := await self._task(member, request, context.peer())) is None:
                 reason = waiting_for(conductor.state, conductor.clock())
                 waiting = pb.NextTaskResponse(waiting=pb.Waiting(reason=reason))
                 yield self._desk.down(waiting, member.client)
@@ -155,15 +165,25 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServiceServicer):
         self._desk.control(request, response, member.client)
         return response
 
-    def _task(self, member: Member, request: pb.NextTaskRequest) -> Ready | None:
+    async def _task(self, member: Member, request: pb.NextTaskRequest, peer: str) -> Ready | None:
+        """Return the client's task, after making what it needs; None: it is to wait."""
         conductor = self._conductor
-        if not conductor.state.finished:
-            checks.check_ready(conductor.state.members[member.client], conductor.state)
-        model = conductor.model
-        if model and (self._broadcast is None or self._broadcast.model is not model):
-            self._broadcast = Broadcast(model)
-        slots = self._uploads.slots
-        return task_for(conductor.state, self._broadcast, member.client, request, slots)
+        while True:
+            state, model = conductor.state, conductor.model
+            if not state.finished:
+                checks.check_ready(state.members[member.client], state)
+            if model and (self._broadcast is None or self._broadcast.model is not model):
+                self._broadcast = Broadcast(model, state.settings, self._broadcast)
+            broadcast = self._broadcast
+            reader = reader_of(state.members[member.client], peer, self._reference_coding)
+            try:
+                slots = self._uploads.slots
+                return task_for(state, broadcast, member.client, request, slots, reader)
+            except NotBuilt as needed:
+                assert broadcast is not None
+                async with self._building:
+                    if not broadcast.built(needed.form):
+                        await asyncio.to_thread(broadcast.build, needed.form)
 
     async def _send(
         self, ready: Ready, request: pb.NextTaskRequest, member: Member

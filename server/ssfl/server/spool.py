@@ -40,11 +40,15 @@ class Spool:
         """Return the file of a verified upload."""
         return self.root / str(step) / f"{client}.{digest.hex()[:16]}.bin"
 
-    def keep(self, part: Path) -> None:
-        """Make a verified upload permanent: synced under its final name."""
-        with part.open("rb") as file:
+    def keep(self, part: Path, plain: Path) -> None:
+        """Make a verified upload permanent: its values, synced under their final name.
+
+        `plain` is the file of the values: `part` itself, or what was decoded from it.
+        """
+        with plain.open("rb") as file:
             os.fsync(file.fileno())
-        part.rename(part.with_suffix(".bin"))
+        plain.rename(part.with_suffix(".bin"))
+        part.unlink(missing_ok=True)
         sync_directory(part.parent)
 
     def drop_through(self, step: int) -> None:
@@ -58,6 +62,11 @@ class Spool:
         for folder in self.root.glob("*"):
             if folder.name != str(step):
                 shutil.rmtree(folder, ignore_errors=True)
+
+
+def plain_file(part: Path) -> Path:
+    """Return where the values of a coded upload are written."""
+    return part.with_suffix(".plain")
 
 
 def append(path: Path, data: bytes) -> None:

@@ -33,6 +33,7 @@ class Member:
     num_samples: int
     manifest_digest: str
     fingerprint: str
+    encodings: tuple[int, ...] = ()
     left: bool = False
     has_final_model: bool = False
 
@@ -112,7 +113,8 @@ def apply(state: RunState, fact: Fact) -> RunState:
             before = state.members.get(fact.client)
             member = Member(
                 fact.client, fact.session, fact.token, fact.num_samples, fact.manifest_digest,
-                fact.fingerprint, has_final_model=before.has_final_model if before else False,
+                fact.fingerprint, fact.encodings,
+                has_final_model=before.has_final_model if before else False,
             )  # fmt: skip
             return replace(
                 state,

@@ -1,7 +1,7 @@
 """Which task a client gets now, and the bytes that go with it.
 
-Payloads of a model are encoded once, and chunks serialized once: every client is sent the same
-buffers, so a broadcast to hundreds costs no memory for each of them.
+Payloads of a model are encoded once (broadcast.py), and chunks serialized once: every client is
+sent the same buffers, so a broadcast to hundreds costs no memory for each of them.
 """
 
 import hashlib
@@ -9,26 +9,18 @@ import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from ssfl.codec import bitmask, values_only
 from ssfl.method.exact_sum import VALUE_BOUND
-from ssfl.method.model_state import ModelState
+from ssfl.method.strategies import strategy_for
 from ssfl.method.strategies.contract import ClientId, Work
 from ssfl.server.aggregate import update_fraction_bits
+from ssfl.server.broadcast import Broadcast, Form, Part
+from ssfl.server.coding import Reader
 from ssfl.server.ledger import encoding_word
 from ssfl.server.state import Member, RunState, Step
 from ssfl.v1 import coordinator_pb2 as pb
 from ssfl.v1 import mask_pb2, transfer_pb2
 
 CHUNK_BYTES = 1 << 18
-
-
-@dataclass(frozen=True, slots=True)
-class Part:
-    """One payload of a task: what it is for in the ledger, and its bytes."""
-
-    phase: str
-    payload: transfer_pb2.Payload
-    data: memoryview
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,58 +70,9 @@ class Ready:
         return None
 
 
-class Broadcast:
-    """The payloads of one model, each made when it is first needed."""
-
-    def __init__(self, model: ModelState) -> None:
-        self.model = model
-        self._mask: Part | None = None
-        self._base: Part | None = None
-        self._initial: Part | None = None
-        self._serialized: dict[tuple[str, ...], dict[int, bytes]] = {}
-
-    def serialized(self, parts: tuple[Part, ...]) -> dict[int, bytes]:
-        """Return the chunks of these parts that were serialized before, by offset."""
-        return self._serialized.setdefault(tuple(part.phase for part in parts), {})
-
-    @property
-    def initial(self) -> Part:
-        if self._initial is None:
-            data = values_only.encode(self.model.initial)
-            self._initial = _part("initial", transfer_pb2.ENCODING_DENSE, data)
-        return self._initial
-
-    @property
-    def base(self) -> Part:
-        if self._base is None:
-            assert self.model.values is not None
-            data = values_only.encode(self.model.values)
-            self._base = _part("values", transfer_pb2.ENCODING_VALUES_ONLY, data)
-        return self._base
-
-    @property
-    def mask(self) -> Part:
-        if self._mask is None:
-            assert self.model.mask is not None
-            bits = self.model.mask.bits
-            frame = bitmask.compress(bits)
-            if frame is None:
-                self._mask = _part("mask", transfer_pb2.ENCODING_BITMASK, memoryview(bits))
-            else:
-                self._mask = _part("mask", transfer_pb2.ENCODING_BITMASK_ZSTD, memoryview(frame))
-        return self._mask
-
-
 def _chunk(offset: int, data: bytes) -> bytes:
     chunk = transfer_pb2.Chunk(offset=offset, data=data, crc32=zlib.crc32(data))
     return pb.NextTaskResponse(chunk=chunk).SerializeToString()
-
-
-def _part(phase: str, encoding: transfer_pb2.Encoding, data: memoryview) -> Part:
-    payload = transfer_pb2.Payload(
-        encoding=encoding, num_bytes=len(data), digest=hashlib.sha256(data).digest()
-    )
-    return Part(phase, payload, data)
 
 
 def initializer(state: RunState) -> Member | None:
@@ -145,10 +88,11 @@ def task_for(
     client: ClientId,
     request: pb.NextTaskRequest,
     upload_slots: int,
+    reader: Reader,
 ) -> Ready | None:
-    """Return what this client is to do now; None: wait."""
+    """Return what this client is to do now; None: wait. Raises NotBuilt for what is to be made."""
     if state.finished:
-        return _finish(state, broadcast, request)
+        return _finish(state, broadcast, request, reader)
     if not state.manifest_digest:
         chosen = initializer(state)
         if chosen is None or chosen.client != client:
@@ -161,88 +105,82 @@ def task_for(
         return None
     match step.work:
         case Work.SCORE:
-            return _score(step, broadcast, request)
+            parts: tuple[Part, ...] = ()
+            work = _score(state, step, broadcast, request, reader)
+            if work.HasField("initial"):
+                parts = (broadcast.part(Form.INITIAL),)
+            return _ready(pb.Task(step=step.number, score=work), parts, "initial", broadcast)
         case Work.TRAIN:
-            return _train(step, broadcast, request, upload_slots)
+            train = pb.TrainTask(
+                round_number=step.round_number,
+                attempt=step.attempt,
+                upload_granted=len(step.cohort) <= upload_slots,
+                fraction_bits=update_fraction_bits(step),
+                value_bound=VALUE_BOUND,
+                update_encoding=reader.update_encoding(state.settings),
+            )
+            parts = _set_model(train, broadcast, request, reader)
+            return _ready(pb.Task(step=step.number, train=train), parts, "values", broadcast)
         case Work.EVALUATE:
-            mask, parts = _model_parts(broadcast, request)
-            work = pb.EvaluateTask(rounds_done=state.rounds_done, mask=mask)
-            _set_base(work, broadcast, parts)
-            return _ready(pb.Task(step=step.number, evaluate=work), parts, "evaluation", broadcast)
+            test = pb.EvaluateTask(rounds_done=state.rounds_done)
+            parts = _set_model(test, broadcast, request, reader)
+            return _ready(pb.Task(step=step.number, evaluate=test), parts, "evaluation", broadcast)
 
 
-def _score(step: Step, broadcast: Broadcast, request: pb.NextTaskRequest) -> Ready:
+def _score(
+    state: RunState,
+    step: Step,
+    broadcast: Broadcast,
+    request: pb.NextTaskRequest,
+    reader: Reader,
+) -> pb.ScoreTask:
     model = broadcast.model
     work = pb.ScoreTask(
         criterion=step.criterion,
         manifest_digest=model.manifest.digest,
         initial_digest=model.initial_digest,
     )
-    parts: tuple[Part, ...] = ()
+    if state.settings.scores == "compact" and reader.reads(transfer_pb2.ENCODING_SCORES):
+        work.report_encoding = transfer_pb2.ENCODING_SCORES
+        work.num_coded = strategy_for(state.settings).num_decisive(model.manifest)
     if request.initial_digest != model.initial_digest:
-        parts = (broadcast.initial,)
-        work.initial.CopyFrom(broadcast.initial.payload)
-    return _ready(pb.Task(step=step.number, score=work), parts, "initial", broadcast)
-
-
-def _train(
-    step: Step, broadcast: Broadcast, request: pb.NextTaskRequest, upload_slots: int
-) -> Ready:
-    mask, parts = _model_parts(broadcast, request)
-    work = pb.TrainTask(
-        round_number=step.round_number,
-        attempt=step.attempt,
-        mask=mask,
-        upload_granted=len(step.cohort) <= upload_slots,
-        fraction_bits=update_fraction_bits(step),
-        value_bound=VALUE_BOUND,
-    )
-    _set_base(work, broadcast, parts)
-    return _ready(pb.Task(step=step.number, train=work), parts, "values", broadcast)
+        work.initial.CopyFrom(broadcast.part(Form.INITIAL).payload)
+    return work
 
 
 def _finish(
-    state: RunState, broadcast: Broadcast | None, request: pb.NextTaskRequest
+    state: RunState, broadcast: Broadcast | None, request: pb.NextTaskRequest, reader: Reader
 ) -> Ready | None:
     work = pb.FinishTask(rounds_done=state.rounds_done, stopped=state.stopped)
     if broadcast is None or broadcast.model.values is None:
         return _ready(pb.Task(finish=work), (), "control")
-    mask, parts = _model_parts(broadcast, request)
-    work.mask.CopyFrom(mask)
-    _set_base(work, broadcast, parts)
+    parts = _set_model(work, broadcast, request, reader)
     return _ready(pb.Task(step=state.last_step + 1, finish=work), parts, "values", broadcast)
 
 
-def _model_parts(
-    broadcast: Broadcast, request: pb.NextTaskRequest
-) -> tuple[mask_pb2.MaskBroadcast, tuple[Part, ...]]:
-    """Return the mask message, and the payloads of mask and base that the client lacks."""
-    model = broadcast.model
-    assert model.mask is not None
-    all_kept = model.mask.num_kept == model.mask.size
-    message = mask_pb2.MaskBroadcast(
-        mask_digest=model.mask.digest,
-        mask_epoch=model.mask_epoch,
-        num_kept=model.mask.num_kept,
-        all_kept=all_kept,
-    )
-    parts: list[Part] = []
-    if not all_kept and request.mask_digest != model.mask.digest:
-        parts.append(broadcast.mask)
-        message.mask.CopyFrom(broadcast.mask.payload)
-    if request.base_digest != model.base_digest:
-        parts.append(broadcast.base)
-    return message, tuple(parts)
-
-
-def _set_base(
+def _set_model(
     work: pb.TrainTask | pb.EvaluateTask | pb.FinishTask,
     broadcast: Broadcast,
-    parts: tuple[Part, ...],
-) -> None:
-    work.base_digest = broadcast.model.base_digest
-    if broadcast.base in parts:
-        work.base.CopyFrom(broadcast.base.payload)
+    request: pb.NextTaskRequest,
+    reader: Reader,
+) -> tuple[Part, ...]:
+    """Fill in mask and base; return the payloads that the client lacks."""
+    model = broadcast.model
+    assert model.mask is not None
+    mask, base = broadcast.mask_for(request, reader), broadcast.base_for(request, reader)
+    work.mask.CopyFrom(
+        mask_pb2.MaskBroadcast(
+            mask_digest=model.mask.digest,
+            mask_epoch=model.mask_epoch,
+            num_kept=model.mask.num_kept,
+            all_kept=model.mask.num_kept == model.mask.size,
+            mask=mask.payload if mask else None,
+        )
+    )
+    work.base_digest = model.base_digest
+    if base:
+        work.base.CopyFrom(base.payload)
+    return tuple(part for part in (mask, base) if part)
 
 
 def _ready(

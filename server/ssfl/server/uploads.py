@@ -6,6 +6,7 @@ and is resumed; nothing of it reaches a sum.
 """
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,11 +17,10 @@ from ssfl.codec.errors import DigestMismatch, TruncatedPayload
 from ssfl.method.strategies.contract import ClientId
 from ssfl.server.errors import InvalidRequest, NoProgress, SessionEnded
 from ssfl.server.ledger import Direction, Ledger, encoding_word
-from ssfl.server.spool import Spool, append
+from ssfl.server.spool import Spool, append, plain_file
 from ssfl.v1 import transfer_pb2 as pb
 
 QUEUED_EVERY_S = 15.0
-DIGEST_BYTES = 32
 
 
 class Upload(Protocol):
@@ -43,23 +43,27 @@ class Expected:
     over: Callable[[], pb.Receipt | None]  # the answer if it is no longer wanted; None: it is
 
 
-def check_payload(payload: pb.Payload, encoding: pb.Encoding, num_bytes: int) -> None:
-    """Raise InvalidRequest unless the payload is announced as it must be."""
-    if payload.encoding != encoding:
-        raise InvalidRequest(
-            f"encoding {payload.encoding} where {pb.Encoding.Name(encoding)} is expected"
-        )
-    if payload.num_bytes != num_bytes:
-        raise InvalidRequest(f"{payload.num_bytes} bytes announced where {num_bytes} are expected")
-    if len(payload.digest) != DIGEST_BYTES:
-        raise InvalidRequest(f"a digest has {DIGEST_BYTES} bytes, not {len(payload.digest)}")
+@dataclass(frozen=True, slots=True)
+class Sent:
+    """What one upload carried, from its grant to its last byte: a measure of the link."""
+
+    num_bytes: int
+    seconds: float
 
 
 class Uploads:
     """All uploads under way."""
 
-    def __init__(self, spool: Spool, ledger: Ledger, slots: int, no_progress_s: float) -> None:
+    def __init__(
+        self,
+        spool: Spool,
+        ledger: Ledger,
+        slots: int,
+        no_progress_s: float,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         self.slots = slots
+        self._clock = clock
         self._spool = spool
         self._ledger = ledger
         self._no_progress_s = no_progress_s
@@ -72,7 +76,7 @@ class Uploads:
         expected: Expected,
         requests: AsyncIterator[Upload],
         respond: Callable[..., Any],
-        accept: Callable[[Path], Awaitable[pb.Receipt]],
+        accept: Callable[[Path, Sent], Awaitable[pb.Receipt]],
     ) -> AsyncIterator[Any]:
         """Yield the answers to one upload; `accept` verifies the file and makes it count."""
         async for answer in self._slot(respond):
@@ -89,12 +93,15 @@ class Uploads:
             if receiver.offset > receiver.num_bytes:
                 part.unlink()
                 raise DigestMismatch(expected.payload.digest, b"")
-            yield respond(grant=pb.Grant(offset=receiver.offset))
+            granted_s, from_byte = self._clock(), receiver.offset
+            yield respond(grant=pb.Grant(offset=from_byte))
             await self._chunks(expected, requests, receiver, part, this)
+            sent = Sent(receiver.num_bytes - from_byte, self._clock() - granted_s)
             try:
-                receipt = await accept(part)
+                receipt = await accept(part, sent)
             except Exception:
                 part.unlink(missing_ok=True)  # what is not sound is not resumed either
+                plain_file(part).unlink(missing_ok=True)
                 raise
             yield respond(receipt=receipt)
         except FileNotFoundError:  # its spool is gone: the step ended, or another upload was first

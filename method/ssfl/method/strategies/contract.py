@@ -74,3 +74,7 @@ class Strategy(Protocol):
     def finish(self, work: Work, state: ModelState, reduced: npt.NDArray[np.float32]) -> ModelState:
         """Return the state after a step whose uploads were reduced to `reduced`."""
         ...
+
+    def num_decisive(self, manifest: Manifest) -> int:
+        """Return how many of a client's largest scores can matter to the mask."""
+        ...

@@ -12,6 +12,7 @@ from ssfl.method.model_state import ModelState
 from ssfl.method.sampling import sample_cohort
 from ssfl.method.settings import RunSettings
 from ssfl.method.strategies.contract import Assignment, ClientId, Plan, Position, Reducer, Work
+from ssfl.method.value_types import commit_change
 
 
 class FedAvg:
@@ -32,5 +33,9 @@ class FedAvg:
         return Plan(Work.TRAIN, tasks, Reducer.WEIGHTED_SUM)
 
     def finish(self, work: Work, state: ModelState, reduced: npt.NDArray[np.float32]) -> ModelState:
-        assert work is Work.TRAIN
-        return replace(state, values=reduced)
+        assert work is Work.TRAIN and state.values is not None
+        values, change = commit_change(self.settings, state.values, reduced, state.base_digest)
+        return replace(state, values=values, change=change)
+
+    def num_decisive(self, _manifest: Manifest) -> int:
+        return 0  # nothing is scored

@@ -1,0 +1,191 @@
+"""Payloads of both directions: what the coordinator sends read, what it asks for written."""
+
+import hashlib
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from ssfl.client.errors import Refused, Resync
+from ssfl.codec import (
+    CodecError,
+    UnfitValues,
+    bfloat16,
+    blocks,
+    grid,
+    int8,
+    masks,
+    reference,
+    scores,
+    sorted_bits,
+    values_only,
+)
+from ssfl.codec.blocks import ValueCode
+from ssfl.method.manifest import Manifest
+from ssfl.method.mask import Mask
+from ssfl.method.settings import RunSettings
+from ssfl.method.value_types import lossy_code, random_words, rounding_words
+from ssfl.v1 import coordinator_pb2 as pb
+from ssfl.v1 import mask_pb2, transfer_pb2
+
+log = logging.getLogger("ssfl.client")
+
+Vector = npt.NDArray[np.float32]
+
+# What this version reads and writes.
+ENCODINGS = [one.name for one in transfer_pb2.Encoding.DESCRIPTOR.values if one.number]
+VALUE_CODES: dict[int, ValueCode] = {
+    transfer_pb2.ENCODING_REFERENCE: reference.CODE,
+    transfer_pb2.ENCODING_BFLOAT16: bfloat16.CODE,
+    transfer_pb2.ENCODING_INT8: int8.CODE,
+    transfer_pb2.ENCODING_GRID: grid.Grid(),  # each payload says its own number of bits
+}
+
+
+@dataclass(frozen=True)
+class Coded:
+    """A payload ready to be sent."""
+
+    payload: transfer_pb2.Payload
+    data: memoryview
+    error: float = 0.0  # what was lost, as a share of the update
+    residual: Vector | None = None  # what was lost, to be added to the next update
+
+
+def check_size(payload: transfer_pb2.Payload, manifest: Manifest) -> None:
+    """Refuse what cannot be right before memory is taken for it."""
+    if payload.encoding == transfer_pb2.ENCODING_BITMASK_SORTED:
+        most = sorted_bits.max_encoded_bytes(manifest.masked_shapes)
+    elif payload.encoding in (transfer_pb2.ENCODING_BITMASK, transfer_pb2.ENCODING_BITMASK_ZSTD):
+        most = masks.packed_bytes(manifest.num_masked)
+    elif code := VALUE_CODES.get(payload.encoding):
+        most = blocks.max_encoded_bytes(code, manifest.size)
+    else:
+        most = values_only.encoded_bytes(manifest.size)
+    if payload.num_bytes > most:
+        raise Refused(f"the coordinator announced {payload.num_bytes} bytes where {most} are most")
+
+
+def read_mask(
+    data: memoryview,
+    message: mask_pb2.MaskBroadcast,
+    manifest: Manifest,
+    initial: Vector,
+    held: Mask | None,
+) -> Mask:
+    """Return the mask of a broadcast, checked against its digest.
+
+    `initial` are the run's initial weights; `held` is the mask we have, for a difference to it.
+    """
+    if message.all_kept:
+        mask = Mask.full(manifest.num_masked)
+    elif not message.HasField("mask"):
+        raise Resync("the coordinator believes we hold a mask that we do not")
+    else:
+        against = message.mask.reference_digest
+        if against and (held is None or held.digest != against):
+            raise Resync("the mask is coded against one that we do not hold")
+        try:
+            bits = _mask_bits(data, message.mask.encoding, manifest, initial)
+            if against and held:
+                bits = masks.difference(bits, held.bits)
+            mask = Mask(masks.checked(bits, manifest.num_masked), manifest.num_masked)
+        except CodecError as error:
+            raise Refused(f"the coordinator sent a mask that does not fit: {error}") from error
+    if mask.digest != message.mask_digest or mask.num_kept != message.num_kept:
+        raise Refused("the coordinator sent a mask that does not match its digest")
+    return mask
+
+
+def _mask_bits(data: memoryview, encoding: int, manifest: Manifest, initial: Vector) -> bytes:
+    if encoding == transfer_pb2.ENCODING_BITMASK_SORTED:
+        weights = initial[: manifest.num_masked]
+        return sorted_bits.decode(data, manifest.masked_shapes, weights)
+    if encoding == transfer_pb2.ENCODING_BITMASK_ZSTD:
+        return masks.decompress(data, manifest.num_masked)
+    if encoding != transfer_pb2.ENCODING_BITMASK:
+        raise Refused(f"the coordinator sent a mask in encoding {encoding}")
+    return bytes(data)
+
+
+def read_values(
+    data: memoryview, payload: transfer_pb2.Payload, count: int, held: Mapping[bytes, Vector]
+) -> Vector:
+    """Return the `count` values of a payload; `held` are those it may be coded against."""
+    code = VALUE_CODES.get(payload.encoding)
+    plain = transfer_pb2.ENCODING_VALUES_ONLY, transfer_pb2.ENCODING_DENSE
+    if code is None and payload.encoding not in plain:
+        raise Refused(f"the coordinator sent values in encoding {payload.encoding}")
+    if payload.reference_digest and payload.reference_digest not in held:
+        raise Resync("the values are coded against others that we do not hold")
+    try:
+        if code is None:
+            return values_only.decode(data, count).copy()
+        return blocks.decode(code, data, count, held.get(payload.reference_digest))
+    except CodecError as error:
+        raise Refused(f"the coordinator sent values that do not fit: {error}") from error
+
+
+def write_scores(found: Vector, work: pb.ScoreTask, settings: RunSettings, client_id: str) -> Coded:
+    """Return scores as the task asks for them."""
+    match work.report_encoding:
+        case transfer_pb2.ENCODING_SCORES:
+            words = random_words(settings.seed, found.size, "scores", client_id)
+            data = scores.encode(found, work.num_coded, words)
+        case transfer_pb2.ENCODING_UNSPECIFIED | transfer_pb2.ENCODING_DENSE:
+            return _coded(transfer_pb2.ENCODING_DENSE, values_only.encode(found))
+        case unknown:
+            raise Refused(f"the coordinator asks for scores in encoding {unknown}")
+    return _coded(transfer_pb2.ENCODING_SCORES, data)
+
+
+def write_initial(initial: Vector) -> Coded:
+    """Return initial weights as they are."""
+    return _coded(transfer_pb2.ENCODING_DENSE, values_only.encode(initial))
+
+
+def write_update(
+    trained: Vector,
+    base: Vector,
+    work: pb.TrainTask,
+    settings: RunSettings,
+    client_id: str,
+    residual: Vector | None,
+) -> Coded:
+    """Return trained values as the task asks for them; `residual` is what earlier ones lost."""
+    match work.update_encoding:
+        case transfer_pb2.ENCODING_UNSPECIFIED | transfer_pb2.ENCODING_VALUES_ONLY:
+            return _coded(transfer_pb2.ENCODING_VALUES_ONLY, values_only.encode(trained))
+        case transfer_pb2.ENCODING_REFERENCE:
+            data = blocks.encode(reference.CODE, trained, base)
+            return _coded(work.update_encoding, data, work.base_digest)
+        case _:
+            code = lossy_code(settings)
+            if code is None or VALUE_CODES.get(work.update_encoding, code).name != code.name:
+                raise Refused(f"the coordinator asks for encoding {work.update_encoding}")
+    target = trained if residual is None else trained + residual
+    words = rounding_words(settings, target.size, "update", work.round_number, client_id)
+    try:
+        data = blocks.encode(code, target, base, words)
+    except UnfitValues as error:
+        log.warning("sending the values as they are: %s", error)
+        return _coded(transfer_pb2.ENCODING_VALUES_ONLY, values_only.encode(trained))
+    sent = blocks.decode(code, data, target.size, base)
+    coded = _coded(work.update_encoding, data, work.base_digest)
+    error_share = blocks.relative_error(target, sent, base)
+    rest = target - sent if settings.error_feedback else None
+    return Coded(coded.payload, coded.data, error_share, rest)
+
+
+def _coded(
+    encoding: transfer_pb2.Encoding, data: memoryview, reference_digest: bytes = b""
+) -> Coded:
+    payload = transfer_pb2.Payload(
+        encoding=encoding,
+        num_bytes=len(data),
+        digest=hashlib.sha256(data).digest(),
+        reference_digest=reference_digest,
+    )
+    return Coded(payload, data)
