@@ -45,8 +45,8 @@ def round_trip(bits: bytes, shapes: list[Shape], weights: Floats | None) -> int:
 def test_golden_bytes_both_ways() -> None:
     # Coordinates 0 and 2 of 2 x 2: the first input channel is kept, the second is not. Quantiles
     # of 2.5/3 and 0.5/3 are +-0.967, 23 levels; both outputs are as dense as the whole: level 0.
-    # Classes 23 >> 2 = 5 and -23 >> 2 = -6, plus 32; the lower one first: bits 00, then 11.
-    payload = bytes.fromhex("00  06000000 0000 17e9 0000  01000000 00  01000000 03")
+    # Width 2: classes 23 >> 2 = 5 and -23 >> 2 = -6, plus 32; the lower first: bits 00, then 11.
+    payload = bytes.fromhex("00 02  06000000 0000 17e9 0000  01000000 00  01000000 03")
     assert bytes(sorted_bits.encode(b"\x05", [(2, 2)])) == payload
     assert sorted_bits.decode(payload, [(2, 2)]) == b"\x05"
 
@@ -54,10 +54,10 @@ def test_golden_bytes_both_ways() -> None:
 def test_golden_bytes_with_weights() -> None:
     # |1.0| is level 0x3f800000 >> 19 = 2032, 2.0 is 2048 and 0.5 is 2016; the median is 2032.
     # One input channel of density 1.5/4 (level -8), outputs 0 or 1 of 1 as quantiles of 0.25
-    # and 0.75 (-16 and 16), less the whole's -8. Levels -8 + (-9, 24, -9) + (0, 16, -16), so
-    # classes 27, 40 and 23.
+    # and 0.75 (-16 and 16), less the whole's -8. Levels -8 + (-9, 24, -9) + (0, 16, -16):
+    # from width 6 on two classes do, 31 with the bits 00 and 32 with the bit 1.
     weights = np.array([1.0, -2.0, 0.5], dtype=np.float32)
-    payload = bytes.fromhex("01  06000000 f007 f8 f718f7" + 2 * "01000000 00" + "01000000 01")
+    payload = bytes.fromhex("01 06  06000000 f007 f8 f718f7  01000000 00  01000000 01")
     assert bytes(sorted_bits.encode(b"\x02", [(3,)], weights)) == payload
     assert sorted_bits.decode(payload, [(3,)], weights) == b"\x02"
 
@@ -170,13 +170,13 @@ def test_a_mask_coded_with_weights_needs_them_and_one_without_ignores_them() -> 
     assert sorted_bits.decode(plain, [(2, 3)], weights) == b"\x15"
 
 
-def test_unknown_flags_and_spare_bits_are_refused() -> None:
+def test_unknown_flags_and_widths_and_spare_bits_are_refused() -> None:
     payload = bytearray(sorted_bits.encode(b"\x05", [(2, 2)]))
-    for flags in (2, 3, 0x80):
-        payload[0] = flags
-        with pytest.raises(MalformedPayload, match=f"unknown flags {flags}"):
+    for flags, width in ((2, 2), (3, 2), (0x80, 2), (0, 0), (0, 1), (0, 8), (0, 255)):
+        payload[:2] = flags, width
+        with pytest.raises(MalformedPayload, match=f"unknown flags {flags} or width {width} of"):
             sorted_bits.decode(payload, [(2, 2)], np.ones(4, dtype=np.float32))
-    payload[0] = 0
+    payload[:2] = 0, 2
     payload[-1] |= 4  # the last class has two coordinates
     with pytest.raises(MalformedPayload, match="bits behind the last coordinate"):
         sorted_bits.decode(payload, [(2, 2)])
