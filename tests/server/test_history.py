@@ -115,6 +115,17 @@ def test_the_ledger_is_the_newest_that_was_journalled() -> None:
     assert history.evaluations[0]["ledger"] == [{"phase": "values"}]
 
 
+def test_totals_and_the_length_of_their_rows_are_of_one_fact() -> None:
+    assert told(*SCORING).account == ([{"phase": "scores"}], 0)
+    round_0 = (*ROUND_0[:-1], committed(2, ledger=[{"phase": "values"}], ledger_bytes=70))
+    assert told(*SCORING, *round_0, *EVALUATION).account == ([{"phase": "values"}], 70)
+    fetched = facts.BytesCounted({"ledger": [{"phase": "mask"}], "ledger_bytes": 90})
+    history = told(*SCORING, *round_0, fetched)
+    assert history.account == ([{"phase": "mask"}], 90)
+    assert history.rounds[0]["ledger"] == [{"phase": "values"}]
+    assert "ledger_bytes" not in history.to_dict()
+
+
 def test_accuracy_is_that_of_the_newest_model_and_all_clients_count_more_than_a_sample() -> None:
     assert told().accuracy is None
     assert told(*SCORING).accuracy is None

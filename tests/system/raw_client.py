@@ -21,7 +21,9 @@ from ssfl.v1 import coordinator_pb2 as pb
 from ssfl.v1 import coordinator_pb2_grpc, saliency_pb2, transfer_pb2, update_pb2
 
 TIMEOUT_S = 60.0
-_OPTIONS = [  # be back as soon as a coordinator is
+_OPTIONS = [
+    ("grpc.use_local_subchannel_pool", 1),  # a connection of its own, as a process would have
+    # Be back as soon as a coordinator is.
     ("grpc.initial_reconnect_backoff_ms", 50),
     ("grpc.min_reconnect_backoff_ms", 50),
     ("grpc.max_reconnect_backoff_ms", 100),

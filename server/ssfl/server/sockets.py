@@ -17,8 +17,9 @@ import socket
 import stat
 import struct
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from functools import lru_cache
+from functools import lru_cache, partial
 from ipaddress import IPv6Address, ip_address
 from pathlib import Path
 from urllib.parse import unquote
@@ -48,6 +49,8 @@ class Connections:
         self._speakers: dict[str, tuple[ClientId, Place]] = {}  # by peer
         self._booked: dict[tuple[int, Place], Carried] = {}  # by inode and place
         self._counts = True
+        # 500 connections take 10 to 20 ms, and a commit waits for it: not behind somebody's hash.
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="sockets")
         self._one_at_a_time = asyncio.Lock()
         self._next: asyncio.Future[None] | None = None
 
@@ -74,8 +77,9 @@ class Connections:
         async with self._one_at_a_time:
             self._next = None
             speakers = dict(self._speakers)
-            try:  # in a thread: 500 connections take several milliseconds
-                found = await asyncio.to_thread(carried_by_connection, self.port, self._open_files)
+            look = partial(carried_by_connection, self.port, self._open_files)
+            try:
+                found = await asyncio.get_running_loop().run_in_executor(self._thread, look)
             except OSError as error:
                 self._counts = False
                 log.warning("socket bytes are not counted on this system: %s", error)
