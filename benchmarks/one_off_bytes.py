@@ -1,0 +1,182 @@
+"""How few bytes may the one-off phase take before the mask, or what it learns, suffers?
+
+    python -m benchmarks.one_off_bytes            # about 10 minutes on two cores
+    python -m benchmarks.one_off_bytes --quick    # 2 minutes: few codes, one seed, few rounds
+
+Once per run a client receives the initial weights, sends its scores and receives the mask: 4P +
+4W + W/8 bytes as the paper has it. Here initial weights are rebuilt from the seed (0 bytes),
+scores go in a logarithmic code of m mantissa bits in which only the largest get codes (scores.py),
+and the mask as sorted bits. For every such code: bits per coordinate, and how many of the kept
+coordinates at 90 % are those of the exact mask, for the CNN of fashion_task.py with 5, 20 and 100
+clients and ResNet-18 with 20. And the accuracy of a run (10 of 100 clients, 30 rounds) with the
+mask of each code, paired by seed with the exact mask's. Bar for 20 and more clients with the
+default code: at most 0.10 of the paper's bytes, and an overlap of 0.99. Writes
+benchmarks/results/one_off_bytes.json and .png; exit code 1 if a bar is missed.
+"""
+
+import argparse
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from benchmarks import environment
+from benchmarks.fashion import NoData, add_data_flag, read_images
+from benchmarks.one_off_runs import CodeResult, Coding, Codings, Short, code_scores, run_short
+from benchmarks.parallel import add_processes_flag, run_all
+from benchmarks.resnet_scores import score_clients
+
+from ssfl.codec.scores import MANTISSA_BITS
+
+BYTES_BAR, OVERLAP_BAR = 0.10, 0.99
+FACTOR = 3  # scores that get codes, as a multiple of the kept ones: the default
+DEFAULT = Coding(MANTISSA_BITS, FACTOR)
+CNN_CODINGS = tuple(Coding(bits, factor) for factor in (2, 3, 5, 0) for bits in range(6))
+RESNET_CODINGS = (
+    *(Coding(bits, FACTOR) for bits in range(6)),
+    *(Coding(MANTISSA_BITS, factor) for factor in (2, 5, 0)),
+)
+TRAINED = (None, Coding(0, FACTOR), Coding(1, FACTOR), DEFAULT)  # None: the exact mask
+SEEDS = (0, 1, 2)
+ROUNDS = 30
+
+
+def overlaps(args: argparse.Namespace, folder: Path) -> list[CodeResult]:
+    """Code the scores of both networks in every way."""
+    clients = 5 if args.quick else 20
+    paths = score_clients(args.data, clients, folder, args.processes)
+    resnet = (DEFAULT,) if args.quick else RESNET_CODINGS
+    cnn = RESNET_CODINGS if args.quick else CNN_CODINGS
+    work = [Codings(args.data, tuple(paths), clients, (coding,)) for coding in resnet]
+    work += [Codings(args.data, None, clients, cnn) for clients in (5, 20, 100)]
+    costs = [10 if one.paths else 4 for one in work]
+    parts = run_all(code_scores, work, costs, args.processes, "coding scores")
+    return [result for part in parts for result in part]
+
+
+def accuracies(args: argparse.Namespace) -> list[dict[str, Any]]:
+    """Train with the mask of each code, and with the exact one."""
+    seeds, rounds = (SEEDS[:1], 6) if args.quick else (SEEDS, ROUNDS)
+    work = [Short(args.data, seed, coding, rounds) for seed in seeds for coding in TRAINED]
+    costs = [rounds] * len(work)
+    reached = run_all(run_short, work, costs, args.processes, "training")
+    rows: dict[Coding | None, list[float]] = {coding: [] for coding in TRAINED}
+    for one, accuracy in zip(work, reached, strict=True):
+        rows[one.coding].append(accuracy)
+    exact = np.array(rows[None])
+    return [
+        {
+            "code": coding.name if coding else "exact",
+            "accuracy": float(np.mean(rows[coding])),
+            "minus_exact": (np.array(rows[coding]) - exact).tolist(),
+            "seed_deviation": float(np.std(exact, ddof=1)) if exact.size > 1 else None,
+        }
+        for coding in TRAINED
+    ]
+
+
+def judged(results: Sequence[CodeResult]) -> list[CodeResult]:
+    """Return the results for which the bar holds: the default code, 20 clients or more."""
+    return [one for one in results if one.coding == DEFAULT and one.clients >= 20]
+
+
+def met(results: Sequence[CodeResult]) -> bool:
+    return all(one.share <= BYTES_BAR and one.overlap >= OVERLAP_BAR for one in judged(results))
+
+
+def show(results: Sequence[CodeResult], trained: list[dict[str, Any]]) -> None:
+    """Print the tables."""
+    print(f"{'network, clients':<22}{'code':<14}{'bits':>7}{'overlap':>9}{'scores':>12}"
+          f"{'mask':>10}{'of the paper':>14}")  # fmt: skip
+    for one in results:
+        mark = " *" if one in judged(results) else ""
+        print(f"{f'{one.network}, {one.clients}':<22}{one.coding.name:<14}{one.bits:>7.2f}"
+              f"{one.overlap:>9.4f}{one.score_bytes:>12,.0f}{one.mask_bytes:>10,}"
+              f"{one.share:>14.4f}{mark}")  # fmt: skip
+    if judged(results):
+        word = "met" if met(results) else "FAILED"
+        print(f"* bars: {BYTES_BAR} of 4P + 4W + W/8, overlap {OVERLAP_BAR}: {word}")
+    else:
+        print("no bar: a quick look has too few clients")
+    print(f"\n{'mask of':<22}{'accuracy':>10}   minus the exact mask's, by seed")
+    for row in trained:
+        minus = "  ".join(f"{100 * one:+.2f}" for one in row["minus_exact"])
+        print(f"{row['code']:<22}{row['accuracy']:>10.2%}   {minus} %")
+    deviation = trained[0]["seed_deviation"]
+    if deviation is not None:
+        print(f"standard deviation between seeds, exact mask: {100 * deviation:.2f} %")
+
+
+def plot(results: Sequence[CodeResult], trained: list[dict[str, Any]], path: Path) -> None:
+    """Draw overlap against bits, and accuracy against the code."""
+    import matplotlib.pyplot as plt
+
+    figure, axes = plt.subplots(1, 3, figsize=(13, 4), layout="constrained", width_ratios=(3, 3, 2))
+    groups = dict.fromkeys((one.network, one.clients) for one in results)
+    for place, (network, clients) in enumerate(groups):
+        some = [one for one in results if (one.network, one.clients) == (network, clients)]
+        line = sorted((one for one in some if one.coding.factor == FACTOR), key=lambda o: o.bits)
+        axes[0].plot([o.bits for o in line], [1 - o.overlap for o in line], marker="o", ms=4,
+                     color=f"C{place}", label=f"{network}, {clients} clients")  # fmt: skip
+        if network == "CNN" and clients == 20:
+            for o in line:
+                axes[0].annotate(f"m={o.coding.mantissa_bits}", (o.bits, 1 - o.overlap),
+                                 xytext=(4, 4), textcoords="offset points", fontsize=8)  # fmt: skip
+            factors = sorted({one.coding.factor for one in some}, key=lambda f: f or 99)
+            for shade, factor in enumerate(factors):
+                line = [one for one in some if one.coding.factor == factor]
+                line.sort(key=lambda o: o.bits)
+                label = f"the {factor}k largest coded" if factor else "all coded"
+                axes[1].plot([o.bits for o in line], [1 - o.overlap for o in line], marker="o",
+                             ms=4, color=f"C{4 + shade}", label=label)  # fmt: skip
+    for axis, title in zip(axes, ("3k largest coded", "CNN, 20 clients"), strict=False):
+        axis.axhline(1 - OVERLAP_BAR, color="grey", lw=0.8, ls="--")
+        axis.set_yscale("log")
+        axis.set(xlabel="bits per coordinate", ylabel="kept coordinates that differ", title=title)
+        axis.legend(fontsize=8)
+    names = [row["code"] for row in trained[1:]]
+    for place, row in enumerate(trained[1:]):
+        minus = [100 * one for one in row["minus_exact"]]
+        axes[2].plot([place] * len(minus), minus, "o", ms=4, color="C0")
+    deviation = 100 * (trained[0]["seed_deviation"] or 0)
+    axes[2].axhspan(-deviation, deviation, color="C7", alpha=0.2, label="± seed deviation")
+    axes[2].axhline(0, color="black", lw=0.8)
+    axes[2].set_xticks(range(len(names)), names, fontsize=8)
+    axes[2].margins(x=0.2)
+    axes[2].set(ylabel="accuracy minus the exact mask's, %", title="after training")
+    axes[2].legend(fontsize=8)
+    figure.savefig(path, dpi=110)
+    plt.close(figure)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=str(__doc__).partition("\n")[0])
+    parser.add_argument("--out", type=Path, default=environment.RESULTS, help="folder of results")
+    parser.add_argument("--no-plot", action="store_true")
+    parser.add_argument("--quick", action="store_true", help="few codes, one seed, few rounds")
+    add_data_flag(parser)
+    add_processes_flag(parser)
+    args = parser.parse_args()
+    try:
+        read_images(args.data)
+    except NoData as error:
+        print(error, file=sys.stderr)
+        return 3
+    with tempfile.TemporaryDirectory(prefix="ssfl-scores-") as folder:
+        results = overlaps(args, Path(folder))
+    trained = accuracies(args)
+    rows = [one.as_row() for one in results]
+    environment.write(
+        args.out / "one_off_bytes.json",
+        {"codes": rows, "trained": trained, "met": met(results), "quick": args.quick},
+    )
+    if not args.no_plot:
+        plot(results, trained, args.out / "one_off_bytes.png")
+    show(results, trained)
+    return 0 if met(results) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,108 @@
+"""The runs behind value_bytes.py: each trains for real and returns what every round took."""
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from benchmarks.fashion import Vector, federation
+from benchmarks.parallel import Report
+from benchmarks.value_channel import CodedChannel, Round, Variant
+from benchmarks.value_compare import compare
+
+COMPARED_EVERY = 10  # rounds
+COMPARED_CLIENTS = 3
+LAST = 10  # rounds whose accuracies make the final accuracy
+
+
+@dataclass(frozen=True)
+class Run:
+    """One run of training."""
+
+    data: Path
+    seed: int
+    variant: Variant
+    num_clients: int
+    per_round: int  # 0: all
+    rounds: int
+    compared: bool = False  # whether some updates are coded in many ways
+
+    @property
+    def cost(self) -> int:
+        """Samples that are trained on, in thousands: time is proportional to it."""
+        return self.rounds * self.cost_per_round
+
+    @property
+    def cost_per_round(self) -> int:
+        return 60 * (self.per_round or self.num_clients) // self.num_clients
+
+
+@dataclass
+class Outcome:
+    """What a run took and reached."""
+
+    paper_bytes: float  # 4sP
+    plain_bytes: int  # 4 bytes for each value that travels
+    rounds: list[Round]
+    accuracy: list[float]  # of the base after each of the last rounds
+    compared: dict[str, float] = field(default_factory=dict)  # means, as shares of 4sP
+
+    @property
+    def final_accuracy(self) -> float:
+        return float(np.mean(self.accuracy))
+
+    def up(self) -> list[float]:
+        """Return each round's mean upload, as a share of 4sP."""
+        return [float(np.mean(one.up)) / self.paper_bytes for one in self.rounds]
+
+    def down(self, form: str = "") -> list[float]:
+        """Return each round's mean download, of one form or of all; NaN where there is none."""
+        means = []
+        for one in self.rounds:
+            sizes = [s for name, some in one.down.items() if form in ("", name) for s in some]
+            means.append(float(np.mean(sizes)) / self.paper_bytes if sizes else float("nan"))
+        return means
+
+    def forms(self, first: int) -> dict[str, float]:
+        """Return the share of downloads of each form, from the round `first` on."""
+        counts: dict[str, int] = {}
+        for one in self.rounds[first:]:
+            for form, sizes in one.down.items():
+                counts[form] = counts.get(form, 0) + len(sizes)
+        return {form: count / sum(counts.values()) for form, count in counts.items()}
+
+    def relative_errors(self, first: int) -> dict[str, float]:
+        rounds = self.rounds[first:]
+        return {
+            "up": float(np.mean([error for one in rounds for error in one.up_error])),
+            "down": float(np.mean([one.base_error for one in rounds])),
+        }
+
+
+def run(one: Run, report: Report) -> Outcome:
+    """Train; runs in a process of its own."""
+    clients = federation(one.data, one.seed, one.num_clients, one.per_round)
+    mask = clients.mask
+    first = mask.gather(clients.initial)
+    samples: list[dict[str, float]] = []
+    chosen = list(clients.sites)[:COMPARED_CLIENTS]
+
+    def watch(round_number: int, client: str, values: Vector, base: Vector) -> None:
+        if client in chosen and round_number and round_number % COMPARED_EVERY == 0:
+            samples.append(compare(values, base))
+
+    accuracy: list[float] = []
+
+    def on_round(round_number: int, base: Vector) -> None:
+        if round_number >= one.rounds - LAST:
+            accuracy.append(clients.accuracy(mask, base))
+        report(one.cost_per_round)
+
+    channel = CodedChannel(one.variant, one.seed, first, watch if one.compared else None)
+    clients.train(mask, one.rounds, channel, on_round)
+    paper_bytes = clients.paper_bytes
+    means: dict[str, Any] = {
+        code: float(np.mean([sample[code] for sample in samples])) / paper_bytes
+        for code in (samples[0] if samples else ())
+    }
+    return Outcome(paper_bytes, first.nbytes, channel.rounds, accuracy, means)
