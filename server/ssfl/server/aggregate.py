@@ -4,8 +4,11 @@ Memory: one 64-bit sum over the step's vector, whatever the number of clients. R
 worker thread, so folds never overlap; the result does not depend on their order.
 """
 
+from typing import Any
+
 from ssfl.method.exact_sum import MAX_SCORE_FRACTION_BITS, VALUE_BOUND, ExactSum, fraction_bits
 from ssfl.method.model_state import ModelState
+from ssfl.method.nested import density_rows
 from ssfl.method.strategies.contract import ClientId, Strategy, Work
 from ssfl.server.spool import Spool, read_values
 from ssfl.server.state import Step
@@ -26,6 +29,7 @@ class StepSum:
         self._spool = spool
         self._folded: set[ClientId] = set()
         self._sum: ExactSum | None = None
+        self.densities: list[dict[str, Any]] = []  # after scoring: what other masks would cost
         if step.work is Work.TRAIN:
             assert model.values is not None
             self._size = model.values.size
@@ -49,6 +53,8 @@ class StepSum:
                 self._add(total, client, step.uploads[client].digest)
         reduced = total.mean()
         self._sum = total = None  # free the sum before the strategy needs room
+        if step.work is Work.SCORE:
+            self.densities = density_rows(reduced, model.manifest)
         return strategy.finish(step.work, model, reduced)
 
     def _restart(self, step: Step) -> ExactSum:

@@ -10,9 +10,10 @@ The caller's duties around the pure core, in order:
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from typing import Any
 
 from ssfl.method.model_state import ModelState
 from ssfl.method.strategies import strategy_for
@@ -262,15 +263,19 @@ class Conductor:
         loop = asyncio.get_running_loop()
 
         def job() -> None:
-            result = self._current().finish(step, model, self._strategy)
+            total = self._current()
+            result = total.finish(step, model, self._strategy)
             self._sum = None
             self.store.save_step(step.number, result)
-            event = self.reduced(step.number, result, seconds)
+            report = {"densities": total.densities} if total.densities else {}
+            event = self.reduced(step.number, result, {"seconds": seconds, **report})
             asyncio.run_coroutine_threadsafe(self.post(event, result), loop)
 
         self._work(job)
 
-    def reduced(self, step: int, model: ModelState, seconds: float) -> events.StepReduced:
+    def reduced(
+        self, step: int, model: ModelState, report: Mapping[str, Any]
+    ) -> events.StepReduced:
         """Return the event that makes a stored model current."""
         assert model.mask is not None and model.values is not None
         return events.StepReduced(
@@ -279,7 +284,7 @@ class Conductor:
             model.mask.digest.hex(),
             model.mask.num_kept,
             model.base_digest.hex(),
-            {"seconds": seconds},
+            report,
         )
 
     def _drop(self, step: int) -> None:

@@ -20,6 +20,7 @@ class History:
     def __init__(self) -> None:
         self.votes: list[dict[str, Any]] = []
         self.not_voted: list[str] = []
+        self.densities: list[dict[str, Any]] = []  # what other sparsities would cost
         self.rounds: list[dict[str, Any]] = []
         self.evaluations: list[dict[str, Any]] = []
         # The totals so far and the length of ledger.csv whose sums they are: one moment, one value.
@@ -69,6 +70,7 @@ class History:
                 total = sum(row["num_samples"] for row in clients)
                 self.votes = [{**row, "share": row["num_samples"] / total} for row in clients]
                 self.not_voted = list(self._missing)
+                self.densities = list(fact.report.get("densities", []))
             case Work.TRAIN:
                 losses = [row["training_loss"] for row in clients]
                 self.rounds.append(
@@ -111,6 +113,7 @@ class History:
         return {
             "votes": self.votes,
             "not_voted": self.not_voted,
+            "densities": self.densities,
             "rounds": self.rounds,
             "evaluations": self.evaluations,
             "ledger": self.ledger,

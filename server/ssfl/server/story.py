@@ -7,6 +7,7 @@ from ssfl.method.manifest import Manifest
 from ssfl.method.mask import Mask
 from ssfl.method.strategies.contract import Work
 from ssfl.server import facts
+from ssfl.server.density_table import density_table, link_speeds
 from ssfl.server.facts import Fact
 from ssfl.server.history import History
 from ssfl.server.state import RunState
@@ -57,6 +58,9 @@ def tell_mask(mask: Mask, manifest: Manifest, history: History) -> None:
     votes = ", ".join(f"{row['client']} {100 * row['share']:.1f} %" for row in history.votes[:12])
     more = len(history.votes) - 12
     _say("votes by share of the data: " + votes + (f" and {more} more" if more > 0 else ""))
+    if history.densities:
+        table = density_table(history.densities, link_speeds(history.votes), kept)
+        _say("what each sparsity would cost\n" + table)
     if history.not_voted:
         log.warning("did not vote", extra={"clients": ", ".join(history.not_voted)})
     for name, (num_kept, size) in mask.kept_by_tensor(manifest).items():

@@ -1,0 +1,77 @@
+"""The table after scoring: what each sparsity would cost, on each client's own link."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+BAR = 20  # characters of the longest bar
+SHOWN = 6  # clients with a column of their own: the slowest links
+
+
+def link_speeds(votes: Sequence[Mapping[str, Any]]) -> dict[str, float]:
+    """Return bytes per second of every client's link, as its report of scores showed it."""
+    return {
+        row["client"]: row["upload_bytes"] / row["upload_s"]
+        for row in votes
+        if row.get("upload_bytes") and row.get("upload_s", 0) > 0
+    }
+
+
+def density_table(
+    rows: Sequence[Mapping[str, Any]], speeds: Mapping[str, float], chosen: int
+) -> str:
+    """Return the table as text; `chosen` is the number of weights that the run keeps."""
+    slowest = sorted(speeds, key=lambda client: speeds[client])[:SHOWN]
+    heads = ["sparsity", "kept", "per round", "", *slowest, "thinnest layer"]
+    most = max((row["update_bytes"] for row in rows), default=1)
+    lines = [heads]
+    for row in rows:
+        layer, num_bytes = row["thinnest"], row["update_bytes"]
+        mark = "*" if row["num_kept"] == chosen else " "
+        share = f"{100 * layer['kept'] / layer['size']:.2f} %"
+        lines.append(
+            [
+                f"{100 * float(row['sparsity']):g} %{mark}",
+                f"{row['num_kept']:,}",
+                _size(num_bytes),
+                "█" * max(1, round(BAR * num_bytes / most)),
+                *(_time(num_bytes / speeds[client]) for client in slowest),
+                f"{layer['name']}: {layer['kept']:,} of {layer['size']:,} ({share})",
+            ]
+        )
+    text = _aligned(lines, left=(3, len(heads) - 1))
+    notes = ["* this run. Per round: one client's update, as plain values; its base is as large."]
+    if slowest:
+        more = f" ({len(speeds) - len(slowest)} faster ones not shown)" * (len(speeds) > SHOWN)
+        notes.append(f"Times: one way, at the speed at which the client's scores came{more}.")
+    return "\n".join([text, *notes])
+
+
+def _aligned(lines: list[list[str]], left: tuple[int, ...]) -> str:
+    widths = [max(len(cell) for cell in column) for column in zip(*lines, strict=True)]
+    return "\n".join(
+        "  ".join(
+            cell.ljust(width) if place in left else cell.rjust(width)
+            for place, (cell, width) in enumerate(zip(line, widths, strict=True))
+        ).rstrip()
+        for line in lines
+    )
+
+
+def _size(num_bytes: float) -> str:
+    """Return a size in decimal units.
+
+    >>> _size(4504180), _size(9708)
+    ('4.50 MB', '9.71 kB')
+    """
+    for unit, factor in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
+        if num_bytes >= factor:
+            return f"{num_bytes / factor:.2f} {unit}"
+    return f"{num_bytes:.0f} B"
+
+
+def _time(seconds: float) -> str:
+    if seconds < 0.0095:
+        return "< 10 ms"
+    if seconds < 0.95:
+        return f"{seconds * 1000:.0f} ms"
+    return f"{seconds:.1f} s" if seconds < 120 else f"{seconds / 60:.0f} min"
