@@ -224,7 +224,7 @@ def test_periods_do_not_mislead_the_sample(period: int, monkeypatch: pytest.Monk
             threshold = np.sort(scores)[size - k]
             assert mask.num_kept == k
             assert (mask.bools() <= (scores >= threshold)).all()
-            assert len(passes) == 3  # one to find the k-th, one to pack, one that looks for ties
+            assert len(passes) == 1
             passes.clear()
 
 
@@ -261,7 +261,9 @@ def test_memory_beyond_the_scores_is_little_more_than_their_bits(
     _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     packed = scores.size // 8
-    assert peak < 2 * packed + 0.08 * scores.nbytes  # bits and their copy; sample, candidates
+    # The bits and their copy, and what the sample leaves open: 3 % of so few scores, twice, with
+    # their coordinates.
+    assert peak < 2 * packed + 0.2 * scores.nbytes
 
 
 @pytest.mark.parametrize("bad", [-1.0, float("nan")])

@@ -13,6 +13,8 @@ from ssfl.method.manifest import Manifest
 _BLOCK = 1 << 17  # scores at a time, so that they stay in cache; a multiple of 8: bits join
 _GOLDEN = 0.6180339887498949  # its multiples, modulo 1, are spread evenly
 
+Scores = npt.NDArray[np.float32]
+
 
 @dataclass(frozen=True)
 class Mask:
@@ -69,11 +71,12 @@ class Mask:
         return {t.name: (int(np.count_nonzero(kept[s])), t.size) for t, s in manifest.masked()}
 
 
-def top_k(scores: npt.NDArray[np.float32], k: int) -> Mask:
+def top_k(scores: Scores, k: int) -> Mask:
     """Return the mask of the k largest scores; equal scores go to the lowest coordinate.
 
-    Scores must be non-negative and not NaN. Memory beyond the scores: one bit per coordinate,
-    a sample, and the scores that it cannot tell from the k-th, about one in a hundred.
+    Scores must be non-negative and not NaN. A sample gives a low and a high score that should
+    enclose the k-th; one pass packs what is above and collects the few between, to be ranked.
+    Memory beyond the scores: one bit per coordinate, the sample and the few.
 
     >>> top_k(np.array([3, 1, 3, 3], dtype=np.float32), 2).bools().tolist()
     [True, False, True, False]
@@ -81,9 +84,64 @@ def top_k(scores: npt.NDArray[np.float32], k: int) -> Mask:
     if not 0 <= k <= scores.size:
         raise ValueError(f"cannot keep {k} of {scores.size}")
     packed = np.zeros((scores.size + 7) // 8, dtype=np.uint8)
+    if k:
+        low, high = _bracket(scores, k)
+        num_high, places, between = _split(scores, low, high, packed)
+        missing = k - num_high
+        if 0 <= missing <= between.size:
+            chosen = places[_largest(between, missing)]
+            np.bitwise_or.at(packed, chosen // 8, np.uint8(1) << (chosen % 8).astype(np.uint8))
+        else:  # many scores equal low or high, or the sample misled us
+            _pack_slowly(scores, k, _bisect(scores, k, low, high), packed)
+    return Mask(packed.tobytes(), scores.size)
+
+
+def _blocks(scores: Scores) -> list[tuple[int, Scores]]:
+    return [(start, scores[start : start + _BLOCK]) for start in range(0, scores.size, _BLOCK)]
+
+
+def _split(
+    scores: Scores, low: np.float32, high: np.float32, packed: npt.NDArray[np.uint8]
+) -> tuple[int, npt.NDArray[np.int64], Scores]:
+    """Pack the mask of the scores from `high` on.
+
+    Return how many they are, and coordinates and scores of those between `low` and `high`.
+    """
+    num_high, places, between = 0, [], []
+    scratch = np.empty((2, min(_BLOCK, scores.size)), dtype=np.bool_)
+    for start, block in _blocks(scores):
+        from_high, inside = scratch[:, : block.size]
+        np.greater_equal(block, high, out=from_high)
+        np.greater(block, low, out=inside)
+        np.greater(inside, from_high, out=inside)  # and not from high on
+        num_high += int(np.count_nonzero(from_high))
+        _pack(packed, start, from_high)
+        at = np.flatnonzero(inside)
+        between.append(block[at])
+        at += start
+        places.append(at)
+    return num_high, np.concatenate(places), np.concatenate(between)
+
+
+def _pack(packed: npt.NDArray[np.uint8], start: int, kept: npt.NDArray[np.bool_]) -> None:
+    bits = np.packbits(kept, bitorder="little")
+    packed[start // 8 : start // 8 + bits.size] = bits
+
+
+def _largest(scores: Scores, k: int) -> npt.NDArray[np.bool_]:
+    """Return which are the k largest, by a partition of all."""
     if k == 0:
-        return Mask(packed.tobytes(), scores.size)
-    threshold = _kth_largest(scores, k)
+        return np.zeros(scores.size, dtype=np.bool_)
+    threshold = np.partition(scores, scores.size - k)[scores.size - k]
+    kept: npt.NDArray[np.bool_] = scores > threshold
+    kept[np.flatnonzero(scores == threshold)[: k - int(np.count_nonzero(kept))]] = True
+    return kept
+
+
+def _pack_slowly(
+    scores: Scores, k: int, threshold: np.float32, packed: npt.NDArray[np.uint8]
+) -> None:
+    """Pack the mask of the k largest scores, given the k-th; another pass, or two for ties."""
     surplus = -k
     for start, block in _blocks(scores):
         kept = block >= threshold
@@ -99,43 +157,9 @@ def top_k(scores: npt.NDArray[np.float32], k: int) -> Mask:
         kept[too_many] = False
         surplus -= too_many.size
         _pack(packed, start, kept)
-    return Mask(packed.tobytes(), scores.size)
 
 
-def _blocks(scores: npt.NDArray[np.float32]) -> list[tuple[int, npt.NDArray[np.float32]]]:
-    return [(start, scores[start : start + _BLOCK]) for start in range(0, scores.size, _BLOCK)]
-
-
-def _pack(packed: npt.NDArray[np.uint8], start: int, kept: npt.NDArray[np.bool_]) -> None:
-    bits = np.packbits(kept, bitorder="little")
-    packed[start // 8 : start // 8 + bits.size] = bits
-
-
-def _kth_largest(scores: npt.NDArray[np.float32], k: int) -> np.float32:
-    """Return the k-th largest score, exactly.
-
-    A sample gives a low and a high score that should enclose it; one pass counts the scores from
-    `high` on and collects those between.
-    """
-    low, high = _bracket(scores, k)
-    num_high, between = 0, []
-    scratch = np.empty((2, min(_BLOCK, scores.size)), dtype=np.bool_)
-    for _, block in _blocks(scores):
-        from_high, inside = scratch[:, : block.size]
-        np.greater_equal(block, high, out=from_high)
-        np.greater(block, low, out=inside)
-        np.greater(inside, from_high, out=inside)  # and not from high on
-        num_high += int(np.count_nonzero(from_high))
-        between.append(block.compress(inside))
-    candidates = np.concatenate(between)
-    place = candidates.size - (k - num_high)  # of the k-th largest, if all were sorted
-    if not 0 <= place < candidates.size:  # many scores equal low or high, or the sample misled us
-        return _bisect(scores, k, low, high)
-    candidates.partition(place)
-    return np.float32(candidates[place])
-
-
-def _bracket(scores: npt.NDArray[np.float32], k: int) -> tuple[np.float32, np.float32]:
+def _bracket(scores: Scores, k: int) -> tuple[np.float32, np.float32]:
     """Return two scores, six standard deviations of a sampled rank around the k-th largest.
 
     A sample of size^(2/3): a larger one takes as long as it saves. It has one score of every
@@ -154,9 +178,7 @@ def _bracket(scores: npt.NDArray[np.float32], k: int) -> tuple[np.float32, np.fl
     return low, high
 
 
-def _bisect(
-    scores: npt.NDArray[np.float32], k: int, low: np.float32, high: np.float32
-) -> np.float32:
+def _bisect(scores: Scores, k: int, low: np.float32, high: np.float32) -> np.float32:
     """Return the largest number that k scores reach: the k-th largest score.
 
     A pass for each of the 32 bits (those of non-negative floats are ordered as the floats are),
