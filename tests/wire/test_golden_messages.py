@@ -3,7 +3,7 @@
 import pytest
 from google.protobuf.message import Message
 
-from ssfl.v1 import coordinator_pb2, mask_pb2, saliency_pb2, transfer_pb2, update_pb2
+from ssfl.v1 import coordinator_pb2, mask_pb2, saliency_pb2, settings_pb2, transfer_pb2, update_pb2
 
 DIGEST = bytes(range(32))
 DIGEST_HEX = DIGEST.hex()
@@ -24,6 +24,15 @@ UPDATE = update_pb2.SparseUpdate(
     training_loss=0.5,
     work_s=1.5,
 )
+REFERENCE = bytes(range(32, 64))
+REFERENCE_HEX = REFERENCE.hex()
+CODED = transfer_pb2.Payload(
+    encoding=transfer_pb2.ENCODING_REFERENCE,
+    num_bytes=300,
+    digest=DIGEST,
+    reference_digest=REFERENCE,
+)
+CODED_HEX = f"080510ac021a20{DIGEST_HEX}2220{REFERENCE_HEX}"
 GOLDEN: list[tuple[Message, str]] = [
     (
         transfer_pb2.Chunk(offset=65536, data=b"\x00\x00\x80\x3f", crc32=0x3DB1ECDC),
@@ -66,6 +75,55 @@ GOLDEN: list[tuple[Message, str]] = [
         "1a020802",
     ),
     (coordinator_pb2.SendUpdateResponse(grant=transfer_pb2.Grant(offset=128)), "1203088001"),
+    (CODED, CODED_HEX),
+    (
+        update_pb2.SparseUpdate(mask_digest=DIGEST, values=CODED, coding_error=0.25),
+        f"0a20{DIGEST_HEX}4249{CODED_HEX}a901000000000000d03f",
+    ),
+    (
+        coordinator_pb2.ScoreTask(
+            criterion="saliency",
+            manifest_digest=DIGEST,
+            initial_digest=REFERENCE,
+            report_encoding=transfer_pb2.ENCODING_SCORES,
+            num_coded=3000,
+        ),
+        f"0a0873616c69656e63791220{DIGEST_HEX}1a20{REFERENCE_HEX}280930b817",
+    ),
+    (
+        coordinator_pb2.TrainTask(
+            round_number=3,
+            mask=mask_pb2.MaskBroadcast(
+                mask_digest=DIGEST,
+                mask_epoch=2,
+                num_kept=10,
+                mask=transfer_pb2.Payload(
+                    encoding=transfer_pb2.ENCODING_BITMASK_SORTED,
+                    num_bytes=9,
+                    digest=DIGEST,
+                    reference_digest=REFERENCE,
+                ),
+            ),
+            base_digest=DIGEST,
+            base=CODED,
+            upload_granted=True,
+            fraction_bits=36,
+            value_bound=1024.0,
+            update_encoding=transfer_pb2.ENCODING_INT8,
+        ),
+        f"08031a700a20{DIGEST_HEX}1002180a2a48080a10091a20{DIGEST_HEX}2220{REFERENCE_HEX}"
+        f"2220{DIGEST_HEX}2a49{CODED_HEX}300138244100000000000090404807",
+    ),
+    (
+        coordinator_pb2.JoinRequest(protocol_version=1, client_id="ann", encodings=range(1, 11)),
+        "08011203616e6e4a0a0102030405060708090a",
+    ),
+    (
+        settings_pb2.RunSettings(
+            scores="compact", value_type="int8", rounding="nearest", error_feedback=True
+        ),
+        "b20107636f6d70616374ba0104696e7438ca01076e656172657374d00101",
+    ),
 ]
 
 
