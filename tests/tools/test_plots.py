@@ -1,7 +1,13 @@
 from pathlib import Path
 from typing import Any
 
-from ssfl.tools.plots import accuracy_curve, plot_accuracy, plot_layers, plot_timeline
+from ssfl.tools.plots import (
+    accuracy_curve,
+    plot_accuracy,
+    plot_densities,
+    plot_layers,
+    plot_timeline,
+)
 
 PNG = b"\x89PNG\r\n"
 
@@ -18,7 +24,12 @@ def history() -> dict[str, Any]:
         for n in range(3)
     ]  # fmt: skip
     layers = {"a": {"kept": 5, "size": 10}, "b": {"kept": 0, "size": 90}}
+    thinnest = {"name": "b", "kept": 0, "size": 90}
     return {
+        "densities": [
+            {"sparsity": "0.5", "num_kept": 50, "update_bytes": 240, "thinnest": thinnest},
+            {"sparsity": "0.95", "num_kept": 5, "update_bytes": 60, "thinnest": thinnest},
+        ],
         "rounds": rounds,
         "evaluations": [{"pooled": 0.9}],
         "mask": {"layers": layers, "num_kept": 5, "num_masked": 100},
@@ -35,7 +46,8 @@ def test_every_plot_is_a_picture(tmp_path: Path) -> None:
     plot_accuracy({"ssfl": history(), "dense": history()}, tmp_path / "accuracy.png")
     plot_layers(history(), tmp_path / "layers.png")
     plot_timeline(history(), tmp_path / "timeline.png")
+    plot_densities(history(), tmp_path / "densities.png")
     for path in tmp_path.iterdir():
         assert path.read_bytes()[:6] == PNG
         assert path.stat().st_size > 5_000
-    assert len(list(tmp_path.iterdir())) == 3
+    assert len(list(tmp_path.iterdir())) == 4

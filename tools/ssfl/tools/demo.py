@@ -113,6 +113,7 @@ def _federate(config: DemoConfig, console: Console, shards: Path, name: str, tit
         "--sparsity", config.sparsity,
         "--clients", str(config.clients), "--rounds", str(config.rounds),
         "--learning-rate", LEARNING_RATE, "--seed", str(config.seed), "--reproducible",
+        "--reference-coding", "on" if name == "ssfl" else "off",
     ]  # fmt: skip
     with Federation(config.out / name, shards, flags, names) as federation:
         status = _watch(federation, console, title)
@@ -166,16 +167,22 @@ def _table(results: Sequence[Result]) -> Table:
             f"{result.seconds_per_round:.2f}",
             f"{status.peak_memory_bytes / 1e6:.0f}",
         )
+    table.caption = (
+        "dense: float32 values, as other systems send them; "
+        "ssfl: kept values, coded without loss against the base, as over a network"
+    )
+    table.caption_justify = "left"
     return table
 
 
 def _plots(out: Path, results: Sequence[Result]) -> None:
-    from ssfl.tools.plots import plot_accuracy, plot_layers, plot_timeline
+    from ssfl.tools.plots import plot_accuracy, plot_densities, plot_layers, plot_timeline
 
     histories = {result.name: result.history for result in results}
     plot_accuracy(histories, out / "accuracy.png")
     plot_layers(histories["ssfl"], out / "layers.png")
     plot_timeline(histories["ssfl"], out / "timeline.png")
+    plot_densities(histories["ssfl"], out / "densities.png")
 
 
 def _say_where(console: Console, config: DemoConfig, ssfl: Result, seconds: float) -> None:
@@ -187,7 +194,7 @@ def _say_where(console: Console, config: DemoConfig, ssfl: Result, seconds: floa
         ("mask", ssfl.models / "mask.bin"),
         ("manifest", ssfl.models / "manifest.json"),
         ("history", ssfl.models / "history.json"),
-        ("plots", f"{config.out}/accuracy.png, layers.png, timeline.png"),
+        ("plots", f"{config.out}/accuracy.png, layers.png, timeline.png, densities.png"),
         ("logs", f"{config.out}/ssfl/*.log"),
     ):
         shown = where

@@ -73,6 +73,30 @@ def plot_layers(history: History, path: Path) -> None:
     _save(figure, path)
 
 
+def plot_densities(history: History, path: Path) -> None:
+    """Draw what each sparsity would cost, and how thin its thinnest layer would be."""
+    rows = history["densities"]
+    names = [f"{100 * float(row['sparsity']):g} %" for row in rows]
+    chosen = history["mask"]["num_kept"]
+    colours = [_COLOURS["dense" if row["num_kept"] == chosen else "ssfl"] for row in rows]
+    figure, (left, right) = plt.subplots(1, 2, figsize=(9, 3.2), layout="constrained")
+    bars = left.bar(names, [row["update_bytes"] / 1000 for row in rows], color=colours)
+    left.bar_label(bars, [f"{row['update_bytes'] / 1000:,.1f}" for row in rows], fontsize=8)
+    left.set_ylabel("kB per client and round, one way")
+    left.set_title("What each sparsity costs")
+    thin = [100 * row["thinnest"]["kept"] / row["thinnest"]["size"] for row in rows]
+    bars = right.bar(names, thin, color=colours)
+    right.bar_label(bars, [row["thinnest"]["name"] for row in rows], fontsize=7)
+    right.set_ylabel("kept weights of its thinnest layer, %")
+    right.set_title("and how thin it gets")
+    for axes in (left, right):
+        axes.set_xlabel("sparsity")
+        axes.margins(y=0.15)
+    if _COLOURS["dense"] in colours:
+        left.legend(handles=[Patch(color=_COLOURS["dense"], label="this run")])
+    _save(figure, path)
+
+
 def plot_timeline(history: History, path: Path, last: int = 6) -> None:
     """Draw the last rounds by client: waiting for the task, working, sending."""
     rounds = history["rounds"][-last:]
