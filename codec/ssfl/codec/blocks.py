@@ -31,7 +31,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ssfl.codec.errors import CodecError, TrailingBytes
-from ssfl.codec.sections import Buffer, SectionReader
+from ssfl.codec.sections import Buffer, SectionReader, check_can_hold
 
 BLOCK = 1 << 16  # values: 256 KiB, so that a block's scratch stays in a core's cache
 Floats = npt.NDArray[np.float32]
@@ -115,8 +115,11 @@ def decoded(
 
 def decode(code: ValueCode, payload: Buffer, count: int, reference: Floats | None) -> Floats:
     """Return the `count` values of a payload."""
-    values = [block for _, block in decoded(code, payload, count, reference)]
-    return np.concatenate(values) if values else np.empty(0, dtype=np.float32)
+    check_can_hold(len(payload), count)  # every code has sections of a byte per value at least
+    values = np.empty(count, dtype=np.float32)
+    for start, block in decoded(code, payload, count, reference):
+        values[start : start + block.size] = block
+    return values
 
 
 def relative_error(values: Floats, sent: Floats, reference: Floats) -> float:
