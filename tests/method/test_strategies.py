@@ -2,6 +2,8 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
+from ssfl.codec import blocks
+from ssfl.codec.grid import Grid
 from ssfl.method.errors import DensityError
 from ssfl.method.manifest import Init, Manifest, Role, TensorSpec
 from ssfl.method.mask import Mask
@@ -124,3 +126,26 @@ def test_fedavg_makes_the_mean_the_next_model() -> None:
     trained = fedavg.finish(Work.TRAIN, begun, vector(0, 1, 2, 3, 4, 5))
     assert values_of(trained) == [0, 1, 2, 3, 4, 5]
     assert (trained.mask, trained.mask_epoch) == (begun.mask, 1)
+
+
+def test_a_lossy_round_gives_the_change_that_clients_are_sent() -> None:
+    settings = RunSettings(sparsity="0.6", value_type="grid", grid_bits=2, rounding="nearest")
+    before = ModelState(FIVE, INITIAL, Mask.full(5), 1, INITIAL)
+    for strategy in (Ssfl(settings), FedAvg(settings)):
+        after = strategy.finish(Work.TRAIN, before, INITIAL + vector(0.3, 0, -1, 0.1, 0, 0.24))
+        assert values_of(after) == [1.25, 2, 2, 4, 5, 60.25]
+        assert after.change is not None
+        assert blocks.decode(Grid(), after.change, 6, INITIAL).tolist() == values_of(after)
+
+
+def test_a_new_mask_is_no_change_of_the_values_before_it() -> None:
+    settings = RunSettings(sparsity="0.6", value_type="int8")
+    before = ModelState(FIVE, INITIAL, Mask.full(5), 1, INITIAL, change=memoryview(b"old"))
+    after = Ssfl(settings).finish(Work.SCORE, before, vector(5, 1, 4, 2, 3))
+    assert (values_of(after), after.change, after.mask_epoch) == ([1, 3, 60], None, 2)
+
+
+def test_scores_below_three_times_the_kept_ones_are_not_decisive() -> None:
+    assert Ssfl(RunSettings(sparsity="0.8")).num_decisive(FIVE) == 3
+    assert Ssfl(RunSettings(sparsity="0.6")).num_decisive(FIVE) == 5, "not more than there are"
+    assert FedAvg(RunSettings()).num_decisive(FIVE) == 0, "nothing is scored"

@@ -11,6 +11,7 @@ import numpy.typing as npt
 
 from ssfl.codec import bfloat16, blocks, grid, int8
 from ssfl.codec.blocks import ValueCode
+from ssfl.codec.errors import UnfitValues
 from ssfl.method.settings import RunSettings
 from ssfl.method.streams import Stream
 
@@ -47,11 +48,15 @@ def commit_change(
 ) -> tuple[Vector, memoryview | None]:
     """Return the next values, and the coded change that leads from the base to them.
 
-    Without a lossy code the next values are the mean, and there is no change to send.
+    Without a lossy code the next values are the mean, and there is no change to send; nor is there
+    for a change that the code cannot hold, such as a large one on a fine grid.
     """
     code = lossy_code(settings)
     if code is None:
         return mean, None
     words = rounding_words(settings, mean.size, "broadcast", base_digest.hex())
-    change = blocks.encode(code, mean, base, words)
+    try:
+        change = blocks.encode(code, mean, base, words)
+    except UnfitValues:
+        return mean, None
     return blocks.decode(code, change, mean.size, base), change
