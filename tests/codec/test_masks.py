@@ -93,3 +93,18 @@ def test_a_damaged_frame_is_a_mask_or_a_codec_error(data: st.DataObject) -> None
     except CodecError:
         return
     assert len(bits) == 400 and bits[-1] < 1 << 5
+
+
+def test_bits_behind_the_last_coordinate_are_refused() -> None:
+    assert masks.checked(b"\x07", 3) == b"\x07"
+    with pytest.raises(MaskError, match="bits behind the last coordinate"):
+        masks.checked(b"\x08", 3)
+    frame = zstandard.ZstdCompressor().compress(b"\x08")
+    with pytest.raises(MaskError, match="bits behind the last coordinate"):
+        masks.decompress(frame, 3)
+
+
+def test_a_frame_that_does_not_state_its_size_is_refused() -> None:
+    silent = zstandard.ZstdCompressor(write_content_size=False).compress(bytes(1000))
+    with pytest.raises(MaskError, match="the frame holds -1 bytes"):
+        masks.decompress(silent, 8000)

@@ -3,8 +3,6 @@
     payload   mask u8[ceil(size / 8)] | values f32[num_kept]
 
 Packed bits: coordinate i is bit i % 8 of byte i // 8; spare bits of the last byte are zero.
-The functions beside the encoding are how a mask travels alone: its packed bits, as one zstd
-frame where that is smaller.
 
 >>> import numpy as np
 >>> from ssfl.codec.contract import SparseVector
@@ -19,52 +17,10 @@ True
 from collections.abc import Iterator
 
 import numpy as np
-import zstandard
 
 from ssfl.codec import values_only
 from ssfl.codec.contract import Encoding, SparseVector, check_counts
-from ssfl.codec.errors import MaskError
-
-# Level 1 beats level 3 on saliency masks at every density we measured, and is fastest.
-_LEVEL = 1
-
-
-def packed_bytes(size: int) -> int:
-    """Return the bytes of `size` packed bits."""
-    return (size + 7) // 8
-
-
-def compress(bits: bytes) -> bytes | None:
-    """Return the zstd frame of packed bits, or None if it would not be smaller."""
-    frame = zstandard.ZstdCompressor(level=_LEVEL).compress(bits)
-    return frame if len(frame) < len(bits) else None
-
-
-def decompress(frame: bytes | bytearray | memoryview, size: int) -> bytes:
-    """Return the packed bits of a frame that must hold exactly `size` coordinates.
-
-    The frame must state its content size: a mismatch is refused before memory is taken.
-    """
-    expected = packed_bytes(size)
-    try:
-        stated = zstandard.frame_content_size(frame)
-        if stated != expected:
-            raise MaskError(f"the frame holds {stated} bytes, a mask of {size} has {expected}")
-        out = zstandard.ZstdDecompressor().decompress(
-            frame, max_output_size=expected, allow_extra_data=False
-        )
-    except zstandard.ZstdError as error:
-        raise MaskError(f"not a zstd frame: {error}") from error
-    return checked(out, size)
-
-
-def checked(bits: bytes, size: int) -> bytes:
-    """Return `bits` if they can be a mask of `size` coordinates."""
-    if len(bits) != packed_bytes(size):
-        raise MaskError(f"{len(bits)} bytes for a mask of {size} coordinates")
-    if size % 8 and bits[-1] >> (size % 8):
-        raise MaskError("bits behind the last coordinate are set")
-    return bytes(bits)
+from ssfl.codec.masks import packed_bytes
 
 
 class Bitmask(Encoding):
