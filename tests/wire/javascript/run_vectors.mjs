@@ -1,0 +1,216 @@
+// Reproduce every vector of docs/wire-format.md, and every stored payload, with decoder.mjs.
+//
+//     node run_vectors.mjs docs/wire-format.md [tests/wire/golden/v1]
+//
+// One line per vector. The first difference, a vector that is not known here, or one that the page
+// no longer has ends with status 1: nothing is skipped.
+
+import assert from "node:assert/strict";
+import { existsSync, readdirSync, readFileSync } from "node:fs";
+import { dirname, join } from "node:path";
+import { fileURLToPath } from "node:url";
+
+import * as wire from "./decoder.mjs";
+
+const hex = (text) => Uint8Array.from(Buffer.from(text, "hex"));
+const asHex = (array) =>
+  Buffer.from(array.buffer, array.byteOffset, array.byteLength).toString("hex");
+const floats = (bytes) => new Float32Array(Uint8Array.from(bytes).buffer);
+const numbers = (text) => Float32Array.from(text.split(" "), Number);
+
+function pack(digits) {
+  const packed = new Uint8Array(Math.ceil(digits.length / 8));
+  [...digits].forEach((digit, i) => (packed[i >> 3] |= Number(digit) << (i & 7)));
+  return packed;
+}
+
+// Return the vectors of the page as a Map, in its order.
+export function readVectors(page) {
+  const vectors = new Map();
+  for (const [, block] of page.matchAll(/^```vector\n(.*?)^```$/gms)) {
+    for (const line of block.trimEnd().split("\n")) {
+      const [, name, value] = /^(\w+) = (.*)$/.exec(line) ?? assert.fail(`not a vector: ${line}`);
+      assert(!vectors.has(name), `two vectors are called ${name}`);
+      vectors.set(name, value);
+    }
+  }
+  assert(vectors.size > 0, "the page has no vectors");
+  return vectors;
+}
+
+function sameHex(array, expected) {
+  assert.equal(asHex(array), expected);
+}
+
+const sharedFrames = Float32Array.from({ length: 64 }, (_, i) => (i + 1) / 64);
+
+function checkLossy(encoding, v) {
+  const reference = floats(hex(v.lossy_base));
+  const values = wire.decodeValues(encoding, hex(v[`${encoding}_payload`]), 4, reference);
+  sameHex(values, asHex(numbers(v[`${encoding}_values`])));
+}
+
+function checkSorted(payload, v, weights) {
+  const shapes = v.sorted_shapes.split(" ").map((shape) => shape.split("x").map(Number));
+  const width = v.sorted_bits.length;
+  const about = { shapes, weights };
+  const packed = wire.decodeMask("bitmask_sorted", hex(payload), width, about);
+  sameHex(packed, asHex(pack(v.sorted_bits)));
+  // The same payload as a difference to a mask: the exclusive or.
+  const reference = pack("0110011010");
+  const other = wire.decodeMask("bitmask_sorted", hex(payload), width, { ...about, reference });
+  sameHex(other.map((byte, i) => byte ^ reference[i]), asHex(packed));
+}
+
+function checkReference(payload, values, reference) {
+  sameHex(wire.decodeValues("reference", hex(payload), values.length, reference), asHex(values));
+}
+
+// What each vector is checked with. A name: the vector is an input or a result of that check.
+export const CHECKS = {
+  manifest_json: (v) => {
+    const tensors = wire.readManifest(Buffer.from(v.manifest_json));
+    assert.deepEqual(
+      tensors.map(({ name, role, rule, scale, size }) => [name, role, rule, scale, size]),
+      [
+        ["fc.weight", "masked", "normal", 1, 4],
+        ["fc.bias", "dense", "zeros", 0, 2],
+      ],
+    );
+  },
+  manifest_digest: (v) =>
+    sameHex(wire.manifestDigest(Buffer.from(v.manifest_json)), v.manifest_digest),
+  initial_seed: "initial_vector",
+  initial_vector: (v) => {
+    const tensors = wire.readManifest(Buffer.from(v.manifest_json));
+    sameHex(wire.initialVector(tensors, v.initial_seed), v.initial_vector);
+  },
+  initial_digest: (v) => sameHex(wire.sha256(hex(v.initial_vector)), v.initial_digest),
+  values_mask: "values_payload",
+  values_vector: "values_payload",
+  values_payload: (v) => {
+    const kept = wire.travelling(
+      numbers(v.values_vector),
+      pack(v.values_mask),
+      v.values_mask.length,
+    );
+    const payload = hex(v.values_payload);
+    for (const encoding of ["values_only", "dense"]) {
+      sameHex(wire.decodeValues(encoding, payload, kept.length), asHex(kept));
+    }
+  },
+  mask_bits: "mask_packed",
+  mask_packed: (v) => {
+    const packed = wire.decodeMask("bitmask", hex(v.mask_packed), v.mask_bits.length);
+    sameHex(packed, asHex(pack(v.mask_bits)));
+  },
+  mask_digest: (v) =>
+    sameHex(wire.maskDigest(hex(v.mask_packed), v.mask_bits.length), v.mask_digest),
+  reference_base: "reference_payload",
+  reference_values: "reference_payload",
+  reference_payload: (v) =>
+    checkReference(
+      v.reference_payload,
+      floats(hex(v.reference_values)),
+      floats(hex(v.reference_base)),
+    ),
+  reference_none_payload: (v) =>
+    checkReference(v.reference_none_payload, floats(hex(v.reference_values)), null),
+  reference_frames_payload: (v) => {
+    const values = sharedFrames.map((value, i) => (i % 7 === 0 ? value + 2 ** -20 : value));
+    checkReference(v.reference_frames_payload, values, sharedFrames);
+  },
+  lossy_base: "bfloat16_payload",
+  bfloat16_payload: (v) => checkLossy("bfloat16", v),
+  bfloat16_values: "bfloat16_payload",
+  int8_payload: (v) => checkLossy("int8", v),
+  int8_values: "int8_payload",
+  grid_payload: (v) => checkLossy("grid", v),
+  grid_values: "grid_payload",
+  scores_payload: (v) => {
+    const scores = wire.decodeValues("scores", hex(v.scores_payload), 4);
+    sameHex(scores, v.scores_values);
+  },
+  scores_values: "scores_payload",
+  sorted_shapes: "sorted_payload",
+  sorted_weights: "sorted_weights_payload",
+  sorted_bits: "sorted_payload",
+  sorted_payload: (v) => checkSorted(v.sorted_payload, v, null),
+  sorted_weights_payload: (v) =>
+    checkSorted(v.sorted_weights_payload, v, floats(hex(v.sorted_weights))),
+};
+
+// Run a check; what it throws is told with the name of the vector.
+function inCase(name, check) {
+  try {
+    check();
+  } catch (error) {
+    throw new Error(`${name} differs`, { cause: error });
+  }
+}
+
+function checkVectors(page) {
+  const vectors = readVectors(page);
+  for (const name of vectors.keys()) assert(name in CHECKS, `unknown vector: ${name}`);
+  for (const name of Object.keys(CHECKS)) assert(vectors.has(name), `not in the page: ${name}`);
+  const values = Object.fromEntries(vectors);
+  for (const name of vectors.keys()) {
+    const check = CHECKS[name];
+    if (typeof check === "string") {
+      inCase(name, () => CHECKS[check](values));
+      console.log(`vector ${name}: used by ${check}`);
+    } else {
+      inCase(name, () => check(values));
+      console.log(`vector ${name}: reproduced`);
+    }
+  }
+}
+
+function checkPayload(folder, name) {
+  const read = (file) => Uint8Array.from(readFileSync(join(folder, file)));
+  const about = JSON.parse(readFileSync(join(folder, `${name}.json`), "utf8"));
+  const keys = ["encoding", "count", "reference", "values", "shapes", "weights"];
+  assert.deepEqual(Object.keys(about).sort(), keys.sort(), `${name}.json has other keys`);
+  const { encoding, count, shapes } = about;
+  const [reference, weights] = [about.reference, about.weights].map((file) => file && read(file));
+  const payload = read(`${name}.payload`);
+  const decoded = wire.MASK_ENCODINGS.includes(encoding)
+    ? wire.decodeMask(encoding, payload, count, {
+        shapes,
+        reference,
+        weights: weights && floats(weights),
+      })
+    : wire.decodeValues(encoding, payload, count, reference && floats(reference));
+  sameHex(decoded, asHex(read(about.values)));
+}
+
+// Decode every payload of a folder and compare all bits with the file that its JSON names.
+function checkGolden(folder) {
+  if (!existsSync(folder)) {
+    console.log(`golden: there is no ${folder}`);
+    return;
+  }
+  const named = (ending) =>
+    readdirSync(folder)
+      .filter((file) => file.endsWith(ending))
+      .map((file) => file.slice(0, -ending.length))
+      .sort();
+  assert.deepEqual(named(".json"), named(".payload"), "a payload lacks its JSON, or the reverse");
+  for (const name of named(".payload")) {
+    inCase(name, () => checkPayload(folder, name));
+    console.log(`golden ${name}: reproduced`);
+  }
+}
+
+if (process.argv[1] === fileURLToPath(import.meta.url)) {
+  const here = dirname(fileURLToPath(import.meta.url));
+  const [page, golden = join(here, "..", "golden", "v1")] = process.argv.slice(2);
+  try {
+    assert(page, "name the page: node run_vectors.mjs docs/wire-format.md");
+    checkVectors(readFileSync(page, "utf8"));
+    checkGolden(golden);
+  } catch (error) {
+    console.error(error);
+    process.exit(1);
+  }
+}
