@@ -47,8 +47,6 @@ function parts(number) {
   return [bits >> 63n ? -integer : integer, (exponent === 0n ? 1n : exponent) - 1075n];
 }
 
-const shifted = (integer, by) => (by < 0n ? integer >> -by : integer << by);
-
 // Return 2 · atanh(numerator / denominator) in units of 2^-LOG_BITS.
 function twiceAtanh(numerator, denominator) {
   const z = (numerator << LOG_BITS) / denominator;
@@ -109,7 +107,7 @@ export function exactMean(vectors, samples, bits) {
     mean[i] =
       bits >= 0
         ? nearestFloat32(sum, weight << BigInt(bits))
-        : nearestFloat32(shifted(sum, BigInt(-bits)), weight);
+        : nearestFloat32(sum << BigInt(-bits), weight);
   }
   return mean;
 }

@@ -1,4 +1,9 @@
 // The manifest (canonical JSON, refused in any other form) and the initial weights from a seed.
+//
+// Where the page leaves a choice, this is what was taken, and what its vectors cannot tell apart:
+// floats have 13 hexadecimal digits and no sign; \u escapes are in small letters, \n and its like
+// short; a tensor has exactly the five keys; the logarithm of the normal quantile is the correctly
+// rounded one (the constants of Philox and AS 241 are those of their papers).
 
 import { createHash } from "node:crypto";
 
@@ -12,7 +17,11 @@ const MAX_NAME = 200;
 const MAX_DEPTH = 32; // the page names no limit; without one a reader's stack is the limit
 const ROLES = ["masked", "dense", "buffer"]; // the order of the flat vector
 const RULES = ["zeros", "ones", "normal", "uniform", "sent"];
-const HEX_FLOAT = /^(0x0\.0p\+0|0x1\.[0-9a-f]{13}p(\+(0|[1-9][0-9]*)|-[1-9][0-9]*)|0x0\.[0-9a-f]{13}p-1022)$/;
+const HEX_FLOATS = [
+  /^0x0\.0p\+0$/,
+  /^0x1\.[0-9a-f]{13}p(\+(0|[1-9][0-9]*)|-[1-9][0-9]*)$/,
+  /^0x0\.[0-9a-f]{13}p-1022$/, // below the smallest normal number
+];
 
 export const sha256 = (...pieces) =>
   pieces.reduce((hash, piece) => hash.update(piece), createHash("sha256")).digest();
@@ -122,7 +131,8 @@ function fields(object, names, where) {
 }
 
 function hexFloat(text) {
-  demand(typeof text === "string" && HEX_FLOAT.test(text), `manifest: ${text} is not a float`);
+  const canonical = typeof text === "string" && HEX_FLOATS.some((form) => form.test(text));
+  demand(canonical, `manifest: ${text} is not a float`);
   const [, lead, digits, power] = /^0x([01])\.([0-9a-f]+)p(.*)$/.exec(text);
   const mantissa = Number(lead) + parseInt(digits, 16) / 16 ** digits.length;
   const number = mantissa * 2 ** Number(power);

@@ -29,7 +29,8 @@ function refused(name, read, status = "INVALID_ARGUMENT") {
   try {
     read();
   } catch (error) {
-    if (!(error instanceof wire.WireError)) throw new Error(`${name}: wrong error`, { cause: error });
+    const typed = error instanceof wire.WireError;
+    if (!typed) throw new Error(`${name}: wrong error`, { cause: error });
     assert.equal(error.status, status, name);
     console.log(`refused ${name}: ${error.message}`);
     return;
@@ -41,7 +42,8 @@ function refused(name, read, status = "INVALID_ARGUMENT") {
 function readers(v) {
   const values = (encoding, count, reference) => (bytes) =>
     wire.decodeValues(encoding, bytes, count, reference);
-  const mask = (encoding, width, about) => (bytes) => wire.decodeMask(encoding, bytes, width, about);
+  const mask = (encoding, width, about) => (bytes) =>
+    wire.decodeMask(encoding, bytes, width, about);
   const lossy = floats(hex(v.lossy_base));
   const shapes = v.sorted_shapes.split(" ").map((shape) => shape.split("x").map(Number));
   const weights = floats(hex(v.sorted_weights));
@@ -58,7 +60,11 @@ function readers(v) {
     ["grid", hex(v.grid_payload), values("grid", 4, lossy)],
     ["scores", hex(v.scores_payload), values("scores", 4)],
     ["sorted", hex(v.sorted_payload), mask("bitmask_sorted", 10, { shapes })],
-    ["sorted weights", hex(v.sorted_weights_payload), mask("bitmask_sorted", 10, { shapes, weights })],
+    [
+      "sorted weights",
+      hex(v.sorted_weights_payload),
+      mask("bitmask_sorted", 10, { shapes, weights }),
+    ],
   ];
 }
 
@@ -146,8 +152,10 @@ function checkFields(v) {
   refused("bfloat16, an infinity", bfloat16(0x7f80 << 1));
   refused("bfloat16, NaN", bfloat16((0x7fc0 << 1) | 1));
 
-  const int8 = (step, code) => () =>
-    wire.decodeValues("int8", join(new Uint8Array(Float32Array.of(step).buffer), section([code])), 1);
+  const int8 = (step, code) => () => {
+    const steps = new Uint8Array(Float32Array.of(step).buffer);
+    return wire.decodeValues("int8", join(steps, section([code])), 1);
+  };
   sound("int8, code -128", int8(1, 255));
   refused("int8, a step of infinity", int8(Infinity, 0));
   refused("int8, a step of NaN", int8(NaN, 2));
