@@ -14,7 +14,6 @@ benchmarks/results/mask_bytes.json and .png; exit code 1 if a bar is missed.
 import argparse
 import math
 import sys
-import tempfile
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -24,7 +23,7 @@ import numpy as np
 from benchmarks import environment
 from benchmarks.fashion import NoData, Vector, add_data_flag, mean_scores, read_images
 from benchmarks.parallel import add_processes_flag
-from benchmarks.resnet_scores import read, resnet, score_clients
+from benchmarks.resnet_scores import add_scores_flag, read, resnet, score_clients
 
 from ssfl.codec import masks, sorted_bits
 from ssfl.codec.sorted_bits import Shape
@@ -171,6 +170,7 @@ def main() -> int:
     parser.add_argument("--quick", action="store_true", help="fewer clients and densities")
     add_data_flag(parser)
     add_processes_flag(parser)
+    add_scores_flag(parser)
     args = parser.parse_args()
     try:
         read_images(args.data)
@@ -184,8 +184,7 @@ def main() -> int:
     network = Network(
         [tensor.shape for tensor, _ in manifest.masked()], initial[: manifest.num_masked]
     )
-    with tempfile.TemporaryDirectory(prefix="ssfl-scores-") as folder:
-        paths = score_clients(args.data, voters + max(replaced), Path(folder), args.processes)
+    with score_clients(args, voters + max(replaced)) as paths:
         weights = {path.stem: 600 for path in paths}  # samples: all clients have as many
         mean = mean_scores(read(paths[:voters]), weights)
         one = np.load(paths[0])

@@ -16,7 +16,6 @@ benchmarks/results/one_off_bytes.json and .png; exit code 1 if a bar is missed.
 
 import argparse
 import sys
-import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -26,7 +25,7 @@ from benchmarks import environment
 from benchmarks.fashion import NoData, add_data_flag, read_images
 from benchmarks.one_off_runs import CodeResult, Coding, Codings, Short, code_scores, run_short
 from benchmarks.parallel import add_processes_flag, run_all
-from benchmarks.resnet_scores import score_clients
+from benchmarks.resnet_scores import add_scores_flag, score_clients
 
 from ssfl.codec.scores import MANTISSA_BITS
 
@@ -43,16 +42,16 @@ SEEDS = (0, 1, 2)
 ROUNDS = 30
 
 
-def overlaps(args: argparse.Namespace, folder: Path) -> list[CodeResult]:
+def overlaps(args: argparse.Namespace) -> list[CodeResult]:
     """Code the scores of both networks in every way."""
-    clients = 5 if args.quick else 20
-    paths = score_clients(args.data, clients, folder, args.processes)
+    voters = 5 if args.quick else 20
     resnet = (DEFAULT,) if args.quick else RESNET_CODINGS
     cnn = RESNET_CODINGS if args.quick else CNN_CODINGS
-    work = [Codings(args.data, tuple(paths), clients, (coding,)) for coding in resnet]
-    work += [Codings(args.data, None, clients, cnn) for clients in (5, 20, 100)]
-    costs = [10 if one.paths else 4 for one in work]
-    parts = run_all(code_scores, work, costs, args.processes, "coding scores")
+    with score_clients(args, voters) as paths:
+        work = [Codings(args.data, None, clients, cnn) for clients in (5, 20, 100)]
+        work += [Codings(args.data, tuple(paths), voters, (coding,)) for coding in resnet]
+        costs = [10 if one.paths else 4 for one in work]
+        parts = run_all(code_scores, work, costs, args.processes, "coding scores")
     return [result for part in parts for result in part]
 
 
@@ -158,14 +157,14 @@ def main() -> int:
     parser.add_argument("--quick", action="store_true", help="few codes, one seed, few rounds")
     add_data_flag(parser)
     add_processes_flag(parser)
+    add_scores_flag(parser)
     args = parser.parse_args()
     try:
         read_images(args.data)
     except NoData as error:
         print(error, file=sys.stderr)
         return 3
-    with tempfile.TemporaryDirectory(prefix="ssfl-scores-") as folder:
-        results = overlaps(args, Path(folder))
+    results = overlaps(args)
     trained = accuracies(args)
     rows = [one.as_row() for one in results]
     environment.write(

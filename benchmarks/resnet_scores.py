@@ -2,10 +2,14 @@
 
 Images are padded to 32x32 and repeated in three channels. The scores are the service's own
 (`score_locally`, which is all that `Site.score` calls), of the initial weights of seed 0. They
-are kept in files, 45 MB a client, for the time of a benchmark.
+are kept in files, 45 MB a client: for the time of a benchmark, or in the folder that `--scores`
+names, where the next benchmark finds them.
 """
 
-from collections.abc import Sequence
+import argparse
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -50,11 +54,22 @@ def resnet() -> tuple[nn.Module, Manifest, Vector]:
     return model, manifest, initial_vector(manifest, SETTINGS.seed)
 
 
-def score_clients(data: Path, num_clients: int, folder: Path, processes: int) -> list[Path]:
-    """Return files of the scores of the first of 100 clients."""
-    clients = [_Client(data, n, folder / f"{n:02d}.npy") for n in range(num_clients)]
-    run_all(_score, clients, [1] * num_clients, processes, "scoring with ResNet-18")
-    return [client.path for client in clients]
+@contextmanager
+def score_clients(args: argparse.Namespace, num_clients: int) -> Iterator[list[Path]]:
+    """Give files of the scores of the first of 100 clients."""
+    with tempfile.TemporaryDirectory(prefix="ssfl-scores-") as temporary:
+        folder = args.scores or Path(temporary)
+        folder.mkdir(parents=True, exist_ok=True)
+        clients = [_Client(args.data, n, folder / f"{n:02d}.npy") for n in range(num_clients)]
+        missing = [client for client in clients if not client.path.exists()]
+        run_all(_score, missing, [1] * len(missing), args.processes, "scoring with ResNet-18")
+        yield [client.path for client in clients]
+
+
+def add_scores_flag(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--scores", type=Path, help="folder that keeps ResNet-18's scores; to be emptied by you"
+    )
 
 
 def read(paths: Sequence[Path]) -> dict[str, Vector]:
@@ -73,5 +88,8 @@ def _score(client: _Client, report: Report) -> None:
     model, manifest, split = _ready(client.data)
     shard = split.shard(client.number, large_colour)
     name = client_names(NUM_CLIENTS)[client.number]
-    np.save(client.path, score_locally(model, manifest, load_task(IMAGE), shard, SETTINGS, name))
+    scores = score_locally(model, manifest, load_task(IMAGE), shard, SETTINGS, name)
+    unfinished = client.path.with_suffix(".part.npy")
+    np.save(unfinished, scores)
+    unfinished.replace(client.path)
     report(1)

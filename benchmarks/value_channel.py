@@ -30,10 +30,9 @@ LOSSY = (
     Variant("int8", int8.CODE),
     Variant("grid 2^-16", grid.Grid(16)),
     Variant("grid 2^-14", grid.Grid(14)),
+    Variant("grid 2^-14, first", grid.Grid(14), from_first=True),
     Variant("int8, no feedback", int8.CODE, feedback=False),
     Variant("int8, stochastic", int8.CODE, stochastic=True, feedback=False),
-    Variant("grid 2^-14, stochastic", grid.Grid(14), stochastic=True, feedback=False),
-    Variant("grid 2^-14, from first", grid.Grid(14), from_first=True),
 )
 
 

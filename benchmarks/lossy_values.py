@@ -1,0 +1,199 @@
+"""What do lossy values save, and what do they cost in accuracy?
+
+    python -m benchmarks.lossy_values            # about 15 minutes on two cores
+    python -m benchmarks.lossy_values --quick    # 2 seeds, 12 rounds, three variants
+
+The training of value_bytes.py with 10 of 100 clients in each of 50 rounds, lossless and with each
+lossy code in both directions, for five seeds; a seed fixes data split, initial weights, cohorts
+and batches, so runs are paired. An upload carries the rounded change against the base; what
+rounding took is added to the client's next upload (feedback), or rounding is stochastic. The
+coordinator commits what clients can decode: base + rounded change of the mean, so that all ends
+hold the same bits. Only who took part in the previous round can use that change; the others get
+the base lossless. In the variant "first" the base is instead rounded to a grid around the epoch's
+first base, which everybody can rebuild, so that every download is small.
+
+Accuracy is that of the base on all test data, the mean of the last ten rounds. Bars: a variant
+meets them if its changes take at most 0.40 of 4sP in both directions and its mean difference to
+lossless is within noise: its 95 % interval holds 0, or it loses less than the standard deviation
+between seeds. All variants must that are meant to be used. Writes
+benchmarks/results/lossy_values.json and .png; exit code 1 if a bar is missed.
+"""
+
+import argparse
+import math
+import sys
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import numpy as np
+from benchmarks import environment
+from benchmarks.fashion import NUM_CLIENTS, NoData, add_data_flag, read_images
+from benchmarks.parallel import add_processes_flag, run_all
+from benchmarks.value_channel import LOSSLESS, LOSSY, Variant
+from benchmarks.value_runs import Outcome, Run, run
+
+BYTES_BAR = 0.40
+MEANT = ("bfloat16", "int8", "grid 2^-16")  # what the codec offers, with its defaults
+PER_ROUND = 10
+FIRST = 2  # the first round whose bytes count
+# 97.5 % quantiles of Student's t with n - 1 degrees of freedom, by n.
+STUDENT = {2: 12.706, 3: 4.303, 4: 3.182, 5: 2.776, 6: 2.571, 7: 2.447, 8: 2.365, 9: 2.306,
+           10: 2.262}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Row:
+    """A variant, over all seeds."""
+
+    name: str
+    up: float  # mean upload, as a share of 4sP
+    change: float  # mean download of those who can use a coded change
+    down: float  # mean download of all
+    usable: float  # share of downloads that can use it
+    up_error: float  # |lost| / |change|
+    base_error: float
+    accuracy: list[float]  # by seed
+    minus_lossless: list[float]
+    half_interval: float  # of the mean difference, 95 %
+    seed_deviation: float  # of lossless
+
+    @property
+    def mean_difference(self) -> float:
+        return float(np.mean(self.minus_lossless))
+
+    @property
+    def within_noise(self) -> bool:
+        zero_inside = abs(self.mean_difference) <= self.half_interval
+        return zero_inside or self.mean_difference > -self.seed_deviation
+
+    @property
+    def met(self) -> bool:
+        return max(self.up, self.change) <= BYTES_BAR and self.within_noise
+
+
+def row_of(variant: Variant, outcomes: list[Outcome], lossless: list[Outcome]) -> Row:
+    """Return the means over seeds."""
+    coded = "first base" if variant.from_first else "previous base"
+    accuracy = np.array([one.final_accuracy for one in outcomes])
+    reached = np.array([one.final_accuracy for one in lossless])
+    minus = accuracy - reached
+    seeds = len(outcomes)
+    errors = [one.relative_errors(FIRST) for one in outcomes]
+    return Row(
+        name=variant.name,
+        up=_mean(one.up()[FIRST:] for one in outcomes),
+        change=_mean(one.down(coded)[FIRST:] for one in outcomes),
+        down=_mean(one.down()[FIRST:] for one in outcomes),
+        usable=float(np.mean([one.forms(FIRST).get(coded, 0.0) for one in outcomes])),
+        up_error=float(np.mean([error["up"] for error in errors])),
+        base_error=float(np.mean([error["down"] for error in errors])),
+        accuracy=accuracy.tolist(),
+        minus_lossless=minus.tolist(),
+        half_interval=STUDENT[seeds] * float(np.std(minus, ddof=1)) / math.sqrt(seeds),
+        seed_deviation=float(np.std(reached, ddof=1)),
+    )
+
+
+def _mean(curves: Iterable[list[float]]) -> float:
+    return float(np.nanmean(np.array(list(curves))))
+
+
+def met(rows: list[Row]) -> bool:
+    """Tell whether the variants that are meant to be used meet their bars."""
+    return all(row.met for row in rows if row.name in MEANT)
+
+
+def show(rows: list[Row]) -> None:
+    """Print the table."""
+    print(f"{'share of 4sP':<20}{'up':>7}{'change':>8}{'usable':>8}{'all down':>10}{'error up':>10}"
+          f"{'base':>8}{'accuracy':>10}{'minus lossless':>20}")  # fmt: skip
+    for row in rows:
+        minus = f"{100 * row.mean_difference:+.2f} ± {100 * row.half_interval:.2f} %"
+        word = "" if row.name == LOSSLESS.name else "  met" if row.met else "  missed"
+        print(f"{row.name:<20}{row.up:>7.3f}{row.change:>8.3f}{row.usable:>8.1%}{row.down:>10.3f}"
+              f"{row.up_error:>10.4f}{row.base_error:>8.4f}{np.mean(row.accuracy):>10.2%}"
+              f"{minus:>20}{word}")  # fmt: skip
+    print(f"standard deviation between seeds, lossless: {100 * rows[0].seed_deviation:.2f} %")
+    word = "met" if met(rows) else "FAILED"
+    print(f"bars for {', '.join(MEANT)}: {BYTES_BAR} of 4sP, accuracy within noise: {word}")
+
+
+def plot(rows: list[Row], path: Path) -> None:
+    """Draw bytes against the loss of accuracy."""
+    import matplotlib.pyplot as plt
+
+    figure, (left, right) = plt.subplots(1, 2, figsize=(11, 4), layout="constrained", sharey=True)
+    names = [row.name for row in rows]
+    places = np.arange(len(rows))
+    left.barh(places - 0.27, [row.up for row in rows], 0.25, label="up")
+    left.barh(places, [row.change for row in rows], 0.25, label="down, coded change")
+    left.barh(
+        places + 0.27, [row.down for row in rows], 0.25, label="down, all clients", color="C7"
+    )
+    left.axvline(BYTES_BAR, color="grey", lw=0.8, ls="--")
+    left.set_yticks(places, names, fontsize=9)
+    left.invert_yaxis()
+    left.set(xlabel="share of 4sP", title="bytes")
+    left.legend(fontsize=8)
+    for place, row in zip(places[1:], rows[1:], strict=True):
+        right.plot([100 * one for one in row.minus_lossless], [place] * len(row.accuracy), "o",
+                   ms=3, color="C7")  # fmt: skip
+        right.errorbar(100 * row.mean_difference, place, xerr=100 * row.half_interval, fmt="D",
+                       ms=5, color="C0", capsize=3)  # fmt: skip
+    deviation = 100 * rows[0].seed_deviation
+    right.axvspan(-deviation, deviation, color="C2", alpha=0.15, label="± seed deviation")
+    right.axvline(0, color="black", lw=0.8)
+    right.set(xlabel="accuracy minus lossless, % (95 % interval, paired)", title="accuracy")
+    right.legend(fontsize=8)
+    figure.savefig(path, dpi=110)
+    plt.close(figure)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=str(__doc__).partition("\n")[0])
+    parser.add_argument("--out", type=Path, default=environment.RESULTS, help="folder of results")
+    parser.add_argument("--no-plot", action="store_true")
+    parser.add_argument("--quick", action="store_true", help="2 seeds, 12 rounds, three variants")
+    parser.add_argument("--seeds", type=int, choices=sorted(STUDENT), default=5)
+    add_data_flag(parser)
+    add_processes_flag(parser)
+    args = parser.parse_args()
+    try:
+        read_images(args.data)
+    except NoData as error:
+        print(error, file=sys.stderr)
+        return 3
+    variants, seeds, rounds = [LOSSLESS, *LOSSY], args.seeds, 50
+    if args.quick:
+        variants = [one for one in variants if one is LOSSLESS or one.name in MEANT]
+        seeds, rounds = 2, 12
+    work = [
+        Run(args.data, seed, variant, NUM_CLIENTS, PER_ROUND, rounds)
+        for seed in range(seeds)
+        for variant in variants
+    ]
+    outcomes = run_all(run, work, [one.cost for one in work], args.processes, "training")
+    of = {
+        variant: [o for w, o in zip(work, outcomes, strict=True) if w.variant == variant]
+        for variant in variants
+    }
+    rows = [row_of(variant, of[variant], of[LOSSLESS]) for variant in variants]
+    environment.write(
+        args.out / "lossy_values.json",
+        {
+            "variants": [asdict(row) | {"met": row.met} for row in rows],
+            "seeds": seeds,
+            "rounds": rounds,
+            "met": met(rows),
+            "quick": args.quick,
+        },
+    )
+    if not args.no_plot:
+        plot(rows, args.out / "lossy_values.png")
+    show(rows)
+    return 0 if met(rows) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
