@@ -105,6 +105,9 @@ def _counts() -> Iterator[tuple[str, Callable[[], object]]]:
         for shape in ((HUGE,), (1, HUGE), (1, 1, HUGE), (1 << 20, 1 << 20)):
             label = f"2^40 sorted bits as {shape}, {name}"
             yield label, partial(sorted_bits.decode, b"\0\2" + data, [shape])
+    side = b"\0\2" + section(bytes(4))  # of a tensor with one output and one input channel
+    label = "2^40 sorted bits of one channel, sound side information"
+    yield label, partial(sorted_bits.decode, side, [(1, 1, HUGE)])
 
 
 BOMBS = {**dict(_frames()), **dict(_counts())}

@@ -1,4 +1,5 @@
 import math
+from functools import cache
 
 import numpy as np
 import numpy.typing as npt
@@ -128,6 +129,13 @@ def saliency_mask(shapes: list[Shape]) -> tuple[bytes, Floats]:
     return packed(all_scores > np.quantile(all_scores, 0.9)), np.concatenate(weights)
 
 
+@cache
+def saliency_payload() -> tuple[bytes, Floats]:
+    """The payload of such a mask, and the weights that are needed to decode it."""
+    bits, weights = saliency_mask(RESNET)
+    return bytes(sorted_bits.encode(bits, RESNET, weights)), weights
+
+
 def test_what_both_ends_know_makes_a_mask_smaller() -> None:
     shapes: list[Shape] = [(128, 64, 3, 3), (128, 128, 3, 3)]
     bits, weights = saliency_mask(shapes)
@@ -206,8 +214,8 @@ def test_any_bytes_are_a_mask_or_a_codec_error(
 
 @given(st.data())
 def test_a_damaged_payload_is_a_mask_or_a_codec_error(data: st.DataObject) -> None:
-    bits, weights = saliency_mask(RESNET)
-    payload = bytearray(sorted_bits.encode(bits, RESNET, weights))
+    whole, weights = saliency_payload()
+    payload = bytearray(whole)
     for _ in range(data.draw(st.integers(1, 4))):
         payload[data.draw(st.integers(0, len(payload) - 1))] = data.draw(st.integers(0, 255))
     try:
