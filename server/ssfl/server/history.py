@@ -73,11 +73,13 @@ class History:
                 self.densities = list(fact.report.get("densities", []))
             case Work.TRAIN:
                 losses = [row["training_loss"] for row in clients]
+                errors = [row.get("coding_error", 0.0) for row in clients]
                 self.rounds.append(
                     {
                         "round": started.round_number,
                         "attempt": started.attempt,
                         "training_loss": sum(losses) / len(losses),
+                        "coding_error": sum(errors) / len(errors),
                         **accuracies(row["evaluation"] for row in clients),
                         "personal": accuracies(row["personal"] for row in clients)["mean"],
                         **entry,

@@ -85,6 +85,7 @@ def _committed(state: RunState, history: History) -> None:
             base_accuracy=_percent(newest["pooled"]),
             loss=f"{newest['training_loss']:.4f}",
             model=state.base_digest[:12],
+            **({"coding_error": newest["coding_error"]} if newest["coding_error"] else {}),
         )
     elif history.evaluations and history.evaluations[-1]["rounds_done"] == state.rounds_done:
         last = history.evaluations[-1]
