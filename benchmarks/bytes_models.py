@@ -1,0 +1,86 @@
+"""The networks whose bytes are counted, and the images that give them saliency.
+
+Images are Fashion-MNIST where Debian's package `dataset-fashion-mnist` is installed, else the
+digits of scikit-learn; both as 3x32x32, so that the networks are those of the paper, size by size.
+"""
+
+import gzip
+import math
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from ssfl.learning.digits import digits
+from ssfl.learning.shards import Shard
+
+FASHION_MNIST = Path("/usr/share/datasets/fashion-mnist")
+SIDE = 32
+NUM_CLASSES = 10  # of the images; a network may have more outputs
+SAMPLES, TEST_SAMPLES = 160, 8  # of one client
+Vector = npt.NDArray[np.float32]
+
+
+@dataclass(frozen=True)
+class Case:
+    """A network as the paper uses it."""
+
+    name: str
+    model: str
+    num_classes: int
+
+
+CASES = (
+    Case("ResNet-18", "resnet18", 10),
+    Case("ResNet-50", "resnet50", 100),
+    Case("ResNet-110", "resnet110", 10),
+)
+
+
+@dataclass(frozen=True)
+class Images:
+    """A data set, whole."""
+
+    source: str
+    x: npt.NDArray[np.uint8]  # (N, 3, 32, 32)
+    y: npt.NDArray[np.int64]
+
+    def shard(self, client: int, num_classes: int) -> Shard:
+        """Return the samples of one client: four of the ten classes, as sites differ."""
+        own = [(client + step) % NUM_CLASSES for step in (0, 1, 3, 6)]
+        mine = np.flatnonzero(np.isin(self.y, own))
+        first = client * (SAMPLES + TEST_SAMPLES) % (mine.size - SAMPLES - TEST_SAMPLES)
+        chosen = mine[first : first + SAMPLES + TEST_SAMPLES]
+        x, y = self.x[chosen].astype(np.float32) / np.float32(255), self.y[chosen]
+        return Shard(x[:SAMPLES], y[:SAMPLES], x[SAMPLES:], y[SAMPLES:], num_classes)
+
+
+def load_images() -> Images:
+    """Return the images there are."""
+    if not FASHION_MNIST.is_dir():
+        small = digits()
+        x = np.rint(small.train_x * 255).astype(np.uint8).repeat(4, axis=2).repeat(4, axis=3)
+        return Images("scikit-learn's digits, 8x8 enlarged to 3x32x32", _coloured(x), small.train_y)
+    x = _read_idx(FASHION_MNIST / "t10k-images-idx3-ubyte.gz")[:, None]
+    y = _read_idx(FASHION_MNIST / "t10k-labels-idx1-ubyte.gz").astype(np.int64)
+    border = (SIDE - x.shape[-1]) // 2
+    x = np.pad(x, ((0, 0), (0, 0), (border, border), (border, border)))
+    return Images(
+        "Fashion-MNIST (10,000 test images), 28x28 with a border to 3x32x32", _coloured(x), y
+    )
+
+
+def _coloured(x: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint8]:
+    return np.repeat(x, 3, axis=1)
+
+
+def _read_idx(path: Path) -> npt.NDArray[np.uint8]:
+    """Return the array of an idx file: 2 zero bytes, type 8, dimensions, sizes u32, bytes."""
+    content = gzip.decompress(path.read_bytes())
+    if content[:3] != b"\x00\x00\x08":
+        raise RuntimeError(f"{path.name} is not an idx file of bytes")
+    num_dimensions = content[3]
+    shape = np.frombuffer(content, ">u4", num_dimensions, offset=4).tolist()
+    data = np.frombuffer(content, np.uint8, math.prod(shape), offset=4 + 4 * num_dimensions)
+    return data.reshape(shape)
