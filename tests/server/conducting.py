@@ -25,21 +25,21 @@ def write_final(conductor: Conductor) -> None:
     (conductor.store.root / "final").write_text(conductor.state.base_digest)
 
 
-def open_conductor(folder: Path) -> Conductor:
+def open_conductor(folder: Path, settings: RunSettings = SETTINGS) -> Conductor:
     journal, history, ledger = Journal(folder / "journal"), History(), Ledger()
-    state = open_run(journal, SETTINGS, history, ledger)
-    store = Store(folder, SETTINGS.seed)
+    state = open_run(journal, settings, history, ledger)
+    store = Store(folder, settings.seed)
     return Conductor(
         state, load_model(state, store), journal, store, Spool(folder / "spool"), history, ledger,
         lambda: 0.0, write_final,
     )  # fmt: skip
 
 
-def conduct(folder: Path, script: Script) -> None:
+def conduct(folder: Path, script: Script, settings: RunSettings = SETTINGS) -> None:
     """Run a script beside a conductor; a failure of either fails the test."""
 
     async def both() -> None:
-        conductor = open_conductor(folder)
+        conductor = open_conductor(folder, settings)
         serving = asyncio.ensure_future(conductor.serve())
         scripted = asyncio.ensure_future(_script(conductor))
         try:

@@ -50,11 +50,13 @@ def check_update(
         raise StaleBase("the update is coded against other values: ask for the task again")
 
 
-def check_scores(payload: pb.Payload, count: int) -> None:
+def check_scores(payload: pb.Payload, count: int, settings: RunSettings) -> None:
     """Raise InvalidRequest unless `count` scores may be sent like this."""
     fixed = values_only.encoded_bytes(count)
-    compact = (1, scores.max_encoded_bytes(count))
-    check_payload(payload, {pb.ENCODING_DENSE: (fixed, fixed), pb.ENCODING_SCORES: compact})
+    allowed = {pb.ENCODING_DENSE: (fixed, fixed)}
+    if settings.scores == "compact":
+        allowed[pb.ENCODING_SCORES] = (1, scores.max_encoded_bytes(count))
+    check_payload(payload, allowed)
 
 
 def plain_update(part: Path, payload: pb.Payload, base: Vector, settings: RunSettings) -> Path:

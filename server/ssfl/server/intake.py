@@ -113,7 +113,8 @@ class Intake:
             raise StaleBase("the scores are of another model: join again")
         if header.initial_digest != model.initial_digest:
             raise StaleBase("the scores are of other initial weights: ask for the task again")
-        check_scores(header.scores, model.manifest.num_masked)
+        settings = self._conductor.state.settings
+        check_scores(header.scores, model.manifest.num_masked, settings)
 
         def verify(part: Path) -> tuple[float, Path]:
             check_digest(part, header.scores.digest)
