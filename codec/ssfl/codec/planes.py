@@ -24,8 +24,8 @@ def write(integers: Integers, writer: SectionWriter, out: memoryview) -> int:
     """
     at = 0
     for place in range(integers.itemsize):
-        plane = (integers >> integers.dtype.type(8 * place)).astype(np.uint8)
-        at += writer.write(plane, out[at:])
+        shifted = integers >> integers.dtype.type(8 * place) if place else integers
+        at += writer.write(shifted.astype(np.uint8), out[at:])
     return at
 
 
