@@ -9,6 +9,7 @@ from ssfl.method.settings import RunSettings
 from ssfl.method.strategies.contract import ClientId
 from ssfl.server.checks import (
     MAX_CLASSES,
+    MAX_ENCODINGS,
     MAX_SAMPLES,
     check_caller,
     check_join,
@@ -28,7 +29,7 @@ from ssfl.server.errors import (
 )
 from ssfl.server.state import Member, RunState
 from ssfl.v1 import coordinator_pb2 as pb
-from ssfl.v1 import update_pb2
+from ssfl.v1 import transfer_pb2, update_pb2
 
 C1 = ClientId("c1")
 TOKEN, OTHER_TOKEN = bytes(16), bytes([1] * 16)
@@ -232,3 +233,25 @@ def test_a_reproducible_run_takes_its_clients_and_no_more() -> None:
 def test_the_coordinators_own_name_is_not_for_clients() -> None:
     with pytest.raises(InvalidRequest, match="--client-id"):
         check(client_id="coordinator")
+
+
+def test_encodings_of_the_future_are_no_reason_to_refuse() -> None:
+    most = [1, 2, 3, 4, *range(1000, 1000 + MAX_ENCODINGS - 4)]
+    assert check(encodings=most) == C1
+    with pytest.raises(InvalidRequest, match="a list of more than 64 encodings"):
+        check(encodings=[*most, 5])
+
+
+@pytest.mark.parametrize("missing", [1, 2, 3, 4])
+def test_four_encodings_are_a_must(missing: int) -> None:
+    listed = [one for one in range(1, 11) if one != missing]
+    with pytest.raises(InvalidRequest, match="a client must read ENCODING_") as caught:
+        check(encodings=listed)
+    assert str(caught.value).endswith(transfer_pb2.Encoding.Name(missing))
+
+
+@pytest.mark.parametrize("wrong", [float("nan"), float("inf"), -float("inf")])
+def test_what_coding_lost_must_be_possible(wrong: float) -> None:
+    check_report(1.0, 0.5, 0.01)
+    with pytest.raises(InvalidRequest):
+        check_report(1.0, 0.5, wrong)

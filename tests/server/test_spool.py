@@ -7,7 +7,7 @@ import pytest
 
 from ssfl.codec import DigestMismatch
 from ssfl.method.strategies.contract import ClientId
-from ssfl.server.spool import Spool, append, check_digest, read_values
+from ssfl.server.spool import Spool, append, check_digest, plain_file, read_values
 
 C1 = ClientId("c1")
 ONE, TWO = hashlib.sha256(b"one").digest(), hashlib.sha256(b"two").digest()
@@ -123,3 +123,26 @@ def test_values_are_read_from_any_place(spool: Spool) -> None:
     assert read_values(part, 7, 4).tolist() == [7, 8, 9]
     assert read_values(part, 10, 4).tolist() == []
     assert read_values(part, 0, 4).dtype == np.float32
+
+
+def test_of_a_coded_upload_the_values_are_kept_and_the_bytes_dropped(
+    spool: Spool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    part = spool.part(3, C1, ONE)
+    append(part, b"coded")
+    plain = plain_file(part)
+    plain.write_bytes(b"values")
+    synced: list[list[str]] = []
+    monkeypatch.setattr(os, "fsync", lambda _descriptor: synced.append(names(spool)))
+    spool.keep(part, plain)
+    stem = f"3/c1.{ONE.hex()[:16]}"
+    assert synced == [[f"{stem}.part", f"{stem}.plain"], [f"{stem}.bin"]]
+    assert spool.verified(3, C1, ONE).read_bytes() == b"values"
+
+
+def test_values_without_their_upload_are_no_upload(spool: Spool) -> None:
+    """A crash left them: the next upload starts at byte 0."""
+    part = spool.part(3, C1, ONE)
+    plain_file(part).write_bytes(b"values")
+    part.unlink()
+    assert spool.part(3, C1, ONE).stat().st_size == 0

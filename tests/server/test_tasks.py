@@ -225,3 +225,71 @@ def test_the_ledger_is_told_what_each_byte_is_for(model: ModelState) -> None:
     assert evaluation.phase_at(0) == "mask"
     assert evaluation.phase_at(mask_bytes) == "evaluation"
     assert given(in_work(Work.SCORE), model).phase_at(0) == "initial"
+
+
+# -- what a client is asked to send, by what it listed
+
+ALL = frozenset(range(1, 11))
+
+
+def asked(state: RunState, model: ModelState, reader: Reader, **held: Any) -> Ready:
+    broadcast = Broadcast(model, state.settings)
+    ready = made(state, broadcast, C1, pb.NextTaskRequest(**held), reader=reader)
+    assert ready is not None
+    return ready
+
+
+def test_compact_scores_are_asked_of_those_who_can_write_them(model: ModelState) -> None:
+    settings = RunSettings(sparsity="0.5")
+    state = replace(in_work(Work.SCORE, criterion="saliency"), settings=settings)
+    work = asked(state, model, Reader(ALL)).task.score
+    assert work.report_encoding == transfer_pb2.ENCODING_SCORES
+    assert work.num_coded == 6, "three times the three that are kept, at most all"
+    for reader, settings in (
+        (BASIC, state.settings),
+        (Reader(ALL - {transfer_pb2.ENCODING_SCORES}), state.settings),
+        (Reader(ALL), replace(state.settings, scores="exact")),
+    ):
+        work = asked(replace(state, settings=settings), model, reader).task.score
+        assert (work.report_encoding, work.num_coded) == (0, 0), "unset: exact scores"
+
+
+@pytest.mark.parametrize(
+    ("reader", "value_type", "encoding"),
+    [
+        (BASIC, "float32", transfer_pb2.ENCODING_VALUES_ONLY),
+        (Reader(ALL, coded=False), "float32", transfer_pb2.ENCODING_VALUES_ONLY),
+        (Reader(ALL, coded=True), "float32", transfer_pb2.ENCODING_REFERENCE),
+        (Reader(ALL, coded=False), "int8", transfer_pb2.ENCODING_INT8),
+        (BASIC, "int8", transfer_pb2.ENCODING_VALUES_ONLY),
+    ],
+)
+def test_the_task_says_how_the_update_is_to_be_encoded(
+    model: ModelState, reader: Reader, value_type: str, encoding: int
+) -> None:
+    state = replace(TRAINING, settings=RunSettings(value_type=value_type))
+    assert asked(state, model, reader).task.train.update_encoding == encoding
+
+
+def test_a_base_the_client_can_make_is_named_and_not_sent(model: ModelState) -> None:
+    """The first base of a mask is the initial weights it keeps."""
+    ready = asked(TRAINING, model, Reader(ALL), initial_digest=model.initial_digest)
+    assert ready.task.train.base_digest == model.base_digest
+    assert not ready.task.train.HasField("base")
+    assert [part.phase for part in ready.parts] == ["mask"]
+
+
+def test_the_ledger_is_told_how_each_byte_is_encoded(model: ModelState) -> None:
+    assert model.values is not None
+    trained = replace(model, values=model.values + np.float32(1))
+    ready = asked(TRAINING, trained, Reader(ALL, coded=True))
+    mask_bytes, total = len(ready.parts[0].data), sum(len(part.data) for part in ready.parts)
+    words = [ready.encoding_at(at) for at in (0, mask_bytes - 1, mask_bytes, total - 1, total)]
+    assert words == ["bitmask", "bitmask", "reference", "reference", ""]
+
+
+def test_clients_that_get_other_forms_get_other_tasks(model: ModelState) -> None:
+    """A download is resumed only where its bytes are the same."""
+    readers = (BASIC, Reader(ALL, coded=True), Reader(ALL, coded=False))
+    digests = {asked(TRAINING, model, reader).task.task_digest for reader in readers}
+    assert len(digests) == 2, "plain values for the first and the last"
