@@ -13,23 +13,26 @@ import numpy.typing as npt
 import pytest
 
 from ssfl.codec import (
+    Receiver,
     bfloat16,
     blocks,
     grid,
     int8,
+    masks,
     reference,
     scores,
     sorted_bits,
     values_only,
 )
 from ssfl.codec.blocks import ValueCode
+from ssfl.method.exact_sum import VALUE_BOUND, ExactSum, fraction_bits
 from ssfl.method.initialize import initial_vector
 from ssfl.method.manifest import Manifest
 from ssfl.method.mask import Mask
 from ssfl.method.model_state import values_digest
 
 PAGE = Path(__file__).parents[2] / "docs" / "wire-format.md"
-NUM_VECTORS = 30
+NUM_VECTORS = 44
 Vector = npt.NDArray[np.float32]
 
 
@@ -83,6 +86,42 @@ def the_seed_gives_the_initial_vector(vectors: Vectors) -> None:
     vector = initial_vector(manifest, int(vectors.text("initial_seed")))
     assert bytes(values_only.encode(vector)) == vectors.data("initial_vector")
     assert values_digest(vector) == vectors.data("initial_digest")
+
+
+def the_seed_reaches_both_tails(vectors: Vectors) -> None:
+    manifest = Manifest.from_json(vectors.text("tails_manifest").encode())
+    vector = initial_vector(manifest, int(vectors.text("initial_seed")))
+    assert vector[:64].min() < -1.44 and vector[:64].max() > 1.44  # where |q| > 0.425
+    assert values_digest(vector) == vectors.data("tails_initial_digest")
+
+
+def a_chunk_has_the_checksum(vectors: Vectors) -> None:
+    data = vectors.data("chunk_data")
+    Receiver(len(data)).check(0, data, int(vectors.text("chunk_crc32"), 16))
+
+
+def a_mask_as_a_frame(vectors: Vectors) -> None:
+    kept = np.zeros(int(vectors.text("mask_zstd_size")), dtype=np.bool_)
+    kept[[int(place) for place in vectors.text("mask_zstd_kept").split()]] = True
+    decoded = masks.decompress(vectors.data("mask_zstd_payload"), kept.size)
+    assert decoded == Mask.from_bools(kept).bits
+
+
+def the_difference_of_two_masks(vectors: Vectors) -> None:
+    held, mask = vectors.mask("difference_held"), vectors.mask("difference_mask")
+    payload = vectors.data("difference_payload")
+    assert masks.difference(mask.bits, held.bits) == payload
+    assert masks.difference(payload, held.bits) == mask.bits
+
+
+def a_mean(vectors: Vectors) -> None:
+    weights = [int(weight) for weight in vectors.text("sum_weights").split()]
+    bits_of_grid = fraction_bits(VALUE_BOUND, sum(weights))
+    assert bits_of_grid == int(vectors.text("sum_fraction_bits"))
+    total = ExactSum(4, bits_of_grid)
+    for weight, values in zip(weights, vectors.text("sum_values").split(), strict=True):
+        total.fold(np.frombuffer(bytes.fromhex(values), dtype="<f4"), weight)
+    assert bits(total.mean()) == vectors.data("sum_mean")
 
 
 def values_only_holds_the_kept_values_in_order(vectors: Vectors) -> None:
@@ -148,6 +187,11 @@ def a_sorted_mask_with_and_without_weights(vectors: Vectors) -> None:
 CHECKS: list[Callable[[Vectors], None]] = [
     the_manifest_text_is_canonical_and_has_the_digest,
     the_seed_gives_the_initial_vector,
+    the_seed_reaches_both_tails,
+    a_chunk_has_the_checksum,
+    a_mask_as_a_frame,
+    the_difference_of_two_masks,
+    a_mean,
     values_only_holds_the_kept_values_in_order,
     a_mask_is_packed_from_the_lowest_bit,
     values_against_a_reference_and_against_none,

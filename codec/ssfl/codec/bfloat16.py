@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from ssfl.codec import planes
 from ssfl.codec.blocks import Floats, Words
-from ssfl.codec.errors import UnfitValues
+from ssfl.codec.errors import MalformedPayload, UnfitValues
 from ssfl.codec.rounding import change
 from ssfl.codec.sections import SectionReader, SectionWriter
 
@@ -47,6 +47,8 @@ class Bfloat16:
     def decode_block(self, reader: SectionReader, reference: Floats) -> Floats:
         rotated = cast(npt.NDArray[np.uint16], planes.read(reader, reference.size, np.uint16))
         top = (rotated >> np.uint16(1)) | (rotated << np.uint16(15))
+        if ((top & _INFINITY) == _INFINITY).any():
+            raise MalformedPayload("a change that is not finite")
         with np.errstate(over="ignore", invalid="ignore"):  # the receiver checks what it got
             return reference + (top.astype(np.uint32) << np.uint32(16)).view(np.float32)
 

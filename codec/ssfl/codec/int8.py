@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from ssfl.codec import planes
 from ssfl.codec.blocks import Floats, Words
-from ssfl.codec.errors import UnfitValues
+from ssfl.codec.errors import MalformedPayload, UnfitValues
 from ssfl.codec.rounding import change, rounded
 from ssfl.codec.sections import SectionReader, SectionWriter
 
@@ -57,6 +57,8 @@ class Int8:
         with np.errstate(over="ignore", invalid="ignore"):  # the receiver checks what it got
             changes = codes.astype(np.float32) * np.repeat(steps, GROUP)[: codes.size]
             values: Floats = reference + changes
+        if not (np.isfinite(changes).all() and np.isfinite(steps).all()):
+            raise MalformedPayload("a change or a step that is not finite")
         return values
 
 

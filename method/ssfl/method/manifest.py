@@ -216,9 +216,13 @@ def _tensor(entry: Any) -> TensorSpec:
     if math.prod(shape) > MAX_PARAMETERS:
         raise ManifestError(f"{name}: more values than the limit of {MAX_PARAMETERS}")
     init = Init(str(entry["init"]["rule"]), float.fromhex(entry["init"]["scale"]))
-    if init.rule not in Init.RULES or not 0 <= init.scale < math.inf:
+    if init.rule not in Init.RULES or not 0 <= init.scale < math.inf or _is_minus_zero(init.scale):
         raise ManifestError(f"{name}: unknown initialisation {init}")
     return TensorSpec(name, shape, Role(entry["role"]), init)
+
+
+def _is_minus_zero(scale: float) -> bool:
+    return math.copysign(1.0, scale) < 0
 
 
 def _describe(tensor: TensorSpec) -> str:

@@ -1,11 +1,9 @@
-// Integers instead of rounding: the sums of the page (section Sums), and a logarithm that is
-// correctly rounded because it is computed with far more bits than a double has.
+// Integers instead of rounding: the sums of the page (section Sums); and its logarithm.
 
 import { demand } from "./errors.mjs";
 
 const VALUE_FRACTION_BITS = 36; // the largest F of updates
 const SCORE_FRACTION_BITS = 80; // the largest F of scores
-const LOG_BITS = 200n;
 
 const bitLength = (integer) => BigInt(integer.toString(2).length);
 const magnitude = (integer) => (integer < 0n ? -integer : integer);
@@ -47,28 +45,17 @@ function parts(number) {
   return [bits >> 63n ? -integer : integer, (exponent === 0n ? 1n : exponent) - 1075n];
 }
 
-// Return 2 · atanh(numerator / denominator) in units of 2^-LOG_BITS.
-function twiceAtanh(numerator, denominator) {
-  const z = (numerator << LOG_BITS) / denominator;
-  const square = (z * z) >> LOG_BITS;
-  let sum = 0n;
-  for (let power = z, k = 1n; power !== 0n && power !== -1n; k += 2n) {
-    sum += power / k;
-    power = (power * square) >> LOG_BITS;
-  }
-  return 2n * sum;
-}
-
-const LOG_2 = twiceAtanh(1n, 3n);
-
-// Return the natural logarithm of a double above 0, correctly rounded.
+// Return the natural logarithm of a double in (0, 1) by the steps of the page.
 export function naturalLog(number) {
   const [integer, exponent] = parts(number);
-  const width = bitLength(integer);
-  const one = 1n << width;
-  // number = integer / one · 2^(exponent + width), the fraction in [1/2, 1).
-  const sum = twiceAtanh(integer - one, integer + one) + (exponent + width) * LOG_2;
-  return nearestFloat(sum, 1n << LOG_BITS, 53n, -1074n);
+  const width = Number(bitLength(integer));
+  const m = Number(integer) * 2 ** -width; // in [1/2, 1)
+  const e = Number(exponent) + width;
+  const z = (m - 0.75) / (m + 0.75);
+  const s = z * z;
+  let t = 0;
+  for (let k = 25; k > 0; k -= 2) t = t * s + 1 / k;
+  return 2 * z * t + e * 0.6931471805599453 - 0.2876820724517809;
 }
 
 // Return the largest F up to `most` with bound · weight · 2^F < 2^62.

@@ -1,9 +1,6 @@
 // The manifest (canonical JSON, refused in any other form) and the initial weights from a seed.
 //
-// Where the page leaves a choice, this is what was taken, and what its vectors cannot tell apart:
-// floats have 13 hexadecimal digits and no sign; \u escapes are in small letters, \n and its like
-// short; a tensor has exactly the five keys; the logarithm of the normal quantile is the correctly
-// rounded one (the constants of Philox and AS 241 are those of their papers).
+// Written from docs/wire-format.md, sections Manifest and Initial weights from the seed.
 
 import { createHash } from "node:crypto";
 
@@ -282,7 +279,7 @@ function normalQuantile(p) {
   const q = p - 0.5;
   if (Math.abs(q) <= 0.425) {
     const r = 0.180625 - q * q;
-    return (q * horner(CENTRE[0], r)) / horner(CENTRE[1], r);
+    return q * (horner(CENTRE[0], r) / horner(CENTRE[1], r));
   }
   const r = Math.sqrt(-naturalLog(q < 0 ? p : 1 - p));
   const [[above, below], x] = r <= 5 ? [TAIL, r - 1.6] : [FAR_TAIL, r - 5];

@@ -86,6 +86,47 @@ export const CHECKS = {
     sameHex(wire.initialVector(tensors, v.initial_seed), v.initial_vector);
   },
   initial_digest: (v) => sameHex(wire.sha256(hex(v.initial_vector)), v.initial_digest),
+  tails_manifest: "tails_initial_digest",
+  tails_initial_digest: (v) => {
+    const tensors = wire.readManifest(Buffer.from(v.tails_manifest));
+    const vector = wire.initialVector(tensors, v.initial_seed);
+    sameHex(wire.sha256(new Uint8Array(vector.buffer)), v.tails_initial_digest);
+  },
+  chunk_data: "chunk_crc32",
+  chunk_crc32: (v) => {
+    const data = hex(v.chunk_data);
+    const transfer = new wire.Transfer(data.length, wire.sha256(data));
+    transfer.add({ offset: 0, data, crc32: Number.parseInt(v.chunk_crc32, 16) });
+    sameHex(transfer.finish(), v.chunk_data);
+  },
+  mask_zstd_size: "mask_zstd_payload",
+  mask_zstd_kept: "mask_zstd_payload",
+  mask_zstd_payload: (v) => {
+    const size = Number(v.mask_zstd_size);
+    const kept = new Set(v.mask_zstd_kept.split(" ").map(Number));
+    const digits = Array.from({ length: size }, (_, i) => (kept.has(i) ? "1" : "0")).join("");
+    const packed = wire.decodeMask("bitmask_zstd", hex(v.mask_zstd_payload), size);
+    sameHex(packed, asHex(pack(digits)));
+  },
+  difference_held: "difference_payload",
+  difference_mask: "difference_payload",
+  difference_payload: (v) => {
+    const reference = pack(v.difference_held);
+    const width = v.difference_held.length;
+    const packed = wire.decodeMask("bitmask", hex(v.difference_payload), width, { reference });
+    sameHex(packed, asHex(pack(v.difference_mask)));
+  },
+  sum_values: "sum_mean",
+  sum_weights: "sum_mean",
+  sum_fraction_bits: (v) => {
+    const weight = v.sum_weights.split(" ").reduce((sum, one) => sum + BigInt(one), 0n);
+    assert.equal(wire.fractionBits(1024, weight), Number(v.sum_fraction_bits));
+  },
+  sum_mean: (v) => {
+    const vectors = v.sum_values.split(" ").map((one) => floats(hex(one)));
+    const samples = v.sum_weights.split(" ").map(BigInt);
+    sameHex(wire.exactMean(vectors, samples, Number(v.sum_fraction_bits)), v.sum_mean);
+  },
   values_mask: "values_payload",
   values_vector: "values_payload",
   values_payload: (v) => {
