@@ -7,7 +7,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -70,15 +70,18 @@ class Coordinator:
 
 
 @contextmanager
-def coordinator(folder: Path, *flags: str) -> Iterator[Coordinator]:
-    """Start a coordinator that keeps everything in `folder`; stop it at the end."""
+def coordinator(folder: Path, *flags: str, inside: Sequence[str] = ()) -> Iterator[Coordinator]:
+    """Start a coordinator that keeps everything in `folder`; stop it at the end.
+
+    `inside` are the first words of the command: what puts it into a network namespace, say.
+    """
     program = Path(sys.executable).with_name("ssfl-coordinator")
     places = ["--state-dir", str(folder / "state"), "--out-dir", str(folder / "runs")]
     ports = ["--port", "0", "--admin-port", "0"]
     environment = {k: v for k, v in os.environ.items() if not k.startswith("SSFL_")}
     with (folder / "coordinator.log").open("w") as log:
         process = subprocess.Popen(
-            [str(program), *ports, *places, *flags],
+            [*inside, str(program), *ports, *places, *flags],
             stdout=subprocess.PIPE,
             stderr=log,
             text=True,

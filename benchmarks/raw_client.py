@@ -7,7 +7,7 @@ Each client has a TCP connection of its own.
 
 import hashlib
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -24,6 +24,12 @@ OPTIONS = [
     ("grpc.max_receive_message_length", 2 * MAX_CHUNK_BYTES),
     ("grpc.enable_http_proxy", 0),
 ]
+MUST_READ = (
+    transfer_pb2.ENCODING_VALUES_ONLY,
+    transfer_pb2.ENCODING_DENSE,
+    transfer_pb2.ENCODING_BITMASK,
+    transfer_pb2.ENCODING_BITMASK_ZSTD,
+)
 TEST = update_pb2.Evaluation(correct=3, total=4, loss_sum=1.5)
 
 
@@ -46,12 +52,20 @@ class Task:
 class RawClient:
     """One client; `sent_bytes` counts the protobuf messages of its newest upload."""
 
-    def __init__(self, address: str, client_id: str, num_samples: int, manifest: Manifest) -> None:
+    def __init__(
+        self,
+        address: str,
+        client_id: str,
+        num_samples: int,
+        manifest: Manifest,
+        encodings: Sequence[int] = MUST_READ,
+    ) -> None:
         self.client_id = client_id
         self.num_samples = num_samples
         self.sent_bytes = 0
         self.received_bytes = 0  # protobuf messages of its newest task
         self._manifest = manifest
+        self._encodings = encodings  # it announces; it reads no payload, and writes float32
         self._caller = pb.Caller()
         self._mask_digest = b""
         self._base_digest = b""
@@ -70,12 +84,7 @@ class RawClient:
             num_samples=self.num_samples,
             manifest_digest=self._manifest.digest,
             fingerprint="no training: numbers from a seed",
-            encodings=[
-                transfer_pb2.ENCODING_VALUES_ONLY,
-                transfer_pb2.ENCODING_DENSE,
-                transfer_pb2.ENCODING_BITMASK,
-                transfer_pb2.ENCODING_BITMASK_ZSTD,
-            ],
+            encodings=self._encodings,  # type: ignore[arg-type]  # numbers of the enum
         )
         response = await self._stub.Join(request, wait_for_ready=True)
         self._caller = pb.Caller(

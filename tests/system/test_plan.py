@@ -19,6 +19,7 @@ def test_a_run_sends_what_the_plan_said(
 ) -> None:
     run = [
         "--model=mlp", "--rounds=5", "--clients=3", "--clients-per-round=2", "--evaluate-every=2",
+        "--reference-coding=off", "--scores=exact",
     ]  # fmt: skip
     coordinator = sites.coordinator(
         *run, f"--strategy={strategy}", "--local-steps=1", "--exit-when-done"

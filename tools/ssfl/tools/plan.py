@@ -5,18 +5,21 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from rich.console import Console
 
 from ssfl.method.errors import DensityError, MethodError, SettingsError
 from ssfl.method.manifest import Manifest
-from ssfl.method.settings import MODELS, RunSettings, setting
+from ssfl.method.settings import RunSettings, setting
 from ssfl.program import settings
 from ssfl.program.exits import ExitCode, ProgramError, usage_error
+from ssfl.server.coding import REFERENCE_CODING
 from ssfl.tools.plan_link import Link, parse_link, parse_rate, parse_time
 from ssfl.tools.plan_run import Site, plan_run
 from ssfl.tools.plan_view import notes, plan_document, plan_table
+
+WIDE = 120  # columns of a table that goes to a file or a pipe
 
 Parsed = TypeVar("Parsed")
 
@@ -30,22 +33,34 @@ EXAMPLE = (
 )
 
 
+def _like(name: str) -> Any:
+    """Declare a setting that is the run's own."""
+    (one,) = (field for field in fields(RunSettings) if field.name == name)
+    return setting(one.default, **{**one.metadata, "text": one.metadata["help"]})
+
+
 @dataclass(frozen=True, slots=True)
 class PlanConfig:
     """The run to predict. Flags that a coordinator has too mean the same here."""
 
-    model: str = setting("cnn", "the network every client builds", choices=MODELS)
+    model: str = _like("model")
     input: str = setting("", "shape of one sample, as 3x32x32; not needed with --data")
     classes: int = setting(10, "number of classes; not needed with --data", least=2)
     task: str = setting("image", "what to learn, as for ssfl-client; needs --data if not image")
     data: str = setting("", "a shard to take the shapes from: a name under --data-root, or a path")
     data_root: Path = setting(Path("shards"), "folder that holds the shards")
     sparsity: str = setting("0.9", "share of weights to prune; several as 0.5,0.9,0.95")
-    rounds: int = setting(30, "training rounds", least=1)
+    rounds: int = _like("rounds")
     clients: int = setting(10, "clients in the federation", least=1)
-    clients_per_round: int = setting(0, "clients sampled for each round; 0: all")
-    evaluate_every: int = setting(
-        10, "all clients test the global model every so many rounds; 0: at the end only"
+    clients_per_round: int = _like("clients_per_round")
+    evaluate_every: int = _like("evaluate_every")
+    scores: str = _like("scores")
+    value_type: str = _like("value_type")
+    grid_bits: int = _like("grid_bits")
+    reference_coding: str = setting(
+        "auto",
+        "code values against the base both ends hold; auto: yes, as for clients elsewhere",
+        choices=REFERENCE_CODING,
     )
     upload_slots: int = setting(8, "uploads the coordinator receives at once", least=1)
     link: str = setting(
@@ -134,7 +149,16 @@ def plan(argv: Sequence[str]) -> int:
         runs = [config.run_settings("0.9", "fedavg")]
         runs += [config.run_settings(sparsity) for sparsity in config.sparsities()]
         dense, *sparse = [
-            plan_run(manifest, run, config.upload_slots, link, coordinator, site) for run in runs
+            plan_run(
+                manifest,
+                run,
+                config.upload_slots,
+                reference_coding=config.reference_coding != "off",
+                link=link,
+                coordinator_bits_per_s=coordinator,
+                site=site,
+            )
+            for run in runs
         ]
     except DensityError as error:
         raise usage_error(f"--sparsity: {error}") from error
@@ -142,6 +166,8 @@ def plan(argv: Sequence[str]) -> int:
         print(json.dumps(plan_document(dense, sparse, link, coordinator), indent=1))
     else:
         console = Console()
+        if not console.is_terminal:
+            console = Console(width=WIDE)
         console.print(plan_table(config.model, dense, sparse))
         for note in notes(dense, link, coordinator, config.upload_slots):
             console.print(note)

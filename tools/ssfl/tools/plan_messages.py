@@ -11,13 +11,16 @@ from functools import lru_cache
 from importlib.metadata import version
 from typing import Any
 
+from ssfl.client.coding import ENCODINGS
 from ssfl.codec import ChunkSizer
 from ssfl.method.exact_sum import VALUE_BOUND, fraction_bits
 from ssfl.method.manifest import Manifest
 from ssfl.method.settings import RunSettings
-from ssfl.server.checks import MUST_READ, PROTOCOL_VERSION
+from ssfl.server.checks import PROTOCOL_VERSION
+from ssfl.server.coding import LOSSY
 from ssfl.server.settings_message import settings_to_message
 from ssfl.server.tasks import CHUNK_BYTES
+from ssfl.tools.plan_sizes import Coded
 from ssfl.v1 import coordinator_pb2 as pb
 from ssfl.v1 import mask_pb2, saliency_pb2, transfer_pb2, update_pb2
 
@@ -27,6 +30,7 @@ RUN_ID = "20260101-000000-abcdef"
 CLIENT_ID = "shard_00"
 FINGERPRINT = "torch 2.13.0+cpu, AVX2, 1 thread, numpy 2.4.1"
 SECONDS = 1.5  # any double that is not 0
+_DENSE = transfer_pb2.ENCODING_DENSE
 NAMES_SHOWN = 5  # in the reason of a `waiting`
 
 
@@ -96,7 +100,7 @@ class Messages:
             num_samples=self.num_samples,
             manifest_digest=DIGEST if built else b"",
             fingerprint=FINGERPRINT,
-            encodings=sorted(MUST_READ),
+            encodings=ENCODINGS,
             software=f"ssfl {version('ssfl')}",
         ).ByteSize()
 
@@ -133,30 +137,41 @@ class Messages:
     def initial_model(self, payload_bytes: int) -> int:
         header = pb.InitialModel(manifest=self.manifest.json, initial_digest=DIGEST)
         if payload_bytes:
-            header.initial.CopyFrom(_payload(transfer_pb2.ENCODING_DENSE, payload_bytes))
+            header.initial.CopyFrom(_payload(_DENSE, payload_bytes))
         return pb.SendInitialRequest(caller=self.caller, header=header).ByteSize()
 
-    def score_task(self, step: int, payload_bytes: int) -> int:
+    def score_task(self, step: int, scores: Coded, num_decisive: int, payload_bytes: int) -> int:
         work = pb.ScoreTask(criterion="saliency", manifest_digest=DIGEST, initial_digest=DIGEST)
+        if scores.encoding != _DENSE:
+            work.report_encoding = scores.encoding
+            work.num_coded = num_decisive
         if payload_bytes:
-            work.initial.CopyFrom(_payload(transfer_pb2.ENCODING_DENSE, payload_bytes))
+            work.initial.CopyFrom(_payload(_DENSE, payload_bytes))
         return _task(step, score=work)
 
-    def score_report(self, step: int, payload_bytes: int) -> int:
+    def score_report(self, step: int, scores: Coded, payload_bytes: int) -> int:
         report = saliency_pb2.SaliencyReport(
             manifest_digest=DIGEST,
             initial_digest=DIGEST,
             step=step,
             num_samples=self.num_samples,
-            scores=_payload(transfer_pb2.ENCODING_DENSE, payload_bytes),
+            scores=_payload(scores.encoding, payload_bytes),
             work_s=SECONDS,
         )
         return pb.ReportSaliencyRequest(caller=self.caller, header=report).ByteSize()
 
     def train_task(
-        self, step: int, round_number: int, cohort: int, *, granted: bool, mask: int, base: int
+        self,
+        step: int,
+        round_number: int,
+        cohort: int,
+        update: Coded,
+        *,
+        granted: bool,
+        mask: int = 0,
+        base: transfer_pb2.Payload | None = None,
     ) -> int:
-        """Return the size of a TRAIN task; `mask` and `base` are payload bytes, 0: held already."""
+        """Return the size of a TRAIN task; `mask` is the bytes of its payload, 0: held already."""
         work = pb.TrainTask(
             round_number=round_number,
             mask=self._mask(mask),
@@ -164,12 +179,12 @@ class Messages:
             upload_granted=granted,
             fraction_bits=fraction_bits(VALUE_BOUND, cohort * self.num_samples),
             value_bound=VALUE_BOUND,
+            update_encoding=update.encoding,
+            base=base,
         )
-        if base:
-            work.base.CopyFrom(_payload(transfer_pb2.ENCODING_VALUES_ONLY, base))
         return _task(step, train=work)
 
-    def update(self, step: int, round_number: int, payload_bytes: int) -> int:
+    def update(self, step: int, round_number: int, coded: Coded, payload_bytes: int) -> int:
         update = update_pb2.SparseUpdate(
             mask_digest=DIGEST,
             mask_epoch=1,
@@ -177,18 +192,19 @@ class Messages:
             step=step,
             round_number=round_number,
             num_samples=self.num_samples,
-            values=_payload(transfer_pb2.ENCODING_VALUES_ONLY, payload_bytes),
+            values=payload_of(coded, payload_bytes),
             base_evaluation=self._evaluation(),
             personal_evaluation=self._evaluation(),
             training_loss=SECONDS,
             work_s=SECONDS,
+            coding_error=SECONDS if coded.encoding in LOSSY.values() else 0,
         )
         return pb.SendUpdateRequest(caller=self.caller, header=update).ByteSize()
 
-    def evaluate_task(self, step: int, rounds_done: int, *, mask: int, base: int) -> int:
-        work = pb.EvaluateTask(rounds_done=rounds_done, mask=self._mask(mask), base_digest=DIGEST)
-        if base:
-            work.base.CopyFrom(_payload(transfer_pb2.ENCODING_VALUES_ONLY, base))
+    def evaluate_task(self, step: int, rounds_done: int, base: transfer_pb2.Payload) -> int:
+        work = pb.EvaluateTask(
+            rounds_done=rounds_done, mask=self._mask(0), base_digest=DIGEST, base=base
+        )
         return _task(step, evaluate=work)
 
     def evaluation_report(self, step: int) -> int:
@@ -226,12 +242,20 @@ class Messages:
             mask_digest=DIGEST, mask_epoch=1, num_kept=self.num_kept, all_kept=self.all_kept
         )
         if payload_bytes:
-            message.mask.CopyFrom(_payload(transfer_pb2.ENCODING_BITMASK_ZSTD, payload_bytes))
+            message.mask.CopyFrom(_payload(transfer_pb2.ENCODING_BITMASK_SORTED, payload_bytes))
         return message
 
     def _evaluation(self) -> update_pb2.Evaluation:
         tested = self.num_tested
         return update_pb2.Evaluation(correct=tested // 2, total=tested, loss_sum=SECONDS)
+
+
+def payload_of(coded: Coded, num_bytes: int) -> transfer_pb2.Payload:
+    """Return the announcement of coded values of so many bytes."""
+    payload = _payload(coded.encoding, num_bytes)
+    if coded.against:
+        payload.reference_digest = DIGEST
+    return payload
 
 
 def _payload(encoding: transfer_pb2.Encoding, num_bytes: int) -> transfer_pb2.Payload:

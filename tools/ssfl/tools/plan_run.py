@@ -2,8 +2,9 @@
 
 Follows a run as `server/ssfl/server/run.py` conducts it when nobody is lost: every client joins
 twice, one describes the model, all score, all get the mask; each round a cohort trains; all test
-the model every `evaluate_every` rounds and at the end. A base that a client was given to test is
-not sent again to train from.
+the model every `evaluate_every` rounds and at the end. The first base is not sent, as a client can
+make it from the initial weights; one that a client was given to test is not sent again to train
+from. With sampled clients, how many of them hold the base before is an expectation.
 
 Totals are the coordinator's ledger: the same phases, payload and message bytes. Control messages
 are an expectation: a client that waits or works long hears and sends some tens of bytes every
@@ -14,13 +15,15 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+from ssfl.codec import values_only
 from ssfl.method.manifest import Manifest
 from ssfl.method.settings import RunSettings
-from ssfl.method.strategies import FedAvg, Ssfl, strategy_for
+from ssfl.method.strategies import Ssfl, strategy_for
 from ssfl.tools.plan_link import Link
-from ssfl.tools.plan_messages import Messages, download_bytes, upload_bytes
-from ssfl.tools.plan_sizes import ZERO, Size, mask_size, scores_size, values_size
+from ssfl.tools.plan_messages import Messages, download_bytes, payload_of, upload_bytes
+from ssfl.tools.plan_sizes import ZERO, Coded, Coding, Size, mask_size
 from ssfl.v1 import coordinator_pb2 as pb
+from ssfl.v1 import transfer_pb2
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +38,9 @@ class Transfer:
 
     def __mul__(self, times: int) -> "Transfer":
         return Transfer(self.payload * times, self.message * times)
+
+    def or_else(self, other: "Transfer") -> "Transfer":
+        return Transfer(self.payload.or_else(other.payload), self.message.or_else(other.message))
 
 
 NOTHING = Transfer(ZERO, ZERO)
@@ -63,7 +69,7 @@ class Times:
     update: Seconds  # from the client's sending to its receipt, if it need not queue
     round: Seconds  # both, with the queue where there are more clients than upload slots
     scoring: Seconds  # all clients' scores
-    mask: Seconds  # how much longer the first round takes
+    mask: Seconds  # with the first task: the base follows from it
     run: Seconds
 
 
@@ -117,6 +123,8 @@ def plan_run(
     manifest: Manifest,
     settings: RunSettings,
     upload_slots: int,
+    *,
+    reference_coding: bool,
     link: Link | None = None,
     coordinator_bits_per_s: float | None = None,
     site: Site | None = None,
@@ -126,8 +134,9 @@ def plan_run(
     Each client is thought to have a link of its own; `coordinator_bits_per_s` is the
     coordinator's, which those who transfer at the same time share.
     """
+    coding = Coding(settings, reference_coding)
     return _Planner(
-        manifest, settings, upload_slots, link, coordinator_bits_per_s, site or Site()
+        manifest, settings, upload_slots, coding, link, coordinator_bits_per_s, site or Site()
     ).plan()
 
 
@@ -137,6 +146,7 @@ class _Planner:
         manifest: Manifest,
         settings: RunSettings,
         upload_slots: int,
+        coding: Coding,
         link: Link | None,
         coordinator_bits_per_s: float | None,
         site: Site,
@@ -145,26 +155,31 @@ class _Planner:
         self.num_clients = settings.clients
         self.cohort = min(settings.clients_per_round or self.num_clients, self.num_clients)
         strategy = strategy_for(settings)
-        assert isinstance(strategy, Ssfl | FedAvg)
+        self.sparse = isinstance(strategy, Ssfl)
         self.num_kept = (
             strategy.num_kept(manifest) if isinstance(strategy, Ssfl) else manifest.num_masked
         )
-        self.sparse = isinstance(strategy, Ssfl)
+        self.num_decisive = strategy.num_decisive(manifest)
         self.link, self.coordinator_bits_per_s = link, coordinator_bits_per_s
         self.messages = Messages(
             manifest, settings, self.num_kept, site.num_samples, site.num_tested
         )
         count = self.num_kept + manifest.num_unmasked
-        self.update_payload = self.base_payload = values_size(count)
-        self.mask_payload = mask_size(manifest.num_masked, self.num_kept) if self.sparse else ZERO
+        self.update_coding = coding.update(count)
+        self.next_base = coding.base(count, holds_previous=True)
+        self.any_base = coding.base(count, holds_previous=False)
+        self.score_coding = coding.scores(manifest.num_masked, self.num_decisive)
+        self.mask_payload = mask_size(manifest, self.num_kept) if self.sparse else ZERO
         self.rows: dict[tuple[str, str], Transfer] = {}
 
     def plan(self) -> RunPlan:
         scores = self._scores() if self.sparse else NOTHING
         mask = Transfer(self.mask_payload, self.mask_payload.map(download_bytes))
-        update, base = self._update(), self._base()
+        update, base = self._update(), self._train(self.next_base)
+        if self.cohort < self.num_clients:
+            base = base.or_else(self._train(self.any_base))
         self._count_beginning(scores, mask)
-        self._count_rounds(update, base)
+        self._count_rounds(update)
         self._count_control()
         return RunPlan(
             self.settings,
@@ -191,16 +206,18 @@ class _Planner:
 
     def _update(self) -> Transfer:
         step, number = self._middle
+        coded = self.update_coding
         return self._upload(
-            self.update_payload,
-            lambda payload: self.messages.update(step, number, payload),
+            coded.size,
+            lambda payload: self.messages.update(step, number, coded, payload),
             pb.SendUpdateRequest,
         )
 
     def _scores(self) -> Transfer:
+        coded = self.score_coding
         return self._upload(
-            scores_size(self.manifest.num_masked),
-            lambda payload: self.messages.score_report(1, payload),
+            coded.size,
+            lambda payload: self.messages.score_report(1, coded, payload),
             pb.ReportSaliencyRequest,
         )
 
@@ -210,15 +227,27 @@ class _Planner:
         speed = self.link.up_bits_per_s if self.link else None
         return Transfer(payload, payload.map(lambda n: header(n) + upload_bytes(n, speed, request)))
 
-    def _base(self) -> Transfer:
-        payload = self.base_payload
-        return Transfer(payload, payload.map(lambda n: self._train_task(0, n) + download_bytes(n)))
+    def _train(self, base: Coded) -> Transfer:
+        """Return a TRAIN task with its base."""
+        return Transfer(
+            base.size,
+            base.size.map(lambda n: self._task(base=payload_of(base, n)) + download_bytes(n)),
+        )
 
-    def _train_task(self, mask: int, base: int) -> int:
+    def _evaluate(self, base: Coded) -> Transfer:
+        """Return an EVALUATE task with its base."""
+        step, number = self._middle
+
+        def message(n: int) -> int:
+            return self.messages.evaluate_task(step, number, payload_of(base, n))
+
+        return Transfer(base.size, base.size.map(lambda n: message(n) + download_bytes(n)))
+
+    def _task(self, mask: int = 0, base: transfer_pb2.Payload | None = None) -> int:
         step, number = self._middle
         granted = self.cohort <= self.slots
         return self.messages.train_task(
-            step, number, self.cohort, granted=granted, mask=mask, base=base
+            step, number, self.cohort, self.update_coding, granted=granted, mask=mask, base=base
         )
 
     # -- the whole run
@@ -229,61 +258,66 @@ class _Planner:
 
     def _count_beginning(self, scores: Transfer, mask: Transfer) -> None:
         n, messages = self.num_clients, self.messages
-        sent = 0 if self.manifest.rebuildable else self.base_dense
+        sent = 0 if self.manifest.rebuildable else values_only.encoded_bytes(self.manifest.size)
         header = messages.initial_model(sent)
         initial = Size.fixed(header + upload_bytes(sent, None, pb.SendInitialRequest))
         self._add("initial", "up", Transfer(Size.fixed(sent), initial))
+        most = download_bytes(sent)
+        unlike = Transfer(Size(0, sent, sent), Size(0, most, most))  # a client's own first weights
         if not self.sparse:
+            if sent:
+                self._add("values", "down", unlike, n - 1)
             return
-        self._add("initial", "down", Transfer(ZERO, Size.fixed(messages.score_task(1, 0))), n)
-        if sent:  # to each client whose own first weights differ
-            most = download_bytes(sent) + messages.score_task(1, sent) - messages.score_task(1, 0)
-            extra = Transfer(Size(0, sent, sent), Size(0, most, most))
-            self._add("initial", "down", extra, n - 1)
+        task = messages.score_task(1, self.score_coding, self.num_decisive, 0)
+        self._add("initial", "down", Transfer(ZERO, Size.fixed(task)), n)
+        if sent:
+            self._add("initial", "down", unlike, n - 1)
         self._add("scores", "up", scores, n)
         if self.mask_payload.most:
             self._add("mask", "down", mask, n)
-            with_mask = self.mask_payload.map(
-                lambda m: self._train_task(m, 0) - self._train_task(0, 0)
-            )
+            with_mask = self.mask_payload.map(lambda m: self._task(m) - self._task())
             self._add("values", "down", Transfer(ZERO, with_mask), n)
 
-    @property
-    def base_dense(self) -> int:
-        return 4 * self.manifest.size
+    def _is_tested(self, rounds_done: int) -> bool:
+        """Tell whether all clients test the model after so many rounds."""
+        every = self.settings.evaluate_every
+        due = rounds_done == self.settings.rounds or (every and rounds_done % every == 0)
+        return bool(rounds_done and due)
 
     @property
-    def evaluations(self) -> list[int]:
-        """After how many rounds all clients test the model."""
-        rounds, every = self.settings.rounds, self.settings.evaluate_every
-        return [r for r in range(1, rounds + 1) if r == rounds or (every and r % every == 0)]
+    def num_tests(self) -> int:
+        return sum(map(self._is_tested, range(self.settings.rounds + 1)))
 
-    def _count_rounds(self, update: Transfer, base: Transfer) -> None:
+    def _count_rounds(self, update: Transfer) -> None:
         n, rounds, messages = self.num_clients, self.settings.rounds, self.messages
-        held = len(self.evaluations) - 1  # rounds whose base was there already, to be tested
         self._add("values", "up", update, rounds * self.cohort)
-        self._add("values", "down", base, (rounds - held) * self.cohort)
-        header = Transfer(ZERO, Size.fixed(self._train_task(0, 0)))
-        self._add("values", "down", header, held * self.cohort)
-        step, number = self._middle
-        payload = self.base_payload
-        tested = Transfer(
-            payload,
-            payload.map(
-                lambda b: messages.evaluate_task(step, number, mask=0, base=b) + download_bytes(b)
-            ),
-        )
+        # The first base is made by every client itself, from the initial weights.
+        held = Transfer(ZERO, Size.fixed(self._task()))
+        self._add("values", "down", held, self.cohort)
+        for number in range(1, rounds + 1):
+            everyone = self._is_tested(number - 1) or self.cohort == n  # holds the base before
+            if self._is_tested(number):
+                count = n if everyone else self.cohort
+                self._add("evaluation", "down", self._evaluate(self.next_base), count)
+                self._add("evaluation", "down", self._evaluate(self.any_base), n - count)
+                if number < rounds:
+                    self._add("values", "down", held, self.cohort)
+            else:
+                count = self.cohort if everyone else round(self.cohort**2 / n)
+                self._add("values", "down", self._train(self.next_base), count)
+                self._add("values", "down", self._train(self.any_base), self.cohort - count)
+        step, _ = self._middle
         answer = Transfer(ZERO, Size.fixed(messages.evaluation_answer()))
         report = Transfer(ZERO, Size.fixed(messages.evaluation_report(step)))
-        self._add("evaluation", "down", tested + answer, len(self.evaluations) * n)
-        self._add("evaluation", "up", report, len(self.evaluations) * n)
+        self._add("evaluation", "down", answer, self.num_tests * n)
+        self._add("evaluation", "up", report, self.num_tests * n)
         finish = Transfer(ZERO, Size.fixed(messages.finish_task(rounds + 3)))
         self._add("values", "down", finish, n)
 
     def _count_control(self) -> None:
         n, rounds, messages = self.num_clients, self.settings.rounds, self.messages
         step, _ = self._middle
-        trained, tested = rounds * self.cohort, len(self.evaluations) * n
+        trained, tested = rounds * self.cohort, self.num_tests * n
         joins = messages.join_request(built=False) + messages.join_request(built=True)
         first_asks = messages.ask(finished_step=0, mask=False, base=False)
         asks = n * (1 + self.sparse) * first_asks + first_asks
@@ -299,7 +333,7 @@ class _Planner:
         twice = once + messages.waiting_for_cohort("train", self.cohort)
         steps = rounds + self.sparse
         low = n * plain + answers + n * steps * once
-        high = n * full + answers + n * (steps + len(self.evaluations) + 2) * twice
+        high = n * full + answers + n * (steps + self.num_tests + 2) * twice
         start = messages.initialize_task()
         self._add("control", "down", Transfer(ZERO, Size(low, high, high) + Size.fixed(start)))
 
@@ -322,14 +356,11 @@ class _Planner:
             voting = self._link(link, min(self.num_clients, self.slots))
             one = _seconds(scores.message, lambda n: link.rtt_s + voting.up_s(n) + receipt_s)
             scoring_s = one * -(-self.num_clients // self.slots)
-        with_mask = _seconds((base + mask).message, down.down_s)
-        mask_s = Seconds(
-            with_mask.low - base_s.low, with_mask.high - base_s.high, with_mask.most - base_s.most
-        )
+        mask_s = _seconds(mask.message, down.down_s) if self.sparse else scoring_s
         tested_s = _seconds(base.message, self._link(link, self.num_clients).down_s)
-        num_tests = len(self.evaluations)
         run_s = scoring_s + mask_s + update_s * waves * self.settings.rounds
-        run_s = run_s + base_s * (self.settings.rounds - num_tests + 1) + tested_s * num_tests
+        run_s = run_s + base_s * (self.settings.rounds - self.num_tests)
+        run_s = run_s + tested_s * self.num_tests
         return Times(base_s, update_s, round_s, scoring_s, mask_s, run_s)
 
     def _link(self, link: Link, num_clients: int) -> Link:
