@@ -133,12 +133,16 @@ def write_scores(found: Vector, work: pb.ScoreTask, settings: RunSettings, clien
     match work.report_encoding:
         case transfer_pb2.ENCODING_SCORES:
             words = random_words(settings.seed, found.size, "scores", client_id)
-            data = scores.encode(found, work.num_coded, words)
+            try:
+                data = scores.encode(found, work.num_coded, words)
+            except UnfitValues as error:  # the coordinator says what is wrong with them, if it is
+                log.warning("sending the scores as they are: %s", error)
+                return _coded(transfer_pb2.ENCODING_DENSE, values_only.encode(found))
+            return _coded(transfer_pb2.ENCODING_SCORES, data)
         case transfer_pb2.ENCODING_UNSPECIFIED | transfer_pb2.ENCODING_DENSE:
             return _coded(transfer_pb2.ENCODING_DENSE, values_only.encode(found))
         case unknown:
             raise Refused(f"the coordinator asks for scores in encoding {unknown}")
-    return _coded(transfer_pb2.ENCODING_SCORES, data)
 
 
 def write_initial(initial: Vector) -> Coded:
@@ -162,9 +166,9 @@ def write_update(
             data = blocks.encode(reference.CODE, trained, base)
             return _coded(work.update_encoding, data, work.base_digest)
         case _:
-            code = lossy_code(settings)
-            if code is None or VALUE_CODES.get(work.update_encoding, code).name != code.name:
-                raise Refused(f"the coordinator asks for encoding {work.update_encoding}")
+            code, asked = lossy_code(settings), VALUE_CODES.get(work.update_encoding)
+            if code is None or asked is None or asked.name != code.name:
+                raise Refused(f"the coordinator asks for values in encoding {work.update_encoding}")
     target = trained if residual is None else trained + residual
     words = rounding_words(settings, target.size, "update", work.round_number, client_id)
     try:
