@@ -96,20 +96,18 @@ def _one_off(axis: Any, found: list[Budget]) -> None:
 
 def _rounds(axis: Any, density: float, costs: dict[str, Cost], rounds: int) -> None:
     """Bytes up and down since the start, with the points where they are those of dense FedAvg."""
-    for name, (label, colour, style) in LINES.items():
-        cost = costs[name]
-        ends = (cost.once / MB, cost.after(rounds) / MB)
-        axis.plot((0, rounds), ends, style, color=colour, label=label)
+    for name, (what, colour, style) in LINES.items():
+        cost, label = costs[name], what
         if name not in ("fedavg", "fedavg coded"):
             own = cost.rounds_to_beat(costs["fedavg"])
-            axis.plot([own], [cost.after(own) / MB], "o", color=colour, ms=5, zorder=3)
-            if name != "coded":
-                axis.annotate(
-                    f"from round {own:.2f}", (own, cost.after(own) / MB), fontsize=8, color=colour,
-                    xytext=(8, -12), textcoords="offset points",
-                )  # fmt: skip
+            axis.plot(
+                [own], [cost.after(own) / MB], "o", color=colour, ms=5, zorder=3, clip_on=False
+            )
+            label += f": less from round {own:.2f}"
+        ends = (cost.once / MB, cost.after(rounds) / MB)
+        axis.plot((0, rounds), ends, style, color=colour, label=label)
     axis.set_xlim(0, rounds)
-    axis.set_ylim(0, None)
+    axis.set_ylim(0, 1.45 * costs["fedavg"].after(rounds) / MB)
     axis.set_xlabel("rounds the client took part in")
     axis.set_ylabel("MB up and down since the start")
     axis.set_title(f"density {density:g}: where it becomes less than dense FedAvg", fontsize=10)
