@@ -13,24 +13,21 @@ KINDS = ("payload_bytes", "message_bytes")
 pytestmark = pytest.mark.system
 
 
-@pytest.mark.parametrize("strategy", ["ssfl", "fedavg"])
 def test_a_run_sends_what_the_plan_said(
-    strategy: str, sites: Programs, capsys: pytest.CaptureFixture[str]
+    sites: Programs, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run = [
         "--model=mlp", "--rounds=5", "--clients=3", "--clients-per-round=2", "--evaluate-every=2",
         "--reference-coding=off", "--scores=exact",
     ]  # fmt: skip
-    coordinator = sites.coordinator(
-        *run, f"--strategy={strategy}", "--local-steps=1", "--exit-when-done"
-    )
+    coordinator = sites.coordinator(*run, "--local-steps=1", "--exit-when-done")
     clients = [sites.client(shard, coordinator) for shard in SHARDS]
     ledger = finish(coordinator, clients).history["ledger"]
 
     where = ["--data", SHARDS[0], "--data-root", str(sites.folder / "shards")]
     assert tools.main(["plan", *run, *where, "--sparsity=0.9", "--json"]) == 0
     document = json.loads(capsys.readouterr().out)
-    plan = document["dense"] if strategy == "fedavg" else document["sparse"][0]
+    (plan,) = document["sparse"]
     planned = {(row["phase"], row["direction"]): row for row in plan["ledger"]}
 
     counted = {key: dict.fromkeys(KINDS, 0) for key in planned}

@@ -27,7 +27,7 @@ LEAST_SHARE = 0.03
 
 # Compact scores: what says which are coded, then so many bits for a code, and a table per block.
 SCORE_BITS = (4.4, 7.0)
-SCORE_TABLE_BYTES = 640
+SCORE_TABLE_BYTES = 1024
 
 # Share of the entropy of independent bits that a mask takes; what lies over its channels is extra.
 MASK_SHARE = (0.33, 0.56)
@@ -107,10 +107,11 @@ class Coding:
 
     def scores(self, num_masked: int, num_decisive: int) -> Coded:
         """Return how one client's scores travel; `num_decisive` of them get a code."""
+        plain = values_only.encoded_bytes(num_masked)
         if self.settings.scores == "exact":
-            size = Size.fixed(values_only.encoded_bytes(num_masked))
-            return Coded(transfer_pb2.ENCODING_DENSE, size)
-        most = scores.max_encoded_bytes(num_masked)
+            return Coded(transfer_pb2.ENCODING_DENSE, Size.fixed(plain))
+        # Scores that no code can hold, near the largest float32, travel as they are.
+        most = max(plain, scores.max_encoded_bytes(num_masked))
         which = num_masked * _entropy_bits(num_decisive / num_masked) / 8
         low, high = (which + num_decisive * bits / 8 for bits in SCORE_BITS)
         high += SCORE_TABLE_BYTES * -(-num_masked // scores.BLOCK)

@@ -1,0 +1,213 @@
+"""How much smaller than its bound is what is entropy-coded?
+
+    .venv/bin/python -m benchmarks.plan_ranges
+
+`ssfl plan` gives a hard bound and an expected range for scores, masks and coded values. This
+measures them on scikit-learn's digits: real saliency of five networks at five sparsities, and
+real federated training of three, every update and every base encoded in every value code. The
+ranges in tools/ssfl/tools/plan_sizes.py must hold all of it. Writes
+benchmarks/results/plan_ranges.json; exit code 1 if something lies outside. About 1.5 minutes.
+"""
+
+import argparse
+import sys
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from benchmarks import environment
+
+from ssfl.client.site import Site
+from ssfl.codec import blocks, masks, reference, scores, sorted_bits
+from ssfl.learning.digits import digits
+from ssfl.learning.load_task import load_task
+from ssfl.learning.shards import Shard
+from ssfl.method.mask import Mask, top_k
+from ssfl.method.settings import RunSettings
+from ssfl.method.strategies import Ssfl
+from ssfl.method.value_types import lossy_code
+from ssfl.tools.plan_sizes import Coding, Size, mask_size
+
+CLIENTS, SAMPLES = 4, 200
+ROUNDS = 12
+SPARSITIES = ("0.5", "0.8", "0.9", "0.95", "0.99")
+VALUE_TYPES = ("bfloat16", "int8", "grid")
+Vector = npt.NDArray[np.float32]
+
+
+@dataclass(frozen=True)
+class Case:
+    """A network, on digits whose sides are so many times as long."""
+
+    model: str
+    times: int = 1
+    channels: int = 1
+
+
+@dataclass(frozen=True)
+class Training:
+    """How one run trains; sparsity empty: dense."""
+
+    case: Case
+    sparsity: str
+    learning_rate: float = 0.1
+    local_epochs: int = 2
+
+
+NETWORKS = (
+    Case("mlp"), Case("cnn"), Case("cnn", 4, 3), Case("lenet5", 4), Case("resnet18", 2, 3),
+)  # fmt: skip
+TRAININGS = (
+    Training(Case("mlp"), "0.9"),
+    Training(Case("cnn"), "0.9"),
+    Training(Case("cnn", 2), "0.5"),
+    Training(Case("cnn", 2), "0.95", learning_rate=0.01),
+    Training(Case("mlp"), "", local_epochs=1),
+)
+
+
+@dataclass(frozen=True)
+class Found:
+    """One measured size, beside the planned one."""
+
+    kind: str
+    where: str
+    num_bytes: int
+    planned: Size
+
+    @property
+    def good(self) -> bool:
+        return self.planned.low <= self.num_bytes <= self.planned.high
+
+    @property
+    def in_range(self) -> float:
+        """Return where it lies: 0 at the low end of the range, 1 at the high end."""
+        return (self.num_bytes - self.planned.low) / (self.planned.high - self.planned.low)
+
+
+def sites_of(case: Case, settings: RunSettings) -> list[Site]:
+    """Return clients with the digits in the size a network is to see."""
+    whole, task = digits(), load_task("image")
+    images = whole.train_x.repeat(case.times, axis=2).repeat(case.times, axis=3)
+    images = images.repeat(case.channels, axis=1)
+    sites = []
+    for number in range(CLIENTS):
+        mine = slice(number * SAMPLES, (number + 1) * SAMPLES)
+        shard = Shard(
+            images[mine], whole.train_y[mine], images[:10], whole.train_y[:10], whole.num_classes
+        )
+        sites.append(Site(task, shard, settings, f"shard_{number:02}", torch.device("cpu")))
+    return sites
+
+
+def measure_scoring(case: Case) -> Iterator[Found]:
+    """Yield the sizes of compact scores and of the mask they lead to."""
+    settings = RunSettings(model=case.model)
+    sites = sites_of(case, settings)
+    manifest, initial = sites[0].manifest, sites[0].initial
+    found = [site.score(initial) for site in sites]
+    mean = _mean(found)
+    random = np.random.default_rng(0)
+    words = random.integers(0, 1 << 32, manifest.num_masked, dtype=np.uint32)
+    for sparsity in SPARSITIES:
+        strategy = Ssfl(replace(settings, sparsity=sparsity))
+        where = f"{case.model}, {manifest.num_masked:,} weights, sparsity {sparsity}"
+        coded = strategy.num_decisive(manifest)
+        planned = Coding(settings, reference=True).scores(manifest.num_masked, coded).size
+        payload = scores.encode(found[0], coded, words)
+        yield Found("scores", where, len(payload), planned)
+        kept = strategy.num_kept(manifest)
+        bits = top_k(mean, kept).bits
+        weights = initial[: manifest.num_masked]
+        sorted_form = sorted_bits.encode(bits, manifest.masked_shapes, weights)
+        forms = [sorted_form, masks.compress(bits) or bits]
+        yield Found("mask", where, min(map(len, forms)), mask_size(manifest, kept))
+
+
+def measure_training(training: Training) -> Iterator[Found]:
+    """Yield the sizes of every update and base of a run, in every value code."""
+    settings = RunSettings(
+        model=training.case.model,
+        learning_rate=training.learning_rate,
+        local_epochs=training.local_epochs,
+    )
+    sites = sites_of(training.case, settings)
+    manifest, initial = sites[0].manifest, sites[0].initial
+    mask = Mask.full(manifest.num_masked)
+    if training.sparsity:
+        strategy = Ssfl(replace(settings, sparsity=training.sparsity))
+        mean = _mean([site.score(initial) for site in sites])
+        mask = top_k(mean, strategy.num_kept(manifest))
+    first = base = mask.gather(initial)
+    where = f"{training.case.model}, {base.size:,} values, learning rate {training.learning_rate:g}"
+    for number in range(ROUNDS):
+        updates = [site.train(mask, base, number, lambda *_: None).values for site in sites]
+        after = _mean(updates)
+        for values in (*updates, after):
+            yield from _coded(values, base, where, settings)
+        nothing, to_first = (
+            len(blocks.encode(reference.CODE, after, against)) for against in (None, first)
+        )
+        if number:  # the first of all bases is the previous one of the second
+            planned = Coding(settings, reference=True).base(after.size, holds_previous=False).size
+            yield Found("values, previous base not held", where, min(nothing, to_first), planned)
+        base = after
+
+
+def _mean(vectors: list[Vector]) -> Vector:
+    mean: npt.NDArray[np.float64] = np.stack(vectors).mean(axis=0, dtype=np.float64)
+    return mean.astype(np.float32)
+
+
+def _coded(values: Vector, base: Vector, where: str, settings: RunSettings) -> Iterator[Found]:
+    planned = Coding(settings, reference=True).update(values.size).size
+    yield Found("values", where, len(blocks.encode(reference.CODE, values, base)), planned)
+    for value_type in VALUE_TYPES:
+        lossy = replace(settings, value_type=value_type)
+        code = lossy_code(lossy)
+        assert code is not None
+        planned = Coding(lossy, reference=True).update(values.size).size
+        yield Found(f"values, {value_type}", where, len(blocks.encode(code, values, base)), planned)
+
+
+def show(found: list[Found]) -> None:
+    """Print by kind what share of its range was used, and everything that lies outside."""
+    print(f"{'':<32}{'sizes':>8}{'lowest':>9}{'highest':>9}   (0 and 1: the ends of the range)")
+    for kind in dict.fromkeys(one.kind for one in found):
+        places = [one.in_range for one in found if one.kind == kind]
+        print(f"{kind:<32}{len(places):>8}{min(places):>9.2f}{max(places):>9.2f}")
+    for one in found:
+        if not one.good:
+            print(f"OUTSIDE: {one.kind} of {one.where}: {one.num_bytes:,} bytes, {one.planned}")
+
+
+def summary(found: list[Found]) -> list[dict[str, Any]]:
+    """Return, for every kind and place, the smallest and the largest size."""
+    rows = []
+    for kind, where in dict.fromkeys((one.kind, one.where) for one in found):
+        group = [one for one in found if (one.kind, one.where) == (kind, where)]
+        sizes = [one.num_bytes for one in group]
+        planned = asdict(group[0].planned)
+        rows.append({"kind": kind, "where": where, "smallest": min(sizes), "largest": max(sizes),
+                     "planned": planned})  # fmt: skip
+    return rows
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=str(__doc__).partition("\n")[0])
+    parser.add_argument("--out", type=Path, default=environment.RESULTS, help="folder of results")
+    args = parser.parse_args()
+    torch.set_num_threads(1)
+    found = [one for case in NETWORKS for one in measure_scoring(case)]
+    found += [one for training in TRAININGS for one in measure_training(training)]
+    environment.write(args.out / "plan_ranges.json", {"sizes": summary(found)})
+    show(found)
+    return 0 if all(one.good for one in found) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
