@@ -128,7 +128,8 @@ def seeds(target: str) -> Iterator[bytes]:
         yield b"\x06\0\0\0" + b"\3\3abc" + b"\3\3def"
         yield b"\x06\0\0\2" + b"\2\3" + bytes([2, *bytes(7)]) + b"abc"
         yield b"\x03\0\0\0" + b"\1\3abc" + zlib.crc32(b"abc").to_bytes(4, "little")
-        yield b"\0\0\x20\0" + b"\7\x10" + bytes(16) + b"\7\x20" + bytes(32)
+        yield b"\0\0\x20\0" + b"\7\x80" + bytes(128) + b"\7\x81" + bytes(129)
+        yield b"\0\0\x20\0" + 2 * (b"\7\x80" + bytes(128)) + b"\3\1a"
     if target == "manifest":
         yield from seeds_of_manifest()
 
