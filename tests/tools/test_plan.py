@@ -1,6 +1,8 @@
 """`ssfl plan` as a command."""
 
 import json
+import re
+import shlex
 from pathlib import Path
 
 import pytest
@@ -63,11 +65,22 @@ def test_a_task_of_ones_own_is_built_from_a_shard(
     assert sent["payload_bytes"]["high"] == 4 * 650
 
 
+def test_the_commands_of_the_page_work(capsys: pytest.CaptureFixture[str]) -> None:
+    page = (Path(__file__).parents[2] / "docs" / "plan.md").read_text()
+    (block,) = re.findall(r"```sh\n(.*?)```", page, flags=re.DOTALL)
+    for line in block.splitlines():
+        program, *words = shlex.split(line)
+        assert program == "ssfl"
+        assert tools.main(words) == ExitCode.DONE, line
+        assert capsys.readouterr().out
+
+
 @pytest.mark.parametrize(
     ("flags", "words"),
     [
         (["--model", "cnn"], "--input is missing"),
         (["--input", "8by8"], "--input must be sizes"),
+        (["--input", "999999999x999999999"], "is more than 2147483648 values"),
         (["--input", "1x8x8", "--sparsity", "90"], "write 0.9 for 90 %"),
         (["--input", "1x8x8", "--sparsity", "0.9,,0.5"], "sparsity must be a number"),
         (["--input", "1x8x8", "--sparsity", "0.9999999"], "keeps none"),
@@ -92,6 +105,7 @@ def test_what_is_wrong_is_named(
     [
         (["--input", "1x2x2"], "cnn needs images of at least 4x4"),
         (["--input", "64", "--model", "resnet18"], "needs images"),
+        (["--input", "9999x999x9", "--model", "mlp"], "more than the limit"),
         (["--data", "shard_00", "--data-root", "nowhere"], "there is no folder nowhere"),
     ],
 )

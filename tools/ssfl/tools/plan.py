@@ -1,6 +1,7 @@
 """`ssfl plan`: what a run will send and how long that takes, before anything is started."""
 
 import json
+import math
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
@@ -10,7 +11,7 @@ from typing import Any, TypeVar
 from rich.console import Console
 
 from ssfl.method.errors import DensityError, MethodError, SettingsError
-from ssfl.method.manifest import Manifest
+from ssfl.method.manifest import MAX_PARAMETERS, Manifest
 from ssfl.method.settings import RunSettings, setting
 from ssfl.program import settings
 from ssfl.program.exits import ExitCode, ProgramError, usage_error
@@ -50,7 +51,7 @@ class PlanConfig:
     data: str = setting("", "a shard to take the shapes from: a name under --data-root, or a path")
     data_root: Path = setting(Path("shards"), "folder that holds the shards")
     sparsity: str = setting("0.9", "share of weights to prune; several as 0.5,0.9,0.95")
-    rounds: int = _like("rounds")
+    rounds: int = setting(30, "training rounds", least=1, most=1_000_000)
     clients: int = setting(10, "clients in the federation", least=1)
     clients_per_round: int = _like("clients_per_round")
     evaluate_every: int = _like("evaluate_every")
@@ -87,6 +88,8 @@ class PlanConfig:
             )
         if self.input and not re.fullmatch(r"\d{1,9}(x\d{1,9}){0,7}", self.input):
             raise SettingsError(f"--input must be sizes such as 3x32x32, got {self.input!r}")
+        if self.input and math.prod(self.input_shape()) > MAX_PARAMETERS:
+            raise SettingsError(f"--input {self.input} is more than {MAX_PARAMETERS} values")
         if self.link and (self.up or self.down or self.rtt):
             raise SettingsError("--link stands for --up, --down and --rtt: give one or the other")
         given = [bool(one) for one in (self.up, self.down, self.rtt)]
@@ -103,6 +106,9 @@ class PlanConfig:
         self.coordinator_bits_per_s()
         for sparsity in self.sparsities():
             self.run_settings(sparsity).validate()
+
+    def input_shape(self) -> tuple[int, ...]:
+        return tuple(map(int, self.input.split("x")))
 
     def sparsities(self) -> list[str]:
         return [one.strip() for one in self.sparsity.split(",")]
@@ -190,19 +196,19 @@ def _model(config: PlanConfig) -> tuple[Manifest, Site]:
         ) from None
 
     try:
-        site, own_weights = Site(), False
+        site, name, own_weights = Site(), config.task, False
         if config.data:
             task = load_task(config.task)
             shard = task.load_shard(find_shard(config.data, config.data_root))
             model = task.build_model(config.run_settings(config.sparsities()[0]), shard)
             shape, num_classes = shard.input_shape, shard.num_classes
-            site, own_weights = Site(shard.num_samples, len(shard.test_x)), task.own_weights
+            site, name = Site(shard.num_samples, len(shard.test_x)), task.name
+            own_weights = task.own_weights
         else:
-            shape, num_classes = tuple(map(int, config.input.split("x"))), config.classes
+            shape, num_classes = config.input_shape(), config.classes
             with torch.device("meta"):  # shapes only: no memory, no random numbers
                 model = build_model(config.model, shape, num_classes)
         described = {"model": config.model, "input_shape": list(shape), "num_classes": num_classes}
-        name = Path(config.task).stem
         manifest = manifest_of(model, {"task": name, **described}, own_weights=own_weights)
     except (LearningError, MethodError) as error:
         raise ProgramError(str(error), ExitCode.BAD_DATA) from error

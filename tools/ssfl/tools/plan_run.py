@@ -11,8 +11,10 @@ are an expectation: a client that waits or works long hears and sends some tens 
 10 to 15 s.
 """
 
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 from ssfl.codec import values_only
@@ -284,7 +286,7 @@ class _Planner:
         due = rounds_done == self.settings.rounds or (every and rounds_done % every == 0)
         return bool(rounds_done and due)
 
-    @property
+    @cached_property
     def num_tests(self) -> int:
         return sum(map(self._is_tested, range(self.settings.rounds + 1)))
 
@@ -294,18 +296,22 @@ class _Planner:
         # The first base is made by every client itself, from the initial weights.
         held = Transfer(ZERO, Size.fixed(self._task()))
         self._add("values", "down", held, self.cohort)
+        counts: Counter[tuple[str, bool]] = Counter()  # (task, holds the base before)
         for number in range(1, rounds + 1):
-            everyone = self._is_tested(number - 1) or self.cohort == n  # holds the base before
+            everyone = self._is_tested(number - 1) or self.cohort == n
             if self._is_tested(number):
                 count = n if everyone else self.cohort
-                self._add("evaluation", "down", self._evaluate(self.next_base), count)
-                self._add("evaluation", "down", self._evaluate(self.any_base), n - count)
-                if number < rounds:
-                    self._add("values", "down", held, self.cohort)
+                counts["evaluate", True] += count
+                counts["evaluate", False] += n - count
             else:
                 count = self.cohort if everyone else round(self.cohort**2 / n)
-                self._add("values", "down", self._train(self.next_base), count)
-                self._add("values", "down", self._train(self.any_base), self.cohort - count)
+                counts["train", True] += count
+                counts["train", False] += self.cohort - count
+        self._add("values", "down", self._train(self.next_base), counts["train", True])
+        self._add("values", "down", self._train(self.any_base), counts["train", False])
+        self._add("values", "down", held, (self.num_tests - 1) * self.cohort)
+        self._add("evaluation", "down", self._evaluate(self.next_base), counts["evaluate", True])
+        self._add("evaluation", "down", self._evaluate(self.any_base), counts["evaluate", False])
         step, _ = self._middle
         answer = Transfer(ZERO, Size.fixed(messages.evaluation_answer()))
         report = Transfer(ZERO, Size.fixed(messages.evaluation_report(step)))

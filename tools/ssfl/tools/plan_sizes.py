@@ -2,7 +2,8 @@
 
 Values and scores as float32 have a size that follows from their number. What is entropy-coded has
 a hard bound, which its codec states, and a range that was measured on real models and real
-training: every constant below comes from `benchmarks/plan_ranges.py`, which fails if one is wrong.
+training: `benchmarks/plan_ranges.py` fails if a constant below is wrong. It measures small images;
+the ranges also hold the larger networks of `benchmarks/bytes_on_wire.py`.
 """
 
 import math
@@ -29,8 +30,9 @@ LEAST_SHARE = 0.03
 SCORE_BITS = (4.4, 7.0)
 SCORE_TABLE_BYTES = 1024
 
-# Share of the entropy of independent bits that a mask takes; what lies over its channels is extra.
-MASK_SHARE = (0.33, 0.56)
+# Share of the entropy of independent bits that a mask takes, least with large images; what its
+# channels cost is extra.
+MASK_SHARE = (0.2, 0.56)
 
 
 @dataclass(frozen=True, slots=True)
