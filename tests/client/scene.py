@@ -31,6 +31,8 @@ VALUES = np.arange(14, dtype=np.float32)  # ten kept, four biases
 class FakeSite:
     """A site whose work is arithmetic."""
 
+    delta = np.float32(1)  # what training adds to every value
+
     def __init__(self, settings: RunSettings, manifest: Manifest = MANIFEST) -> None:
         self.settings = settings
         self.manifest = manifest
@@ -46,7 +48,7 @@ class FakeSite:
         assert mask.digest == MASK.digest
         on_step(1, 1)
         self.trained_rounds.append(round_number)
-        return Trained(base + 1, 0.5, Evaluation(1, 2, 3.0), Evaluation(2, 2, 1.0))
+        return Trained(base + self.delta, 0.5, Evaluation(1, 2, 3.0), Evaluation(2, 2, 1.0))
 
     def evaluate(self, mask: Mask, values: Vector) -> Evaluation:
         assert mask.num_kept + 4 == values.size

@@ -127,6 +127,11 @@ def test_a_damaged_download_is_thrown_away_and_asked_for_again(
         (transfer_pb2.ENCODING_DENSE, 4 * 24),
         (transfer_pb2.ENCODING_BITMASK, 3),
         (transfer_pb2.ENCODING_BITMASK_ZSTD, 3),
+        (transfer_pb2.ENCODING_REFERENCE, 4 * 24 + 16),
+        (transfer_pb2.ENCODING_BFLOAT16, 2 * 24 + 8),
+        (transfer_pb2.ENCODING_INT8, 24 + 4 + 4),
+        (transfer_pb2.ENCODING_GRID, 4 * 24 + 17),
+        (transfer_pb2.ENCODING_BITMASK_SORTED, 2 + 4 + 2 + 9 + 5 * 64 + 3),
     ],
 )
 def test_too_large_an_announcement_is_refused_before_memory_is_taken(

@@ -3,6 +3,7 @@
 import json
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from ssfl.client.local_state import Answer, LocalState
@@ -77,3 +78,79 @@ def test_a_person_can_read_what_is_kept(local: LocalState) -> None:
     local.save(ANSWER)
     facts = json.loads((local.folder / "answer.json").read_text())
     assert (facts["run_id"], facts["kind"], facts["step"]) == ("run-1", "values", 7)
+
+
+# -- what lossy updates lost
+
+LOST = np.array([0.5, -0.25, 0.0], dtype=np.float32)
+MASK, OTHER_MASK = bytes(range(32)), bytes(32)
+
+
+def residual(local: LocalState, run_id: str = "run-1", mask: bytes = MASK) -> list[float] | None:
+    found = local.residual(run_id, mask)
+    return None if found is None else [float(one) for one in found]
+
+
+def test_what_an_update_lost_counts_when_it_is_accepted_and_not_before(local: LocalState) -> None:
+    assert residual(local) is None
+    local.save(ANSWER, MASK, LOST)
+    assert residual(local) is None
+    local.accepted()
+    assert residual(local) == [0.5, -0.25, 0.0]
+    local.drop()
+    assert residual(local) == [0.5, -0.25, 0.0], "the answer is gone, what it lost is not"
+
+
+def test_what_a_dropped_update_lost_is_forgotten(local: LocalState) -> None:
+    local.save(ANSWER, MASK, LOST)
+    local.accepted()
+    local.save(ANSWER, MASK, LOST * 2)
+    local.drop()
+    local.accepted()
+    assert residual(local) == [0.5, -0.25, 0.0], "that of the update before"
+
+
+def test_an_update_that_lost_nothing_leaves_what_is_owed(local: LocalState) -> None:
+    local.save(ANSWER, MASK, LOST)
+    local.accepted()
+    local.save(ANSWER, MASK, None)
+    local.accepted()
+    assert residual(local) == [0.5, -0.25, 0.0]
+
+
+def test_what_was_lost_survives_a_restart_at_any_moment(local: LocalState) -> None:
+    local.save(ANSWER, MASK, LOST)
+    again = LocalState(local.folder)
+    assert again.load() == ANSWER
+    again.accepted()
+    assert residual(LocalState(local.folder)) == [0.5, -0.25, 0.0]
+    LocalState(local.folder).accepted()  # killed after it, before the answer was dropped
+    assert residual(local) == [0.5, -0.25, 0.0]
+
+
+def test_what_was_lost_in_another_run_or_under_another_mask_is_none_of_ours(
+    local: LocalState,
+) -> None:
+    local.save(ANSWER, MASK, LOST)
+    local.accepted()
+    assert residual(local, run_id="run-2") is None
+    assert residual(local, mask=OTHER_MASK) is None
+    assert residual(local) is not None
+
+
+def test_a_damaged_file_is_nothing(local: LocalState) -> None:
+    local.save(ANSWER, MASK, LOST)
+    local.accepted()
+    file = local.folder / "residual"
+    data = file.read_bytes()
+    assert len(data) == 32 + 12
+    for damaged in (
+        b"",
+        data[:31],
+        data[:-1],
+        data[:-4],
+        data + b"x",
+        data[:40] + b"x" + data[41:],
+    ):
+        file.write_bytes(damaged)
+        assert residual(local) is None

@@ -1,0 +1,302 @@
+"""The agent with coded payloads: what it holds, what it can make, and what its updates lost."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from grpc import StatusCode
+
+from client.fakes import INITIAL, FakeCall, FakeStub
+from client.scene import (
+    GONE,
+    MASK,
+    MODEL,
+    NO_MODEL,
+    SETTINGS,
+    VALUES,
+    FakeSite,
+    Scene,
+    accepted,
+    call_of,
+    joined,
+    payload,
+    refusal,
+    train_task,
+)
+from ssfl.client.errors import Refused
+from ssfl.client.site import Vector
+from ssfl.codec import blocks, grid, masks, reference
+from ssfl.method.mask import Mask
+from ssfl.method.model_state import values_digest
+from ssfl.v1 import coordinator_pb2 as pb
+from ssfl.v1 import mask_pb2, transfer_pb2, update_pb2
+
+FIRST = MASK.gather(INITIAL)
+# Whole multiples of a half, to nearest: what is lost can be told by hand.
+COARSE = replace(SETTINGS, value_type="grid", grid_bits=1, rounding="nearest")
+GRID = transfer_pb2.ENCODING_GRID
+OUTCOMES = {
+    "accepted": transfer_pb2.OUTCOME_ACCEPTED,
+    "already accepted": transfer_pb2.OUTCOME_ALREADY_ACCEPTED,
+    "step closed": transfer_pb2.OUTCOME_STEP_CLOSED,
+}
+
+
+@pytest.fixture(autouse=True)
+def _training_adds_a_third(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(FakeSite, "delta", np.float32(0.375))
+
+
+def receipt(outcome: str) -> FakeCall:
+    made = transfer_pb2.Receipt(outcome=OUTCOMES[outcome])
+    return FakeCall([pb.SendUpdateResponse(receipt=made)])
+
+
+class Sent:
+    """Updates as the coordinator gets them, answered with a list of outcomes."""
+
+    def __init__(self, *outcomes: str | FakeCall) -> None:
+        self.script = [self._answer(outcome) for outcome in outcomes]
+        self.headers: list[update_pb2.SparseUpdate] = []
+        self.data: list[bytes] = []
+
+    def _answer(self, outcome: str | FakeCall) -> Any:
+        def answer(requests: Any) -> FakeCall:
+            header, *chunks = requests
+            self.headers.append(header.header)
+            self.data.append(b"".join(one.chunk.data for one in chunks))
+            return outcome if isinstance(outcome, FakeCall) else receipt(outcome)
+
+        return answer
+
+    def change(self, number: int) -> float:
+        """Return what an update added to its base: to every value the same."""
+        values = blocks.decode(grid.Grid(), self.data[number], 14, VALUES)
+        (change,) = set((values - VALUES).tolist())
+        return float(change)
+
+
+def round_task(number: int, **changes: Any) -> pb.Task:
+    """A round of a lossy run; the client is sent the base in the first only."""
+    task = train_task(round_number=number, update_encoding=GRID, **changes)
+    task.step, task.task_digest = 5 + number, b"round %d" % number
+    if number:
+        task.train.ClearField("base")
+        task.train.mask.ClearField("mask")
+    return task
+
+
+def run(folder: Path, calls: list[FakeCall], sent: Sent, run_id: str = "run-1") -> FakeStub:
+    """Let a process take part in a lossy run, from its start to its end."""
+    stub = FakeStub(
+        Join=[joined(1, run_id, COARSE), joined(2, run_id, COARSE), joined(3, run_id, COARSE)],
+        NextTask=[*calls, call_of(NO_MODEL), call_of(NO_MODEL)],
+        SendUpdate=sent.script,
+        Leave=[pb.LeaveResponse()],
+    )
+    Scene(folder, stub).agent.run()
+    return stub
+
+
+def first_round(**changes: Any) -> FakeCall:
+    return call_of(round_task(0, **changes), MODEL)
+
+
+# -- what updates lost
+
+
+@pytest.mark.parametrize("outcome", ["accepted", "already accepted"])
+def test_what_an_accepted_update_lost_is_added_to_the_next(tmp_path: Path, outcome: str) -> None:
+    sent = Sent(outcome, outcome, outcome)
+    run(tmp_path, [first_round(), *(call_of(round_task(number)) for number in (1, 2))], sent)
+    # 0.375 -> 0.5, 0.125 too much; 0.25 -> 0 (ties to even), 0.25 too little; 0.625 -> 0.5
+    assert [sent.change(number) for number in range(3)] == [0.5, 0.0, 0.5]
+    assert [header.values.encoding for header in sent.headers] == [GRID] * 3
+    assert sent.headers[0].values.reference_digest == values_digest(VALUES)
+    assert sent.headers[0].coding_error == pytest.approx(1 / 3)
+
+
+def test_what_a_late_update_lost_is_not(tmp_path: Path) -> None:
+    sent = Sent("accepted", "step closed", "accepted")
+    run(tmp_path, [first_round(), *(call_of(round_task(number)) for number in (1, 2))], sent)
+    assert [sent.change(number) for number in range(3)] == [0.5, 0.0, 0.0], "0.25 again"
+
+
+def test_nor_what_a_stale_update_lost(tmp_path: Path) -> None:
+    stale = FakeCall([], refusal(StatusCode.FAILED_PRECONDITION, "stale_base"))
+    sent = Sent("accepted", stale, "accepted")
+    calls = [first_round(), call_of(round_task(1)), call_of(NO_MODEL), call_of(round_task(2))]
+    run(tmp_path, calls, sent)
+    assert [sent.change(number) for number in range(3)] == [0.5, 0.0, 0.0]
+
+
+def test_what_was_lost_survives_a_restart(tmp_path: Path) -> None:
+    run(tmp_path, [first_round()], Sent("accepted"))
+    sent = Sent("accepted")
+    run(tmp_path, [first_round()], sent)
+    assert sent.change(0) == 0.0, "0.25, as without the restart"
+
+
+def test_an_update_kept_over_a_restart_brings_what_it_lost(tmp_path: Path) -> None:
+    """The process dies when its update is under way; the next one sends it and goes on."""
+    stub = FakeStub(
+        Join=[joined(1, settings=COARSE), joined(2, settings=COARSE), _killed],
+        NextTask=[first_round(), call_of(NO_MODEL)],
+        SendUpdate=[FakeCall([], GONE)],
+    )
+    with pytest.raises(KeyboardInterrupt):
+        Scene(tmp_path, stub).agent.run()
+    kept: list[int] = []
+
+    def known(requests: Any) -> FakeCall:
+        kept.append(next(requests).header.step)
+        return receipt("already accepted")
+
+    sent = Sent("accepted")
+    sent.script.insert(0, known)
+    run(tmp_path, [first_round()], sent)
+    assert kept == [5], "sent without training again"
+    assert sent.change(0) == 0.0
+
+
+def _killed(_request: Any) -> None:
+    raise KeyboardInterrupt
+
+
+def test_what_was_lost_in_another_run_is_none_of_this_ones(tmp_path: Path) -> None:
+    run(tmp_path, [first_round()], Sent("accepted"))
+    sent = Sent("accepted")
+    run(tmp_path, [first_round()], sent, run_id="run-2")
+    assert sent.change(0) == 0.5
+
+
+def test_a_damaged_file_is_ignored(tmp_path: Path) -> None:
+    run(tmp_path, [first_round()], Sent("accepted"))
+    file = tmp_path / "state" / "residual"
+    file.write_bytes(file.read_bytes()[:-1])
+    sent = Sent("accepted")
+    run(tmp_path, [first_round()], sent)
+    assert sent.change(0) == 0.5
+
+
+# -- what it holds and can make
+
+
+def coded_task(
+    values: Vector, against: Vector | None, name: bytes, **changes: Any
+) -> tuple[pb.Task, bytes]:
+    """Return a task whose base is coded against values, for a client that holds the mask."""
+    data = bytes(blocks.encode(reference.CODE, values, against))
+    base = payload(data, transfer_pb2.ENCODING_REFERENCE)
+    base.reference_digest = b"" if against is None else values_digest(against)
+    task = train_task(
+        base=base,
+        base_digest=values_digest(values),
+        update_encoding=transfer_pb2.ENCODING_REFERENCE,
+        **changes,
+    )
+    task.train.mask.ClearField("mask")
+    task.task_digest = name
+    return task, data
+
+
+def scene_of(folder: Path, calls: list[FakeCall], num_sent: int, num_joins: int = 2) -> Scene:
+    stub = FakeStub(
+        Join=[joined(session + 1) for session in range(num_joins)],
+        NextTask=[*calls, call_of(NO_MODEL)],
+        SendUpdate=[accepted() for _ in range(num_sent)],
+        Leave=[pb.LeaveResponse()],
+    )
+    return Scene(folder, stub)
+
+
+def test_a_base_is_read_against_the_one_before(tmp_path: Path) -> None:
+    task, data = coded_task(VALUES * 3, VALUES, b"next")
+    scene = scene_of(tmp_path, [call_of(train_task(), MODEL), call_of(task, data)], 2)
+    scene.agent.run()
+    assert scene.stub.called("NextTask")[-1].base_digest == values_digest(VALUES * 3)
+
+
+def test_the_first_base_is_made_of_mask_and_initial_weights(tmp_path: Path) -> None:
+    task = train_task(base_digest=values_digest(FIRST))
+    task.train.ClearField("base")
+    scene = scene_of(tmp_path, [call_of(task, MASK.bits)], 1)
+    scene.agent.run()
+    first, second = scene.stub.called("NextTask")
+    assert first.initial_digest == values_digest(INITIAL)
+    assert second.base_digest == values_digest(FIRST)
+
+
+def test_a_base_is_read_against_the_first_one_which_is_not_held(tmp_path: Path) -> None:
+    task, data = coded_task(VALUES * 3, FIRST, b"next")
+    scene = scene_of(tmp_path, [call_of(train_task(), MODEL), call_of(task, data)], 2)
+    scene.agent.run()
+    assert scene.stub.called("NextTask")[-1].base_digest == values_digest(VALUES * 3)
+
+
+def test_a_reference_that_is_not_held_is_not_claimed_again(tmp_path: Path) -> None:
+    """It asks once more, for a base that is coded against nothing."""
+    wrong, bad = coded_task(VALUES * 3, VALUES * 2, b"wrong")
+    right, data = coded_task(VALUES * 3, None, b"right")
+    calls = [call_of(train_task(), MODEL), call_of(wrong, bad), call_of(right, data)]
+    scene = scene_of(tmp_path, calls, 2, num_joins=3)
+    scene.agent.run()
+    held = [request.base_digest for request in scene.stub.called("NextTask")]
+    assert held == [b"", values_digest(VALUES), b"", values_digest(VALUES * 3)]
+    assert scene.sites[0].trained_rounds == [2, 2], "not with a base it did not have"
+
+
+def test_a_base_that_is_named_and_cannot_be_made_is_asked_for(tmp_path: Path) -> None:
+    task = train_task(base_digest=bytes(32))
+    task.train.ClearField("base")
+    scene = scene_of(tmp_path, [call_of(task, MASK.bits)], 0, num_joins=3)
+    scene.agent.run()
+    again = scene.stub.called("NextTask")[-1]
+    assert (again.mask_digest, again.base_digest) == (MASK.digest, b"")
+
+
+def difference_task(held: Mask) -> tuple[pb.Task, bytes]:
+    bits = masks.difference(MASK.bits, held.bits)
+    mask = payload(bits, transfer_pb2.ENCODING_BITMASK)
+    mask.reference_digest = held.digest
+    message = mask_pb2.MaskBroadcast(
+        mask_digest=MASK.digest, mask_epoch=2, num_kept=MASK.num_kept, mask=mask
+    )
+    return train_task(mask=message), bits + VALUES.tobytes()
+
+
+def test_a_mask_is_read_against_the_one_before(tmp_path: Path) -> None:
+    """An evaluation under the old mask, then a round under the new one."""
+    old = Mask.full(20)
+    message = mask_pb2.MaskBroadcast(mask_digest=old.digest, num_kept=20, all_kept=True)
+    base = INITIAL.tobytes()
+    work = pb.EvaluateTask(
+        mask=message,
+        base_digest=values_digest(INITIAL),
+        base=payload(base, transfer_pb2.ENCODING_VALUES_ONLY),
+    )
+    evaluate = call_of(pb.Task(task_digest=b"test", step=4, evaluate=work), base)
+    scene = scene_of(tmp_path, [evaluate, call_of(*difference_task(old))], 1)
+    scene.stub._scripts["ReportEvaluation"] = [pb.ReportEvaluationResponse()]
+    scene.agent.run()
+    assert [one.mask_digest for one in scene.stub.called("NextTask")] == [
+        *(b"", old.digest, MASK.digest),
+    ]
+
+
+def test_a_difference_to_a_mask_that_is_not_held_is_asked_for_again(tmp_path: Path) -> None:
+    other = Mask.from_bools(np.arange(20) < 3)
+    calls = [call_of(*difference_task(other)), call_of(train_task(), MODEL)]
+    scene = scene_of(tmp_path, calls, 1, num_joins=3)
+    scene.agent.run()
+    assert [one.mask_digest for one in scene.stub.called("NextTask")] == [b"", b"", MASK.digest]
+
+
+@pytest.mark.parametrize("encoding", [transfer_pb2.ENCODING_INT8, transfer_pb2.ENCODING_SCORES])
+def test_an_update_the_run_does_not_allow_is_not_written(tmp_path: Path, encoding: int) -> None:
+    task = train_task(update_encoding=transfer_pb2.Encoding.Name(encoding))
+    scene = scene_of(tmp_path, [call_of(task, MODEL)], 0)
+    with pytest.raises(Refused, match=f"asks for values in encoding {encoding}"):
+        scene.agent.run()
