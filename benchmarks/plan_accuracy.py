@@ -44,6 +44,7 @@ from benchmarks.shaped_link import (
 from benchmarks.workload import Workload, digest, manifest_of
 
 from ssfl.method.settings import RunSettings
+from ssfl.program.exits import raise_on_sigterm
 from ssfl.tools.plan_link import Link
 from ssfl.tools.plan_run import RunPlan, Seconds, Site, plan_run
 from ssfl.v1 import transfer_pb2
@@ -388,6 +389,7 @@ def main() -> int:
         address, number = args.client
         asyncio.run(take_part(SCENARIOS[int(number)], address))
         return 0
+    raise_on_sigterm()  # so that the link is removed however this ends
     began_s = time.monotonic()
     try:
         results = [*map(run_scenario, SCENARIOS), run_coded()]
