@@ -1,21 +1,21 @@
 """What do lossy values save, and what do they cost in accuracy?
 
     python -m benchmarks.lossy_values            # about 15 minutes on two cores
-    python -m benchmarks.lossy_values --quick    # 2 seeds, 12 rounds, three variants
+    python -m benchmarks.lossy_values --quick    # 2 seeds, 6 rounds, three variants
 
 The training of value_bytes.py with 10 of 100 clients in each of 50 rounds, lossless and with each
 lossy code in both directions, for five seeds; a seed fixes data split, initial weights, cohorts
-and batches, so runs are paired. An upload carries the rounded change against the base; what
-rounding took is added to the client's next upload (feedback), or rounding is stochastic. The
-coordinator commits what clients can decode: base + rounded change of the mean, so that all ends
-hold the same bits. Only who took part in the previous round can use that change; the others get
-the base lossless. In the variant "first" the base is instead rounded to a grid around the epoch's
-first base, which everybody can rebuild, so that every download is small.
+and batches, so runs are paired. An upload carries the change against the base, rounded
+stochastically; what rounding took is added to the client's next upload. The coordinator commits
+what clients can decode, base + rounded change of the mean, so that all ends hold the same bits.
+Only who took part in the previous round can use that change; the others get the base lossless.
+In the variant "first", which is an idea and no setting, the base is instead rounded to a grid
+around the epoch's first base, which everybody can rebuild, so that every download is small.
 
 Accuracy is that of the base on all test data, the mean of the last ten rounds. Bars: a variant
 meets them if its changes take at most 0.40 of 4sP in both directions and its mean difference to
 lossless is within noise: its 95 % interval holds 0, or it loses less than the standard deviation
-between seeds. All variants must that are meant to be used. Writes
+between seeds. The three value types with the service's defaults must. Writes
 benchmarks/results/lossy_values.json and .png; exit code 1 if a bar is missed.
 """
 
@@ -34,7 +34,7 @@ from benchmarks.value_channel import LOSSLESS, LOSSY, Variant
 from benchmarks.value_runs import Outcome, Run, run
 
 BYTES_BAR = 0.40
-MEANT = ("bfloat16", "int8", "grid 2^-16")  # what the codec offers, with its defaults
+MEANT = ("bfloat16", "int8", "grid 2^-16")  # --value-type, all else by default
 PER_ROUND = 10
 FIRST = 2  # the first round whose bytes count
 # 97.5 % quantiles of Student's t with n - 1 degrees of freedom, by n.
@@ -154,7 +154,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=str(__doc__).partition("\n")[0])
     parser.add_argument("--out", type=Path, default=environment.RESULTS, help="folder of results")
     parser.add_argument("--no-plot", action="store_true")
-    parser.add_argument("--quick", action="store_true", help="2 seeds, 12 rounds, three variants")
+    parser.add_argument("--quick", action="store_true", help="2 seeds, 6 rounds, three variants")
     parser.add_argument("--seeds", type=int, choices=sorted(STUDENT), default=5)
     add_data_flag(parser)
     add_processes_flag(parser)
@@ -167,7 +167,7 @@ def main() -> int:
     variants, seeds, rounds = [LOSSLESS, *LOSSY], args.seeds, 50
     if args.quick:
         variants = [one for one in variants if one is LOSSLESS or one.name in MEANT]
-        seeds, rounds = 2, 12
+        seeds, rounds = 2, 6
     work = [
         Run(args.data, seed, variant, NUM_CLIENTS, PER_ROUND, rounds)
         for seed in range(seeds)

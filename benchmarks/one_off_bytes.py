@@ -28,9 +28,10 @@ from benchmarks.parallel import add_processes_flag, run_all
 from benchmarks.resnet_scores import add_scores_flag, score_clients
 
 from ssfl.codec.scores import MANTISSA_BITS
+from ssfl.method.strategies.ssfl import DECISIVE
 
 BYTES_BAR, OVERLAP_BAR = 0.10, 0.99
-FACTOR = 3  # scores that get codes, as a multiple of the kept ones: the default
+FACTOR = DECISIVE  # scores that get codes, as a multiple of the kept ones
 DEFAULT = Coding(MANTISSA_BITS, FACTOR)
 CNN_CODINGS = tuple(Coding(bits, factor) for factor in (2, 3, 5, 0) for bits in range(6))
 RESNET_CODINGS = (
@@ -87,12 +88,12 @@ def met(results: Sequence[CodeResult]) -> bool:
 
 def show(results: Sequence[CodeResult], trained: list[dict[str, Any]]) -> None:
     """Print the tables."""
-    print(f"{'network, clients':<22}{'code':<14}{'bits':>7}{'overlap':>9}{'scores':>12}"
+    print(f"{'network, clients':<22}{'code':<14}{'coded':>7}{'bits':>7}{'overlap':>9}{'scores':>12}"
           f"{'mask':>10}{'of the paper':>14}")  # fmt: skip
     for one in results:
         mark = " *" if one in judged(results) else ""
-        print(f"{f'{one.network}, {one.clients}':<22}{one.coding.name:<14}{one.bits:>7.2f}"
-              f"{one.overlap:>9.4f}{one.score_bytes:>12,.0f}{one.mask_bytes:>10,}"
+        print(f"{f'{one.network}, {one.clients}':<22}{one.coding.name:<14}{one.coded:>6.2f}k"
+              f"{one.bits:>7.2f}{one.overlap:>9.4f}{one.score_bytes:>12,.0f}{one.mask_bytes:>10,}"
               f"{one.share:>14.4f}{mark}")  # fmt: skip
     if judged(results):
         word = "met" if met(results) else "FAILED"
@@ -112,42 +113,58 @@ def plot(results: Sequence[CodeResult], trained: list[dict[str, Any]], path: Pat
     """Draw overlap against bits, and accuracy against the code."""
     import matplotlib.pyplot as plt
 
-    figure, axes = plt.subplots(1, 3, figsize=(13, 4), layout="constrained", width_ratios=(3, 3, 2))
-    groups = dict.fromkeys((one.network, one.clients) for one in results)
-    for place, (network, clients) in enumerate(groups):
-        some = [one for one in results if (one.network, one.clients) == (network, clients)]
-        line = sorted((one for one in some if one.coding.factor == FACTOR), key=lambda o: o.bits)
-        axes[0].plot([o.bits for o in line], [1 - o.overlap for o in line], marker="o", ms=4,
-                     color=f"C{place}", label=f"{network}, {clients} clients")  # fmt: skip
-        if network == "CNN" and clients == 20:
-            for o in line:
-                axes[0].annotate(f"m={o.coding.mantissa_bits}", (o.bits, 1 - o.overlap),
-                                 xytext=(4, 4), textcoords="offset points", fontsize=8)  # fmt: skip
-            factors = sorted({one.coding.factor for one in some}, key=lambda f: f or 99)
-            for shade, factor in enumerate(factors):
-                line = [one for one in some if one.coding.factor == factor]
-                line.sort(key=lambda o: o.bits)
+    figure, (left, middle, right) = plt.subplots(
+        1, 3, figsize=(13, 4), layout="constrained", width_ratios=(3, 3, 2)
+    )
+    for place, group in enumerate(dict.fromkeys((one.network, one.clients) for one in results)):
+        some = [one for one in results if (one.network, one.clients) == group]
+        label = f"{group[0]}, {group[1]} clients"
+        _draw_line(left, [o for o in some if o.coding.factor == FACTOR], f"C{place}", label)
+        if group == ("CNN", 20):
+            for shade, factor in enumerate(dict.fromkeys(one.coding.factor for one in some)):
                 label = f"the {factor}k largest coded" if factor else "all coded"
-                axes[1].plot([o.bits for o in line], [1 - o.overlap for o in line], marker="o",
-                             ms=4, color=f"C{4 + shade}", label=label)  # fmt: skip
-    for axis, title in zip(axes, ("3k largest coded", "CNN, 20 clients"), strict=False):
+                line = [one for one in some if one.coding.factor == factor]
+                _draw_line(middle, line, f"C{4 + shade}", label)
+    left.set_title(f"the {FACTOR}k largest coded, m mantissa bits")
+    middle.set_title("CNN, 20 clients")
+    for axis in (left, middle):
         axis.axhline(1 - OVERLAP_BAR, color="grey", lw=0.8, ls="--")
         axis.set_yscale("log")
-        axis.set(xlabel="bits per coordinate", ylabel="kept coordinates that differ", title=title)
+        axis.set_ylim(5e-4, 0.1)
+        axis.margins(x=0.12)
+        axis.set(xlabel="bits per coordinate", ylabel="share of kept coordinates that differ")
         axis.legend(fontsize=8)
+    _draw_accuracy(right, trained)
+    figure.savefig(path, dpi=110)
+    plt.close(figure)
+
+
+def _draw_line(axis: Any, line: list[CodeResult], colour: str, label: str) -> None:
+    """Draw codes in the order of m; a cross is one whose 255 codes do not reach down far enough."""
+    widest = max(o.coded for o in line)
+    reaching = [o for o in line if o.coded > 0.9 * min(widest, o.coding.factor or widest)]
+    short = [o for o in line if o not in reaching]
+    axis.plot([o.bits for o in reaching], [1 - o.overlap for o in reaching], marker="o", ms=4,
+              color=colour, label=label)  # fmt: skip
+    axis.plot([o.bits for o in short], [1 - o.overlap for o in short], "x", ms=5, color=colour)
+    for o in line:
+        axis.annotate(str(o.coding.mantissa_bits), (o.bits, 1 - o.overlap), xytext=(4, 3),
+                      textcoords="offset points", fontsize=7, color=colour)  # fmt: skip
+
+
+def _draw_accuracy(axis: Any, trained: list[dict[str, Any]]) -> None:
     names = [row["code"] for row in trained[1:]]
     for place, row in enumerate(trained[1:]):
         minus = [100 * one for one in row["minus_exact"]]
-        axes[2].plot([place] * len(minus), minus, "o", ms=4, color="C0")
-    deviation = 100 * (trained[0]["seed_deviation"] or 0)
-    axes[2].axhspan(-deviation, deviation, color="C7", alpha=0.2, label="± seed deviation")
-    axes[2].axhline(0, color="black", lw=0.8)
-    axes[2].set_xticks(range(len(names)), names, fontsize=8)
-    axes[2].margins(x=0.2)
-    axes[2].set(ylabel="accuracy minus the exact mask's, %", title="after training")
-    axes[2].legend(fontsize=8)
-    figure.savefig(path, dpi=110)
-    plt.close(figure)
+        axis.plot([place] * len(minus), minus, "o", ms=4, color="C0")
+    if trained[0]["seed_deviation"]:
+        deviation = 100 * trained[0]["seed_deviation"]
+        axis.axhspan(-deviation, deviation, color="C2", alpha=0.15, label="± seed deviation")
+        axis.legend(fontsize=8)
+    axis.axhline(0, color="black", lw=0.8)
+    axis.set_xticks(range(len(names)), names, fontsize=8)
+    axis.margins(x=0.2, y=0.2)
+    axis.set(ylabel="accuracy minus the exact mask's, points", title="after training, by seed")
 
 
 def main() -> int:

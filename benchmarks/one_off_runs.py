@@ -20,7 +20,7 @@ from ssfl.codec import scores, sorted_bits
 from ssfl.method.density import kept_for_sparsity
 from ssfl.method.manifest import Manifest
 from ssfl.method.mask import Mask, top_k
-from ssfl.method.streams import Stream
+from ssfl.method.value_types import random_words
 
 PER_ROUND = 10
 LAST = 5  # rounds whose accuracies make the final accuracy
@@ -55,6 +55,7 @@ class CodeResult:
     network: str
     clients: int
     coding: Coding
+    coded: float  # scores that have codes, as a multiple of the kept ones
     bits: float  # per coordinate
     score_bytes: float  # mean over clients
     mask_bytes: int
@@ -91,7 +92,7 @@ def code_scores(one: Codings, report: Report) -> list[CodeResult]:
     wanted = top_k(mean_scores(exact, weights), kept)
     results = []
     for coding in one.codings:
-        mask, score_bytes = mask_of(coding, exact, weights, kept, seed)
+        mask, score_bytes, coded = mask_of(coding, exact, weights, kept, seed)
         mask_bytes = coded_mask_bytes(mask, manifest, initial)
         shared = int(np.count_nonzero(mask.bools() & wanted.bools()))
         paper = 4 * manifest.size + 4 * manifest.num_masked + manifest.num_masked / 8
@@ -100,6 +101,7 @@ def code_scores(one: Codings, report: Report) -> list[CodeResult]:
                 network,
                 len(exact),
                 coding,
+                coded,
                 8 * score_bytes / manifest.num_masked,
                 score_bytes,
                 mask_bytes,
@@ -113,17 +115,19 @@ def code_scores(one: Codings, report: Report) -> list[CodeResult]:
 
 def mask_of(
     coding: Coding, exact: dict[str, Vector], weights: dict[str, int], kept: int, seed: int
-) -> tuple[Mask, float]:
-    """Return the mask that coded scores give, and their mean bytes."""
+) -> tuple[Mask, float, float]:
+    """Return the mask that coded scores give, their mean bytes, and codes per kept coordinate."""
     received: dict[str, Vector] = {}
-    num_bytes = 0
+    num_bytes, num_codes = 0, 0
     for client, one in exact.items():
-        words = Stream(seed, "score rounding", client).words(-(-one.size // 2)).view(np.uint32)
+        words = random_words(seed, one.size, "scores", client)
         num_coded = coding.factor * kept or one.size
-        payload = scores.encode(one, num_coded, words[: one.size], coding.mantissa_bits)
+        payload = scores.encode(one, num_coded, words, coding.mantissa_bits)
         received[client] = scores.decode(payload, one.size)
         num_bytes += len(payload)
-    return top_k(mean_scores(received, weights), kept), num_bytes / len(exact)
+        num_codes += int(np.count_nonzero(received[client]))
+    mask = top_k(mean_scores(received, weights), kept)
+    return mask, num_bytes / len(exact), num_codes / len(exact) / kept
 
 
 def coded_mask_bytes(mask: Mask, manifest: Manifest, initial: Vector) -> int:
@@ -137,7 +141,7 @@ def run_short(one: Short, report: Report) -> float:
     mask = clients.mask
     if one.coding:
         exact = clients.scores(clients.sites)
-        mask, _ = mask_of(one.coding, exact, clients.weights, clients.num_kept, one.seed)
+        mask, *_ = mask_of(one.coding, exact, clients.weights, clients.num_kept, one.seed)
     reached: list[float] = []
 
     def on_round(round_number: int, base: Vector) -> None:

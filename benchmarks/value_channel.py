@@ -1,38 +1,43 @@
 """A channel that codes what passes through it, counts the bytes and hands on what is decoded."""
 
+import hashlib
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
-import numpy as np
 from benchmarks.fashion import Vector
 
-from ssfl.codec import bfloat16, blocks, grid, int8, reference
-from ssfl.codec.blocks import ValueCode
-from ssfl.method.streams import Stream
+from ssfl.codec import blocks, grid, reference
+from ssfl.method.settings import RunSettings
+from ssfl.method.value_types import commit_change, lossy_code, rounding_words
 
 Watch = Callable[[int, str, Vector, Vector], None]
 
 
 @dataclass(frozen=True)
 class Variant:
-    """A way to send values."""
+    """A way to send values: the run's settings, and one thing that is no setting."""
 
     name: str
-    code: ValueCode
-    stochastic: bool = False  # rounding of uploads; of bases always to nearest
-    feedback: bool = True  # what rounding took from an upload is added to the client's next one
-    from_first: bool = False  # bases on the code's grid around the epoch's first base
+    value_type: str = "float32"
+    grid_bits: int = 16
+    rounding: str = "stochastic"
+    error_feedback: bool = True
+    from_first: bool = False  # bases lie on the grid around the epoch's first base
+
+    def applied_to(self, settings: RunSettings) -> RunSettings:
+        return replace(
+            settings, value_type=self.value_type, grid_bits=self.grid_bits,
+            rounding=self.rounding, error_feedback=self.error_feedback,
+        )  # fmt: skip
 
 
-LOSSLESS = Variant("lossless", reference.CODE)
+LOSSLESS = Variant("lossless")
 LOSSY = (
-    Variant("bfloat16", bfloat16.CODE),
-    Variant("int8", int8.CODE),
-    Variant("grid 2^-16", grid.Grid(16)),
-    Variant("grid 2^-14", grid.Grid(14)),
-    Variant("grid 2^-14, first", grid.Grid(14), from_first=True),
-    Variant("int8, no feedback", int8.CODE, feedback=False),
-    Variant("int8, stochastic", int8.CODE, stochastic=True, feedback=False),
+    Variant("bfloat16", "bfloat16"),
+    Variant("int8", "int8"),
+    Variant("grid 2^-16", "grid"),
+    Variant("int8, nearest", "int8", rounding="nearest"),
+    Variant("grid 2^-14, first", "grid", grid_bits=14, from_first=True),
 )
 
 
@@ -55,11 +60,15 @@ class CodedChannel:
     with the coordinator's bits.
     """
 
-    def __init__(self, variant: Variant, seed: int, first: Vector, watch: Watch | None) -> None:
+    def __init__(
+        self, variant: Variant, settings: RunSettings, first: Vector, watch: Watch | None
+    ) -> None:
         self.rounds: list[Round] = []
-        self._variant = variant
-        self._seed = seed
+        self._settings = variant.applied_to(settings)
+        self._settings.validate()
+        self._code = lossy_code(self._settings)
         self._first = first
+        self._from_first = variant.from_first
         self._watch = watch
         self._present: list[str] = []  # clients of the round before
         self._change = 0  # bytes of the base, coded against the one before
@@ -71,7 +80,7 @@ class CodedChannel:
         for client in cohort:
             if round_number == 0:
                 form, num_bytes = "rebuilt", 0
-            elif self._variant.from_first:
+            elif self._from_first:
                 form, num_bytes = "first base", self._change
             elif client in self._present:
                 form, num_bytes = "previous base", self._change
@@ -83,15 +92,16 @@ class CodedChannel:
         self._present = cohort
 
     def up(self, round_number: int, client: str, values: Vector, base: Vector) -> Vector:
-        variant, wanted, words = self._variant, values, None
-        if variant.feedback and not variant.code.lossless:
-            wanted = values + self._residuals.get(client, np.float32(0))
-        if variant.stochastic:
-            stream = Stream(self._seed, "rounding", round_number, client)
-            words = (stream.words(values.size) >> np.uint64(32)).astype(np.uint32)
-        payload = blocks.encode(variant.code, wanted, base, words)
-        received = blocks.decode(variant.code, payload, values.size, base)
-        self._residuals[client] = wanted - received
+        wanted, words = values, None
+        if self._code:
+            if client in self._residuals:
+                wanted = values + self._residuals[client]
+            words = rounding_words(self._settings, values.size, "update", round_number, client)
+        code = self._code or reference.CODE
+        payload = blocks.encode(code, wanted, base, words)
+        received = blocks.decode(code, payload, values.size, base)
+        if self._code and self._settings.error_feedback:
+            self._residuals[client] = wanted - received
         this = self.rounds[-1]
         this.up.append(len(payload))
         this.up_error.append(blocks.relative_error(wanted, received, base))
@@ -100,12 +110,17 @@ class CodedChannel:
         return received
 
     def commit(self, mean: Vector, base: Vector) -> Vector:
-        against = self._first if self._variant.from_first else base
-        payload = blocks.encode(self._variant.code, mean, against)
-        received = blocks.decode(self._variant.code, payload, mean.size, against)
+        if self._from_first:
+            code = grid.Grid(self._settings.grid_bits)
+            payload = blocks.encode(code, mean, self._first)
+            new = blocks.decode(code, payload, mean.size, self._first)
+        else:
+            digest = hashlib.sha256(base.astype("<f4").tobytes()).digest()
+            new, change = commit_change(self._settings, base, mean, digest)
+            payload = change or blocks.encode(reference.CODE, new, base)
         self._change = len(payload)
-        self.rounds[-1].base_error = blocks.relative_error(mean, received, base)
-        return received
+        self.rounds[-1].base_error = blocks.relative_error(mean, new, base)
+        return new
 
     def _smallest(self, base: Vector) -> tuple[str, int]:
         """Return the smallest form for a client that was away, and its bytes."""

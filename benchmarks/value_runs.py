@@ -98,7 +98,7 @@ def run(one: Run, report: Report) -> Outcome:
             accuracy.append(clients.accuracy(mask, base))
         report(one.cost_per_round)
 
-    channel = CodedChannel(one.variant, one.seed, first, watch if one.compared else None)
+    channel = CodedChannel(one.variant, clients.settings, first, watch if one.compared else None)
     clients.train(mask, one.rounds, channel, on_round)
     paper_bytes = clients.paper_bytes
     means: dict[str, Any] = {
