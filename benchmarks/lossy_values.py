@@ -134,8 +134,8 @@ def plot(rows: list[Row], path: Path) -> None:
     left.axvline(BYTES_BAR, color="grey", lw=0.8, ls="--")
     left.set_yticks(places, names, fontsize=9)
     left.invert_yaxis()
-    left.set(xlabel="share of 4sP", title="bytes")
-    left.legend(fontsize=8)
+    left.set(xlabel="share of 4sP", title="bytes", xlim=(0, 1.15))
+    left.legend(fontsize=8, loc="lower right")
     for place, row in zip(places[1:], rows[1:], strict=True):
         right.plot([100 * one for one in row.minus_lossless], [place] * len(row.accuracy), "o",
                    ms=3, color="C7")  # fmt: skip
@@ -144,7 +144,7 @@ def plot(rows: list[Row], path: Path) -> None:
     deviation = 100 * rows[0].seed_deviation
     right.axvspan(-deviation, deviation, color="C2", alpha=0.15, label="± seed deviation")
     right.axvline(0, color="black", lw=0.8)
-    right.set(xlabel="accuracy minus lossless, % (95 % interval, paired)", title="accuracy")
+    right.set(xlabel="accuracy minus lossless, points (95 % interval, paired)", title="accuracy")
     right.legend(fontsize=8)
     figure.savefig(path, dpi=110)
     plt.close(figure)
