@@ -267,31 +267,38 @@ def difference_task(held: Mask) -> tuple[pb.Task, bytes]:
     return train_task(mask=message), bits + VALUES.tobytes()
 
 
-def test_a_mask_is_read_against_the_one_before(tmp_path: Path) -> None:
-    """An evaluation under the old mask, then a round under the new one."""
-    old = Mask.full(20)
-    message = mask_pb2.MaskBroadcast(mask_digest=old.digest, num_kept=20, all_kept=True)
+OLD = Mask.full(20)
+
+
+def evaluation() -> FakeCall:
+    """A test of the initial weights, under a mask that keeps everything."""
     base = INITIAL.tobytes()
     work = pb.EvaluateTask(
-        mask=message,
+        mask=mask_pb2.MaskBroadcast(mask_digest=OLD.digest, num_kept=20, all_kept=True),
         base_digest=values_digest(INITIAL),
         base=payload(base, transfer_pb2.ENCODING_VALUES_ONLY),
     )
-    evaluate = call_of(pb.Task(task_digest=b"test", step=4, evaluate=work), base)
-    scene = scene_of(tmp_path, [evaluate, call_of(*difference_task(old))], 1)
+    return call_of(pb.Task(task_digest=b"test", step=4, evaluate=work), base)
+
+
+def masks_claimed(scene: Scene) -> list[bytes]:
+    """Return the mask that the client said it holds, call by call."""
     scene.stub._scripts["ReportEvaluation"] = [pb.ReportEvaluationResponse()]
     scene.agent.run()
-    assert [one.mask_digest for one in scene.stub.called("NextTask")] == [
-        *(b"", old.digest, MASK.digest),
-    ]
+    return [request.mask_digest for request in scene.stub.called("NextTask")]
+
+
+def test_a_mask_is_read_against_the_one_before(tmp_path: Path) -> None:
+    scene = scene_of(tmp_path, [evaluation(), call_of(*difference_task(OLD))], 1)
+    assert masks_claimed(scene) == [b"", OLD.digest, MASK.digest]
 
 
 def test_a_difference_to_a_mask_that_is_not_held_is_asked_for_again(tmp_path: Path) -> None:
-    other = Mask.from_bools(np.arange(20) < 3)
-    calls = [call_of(*difference_task(other)), call_of(train_task(), MODEL)]
+    """And no mask is claimed then, so that it cannot come as a difference again."""
+    wrong = call_of(*difference_task(Mask.from_bools(np.arange(20) < 3)))
+    calls = [evaluation(), wrong, call_of(train_task(), MODEL)]
     scene = scene_of(tmp_path, calls, 1, num_joins=3)
-    scene.agent.run()
-    assert [one.mask_digest for one in scene.stub.called("NextTask")] == [b"", b"", MASK.digest]
+    assert masks_claimed(scene) == [b"", OLD.digest, b"", MASK.digest]
 
 
 @pytest.mark.parametrize("encoding", [transfer_pb2.ENCODING_INT8, transfer_pb2.ENCODING_SCORES])
