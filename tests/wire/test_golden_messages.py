@@ -115,8 +115,16 @@ GOLDEN: list[tuple[Message, str]] = [
         f"2220{DIGEST_HEX}2a49{CODED_HEX}300138244100000000000090404807",
     ),
     (
-        coordinator_pb2.JoinRequest(protocol_version=1, client_id="ann", encodings=range(1, 11)),
-        "08011203616e6e4a0a0102030405060708090a",
+        coordinator_pb2.JoinRequest(
+            protocol_version=1,
+            client_id="ann",
+            encodings=[
+                transfer_pb2.ENCODING_VALUES_ONLY,
+                transfer_pb2.ENCODING_REFERENCE,
+                transfer_pb2.ENCODING_BITMASK_SORTED,
+            ],
+        ),
+        "08011203616e6e4a0301050a",
     ),
     (
         settings_pb2.RunSettings(
