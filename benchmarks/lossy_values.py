@@ -31,7 +31,7 @@ from benchmarks import environment
 from benchmarks.fashion import NUM_CLIENTS, NoData, add_data_flag, read_images
 from benchmarks.parallel import add_processes_flag, run_all
 from benchmarks.value_channel import LOSSLESS, LOSSY, Variant
-from benchmarks.value_runs import Outcome, Run, run
+from benchmarks.value_runs import Outcome, Run, add_runs_flag, run
 
 BYTES_BAR = 0.40
 MEANT = ("bfloat16", "int8", "grid 2^-16")  # --value-type, all else by default
@@ -158,6 +158,7 @@ def main() -> int:
     parser.add_argument("--seeds", type=int, choices=sorted(STUDENT), default=5)
     add_data_flag(parser)
     add_processes_flag(parser)
+    add_runs_flag(parser)
     args = parser.parse_args()
     try:
         read_images(args.data)
@@ -169,7 +170,7 @@ def main() -> int:
         variants = [one for one in variants if one is LOSSLESS or one.name in MEANT]
         seeds, rounds = 2, 6
     work = [
-        Run(args.data, seed, variant, NUM_CLIENTS, PER_ROUND, rounds)
+        Run(args.data, seed, variant, NUM_CLIENTS, PER_ROUND, rounds, kept_in=args.runs)
         for seed in range(seeds)
         for variant in variants
     ]

@@ -27,19 +27,19 @@ from benchmarks.fashion import NUM_CLIENTS, NoData, add_data_flag, read_images
 from benchmarks.parallel import add_processes_flag, run_all
 from benchmarks.value_channel import LOSSLESS
 from benchmarks.value_compare import OURS, PCODEC
-from benchmarks.value_runs import Outcome, Run, run
+from benchmarks.value_runs import Outcome, Run, add_runs_flag, run
 
 UP_BAR, DOWN_BAR = 0.80, 0.79
 FIRST = 2  # the first round that counts: the earliest ones move furthest
 WORTH_IT = 0.03  # another library must save more than this share to be offered
 
 
-def runs_of(data: Path, quick: bool) -> dict[str, Run]:
+def runs_of(data: Path, quick: bool, kept_in: Path | None) -> dict[str, Run]:
     full, some, large = (11, 12, 4) if quick else (51, 51, 11)
     return {
-        "all of 100": Run(data, 0, LOSSLESS, NUM_CLIENTS, 0, full, compared=True),
-        "10 of 100": Run(data, 0, LOSSLESS, NUM_CLIENTS, 10, some),
-        "10 large clients": Run(data, 0, LOSSLESS, 10, 0, large),
+        "all of 100": Run(data, 0, LOSSLESS, NUM_CLIENTS, 0, full, True, kept_in),
+        "10 of 100": Run(data, 0, LOSSLESS, NUM_CLIENTS, 10, some, kept_in=kept_in),
+        "10 large clients": Run(data, 0, LOSSLESS, 10, 0, large, kept_in=kept_in),
     }
 
 
@@ -127,13 +127,14 @@ def main() -> int:
     parser.add_argument("--quick", action="store_true", help="few rounds")
     add_data_flag(parser)
     add_processes_flag(parser)
+    add_runs_flag(parser)
     args = parser.parse_args()
     try:
         read_images(args.data)
     except NoData as error:
         print(error, file=sys.stderr)
         return 3
-    runs = runs_of(args.data, args.quick)
+    runs = runs_of(args.data, args.quick, args.runs)
     work = list(runs.values())
     outcomes = run_all(run, work, [one.cost for one in work], args.processes, "training")
     results = {name: summary(one) for name, one in zip(runs, outcomes, strict=True)}

@@ -1,6 +1,8 @@
 """The runs behind value_bytes.py: each trains for real and returns what every round took."""
 
-from dataclasses import dataclass, field
+import argparse
+import json
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +28,14 @@ class Run:
     per_round: int  # 0: all
     rounds: int
     compared: bool = False  # whether some updates are coded in many ways
+    kept_in: Path | None = None  # folder of finished runs, so that a long benchmark can go on
+
+    @property
+    def kept(self) -> Path | None:
+        """Where the outcome is kept."""
+        name = f"{self.variant.name}, {self.per_round or 'all'} of {self.num_clients}"
+        file = f"{name}, seed {self.seed}, {self.rounds} rounds.json"
+        return self.kept_in / file if self.kept_in else None
 
     @property
     def cost(self) -> int:
@@ -79,8 +89,33 @@ class Outcome:
         }
 
 
+def add_runs_flag(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--runs", type=Path, help="folder that keeps finished runs: the same command goes on there"
+    )
+
+
 def run(one: Run, report: Report) -> Outcome:
-    """Train; runs in a process of its own."""
+    """Return the outcome of a run, kept or new; runs in a process of its own."""
+    if one.kept and one.kept.exists():
+        report(one.cost)
+        return _read(one.kept)
+    outcome = _train(one, report)
+    if one.kept:
+        one.kept.parent.mkdir(parents=True, exist_ok=True)
+        unfinished = one.kept.with_suffix(".part")
+        unfinished.write_text(json.dumps(asdict(outcome)))
+        unfinished.replace(one.kept)
+    return outcome
+
+
+def _read(path: Path) -> Outcome:
+    fields = json.loads(path.read_text())
+    fields["rounds"] = [Round(**one) for one in fields["rounds"]]
+    return Outcome(**fields)
+
+
+def _train(one: Run, report: Report) -> Outcome:
     clients = federation(one.data, one.seed, one.num_clients, one.per_round)
     mask = clients.mask
     first = mask.gather(clients.initial)
