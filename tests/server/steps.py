@@ -3,6 +3,7 @@
 import asyncio
 import zlib
 from collections.abc import AsyncIterator
+from contextlib import suppress
 from hashlib import sha256
 from typing import Any
 
@@ -134,17 +135,21 @@ class Steps:
         *,
         start: int = 0,
         stop: int | None = None,
+        header: update_pb2.SparseUpdate | None = None,
     ) -> list[str]:
         """Send an update, or the bytes of it from `start` to `stop`; return the answers."""
-        header = self.update_header(payload)
+        header = header or self.update_header(payload)
         request = pb.SendUpdateRequest(caller=self.caller(client), header=header)
         chunks = [pb.SendUpdateRequest(chunk=one) for one in chunks_of(data[:stop], start)]
         return [word(one) async for one in self.intake.update(stream(request, *chunks))]
 
     def spooled(self, client: ClientId = C1) -> dict[str, bytes]:
         """Return what the spool holds of a client in this step, by kind of file."""
-        folder = self.conductor.spool.root / str(self.step.number)
-        return {path.suffix: path.read_bytes() for path in folder.glob(f"{client}.*")}
+        folder, found = self.conductor.spool.root / str(self.step.number), dict[str, bytes]()
+        for path in folder.glob(f"{client}.*"):
+            with suppress(FileNotFoundError):  # it has just got another name
+                found[path.suffix] = path.read_bytes()
+        return found
 
 
 def chunks_of(data: bytes, start: int = 0) -> list[transfer_pb2.Chunk]:

@@ -15,7 +15,7 @@ from ssfl.server import uploads as module
 from ssfl.server.coded_uploads import check_payload
 from ssfl.server.errors import InvalidRequest, NoProgress, SessionEnded
 from ssfl.server.ledger import Ledger
-from ssfl.server.spool import Spool, append, check_digest, plain_file
+from ssfl.server.spool import Spool, append, check_digest
 from ssfl.server.uploads import Expected, Sent, Uploads, first
 from ssfl.v1 import coordinator_pb2 as pb
 from ssfl.v1 import transfer_pb2
@@ -343,25 +343,6 @@ def test_an_upload_begins_with_its_header() -> None:
                 await first(wrong, DEADLINE_S)
         with pytest.raises(NoProgress, match=r"no header for 0\.001 s"):
             await first(sent(hangs=True), 0.001)
-
-    run(story())
-
-
-def test_what_was_decoded_of_an_unsound_upload_is_dropped_too(tmp_path: Path) -> None:
-    async def story() -> None:
-        desk = Desk(tmp_path)
-        expected = Expected(C1, 3, announced(), "values", lambda: None)
-
-        async def refuse(part: Path, _sent: Sent) -> transfer_pb2.Receipt:
-            plain_file(part).write_bytes(b"not fit for the sum")
-            raise InvalidRequest("not fit for the sum")
-
-        responses = desk.uploads.receive(
-            expected, sent(chunk(0, PAYLOAD)), pb.SendUpdateResponse, refuse
-        )
-        with pytest.raises(InvalidRequest):
-            [word(answer) async for answer in responses]
-        assert list((tmp_path / "3").iterdir()) == []
 
     run(story())
 
