@@ -104,6 +104,13 @@ def first_round(**changes: Any) -> FakeCall:
     return call_of(round_task(0, **changes), MODEL)
 
 
+def later_round() -> FakeCall:
+    """A round after the first, for a process that holds nothing yet."""
+    task = round_task(0)
+    task.train.round_number, task.step, task.task_digest = 1, 6, b"a later round"
+    return call_of(task, MODEL)
+
+
 # -- what updates lost
 
 
@@ -135,8 +142,18 @@ def test_nor_what_a_stale_update_lost(tmp_path: Path) -> None:
 def test_what_was_lost_survives_a_restart(tmp_path: Path) -> None:
     run(tmp_path, [first_round()], Sent("accepted"))
     sent = Sent("accepted")
-    run(tmp_path, [first_round()], sent)
+    run(tmp_path, [later_round()], sent)
     assert sent.change(0) == 0.0, "0.25, as without the restart"
+
+
+def test_a_round_that_was_void_is_trained_as_if_for_the_first_time(tmp_path: Path) -> None:
+    sent = Sent("accepted", "accepted", "accepted")
+    again = round_task(1, attempt=1)
+    again.step, again.task_digest = 7, b"round 1 again"
+    calls = [first_round(), call_of(round_task(1)), call_of(again)]
+    run(tmp_path, calls, sent)
+    assert [sent.change(number) for number in range(3)] == [0.5, 0.0, 0.0]
+    assert sent.data[1] == sent.data[2]
 
 
 def test_an_update_kept_over_a_restart_brings_what_it_lost(tmp_path: Path) -> None:
@@ -156,7 +173,7 @@ def test_an_update_kept_over_a_restart_brings_what_it_lost(tmp_path: Path) -> No
 
     sent = Sent("accepted")
     sent.script.insert(0, known)
-    run(tmp_path, [first_round()], sent)
+    run(tmp_path, [later_round()], sent)
     assert kept == [5], "sent without training again"
     assert sent.change(0) == 0.0
 

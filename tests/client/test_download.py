@@ -126,7 +126,7 @@ def test_a_damaged_download_is_thrown_away_and_asked_for_again(
         (transfer_pb2.ENCODING_VALUES_ONLY, 4 * 24),
         (transfer_pb2.ENCODING_DENSE, 4 * 24),
         (transfer_pb2.ENCODING_BITMASK, 3),
-        (transfer_pb2.ENCODING_BITMASK_ZSTD, 3),
+        (transfer_pb2.ENCODING_BITMASK_ZSTD, 2),
         (transfer_pb2.ENCODING_REFERENCE, 4 * 24 + 16),
         (transfer_pb2.ENCODING_BFLOAT16, 2 * 24 + 8),
         (transfer_pb2.ENCODING_INT8, 24 + 4 + 4),

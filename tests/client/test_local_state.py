@@ -86,14 +86,16 @@ LOST = np.array([0.5, -0.25, 0.0], dtype=np.float32)
 MASK, OTHER_MASK = bytes(range(32)), bytes(32)
 
 
-def residual(local: LocalState, run_id: str = "run-1", mask: bytes = MASK) -> list[float] | None:
-    found = local.residual(run_id, mask)
+def residual(
+    local: LocalState, run_id: str = "run-1", mask: bytes = MASK, round_number: int = 9
+) -> list[float] | None:
+    found = local.residual(run_id, mask, round_number)
     return None if found is None else [float(one) for one in found]
 
 
 def test_what_an_update_lost_counts_when_it_is_accepted_and_not_before(local: LocalState) -> None:
     assert residual(local) is None
-    local.save(ANSWER, MASK, LOST)
+    local.save(ANSWER, MASK, 0, LOST)
     assert residual(local) is None
     local.accepted()
     assert residual(local) == [0.5, -0.25, 0.0]
@@ -102,24 +104,24 @@ def test_what_an_update_lost_counts_when_it_is_accepted_and_not_before(local: Lo
 
 
 def test_what_a_dropped_update_lost_is_forgotten(local: LocalState) -> None:
-    local.save(ANSWER, MASK, LOST)
+    local.save(ANSWER, MASK, 0, LOST)
     local.accepted()
-    local.save(ANSWER, MASK, LOST * 2)
+    local.save(ANSWER, MASK, 1, LOST * 2)
     local.drop()
     local.accepted()
     assert residual(local) == [0.5, -0.25, 0.0], "that of the update before"
 
 
 def test_an_update_that_lost_nothing_leaves_what_is_owed(local: LocalState) -> None:
-    local.save(ANSWER, MASK, LOST)
+    local.save(ANSWER, MASK, 0, LOST)
     local.accepted()
-    local.save(ANSWER, MASK, None)
+    local.save(ANSWER, MASK, 1, None)
     local.accepted()
     assert residual(local) == [0.5, -0.25, 0.0]
 
 
 def test_what_was_lost_survives_a_restart_at_any_moment(local: LocalState) -> None:
-    local.save(ANSWER, MASK, LOST)
+    local.save(ANSWER, MASK, 0, LOST)
     again = LocalState(local.folder)
     assert again.load() == ANSWER
     again.accepted()
@@ -131,7 +133,7 @@ def test_what_was_lost_survives_a_restart_at_any_moment(local: LocalState) -> No
 def test_what_was_lost_in_another_run_or_under_another_mask_is_none_of_ours(
     local: LocalState,
 ) -> None:
-    local.save(ANSWER, MASK, LOST)
+    local.save(ANSWER, MASK, 0, LOST)
     local.accepted()
     assert residual(local, run_id="run-2") is None
     assert residual(local, mask=OTHER_MASK) is None
@@ -139,11 +141,11 @@ def test_what_was_lost_in_another_run_or_under_another_mask_is_none_of_ours(
 
 
 def test_a_damaged_file_is_nothing(local: LocalState) -> None:
-    local.save(ANSWER, MASK, LOST)
+    local.save(ANSWER, MASK, 0, LOST)
     local.accepted()
     file = local.folder / "residual"
     data = file.read_bytes()
-    assert len(data) == 32 + 12
+    assert len(data) == 32 + 8 + 12
     for damaged in (
         b"",
         data[:31],
@@ -154,3 +156,23 @@ def test_a_damaged_file_is_nothing(local: LocalState) -> None:
     ):
         file.write_bytes(damaged)
         assert residual(local) is None
+
+
+def test_a_round_that_was_void_starts_from_what_was_lost_before_it(local: LocalState) -> None:
+    """Its update was accepted, and then never counted: what that one lost is nobody's debt."""
+    local.save(ANSWER, MASK, 0, LOST)
+    local.accepted()
+    local.save(ANSWER, MASK, 1, LOST * 2)
+    local.accepted()
+    assert residual(local, round_number=2) == [1.0, -0.5, 0.0]
+    assert residual(local, round_number=1) == [0.5, -0.25, 0.0], "round 1 again"
+    local.save(ANSWER, MASK, 1, LOST * 4)
+    local.accepted()
+    assert residual(local, round_number=2) == [2.0, -1.0, 0.0]
+    assert residual(local, round_number=1) == [0.5, -0.25, 0.0], "and again"
+
+
+def test_a_first_round_that_was_void_starts_from_nothing(local: LocalState) -> None:
+    local.save(ANSWER, MASK, 0, LOST)
+    local.accepted()
+    assert residual(local, round_number=0) is None

@@ -6,7 +6,9 @@ import pytest
 from ssfl.method.settings import RunSettings
 from ssfl.method.strategies.contract import ClientId, Work
 from ssfl.server import facts
+from ssfl.server.events import Reply
 from ssfl.server.facts import Fact
+from ssfl.server.run import late_reply
 from ssfl.server.state import Phase, RunState, apply
 
 C1, C2 = ClientId("c1"), ClientId("c2")
@@ -125,3 +127,17 @@ def test_a_stop_is_remembered_until_it_can_happen() -> None:
 def test_a_journal_that_speaks_of_no_open_step_is_an_error(fact: Fact) -> None:
     with pytest.raises(ValueError, match="a step that is not open"):
         apply(NEW, fact)
+
+
+def test_an_upload_of_the_last_step_that_counted_is_remembered() -> None:
+    """A client whose receipt was lost asks after the commit: it must learn that it counted."""
+    closed = facts.StepClosed(2, (C1,), (C2,))
+    state = after(TRAIN, accepted(2, C1), closed, committed(2, "b"))
+    assert late_reply(state, 2, C1, "dc1") is Reply.ALREADY_ACCEPTED
+    assert late_reply(state, 2, C1, "other") is Reply.STEP_CLOSED
+    assert late_reply(state, 2, C2, "dc2") is Reply.STEP_CLOSED
+    assert late_reply(state, 1, C1, "dc1") is Reply.STEP_CLOSED
+    evaluated = after(EVALUATE, committed(3, "b"), state=state)
+    assert late_reply(evaluated, 2, C1, "dc1") is Reply.ALREADY_ACCEPTED
+    voided = after(TRAIN, accepted(2, C1), facts.StepVoided(2, "too few"))
+    assert late_reply(voided, 2, C1, "dc1") is Reply.STEP_CLOSED

@@ -244,12 +244,19 @@ class Agent:
         self._local.drop()
 
     def _keep_answer(
-        self, kind: str, step: int, header: bytes, coded: Coded, *, granted: bool
+        self,
+        kind: str,
+        step: int,
+        header: bytes,
+        coded: Coded,
+        round_number: int = 0,
+        *,
+        granted: bool = False,
     ) -> None:
         self._answer = Answer(self._run_id, kind, step, header, coded.data)
         self._granted = granted
         mask_digest = self._mask.digest if self._mask else b""
-        self._local.save(self._answer, mask_digest, coded.residual)
+        self._local.save(self._answer, mask_digest, round_number, coded.residual)
 
     def _initialize(self) -> None:
         assert self._site is not None
@@ -286,7 +293,7 @@ class Agent:
             scores=coded.payload,
             work_s=time.monotonic() - began_s,
         )
-        self._keep_answer("scores", step, report.SerializeToString(), coded, granted=False)
+        self._keep_answer("scores", step, report.SerializeToString(), coded)
 
     def _train(self, download: Download) -> None:
         assert self._site is not None
@@ -299,7 +306,7 @@ class Agent:
         except StepOver:
             log.info("round closed without us", extra={"round": work.round_number})
             return
-        residual = self._local.residual(self._run_id, mask.digest)
+        residual = self._local.residual(self._run_id, mask.digest, work.round_number)
         coded = write_update(
             trained.values, base, work, self._settings, self._identity.client_id, residual
         )
@@ -328,7 +335,8 @@ class Agent:
             },
         )
         header = update.SerializeToString()
-        self._keep_answer("values", step, header, coded, granted=work.upload_granted)
+        granted, number = work.upload_granted, work.round_number
+        self._keep_answer("values", step, header, coded, number, granted=granted)
 
     def _evaluate(self, download: Download) -> None:
         assert self._site is not None

@@ -60,6 +60,7 @@ def check_size(payload: transfer_pb2.Payload, manifest: Manifest) -> None:
         most = sorted_bits.max_encoded_bytes(manifest.masked_shapes)
     elif payload.encoding in (transfer_pb2.ENCODING_BITMASK, transfer_pb2.ENCODING_BITMASK_ZSTD):
         most = masks.packed_bytes(manifest.num_masked)
+        most -= payload.encoding == transfer_pb2.ENCODING_BITMASK_ZSTD  # a frame must be smaller
     elif code := VALUE_CODES.get(payload.encoding):
         most = blocks.max_encoded_bytes(code, manifest.size)
     else:

@@ -3,13 +3,15 @@
 token          16 random bytes; proves that a new process is the same client
 answer.json    step, kind and run of the finished upload, and the digest of its bytes
 answer.bin     its header message and payload
-residual       lossy runs: what accepted updates lost, behind a digest that names run and mask
+residual       lossy runs: what accepted updates lost, up to and with the round it names
+residual.old   the same, before that round: should the round be void, its update never counted
 residual.next  the same, should the finished upload be accepted
 """
 
 import hashlib
 import json
 import secrets
+import struct
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -20,6 +22,7 @@ from ssfl.program.files import remove_leftovers, write_atomic
 
 TOKEN_BYTES = 16
 _DIGEST_BYTES = 32
+_ROUND = struct.Struct("<Q")
 
 
 @dataclass(frozen=True)
@@ -54,13 +57,14 @@ class LocalState:
         self,
         answer: Answer,
         mask_digest: bytes = b"",
+        round_number: int = 0,
         residual: npt.NDArray[np.float32] | None = None,
     ) -> None:
         """Keep a finished answer until it is acknowledged, and what it lost in coding."""
         if residual is None:
             (self.folder / "residual.next").unlink(missing_ok=True)
         else:
-            data = residual.astype("<f4").tobytes()
+            data = _ROUND.pack(round_number) + residual.astype("<f4").tobytes()
             tag = _tag(answer.run_id, mask_digest, data)
             write_atomic(self.folder / "residual.next", [tag, memoryview(data)])
         write_atomic(self.folder / "answer.bin", [answer.header, answer.payload])
@@ -90,24 +94,43 @@ class LocalState:
 
     def accepted(self) -> None:
         """The answer counts: what it lost is what the next one is to make good."""
-        if (following := self.folder / "residual.next").exists():
-            following.replace(self.folder / "residual")
+        following, current = self.folder / "residual.next", self.folder / "residual"
+        if not following.exists():
+            return
+        if current.exists() and _round_of(current) != _round_of(following):
+            current.replace(self.folder / "residual.old")
+        following.replace(current)
 
-    def residual(self, run_id: str, mask_digest: bytes) -> npt.NDArray[np.float32] | None:
-        """Return what accepted updates of this run under this mask have lost; None: nothing."""
-        try:
-            data = (self.folder / "residual").read_bytes()
-        except FileNotFoundError:
-            return None
-        tag, values = data[:_DIGEST_BYTES], data[_DIGEST_BYTES:]
-        if tag != _tag(run_id, mask_digest, values):
-            return None
-        return np.frombuffer(values, dtype="<f4").astype(np.float32, copy=False)
+    def residual(
+        self, run_id: str, mask_digest: bytes, round_number: int
+    ) -> npt.NDArray[np.float32] | None:
+        """Return what the updates of this run and mask have lost before this round; None: nothing.
+
+        If this very round was tried before, that update was accepted but never counted.
+        """
+        for name in ("residual", "residual.old"):
+            try:
+                data = (self.folder / name).read_bytes()
+            except FileNotFoundError:
+                return None
+            tag, rest = data[:_DIGEST_BYTES], data[_DIGEST_BYTES:]
+            if len(rest) < _ROUND.size or tag != _tag(run_id, mask_digest, rest):
+                return None
+            if _ROUND.unpack_from(rest)[0] != round_number:
+                values = np.frombuffer(rest, dtype="<f4", offset=_ROUND.size)
+                return values.astype(np.float32, copy=False)
+        return None
 
     def drop(self) -> None:
         """Forget the answer: it was acknowledged, or is of no use any more."""
         for name in ("answer.json", "answer.bin", "residual.next"):
             (self.folder / name).unlink(missing_ok=True)
+
+
+def _round_of(path: Path) -> bytes:
+    with path.open("rb") as file:
+        file.seek(_DIGEST_BYTES)
+        return file.read(_ROUND.size)
 
 
 def _tag(run_id: str, mask_digest: bytes, data: bytes) -> bytes:

@@ -28,10 +28,11 @@ class ModelState:
     # Of a lossy run: the values as a coded change from those of the state before. Not stored:
     # after a restart the values themselves are sent.
     change: memoryview | None = None
+    initial_digest: bytes = b""  # of `initial`: computed once, since it may take a while
 
-    @cached_property
-    def initial_digest(self) -> bytes:
-        return values_digest(self.initial)
+    def __post_init__(self) -> None:
+        if not self.initial_digest:
+            object.__setattr__(self, "initial_digest", values_digest(self.initial))
 
     @cached_property
     def base_digest(self) -> bytes:

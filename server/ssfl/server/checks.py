@@ -126,7 +126,7 @@ def check_report(*numbers: float, evaluations: Sequence[update_pb2.Evaluation] =
             raise InvalidRequest(f"{tested.correct} of {tested.total} samples cannot be correct")
     losses = (tested.loss_sum for tested in evaluations)
     if not all(math.isfinite(number) for number in (*numbers, *losses)):
-        raise InvalidRequest("losses and times must be finite numbers")
+        raise InvalidRequest("losses, errors and times must be finite numbers")
 
 
 def check_ready(member: Member, state: RunState) -> None:

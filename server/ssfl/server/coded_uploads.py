@@ -4,7 +4,7 @@ An upload stays as it was sent until it is whole and its digest is right; then i
 written beside it as float32, block by block, and only that file is verified, kept and summed.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
 import numpy as np
@@ -75,6 +75,16 @@ def plain_scores(part: Path, payload: pb.Payload, count: int) -> Path:
     return _written(part, scores.decoded(_mapped(part), count))
 
 
+def verified(part: Path, plain: Path, check: Callable[[Path], float]) -> tuple[float, Path]:
+    """Return what `check` finds in the values, and their file; one that is unsound is removed."""
+    try:
+        return check(plain), plain
+    except BaseException:
+        if plain != part:
+            plain.unlink(missing_ok=True)
+        raise
+
+
 def _codes(settings: RunSettings) -> dict[pb.Encoding, ValueCode]:
     codes: dict[pb.Encoding, ValueCode] = {pb.ENCODING_REFERENCE: reference.CODE}
     if lossy := lossy_code(settings):
@@ -91,7 +101,11 @@ def _mapped(part: Path) -> memoryview:
 
 def _written(part: Path, decoded: Iterable[tuple[int, Vector]]) -> Path:
     plain = plain_file(part)
-    with plain.open("wb") as file:
-        for _, block in decoded:
-            file.write(values_only.encode(block))
+    try:
+        with plain.open("wb") as file:
+            for _, block in decoded:
+                file.write(values_only.encode(block))
+    except BaseException:
+        plain.unlink(missing_ok=True)
+        raise
     return plain

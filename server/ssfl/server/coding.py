@@ -25,7 +25,7 @@ LOSSY = {
 class Reader:
     """A client as a receiver and sender of encodings."""
 
-    encodings: frozenset[int]  # those it knows besides the ones everybody must
+    encodings: frozenset[int]  # all that it listed in Join
     coded: bool = False  # values are coded against a reference on its link
 
     def reads(self, encoding: transfer_pb2.Encoding) -> bool:

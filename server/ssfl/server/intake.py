@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,7 @@ from ssfl.server.coded_uploads import (
     check_update,
     plain_scores,
     plain_update,
+    verified,
 )
 from ssfl.server.desk import Desk, evaluation_of, receipt_of
 from ssfl.server.errors import (
@@ -32,6 +34,7 @@ from ssfl.server.errors import (
 )
 from ssfl.server.events import Reply
 from ssfl.server.ledger import Direction, encoding_word
+from ssfl.server.run import late_reply
 from ssfl.server.spool import check_digest
 from ssfl.server.state import Member, Step
 from ssfl.server.uploads import Expected, Sent, Uploads, first
@@ -107,7 +110,8 @@ class Intake:
         step = self._step(header.step, Work.SCORE, member, header.num_samples)
         model = self._conductor.model
         if step is None or model is None:
-            yield self._desk.down(_closed(pb.ReportSaliencyResponse), member.client)
+            receipt = self._too_late(header.step, member, header.scores)
+            yield self._desk.down(pb.ReportSaliencyResponse(receipt=receipt), member.client)
             return
         if header.manifest_digest != model.manifest.digest:
             raise StaleBase("the scores are of another model: join again")
@@ -119,7 +123,7 @@ class Intake:
         def verify(part: Path) -> tuple[float, Path]:
             check_digest(part, header.scores.digest)
             plain = plain_scores(part, header.scores, model.manifest.num_masked)
-            return verify_scores(plain, member.client, model.manifest), plain
+            return verified(part, plain, lambda p: verify_scores(p, member.client, model.manifest))
 
         over = partial(self._over, step, member, header.scores)
         expected = Expected(member.client, step.number, header.scores, "scores", over)
@@ -144,7 +148,8 @@ class Intake:
         step = self._step(header.step, Work.TRAIN, member, header.num_samples)
         model = self._conductor.model
         if step is None or model is None:
-            yield self._desk.down(_closed(pb.SendUpdateResponse), member.client)
+            receipt = self._too_late(header.step, member, header.values)
+            yield self._desk.down(pb.SendUpdateResponse(receipt=receipt), member.client)
             return
         mask, values = model.mask, model.values
         assert mask is not None and values is not None
@@ -160,7 +165,11 @@ class Intake:
         def verify(part: Path) -> tuple[float, Path]:
             check_digest(part, header.values.digest)
             plain = plain_update(part, header.values, values, settings)
-            return verify_values(plain, member.client, values.size, model.manifest, mask), plain
+            return verified(
+                part,
+                plain,
+                lambda p: verify_values(p, member.client, values.size, model.manifest, mask),
+            )
 
         report = {
             "work_s": header.work_s,
@@ -206,8 +215,6 @@ class Intake:
             return
 
         async def accept(part: Path, sent: Sent) -> transfer_pb2.Receipt:
-            largest, plain = await asyncio.to_thread(verify, part)
-            digest = expected.payload.digest.hex()
             full_report = {
                 **report,
                 "encoding": encoding_word(expected.payload.encoding),
@@ -215,20 +222,33 @@ class Intake:
                 "upload_s": sent.seconds,
                 **self._desk.timing(member, step.number),
             }
-            event = events.UploadReceived(step.number, member.client, digest, largest, full_report)
-            counting = asyncio.ensure_future(self._count(part, plain, event))
+            event = events.UploadReceived(
+                step.number, member.client, expected.payload.digest.hex(), report=full_report
+            )
+            counting = asyncio.ensure_future(self._count(part, verify, event))
             self._counting.add(counting)
-            counting.add_done_callback(self._counting.discard)
+            counting.add_done_callback(self._counted)
             return receipt_of(await asyncio.shield(counting))  # also if the wire breaks now
 
         with self._desk.sessions.call(member.client, self._conductor.clock):
             async for response in self._uploads.receive(expected, requests, respond, accept):
                 yield self._desk.down(response, member.client)
 
-    async def _count(self, part: Path, plain: Path, event: events.UploadReceived) -> Reply:
-        """Keep a verified upload and tell the run: both or, after a crash, neither."""
+    async def _count(
+        self,
+        part: Path,
+        verify: Callable[[Path], tuple[float, Path]],
+        event: events.UploadReceived,
+    ) -> Reply:
+        """Verify a whole upload, keep it and tell the run: both or, after a crash, neither."""
+        largest, plain = await asyncio.to_thread(verify, part)
         await asyncio.to_thread(self._conductor.spool.keep, part, plain)
-        return await self._conductor.post(event)
+        return await self._conductor.post(replace(event, largest=largest))
+
+    def _counted(self, counting: asyncio.Future[Reply]) -> None:
+        self._counting.discard(counting)
+        if not counting.cancelled():
+            counting.exception()  # told to the sender, if it is still there
 
     def _over(
         self, step: Step, member: Member, payload: transfer_pb2.Payload
@@ -236,12 +256,19 @@ class Intake:
         """Return the answer to an upload that is no longer wanted; None while it is."""
         now = self._desk.open_step(step.number, step.work, member)
         if now is None:
-            return receipt_of(Reply.STEP_CLOSED)
+            return self._too_late(step.number, member, payload)
         before = now.uploads.get(member.client)
         if before is None:
             return None
         same = before.digest == payload.digest.hex()
         return receipt_of(Reply.ALREADY_ACCEPTED if same else Reply.CONFLICT)
+
+    def _too_late(
+        self, step: int, member: Member, payload: transfer_pb2.Payload
+    ) -> transfer_pb2.Receipt:
+        """Return the answer to an upload of a step that is over: it may have counted."""
+        state = self._conductor.state
+        return receipt_of(late_reply(state, step, member.client, payload.digest.hex()))
 
     def _known(self) -> transfer_pb2.Receipt | None:
         return receipt_of(Reply.ALREADY_ACCEPTED) if self._conductor.model else None
@@ -271,7 +298,3 @@ class Intake:
         if part is not None:
             part.unlink()
         return model
-
-
-def _closed(respond: Callable[..., Any]) -> Any:
-    return respond(receipt=receipt_of(Reply.STEP_CLOSED))

@@ -29,6 +29,12 @@ def advance(state: RunState, event: Event, now_s: float) -> Outcome:
     return decision.state, decision.actions, reply
 
 
+def late_reply(state: RunState, step: int, client: ClientId, digest: str) -> Reply:
+    """Return the word on an upload whose step is over: it counted, perhaps, but nobody heard."""
+    counted = step == state.model_step and digest and state.counted.get(client) == digest
+    return Reply.ALREADY_ACCEPTED if counted else Reply.STEP_CLOSED
+
+
 def waiting_for(state: RunState, now_s: float) -> str:
     """Say in a sentence what the run waits for; empty if nothing."""
     match state.phase:
@@ -159,7 +165,7 @@ class _Decision:
     def _received(self, event: events.UploadReceived) -> Reply:
         step = self.state.step
         if step is None or step.number != event.step or event.client not in step.cohort:
-            return Reply.STEP_CLOSED
+            return late_reply(self.state, event.step, event.client, event.digest)
         before = step.uploads.get(event.client)
         if before is not None:
             same = before.digest == event.digest

@@ -1,13 +1,17 @@
 """Uploads on their way in: one file per client and step, verified whole before they count.
 
 spool/<step>/<client>.<digest>.part    being received; its length is where to resume
-spool/<step>/<client>.<digest>.bin     verified and synced; counts if the journal says so
+spool/<step>/<client>.<digest>.*.plain its values, where it is coded: being decoded and verified
+spool/<step>/<client>.<digest>.bin     its values, verified and synced; count if the journal says so
+
+The digest is that of the upload as it was sent, by which the journal names it.
 
 A step's folder disappears when the step is over; an upload under way then finds no place to go.
 """
 
 import hashlib
 import os
+import secrets
 import shutil
 from pathlib import Path
 
@@ -49,6 +53,8 @@ class Spool:
             os.fsync(file.fileno())
         plain.rename(part.with_suffix(".bin"))
         part.unlink(missing_ok=True)
+        for left in part.parent.glob(f"{part.stem}.*.plain"):  # by a call that was cut off
+            left.unlink(missing_ok=True)
         sync_directory(part.parent)
 
     def drop_through(self, step: int) -> None:
@@ -65,8 +71,12 @@ class Spool:
 
 
 def plain_file(part: Path) -> Path:
-    """Return where the values of a coded upload are written."""
-    return part.with_suffix(".plain")
+    """Return a file of one's own for the values of a coded upload.
+
+    Two calls may decode the same upload at once: a client that lost its wire sends again while
+    the first call is still at work.
+    """
+    return part.with_suffix(f".{secrets.token_hex(4)}.plain")
 
 
 def append(path: Path, data: bytes) -> None:

@@ -76,6 +76,7 @@ class RunState:
     rounds_evaluated: int = 0  # rounds_done at the newest evaluation of all clients
     attempt: int = 0  # how often the coming step was void
     last_step: int = 0
+    counted: Mapping[ClientId, str] = field(default_factory=dict)  # digests of step `model_step`
     step: Step | None = None
     stop_asked: bool = False
     finished: bool = False
@@ -180,10 +181,11 @@ def _committed(state: RunState, fact: facts.StepCommitted) -> RunState:
         num_kept=fact.num_kept,
         base_digest=fact.base_digest,
     )
-    match step.work:
-        case Work.TRAIN:
-            return replace(state, rounds_done=state.rounds_done + 1, model_step=fact.step)
-        case Work.EVALUATE:
-            return replace(state, rounds_evaluated=state.rounds_done)
-        case Work.SCORE:
-            return replace(state, model_step=fact.step)
+    if step.work is Work.EVALUATE:
+        return replace(state, rounds_evaluated=state.rounds_done)
+    return replace(
+        state,
+        rounds_done=state.rounds_done + (step.work is Work.TRAIN),
+        model_step=fact.step,
+        counted={client: step.uploads[client].digest for client in step.closed or ()},
+    )

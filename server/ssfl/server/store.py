@@ -10,6 +10,7 @@ digest cannot overwrite each other.
 """
 
 import hashlib
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -82,7 +83,7 @@ class Store:
         mask = Mask(bits, size)
         data = self._read(f"values-{step}.f32", base_digest)
         values = values_only.decode(data, mask.num_kept + state.manifest.num_unmasked)
-        return ModelState(state.manifest, state.initial, mask, epoch, values)
+        return replace(state, mask=mask, mask_epoch=epoch, values=values)
 
     def _read(self, name: str, digest: str, prefix: bytes = b"") -> bytes:
         """Return the file whose SHA-256, behind `prefix`, is the one the journal names."""

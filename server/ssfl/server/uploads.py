@@ -17,7 +17,7 @@ from ssfl.codec.errors import DigestMismatch, TruncatedPayload
 from ssfl.method.strategies.contract import ClientId
 from ssfl.server.errors import InvalidRequest, NoProgress, SessionEnded
 from ssfl.server.ledger import Direction, Ledger, encoding_word
-from ssfl.server.spool import Spool, append, plain_file
+from ssfl.server.spool import Spool, append
 from ssfl.v1 import transfer_pb2 as pb
 
 QUEUED_EVERY_S = 15.0
@@ -101,7 +101,6 @@ class Uploads:
                 receipt = await accept(part, sent)
             except Exception:
                 part.unlink(missing_ok=True)  # what is not sound is not resumed either
-                plain_file(part).unlink(missing_ok=True)
                 raise
             yield respond(receipt=receipt)
         except FileNotFoundError:  # its spool is gone: the step ended, or another upload was first
@@ -154,7 +153,10 @@ class Uploads:
                 raise InvalidRequest("a second header inside an upload")
             chunk = request.chunk
             if first_chunk and chunk.offset == 0 and receiver.offset:
-                part.write_bytes(b"")  # sent without waiting for the grant: from the start
+                # Sent without waiting for the grant: from the start, in a file of its own, since
+                # an earlier call of this client may still be reading the old one.
+                part.unlink(missing_ok=True)
+                part.touch()
                 receiver.offset = 0
             first_chunk = False
             receiver.check(chunk.offset, chunk.data, chunk.crc32)
