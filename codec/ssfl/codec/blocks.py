@@ -1,8 +1,8 @@
 """Values coded against a reference, block by block.
 
 A *value code* turns up to BLOCK values, and the values of the reference at the same places, into
-bytes of its own; blocks do not depend on each other, so a payload can be written into and read
-from small buffers, and one that is too large for a machine's memory never has to be in it.
+bytes of its own; blocks do not depend on each other, so a payload can be written (`encode_block`)
+and read (`decoded`) in small buffers, however large it is.
 
     payload   block 0 | block 1 | …      each of BLOCK values, the last one of the rest
 

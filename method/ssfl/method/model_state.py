@@ -26,7 +26,7 @@ class ModelState:
     mask_epoch: int = 0  # counts agreed masks: 0 is "none yet"
     values: npt.NDArray[np.float32] | None = None  # (num_kept + num_unmasked,)
     # Of a lossy run: the values as a coded change from those of the state before. Not stored:
-    # after a restart the values themselves are sent.
+    # after a restart, who lacks the values is sent all of them.
     change: memoryview | None = None
     initial_digest: bytes = b""  # of `initial`: computed once, since it may take a while
 
