@@ -2,8 +2,7 @@
 
 A transfer begins on a connection that has been idle while a client trained, so TCP starts with
 a window of ten segments and doubles it every round trip until the window covers rate x round
-trip; from then on the wire is full. On a link of 20 Mbit/s and 50 ms that costs 0.15 s, whatever
-the transfer's size. Losses, other traffic and slow machines are not in it.
+trip; from then on the wire is full. Losses, other traffic and slow machines are not in it.
 
 `benchmarks/plan_accuracy.py` compares these times with measured ones.
 """

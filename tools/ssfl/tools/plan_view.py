@@ -186,10 +186,6 @@ def _framing(transfer: Transfer) -> str:
     return f"+ {more:,} B" if more else NONE
 
 
-def _both(plan: RunPlan) -> Size:
-    return plan.total("up").message + plan.total("down").message
-
-
 def _unit(num_bytes: float) -> tuple[str, float]:
     for unit, divisor in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
         if num_bytes >= divisor:
