@@ -98,18 +98,17 @@ def plot(results: dict[str, dict[str, Any]], compared: dict[str, float], path: P
     import matplotlib.pyplot as plt
 
     figure, (left, right) = plt.subplots(
-        1, 2, figsize=(11, 4), layout="constrained", width_ratios=(3, 2)
+        1, 2, figsize=(13, 4), layout="constrained", width_ratios=(3, 2)
     )
     for place, (name, row) in enumerate(results.items()):
         rounds = np.arange(row["rounds"])
         left.plot(rounds, row["up_by_round"], color=f"C{place}", label=f"{name}: up")
         left.plot(rounds[1:], row["down_by_round"][1:], color=f"C{place}", ls="--",
                   label=f"{name}: down")  # fmt: skip
-    left.axhline(UP_BAR, color="grey", lw=0.8)
-    left.text(results["all of 100"]["rounds"] - 1, UP_BAR + 0.005, "bar up 0.80, down 0.79",
-              ha="right", va="bottom", fontsize=8, color="grey")  # fmt: skip
+    left.axhline(UP_BAR, color="grey", lw=0.8, label="bar up, all of 100")
+    left.axhline(DOWN_BAR, color="grey", lw=0.8, ls="--", label="bar down")
     left.set(xlabel="round", ylabel="share of 4sP", ylim=(0.5, 1.05), title="lossless values")
-    left.legend(fontsize=8, ncols=3, loc="upper center")
+    left.legend(fontsize=8, ncols=4, loc="upper center")
     codes = sorted(compared, key=lambda code: compared[code])
     colours = ["C3" if code == OURS else "C7" for code in codes]
     bars = right.barh(codes, [compared[code] for code in codes], color=colours)
