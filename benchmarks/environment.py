@@ -13,8 +13,8 @@ import psutil
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "benchmarks" / "results"
-MEASURED = ("proto", "codec", "method", "program", "server")  # what the coordinator runs
-PACKAGES = ("ssfl", "grpcio", "protobuf", "numpy")
+MEASURED = ("proto", "codec", "method", "program", "learning", "server", "client")
+PACKAGES = ("ssfl", "grpcio", "protobuf", "numpy", "zstandard", "torch")
 
 
 def describe() -> dict[str, Any]:
