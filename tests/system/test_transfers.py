@@ -200,7 +200,7 @@ def test_the_same_update_twice_counts_once_and_another_is_refused(raw: RawRun) -
     raw.goes_on()
 
 
-def test_a_late_update_is_told_that_its_round_is_over(raw: RawRun) -> None:
+def test_a_late_update_is_told_that_its_round_is_over_and_whether_it_counted(raw: RawRun) -> None:
     got = raw.training()
     data = raw.ann.trained(got)
     header = raw.ann.update_header(got, data)
@@ -208,6 +208,12 @@ def test_a_late_update_is_told_that_its_round_is_over(raw: RawRun) -> None:
     raw.bob.answer(raw.bob.next_task())
     raw.ann.next_task()  # of round 1
     (answer,) = raw.ann.upload(header, chunks_of(data))
+    assert answer.receipt.outcome == transfer_pb2.OUTCOME_ALREADY_ACCEPTED
+    other = bytes(len(data))
+    header = raw.ann.update_header(
+        got, data, values=payload_of(other, transfer_pb2.ENCODING_VALUES_ONLY)
+    )
+    (answer,) = raw.ann.upload(header, chunks_of(other))
     assert answer.receipt.outcome == transfer_pb2.OUTCOME_STEP_CLOSED
     raw.goes_on()
 
