@@ -1,8 +1,9 @@
 """Lossy: the change against the reference as bfloat16, 2 bytes a value before entropy coding.
 
 A change keeps its size to 1 part in 256 (rounded to nearest; 1 in 128 stochastically), however
-small it is; the receiver adds it to its reference in float32. Layout: byte planes of the 16-bit patterns, the sign at the lowest bit
-and the exponent above the mantissa, so that the high plane is the exponent alone.
+small it is; the receiver adds it to its reference in float32. Layout: byte planes of the 16-bit
+patterns, the sign at the lowest bit and the exponent above the mantissa, so that the high plane is
+the exponent alone.
 """
 
 from dataclasses import dataclass
