@@ -386,17 +386,18 @@ def test_rounding_follows_from_seed_round_and_client() -> None:
 
 @pytest.mark.parametrize("value_type", CODES)
 @pytest.mark.parametrize("bad", [np.nan, np.inf])
-def test_an_update_that_no_code_holds_goes_as_it_is_and_what_was_lost_stays_owed(
+def test_an_update_that_no_code_holds_goes_without_loss_and_what_was_lost_stays_owed(
     value_type: str, bad: float, caplog: pytest.LogCaptureFixture
 ) -> None:
     settings, encoding, _ = lossy(value_type)
     trained = TRAINED.copy()
     trained[5] = bad
     coded = write_update(trained, BASE, train_task(encoding), settings, "ann", BASE)
-    assert coded.payload.encoding == transfer_pb2.ENCODING_VALUES_ONLY
-    assert bytes(coded.data) == trained.tobytes(), "without what earlier updates lost"
+    assert coded.payload.encoding == transfer_pb2.ENCODING_REFERENCE
+    sent = blocks.decode(reference.CODE, coded.data, trained.size, BASE)
+    assert sent.tobytes() == trained.tobytes(), "without what earlier updates lost"
     assert coded.residual is None
-    assert "sending the values as they are" in caplog.text
+    assert "sending the values without loss" in caplog.text
 
 
 @pytest.mark.parametrize("value_type", ["float32", *CODES])

@@ -175,3 +175,27 @@ def test_the_relative_error_is_the_share_of_the_change() -> None:
 def test_names_are_unique_but_for_the_grids() -> None:
     assert len({code.name for code in CODES.values()}) == 4
     assert reference.CODE.lossless and not any(code.lossless for code in LOSSY.values())
+
+
+@every_code
+@pytest.mark.parametrize("wrong", ["float64", "float16", "int64", "two rows", "list"])
+def test_nothing_is_converted_silently(code: ValueCode, wrong: str) -> None:
+    good = np.zeros(4, dtype=np.float32)
+    made = {"two rows": good.reshape(2, 2), "list": [0.0] * 4}
+    bad = made[wrong] if wrong in made else good.astype(wrong)
+    payload = blocks.encode(code, good, None)
+    with pytest.raises(TypeError, match="values must be one row of float32"):
+        blocks.encode(code, bad, None)  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="the reference must be one row of float32"):
+        blocks.encode(code, good, bad)  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="the reference must be one row of float32"):
+        blocks.decode(code, payload, 4, bad)  # type: ignore[arg-type]
+
+
+@every_lossy_code
+def test_random_words_are_one_uint32_a_value(code: ValueCode) -> None:
+    values = np.ones(4, dtype=np.float32)
+    with pytest.raises(TypeError, match="random words must be one row of uint32"):
+        blocks.encode(code, values, None, np.ones(4, dtype=np.uint64))
+    with pytest.raises(CodecError, match="1 random words for 4 values"):
+        blocks.encode(code, values, None, np.ones(1, dtype=np.uint32))

@@ -171,3 +171,13 @@ def test_a_file_that_vanished_is_an_error_and_never_a_wrong_sum(
     spool.verified(4, C2, bytes.fromhex(step.uploads[C2].digest)).unlink()
     with pytest.raises(FileNotFoundError):
         total(step, model, spool)
+
+
+def test_a_score_that_dwarfs_all_others_is_told(caplog: pytest.LogCaptureFixture) -> None:
+    aggregate._warn_of_outlier({C1: 1.0, C2: 2.0, C3: 3e6})
+    assert caplog.records[-1].levelname == "WARNING"
+    assert vars(caplog.records[-1])["client"] == C3
+    caplog.clear()
+    aggregate._warn_of_outlier({C1: 1.0, C2: 2.0, C3: 3000.0})
+    aggregate._warn_of_outlier({C1: 0.0})
+    assert caplog.records == []

@@ -214,10 +214,12 @@ def test_reports_must_be_possible() -> None:
     check_report(1.0, 0.0, evaluations=[good, update_pb2.Evaluation()])
     with pytest.raises(InvalidRequest, match="4 of 3 samples cannot be correct"):
         check_report(evaluations=[good, update_pb2.Evaluation(correct=4, total=3)])
-    for wrong in (float("nan"), float("inf"), -float("inf")):
-        with pytest.raises(InvalidRequest, match="finite"):
+    with pytest.raises(InvalidRequest, match="tested on 4294967296 samples"):
+        check_report(evaluations=[update_pb2.Evaluation(total=1 << 32)])
+    for wrong in (float("nan"), float("inf"), -float("inf"), 1e300, -1e31):
+        with pytest.raises(InvalidRequest, match="within"):
             check_report(1.0, wrong)
-        with pytest.raises(InvalidRequest, match="finite"):
+        with pytest.raises(InvalidRequest, match="within"):
             check_report(evaluations=[update_pb2.Evaluation(loss_sum=wrong)])
 
 

@@ -139,5 +139,9 @@ def test_an_upload_of_the_last_step_that_counted_is_remembered() -> None:
     assert late_reply(state, 1, C1, "dc1") is Reply.STEP_CLOSED
     evaluated = after(EVALUATE, committed(3, "b"), state=state)
     assert late_reply(evaluated, 2, C1, "dc1") is Reply.ALREADY_ACCEPTED
+    others = (replace(TRAIN, step=4), accepted(4, C2), facts.StepClosed(4, (C2,), (C1,)))
+    later = after(*others, committed(4, "b4"), state=state)
+    assert late_reply(later, 2, C1, "dc1") is Reply.ALREADY_ACCEPTED, "two steps later, too"
+    assert late_reply(later, 4, C2, "dc2") is Reply.ALREADY_ACCEPTED
     voided = after(TRAIN, accepted(2, C1), facts.StepVoided(2, "too few"))
     assert late_reply(voided, 2, C1, "dc1") is Reply.STEP_CLOSED

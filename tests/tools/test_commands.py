@@ -69,3 +69,14 @@ def test_the_demo_does_not_replace_somebody_elses_folder(
     assert tools.main(["demo", "--out", str(tmp_path)]) == ExitCode.USAGE
     assert "choose another folder with --out" in capsys.readouterr().err
     assert (tmp_path / "thesis.tex").exists()
+
+
+@pytest.mark.parametrize("command", ["demo", "shards", "plan"])
+def test_a_command_that_takes_no_variables_says_so(
+    command: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        tools.main([command, "--help"])
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "this command ignores them" in shown
+    assert "SSFL_CONFIG" not in shown

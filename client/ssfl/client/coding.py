@@ -175,8 +175,9 @@ def write_update(
     try:
         data = blocks.encode(code, target, base, words)
     except UnfitValues as error:
-        log.warning("sending the values as they are: %s", error)
-        return _coded(transfer_pb2.ENCODING_VALUES_ONLY, values_only.encode(trained))
+        log.warning("sending the values without loss: %s", error)
+        data = blocks.encode(reference.CODE, trained, base)
+        return _coded(transfer_pb2.ENCODING_REFERENCE, data, work.base_digest)
     sent = blocks.decode(code, data, target.size, base)
     coded = _coded(work.update_encoding, data, work.base_digest)
     error_share = blocks.relative_error(target, sent, base)

@@ -79,6 +79,7 @@ def encode_into(
     `reference` None stands for zeros: then no value needs to be known to the receiver. `words`,
     one per value, make a lossy code round stochastically.
     """
+    _check(values, reference, words)
     at = 0
     for part, against in _blocks(values, reference):
         noise = None if words is None else words[part]
@@ -90,6 +91,7 @@ def encode(
     code: ValueCode, values: Floats, reference: Floats | None, words: Words | None = None
 ) -> memoryview:
     """Return the payload."""
+    _check(values, reference, words)
     payload = bytearray(max_encoded_bytes(code, values.size))
     with memoryview(payload) as out:
         used = encode_into(code, values, reference, out, words)
@@ -101,6 +103,7 @@ def decoded(
     code: ValueCode, payload: Buffer, count: int, reference: Floats | None
 ) -> Iterator[tuple[int, Floats]]:
     """Yield (first place, values) of every block of a payload that must hold `count` values."""
+    _check(None, reference)
     if reference is not None and reference.size != count:
         raise CodecError(f"a reference of {reference.size} values for {count}")
     reader = SectionReader(payload)
@@ -130,6 +133,24 @@ def relative_error(values: Floats, sent: Floats, reference: Floats) -> float:
     lost = float(np.linalg.norm(sent.astype(np.float64) - values))
     change = float(np.linalg.norm(values.astype(np.float64) - reference))
     return lost / change if lost else 0.0
+
+
+def check_row(what: str, array: npt.NDArray[np.generic], dtype: type[np.generic]) -> None:
+    """Raise TypeError unless an array is one row of a type: nothing is converted silently."""
+    if not isinstance(array, np.ndarray) or array.ndim != 1 or array.dtype != dtype:
+        got = getattr(array, "dtype", type(array).__name__), getattr(array, "shape", "")
+        raise TypeError(f"{what} must be one row of {dtype.__name__}, got {got[0]} {got[1]}")
+
+
+def _check(values: Floats | None, reference: Floats | None, words: Words | None = None) -> None:
+    if values is not None:
+        check_row("values", values, np.float32)
+    if reference is not None:
+        check_row("the reference", reference, np.float32)
+    if words is not None:
+        check_row("random words", words, np.uint32)
+        if values is not None and words.size != values.size:
+            raise CodecError(f"{words.size} random words for {values.size} values")
 
 
 def _blocks(values: Floats, reference: Floats | None) -> Iterator[tuple[slice, Floats]]:

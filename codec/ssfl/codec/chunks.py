@@ -40,8 +40,10 @@ class ChunkSizer:
 
 def pieces(buffers: Sequence[memoryview], offset: int, sizer: ChunkSizer) -> Iterator[Piece]:
     """Yield the concatenation of `buffers` from byte `offset` on."""
+    if offset < 0:
+        raise ChunkError(f"a payload has no byte {offset}")
     start = 0  # of the current buffer in the whole
-    for buffer in buffers:
+    for buffer in (one.cast("B") for one in buffers):
         end = start + len(buffer)
         while offset < end:
             data = buffer[offset - start : offset - start + sizer.size]

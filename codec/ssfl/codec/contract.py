@@ -64,6 +64,8 @@ class SparseVector:
         cls, dense: npt.NDArray[np.float32], kept: npt.NDArray[np.bool_]
     ) -> "SparseVector":
         """Return the coordinates of `dense` where `kept` is true."""
+        if kept.dtype != np.bool_:
+            raise TypeError(f"a mask must be bool, got {kept.dtype}")
         if dense.shape != kept.shape:
             raise MaskError(f"a mask of shape {kept.shape} for a vector of shape {dense.shape}")
         return cls(dense.size, np.packbits(kept, bitorder="little").tobytes(), dense[kept])

@@ -20,6 +20,7 @@ def packed_bytes(size: int) -> int:
 
 def checked(bits: Buffer, size: int) -> bytes:
     """Return `bits` if they can be a mask of `size` coordinates."""
+    bits = memoryview(bits).cast("B")
     if len(bits) != packed_bytes(size):
         raise MaskError(f"{len(bits)} bytes for a mask of {size} coordinates")
     if size % 8 and bits[-1] >> (size % 8):

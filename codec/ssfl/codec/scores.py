@@ -26,7 +26,7 @@ from collections.abc import Iterator
 import numpy as np
 import numpy.typing as npt
 
-from ssfl.codec.blocks import Floats, Words
+from ssfl.codec.blocks import Floats, Words, check_row
 from ssfl.codec.errors import CodecError, MalformedPayload, TrailingBytes, UnfitValues
 from ssfl.codec.sections import HEADER_BYTES, Buffer, SectionReader, SectionWriter
 
@@ -53,6 +53,8 @@ def encode(
 
     About the largest `num_coded` scores are coded (the exact number follows a sample).
     """
+    check_row("scores", scores, np.float32)
+    check_row("random words", words, np.uint32)
     if words.size != scores.size:
         raise CodecError(f"{words.size} random words for {scores.size} scores")
     if not 0 <= mantissa_bits <= MAX_MANTISSA_BITS:

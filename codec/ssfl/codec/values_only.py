@@ -40,6 +40,8 @@ def encoded_bytes(count: int) -> int:
 
 def encode(values: npt.NDArray[np.float32]) -> memoryview:
     """Return the payload, without a copy where the machine is little-endian."""
+    if values.dtype.kind != "f" or values.dtype.itemsize != BYTES_PER_VALUE:
+        raise TypeError(f"values must be float32, got {values.dtype}")
     return np.ascontiguousarray(values, dtype="<f4").data.cast("B")
 
 
@@ -51,6 +53,7 @@ def encode_parts(values: npt.NDArray[np.float32]) -> Iterator[memoryview]:
 
 def decode(payload: Buffer, count: int) -> npt.NDArray[np.float32]:
     """Return the `count` values of a payload, as a view on it."""
+    payload = memoryview(payload).cast("B")
     check_length(encoded_bytes(count), len(payload))
     return np.frombuffer(payload, dtype="<f4").astype(np.float32, copy=False)
 

@@ -19,6 +19,10 @@ _PRECEDENCE = (
     "empty means unset) or in a TOML file (local_epochs = 5). A flag beats a variable, a variable "
     "beats the file, the file beats the default."
 )
+_WITHOUT_VARIABLES = (
+    "Each setting can be given as a flag or in a TOML file; a flag beats the file, the file beats "
+    "the default. SSFL_* variables are those of coordinator and clients: this command ignores them."
+)
 
 
 class _Parser(argparse.ArgumentParser):
@@ -44,12 +48,14 @@ def read_flags(
     description: str,
     epilog: str,
     known_elsewhere: Mapping[str, str],
+    *,
+    variables: bool = True,
 ) -> dict[str, str]:
     """Return the text of every flag given, by setting name, and of --config as `config`.
 
     --help and --version print and raise SystemExit; anything wrong raises ProgramError.
     """
-    parser = _build(options, prog, description, epilog)
+    parser = _build(options, prog, description, epilog, variables)
     given, rest = parser.parse_known_args(argv)
     if rest:
         raise usage_error(_why_unknown(rest, options, known_elsewhere))
@@ -62,13 +68,15 @@ def closest(word: str, words: Iterable[str]) -> str:
     return f"; did you mean {near[0]}?" if near else ""
 
 
-def _build(options: Sequence[Option], prog: str, description: str, epilog: str) -> _Parser:
+def _build(
+    options: Sequence[Option], prog: str, description: str, epilog: str, variables: bool
+) -> _Parser:
     has_positional = any(option.positional for option in options)
     parser = _Parser(
         prog=prog,
         usage="%(prog)s [flags]" + (" ARGUMENT ..." if has_positional else ""),
         description=_wrap(description),
-        epilog=_epilog(epilog),
+        epilog=_epilog(epilog, _PRECEDENCE if variables else _WITHOUT_VARIABLES),
         formatter_class=_Formatter,
         allow_abbrev=False,
         add_help=False,
@@ -79,7 +87,8 @@ def _build(options: Sequence[Option], prog: str, description: str, epilog: str) 
             if option.group == heading:
                 _add(group, option)
     other = parser.add_argument_group("Other")
-    other.add_argument(CONFIG_FLAG, metavar="FILE", help="a TOML file of settings (SSFL_CONFIG)")
+    config_help = "a TOML file of settings" + (" (SSFL_CONFIG)" if variables else "")
+    other.add_argument(CONFIG_FLAG, metavar="FILE", help=config_help)
     other.add_argument(
         "--version",
         action="version",
@@ -149,10 +158,10 @@ def _why_unknown(
     return f"unknown flag {flag}{closest(flag, flags) or '; --help lists them'}"
 
 
-def _epilog(text: str) -> str:
+def _epilog(text: str, precedence: str) -> str:
     codes = "\n".join(f"  {code.value:>3}  {code.meaning}" for code in ExitCode)
     parts = [_wrap(text)] if text else []
-    return "\n\n".join([*parts, _wrap(_PRECEDENCE), "Exit codes:\n" + codes])
+    return "\n\n".join([*parts, _wrap(precedence), "Exit codes:\n" + codes])
 
 
 def _wrap(text: str) -> str:

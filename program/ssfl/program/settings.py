@@ -24,7 +24,7 @@ Config = TypeVar("Config")
 def load(
     config_class: type[Config],
     argv: Sequence[str],
-    environ: Mapping[str, str],
+    environ: Mapping[str, str] | None,
     prog: str,
     description: str,
     epilog: str = "",
@@ -34,11 +34,15 @@ def load(
 
     `known_elsewhere` maps settings of other programs to the sentence that says so. Such a flag
     or key is refused with it; such a variable is ignored, as programs may share an environment.
+    With `environ` None the program takes no variables, and its --help says so.
     """
     elsewhere = known_elsewhere or {}
     options = tuple(options_of(config_class))
     _check_names(options)
-    flags = read_flags(options, argv, prog, description, epilog, elsewhere)
+    flags = read_flags(
+        options, argv, prog, description, epilog, elsewhere, variables=environ is not None
+    )
+    environ = environ or {}
     file = flags.pop("config", "") or environ.get(CONFIG_VARIABLE, "")
     given = read_file(Path(file).expanduser(), options, prog, elsewhere) if file else {}
     given |= read_environment(environ, options, prog, elsewhere)

@@ -4,6 +4,9 @@ Memory: one 64-bit sum over the step's vector, whatever the number of clients. R
 worker thread, so folds never overlap; the result does not depend on their order.
 """
 
+import logging
+from collections.abc import Mapping
+from statistics import median
 from typing import Any
 
 from ssfl.method.exact_sum import MAX_SCORE_FRACTION_BITS, VALUE_BOUND, ExactSum, fraction_bits
@@ -14,11 +17,24 @@ from ssfl.server.spool import Spool, read_values
 from ssfl.server.state import Step
 
 _BLOCK = 1 << 18  # values
+OUTLIER = 1e6  # times the median of the clients' largest scores
+
+log = logging.getLogger("ssfl.run")
 
 
 def update_fraction_bits(step: Step) -> int:
     """Return the grid of a training step: fixed by its cohort, so it can be announced."""
     return fraction_bits(VALUE_BOUND, sum(step.cohort.values()))
+
+
+def _warn_of_outlier(largest: Mapping[ClientId, float]) -> None:
+    """Say who reports scores beside which all others vanish: the grid follows the largest."""
+    client = max(largest, key=lambda one: largest[one])
+    if largest[client] > OUTLIER * median(largest.values()):
+        log.warning(
+            "one client's largest score dwarfs those of the others: the mask may be its alone",
+            extra={"client": client, "largest": largest[client]},
+        )
 
 
 class StepSum:
@@ -63,6 +79,7 @@ class StepSum:
         self._folded.clear()
         if step.work is Work.TRAIN:
             return ExactSum(self._size, update_fraction_bits(step))
+        _warn_of_outlier({client: step.uploads[client].largest for client in step.closed})
         largest = max(step.uploads[client].largest for client in step.closed)
         weight = sum(step.cohort[client] for client in step.closed)
         bits = fraction_bits(largest, weight, MAX_SCORE_FRACTION_BITS)

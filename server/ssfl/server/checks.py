@@ -1,6 +1,5 @@
 """Is a request one this run can take? Form, version, membership, session."""
 
-import math
 import re
 from collections.abc import Sequence
 
@@ -27,6 +26,7 @@ MAX_SAMPLES = 1 << 31
 MAX_TEXT = 200
 MAX_CLASSES = 10_000
 MAX_ENCODINGS = 64
+MAX_NUMBER = 1e30  # of what a client reports of itself: sums of many stay finite
 MUST_READ = {
     transfer_pb2.ENCODING_BITMASK_ZSTD,
     transfer_pb2.ENCODING_VALUES_ONLY,
@@ -124,9 +124,11 @@ def check_report(*numbers: float, evaluations: Sequence[update_pb2.Evaluation] =
     for tested in evaluations:
         if tested.correct > tested.total:
             raise InvalidRequest(f"{tested.correct} of {tested.total} samples cannot be correct")
+        if tested.total > MAX_SAMPLES:
+            raise InvalidRequest(f"tested on {tested.total} samples; {MAX_SAMPLES} are the most")
     losses = (tested.loss_sum for tested in evaluations)
-    if not all(math.isfinite(number) for number in (*numbers, *losses)):
-        raise InvalidRequest("losses, errors and times must be finite numbers")
+    if not all(abs(number) <= MAX_NUMBER for number in (*numbers, *losses)):  # NaN is not
+        raise InvalidRequest(f"losses, errors and times must lie within ±{MAX_NUMBER:g}")
 
 
 def check_ready(member: Member, state: RunState) -> None:

@@ -73,6 +73,7 @@ class Conductor:
         self._journal = journal
         self._write_model = write_model
         self._strategy = strategy_for(state.settings)
+        self._is_lossy = state.settings.value_type != "float32"
         self._queue: asyncio.Queue[_Posted] = asyncio.Queue()
         self._changed = asyncio.Event()
         self._worker = ThreadPoolExecutor(1, thread_name_prefix="sum")
@@ -267,6 +268,8 @@ class Conductor:
             result = total.finish(step, model, self._strategy)
             self._sum = None
             self.store.save_step(step.number, result)
+            if model.values is not None and self._is_lossy and result.change is None:
+                log.warning("the mean's change does not fit the run's value type: kept as it is")
             report = {"densities": total.densities} if total.densities else {}
             event = self.reduced(step.number, result, {"seconds": seconds, **report})
             asyncio.run_coroutine_threadsafe(self.post(event, result), loop)

@@ -1,10 +1,11 @@
 """ledger.csv: the bytes of a run by round, step, client, phase, direction and encoding.
 
 Rows are appended when a step ends, and for what passes outside steps (gathering, fetching the
-final model), where round and step are empty; a step that was interrupted by a restart has rows of
-both processes. The journal's record that follows says how long the file is: after a crash it
-is cut to that length, so that no row is there twice, none of a committed step is lost, and the
-sums of its rows are the totals that the journal holds.
+final model), where round and step are empty; a step that was interrupted by an orderly restart has
+rows of both processes. The journal's record that follows says how long the file is: after a crash
+it is cut to that length, so that no row is there twice, none written with a commit is lost,
+and the sums of its rows are the totals that the journal holds. What a killed process had counted
+since the last commit is not in either.
 """
 
 import csv

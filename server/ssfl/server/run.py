@@ -31,7 +31,7 @@ def advance(state: RunState, event: Event, now_s: float) -> Outcome:
 
 def late_reply(state: RunState, step: int, client: ClientId, digest: str) -> Reply:
     """Return the word on an upload whose step is over: it counted, perhaps, but nobody heard."""
-    counted = step == state.model_step and digest and state.counted.get(client) == digest
+    counted = bool(digest) and state.counted.get(client) == (step, digest)
     return Reply.ALREADY_ACCEPTED if counted else Reply.STEP_CLOSED
 
 

@@ -76,7 +76,8 @@ class RunState:
     rounds_evaluated: int = 0  # rounds_done at the newest evaluation of all clients
     attempt: int = 0  # how often the coming step was void
     last_step: int = 0
-    counted: Mapping[ClientId, str] = field(default_factory=dict)  # digests of step `model_step`
+    # Step and digest of the newest upload of every client that counted.
+    counted: Mapping[ClientId, tuple[int, str]] = field(default_factory=dict)
     step: Step | None = None
     stop_asked: bool = False
     finished: bool = False
@@ -187,5 +188,8 @@ def _committed(state: RunState, fact: facts.StepCommitted) -> RunState:
         state,
         rounds_done=state.rounds_done + (step.work is Work.TRAIN),
         model_step=fact.step,
-        counted={client: step.uploads[client].digest for client in step.closed or ()},
+        counted={
+            **state.counted,
+            **{client: (fact.step, step.uploads[client].digest) for client in step.closed or ()},
+        },
     )

@@ -71,6 +71,21 @@ def tell_mask(mask: Mask, manifest: Manifest, history: History) -> None:
             )
 
 
+COARSE = 0.5  # of an update lost in coding: the run will hardly learn
+
+
+def _warn_of_coding(entry: dict[str, Any], value_type: str) -> None:
+    if entry["coding_error"] >= COARSE:
+        log.warning(
+            "the value type is too coarse for these updates: most of them is lost",
+            extra={"value_type": value_type, "lost": f"{entry['coding_error']:.0%}"},
+        )
+    others = [row["client"] for row in entry["clients"] if row.get("encoding") != value_type]
+    if value_type != "float32" and others:
+        names = ", ".join(others[:5]) + (f" and {len(others) - 5} more" if others[5:] else "")
+        log.info("updates in another encoding than the run's", extra={"clients": names})
+
+
 def _committed(state: RunState, history: History) -> None:
     newest = history.rounds[-1] if history.rounds else None
     if (
@@ -87,6 +102,7 @@ def _committed(state: RunState, history: History) -> None:
             model=state.base_digest[:12],
             **({"coding_error": newest["coding_error"]} if newest["coding_error"] else {}),
         )
+        _warn_of_coding(newest, state.settings.value_type)
     elif history.evaluations and history.evaluations[-1]["rounds_done"] == state.rounds_done:
         last = history.evaluations[-1]
         _say(

@@ -70,6 +70,7 @@ class Uploads:
         self._free = asyncio.Semaphore(slots)
         self._queued = 0
         self._newest: dict[ClientId, object] = {}
+        self._writing: dict[ClientId, asyncio.Lock] = {}  # one call at a time touches the file
 
     async def receive(
         self,
@@ -86,10 +87,12 @@ class Uploads:
             if receipt := expected.over():
                 yield respond(receipt=receipt)
                 return
-            part = await asyncio.to_thread(
-                self._spool.part, expected.step, expected.client, expected.payload.digest
-            )
-            receiver = Receiver(expected.payload.num_bytes, part.stat().st_size)
+            writing = self._writing.setdefault(expected.client, asyncio.Lock())
+            async with writing:  # a chunk that an earlier call is still writing counts
+                part = await asyncio.to_thread(
+                    self._spool.part, expected.step, expected.client, expected.payload.digest
+                )
+                receiver = Receiver(expected.payload.num_bytes, part.stat().st_size)
             if receiver.offset > receiver.num_bytes:
                 part.unlink()
                 raise DigestMismatch(expected.payload.digest, b"")
@@ -147,24 +150,35 @@ class Uploads:
                     f"no byte of the upload for {self._no_progress_s:g} s: send it again, "
                     f"it goes on at byte {receiver.offset}"
                 ) from None
-            if self._newest.get(expected.client) is not this:
-                raise SessionEnded("a newer upload of this client has replaced this one")
             if request.WhichOneof("part") != "chunk":
                 raise InvalidRequest("a second header inside an upload")
             chunk = request.chunk
-            if first_chunk and chunk.offset == 0 and receiver.offset:
-                # Sent without waiting for the grant: from the start, in a file of its own, since
-                # an earlier call of this client may still be reading the old one.
-                part.unlink(missing_ok=True)
-                part.touch()
-                receiver.offset = 0
-            first_chunk = False
-            receiver.check(chunk.offset, chunk.data, chunk.crc32)
-            await asyncio.to_thread(append, part, chunk.data)
+            async with self._writing[expected.client]:
+                if self._newest.get(expected.client) is not this:
+                    raise SessionEnded("a newer upload of this client has replaced this one")
+                if first_chunk and chunk.offset == 0 and receiver.offset:
+                    # Sent without waiting for the grant: from the start, in a file of its own,
+                    # since an earlier call of this client may still be reading the old one.
+                    part.unlink(missing_ok=True)
+                    part.touch()
+                    receiver.offset = 0
+                first_chunk = False
+                receiver.check(chunk.offset, chunk.data, chunk.crc32)
+                await _written(part, chunk.data)
             self._ledger.count(
                 expected.phase, Direction.UP, request.ByteSize(), len(chunk.data),
                 client=expected.client, encoding=encoding_word(expected.payload.encoding),
             )  # fmt: skip
+
+
+async def _written(part: Path, data: bytes) -> None:
+    """Append a chunk; if the call is cut off meanwhile, end only when the chunk is in the file."""
+    writing = asyncio.ensure_future(asyncio.to_thread(append, part, data))
+    try:
+        await asyncio.shield(writing)
+    except asyncio.CancelledError:
+        await writing
+        raise
 
 
 async def first(requests: AsyncIterator[Any], no_progress_s: float) -> Any:

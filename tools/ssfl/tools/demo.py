@@ -64,7 +64,7 @@ class Result:
 
 def demo(argv: Sequence[str]) -> int:
     """Run the demo."""
-    config = settings.load(DemoConfig, argv, {}, "ssfl demo", DESCRIPTION)
+    config = settings.load(DemoConfig, argv, None, "ssfl demo", DESCRIPTION)
     raise_on_sigterm()
     console = Console(highlight=False)
     began_s = time.monotonic()

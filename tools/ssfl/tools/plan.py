@@ -148,7 +148,7 @@ def _named(flag: str, parse: Callable[[], Parsed]) -> Parsed:
 
 def plan(argv: Sequence[str]) -> int:
     """Run the command."""
-    config = settings.load(PlanConfig, argv, {}, "ssfl plan", DESCRIPTION, EXAMPLE)
+    config = settings.load(PlanConfig, argv, None, "ssfl plan", DESCRIPTION, EXAMPLE)
     manifest, site = _model(config)
     link, coordinator = config.client_link(), config.coordinator_bits_per_s()
     try:

@@ -122,8 +122,8 @@ class Coding:
 
     def _coded(self, code: ValueCode, count: int, share: tuple[float, float]) -> Size:
         plain = values_only.encoded_bytes(count)
-        # A lossy code that cannot hold some value gives way to plain values.
-        most = max(plain if not code.lossless else 0, blocks.max_encoded_bytes(code, count))
+        # What a lossy code cannot hold travels without loss.
+        most = max(blocks.max_encoded_bytes(one, count) for one in (code, reference.CODE))
         return Size.share(plain, share, most)
 
     def _lossy_share(self) -> tuple[float, float]:

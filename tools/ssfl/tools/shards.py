@@ -32,7 +32,7 @@ class ShardsConfig:
 
 def shards(argv: Sequence[str]) -> int:
     """Run the command."""
-    config = settings.load(ShardsConfig, argv, {}, "ssfl shards", DESCRIPTION)
+    config = settings.load(ShardsConfig, argv, None, "ssfl shards", DESCRIPTION)
     try:
         summary = make_shards(
             config.out,
