@@ -49,11 +49,19 @@ def test_every_flag_and_variable_shown_exists() -> None:
 
 
 @pytest.mark.system
+def test_the_plan_can_be_pasted(programs: Programs) -> None:
+    plan = next(words for words in commands() if words[:2] == ["ssfl", "plan"])
+    program = programs.run(*plan)
+    assert program.ends() == 0, program.err
+    assert "0.95 sparse" in program.out
+
+
+@pytest.mark.system
 def test_the_lines_to_paste_make_a_federation(programs: Programs) -> None:
     """As shown, with flags that fix the number of clients and bring it to an end."""
     shards, coordinator, client = (
-        next(words for words in commands() if words[:1] == [program])
-        for program in ("ssfl", "ssfl-coordinator", "ssfl-client")
+        next(words for words in commands() if words[: len(program)] == program)
+        for program in (["ssfl", "shards"], ["ssfl-coordinator"], ["ssfl-client"])
     )
     assert programs.run(*shards).ends() == 0
     server = programs.start(*coordinator, "--clients", "2", "--rounds", "1", "--exit-when-done")
