@@ -65,9 +65,9 @@ def test_fresh_inputs_decode_or_are_a_typed_error(target: str, tmp_path: Path) -
     folders = [str(found), str(CORPUS / target)]
     # From a shell: a process counts the memory of the one it was forked from as its own peak, and
     # a pytest that has run thousands of tests is larger than the fuzzer's limit.
+    shell = ("sh", "-c", '"$@"; exit $?', "sh")
     done = subprocess.run(
-        ["sh", "-c", '"$@"; exit $?', "sh", *command]
-        + ["-seed=1", f"-artifact_prefix={tmp_path}/", *folders],
+        [*shell, *command, "-seed=1", f"-artifact_prefix={tmp_path}/", *folders],
         capture_output=True,
         text=True,
         check=False,
