@@ -7,6 +7,7 @@ sockets would carry goes through a `Channel`, which may code it and count the by
 
 import argparse
 import gzip
+import sys
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
@@ -16,6 +17,8 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 import torch
+from benchmarks import environment
+from benchmarks.parallel import add_processes_flag
 
 from ssfl.client.site import Site
 from ssfl.learning.load_task import load_task
@@ -231,13 +234,31 @@ def mean_scores(scores: dict[str, Vector], weights: dict[str, int]) -> Vector:
     return total.mean()
 
 
-def add_data_flag(parser: argparse.ArgumentParser) -> None:
+def training_parser(doc: str | None, quick: str) -> argparse.ArgumentParser:
+    """Return the flags every benchmark that trains has; `quick` says what --quick leaves out."""
+    parser = argparse.ArgumentParser(description=str(doc).partition("\n")[0])
+    parser.add_argument("--out", type=Path, default=environment.RESULTS, help="folder of results")
+    parser.add_argument("--no-plot", action="store_true")
+    parser.add_argument("--quick", action="store_true", help=quick)
+    add_processes_flag(parser)
     parser.add_argument(
         "--data",
         type=Path,
         default=FOLDER,
         help="folder of Fashion-MNIST's IDX files (%(default)s)",
     )
+    return parser
+
+
+def parsed(parser: argparse.ArgumentParser) -> argparse.Namespace:
+    """Return the arguments; end with exit code 3, saying what to install, without the data."""
+    args = parser.parse_args()
+    try:
+        read_images(args.data)
+    except NoData as error:
+        print(error, file=sys.stderr)
+        sys.exit(3)
+    return args
 
 
 def _ignore(_step: int, _steps: int) -> None:

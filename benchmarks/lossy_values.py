@@ -19,7 +19,6 @@ between seeds. The three value types with the service's defaults must. Writes
 benchmarks/results/lossy_values.json and .png; exit code 1 if a bar is missed.
 """
 
-import argparse
 import math
 import sys
 from collections.abc import Iterable
@@ -28,8 +27,8 @@ from pathlib import Path
 
 import numpy as np
 from benchmarks import environment
-from benchmarks.fashion import NUM_CLIENTS, NoData, add_data_flag, read_images
-from benchmarks.parallel import add_processes_flag, run_all
+from benchmarks.fashion import NUM_CLIENTS, parsed, training_parser
+from benchmarks.parallel import run_all
 from benchmarks.value_channel import LOSSLESS, LOSSY, Variant
 from benchmarks.value_runs import Outcome, Run, add_runs_flag, run
 
@@ -151,20 +150,10 @@ def plot(rows: list[Row], path: Path) -> None:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=str(__doc__).partition("\n")[0])
-    parser.add_argument("--out", type=Path, default=environment.RESULTS, help="folder of results")
-    parser.add_argument("--no-plot", action="store_true")
-    parser.add_argument("--quick", action="store_true", help="2 seeds, 6 rounds, three variants")
+    parser = training_parser(__doc__, "2 seeds, 6 rounds, three variants")
     parser.add_argument("--seeds", type=int, choices=sorted(STUDENT), default=5)
-    add_data_flag(parser)
-    add_processes_flag(parser)
     add_runs_flag(parser)
-    args = parser.parse_args()
-    try:
-        read_images(args.data)
-    except NoData as error:
-        print(error, file=sys.stderr)
-        return 3
+    args = parsed(parser)
     variants, seeds, rounds = [LOSSLESS, *LOSSY], args.seeds, 50
     if args.quick:
         variants = [one for one in variants if one is LOSSLESS or one.name in MEANT]

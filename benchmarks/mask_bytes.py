@@ -11,7 +11,6 @@ some of the 20 who voted have been replaced. Every payload is decoded and compar
 benchmarks/results/mask_bytes.json and .png; exit code 1 if a bar is missed.
 """
 
-import argparse
 import math
 import sys
 import time
@@ -21,8 +20,7 @@ from pathlib import Path
 
 import numpy as np
 from benchmarks import environment
-from benchmarks.fashion import NoData, Vector, add_data_flag, mean_scores, read_images
-from benchmarks.parallel import add_processes_flag
+from benchmarks.fashion import Vector, mean_scores, parsed, training_parser
 from benchmarks.resnet_scores import add_scores_flag, read, resnet, score_clients
 
 from ssfl.codec import masks, sorted_bits
@@ -167,19 +165,9 @@ def plot(rows: list[Row], path: Path) -> None:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=str(__doc__).partition("\n")[0])
-    parser.add_argument("--out", type=Path, default=environment.RESULTS, help="folder of results")
-    parser.add_argument("--no-plot", action="store_true")
-    parser.add_argument("--quick", action="store_true", help="fewer clients and densities")
-    add_data_flag(parser)
-    add_processes_flag(parser)
+    parser = training_parser(__doc__, "fewer clients and densities")
     add_scores_flag(parser)
-    args = parser.parse_args()
-    try:
-        read_images(args.data)
-    except NoData as error:
-        print(error, file=sys.stderr)
-        return 3
+    args = parsed(parser)
     voters, densities, cases = (VOTERS, DENSITIES, REFRESHES)
     if args.quick:
         voters, densities, cases = (5, DENSITIES[::2], ((5, 1),))

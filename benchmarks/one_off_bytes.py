@@ -22,9 +22,9 @@ from typing import Any
 
 import numpy as np
 from benchmarks import environment
-from benchmarks.fashion import NoData, add_data_flag, read_images
+from benchmarks.fashion import parsed, training_parser
 from benchmarks.one_off_runs import CodeResult, Coding, Codings, Short, code_scores, run_short
-from benchmarks.parallel import add_processes_flag, run_all
+from benchmarks.parallel import run_all
 from benchmarks.resnet_scores import add_scores_flag, score_clients
 
 from ssfl.codec.scores import MANTISSA_BITS
@@ -168,19 +168,9 @@ def _draw_accuracy(axis: Any, trained: list[dict[str, Any]]) -> None:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=str(__doc__).partition("\n")[0])
-    parser.add_argument("--out", type=Path, default=environment.RESULTS, help="folder of results")
-    parser.add_argument("--no-plot", action="store_true")
-    parser.add_argument("--quick", action="store_true", help="few codes, one seed, few rounds")
-    add_data_flag(parser)
-    add_processes_flag(parser)
+    parser = training_parser(__doc__, "few codes, one seed, few rounds")
     add_scores_flag(parser)
-    args = parser.parse_args()
-    try:
-        read_images(args.data)
-    except NoData as error:
-        print(error, file=sys.stderr)
-        return 3
+    args = parsed(parser)
     results = overlaps(args)
     trained = accuracies(args)
     rows = [one.as_row() for one in results]

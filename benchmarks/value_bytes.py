@@ -16,15 +16,14 @@ payload 2 % larger than that. Writes benchmarks/results/value_bytes.json and .pn
 a bar is missed.
 """
 
-import argparse
 import sys
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from benchmarks import environment
-from benchmarks.fashion import NUM_CLIENTS, NoData, add_data_flag, read_images
-from benchmarks.parallel import add_processes_flag, run_all
+from benchmarks.fashion import NUM_CLIENTS, parsed, training_parser
+from benchmarks.parallel import run_all
 from benchmarks.value_channel import LOSSLESS
 from benchmarks.value_compare import OURS, PCODEC
 from benchmarks.value_runs import Outcome, Run, add_runs_flag, run
@@ -120,19 +119,9 @@ def plot(results: dict[str, dict[str, Any]], compared: dict[str, float], path: P
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=str(__doc__).partition("\n")[0])
-    parser.add_argument("--out", type=Path, default=environment.RESULTS, help="folder of results")
-    parser.add_argument("--no-plot", action="store_true")
-    parser.add_argument("--quick", action="store_true", help="few rounds")
-    add_data_flag(parser)
-    add_processes_flag(parser)
+    parser = training_parser(__doc__, "few rounds")
     add_runs_flag(parser)
-    args = parser.parse_args()
-    try:
-        read_images(args.data)
-    except NoData as error:
-        print(error, file=sys.stderr)
-        return 3
+    args = parsed(parser)
     runs = runs_of(args.data, args.quick, args.runs)
     work = list(runs.values())
     outcomes = run_all(run, work, [one.cost for one in work], args.processes, "training")

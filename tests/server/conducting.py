@@ -5,7 +5,11 @@ from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from pathlib import Path
 
+from ssfl.method.initialize import initial_vector
+from ssfl.method.manifest import Manifest
 from ssfl.method.settings import RunSettings
+from ssfl.method.strategies import strategy_for
+from ssfl.method.strategies.contract import ClientId
 from ssfl.server import events
 from ssfl.server.conductor import Conductor
 from ssfl.server.history import History
@@ -18,7 +22,21 @@ from ssfl.server.store import Store
 SETTINGS = RunSettings(clients=2, rounds=2, sparsity="0.5", seed=5)
 DEADLINE_S = 30.0  # for what must happen; nothing waits so long unless it is broken
 
+C1, C2 = ClientId("c1"), ClientId("c2")
+
 Script = Callable[[Conductor], Awaitable[None]]
+
+
+async def begin(conductor: Conductor, manifest: Manifest) -> None:
+    """Let both clients join and the first describe the model."""
+    digest = manifest.digest.hex()
+    for client in (C1, C2):
+        await conductor.post(events.Joined(client, "t", 10, digest, "cpu"))
+    initial = initial_vector(manifest, SETTINGS.seed)
+    conductor.store.save_initial(manifest, initial)
+    model = strategy_for(SETTINGS).begin(manifest, initial)
+    described = events.Initialized(C1, digest, model.initial_digest.hex(), 0, "", 0, "")
+    await conductor.post(described, model)
 
 
 def write_final(conductor: Conductor) -> None:

@@ -6,30 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from server.conducting import SETTINGS, conduct
-from ssfl.method.initialize import initial_vector
+from server.conducting import C1, C2, begin, conduct
 from ssfl.method.manifest import Manifest
-from ssfl.method.strategies import strategy_for
 from ssfl.method.strategies.contract import ClientId
 from ssfl.server import events
 from ssfl.server.conductor import Conductor
 from ssfl.server.journal import Journal
 from ssfl.server.ledger import Direction
-
-C1, C2 = ClientId("c1"), ClientId("c2")
-
-
-async def scoring(conductor: Conductor, manifest: Manifest) -> None:
-    """Bring the run to its first step."""
-    digest = manifest.digest.hex()
-    for client in (C1, C2):
-        await conductor.post(events.Joined(client, "t", 10, digest, "cpu"))
-    initial = initial_vector(manifest, SETTINGS.seed)
-    conductor.store.save_initial(manifest, initial)
-    model = strategy_for(SETTINGS).begin(manifest, initial)
-    described = events.Initialized(C1, digest, model.initial_digest.hex(), 0, "", 0, "")
-    await conductor.post(described, model)
-    assert conductor.state.step is not None
 
 
 def send(conductor: Conductor, num_bytes: int, client: ClientId = C1) -> None:
@@ -48,7 +31,7 @@ def rows(folder: Path) -> list[tuple[str, str, str, int]]:
 def test_rows_say_in_which_step_bytes_passed(tmp_path: Path, manifest: Manifest) -> None:
     async def script(conductor: Conductor) -> None:
         send(conductor, 1)
-        await scoring(conductor, manifest)
+        await begin(conductor, manifest)
         assert rows(tmp_path) == [("", "", "c1", 1)]
         send(conductor, 20)
         send(conductor, 30, C2)
@@ -67,7 +50,7 @@ def test_rows_say_in_which_step_bytes_passed(tmp_path: Path, manifest: Manifest)
 
 def test_totals_and_rows_go_on_from_the_same_moment(tmp_path: Path, manifest: Manifest) -> None:
     async def first(conductor: Conductor) -> None:
-        await scoring(conductor, manifest)
+        await begin(conductor, manifest)
         send(conductor, 20)
         await conductor.post(events.StopAsked())
         send(conductor, 500)
@@ -93,7 +76,7 @@ def test_rows_whose_record_did_not_follow_are_cut(
         raise OSError(28, "No space left on device")
 
     async def first(conductor: Conductor) -> None:
-        await scoring(conductor, manifest)
+        await begin(conductor, manifest)
         send(conductor, 20)
         with monkeypatch.context() as patch:
             patch.setattr(Journal, "append", full)
@@ -114,7 +97,7 @@ def test_rows_whose_record_did_not_follow_are_cut(
 
 def test_detail_does_not_outlive_its_step(tmp_path: Path, manifest: Manifest) -> None:
     async def script(conductor: Conductor) -> None:
-        await scoring(conductor, manifest)
+        await begin(conductor, manifest)
         for number in range(200):
             send(conductor, 1, ClientId(f"c{number}"))
         await conductor.post(events.StopAsked())

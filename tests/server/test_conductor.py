@@ -7,11 +7,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from server.conducting import SETTINGS, conduct
+from server.conducting import C1, C2, SETTINGS, begin, conduct
 from ssfl.method.initialize import initial_vector
 from ssfl.method.manifest import Manifest
 from ssfl.method.model_state import ModelState, values_digest
-from ssfl.method.strategies import strategy_for
 from ssfl.method.strategies.contract import ClientId
 from ssfl.method.streams import Stream
 from ssfl.server import events, facts
@@ -19,20 +18,6 @@ from ssfl.server.conductor import Conductor
 from ssfl.server.events import Event, Reply
 from ssfl.server.journal import Journal
 from ssfl.server.spool import append
-
-C1, C2 = ClientId("c1"), ClientId("c2")
-
-
-async def begin(conductor: Conductor, manifest: Manifest) -> None:
-    """Let both clients join and the first describe the model."""
-    digest = manifest.digest.hex()
-    for client in (C1, C2):
-        await conductor.post(events.Joined(client, "t", 10, digest, "cpu"))
-    initial = initial_vector(manifest, SETTINGS.seed)
-    conductor.store.save_initial(manifest, initial)
-    model = strategy_for(SETTINGS).begin(manifest, initial)
-    described = events.Initialized(C1, digest, model.initial_digest.hex(), 0, "", 0, "")
-    await conductor.post(described, model)
 
 
 def spooled(conductor: Conductor, client: ClientId) -> Event:

@@ -4,12 +4,12 @@ Coding values against a reference saves a quarter of the bytes for some CPU. Tha
 link that is not this machine's own, so `auto` codes for all clients but those on loopback.
 """
 
-import ipaddress
 from dataclasses import dataclass
-from urllib.parse import unquote
+from ipaddress import ip_address
 
 from ssfl.method.settings import RunSettings
 from ssfl.server.ledger import encoding_word
+from ssfl.server.sockets import place_of
 from ssfl.server.state import Member
 from ssfl.v1 import transfer_pb2
 
@@ -64,12 +64,7 @@ def is_loopback(peer: str) -> bool:
     >>> is_loopback("ipv4:192.0.2.7:43210"), is_loopback("unix:/run/ssfl.sock")
     (False, True)
     """
-    scheme, _, rest = unquote(peer).partition(":")
-    if scheme.startswith("unix"):
+    if peer.startswith("unix"):
         return True
-    try:
-        address = ipaddress.ip_address(rest.rpartition(":")[0].strip("[]").partition("%")[0])
-    except ValueError:
-        return False  # something new: code, which is never wrong
-    mapped = getattr(address, "ipv4_mapped", None)
-    return bool((mapped or address).is_loopback)
+    place = place_of(peer)  # None, something new: code, which is never wrong
+    return place is not None and ip_address(place[0]).is_loopback
