@@ -12,8 +12,8 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from ssfl.learning.digits import digits
-from ssfl.learning.shards import Shard
+from ssfl.datasets.digits import digits
+from ssfl.datasets.shards import Shard
 
 FASHION_MNIST = Path("/usr/share/datasets/fashion-mnist")
 SIDE = 32

@@ -21,9 +21,9 @@ from benchmarks import environment
 from benchmarks.parallel import add_processes_flag
 
 from ssfl.client.site import Site
+from ssfl.datasets.partition import count_classes, partition, partition_test
+from ssfl.datasets.shards import Shard
 from ssfl.learning.load_task import load_task
-from ssfl.learning.partition import count_classes, partition, partition_test
-from ssfl.learning.shards import Shard
 from ssfl.method.density import kept_for_sparsity
 from ssfl.method.exact_sum import MAX_SCORE_FRACTION_BITS, VALUE_BOUND, ExactSum, fraction_bits
 from ssfl.method.mask import Mask, top_k

@@ -192,10 +192,10 @@ def run_scenario(scenario: Scenario) -> dict[str, Any]:
 def run_coded() -> dict[str, Any]:
     """Run real clients over a link; return the bytes of what is entropy-coded, by phase."""
     # Here, so that the processes of the raw clients do without torch.
+    from ssfl.datasets.make_shards import make_shards
+    from ssfl.datasets.shards import read_shard
     from ssfl.learning.describe import manifest_of as describe
-    from ssfl.learning.make_shards import make_shards
     from ssfl.learning.models import build_model
-    from ssfl.learning.shards import read_shard
 
     settings = RunSettings(model="cnn", rounds=4, clients=2, local_epochs=1)
     with (

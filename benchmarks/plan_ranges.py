@@ -23,9 +23,9 @@ from benchmarks import environment
 
 from ssfl.client.site import Site
 from ssfl.codec import blocks, masks, reference, scores, sorted_bits
-from ssfl.learning.digits import digits
+from ssfl.datasets.digits import digits
+from ssfl.datasets.shards import Shard
 from ssfl.learning.load_task import load_task
-from ssfl.learning.shards import Shard
 from ssfl.method.mask import Mask, top_k
 from ssfl.method.settings import RunSettings
 from ssfl.method.strategies import Ssfl

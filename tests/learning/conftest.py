@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
+from ssfl.datasets.shards import Shard
 from ssfl.learning.device import prepare_torch
-from ssfl.learning.shards import Shard
 from ssfl.method.streams import Stream
 
 

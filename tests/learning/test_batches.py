@@ -6,8 +6,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
+from ssfl.datasets.shards import class_counts
 from ssfl.learning.batches import balanced_batch, count_steps, take, training_batches
-from ssfl.learning.shards import class_counts
 from ssfl.method.settings import RunSettings
 from ssfl.method.streams import Stream
 

@@ -4,7 +4,7 @@ from ssfl.learning.errors import DivergedError, LearningError
 
 def test_the_tree_in_the_docstring_names_every_error() -> None:
     names = {error.__name__ for error in LearningError.__subclasses__()}
-    assert names == {"ShardError", "ModelError", "TaskError", "DeviceError", "DivergedError"}
+    assert names == {"ModelError", "TaskError", "DeviceError", "DivergedError"}
     assert all(name in (errors.__doc__ or "") for name in names)
 
 

@@ -4,9 +4,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from ssfl.datasets.shards import Shard
 from ssfl.learning import image_task
 from ssfl.learning.evaluate import BATCH_SIZE, Evaluation, eval_mode, evaluate
-from ssfl.learning.shards import Shard
 
 
 class Identity(nn.Module):

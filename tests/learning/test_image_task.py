@@ -4,9 +4,9 @@ import pytest
 import torch
 from torch import nn
 
+from ssfl.datasets.shards import Shard, write_shard
 from ssfl.learning import image_task
 from ssfl.learning.errors import ModelError
-from ssfl.learning.shards import Shard, write_shard
 from ssfl.learning.task import Task
 from ssfl.method.settings import RunSettings
 

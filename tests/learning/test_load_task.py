@@ -6,15 +6,15 @@ import pytest
 import torch
 from torch import nn
 
+from ssfl.datasets.shards import Shard
 from ssfl.learning import image_task
 from ssfl.learning.errors import ModelError, TaskError
 from ssfl.learning.load_task import load_task
-from ssfl.learning.shards import Shard
 from ssfl.method.settings import RunSettings
 
 GOOD = """
 from torch import nn
-from ssfl.learning.shards import read_shard as load_shard
+from ssfl.datasets.shards import read_shard as load_shard
 
 def build_model(settings, shard):
     return nn.Linear(2, 2)

@@ -6,13 +6,13 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from ssfl.datasets.shards import Shard
 from ssfl.learning import image_task
 from ssfl.learning.describe import manifest_of
 from ssfl.learning.errors import DivergedError, ModelError
 from ssfl.learning.evaluate import evaluate
 from ssfl.learning.flatten import read_vector, write_vector
 from ssfl.learning.masked_training import train_locally
-from ssfl.learning.shards import Shard
 from ssfl.method.initialize import initial_vector
 from ssfl.method.manifest import Manifest
 from ssfl.method.mask import Mask

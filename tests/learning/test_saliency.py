@@ -4,13 +4,13 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from ssfl.datasets.shards import Shard
 from ssfl.learning import image_task
 from ssfl.learning.describe import manifest_of
 from ssfl.learning.errors import DivergedError
 from ssfl.learning.flatten import read_vector, write_vector
 from ssfl.learning.load_task import load_task
 from ssfl.learning.saliency import saliency_scores, score_locally
-from ssfl.learning.shards import Shard
 from ssfl.method.initialize import initial_vector
 from ssfl.method.manifest import Manifest
 from ssfl.method.settings import RunSettings

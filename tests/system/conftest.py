@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from ssfl.learning.digits import digits
-from ssfl.learning.shards import Shard, write_shard
+from ssfl.datasets.digits import digits
+from ssfl.datasets.shards import Shard, write_shard
 from system.federation import SHARDS, Finished, run_federation
 from system.programs import Programs
 from system.raw_client import RUN as RAW_RUN

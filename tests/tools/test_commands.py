@@ -2,7 +2,7 @@ from pathlib import Path
 
 import pytest
 
-from ssfl.learning.shards import read_shard
+from ssfl.datasets.shards import read_shard
 from ssfl.program.exits import ExitCode
 from ssfl.tools import main as tools
 

@@ -7,13 +7,13 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from ssfl.datasets.shards import Shard
 from ssfl.learning.describe import manifest_of
 from ssfl.learning.evaluate import Evaluation, evaluate
 from ssfl.learning.flatten import read_vector, write_vector
 from ssfl.learning.load_task import LoadedTask
 from ssfl.learning.masked_training import train_locally
 from ssfl.learning.saliency import score_locally
-from ssfl.learning.shards import Shard
 from ssfl.method.initialize import initial_vector
 from ssfl.method.mask import Mask
 from ssfl.method.settings import RunSettings

@@ -9,10 +9,11 @@ from ssfl.client.connection import Patience, open_channel, stub_for
 from ssfl.client.errors import Refused
 from ssfl.client.local_state import LocalState
 from ssfl.client.site import Site
+from ssfl.datasets.errors import DataError
+from ssfl.datasets.shards import class_counts, find_shard
 from ssfl.learning.device import choose_device, fingerprint, prepare_torch
 from ssfl.learning.errors import LearningError
 from ssfl.learning.load_task import load_task
-from ssfl.learning.shards import class_counts, find_shard
 from ssfl.method.errors import MethodError
 from ssfl.program.exits import ExitCode, ProgramError, Terminated
 
@@ -26,7 +27,7 @@ def take_part(config: ClientConfig, client_id: str, folder: Path) -> int:
         device = choose_device(config.device)
         task = load_task(config.task)
         shard = task.load_shard(find_shard(config.data, config.data_root))
-    except LearningError as error:
+    except (DataError, LearningError) as error:
         raise ProgramError(str(error), ExitCode.BAD_DATA) from error
     counts = class_counts(shard.train_y) if config.share_class_counts else {}
     identity = Identity(client_id, shard.num_samples, fingerprint(device), counts)
@@ -51,7 +52,7 @@ def take_part(config: ClientConfig, client_id: str, folder: Path) -> int:
     except Refused as error:
         agent.leave(str(error))
         raise ProgramError(f"the coordinator refused: {error}", ExitCode.REFUSED) from error
-    except (LearningError, MethodError) as error:
+    except (DataError, LearningError, MethodError) as error:
         agent.leave(str(error))
         raise ProgramError(str(error), ExitCode.BAD_DATA) from error
     except OSError as error:

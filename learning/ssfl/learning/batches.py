@@ -7,7 +7,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
-from ssfl.learning.shards import Array
+from ssfl.datasets.shards import Array
 from ssfl.method.settings import RunSettings
 from ssfl.method.streams import Stream
 

@@ -1,7 +1,6 @@
-"""Why a site cannot work on its data.
+"""Why a site cannot work on its data (what is wrong with data themselves: `ssfl.datasets`).
 
 LearningError
-├─ ShardError     the data are missing, unreadable or not what the format says
 ├─ ModelError     this network cannot be built for these inputs, or is not one we can mask
 ├─ TaskError      the user's task file is missing, incomplete, or raised
 ├─ DeviceError    the wished device is not on this machine
@@ -11,10 +10,6 @@ LearningError
 
 class LearningError(Exception):
     """Base of everything `ssfl.learning` raises on purpose."""
-
-
-class ShardError(LearningError):
-    """The data cannot be used; the message names the file and what to change."""
 
 
 class ModelError(LearningError):

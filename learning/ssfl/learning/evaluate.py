@@ -8,8 +8,8 @@ import numpy as np
 import torch
 from torch import nn
 
+from ssfl.datasets.shards import Shard
 from ssfl.learning.batches import take
-from ssfl.learning.shards import Shard
 from ssfl.learning.task import Task
 
 BATCH_SIZE = 256

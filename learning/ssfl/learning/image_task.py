@@ -8,7 +8,8 @@ from pathlib import Path
 from torch import Tensor, nn
 from torch.nn import functional
 
-from ssfl.learning import models, shards
+from ssfl.datasets import shards
+from ssfl.learning import models
 from ssfl.method.settings import RunSettings
 
 

@@ -13,8 +13,9 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 
+from ssfl.datasets.errors import DataError
+from ssfl.datasets.shards import Shard
 from ssfl.learning.errors import LearningError, TaskError
-from ssfl.learning.shards import Shard
 from ssfl.method.settings import RunSettings
 
 IMAGE = "image"
@@ -52,7 +53,7 @@ class LoadedTask:
     def _call(self, function: str, kind: type[Kind], *arguments: Any) -> Kind:
         try:
             result = getattr(self.module, function)(*arguments)
-        except LearningError:
+        except (DataError, LearningError):
             raise
         except (Exception, SystemExit) as error:  # a task may not end the client silently
             raise TaskError(_blame(f"task {self.name}: {function}", error, self.module)) from error

@@ -13,11 +13,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from ssfl.datasets.shards import Shard
 from ssfl.learning.batches import count_steps, take, training_batches
 from ssfl.learning.errors import DivergedError, ModelError
 from ssfl.learning.flatten import masked_parameters
 from ssfl.learning.sgd import Sgd
-from ssfl.learning.shards import Shard
 from ssfl.learning.task import Task
 from ssfl.method.manifest import Manifest
 from ssfl.method.mask import Mask

@@ -10,11 +10,11 @@ import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
+from ssfl.datasets.shards import Shard
 from ssfl.learning.batches import balanced_batch, take
 from ssfl.learning.errors import DivergedError
 from ssfl.learning.evaluate import eval_mode
 from ssfl.learning.flatten import masked_parameters
-from ssfl.learning.shards import Shard
 from ssfl.learning.task import Task
 from ssfl.method.manifest import Manifest
 from ssfl.method.settings import RunSettings

@@ -6,7 +6,7 @@ A task is a file, or an importable module, with four functions:
     from torch import nn
     from torch.nn import functional
 
-    from ssfl.learning.shards import Shard
+    from ssfl.datasets.shards import Shard
 
 
     def load_shard(path):
@@ -38,7 +38,7 @@ from typing import Protocol
 
 from torch import Tensor, nn
 
-from ssfl.learning.shards import Shard
+from ssfl.datasets.shards import Shard
 from ssfl.method.settings import RunSettings
 
 

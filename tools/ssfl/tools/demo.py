@@ -13,8 +13,8 @@ from rich.console import Console
 from rich.live import Live
 from rich.table import Table
 
-from ssfl.learning.errors import LearningError
-from ssfl.learning.make_shards import make_shards
+from ssfl.datasets.errors import DataError
+from ssfl.datasets.make_shards import make_shards
 from ssfl.method.settings import setting
 from ssfl.program import settings
 from ssfl.program.exits import ExitCode, ProgramError, raise_on_sigterm
@@ -100,7 +100,7 @@ def _prepare(config: DemoConfig) -> Path:
     marker.touch()
     try:
         make_shards(config.out / "shards", config.clients, "dirichlet", 0.3, config.seed)
-    except LearningError as error:
+    except DataError as error:
         raise ProgramError(str(error), ExitCode.BAD_DATA) from error
     return config.out / "shards"
 

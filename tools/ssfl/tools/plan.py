@@ -185,11 +185,12 @@ def _model(config: PlanConfig) -> tuple[Manifest, Site]:
     try:
         import torch
 
+        from ssfl.datasets.errors import DataError
+        from ssfl.datasets.shards import find_shard
         from ssfl.learning.describe import manifest_of
         from ssfl.learning.errors import LearningError
         from ssfl.learning.load_task import load_task
         from ssfl.learning.models import build_model
-        from ssfl.learning.shards import find_shard
     except ModuleNotFoundError:
         raise ProgramError(
             "building the model needs torch: pip install 'ssfl[client]'", ExitCode.BAD_DATA
@@ -210,6 +211,6 @@ def _model(config: PlanConfig) -> tuple[Manifest, Site]:
                 model = build_model(config.model, shape, num_classes)
         described = {"model": config.model, "input_shape": list(shape), "num_classes": num_classes}
         manifest = manifest_of(model, {"task": name, **described}, own_weights=own_weights)
-    except (LearningError, MethodError) as error:
+    except (DataError, LearningError, MethodError) as error:
         raise ProgramError(str(error), ExitCode.BAD_DATA) from error
     return manifest, site

@@ -7,8 +7,8 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from ssfl.learning.errors import LearningError
-from ssfl.learning.make_shards import ShardSummary, make_shards
+from ssfl.datasets.errors import DataError
+from ssfl.datasets.make_shards import ShardSummary, make_shards
 from ssfl.method.settings import setting
 from ssfl.program import settings
 from ssfl.program.exits import ExitCode, ProgramError
@@ -42,7 +42,7 @@ def shards(argv: Sequence[str]) -> int:
             config.seed,
             overwrite=config.overwrite,
         )
-    except LearningError as error:
+    except DataError as error:
         raise ProgramError(str(error), ExitCode.BAD_DATA) from error
     Console().print(summary_table(summary))
     print(f"{len(summary.paths)} shards in {config.out}/")

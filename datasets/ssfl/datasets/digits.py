@@ -3,8 +3,8 @@
 import numpy as np
 import numpy.typing as npt
 
-from ssfl.learning.errors import ShardError
-from ssfl.learning.shards import Shard
+from ssfl.datasets.errors import ShardError
+from ssfl.datasets.shards import Shard
 from ssfl.method.streams import Stream
 
 NUM_CLASSES = 10

@@ -3,8 +3,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ssfl.learning.errors import ShardError
-from ssfl.learning.partition import (
+from ssfl.datasets.errors import ShardError
+from ssfl.datasets.partition import (
     KINDS,
     client_mixes,
     count_classes,

@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ssfl.learning.errors import ShardError
+from ssfl.datasets.errors import ShardError
 
 Array = npt.NDArray[Any]
 

@@ -3,10 +3,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from ssfl.learning.digits import digits
-from ssfl.learning.errors import ShardError
-from ssfl.learning.make_shards import make_shards
-from ssfl.learning.shards import Shard, read_shard
+from ssfl.datasets.digits import digits
+from ssfl.datasets.errors import ShardError
+from ssfl.datasets.make_shards import make_shards
+from ssfl.datasets.shards import Shard, read_shard
 
 
 def test_the_shards_together_are_the_digits_once(tmp_path: Path) -> None:

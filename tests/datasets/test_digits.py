@@ -3,9 +3,9 @@ import sys
 import numpy as np
 import pytest
 
-from ssfl.learning.digits import digits
-from ssfl.learning.errors import ShardError
-from ssfl.learning.shards import class_counts
+from ssfl.datasets.digits import digits
+from ssfl.datasets.errors import ShardError
+from ssfl.datasets.shards import class_counts
 
 
 def test_the_digits_are_small_images_between_zero_and_one() -> None:

@@ -5,8 +5,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ssfl.learning.errors import ShardError
-from ssfl.learning.shards import Shard, class_counts, find_shard, read_shard, write_shard
+from ssfl.datasets.errors import ShardError
+from ssfl.datasets.shards import Shard, class_counts, find_shard, read_shard, write_shard
 
 
 def good_arrays() -> dict[str, Any]:

@@ -7,10 +7,10 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from ssfl.learning.digits import digits
-from ssfl.learning.errors import ShardError
-from ssfl.learning.partition import count_classes, partition, partition_test
-from ssfl.learning.shards import Shard, write_shard
+from ssfl.datasets.digits import digits
+from ssfl.datasets.errors import ShardError
+from ssfl.datasets.partition import count_classes, partition, partition_test
+from ssfl.datasets.shards import Shard, write_shard
 
 
 @dataclass(frozen=True, eq=False)

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ssfl.learning.errors import ShardError
+from ssfl.datasets.errors import ShardError
 from ssfl.method.initialize import normal
 from ssfl.method.streams import Stream
 

@@ -1,0 +1,28 @@
+"""Why data cannot be used.
+
+DataError
+├─ ShardError      a shard file is missing, unreadable or not what the format says
+├─ SourceError     an original data set is missing, unreadable or not what its format says
+├─ DownloadError   a data set could not be fetched, or what came is not the published file
+└─ PartitionError  the data cannot be cut among the clients as asked
+"""
+
+
+class DataError(Exception):
+    """Base of everything `ssfl.datasets` raises on purpose."""
+
+
+class ShardError(DataError):
+    """The shard cannot be used; the message names the file and what to change."""
+
+
+class SourceError(DataError):
+    """The data set cannot be used; the message names the file and what to change."""
+
+
+class DownloadError(DataError):
+    """Try again, or fetch the file by hand; the message says from where and to where."""
+
+
+class PartitionError(DataError):
+    """Ask for another cut; the message says which would do."""
