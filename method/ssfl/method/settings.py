@@ -7,7 +7,11 @@ from ssfl.method.density import parse_bytes, parse_sparsity
 from ssfl.method.errors import DensityError, SettingsError
 
 STRATEGIES = ("ssfl", "fedavg")
-MODELS = ("mlp", "cnn", "lenet5", "resnet18", "resnet50", "resnet110")
+MODELS = (
+    "mlp", "cnn", "lenet5", "resnet18", "resnet50",
+    "resnet20", "resnet32", "resnet44", "resnet56", "resnet110",
+)  # fmt: skip
+NORMS = ("group", "batch")
 VALUE_TYPES = ("float32", "bfloat16", "int8", "grid")
 MAX_SEED = 2**63 - 1
 MAX_COUNT = 2**31 - 1
@@ -23,7 +27,11 @@ class RunSettings:
     """Everything that decides what a run computes; a client is told, never asked."""
 
     strategy: str = setting("ssfl", "how the federation learns", choices=STRATEGIES)
-    model: str = setting("cnn", "the network every client builds", choices=MODELS)
+    model: str = setting("cnn", "the network of the built-in image task", choices=MODELS)
+    norm: str = setting("group", "norm layers of built-in networks", choices=NORMS)
+    width: int = setting(
+        0, "channels or units of a built-in network's first layer; 0: its own", most=4096
+    )
     sparsity: str = setting("0.9", "share of conv and linear weights to prune, between 0 and 1")
     bytes_per_round: str = setting(
         "", "keep as many weights as fit this update size per client (2MB); instead of sparsity"

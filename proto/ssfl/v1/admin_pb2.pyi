@@ -11,7 +11,14 @@ class GetStatusRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class GetStatusResponse(_message.Message):
-    __slots__ = ("run_id", "phase", "waiting_for", "rounds_done", "rounds_all", "mask_epoch", "num_kept", "num_masked", "num_values", "clients", "accuracy", "seconds_left", "ledger", "peak_memory_bytes", "model_digest", "out_dir", "delivered")
+    __slots__ = ("run_id", "phase", "waiting_for", "rounds_done", "rounds_all", "mask_epoch", "num_kept", "num_masked", "num_values", "clients", "accuracy", "seconds_left", "ledger", "peak_memory_bytes", "model_digest", "out_dir", "delivered", "loss", "metrics")
+    class MetricsEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: float
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[float] = ...) -> None: ...
     RUN_ID_FIELD_NUMBER: _ClassVar[int]
     PHASE_FIELD_NUMBER: _ClassVar[int]
     WAITING_FOR_FIELD_NUMBER: _ClassVar[int]
@@ -29,6 +36,8 @@ class GetStatusResponse(_message.Message):
     MODEL_DIGEST_FIELD_NUMBER: _ClassVar[int]
     OUT_DIR_FIELD_NUMBER: _ClassVar[int]
     DELIVERED_FIELD_NUMBER: _ClassVar[int]
+    LOSS_FIELD_NUMBER: _ClassVar[int]
+    METRICS_FIELD_NUMBER: _ClassVar[int]
     run_id: str
     phase: str
     waiting_for: str
@@ -46,7 +55,9 @@ class GetStatusResponse(_message.Message):
     model_digest: bytes
     out_dir: str
     delivered: bool
-    def __init__(self, run_id: _Optional[str] = ..., phase: _Optional[str] = ..., waiting_for: _Optional[str] = ..., rounds_done: _Optional[int] = ..., rounds_all: _Optional[int] = ..., mask_epoch: _Optional[int] = ..., num_kept: _Optional[int] = ..., num_masked: _Optional[int] = ..., num_values: _Optional[int] = ..., clients: _Optional[_Iterable[_Union[ClientStatus, _Mapping]]] = ..., accuracy: _Optional[float] = ..., seconds_left: _Optional[float] = ..., ledger: _Optional[_Iterable[_Union[LedgerEntry, _Mapping]]] = ..., peak_memory_bytes: _Optional[int] = ..., model_digest: _Optional[bytes] = ..., out_dir: _Optional[str] = ..., delivered: _Optional[bool] = ...) -> None: ...
+    loss: float
+    metrics: _containers.ScalarMap[str, float]
+    def __init__(self, run_id: _Optional[str] = ..., phase: _Optional[str] = ..., waiting_for: _Optional[str] = ..., rounds_done: _Optional[int] = ..., rounds_all: _Optional[int] = ..., mask_epoch: _Optional[int] = ..., num_kept: _Optional[int] = ..., num_masked: _Optional[int] = ..., num_values: _Optional[int] = ..., clients: _Optional[_Iterable[_Union[ClientStatus, _Mapping]]] = ..., accuracy: _Optional[float] = ..., seconds_left: _Optional[float] = ..., ledger: _Optional[_Iterable[_Union[LedgerEntry, _Mapping]]] = ..., peak_memory_bytes: _Optional[int] = ..., model_digest: _Optional[bytes] = ..., out_dir: _Optional[str] = ..., delivered: _Optional[bool] = ..., loss: _Optional[float] = ..., metrics: _Optional[_Mapping[str, float]] = ...) -> None: ...
 
 class ClientStatus(_message.Message):
     __slots__ = ("client_id", "num_samples", "state", "last_seen_s", "steps_done", "steps_all")

@@ -1,4 +1,5 @@
 from ssfl.v1 import transfer_pb2 as _transfer_pb2
+from google.protobuf.internal import containers as _containers
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
 from collections.abc import Mapping as _Mapping
@@ -37,11 +38,20 @@ class SparseUpdate(_message.Message):
     def __init__(self, mask_digest: _Optional[bytes] = ..., mask_epoch: _Optional[int] = ..., base_digest: _Optional[bytes] = ..., step: _Optional[int] = ..., round_number: _Optional[int] = ..., attempt: _Optional[int] = ..., num_samples: _Optional[int] = ..., values: _Optional[_Union[_transfer_pb2.Payload, _Mapping]] = ..., base_evaluation: _Optional[_Union[Evaluation, _Mapping]] = ..., personal_evaluation: _Optional[_Union[Evaluation, _Mapping]] = ..., training_loss: _Optional[float] = ..., work_s: _Optional[float] = ..., coding_error: _Optional[float] = ...) -> None: ...
 
 class Evaluation(_message.Message):
-    __slots__ = ("correct", "total", "loss_sum")
+    __slots__ = ("correct", "total", "loss_sum", "metric_sums")
+    class MetricSumsEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: float
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[float] = ...) -> None: ...
     CORRECT_FIELD_NUMBER: _ClassVar[int]
     TOTAL_FIELD_NUMBER: _ClassVar[int]
     LOSS_SUM_FIELD_NUMBER: _ClassVar[int]
+    METRIC_SUMS_FIELD_NUMBER: _ClassVar[int]
     correct: int
     total: int
     loss_sum: float
-    def __init__(self, correct: _Optional[int] = ..., total: _Optional[int] = ..., loss_sum: _Optional[float] = ...) -> None: ...
+    metric_sums: _containers.ScalarMap[str, float]
+    def __init__(self, correct: _Optional[int] = ..., total: _Optional[int] = ..., loss_sum: _Optional[float] = ..., metric_sums: _Optional[_Mapping[str, float]] = ...) -> None: ...
