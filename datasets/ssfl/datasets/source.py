@@ -1,0 +1,174 @@
+"""From what a person calls a data set to the data set itself.
+
+A source is the name of a known set (digits, mnist, cifar10, …) or a path: a numpy archive, a table
+or a folder of images. Options that a source has no use for are refused by name, not ignored.
+Readers are imported when they are needed, so that a set of numbers needs no image library.
+"""
+
+import difflib
+from collections.abc import Callable
+from dataclasses import dataclass, fields
+from pathlib import Path
+
+from ssfl.datasets.data_set import DataSet
+from ssfl.datasets.errors import SourceError
+
+Progress = Callable[[str, int, int], None]  # what is under way, how much is done, how much of it
+
+EMBEDDED = "digits"  # needs no files
+PUBLISHED = ("mnist", "fashion-mnist", "cifar10", "cifar100", "tiny-imagenet")
+NAMES = (EMBEDDED, *PUBLISHED)
+
+ARRAYS = (".npz",)
+TABLES = (".csv", ".csv.gz", ".tsv", ".tsv.gz", ".parquet")
+
+TARGETS = ("auto", "class", "number")
+MISSING = ("refuse", "drop", "mean")
+LAYOUTS = ("auto", "nchw", "nhwc")
+
+
+@dataclass(frozen=True, slots=True)
+class SourceOptions:
+    """Which data set, and how to read it; each field is a flag of `ssfl shards`."""
+
+    source: str = EMBEDDED
+    path: Path | None = None  # where the original files of a known set are; None: the cache
+    download: bool = False  # fetch what is missing
+    mirror: str = ""  # another address to fetch from
+    test: Path | None = None  # a second file or folder, with the test samples
+    label: str = ""  # the column to predict
+    target: str = "auto"  # one of TARGETS
+    ignore: tuple[str, ...] = ()  # columns left out
+    missing: str = "refuse"  # one of MISSING: what to do about empty cells
+    standardize: bool = True  # columns to mean 0, variance 1
+    layout: str = "auto"  # one of LAYOUTS: where the channels of image arrays are
+    image_size: int = 0  # side of the square images become; 0: they have one size already
+    grey: bool = False  # one channel instead of three
+
+
+# Which options each kind of source understands; the rest must be left alone.
+_USES = {
+    "digits": set[str](),
+    "published": {"path", "download", "mirror"},
+    "arrays": {"test", "target", "layout"},
+    "table": {"test", "label", "target", "ignore", "missing", "standardize"},
+    "folder": {"test", "image_size", "grey"},
+}
+_CALLED = {
+    "digits": "the digits",
+    "published": "a known data set",
+    "arrays": "a numpy archive",
+    "table": "a table",
+    "folder": "a folder of images",
+}
+
+
+def read_source(options: SourceOptions, on_progress: Progress | None = None) -> DataSet:
+    """Return the data set; raise SourceError or DownloadError with what to do about it."""
+    _check_choices(options)
+    kind = _kind(options.source)
+    _check_uses(options, kind)
+    path = Path(options.source).expanduser()
+    if kind in ("digits", "published"):
+        from ssfl.datasets.known import read_known
+
+        return read_known(options, on_progress)
+    if kind == "arrays":
+        from ssfl.datasets.arrays import read_arrays
+
+        return read_arrays(path, options)
+    if kind == "table":
+        from ssfl.datasets.tables import read_table
+
+        return read_table(path, options)
+    from ssfl.datasets.image_folders import read_image_folder
+
+    return read_image_folder(path, options, on_progress)
+
+
+def flag(option: str) -> str:
+    """Return how an option is called on the command line."""
+    return "--no-standardize" if option == "standardize" else "--" + option.replace("_", "-")
+
+
+def _kind(source: str) -> str:
+    if source in NAMES:
+        return "digits" if source == EMBEDDED else "published"
+    path = Path(source).expanduser()
+    if source and path.is_dir():
+        _refuse_original_files(path)
+        return "folder"
+    for kind, endings in (("arrays", ARRAYS), ("table", TABLES)):
+        if source.lower().endswith(endings):
+            if not path.is_file():
+                raise SourceError(f"there is no file {source}")
+            return kind
+    raise SourceError(_possible(source, path))
+
+
+def _possible(source: str, path: Path) -> str:
+    if not source:
+        wrong = "no data set was named"
+    elif path.is_file():
+        wrong = f"{source} is no file that can be read"
+        name = _archive_of(path.name)
+        if name:
+            return f"{source} looks like {name} as published: --source {name} --path {source}"
+    else:
+        wrong = f"there is no data set, file or folder called {source}"
+        close = difflib.get_close_matches(source.lower(), NAMES, n=1)
+        if close:
+            wrong += f"; did you mean {close[0]}?"
+    return (
+        f"{wrong}. A source is one of {', '.join(NAMES)}, "
+        f"a file ({', '.join(ARRAYS + TABLES)}) or a folder of images"
+    )
+
+
+def _refuse_original_files(folder: Path) -> None:
+    """A published set's own files are no folder of images: say how they are read."""
+    inside = {entry.name for entry in folder.iterdir()}
+    for name in PUBLISHED:
+        if any(_belongs(entry, name) for entry in inside):
+            also = " (or fashion-mnist)" if name == "mnist" else ""
+            raise SourceError(
+                f"{folder} holds the files of {name}{also}: --source {name} --path {folder}"
+            )
+
+
+def _belongs(entry: str, name: str) -> bool:
+    signs = {
+        "mnist": ("train-images", "t10k-images"),
+        "cifar10": ("data_batch_1", "cifar-10-"),
+        "cifar100": ("train.bin", "fine_label_names", "cifar-100-"),
+        "tiny-imagenet": ("wnids.txt", "tiny-imagenet-200"),
+    }
+    return entry.startswith(signs.get(name, ("\0",)))
+
+
+def _archive_of(name: str) -> str:
+    """Return which published set a file seems to be of; empty if none."""
+    return next((known for known in PUBLISHED if _belongs(name, known)), "")
+
+
+def _check_choices(options: SourceOptions) -> None:
+    choices = {"target": TARGETS, "missing": MISSING, "layout": LAYOUTS}
+    for option, allowed in choices.items():
+        given = getattr(options, option)
+        if given not in allowed:
+            raise SourceError(f"{flag(option)} must be one of {', '.join(allowed)}, got {given!r}")
+    if options.image_size < 0:
+        raise SourceError(f"--image-size must be 0 or more, got {options.image_size}")
+
+
+def _check_uses(options: SourceOptions, kind: str) -> None:
+    for field in fields(options):
+        changed = getattr(options, field.name) != field.default
+        if changed and field.name != "source" and field.name not in _USES[kind]:
+            users = [_CALLED[other] for other, uses in _USES.items() if field.name in uses]
+            raise SourceError(
+                f"{flag(field.name)} does nothing for {_CALLED[kind]} ({options.source}); "
+                f"it is for {' or '.join(users)}"
+            )
+    if options.mirror and not options.download:
+        raise SourceError("--mirror says where to fetch from: it needs --download")
