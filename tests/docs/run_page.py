@@ -1,0 +1,99 @@
+"""Runs the blocks of one page in a fresh interpreter and a folder of its own."""
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Sequence
+from contextlib import ExitStack, suppress
+from pathlib import Path
+
+import psutil
+
+from docs.pages import Block, blocks_of, problem
+
+PLAY = Path(__file__).with_name("play.py")
+DEADLINE_S = 400.0  # below pytest's own, so that the message can say where a page hangs
+SHOWN = 6000  # characters of output
+
+
+def run_page(name: str, text: str, folder: Path, deadline_s: float = DEADLINE_S) -> str:
+    """Run a page; return what went wrong, with page, line, block and output, or nothing."""
+    blocks = list(blocks_of(text))
+    for block in blocks:
+        if wrong := problem(block):
+            return f"{name}:{block.line}: {wrong}\n{block.text}"
+    steps = [step for block in blocks if (step := block.as_step())]
+    logs, place = folder / "logs", folder / "page"
+    logs.mkdir()
+    place.mkdir()
+    process = subprocess.Popen(
+        [sys.executable, str(PLAY), name, str(logs)],
+        cwd=place,
+        env=_environment(),
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    try:
+        answer, _ = process.communicate(json.dumps(steps), timeout=deadline_s)
+    except subprocess.TimeoutExpired:
+        answer = ""
+    finally:
+        _end(process)
+    if answer == "done\n":
+        return ""
+    line, _, wrong = answer.partition(" ")
+    if not wrong:  # killed, or the interpreter died: the newest output tells where
+        line = max((file.name for file in logs.iterdir()), default="0")
+        wrong = f"was still running after {deadline_s:g} s, or ended the interpreter\n"
+    return _message(name, int(line), wrong, blocks, logs)
+
+
+def _message(name: str, line: int, wrong: str, blocks: Sequence[Block], logs: Path) -> str:
+    shown = "".join(block.text for block in blocks if block.line == line)
+    said = [f"{name}:{line}: {wrong}{shown}"]
+    for file in sorted(logs.iterdir()):
+        output = file.read_text("utf-8", errors="replace").strip()
+        if output and int(file.name) <= line:
+            said.append(f"--- output of line {int(file.name)}\n{output[-SHOWN:]}")
+    return "\n".join(said)
+
+
+def _end(process: subprocess.Popen[str]) -> None:
+    """End the page and whatever it started; some of our programs lead sessions of their own."""
+    children: list[psutil.Process] = []
+    with suppress(psutil.NoSuchProcess):
+        children = psutil.Process(process.pid).children(recursive=True)
+    with suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    for child in children:
+        with suppress(psutil.NoSuchProcess):
+            child.kill()
+    process.communicate()
+
+
+def _environment() -> dict[str, str]:
+    """Ours, without settings of this machine, and with ports that nobody else uses."""
+    inherited = {name: value for name, value in os.environ.items() if name[:5] != "SSFL_"}
+    port, admin_port = _free_ports(2)
+    return inherited | {
+        "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
+        "NO_COLOR": "1",
+        "COLUMNS": "100",
+        "MPLBACKEND": "agg",
+        "SSFL_PORT": str(port),
+        "SSFL_ADMIN_PORT": str(admin_port),
+        "SSFL_COORDINATOR": f"localhost:{port}",
+    }
+
+
+def _free_ports(count: int) -> list[int]:
+    with ExitStack() as stack:
+        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
+        for one in sockets:
+            one.bind(("127.0.0.1", 0))
+        return [int(one.getsockname()[1]) for one in sockets]
