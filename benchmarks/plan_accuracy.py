@@ -192,6 +192,8 @@ def run_scenario(scenario: Scenario) -> dict[str, Any]:
 def run_coded() -> dict[str, Any]:
     """Run real clients over a link; return the bytes of what is entropy-coded, by phase."""
     # Here, so that the processes of the raw clients do without torch.
+    from ssfl.datasets.cut import Cut
+    from ssfl.datasets.digits import digits
     from ssfl.datasets.make_shards import make_shards
     from ssfl.datasets.shards import read_shard
     from ssfl.learning.describe import manifest_of as describe
@@ -203,7 +205,8 @@ def run_coded() -> dict[str, Any]:
         shaped_link(CODED_BITS_PER_S, CODED_BITS_PER_S, CODED_RTT_S) as link,
     ):
         folder = Path(name)
-        make_shards(folder / "shards", settings.clients, "dirichlet", 0.3, 0)
+        cut = Cut(settings.clients, "dirichlet", 0.3, validation=0, seed=0)
+        make_shards(folder / "shards", digits(), cut)
         flags = [
             *("--host", link.coordinator.address, "--log-level", "error", "--exit-when-done"),
             *("--clients", str(settings.clients), "--rounds", str(settings.rounds)),

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from ssfl.datasets.digits import digits
-from ssfl.datasets.errors import ShardError
+from ssfl.datasets.errors import SourceError
 from ssfl.datasets.shards import class_counts
 
 
@@ -14,6 +14,7 @@ def test_the_digits_are_small_images_between_zero_and_one() -> None:
     assert whole.train_x.dtype == np.float32 and whole.train_y.dtype == np.int64
     assert (whole.train_x.min(), whole.train_x.max()) == (0.0, 1.0)
     assert len(whole.train_y) + len(whole.test_y) == 1797
+    assert whole.class_names == tuple("0123456789")
 
 
 def test_one_in_five_of_every_class_is_for_testing() -> None:
@@ -32,5 +33,5 @@ def test_without_scikit_learn_the_error_says_what_to_install(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setitem(sys.modules, "sklearn.datasets", None)
-    with pytest.raises(ShardError, match=r"pip install 'ssfl\[demo\]'"):
+    with pytest.raises(SourceError, match=r"pip install 'ssfl\[data\]'"):
         digits()

@@ -24,3 +24,8 @@ class DataSet:
     def num_classes(self) -> int:
         """How many classes there are; 0 if the targets are numbers."""
         return len(self.class_names)
+
+    @property
+    def input_shape(self) -> tuple[int, ...]:
+        """Shape of one sample."""
+        return self.train_x.shape[1:]

@@ -3,8 +3,8 @@
 import numpy as np
 import numpy.typing as npt
 
-from ssfl.datasets.errors import ShardError
-from ssfl.datasets.shards import Shard
+from ssfl.datasets.data_set import DataSet
+from ssfl.datasets.errors import SourceError
 from ssfl.method.streams import Stream
 
 NUM_CLASSES = 10
@@ -12,17 +12,18 @@ _PIXEL_MAX = 16
 _TEST_EVERY = 5  # one sample in five of each class is for testing
 
 
-def digits(seed: int = 0) -> Shard:
-    """Return all digits as one shard: pixels 0 … 1, (N, 1, 8, 8), split 80/20 in each class."""
+def digits(seed: int = 0) -> DataSet:
+    """Return the digits: float32 pixels 0 … 1, (N, 1, 8, 8), split 80/20 in each class."""
     try:
         from sklearn.datasets import load_digits
     except ImportError as error:
-        raise ShardError("the digits come with scikit-learn: pip install 'ssfl[demo]'") from error
+        raise SourceError("the digits come with scikit-learn: pip install 'ssfl[data]'") from error
     pixels, labels = load_digits(return_X_y=True)
     x = (pixels / _PIXEL_MAX).astype(np.float32).reshape(-1, 1, 8, 8)
     y = labels.astype(np.int64)
     is_test = _choose_test(y, seed)
-    return Shard(x[~is_test], y[~is_test], x[is_test], y[is_test], NUM_CLASSES)
+    names = tuple(map(str, range(NUM_CLASSES)))
+    return DataSet("digits", x[~is_test], y[~is_test], x[is_test], y[is_test], names)
 
 
 def _choose_test(labels: npt.NDArray[np.int64], seed: int) -> npt.NDArray[np.bool_]:

@@ -7,7 +7,8 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from ssfl.datasets.digits import digits
+from ssfl.datasets.cut import Cut
+from ssfl.datasets.data_set import DataSet
 from ssfl.datasets.errors import ShardError
 from ssfl.datasets.partition import count_classes, partition, partition_test
 from ssfl.datasets.shards import Shard, write_shard
@@ -22,17 +23,8 @@ class ShardSummary:
     test_counts: npt.NDArray[np.int64]  # (clients, num_classes)
 
 
-def make_shards(
-    out: Path,
-    clients: int,
-    kind: str = "dirichlet",
-    alpha: float = 0.3,
-    seed: int = 0,
-    *,
-    overwrite: bool = False,
-    data: Shard | None = None,
-) -> ShardSummary:
-    """Write `shard_00.npz` … into `out` and return what each holds; `data` defaults to the digits.
+def make_shards(out: Path, data: DataSet, cut: Cut, *, overwrite: bool = False) -> ShardSummary:
+    """Write `shard_00.npz` … into `out` and return what each holds.
 
     A folder that already holds shards is refused; with `overwrite` its shard files are removed
     first, so that no shard of another partition stays among the new ones.
@@ -40,15 +32,15 @@ def make_shards(
     old = sorted(out.glob("shard_*.npz"))
     if old and not overwrite:
         raise ShardError(f"{out} already holds {len(old)} shards; add --overwrite to replace them")
-    whole = data or digits()
-    train = partition(whole.train_y, clients, kind, alpha, seed)
+    whole = data
+    train = partition(whole.train_y, cut.clients, cut.partition, cut.alpha, cut.seed)
     train_counts = count_classes(whole.train_y, train, whole.num_classes)
     test = partition_test(whole.test_y, train_counts)
     try:
         out.mkdir(parents=True, exist_ok=True)
         for path in old:
             path.unlink()
-        paths = _write(out, whole, zip(train, test, strict=True), clients)
+        paths = _write(out, whole, zip(train, test, strict=True), cut.clients)
     except OSError as error:
         raise ShardError(f"cannot write shards into {out}: {error}") from error
     return ShardSummary(paths, train_counts, count_classes(whole.test_y, test, whole.num_classes))
@@ -56,7 +48,7 @@ def make_shards(
 
 def _write(
     out: Path,
-    whole: Shard,
+    whole: DataSet,
     parts: Iterable[tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]],
     clients: int,
 ) -> tuple[Path, ...]:
@@ -69,6 +61,7 @@ def _write(
             whole.test_x[test],
             whole.test_y[test],
             whole.num_classes,
+            class_names=whole.class_names,
         )
         paths.append(out / f"shard_{client:0{width}d}.npz")
         write_shard(paths[-1], shard)

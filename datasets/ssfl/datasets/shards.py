@@ -1,34 +1,50 @@
 """Shards: the data of one site, in one file.
 
-A shard is a numpy archive, `shard_07.npz`, holding
+A shard is a numpy archive, `shard_07.npz`, holding (docs/shards.md has every detail)
 
-    train_x     (N, C, H, W)  float32, or uint8, which is divided by 255 when read
-    train_y     (N,)          int64, 0 … num_classes-1
-    test_x      (M, C, H, W)  as train_x; M may be 0
-    test_y      (M,)          as train_y
-    num_classes ()            int64, the same at every site
+    format       ()      int64, 2; a file without it is of format 1, which had no val_*
+    num_classes  ()      int64, the same at every site; 0: the targets are numbers
+    class_names  (C,)    text, optional
+    train_x      (N, …)  float32 of any shape; images (N, C, H, W) also as uint8 or uint16, which
+                         are divided by 255 or 65535 when read; sequences (N, length) as int32 or
+                         int64, which stay whole numbers
+    train_y      (N,)    int64, 0 … num_classes-1; for numbers float32, (N,) or (N, d)
+    val_x, val_y         as train, to choose settings by; optional
+    test_x, test_y       as train; may be empty
 
 Reading never unpickles, and anything that is not such a file raises ShardError. This module
 needs numpy only.
 """
 
 import os
-import zipfile
-import zlib
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from ssfl.datasets.archive import read_archive
 from ssfl.datasets.errors import ShardError
 
 Array = npt.NDArray[Any]
 
+FORMAT = 2
 ARRAYS = ("train_x", "train_y", "test_x", "test_y", "num_classes")
+OPTIONAL = ("format", "val_x", "val_y", "class_names")
+SUMMARY = "shards.json"  # what `ssfl shards` writes beside the shards
+PICTURE = "classes.png"
 MAKE_SOME = "make some with: ssfl shards"
+MAX_CLASSES = 1_000_000  # before an absurd number becomes the width of a network
 _SHOWN = 12  # names listed in a message before "…"
+_PIXEL_MAX = {np.dtype(np.uint8): 255, np.dtype(np.uint16): 65535}
+_BLOCK_BYTES = 1 << 26  # how much is checked for NaN at once
+_NOTHING: Array = np.empty(0)
+
+
+def _nothing() -> Array:
+    return _NOTHING
 
 
 @dataclass(frozen=True, eq=False)
@@ -40,15 +56,28 @@ class Shard:
     test_x: Array  # (M, ...)
     test_y: Array  # (M, ...)
     num_classes: int  # 0: the targets are not classes
+    val_x: Array = field(default_factory=_nothing)  # (V, ...); left out: V is 0
+    val_y: Array = field(default_factory=_nothing)
+    class_names: tuple[str, ...] = ()  # of class 0, 1, …; empty: they have none
 
     def __post_init__(self) -> None:
-        _check_pair("train", self.train_x, self.train_y, self.num_classes)
-        _check_pair("test", self.test_x, self.test_y, self.num_classes)
+        if self.val_x is _NOTHING and self.val_y is _NOTHING:
+            object.__setattr__(self, "val_x", self.train_x[:0])
+            object.__setattr__(self, "val_y", self.train_y[:0])
+        for part in ("train", "val", "test"):
+            check_pair(
+                part, getattr(self, f"{part}_x"), getattr(self, f"{part}_y"), self.num_classes
+            )
         if self.num_samples == 0:
             raise ShardError("there are no training samples")
-        if self.test_x.shape[1:] != self.train_x.shape[1:]:
-            shapes = f"{self.train_x.shape[1:]} and {self.test_x.shape[1:]}"
-            raise ShardError(f"train and test samples have different shapes: {shapes}")
+        for part, x in (("validation", self.val_x), ("test", self.test_x)):
+            if x.shape[1:] != self.train_x.shape[1:]:
+                shapes = f"{self.train_x.shape[1:]} and {x.shape[1:]}"
+                raise ShardError(f"train and {part} samples have different shapes: {shapes}")
+        if self.class_names and len(self.class_names) != self.num_classes:
+            raise ShardError(
+                f"there are {len(self.class_names)} class_names for {self.num_classes} classes"
+            )
 
     @property
     def num_samples(self) -> int:
@@ -61,8 +90,10 @@ class Shard:
         return self.train_x.shape[1:]
 
 
-def class_counts(labels: npt.NDArray[np.integer[Any]]) -> dict[int, int]:
-    """Return how often each class occurs, lowest class first."""
+def class_counts(labels: Array) -> dict[int, int]:
+    """Return how often each class occurs, lowest class first; nothing if targets are numbers."""
+    if labels.dtype.kind not in "iu":
+        return {}
     classes, counts = np.unique(labels, return_counts=True)
     return dict(zip(classes.tolist(), counts.tolist(), strict=True))
 
@@ -71,36 +102,38 @@ def find_shard(data: str, data_root: Path) -> Path:
     """Return where a shard lies, named as `shard_07` (under `data_root`) or by its path."""
     named = Path(data)
     is_bare = named.name == data
-    for place in [data_root / data, named] if is_bare else [named]:
-        for path in (place, Path(f"{place}.npz")):
-            if named.name and path.exists():
-                return path
-    if not is_bare:
-        raise ShardError(f"there is no file {data}")
-    if not data_root.is_dir():
-        raise ShardError(f"there is no folder {data_root} to find {data} in; {MAKE_SOME}")
-    existing = sorted(path.name.removesuffix(".npz") for path in data_root.glob("[!.]*"))
+    try:
+        for place in [data_root / data, named] if is_bare else [named]:
+            for path in (place, Path(f"{place}.npz")):
+                if named.name and path.exists():
+                    return path
+        if not is_bare:
+            raise ShardError(f"there is no file {data}")
+        if not data_root.is_dir():
+            raise ShardError(f"there is no folder {data_root} to find {data} in; {MAKE_SOME}")
+        raise ShardError(_what_there_is(data, data_root))
+    except OSError as error:
+        raise ShardError(f"cannot look for the shard {data}: {error}") from error
+
+
+def _what_there_is(data: str, folder: Path) -> str:
+    existing = sorted(
+        path.name.removesuffix(".npz")
+        for path in folder.glob("[!.]*")
+        if path.name not in (SUMMARY, PICTURE)
+    )
     if not existing:
-        raise ShardError(f"the folder {data_root} holds no shards; {MAKE_SOME}")
+        return f"the folder {folder} holds no shards; {MAKE_SOME}"
     more = f" … ({len(existing)} in all)" if len(existing) > _SHOWN else ""
-    names = ", ".join(existing[:_SHOWN]) + more
-    raise ShardError(f"there is no shard {data} under {data_root}; there are: {names}")
+    return (
+        f"there is no shard {data} under {folder}; there are: {', '.join(existing[:_SHOWN])}{more}"
+    )
 
 
 def read_shard(path: Path) -> Shard:
     """Return the shard in a file; raise ShardError naming the file and what is wrong with it."""
     try:
-        arrays = _read_arrays(path)
-        num_classes = int(_integers("num_classes", arrays["num_classes"], 0))
-        if num_classes < 2:
-            raise ShardError(f"num_classes must be at least 2, got {num_classes}")
-        return Shard(
-            _inputs("train_x", arrays["train_x"]),
-            _integers("train_y", arrays["train_y"], 1),
-            _inputs("test_x", arrays["test_x"]),
-            _integers("test_y", arrays["test_y"], 1),
-            num_classes,
-        )
+        return _shard_of(read_archive(path, ARRAYS, OPTIONAL))
     except ShardError as error:
         raise ShardError(f"{path}: {error}") from error
 
@@ -108,56 +141,123 @@ def read_shard(path: Path) -> Shard:
 def write_shard(path: Path, shard: Shard) -> None:
     """Write the file whole or not at all; the same shard gives the same bytes."""
     temporary = path.with_name(path.name + ".part")
-    arrays: dict[str, Array] = {name: getattr(shard, name) for name in ARRAYS[:-1]}
-    with temporary.open("wb") as file:
-        np.savez(file, allow_pickle=False, num_classes=np.int64(shard.num_classes), **arrays)
-        file.flush()
-        os.fsync(file.fileno())
-    temporary.replace(path)
-
-
-def _read_arrays(path: Path) -> dict[str, Array]:
+    names = ("train_x", "train_y", "val_x", "val_y", "test_x", "test_y")
+    arrays: dict[str, Array] = {name: getattr(shard, name) for name in names}
+    head: dict[str, Any] = {"format": np.int64(FORMAT), "num_classes": np.int64(shard.num_classes)}
+    if shard.class_names:
+        head["class_names"] = np.array(shard.class_names, dtype=np.str_)
     try:
-        if not path.is_file():
-            raise ShardError("there is no such file")
-        if not zipfile.is_zipfile(path):
-            raise ShardError("this is not a numpy .npz archive, or it was cut short")
-        with path.open("rb") as file, np.load(file, allow_pickle=False) as archive:
-            missing = [name for name in ARRAYS if name not in archive.files]
-            if missing:
-                raise ShardError(f"the archive lacks {', '.join(missing)}")
-            return {name: archive[name] for name in ARRAYS}
-    except (OSError, EOFError, ValueError, zipfile.BadZipFile, zlib.error) as error:
-        raise ShardError(f"the archive cannot be read: {error}") from error
-    except (KeyError, NotImplementedError, RuntimeError, MemoryError) as error:
-        raise ShardError(f"the archive is damaged: {type(error).__name__}: {error}") from error
+        with temporary.open("wb") as file:
+            np.savez(file, allow_pickle=False, **head, **arrays)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
 
 
-def _inputs(name: str, array: Array) -> npt.NDArray[np.float32]:
-    if array.ndim != 4 or 0 in array.shape[1:]:
-        raise ShardError(f"{name} must have shape (N, channels, height, width), not {array.shape}")
-    if array.dtype == np.uint8:
-        return array.astype(np.float32) / np.float32(255)
-    if array.dtype != np.float32:
-        raise ShardError(f"{name} must be float32 or uint8, not {array.dtype}")
-    return array
+def _shard_of(arrays: dict[str, Array]) -> Shard:
+    version = int(_integers("format", arrays.get("format", np.int64(1)), 0))
+    if not 1 <= version <= FORMAT:
+        raise ShardError(f"it is in format {version}; this program reads 1 to {FORMAT}")
+    num_classes = int(_integers("num_classes", arrays["num_classes"], 0))
+    _check_num_classes(num_classes)
+    if ("val_x" in arrays) != ("val_y" in arrays):
+        there, lacking = ("val_x", "val_y") if "val_x" in arrays else ("val_y", "val_x")
+        raise ShardError(f"the archive has {there} but lacks {lacking}")
+    inputs = {name: _inputs(name, arrays[name]) for name in arrays if name.endswith("_x")}
+    for name, x in inputs.items():
+        if x.dtype != inputs["train_x"].dtype:
+            raise ShardError(f"train_x is {inputs['train_x'].dtype} but {name} is {x.dtype}")
+    targets = {
+        name: _integers(name, arrays[name], 1) if num_classes else _numbers(name, arrays[name])
+        for name in arrays
+        if name.endswith("_y")
+    }
+    names = _names(arrays["class_names"]) if "class_names" in arrays else ()
+    return Shard(num_classes=num_classes, class_names=names, **inputs, **targets)
+
+
+def _check_num_classes(num_classes: int) -> None:
+    if num_classes == 1:
+        raise ShardError(
+            "num_classes is 1, but a classifier needs at least two classes; it counts the classes "
+            "of all sites together, and is 0 where the targets are numbers"
+        )
+    if not 0 <= num_classes <= MAX_CLASSES:
+        raise ShardError(
+            f"num_classes must be 2 … {MAX_CLASSES}, or 0 for numbers, got {num_classes}"
+        )
+
+
+def _inputs(name: str, array: Array) -> Array:
+    if array.ndim < 2 or 0 in array.shape[1:]:
+        raise ShardError(
+            f"{name} must have shape (N, …) with at least one value per sample, not {array.shape}"
+        )
+    native = array.dtype.newbyteorder("=")
+    if native in _PIXEL_MAX:
+        return array.astype(np.float32) / np.float32(_PIXEL_MAX[native])
+    if native in (np.int32, np.int64):
+        if array.ndim != 2:
+            raise ShardError(
+                f"{name} is {native}, which is for sequences (N, length), but has shape "
+                f"{array.shape}; save images as uint8, uint16 or float32"
+            )
+    elif native != np.float32:
+        raise ShardError(
+            f"{name} must be float32, uint8 or uint16 (int32 or int64 for sequences), "
+            f"not {array.dtype}"
+        )
+    return np.ascontiguousarray(array, dtype=native)
+
+
+def _numbers(name: str, array: Array) -> npt.NDArray[np.float32]:
+    if array.dtype.newbyteorder("=") != np.float32 or array.ndim not in (1, 2):
+        raise ShardError(
+            f"{name} must be float32 of shape (N,) or (N, d) as num_classes is 0, "
+            f"not {array.dtype} of shape {array.shape}"
+        )
+    return np.ascontiguousarray(array, dtype=np.float32)
 
 
 def _integers(name: str, array: Array, ndim: int) -> npt.NDArray[np.int64]:
+    array = np.asarray(array)
     if array.ndim != ndim or array.dtype.kind not in "iu":
         wanted = "a row of int64" if ndim else "one int64"
         raise ShardError(f"{name} must be {wanted}, not {array.dtype} of shape {array.shape}")
     return array.astype(np.int64)
 
 
-def _check_pair(part: str, x: Array, y: Array, num_classes: int) -> None:
+def _names(array: Array) -> tuple[str, ...]:
+    if array.ndim != 1 or array.dtype.kind != "U":
+        raise ShardError(
+            f"class_names must be a row of text, not {array.dtype} of shape {array.shape}"
+        )
+    return tuple(array.tolist())
+
+
+def check_pair(part: str, x: Array, y: Array, num_classes: int) -> None:
+    """Raise ShardError unless there is one target per sample, all finite, labels in range."""
     if len(x) != len(y):
         raise ShardError(f"{part}_x has {len(x)} samples but {part}_y has {len(y)} labels")
-    if x.dtype.kind == "f" and not np.isfinite(x).all():
-        broken = int(np.flatnonzero(~np.isfinite(x).reshape(len(x), -1).all(axis=1))[0])
-        raise ShardError(f"{part}_x holds NaN or infinity, first in sample {broken}")
+    for name, array in ((f"{part}_x", x), (f"{part}_y", y)):
+        for start, block in _blocks(array):
+            finite = np.isfinite(block).reshape(len(block), -1).all(axis=1)
+            if not finite.all():
+                broken = start + int(np.argmin(finite))
+                raise ShardError(f"{name} holds NaN or infinity, first in sample {broken}")
     if num_classes and len(y) and not 0 <= y.min() <= y.max() < num_classes:
         raise ShardError(
             f"{part}_y holds labels {y.min()} … {y.max()}, "
             f"but {num_classes} classes are 0 … {num_classes - 1}"
         )
+
+
+def _blocks(array: Array) -> Iterator[tuple[int, Array]]:
+    """Yield the rows of an array of floats, some at a time; nothing if it holds whole numbers."""
+    if array.dtype.kind == "f" and array.size:
+        rows = max(1, _BLOCK_BYTES * len(array) // array.nbytes)
+        for start in range(0, len(array), rows):
+            yield start, array[start : start + rows]

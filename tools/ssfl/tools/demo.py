@@ -13,6 +13,8 @@ from rich.console import Console
 from rich.live import Live
 from rich.table import Table
 
+from ssfl.datasets.cut import Cut
+from ssfl.datasets.digits import digits
 from ssfl.datasets.errors import DataError
 from ssfl.datasets.make_shards import make_shards
 from ssfl.method.settings import setting
@@ -99,7 +101,8 @@ def _prepare(config: DemoConfig) -> Path:
     config.out.mkdir(parents=True)
     marker.touch()
     try:
-        make_shards(config.out / "shards", config.clients, "dirichlet", 0.3, config.seed)
+        cut = Cut(config.clients, "dirichlet", 0.3, validation=0, seed=config.seed)
+        make_shards(config.out / "shards", digits(), cut)
     except DataError as error:
         raise ProgramError(str(error), ExitCode.BAD_DATA) from error
     return config.out / "shards"

@@ -7,6 +7,8 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
+from ssfl.datasets.cut import Cut
+from ssfl.datasets.digits import digits
 from ssfl.datasets.errors import DataError
 from ssfl.datasets.make_shards import ShardSummary, make_shards
 from ssfl.method.settings import setting
@@ -36,10 +38,8 @@ def shards(argv: Sequence[str]) -> int:
     try:
         summary = make_shards(
             config.out,
-            config.clients,
-            config.partition,
-            config.alpha,
-            config.seed,
+            digits(),
+            Cut(config.clients, config.partition, config.alpha, seed=config.seed),
             overwrite=config.overwrite,
         )
     except DataError as error:

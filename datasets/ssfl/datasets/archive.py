@@ -1,0 +1,86 @@
+"""Reading arrays out of a numpy archive (.npz) that anybody may have written.
+
+Nothing is unpickled, and no memory is taken before what the array announces agrees with what the
+archive holds: each entry is stored or deflated, cannot be larger than its packed bytes allow, and
+its header must announce exactly the bytes that follow it.
+"""
+
+import math
+import zipfile
+import zlib
+from collections.abc import Sequence
+from pathlib import Path
+from typing import IO, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ssfl.datasets.errors import ShardError
+
+Array = npt.NDArray[Any]
+
+_PACKINGS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
+_MOST_DEFLATED = 1032  # bytes that one byte of deflate can stand for, at most
+_HEADERS = {
+    (1, 0): np.lib.format.read_array_header_1_0,
+    (2, 0): np.lib.format.read_array_header_2_0,
+}
+
+
+def read_archive(path: Path, needed: Sequence[str], optional: Sequence[str]) -> dict[str, Array]:
+    """Return the arrays by name; raise ShardError saying what is wrong, without the path."""
+    try:
+        _check_file(path)
+        with path.open("rb") as file, zipfile.ZipFile(file) as archive:
+            held = set(archive.namelist())
+            missing = [name for name in needed if f"{name}.npy" not in held]
+            if missing:
+                raise ShardError(f"the archive lacks {', '.join(missing)}")
+            names = [*needed, *(name for name in optional if f"{name}.npy" in held)]
+            return {name: _read_array(archive, name, path.stat().st_size) for name in names}
+    except (OSError, EOFError, ValueError, zipfile.BadZipFile, zlib.error) as error:
+        raise ShardError(f"the archive cannot be read: {error}") from error
+    except (KeyError, NotImplementedError, RuntimeError, MemoryError) as error:
+        raise ShardError(f"the archive is damaged: {type(error).__name__}: {error}") from error
+
+
+def _check_file(path: Path) -> None:
+    if path.is_dir():
+        raise ShardError("this is a folder, not a file")
+    if not path.is_file():
+        raise ShardError("there is no such file")
+    if path.stat().st_size == 0:
+        raise ShardError("the file is empty")
+    if not zipfile.is_zipfile(path):
+        raise ShardError("this is not a numpy .npz archive, or it was cut short")
+
+
+def _read_array(archive: zipfile.ZipFile, name: str, file_size: int) -> Array:
+    entry = archive.getinfo(f"{name}.npy")
+    if entry.compress_type not in _PACKINGS:
+        raise ShardError(f"{name} is packed in a way that is not read: save it with numpy.savez")
+    packed = min(entry.compress_size, file_size)
+    stored = entry.compress_type == zipfile.ZIP_STORED
+    if entry.file_size > (packed if stored else packed * _MOST_DEFLATED):
+        raise ShardError(f"{name} claims {entry.file_size} bytes, more than the file can hold")
+    with archive.open(entry) as file:
+        _check_header(name, file, entry.file_size)
+    with archive.open(entry) as file:
+        array: Array = np.lib.format.read_array(file, allow_pickle=False)
+        file.read(1)  # at the end of the entry its checksum is compared
+    return array
+
+
+def _check_header(name: str, file: IO[bytes], size: int) -> None:
+    """Compare what the array's header announces with the bytes that follow it."""
+    version = np.lib.format.read_magic(file)
+    if version not in _HEADERS:
+        raise ShardError(f"{name} is in version {version[0]}.{version[1]} of numpy's format")
+    shape, _, dtype = _HEADERS[version](file)
+    if dtype.hasobject:
+        raise ShardError(f"{name} holds Python objects, which are never read: save plain numbers")
+    announced = math.prod(shape) * dtype.itemsize
+    if min(shape, default=0) < 0 or not dtype.itemsize or announced != size - file.tell():
+        raise ShardError(
+            f"{name} announces {dtype} of shape {shape}, but {size - file.tell()} bytes follow"
+        )
