@@ -196,6 +196,7 @@ class Federation:
     def accuracy(self, mask: Mask, base: Vector) -> float:
         """Return the share of all clients' test samples that the base gets right."""
         tested = self._tester.evaluate(mask, base)
+        assert tested.correct is not None
         return tested.correct / tested.total
 
     def train(

@@ -69,7 +69,7 @@ class Scene:
         patience = Patience("there:1", 600.0, lambda: 0.0, self.pauses.append)
         self.agent = Agent(stub, identity, self.local, patience, self._build, folder / "out")
 
-    def _build(self, settings: RunSettings) -> Any:
+    def _build(self, settings: RunSettings, _known: Manifest | None) -> Any:
         self.sites.append(FakeSite(settings, self.manifest))
         return self.sites[-1]
 

@@ -45,7 +45,7 @@ def test_many_samples_go_in_batches_and_give_the_sum_of_all() -> None:
 
 def test_an_empty_test_set_gives_zeros(shard: Shard) -> None:
     empty = Shard(shard.train_x, shard.train_y, shard.test_x[:0], shard.test_y[:0], 4)
-    assert evaluate(Identity(), image_task, empty) == Evaluation(0, 0, 0.0)
+    assert evaluate(Identity(), image_task, empty) == Evaluation(None, 0, 0.0)
 
 
 def test_the_model_is_tested_in_eval_mode_and_put_back() -> None:

@@ -22,8 +22,8 @@ def build_model(settings, shard):
 def loss(model, x, y):
     return model(x).mean()
 
-def count_correct(model, x, y):
-    return 0
+def metrics(model, x, y):
+    return {"accuracy": 0.5, "error": x.mean()}
 """
 X, Y = torch.ones(3, 2), torch.zeros(3)
 
@@ -46,7 +46,7 @@ def test_a_file_is_a_task(tmp_path: Path) -> None:
     assert (task.name, task.own_weights) == ("scans", False)
     assert task.digest == hashlib.sha256(GOOD.encode()).digest()
     assert task.loss(nn.Linear(2, 2), X, Y).ndim == 0
-    assert task.count_correct(nn.Linear(2, 2), X, Y) == 0
+    assert task.metrics(nn.Linear(2, 2), X, Y) == {"accuracy": 0.5, "error": 1.0}
 
 
 def test_a_task_may_keep_its_own_initial_weights(tmp_path: Path) -> None:
@@ -158,9 +158,64 @@ def test_a_loss_of_the_wrong_kind_is_explained(tmp_path: Path, wrong: str, compl
 
 
 def test_other_results_of_the_wrong_kind_are_explained(tmp_path: Path, shard: Shard) -> None:
-    source = GOOD.replace("return nn.Linear(2, 2)", "return None").replace("return 0", "return .5")
+    source = GOOD.replace("return nn.Linear(2, 2)", "return None")
     task = load_task(write(tmp_path, source))
     with pytest.raises(TaskError, match="build_model must return Module, not NoneType"):
         task.build_model(RunSettings(), shard)
-    with pytest.raises(TaskError, match="count_correct must return int, not float"):
-        task.count_correct(nn.Linear(2, 2), X, Y)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "complaint"),
+    [
+        ("0.5", "metrics must return Mapping, not float"),
+        ("{'error': x}", "metric error must be one number, the mean over the batch, not Tensor"),
+        ("{'error': None}", "metric error must be one number.*not NoneType"),
+        ("{'error': float('nan')}", "metric error is nan, not a finite number"),
+        ("{'accuracy': 2}", "accuracy must lie between 0 and 1, got 2$"),
+        ("{'my error': 1.0}", "a metric's name has 1 to 40 letters.*not 'my error'"),
+        ("{str(i): i for i in range(17)}", "17 metrics, at most 16 will do"),
+        ("1 / 0", "metrics raised ZeroDivisionError: division by zero"),
+    ],
+)
+def test_metrics_of_the_wrong_kind_are_explained(
+    tmp_path: Path, wrong: str, complaint: str
+) -> None:
+    source = GOOD.replace('{"accuracy": 0.5, "error": x.mean()}', wrong)
+    task = load_task(write(tmp_path, source))
+    with pytest.raises(TaskError, match=complaint):
+        task.metrics(nn.Linear(2, 2), X, Y)
+
+
+def test_a_task_may_have_no_metrics(tmp_path: Path) -> None:
+    task = load_task(write(tmp_path, GOOD.partition("def metrics")[0]))
+    assert task.metrics(nn.Linear(2, 2), X, Y) == {}
+
+
+def test_a_failing_batch_is_described_and_explained(tmp_path: Path) -> None:
+    task = load_task(write(tmp_path, GOOD))
+    with pytest.raises(TaskError) as caught:
+        task.loss(nn.Linear(5, 2), X, Y)
+    assert str(caught.value).splitlines()[-2:] == [
+        "the batch: x float32 3x2 from 1 to 1, y float32 3 from 0 to 0",
+        "that is: a linear layer was built for 5 inputs and got 2 for each of 3 rows",
+    ]
+
+
+def test_lines_of_files_beside_the_task_are_shown_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    write(tmp_path, "def helped(x):\n    return x.no_such_thing\n", "beside_the_task.py")
+    source = "from beside_the_task import helped\n" + GOOD.replace("model(x).mean()", "helped(x)")
+    with pytest.raises(TaskError) as caught:
+        load_task(write(tmp_path, source)).loss(nn.Linear(2, 2), X, Y)
+    assert "in loss" in str(caught.value) and "return x.no_such_thing" in str(caught.value)
+
+
+def test_a_model_is_described_well_enough_to_be_built_again(tmp_path: Path, shard: Shard) -> None:
+    settings = RunSettings(model="resnet20", norm="batch", width=8)
+    built = {"input_shape": [1, 8, 8], "num_classes": 4}
+    named = {"task": "image", "model": "resnet20", "norm": "batch", "width": 8}
+    assert load_task("image").description(settings, shard) == named | built
+    own = load_task(write(tmp_path, GOOD, "own.py"))
+    assert own.description(settings, shard) == {"task": "own"} | built

@@ -216,11 +216,19 @@ def test_reports_must_be_possible() -> None:
         check_report(evaluations=[good, update_pb2.Evaluation(correct=4, total=3)])
     with pytest.raises(InvalidRequest, match="tested on 4294967296 samples"):
         check_report(evaluations=[update_pb2.Evaluation(total=1 << 32)])
+    for name in ("", "my error", "x" * 41, "größe"):
+        with pytest.raises(InvalidRequest, match="a metric cannot be called"):
+            check_report(evaluations=[update_pb2.Evaluation(metric_sums={name: 1.0})])
+    with pytest.raises(InvalidRequest, match="17 metrics; 16 are the most"):
+        many = {str(number): 1.0 for number in range(17)}
+        check_report(evaluations=[update_pb2.Evaluation(metric_sums=many)])
     for wrong in (float("nan"), float("inf"), -float("inf"), 1e300, -1e31):
         with pytest.raises(InvalidRequest, match="within"):
             check_report(1.0, wrong)
         with pytest.raises(InvalidRequest, match="within"):
             check_report(evaluations=[update_pb2.Evaluation(loss_sum=wrong)])
+        with pytest.raises(InvalidRequest, match="within"):
+            check_report(evaluations=[update_pb2.Evaluation(metric_sums={"a": wrong})])
 
 
 def test_a_reproducible_run_takes_its_clients_and_no_more() -> None:

@@ -94,7 +94,7 @@ def test_an_evaluation_pools_samples_and_averages_clients() -> None:
 def test_an_evaluation_that_nobody_answered_knows_nothing() -> None:
     history = told(started(3, Work.EVALUATE, 1), facts.StepClosed(3, (), (C1,)), committed(3))
     assert history.evaluations[0]["pooled"] is None
-    assert history.accuracy is None
+    assert history.newest == {}
 
 
 def test_a_void_step_is_counted_and_its_uploads_are_forgotten() -> None:
@@ -127,17 +127,17 @@ def test_totals_and_the_length_of_their_rows_are_of_one_fact() -> None:
 
 
 def test_accuracy_is_that_of_the_newest_model_and_all_clients_count_more_than_a_sample() -> None:
-    assert told().accuracy is None
-    assert told(*SCORING).accuracy is None
-    assert told(*ROUND_0).accuracy == 0.6
-    assert told(*ROUND_0, *EVALUATION).accuracy == 9 / 40
+    assert told().newest == {}
+    assert told(*SCORING).newest == {}
+    assert told(*ROUND_0).newest["pooled"] == 0.6
+    assert told(*ROUND_0, *EVALUATION).newest["pooled"] == 9 / 40
     sampled = (
         started(5, Work.TRAIN, 1),
         trained(5, C1, correct=9, personal=9, loss=1.0),
         facts.StepClosed(5, (C1,), ()),
         committed(5),
     )
-    assert told(*ROUND_0, *EVALUATION, *sampled).accuracy == 9 / 40
+    assert told(*ROUND_0, *EVALUATION, *sampled).newest["pooled"] == 9 / 40
 
 
 def test_pace_is_the_mean_over_rounds() -> None:
@@ -146,11 +146,14 @@ def test_pace_is_the_mean_over_rounds() -> None:
     assert told(*ROUND_0, *faster).seconds_per_round == 2.0
 
 
+NOTHING: dict[str, object] = {"pooled": None, "mean": None, "loss": None, "metrics": {}}
+
+
 def test_accuracies_by_hand() -> None:
     known = accuracies([evaluation(1, 2, 3.0), evaluation(9, 10, 6.0), evaluation(0, 0)])
-    assert known == {"pooled": 10 / 12, "mean": (0.5 + 0.9) / 2, "loss": 9 / 12}
-    assert accuracies([evaluation(0, 0)]) == {"pooled": None, "mean": None, "loss": None}
-    assert accuracies([]) == {"pooled": None, "mean": None, "loss": None}
+    assert known == {"pooled": 10 / 12, "mean": (0.5 + 0.9) / 2, "loss": 9 / 12, "metrics": {}}
+    assert accuracies([evaluation(0, 0)]) == NOTHING
+    assert accuracies([]) == NOTHING
 
 
 @pytest.mark.parametrize("length", range(len(SCORING + ROUND_0 + EVALUATION) + 1))
@@ -159,3 +162,15 @@ def test_any_beginning_of_a_story_can_be_told(length: int) -> None:
     assert set(history.to_dict()) == {
         *("votes", "not_voted", "densities", "rounds", "evaluations", "ledger", "num_void"),
     }
+
+
+def test_metrics_are_pooled_over_those_who_have_them() -> None:
+    ann = {"correct": None, "total": 2, "loss_sum": 8.0, "metric_sums": {"error": 3.0}}
+    ben = {"correct": None, "total": 6, "loss_sum": 0.0, "metric_sums": {"error": 1.0, "b": 6.0}}
+    old = {"correct": 1, "total": 4, "loss_sum": 4.0}  # as journals held it before metrics
+    assert accuracies([ann, ben]) == {
+        "pooled": None, "mean": None, "loss": 1.0, "metrics": {"b": 1.0, "error": 0.5},
+    }  # fmt: skip
+    assert accuracies([ann, old]) == {
+        "pooled": 0.25, "mean": 0.25, "loss": 2.0, "metrics": {"error": 1.5},
+    }  # fmt: skip

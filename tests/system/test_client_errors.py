@@ -23,7 +23,7 @@ MLP = ("--model=mlp", "--clients=2")
 
 OTHER_MODEL = """
 from torch import nn
-from ssfl.learning.image_task import count_correct, load_shard, loss
+from ssfl.learning.image_task import load_shard, loss, metrics
 
 def build_model(settings, shard):
     return nn.Sequential(nn.Flatten(), nn.Linear(64, 10))

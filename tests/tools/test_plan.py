@@ -51,7 +51,7 @@ def test_a_task_of_ones_own_is_built_from_a_shard(
     task = tmp_path / "my_task.py"
     task.write_text(
         "from torch import nn\n"
-        "from ssfl.learning.image_task import load_shard, loss, count_correct\n"
+        "from ssfl.learning.image_task import load_shard, loss, metrics\n"
         "OWN_WEIGHTS = True\n"
         "def build_model(settings, shard):\n"
         "    return nn.Sequential(nn.Flatten(), nn.Linear(64, shard.num_classes))\n"

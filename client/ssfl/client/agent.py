@@ -41,6 +41,7 @@ from ssfl.client.local_state import Answer, LocalState
 from ssfl.client.progress import Progress, StepOver
 from ssfl.client.site import Site
 from ssfl.client.upload import send
+from ssfl.learning.evaluate import Evaluation
 from ssfl.method.manifest import Manifest
 from ssfl.method.mask import Mask
 from ssfl.method.model_files import write_model
@@ -75,7 +76,7 @@ class Agent:
         identity: Identity,
         local: LocalState,
         patience: Patience,
-        build_site: Callable[[RunSettings], Site],
+        build_site: Callable[[RunSettings, Manifest | None], Site],
         out_dir: Path,
     ) -> None:
         self._stub = stub
@@ -129,7 +130,8 @@ class Agent:
         settings = _settings(response.settings)
         log.info("joined", extra={"run": response.run_id, "model": settings.model})
         self._run_id = response.run_id
-        self._site = self._build_site(settings)
+        known = Manifest.from_json(response.manifest) if response.manifest else None
+        self._site = self._build_site(settings, known)
         self._watchdog = Watchdog(max(settings.no_progress_s, SILENCE_S))
         self._downloads = Downloads(self._watchdog, self._site.manifest, self._patience.reached)
         self._settings = settings
@@ -415,13 +417,19 @@ class Agent:
 
 
 def _settings(message: settings_pb2.RunSettings) -> RunSettings:
-    """Return the run's settings as they came in Join."""
-    return RunSettings(**{one.name: getattr(message, one.name) for one in fields(RunSettings)})
+    """Return the run's settings as they came in Join; one that an older coordinator lacks, its
+    default."""
+    told = {one.name: getattr(message, one.name) for one in fields(RunSettings)}
+    absent = [one.name for one in fields(RunSettings) if one.metadata.get("choices")]
+    return RunSettings(**{k: v for k, v in told.items() if v or k not in absent})
 
 
-def _evaluation(tested: Any) -> update_pb2.Evaluation:
+def _evaluation(tested: Evaluation) -> update_pb2.Evaluation:
     return update_pb2.Evaluation(
-        correct=tested.correct, total=tested.total, loss_sum=tested.loss_sum
+        correct=tested.correct,
+        total=tested.total,
+        loss_sum=tested.loss_sum,
+        metric_sums=tested.metric_sums,
     )
 
 

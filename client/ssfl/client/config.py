@@ -10,7 +10,7 @@ from ssfl.program.settings import setting_names
 
 # Settings of ssfl-coordinator alone (compared with its own list by tests/test_settings_split.py).
 COORDINATOR_SETTINGS = (
-    "host", "port", "admin_port", "fresh", "exit_when_done", "upload_slots", "workers",
+    "host", "port", "admin_port", "init", "fresh", "exit_when_done", "upload_slots", "workers",
     "reference_coding",
 )  # fmt: skip
 ELSEWHERE = "is a setting of the run: it lives on the coordinator and reaches every client in Join"

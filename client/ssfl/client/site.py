@@ -10,11 +10,12 @@ import torch
 from ssfl.datasets.shards import Shard
 from ssfl.learning.describe import manifest_of
 from ssfl.learning.evaluate import Evaluation, evaluate
-from ssfl.learning.flatten import read_vector, write_vector
+from ssfl.learning.first_batch import try_first_batch
+from ssfl.learning.flatten import first_weights, read_vector, write_vector
 from ssfl.learning.load_task import LoadedTask
 from ssfl.learning.masked_training import train_locally
 from ssfl.learning.saliency import score_locally
-from ssfl.method.initialize import initial_vector
+from ssfl.method.manifest import Manifest
 from ssfl.method.mask import Mask
 from ssfl.method.settings import RunSettings
 
@@ -42,22 +43,20 @@ class Site:
         settings: RunSettings,
         client_id: str,
         device: torch.device,
+        run_manifest: Manifest | None = None,
     ) -> None:
+        """Build the model; where its tensors start is up to the run, once that is known."""
         self._task = task
         self._shard = shard
         self._settings = settings
         self._client_id = client_id
         self._model = task.build_model(settings, shard).to(device)
-        self.manifest = manifest_of(
-            self._model,
-            {"task": task.name, "model": settings.model, "input_shape": list(shard.input_shape),
-             "num_classes": shard.num_classes},
-            own_weights=task.own_weights,
-        )  # fmt: skip
-        if self.manifest.rebuildable:
-            self.initial = initial_vector(self.manifest, settings.seed)
-        else:
-            self.initial = read_vector(self._model, self.manifest)
+        description = task.description(settings, shard)
+        manifest = manifest_of(self._model, description, own_weights=task.own_weights)
+        self.manifest = manifest.with_rules_of(run_manifest) if run_manifest else manifest
+        self.initial = first_weights(self._model, self.manifest, settings.seed)
+        write_vector(self._model, self.manifest, self.initial)
+        try_first_batch(self._model, task, shard, settings.batch_size)
 
     def score(self, initial: Vector) -> Vector:
         """Return the saliency of every masked weight at the initial model."""

@@ -41,7 +41,7 @@ def take_part(config: ClientConfig, client_id: str, folder: Path) -> int:
         identity,
         LocalState(folder),
         Patience(config.coordinator, config.give_up_after_s),
-        lambda settings: Site(task, shard, settings, client_id, device),
+        lambda settings, known: Site(task, shard, settings, client_id, device, known),
         config.out_dir,
     )
     try:

@@ -24,6 +24,12 @@ class DeviceError(LearningError):
     """Choose another --device."""
 
 
+def out_of_memory(error: Exception) -> DeviceError:
+    """Return what to say when the device has no memory left."""
+    first = str(error).splitlines()[0]
+    return DeviceError(f"{first}: try --device cpu, or a smaller --batch-size on the coordinator")
+
+
 class DivergedError(LearningError):
     """Training left the finite numbers: usually the learning rate is too high."""
 

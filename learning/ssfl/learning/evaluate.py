@@ -1,8 +1,8 @@
 """How good a model is on a shard's test samples."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import torch
@@ -10,7 +10,7 @@ from torch import nn
 
 from ssfl.datasets.shards import Shard
 from ssfl.learning.batches import take
-from ssfl.learning.task import Task
+from ssfl.learning.task import ACCURACY, Task
 
 BATCH_SIZE = 256
 
@@ -19,22 +19,26 @@ BATCH_SIZE = 256
 class Evaluation:
     """Sums, so that evaluations of several shards add up to that of their union."""
 
-    correct: int
+    correct: int | None  # None: the task has no accuracy, or nothing was tested
     total: int
     loss_sum: float  # of the loss of each sample
+    metric_sums: Mapping[str, float] = field(default_factory=dict)  # of its other metrics
 
 
 def evaluate(model: nn.Module, task: Task, shard: Shard) -> Evaluation:
     """Test the model in eval mode, without gradients; an empty test set gives zeros."""
     total = len(shard.test_x)
-    correct, loss_sum = 0, 0.0
+    loss_sum, sums = 0.0, dict[str, float]()
     with eval_mode(model), torch.no_grad():
         for start in range(0, total, BATCH_SIZE):
             indices = np.arange(start, min(start + BATCH_SIZE, total), dtype=np.int64)
             x, y = take(shard.test_x, shard.test_y, indices, model)
-            correct += task.count_correct(model, x, y)
             loss_sum += task.loss(model, x, y).item() * len(indices)
-    return Evaluation(correct, total, loss_sum)
+            for name, mean in task.metrics(model, x, y).items():
+                part = float(mean) * len(indices)
+                sums[name] = sums.get(name, 0.0) + (round(part) if name == ACCURACY else part)
+    correct = sums.pop(ACCURACY, None)
+    return Evaluation(None if correct is None else int(correct), total, loss_sum, sums)
 
 
 @contextmanager

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from ssfl.learning.errors import ModelError
+from ssfl.method.initialize import initial_vector
 from ssfl.method.manifest import Manifest
 
 
@@ -15,6 +16,13 @@ def read_vector(model: nn.Module, manifest: Manifest) -> npt.NDArray[np.float32]
     """Return the values of the model's tensors as one vector of its own: (manifest.size,)."""
     named = named_tensors(model, manifest)
     return manifest.flatten({name: t.detach().cpu().numpy() for name, t in named.items()})
+
+
+def first_weights(model: nn.Module, manifest: Manifest, seed: int) -> npt.NDArray[np.float32]:
+    """Return the initial vector: from the seed, or as the model has it where rules say so."""
+    if manifest.rebuildable:
+        return initial_vector(manifest, seed)
+    return read_vector(model, manifest)
 
 
 def write_vector(model: nn.Module, manifest: Manifest, vector: npt.NDArray[np.float32]) -> None:

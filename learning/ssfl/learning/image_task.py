@@ -18,12 +18,18 @@ def load_shard(path: Path) -> shards.Shard:
 
 
 def build_model(settings: RunSettings, shard: shards.Shard) -> nn.Module:
-    return models.build_model(settings.model, shard.input_shape, shard.num_classes)
+    return models.build_model(
+        settings.model,
+        shard.input_shape,
+        shard.num_classes,
+        norm=settings.norm,
+        width=settings.width,
+    )
 
 
 def loss(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
     return functional.cross_entropy(model(x), y)
 
 
-def count_correct(model: nn.Module, x: Tensor, y: Tensor) -> int:
-    return int((model(x).argmax(dim=1) == y).sum())
+def metrics(model: nn.Module, x: Tensor, y: Tensor) -> dict[str, Tensor]:
+    return {"accuracy": (model(x).argmax(dim=1) == y).float().mean()}

@@ -3,8 +3,11 @@
 import hashlib
 import importlib
 import importlib.util
+import math
+import re
 import sys
 import traceback
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
@@ -15,11 +18,13 @@ from torch import Tensor, nn
 
 from ssfl.datasets.errors import DataError
 from ssfl.datasets.shards import Shard
-from ssfl.learning.errors import LearningError, TaskError
+from ssfl.learning.errors import LearningError, TaskError, out_of_memory
+from ssfl.learning.explain import explain
+from ssfl.learning.task import ACCURACY, MAX_METRICS
 from ssfl.method.settings import RunSettings
 
 IMAGE = "image"
-FUNCTIONS = ("load_shard", "build_model", "loss", "count_correct")
+FUNCTIONS = ("load_shard", "build_model", "loss")  # and `metrics`, if there are any
 
 Kind = TypeVar("Kind")
 
@@ -39,6 +44,13 @@ class LoadedTask:
     def build_model(self, settings: RunSettings, shard: Shard) -> nn.Module:
         return self._call("build_model", nn.Module, settings, shard)
 
+    def description(self, settings: RunSettings, shard: Shard) -> dict[str, Any]:
+        """Return how the model was built, for its manifest: enough to build it again."""
+        built = {"input_shape": list(shard.input_shape), "num_classes": shard.num_classes}
+        if self.name == IMAGE:
+            built |= {"model": settings.model, "norm": settings.norm, "width": settings.width}
+        return {"task": self.name, **built}
+
     def loss(self, model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
         loss = self._call("loss", Tensor, model, x, y)
         if loss.ndim:
@@ -47,16 +59,49 @@ class LoadedTask:
             raise TaskError(f"task {self.name}: loss does not depend on the model's weights")
         return loss
 
-    def count_correct(self, model: nn.Module, x: Tensor, y: Tensor) -> int:
-        return self._call("count_correct", int, model, x, y)
+    def metrics(self, model: nn.Module, x: Tensor, y: Tensor) -> dict[str, float]:
+        if not hasattr(self.module, "metrics"):
+            return {}
+        told = self._call("metrics", Mapping, model, x, y)
+        if len(told) > MAX_METRICS:
+            raise TaskError(f"task {self.name}: {len(told)} metrics, at most {MAX_METRICS} will do")
+        return {self._metric_name(name): self._metric(name, value) for name, value in told.items()}
+
+    def _metric_name(self, name: Any) -> str:
+        if not isinstance(name, str) or not re.fullmatch(r"[A-Za-z0-9._-]{1,40}", name):
+            raise TaskError(
+                f"task {self.name}: a metric's name has 1 to 40 letters, digits, '.', '_' or '-', "
+                f"not {name!r}"
+            )
+        return name
+
+    def _metric(self, name: str, value: Any) -> float:
+        """Return a metric as a number; a scalar tensor is one, too."""
+        try:
+            number = float(value)
+        except (TypeError, ValueError, RuntimeError) as error:
+            raise TaskError(
+                f"task {self.name}: metric {name} must be one number, the mean over the batch, "
+                f"not {type(value).__name__}: {str(error).splitlines()[0]}"
+            ) from error
+        if not math.isfinite(number):
+            raise TaskError(f"task {self.name}: metric {name} is {number}, not a finite number")
+        if name == ACCURACY and not 0 <= number <= 1:
+            raise TaskError(f"task {self.name}: accuracy must lie between 0 and 1, got {number:g}")
+        return number
 
     def _call(self, function: str, kind: type[Kind], *arguments: Any) -> Kind:
         try:
             result = getattr(self.module, function)(*arguments)
         except (DataError, LearningError):
             raise
+        except torch.OutOfMemoryError as error:
+            raise out_of_memory(error) from error
         except (Exception, SystemExit) as error:  # a task may not end the client silently
-            raise TaskError(_blame(f"task {self.name}: {function}", error, self.module)) from error
+            blame = _blame(f"task {self.name}: {function}", error, self.module)
+            if function in ("loss", "metrics"):
+                blame += "\n" + explain(error, *arguments[1:])
+            raise TaskError(blame) from error
         if not isinstance(result, kind):
             raise TaskError(
                 f"task {self.name}: {function} must return {kind.__name__}, "
@@ -120,8 +165,9 @@ def _digest(module: ModuleType) -> bytes:
 def _blame(what: str, error: BaseException, module: ModuleType | None) -> str:
     """Return what was raised, then those lines of the traceback that are the author's own."""
     frames = traceback.extract_tb(error.__traceback__)
-    if module is not None:
-        own = [frame for frame in frames if frame.filename == module.__file__]
+    if module is not None and module.__file__:
+        folder = Path(module.__file__).parent  # the task's file, and what lies beside it
+        own = [frame for frame in frames if Path(frame.filename).parent == folder]
     else:
         importers = (__file__, importlib.__file__)
         own = [f for f in frames if f.filename not in importers and f.filename[0] != "<"]

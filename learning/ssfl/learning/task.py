@@ -1,6 +1,6 @@
 """Tasks: what a site learns, as one Python file.
 
-A task is a file, or an importable module, with four functions:
+A task is a file, or an importable module, with these functions (`metrics` may be left out):
 
     import numpy as np
     from torch import nn
@@ -24,15 +24,15 @@ A task is a file, or an importable module, with four functions:
         return functional.cross_entropy(model(x), y)
 
 
-    def count_correct(model, x, y):
-        return int((model(x).argmax(dim=1) == y).sum())
+    def metrics(model, x, y):
+        return {"accuracy": (model(x).argmax(dim=1) == y).float().mean()}
 
 Use it with `--task path/to/task.py` or `--task package.module`; `image_task.py` is the default.
 The model starts from the run's seed, unless the file says `OWN_WEIGHTS = True`: then it starts
-as the first client's `build_model` made it (a pretrained network, say). The file runs at the
-site only and is never sent.
+as the first client's `build_model` made it. The file runs at the site only and is never sent.
 """
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Protocol
 
@@ -41,12 +41,15 @@ from torch import Tensor, nn
 from ssfl.datasets.shards import Shard
 from ssfl.method.settings import RunSettings
 
+ACCURACY = "accuracy"  # the metric that is counted in whole samples and shown as per cent
+MAX_METRICS = 16
+
 
 class Task(Protocol):
     """What training, scoring and evaluation need; a module with these functions will do."""
 
     def load_shard(self, path: Path) -> Shard:
-        """Return the site's data."""
+        """Return the site's data: whatever lies at `--data`, a file or a folder."""
         ...
 
     def build_model(self, settings: RunSettings, shard: Shard) -> nn.Module:
@@ -57,6 +60,10 @@ class Task(Protocol):
         """Return the mean loss of a batch, a scalar with gradients."""
         ...
 
-    def count_correct(self, model: nn.Module, x: Tensor, y: Tensor) -> int:
-        """Return how many samples of a batch the model gets right."""
+    def metrics(self, model: nn.Module, x: Tensor, y: Tensor) -> Mapping[str, float | Tensor]:
+        """Return numbers worth watching, each a mean over the samples of the batch.
+
+        Means over the test samples of all sites follow from them, weighted by samples. For
+        the root of a mean, report the mean; `accuracy`, 0 to 1, is shown as per cent.
+        """
         ...

@@ -3,6 +3,7 @@
 MethodError
 ├─ ManifestError      the list of tensors is not one we can use
 ├─ DensityError       the wished sparsity or byte budget cannot be met by this model
+├─ ModelFileError     a model file is missing or not what it should be
 ├─ SumError           adding these values could overflow or lose exactness
 └─ SettingsError      a run setting is out of range
 """
@@ -18,6 +19,10 @@ class ManifestError(MethodError):
 
 class DensityError(MethodError):
     """No number of kept weights satisfies the setting for this model."""
+
+
+class ModelFileError(MethodError):
+    """The model file cannot be used; the message names it and what to do."""
 
 
 class SumError(MethodError):

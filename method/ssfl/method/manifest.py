@@ -13,7 +13,7 @@ import hashlib
 import json
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from functools import cached_property
 from typing import Any, Self
@@ -187,6 +187,14 @@ class Manifest:
         if canonical != text:
             raise ManifestError("not in canonical form, so its digest would be ambiguous")
         return manifest
+
+    def with_rules_of(self, other: "Manifest") -> "Manifest":
+        """Return `other` if it is this model but for how tensors start; else this manifest."""
+        if len(self.tensors) != len(other.tensors):
+            return self
+        pairs = zip(self.tensors, other.tensors, strict=True)
+        tensors = tuple(replace(mine, init=theirs.init) for mine, theirs in pairs)
+        return other if Manifest(tensors, self.model).json == other.json else self
 
     def first_difference(self, other: "Manifest") -> str:
         """Say where `other` first differs from this manifest; empty if it does not."""

@@ -33,6 +33,8 @@ MUST_READ = {
     transfer_pb2.ENCODING_DENSE,
     transfer_pb2.ENCODING_BITMASK,
 }
+MAX_METRICS = 16
+_METRIC = re.compile(r"[A-Za-z0-9._-]{1,40}")
 _CLIENT_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 
 
@@ -97,9 +99,10 @@ def check_manifest(request: pb.JoinRequest, state: RunState, manifest: Manifest 
     theirs = Manifest.from_json(request.manifest)
     difference = manifest.first_difference(theirs) or "the manifests' digests"
     author = state.described_by
+    mend = f"stop {author} and begin" if author in state.members else "begin"
     raise ManifestMismatch(
         f"{request.client_id} built another model: {difference}. The run has that of {author}; "
-        f"if it is the wrong one, stop {author} and begin again with --fresh"
+        f"if it is the wrong one, {mend} again with --fresh"
     )
 
 
@@ -124,11 +127,16 @@ def check_report(*numbers: float, evaluations: Sequence[update_pb2.Evaluation] =
     for tested in evaluations:
         if tested.correct > tested.total:
             raise InvalidRequest(f"{tested.correct} of {tested.total} samples cannot be correct")
+        if len(tested.metric_sums) > MAX_METRICS:
+            raise InvalidRequest(f"{len(tested.metric_sums)} metrics; {MAX_METRICS} are the most")
+        for name in tested.metric_sums:
+            if not _METRIC.fullmatch(name):
+                raise InvalidRequest(f"a metric cannot be called {name[:MAX_TEXT]!r}")
         if tested.total > MAX_SAMPLES:
             raise InvalidRequest(f"tested on {tested.total} samples; {MAX_SAMPLES} are the most")
-    losses = (tested.loss_sum for tested in evaluations)
-    if not all(abs(number) <= MAX_NUMBER for number in (*numbers, *losses)):  # NaN is not
-        raise InvalidRequest(f"losses, errors and times must lie within ±{MAX_NUMBER:g}")
+        numbers += (tested.loss_sum, *tested.metric_sums.values())
+    if not all(abs(number) <= MAX_NUMBER for number in numbers):  # NaN is not
+        raise InvalidRequest(f"losses, metrics, errors and times must lie within ±{MAX_NUMBER:g}")
 
 
 def check_ready(member: Member, state: RunState) -> None:

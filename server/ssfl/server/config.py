@@ -28,6 +28,9 @@ class CoordinatorConfig:
     )
     state_dir: Path = setting(Path(".ssfl/coordinator"), "where the run survives a crash")
     out_dir: Path = setting(Path("runs"), "where the final model goes, in a folder per run")
+    init: Path | None = setting(
+        None, "begin with the model in this file of `ssfl init`, instead of the first client's"
+    )
     fresh: bool = setting(False, "move the state of an earlier run aside and begin a new one")
     exit_when_done: bool = setting(
         False, "end when every site has the final model, instead of serving it"

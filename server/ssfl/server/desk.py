@@ -92,10 +92,11 @@ def receipt_of(reply: Reply) -> transfer_pb2.Receipt:
     return transfer_pb2.Receipt(outcome=outcome_of(reply))
 
 
-def evaluation_of(message: update_pb2.Evaluation) -> dict[str, float]:
+def evaluation_of(message: update_pb2.Evaluation) -> dict[str, Any]:
     """Return an evaluation as history keeps it."""
     return {
-        "correct": message.correct,
+        "correct": message.correct if message.HasField("correct") else None,
         "total": message.total,
         "loss_sum": message.loss_sum,
+        "metric_sums": dict(sorted(message.metric_sums.items())),
     }

@@ -2,11 +2,11 @@
 
 Accuracies: `pooled` is correct / total over all test samples of the clients that reported,
 `mean` the plain mean over clients, `personal` the mean over clients of each one's own freshly
-trained model. A round's accuracies are those of its *base*: sampled clients test what they
-were given before they train.
+trained model. `loss` and `metrics` are pooled, too. A round's accuracies are those of its
+*base*: sampled clients test what they were given before they train.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from ssfl.method.strategies.contract import ClientId, Work
@@ -96,14 +96,14 @@ class History:
         return self.account[0]
 
     @property
-    def accuracy(self) -> float | None:
-        """The newest pooled accuracy known."""
-        newest: list[tuple[int, float]] = [
-            (entries[-1]["rounds_done"], entries[-1]["pooled"])
+    def newest(self) -> dict[str, Any]:
+        """The newest test of a global model: `pooled`, `loss`, `metrics`; empty before it."""
+        tested = [
+            entries[-1]
             for entries in (self.evaluations, self.rounds)
-            if entries and entries[-1]["pooled"] is not None
+            if entries and entries[-1]["loss"] is not None
         ]  # of the same model, an evaluation by all comes before a test by the round's sample
-        return max(newest, key=lambda pair: pair[0])[1] if newest else None
+        return max(tested, key=lambda entry: int(entry["rounds_done"]), default={})
 
     @property
     def seconds_per_round(self) -> float | None:
@@ -123,14 +123,24 @@ class History:
         }
 
 
-def accuracies(evaluations: Iterable[Mapping[str, Any]]) -> dict[str, float | None]:
-    """Return pooled and mean accuracy and the mean loss per sample; None without samples."""
+def accuracies(evaluations: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
+    """Return pooled and mean accuracy, loss and metrics per sample; None for what is unknown."""
     tested = [e for e in evaluations if e["total"]]
-    total = sum(e["total"] for e in tested)
-    if not total:
-        return {"pooled": None, "mean": None, "loss": None}
+    counted = [e for e in tested if e["correct"] is not None]
+    names = sorted({name for e in tested for name in e.get("metric_sums", {})})
+    having = {name: [e for e in tested if name in e.get("metric_sums", {})] for name in names}
+    means = [e["correct"] / e["total"] for e in counted]
     return {
-        "pooled": sum(e["correct"] for e in tested) / total,
-        "mean": sum(e["correct"] / e["total"] for e in tested) / len(tested),
-        "loss": sum(e["loss_sum"] for e in tested) / total,
+        "pooled": _per_sample((e["correct"] for e in counted), counted),
+        "mean": sum(means) / len(means) if means else None,
+        "loss": _per_sample((e["loss_sum"] for e in tested), tested),
+        "metrics": {
+            name: _per_sample((e["metric_sums"][name] for e in some), some)
+            for name, some in having.items()
+        },
     }
+
+
+def _per_sample(sums: Iterable[float], tested: Sequence[Mapping[str, Any]]) -> float | None:
+    total = sum(e["total"] for e in tested)
+    return sum(sums) / total if total else None

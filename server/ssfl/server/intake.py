@@ -8,12 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from ssfl.codec import values_only
-from ssfl.method.errors import DensityError
 from ssfl.method.initialize import initial_vector
 from ssfl.method.manifest import Manifest
 from ssfl.method.mask import Mask
 from ssfl.method.model_state import ModelState, values_digest
-from ssfl.method.strategies import strategy_for
 from ssfl.method.strategies.contract import ClientId, Work
 from ssfl.server import checks, events
 from ssfl.server.coded_uploads import (
@@ -29,10 +27,10 @@ from ssfl.server.errors import (
     InvalidRequest,
     JoinAgain,
     ManifestMismatch,
-    ModelUnusable,
     StaleBase,
 )
 from ssfl.server.events import Reply
+from ssfl.server.first_model import begin_model, initialized
 from ssfl.server.ledger import Direction, encoding_word
 from ssfl.server.run import late_reply
 from ssfl.server.spool import check_digest
@@ -71,17 +69,7 @@ class Intake:
             model = await asyncio.to_thread(
                 self._build_model, member.client, manifest, header, part
             )
-            mask = model.mask
-            event = events.Initialized(
-                member.client,
-                manifest.digest.hex(),
-                model.initial_digest.hex(),
-                model.mask_epoch,
-                mask.digest.hex() if mask else "",
-                mask.num_kept if mask else 0,
-                model.base_digest.hex(),
-            )
-            reply = await self._conductor.post(event, model)
+            reply = await self._conductor.post(initialized(member.client, model), model)
             if reply is Reply.CONFLICT:  # another client was quicker, with another model
                 raise JoinAgain("the run's model is known now: join again to compare it with yours")
             return receipt_of(reply)
@@ -290,10 +278,7 @@ class Intake:
                 "the initial weights rebuilt from the seed differ from the client's: "
                 "its task must send them (rule 'sent')"
             )
-        try:
-            model = strategy_for(settings).begin(manifest, initial)
-        except DensityError as error:
-            raise ModelUnusable(f"the run's settings do not fit this model: {error}") from error
+        model = begin_model(settings, manifest, initial)
         self._conductor.store.save_initial(manifest, initial)
         if part is not None:
             part.unlink()

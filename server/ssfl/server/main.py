@@ -21,6 +21,7 @@ from ssfl.server.admin import everyone_has_it
 from ssfl.server.conductor import Conductor
 from ssfl.server.config import CoordinatorConfig, client_settings
 from ssfl.server.errors import StateError
+from ssfl.server.first_model import begin_with_file
 from ssfl.server.history import History
 from ssfl.server.journal import Journal
 from ssfl.server.ledger import Ledger
@@ -83,7 +84,7 @@ async def _serve(config: CoordinatorConfig) -> int:
     jobs: list[asyncio.Future[Any]] = [asyncio.ensure_future(conductor.serve())]
     try:
         # What was under way is taken up before the first call can come in.
-        await _first_of([*jobs, asyncio.ensure_future(conductor.post(events.Recovered()))])
+        await _first_of([*jobs, asyncio.ensure_future(_take_up(conductor, config))])
         await listener.start()
         log.info("configuration", extra=settings.describe(config))
         print(f"ssfl-coordinator listening on {config.host}:{listener.port}", flush=True)
@@ -107,6 +108,12 @@ async def _serve(config: CoordinatorConfig) -> int:
         log.info("coordinator stopped%s", hint)
         return int(stop.exit_code)
     return int(ExitCode.STOPPED if conductor.state.stopped else ExitCode.DONE)
+
+
+async def _take_up(conductor: Conductor, config: CoordinatorConfig) -> None:
+    await conductor.post(events.Recovered())
+    if config.init:
+        await begin_with_file(conductor, config.init)
 
 
 async def _first_of(jobs: Sequence[asyncio.Future[Any]]) -> None:

@@ -83,10 +83,11 @@ def load_model(state: RunState, store: Store) -> ModelState | None:
 
 def _check_settings(opened: facts.RunOpened, settings: RunSettings) -> None:
     now = asdict(settings)
+    was = asdict(RunSettings()) | dict(opened.settings)  # a setting that came later: its default
     differing = [
-        f"--{name.replace('_', '-')} was {opened.settings.get(name)!r}, is {now[name]!r}"
+        f"--{name.replace('_', '-')} was {was[name]!r}, is {now[name]!r}"
         for name in now
-        if name not in CHANGEABLE and opened.settings.get(name) != now[name]
+        if name not in CHANGEABLE and was[name] != now[name]
     ]
     if differing:
         raise StateError(

@@ -97,7 +97,7 @@ def _committed(state: RunState, history: History) -> None:
             "round committed",
             round=newest["round"],
             reported=len(newest["clients"]),
-            base_accuracy=_percent(newest["pooled"]),
+            **_tested("base_accuracy", newest),
             loss=f"{newest['training_loss']:.4f}",
             model=state.base_digest[:12],
             **({"coding_error": newest["coding_error"]} if newest["coding_error"] else {}),
@@ -108,13 +108,17 @@ def _committed(state: RunState, history: History) -> None:
         _say(
             "global model evaluated",
             rounds_done=state.rounds_done,
-            pooled=_percent(last["pooled"]),
-            mean=_percent(last["mean"]),
+            **_tested("pooled", last),
+            **({} if last["mean"] is None else {"mean": f"{100 * last['mean']:.2f}%"}),
+            **({} if last["loss"] is None else {"loss": f"{last['loss']:.4f}"}),
         )
 
 
-def _percent(share: float | None) -> str:
-    return "unknown" if share is None else f"{100 * share:.2f}%"
+def _tested(name: str, entry: dict[str, Any]) -> dict[str, str]:
+    """Return the accuracy under `name`, if the task has one, and its other metrics."""
+    metrics = {key: f"{value:.4g}" for key, value in entry["metrics"].items()}
+    accuracy = entry["pooled"]
+    return metrics if accuracy is None else {name: f"{100 * accuracy:.2f}%", **metrics}
 
 
 def _say(event: str, **fields: Any) -> None:

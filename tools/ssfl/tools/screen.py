@@ -59,6 +59,9 @@ def _facts(status: pb.GetStatusResponse) -> list[str]:
         facts.append(f"reported {reported}/{reported + working}")
     if status.HasField("accuracy"):
         facts.append(f"accuracy {100 * status.accuracy:.1f} %")
+    elif status.HasField("loss"):
+        facts.append(f"loss {status.loss:.4g}")
+    facts += [f"{name} {value:.4g}" for name, value in sorted(status.metrics.items())[:3]]
     if status.num_masked and status.num_kept:
         facts.append(f"kept {status.num_kept:,} of {status.num_masked:,}")
     facts.append(f"up {megabytes(status, 'up'):.2f} MB, down {megabytes(status, 'down'):.2f} MB")

@@ -1,0 +1,57 @@
+"""What a failure inside a task means: the batch it happened with, and what torch meant."""
+
+import re
+
+from torch import Tensor
+
+_MEANINGS = (
+    (
+        r"mat1 and mat2 shapes cannot be multiplied \((\d+)x(\d+) and (\d+)x(\d+)\)",
+        "a linear layer was built for {2} inputs and got {1} for each of {0} rows",
+    ),
+    (
+        r"Target (-?\d+) is out of bounds",
+        "label {0} is not below the number of the model's outputs: labels count from 0, and the "
+        "last layer needs one output per class",
+    ),
+    (
+        r"Expected input batch_size \((\d+)\) to match target batch_size \((\d+)\)",
+        "the model gives {0} rows for {1} targets: it must keep the first dimension of x",
+    ),
+    (
+        r"Using a target size .*torch.Size\((.*?)\).* the input size .*torch.Size\((.*?)\)",
+        "the loss would compare outputs {1} with targets {0} by broadcasting, each with each: "
+        "give both the same shape, for example model(x).squeeze(1)",
+    ),
+    (
+        r"expected scalar type Long|expected target dtype|0D or 1D target tensor expected|not implemented for '(?:Float"
+        r"|Int|Byte)'|expected floating point type for target with class probabilities",
+        "cross-entropy wants y as int64 class numbers, one per sample: y.astype(np.int64) in "
+        "load_shard",
+    ),
+    (
+        r"unsigned char|Byte|Double|double|should be the same",
+        "inputs and weights have different types: make x float32 in load_shard, "
+        "x.astype(np.float32)",
+    ),
+)
+
+
+def explain(error: BaseException, x: Tensor, y: Tensor) -> str:
+    """Return lines to put below an error that a task raised with this batch."""
+    lines = [f"the batch: x {describe(x)}, y {describe(y)}"]
+    for pattern, meaning in _MEANINGS:
+        if found := re.search(pattern, str(error)):
+            lines.append("that is: " + meaning.format(*found.groups()))
+            break
+    return "\n".join(lines)
+
+
+def describe(tensor: Tensor) -> str:
+    """Return a tensor's type, shape and range."""
+    kind = str(tensor.dtype).removeprefix("torch.")
+    shape = "x".join(str(n) for n in tensor.shape) or "scalar"
+    if not tensor.numel() or tensor.is_complex():
+        return f"{kind} {shape}"
+    low, high = tensor.min().item(), tensor.max().item()
+    return f"{kind} {shape} from {low:g} to {high:g}"
