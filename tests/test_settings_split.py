@@ -66,6 +66,8 @@ def test_settings_travel_under_their_own_names_and_types() -> None:
 CHANGED = RunSettings(
     strategy="fedavg",
     model="mlp",
+    norm="batch",
+    width=8,
     sparsity="0.95",
     bytes_per_round="2MB",
     rounds=7,

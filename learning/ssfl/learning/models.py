@@ -1,122 +1,159 @@
-"""The built-in networks, by name. None has batch statistics, so an update is weights only."""
+"""The built-in networks, by name.
 
+`width` is the number of channels or units of a network's first layer, 0 the network's own; all
+other layers follow in proportion. Only ResNets have norms: with GroupNorm an update is weights
+only, BatchNorm adds its running statistics. docs/models.md has the sizes of all.
+"""
+
+import math
 from collections import OrderedDict
 from collections.abc import Callable
+from dataclasses import dataclass
 from itertools import pairwise
 
+import torch
 from torch import nn
 
 from ssfl.learning.errors import ModelError
-from ssfl.learning.resnet import ResNet18, ResNet50, ResNet110
+from ssfl.learning.resnet import RESNETS, resnet
+from ssfl.method.manifest import MAX_PARAMETERS
+from ssfl.method.settings import MODELS, NORMS
 
 Shape = tuple[int, ...]
 
 
-def build_model(name: str, input_shape: Shape, num_classes: int) -> nn.Module:
+def build_model(
+    name: str, input_shape: Shape, num_classes: int, *, norm: str = "group", width: int = 0
+) -> nn.Module:
     """Return the network for inputs of `input_shape`; ModelError says why one is impossible."""
-    if name not in _BUILDERS:
-        raise ModelError(f"the model must be one of {', '.join(_BUILDERS)}, got {name!r}")
+    if name not in MODELS:
+        raise ModelError(f"the model must be one of {', '.join(MODELS)}, got {name!r}")
     if num_classes < 2 or not input_shape or min(input_shape) < 1:
         raise ModelError(f"no model for inputs {_times(input_shape)} and {num_classes} classes")
-    return _BUILDERS[name](input_shape, num_classes)
+    if width < 0:
+        raise ModelError(f"--width must be 1 or more, or 0 for {name}'s own, got {width}")
+    smallest, width = smallest_side(name, norm), width or own_width(name)
+    if smallest:
+        _check_image(name, norm, input_shape, smallest)
+
+    def build() -> nn.Module:
+        if name in RESNETS:
+            return resnet(RESNETS[name], input_shape[0], num_classes, norm, width)
+        return _PLAIN[name].build(input_shape, num_classes, width)
+
+    with torch.device("meta"):  # shapes only: what is too large must not be tried
+        size = sum(parameter.numel() for parameter in build().parameters())
+    if size > MAX_PARAMETERS:
+        raise ModelError(
+            f"{name} of width {width} for inputs {_times(input_shape)} would have {size:,} "
+            f"parameters, the limit is {MAX_PARAMETERS:,}: use a smaller --width"
+        )
+    return build()
 
 
-def mlp(input_shape: Shape, num_classes: int) -> nn.Module:
-    """Two hidden layers of 200 (the 2NN of McMahan et al. 2017), for inputs of any shape."""
-    size = 1
-    for n in input_shape:
-        size *= n
+def own_width(name: str) -> int:
+    """Return what --width 0 stands for."""
+    return RESNETS[name].width if name in RESNETS else _PLAIN[name].width
+
+
+def smallest_side(name: str, norm: str = "group") -> int:
+    """Return the height and width of the smallest image a network takes; 0: any inputs will do.
+
+    The smallest image of a ResNet is one pixel in its last stage. That is too few for BatchNorm,
+    which needs more than one value a channel, also when the last batch of an epoch has one sample.
+    """
+    if norm not in NORMS:
+        raise ModelError(f"the norm must be one of {', '.join(NORMS)}, got {norm!r}")
+    if name in RESNETS:
+        return (1 << len(RESNETS[name].stages) - 1) + (norm == "batch")
+    if norm == "batch":
+        raise ModelError(f"{name} has no norm layers: --norm batch is for {', '.join(RESNETS)}")
+    return _PLAIN[name].smallest
+
+
+def mlp(input_shape: Shape, num_classes: int, width: int) -> nn.Module:
+    """Two hidden layers (of 200: the 2NN of McMahan et al. 2017), for inputs of any shape."""
     layers: list[nn.Module] = [nn.Flatten()]
-    for fan_in, fan_out in pairwise([size, 200, 200]):
+    for fan_in, fan_out in pairwise([math.prod(input_shape), width, width]):
         layers += [nn.Linear(fan_in, fan_out), nn.ReLU()]
-    return nn.Sequential(*layers, nn.Linear(200, num_classes))
+    return nn.Sequential(*layers, nn.Linear(width, num_classes))
 
 
-def cnn(input_shape: Shape, num_classes: int) -> nn.Module:
-    """Two 3x3 convolutions of 16 and 32 channels, each halved by pooling, and 128 hidden units."""
-    channels, height, width = _image("cnn", input_shape, least=4)
+def cnn(input_shape: Shape, num_classes: int, width: int) -> nn.Module:
+    """Two 3x3 convolutions, the second twice as wide, each halved by pooling, and 8 x width units.
+
+    Its own width is 16: so 16 and 32 channels, and 128 hidden units.
+    """
+    channels, rows, columns = input_shape
     return nn.Sequential(
         OrderedDict[str, nn.Module](
-            conv1=nn.Conv2d(channels, 16, 3, padding=1),
+            conv1=nn.Conv2d(channels, width, 3, padding=1),
             relu1=nn.ReLU(),
             pool1=nn.MaxPool2d(2),
-            conv2=nn.Conv2d(16, 32, 3, padding=1),
+            conv2=nn.Conv2d(width, 2 * width, 3, padding=1),
             relu2=nn.ReLU(),
             pool2=nn.MaxPool2d(2),
             flatten=nn.Flatten(),
-            linear1=nn.Linear(32 * (height // 4) * (width // 4), 128),
+            linear1=nn.Linear(2 * width * (rows // 4) * (columns // 4), 8 * width),
             relu3=nn.ReLU(),
-            linear2=nn.Linear(128, num_classes),
+            linear2=nn.Linear(8 * width, num_classes),
         )
     )
 
 
-def lenet5(input_shape: Shape, num_classes: int) -> nn.Module:
-    """LeNet-5 (LeCun et al. 1998) with ReLU and max pooling; 28x28 is padded to 32x32."""
-    channels, height, width = _image("lenet5", input_shape, least=1)
-    if (height, width) not in ((28, 28), (32, 32)):
-        raise ModelError(
-            f"lenet5 needs images of 28x28 or 32x32 pixels, these have {height}x{width}; "
-            "--model cnn takes 4x4 and larger"
-        )
+def lenet5(input_shape: Shape, num_classes: int, width: int) -> nn.Module:
+    """LeNet-5 (LeCun et al. 1998) with ReLU and max pooling; 28x28 is padded to 32x32.
+
+    Its layers have 6 and 16 channels, 120 and 84 units; other widths round those in proportion.
+    """
+    channels, rows, _ = input_shape
+    second, third, fourth = (round(n * width / 6) for n in (16, 120, 84))
     return nn.Sequential(
         OrderedDict[str, nn.Module](
-            conv1=nn.Conv2d(channels, 6, 5, padding=(32 - height) // 2),
+            conv1=nn.Conv2d(channels, width, 5, padding=(32 - rows) // 2),
             relu1=nn.ReLU(),
             pool1=nn.MaxPool2d(2),  # (6, 14, 14)
-            conv2=nn.Conv2d(6, 16, 5),
+            conv2=nn.Conv2d(width, second, 5),
             relu2=nn.ReLU(),
             pool2=nn.MaxPool2d(2),  # (16, 5, 5)
             flatten=nn.Flatten(),
-            linear1=nn.Linear(400, 120),
+            linear1=nn.Linear(25 * second, third),
             relu3=nn.ReLU(),
-            linear2=nn.Linear(120, 84),
+            linear2=nn.Linear(third, fourth),
             relu4=nn.ReLU(),
-            linear3=nn.Linear(84, num_classes),
+            linear3=nn.Linear(fourth, num_classes),
         )
     )
 
 
-def resnet18(input_shape: Shape, num_classes: int) -> nn.Module:
-    """ResNet-18 for small images, the paper's network: see `resnet.py`."""
-    channels, _, _ = _image("resnet18", input_shape, least=8)
-    return ResNet18(channels, num_classes)
+@dataclass(frozen=True, slots=True)
+class _Plain:
+    """A network without norms."""
+
+    build: Callable[[Shape, int, int], nn.Module]
+    width: int
+    smallest: int
 
 
-def resnet50(input_shape: Shape, num_classes: int) -> nn.Module:
-    """ResNet-50 for small images, the paper's network for CIFAR-100."""
-    channels, _, _ = _image("resnet50", input_shape, least=8)
-    return ResNet50(channels, num_classes)
+_PLAIN = {"mlp": _Plain(mlp, 200, 0), "cnn": _Plain(cnn, 16, 4), "lenet5": _Plain(lenet5, 6, 28)}
 
 
-def resnet110(input_shape: Shape, num_classes: int) -> nn.Module:
-    """ResNet-110 for small images: deep and narrow, 1.7 million parameters."""
-    channels, _, _ = _image("resnet110", input_shape, least=4)
-    return ResNet110(channels, num_classes)
-
-
-_BUILDERS: dict[str, Callable[[Shape, int], nn.Module]] = {
-    "mlp": mlp,
-    "cnn": cnn,
-    "lenet5": lenet5,
-    "resnet18": resnet18,
-    "resnet50": resnet50,
-    "resnet110": resnet110,
-}
-
-
-def _image(name: str, input_shape: Shape, least: int) -> tuple[int, int, int]:
-    """Return channels, height and width of image inputs of at least `least` pixels a side."""
+def _check_image(name: str, norm: str, input_shape: Shape, smallest: int) -> None:
     if len(input_shape) != 3:
         raise ModelError(
             f"{name} needs images (channels, height, width), the inputs are {_times(input_shape)}"
         )
-    channels, height, width = input_shape
-    if min(height, width) < least:
+    pixels = _times(input_shape[1:])
+    if name == "lenet5" and pixels not in ("28x28", "32x32"):
         raise ModelError(
-            f"{name} needs images of at least {least}x{least} pixels, these have {height}x{width}"
+            f"lenet5 needs images of 28x28 or 32x32 pixels, these have {pixels}; "
+            "--model cnn takes 4x4 and larger"
         )
-    return channels, height, width
+    if min(input_shape[1:]) < smallest:
+        which = f"{name} with --norm batch" if norm == "batch" else name
+        raise ModelError(
+            f"{which} needs images of at least {smallest}x{smallest} pixels, these have {pixels}"
+        )
 
 
 def _times(shape: Shape) -> str:
