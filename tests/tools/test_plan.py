@@ -105,7 +105,7 @@ def test_what_is_wrong_is_named(
     [
         (["--input", "1x2x2"], "cnn needs images of at least 4x4"),
         (["--input", "64", "--model", "resnet18"], "needs images"),
-        (["--input", "9999x999x9", "--model", "mlp"], "more than the limit"),
+        (["--input", "9999x999x9", "--model", "mlp"], "the limit is 2,147,483,648"),
         (["--data", "shard_00", "--data-root", "nowhere"], "there is no folder nowhere"),
     ],
 )

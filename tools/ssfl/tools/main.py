@@ -22,6 +22,7 @@ class Command:
 COMMANDS = (
     Command("try", "demo", "demo", "a real federation on this machine, sparse and dense, compared"),
     Command("prepare", "shards", "shards", "cut a data set into shards, one per client"),
+    Command("prepare", "init", "init", "write the model a run begins with, for --init"),
     Command("prepare", "plan", "plan", "predict a run's bytes and transfer times"),
     Command("run", "start", "operate", "stop waiting for more clients and begin"),
     Command("run", "stop", "operate", "end the run now; the last model becomes the final one"),

@@ -2,20 +2,27 @@
 
 import json
 import math
-import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from rich.console import Console
 
-from ssfl.method.errors import DensityError, MethodError, SettingsError
+from ssfl.method.errors import DensityError, SettingsError
 from ssfl.method.manifest import MAX_PARAMETERS, Manifest
 from ssfl.method.settings import RunSettings, setting
 from ssfl.program import settings
-from ssfl.program.exits import ExitCode, ProgramError, usage_error
+from ssfl.program.exits import ExitCode, usage_error
 from ssfl.server.coding import REFERENCE_CODING
+from ssfl.tools.building import (
+    learning,
+    like,
+    load_data,
+    parse_shape,
+    run_settings,
+    stand_in,
+)
 from ssfl.tools.plan_link import Link, parse_link, parse_rate, parse_time
 from ssfl.tools.plan_run import Site, plan_run
 from ssfl.tools.plan_view import notes, plan_document, plan_table
@@ -34,17 +41,13 @@ EXAMPLE = (
 )
 
 
-def _like(name: str) -> Any:
-    """Declare a setting that is the run's own."""
-    (one,) = (field for field in fields(RunSettings) if field.name == name)
-    return setting(one.default, **{**one.metadata, "text": one.metadata["help"]})
-
-
 @dataclass(frozen=True, slots=True)
 class PlanConfig:
     """The run to predict. Flags that a coordinator has too mean the same here."""
 
-    model: str = _like("model")
+    model: str = like("model")
+    norm: str = like("norm")
+    width: int = like("width")
     input: str = setting("", "shape of one sample, as 3x32x32; not needed with --data")
     classes: int = setting(10, "number of classes; not needed with --data", least=2)
     task: str = setting("image", "what to learn, as for ssfl-client; needs --data if not image")
@@ -53,11 +56,11 @@ class PlanConfig:
     sparsity: str = setting("0.9", "share of weights to prune; several as 0.5,0.9,0.95")
     rounds: int = setting(30, "training rounds", least=1, most=1_000_000)
     clients: int = setting(10, "clients in the federation", least=1)
-    clients_per_round: int = _like("clients_per_round")
-    evaluate_every: int = _like("evaluate_every")
-    scores: str = _like("scores")
-    value_type: str = _like("value_type")
-    grid_bits: int = _like("grid_bits")
+    clients_per_round: int = like("clients_per_round")
+    evaluate_every: int = like("evaluate_every")
+    scores: str = like("scores")
+    value_type: str = like("value_type")
+    grid_bits: int = like("grid_bits")
     reference_coding: str = setting(
         "auto",
         "code values against the base both ends hold; auto: yes, as for clients elsewhere",
@@ -86,8 +89,6 @@ class PlanConfig:
                 "--input is missing: the shape of one sample, for example --input 3x32x32 "
                 "(or name a shard with --data)"
             )
-        if self.input and not re.fullmatch(r"\d{1,9}(x\d{1,9}){0,7}", self.input):
-            raise SettingsError(f"--input must be sizes such as 3x32x32, got {self.input!r}")
         if self.input and math.prod(self.input_shape()) > MAX_PARAMETERS:
             raise SettingsError(f"--input {self.input} is more than {MAX_PARAMETERS} values")
         if self.link and (self.up or self.down or self.rtt):
@@ -108,7 +109,7 @@ class PlanConfig:
             self.run_settings(sparsity).validate()
 
     def input_shape(self) -> tuple[int, ...]:
-        return tuple(map(int, self.input.split("x")))
+        return parse_shape(self.input)
 
     def sparsities(self) -> list[str]:
         return [one.strip() for one in self.sparsity.split(",")]
@@ -132,11 +133,7 @@ class PlanConfig:
 
     def run_settings(self, sparsity: str, strategy: str = "ssfl") -> RunSettings:
         """Return the settings of the run, as the coordinator would have them."""
-        names = {one.name for one in fields(RunSettings)} & {one.name for one in fields(self)}
-        shared = {name: getattr(self, name) for name in names}
-        return RunSettings(
-            **{**shared, "sparsity": sparsity, "strategy": strategy, "min_clients": 1}
-        )
+        return run_settings(self, sparsity=sparsity, strategy=strategy, min_clients=1)
 
 
 def _named(flag: str, parse: Callable[[], Parsed]) -> Parsed:
@@ -182,35 +179,24 @@ def plan(argv: Sequence[str]) -> int:
 
 def _model(config: PlanConfig) -> tuple[Manifest, Site]:
     """Build the model and describe it as a client would; torch is loaded here."""
-    try:
+    with learning():
         import torch
 
-        from ssfl.datasets.errors import DataError
-        from ssfl.datasets.shards import find_shard
         from ssfl.learning.describe import manifest_of
-        from ssfl.learning.errors import LearningError
         from ssfl.learning.load_task import load_task
-        from ssfl.learning.models import build_model
-    except ModuleNotFoundError:
-        raise ProgramError(
-            "building the model needs torch: pip install 'ssfl[client]'", ExitCode.BAD_DATA
-        ) from None
 
-    try:
-        site, name, own_weights = Site(), config.task, False
+        task, run, site = (
+            load_task(config.task),
+            config.run_settings(config.sparsities()[0]),
+            Site(),
+        )
         if config.data:
-            task = load_task(config.task)
-            shard = task.load_shard(find_shard(config.data, config.data_root))
-            model = task.build_model(config.run_settings(config.sparsities()[0]), shard)
-            shape, num_classes = shard.input_shape, shard.num_classes
-            site, name = Site(shard.num_samples, len(shard.test_x)), task.name
-            own_weights = task.own_weights
+            shard = load_data(task, config.data, config.data_root)
+            model = task.build_model(run, shard)
+            site = Site(shard.num_samples, len(shard.test_x))
         else:
-            shape, num_classes = config.input_shape(), config.classes
+            shard = stand_in(config.input_shape(), config.classes)
             with torch.device("meta"):  # shapes only: no memory, no random numbers
-                model = build_model(config.model, shape, num_classes)
-        described = {"model": config.model, "input_shape": list(shape), "num_classes": num_classes}
-        manifest = manifest_of(model, {"task": name, **described}, own_weights=own_weights)
-    except (DataError, LearningError, MethodError) as error:
-        raise ProgramError(str(error), ExitCode.BAD_DATA) from error
-    return manifest, site
+                model = task.build_model(run, shard)
+        description = task.description(run, shard)
+        return manifest_of(model, description, own_weights=task.own_weights), site
