@@ -5,6 +5,7 @@ and every client's model is compared with them.
 """
 
 import asyncio
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -15,7 +16,7 @@ from ssfl.method.exact_sum import VALUE_BOUND
 from ssfl.method.initialize import initial_vector
 from ssfl.method.manifest import Manifest
 from ssfl.method.model_files import read_initial
-from ssfl.method.model_state import ModelState, values_digest
+from ssfl.method.model_state import ModelState
 from ssfl.method.settings import RunSettings
 from ssfl.method.strategies import strategy_for
 from ssfl.method.strategies.contract import ClientId
@@ -23,6 +24,8 @@ from ssfl.program.exits import ExitCode, ProgramError
 from ssfl.server import events
 from ssfl.server.conductor import Conductor
 from ssfl.server.errors import ModelUnusable, StateError
+
+NETWORK = ("model", "norm", "width")  # settings that a built-in network was built with
 
 
 def begin_model(
@@ -49,46 +52,67 @@ def initialized(author: ClientId, model: ModelState) -> events.Initialized:
     )
 
 
-async def begin_with_file(conductor: Conductor, path: Path) -> None:
-    """Make the model in a file of `ssfl init` the run's; on a restart, see that it still is."""
-    settings, state = conductor.state.settings, conductor.state
+@dataclass(frozen=True, eq=False)
+class FirstModel:
+    """A model that `ssfl init` wrote, and the run settings it fits."""
+
+    path: Path
+    manifest: Manifest
+    initial: npt.NDArray[np.float32]
+    settings: RunSettings
+
+
+def read_first_model(path: Path, settings: RunSettings) -> FirstModel:
+    """Return the model of a file; built-in networks bring their settings with them."""
     try:
-        manifest, initial = await asyncio.to_thread(_read, path, settings.seed)
-        if state.manifest_digest:
-            _check_same(path, manifest, initial, conductor)
-            return
-        model = begin_model(settings, manifest, initial)
+        manifest, initial = read_initial(path)
+        first = FirstModel(path, manifest, initial, _settings_of(manifest, settings))
+        _check_values(first)
+        begin_model(first.settings, manifest, initial)
     except (ModelFileError, ModelUnusable) as error:
         raise ProgramError(f"--init: {error}", ExitCode.BAD_DATA) from error
-    await asyncio.to_thread(conductor.store.save_initial, manifest, initial)
-    await conductor.post(initialized(ClientId(f"--init {path.name}"), model), model)
+    return first
 
 
-def _read(path: Path, seed: int) -> tuple[Manifest, npt.NDArray[np.float32]]:
-    manifest, initial = read_initial(path)
+async def begin_with(first: FirstModel, conductor: Conductor) -> None:
+    """Make this model the run's; on a restart, see that it still is."""
+    state = conductor.state
+    model = begin_model(state.settings, first.manifest, first.initial)
+    if not state.manifest_digest:
+        await asyncio.to_thread(conductor.store.save_initial, first.manifest, first.initial)
+        author = ClientId(f"--init {first.path.name}")
+        await conductor.post(initialized(author, model), model)
+    elif (state.manifest_digest, state.initial_digest) != (
+        model.manifest.digest.hex(), model.initial_digest.hex(),
+    ):  # fmt: skip
+        raise StateError(
+            f"the state directory holds run {state.run_id}, which began with another model than "
+            f"{first.path}: give --init that one to resume it, or use --fresh to begin a new run"
+        )
+
+
+def _settings_of(manifest: Manifest, settings: RunSettings) -> RunSettings:
+    """Return the settings with the network of the manifest; refuse others that were chosen."""
+    built = {name: manifest.model[name] for name in NETWORK if name in manifest.model}
+    usual = RunSettings()
+    for name, value in built.items():
+        chosen = getattr(settings, name)
+        if chosen not in (value, getattr(usual, name)):
+            raise ModelFileError(f"the file is for --{name} {value}, this run has {chosen}")
+    return replace(settings, **built)
+
+
+def _check_values(first: FirstModel) -> None:
+    manifest, initial, seed = first.manifest, first.initial, first.settings.seed
     largest = np.abs(initial).max(initial=0.0)
     if largest > VALUE_BOUND:
         where = manifest.tensor_at(int(np.argmax(np.abs(initial))))
         raise ModelFileError(
-            f"{path}: {where} holds a value of size {largest:g}; at most {VALUE_BOUND:g} can be "
-            "summed exactly"
+            f"{first.path}: {where} holds a value of size {largest:g}; at most {VALUE_BOUND:g} "
+            "can be summed exactly"
         )
-    rebuilt = initial_vector(manifest, seed) if manifest.rebuildable else initial
-    if not np.array_equal(rebuilt, initial):
+    if manifest.rebuildable and not np.array_equal(initial_vector(manifest, seed), initial):
         raise ModelFileError(
-            f"{path} holds the weights of another seed than this run's {seed}: give --seed the "
-            "one that `ssfl init` had, or make the file again"
-        )
-    return manifest, initial
-
-
-def _check_same(
-    path: Path, manifest: Manifest, initial: npt.NDArray[np.float32], conductor: Conductor
-) -> None:
-    state = conductor.state
-    same = (state.manifest_digest, state.initial_digest)
-    if (manifest.digest.hex(), values_digest(initial).hex()) != same:
-        raise StateError(
-            f"the state directory holds run {state.run_id}, which began with another model than "
-            f"{path}: give --init that one to resume it, or use --fresh to begin a new run"
+            f"{first.path} holds the weights of another seed than this run's {seed}: give --seed "
+            "the one that `ssfl init` had, or make the file again"
         )

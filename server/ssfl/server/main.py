@@ -9,6 +9,7 @@ import sys
 import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from typing import Any
 
 from ssfl.program import logs, settings
@@ -21,7 +22,7 @@ from ssfl.server.admin import everyone_has_it
 from ssfl.server.conductor import Conductor
 from ssfl.server.config import CoordinatorConfig, client_settings
 from ssfl.server.errors import StateError
-from ssfl.server.first_model import begin_with_file
+from ssfl.server.first_model import FirstModel, begin_with, read_first_model
 from ssfl.server.history import History
 from ssfl.server.journal import Journal
 from ssfl.server.ledger import Ledger
@@ -75,6 +76,10 @@ def _main(argv: Sequence[str]) -> int:
 
 async def _serve(config: CoordinatorConfig) -> int:
     asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(config.workers))
+    first = None
+    if config.init:  # before --fresh moves anything: a file that will not do changes nothing
+        first = await asyncio.to_thread(read_first_model, config.init, config.run)
+        config = replace(config, run=first.settings)
     if config.fresh and (moved := move_aside(config.state_dir)):
         log.info("old state moved aside", extra={"to": str(moved)})
     conductor = _open(config)
@@ -84,7 +89,7 @@ async def _serve(config: CoordinatorConfig) -> int:
     jobs: list[asyncio.Future[Any]] = [asyncio.ensure_future(conductor.serve())]
     try:
         # What was under way is taken up before the first call can come in.
-        await _first_of([*jobs, asyncio.ensure_future(_take_up(conductor, config))])
+        await _first_of([*jobs, asyncio.ensure_future(_take_up(conductor, first))])
         await listener.start()
         log.info("configuration", extra=settings.describe(config))
         print(f"ssfl-coordinator listening on {config.host}:{listener.port}", flush=True)
@@ -110,10 +115,10 @@ async def _serve(config: CoordinatorConfig) -> int:
     return int(ExitCode.STOPPED if conductor.state.stopped else ExitCode.DONE)
 
 
-async def _take_up(conductor: Conductor, config: CoordinatorConfig) -> None:
+async def _take_up(conductor: Conductor, first: FirstModel | None) -> None:
     await conductor.post(events.Recovered())
-    if config.init:
-        await begin_with_file(conductor, config.init)
+    if first:
+        await begin_with(first, conductor)
 
 
 async def _first_of(jobs: Sequence[asyncio.Future[Any]]) -> None:
