@@ -9,6 +9,7 @@ import doctest
 import json
 import linecache
 import os
+import re
 import subprocess
 import sys
 import time
@@ -17,23 +18,28 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-# A plain `wait` forgets the exit codes of what it waited for. The admin port is given to `ssfl`
-# alone: the two other programs refuse a variable they do not know.
+# A plain `wait` forgets the exit codes of what it waited for; ours fails with the first that did.
+# The admin port is given to `ssfl` alone: the other programs refuse a variable they do not know.
 PRELUDE = """
+started=()
 wait() {
   if (($#)); then builtin wait "$@"; return; fi
-  local code
-  while code=0; builtin wait -n || code=$?; ((code != 127)); do
-    ((code == 0)) || return "$code"
-  done
+  local job
+  for job in "${started[@]}"; do builtin wait "$job" || return; done
+  started=()
 }
 ssfl() { SSFL_ADMIN=localhost:$SSFL_ADMIN_PORT command ssfl "$@"; }
 """
+BACKGROUND = re.compile(r"(?<=\s)&(?=\s|$)")
 MATCHING = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
 
 
 class Wrong(Exception):
     """A block did not do what the page says; the sentence says how."""
+
+    def __init__(self, sentence: str, line: int = 0) -> None:
+        super().__init__(sentence)
+        self.line = line  # if it is not the block being played
 
 
 class Player:
@@ -107,7 +113,8 @@ class Player:
         self.terminals[step["line"]] = self.bash(text)
 
     def bash(self, text: str) -> subprocess.Popen[bytes]:
-        command = ["bash", "-euo", "pipefail", "-c", PRELUDE + text]
+        noted = BACKGROUND.sub("& started+=($!);", text)
+        command = ["bash", "-euo", "pipefail", "-c", PRELUDE + noted]
         return subprocess.Popen(command, stdin=subprocess.DEVNULL)
 
     def compare(self, expected: str) -> None:
@@ -121,7 +128,7 @@ class Player:
             for line, process in list(self.terminals.items()):
                 code = process.poll()
                 if code:
-                    raise Wrong(f"the terminal of line {line} ends with exit code {code}")
+                    raise Wrong(f"ends with exit code {code}", line)
                 if code == 0:
                     del self.terminals[line]
             time.sleep(0.02)
@@ -140,7 +147,7 @@ def main() -> None:
             player.play(step)
         player.close_terminals()
     except Wrong as wrong:
-        print(line, wrong, file=answer, flush=True)
+        print(wrong.line or line, wrong, file=answer, flush=True)
     else:
         print("done", file=answer, flush=True)
 

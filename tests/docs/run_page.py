@@ -58,7 +58,7 @@ def _message(name: str, line: int, wrong: str, blocks: Sequence[Block], logs: Pa
     said = [f"{name}:{line}: {wrong}{shown}"]
     for file in sorted(logs.iterdir()):
         output = file.read_text("utf-8", errors="replace").strip()
-        if output and int(file.name) <= line:
+        if output:
             said.append(f"--- output of line {int(file.name)}\n{output[-SHOWN:]}")
     return "\n".join(said)
 

@@ -49,6 +49,7 @@ def test_blocks_share_one_interpreter_and_one_folder_in_the_order_of_the_page(
         ("sh: (exit 3) | cat", "exit code 3"),
         ("sh: echo $UNKNOWN_NAME", "UNKNOWN_NAME"),
         ("sh: (exit 3) &\ntrue &\nwait", "exit code 3"),
+        ("sh: false & sleep 0.1 & true\ntrue & wait", "exit code 1"),
         ("in its own terminal ~ sh: exit 5", "exit code 5"),
         ("python: import os\nos._exit(0)", "ended the interpreter"),
         ("toml: x = = 1", "is no toml"),
