@@ -80,9 +80,9 @@ def _fetch_part(
             return
         except _TryAgainError as error:
             if pause is None:
-                tries = len(patience.pauses) + 1
+                times = f"{len(patience.pauses) + 1} times" if patience.pauses else "once"
                 raise DownloadError(
-                    f"cannot fetch {url} ({error}; tried {tries} times): {by_hand(url, path)}"
+                    f"cannot fetch {url} ({error}; tried {times}): {by_hand(url, path)}"
                 ) from error
             time.sleep(pause)
 
@@ -99,8 +99,9 @@ def _try(
         request.add_header("Range", f"bytes={have}-")
         if validator.is_file():
             request.add_header("If-Range", validator.read_text("latin-1"))
+    opener = urllib.request.build_opener()  # of its own: it reads the proxies now
     try:
-        with urllib.request.urlopen(request, timeout=timeout) as response:
+        with opener.open(request, timeout=timeout) as response:
             total = _begin(response, file, have, validator)
             _receive(response, file, total, path.name, on_progress)
     except urllib.error.HTTPError as error:

@@ -66,7 +66,10 @@ _CALLED = {
 def read_source(options: SourceOptions, on_progress: Progress | None = None) -> DataSet:
     """Return the data set; raise SourceError or DownloadError with what to do about it."""
     _check_choices(options)
-    kind = _kind(options.source)
+    try:
+        kind = _kind(options.source)
+    except OSError as error:  # no permission, or no possible name
+        raise SourceError(f"cannot look at {options.source}: {error.strerror}") from error
     _check_uses(options, kind)
     path = Path(options.source).expanduser()
     if kind in ("digits", "published"):
@@ -80,7 +83,7 @@ def read_source(options: SourceOptions, on_progress: Progress | None = None) -> 
     if kind == "table":
         from ssfl.datasets.tables import read_table
 
-        return read_table(path, options)
+        return read_table(path, options, on_progress)
     from ssfl.datasets.image_folders import read_image_folder
 
     return read_image_folder(path, options, on_progress)
@@ -117,8 +120,7 @@ def _possible(source: str, path: Path) -> str:
     else:
         wrong = f"there is no data set, file or folder called {source}"
         close = difflib.get_close_matches(source.lower(), NAMES, n=1)
-        if close:
-            wrong += f"; did you mean {close[0]}?"
+        wrong += f" (is it {close[0]}?)" if close else ""
     return (
         f"{wrong}. A source is one of {', '.join(NAMES)}, "
         f"a file ({', '.join(ARRAYS + TABLES)}) or a folder of images"
@@ -128,8 +130,9 @@ def _possible(source: str, path: Path) -> str:
 def _refuse_original_files(folder: Path) -> None:
     """A published set's own files are no folder of images: say how they are read."""
     inside = {entry.name for entry in folder.iterdir()}
+    is_pickled = (folder / "meta").is_file() and (folder / "train").is_file()
     for name in PUBLISHED:
-        if any(_belongs(entry, name) for entry in inside):
+        if any(_belongs(entry, name) for entry in inside) or (name == "cifar100" and is_pickled):
             also = " (or fashion-mnist)" if name == "mnist" else ""
             raise SourceError(
                 f"{folder} holds the files of {name}{also}: --source {name} --path {folder}"

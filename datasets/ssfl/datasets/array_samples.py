@@ -1,0 +1,124 @@
+"""From an array somebody saved to samples: images (N, C, H, W), tables (N, columns) or tokens.
+
+    (N, H, W), (N, H, W, C), (N, C, H, W)  images; where the channels are is seen from which axis
+                                           has 1, 3 or 4 entries, or said by the layout
+    (N, columns) of floats, bytes          tables, float32; bytes are divided by 255 (65535)
+    (N, length) of other integers          token ids, int64
+
+uint8 and uint16 images stay as they are; other integers become them if they fit; floats become
+float32. Numbers that are not finite are refused.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ssfl.datasets.errors import SourceError
+
+Array = npt.NDArray[Any]
+
+_CHANNELS = (1, 3, 4)
+_PIXEL_MAX = {"uint8": 255, "uint16": 65535}
+_BLOCK = 1 << 24  # numbers checked at once
+
+
+@dataclass(frozen=True)
+class Samples:
+    """What an array became, and what a person should know about it."""
+
+    values: Array
+    notes: tuple[str, ...] = ()
+
+
+def read_samples(name: str, array: Array, layout: str) -> Samples:
+    """Return the samples in an array; `name` is for the messages."""
+    if array.dtype.kind not in "biuf":
+        raise SourceError(f"{name} holds {_called(array)}; samples must be numbers")
+    if not 2 <= array.ndim <= 4 or 0 in array.shape[1:]:
+        raise SourceError(
+            f"{name} has shape {array.shape}; samples are (N, columns), (N, height, width), "
+            "(N, height, width, channels) or (N, channels, height, width)"
+        )
+    if layout != "auto" and array.ndim != 4:
+        raise SourceError(f"--layout is for images of 4 axes; {name} has shape {array.shape}")
+    native = array.astype(array.dtype.newbyteorder("="), copy=False)
+    if native.dtype == np.bool_:
+        native = native.astype(np.float32)
+    if native.ndim == 2:
+        return _flat(name, native)
+    images = native[:, None] if native.ndim == 3 else _channels_first(name, native, layout)
+    return _images(name, images)
+
+
+def _flat(name: str, array: Array) -> Samples:
+    if array.dtype.kind == "f":
+        return Samples(_floats(name, array))
+    top = _PIXEL_MAX.get(array.dtype.name)
+    if top:
+        note = f"{name} holds rows of {array.dtype}: divided by {top}"
+        return Samples(array.astype(np.float32) / np.float32(top), (note,))
+    if array.size and (array.min() < 0 or array.max() > np.iinfo(np.int64).max):
+        sample = int(
+            np.flatnonzero(((array < 0) | (array > np.iinfo(np.int64).max)).any(axis=1))[0]
+        )
+        raise SourceError(
+            f"{name} holds whole numbers, read as token ids, but one in sample {sample} is "
+            "below 0 or too large; save a table as floats"
+        )
+    note = f"{name} holds rows of {array.dtype}: read as token ids"
+    return Samples(array.astype(np.int64), (note,))
+
+
+def _channels_first(name: str, array: Array, layout: str) -> Array:
+    if layout == "auto":
+        first, last = array.shape[1] in _CHANNELS, array.shape[3] in _CHANNELS
+        if first == last:
+            doubt = "both the first and the last" if first else "neither the first nor the last"
+            raise SourceError(
+                f"{name} has shape {array.shape}: {doubt} axis of an image could be channels "
+                "(1, 3 or 4); say --layout nchw or --layout nhwc"
+            )
+        layout = "nchw" if first else "nhwc"
+    return array if layout == "nchw" else array.transpose(0, 3, 1, 2)
+
+
+def _images(name: str, images: Array) -> Samples:
+    if images.dtype.kind == "f":
+        values = _floats(name, images)
+        top = float(values.max()) if values.size else 0.0
+        note = f"{name} goes up to {top:g}; pixels are usually 0 … 1, and floats are not scaled"
+        return Samples(values, (note,) if top > 1 else ())
+    if images.dtype.name in _PIXEL_MAX:
+        return Samples(np.ascontiguousarray(images))
+    low, high = (int(images.min()), int(images.max())) if images.size else (0, 0)
+    for kind, top in _PIXEL_MAX.items():
+        if low >= 0 and high <= top:
+            note = f"{name} holds {images.dtype} pixels {low} … {high}: kept as {kind}"
+            return Samples(np.ascontiguousarray(images.astype(kind)), (note,))
+    raise SourceError(
+        f"{name} holds {images.dtype} pixels {low} … {high}; whole numbers must fit "
+        "uint8 or uint16, otherwise save floats"
+    )
+
+
+def _floats(name: str, array: Array) -> Array:
+    """Return float32; raise SourceError naming the first sample that has no finite number."""
+    with np.errstate(over="ignore"):
+        values = np.ascontiguousarray(array, dtype=np.float32)
+    step = max(1, _BLOCK // max(1, values[:1].size))
+    for start in range(0, len(values), step):
+        block = values[start : start + step]
+        is_good = np.isfinite(block).reshape(len(block), -1).all(axis=1)
+        if not is_good.all():
+            sample = start + int(np.argmin(is_good))
+            was_finite = np.isfinite(array[sample]).all()
+            what = "a number too large for float32" if was_finite else "NaN or infinity"
+            raise SourceError(f"{name} holds {what}, first in sample {sample}")
+    return values
+
+
+def _called(array: Array) -> str:
+    called = {"U": "text", "S": "bytes", "c": "complex numbers", "M": "dates", "m": "durations"}
+    return called.get(array.dtype.kind, f"records of type {array.dtype}")
