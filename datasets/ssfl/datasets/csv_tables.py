@@ -1,0 +1,223 @@
+"""CSV files as tables, streamed: with commas, tabs or semicolons, plain or gzipped, UTF-8.
+
+All rows are looked at before a column is said to hold numbers, so that a "1.5" or a "?" a million
+rows down changes the column and not the outcome. Empty cells and the usual words for them (NA,
+null, NaN, …: pyarrow's list) are missing, in text columns too. In files with semicolons, numbers
+may have a decimal comma, as spreadsheets of many countries write them.
+"""
+
+import csv
+import gzip
+import io
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.csv as pyarrow_csv
+
+from ssfl.datasets.arrow_cells import reading, to_cells
+from ssfl.datasets.cells import Cells, ColumnType, Contents
+from ssfl.datasets.csv_head import CsvHead, is_number, read_head
+from ssfl.datasets.errors import SourceError
+from ssfl.datasets.source import Progress
+
+_BLOCK_BYTES = 4 << 20
+_FLAGS = ("true", "True", "TRUE", "false", "False", "FALSE")
+_NO_ROWS = "the file has a header but no rows"
+_FEW = 0.2  # a share of cells that are no numbers, as if by mistake
+_COMMA = "numbers with a decimal comma"
+
+# What a column may turn out to hold, when the cells so far fit the first of each list.
+_KINDS = ("whole", "number", _COMMA, "flag", "dates", "text")
+_NEXT = {
+    "nothing": _KINDS,
+    "whole": ("whole", "number", _COMMA, "text"),
+    "number": ("number", _COMMA, "text"),
+    _COMMA: (_COMMA, "text"),
+    "flag": ("flag", "text"),
+    "dates": ("dates", "text"),
+    "text": ("text",),
+}
+_ARROW = {"whole": pa.int64(), "number": pa.float64(), "flag": pa.bool_()}
+
+
+@dataclass(frozen=True, eq=False)
+class CsvTable:
+    """A CSV file; `Table` says what the parts mean."""
+
+    path: Path
+    names: tuple[str, ...]
+    notes: tuple[str, ...]
+    head: CsvHead
+
+    def contents(
+        self, columns: Collection[str], as_text: Collection[str], on_progress: Progress | None
+    ) -> Contents:
+        """Return the narrowest kind that fits all cells of each column."""
+        found = {name: "text" if name in as_text else "nothing" for name in columns}
+        why = dict.fromkeys(columns, "")
+        row = 0
+        for batch in self._stream(dict.fromkeys(columns, pa.string()), on_progress):
+            for name, kind in found.items():
+                column = batch.column(name)
+                found[name] = self._kind(column, kind)
+                if found[name] == "text" and kind != "text":
+                    why[name] = _odd_one(column, row)
+            row += batch.num_rows
+        if not row:
+            raise SourceError(f"{self.path}: {_NO_ROWS}")
+        types = {name: _column_type(kind, why[name]) for name, kind in found.items()}
+        return Contents(types, row)
+
+    def batches(self, types: dict[str, ColumnType]) -> Iterator[dict[str, Cells]]:
+        """Yield the columns, a block of the file at a time."""
+        arrow = {
+            name: pa.string() if one.called == _COMMA else _ARROW.get(one.kind, pa.string())
+            for name, one in types.items()
+        }
+        for batch in self._stream(arrow):
+            yield {name: _cells(batch.column(name), one) for name, one in types.items()}
+
+    def _stream(self, types: dict[str, Any], on_progress: Progress | None = None) -> Iterator[Any]:
+        """Yield pyarrow's batches of the given columns."""
+        convert = pyarrow_csv.ConvertOptions(
+            column_types=types, include_columns=list(types), strings_can_be_null=True
+        )
+        parse = pyarrow_csv.ParseOptions(delimiter=self.head.delimiter, newlines_in_values=True)
+        read = pyarrow_csv.ReadOptions(block_size=_BLOCK_BYTES)
+        with reading(self.path):
+            try:
+                with pa.OSFile(str(self.path)) as file:
+                    for batch in pyarrow_csv.open_csv(self._unpacked(file), read, parse, convert):
+                        if on_progress:
+                            what = f"bytes of {self.path.name} looked at"
+                            on_progress(what, file.tell(), file.size())
+                        yield batch
+            except (pa.ArrowInvalid, UnicodeError) as error:
+                reason = _what_is_wrong(self.path, self.head, str(error))
+                if reason:
+                    raise SourceError(f"{self.path}: {reason}") from error
+                raise
+
+    def _unpacked(self, file: Any) -> Any:
+        is_gzip = self.path.name.lower().endswith(".gz")
+        return pa.CompressedInputStream(file, "gzip") if is_gzip else file
+
+    def _kind(self, column: Any, kind: str) -> str:
+        """Return what still fits, given what fitted the rows before."""
+        if kind == "text" or column.null_count == len(column):
+            return kind
+        return next(one for one in _NEXT[kind] if _fits(column, one, self.head.delimiter))
+
+
+def open_csv(path: Path) -> CsvTable:
+    """Return the table, its header checked."""
+    with reading(path):
+        head = read_head(path)
+    names = tuple(name for name in head.names if name)
+    notes = head.notes
+    if names != head.names:
+        notes += ("the first column left out: it has no name, as the index of a pandas table",)
+    return CsvTable(path, names, notes, head)
+
+
+def _fits(column: Any, kind: str, delimiter: str) -> bool:
+    """Return whether every cell that is not missing can be read as this kind."""
+    try:
+        if kind == "flag":
+            return bool(pc.all(pc.is_in(column.drop_null(), pa.array(_FLAGS))).as_py())
+        if kind == "dates":
+            column.cast(pa.timestamp("us"))
+        elif kind == _COMMA:
+            if delimiter != ";":
+                return False
+            _with_point(column).cast(pa.float64())
+        elif kind != "text":
+            _cast_trimmed(column, _ARROW[kind])
+    except pa.ArrowInvalid:
+        return False
+    return True
+
+
+def _cast_trimmed(column: Any, arrow: Any) -> Any:
+    """Cast; spaces around numbers do not matter, but taking them off costs time."""
+    try:
+        return column.cast(arrow)
+    except pa.ArrowInvalid:
+        return pc.utf8_trim_whitespace(column).cast(arrow)
+
+
+def _with_point(column: Any) -> Any:
+    return pc.replace_substring(pc.utf8_trim_whitespace(column), ",", ".")
+
+
+def _odd_one(column: Any, rows_before: int) -> str:
+    """Return which cell keeps a column from being numbers; nothing if many do."""
+    cells = column.to_pylist()
+    odd = [row for row, cell in enumerate(cells) if cell and not is_number(cell.replace(",", "."))]
+    if not odd or len(odd) > _FEW * len(cells):
+        return ""
+    return f"most cells are numbers, but row {rows_before + odd[0] + 1} holds {cells[odd[0]]!r:.40}"
+
+
+def _column_type(kind: str, why: str) -> ColumnType:
+    if kind == _COMMA:
+        return ColumnType("number", _COMMA)
+    return ColumnType("other" if kind == "dates" else kind, kind, why)
+
+
+def _cells(column: Any, type_: ColumnType) -> Cells:
+    return to_cells(_with_point(column) if type_.called == _COMMA else column, type_.kind)
+
+
+def _what_is_wrong(path: Path, head: CsvHead, message: str) -> str:
+    """Return a sentence for what pyarrow could not parse, having looked for the place."""
+    if "straddl" in message:
+        return (
+            f"a row is longer than {_BLOCK_BYTES >> 20} MB; is the quote at its beginning closed?"
+        )
+    if "Empty CSV" in message:
+        return _NO_ROWS
+    if "UTF8" in message or "utf-8" in message:
+        line = _first_line_not_utf8(path)
+        return f"line {line} is not UTF-8 text; save the file as UTF-8 (in Excel: CSV UTF-8)"
+    if "Expected" in message and "columns" in message:
+        return _ragged_row(path, head)
+    return ""
+
+
+def _open_bytes(path: Path) -> IO[bytes]:
+    if path.name.lower().endswith(".gz"):
+        return gzip.open(path, "rb")  # type: ignore[return-value]  # has all that is used of IO
+    return path.open("rb")
+
+
+def _first_line_not_utf8(path: Path) -> int:
+    with _open_bytes(path) as file:
+        for number, line in enumerate(file, 1):
+            try:
+                line.decode("utf-8")
+            except UnicodeDecodeError:
+                return number
+    return 1
+
+
+def _ragged_row(path: Path, head: CsvHead) -> str:
+    """Return which row has another number of cells than the header."""
+    width = len(head.names)
+    with io.TextIOWrapper(_open_bytes(path), "utf-8-sig", errors="replace", newline="") as file:
+        reader = csv.reader(file, delimiter=head.delimiter)
+        try:
+            for cells in reader:
+                if cells and len(cells) != width:
+                    return (
+                        f"the row that ends in line {reader.line_num} does not fit the header: "
+                        f"cells {len(cells)}, columns {width}; repair it, close open quotes, or "
+                        f"put quotes around cells that hold a {head.delimiter_name}"
+                    )
+        except csv.Error as error:
+            return f"line {reader.line_num} cannot be read ({error}); is a quote left open?"
+    return f"a row has another number of cells than the {width} columns of the header"
