@@ -15,18 +15,25 @@ from ssfl.tools.admin_client import AdminClient
 
 START_DEADLINE_S = 60.0
 END_DEADLINE_S = 15.0
+_TOLD = (ExitCode.USAGE, ExitCode.BAD_DATA, ExitCode.REFUSED)  # the user's to mend
 
 
 class Federation:
     """Processes of one run, all ended when the `with` block is left, however it is left."""
 
     def __init__(
-        self, folder: Path, shards: Path, coordinator_flags: Sequence[str], clients: Sequence[str]
+        self,
+        folder: Path,
+        shards: Path,
+        coordinator_flags: Sequence[str],
+        clients: Sequence[str],
+        client_flags: Sequence[str] = (),
     ) -> None:
         self.folder = folder
         self._shards = shards
         self._flags = coordinator_flags
         self._clients = clients
+        self._client_flags = client_flags
         self._processes: list[tuple[str, subprocess.Popen[bytes]]] = []
         self.admin: AdminClient
 
@@ -52,9 +59,8 @@ class Federation:
         for name, process in self._processes:
             code = process.poll()
             if code not in (None, 0):
-                raise ProgramError(
-                    f"{name} ended with code {code}:\n{self._tail(name)}", ExitCode.BUG
-                )
+                told = next((one for one in _TOLD if one == code), ExitCode.BUG)
+                raise ProgramError(f"{name} ended with code {code}:\n{self._tail(name)}", told)
 
     def close(self) -> None:
         """End every process: ask, wait, then insist."""
@@ -84,7 +90,7 @@ class Federation:
                 name,
                 ["ssfl.client.main", "--data", name, "--data-root", str(self._shards),
                  "--coordinator", f"127.0.0.1:{port}", *common,
-                 "--state-dir", str(self.folder / "clients")],
+                 "--state-dir", str(self.folder / "clients"), *self._client_flags],
             )  # fmt: skip
 
     def _start(self, name: str, module_and_flags: Sequence[str]) -> None:

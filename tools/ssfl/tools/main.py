@@ -21,6 +21,7 @@ class Command:
 
 COMMANDS = (
     Command("try", "demo", "demo", "a real federation on this machine, sparse and dense, compared"),
+    Command("try", "rehearse", "rehearse", "your task and shards, all on this machine"),
     Command("prepare", "shards", "shards", "cut a data set into shards, one per client"),
     Command("prepare", "init", "init", "write the model a run begins with, for --init"),
     Command("prepare", "plan", "plan", "predict a run's bytes and transfer times"),

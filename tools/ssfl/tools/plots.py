@@ -19,39 +19,51 @@ _COLOURS = {"ssfl": "#0072B2", "dense": "#D55E00"}
 _WAIT, _WORK, _SEND = "#CCCCCC", "#0072B2", "#E69F00"
 
 
-def plot_accuracy(histories: Mapping[str, History], path: Path) -> None:
-    """Draw pooled accuracy against all megabytes so far, both directions, one-off included."""
+def plot_accuracy(histories: Mapping[str, History], path: Path) -> bool:
+    """Draw pooled accuracy against all megabytes so far, both directions, one-off included.
+
+    Where the task has no accuracy, the loss is drawn. False: nothing was ever tested.
+    """
+    curves = {name: accuracy_curve(history) for name, history in histories.items()}
+    what, unit = "pooled test accuracy, %", " %"
+    if not all(accuracy for _, accuracy in curves.values()):
+        curves = {name: accuracy_curve(history, "loss", 1.0) for name, history in histories.items()}
+        what, unit = "pooled test loss", ""
+    if not all(values for _, values in curves.values()):
+        return False
     figure, axes = plt.subplots(figsize=(7, 4.2), layout="constrained")
-    for name, history in histories.items():
-        megabytes, accuracy = accuracy_curve(history)
+    for name, (megabytes, values) in curves.items():
         axes.plot(
             megabytes,
-            accuracy,
-            label=f"{name}: {accuracy[-1]:.1f} % after {megabytes[-1]:.1f} MB",
+            values,
+            label=f"{name}: {values[-1]:.3g}{unit} after {megabytes[-1]:.1f} MB",
             color=_COLOURS.get(name),
             marker="o",
             markersize=3,
         )
     axes.set_xlabel("megabytes sent so far, both directions, one-off costs included")
-    axes.set_ylabel("pooled test accuracy, %")
+    axes.set_ylabel(what)
     axes.set_title("What a megabyte buys")
     axes.grid(alpha=0.3)
-    axes.legend(loc="lower right")
+    axes.legend(loc="lower right" if unit else "upper right")
     _save(figure, path)
+    return True
 
 
-def accuracy_curve(history: History) -> tuple[list[float], list[float]]:
+def accuracy_curve(
+    history: History, what: str = "pooled", scale: float = 100.0
+) -> tuple[list[float], list[float]]:
     """Return megabytes so far and pooled accuracy in percent, at every round and at the end."""
-    megabytes, accuracy, so_far = [], [], 0.0
+    megabytes, values, so_far = [], [], 0.0
     for entry in history["rounds"]:
-        if entry["pooled"] is not None:
+        if entry[what] is not None:
             megabytes.append(so_far)  # the base was tested before the round's bytes were spent
-            accuracy.append(100 * entry["pooled"])
+            values.append(scale * entry[what])
         so_far = _total(entry["ledger"])
-    if history["evaluations"]:
+    if history["evaluations"] and history["evaluations"][-1][what] is not None:
         megabytes.append(so_far)
-        accuracy.append(100 * history["evaluations"][-1]["pooled"])
-    return megabytes, accuracy
+        values.append(scale * history["evaluations"][-1][what])
+    return megabytes, values
 
 
 def plot_layers(history: History, path: Path) -> None:

@@ -1,0 +1,111 @@
+"""`ssfl rehearse`: your task and your shards, as a whole federation on this machine."""
+
+import importlib.util
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field, fields, replace
+from pathlib import Path
+
+from rich.console import Console
+
+from ssfl.datasets.errors import DataError
+from ssfl.method.errors import SettingsError
+from ssfl.method.settings import RunSettings, setting
+from ssfl.program import settings
+from ssfl.program.exits import ExitCode, ProgramError, raise_on_sigterm
+from ssfl.tools.building import shard_names
+from ssfl.tools.federation import Federation
+from ssfl.tools.local_run import draw, federate, fresh_folder, need, results_table, say_where
+
+DESCRIPTION = (
+    "Runs a whole federation on this machine: a coordinator and one client process for every "
+    "shard in a folder, over gRPC, with your task and any setting of a run. What works here "
+    "works across machines with the same task file and the same flags."
+)
+MANY = 32  # processes that one machine is asked for without a word
+
+
+@dataclass(frozen=True, slots=True)
+class RehearseConfig:
+    """What to rehearse; every setting of a run is a flag here, too."""
+
+    data_root: Path = setting(Path("shards"), "folder of shards: one client for each")
+    task: str = setting("image", "what to learn: image, a .py file, or an importable module")
+    init: Path | None = setting(None, "begin with the model in this file of `ssfl init`")
+    dense: bool = setting(False, "run it dense as well (FedAvg), and compare")
+    device: str = setting("auto", "where to compute", choices=("auto", "cpu", "cuda", "mps"))
+    threads: int = setting(1, "torch threads of each client; 0: every core")
+    out: Path = setting(Path("runs/rehearsal"), "folder for everything it makes; replaced")
+    run: RunSettings = field(default_factory=RunSettings)
+
+    def validate(self) -> None:
+        """Raise SettingsError naming the flag at fault."""
+        if self.run.clients:
+            raise SettingsError("--clients is how many shards the folder holds: leave it out")
+        if self.dense and self.run.strategy != "ssfl":
+            raise SettingsError("--dense compares with the dense run: leave --strategy out")
+
+
+def rehearse(argv: Sequence[str]) -> int:
+    """Run the command."""
+    config = settings.load(RehearseConfig, argv, None, "ssfl rehearse", DESCRIPTION)
+    raise_on_sigterm()
+    need("torch", extra="client")
+    console = Console(highlight=False)
+    began_s = time.monotonic()
+    try:
+        names = shard_names(config.data_root)
+    except DataError as error:
+        raise ProgramError(str(error), ExitCode.BAD_DATA) from error
+    run = _run_of(config, len(names))
+    fresh_folder(config.out)
+    console.print(_announcement(config, names), soft_wrap=True)
+    results = []
+    for name, strategy in [(run.strategy, run.strategy)] + [("dense", "fedavg")] * config.dense:
+        flags = ["--reference-coding", "off" if strategy == "fedavg" else "on"]
+        flags += _flags(replace(run, strategy=strategy, bytes_per_round=""
+                                if strategy == "fedavg" else run.bytes_per_round))  # fmt: skip
+        flags += ["--init", str(config.init.absolute())] if config.init else []
+        own = ["--task", _found(config.task), "--device", config.device]
+        own += ["--threads", str(config.threads)]
+        federation = Federation(config.out / name, config.data_root, flags, names, own)
+        results.append(federate(federation, name, console, name))
+    console.print(results_table(results, f"{len(names)} clients, {run.rounds} rounds"))
+    drawn = draw(config.out, results) if importlib.util.find_spec("matplotlib") else []
+    say_where(console, config.out, results[0], drawn, time.monotonic() - began_s)
+    return int(ExitCode.DONE)
+
+
+def _run_of(config: RehearseConfig, clients: int) -> RunSettings:
+    """Return the settings of the run: all of the shards, and repeatable."""
+    least = min(config.run.min_clients, clients)
+    run = replace(config.run, clients=clients, min_clients=least, reproducible=True)
+    try:
+        run.validate()
+    except SettingsError as error:
+        raise ProgramError(str(error), ExitCode.USAGE) from error
+    return run
+
+
+def _announcement(config: RehearseConfig, names: Sequence[str]) -> str:
+    shown = ", ".join(names[:3]) + (", …" if len(names) > 3 else "")
+    text = f"{len(names)} clients ({shown}) and a coordinator, task {config.task}"
+    if len(names) > MANY:
+        text += f"; {len(names)} processes of torch need about {0.35 * len(names):.0f} GB of memory"
+    return text
+
+
+def _flags(run: RunSettings) -> list[str]:
+    """Return the flags of ssfl-coordinator that say these settings."""
+    flags = []
+    for one in fields(run):
+        value, flag = getattr(run, one.name), "--" + one.name.replace("_", "-")
+        if isinstance(value, bool):
+            flags.append(flag if value else "--no-" + flag[2:])
+        else:
+            flags += [flag, str(value)]
+    return flags
+
+
+def _found(task: str) -> str:
+    return str(Path(task).absolute()) if task.endswith(".py") else task
