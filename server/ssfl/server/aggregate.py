@@ -7,13 +7,15 @@ worker thread, so folds never overlap; the result does not depend on their order
 import logging
 from collections.abc import Mapping
 from statistics import median
-from typing import Any
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
 
 from ssfl.method.exact_sum import MAX_SCORE_FRACTION_BITS, VALUE_BOUND, ExactSum, fraction_bits
 from ssfl.method.model_state import ModelState
 from ssfl.method.nested import density_rows
 from ssfl.method.strategies.contract import ClientId, Strategy, Work
-from ssfl.server.spool import Spool, read_values
 from ssfl.server.state import Step
 
 _BLOCK = 1 << 18  # values
@@ -37,12 +39,22 @@ def _warn_of_outlier(largest: Mapping[ClientId, float]) -> None:
         )
 
 
+class Verified(Protocol):
+    """Where the verified uploads are: the spool, or the memory of a simulation."""
+
+    def read(
+        self, step: int, client: ClientId, digest: bytes, start: int, count: int
+    ) -> npt.NDArray[np.float32]:
+        """Return up to `count` values of an upload, from value number `start` on."""
+        ...
+
+
 class StepSum:
     """Sums the uploads of one step."""
 
-    def __init__(self, step: Step, model: ModelState, spool: Spool) -> None:
+    def __init__(self, step: Step, model: ModelState, verified: Verified) -> None:
         self.step = step
-        self._spool = spool
+        self._verified = verified
         self._folded: set[ClientId] = set()
         self._sum: ExactSum | None = None
         self.densities: list[dict[str, Any]] = []  # after scoring: what other masks would cost
@@ -60,6 +72,13 @@ class StepSum:
 
     def finish(self, step: Step, model: ModelState, strategy: Strategy) -> ModelState:
         """Return the next model from exactly the uploads of `step.closed`."""
+        reduced = self.reduce(step)
+        if step.work is Work.SCORE:
+            self.densities = density_rows(reduced, model.manifest)
+        return strategy.finish(step.work, model, reduced)
+
+    def reduce(self, step: Step) -> npt.NDArray[np.float32]:
+        """Return the mean of exactly the uploads of `step.closed`, and free the sum."""
         assert step.closed is not None
         total = self._sum
         if total is None or not self._folded <= set(step.closed):
@@ -67,11 +86,8 @@ class StepSum:
         for client in step.closed:
             if client not in self._folded:
                 self._add(total, client, step.uploads[client].digest)
-        reduced = total.mean()
-        self._sum = total = None  # free the sum before the strategy needs room
-        if step.work is Work.SCORE:
-            self.densities = density_rows(reduced, model.manifest)
-        return strategy.finish(step.work, model, reduced)
+        self._sum = None  # the strategy will need room
+        return total.mean()
 
     def _restart(self, step: Step) -> ExactSum:
         """Scores: the grid follows from the largest score of those that count."""
@@ -86,9 +102,9 @@ class StepSum:
         return ExactSum(self._size, bits)
 
     def _add(self, total: ExactSum, client: ClientId, digest: str) -> None:
-        path = self._spool.verified(self.step.number, client, bytes.fromhex(digest))
-        weight = self.step.cohort[client]
+        name, weight = bytes.fromhex(digest), self.step.cohort[client]
         for start in range(0, self._size, _BLOCK):
-            total.fold_at(start, read_values(path, start, _BLOCK), weight)
+            values = self._verified.read(self.step.number, client, name, start, _BLOCK)
+            total.fold_at(start, values, weight)
         total.total_weight += weight
         self._folded.add(client)

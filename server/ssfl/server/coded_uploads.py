@@ -4,7 +4,7 @@ An upload stays as it was sent until it is whole and its digest is right; then i
 written beside it as float32, block by block, and only that file is verified, kept and summed.
 """
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 
 import numpy as np
@@ -63,16 +63,34 @@ def plain_update(part: Path, payload: pb.Payload, base: Vector, settings: RunSet
     """Return the file with the values of an update."""
     if payload.encoding == pb.ENCODING_VALUES_ONLY:
         return part
-    code = _codes(settings)[payload.encoding]
-    against = base if payload.reference_digest else None
-    return _written(part, blocks.decoded(code, _mapped(part), base.size, against))
+    return _written(part, update_blocks(_mapped(part), payload, base, settings))
 
 
 def plain_scores(part: Path, payload: pb.Payload, count: int) -> Path:
     """Return the file with the scores of a report."""
     if payload.encoding == pb.ENCODING_DENSE:
         return part
-    return _written(part, scores.decoded(_mapped(part), count))
+    return _written(part, score_blocks(_mapped(part), payload, count))
+
+
+def update_blocks(
+    data: memoryview, payload: pb.Payload, base: Vector, settings: RunSettings
+) -> Iterator[tuple[int, Vector]]:
+    """Yield the values of an update, block by block, each with its place."""
+    if payload.encoding == pb.ENCODING_VALUES_ONLY:
+        yield 0, values_only.decode(data, base.size)
+        return
+    code = _codes(settings)[payload.encoding]
+    against = base if payload.reference_digest else None
+    yield from blocks.decoded(code, data, base.size, against)
+
+
+def score_blocks(data: memoryview, payload: pb.Payload, count: int) -> Iterator[tuple[int, Vector]]:
+    """Yield the scores of a report, block by block, each with its place."""
+    if payload.encoding == pb.ENCODING_DENSE:
+        yield 0, values_only.decode(data, count)
+        return
+    yield from scores.decoded(data, count)
 
 
 def verified(part: Path, plain: Path, check: Callable[[Path], float]) -> tuple[float, Path]:

@@ -8,9 +8,12 @@ from pathlib import Path
 from typing import Any
 
 from ssfl.method.model_files import write_model
+from ssfl.method.model_state import ModelState
 from ssfl.program.files import write_atomic
 from ssfl.server.conductor import Conductor
+from ssfl.server.history import History
 from ssfl.server.ledger_file import copy_ledger
+from ssfl.server.state import RunState
 
 _ACCOUNTS = threading.Lock()  # who writes them last has looked last
 
@@ -21,8 +24,16 @@ def run_folder(out_dir: str | Path, run_id: str) -> str:
 
 
 def history_document(conductor: Conductor) -> dict[str, Any]:
+    """Return the content of history.json as of now."""
+    return run_document(
+        conductor.state, conductor.model, conductor.history, conductor.ledger.rows()
+    )
+
+
+def run_document(
+    state: RunState, model: ModelState | None, history: History, ledger: list[dict[str, Any]]
+) -> dict[str, Any]:
     """Return the content of history.json: settings, model, mask, rounds, evaluations, bytes."""
-    state, model = conductor.state, conductor.model
     document: dict[str, Any] = {
         "format": 1,
         "software": version("ssfl"),
@@ -33,9 +44,9 @@ def history_document(conductor: Conductor) -> dict[str, Any]:
         "stopped": state.stopped,
         "model_digest": state.base_digest,
         "clients": {m.client: m.num_samples for m in state.members.values()},
-        **conductor.history.to_dict(),
-        "not_voted": _not_voted(conductor),
-        "ledger": conductor.ledger.rows(),
+        **history.to_dict(),
+        "not_voted": _not_voted(state, history),
+        "ledger": ledger,
     }
     if model and model.mask:
         document["mask"] = {
@@ -52,10 +63,10 @@ def history_document(conductor: Conductor) -> dict[str, Any]:
     return document
 
 
-def _not_voted(conductor: Conductor) -> list[str]:
+def _not_voted(state: RunState, history: History) -> list[str]:
     """Return who takes part but had no say in the mask: missed it, or joined later."""
-    voters = {row["client"] for row in conductor.history.votes}
-    return sorted(set(conductor.state.members) - voters) if voters else []
+    voters = {row["client"] for row in history.votes}
+    return sorted(set(state.members) - voters) if voters else []
 
 
 def write_outputs(conductor: Conductor, out_dir: Path) -> None:

@@ -44,6 +44,12 @@ class Spool:
         """Return the file of a verified upload."""
         return self.root / str(step) / f"{client}.{digest.hex()[:16]}.bin"
 
+    def read(
+        self, step: int, client: ClientId, digest: bytes, start: int, count: int
+    ) -> npt.NDArray[np.float32]:
+        """Return up to `count` values of a verified upload, from value number `start` on."""
+        return read_values(self.verified(step, client, digest), start, count)
+
     def keep(self, part: Path, plain: Path) -> None:
         """Make a verified upload permanent: its values, synced under their final name.
 

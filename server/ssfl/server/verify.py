@@ -1,8 +1,10 @@
 """Is an upload fit for the sum? Checked block by block, before a single value is added."""
 
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import numpy as np
+import numpy.typing as npt
 
 from ssfl.method.exact_sum import VALUE_BOUND
 from ssfl.method.manifest import Manifest
@@ -13,12 +15,25 @@ from ssfl.server.spool import read_values
 
 _BLOCK = 1 << 18  # values
 
+Blocks = Iterable[tuple[int, npt.NDArray[np.float32]]]  # where each begins, and its values
+
 
 def verify_scores(path: Path, client: ClientId, manifest: Manifest) -> float:
+    """Return the largest score in a file; raise BadValues as `largest_score` does."""
+    return largest_score(_blocks(path, manifest.num_masked), client, manifest)
+
+
+def verify_values(
+    path: Path, client: ClientId, count: int, manifest: Manifest, mask: Mask
+) -> float:
+    """Return the largest |value| in a file; raise BadValues as `largest_value` does."""
+    return largest_value(_blocks(path, count), client, manifest, mask)
+
+
+def largest_score(blocks: Blocks, client: ClientId, manifest: Manifest) -> float:
     """Return the largest score; raise BadValues for a negative, NaN or infinite one."""
     largest = 0.0
-    for start in range(0, manifest.num_masked, _BLOCK):
-        block = read_values(path, start, _BLOCK)
+    for start, block in blocks:
         bad = ~((block >= 0) & (block < np.inf))
         if bad.any():
             at = start + int(np.argmax(bad))
@@ -30,13 +45,11 @@ def verify_scores(path: Path, client: ClientId, manifest: Manifest) -> float:
     return largest
 
 
-def verify_values(
-    path: Path, client: ClientId, count: int, manifest: Manifest, mask: Mask
-) -> float:
+def largest_value(blocks: Blocks, client: ClientId, manifest: Manifest, mask: Mask) -> float:
     """Return the largest |value|; raise BadValues for NaN, infinity or one beyond the bound."""
     largest = 0.0
-    for start in range(0, count, _BLOCK):
-        block = np.abs(read_values(path, start, _BLOCK))
+    for start, values in blocks:
+        block = np.abs(values)
         bad = ~(block <= VALUE_BOUND)
         if bad.any():
             at = start + int(np.argmax(bad))
@@ -46,6 +59,11 @@ def verify_values(
             )
         largest = max(largest, float(block.max(initial=0.0)))
     return largest
+
+
+def _blocks(path: Path, count: int) -> Iterator[tuple[int, npt.NDArray[np.float32]]]:
+    for start in range(0, count, _BLOCK):
+        yield start, read_values(path, start, _BLOCK)
 
 
 def _tensor(place: int, manifest: Manifest, mask: Mask) -> str:
