@@ -39,7 +39,8 @@ class ParquetTable:
 
     def batches(self, types: dict[str, ColumnType]) -> Iterator[dict[str, Cells]]:
         """Yield the columns, a batch of rows at a time."""
-        with reading(self.path), pq.ParquetFile(str(self.path)) as file:
+        # Not buffered ahead: that would hold the whole file.
+        with reading(self.path), pq.ParquetFile(str(self.path), pre_buffer=False) as file:
             for batch in file.iter_batches(_BATCH_ROWS, columns=list(types)):
                 names = batch.schema.names
                 yield {

@@ -1,0 +1,158 @@
+"""One image file: what it is, and its pixels as an array, with Pillow.
+
+Nothing but pixels is taken from a file, the first frame of several, turned as its EXIF orientation
+says. Formats that Pillow hands to other programs (EPS, WMF) are not opened.
+"""
+
+import struct
+import warnings
+import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from PIL import ExifTags, Image, ImageOps
+
+from ssfl.datasets.errors import SourceError
+
+_NOT_PIXELS = {"BUFR", "EPS", "GRIB", "HDF5", "MPEG", "WMF"}
+_GREY = ("1", "L", "LA", "La")
+_DEEP = ("I", "I;16", "I;16B", "I;16L", "I;16N")
+_COLOUR = ("RGB", "RGBA", "RGBX", "RGBa", "P", "PA", "CMYK", "YCbCr", "LAB", "HSV")
+_WITH_ALPHA = ("LA", "La", "RGBA", "RGBa", "PA")
+_TURNED = (5, 6, 7, 8)  # EXIF orientations that exchange width and height
+_DEEPEN = 257  # 255 becomes 65535
+
+# What Pillow raises for files that are damaged, cut short or of a kind it reads in part only.
+_DAMAGED = (
+    *(OSError, SyntaxError, ValueError, EOFError, TypeError, KeyError, IndexError),
+    *(OverflowError, NotImplementedError, MemoryError, struct.error, zlib.error),
+)
+
+Pixels = npt.NDArray[Any]  # uint8 or uint16
+
+
+@dataclass(frozen=True, slots=True)
+class ImageInfo:
+    """What the head of a file says."""
+
+    width: int
+    height: int
+    kind: str  # grey, deep (16-bit grey) or colour
+    has_alpha: bool
+    has_frames: bool  # more than one
+
+
+@dataclass(frozen=True)
+class ImageForm:
+    """What every image of a data set becomes."""
+
+    channels: int
+    dtype: type[np.uint8] | type[np.uint16]
+    height: int
+    width: int
+    may_scale: bool  # else every image has this size already
+
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        """Of one image."""
+        return (self.channels, self.height, self.width)
+
+
+def image_endings() -> frozenset[str]:
+    """Return the endings of file names, in small letters, that promise an image."""
+    formats = _formats()
+    endings = Image.registered_extensions().items()
+    return frozenset(ending.lower() for ending, name in endings if name in (*formats, "MPO"))
+
+
+def inspect(path: Path) -> ImageInfo:
+    """Return what a file holds without decoding it."""
+    with _opened(path) as image:
+        if image.mode not in _GREY + _DEEP + _COLOUR:
+            raise SourceError(
+                f"{shown(path)}: the pixels are of Pillow's mode {image.mode}, which cannot be "
+                f"used; save the image with 8 or 16 bits"
+            )
+        width, height = image.size
+        # Pillow gives the size of a TIFF as turned already.
+        orientation = image.getexif().get(ExifTags.Base.Orientation)
+        if orientation in _TURNED and image.format != "TIFF":
+            width, height = height, width
+        kind = "grey" if image.mode in _GREY else "deep" if image.mode in _DEEP else "colour"
+        has_alpha = image.mode in _WITH_ALPHA or "transparency" in image.info
+        has_frames = getattr(image, "n_frames", 1) > 1
+        return ImageInfo(width, height, kind, has_alpha and kind != "deep", has_frames)
+
+
+def decode(path: Path, form: ImageForm) -> Pixels:
+    """Return the pixels (channels, height, width), cut and scaled to the form if they differ."""
+    with _opened(path) as opened:
+        image = ImageOps.exif_transpose(opened)
+        is_deep = image.mode in _DEEP
+        if is_deep:
+            image = image.convert("I")
+        else:
+            image = _on_white(image).convert("L" if form.channels == 1 else "RGB")
+        if image.size != (form.width, form.height):
+            if not form.may_scale:
+                raise SourceError(f"{shown(path)}: decoded, it has another size than its head says")
+            image = ImageOps.fit(image, (form.width, form.height), Image.Resampling.BILINEAR)
+        pixels = np.asarray(image)
+    if is_deep and not 0 <= pixels.min() <= pixels.max() <= np.iinfo(np.uint16).max:
+        raise SourceError(f"{shown(path)}: the pixels are not in 0 … 65535; save it with 16 bits")
+    if is_deep and form.dtype == np.uint8:
+        pixels = pixels // _DEEPEN
+    elif not is_deep and form.dtype == np.uint16:
+        pixels = pixels.astype(np.uint16) * _DEEPEN
+    planes = pixels.transpose(2, 0, 1) if pixels.ndim == 3 else pixels[np.newaxis]
+    result: Pixels = np.broadcast_to(planes, form.shape).astype(form.dtype)
+    return result
+
+
+def shown(path: Path) -> str:
+    """Return a path for a message, even if its name is not text."""
+    return str(path).encode("utf-8", "backslashreplace").decode()
+
+
+def _on_white(image: Image.Image) -> Image.Image:
+    """Return the image without transparent parts; white shows through, as on paper."""
+    if image.mode not in _WITH_ALPHA and "transparency" not in image.info:
+        return image
+    seen = image.convert("RGBA")
+    is_grey = image.mode in _GREY
+    flat = Image.alpha_composite(Image.new("RGBA", seen.size, "white"), seen).convert("RGB")
+    return flat.getchannel("R") if is_grey else flat  # grey: three equal channels
+
+
+def _formats() -> list[str]:
+    Image.init()
+    return sorted(set(Image.OPEN) - _NOT_PIXELS)
+
+
+@contextmanager
+def _opened(path: Path) -> Iterator[Image.Image]:
+    """Open an image; turn whatever goes wrong with it into a message."""
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of odd metadata: pixels matter
+            warnings.simplefilter("error", Image.DecompressionBombWarning)
+            with Image.open(path, formats=_formats()) as image:
+                yield image
+    except (Image.DecompressionBombWarning, Image.DecompressionBombError) as error:
+        raise SourceError(
+            f"{shown(path)}: the image has more than {Image.MAX_IMAGE_PIXELS:,} pixels, which may "
+            f"be an attack; make it smaller first"
+        ) from error
+    except PermissionError as error:
+        raise SourceError(f"{shown(path)}: you have no permission to read this file") from error
+    except _DAMAGED as error:
+        reason = str(error).replace(str(path), path.name)
+        raise SourceError(
+            f"{shown(path)}: the image is damaged, cut short or not what its name says "
+            f"({reason[:200]}); repair or remove it"
+        ) from error
