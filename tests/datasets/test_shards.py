@@ -36,7 +36,7 @@ def test_a_shard_is_read_as_it_was_written(tmp_path: Path, shard: Shard) -> None
     path = tmp_path / "shard_00.npz"
     write_shard(path, shard)
     back = read_shard(path)
-    for name in ("train_x", "train_y", "test_x", "test_y"):
+    for name in ("train_x", "train_y", "val_x", "val_y", "test_x", "test_y"):
         np.testing.assert_array_equal(getattr(back, name), getattr(shard, name))
         assert getattr(back, name).dtype == getattr(shard, name).dtype
     assert (back.num_classes, back.num_samples, back.input_shape) == (4, 50, (1, 8, 8))
@@ -63,6 +63,89 @@ def test_a_failed_write_leaves_the_old_file_whole(tmp_path: Path, shard: Shard) 
     assert path.read_bytes() == before
 
 
+def test_validation_samples_and_names_of_classes_are_kept(tmp_path: Path, shard: Shard) -> None:
+    names = ("a", "ü", "数", "[d]")
+    whole = Shard(
+        shard.train_x, shard.train_y, shard.test_x, shard.test_y, 4,
+        shard.test_x[:3], shard.test_y[:3], names,
+    )  # fmt: skip
+    write_shard(tmp_path / "s.npz", whole)
+    back = read_shard(tmp_path / "s.npz")
+    np.testing.assert_array_equal(back.val_x, shard.test_x[:3])
+    np.testing.assert_array_equal(back.val_y, shard.test_y[:3])
+    assert back.class_names == names
+
+
+def test_a_shard_without_validation_has_an_empty_one_of_the_right_kind(shard: Shard) -> None:
+    assert shard.val_x.shape == (0, 1, 8, 8) and shard.val_x.dtype == np.float32
+    assert shard.val_y.shape == (0,) and shard.val_y.dtype == np.int64
+    assert shard.class_names == ()
+
+
+def test_a_file_of_format_one_is_read(tmp_path: Path) -> None:
+    back = read_shard(save(tmp_path / "s.npz"))  # as everybody wrote them before there was a 2
+    assert len(back.val_y) == 0 and back.num_samples == 3
+
+
+def test_a_file_of_format_two_needs_no_validation_and_no_names(tmp_path: Path) -> None:
+    back = read_shard(save(tmp_path / "s.npz", format=np.int64(2)))
+    assert len(back.val_y) == 0 and back.class_names == ()
+
+
+@pytest.mark.parametrize("shape", [(3,), (3, 2)])
+def test_targets_may_be_numbers(tmp_path: Path, shape: tuple[int, ...]) -> None:
+    y = np.linspace(-1, 1, int(np.prod(shape)), dtype=np.float32).reshape(shape)
+    path = save(tmp_path / "s.npz", num_classes=np.int64(0), train_y=y, test_y=y[:2])
+    back = read_shard(path)
+    np.testing.assert_array_equal(back.train_y, y)
+    assert back.num_classes == 0 and class_counts(back.train_y) == {}
+
+
+def test_a_number_to_predict_that_is_none_is_refused(tmp_path: Path) -> None:
+    y = np.array([1, np.nan, 2], dtype=np.float32)
+    path = save(tmp_path / "s.npz", num_classes=np.int64(0), train_y=y, test_y=y[:1].repeat(2))
+    with pytest.raises(ShardError, match="train_y holds NaN or infinity, first in sample 1"):
+        read_shard(path)
+
+
+@pytest.mark.parametrize("dtype", [np.int32, np.int64])
+def test_sequences_stay_whole_numbers(tmp_path: Path, dtype: Any) -> None:
+    x = np.array([[5, 0, 9], [1, 2, 3], [7, 7, 7]], dtype=dtype)
+    back = read_shard(save(tmp_path / "s.npz", train_x=x, test_x=x[:2]))
+    np.testing.assert_array_equal(back.train_x, x)
+    assert back.train_x.dtype == dtype
+
+
+def test_a_table_and_samples_of_any_shape_are_read(tmp_path: Path) -> None:
+    for shape in ((3, 5), (3, 2, 4), (3, 1, 2, 2, 2)):
+        x = np.ones(shape, dtype=np.float32)
+        assert (
+            read_shard(save(tmp_path / "s.npz", train_x=x, test_x=x[:2])).input_shape == shape[1:]
+        )
+
+
+def test_samples_of_one_of_several_classes_are_fine(tmp_path: Path) -> None:
+    back = read_shard(save(tmp_path / "s.npz", train_y=np.array([1, 1, 1])))
+    assert class_counts(back.train_y) == {1: 3}
+
+
+def test_sixteen_bits_are_scaled_to_the_unit_interval(tmp_path: Path) -> None:
+    x = np.array([0, 13107, 65535], dtype=np.uint16).reshape(3, 1, 1, 1)
+    back = read_shard(save(tmp_path / "s.npz", train_x=x, test_x=x[:2]))
+    assert back.train_x.dtype == np.float32
+    assert back.train_x.reshape(-1).tolist() == [0.0, np.float32(13107) / np.float32(65535), 1.0]
+
+
+def test_numbers_of_another_byte_order_or_memory_layout_are_brought_to_the_usual(
+    tmp_path: Path,
+) -> None:
+    x = np.arange(48, dtype=">f4").reshape(3, 1, 4, 4)
+    path = save(tmp_path / "s.npz", train_x=np.asfortranarray(x), test_x=x[:2])
+    back = read_shard(path).train_x
+    np.testing.assert_array_equal(back, x)
+    assert back.dtype == np.float32 and back.dtype.isnative and back.flags.c_contiguous
+
+
 def test_bytes_are_scaled_to_the_unit_interval(tmp_path: Path) -> None:
     x = np.array([0, 51, 255], dtype=np.uint8).reshape(3, 1, 1, 1)
     path = save(tmp_path / "s.npz", train_x=x, test_x=x[:2])
@@ -82,11 +165,25 @@ def test_a_shard_without_test_samples_is_fine(tmp_path: Path) -> None:
     [
         ({"test_y": None, "num_classes": None}, "lacks test_y, num_classes"),
         (
-            {"train_x": np.ones((3, 4, 4), dtype=np.float32)},
-            r"train_x must have shape .* not \(3, 4",
+            {"train_x": np.ones(3, dtype=np.float32)},
+            r"train_x must have shape \(N, …\) with at least one value per sample, not \(3,\)",
         ),
+        ({"train_x": np.float32(3)}, "train_x must have shape"),
         ({"train_x": np.ones((3, 1, 0, 4), dtype=np.float32)}, "train_x must have shape"),
-        ({"train_x": np.ones((3, 1, 4, 4))}, "train_x must be float32 or uint8, not float64"),
+        (
+            {"train_x": np.ones((3, 1, 4, 4))},
+            r"must be float32, uint8 or uint16 \(int32 or int64 for sequences\), not float64",
+        ),
+        (
+            {"train_x": np.ones((3, 1, 4, 4), dtype=np.int64)},
+            r"train_x is int64, which is for sequences \(N, length\), but has shape \(3, 1, 4"
+            r", 4\); "
+            "save images as uint8, uint16 or float32",
+        ),
+        ({"train_x": np.ones((3, 4), dtype=bool)}, "not bool"),
+        ({"train_x": np.ones((3, 4), dtype=np.complex64)}, "not complex64"),
+        ({"train_x": np.array([["a"], ["b"], ["c"]])}, "not <U1"),
+        ({"test_x": np.ones((2, 16), dtype=np.int64)}, "train_x is float32 but test_x is int64"),
         ({"train_y": np.array([0.0, 1.0, 1.0])}, "train_y must be a row of int64, not float64"),
         ({"train_y": np.array([[0], [1], [1]])}, "train_y must be a row of int64"),
         ({"train_y": np.array([0, 1])}, "train_x has 3 samples but train_y has 2 labels"),
@@ -94,14 +191,39 @@ def test_a_shard_without_test_samples_is_fine(tmp_path: Path) -> None:
         ({"test_y": np.array([-1, 1])}, r"test_y holds labels -1 … 1"),
         ({"test_x": np.zeros((2, 1, 5, 4), dtype=np.float32)}, "different shapes"),
         ({"num_classes": np.array([2, 2])}, "num_classes must be one int64"),
-        ({"num_classes": np.int64(1)}, "num_classes must be at least 2"),
+        (
+            {"num_classes": np.int64(1)},
+            "num_classes is 1, but a classifier needs at least two classes; it counts the classes "
+            "of all sites together, and is 0 where the targets are numbers",
+        ),
+        ({"num_classes": np.int64(-1)}, r"num_classes must be 2 … 1000000, or 0 for numbers"),
+        ({"num_classes": np.int64(10**12)}, "got 1000000000000"),
+        (
+            {"num_classes": np.int64(0)},
+            r"train_y must be float32 of shape \(N,\) or \(N, d\) as num_classes is 0, not int64",
+        ),
+        ({"format": np.int64(3)}, "it is in format 3; this program reads 1 to 2"),
+        ({"format": np.int64(0)}, "it is in format 0"),
+        ({"format": np.array("two")}, "format must be one int64"),
+        ({"val_x": np.ones((1, 1, 4, 4), dtype=np.float32)}, "has val_x but lacks val_y"),
+        ({"val_y": np.array([1])}, "has val_y but lacks val_x"),
+        (
+            {"val_x": np.ones((1, 1, 4, 4), dtype=np.float32), "val_y": np.array([2])},
+            "val_y holds labels 2 … 2, but 2 classes are 0 … 1",
+        ),
+        (
+            {"val_x": np.ones((1, 1, 4, 5), dtype=np.float32), "val_y": np.array([1])},
+            "train and validation samples have different shapes",
+        ),
+        ({"class_names": np.array(["a", "b", "c"])}, "there are 3 class_names for 2 classes"),
+        ({"class_names": np.array([1, 2])}, "class_names must be a row of text, not int64"),
         ({"train_x": with_value(np.nan)}, "train_x holds NaN or infinity, first in sample 1"),
         ({"train_x": with_value(-np.inf)}, "train_x holds NaN or infinity"),
         (
             {"train_x": np.zeros((0, 1, 4, 4), np.float32), "train_y": np.zeros(0, np.int64)},
             "no training samples",
         ),
-        ({"train_y": np.array([{}, {}, {}])}, "cannot be read: Object arrays"),
+        ({"train_y": np.array([{}, {}, {}])}, "train_y holds Python objects, which are never read"),
     ],
 )
 def test_a_shard_that_breaks_the_format_is_refused_by_name(
@@ -117,7 +239,12 @@ def test_a_missing_empty_foreign_or_cut_file_is_a_shard_error(tmp_path: Path) ->
     path = tmp_path / "s.npz"
     with pytest.raises(ShardError, match="no such file"):
         read_shard(path)
-    for content in (b"", b"not a shard", np.zeros(3).tobytes()):
+    path.write_bytes(b"")
+    with pytest.raises(ShardError, match=r"s\.npz: the file is empty"):
+        read_shard(path)
+    with pytest.raises(ShardError, match="this is a folder, not a file"):
+        read_shard(tmp_path)
+    for content in (b"not a shard", np.zeros(3).tobytes()):
         path.write_bytes(content)
         with pytest.raises(ShardError, match=r"not a numpy \.npz archive"):
             read_shard(path)
@@ -145,8 +272,63 @@ def test_an_archive_of_something_else_is_refused(tmp_path: Path) -> None:
     with zipfile.ZipFile(path, "w") as archive:
         for name in good_arrays():
             archive.writestr(f"{name}.npy", b"\x93NUMPY but not really")
-    with pytest.raises(ShardError, match="cannot be read"):
+    with pytest.raises(ShardError, match=r"train_x is in version 32\.98 of numpy's format"):
         read_shard(path)
+
+
+def header(shape: str, descr: str = "<f4") -> bytes:
+    text = f"{{'descr': '{descr}', 'fortran_order': False, 'shape': {shape}, }}\n"
+    return b"\x93NUMPY\x01\x00" + len(text).to_bytes(2, "little") + text.encode()
+
+
+@pytest.mark.parametrize(
+    ("content", "complaint"),
+    [
+        (
+            header("(10000000000000, 4)"),
+            r"announces float32 of shape \(1\d+, 4\), but 0 bytes foll",
+        ),
+        (header("(-2, -8)") + bytes(64), r"announces float32 of shape \(-2, -8\)"),
+        (header("(3, 4)") + bytes(40), "but 40 bytes follow"),
+        (header("(3, 4)") + bytes(60), "but 60 bytes follow"),
+        (header("(10000000000000,)", "|V0"), "but 0 bytes follow"),
+        (header("(3, 4)", "|O") + bytes(96), "holds Python objects"),
+        (header("(3, 4)", "nonsense"), "cannot be read"),
+        (b"", "cannot be read"),
+    ],
+)
+@pytest.mark.parametrize("packing", [zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED])
+def test_an_array_that_announces_what_it_does_not_hold_is_refused(
+    tmp_path: Path, content: bytes, complaint: str, packing: int
+) -> None:
+    path = save(tmp_path / "s.npz", train_x=None)
+    with zipfile.ZipFile(path, "a", packing) as archive:
+        archive.writestr("train_x.npy", content)
+    with pytest.raises(ShardError, match=complaint):
+        read_shard(path)
+
+
+def test_an_entry_that_claims_more_than_the_file_holds_is_refused(tmp_path: Path) -> None:
+    path = save(tmp_path / "s.npz")
+    whole = bytearray(path.read_bytes())
+    at = whole.rindex(b"train_x.npy") - 46 + 24  # the size in the central directory
+    whole[at : at + 4] = (2**32 - 2).to_bytes(4, "little")
+    path.write_bytes(whole)
+    with pytest.raises(ShardError, match="train_x claims 4294967294 bytes, more than the file can"):
+        read_shard(path)
+
+
+def test_an_unusual_packing_is_refused(tmp_path: Path) -> None:
+    path = save(tmp_path / "s.npz", train_x=None)
+    with zipfile.ZipFile(path, "a", zipfile.ZIP_LZMA) as archive:
+        archive.writestr("train_x.npy", header("(3, 4)") + bytes(48))
+    with pytest.raises(ShardError, match=r"train_x is packed in a way that is not read"):
+        read_shard(path)
+
+
+def test_a_compressed_archive_is_read_too(tmp_path: Path) -> None:
+    np.savez_compressed(tmp_path / "s.npz", allow_pickle=False, **good_arrays())
+    assert read_shard(tmp_path / "s.npz").num_samples == 3
 
 
 def test_a_shard_is_found_by_name_with_or_without_ending_or_by_path(tmp_path: Path) -> None:
@@ -164,6 +346,24 @@ def test_a_missing_shard_is_answered_with_those_that_exist(tmp_path: Path) -> No
         save(tmp_path / f"{name}.npz")
     with pytest.raises(ShardError, match=r"no shard shard_09 .*; there are: shard_00, shard_01$"):
         find_shard("shard_09", tmp_path)
+
+
+def test_what_lies_beside_the_shards_is_no_shard(tmp_path: Path) -> None:
+    root = tmp_path / "Ärzte 数据"
+    root.mkdir()
+    for name in ("shards.json", "classes.png", ".shards.part"):
+        (root / name).touch()
+    with pytest.raises(ShardError, match="holds no shards"):
+        find_shard("shard_00", root)
+    path = save(root / "Zürich.npz")
+    assert find_shard("Zürich", root) == path
+    with pytest.raises(ShardError, match=r"there are: Zürich$"):
+        find_shard("shard_00", root)
+
+
+def test_a_name_that_no_file_can_have_is_a_shard_error(tmp_path: Path) -> None:
+    with pytest.raises(ShardError, match="cannot look for the shard"):
+        find_shard("x" * 5000, tmp_path)
 
 
 def test_a_long_list_of_shards_is_shortened(tmp_path: Path) -> None:

@@ -1,68 +1,154 @@
-"""Cutting a data set into shard files, one per client."""
+"""Cutting a data set into shard files, one per client, and a summary beside them.
 
-from collections.abc import Iterable
-from dataclasses import dataclass
+The files appear all at once, when the last is written: a refused or interrupted request leaves
+the folder as it was.
+"""
+
+import fcntl
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
-import numpy as np
-import numpy.typing as npt
-
+from ssfl.datasets.assign import Assignment, assign
 from ssfl.datasets.cut import Cut
 from ssfl.datasets.data_set import DataSet
 from ssfl.datasets.errors import ShardError
-from ssfl.datasets.partition import count_classes, partition, partition_test
-from ssfl.datasets.shards import Shard, write_shard
+from ssfl.datasets.shards import PICTURE, SUMMARY, write_shard
+from ssfl.datasets.source import Progress
+from ssfl.datasets.summary import ShardSummary, summarize, summary_json
+from ssfl.program.exits import deferred_signals
+from ssfl.program.files import sync_directory
+
+_UNFINISHED = ".shards.part"  # folder in which new shards wait for the last of them
+_OVERHEAD_BYTES = 4096  # of a shard file, beside its arrays, and of its line in the summary
 
 
-@dataclass(frozen=True, eq=False)
-class ShardSummary:
-    """What was written, for a table."""
+def make_shards(
+    out: Path,
+    data: DataSet,
+    cut: Cut,
+    *,
+    overwrite: bool = False,
+    on_progress: Progress | None = None,
+) -> ShardSummary:
+    """Write `shard_00.npz` … and `shards.json` into `out` and return what each holds.
 
-    paths: tuple[Path, ...]
-    train_counts: npt.NDArray[np.int64]  # (clients, num_classes)
-    test_counts: npt.NDArray[np.int64]  # (clients, num_classes)
-
-
-def make_shards(out: Path, data: DataSet, cut: Cut, *, overwrite: bool = False) -> ShardSummary:
-    """Write `shard_00.npz` … into `out` and return what each holds.
-
-    A folder that already holds shards is refused; with `overwrite` its shard files are removed
-    first, so that no shard of another partition stays among the new ones.
+    A folder that already holds shards is refused; with `overwrite` its shard files and what was
+    made of them are removed, so that no shard of another partition stays among the new ones.
     """
-    old = sorted(out.glob("shard_*.npz"))
-    if old and not overwrite:
-        raise ShardError(f"{out} already holds {len(old)} shards; add --overwrite to replace them")
-    whole = data
-    train = partition(whole.train_y, cut.clients, cut.partition, cut.alpha, cut.seed)
-    train_counts = count_classes(whole.train_y, train, whole.num_classes)
-    test = partition_test(whole.test_y, train_counts)
+    check_folder(out, overwrite=overwrite)
+    if on_progress:
+        on_progress("dividing the samples", 0, 0)
+    assignment = assign(data, cut)
+    width = max(2, len(str(cut.clients - 1)))
+    names = [f"shard_{client:0{width}d}.npz" for client in range(cut.clients)]
+    summary = summarize(assignment, cut, tuple(out / name for name in names))
     try:
-        out.mkdir(parents=True, exist_ok=True)
-        for path in old:
-            path.unlink()
-        paths = _write(out, whole, zip(train, test, strict=True), cut.clients)
+        _check_room(out, data, cut.clients)
+        with _new_folder(out) as new:
+            _write(new, assignment, summary, on_progress)
+            check_folder(out, overwrite=overwrite)
+            _swap(new, out)
     except OSError as error:
         raise ShardError(f"cannot write shards into {out}: {error}") from error
-    return ShardSummary(paths, train_counts, count_classes(whole.test_y, test, whole.num_classes))
+    return summary
+
+
+def check_folder(out: Path, *, overwrite: bool) -> None:
+    """Raise ShardError if the folder holds shards that are not to be replaced."""
+    held = _shards_in(out)
+    if held and not overwrite:
+        raise ShardError(
+            f"{out} already holds {len(held)} shards; add --overwrite to replace them, "
+            "or choose another folder with --out"
+        )
+
+
+def _shards_in(folder: Path) -> list[Path]:
+    return sorted(path for path in folder.glob("shard_*.npz") if path.is_file())
+
+
+def _check_room(out: Path, data: DataSet, clients: int) -> None:
+    arrays = (data.train_x, data.train_y, data.test_x, data.test_y)
+    needed = sum(array.nbytes for array in arrays) + clients * _OVERHEAD_BYTES
+    there = next(folder for folder in (out, *out.absolute().parents) if folder.exists())
+    free = shutil.disk_usage(there).free
+    if needed > free:
+        raise ShardError(
+            f"the shards need {_size(needed)}, but the disk of {there} has {_size(free)} free: "
+            "make room or choose another folder with --out"
+        )
+
+
+def _size(num_bytes: int) -> str:
+    for unit, factor in (("TB", 10**12), ("GB", 10**9), ("MB", 10**6)):
+        if num_bytes >= factor:
+            return f"{num_bytes / factor:.1f} {unit}"
+    return f"{num_bytes / 1000:.1f} kB"
+
+
+@contextmanager
+def _new_folder(out: Path) -> Iterator[Path]:
+    """Yield an empty folder inside `out`, of which this process is the only user."""
+    is_new = not out.exists()
+    out.mkdir(parents=True, exist_ok=True)
+    new = out / _UNFINISHED
+    try:
+        with _lock(out):
+            shutil.rmtree(new, ignore_errors=True)  # of a process that was killed
+            new.mkdir()
+            try:
+                yield new
+            finally:
+                shutil.rmtree(new, ignore_errors=True)
+    finally:
+        if is_new and not any(out.iterdir()):
+            out.rmdir()
+
+
+@contextmanager
+def _lock(folder: Path) -> Iterator[None]:
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        yield
+    except BlockingIOError:
+        raise ShardError(f"another program is writing shards into {folder} now") from None
+    finally:
+        os.close(descriptor)
 
 
 def _write(
-    out: Path,
-    whole: DataSet,
-    parts: Iterable[tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]],
-    clients: int,
-) -> tuple[Path, ...]:
-    width = max(2, len(str(clients - 1)))
-    paths = []
-    for client, (train, test) in enumerate(parts):
-        shard = Shard(
-            whole.train_x[train],
-            whole.train_y[train],
-            whole.test_x[test],
-            whole.test_y[test],
-            whole.num_classes,
-            class_names=whole.class_names,
-        )
-        paths.append(out / f"shard_{client:0{width}d}.npz")
-        write_shard(paths[-1], shard)
-    return tuple(paths)
+    new: Path, assignment: Assignment, summary: ShardSummary, on_progress: Progress | None
+) -> None:
+    for done, (path, shard) in enumerate(zip(summary.paths, assignment.shards(), strict=True)):
+        if on_progress:
+            on_progress("writing shards", done, len(summary.paths))
+        write_shard(new / path.name, shard)
+    (new / SUMMARY).write_text(summary_json(summary), "utf-8")
+    if on_progress:
+        on_progress("writing shards", len(summary.paths), len(summary.paths))
+
+
+def _swap(new: Path, out: Path) -> None:
+    """Put the new files in the place of the old ones; if that fails, the old ones come back."""
+    files = sorted(new.iterdir())
+    aside = new / "old"
+    aside.mkdir()
+    old = [*_shards_in(out), *(path for path in (out / SUMMARY, out / PICTURE) if path.is_file())]
+    moved: list[Path] = []
+    with deferred_signals():
+        try:
+            for path in old:
+                path.rename(aside / path.name)
+            for path in files:
+                moved.append(path.rename(out / path.name))
+        except OSError:
+            for path in moved:
+                path.unlink()
+            for path in aside.iterdir():
+                path.rename(out / path.name)
+            raise
+        sync_directory(out)

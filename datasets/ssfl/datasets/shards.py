@@ -158,7 +158,7 @@ def write_shard(path: Path, shard: Shard) -> None:
 
 
 def _shard_of(arrays: dict[str, Array]) -> Shard:
-    version = int(_integers("format", arrays.get("format", np.int64(1)), 0))
+    version = int(_integers("format", arrays.get("format", np.array(1)), 0))
     if not 1 <= version <= FORMAT:
         raise ShardError(f"it is in format {version}; this program reads 1 to {FORMAT}")
     num_classes = int(_integers("num_classes", arrays["num_classes"], 0))
@@ -192,24 +192,10 @@ def _check_num_classes(num_classes: int) -> None:
 
 
 def _inputs(name: str, array: Array) -> Array:
-    if array.ndim < 2 or 0 in array.shape[1:]:
-        raise ShardError(
-            f"{name} must have shape (N, …) with at least one value per sample, not {array.shape}"
-        )
+    check_inputs(name, array)
     native = array.dtype.newbyteorder("=")
     if native in _PIXEL_MAX:
         return array.astype(np.float32) / np.float32(_PIXEL_MAX[native])
-    if native in (np.int32, np.int64):
-        if array.ndim != 2:
-            raise ShardError(
-                f"{name} is {native}, which is for sequences (N, length), but has shape "
-                f"{array.shape}; save images as uint8, uint16 or float32"
-            )
-    elif native != np.float32:
-        raise ShardError(
-            f"{name} must be float32, uint8 or uint16 (int32 or int64 for sequences), "
-            f"not {array.dtype}"
-        )
     return np.ascontiguousarray(array, dtype=native)
 
 
@@ -236,6 +222,25 @@ def _names(array: Array) -> tuple[str, ...]:
             f"class_names must be a row of text, not {array.dtype} of shape {array.shape}"
         )
     return tuple(array.tolist())
+
+
+def check_inputs(name: str, array: Array) -> None:
+    """Raise ShardError unless the samples have a shape and type that the format knows."""
+    if array.ndim < 2 or 0 in array.shape[1:]:
+        raise ShardError(
+            f"{name} must have shape (N, …) with at least one value per sample, not {array.shape}"
+        )
+    native = array.dtype.newbyteorder("=")
+    if native in (np.int32, np.int64) and array.ndim != 2:
+        raise ShardError(
+            f"{name} is {native}, which is for sequences (N, length), but has shape "
+            f"{array.shape}; save images as uint8, uint16 or float32"
+        )
+    if native not in (np.float32, np.int32, np.int64, *_PIXEL_MAX):
+        raise ShardError(
+            f"{name} must be float32, uint8 or uint16 (int32 or int64 for sequences), "
+            f"not {array.dtype}"
+        )
 
 
 def check_pair(part: str, x: Array, y: Array, num_classes: int) -> None:
