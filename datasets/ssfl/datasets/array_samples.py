@@ -9,6 +9,7 @@ uint8 and uint16 images stay as they are; other integers become them if they fit
 float32. Numbers that are not finite are refused.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -26,14 +27,35 @@ _BLOCK = 1 << 24  # numbers checked at once
 
 @dataclass(frozen=True)
 class Samples:
-    """What an array became, and what a person should know about it."""
+    """What each array given became, all of one type and shape, and notes."""
 
-    values: Array
+    values: tuple[Array, ...]
     notes: tuple[str, ...] = ()
 
 
-def read_samples(name: str, array: Array, layout: str) -> Samples:
-    """Return the samples in an array; `name` is for the messages."""
+@dataclass(frozen=True)
+class _One:
+    values: Array
+    note: str = ""
+
+
+def read_samples(arrays: Sequence[tuple[str, Array]], layout: str) -> Samples:
+    """Return the samples in arrays of one data set; names are for the messages."""
+    parts = [_read(name, array, layout) for name, array in arrays]
+    values = [part.values for part in parts]
+    if {array.dtype.name for _, array in arrays}.isdisjoint(_PIXEL_MAX):
+        values = _widen(values)
+    first = values[0]
+    for (name, _), other in zip(arrays, values, strict=True):
+        if (other.shape[1:], other.dtype) != (first.shape[1:], first.dtype):
+            raise SourceError(
+                f"{arrays[0][0]} holds {first.dtype} of shape {first.shape[1:]}, "
+                f"{name} {other.dtype} of shape {other.shape[1:]}: they must be alike"
+            )
+    return Samples(tuple(values), tuple(part.note for part in parts if part.note))
+
+
+def _read(name: str, array: Array, layout: str) -> _One:
     if array.dtype.kind not in "biuf":
         raise SourceError(f"{name} holds {_called(array)}; samples must be numbers")
     if not 2 <= array.ndim <= 4 or 0 in array.shape[1:]:
@@ -52,13 +74,20 @@ def read_samples(name: str, array: Array, layout: str) -> Samples:
     return _images(name, images)
 
 
-def _flat(name: str, array: Array) -> Samples:
+def _widen(values: list[Array]) -> list[Array]:
+    """Return images of whole numbers as uint16 if some of them need it."""
+    if {part.dtype.name for part in values} != set(_PIXEL_MAX):
+        return values
+    return [part.astype(np.uint16) for part in values]
+
+
+def _flat(name: str, array: Array) -> _One:
     if array.dtype.kind == "f":
-        return Samples(_floats(name, array))
+        return _One(_floats(name, array))
     top = _PIXEL_MAX.get(array.dtype.name)
     if top:
         note = f"{name} holds rows of {array.dtype}: divided by {top}"
-        return Samples(array.astype(np.float32) / np.float32(top), (note,))
+        return _One(array.astype(np.float32) / np.float32(top), note)
     if array.size and (array.min() < 0 or array.max() > np.iinfo(np.int64).max):
         sample = int(
             np.flatnonzero(((array < 0) | (array > np.iinfo(np.int64).max)).any(axis=1))[0]
@@ -68,7 +97,7 @@ def _flat(name: str, array: Array) -> Samples:
             "below 0 or too large; save a table as floats"
         )
     note = f"{name} holds rows of {array.dtype}: read as token ids"
-    return Samples(array.astype(np.int64), (note,))
+    return _One(array.astype(np.int64), note)
 
 
 def _channels_first(name: str, array: Array, layout: str) -> Array:
@@ -84,19 +113,19 @@ def _channels_first(name: str, array: Array, layout: str) -> Array:
     return array if layout == "nchw" else array.transpose(0, 3, 1, 2)
 
 
-def _images(name: str, images: Array) -> Samples:
+def _images(name: str, images: Array) -> _One:
     if images.dtype.kind == "f":
         values = _floats(name, images)
         top = float(values.max()) if values.size else 0.0
         note = f"{name} goes up to {top:g}; pixels are usually 0 … 1, and floats are not scaled"
-        return Samples(values, (note,) if top > 1 else ())
+        return _One(values, note if top > 1 else "")
     if images.dtype.name in _PIXEL_MAX:
-        return Samples(np.ascontiguousarray(images))
+        return _One(np.ascontiguousarray(images))
     low, high = (int(images.min()), int(images.max())) if images.size else (0, 0)
     for kind, top in _PIXEL_MAX.items():
         if low >= 0 and high <= top:
             note = f"{name} holds {images.dtype} pixels {low} … {high}: kept as {kind}"
-            return Samples(np.ascontiguousarray(images.astype(kind)), (note,))
+            return _One(np.ascontiguousarray(images.astype(kind)), note)
     raise SourceError(
         f"{name} holds {images.dtype} pixels {low} … {high}; whole numbers must fit "
         "uint8 or uint16, otherwise save floats"

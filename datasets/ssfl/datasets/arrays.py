@@ -87,20 +87,9 @@ def _put_together(
     name: str, train: list[_Pair], test: _Pair | None, options: SourceOptions, notes: list[str]
 ) -> DataSet:
     pairs = [*train, *([test] if test else [])]
-    samples = [read_samples(pair.x_name, pair.x, options.layout) for pair in pairs]
-    for pair, other in zip(pairs[1:], samples[1:], strict=True):
-        first = samples[0].values
-        if (other.values.shape[1:], other.values.dtype) != (first.shape[1:], first.dtype):
-            raise SourceError(
-                f"{pairs[0].x_name} holds {first.dtype} of shape {first.shape[1:]}, "
-                f"{pair.x_name} {other.values.dtype} of shape {other.values.shape[1:]}: "
-                "they must be alike"
-            )
+    samples = read_samples([(pair.x_name, pair.x) for pair in pairs], options.layout)
     targets = read_targets([(pair.y_name, pair.y) for pair in pairs], options.target)
-    x = [one.values for one in samples]
-    count = len(train)
-    for one in samples:
-        notes += [note for note in one.notes if note not in notes]
+    x, count = list(samples.values), len(train)
     return DataSet(
         name,
         _join(x[:count]),
@@ -108,7 +97,7 @@ def _put_together(
         x[count] if test else x[0][:0],
         targets.values[count] if test else _none_like(targets),
         targets.class_names,
-        (*notes, *targets.notes),
+        (*notes, *samples.notes, *targets.notes),
     )
 
 
@@ -137,7 +126,9 @@ def _read_pairs(path: Path) -> tuple[dict[str, _Pair], list[str]]:
         if key is None:
             unused.append(name)
         elif key in chosen:
-            raise SourceError(f"{chosen[key]} and {name} are both {' '.join(key)}: keep one")
+            raise SourceError(
+                f"{chosen[key]} and {name} are both {' '.join(key).strip()}: keep one"
+            )
         else:
             chosen[key] = name
     parts = sorted({part for part, _ in chosen})
