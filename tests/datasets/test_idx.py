@@ -6,32 +6,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from datasets.idx_files import contents, idx, images, labels
 from ssfl.datasets.data_set import DataSet
 from ssfl.datasets.errors import SourceError
 from ssfl.datasets.idx import FILES, read_idx, read_idx_set
 from ssfl.datasets.originals import MissingFiles
-from ssfl.method.streams import Stream
 
 NAMES = tuple("0123456789")
-
-
-def idx(array: np.ndarray[tuple[int, ...], np.dtype[np.uint8]]) -> bytes:
-    header = bytes((0, 0, 8, array.ndim)) + struct.pack(f">{array.ndim}I", *array.shape)
-    return header + array.tobytes()
-
-
-def images(count: int) -> np.ndarray[tuple[int, ...], np.dtype[np.uint8]]:
-    pixels = Stream(count, "images").uniform(count * 28 * 28) * 256
-    return pixels.astype(np.uint8).reshape(count, 28, 28)
-
-
-def labels(count: int) -> np.ndarray[tuple[int, ...], np.dtype[np.uint8]]:
-    return (np.arange(count) * 3 % 10).astype(np.uint8)
-
-
-def contents() -> dict[str, bytes]:
-    parts = (images(7), labels(7), images(3), labels(3))
-    return {file: idx(part) for file, part in zip(FILES, parts, strict=True)}
 
 
 def write(folder: Path, **changes: bytes) -> Path:

@@ -100,7 +100,7 @@ def read_known(
 ) -> DataSet:
     """Return a set by its name; with `download`, what is missing is fetched first."""
     if options.source == EMBEDDED:
-        return _digits()
+        return digits()
     known = KNOWN[options.source]
     places = _places(options, known)
     missing: tuple[str, ...] = ()
@@ -116,11 +116,6 @@ def read_known(
         return known.read(places[0], on_progress)
     except MissingFiles as error:
         raise SourceError(f"{places[0]} still lacks {', '.join(error.missing)}") from error
-
-
-def _digits() -> DataSet:
-    whole = digits()
-    return DataSet("digits", whole.train_x, whole.train_y, whole.test_x, whole.test_y, DIGITS)
 
 
 def _places(options: SourceOptions, known: Known) -> list[Path]:
@@ -153,8 +148,6 @@ def _how_to_get(
 def _download(
     known: Known, mirror: str, folder: Path, on_progress: Progress | None, patience: Patience
 ) -> None:
-    if folder.is_file():
-        raise SourceError(f"{folder} is a file; with --download, --path must be a folder")
     address = mirror or known.address
     if not address.lower().startswith(("http://", "https://")):
         raise SourceError(f"--mirror must begin with http:// or https://, got {mirror!r}")
