@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from learning.fake_device import FakeDevice
 from ssfl.client.site import Site, Trained
 from ssfl.datasets.shards import Shard
+from ssfl.learning.batches import take
 from ssfl.learning.describe import manifest_of
 from ssfl.learning.errors import TaskError
 from ssfl.learning.evaluate import Evaluation, evaluate
@@ -159,3 +160,12 @@ def test_a_task_that_forgets_the_device_is_told_its_line(
         pytest.raises(TaskError, match="loss raised RuntimeError: Expected all tensors to be on"),
     ):
         Site(task, shard, SETTINGS, "shard_00", fake.device)
+
+
+def test_float64_data_reach_every_device_as_float32() -> None:
+    x, y = np.arange(6.0).reshape(3, 2), np.arange(3.0)
+    with FakeDevice("mps"):
+        model = nn.Linear(2, 1).to("mps")
+        taken = take(x, y, np.array([0, 2]), model)
+        assert [(one.dtype, one.is_mps) for one in taken] == [(torch.float32, True)] * 2
+        assert taken[0].tolist() == [[0, 1], [4, 5]]

@@ -1,11 +1,15 @@
 """What is worth a warning in the log."""
 
 import logging
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from ssfl.server.story import _warn_of_coding
+from ssfl.method.settings import RunSettings
+from ssfl.method.strategies.contract import ClientId
+from ssfl.server.state import Member, RunState
+from ssfl.server.story import _tell_fingerprints, _warn_of_coding
 
 
 def entry(coding_error: float, *encodings: str) -> dict[str, Any]:
@@ -31,3 +35,20 @@ def test_updates_that_came_otherwise_than_the_run_asks_are_named(
     assert caplog.records == []
     _warn_of_coding(entry(0.01, "int8", "reference"), "int8")
     assert vars(caplog.records[0])["clients"] == "c1"
+
+
+def member(name: str, fingerprint: str) -> Member:
+    return Member(ClientId(name), 1, "t", 10, "m", fingerprint)
+
+
+def test_clients_whose_bits_differ_are_named_in_groups(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "ssfl.run")
+    same = [member(f"c{n}", "torch, 1 thread") for n in range(7)]
+    other = member("d", "torch, 2 threads")
+    state = RunState(RunSettings(), members={one.client: one for one in same})
+    _tell_fingerprints(replace(state, founders=tuple(state.members)))
+    assert caplog.records == []
+    state = replace(state, members={**state.members, other.client: other})
+    _tell_fingerprints(replace(state, founders=tuple(state.members)))
+    groups = {"torch, 1 thread": "c0, c1, c2, c3, c4 …", "torch, 2 threads": "d"}
+    assert vars(caplog.records[0])["fingerprints"] == groups

@@ -25,7 +25,9 @@ class ClientConfig:
     coordinator: str = setting("localhost:50051", "host:port of the coordinator")
     task: str = setting("image", "what to learn: image, a .py file, or an importable module")
     device: str = setting("auto", "where to compute", choices=("auto", "cpu", "cuda", "mps"))
-    threads: int = setting(1, "torch threads; part of what decides the bits of training", least=1)
+    threads: int = setting(
+        1, "torch threads, 0: every core; part of what decides the bits of training", least=0
+    )
     client_id: str = setting("", "name in the federation; default: the shard's name")
     state_dir: Path = setting(Path(".ssfl/clients"), "what survives a restart, a folder per client")
     out_dir: Path = setting(Path("runs"), "where the final model goes, in a folder per run")
@@ -51,8 +53,8 @@ class ClientConfig:
             raise SettingsError(
                 f"--coordinator must be host:port (localhost:50051), got {self.coordinator!r}"
             )
-        if self.threads < 1:
-            raise SettingsError(f"--threads must be at least 1, got {self.threads}")
+        if self.threads < 0:
+            raise SettingsError(f"--threads must be 0 (every core) or more, got {self.threads}")
         if not self.give_up_after_s > 0:
             raise SettingsError(f"--give-up-after-s must be above 0, got {self.give_up_after_s}")
         if self.client_id and not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}", self.client_id):

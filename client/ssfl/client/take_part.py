@@ -11,7 +11,7 @@ from ssfl.client.local_state import LocalState
 from ssfl.client.site import Site
 from ssfl.datasets.errors import DataError
 from ssfl.datasets.shards import class_counts, find_shard
-from ssfl.learning.device import choose_device, fingerprint, prepare_torch
+from ssfl.learning.device import choose_device, fingerprint, prepare_torch, working_on
 from ssfl.learning.errors import LearningError
 from ssfl.learning.load_task import load_task
 from ssfl.method.errors import MethodError
@@ -33,7 +33,12 @@ def take_part(config: ClientConfig, client_id: str, folder: Path) -> int:
     identity = Identity(client_id, shard.num_samples, fingerprint(device), counts)
     log.info(
         "shard loaded",
-        extra={"client": client_id, "num_samples": shard.num_samples, "device": str(device)},
+        extra={
+            "client": client_id,
+            "num_samples": shard.num_samples,
+            "device": str(device),
+            "fingerprint": identity.fingerprint,
+        },
     )
     channel = open_channel(config.coordinator)
     agent = Agent(
@@ -45,7 +50,8 @@ def take_part(config: ClientConfig, client_id: str, folder: Path) -> int:
         config.out_dir,
     )
     try:
-        model = agent.run()
+        with working_on(device):
+            model = agent.run()
     except (KeyboardInterrupt, Terminated):
         agent.leave("stopped by its operator")
         raise

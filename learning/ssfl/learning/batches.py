@@ -54,6 +54,12 @@ def balanced_batch(labels: Array, batch_size: int, stream: Stream) -> Indices:
 
 
 def take(x: Array, y: Array, indices: Indices, model: nn.Module) -> tuple[Tensor, Tensor]:
-    """Return the samples at `indices` as tensors on the model's device."""
+    """Return the samples at `indices` as tensors on the model's device; float64 as float32."""
     device = next(model.parameters()).device
-    return torch.from_numpy(x[indices]).to(device), torch.from_numpy(y[indices]).to(device)
+    return _tensor(x[indices], device), _tensor(y[indices], device)
+
+
+def _tensor(array: Array, device: torch.device) -> Tensor:
+    if array.dtype == np.float64:  # models are float32, and mps has nothing wider
+        array = array.astype(np.float32)
+    return torch.from_numpy(array).to(device)

@@ -3,6 +3,7 @@
 - Weights of convolutions and linear layers are masked and start Kaiming normal,
   N(0, 2 / fan_in), the paper's choice; their biases are dense and start at zero.
 - Scale and shift of norm layers are dense and start at one and zero.
+- Embeddings are dense and start N(0, 1), as torch's own do.
 - Running statistics are buffers. Counters (`num_batches_tracked`) and buffers that a model does
   not save are left out: they mean nothing when averaged.
 - Any other parameter is dense, and a client sends its first value.
@@ -61,6 +62,8 @@ def _parameter_rule(owner: nn.Module, leaf: str, parameter: Tensor) -> tuple[Rol
         return Role.DENSE, Init("zeros")
     if isinstance(owner, _NORMS) and leaf in ("weight", "bias"):
         return Role.DENSE, Init("ones" if leaf == "weight" else "zeros")
+    if isinstance(owner, nn.Embedding) and owner.padding_idx is None and leaf == "weight":
+        return Role.DENSE, Init("normal", 1.0)  # one with a padding row, which is zero, is sent
     return Role.DENSE, _SENT
 
 

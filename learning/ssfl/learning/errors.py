@@ -3,7 +3,7 @@
 LearningError
 ├─ ModelError     this network cannot be built for these inputs, or is not one we can mask
 ├─ TaskError      the user's task file is missing, incomplete, or raised
-├─ DeviceError    the wished device is not on this machine
+├─ DeviceError    the wished device is not on this machine, does not work, or is full
 └─ DivergedError  a loss, a weight or a score is no longer a finite number
 """
 
@@ -22,12 +22,6 @@ class TaskError(LearningError):
 
 class DeviceError(LearningError):
     """Choose another --device."""
-
-
-def out_of_memory(error: Exception) -> DeviceError:
-    """Return what to say when the device has no memory left."""
-    first = str(error).splitlines()[0]
-    return DeviceError(f"{first}: try --device cpu, or a smaller --batch-size on the coordinator")
 
 
 class DivergedError(LearningError):

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from ssfl.datasets.errors import DataError
 from ssfl.datasets.shards import Shard
-from ssfl.learning.errors import LearningError, TaskError, out_of_memory
+from ssfl.learning.errors import LearningError, TaskError
 from ssfl.learning.explain import explain
 from ssfl.learning.task import ACCURACY, MAX_METRICS
 from ssfl.method.settings import RunSettings
@@ -95,8 +95,6 @@ class LoadedTask:
             result = getattr(self.module, function)(*arguments)
         except (DataError, LearningError):
             raise
-        except torch.OutOfMemoryError as error:
-            raise out_of_memory(error) from error
         except (Exception, SystemExit) as error:  # a task may not end the client silently
             blame = _blame(f"task {self.name}: {function}", error, self.module)
             if function in ("loss", "metrics"):

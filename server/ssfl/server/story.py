@@ -24,6 +24,7 @@ def tell(fact: Fact, state: RunState, history: History) -> None:
             _say("model initialized", client=fact.client, manifest=fact.manifest_digest[:12])
         case facts.RunStarted():
             _say("run started", clients=len(fact.clients))
+            _tell_fingerprints(state)
         case facts.StepStarted(work=Work.TRAIN):
             _say("round started", round=fact.round_number, clients=len(fact.cohort))
         case facts.StepStarted():
@@ -42,6 +43,23 @@ def tell(fact: Fact, state: RunState, history: History) -> None:
             _say("run stopped" if fact.stopped else "run finished", model=digest)
         case facts.ClientLeft():
             _say("client left", client=fact.client, has_final_model=fact.finished)
+
+
+def _tell_fingerprints(state: RunState) -> None:
+    """Say who computes with other bits than others: their model repeats on such machines only."""
+    groups: dict[str, list[str]] = {}
+    for client in state.founders:
+        groups.setdefault(state.members[client].fingerprint, []).append(client)
+    if len(groups) > 1:
+        names = {
+            fingerprint: ", ".join(clients[:5]) + (" …" if clients[5:] else "")
+            for fingerprint, clients in groups.items()
+        }
+        _say(
+            "clients differ in what decides the bits of training: the same seed gives the same "
+            "model only if each computes on the same kind of machine again",
+            fingerprints=names,
+        )
 
 
 def tell_mask(mask: Mask, manifest: Manifest, history: History) -> None:

@@ -1,0 +1,115 @@
+"""Text: is a line program code or English? A sequence classifier on bytes.
+
+Each of four teams owns some packages of Python's standard library; lines of docstrings are
+prose, the others are code. To try it, in any folder:
+
+    python code_or_prose.py               # writes teams/web/lines.tsv and three more
+    ssfl rehearse --task code_or_prose.py --data-root teams --rounds 10 --local-epochs 1 --dense
+
+A shard is whatever `load_shard` makes of a path: here each is a folder.
+"""
+
+import ast
+import sysconfig
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+from torch import Tensor, nn
+from torch.nn import functional
+
+from ssfl.datasets.shards import Shard
+from ssfl.method.settings import RunSettings
+
+LENGTH = 48  # bytes of a line that are looked at
+CLASSES = ("code", "prose")
+
+
+def load_shard(path: Path) -> Shard:
+    """Return a team's lines as byte numbers, (N, LENGTH); every fifth is for testing."""
+    rows = [row.split("\t", 1) for row in (path / "lines.tsv").read_text("utf-8").splitlines()]
+    x = np.zeros((len(rows), LENGTH), dtype=np.int64)  # 0 fills up short lines
+    for number, (_, line) in enumerate(rows):
+        data = line.encode()[:LENGTH]
+        x[number, : len(data)] = np.frombuffer(data, dtype=np.uint8)
+    y = np.array([CLASSES.index(name) for name, _ in rows], dtype=np.int64)
+    is_test = np.arange(len(y)) % 5 == 0
+    return Shard(x[~is_test], y[~is_test], x[is_test], y[is_test], num_classes=len(CLASSES))
+
+
+class Reader(nn.Module):
+    """Bytes are embedded, convolved over time, and the strongest answers decide."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(256, 16)
+        self.conv1 = nn.Conv1d(16, 64, 5, padding=2)
+        self.conv2 = nn.Conv1d(64, 64, 5, padding=2)
+        self.linear = nn.Linear(64, len(CLASSES))
+
+    def forward(self, x: Tensor) -> Tensor:
+        out = self.embed(x).transpose(1, 2)  # (N, 16, LENGTH)
+        out = functional.relu(self.conv2(functional.relu(self.conv1(out))))  # (N, 64, LENGTH)
+        logits: Tensor = self.linear(out.amax(dim=2))
+        return logits
+
+
+def build_model(settings: RunSettings, shard: Shard) -> nn.Module:
+    """Return the network; settings and shard are not needed."""
+    return Reader()
+
+
+def loss(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+    """Return the mean cross-entropy."""
+    return functional.cross_entropy(model(x), y)
+
+
+def metrics(model: nn.Module, x: Tensor, y: Tensor) -> dict[str, Tensor]:
+    """Return the share of lines that are told right, and of prose that is."""
+    right = (model(x).argmax(dim=1) == y).float()
+    return {"accuracy": right.mean(), "prose_found": (right * (y == 1)).mean() * 2}
+
+
+TEAMS = {
+    "data": ("collections", "csv.py", "json", "pathlib.py", "statistics.py", "zipfile.py"),
+    "system": ("argparse.py", "ctypes", "logging", "shutil.py", "subprocess.py", "threading.py"),
+    "tasks": ("asyncio", "concurrent", "multiprocessing", "queue.py", "sched.py", "selectors.py"),
+    "web": ("email", "html", "http", "imaplib.py", "urllib", "xml"),
+}
+
+
+def write_teams(folder: Path, per_class: int = 400) -> None:
+    """Write each team's lines, as many of code as of prose, in an order that repeats."""
+    library = Path(sysconfig.get_paths()["stdlib"])
+    for team, names in TEAMS.items():
+        files = [f for name in names for f in sorted((library / name).rglob("*.py"))]
+        files += [library / name for name in names if name.endswith(".py")]
+        lines = {name: sorted({row for f in files for row in found(f, name)}) for name in CLASSES}
+        rng = np.random.default_rng(len(team))
+        rows = [
+            f"{name}\t{lines[name][chosen]}"
+            for name in CLASSES
+            for chosen in rng.choice(len(lines[name]), per_class, replace=False)
+        ]
+        rng.shuffle(rows)
+        (folder / team).mkdir(parents=True, exist_ok=True)
+        (folder / team / "lines.tsv").write_text("\n".join(rows), "utf-8")
+        print(f"{folder / team}: {len(rows)} lines of {len(files)} files")
+
+
+def found(path: Path, kind: str) -> Iterator[str]:
+    """Yield the lines of one kind in a source file, without their indentation."""
+    source = path.read_text("utf-8", errors="replace")
+    nodes = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
+    texts = [ast.get_docstring(node) or "" for node in ast.walk(ast.parse(source))
+             if isinstance(node, nodes)]  # fmt: skip
+    prose = {line.strip() for text in texts for line in text.splitlines()}
+    for line in prose if kind == "prose" else source.splitlines():
+        text = line.strip()
+        fits = len(text) >= 12 and "\t" not in text and not text.startswith("#")
+        if fits and (kind == "prose") == (text in prose):
+            yield text
+
+
+if __name__ == "__main__":
+    write_teams(Path("teams"))
