@@ -283,9 +283,10 @@ def test_shards_that_the_disk_cannot_hold_are_refused_before_anything_is_written
 
 def test_a_folder_that_cannot_be_made_is_a_shard_error(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    for out in (tmp_path / "file", tmp_path / "file" / "below"):
-        with pytest.raises(ShardError, match="cannot write shards into"):
-            make_shards(out, some(), Cut(2))
+    with pytest.raises(ShardError, match="file is a file: choose a folder with --out"):
+        make_shards(tmp_path / "file", some(), Cut(2))
+    with pytest.raises(ShardError, match="cannot write shards into"):
+        make_shards(tmp_path / "file" / "below", some(), Cut(2))
 
 
 def test_progress_is_told_from_nothing_to_all(tmp_path: Path) -> None:

@@ -2,7 +2,6 @@ from pathlib import Path
 
 import pytest
 
-from ssfl.datasets.shards import read_shard
 from ssfl.program.exits import ExitCode
 from ssfl.tools import main as tools
 
@@ -26,33 +25,6 @@ def test_every_command_explains_itself(command: str, capsys: pytest.CaptureFixtu
         tools.main([command, "--help"])
     assert ended.value.code == 0
     assert f"ssfl {command}" in capsys.readouterr().out
-
-
-def test_shards_are_written_and_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    out = tmp_path / "shards"
-    assert tools.main(["shards", "--clients", "5", "--out", str(out)]) == ExitCode.DONE
-    names = [path.name for path in sorted(out.iterdir())]
-    assert names == [f"shard_0{n}.npz" for n in range(5)]
-    assert sum(read_shard(path).num_samples for path in out.iterdir()) == 1442
-    assert "5 shards in" in capsys.readouterr().out
-
-
-def test_shards_that_are_there_are_not_replaced_silently(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    flags = ["shards", "--clients", "2", "--out", str(tmp_path)]
-    assert tools.main(flags) == ExitCode.DONE
-    assert tools.main(flags) == ExitCode.BAD_DATA
-    assert "--overwrite" in capsys.readouterr().err
-    assert tools.main([*flags, "--overwrite"]) == ExitCode.DONE
-
-
-def test_more_shards_than_samples_are_refused(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    flags = ["shards", "--clients", "5000", "--out", str(tmp_path)]
-    assert tools.main(flags) == ExitCode.BAD_DATA
-    assert "1442 samples among 5000" in capsys.readouterr().err
 
 
 def test_an_operator_without_a_coordinator_is_told_where_it_was_sought(

@@ -57,7 +57,9 @@ def make_shards(
 
 
 def check_folder(out: Path, *, overwrite: bool) -> None:
-    """Raise ShardError if the folder holds shards that are not to be replaced."""
+    """Raise ShardError if it is no folder, or holds shards that are not to be replaced."""
+    if out.exists() and not out.is_dir():
+        raise ShardError(f"{out} is a file: choose a folder with --out")
     held = _shards_in(out)
     if held and not overwrite:
         raise ShardError(
