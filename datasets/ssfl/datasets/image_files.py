@@ -4,6 +4,7 @@ Nothing but pixels is taken from a file, the first frame of several, turned as i
 says. Formats that Pillow hands to other programs (EPS, WMF) are not opened.
 """
 
+import functools
 import struct
 import warnings
 import zlib
@@ -20,6 +21,7 @@ from PIL import ExifTags, Image, ImageOps
 from ssfl.datasets.errors import SourceError
 
 _NOT_PIXELS = {"BUFR", "EPS", "GRIB", "HDF5", "MPEG", "WMF"}
+_USUAL = {"PNG", "JPEG"}  # tried first
 _GREY = ("1", "L", "LA", "La")
 _DEEP = ("I", "I;16", "I;16B", "I;16L", "I;16N")
 _COLOUR = ("RGB", "RGBA", "RGBX", "RGBa", "P", "PA", "CMYK", "YCbCr", "LAB", "HSV")
@@ -79,9 +81,7 @@ def inspect(path: Path) -> ImageInfo:
                 f"used; save the image with 8 or 16 bits"
             )
         width, height = image.size
-        # Pillow gives the size of a TIFF as turned already.
-        orientation = image.getexif().get(ExifTags.Base.Orientation)
-        if orientation in _TURNED and image.format != "TIFF":
+        if _is_turned(image):
             width, height = height, width
         kind = "grey" if image.mode in _GREY else "deep" if image.mode in _DEEP else "colour"
         has_alpha = image.mode in _WITH_ALPHA or "transparency" in image.info
@@ -119,6 +119,15 @@ def shown(path: Path) -> str:
     return str(path).encode("utf-8", "backslashreplace").decode()
 
 
+def _is_turned(image: Image.Image) -> bool:
+    """Return whether width and height will change places."""
+    if image.format == "TIFF":  # Pillow gives its size as turned already
+        return False
+    if image.format == "PNG" and "exif" not in image.info:  # asking on would decode all of it
+        return False
+    return image.getexif().get(ExifTags.Base.Orientation) in _TURNED
+
+
 def _on_white(image: Image.Image) -> Image.Image:
     """Return the image without transparent parts; white shows through, as on paper."""
     if image.mode not in _WITH_ALPHA and "transparency" not in image.info:
@@ -129,9 +138,10 @@ def _on_white(image: Image.Image) -> Image.Image:
     return flat.getchannel("R") if is_grey else flat  # grey: three equal channels
 
 
-def _formats() -> list[str]:
+@functools.cache
+def _formats() -> tuple[str, ...]:
     Image.init()
-    return sorted(set(Image.OPEN) - _NOT_PIXELS)
+    return tuple(sorted(set(Image.OPEN) - _NOT_PIXELS, key=lambda name: name not in _USUAL))
 
 
 @contextmanager
