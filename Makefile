@@ -2,7 +2,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint format stubs constraints clean
+.PHONY: help demo test lint format docs docs-serve stubs constraints clean
 
 PYTHON ?= python3
 BIN := .venv/bin
@@ -16,7 +16,7 @@ define part
 endef
 
 help: ## list the targets
-	@sed -n 's/^\([a-z]*\):.*## /\1\t/p' Makefile | while IFS=$$'\t' read -r name text; \
+	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' Makefile | while IFS=$$'\t' read -r name text; \
 	do printf 'make %-12s %s\n' "$$name" "$$text"; done
 
 demo: .venv/installed-demo ## a whole run on this machine, with a report at the end
@@ -32,6 +32,13 @@ lint: .venv/installed-dev ## format, lint and types only
 
 format: .venv/installed-dev ## rewrite the sources in our format
 	@$(BIN)/ruff check --quiet --fix . ; $(BIN)/ruff format .
+
+docs: .venv/installed-dev ## build the documentation into site/
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet
+	@echo 'open site/index.html'
+
+docs-serve: .venv/installed-dev ## show the documentation at localhost:8000, as it is written
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs serve
 
 stubs: .venv/installed-dev ## generate proto/ssfl/v1/*_pb2* from the protos
 	@$(BIN)/python proto/generate-stubs.py
@@ -68,5 +75,5 @@ constraints: ## pin what pip chooses today into constraints.txt
 	cat "$$folder/new" > constraints.txt; git diff --stat -- constraints.txt || true
 
 clean: ## remove .venv and every cache; your runs and shards stay
-	@rm -rf .venv .mypy_cache .pytest_cache .ruff_cache .hypothesis build dist
+	@rm -rf .venv .mypy_cache .pytest_cache .ruff_cache .hypothesis build dist site
 	@find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,0 +1,28 @@
+"""CITATION.cff and LICENSE: complete, and of this version."""
+
+import hashlib
+import tomllib
+
+import yaml  # type: ignore[import-untyped]
+
+from docs.pages import ROOT
+
+# The text as the Apache Software Foundation publishes it, without white space at the ends.
+APACHE_2_0 = "283ea6cc2997a1a70da0049e09adf9317bb60ca1b51279b65196b83a69e1996b"
+
+
+def test_the_citation_is_of_this_version_and_names_the_paper() -> None:
+    citation = yaml.safe_load((ROOT / "CITATION.cff").read_text("utf-8"))
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
+    assert citation["version"] == project["version"]
+    assert citation["license"] == project["license"]
+    assert citation["type"] == "software"
+    paper = citation["preferred-citation"]
+    assert paper["title"].startswith("SSFL: Discovering Sparse Unified Subnetworks")
+    for people in (citation["authors"], paper["authors"]):
+        assert all({"family-names", "given-names"} <= set(one) or "name" in one for one in people)
+
+
+def test_the_license_is_the_whole_text() -> None:
+    text = (ROOT / "LICENSE").read_text("utf-8").strip()
+    assert hashlib.sha256(text.encode()).hexdigest() == APACHE_2_0
