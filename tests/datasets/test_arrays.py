@@ -338,8 +338,8 @@ def test_an_archive_without_clear_pairs_is_explained(
 
 
 def test_arrays_of_other_names_are_left_out_and_said(tmp_path: Path) -> None:
-    data = read(tmp_path, x=X, y=Y, num_classes=np.int64(3), größe=Y)
-    assert data.notes == ("my.npz: num_classes, größe not used",)
+    data = read(tmp_path, x=X, y=Y, classes=np.array(["a", "b", "c"]), größe=Y)
+    assert data.notes == ("my.npz: classes, größe not used",)
 
 
 def test_an_empty_file_or_another_one_is_refused(tmp_path: Path) -> None:

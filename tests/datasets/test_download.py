@@ -117,6 +117,7 @@ def test_a_missing_file_is_not_asked_for_again_and_the_way_by_hand_is_said(
     assert "the server answered 404 Not Found" in str(caught.value)
     assert f"fetch {web.address}/set.bin by hand and put it at {path}" in str(caught.value)
     assert len(web.asked) == 1
+    assert names(path) == []
 
 
 def test_a_busy_server_is_asked_again(web: Web, path: Path) -> None:

@@ -123,6 +123,24 @@ def test_a_folder_with_published_files_says_how_it_is_read(
     assert refused(tmp_path).endswith(f"--source {name} --path {tmp_path}")
 
 
+@pytest.mark.parametrize(
+    ("folder", "name"), [("cifar-10-batches-py", "cifar10"), ("tiny-imagenet-200", "tiny-imagenet")]
+)
+def test_a_folder_around_a_published_one_says_how_it_is_read(
+    tmp_path: Path, folder: str, name: str
+) -> None:
+    (tmp_path / folder).mkdir()
+    assert refused(tmp_path).endswith(f"--source {name} --path {tmp_path}")
+
+
+def test_classes_may_be_called_like_published_files(tmp_path: Path) -> None:
+    for name in ("cifar-10-like", "train-images", "meta"):
+        (tmp_path / name).mkdir()
+        Image.new("L", (4, 4)).save(tmp_path / name / "1.png")
+    data = read_source(SourceOptions(source=str(tmp_path)))
+    assert data.class_names == ("cifar-10-like", "meta", "train-images")
+
+
 def test_a_published_archive_says_how_it_is_read(tmp_path: Path) -> None:
     path = tmp_path / "cifar-10-python.tar.gz"
     path.write_bytes(b"")

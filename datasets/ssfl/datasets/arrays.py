@@ -37,7 +37,7 @@ _PARTS = {
 }
 _ROLES = {
     **dict.fromkeys(("x", "images", "image", "data", "features", "inputs", "samples"), "samples"),
-    **dict.fromkeys(("y", "labels", "label", "targets", "target", "classes"), "labels"),
+    **dict.fromkeys(("y", "labels", "label", "targets", "target"), "labels"),
 }
 _USUAL = "x_train and y_train (also x_test and y_test), or x and y"
 _SHOWN = 12

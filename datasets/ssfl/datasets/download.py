@@ -57,7 +57,11 @@ def fetch(
         path.parent.mkdir(parents=True, exist_ok=True)
         with part.open("ab") as file:
             _lock(file, part)
-            _fetch_part(url, path, file, on_progress, patience)
+            try:
+                _fetch_part(url, path, file, on_progress, patience)
+            finally:
+                if part.stat().st_size == 0:  # nothing came: leave nothing
+                    part.unlink()
             _check(url, path, part, md5)
             os.fsync(file.fileno())
             part.replace(path)

@@ -62,6 +62,19 @@ _CALLED = {
     "folder": "a folder of images",
 }
 
+# How to tell a published set: what its files begin with, what its folders are called.
+_FILES = {
+    "mnist": ("train-images", "t10k-images"),
+    "cifar10": ("data_batch_1", "cifar-10-"),
+    "cifar100": ("train.bin", "fine_label_names", "cifar-100-"),
+    "tiny-imagenet": ("wnids.txt", "tiny-imagenet-200"),
+}
+_FOLDERS = {
+    "cifar10": ("cifar-10-batches-bin", "cifar-10-batches-py"),
+    "cifar100": ("cifar-100-binary", "cifar-100-python"),
+    "tiny-imagenet": ("tiny-imagenet-200",),
+}
+
 
 def read_source(options: SourceOptions, on_progress: Progress | None = None) -> DataSet:
     """Return the data set; raise SourceError or DownloadError with what to do about it."""
@@ -114,7 +127,7 @@ def _possible(source: str, path: Path) -> str:
         wrong = "no data set was named"
     elif path.is_file():
         wrong = f"{source} is no file that can be read"
-        name = _archive_of(path.name)
+        name = _published_as(path.name)
         if name:
             return f"{source} looks like {name} as published: --source {name} --path {source}"
     else:
@@ -129,29 +142,22 @@ def _possible(source: str, path: Path) -> str:
 
 def _refuse_original_files(folder: Path) -> None:
     """A published set's own files are no folder of images: say how they are read."""
-    inside = {entry.name for entry in folder.iterdir()}
-    is_pickled = (folder / "meta").is_file() and (folder / "train").is_file()
+    entries = list(folder.iterdir())
+    inside = {entry.name for entry in entries if entry.is_dir()}
+    files = {entry.name for entry in entries if entry.is_file()}
     for name in PUBLISHED:
-        if any(_belongs(entry, name) for entry in inside) or (name == "cifar100" and is_pickled):
+        is_pickled = name == "cifar100" and {"meta", "train"} <= files
+        has_folder = not inside.isdisjoint(_FOLDERS.get(name, ()))
+        if is_pickled or has_folder or any(_published_as(file) == name for file in files):
             also = " (or fashion-mnist)" if name == "mnist" else ""
             raise SourceError(
                 f"{folder} holds the files of {name}{also}: --source {name} --path {folder}"
             )
 
 
-def _belongs(entry: str, name: str) -> bool:
-    signs = {
-        "mnist": ("train-images", "t10k-images"),
-        "cifar10": ("data_batch_1", "cifar-10-"),
-        "cifar100": ("train.bin", "fine_label_names", "cifar-100-"),
-        "tiny-imagenet": ("wnids.txt", "tiny-imagenet-200"),
-    }
-    return entry.startswith(signs.get(name, ("\0",)))
-
-
-def _archive_of(name: str) -> str:
-    """Return which published set a file seems to be of; empty if none."""
-    return next((known for known in PUBLISHED if _belongs(name, known)), "")
+def _published_as(file: str) -> str:
+    """Return the set one of whose published files is called so; empty if none."""
+    return next((name for name, starts in _FILES.items() if file.startswith(starts)), "")
 
 
 def _check_choices(options: SourceOptions) -> None:
