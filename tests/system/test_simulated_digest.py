@@ -1,0 +1,90 @@
+"""A simulated run ends with the bits of the real one, and tells the same story of it."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from ssfl import api
+from ssfl.api import RunHistory
+from ssfl.datasets.shards import write_shard
+from system.federation import ROUNDS, RUN, Finished, finish, run_federation
+from system.programs import Programs
+
+pytestmark = pytest.mark.system
+
+# What RUN says, as keywords.
+SETTINGS: dict[str, Any] = {
+    "rounds": ROUNDS, "local_steps": 2, "model": "mlp", "sparsity": "0.9", "seed": 7,
+    "evaluate_every": 0,
+}  # fmt: skip
+
+
+def check_same(real: Finished, simulated: api.Simulated) -> None:
+    """The same model, and the same history but for times and what carried the tensors."""
+    assert simulated.digest == real.digest
+    mine, theirs = simulated.history, RunHistory.of(real.history)
+    assert mine.digest == theirs.digest
+    for name in ("rounds", "training_loss", "personal", "coding_error", "accuracy",
+                 "mean_accuracy", "loss"):  # fmt: skip
+        assert np.array_equal(getattr(mine, name), getattr(theirs, name), equal_nan=True), name
+    assert not np.isnan(mine.accuracy).any()
+    assert mine.initial_accuracy == theirs.initial_accuracy
+    for name, column in theirs.clients.items():
+        assert np.array_equal(mine.clients[name], column), name
+    assert mine.layers.kept.tolist() == theirs.layers.kept.tolist()
+    for name in ("up", "down", "up_per_round", "down_per_round"):
+        assert np.array_equal(getattr(mine.payloads, name), getattr(theirs.payloads, name)), name
+    assert mine.payloads.one_off == theirs.payloads.one_off
+    assert mine.payloads.total_up == theirs.payloads.total_up
+    assert mine.payloads.total_down == theirs.payloads.total_down
+    assert mine.settings == theirs.settings
+
+
+def test_of_a_sparse_run(shards: Path, undisturbed: Finished) -> None:
+    simulated = api.simulate(api.read_shards(shards), **SETTINGS)
+    check_same(undisturbed, simulated)
+    folder = undisturbed.folder / "runs" / undisturbed.run_id
+    kept = api.load_model(folder / "coordinator").state_dict()
+    for name, tensor in simulated.model.state_dict().items():
+        assert np.array_equal(tensor.numpy(), kept[name].numpy())
+
+
+def test_of_the_mask_alone(shards: Path, undisturbed: Finished) -> None:
+    found = api.find_mask(api.read_shards(shards), **SETTINGS)
+    assert found.mask.digest.hex() == undisturbed.history["mask"]["digest"]
+    assert found.layers.kept.tolist() == RunHistory.of(undisturbed.history).layers.kept.tolist()
+
+
+@pytest.mark.parametrize(
+    ("flags", "more"),
+    [
+        (["--strategy=fedavg", "--momentum=0.5"], {"strategy": "fedavg", "momentum": 0.5}),
+        (["--value-type=int8", "--scores=exact", "--evaluate-every=1"],
+         {"value_type": "int8", "scores": "exact", "evaluate_every": 1}),
+    ],
+    ids=["fedavg", "int8 and exact scores"],
+)  # fmt: skip
+def test_of_other_settings(
+    sites: Programs, shards: Path, flags: list[str], more: dict[str, Any]
+) -> None:
+    real = run_federation(sites, *flags)
+    check_same(real, api.simulate(api.read_shards(shards), **SETTINGS | more))
+
+
+def test_of_two_clients_in_four_whose_updates_are_rounded_to_a_grid(programs: Programs) -> None:
+    """A client that sat out a round adds what an earlier update of its lost."""
+    shards = api.digits(clients=4, partition="dirichlet-unbalanced", seed=3)
+    (programs.folder / "shards").mkdir()
+    names = [f"shard_{number:02d}" for number in range(4)]
+    for name, shard in zip(names, shards, strict=True):
+        write_shard(programs.folder / "shards" / f"{name}.npz", shard)
+    flags = [flag for flag in RUN if not flag.startswith("--clients=")]
+    coordinator = programs.coordinator(
+        *flags, "--clients=4", "--clients-per-round=2", "--value-type=grid", "--grid-bits=8"
+    )
+    real = finish(coordinator, [programs.client(name, coordinator) for name in names])
+    assert sorted(RunHistory.of(real.history).clients["rounds"].tolist())[-1] > 1
+    more = {"clients_per_round": 2, "value_type": "grid", "grid_bits": 8}
+    check_same(real, api.simulate(shards, **SETTINGS | more))

@@ -1,0 +1,91 @@
+"""Shards in memory: those that `ssfl shards` writes, as a client reads them."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from ssfl.api.errors import in_keywords
+from ssfl.datasets.cut import Cut
+from ssfl.datasets.data_set import DataSet
+from ssfl.datasets.errors import ShardError
+from ssfl.datasets.make_shards import make_shards
+from ssfl.datasets.shards import MAKE_SOME, Shard, read_shard
+from ssfl.datasets.source import SourceOptions, read_source
+
+Shards = Sequence[Shard] | Mapping[str, Shard]
+
+_USUAL = Cut()
+
+
+def digits(
+    clients: int = 8, partition: str = "dirichlet", alpha: float = 0.3, seed: int = 0
+) -> list[Shard]:
+    """Return shards of scikit-learn's digits, 1,797 images of 8x8 pixels: `ssfl shards`.
+
+    >>> shards = digits(clients=4)
+    >>> [shard.num_samples for shard in shards]
+    [325, 325, 324, 324]
+    >>> shards[0].train_x.shape, shards[0].num_classes
+    ((325, 1, 8, 8), 10)
+    """
+    return cut("digits", clients=clients, partition=partition, alpha=alpha, seed=seed)
+
+
+def cut(
+    source: DataSet | str | Path,
+    *,
+    clients: int = _USUAL.clients,
+    partition: str = _USUAL.partition,
+    alpha: float = _USUAL.alpha,
+    classes_per_client: int = _USUAL.classes_per_client,
+    validation: float = _USUAL.validation,
+    test_share: float = _USUAL.test_share,
+    seed: int = _USUAL.seed,
+    **reading: Any,
+) -> list[Shard]:
+    """Return a data set's shards, one per client: what `ssfl shards` writes into files.
+
+    `source` is a `DataSet` of your own arrays, the name of a known set (`"mnist"`) or a path, as
+    for `ssfl shards --source`; `reading` are its other flags (`label="price"`). Raises
+    SourceError or DownloadError if it cannot be read, PartitionError if it cannot be cut so.
+
+    >>> import numpy as np
+    >>> x, y = np.eye(6, dtype=np.float32), np.array([0, 1] * 3)
+    >>> mine = DataSet("mine", x, y, x[:2], y[:2], class_names=("no", "yes"))
+    >>> [shard.num_samples for shard in cut(mine, clients=3, partition="iid", validation=0)]
+    [2, 2, 2]
+    """
+    wish = Cut(clients, partition, alpha, classes_per_client, validation, test_share, seed)
+    with in_keywords(), TemporaryDirectory(prefix="ssfl-shards-") as folder:
+        wish.validate()
+        data = source if isinstance(source, DataSet) else _read(source, reading)
+        if isinstance(source, DataSet) and reading:
+            raise TypeError(f"{', '.join(reading)}: these are for reading a source, not a DataSet")
+        # Through files, so that pixels are scaled and checked as at a site.
+        return [read_shard(path) for path in make_shards(Path(folder), data, wish).paths]
+
+
+def read_shards(folder: str | Path) -> dict[str, Shard]:
+    """Return the shards of a folder by the name of their client, in the order of names.
+
+    Raises ShardError if there are none, or if a file is no shard.
+    """
+    files = sorted(Path(folder).glob("*.npz"))
+    if not files:
+        raise ShardError(f"the folder {folder} holds no shards (*.npz); {MAKE_SOME}")
+    return {file.stem: read_shard(file) for file in files}
+
+
+def by_client(shards: Shards) -> dict[str, Shard]:
+    """Return shards by client, in the order of names; those of a list are shard_00, shard_01, …"""
+    if not len(shards):
+        raise ShardError(f"there are no shards; {MAKE_SOME}")
+    if isinstance(shards, Mapping):
+        return dict(sorted(shards.items()))
+    width = max(2, len(str(len(shards) - 1)))
+    return {f"shard_{place:0{width}d}": shard for place, shard in enumerate(shards)}
+
+
+def _read(source: str | Path, reading: dict[str, Any]) -> DataSet:
+    return read_source(SourceOptions(str(source), **reading))

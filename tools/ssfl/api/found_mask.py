@@ -1,0 +1,63 @@
+"""Finding the mask on which clients agree, without training."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from ssfl.api.data import Shards, by_client
+from ssfl.api.errors import in_keywords
+from ssfl.api.federation import Federation
+from ssfl.api.keywords import Setting, run_settings
+from ssfl.api.layers import Layers
+from ssfl.api.quiet_torch import as_at_a_client
+from ssfl.learning.load_task import IMAGE, load_task
+from ssfl.method.errors import SettingsError
+from ssfl.method.manifest import Manifest
+from ssfl.method.mask import Mask
+from ssfl.method.strategies.contract import Work
+
+
+@dataclass(frozen=True, eq=False)
+class FoundMask:
+    """A mask, and the scores whose largest it keeps."""
+
+    mask: Mask
+    manifest: Manifest
+    scores: npt.NDArray[np.float32]  # (manifest.num_masked,) mean over clients, by data size
+    initial: npt.NDArray[np.float32]  # (manifest.size,) the weights that were scored
+
+    @property
+    def layers(self) -> Layers:
+        """How much of every masked tensor is kept."""
+        return Layers.of(self.mask.kept_by_tensor(self.manifest))
+
+
+def find_mask(shards: Shards, *, task: str | Path = IMAGE, **settings: Setting) -> FoundMask:
+    """Return the mask that a run on these shards agrees on before its first round.
+
+    Every client scores its weights on one minibatch; the scores travel as the setting `scores`
+    says, are averaged by data size, and the largest of all layers together are kept. Settings are
+    those of `ssfl-coordinator`; a list's clients are shard_00, shard_01, …
+
+    >>> from ssfl import api
+    >>> found = api.find_mask(api.digits(clients=3), model="mlp", sparsity=0.9)
+    >>> found.mask.num_kept, found.mask.size
+    (5480, 54800)
+    >>> dict(zip(found.layers.names, found.layers.size.tolist()))
+    {'1.weight': 12800, '3.weight': 40000, '5.weight': 2000}
+    >>> bool(found.scores[found.mask.bools()].min() >= found.scores[~found.mask.bools()].max())
+    True
+    """
+    clients = by_client(shards)
+    wished = run_settings(settings, len(clients))
+    if wished.strategy == "fedavg":
+        raise SettingsError("strategy fedavg keeps every weight: there is no mask to find")
+    with in_keywords(), as_at_a_client():
+        federation = Federation(load_task(str(task)), clients, wished)
+        assert federation.next_work is Work.SCORE
+        federation.take_step()
+    model, scores = federation.model, federation.scores
+    assert model.mask is not None and scores is not None
+    return FoundMask(model.mask, model.manifest, scores, model.initial)

@@ -1,0 +1,128 @@
+"""A run's history as arrays, from the document that the coordinator writes."""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ssfl.api.layers import Layers
+from ssfl.api.traffic import Traffic
+
+Doubles = npt.NDArray[np.float64]
+NAN = float("nan")
+
+
+@dataclass(frozen=True, eq=False)
+class RunHistory:
+    """What a run did. Arrays have one entry per round; nan is what nobody measured.
+
+    `accuracy`, `mean_accuracy`, `loss` and `metrics` are of the model that a round ended with,
+    tested by all clients if they were asked to (`evaluate_every`, and after the last round), else
+    by the clients of the round after.
+    """
+
+    run_id: str
+    finished: bool
+    digest: str  # SHA-256 of the final values, hex; empty before there are any
+    settings: dict[str, Any]
+    rounds: npt.NDArray[np.int64]  # 0, 1, …
+    seconds: Doubles  # that the round took
+    training_loss: Doubles  # mean over the round's clients
+    personal: Doubles  # mean accuracy of the clients' own models, as trained in this round
+    coding_error: Doubles  # share of an update that a lossy value type lost
+    accuracy: Doubles  # over all test samples together, 0 to 1
+    mean_accuracy: Doubles  # mean over clients
+    loss: Doubles  # over all test samples together
+    metrics: dict[str, Doubles]  # the task's others, likewise
+    initial_accuracy: float  # of the model before any training
+    initial_loss: float
+    messages: Traffic  # whole messages; a simulation has none
+    payloads: Traffic  # the encoded tensors in them
+    clients: dict[str, npt.NDArray[Any]]  # columns of a table with one row per client
+    layers: Layers  # none before the mask is known
+    document: dict[str, Any]  # all of history.json
+
+    @classmethod
+    def of(cls, document: dict[str, Any]) -> "RunHistory":
+        """Return the arrays of a history document."""
+        entries = document["rounds"]
+        tests = _tests(document)
+        after = [tests.get(entry["round"] + 1, {}) for entry in entries]
+        names = sorted({name for test in tests.values() for name in test["metrics"]})
+        ledgers, end = [entry["ledger"] for entry in entries], document["ledger"]
+        mask = document.get("mask", {"layers": {}})
+        return cls(
+            run_id=str(document["run_id"]),
+            finished=bool(document["finished"]),
+            digest=str(document["model_digest"]),
+            settings=dict(document["settings"]),
+            rounds=np.array([entry["round"] for entry in entries], dtype=np.int64),
+            seconds=_column(entries, "seconds"),
+            training_loss=_column(entries, "training_loss"),
+            personal=_column(entries, "personal"),
+            coding_error=_column(entries, "coding_error"),
+            accuracy=_column(after, "pooled"),
+            mean_accuracy=_column(after, "mean"),
+            loss=_column(after, "loss"),
+            metrics={
+                name: _column([test.get("metrics", {}) for test in after], name) for name in names
+            },
+            initial_accuracy=_number(tests.get(0, {}).get("pooled")),
+            initial_loss=_number(tests.get(0, {}).get("loss")),
+            messages=Traffic.of(ledgers, end, "message_bytes"),
+            payloads=Traffic.of(ledgers, end, "payload_bytes"),
+            clients=_clients(document),
+            layers=Layers.of({n: (one["kept"], one["size"]) for n, one in mask["layers"].items()}),
+            document=document,
+        )
+
+
+def _tests(document: Mapping[str, Any]) -> dict[int, Mapping[str, Any]]:
+    """Return the test of the model after so many rounds; one by all clients goes first."""
+    by_sample = {entry["rounds_done"]: entry for entry in document["rounds"]}
+    by_all = {entry["rounds_done"]: entry for entry in document["evaluations"]}
+    return {
+        done: entry for done, entry in (by_sample | by_all).items() if entry["loss"] is not None
+    }
+
+
+def _clients(document: Mapping[str, Any]) -> dict[str, npt.NDArray[Any]]:
+    """Return who took part, how large, how often, and how good the newest models were there."""
+    samples = dict(sorted(document["clients"].items()))
+    counts = np.array(list(samples.values()), dtype=np.int64)
+    trained = [row for entry in document["rounds"] for row in entry["clients"]]
+    tested = [row for entry in document["evaluations"] for row in entry["clients"]]
+    times = dict.fromkeys(samples, 0)
+    for row in trained:
+        times[row["client"]] += 1
+    accuracy = {row["client"]: _share(row["evaluation"]) for row in [*trained, *tested]}
+    personal = {row["client"]: _share(row["personal"]) for row in trained}
+    losses = {row["client"]: row["training_loss"] for row in trained}
+    return {
+        "client": np.array(list(samples), dtype=np.str_),
+        "num_samples": counts,
+        "share": counts / max(1, int(counts.sum())),
+        "rounds": np.array(list(times.values()), dtype=np.int64),
+        "training_loss": _row(losses, samples),
+        "accuracy": _row(accuracy, samples),
+        "personal": _row(personal, samples),
+    }
+
+
+def _share(evaluation: Mapping[str, Any]) -> float | None:
+    correct, total = evaluation["correct"], evaluation["total"]
+    return None if correct is None or not total else correct / total
+
+
+def _row(found: Mapping[str, float | None], clients: Iterable[str]) -> Doubles:
+    return np.array([_number(found.get(client)) for client in clients], dtype=np.float64)
+
+
+def _column(entries: Iterable[Mapping[str, Any]], name: str) -> Doubles:
+    return np.array([_number(entry.get(name)) for entry in entries], dtype=np.float64)
+
+
+def _number(value: float | None) -> float:
+    return NAN if value is None else float(value)

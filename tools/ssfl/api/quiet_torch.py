@@ -1,0 +1,28 @@
+"""Torch as a client has it, for as long as a simulation lasts."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+
+from ssfl.learning.device import prepare_torch
+
+
+@contextmanager
+def as_at_a_client() -> Iterator[None]:
+    """One thread and deterministic kernels inside; threads, kernels and random numbers of the
+    notebook as they were outside.
+    """
+    threads = torch.get_num_threads()
+    exact = torch.are_deterministic_algorithms_enabled()
+    warn_only = torch.is_deterministic_algorithms_warn_only_enabled()
+    deterministic = torch.utils.deterministic
+    fill = deterministic.fill_uninitialized_memory  # type: ignore[attr-defined]
+    with torch.random.fork_rng(devices=[]):
+        prepare_torch(1)
+        try:
+            yield
+        finally:
+            torch.set_num_threads(threads)
+            torch.use_deterministic_algorithms(exact, warn_only=warn_only)
+            deterministic.fill_uninitialized_memory = fill  # type: ignore[attr-defined]

@@ -1,0 +1,85 @@
+"""A whole run in this process."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+from torch import nn
+
+from ssfl.api.data import Shards, by_client
+from ssfl.api.errors import in_keywords
+from ssfl.api.federation import Federation
+from ssfl.api.history import RunHistory
+from ssfl.api.keywords import Setting, run_settings
+from ssfl.api.quiet_torch import as_at_a_client
+from ssfl.learning.flatten import write_vector
+from ssfl.learning.load_task import IMAGE, load_task
+from ssfl.method.manifest import Manifest
+from ssfl.method.mask import Mask
+from ssfl.method.settings import RunSettings
+from ssfl.method.strategies.contract import Work
+
+OnRound = Callable[[int, RunHistory], object]
+
+_USUAL = RunSettings()
+
+
+@dataclass(frozen=True, eq=False)
+class Simulated:
+    """A finished run."""
+
+    digest: str  # SHA-256 of the final values, hex: `model_digest` of a real run
+    model: nn.Module  # the final network, on the CPU, in eval mode
+    mask: Mask
+    manifest: Manifest
+    values: npt.NDArray[np.float32]  # the kept values, then dense tensors and buffers
+    history: RunHistory
+
+
+def simulate(
+    shards: Shards,
+    *,
+    task: str | Path = IMAGE,
+    rounds: int = _USUAL.rounds,
+    on_round: OnRound | None = None,
+    **settings: Setting,
+) -> Simulated:
+    """Return what a run on these shards ends with: the bits of the service's own model.
+
+    One client works at a time, on one thread of the CPU. `ssfl-coordinator --reproducible` with
+    the same settings, and clients of the same names on the same fingerprint (torch version, CPU,
+    one thread), ends with the same digest. A task with `OWN_WEIGHTS` starts from the first
+    shard's model. `on_round(round_number, history)` is called after every round, and after the
+    evaluation that may follow it.
+
+    >>> from ssfl import api
+    >>> done = api.simulate(
+    ...     api.digits(clients=3), model="mlp", rounds=3, local_epochs=1, clients_per_round=2
+    ... )
+    >>> done.history.rounds.tolist(), bool(done.history.accuracy[-1] > 0.5)
+    ([0, 1, 2], True)
+    >>> done.values.size == done.mask.num_kept + done.manifest.num_unmasked
+    True
+    """
+    clients = by_client(shards)
+    wished = run_settings({**settings, "rounds": rounds}, len(clients))
+    with in_keywords(), as_at_a_client():
+        loaded = load_task(str(task))
+        federation = Federation(loaded, clients, wished)
+        told = 0
+        while federation.next_work is not None:
+            federation.take_step()
+            if on_round and federation.next_work is not Work.EVALUATE:
+                for number in range(told, federation.state.rounds_done):
+                    on_round(number, RunHistory.of(federation.document()))
+                told = federation.state.rounds_done
+        final = federation.model
+        assert final.mask is not None and final.values is not None
+        model = loaded.build_model(wished, next(iter(clients.values())))
+        write_vector(model, final.manifest, final.mask.scatter(final.values))
+    history = RunHistory.of(federation.document())
+    return Simulated(
+        history.digest, model.eval(), final.mask, final.manifest, final.values, history
+    )
