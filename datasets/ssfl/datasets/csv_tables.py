@@ -41,6 +41,7 @@ _NEXT = {
     "dates": ("dates", "text"),
     "text": ("text",),
 }
+_CALLED = {"whole": "whole numbers", "number": "numbers", "flag": "true and false"}
 _ARROW = {"whole": pa.int64(), "number": pa.float64(), "flag": pa.bool_()}
 
 
@@ -166,7 +167,7 @@ def _odd_one(column: Any, rows_before: int) -> str:
 def _column_type(kind: str, why: str) -> ColumnType:
     if kind == _COMMA:
         return ColumnType("number", _COMMA)
-    return ColumnType("other" if kind == "dates" else kind, kind, why)
+    return ColumnType("other" if kind == "dates" else kind, _CALLED.get(kind, kind), why)
 
 
 def _cells(column: Any, type_: ColumnType) -> Cells:

@@ -92,6 +92,7 @@ def inspect(path: Path) -> ImageInfo:
 def decode(path: Path, form: ImageForm) -> Pixels:
     """Return the pixels (channels, height, width), cut and scaled to the form if they differ."""
     with _opened(path) as opened:
+        opened.load()  # a TIFF turns itself when it is decoded, and must not be turned again
         image = ImageOps.exif_transpose(opened)
         is_deep = image.mode in _DEEP
         if is_deep:
