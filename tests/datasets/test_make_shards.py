@@ -161,7 +161,7 @@ def test_a_folder_with_any_name_will_do(tmp_path: Path) -> None:
     assert find_shard("shard_00", out) == path
     with pytest.raises(ShardError, match=r"there are: shard_00$"):
         find_shard("shard_01", out)
-    with pytest.raises(ShardError, match="already holds 1 shards"):
+    with pytest.raises(ShardError, match="already holds 1 shard; add --overwrite"):
         make_shards(out, some(), Cut(1))
 
 
@@ -186,7 +186,7 @@ def test_overwriting_leaves_nothing_of_the_old_partition(tmp_path: Path) -> None
     ("data", "cut", "complaint"),
     [
         (some(), Cut(3, alpha=-1), "--alpha must be between"),
-        (some(), Cut(61), "cannot split 60 samples among 61 clients"),
+        (some(), Cut(61), "cannot split 60 training samples among 61 clients"),
         (some(0), Cut(1), "the data set has no training samples"),
         (some(classes=1), Cut(3), "has one class ('class 0'), but a classifier needs at least two"),
         (

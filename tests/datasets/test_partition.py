@@ -206,8 +206,8 @@ def test_a_tiny_alpha_gives_one_class_per_row_instead_of_dividing_zero_by_zero()
     [
         (
             11, "iid", 0.3,
-            "cannot split 10 samples among 11 clients: each needs at least one, "
-            "so ask for 1 to 10 --clients",
+            "cannot split 10 training samples among 11 clients: each needs at least one, "
+            "so ask for --clients 1 to 10",
         ),
         (0, "iid", 0.3, "among 0 clients"),
         (2, "dirichlet", 0.0, "--alpha must be between 0.000001 and 1000000, got 0"),
@@ -229,7 +229,7 @@ def test_an_impossible_partition_is_refused_with_the_reason(
 @pytest.mark.parametrize(
     ("clients", "per_client", "complaint"),
     [
-        (8, 4, "--classes-per-client 4 is impossible with the 3 classes there are: ask for 1 to 3"),
+        (8, 4, "--classes-per-client 4 is impossible: there are training samples of 3 classes"),
         (8, 0, "--classes-per-client 0 is impossible"),
         (
             1, 2,

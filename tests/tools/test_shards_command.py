@@ -55,7 +55,7 @@ def test_shards_are_written_and_told(tmp_path: Path, capsys: pytest.CaptureFixtu
     assert (
         "digits: 1,797 samples of 1x8x8 (float32), 10 classes; 1,442 to train on, 355 to test on\n"
     ) in told
-    assert f"5 shards in {out}/, shards.json and classes.png beside them\n" in told
+    assert f"5 shards in {out}/, shards.json and classes.png beside\n" in told
     assert f"ssfl-client --data-root '{out}' --data shard_00\n" in told
 
 
@@ -100,11 +100,15 @@ def test_shards_that_are_there_are_not_replaced_silently(
 @pytest.mark.parametrize(
     ("flags", "code", "complaint"),
     [
-        (["--clients", "5000"], ExitCode.BAD_DATA, "cannot split 1442 samples among 5000 clients"),
+        (
+            ["--clients", "5000"],
+            ExitCode.BAD_DATA,
+            "cannot split 1,442 training samples among 5,000 clients",
+        ),
         (
             ["--partition", "classes", "--classes-per-client", "11"],
             ExitCode.BAD_DATA,
-            "--classes-per-client 11 is impossible with the 10 classes there are: ask for 1 to 10",
+            "--classes-per-client 11 is impossible: there are training samples of 10 classes",
         ),
         (
             ["--partition", "classes", "--clients", "4"],
@@ -144,7 +148,7 @@ def test_without_matplotlib_only_the_picture_is_missing(
     assert tools.main(["shards", "--out", str(tmp_path)]) == ExitCode.DONE
     told = capsys.readouterr().out
     assert "classes.png needs matplotlib: pip install 'ssfl[data]'\n" in told
-    assert f"8 shards in {tmp_path}/, shards.json beside them\n" in told
+    assert f"8 shards in {tmp_path}/, shards.json beside\n" in told
     assert not (tmp_path / "classes.png").exists()
 
 

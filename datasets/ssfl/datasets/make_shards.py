@@ -18,6 +18,7 @@ from ssfl.datasets.errors import ShardError
 from ssfl.datasets.shards import PICTURE, SUMMARY, write_shard
 from ssfl.datasets.source import Progress
 from ssfl.datasets.summary import ShardSummary, summarize, summary_json
+from ssfl.datasets.words import counted
 from ssfl.program.exits import deferred_signals
 from ssfl.program.files import sync_directory
 
@@ -63,7 +64,7 @@ def check_folder(out: Path, *, overwrite: bool) -> None:
     held = _shards_in(out)
     if held and not overwrite:
         raise ShardError(
-            f"{out} already holds {len(held)} shards; add --overwrite to replace them, "
+            f"{out} already holds {counted(len(held), 'shard')}; add --overwrite to replace, "
             "or choose another folder with --out"
         )
 

@@ -24,6 +24,7 @@ from ssfl.datasets.dirichlet import dirichlet
 from ssfl.datasets.draw import draw_classes
 from ssfl.datasets.errors import PartitionError
 from ssfl.datasets.grouping import order_by, split_by
+from ssfl.datasets.words import counted
 from ssfl.method.streams import Stream
 
 Labels = npt.NDArray[np.integer[Any]]
@@ -51,9 +52,10 @@ def partition(
     if kind not in KINDS:
         raise PartitionError(f"the partition must be one of {', '.join(KINDS)}, got {kind!r}")
     if not 1 <= clients <= len(labels):
+        upto = f"1 to {len(labels)}" if len(labels) > 1 else "1"
         raise PartitionError(
-            f"cannot split {len(labels)} samples among {clients} clients: "
-            f"each needs at least one, so ask for 1 to {len(labels)} --clients"
+            f"cannot split {counted(len(labels), 'training sample')} among "
+            f"{counted(clients, 'client')}: each needs at least one, so ask for --clients {upto}"
         )
     if kind == "iid":
         return split_by(_iid(len(labels), clients, seed), clients)
@@ -139,8 +141,8 @@ def _hold_classes(
     classes = len(counts)
     if not 1 <= per_client <= classes:
         raise PartitionError(
-            f"--classes-per-client {per_client} is impossible with the {classes} classes there "
-            f"are: ask for 1 to {classes}"
+            f"--classes-per-client {per_client} is impossible: there are training samples of "
+            f"{counted(classes, 'class')}"
         )
     if clients * per_client < classes:
         raise PartitionError(
@@ -162,8 +164,8 @@ def _hold_classes(
     if short.size:
         one = int(short[0])
         raise PartitionError(
-            f"class {names[one]!r} has {counts[one]} samples for the {times[one]} clients that "
-            "are to hold it, so some would get none: ask for fewer --clients or fewer "
+            f"class {names[one]!r} has {counted(counts[one], 'sample')} for the {times[one]} "
+            "clients that are to hold it, so some would get none: ask for fewer --clients or fewer "
             "--classes-per-client, or drop the rare classes"
         )
     return [np.array(holders) for holders in held]
@@ -208,7 +210,7 @@ def _present(labels: Labels) -> tuple[Indices, Indices]:
 def _refuse_empty(parts: Sequence[Indices], alpha: float, seed: int) -> None:
     empty = [client for client, part in enumerate(parts) if not len(part)]
     if empty:
-        others = f" and {len(empty) - 1} others" if len(empty) > 1 else ""
+        others = f" and {counted(len(empty) - 1, 'other')}" if len(empty) > 1 else ""
         raise PartitionError(
             f"client {empty[0]}{others} of {len(parts)} would be left without samples by "
             f"--alpha {alpha:g} --seed {seed}: try a larger --alpha, fewer --clients or "

@@ -14,6 +14,7 @@ from ssfl.datasets.make_shards import check_folder, make_shards
 from ssfl.datasets.shards import PICTURE, SUMMARY
 from ssfl.datasets.source import LAYOUTS, MISSING, TARGETS, SourceOptions, read_source
 from ssfl.datasets.summary import ShardSummary
+from ssfl.datasets.words import counted
 from ssfl.method.settings import setting
 from ssfl.program import settings
 from ssfl.program.exits import ExitCode, ProgramError, raise_on_sigterm
@@ -149,7 +150,9 @@ def _tell_files(console: Console, config: ShardsConfig, summary: ShardSummary) -
     beside = f"{SUMMARY} and {PICTURE}" if drawn else SUMMARY
     out = plain(str(config.out))
     console.print(
-        f"{len(summary.paths)} shards in {out}/, {beside} beside them", markup=False, soft_wrap=True
+        f"{counted(len(summary.paths), 'shard')} in {out}/, {beside} beside",
+        markup=False,
+        soft_wrap=True,
     )
     root = "" if out == "shards" else f"--data-root '{out}' "
     console.print(

@@ -15,6 +15,7 @@ from rich.text import Text
 
 from ssfl.datasets.data_set import DataSet
 from ssfl.datasets.summary import ShardSummary
+from ssfl.datasets.words import counted
 
 WIDE = 120  # columns of a table that goes to a file or a pipe
 _MOST_COLUMNS = 12  # classes that get a column each
@@ -71,10 +72,10 @@ def data_set_line(data: DataSet) -> str:
     """Return what was read, in a sentence."""
     train, test = len(data.train_y), len(data.test_y)
     shape = "x".join(map(str, data.input_shape))
-    kind = f"{data.num_classes:,} classes" if data.num_classes else "targets that are numbers"
+    kind = counted(data.num_classes, "class") if data.num_classes else "targets that are numbers"
     return (
-        f"{plain(data.name)}: {train + test:,} samples of {shape} ({data.train_x.dtype}), {kind}; "
-        f"{train:,} to train on, {test:,} to test on"
+        f"{plain(data.name)}: {counted(train + test, 'sample')} of {shape} "
+        f"({data.train_x.dtype}), {kind}; {train:,} to train on, {test:,} to test on"
     )
 
 
