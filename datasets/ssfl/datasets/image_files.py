@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from PIL import ExifTags, Image, ImageOps
+from PIL import ExifTags, Image, ImageOps, UnidentifiedImageError
 
 from ssfl.datasets.errors import SourceError
 
@@ -152,7 +152,8 @@ def _opened(path: Path) -> Iterator[Image.Image]:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of odd metadata: pixels matter
             warnings.simplefilter("error", Image.DecompressionBombWarning)
-            with Image.open(path, formats=_formats()) as image:
+            # Not by its path: Pillow would map a TIFF into memory and turn it wrongly.
+            with path.open("rb") as file, Image.open(file, formats=_formats()) as image:
                 yield image
     except (Image.DecompressionBombWarning, Image.DecompressionBombError) as error:
         raise SourceError(
@@ -161,9 +162,12 @@ def _opened(path: Path) -> Iterator[Image.Image]:
         ) from error
     except PermissionError as error:
         raise SourceError(f"{shown(path)}: you have no permission to read this file") from error
-    except _DAMAGED as error:
-        reason = str(error).replace(str(path), path.name)
+    except UnidentifiedImageError as error:
         raise SourceError(
-            f"{shown(path)}: the image is damaged, cut short or not what its name says "
-            f"({reason[:200]}); repair or remove it"
+            f"{shown(path)}: this is no image, or its beginning is damaged; repair or remove it"
+        ) from error
+    except _DAMAGED as error:
+        raise SourceError(
+            f"{shown(path)}: the image is damaged or cut short ({str(error)[:200]}); "
+            f"repair or remove it"
         ) from error
