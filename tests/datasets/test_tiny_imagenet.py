@@ -1,3 +1,4 @@
+import functools
 import io
 import sys
 import zipfile
@@ -5,6 +6,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from PIL import Image
 
 from ssfl.datasets.data_set import DataSet
@@ -58,11 +61,18 @@ def pack(path: Path, tree: dict[str, bytes], prefix: str = "tiny-imagenet-200/")
     return path
 
 
+@functools.cache
+def packed(folder: Path) -> bytes:
+    """Return the bytes of an archive, made once."""
+    return pack(folder / "whole.zip", files()).read_bytes()
+
+
 def check(data: DataSet) -> None:
     assert (data.train_x.shape, data.test_x.shape) == ((8, 3, 64, 64), (4, 3, 64, 64))
     assert (data.train_x.dtype.name, data.train_y.dtype.name) == ("uint8", "int64")
     assert data.train_y.tolist() == [0, 0, 1, 1, 2, 2, 3, 3]
     assert data.test_y.tolist() == [3, 2, 1, 0]  # in the order of the annotations
+    assert data.notes == ("8 training and 4 test images; published are 100,000 and 10,000",)
     assert data.class_names == (
         "goldfish",
         f"crane ({CRANE})",
@@ -153,8 +163,37 @@ def test_a_folder_without_it_is_missing_the_archive(tmp_path: Path) -> None:
 
 def test_an_archive_that_is_none_is_refused(tmp_path: Path) -> None:
     (tmp_path / "t.zip").write_bytes(b"no archive")
-    with pytest.raises(SourceError, match=r"t\.zip is no \.zip, or it was cut short"):
+    with pytest.raises(
+        SourceError, match=r"t\.zip cannot be unpacked \(File is not a zip file\): it may be"
+    ):
         read_tiny_imagenet(tmp_path / "t.zip")
+
+
+@given(place=st.integers(0, 10**6), value=st.integers(0, 255), from_end=st.booleans())
+@settings(max_examples=60)
+def test_a_changed_byte_of_the_archive_gives_images_or_a_sentence(
+    tmp_path_factory: pytest.TempPathFactory, place: int, value: int, from_end: bool
+) -> None:
+    archive = tmp_path_factory.mktemp("changed") / "t.zip"
+    data = bytearray(packed(tmp_path_factory.getbasetemp()))
+    place %= len(data) if not from_end else 1000  # the list of members is at the end
+    data[-place if from_end else place] = value
+    archive.write_bytes(data)
+    try:
+        assert len(read_tiny_imagenet(archive).train_x) in (7, 8)  # 7: one has another name
+    except SourceError as error:
+        assert str(archive) in str(error)
+
+
+def test_an_archive_of_a_later_version_is_refused(tmp_path: Path) -> None:
+    archive = pack(tmp_path / "t.zip", files())
+    data = bytearray(archive.read_bytes())
+    data[data.index(b"PK\x01\x02") + 6] = 209  # the version needed to unpack the first member
+    archive.write_bytes(data)
+    with pytest.raises(
+        SourceError, match=r"cannot be unpacked \(zip file version 20\.9\): it may be"
+    ):
+        read_tiny_imagenet(archive)
 
 
 def test_a_member_that_unpacks_to_much_is_refused(tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ import numpy.typing as npt
 
 from ssfl.datasets.data_set import DataSet
 from ssfl.datasets.errors import SourceError
-from ssfl.datasets.originals import MissingFiles, not_published
+from ssfl.datasets.originals import FETCH_AGAIN, MissingFiles, not_published
 
 FILES = (
     "train-images-idx3-ubyte",
@@ -94,7 +94,7 @@ def read_idx(path: Path, axes: int) -> Bytes:
     except SourceError as error:
         raise SourceError(f"{path}: {error}") from error
     except (OSError, EOFError, zlib.error) as error:
-        raise SourceError(f"{path} cannot be read, it may be cut short: {error}") from error
+        raise SourceError(f"{path} cannot be read ({error}): {FETCH_AGAIN}") from error
 
 
 def _read(file: IO[bytes] | gzip.GzipFile, axes: int, most: int, is_exact: bool) -> Bytes:

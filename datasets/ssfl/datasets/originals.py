@@ -19,6 +19,7 @@ from ssfl.datasets.errors import SourceError
 
 MOST_MEMBER_BYTES = 256 << 20  # the largest published file, train.bin of CIFAR-100, is 154 MB
 MOST_ARCHIVE_BYTES = 1 << 30
+FETCH_AGAIN = "it may be cut short; remove it and fetch it again"
 
 
 class MissingFiles(SourceError):
@@ -72,7 +73,7 @@ def read_tar(path: Path, wanted: Iterable[str]) -> dict[str, bytes]:
                     if name in names and member.isreg():
                         found[name] = _read_member(archive, member, name in found)
     except (OSError, EOFError, tarfile.TarError, zlib.error) as error:
-        raise SourceError(f"{path} cannot be unpacked, it may be cut short: {error}") from error
+        raise SourceError(f"{path} cannot be unpacked ({error}): {FETCH_AGAIN}") from error
     except SourceError as error:
         raise SourceError(f"{path}: {error}") from error
     return found

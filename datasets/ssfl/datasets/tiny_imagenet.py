@@ -21,15 +21,18 @@ import numpy.typing as npt
 
 from ssfl.datasets.data_set import DataSet
 from ssfl.datasets.errors import SourceError
-from ssfl.datasets.originals import MissingFiles, read_bytes
+from ssfl.datasets.originals import FETCH_AGAIN, MissingFiles, read_bytes
 from ssfl.datasets.source import Progress
 
 ARCHIVE = "tiny-imagenet-200.zip"
 FOLDER = "tiny-imagenet-200"
 _SIDE = 64
+_PUBLISHED = (100_000, 10_000)  # images to train and to test on
 _MOST_BYTES = 16 << 20  # of one member: words.txt has 2.6 MB, images a few thousand bytes
 _REPORT_EVERY = 500
 _ANNOTATIONS = "val/val_annotations.txt"
+
+_DAMAGED = (OSError, EOFError, RuntimeError, ValueError, zipfile.BadZipFile, zlib.error)
 
 Images = npt.NDArray[np.uint8]
 Sample = tuple[str, int]  # name of the image in the tree, class
@@ -41,6 +44,7 @@ class _Tree(Protocol):
     def read(self, name: str) -> bytes: ...
     def list(self, folder: str) -> list[str]: ...
     def has(self, name: str) -> bool: ...
+    def close(self) -> None: ...
 
 
 def read_tiny_imagenet(place: Path, on_progress: Progress | None = None) -> DataSet:
@@ -50,18 +54,32 @@ def read_tiny_imagenet(place: Path, on_progress: Progress | None = None) -> Data
     """
     tree = _open(place)
     try:
-        wnids = sorted({line.strip() for line in _lines(tree, "wnids.txt") if line.strip()})
-        if not wnids:
-            raise SourceError("wnids.txt names no classes")
-        train = list(_train_samples(tree, wnids))
-        test = list(_test_samples(tree, wnids))
-        names = _class_names(tree, wnids)
-        total = len(train) + len(test)
-        train_x = _read_images(tree, train, 0, total, on_progress)
-        test_x = _read_images(tree, test, len(train), total, on_progress)
+        return _read(tree, on_progress)
     except SourceError as error:
         raise SourceError(f"{place}: {error}") from error
-    return DataSet("tiny-imagenet", train_x, _labels(train), test_x, _labels(test), names)
+    finally:
+        tree.close()
+
+
+def _read(tree: _Tree, on_progress: Progress | None) -> DataSet:
+    wnids = sorted({line.strip() for line in _lines(tree, "wnids.txt") if line.strip()})
+    if not wnids:
+        raise SourceError("wnids.txt names no classes")
+    train = list(_train_samples(tree, wnids))
+    test = list(_test_samples(tree, wnids))
+    names = _class_names(tree, wnids)
+    total = len(train) + len(test)
+    train_x = _read_images(tree, train, 0, total, on_progress)
+    test_x = _read_images(tree, test, len(train), total, on_progress)
+    notes = _count_note(len(train), len(test))
+    return DataSet("tiny-imagenet", train_x, _labels(train), test_x, _labels(test), names, notes)
+
+
+def _count_note(train: int, test: int) -> tuple[str, ...]:
+    if (train, test) == _PUBLISHED:
+        return ()
+    published = f"{_PUBLISHED[0]:,} and {_PUBLISHED[1]:,}"
+    return (f"{train:,} training and {test:,} test images; published are {published}",)
 
 
 def _open(place: Path) -> _Tree:
@@ -168,6 +186,9 @@ class _Folder:
     def has(self, name: str) -> bool:
         return (self._path / name).is_file()
 
+    def close(self) -> None:
+        pass
+
 
 class _Zip:
     """Members are looked up by name and read in memory; nothing is unpacked to the disk."""
@@ -175,8 +196,8 @@ class _Zip:
     def __init__(self, path: Path) -> None:
         try:
             self._archive = zipfile.ZipFile(path)
-        except (OSError, zipfile.BadZipFile) as error:
-            raise SourceError(f"{path} is no .zip, or it was cut short: {error}") from error
+        except (OSError, RuntimeError, ValueError, zipfile.BadZipFile) as error:
+            raise SourceError(f"{path} cannot be unpacked ({error}): {FETCH_AGAIN}") from error
         names = self._archive.namelist()
         self._prefix = f"{FOLDER}/" if f"{FOLDER}/wnids.txt" in names else ""
         self._names = set(names)
@@ -194,7 +215,7 @@ class _Zip:
                 raise SourceError(f"{name} unpacks to more than {_MOST_BYTES:,} bytes")
             # zipfile stops at the announced size and checks the CRC.
             return self._archive.read(member)
-        except (OSError, EOFError, RuntimeError, zipfile.BadZipFile, zlib.error) as error:
+        except _DAMAGED as error:
             raise SourceError(f"{name} cannot be unpacked: {error}") from error
 
     def list(self, folder: str) -> list[str]:
@@ -202,3 +223,6 @@ class _Zip:
 
     def has(self, name: str) -> bool:
         return self._prefix + name in self._names
+
+    def close(self) -> None:
+        self._archive.close()
