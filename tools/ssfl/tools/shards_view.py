@@ -8,8 +8,7 @@ from typing import Any, Self
 import numpy as np
 import numpy.typing as npt
 from rich.console import Console
-from rich.markup import escape
-from rich.progress import Progress, TaskID
+from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 from rich.table import Table
 from rich.text import Text
 
@@ -34,8 +33,16 @@ class ProgressView:
     def __init__(self) -> None:
         console = Console(stderr=True)
         self._is_terminal = console.is_terminal
-        self._bars = Progress(console=console, transient=True, disable=not self._is_terminal)
-        self._tasks: dict[str, TaskID] = {}
+        self._bars = Progress(
+            TextColumn("{task.description}", markup=False),
+            BarColumn(),
+            TimeRemainingColumn(),
+            console=console,
+            transient=True,
+            disable=not self._is_terminal,
+        )
+        self._what = ""
+        self._bar = TaskID(0)
         self._told_s = time.monotonic()
 
     def __enter__(self) -> Self:
@@ -54,9 +61,11 @@ class ProgressView:
         """Note that so much of the work is done; a total of 0 is unknown."""
         what = plain(what)
         if self._is_terminal:
-            if what not in self._tasks:
-                self._tasks[what] = self._bars.add_task(escape(what))
-            self._bars.update(self._tasks[what], completed=done, total=total or None)
+            if what != self._what:
+                if self._what:
+                    self._bars.remove_task(self._bar)
+                self._what, self._bar = what, self._bars.add_task(what)
+            self._bars.update(self._bar, completed=done, total=total or None)
         elif time.monotonic() - self._told_s > _QUIET_S:
             self._told_s = time.monotonic()
             share = f"{done / total:.0%}" if total else f"{done:,}"
