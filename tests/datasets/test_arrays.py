@@ -218,7 +218,12 @@ def test_train_and_test_must_be_alike(tmp_path: Path) -> None:
         ([b"no", b"yes", b"no", b"no", b"no", b"no"], ("no", "yes"), [0, 1, 0, 0, 0, 0], ""),
         ([True, False, True, True, True, True], ("false", "true"), [1, 0, 1, 1, 1, 1], ""),
         ([0, 0, 0, 0, 0, 0], ("0",), [0] * 6, ""),
-        (np.array([5] * 6, dtype=np.uint64), ("5",), [0] * 6, "labels 5 became classes 0 … 0"),
+        (
+            np.array([5] * 6, dtype=np.uint64),
+            ("5",),
+            [0] * 6,
+            "label 5 became class 0, the only one",
+        ),
     ],
 )
 def test_labels_become_classes_in_sorted_order(

@@ -137,6 +137,7 @@ def test_classes_may_be_called_like_published_files(tmp_path: Path) -> None:
     for name in ("cifar-10-like", "train-images", "meta"):
         (tmp_path / name).mkdir()
         Image.new("L", (4, 4)).save(tmp_path / name / "1.png")
+    (tmp_path / "data_batch_1.png").write_bytes(b"")
     data = read_source(SourceOptions(source=str(tmp_path)))
     assert data.class_names == ("cifar-10-like", "meta", "train-images")
 
@@ -146,6 +147,11 @@ def test_a_published_archive_says_how_it_is_read(tmp_path: Path) -> None:
     path.write_bytes(b"")
     assert refused(path) == (
         f"{path} looks like cifar10 as published: --source cifar10 --path {path}"
+    )
+    path = tmp_path / "t10k-images.idx3-ubyte"
+    path.write_bytes(b"")
+    assert refused(path).endswith(
+        f"looks like mnist as published: --source mnist --path {tmp_path}"
     )
 
 

@@ -160,6 +160,8 @@ def _classes(columns: list[Array], kind: str) -> Targets:
     names = tuple(_class_name(label) for label in found.tolist())
     is_renumbered = kind in ("whole", "float") and names != tuple(map(str, range(len(found))))
     note = f"labels {_listed(names)} became classes 0 … {len(names) - 1}"
+    if len(names) == 1:
+        note = f"label {names[0]} became class 0, the only one"
     return Targets(tuple(np.split(labels, ends)), names, (note,) if is_renumbered else ())
 
 

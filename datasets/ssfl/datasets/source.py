@@ -8,6 +8,7 @@ Readers are imported when they are needed, so that a set of numbers needs no ima
 import difflib
 from collections.abc import Callable
 from dataclasses import dataclass, fields
+from fnmatch import fnmatchcase
 from pathlib import Path
 
 from ssfl.datasets.data_set import DataSet
@@ -62,12 +63,12 @@ _CALLED = {
     "folder": "a folder of images",
 }
 
-# How to tell a published set: what its files begin with, what its folders are called.
+# How to tell a published set: what some of its files and folders are called.
 _FILES = {
-    "mnist": ("train-images", "t10k-images"),
-    "cifar10": ("data_batch_1", "cifar-10-"),
-    "cifar100": ("train.bin", "fine_label_names", "cifar-100-"),
-    "tiny-imagenet": ("wnids.txt", "tiny-imagenet-200"),
+    "mnist": ("train-images?idx3-ubyte*", "t10k-images?idx3-ubyte*"),
+    "cifar10": ("data_batch_1", "data_batch_1.bin", "cifar-10-*.tar.gz"),
+    "cifar100": ("train.bin", "fine_label_names.txt", "cifar-100-*.tar.gz"),
+    "tiny-imagenet": ("wnids.txt", "tiny-imagenet-200.zip"),
 }
 _FOLDERS = {
     "cifar10": ("cifar-10-batches-bin", "cifar-10-batches-py"),
@@ -129,7 +130,8 @@ def _possible(source: str, path: Path) -> str:
         wrong = f"{source} is no file that can be read"
         name = _published_as(path.name)
         if name:
-            return f"{source} looks like {name} as published: --source {name} --path {source}"
+            where = source if path.name.endswith((".tar.gz", ".zip")) else path.parent
+            return f"{source} looks like {name} as published: --source {name} --path {where}"
     else:
         wrong = f"there is no data set, file or folder called {source}"
         close = difflib.get_close_matches(source.lower(), NAMES, n=1)
@@ -157,7 +159,10 @@ def _refuse_original_files(folder: Path) -> None:
 
 def _published_as(file: str) -> str:
     """Return the set one of whose published files is called so; empty if none."""
-    return next((name for name, starts in _FILES.items() if file.startswith(starts)), "")
+    for name, patterns in _FILES.items():
+        if any(fnmatchcase(file, pattern) for pattern in patterns):
+            return name
+    return ""
 
 
 def _check_choices(options: SourceOptions) -> None:
