@@ -28,6 +28,7 @@ COMMANDS = (
     Command("run", "start", "operate", "stop waiting for more clients and begin"),
     Command("run", "stop", "operate", "end the run now; the last model becomes the final one"),
     Command("watch", "status", "operate", "what the run is doing, who takes part, how far it is"),
+    Command("use", "model", "model", "test the final model on any shard, or export it"),
 )
 
 

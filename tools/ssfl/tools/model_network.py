@@ -1,0 +1,118 @@
+"""From a model's manifest back to the network it came from, with the model's weights in it."""
+
+import json
+from dataclasses import fields, replace
+from typing import TYPE_CHECKING, Any
+
+from ssfl.datasets.shards import Shard
+from ssfl.method.errors import ModelFileError, SettingsError
+from ssfl.method.manifest import Manifest
+from ssfl.method.settings import RunSettings
+from ssfl.program.exits import ExitCode, ProgramError, usage_error
+from ssfl.tools.building import stand_in
+from ssfl.tools.model_folder import FinalModel
+
+if TYPE_CHECKING:
+    import torch
+    from torch import nn
+
+    from ssfl.learning.load_task import LoadedTask
+
+HISTORY = "history.json"  # the coordinator's folder has it: with the settings of the run
+NETWORK = ("model", "norm", "width")  # settings that a built-in network was built with
+
+
+def task_of(final: FinalModel, spec: str) -> "LoadedTask":
+    """Return the task of a model: the built-in one, or that of --task if it has the right name."""
+    from ssfl.learning.load_task import IMAGE, load_task
+
+    name = final.manifest.model.get("task", IMAGE)
+    if not spec and name != IMAGE:
+        raise usage_error(
+            f"the model is of the task {name}: give its file, --task path/to/{name}.py"
+        )
+    task = load_task(spec or IMAGE)
+    if task.name != name:
+        raise ProgramError(
+            f"the model is of the task {name}, and --task {spec} is the task {task.name}",
+            ExitCode.BAD_DATA,
+        )
+    return task
+
+
+def build_network(
+    final: FinalModel, task: "LoadedTask", shard: Shard, device: "torch.device"
+) -> "nn.Module":
+    """Return the task's network with the model's weights, in eval mode on a device."""
+    import torch
+
+    from ssfl.learning.flatten import write_vector
+    from ssfl.learning.load_task import IMAGE
+
+    settings = _settings(final)
+    if task.name == IMAGE:
+        with torch.device("meta"):  # shapes only: what is too large must not be tried
+            _check(final, task, settings, shard, task.build_model(settings, shard))
+    model = task.build_model(settings, shard)
+    _check(final, task, settings, shard, model)
+    write_vector(model, final.manifest, final.vector)
+    return model.to(device).eval()
+
+
+def shard_of_zeros(final: FinalModel) -> Shard:
+    """Return a sample of the model's input shape, for a network that depends on shapes alone."""
+    shape, classes = (final.manifest.model.get(name) for name in ("input_shape", "num_classes"))
+    sizes = shape if isinstance(shape, list) else []
+    if not sizes or not all(type(n) is int and n > 0 for n in sizes) or type(classes) is not int:
+        raise ModelFileError(f"{final.path}: its manifest does not tell the shape of a sample")
+    return stand_in(tuple(sizes), classes)
+
+
+def _settings(final: FinalModel) -> RunSettings:
+    """Return the run's settings, as far as they are known: a task of one's own may read any."""
+    known: dict[str, Any] = {}
+    file = final.path.with_name(HISTORY)
+    described = final.manifest.model
+    try:
+        if file.is_file():
+            history = json.loads(file.read_bytes())
+            if history["model_digest"] == final.digests["model_digest"]:
+                names = {one.name for one in fields(RunSettings)}
+                known = {
+                    name: history["settings"][name] for name in names & history["settings"].keys()
+                }
+        built = {name: described[name] for name in NETWORK if name in described}
+        settings = replace(RunSettings(**known), **built)
+        settings.validate()
+    except (SettingsError, ValueError, LookupError, TypeError, AttributeError) as error:
+        raise ModelFileError(
+            f"{final.path}: the settings of its network cannot be used: {error}"
+        ) from error
+    return settings
+
+
+def _check(
+    final: FinalModel, task: "LoadedTask", settings: RunSettings, shard: Shard, model: "nn.Module"
+) -> None:
+    """Raise ModelFileError naming the first tensor that is not the model's."""
+    from ssfl.learning.describe import manifest_of
+
+    wanted = final.manifest
+    built = manifest_of(model, task.description(settings, shard))
+    pairs = zip(built.tensors, wanted.tensors, strict=False)
+    alike = [replace(mine, init=theirs.init) for mine, theirs in pairs]  # how it began is past
+    rest = built.tensors[len(alike) :]
+    if wrong := wanted.first_difference(Manifest((*alike, *rest), built.model)):
+        raise ModelFileError(
+            f"the network of the task {task.name} on this data is not the one of {final.path}: "
+            f"{wrong}{_hint(final)}"
+        )
+
+
+def _hint(final: FinalModel) -> str:
+    if "model" in final.manifest.model or final.path.with_name(HISTORY).is_file():
+        return ""
+    return (
+        f". If build_model reads the run's settings, take the model from the coordinator's folder: "
+        f"its {HISTORY} has them"
+    )
