@@ -1,6 +1,7 @@
 """Shards in memory: those that `ssfl shards` writes, as a client reads them."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import fields
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -12,6 +13,7 @@ from ssfl.datasets.errors import ShardError
 from ssfl.datasets.make_shards import make_shards
 from ssfl.datasets.shards import MAKE_SOME, Shard, read_shard
 from ssfl.datasets.source import SourceOptions, read_source
+from ssfl.program.command_line import closest
 
 Shards = Sequence[Shard] | Mapping[str, Shard]
 
@@ -57,11 +59,11 @@ def cut(
     [2, 2, 2]
     """
     wish = Cut(clients, partition, alpha, classes_per_client, validation, test_share, seed)
+    if isinstance(source, DataSet) and reading:
+        raise TypeError(f"{next(iter(reading))} is for reading a source; this is a DataSet")
     with in_keywords(), TemporaryDirectory(prefix="ssfl-shards-") as folder:
         wish.validate()
         data = source if isinstance(source, DataSet) else _read(source, reading)
-        if isinstance(source, DataSet) and reading:
-            raise TypeError(f"{', '.join(reading)}: these are for reading a source, not a DataSet")
         # Through files, so that pixels are scaled and checked as at a site.
         return [read_shard(path) for path in make_shards(Path(folder), data, wish).paths]
 
@@ -88,4 +90,9 @@ def by_client(shards: Shards) -> dict[str, Shard]:
 
 
 def _read(source: str | Path, reading: dict[str, Any]) -> DataSet:
-    return read_source(SourceOptions(str(source), **reading))
+    known = [one.name for one in fields(SourceOptions) if one.name != "source"]
+    for name in reading:
+        if name not in known:
+            raise TypeError(f"{name} is no way to read or cut a source{closest(name, known)}")
+    paths = {name: Path(reading[name]) for name in ("path", "test") if reading.get(name)}
+    return read_source(SourceOptions(str(source), **{**reading, **paths}))

@@ -18,6 +18,7 @@ from contextlib import contextmanager
 from ssfl.datasets.errors import DataError
 from ssfl.learning.errors import LearningError
 from ssfl.method.errors import MethodError
+from ssfl.server.errors import Refusal
 
 
 class RunError(Exception):
@@ -29,7 +30,7 @@ def in_keywords() -> Iterator[None]:
     """Let errors speak of keywords where they speak of flags."""
     try:
         yield
-    except (DataError, LearningError, MethodError) as error:
+    except (DataError, LearningError, MethodError, Refusal) as error:
         error.args = (with_keywords(str(error)),)
         raise
 

@@ -19,7 +19,7 @@ from ssfl.method.mask import Mask
 from ssfl.method.strategies.contract import Work
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class FoundMask:
     """A mask, and the scores whose largest it keeps."""
 
@@ -27,6 +27,9 @@ class FoundMask:
     manifest: Manifest
     scores: npt.NDArray[np.float32]  # (manifest.num_masked,) mean over clients, by data size
     initial: npt.NDArray[np.float32]  # (manifest.size,) the weights that were scored
+
+    def __repr__(self) -> str:
+        return f"<FoundMask: {self.mask.num_kept:,} of {self.mask.size:,} weights kept>"
 
     @property
     def layers(self) -> Layers:

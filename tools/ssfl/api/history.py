@@ -14,7 +14,7 @@ Doubles = npt.NDArray[np.float64]
 NAN = float("nan")
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class RunHistory:
     """What a run did. Arrays have one entry per round; nan is what nobody measured.
 
@@ -43,6 +43,16 @@ class RunHistory:
     clients: dict[str, npt.NDArray[Any]]  # columns of a table with one row per client
     layers: Layers  # none before the mask is known
     document: dict[str, Any]  # all of history.json
+
+    def __repr__(self) -> str:
+        return f"<RunHistory {self.run_id}: {self.in_short}>"
+
+    @property
+    def in_short(self) -> str:
+        """Rounds, and how good the last model is."""
+        rounds = f"{len(self.rounds)} round{'s' * (len(self.rounds) != 1)}"
+        known = self.accuracy[np.isfinite(self.accuracy)]
+        return f"{rounds}, accuracy {100 * known[-1]:.1f} %" if known.size else rounds
 
     @classmethod
     def of(cls, document: dict[str, Any]) -> "RunHistory":

@@ -46,7 +46,10 @@ def load_model(folder: str | Path, task: str | Path = IMAGE) -> nn.Module:
     path = _find(Path(folder), MODEL)
     if path is None:
         raise ModelFileError(f"{folder} holds no {MODEL}{_hint(Path(folder))}")
-    manifest, vector = _read_model(path.parent)
+    manifest, vector, digest = _read_model(path.parent)
+    beside = path.with_name(HISTORY)
+    if beside.is_file() and _document(beside)["model_digest"] != digest:
+        raise ModelFileError(f"{beside} speaks of another model than {path}")
     with in_keywords():
         loaded = load_task(str(task))
         model = _build(loaded, manifest, path.parent)
@@ -87,8 +90,8 @@ def _document(path: Path) -> dict[str, Any]:
     return document
 
 
-def _read_model(folder: Path) -> tuple[Manifest, npt.NDArray[np.float32]]:
-    """Return manifest and flat vector of a final model, after every digest was compared."""
+def _read_model(folder: Path) -> tuple[Manifest, npt.NDArray[np.float32], str]:
+    """Return manifest, flat vector and digest of a final model; every digest was compared."""
     try:
         if (folder / "manifest.json").stat().st_size > MAX_MANIFEST_BYTES:
             raise ManifestError("it is too large")
@@ -115,7 +118,7 @@ def _read_model(folder: Path) -> tuple[Manifest, npt.NDArray[np.float32]]:
             )
     if not np.array_equal(mask.scatter(values), vector):
         raise ModelFileError(f"{folder} is damaged: a pruned weight is not zero")
-    return manifest, vector
+    return manifest, vector, found["model_digest"]
 
 
 def _build(task: LoadedTask, manifest: Manifest, folder: Path) -> nn.Module:

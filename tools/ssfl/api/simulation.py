@@ -26,7 +26,7 @@ OnRound = Callable[[int, RunHistory], object]
 _USUAL = RunSettings()
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Simulated:
     """A finished run."""
 
@@ -36,6 +36,9 @@ class Simulated:
     manifest: Manifest
     values: npt.NDArray[np.float32]  # the kept values, then dense tensors and buffers
     history: RunHistory
+
+    def __repr__(self) -> str:
+        return f"<Simulated {self.digest[:12]}: {self.history.in_short}>"
 
 
 def simulate(

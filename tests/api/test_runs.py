@@ -1,0 +1,170 @@
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.numpy import load_file, save_file
+
+from ssfl import api
+from ssfl.learning.errors import ModelError
+from ssfl.method.errors import ModelFileError
+from ssfl.method.model_files import write_model
+
+NUMBERS = Path(__file__).with_name("number_task.py")
+QUICK: dict[str, Any] = {"rounds": 2, "local_steps": 1}
+
+
+def leave(done: api.Simulated, runs: Path) -> Path:
+    """Write what coordinator and one client of such a run leave behind; return its folder."""
+    for place in ("coordinator", "shard_00"):
+        folder = runs / "run-1" / place
+        folder.mkdir(parents=True)
+        write_model(folder, done.manifest, done.mask, done.values)
+    text = json.dumps(done.history.document, indent=1)
+    (runs / "run-1" / "coordinator" / "history.json").write_text(text)
+    return runs / "run-1"
+
+
+@pytest.fixture(scope="session")
+def done(shards: list[api.Shard]) -> api.Simulated:
+    return api.simulate(shards, model="cnn", width=4, **QUICK)
+
+
+@pytest.fixture
+def run(done: api.Simulated, tmp_path: Path) -> Path:
+    return leave(done, tmp_path / "runs")
+
+
+@pytest.mark.parametrize("place", [".", "coordinator", "coordinator/history.json"])
+def test_a_run_is_found_by_any_of_its_places(run: Path, done: api.Simulated, place: str) -> None:
+    history = api.read_run(run / place)
+    assert history.digest == done.digest
+    assert history.settings["width"] == 4
+    assert np.array_equal(history.accuracy, done.history.accuracy)
+    assert np.array_equal(history.payloads.down, done.history.payloads.down)
+    assert history.layers.names == done.history.layers.names
+    assert api.read_run(str(run / place)).document == history.document
+
+
+def test_a_run_on_numbers_is_read_and_its_model_loaded(
+    numbers: list[api.Shard], tmp_path: Path
+) -> None:
+    done = api.simulate(numbers, task=NUMBERS, sparsity=0.5, learning_rate=0.01, **QUICK)
+    run = leave(done, tmp_path)
+    history = api.read_run(run)
+    assert np.isnan(history.accuracy).all() and not np.isnan(history.loss).any()
+    model, x = api.load_model(run, task=NUMBERS), torch.ones(2, 3)
+    assert torch.equal(model(x), done.model(x))
+    with pytest.raises(ModelFileError, match="made by the task 'number_task', not 'image'"):
+        api.load_model(run)
+
+
+def test_what_is_no_run_is_refused_saying_where_runs_are(run: Path, tmp_path: Path) -> None:
+    with pytest.raises(api.RunError, match=r"nowhere holds no history\.json: there is no such"):
+        api.read_run(tmp_path / "nowhere")
+    with pytest.raises(api.RunError, match=r"but runs that do: run-1$"):
+        api.read_run(run.parent)
+    with pytest.raises(api.RunError, match=r"shard_00 holds no history\.json: \S*run-1 does"):
+        api.read_run(run / "shard_00")
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(api.RunError, match="runs/<run>/coordinator, once it has ended"):
+        api.read_run(tmp_path / "empty")
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "{", "[]", "{}", '{"format": 1}', '{"format": 1, "rounds": 3}', "\xff", "null",
+     '{"format": 1, "rounds": [{}], "evaluations": []}'],
+)  # fmt: skip
+def test_what_is_no_history_is_refused(run: Path, text: str) -> None:
+    file = run / "coordinator" / "history.json"
+    file.write_bytes(text.encode("latin-1"))
+    with pytest.raises(api.RunError, match=r"history\.json is not the history of a run: "):
+        api.read_run(run)
+
+
+def test_a_history_of_the_future_is_refused(run: Path) -> None:
+    (run / "coordinator" / "history.json").write_text('{"format": 2}')
+    with pytest.raises(api.RunError, match="is in format 2; this program reads 1"):
+        api.read_run(run)
+
+
+@pytest.mark.parametrize("place", [".", "coordinator", "shard_00"])
+def test_the_model_computes_what_the_simulated_one_does(
+    run: Path, done: api.Simulated, shards: list[api.Shard], place: str
+) -> None:
+    model = api.load_model(run / place)
+    assert not model.training
+    x = torch.from_numpy(shards[0].test_x)
+    with torch.no_grad():
+        assert torch.equal(model(x), done.model(x))
+
+
+def test_a_model_that_is_not_there_is_refused(run: Path) -> None:
+    with pytest.raises(ModelFileError, match=r"holds no model\.safetensors, but runs that do"):
+        api.load_model(run.parent)
+    (run / "shard_00" / "mask.bin").unlink()
+    with pytest.raises(ModelFileError, match=r"shard_00 holds no model of a run: .*mask\.bin"):
+        api.load_model(run / "shard_00")
+
+
+def changed_weights(folder: Path, *, on_mask: bool) -> None:
+    """Change one weight of the first layer, and keep what the file tells of itself."""
+    raw = (folder / "model.safetensors").read_bytes()
+    length = int.from_bytes(raw[:8], "little")
+    metadata = json.loads(raw[8 : 8 + length])["__metadata__"]
+    tensors = load_file(folder / "model.safetensors")
+    weights = tensors["conv1.weight"].reshape(-1)
+    weights[np.flatnonzero((weights != 0) == on_mask)[0]] = 0.25
+    save_file(tensors, folder / "model.safetensors", metadata)
+
+
+def test_a_changed_kept_weight_is_found(run: Path) -> None:
+    changed_weights(run / "shard_00", on_mask=True)
+    with pytest.raises(ModelFileError, match=r"is damaged: .* tells model_digest"):
+        api.load_model(run / "shard_00")
+
+
+def test_a_changed_pruned_weight_is_found(run: Path) -> None:
+    changed_weights(run / "shard_00", on_mask=False)
+    with pytest.raises(ModelFileError, match="is damaged: a pruned weight is not zero"):
+        api.load_model(run / "shard_00")
+
+
+@pytest.mark.parametrize("name", ["mask.bin", "manifest.json", "model.safetensors"])
+@pytest.mark.parametrize("at", [0, -1])
+def test_a_damaged_file_is_found(run: Path, name: str, at: int) -> None:
+    file = run / "shard_00" / name
+    content = bytearray(file.read_bytes())
+    content[at] ^= 1
+    file.write_bytes(content)
+    with pytest.raises(ModelFileError, match=r"shard_00 (holds no model|is damaged)"):
+        api.load_model(run / "shard_00")
+
+
+@pytest.mark.parametrize("name", ["mask.bin", "manifest.json", "model.safetensors"])
+def test_a_cut_file_is_found(run: Path, name: str) -> None:
+    file = run / "shard_00" / name
+    file.write_bytes(file.read_bytes()[:-3])
+    with pytest.raises(ModelFileError, match="shard_00 holds no model of a run: "):
+        api.load_model(run / "shard_00")
+
+
+def test_a_model_of_another_run_beside_the_history_is_found(
+    run: Path, shards: list[api.Shard]
+) -> None:
+    other = api.simulate(shards, model="cnn", width=4, seed=9, **QUICK)
+    write_model(run / "coordinator", other.manifest, other.mask, other.values)
+    with pytest.raises(ModelFileError, match=r"history\.json speaks of another model"):
+        api.load_model(run)
+
+
+def test_a_task_that_has_changed_since_is_told(numbers: list[api.Shard], tmp_path: Path) -> None:
+    task = tmp_path / "number_task.py"
+    task.write_text(NUMBERS.read_text())
+    run = leave(api.simulate(numbers, task=task, sparsity=0.5, **QUICK), tmp_path / "runs")
+    task.write_text(NUMBERS.read_text().replace("4)", "5)").replace("(4, 1", "(5, 1"))
+    with pytest.raises((ModelFileError, ModelError), match=r"builds another model: .*0\.weight"):
+        api.load_model(run, task=task)

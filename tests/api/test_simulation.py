@@ -1,0 +1,150 @@
+"""What tests/system/test_simulated_digest.py does not need real processes for."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from ssfl import api
+from ssfl.learning.errors import DivergedError
+from ssfl.method.model_state import values_digest
+from ssfl.server.errors import BadValues
+
+QUICK: dict[str, Any] = {"model": "mlp", "local_steps": 2, "batch_size": 8}
+NUMBERS = Path(__file__).with_name("number_task.py")
+GROWING = """
+from api.number_task import build_model, load_shard
+
+OWN_WEIGHTS = True
+
+def loss(model, x, y):
+    return -model(x + 1).mean()
+"""
+
+
+def test_the_result_is_one_model_in_four_forms(shards: list[api.Shard]) -> None:
+    done = api.simulate(shards, rounds=2, **QUICK)
+    assert done.digest == values_digest(done.values).hex() == done.history.digest
+    assert done.history.finished and not done.model.training
+    state = {name: tensor.numpy() for name, tensor in done.model.state_dict().items()}
+    assert np.array_equal(done.mask.gather(done.manifest.flatten(state)), done.values)
+    weights = done.manifest.flatten(state)[: done.mask.size]
+    assert not weights[~done.mask.bools()].any()
+    assert done.mask == api.find_mask(shards, **QUICK).mask
+
+
+def test_results_have_a_short_name(shards: list[api.Shard]) -> None:
+    done = api.simulate(shards, rounds=2, **QUICK)
+    accuracy = f"{100 * done.history.accuracy[-1]:.1f} %"
+    assert repr(done.history) == f"<RunHistory simulated: 2 rounds, accuracy {accuracy}>"
+    assert repr(done) == f"<Simulated {done.digest[:12]}: 2 rounds, accuracy {accuracy}>"
+    assert repr(api.find_mask(shards, **QUICK)) == "<FoundMask: 5,480 of 54,800 weights kept>"
+
+
+def test_the_same_again_is_the_same_and_another_seed_is_not(shards: list[api.Shard]) -> None:
+    first, again, other = (api.simulate(shards, rounds=1, seed=s, **QUICK) for s in (1, 1, 2))
+    assert first.digest == again.digest != other.digest
+
+
+def test_names_of_clients_matter_and_their_order_does_not(shards: list[api.Shard]) -> None:
+    a, b, _ = shards
+    listed = api.simulate([a, b], rounds=1, **QUICK)
+    named = api.simulate({"shard_01": b, "shard_00": a}, rounds=1, **QUICK)
+    others = api.simulate({"ann": a, "bob": b}, rounds=1, **QUICK)
+    assert listed.digest == named.digest != others.digest
+    assert others.history.clients["client"].tolist() == ["ann", "bob"]
+
+
+def test_threads_of_the_notebook_do_not_change_the_bits(shards: list[api.Shard]) -> None:
+    usual = api.simulate(shards, rounds=1, model="cnn", local_epochs=1)
+    threads = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        torch.manual_seed(5)
+        again = api.simulate(shards, rounds=1, model="cnn", local_epochs=1)
+    finally:
+        torch.set_num_threads(threads)
+    assert usual.digest == again.digest
+
+
+def test_every_round_is_told_once_and_nothing_is_printed(
+    shards: list[api.Shard], capfd: pytest.CaptureFixture[str]
+) -> None:
+    told: list[tuple[int, int, bool, bool]] = []
+
+    def on_round(number: int, history: api.RunHistory) -> None:
+        known = np.isfinite(history.accuracy)
+        told.append((number, len(history.rounds), bool(known[:-1].all()), bool(known[-1])))
+
+    api.simulate(shards, rounds=4, evaluate_every=2, on_round=on_round, **QUICK)
+    assert told == [
+        (0, 1, True, False),  # the next round's clients will test it
+        (1, 2, True, True),  # tested by all
+        (2, 3, True, False),
+        (3, 4, True, True),  # the last one always is
+    ]
+    assert capfd.readouterr() == ("", "")
+
+
+def test_a_callback_may_end_it(shards: list[api.Shard]) -> None:
+    class Enough(Exception):
+        pass
+
+    def on_round(number: int, _history: api.RunHistory) -> None:
+        if number == 1:
+            raise Enough
+
+    with pytest.raises(Enough):
+        api.simulate(shards, rounds=50, on_round=on_round, **QUICK)
+
+
+def test_payloads_are_counted_and_messages_are_not(shards: list[api.Shard]) -> None:
+    history = api.simulate(shards, rounds=3, scores="exact", clients_per_round=2, **QUICK).history
+    values = int(history.layers.kept.sum()) + 410  # biases of the mlp
+    assert np.allclose(history.payloads.up_per_round, 2 * 4 * values / 1e6)
+    assert history.payloads.up[-1] == pytest.approx((3 * 4 * 54800 + 6 * 4 * values) / 1e6)
+    assert history.payloads.down_per_round[0] == 0, "the first base follows from mask and seed"
+    assert history.payloads.one_off > 3 * 4 * 54800 / 1e6
+    assert history.payloads.total_down > history.payloads.down[-1]
+    assert np.isnan(history.messages.up).all() and np.isnan(history.messages.total_up)
+
+
+def test_numbers_have_a_loss_and_metrics_but_no_accuracy(numbers: list[api.Shard]) -> None:
+    done = api.simulate(
+        numbers, task=NUMBERS, rounds=3, local_epochs=3, sparsity=0.5, learning_rate=0.05
+    )
+    history = done.history
+    assert np.isnan(history.accuracy).all() and np.isnan(history.personal).all()
+    assert np.isnan(history.clients["accuracy"]).all()
+    assert list(history.metrics) == ["mean_error"]
+    assert history.loss[-1] < history.initial_loss
+    assert history.metrics["mean_error"][-1] < history.metrics["mean_error"][0]
+
+
+def test_diverging_training_is_told_with_the_keyword(shards: list[api.Shard]) -> None:
+    with pytest.raises(DivergedError, match="try a smaller learning_rate"):
+        api.simulate(shards, rounds=2, learning_rate=1e38, clip_norm=0, **QUICK)
+
+
+def test_values_beyond_the_bound_are_refused_by_client_and_tensor(
+    tmp_path: Path, numbers: list[api.Shard]
+) -> None:
+    task = tmp_path / "growing_task.py"
+    task.write_text(GROWING)
+    with pytest.raises(BadValues, match=r"shard_00 sent a value of size .* in ") as error:
+        api.simulate(numbers, task=task, rounds=2, learning_rate=1e3, local_steps=3)
+    assert "--" not in str(error.value)
+
+
+def test_weights_of_a_task_itself_come_from_the_first_client(
+    tmp_path: Path, numbers: list[api.Shard]
+) -> None:
+    task = tmp_path / "growing_task.py"
+    task.write_text(GROWING)
+    found = api.find_mask(numbers, task=task, sparsity=0.5)
+    done = api.simulate(numbers, task=task, rounds=1, sparsity=0.5, learning_rate=0.01)
+    assert not found.manifest.rebuildable
+    sent_up, size = 4, found.manifest.size
+    assert done.history.payloads.one_off >= 2 * sent_up * size / 1e6, "one sends, one receives"
