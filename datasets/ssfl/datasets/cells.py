@@ -8,6 +8,7 @@ A reader knows the file; whoever takes its cells knows numpy only. A column is o
 Anything else (dates, lists, …) has the kind `other` and cannot be read.
 """
 
+import shlex
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -84,6 +85,12 @@ def listed(names: Collection[str]) -> str:
     """Return names for a message: all, or the first dozen."""
     more = f" … ({len(names)} in all)" if len(names) > _SHOWN else ""
     return ", ".join(list(names)[:_SHOWN]) + more
+
+
+def ignore_flag(name: str) -> str:
+    """Return how a person leaves a column out, ready for a shell."""
+    # Commas part the names of columns; double quotes keep one together.
+    return "--ignore " + shlex.quote(f'"{name}"' if "," in name else name)
 
 
 def check_names(path: Path, names: tuple[str, ...]) -> None:

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ssfl.datasets.cells import NUMBERS, Cells, ColumnType, Table, listed
+from ssfl.datasets.cells import NUMBERS, Cells, ColumnType, Table, ignore_flag, listed
 from ssfl.datasets.errors import SourceError
 
 LABELS = ("label", "target", "class", "y", "outcome")
@@ -77,7 +77,7 @@ def check_types(path: Path, types: dict[str, ColumnType], label: str) -> None:
             advice = (
                 "choose another column with --label"
                 if name == label
-                else f"leave it out with --ignore {name}, or turn it into numbers first"
+                else f"leave it out with {ignore_flag(name)}, or turn it into numbers first"
             )
             raise SourceError(f"{path}: column {name} holds {one.called}, no numbers; {advice}")
 
@@ -138,7 +138,7 @@ class Survey:
             raise SourceError(
                 f"{self.path}: column {self.name} holds infinity in row "
                 f"{self.rows + int(endless[0]) + 1}; repair it, or leave the column out "
-                f"with --ignore {self.name}"
+                f"with {ignore_flag(self.name)}"
             )
 
     def _add_moments(self, values: npt.NDArray[np.float64]) -> None:
@@ -175,7 +175,7 @@ class Survey:
         if self.is_label:
             is_id, advice = seen > MAX_WORDS, "choose another column with --label"
         else:
-            is_id, advice = seen >= _ID_ROWS, f"leave it out with --ignore {self.name}"
+            is_id, advice = seen >= _ID_ROWS, f"leave it out with {ignore_flag(self.name)}"
         looks_like_id = seen == self.count and is_id
         if (looks_like_id or seen > most) and self.type.why:
             raise SourceError(

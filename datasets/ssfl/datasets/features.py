@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from ssfl.datasets.cells import NUMBERS, Cells, listed
+from ssfl.datasets.cells import NUMBERS, Cells, ignore_flag, listed
 from ssfl.datasets.columns import Survey
 from ssfl.datasets.errors import SourceError
 
@@ -74,7 +74,7 @@ def make_features(surveys: list[Survey], standardize: bool) -> tuple[Feature, ..
         if not survey.count:
             raise SourceError(
                 f"{survey.path}: column {survey.name} is empty in every row that is used; "
-                f"leave it out with --ignore {survey.name}"
+                f"leave it out with {ignore_flag(survey.name)}"
             )
         feature = _feature(survey, place, standardize)
         features.append(feature)
@@ -97,7 +97,7 @@ def _feature(survey: Survey, place: int, standardize: bool) -> Feature:
     if not 0 < survey.deviation < math.inf:
         raise SourceError(
             f"{survey.path}: column {survey.name} spans {survey.low:g} … {survey.high:g}, which "
-            f"cannot be standardised; scale it, or leave it out with --ignore {survey.name}"
+            f"cannot be standardised; scale it, or leave it out with {ignore_flag(survey.name)}"
         )
     mean, scale = survey.mean, survey.deviation
     return Feature(survey.name, kind, place, fill=mean, mean=mean, scale=scale)
@@ -135,5 +135,5 @@ def refuse_overflow(path: Path, feature: Feature, row: int) -> None:
     """Raise because a number is beyond what float32 holds."""
     raise SourceError(
         f"{path}: column {feature.name} holds a number in row {row} that is too large for float32; "
-        f"repair it, or leave the column out with --ignore {feature.name}"
+        f"repair it, or leave the column out with {ignore_flag(feature.name)}"
     )

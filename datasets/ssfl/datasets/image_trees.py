@@ -13,6 +13,7 @@ A class folder may hold folders, one level, whose images are of the same class. 
 """
 
 import os
+import shlex
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -66,7 +67,7 @@ def find_images(root: Path, test_root: Path | None, endings: frozenset[str]) -> 
         if folders:
             tree.notes.append(
                 f"there is one class only, {only.name}; if the folders in it are the classes "
-                f"({listed(folders)}): --source {only}"
+                f"({listed(folders)}): --source {shlex.quote(str(only))}"
             )
     tree.notes.extend(walk.notes())
     return tree
@@ -142,7 +143,11 @@ class _Walk:
             self.others += nested.others
             deeper += nested.folders
         if not images:
-            hint = f" (if its folders are the classes: --source {folder})" if deeper else ""
+            hint = (
+                f" (if its folders are the classes: --source {shlex.quote(str(folder))})"
+                if deeper
+                else ""
+            )
             raise SourceError(
                 f"the class folder {folder} holds no images; put some there or remove it{hint}. "
                 f"In general, {EXPECTED}"

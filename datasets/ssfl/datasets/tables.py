@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from ssfl.datasets.cells import NUMBERS, Cells, Contents, Table, listed
+from ssfl.datasets.cells import NUMBERS, Cells, Contents, Table, ignore_flag, listed
 from ssfl.datasets.columns import Choice, Survey, check_types, choose
 from ssfl.datasets.data_set import Array, DataSet
 from ssfl.datasets.errors import SourceError
@@ -153,7 +153,7 @@ def _check_missing(part: _Part) -> None:
             worst = max(inputs, key=lambda one: one.missing)
             others = (
                 f", put the mean there with --missing mean, "
-                f"or leave columns out with --ignore {worst.name}"
+                f"or leave columns out with {ignore_flag(worst.name)}"
             )
         raise SourceError(
             f"{path}: cells are missing in {_count(len(gaps), 'column')}: {listed(shown)}. "
