@@ -58,6 +58,18 @@ def test_nothing_a_pickle_asks_for_is_run(tmp_path: Path, protocol: int, wrap: A
     assert not trace.exists()
 
 
+def test_behind_the_first_lock_there_is_a_second(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("ssfl.datasets.pickled._check_instructions", lambda _: None)
+    trace = tmp_path / "it ran"
+    for protocol in range(6):
+        data = pickle.dumps({"data": Calls(os.system, f"touch '{trace}'")}, protocol)
+        with pytest.raises(SourceError, match=r"wants to run 'posix\.system'"):
+            read_pickle(data)
+    assert not trace.exists()
+
+
 @pytest.mark.parametrize(
     "name",
     [

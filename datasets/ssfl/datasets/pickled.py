@@ -1,7 +1,7 @@
 """The only pickles that are read: CIFAR's python batches, which are published as such.
 
 Unpickling runs what a file says, so it is the exception here and kept as narrow as these files
-are. Three locks, each enough alone:
+are. Three locks, one behind the other:
 
 1. Before anything is loaded, the file is read as a list of instructions, and only those that the
    published files consist of are let through, with few containers, small memo numbers and no tuple
