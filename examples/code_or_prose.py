@@ -1,10 +1,11 @@
-"""Text: is a line program code or English? A sequence classifier on bytes.
+r"""Text: is a line program code or English? A sequence classifier on bytes.
 
 Each of four teams owns some packages of Python's standard library; lines of docstrings are
 prose, the others are code. To try it, in any folder:
 
     python code_or_prose.py               # writes teams/web/lines.tsv and three more
-    ssfl rehearse --task code_or_prose.py --data-root teams --rounds 10 --local-epochs 1 --dense
+    ssfl rehearse --task code_or_prose.py --data-root teams --sparsity 0.8 --rounds 10 \
+        --local-epochs 2 --dense
 
 A shard is whatever `load_shard` makes of a path: here each is a folder.
 """

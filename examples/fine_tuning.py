@@ -1,11 +1,12 @@
-"""Fine-tuning: a network that was trained elsewhere goes on learning where the data is.
+r"""Fine-tuning: a network that was trained elsewhere goes on learning where the data is.
 
 A public network knows the handwritten digits 0 to 7. Four sites hold digits of all kinds, 8 and
 9 among them, and may not share them. To try it, in any folder:
 
     python fine_tuning.py                 # writes pretrained.safetensors and sites/*.npz
     ssfl init --task fine_tuning.py --data-root sites --weights pretrained.safetensors --partial
-    ssfl rehearse --task fine_tuning.py --data-root sites --init initial.safetensors --rounds 5
+    ssfl rehearse --task fine_tuning.py --data-root sites --init initial.safetensors \
+        --sparsity 0.5 --rounds 3 --local-epochs 1
 
 `ssfl init` takes every tensor that fits by name and shape; --partial lets the last layer, which
 has eight outputs in the file and ten here, start anew. Leave --init out to see what it is worth.
@@ -68,7 +69,7 @@ def pretrain(x: Tensor, y: Tensor, steps: int = 400) -> Network:
     for step in range(steps):
         batch = torch.arange(64 * step, 64 * step + 64) % len(x)
         optimizer.zero_grad()
-        functional.cross_entropy(model(x[batch]), y[batch]).backward()
+        torch.autograd.backward(functional.cross_entropy(model(x[batch]), y[batch]))
         optimizer.step()
     right = (model(x).argmax(dim=1) == y).float().mean()
     print(f"pretrained on {len(x)} digits 0 to 7: {100 * right:.1f} % right")

@@ -18,7 +18,7 @@ from ssfl.learning.flatten import read_vector, write_vector
 from ssfl.learning.masked_training import train_locally
 from ssfl.learning.models import build_model, smallest_side
 from ssfl.learning.resnet import RESNETS, resnet
-from ssfl.learning.saliency import score_locally
+from ssfl.learning.saliency import saliency_scores, score_locally
 from ssfl.method.exact_sum import VALUE_BOUND, ExactSum, fraction_bits
 from ssfl.method.initialize import initial_vector
 from ssfl.method.manifest import Manifest, Role
@@ -111,6 +111,21 @@ def test_neither_scoring_nor_testing_moves_them(shard: Shard) -> None:
     evaluate(model, image_task, shard)
     assert read_vector(model, manifest).tobytes() == trained.tobytes()
     assert all(module.training for module in model.modules())
+
+
+def test_scores_are_those_of_a_network_that_norms_by_the_batch(shard: Shard) -> None:
+    model, manifest = started(shard)
+    x, y = torch.from_numpy(shard.train_x[:16]), torch.from_numpy(shard.train_y[:16])
+    scores = saliency_scores(model, manifest, image_task, x, y)
+    for module in model.modules():
+        if isinstance(module, nn.BatchNorm2d):
+            module.track_running_stats = False
+            module.running_mean = module.running_var = None
+    parameters = dict(model.named_parameters())
+    masked = [parameters[tensor.name] for tensor, _ in manifest.masked()]
+    gradients = torch.autograd.grad(image_task.loss(model, x, y), masked)
+    expected = [(g * w).abs().flatten() for g, w in zip(gradients, masked, strict=True)]
+    assert scores.tobytes() == torch.cat(expected).detach().numpy().tobytes()
 
 
 def test_the_same_round_gives_the_same_statistics_and_another_client_others(shard: Shard) -> None:

@@ -45,12 +45,21 @@ def test_masked_weights_start_kaiming_normal() -> None:
 
 
 def test_parameters_of_other_layers_are_dense_and_sent() -> None:
-    model = nn.ModuleDict({"words": nn.Embedding(5, 4), "out": nn.Linear(4, 5)})
+    words = nn.Embedding(5, 4, padding_idx=0)  # its first row is zero
+    model = nn.ModuleDict({"words": words, "out": nn.Linear(4, 5)})
     model.register_parameter("temperature", nn.Parameter(torch.tensor(1.0)))
     manifest = manifest_of(model, {})
     assert rules(manifest)["words.weight"] == ("dense", "sent")
     assert rules(manifest)["temperature"] == ("dense", "sent")
     assert not manifest.rebuildable
+
+
+def test_an_embedding_is_dense_and_follows_from_the_seed() -> None:
+    model = nn.ModuleDict({"words": nn.Embedding(500, 40), "out": nn.Linear(40, 5)})
+    manifest = manifest_of(model, {})
+    assert rules(manifest)["words.weight"] == ("dense", "normal")
+    vector = initial_vector(manifest, seed=0)[manifest.slices["words.weight"]]
+    assert abs(vector.mean()) < 0.02 and abs(vector.std() - 1) < 0.02
 
 
 def test_a_shared_parameter_appears_once_under_its_first_name() -> None:

@@ -29,6 +29,7 @@ def cross_entropy(y: Tensor, outputs: int = 3) -> Tensor:
         (lambda: cross_entropy(LABELS.float()), "int64 class numbers"),
         (lambda: cross_entropy(LABELS.int()), "int64 class numbers"),
         (lambda: cross_entropy(LABELS[:, None]), "int64 class numbers"),
+        (lambda: nn.BatchNorm1d(4)(X[:1]), "cannot norm a batch of one sample"),
         (lambda: nn.Linear(4, 2)(X.to(torch.uint8)), "make x float32 in load_shard"),
         (lambda: nn.Linear(4, 2)(X.double()), "make x float32 in load_shard"),
         (lambda: nn.Conv2d(1, 2, 3)(X.double()[None, None]), "make x float32 in load_shard"),

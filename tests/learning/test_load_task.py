@@ -167,7 +167,7 @@ def test_other_results_of_the_wrong_kind_are_explained(tmp_path: Path, shard: Sh
 @pytest.mark.parametrize(
     ("wrong", "complaint"),
     [
-        ("0.5", "metrics must return Mapping, not float"),
+        ("0.5", "metrics must return dict, not float"),
         ("{'error': x}", "metric error must be one number, the mean over the batch, not Tensor"),
         ("{'error': None}", "metric error must be one number.*not NoneType"),
         ("{'error': float('nan')}", "metric error is nan, not a finite number"),

@@ -24,10 +24,16 @@ _MEANINGS = (
         "give both the same shape, for example model(x).squeeze(1)",
     ),
     (
-        r"expected scalar type Long|expected target dtype|0D or 1D target tensor expected|not implemented for '(?:Float"
-        r"|Int|Byte)'|expected floating point type for target with class probabilities",
+        r"expected scalar type Long|expected target dtype|0D or 1D target tensor expected"
+        r"|not implemented for '(?:Float|Int|Byte)'"
+        r"|expected floating point type for target with class probabilities",
         "cross-entropy wants y as int64 class numbers, one per sample: y.astype(np.int64) in "
         "load_shard",
+    ),
+    (
+        r"Expected more than 1 value per channel",
+        "BatchNorm cannot norm a batch of one sample: choose a --batch-size that leaves no single "
+        "sample over, or use GroupNorm or LayerNorm",
     ),
     (
         r"unsigned char|Byte|Double|double|should be the same",

@@ -7,7 +7,6 @@ import math
 import re
 import sys
 import traceback
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
@@ -62,7 +61,7 @@ class LoadedTask:
     def metrics(self, model: nn.Module, x: Tensor, y: Tensor) -> dict[str, float]:
         if not hasattr(self.module, "metrics"):
             return {}
-        told = self._call("metrics", Mapping, model, x, y)
+        told = self._call("metrics", dict, model, x, y)
         if len(told) > MAX_METRICS:
             raise TaskError(f"task {self.name}: {len(told)} metrics, at most {MAX_METRICS} will do")
         return {self._metric_name(name): self._metric(name, value) for name, value in told.items()}

@@ -1,14 +1,19 @@
 """Saliency: how much the loss depends on each weight, before any training (paper, Algorithm 1).
 
 The score of weight j is |dL/dw_j * w_j| for the mean loss on one class-balanced minibatch, with
-the model in eval mode. It is computed in float32 as torch's `(gradient * weight).abs()`, so
+the model in eval mode; only batch norms take the batch's own statistics, since before training
+they have none. It is computed in float32 as torch's `(gradient * weight).abs()`, so
 that plain code written by somebody else gives the same bits at one thread.
 """
+
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from ssfl.datasets.shards import Shard
 from ssfl.learning.batches import balanced_batch, take
@@ -38,6 +43,21 @@ def score_locally(
     return saliency_scores(model, manifest, task, x, y)
 
 
+@contextmanager
+def _batch_statistics(model: nn.Module) -> Iterator[None]:
+    """Let batch norms use the statistics of the batch, and remember nothing of it."""
+    norms = [m for m in model.modules() if isinstance(m, _BatchNorm) and m.track_running_stats]
+    before = [(norm, norm.momentum, norm.num_batches_tracked) for norm in norms]
+    for norm in norms:
+        norm.training, norm.momentum = True, 0.0  # of what it sees, nothing is taken over
+        norm.num_batches_tracked = None
+    try:
+        yield
+    finally:
+        for norm, momentum, count in before:
+            norm.momentum, norm.num_batches_tracked = momentum, count
+
+
 def saliency_scores(
     model: nn.Module, manifest: Manifest, task: Task, x: Tensor, y: Tensor
 ) -> npt.NDArray[np.float32]:
@@ -48,7 +68,7 @@ def saliency_scores(
     """
     places = [(p, place) for p, place in masked_parameters(model, manifest) if p.requires_grad]
     parameters = [parameter for parameter, _ in places]
-    with eval_mode(model), torch.enable_grad():
+    with eval_mode(model), _batch_statistics(model), torch.enable_grad():
         loss = task.loss(model, x, y)
         gradients = torch.autograd.grad(loss, parameters, allow_unused=True)
     scores = np.zeros(manifest.num_masked, dtype=np.float32)

@@ -14,7 +14,7 @@ import numpy.typing as npt
 from ssfl.method.errors import DensityError, ModelFileError
 from ssfl.method.exact_sum import VALUE_BOUND
 from ssfl.method.initialize import initial_vector
-from ssfl.method.manifest import Manifest
+from ssfl.method.manifest import Manifest, Role
 from ssfl.method.model_files import read_initial
 from ssfl.method.model_state import ModelState
 from ssfl.method.settings import RunSettings
@@ -32,6 +32,12 @@ def begin_model(
     settings: RunSettings, manifest: Manifest, initial: npt.NDArray[np.float32]
 ) -> ModelState:
     """Return the run's state before any step; raise ModelUnusable if the settings do not fit."""
+    statistics = [tensor.name for tensor in manifest.tensors if tensor.role is Role.BUFFER]
+    if statistics and settings.value_type != "float32":
+        raise ModelUnusable(
+            f"the model has running statistics ({statistics[0]}), and --value-type "
+            f"{settings.value_type} would round variances below zero: use float32, or other norms"
+        )
     try:
         return strategy_for(settings).begin(manifest, initial)
     except DensityError as error:

@@ -55,7 +55,8 @@ def largest_value(blocks: Blocks, client: ClientId, manifest: Manifest, mask: Ma
             at = start + int(np.argmax(bad))
             raise BadValues(
                 f"{client} sent a value of size {block[at - start]} in "
-                f"{_tensor(at, manifest, mask)}: values must be finite and at most {VALUE_BOUND:g}"
+                f"{_tensor(at, manifest, mask)}: values must be finite and at most "
+                f"{VALUE_BOUND:g}; are the inputs scaled, and is --learning-rate small enough?"
             )
         largest = max(largest, float(block.max(initial=0.0)))
     return largest
