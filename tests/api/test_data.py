@@ -1,3 +1,6 @@
+from collections.abc import Callable
+from dataclasses import fields
+from inspect import Parameter, signature
 from pathlib import Path
 
 import numpy as np
@@ -5,6 +8,7 @@ import pytest
 
 from ssfl import api
 from ssfl.api.data import by_client
+from ssfl.datasets.cut import Cut
 from ssfl.datasets.errors import PartitionError, ShardError, SourceError
 from ssfl.datasets.shards import write_shard
 from ssfl.method.errors import SettingsError
@@ -29,6 +33,17 @@ def test_digits_in_memory_are_those_that_the_command_writes(tmp_path: Path) -> N
         for array in ARRAYS:
             assert np.array_equal(getattr(mine[name], array), getattr(shard, array))
         assert mine[name].class_names == shard.class_names
+
+
+@pytest.mark.parametrize("function", [api.digits, api.cut])
+def test_defaults_are_those_of_the_command(function: Callable[..., object]) -> None:
+    usual = {one.name: one.default for one in fields(Cut)}
+    own = {
+        name: one.default
+        for name, one in signature(function).parameters.items()
+        if one.default is not Parameter.empty
+    }
+    assert own and own == {name: usual[name] for name in own}
 
 
 def test_another_seed_gives_other_shards() -> None:

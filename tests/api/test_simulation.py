@@ -1,5 +1,6 @@
 """What tests/system/test_simulated_digest.py does not need real processes for."""
 
+from inspect import signature
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import torch
 from ssfl import api
 from ssfl.learning.errors import DivergedError
 from ssfl.method.model_state import values_digest
+from ssfl.method.settings import RunSettings
 from ssfl.server.errors import BadValues
 
 QUICK: dict[str, Any] = {"model": "mlp", "local_steps": 2, "batch_size": 8}
@@ -22,6 +24,10 @@ OWN_WEIGHTS = True
 def loss(model, x, y):
     return -model(x + 1).mean()
 """
+
+
+def test_without_a_number_there_are_as_many_rounds_as_in_a_run() -> None:
+    assert signature(api.simulate).parameters["rounds"].default == RunSettings().rounds
 
 
 def test_the_result_is_one_model_in_four_forms(shards: list[api.Shard]) -> None:

@@ -17,19 +17,18 @@ from ssfl.program.command_line import closest
 
 Shards = Sequence[Shard] | Mapping[str, Shard]
 
-_USUAL = Cut()
-
 
 def digits(
     clients: int = 8, partition: str = "dirichlet", alpha: float = 0.3, seed: int = 0
 ) -> list[Shard]:
     """Return shards of scikit-learn's digits, 1,797 images of 8x8 pixels: `ssfl shards`.
 
-    >>> shards = digits(clients=4)
-    >>> [shard.num_samples for shard in shards]
-    [325, 325, 324, 324]
-    >>> shards[0].train_x.shape, shards[0].num_classes
-    ((325, 1, 8, 8), 10)
+    Examples:
+        >>> shards = digits(clients=4)
+        >>> [shard.num_samples for shard in shards]
+        [325, 325, 324, 324]
+        >>> shards[0].train_x.shape, shards[0].num_classes
+        ((325, 1, 8, 8), 10)
     """
     return cut("digits", clients=clients, partition=partition, alpha=alpha, seed=seed)
 
@@ -37,13 +36,13 @@ def digits(
 def cut(
     source: DataSet | str | Path,
     *,
-    clients: int = _USUAL.clients,
-    partition: str = _USUAL.partition,
-    alpha: float = _USUAL.alpha,
-    classes_per_client: int = _USUAL.classes_per_client,
-    validation: float = _USUAL.validation,
-    test_share: float = _USUAL.test_share,
-    seed: int = _USUAL.seed,
+    clients: int = 8,
+    partition: str = "dirichlet",
+    alpha: float = 0.3,
+    classes_per_client: int = 2,
+    validation: float = 0.1,
+    test_share: float = 0.2,
+    seed: int = 0,
     **reading: Any,
 ) -> list[Shard]:
     """Return a data set's shards, one per client: what `ssfl shards` writes into files.
@@ -52,11 +51,12 @@ def cut(
     for `ssfl shards --source`; `reading` are its other flags (`label="price"`). Raises
     SourceError or DownloadError if it cannot be read, PartitionError if it cannot be cut so.
 
-    >>> import numpy as np
-    >>> x, y = np.eye(6, dtype=np.float32), np.array([0, 1] * 3)
-    >>> mine = DataSet("mine", x, y, x[:2], y[:2], class_names=("no", "yes"))
-    >>> [shard.num_samples for shard in cut(mine, clients=3, partition="iid", validation=0)]
-    [2, 2, 2]
+    Examples:
+        >>> import numpy as np
+        >>> x, y = np.eye(6, dtype=np.float32), np.array([0, 1] * 3)
+        >>> mine = DataSet("mine", x, y, x[:2], y[:2], class_names=("no", "yes"))
+        >>> [shard.num_samples for shard in cut(mine, clients=3, partition="iid", validation=0)]
+        [2, 2, 2]
     """
     wish = Cut(clients, partition, alpha, classes_per_client, validation, test_share, seed)
     if isinstance(source, DataSet) and reading:

@@ -38,7 +38,8 @@ def in_keywords() -> Iterator[None]:
 def with_keywords(text: str) -> str:
     """Return a message with its flags as keywords.
 
-    >>> with_keywords("try a smaller --learning-rate")
-    'try a smaller learning_rate'
+    Examples:
+        >>> with_keywords("try a smaller --learning-rate")
+        'try a smaller learning_rate'
     """
     return re.sub(r"--([a-z][a-z0-9-]*)", lambda flag: flag[1].replace("-", "_"), text)

@@ -21,12 +21,19 @@ from ssfl.method.strategies.contract import Work
 
 @dataclass(frozen=True, eq=False, repr=False)
 class FoundMask:
-    """A mask, and the scores whose largest it keeps."""
+    """A mask, and the scores whose largest it keeps.
+
+    Attributes:
+        mask: `mask.bools()` has one bool per masked weight
+        manifest: the model's tensors; `manifest.unflatten` gives a vector their names and shapes
+        scores: (manifest.num_masked,) mean over clients, by data size
+        initial: (manifest.size,) the weights that were scored
+    """
 
     mask: Mask
     manifest: Manifest
-    scores: npt.NDArray[np.float32]  # (manifest.num_masked,) mean over clients, by data size
-    initial: npt.NDArray[np.float32]  # (manifest.size,) the weights that were scored
+    scores: npt.NDArray[np.float32]
+    initial: npt.NDArray[np.float32]
 
     def __repr__(self) -> str:
         return f"<FoundMask: {self.mask.num_kept:,} of {self.mask.size:,} weights kept>"
@@ -44,14 +51,15 @@ def find_mask(shards: Shards, *, task: str | Path = IMAGE, **settings: Setting) 
     says, are averaged by data size, and the largest of all layers together are kept. Settings are
     those of `ssfl-coordinator`; a list's clients are shard_00, shard_01, …
 
-    >>> from ssfl import api
-    >>> found = api.find_mask(api.digits(clients=3), model="mlp", sparsity=0.9)
-    >>> found.mask.num_kept, found.mask.size
-    (5480, 54800)
-    >>> dict(zip(found.layers.names, found.layers.size.tolist()))
-    {'1.weight': 12800, '3.weight': 40000, '5.weight': 2000}
-    >>> bool(found.scores[found.mask.bools()].min() >= found.scores[~found.mask.bools()].max())
-    True
+    Examples:
+        >>> from ssfl import api
+        >>> found = api.find_mask(api.digits(clients=3), model="mlp", sparsity=0.9)
+        >>> found.mask.num_kept, found.mask.size
+        (5480, 54800)
+        >>> dict(zip(found.layers.names, found.layers.size.tolist()))
+        {'1.weight': 12800, '3.weight': 40000, '5.weight': 2000}
+        >>> bool(found.scores[found.mask.bools()].min() >= found.scores[~found.mask.bools()].max())
+        True
     """
     clients = by_client(shards)
     wished = run_settings(settings, len(clients))

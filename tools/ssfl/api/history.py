@@ -21,28 +21,51 @@ class RunHistory:
     `accuracy`, `mean_accuracy`, `loss` and `metrics` are of the model that a round ended with,
     tested by all clients if they were asked to (`evaluate_every`, and after the last round), else
     by the clients of the round after.
+
+    Attributes:
+        run_id: its name; the folder under `runs`
+        finished: whether it is over
+        digest: SHA-256 of the newest values, hex; empty before there are any
+        settings: every run setting by name
+        rounds: 0, 1, …
+        seconds: that the round took
+        training_loss: mean over the round's clients
+        personal: mean accuracy of the clients' own models, as trained in this round
+        coding_error: share of an update that a lossy value type lost
+        accuracy: share of all test samples together, 0 to 1
+        mean_accuracy: plain mean over clients
+        loss: mean over all test samples together
+        metrics: the task's other metrics by name, likewise
+        initial_accuracy: of the model before any training
+        initial_loss: of the model before any training
+        messages: bytes of whole messages; a simulation has none
+        payloads: bytes of the encoded tensors in them
+        clients: columns of a table with one row per client: client, num_samples, share, rounds,
+            and the newest training_loss, accuracy (of the global model) and personal
+        layers: how much the mask keeps of each tensor; empty before it is known
+        document: all of history.json
     """
 
     run_id: str
     finished: bool
-    digest: str  # SHA-256 of the final values, hex; empty before there are any
+    digest: str
     settings: dict[str, Any]
-    rounds: npt.NDArray[np.int64]  # 0, 1, …
-    seconds: Doubles  # that the round took
-    training_loss: Doubles  # mean over the round's clients
-    personal: Doubles  # mean accuracy of the clients' own models, as trained in this round
-    coding_error: Doubles  # share of an update that a lossy value type lost
-    accuracy: Doubles  # over all test samples together, 0 to 1
-    mean_accuracy: Doubles  # mean over clients
-    loss: Doubles  # over all test samples together
-    metrics: dict[str, Doubles]  # the task's others, likewise
-    initial_accuracy: float  # of the model before any training
+    rounds: npt.NDArray[np.int64]
+    seconds: Doubles
+    training_loss: Doubles
+    personal: Doubles
+    coding_error: Doubles
+    accuracy: Doubles
+    mean_accuracy: Doubles
+    loss: Doubles
+    metrics: dict[str, Doubles]
+    initial_accuracy: float
     initial_loss: float
-    messages: Traffic  # whole messages; a simulation has none
-    payloads: Traffic  # the encoded tensors in them
-    clients: dict[str, npt.NDArray[Any]]  # columns of a table with one row per client
-    layers: Layers  # none before the mask is known
-    document: dict[str, Any]  # all of history.json
+    messages: Traffic
+    payloads: Traffic
+    clients: dict[str, npt.NDArray[Any]]
+    layers: Layers
+    document: dict[str, Any]
 
     def __repr__(self) -> str:
         return f"<RunHistory {self.run_id}: {self.in_short}>"

@@ -17,11 +17,12 @@ def run_settings(given: Mapping[str, Setting], clients: int) -> RunSettings:
 
     Raises TypeError for an unknown name and SettingsError for a value that is out of range.
 
-    >>> run_settings({"sparsity": 0.95}, clients=3).sparsity
-    '0.95'
-    >>> run_settings({"learningrate": 0.1}, clients=3)
-    Traceback (most recent call last):
-    TypeError: learningrate is no setting of a run; did you mean learning_rate?
+    Examples:
+        >>> run_settings({"sparsity": 0.95}, clients=3).sparsity
+        '0.95'
+        >>> run_settings({"learningrate": 0.1}, clients=3)
+        Traceback (most recent call last):
+        TypeError: learningrate is no setting of a run; did you mean learning_rate?
     """
     options = {option.name: option for option in options_of(RunSettings)}
     for name in given:

@@ -11,14 +11,20 @@ import numpy.typing as npt
 class Layers:
     """The masked tensors, in the model's order.
 
-    >>> layers = Layers.of({"conv.weight": (30, 40), "linear.weight": (10, 100)})
-    >>> layers.names, layers.density.tolist()
-    (('conv.weight', 'linear.weight'), [0.75, 0.1])
+    Attributes:
+        names: as in the model's `state_dict`
+        kept: weights that the mask keeps
+        size: weights there are
+
+    Examples:
+        >>> layers = Layers.of({"conv.weight": (30, 40), "linear.weight": (10, 100)})
+        >>> layers.names, layers.density.tolist()
+        (('conv.weight', 'linear.weight'), [0.75, 0.1])
     """
 
     names: tuple[str, ...]
-    kept: npt.NDArray[np.int64]  # weights that the mask keeps
-    size: npt.NDArray[np.int64]  # weights there are
+    kept: npt.NDArray[np.int64]
+    size: npt.NDArray[np.int64]
 
     @property
     def density(self) -> npt.NDArray[np.float64]:

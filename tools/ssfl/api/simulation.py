@@ -18,23 +18,29 @@ from ssfl.learning.flatten import write_vector
 from ssfl.learning.load_task import IMAGE, load_task
 from ssfl.method.manifest import Manifest
 from ssfl.method.mask import Mask
-from ssfl.method.settings import RunSettings
 from ssfl.method.strategies.contract import Work
 
 OnRound = Callable[[int, RunHistory], object]
 
-_USUAL = RunSettings()
-
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Simulated:
-    """A finished run."""
+    """A finished run.
 
-    digest: str  # SHA-256 of the final values, hex: `model_digest` of a real run
-    model: nn.Module  # the final network, on the CPU, in eval mode
+    Attributes:
+        digest: SHA-256 of the final values, hex: `model_digest` of a real run
+        model: the final network, on the CPU, in eval mode
+        mask: which weights it keeps
+        manifest: its tensors
+        values: the kept weights, then dense tensors and buffers: what travels
+        history: what happened
+    """
+
+    digest: str
+    model: nn.Module
     mask: Mask
     manifest: Manifest
-    values: npt.NDArray[np.float32]  # the kept values, then dense tensors and buffers
+    values: npt.NDArray[np.float32]
     history: RunHistory
 
     def __repr__(self) -> str:
@@ -45,7 +51,7 @@ def simulate(
     shards: Shards,
     *,
     task: str | Path = IMAGE,
-    rounds: int = _USUAL.rounds,
+    rounds: int = 30,
     on_round: OnRound | None = None,
     **settings: Setting,
 ) -> Simulated:
@@ -57,14 +63,15 @@ def simulate(
     shard's model. `on_round(round_number, history)` is called after every round, and after the
     evaluation that may follow it.
 
-    >>> from ssfl import api
-    >>> done = api.simulate(
-    ...     api.digits(clients=3), model="mlp", rounds=3, local_epochs=1, clients_per_round=2
-    ... )
-    >>> done.history.rounds.tolist(), bool(done.history.accuracy[-1] > 0.5)
-    ([0, 1, 2], True)
-    >>> done.values.size == done.mask.num_kept + done.manifest.num_unmasked
-    True
+    Examples:
+        >>> from ssfl import api
+        >>> done = api.simulate(
+        ...     api.digits(clients=3), model="mlp", rounds=3, local_epochs=1, clients_per_round=2
+        ... )
+        >>> done.history.rounds.tolist(), bool(done.history.accuracy[-1] > 0.5)
+        ([0, 1, 2], True)
+        >>> done.values.size == done.mask.num_kept + done.manifest.num_unmasked
+        True
     """
     clients = by_client(shards)
     wished = run_settings({**settings, "rounds": rounds}, len(clients))

@@ -16,14 +16,24 @@ _MEGA = 1e6
 
 @dataclass(frozen=True, eq=False)
 class Traffic:
-    """Megabytes of all clients together; nan where nobody counted."""
+    """Megabytes of all clients together; arrays have one entry per round; nan: nobody counted.
 
-    up: Doubles  # (rounds,) to the coordinator, from the beginning to the end of each round
-    down: Doubles  # (rounds,) to the clients, likewise
-    up_per_round: Doubles  # (rounds,) without one-off bytes; with an evaluation before the round
+    Attributes:
+        up: to the coordinator, from the run's beginning to the end of each round
+        down: to the clients, likewise
+        up_per_round: of each round and of an evaluation right before it, without one-off bytes
+        down_per_round: likewise, to the clients
+        one_off: initial weights, scores and mask, both ways
+        total_up: of the whole run, with the last evaluation and the final model
+        total_down: likewise, to the clients
+    """
+
+    up: Doubles
+    down: Doubles
+    up_per_round: Doubles
     down_per_round: Doubles
-    one_off: float  # initial weights, scores and mask, both ways
-    total_up: float  # of the whole run, with the last evaluation and the final model
+    one_off: float
+    total_up: float
     total_down: float
 
     @classmethod
