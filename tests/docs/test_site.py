@@ -110,6 +110,7 @@ def test_nothing_is_loaded_from_another_host(site: dict[Path, Seen]) -> None:
 def test_the_reference_has_the_promises_of_the_code(site: dict[Path, Seen]) -> None:
     anchors = set().union(*(seen.anchors for seen in site.values()))
     assert {
+        "ssfl.api.simulate",
         "ssfl.learning.task.Task.build_model",
         "ssfl.datasets.shards.Shard",
         "ssfl.datasets.partition",

@@ -1,0 +1,52 @@
+"""What pages say in passing is true: every flag named in a sentence exists."""
+
+import contextlib
+import io
+import re
+from collections.abc import Callable, Sequence
+from functools import partial
+
+import pytest
+from markdown_it import MarkdownIt
+
+from docs.pages import ROOT, pages
+from ssfl.client import main as client
+from ssfl.server import main as server
+from ssfl.tools import main as tools
+
+FLAG = re.compile(r"(?<![\w-])--(?:no-|\[no-\])?([a-z][a-z0-9-]*)")
+
+
+def help_of(main: Callable[[Sequence[str]], int], *words: str) -> str:
+    said = io.StringIO()
+    with contextlib.redirect_stdout(said), contextlib.suppress(SystemExit):
+        main([*words, "--help"])
+    return said.getvalue()
+
+
+def commands_in(text: str) -> list[str]:
+    """The names that a list of commands explains."""
+    return re.findall(r"^  ([a-z]+)  ", text, flags=re.MULTILINE)
+
+
+@pytest.fixture(scope="module")
+def flags() -> set[str]:
+    """Every flag of every program."""
+    texts = [help_of(client.main), help_of(server.main)]
+    for name in commands_in(help_of(tools.main)):
+        text = help_of(tools.main, name)
+        texts += [text, *map(partial(help_of, tools.main, name), commands_in(text))]
+    return {flag for text in texts for flag in FLAG.findall(text)}
+
+
+@pytest.mark.parametrize("page", pages())
+def test_every_flag_in_a_sentence_exists(page: str, flags: set[str]) -> None:
+    assert {"port", "sparsity", "data", "link", "json"} <= flags
+    tokens = MarkdownIt("commonmark").enable("table").parse((ROOT / page).read_text("utf-8"))
+    spans = [
+        child.content
+        for token in tokens
+        for child in token.children or []
+        if child.type == "code_inline" and child.content.startswith(("--", "ssfl"))
+    ]
+    assert {flag for span in spans for flag in FLAG.findall(span)} - flags == set()
