@@ -102,10 +102,10 @@ def test_a_spread_too_small_for_doubles_is_refused_and_not_taken_for_constant() 
 def test_more_classes_than_anybody_trains_are_refused() -> None:
     survey = survey_of("whole", [numbers(np.arange(MAX_CLASSES + 1))], is_label=True)
     with pytest.raises(SourceError, match="more than 10,000 different values: too many"):
-        make_target(survey, "class")
+        make_target(survey, "class", standardize=True)
     with pytest.raises(SourceError, match="more than 10,000 different values from 0 to 10000"):
-        make_target(survey, "auto")
-    assert make_target(survey, "number").classes == ()
+        make_target(survey, "auto", standardize=True)
+    assert make_target(survey, "number", standardize=True).classes == ()
 
 
 def test_labels_that_are_all_different_texts_look_like_an_id() -> None:
@@ -113,7 +113,7 @@ def test_labels_that_are_all_different_texts_look_like_an_id() -> None:
     with pytest.raises(
         SourceError, match=r"looks like an id: .* choose another column with --label"
     ):
-        make_target(survey, "auto")
+        make_target(survey, "auto", standardize=True)
 
 
 @pytest.mark.parametrize("name", ["label", "Target", "CLASS", "y", " outcome"])

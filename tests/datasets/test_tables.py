@@ -132,15 +132,26 @@ def test_progress_names_the_file_and_ends_complete(tmp_path: Path) -> None:
 # Targets
 
 
-def test_other_floats_are_numbers_to_predict_and_stay_as_they_are(tmp_path: Path) -> None:
-    data = csv(tmp_path, "a,label\n1,0.5\n2,2.5\n")
+def test_numbers_to_predict_are_standardised_by_the_training_rows(tmp_path: Path) -> None:
+    test = write(tmp_path / "test.csv", b"a,label\n7,250004\n")
+    data = csv(tmp_path, "a,label\n1,250001.5\n2,250003.5\n", test=test)
+    assert data.train_y.dtype == np.float32 and data.train_y.tolist() == [-1, 1]
+    assert data.test_y.tolist() == [1.5] and data.num_classes == 0
+    (note,) = (one for one in data.notes if "is predicted as a number" in one)
+    assert "minus 250002.5 and divided by 1:" in note
+    constant = csv(tmp_path, "a,label\n1,0.5\n2,0.5\n")
+    assert constant.train_y.tolist() == [0, 0]
+
+
+def test_other_floats_are_numbers_to_predict_and_can_stay_as_they_are(tmp_path: Path) -> None:
+    data = csv(tmp_path, "a,label\n1,0.5\n2,2.5\n", standardize=False)
     assert data.train_y.dtype == np.float32 and data.train_y.tolist() == [0.5, 2.5]
     assert data.class_names == () and data.num_classes == 0
     assert any("mean 1.5, standard deviation 1, not scaled" in note for note in data.notes)
 
 
 def test_large_numbers_to_predict_get_a_warning(tmp_path: Path) -> None:
-    data = csv(tmp_path, "a,label\n1,250000.5\n2,350000.5\n")
+    data = csv(tmp_path, "a,label\n1,250000.5\n2,350000.5\n", standardize=False)
     assert any("reaches 350000: the loss may diverge; divide" in note for note in data.notes)
 
 
@@ -156,7 +167,8 @@ def test_labels_that_could_be_either_are_asked_about(tmp_path: Path, labels: lis
     with pytest.raises(SourceError, match="Say --target class or --target number"):
         csv(tmp_path, text)
     assert csv(tmp_path, text, target="class").num_classes == len(labels)
-    assert csv(tmp_path, text, target="number").train_y.tolist() == [float(one) for one in labels]
+    taken = csv(tmp_path, text, target="number", standardize=False).train_y
+    assert taken.tolist() == [float(one) for one in labels]
 
 
 def test_text_cannot_be_predicted_as_a_number(tmp_path: Path) -> None:

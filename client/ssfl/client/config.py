@@ -23,7 +23,7 @@ class ClientConfig:
     data: str = setting("", "the shard to train on: a name under --data-root, or a path")
     data_root: Path = setting(Path("shards"), "folder that holds the shards")
     coordinator: str = setting("localhost:50051", "host:port of the coordinator")
-    task: str = setting("image", "what to learn: image, a .py file, or an importable module")
+    task: str = setting("image", "what to learn: image, table, a .py file, or an importable module")
     device: str = setting("auto", "where to compute", choices=("auto", "cpu", "cuda", "mps"))
     threads: int = setting(
         1, "torch threads, 0: every core; part of what decides the bits of training", least=0

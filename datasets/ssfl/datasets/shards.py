@@ -90,6 +90,13 @@ class Shard:
         return self.train_x.shape[1:]
 
 
+def describe_samples(shard: Shard) -> str:
+    """Return what a shard's samples and targets are, in words."""
+    shape = "x".join(str(n) for n in shard.input_shape) or "1"
+    targets = f"{shard.num_classes} classes" if shard.num_classes else "numbers to predict"
+    return f"its samples are {shape} of {shard.train_x.dtype}, its targets {targets}"
+
+
 def class_counts(labels: Array) -> dict[int, int]:
     """Return how often each class occurs, lowest class first; nothing if targets are numbers."""
     if labels.dtype.kind not in "iu":

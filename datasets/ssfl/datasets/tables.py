@@ -43,7 +43,7 @@ def read_table(path: Path, options: SourceOptions, on_progress: Progress | None 
     contents = table.contents(choice.columns, (), on_progress)
     train = _survey(table, choice, contents, options.missing, on_progress)
     label = train.surveys[choice.label]
-    target = make_target(label, options.target)
+    target = make_target(label, options.target, standardize=options.standardize)
     surveys = [train.surveys[name] for name in choice.features]
     features = make_features(surveys, options.standardize)
     train_x, train_y, _ = _fill(train, features, target)

@@ -22,6 +22,8 @@ class Target:
     name: str
     kind: str
     classes: tuple[Any, ...] = ()  # their values in the table, sorted; empty: numbers
+    mean: float = 0.0  # of numbers: what is taken away from them,
+    scale: float = 1.0  # and what they are divided by
 
     @property
     def class_names(self) -> tuple[str, ...]:
@@ -37,7 +39,8 @@ class Target:
         """Return the targets of cells of which none is missing, from the given rows of a file."""
         if not self.classes:
             with np.errstate(over="ignore"):
-                numbers = cells.values.astype(np.float32)
+                scaled = (cells.values.astype(np.float64) - self.mean) / self.scale
+                numbers = scaled.astype(np.float32)
             self._check(path, cells, rows, ~np.isfinite(numbers), "too large for float32")
             return numbers
         if self.kind == "text":
@@ -68,7 +71,7 @@ class Target:
             )
 
 
-def make_target(survey: Survey, wanted: str) -> Target:
+def make_target(survey: Survey, wanted: str, *, standardize: bool) -> Target:
     """Return classes or numbers, as `wanted` (auto, class or number) and the column say."""
     kind, name = survey.type.kind, survey.name
     if not survey.count:
@@ -90,6 +93,8 @@ def make_target(survey: Survey, wanted: str) -> Target:
             f"{survey.path}: --target number: column {name} holds text, such as "
             f"{min(survey.values)!r}{why}; repair it, or use --target class"
         )
+    if standardize and kind != "flag":
+        return Target(name, kind, mean=survey.mean, scale=survey.deviation or 1.0)
     return Target(name, kind)
 
 
@@ -100,6 +105,11 @@ def target_notes(survey: Survey, target: Target) -> list[str]:
         return [f"column {target.name} is read as text: {why}"] if why else []
     if target.kind == "flag":
         return [f"{target.name} is predicted as a number, 0 or 1"]
+    if (target.mean, target.scale) != (0.0, 1.0):
+        return [
+            f"{target.name} is predicted as a number, minus {target.mean:.9g} and divided by "
+            f"{target.scale:.9g}: losses and errors are in units of that (--no-standardize)"
+        ]
     notes = [
         f"{target.name} is predicted as a number: mean {survey.mean:.6g}, "
         f"standard deviation {survey.deviation:.6g}, not scaled"

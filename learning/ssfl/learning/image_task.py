@@ -9,12 +9,19 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from ssfl.datasets import shards
+from ssfl.datasets.errors import ShardError
 from ssfl.learning import models
 from ssfl.method.settings import RunSettings
 
 
 def load_shard(path: Path) -> shards.Shard:
-    return shards.read_shard(path)
+    shard = shards.read_shard(path)
+    if len(shard.input_shape) == 3 and shard.num_classes:
+        return shard
+    told = f"{path}: {shards.describe_samples(shard)}, not images with classes"
+    if len(shard.input_shape) == 1 and shard.train_x.dtype.kind == "f":
+        raise ShardError(f"{told}: use --task table")
+    raise ShardError(f"{told}: give a task of your own with --task, see docs/tasks.md")
 
 
 def build_model(settings: RunSettings, shard: shards.Shard) -> nn.Module:

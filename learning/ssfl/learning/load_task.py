@@ -23,6 +23,7 @@ from ssfl.learning.task import ACCURACY, MAX_METRICS
 from ssfl.method.settings import RunSettings
 
 IMAGE = "image"
+BUILT_IN = {IMAGE: "ssfl.learning.image_task", "table": "ssfl.learning.table_task"}
 FUNCTIONS = ("load_shard", "build_model", "loss")  # and `metrics`, if there are any
 
 Kind = TypeVar("Kind")
@@ -32,7 +33,7 @@ Kind = TypeVar("Kind")
 class LoadedTask:
     """A task whose every failure is a TaskError that shows the author's own lines."""
 
-    name: str  # "image", or the file's or module's name: the same at every site
+    name: str  # built-in, or the file's or module's name: the same at every site
     digest: bytes  # SHA-256 of the source, by which sites can tell that their tasks differ
     own_weights: bool  # whether the model starts as `build_model` made it
     module: ModuleType
@@ -46,8 +47,10 @@ class LoadedTask:
     def description(self, settings: RunSettings, shard: Shard) -> dict[str, Any]:
         """Return how the model was built, for its manifest: enough to build it again."""
         built = {"input_shape": list(shard.input_shape), "num_classes": shard.num_classes}
-        if self.name == IMAGE:
+        if self.name == "image":
             built |= {"model": settings.model, "norm": settings.norm, "width": settings.width}
+        elif self.name == "table":
+            built |= {"model": "mlp", "width": settings.width}
         return {"task": self.name, **built}
 
     def loss(self, model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
@@ -108,9 +111,9 @@ class LoadedTask:
 
 
 def load_task(spec: str) -> LoadedTask:
-    """Return the task `image`, that of a file `path/to/task.py`, or that of a dotted module."""
-    if spec == IMAGE:
-        name, module = IMAGE, importlib.import_module("ssfl.learning.image_task")
+    """Return a built-in task, that of a file `path/to/task.py`, or that of a dotted module."""
+    if spec in BUILT_IN:
+        name, module = spec, importlib.import_module(BUILT_IN[spec])
     elif spec.endswith(".py"):
         name, module = Path(spec).stem, _import_file(Path(spec))
     else:
@@ -148,7 +151,7 @@ def _import_module(name: str) -> ModuleType:
             raise TaskError(f"task {name} imports {error.name}, which is not installed") from error
         raise TaskError(
             f"there is no module {error.name} for the task {name}; "
-            f"a task is {IMAGE}, a file ending in .py, or an importable module"
+            f"a task is {' or '.join(BUILT_IN)}, a file ending in .py, or an importable module"
         ) from error
     except Exception as error:
         raise TaskError(_blame(f"task {name}", error, None)) from error

@@ -36,7 +36,7 @@ SHOWN = 12  # names listed before "…"
 class InitConfig:
     """Which model, and where its weights come from."""
 
-    task: str = setting("image", "what to learn: image, a .py file, or an importable module")
+    task: str = setting("image", "what to learn: image, table, a .py file, or an importable module")
     data: str = setting("", "a shard the model fits; default: the first one under --data-root")
     data_root: Path = setting(Path("shards"), "folder that holds the shards")
     input: str = setting("", "shape of one sample, such as 3x32x32, instead of a shard")

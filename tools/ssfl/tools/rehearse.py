@@ -30,7 +30,7 @@ class RehearseConfig:
     """What to rehearse; every setting of a run is a flag here, too."""
 
     data_root: Path = setting(Path("shards"), "folder of shards: one client for each")
-    task: str = setting("image", "what to learn: image, a .py file, or an importable module")
+    task: str = setting("image", "what to learn: image, table, a .py file, or an importable module")
     init: Path | None = setting(None, "begin with the model in this file of `ssfl init`")
     dense: bool = setting(False, "run it dense as well (FedAvg), and compare")
     device: str = setting("auto", "where to compute", choices=("auto", "cpu", "cuda", "mps"))

@@ -77,8 +77,9 @@ class ShardsConfig:
         choices=MISSING, group="Data settings",
     )  # fmt: skip
     standardize: bool = setting(
-        True, "table: scale columns of numbers to mean 0, variance 1", group="Data settings"
-    )
+        True, "table: scale columns of numbers, and numbers to predict, to mean 0, variance 1",
+        group="Data settings",
+    )  # fmt: skip
     layout: str = setting(
         "auto", "archive: whether the channels of images come first or last",
         choices=LAYOUTS, group="Data settings",
