@@ -94,6 +94,14 @@ def test_every_link_and_every_picture_is_there(site: dict[Path, Seen]) -> None:
     assert sorted(set(broken)) == []
 
 
+def test_links_out_of_docs_lead_to_guests_or_stay_text(site: dict[Path, Seen]) -> None:
+    (plan,) = [seen for file, seen in site.items() if file.name == "plan.html"]
+    assert "benchmarks/index.html#plan-and-run" in plan.links
+    ((file, faq),) = [(file, seen) for file, seen in site.items() if file.name == "faq.html"]
+    assert "CITATION.cff" in file.read_text("utf-8")
+    assert [link for link in faq.links if "CITATION" in link] == []
+
+
 def test_nothing_is_loaded_from_another_host(site: dict[Path, Seen]) -> None:
     assert [(file.name, one) for file, seen in site.items() for one in seen.loaded
             if is_elsewhere(one)] == []  # fmt: skip
