@@ -1,7 +1,7 @@
 """From a model's manifest back to the network it came from, with the model's weights in it."""
 
 import json
-from dataclasses import fields, replace
+from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
 
 from ssfl.datasets.shards import Shard
@@ -72,19 +72,19 @@ def _settings(final: FinalModel) -> RunSettings:
     """Return the run's settings, as far as they are known: a task of one's own may read any."""
     known: dict[str, Any] = {}
     file = final.path.with_name(HISTORY)
-    described = final.manifest.model
     try:
         if file.is_file():
             history = json.loads(file.read_bytes())
             if history["model_digest"] == final.digests["model_digest"]:
-                names = {one.name for one in fields(RunSettings)}
-                known = {
-                    name: history["settings"][name] for name in names & history["settings"].keys()
-                }
-        built = {name: described[name] for name in NETWORK if name in described}
-        settings = replace(RunSettings(**known), **built)
+                known |= history["settings"]
+        known |= {name: one for name, one in final.manifest.model.items() if name in NETWORK}
+        usual = asdict(RunSettings())
+        for name, value in known.items():
+            if name in usual and type(value) is not type(usual[name]):
+                raise SettingsError(f"{name} cannot be {value!r}")
+        settings = RunSettings(**{name: known[name] for name in known if name in usual})
         settings.validate()
-    except (SettingsError, ValueError, LookupError, TypeError, AttributeError) as error:
+    except (SettingsError, ValueError, LookupError, TypeError) as error:
         raise ModelFileError(
             f"{final.path}: the settings of its network cannot be used: {error}"
         ) from error
