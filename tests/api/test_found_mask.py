@@ -7,8 +7,9 @@ from ssfl.api.keywords import run_settings
 from ssfl.client.site import Site
 from ssfl.learning.errors import ModelError, TaskError
 from ssfl.learning.load_task import load_task
-from ssfl.method.errors import DensityError, SettingsError
+from ssfl.method.errors import SettingsError
 from ssfl.method.mask import top_k
+from ssfl.server.errors import ModelUnusable
 
 
 def test_the_scores_are_the_clients_mean_by_data_size(shards: list[api.Shard]) -> None:
@@ -61,7 +62,7 @@ def test_torch_is_left_as_it_was(shards: list[api.Shard]) -> None:
 def test_what_cannot_be_found_is_refused(shards: list[api.Shard]) -> None:
     with pytest.raises(SettingsError, match="fedavg keeps every weight"):
         api.find_mask(shards, strategy="fedavg")
-    with pytest.raises(DensityError, match="bytes-per-round 100 is too small"):
+    with pytest.raises(ModelUnusable, match="bytes-per-round 100 is too small"):
         api.find_mask(shards, bytes_per_round=100)
     with pytest.raises(ModelError, match="lenet5 needs images of 28x28"):
         api.find_mask(shards, model="lenet5")

@@ -8,7 +8,6 @@ import torch
 from safetensors.numpy import load_file, save_file
 
 from ssfl import api
-from ssfl.learning.errors import ModelError
 from ssfl.method.errors import ModelFileError
 from ssfl.method.model_files import write_model
 
@@ -57,7 +56,7 @@ def test_a_run_on_numbers_is_read_and_its_model_loaded(
     assert np.isnan(history.accuracy).all() and not np.isnan(history.loss).any()
     model, x = api.load_model(run, task=NUMBERS), torch.ones(2, 3)
     assert torch.equal(model(x), done.model(x))
-    with pytest.raises(ModelFileError, match="made by the task 'number_task', not 'image'"):
+    with pytest.raises(ModelFileError, match=r"of the task number_task, and task image"):
         api.load_model(run)
 
 
@@ -103,10 +102,10 @@ def test_the_model_computes_what_the_simulated_one_does(
 
 
 def test_a_model_that_is_not_there_is_refused(run: Path) -> None:
-    with pytest.raises(ModelFileError, match=r"holds no model\.safetensors, but runs that do"):
+    with pytest.raises(ModelFileError, match=r"runs holds no model\.safetensors: .*run-1"):
         api.load_model(run.parent)
     (run / "shard_00" / "mask.bin").unlink()
-    with pytest.raises(ModelFileError, match=r"shard_00 holds no model of a run: .*mask\.bin"):
+    with pytest.raises(ModelFileError, match=r"shard_00 holds no mask\.bin"):
         api.load_model(run / "shard_00")
 
 
@@ -123,13 +122,13 @@ def changed_weights(folder: Path, *, on_mask: bool) -> None:
 
 def test_a_changed_kept_weight_is_found(run: Path) -> None:
     changed_weights(run / "shard_00", on_mask=True)
-    with pytest.raises(ModelFileError, match=r"is damaged: .* tells model_digest"):
+    with pytest.raises(ModelFileError, match=r"the digest of its values is .* should be"):
         api.load_model(run / "shard_00")
 
 
 def test_a_changed_pruned_weight_is_found(run: Path) -> None:
     changed_weights(run / "shard_00", on_mask=False)
-    with pytest.raises(ModelFileError, match="is damaged: a pruned weight is not zero"):
+    with pytest.raises(ModelFileError, match=r"a pruned weight of conv1\.weight is not zero"):
         api.load_model(run / "shard_00")
 
 
@@ -140,7 +139,7 @@ def test_a_damaged_file_is_found(run: Path, name: str, at: int) -> None:
     content = bytearray(file.read_bytes())
     content[at] ^= 1
     file.write_bytes(content)
-    with pytest.raises(ModelFileError, match=r"shard_00 (holds no model|is damaged)"):
+    with pytest.raises(ModelFileError, match="shard_00"):
         api.load_model(run / "shard_00")
 
 
@@ -148,17 +147,8 @@ def test_a_damaged_file_is_found(run: Path, name: str, at: int) -> None:
 def test_a_cut_file_is_found(run: Path, name: str) -> None:
     file = run / "shard_00" / name
     file.write_bytes(file.read_bytes()[:-3])
-    with pytest.raises(ModelFileError, match="shard_00 holds no model of a run: "):
+    with pytest.raises(ModelFileError, match="shard_00"):
         api.load_model(run / "shard_00")
-
-
-def test_a_model_of_another_run_beside_the_history_is_found(
-    run: Path, shards: list[api.Shard]
-) -> None:
-    other = api.simulate(shards, model="cnn", width=4, seed=9, **QUICK)
-    write_model(run / "coordinator", other.manifest, other.mask, other.values)
-    with pytest.raises(ModelFileError, match=r"history\.json speaks of another model"):
-        api.load_model(run)
 
 
 def test_a_task_that_has_changed_since_is_told(numbers: list[api.Shard], tmp_path: Path) -> None:
@@ -166,5 +156,5 @@ def test_a_task_that_has_changed_since_is_told(numbers: list[api.Shard], tmp_pat
     task.write_text(NUMBERS.read_text())
     run = leave(api.simulate(numbers, task=task, sparsity=0.5, **QUICK), tmp_path / "runs")
     task.write_text(NUMBERS.read_text().replace("4)", "5)").replace("(4, 1", "(5, 1"))
-    with pytest.raises((ModelFileError, ModelError), match=r"builds another model: .*0\.weight"):
+    with pytest.raises(ModelFileError, match=r"is not the one of .*0\.weight"):
         api.load_model(run, task=task)

@@ -12,7 +12,7 @@ from ssfl import api
 from ssfl.learning.errors import DivergedError
 from ssfl.method.model_state import values_digest
 from ssfl.method.settings import RunSettings
-from ssfl.server.errors import BadValues
+from ssfl.server.errors import BadValues, ModelUnusable
 
 QUICK: dict[str, Any] = {"model": "mlp", "local_steps": 2, "batch_size": 8}
 NUMBERS = Path(__file__).with_name("number_task.py")
@@ -132,6 +132,12 @@ def test_numbers_have_a_loss_and_metrics_but_no_accuracy(numbers: list[api.Shard
 def test_diverging_training_is_told_with_the_keyword(shards: list[api.Shard]) -> None:
     with pytest.raises(DivergedError, match="try a smaller learning_rate"):
         api.simulate(shards, rounds=2, learning_rate=1e38, clip_norm=0, **QUICK)
+
+
+def test_what_the_coordinator_refuses_is_refused(shards: list[api.Shard]) -> None:
+    batch_norm: dict[str, Any] = {"model": "resnet20", "norm": "batch", "width": 4}
+    with pytest.raises(ModelUnusable, match=r"running statistics .* value_type int8"):
+        api.simulate(shards, rounds=1, value_type="int8", **batch_norm)
 
 
 def test_values_beyond_the_bound_are_refused_by_client_and_tensor(

@@ -3,10 +3,11 @@
 TypeError                   a keyword that is no setting; the message names the nearest one
 RunError                    a folder that holds no run
 
-ssfl.method.errors          SettingsError, DensityError, ModelFileError
+ssfl.method.errors          SettingsError, ModelFileError
 ssfl.datasets.errors        ShardError, SourceError, DownloadError, PartitionError
 ssfl.learning.errors        ModelError, TaskError, DivergedError
-ssfl.server.errors          BadValues: a client's values may not enter a sum
+ssfl.server.errors          ModelUnusable: settings and model do not go together
+                            BadValues: a client's values may not enter a sum
 
 Settings are called as in the call: `local_epochs`, not `--local-epochs`.
 """

@@ -35,7 +35,7 @@ from ssfl.server.aggregate import StepSum
 from ssfl.server.broadcast import Broadcast, NotBuilt
 from ssfl.server.coded_uploads import score_blocks, update_blocks
 from ssfl.server.coding import Reader
-from ssfl.server.first_model import initialized
+from ssfl.server.first_model import begin_model, initialized
 from ssfl.server.history import History
 from ssfl.server.ledger import Direction, Ledger, encoding_word
 from ssfl.server.outputs import run_document
@@ -67,7 +67,7 @@ class Federation:
         for name, shard in shards.items():
             self._build(ClientId(name), task, shard)
         first = next(iter(self._clients.values()))
-        self.model = self._strategy.begin(first.site.manifest, first.site.initial)
+        self.model = begin_model(settings, first.site.manifest, first.site.initial)
         self._broadcast = Broadcast(self.model, settings)
         self._received: dict[ClientId, Vector] = {}  # of the open step
         self._sum: StepSum | None = None
