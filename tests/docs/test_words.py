@@ -14,6 +14,7 @@ from ssfl.client import main as client
 from ssfl.server import main as server
 from ssfl.tools import main as tools
 
+NOT_OURS = {"node-config"}  # Flower's
 FLAG = re.compile(r"(?<![\w-])--(?:no-|\[no-\])?([a-z][a-z0-9-]*)")
 
 
@@ -49,4 +50,4 @@ def test_every_flag_in_a_sentence_exists(page: str, flags: set[str]) -> None:
         for child in token.children or []
         if child.type == "code_inline" and child.content.startswith(("--", "ssfl"))
     ]
-    assert {flag for span in spans for flag in FLAG.findall(span)} - flags == set()
+    assert {flag for span in spans for flag in FLAG.findall(span)} - flags - NOT_OURS == set()
