@@ -30,7 +30,6 @@ from markdown_it import MarkdownIt
 ROOT = Path(__file__).resolve().parents[2]
 # Pages that a test of their own runs, and that test.
 OWN_TESTS = {
-    "README.md": "tests/system/test_readme.py",
     "docs/codec.md": "tests/codec/test_codec_page.py",
     "docs/wire-format.md": "tests/wire/test_vectors.py",
 }

@@ -1,16 +1,13 @@
-"""The commands of the README, word for word."""
+"""The README's first commands and its flags; tests/docs runs its blocks."""
 
 import re
 import shlex
 from pathlib import Path
 
-import pytest
-
 from ssfl.client.config import ClientConfig
 from ssfl.method.settings import RunSettings
 from ssfl.program.settings import setting_names
 from ssfl.server.config import CoordinatorConfig
-from system.programs import Programs
 
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text()
@@ -46,27 +43,3 @@ def test_every_flag_and_variable_shown_exists() -> None:
                 assert word.split("=")[0][5:].lower() in setting_names(RunSettings), words
                 shown += 1
     assert shown >= 5
-
-
-@pytest.mark.system
-def test_the_plan_can_be_pasted(programs: Programs) -> None:
-    plan = next(words for words in commands() if words[:2] == ["ssfl", "plan"])
-    program = programs.run(*plan)
-    assert program.ends() == 0, program.err
-    assert "0.95 sparse" in program.out
-
-
-@pytest.mark.system
-def test_the_lines_to_paste_make_a_federation(programs: Programs) -> None:
-    """As shown, with flags that fix the number of clients and bring it to an end."""
-    shards, coordinator, client = (
-        next(words for words in commands() if words[: len(program)] == program)
-        for program in (["ssfl", "shards"], ["ssfl-coordinator"], ["ssfl-client"])
-    )
-    assert programs.run(*shards).ends() == 0
-    server = programs.start(*coordinator, "--clients", "2", "--rounds", "1", "--exit-when-done")
-    first = programs.start(*client)
-    second = programs.start(client[0], "--data", "shard_03")
-    assert [first.ends(), second.ends(), server.ends()] == [0, 0, 0]
-    sites = sorted(path.parent.name for path in programs.folder.glob("runs/*/*/model.safetensors"))
-    assert sites == ["coordinator", "shard_03", "shard_07"]
