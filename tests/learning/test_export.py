@@ -73,9 +73,9 @@ class Formula(nn.Module):
 
 @pytest.mark.parametrize(("name", "norm"), NETWORKS)
 def test_a_built_in_network_computes_in_onnx_what_it_does_in_torch(name: str, norm: str) -> None:
-    """Up to 1e-5 of the largest output: float32 leaves torch itself that far from float64."""
-    side = 28 if name == "lenet5" else 8
-    width = {"resnet50": 16}.get(name, 4) if "resnet" in name else 0
+    """Narrow ResNets are quicker, but a narrow ResNet-50 differs from its own float64 by 1e-5."""
+    side = {"lenet5": 28, "resnet50": 32}.get(name, 16)
+    width = 4 if "resnet" in name and name != "resnet50" else 0
     model, _ = started(build_model(name, (3, side, side), 10, norm=norm, width=width))
     data = to_onnx(model, samples(2, 3, side, side), {})
     onnx.checker.check_model(data, full_check=True)
@@ -86,7 +86,7 @@ def test_a_built_in_network_computes_in_onnx_what_it_does_in_torch(name: str, no
         with torch.no_grad():
             expected = model(x).numpy()
         assert y.shape == (count, 10)
-        np.testing.assert_allclose(y, expected, rtol=0, atol=1e-5 * np.abs(expected).max())
+        np.testing.assert_allclose(y, expected, rtol=1e-5, atol=1e-5)
 
 
 def test_sequences_of_whole_numbers_stay_whole_numbers() -> None:
