@@ -23,7 +23,9 @@ from ssfl.method.mask import Mask, top_k
 from ssfl.method.settings import MODELS
 from ssfl.method.streams import Stream
 
-NETWORKS = [(name, "group") for name in MODELS] + [("resnet20", "batch")]
+SAME_BUT_DEEPER = ("resnet32", "resnet44", "resnet56", "resnet110")  # than ResNet-20
+NETWORKS = [(name, "group") for name in MODELS if name not in SAME_BUT_DEEPER]
+NETWORKS += [("resnet20", "batch")]
 
 
 def samples(count: int, *shape: int) -> Tensor:

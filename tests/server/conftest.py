@@ -1,5 +1,7 @@
 """What the server's tests share: one small model."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -29,3 +31,12 @@ def model(manifest: Manifest) -> ModelState:
     initial = initial_vector(manifest, seed=5)
     mask = Mask.from_bools(np.array([0, 1, 0, 1, 1, 0], dtype=np.bool_))
     return ModelState(manifest, initial, mask, 1, mask.gather(initial))
+
+
+@pytest.fixture
+def plain_manifest(manifest: Manifest) -> Manifest:
+    """The same model without running statistics, which lossy values do not go with."""
+    tensors = (
+        replace(t, role=Role.DENSE) if t.role is Role.BUFFER else t for t in manifest.tensors
+    )
+    return Manifest(tuple(tensors), manifest.model)

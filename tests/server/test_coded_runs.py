@@ -28,7 +28,13 @@ from ssfl.method.manifest import Manifest
 from ssfl.method.settings import RunSettings
 from ssfl.method.strategies.contract import Work
 from ssfl.server.conductor import Conductor
-from ssfl.server.errors import BadValues, InvalidRequest, StaleBase, UpdateConflict
+from ssfl.server.errors import (
+    BadValues,
+    InvalidRequest,
+    ModelUnusable,
+    StaleBase,
+    UpdateConflict,
+)
 from ssfl.server.spool import plain_file
 from ssfl.server.status import reason_of
 from ssfl.v1 import transfer_pb2 as pb
@@ -177,7 +183,9 @@ def test_values_that_are_bad_once_decoded_are_refused_and_leave_nothing(
     story(tmp_path, manifest, tell)
 
 
-def test_a_step_that_makes_nan_of_codes_is_refused(tmp_path: Path, manifest: Manifest) -> None:
+def test_a_step_that_makes_nan_of_codes_is_refused(
+    tmp_path: Path, plain_manifest: Manifest
+) -> None:
     """An int8 block whose step is infinite: 0 times infinity is no number."""
 
     async def tell(steps: Steps) -> None:
@@ -188,7 +196,15 @@ def test_a_step_that_makes_nan_of_codes_is_refused(tmp_path: Path, manifest: Man
             await steps.update(announced(data, pb.ENCODING_INT8, digest), data)
         assert steps.spooled() == {}
 
-    story(tmp_path, manifest, tell, replace(SETTINGS, value_type="int8"))
+    story(tmp_path, plain_manifest, tell, replace(SETTINGS, value_type="int8"))
+
+
+def test_running_statistics_are_not_rounded(tmp_path: Path, manifest: Manifest) -> None:
+    async def tell(_steps: Steps) -> None:
+        raise AssertionError("the run must not begin")
+
+    with pytest.raises(ModelUnusable, match=r"running statistics \(norm.mean\).*use float32"):
+        story(tmp_path, manifest, tell, replace(SETTINGS, value_type="bfloat16"))
 
 
 def test_garbage_is_refused_and_leaves_nothing(tmp_path: Path, manifest: Manifest) -> None:

@@ -166,7 +166,7 @@ def test_each_client_gets_its_own_form_and_each_is_made_once(
 )
 def test_the_choice_is_told_when_a_client_is_ready(
     tmp_path: Path,
-    manifest: Manifest,
+    plain_manifest: Manifest,
     caplog: pytest.LogCaptureFixture,
     reference_coding: str,
     value_type: str,
@@ -178,7 +178,7 @@ def test_the_choice_is_told_when_a_client_is_ready(
             client_id=ClientId("c3"),
             token=bytes(16),
             num_samples=10,
-            manifest_digest=manifest.digest,
+            manifest_digest=plain_manifest.digest,
             encodings=[transfer_pb2.Encoding.Name(one) for one in ALL],
         )
         with caplog.at_level("INFO", "ssfl.run"):
@@ -191,4 +191,4 @@ def test_the_choice_is_told_when_a_client_is_ready(
         assert told == {"c3": word, "c4": "values_only"}
 
     settings = replace(SETTINGS, value_type=value_type)
-    tell(tmp_path, manifest, story, reference_coding, settings)
+    tell(tmp_path, plain_manifest, story, reference_coding, settings)

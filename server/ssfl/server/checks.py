@@ -99,7 +99,7 @@ def check_manifest(request: pb.JoinRequest, state: RunState, manifest: Manifest 
     theirs = Manifest.from_json(request.manifest)
     difference = manifest.first_difference(theirs) or "the manifests' digests"
     author = state.described_by
-    mend = f"stop {author} and begin" if author in state.members else "begin"
+    mend = "begin" if author.startswith("--init") else f"stop {author} and begin"
     raise ManifestMismatch(
         f"{request.client_id} built another model: {difference}. The run has that of {author}; "
         f"if it is the wrong one, {mend} again with --fresh"
