@@ -1,0 +1,128 @@
+"""The Flower apps in docs/from-flower.md work with Flower; their tasks are run with the page.
+
+Flower asks for an older protobuf than ssfl, so it is installed into a folder of its own, in front
+of our packages on the path of the process that runs the app (`federate.py`), and nowhere else.
+"""
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from docs.pages import ROOT, Block, blocks_of
+
+PAGE = (ROOT / "docs" / "from-flower.md").read_text("utf-8")
+HERE = Path(__file__).parent
+PINS = HERE / "requirements.txt"
+ROUNDS = 6
+NODES: dict[str, list[dict[str, Any]]] = {
+    "numpy_app": [{"partition-id": number, "num-partitions": 3} for number in range(3)],
+    "message_app": [{"data-path": "north.csv"}, {"data-path": "south.csv"}],
+}
+TASKS = ("task.py", "site_task.py")
+
+Exchanges = list[dict[str, Any]]
+
+
+@pytest.fixture(scope="module")
+def files() -> dict[str, Block]:
+    """The files of the page, by name."""
+    return {block.file: block for block in blocks_of(PAGE) if block.file}
+
+
+@pytest.fixture(scope="module")
+def flower(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with Flower; without the package index there is none."""
+    folder = tmp_path_factory.mktemp("flower") / "packages"
+    pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--only-binary=:all:",
+           "--retries=1", f"--target={folder}", f"--requirement={PINS}"]  # fmt: skip
+    done = subprocess.run(pip, capture_output=True, text=True, check=False)
+    if done.returncode:
+        pytest.skip(f"Flower cannot be installed: {done.stderr.strip()}")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory, files: dict[str, Block]) -> Path:
+    """A folder as the page leaves it: its files, and the data of two sites."""
+    folder = tmp_path_factory.mktemp("page")
+    for name, block in files.items():
+        (folder / name).write_text(block.text, "utf-8")
+    (writes_sites,) = [block.text for block in blocks_of(PAGE) if "np.savetxt" in block.text]
+    subprocess.run([sys.executable, "-c", writes_sites], cwd=folder, check=True)
+    return folder
+
+
+@pytest.fixture(scope="module", params=NODES)
+def app(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture(scope="module")
+def runs(app: str, flower: Path, place: Path) -> list[Exchanges]:
+    """Every message of two runs with Flower's FedAvg: a round without training, some with it."""
+    configs = [
+        {"num-server-rounds": rounds, "local-epochs": epochs, "learning-rate": 0.05}
+        for rounds, epochs in [(1, 0), (ROUNDS, 1)]
+    ]
+    own = {"PYTHONPATH": str(flower), "FLWR_TELEMETRY_ENABLED": "0", "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(
+        [sys.executable, str(HERE / "federate.py"), app, json.dumps(configs),
+         json.dumps(NODES[app])],
+        cwd=place, env=os.environ | own, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+    return [json.loads(line) for line in done.stdout.splitlines()]
+
+
+def of_kind(kind: str, exchanges: Exchanges) -> Exchanges:
+    return [one for one in exchanges if one["kind"] == kind]
+
+
+def mean(number: str, exchanges: Exchanges) -> float:
+    return sum(float(one["told"][number]) for one in exchanges) / len(exchanges)
+
+
+@pytest.mark.system
+def test_the_flower_app_learns_with_flower(app: str, runs: list[Exchanges]) -> None:
+    _, learned = runs
+    nodes = len(NODES[app])
+    assert len(of_kind("train", learned)) == ROUNDS * nodes
+    tests = of_kind("evaluate", learned)
+    assert len(tests) == ROUNDS * nodes
+    first, last = tests[:nodes], tests[-nodes:]
+    assert mean("loss", last) < mean("loss", first) / 2
+    assert mean("accuracy", last) > mean("accuracy", first) + 0.1
+
+
+@pytest.mark.system
+def test_parameters_come_back_from_a_flower_client_as_they_were_sent_unless_it_trains(
+    app: str, runs: list[Exchanges]
+) -> None:
+    idle, busy = (of_kind("train", run)[: len(NODES[app])] for run in runs)  # the first round
+    assert len(idle) == len({one["node"] for one in idle}) == len(NODES[app])
+    assert [one["returned"] for one in idle] == [one["sent"] for one in idle]
+    returned = {one["returned"] for one in busy}
+    assert len(returned) == len(NODES[app])
+    assert returned.isdisjoint(one["sent"] for one in busy)
+
+
+def test_the_page_says_which_flower_it_is_run_with() -> None:
+    (version,) = re.findall(r"^flwr==(\d+\.\d+)\.\d+$", PINS.read_text("utf-8"), re.MULTILINE)
+    assert f"with Flower {version}," in PAGE.replace("\n", " ")
+
+
+def test_the_two_apps_are_left_to_this_test_and_nothing_else_is(files: dict[str, Block]) -> None:
+    left_out = [block for block in blocks_of(PAGE) if block.reason]
+    assert left_out == [files[f"{app}.py"] for app in NODES]
+    assert all("tests/docs/flower" in block.reason for block in left_out)
+
+
+@pytest.mark.parametrize("name", TASKS)
+def test_a_task_is_about_twenty_lines(name: str, files: dict[str, Block]) -> None:
+    assert len([line for line in files[name].text.splitlines() if line.strip()]) <= 20
