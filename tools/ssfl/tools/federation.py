@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import re
 import subprocess
 import sys
 import time
@@ -16,6 +17,23 @@ from ssfl.tools.admin_client import AdminClient
 START_DEADLINE_S = 60.0
 END_DEADLINE_S = 15.0
 _TOLD = (ExitCode.USAGE, ExitCode.BAD_DATA, ExitCode.REFUSED)  # the user's to mend
+_COORDINATOR = "coordinator"
+
+
+def client_ids(shards: Sequence[str]) -> dict[str, str]:
+    """Return a client id for every shard: its name, or a number where that cannot be an id.
+
+    An id is at most 64 ASCII letters, digits, '.', '_' or '-', and names files beside those of
+    the coordinator; a shard may be called as its owner likes.
+    """
+    ids: dict[str, str] = {}
+    for number, name in enumerate(shards):
+        fits = re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}", name) and name != _COORDINATOR
+        other = f"client_{number:02}"
+        while not fits and other in {*shards, *ids.values()}:
+            other += "_"
+        ids[name] = name if fits else other
+    return ids
 
 
 class Federation:
@@ -32,7 +50,7 @@ class Federation:
         self.folder = folder
         self._shards = shards
         self._flags = coordinator_flags
-        self._clients = clients
+        self._clients = client_ids(clients)
         self._client_flags = client_flags
         self._processes: list[tuple[str, subprocess.Popen[bytes]]] = []
         self.admin: AdminClient
@@ -60,7 +78,7 @@ class Federation:
             code = process.poll()
             if code not in (None, 0):
                 told = next((one for one in _TOLD if one == code), ExitCode.BUG)
-                raise ProgramError(f"{name} ended with code {code}:\n{self._tail(name)}", told)
+                raise ProgramError(self._last_words(name, code), told)
 
     def close(self) -> None:
         """End every process: ask, wait, then insist."""
@@ -79,17 +97,17 @@ class Federation:
     def _start_all(self) -> None:
         common = ["--out-dir", str(self.folder / "models")]
         self._start(
-            "coordinator",
+            _COORDINATOR,
             ["ssfl.server.main", "--port", "0", "--admin-port", "0",
              "--state-dir", str(self.folder / "state"), *common, *self._flags],
         )  # fmt: skip
         port, admin_port = self._ports()
         self.admin = AdminClient(f"127.0.0.1:{admin_port}")
-        for name in self._clients:
+        for shard, name in self._clients.items():
             self._start(
                 name,
-                ["ssfl.client.main", "--data", name, "--data-root", str(self._shards),
-                 "--coordinator", f"127.0.0.1:{port}", *common,
+                ["ssfl.client.main", f"--data={shard}", "--data-root", str(self._shards),
+                 f"--client-id={name}", "--coordinator", f"127.0.0.1:{port}", *common,
                  "--state-dir", str(self.folder / "clients"), *self._client_flags],
             )  # fmt: skip
 
@@ -111,7 +129,7 @@ class Federation:
 
     def _ports(self) -> tuple[str, str]:
         """Return the client port and the admin port the coordinator printed."""
-        path, deadline_s = self.folder / "coordinator.out", time.monotonic() + START_DEADLINE_S
+        path, deadline_s = self.folder / f"{_COORDINATOR}.out", time.monotonic() + START_DEADLINE_S
         while time.monotonic() < deadline_s:
             self.check()
             lines = path.read_text().splitlines()
@@ -120,9 +138,21 @@ class Federation:
             time.sleep(0.02)
         raise ProgramError(
             f"the coordinator did not start within {START_DEADLINE_S:g} s:\n"
-            + self._tail("coordinator"),
+            + self._tail(_COORDINATOR),
             ExitCode.BUG,
         )
 
+    def _last_words(self, name: str, code: int) -> str:
+        """Return what a process said was wrong; if it did not say, the end of its log."""
+        lines = self._log(name)
+        said = [n for n, line in enumerate(lines) if re.match(r"ssfl-\w+: error: ", line)]
+        if not said:
+            return f"{name} ended with code {code}:\n{self._tail(name)}"
+        words = "\n".join(lines[said[-1] :]).partition(": error: ")[2]
+        return f"{name}: {words}\n(its log: {self.folder / name}.log)"
+
     def _tail(self, name: str) -> str:
-        return "\n".join((self.folder / f"{name}.log").read_text().splitlines()[-15:])
+        return "\n".join(self._log(name)[-15:])
+
+    def _log(self, name: str) -> list[str]:
+        return (self.folder / f"{name}.log").read_text("utf-8", "replace").splitlines()

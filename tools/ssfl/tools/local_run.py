@@ -14,6 +14,7 @@ from rich.live import Live
 from rich.table import Table
 
 from ssfl.program.exits import ExitCode, ProgramError
+from ssfl.program.lock import DirectoryLock
 from ssfl.tools.federation import Federation
 from ssfl.tools.screen import megabytes, status_line, status_view
 from ssfl.v1 import admin_pb2
@@ -21,6 +22,10 @@ from ssfl.v1 import admin_pb2
 POLL_S = 0.25
 STALL_S = 300.0
 MARKER = ".ssfl-run-here"
+_MEANINGS = {
+    "dense": "dense: float32 values, as other systems send them",
+    "ssfl": "ssfl: kept values, coded against the base, as over a network",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +65,9 @@ def fresh_folder(out: Path) -> None:
         raise ProgramError(
             f"{out} holds something else: choose another folder with --out", ExitCode.USAGE
         )
+    for lock in out.glob("*/state/lock"):
+        with DirectoryLock(lock.parent):  # or say which process is still at work there
+            pass
     try:
         shutil.rmtree(out, ignore_errors=True)
         out.mkdir(parents=True)
@@ -128,7 +136,7 @@ def results_table(results: Sequence[Result], title: str) -> Table:
     table.add_column("")
     columns = ("MB up", "MB down", "one-off MB", "s/round", "server MB")
     for column in (*measured, *names, *columns):
-        table.add_column(column, justify="right")
+        table.add_column(column, justify="right", overflow="fold")
     for result in results:
         status, last = result.status, result.last
         table.add_row(
@@ -141,9 +149,10 @@ def results_table(results: Sequence[Result], title: str) -> Table:
             f"{result.seconds_per_round:.2f}",
             f"{status.peak_memory_bytes / 1e6:.0f}",
         )
-    table.caption = (
-        "dense: float32 values, as other systems send them; "
-        "ssfl: kept values, coded without loss against the base, as over a network"
+    table.caption = "; ".join(
+        meaning
+        for name, meaning in _MEANINGS.items()
+        if any(result.name == name for result in results)
     )
     table.caption_justify = "left"
     return table

@@ -9,12 +9,13 @@ from pathlib import Path
 from rich.console import Console
 
 from ssfl.datasets.errors import DataError
+from ssfl.datasets.shards import MAKE_SOME
 from ssfl.method.errors import SettingsError
 from ssfl.method.settings import RunSettings, setting
 from ssfl.program import settings
 from ssfl.program.exits import ExitCode, ProgramError, raise_on_sigterm
 from ssfl.tools.building import shard_names
-from ssfl.tools.federation import Federation
+from ssfl.tools.federation import Federation, client_ids
 from ssfl.tools.local_run import draw, federate, fresh_folder, need, results_table, say_where
 
 DESCRIPTION = (
@@ -53,13 +54,14 @@ def rehearse(argv: Sequence[str]) -> int:
     need("torch", extra="client")
     console = Console(highlight=False)
     began_s = time.monotonic()
+    _check_inputs(config)
     try:
         names = shard_names(config.data_root)
     except DataError as error:
         raise ProgramError(str(error), ExitCode.BAD_DATA) from error
     run = _run_of(config, len(names))
     fresh_folder(config.out)
-    console.print(_announcement(config, names), soft_wrap=True)
+    console.print(_announcement(config, names), soft_wrap=True, markup=False)
     results = []
     for name, strategy in [(run.strategy, run.strategy)] + [("dense", "fedavg")] * config.dense:
         flags = ["--reference-coding", "off" if strategy == "fedavg" else "on"]
@@ -70,7 +72,8 @@ def rehearse(argv: Sequence[str]) -> int:
         own += ["--threads", str(config.threads)]
         federation = Federation(config.out / name, config.data_root, flags, names, own)
         results.append(federate(federation, name, console, name))
-    console.print(results_table(results, f"{len(names)} clients, {run.rounds} rounds"))
+    title = f"{_counted(len(names), 'client')}, {_counted(run.rounds, 'round')}"
+    console.print(results_table(results, title))
     drawn = draw(config.out, results) if importlib.util.find_spec("matplotlib") else []
     say_where(console, config.out, results[0], drawn, time.monotonic() - began_s)
     return int(ExitCode.DONE)
@@ -87,12 +90,42 @@ def _run_of(config: RehearseConfig, clients: int) -> RunSettings:
     return run
 
 
+def _check_inputs(config: RehearseConfig) -> None:
+    """Tell what is missing before processes are started, and spare what --out would replace."""
+    task = Path(config.task) if config.task.endswith(".py") else None
+    if task and not task.is_file():
+        raise ProgramError(f"there is no task file {task}", ExitCode.BAD_DATA)
+    if not config.data_root.is_dir():
+        raise ProgramError(
+            f"there is no folder {config.data_root}: name the one with your shards with "
+            f"--data-root, or {MAKE_SOME}",
+            ExitCode.BAD_DATA,
+        )
+    for flag, path in (
+        ("--data-root", config.data_root),
+        ("--task", task),
+        ("--init", config.init),
+    ):
+        if path and path.resolve().is_relative_to(config.out.resolve()):
+            raise ProgramError(
+                f"{flag} {path} lies in --out {config.out}, which is replaced: "
+                "choose another --out",
+                ExitCode.USAGE,
+            )
+
+
 def _announcement(config: RehearseConfig, names: Sequence[str]) -> str:
-    shown = ", ".join(names[:3]) + (", …" if len(names) > 3 else "")
-    text = f"{len(names)} clients ({shown}) and a coordinator, task {config.task}"
+    ids = client_ids(names)
+    called = [name if name == ids[name] else f"{name} as {ids[name]}" for name in names]
+    shown = ", ".join(called[:3]) + (", …" if len(names) > 3 else "")
+    text = f"{_counted(len(names), 'client')} ({shown}) and a coordinator, task {config.task}"
     if len(names) > MANY:
         text += f"; {len(names)} processes of torch need about {0.35 * len(names):.0f} GB of memory"
     return text
+
+
+def _counted(number: int, what: str) -> str:
+    return f"{number} {what}" + "s" * (number != 1)
 
 
 def _flags(run: RunSettings) -> list[str]:
