@@ -1,12 +1,14 @@
-"""Tabular regression: how far diabetes has progressed after a year, from ten measurements.
+r"""Tabular regression: how far diabetes has progressed after a year, from ten measurements.
 
 Four hospitals hold 442 patients (scikit-learn's copy of Efron et al. 2004), divided by age, so
 that no two hospitals see the same kind of patient. To try it, in any folder:
 
     python diabetes.py                    # writes hospitals/young.csv … old.csv
-    ssfl rehearse --task diabetes.py --data-root hospitals --sparsity 0.8 --rounds 30 --dense
+    ssfl rehearse --task diabetes.py --data-root hospitals --sparsity 0.8 --rounds 10 \
+        --local-epochs 1 --dense
 
-A task is the four functions below; the last part only makes the data.
+A task is the four functions below; the last part only makes the data. With more rounds or epochs
+the networks learn 353 patients by heart, and the dense one more so.
 """
 
 from pathlib import Path

@@ -128,7 +128,7 @@ class Agent:
     def _enter(self, response: pb.JoinResponse) -> None:
         """Build the model of a run we did not know: our first, or one begun with --fresh."""
         settings = _settings(response.settings)
-        log.info("joined", extra={"run": response.run_id, "model": settings.model})
+        log.info("joined", extra={"run": response.run_id})
         self._run_id = response.run_id
         known = Manifest.from_json(response.manifest) if response.manifest else None
         self._site = self._build_site(settings, known)
