@@ -53,7 +53,9 @@ class Site:
         self._model = task.build_model(settings, shard).to(device)
         description = task.description(settings, shard)
         manifest = manifest_of(self._model, description, own_weights=task.own_weights)
-        self.manifest = manifest.with_rules_of(run_manifest) if run_manifest else manifest
+        if run_manifest and manifest.differs_only_in_rules(run_manifest):
+            manifest = run_manifest
+        self.manifest = manifest
         self.initial = first_weights(self._model, self.manifest, settings.seed)
         write_vector(self._model, self.manifest, self.initial)
         try_first_batch(self._model, task, shard, settings.batch_size)

@@ -6,7 +6,8 @@
 - Embeddings are dense and start N(0, 1), as torch's own do.
 - Running statistics are buffers. Counters (`num_batches_tracked`) and buffers that a model does
   not save are left out: they mean nothing when averaged.
-- Any other parameter is dense, and a client sends its first value.
+- Any other parameter is dense, and its first value is sent once: by the first client, or from
+  the file of --init.
 
 A parameter that two layers share appears once, under its first name and in its first role.
 """

@@ -41,7 +41,10 @@ class Role(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Init:
-    """How a tensor starts: rebuilt from the run's seed by `rule`, or `sent` by a client."""
+    """How a tensor starts: rebuilt from the run's seed by `rule`, or `sent`.
+
+    What is sent is sent once: by the first client, or from the file of --init.
+    """
 
     rule: str  # one of RULES
     scale: float = 0.0  # standard deviation of "normal", bound of "uniform"
@@ -161,8 +164,7 @@ class Manifest:
                 for t in self.tensors
             ],
         }
-        text = json.dumps(document, sort_keys=True, separators=(",", ":"), allow_nan=False)
-        return text.encode("ascii")
+        return _canonical(document)
 
     @cached_property
     def digest(self) -> bytes:
@@ -188,27 +190,31 @@ class Manifest:
             raise ManifestError("not in canonical form, so its digest would be ambiguous")
         return manifest
 
-    def with_rules_of(self, other: "Manifest") -> "Manifest":
-        """Return `other` if it is this model but for how tensors start; else this manifest."""
-        if len(self.tensors) != len(other.tensors):
-            return self
-        pairs = zip(self.tensors, other.tensors, strict=True)
-        tensors = tuple(replace(mine, init=theirs.init) for mine, theirs in pairs)
-        return other if Manifest(tensors, self.model).json == other.json else self
+    def differs_only_in_rules(self, other: "Manifest") -> bool:
+        """Whether `other` is this model, however its tensors start."""
+        return not self.first_difference(other, rules=False)
 
-    def first_difference(self, other: "Manifest") -> str:
-        """Say where `other` first differs from this manifest; empty if it does not."""
+    def first_difference(self, other: "Manifest", *, rules: bool = True) -> str:
+        """Say where `other` first differs from this manifest; empty if it does not.
+
+        Without `rules`, how tensors start does not count.
+        """
         for index, (mine, theirs) in enumerate(zip(self.tensors, other.tensors, strict=False)):
-            if mine != theirs:
+            if mine != (theirs if rules else replace(theirs, init=mine.init)):
                 return f"tensor {index}: {_describe(theirs)} instead of {_describe(mine)}"
         if len(self.tensors) != len(other.tensors):
             longer = max(self, other, key=lambda manifest: len(manifest.tensors))
             tensor = longer.tensors[min(len(self.tensors), len(other.tensors))]
             where = "missing" if longer is self else "extra"
             return f"{where} tensor {_describe(tensor)}"
-        if dict(self.model) != dict(other.model):
+        if _canonical(dict(self.model)) != _canonical(dict(other.model)):  # as the digests do
             return f"model description {dict(other.model)} instead of {dict(self.model)}"
         return ""
+
+
+def _canonical(document: Any) -> bytes:
+    text = json.dumps(document, sort_keys=True, separators=(",", ":"), allow_nan=False)
+    return text.encode("ascii")
 
 
 def _tensor(entry: Any) -> TensorSpec:

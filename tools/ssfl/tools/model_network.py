@@ -1,12 +1,11 @@
 """From a model's manifest back to the network it came from, with the model's weights in it."""
 
 import json
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from ssfl.datasets.shards import Shard
 from ssfl.method.errors import ModelFileError, SettingsError
-from ssfl.method.manifest import Manifest
 from ssfl.method.settings import RunSettings
 from ssfl.program.exits import ExitCode, ProgramError, usage_error
 from ssfl.tools.building import stand_in
@@ -97,12 +96,9 @@ def _check(
     """Raise ModelFileError naming the first tensor that is not the model's."""
     from ssfl.learning.describe import manifest_of
 
-    wanted = final.manifest
     built = manifest_of(model, task.description(settings, shard))
-    pairs = zip(built.tensors, wanted.tensors, strict=False)
-    alike = [replace(mine, init=theirs.init) for mine, theirs in pairs]  # how it began is past
-    rest = built.tensors[len(alike) :]
-    if wrong := wanted.first_difference(Manifest((*alike, *rest), built.model)):
+    wrong = final.manifest.first_difference(built, rules=False)  # how it began is past
+    if wrong:
         raise ModelFileError(
             f"the network of the task {task.name} on this data is not the one of {final.path}: "
             f"{wrong}{_hint(final)}"
