@@ -140,3 +140,12 @@ def test_a_first_model_that_was_changed_is_refused(
     save_file(tensors, path, metadata)
     with pytest.raises(ModelFileError, match=complaint):
         read_initial(path)
+
+
+def test_a_file_that_cannot_be_put_in_place_leaves_nothing(
+    manifest: Manifest, tmp_path: Path
+) -> None:
+    (tmp_path / "init").mkdir()
+    with pytest.raises(OSError, match="init"):
+        write_initial(tmp_path / "init", manifest, initial_vector(manifest, 0))
+    assert [path.name for path in tmp_path.iterdir()] == ["init"]

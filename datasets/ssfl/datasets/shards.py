@@ -16,7 +16,6 @@ Reading never unpickles, and anything that is not such a file raises ShardError.
 needs numpy only.
 """
 
-import os
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -27,6 +26,7 @@ import numpy.typing as npt
 
 from ssfl.datasets.archive import read_archive
 from ssfl.datasets.errors import ShardError
+from ssfl.method.files import atomic_file
 
 Array = npt.NDArray[Any]
 
@@ -147,21 +147,13 @@ def read_shard(path: Path) -> Shard:
 
 def write_shard(path: Path, shard: Shard) -> None:
     """Write the file whole or not at all; the same shard gives the same bytes."""
-    temporary = path.with_name(path.name + ".part")
     names = ("train_x", "train_y", "val_x", "val_y", "test_x", "test_y")
     arrays: dict[str, Array] = {name: getattr(shard, name) for name in names}
     head: dict[str, Any] = {"format": np.int64(FORMAT), "num_classes": np.int64(shard.num_classes)}
     if shard.class_names:
         head["class_names"] = np.array(shard.class_names, dtype=np.str_)
-    try:
-        with temporary.open("wb") as file:
-            np.savez(file, allow_pickle=False, **head, **arrays)
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(path)
-    except BaseException:
-        temporary.unlink(missing_ok=True)
-        raise
+    with atomic_file(path) as file:
+        np.savez(file, allow_pickle=False, **head, **arrays)
 
 
 def _shard_of(arrays: dict[str, Array]) -> Shard:

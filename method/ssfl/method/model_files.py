@@ -12,7 +12,6 @@ manifest in the metadata.
 """
 
 import json
-import os
 from pathlib import Path
 
 import numpy as np
@@ -21,6 +20,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save
 
 from ssfl.method.errors import MethodError, ModelFileError
+from ssfl.method.files import atomic_file
 from ssfl.method.manifest import Manifest
 from ssfl.method.mask import Mask
 from ssfl.method.model_state import values_digest
@@ -82,9 +82,5 @@ def read_initial(path: Path) -> tuple[Manifest, npt.NDArray[np.float32]]:
 
 
 def _write(path: Path, data: bytes) -> None:
-    temporary = path.with_name(f".{path.name}.new")
-    with temporary.open("wb") as file:
+    with atomic_file(path) as file:
         file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
-    temporary.replace(path)

@@ -1,7 +1,5 @@
 """Files that are either the old ones or the new ones, never halves, even after a power cut."""
 
-import os
-import secrets
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -9,8 +7,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from ssfl.method.files import TEMPORARY, atomic_file, sync_directory
+
+__all__ = ["remove_leftovers", "sync_directory", "write_atomic"]
+
 Bytes = bytes | bytearray | memoryview | npt.NDArray[Any]
-_TEMPORARY = ".tmp"
 
 
 def write_atomic(path: Path, data: Bytes | Iterable[Bytes]) -> None:
@@ -19,27 +20,9 @@ def write_atomic(path: Path, data: Bytes | Iterable[Bytes]) -> None:
     When this returns, content and name are on the disk. Arrays must be C-contiguous.
     """
     buffers = [data] if isinstance(data, bytes | bytearray | memoryview | np.ndarray) else data
-    temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}{_TEMPORARY}")
-    try:
-        with temporary.open("xb") as file:
-            for buffer in buffers:
-                file.write(buffer.data if isinstance(buffer, np.ndarray) else buffer)
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(path)
-    except BaseException:
-        temporary.unlink(missing_ok=True)
-        raise
-    sync_directory(path.parent)
-
-
-def sync_directory(folder: Path) -> None:
-    """Put the names in `folder` on the disk: a new, renamed or removed file is one such fact."""
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+    with atomic_file(path) as file:
+        for buffer in buffers:
+            file.write(buffer.data if isinstance(buffer, np.ndarray) else buffer)
 
 
 def remove_leftovers(folder: Path) -> int:
@@ -47,7 +30,7 @@ def remove_leftovers(folder: Path) -> int:
 
     Only for the sole user of `folder`: a write under way elsewhere would lose its file.
     """
-    leftovers = list(folder.glob(f".*{_TEMPORARY}"))
+    leftovers = list(folder.glob(f".*{TEMPORARY}"))
     for file in leftovers:
         file.unlink(missing_ok=True)
     return len(leftovers)
