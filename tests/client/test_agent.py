@@ -318,3 +318,21 @@ def test_a_base_that_is_not_the_announced_one_is_fetched_again(tmp_path: Path) -
 def test_a_goodbye_that_fails_is_no_failure(tmp_path: Path) -> None:
     stub = FakeStub(Join=[joined(1), joined(2)], NextTask=[call_of(FINISH, MODEL)], Leave=[GONE])
     assert Scene(tmp_path, stub).agent.run() is not None
+
+
+def test_settings_that_cannot_be_are_refused(tmp_path: Path) -> None:
+    told = joined(1)
+    told.settings.batch_size = 0
+    with pytest.raises(Refused, match="not for this version: --batch-size must be a number"):
+        Scene(tmp_path, FakeStub(Join=[told])).agent.run()
+
+
+def test_a_choice_that_an_older_coordinator_does_not_know_has_its_default(tmp_path: Path) -> None:
+    told = joined(1)
+    told.settings.norm = ""
+    stub = FakeStub(
+        Join=[told, joined(2)], NextTask=[call_of(FINISH, MODEL)], Leave=[pb.LeaveResponse()]
+    )
+    scene = Scene(tmp_path, stub)
+    scene.agent.run()
+    assert scene.sites[0].settings == SETTINGS

@@ -56,11 +56,11 @@ class Player:
 
     def play(self, step: dict[str, Any]) -> None:
         """Do one step, its output in a file of its own."""
+        if step["action"] != "terminal":
+            self.close_terminals()
         if step["action"] == "compare":
             self.compare(step["text"])
             return
-        if step["action"] != "terminal":
-            self.close_terminals()
         self.last = self.log(step["line"])
         with self.last.open("wb") as file:
             sys.stdout.flush()

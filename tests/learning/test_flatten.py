@@ -5,8 +5,9 @@ from torch import Tensor, nn
 
 from ssfl.learning.describe import manifest_of
 from ssfl.learning.errors import ModelError
-from ssfl.learning.flatten import masked_parameters, read_vector, write_vector
+from ssfl.learning.flatten import first_weights, masked_parameters, read_vector, write_vector
 from ssfl.method.errors import ManifestError
+from ssfl.method.initialize import initial_vector
 from ssfl.method.streams import Stream
 
 CHANNELS_LAST = torch.channels_last
@@ -107,3 +108,14 @@ def test_a_model_of_another_manifest_is_refused() -> None:
         read_vector(wider, manifest)
     with pytest.raises(ManifestError, match="shape"):
         write_vector(Small(), manifest, np.zeros(3, dtype=np.float32))
+
+
+def test_only_tensors_without_a_rule_start_as_the_model_has_them() -> None:
+    model = nn.Sequential(nn.Linear(4, 3), nn.PReLU())
+    manifest = manifest_of(model, {})
+    assert not manifest.rebuildable
+    started = manifest.unflatten(first_weights(model, manifest, seed=3))
+    rebuilt = manifest.unflatten(initial_vector(manifest, seed=3))
+    assert np.array_equal(started["0.weight"], rebuilt["0.weight"])
+    assert started["0.weight"].any() and not started["0.bias"].any()
+    assert started["1.weight"].tolist() == [0.25]

@@ -219,3 +219,37 @@ def test_a_model_is_described_well_enough_to_be_built_again(tmp_path: Path, shar
     assert load_task("image").description(settings, shard) == named | built
     own = load_task(write(tmp_path, GOOD, "own.py"))
     assert own.description(settings, shard) == {"task": "own"} | built
+
+
+@pytest.mark.parametrize("spec", ["quitting_task.py", "quitting_task"])
+def test_a_task_that_ends_the_program_at_import_does_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, spec: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    write(tmp_path, "import sys\nsys.exit()\n", "quitting_task.py")
+    with pytest.raises(TaskError, match="raised SystemExit"):
+        load_task(spec)
+
+
+def test_a_module_in_the_current_folder_is_found(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [one for one in sys.path if one])
+    write(tmp_path, GOOD, "task_of_this_folder.py")
+    assert load_task("task_of_this_folder").name == "task_of_this_folder"
+
+
+def test_the_names_of_built_in_tasks_are_taken(tmp_path: Path) -> None:
+    with pytest.raises(TaskError, match="the name table is taken by a built-in task: rename"):
+        load_task(write(tmp_path, GOOD, "table.py"))
+
+
+def test_what_a_model_draws_from_torch_repeats_with_the_seed(tmp_path: Path, shard: Shard) -> None:
+    task = load_task(write(tmp_path, GOOD))
+    weights = [
+        task.build_model(RunSettings(seed=seed), shard).state_dict()["weight"] for seed in (1, 1, 2)
+    ]
+    assert torch.equal(weights[0], weights[1])
+    assert not torch.equal(weights[0], weights[2])

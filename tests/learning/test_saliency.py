@@ -7,7 +7,7 @@ from torch.nn import functional
 from ssfl.datasets.shards import Shard
 from ssfl.learning import image_task
 from ssfl.learning.describe import manifest_of
-from ssfl.learning.errors import DivergedError
+from ssfl.learning.errors import DivergedError, ModelError
 from ssfl.learning.flatten import read_vector, write_vector
 from ssfl.learning.load_task import load_task
 from ssfl.learning.saliency import saliency_scores, score_locally
@@ -138,4 +138,11 @@ def test_scores_that_are_not_finite_are_refused(shard: Shard) -> None:
     model, manifest = started("mlp", shard)
     write_vector(model, manifest, np.full(manifest.size, 1e30, dtype=np.float32))
     with pytest.raises(DivergedError, match="scores are not finite"):
+        score_locally(model, manifest, TASK, shard, RunSettings(), "a")
+
+
+def test_a_network_of_frozen_weights_is_told(shard: Shard) -> None:
+    model, manifest = started("mlp", shard)
+    model.requires_grad_(False)
+    with pytest.raises(ModelError, match="every conv and linear weight is frozen"):
         score_locally(model, manifest, TASK, shard, RunSettings(), "a")

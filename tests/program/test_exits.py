@@ -6,7 +6,13 @@ from typing import NoReturn
 
 import pytest
 
-from ssfl.program.exits import ExitCode, ProgramError, Terminated, run_program
+from ssfl.program.exits import (
+    ExitCode,
+    ProgramError,
+    Terminated,
+    deferred_signals,
+    run_program,
+)
 
 
 def _raising(error: BaseException) -> int:
@@ -46,6 +52,30 @@ def test_an_expected_error_is_one_line_without_traceback(
 ) -> None:
     assert _raising(ProgramError("no shard named shard_07", ExitCode.BAD_DATA)) == 3
     assert capsys.readouterr().err == "ssfl-client: error: no shard named shard_07\n"
+
+
+def test_what_an_error_quotes_cannot_move_the_cursor(capsys: pytest.CaptureFixture[str]) -> None:
+    def body() -> int:
+        raise ProgramError(
+            "no column \x1b[31m\x1b]0;title\x07 ärger\n  in row\t1", ExitCode.BAD_DATA
+        )
+
+    assert run_program(body, "ssfl shards") == ExitCode.BAD_DATA
+    told = capsys.readouterr().err
+    assert "\x1b" not in told and "\x07" not in told
+    assert told.splitlines()[0].endswith(" ärger") and told.splitlines()[1] == "  in row    1"
+
+
+def test_deferred_signals_leave_the_mask_as_it_was() -> None:
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+    try:
+        with deferred_signals(), deferred_signals():
+            held = signal.pthread_sigmask(signal.SIG_BLOCK, ())
+        assert {signal.SIGINT, signal.SIGTERM} <= held
+        after = signal.pthread_sigmask(signal.SIG_BLOCK, ())
+        assert signal.SIGTERM in after and signal.SIGINT not in after
+    finally:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
 
 
 def test_a_bug_shows_its_traceback(capsys: pytest.CaptureFixture[str]) -> None:

@@ -28,8 +28,6 @@ import numpy.typing as npt
 from ssfl.client.coding import (
     ENCODINGS,
     Coded,
-    read_mask,
-    read_values,
     write_initial,
     write_scores,
     write_update,
@@ -37,13 +35,14 @@ from ssfl.client.coding import (
 from ssfl.client.connection import UNARY_TIMEOUT_S, Patience, Watchdog
 from ssfl.client.download import Download, Downloads
 from ssfl.client.errors import Refused, Resync, Unavailable, reason_of, translate
+from ssfl.client.held_model import HeldModel
 from ssfl.client.local_state import Answer, LocalState
 from ssfl.client.progress import Progress, StepOver
 from ssfl.client.site import Site
 from ssfl.client.upload import send
 from ssfl.learning.evaluate import Evaluation
+from ssfl.method.errors import SettingsError
 from ssfl.method.manifest import Manifest
-from ssfl.method.mask import Mask
 from ssfl.method.model_files import write_model
 from ssfl.method.model_state import values_digest
 from ssfl.method.settings import RunSettings
@@ -91,11 +90,7 @@ class Agent:
         self._watchdog = Watchdog(SILENCE_S)
         self._downloads: Downloads | None = None
         self._settings = RunSettings()
-        self._mask: Mask | None = None
-        self._base: Vector | None = None
-        self._base_digest = b""
-        self._initial: Vector | None = None
-        self._initial_digest = b""
+        self._held: HeldModel | None = None
         self._answer: Answer | None = None
         self._granted = False  # a slot came with the task; a second try waits, to resume
 
@@ -135,11 +130,7 @@ class Agent:
         self._watchdog = Watchdog(max(settings.no_progress_s, SILENCE_S))
         self._downloads = Downloads(self._watchdog, self._site.manifest, self._patience.reached)
         self._settings = settings
-        self._take_initial(self._site.initial)
-        self._mask, self._base, self._base_digest = None, None, b""
-
-    def _take_initial(self, initial: Vector) -> None:
-        self._initial, self._initial_digest = initial, values_digest(initial)
+        self._held = HeldModel(self._site.manifest, self._site.initial)
 
     def _join_call(self) -> pb.JoinResponse:
         """Join with the model we built; raise Refused if the run has another one."""
@@ -205,13 +196,11 @@ class Agent:
 
     def _ask(self) -> Any:
         """Open the long poll."""
-        assert self._downloads is not None
+        assert self._downloads is not None and self._held is not None
         request = pb.NextTaskRequest(
             caller=self._caller,
             finished_step=self._answer.step if self._answer else 0,
-            initial_digest=self._initial_digest,
-            mask_digest=self._mask.digest if self._mask else b"",
-            base_digest=self._base_digest,
+            **self._held.said(),
             **self._downloads.resume_fields(),
         )
         return self._stub.NextTask(request)
@@ -257,14 +246,14 @@ class Agent:
     ) -> None:
         self._answer = Answer(self._run_id, kind, step, header, coded.data)
         self._granted = granted
-        mask_digest = self._mask.digest if self._mask else b""
+        mask_digest = self._held.mask_digest if self._held else b""
         self._local.save(self._answer, mask_digest, round_number, coded.residual)
 
     def _initialize(self) -> None:
         assert self._site is not None
         log.info("describing the model to the coordinator")
-        manifest = self._site.manifest
-        header = pb.InitialModel(manifest=manifest.json, initial_digest=self._initial_digest)
+        manifest, digest = self._site.manifest, values_digest(self._site.initial)
+        header = pb.InitialModel(manifest=manifest.json, initial_digest=digest)
         payload = memoryview(b"")
         if not manifest.rebuildable:
             coded = write_initial(self._site.initial)
@@ -274,18 +263,16 @@ class Agent:
         send(self._stub.SendInitial, request, payload, self._watchdog)
 
     def _score(self, download: Download) -> None:
-        assert self._site is not None
+        assert self._site is not None and self._held is not None
         work, step = download.task.score, download.task.step
         if work.criterion != "saliency":
             raise Refused(f"the coordinator asks for unknown scores: {work.criterion!r}")
-        if work.HasField("initial"):
-            size = self._site.manifest.size
-            self._take_initial(read_values(download.payload(0), work.initial, size, {}))
-        if self._initial is None or self._initial_digest != work.initial_digest:
+        initial = self._held.take_initial(download, work)
+        if self._held.initial_digest != work.initial_digest:
             raise Refused("the coordinator sent initial weights that do not match their digest")
         began_s = time.monotonic()
         with Progress(self._stub, self._caller, step):
-            scores = self._site.score(self._initial)
+            scores = self._site.score(initial)
         coded = write_scores(scores, work, self._settings, self._identity.client_id)
         report = saliency_pb2.SaliencyReport(
             manifest_digest=work.manifest_digest,
@@ -298,9 +285,9 @@ class Agent:
         self._keep_answer("scores", step, report.SerializeToString(), coded)
 
     def _train(self, download: Download) -> None:
-        assert self._site is not None
+        assert self._site is not None and self._held is not None
         work, step = download.task.train, download.task.step
-        mask, base = self._take_model(download, work)
+        mask, base = self._held.take(download, work)
         began_s = time.monotonic()
         try:
             with Progress(self._stub, self._caller, step) as progress:
@@ -341,9 +328,9 @@ class Agent:
         self._keep_answer("values", step, header, coded, number, granted=granted)
 
     def _evaluate(self, download: Download) -> None:
-        assert self._site is not None
+        assert self._site is not None and self._held is not None
         work, step = download.task.evaluate, download.task.step
-        mask, base = self._take_model(download, work)
+        mask, base = self._held.take(download, work)
         began_s = time.monotonic()
         with Progress(self._stub, self._caller, step):
             tested = self._site.evaluate(mask, base)
@@ -359,52 +346,18 @@ class Agent:
             raise translate(error) from error
 
     def _finish(self, download: Download) -> Path | None:
-        assert self._site is not None
+        assert self._site is not None and self._held is not None
         work = download.task.finish
         folder = None
         if work.stopped:
             log.warning("an operator stopped the run", extra={"rounds_done": work.rounds_done})
         if work.base_digest:
-            mask, values = self._take_model(download, work)
+            mask, values = self._held.take(download, work)
             folder = self._out_dir / self._run_id / self._identity.client_id
             folder.mkdir(parents=True, exist_ok=True)
             write_model(folder, self._site.manifest, mask, values)
         self._goodbye(pb.LEAVE_REASON_FINISHED)
         return folder
-
-    def _take_model(
-        self, download: Download, work: pb.TrainTask | pb.EvaluateTask | pb.FinishTask
-    ) -> tuple[Mask, Vector]:
-        """Return mask and base of a task: what came with it, or what we hold already."""
-        assert self._site is not None
-        mask, manifest = self._mask, self._site.manifest
-        assert self._initial is not None
-        if mask is None or work.mask.mask_digest != mask.digest:
-            data = download.payload(0) if work.mask.HasField("mask") else memoryview(b"")
-            self._mask = None  # should this one not do, we ask for all of it
-            mask = self._mask = read_mask(data, work.mask, manifest, self._initial, mask)
-        if work.HasField("base"):
-            number = int(work.mask.HasField("mask"))  # the mask, if it came, comes first
-            count = mask.num_kept + manifest.num_unmasked
-            held = self._held(mask, work.base.reference_digest)
-            self._base, self._base_digest = None, b""
-            values = read_values(download.payload(number), work.base, count, held)
-            self._base, self._base_digest = values, values_digest(values)
-        elif self._base_digest != work.base_digest:
-            self._base = self._held(mask, work.base_digest).get(work.base_digest)
-            self._base_digest = work.base_digest
-        if self._base is None or self._base_digest != work.base_digest:
-            self._base, self._base_digest = None, b""
-            raise Resync("the base we hold is not the one of the task")
-        return mask, self._base
-
-    def _held(self, mask: Mask, digest: bytes) -> dict[bytes, Vector]:
-        """Return the values with this digest, if we hold them or can make them."""
-        if self._base is not None and digest == self._base_digest:
-            return {digest: self._base}
-        assert self._initial is not None
-        first = mask.gather(self._initial) if digest else None  # the first base of a mask
-        return {digest: first} if first is not None and values_digest(first) == digest else {}
 
     def _goodbye(self, reason: pb.LeaveReason, why: str = "") -> None:
         if not self._caller.session:
@@ -417,11 +370,18 @@ class Agent:
 
 
 def _settings(message: settings_pb2.RunSettings) -> RunSettings:
-    """Return the run's settings as they came in Join; one that an older coordinator lacks, its
-    default."""
+    """Return the run's settings as they came in Join; raise Refused if they cannot be.
+
+    A choice that an older coordinator does not know of has its default.
+    """
     told = {one.name: getattr(message, one.name) for one in fields(RunSettings)}
-    absent = [one.name for one in fields(RunSettings) if one.metadata.get("choices")]
-    return RunSettings(**{k: v for k, v in told.items() if v or k not in absent})
+    choices = [one.name for one in fields(RunSettings) if one.metadata.get("choices")]
+    settings = RunSettings(**{k: v for k, v in told.items() if v or k not in choices})
+    try:
+        settings.validate()
+    except SettingsError as error:
+        raise Refused(f"the run's settings are not for this version: {error}") from error
+    return settings
 
 
 def _evaluation(tested: Evaluation) -> update_pb2.Evaluation:

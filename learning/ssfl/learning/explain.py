@@ -4,6 +4,8 @@ import re
 
 from torch import Tensor
 
+from ssfl.learning.words import times
+
 _MEANINGS = (
     (
         r"mat1 and mat2 shapes cannot be multiplied \((\d+)x(\d+) and (\d+)x(\d+)\)",
@@ -25,7 +27,7 @@ _MEANINGS = (
     ),
     (
         r"expected scalar type Long|expected target dtype|0D or 1D target tensor expected"
-        r"|not implemented for '(?:Float|Int|Byte)'"
+        r"|nll_loss\w*\"? not implemented for '\w+'"
         r"|expected floating point type for target with class probabilities",
         "cross-entropy wants y as int64 class numbers, one per sample: y.astype(np.int64) in "
         "load_shard",
@@ -36,7 +38,7 @@ _MEANINGS = (
         "sample over, or use GroupNorm or LayerNorm",
     ),
     (
-        r"unsigned char|Byte|Double|double|should be the same",
+        r"(?:same dtype|Input type|expected scalar type|should be the same)",
         "inputs and weights have different types: make x float32 in load_shard, "
         "x.astype(np.float32)",
     ),
@@ -56,7 +58,7 @@ def explain(error: BaseException, x: Tensor, y: Tensor) -> str:
 def describe(tensor: Tensor) -> str:
     """Return a tensor's type, shape and range."""
     kind = str(tensor.dtype).removeprefix("torch.")
-    shape = "x".join(str(n) for n in tensor.shape) or "scalar"
+    shape = times(tensor.shape)
     if not tensor.numel() or tensor.is_complex():
         return f"{kind} {shape}"
     low, high = tensor.min().item(), tensor.max().item()

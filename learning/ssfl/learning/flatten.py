@@ -20,9 +20,13 @@ def read_vector(model: nn.Module, manifest: Manifest) -> npt.NDArray[np.float32]
 
 def first_weights(model: nn.Module, manifest: Manifest, seed: int) -> npt.NDArray[np.float32]:
     """Return the initial vector: from the seed, or as the model has it where rules say so."""
-    if manifest.rebuildable:
-        return initial_vector(manifest, seed)
-    return read_vector(model, manifest)
+    vector = initial_vector(manifest, seed)
+    if not manifest.rebuildable:
+        own = read_vector(model, manifest)
+        for tensor in manifest.tensors:
+            if tensor.init.rule == "sent":
+                vector[manifest.slices[tensor.name]] = own[manifest.slices[tensor.name]]
+    return vector
 
 
 def write_vector(model: nn.Module, manifest: Manifest, vector: npt.NDArray[np.float32]) -> None:

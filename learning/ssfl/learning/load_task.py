@@ -21,6 +21,7 @@ from ssfl.learning.errors import LearningError, TaskError
 from ssfl.learning.explain import explain
 from ssfl.learning.task import ACCURACY, MAX_METRICS
 from ssfl.method.settings import RunSettings
+from ssfl.method.streams import Stream
 
 IMAGE = "image"
 BUILT_IN = {IMAGE: "ssfl.learning.image_task", "table": "ssfl.learning.table_task"}
@@ -42,6 +43,7 @@ class LoadedTask:
         return self._call("load_shard", Shard, path)
 
     def build_model(self, settings: RunSettings, shard: Shard) -> nn.Module:
+        torch.manual_seed(int(Stream(settings.seed, "torch", "build").words(1)[0]))
         return self._call("build_model", nn.Module, settings, shard)
 
     def description(self, settings: RunSettings, shard: Shard) -> dict[str, Any]:
@@ -116,6 +118,8 @@ def load_task(spec: str) -> LoadedTask:
         name, module = spec, importlib.import_module(BUILT_IN[spec])
     elif spec.endswith(".py"):
         name, module = Path(spec).stem, _import_file(Path(spec))
+        if name in BUILT_IN:
+            raise TaskError(f"the name {name} is taken by a built-in task: rename {spec}")
     else:
         name, module = spec, _import_module(spec)
     missing = [one for one in FUNCTIONS if not callable(getattr(module, one, None))]
@@ -137,13 +141,15 @@ def _import_file(path: Path) -> ModuleType:
     sys.modules[module.__name__] = module  # dataclasses and pickling look there
     try:
         spec.loader.exec_module(module)
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         del sys.modules[module.__name__]
         raise TaskError(_blame(f"task {path}", error, module)) from error
     return module
 
 
 def _import_module(name: str) -> ModuleType:
+    if "" not in sys.path and str(Path.cwd()) not in sys.path:
+        sys.path.append(str(Path.cwd()))  # last: what is installed is not shadowed
     try:
         return importlib.import_module(name)
     except ModuleNotFoundError as error:
@@ -153,7 +159,7 @@ def _import_module(name: str) -> ModuleType:
             f"there is no module {error.name} for the task {name}; "
             f"a task is {' or '.join(BUILT_IN)}, a file ending in .py, or an importable module"
         ) from error
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise TaskError(_blame(f"task {name}", error, None)) from error
 
 

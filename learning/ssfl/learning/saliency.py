@@ -17,7 +17,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from ssfl.datasets.shards import Shard
 from ssfl.learning.batches import balanced_batch, take
-from ssfl.learning.errors import DivergedError
+from ssfl.learning.errors import DivergedError, ModelError
 from ssfl.learning.evaluate import eval_mode
 from ssfl.learning.flatten import masked_parameters
 from ssfl.learning.task import Task
@@ -47,15 +47,15 @@ def score_locally(
 def _batch_statistics(model: nn.Module) -> Iterator[None]:
     """Let batch norms use the statistics of the batch, and remember nothing of it."""
     norms = [m for m in model.modules() if isinstance(m, _BatchNorm) and m.track_running_stats]
-    before = [(norm, norm.momentum, norm.num_batches_tracked) for norm in norms]
+    before = [(norm, norm.training, norm.momentum, norm.num_batches_tracked) for norm in norms]
     for norm in norms:
         norm.training, norm.momentum = True, 0.0  # of what it sees, nothing is taken over
         norm.num_batches_tracked = None
     try:
         yield
     finally:
-        for norm, momentum, count in before:
-            norm.momentum, norm.num_batches_tracked = momentum, count
+        for norm, training, momentum, count in before:
+            norm.training, norm.momentum, norm.num_batches_tracked = training, momentum, count
 
 
 def saliency_scores(
@@ -67,6 +67,8 @@ def saliency_scores(
     not used scores zero.
     """
     places = [(p, place) for p, place in masked_parameters(model, manifest) if p.requires_grad]
+    if not places:
+        raise ModelError("every conv and linear weight is frozen: there is nothing to score")
     parameters = [parameter for parameter, _ in places]
     with eval_mode(model), _batch_statistics(model), torch.enable_grad():
         loss = task.loss(model, x, y)

@@ -63,13 +63,12 @@ def raise_on_sigterm() -> None:
 
 @contextmanager
 def deferred_signals() -> Iterator[None]:
-    """Hold Ctrl-C and SIGTERM back until the block is left: libraries abort if import is cut."""
-    held = {signal.SIGINT, signal.SIGTERM}
-    signal.pthread_sigmask(signal.SIG_BLOCK, held)
+    """Hold Ctrl-C and SIGTERM back until the block is left: what must not be cut in two."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM})
     try:
         yield
     finally:
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, held)
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def run_program(main_body: Callable[[], int | None], prog: str = "") -> int:
@@ -94,5 +93,12 @@ def run_program(main_body: Callable[[], int | None], prog: str = "") -> int:
         return int(ExitCode.BUG)
 
 
-def _tell(line: str) -> None:
-    print(line, file=sys.stderr, flush=True)
+def plain(text: str) -> str:
+    """Return text that can be shown anywhere: nothing that moves a cursor or cannot be encoded."""
+    return "".join(char if char.isprintable() else "\N{REPLACEMENT CHARACTER}" for char in text)
+
+
+def _tell(message: str) -> None:
+    """Print a message, which may quote what came from a file, without its control characters."""
+    shown = "\n".join(plain(line.replace("\t", "    ")) for line in message.split("\n"))
+    print(shown, file=sys.stderr, flush=True)

@@ -25,6 +25,7 @@ from ssfl.tools.local_run import (
     results_table,
     say_where,
 )
+from ssfl.tools.terminal import console
 
 DESCRIPTION = (
     "Runs a federation of processes over gRPC on scikit-learn's digits: first sparse (SSFL), "
@@ -49,19 +50,19 @@ def demo(argv: Sequence[str]) -> int:
     config = settings.load(DemoConfig, argv, None, "ssfl demo", DESCRIPTION)
     raise_on_sigterm()
     need("torch", "sklearn", "matplotlib", extra="demo")
-    console = Console(highlight=False)
+    screen = console()
     began_s = time.monotonic()
     shards = _prepare(config)
-    console.print(
+    screen.print(
         f"{config.clients} clients with uneven shares of 1,797 digits (Dirichlet 0.3), one "
         f"coordinator, {config.rounds} rounds; {1 + config.clients} processes over gRPC, twice.",
         soft_wrap=True,
     )
-    ssfl = _federate(config, console, shards, "ssfl", f"{float(config.sparsity):.0%} sparse")
-    dense = _federate(config, console, shards, "dense", "dense")
-    console.print(results_table([dense, ssfl], "the same federation, dense and sparse"))
+    ssfl = _federate(config, screen, shards, "ssfl", f"{float(config.sparsity):.0%} sparse")
+    dense = _federate(config, screen, shards, "dense", "dense")
+    screen.print(results_table([dense, ssfl], "the same federation, dense and sparse"))
     drawn = draw(config.out, [dense, ssfl])
-    say_where(console, config.out, ssfl, drawn, time.monotonic() - began_s)
+    say_where(screen, config.out, ssfl, drawn, time.monotonic() - began_s)
     return int(ExitCode.DONE)
 
 
@@ -76,7 +77,7 @@ def _prepare(config: DemoConfig) -> Path:
     return config.out / "shards"
 
 
-def _federate(config: DemoConfig, console: Console, shards: Path, name: str, title: str) -> Result:
+def _federate(config: DemoConfig, screen: Console, shards: Path, name: str, title: str) -> Result:
     flags = [
         "--strategy", "ssfl" if name == "ssfl" else "fedavg",
         "--sparsity", config.sparsity,
@@ -85,4 +86,4 @@ def _federate(config: DemoConfig, console: Console, shards: Path, name: str, tit
         "--reference-coding", "on" if name == "ssfl" else "off",
     ]  # fmt: skip
     federation = Federation(config.out / name, shards, flags, shard_names(shards))
-    return federate(federation, name, console, title)
+    return federate(federation, name, screen, title)

@@ -80,16 +80,15 @@ def federate(federation: Federation, name: str, console: Console, title: str) ->
     """Run a federation to its end, showing its progress."""
     with federation:
         status = _watch(federation, console, title)
-        history = json.loads(federation.admin.history_json())
         federation.admin.close()
     models = Path(status.out_dir)
-    (models / "history.json").write_text(json.dumps(history, indent=1))
+    history = json.loads((models / "history.json").read_bytes())  # the coordinator's last word
     return Result(name, status, history, models)
 
 
 def _watch(federation: Federation, console: Console, title: str) -> admin_pb2.GetStatusResponse:
     """Show the run until every site has the final model; return the last status."""
-    seen, moved_s = "", time.monotonic()
+    shown, progress, moved_s = "", ("", 0), time.monotonic()
     with Live(console=console, auto_refresh=False, transient=True) as live:
         while True:
             federation.check()
@@ -98,13 +97,12 @@ def _watch(federation: Federation, console: Console, title: str) -> admin_pb2.Ge
                 break
             if console.is_terminal:
                 live.update(status_view(status, title), refresh=True)
-            steps = sum(client.steps_done for client in status.clients)
             now = f"{status.phase} {status.rounds_done}"
-            if now != seen and not console.is_terminal:
+            if now != shown and not console.is_terminal:
                 console.print(status_line(status, title), soft_wrap=True)
-            if f"{now} {steps}" != seen:
+            shown = now
+            if progress != (progress := (now, sum(one.steps_done for one in status.clients))):
                 moved_s = time.monotonic()
-            seen = now
             if time.monotonic() - moved_s > STALL_S:
                 raise ProgramError(
                     f"no progress for {STALL_S:g} s, waiting for {status.waiting_for}; "

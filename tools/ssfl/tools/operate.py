@@ -5,13 +5,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from google.protobuf.json_format import MessageToJson
-from rich.console import Console
 
 from ssfl.method.settings import setting
 from ssfl.program import settings
 from ssfl.program.exits import ExitCode
 from ssfl.tools.admin_client import AdminClient
 from ssfl.tools.screen import status_view
+from ssfl.tools.terminal import console
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +33,7 @@ def status(argv: Sequence[str]) -> int:
             )
         )
     else:
-        Console().print(status_view(answer))
+        console().print(status_view(answer))
     return int(ExitCode.DONE)
 
 

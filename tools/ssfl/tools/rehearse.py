@@ -6,8 +6,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 
-from rich.console import Console
-
 from ssfl.datasets.errors import DataError
 from ssfl.datasets.shards import MAKE_SOME
 from ssfl.method.errors import SettingsError
@@ -17,6 +15,7 @@ from ssfl.program.exits import ExitCode, ProgramError, raise_on_sigterm
 from ssfl.tools.building import shard_names
 from ssfl.tools.federation import Federation, client_ids
 from ssfl.tools.local_run import draw, federate, fresh_folder, need, results_table, say_where
+from ssfl.tools.terminal import console
 
 DESCRIPTION = (
     "Runs a whole federation on this machine: a coordinator and one client process for every "
@@ -52,7 +51,7 @@ def rehearse(argv: Sequence[str]) -> int:
     config = settings.load(RehearseConfig, argv, None, "ssfl rehearse", DESCRIPTION)
     raise_on_sigterm()
     need("torch", extra="client")
-    console = Console(highlight=False)
+    screen = console()
     began_s = time.monotonic()
     _check_inputs(config)
     try:
@@ -61,7 +60,7 @@ def rehearse(argv: Sequence[str]) -> int:
         raise ProgramError(str(error), ExitCode.BAD_DATA) from error
     run = _run_of(config, len(names))
     fresh_folder(config.out)
-    console.print(_announcement(config, names), soft_wrap=True, markup=False)
+    screen.print(_announcement(config, names), soft_wrap=True)
     results = []
     for name, strategy in [(run.strategy, run.strategy)] + [("dense", "fedavg")] * config.dense:
         flags = ["--reference-coding", "off" if strategy == "fedavg" else "on"]
@@ -71,11 +70,11 @@ def rehearse(argv: Sequence[str]) -> int:
         own = ["--task", _found(config.task), "--device", config.device]
         own += ["--threads", str(config.threads)]
         federation = Federation(config.out / name, config.data_root, flags, names, own)
-        results.append(federate(federation, name, console, name))
+        results.append(federate(federation, name, screen, name))
     title = f"{_counted(len(names), 'client')}, {_counted(run.rounds, 'round')}"
-    console.print(results_table(results, title))
+    screen.print(results_table(results, title))
     drawn = draw(config.out, results) if importlib.util.find_spec("matplotlib") else []
-    say_where(console, config.out, results[0], drawn, time.monotonic() - began_s)
+    say_where(screen, config.out, results[0], drawn, time.monotonic() - began_s)
     return int(ExitCode.DONE)
 
 

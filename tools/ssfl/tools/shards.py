@@ -17,8 +17,8 @@ from ssfl.datasets.summary import ShardSummary
 from ssfl.datasets.words import counted
 from ssfl.method.settings import setting
 from ssfl.program import settings
-from ssfl.program.exits import ExitCode, ProgramError, raise_on_sigterm
-from ssfl.tools.shards_view import WIDE, ProgressView, data_set_line, plain, summary_table
+from ssfl.program.exits import ExitCode, ProgramError, plain, raise_on_sigterm
+from ssfl.tools.shards_view import WIDE, ProgressView, data_set_line, summary_table
 
 DESCRIPTION = (
     "Cuts a data set into shards, one file per client. The files together are the whole data set: "

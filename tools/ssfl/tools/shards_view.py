@@ -15,6 +15,7 @@ from rich.text import Text
 from ssfl.datasets.data_set import DataSet
 from ssfl.datasets.summary import ShardSummary
 from ssfl.datasets.words import counted
+from ssfl.program.exits import plain
 
 WIDE = 120  # columns of a table that goes to a file or a pipe
 _MOST_COLUMNS = 12  # classes that get a column each
@@ -70,11 +71,6 @@ class ProgressView:
             self._told_s = time.monotonic()
             share = f"{done / total:.0%}" if total else f"{done:,}"
             print(f"{what}: {share}", file=sys.stderr, flush=True)
-
-
-def plain(text: str) -> str:
-    """Return text that can be shown anywhere: nothing that moves a cursor or cannot be encoded."""
-    return "".join(char if char.isprintable() else "\N{REPLACEMENT CHARACTER}" for char in text)
 
 
 def data_set_line(data: DataSet) -> str:
