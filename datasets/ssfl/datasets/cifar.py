@@ -2,8 +2,8 @@
 
 A binary batch is one record per image: the label (CIFAR-100: the coarse label, then the fine one),
 then 3 x 32 x 32 bytes, channel by channel. A python batch is a pickle with the same bytes; how it
-can be read without running it is said in `ssfl.datasets.pickled`, the one exception to the rule
-that nothing is unpickled. Labels of CIFAR-100 are the fine ones.
+is read without being unpickled is said in `ssfl.datasets.pickled`. Labels of CIFAR-100 are the
+fine ones.
 """
 
 from dataclasses import dataclass

@@ -1,21 +1,20 @@
 """The only pickles that are read: CIFAR's python batches, which are published as such.
 
-Unpickling runs what a file says, so it is the exception here and kept as narrow as these files
-are. Three locks, one behind the other:
+Unpickling runs what a file says, so Python's unpickler is not used. A pickle is a list of
+instructions, and those that the published files consist of are few; they are followed here, one by
+one, with nothing but numbers, bytes, text, lists, tuples and dictionaries to work on:
 
-1. Before anything is loaded, the file is read as a list of instructions, and only those that the
-   published files consist of are let through, with few containers, small memo numbers and no tuple
-   used twice (so that a few bytes can neither ask for gigabytes nor for an endless hash).
+1. Any other instruction is refused, and so are more containers than a published batch has.
 2. The only names that can be looked up are the three of a numpy array: _reconstruct, ndarray and
-   dtype. Any other is refused, whatever it is.
-3. Even those three do not reach numpy: stand-ins take their place, which note a shape and some
-   bytes. An array is made from them afterwards, if they fit each other.
+   dtype. They do not reach numpy: stand-ins take their place, which note a shape and some bytes. An
+   array is made from them afterwards, if they fit each other. Nothing else can be called.
+3. Each instruction takes a moment that does not depend on what earlier ones have built: keys are
+   bytes or text, so that no nest of tuples is ever hashed, and an array is filled once.
 """
 
-import io
 import math
-import pickle
 import pickletools
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -23,35 +22,22 @@ import numpy.typing as npt
 
 from ssfl.datasets.errors import SourceError
 
-_INSTRUCTIONS = frozenset(
+_CONTAINERS = frozenset(
     (
-        *("PROTO", "STOP", "MARK", "BINPUT", "LONG_BINPUT", "BINGET", "LONG_BINGET"),
-        *("NONE", "NEWTRUE", "NEWFALSE", "BININT", "BININT1", "BININT2"),
-        *("SHORT_BINSTRING", "BINSTRING", "BINUNICODE"),
-        *("EMPTY_LIST", "APPEND", "APPENDS", "EMPTY_DICT", "SETITEM", "SETITEMS"),
-        *("EMPTY_TUPLE", "TUPLE", "TUPLE1", "TUPLE2", "TUPLE3", "GLOBAL", "REDUCE", "BUILD"),
+        *("EMPTY_LIST", "EMPTY_DICT", "EMPTY_TUPLE"),
+        *("TUPLE", "TUPLE1", "TUPLE2", "TUPLE3", "REDUCE"),
     )
 )
-_TUPLES = frozenset(("TUPLE", "TUPLE1", "TUPLE2", "TUPLE3"))
-_CONTAINERS = _TUPLES | {"EMPTY_LIST", "EMPTY_DICT", "EMPTY_TUPLE", "REDUCE"}
 _MOST_CONTAINERS = 24  # a batch: one dictionary, up to three lists, six tuples, two calls
-_PUTS = ("BINPUT", "LONG_BINPUT")
-_GETS = ("BINGET", "LONG_BINGET")
 _BYTE_TYPES = (b"u1", "u1", b"|u1", "|u1")
 
 
 def read_pickle(data: bytes) -> dict[str, Any]:
     """Return the dictionary in a published pickle: numbers, bytes, lists and uint8 arrays.
 
-    Raise SourceError if the file holds anything else; nothing of it has run then.
+    Raise SourceError if the file holds anything else; nothing of it runs.
     """
-    _check_instructions(data)
-    try:
-        loaded = _Reader(io.BytesIO(data), encoding="bytes").load()
-    except SourceError:
-        raise
-    except Exception as error:  # a damaged pickle raises almost anything
-        raise SourceError(f"it is damaged: {type(error).__name__}: {error}") from error
+    loaded = _follow(data)
     if not isinstance(loaded, dict):
         raise SourceError(f"it holds a {type(loaded).__name__}, not a dictionary")
     return {
@@ -60,56 +46,102 @@ def read_pickle(data: bytes) -> dict[str, Any]:
     }
 
 
-def _check_instructions(data: bytes) -> None:
+def _follow(data: bytes) -> Any:
+    """Return what the instructions build."""
+    machine = _Machine()
     containers = 0
-    tuples: set[int] = set()  # memo numbers of tuples
-    previous = ""
     try:
         for instruction, argument, _ in pickletools.genops(data):
             name = instruction.name
-            if name not in _INSTRUCTIONS:
+            if name not in _STEPS:
                 raise SourceError(f"a published batch has no {name} in it")
             containers += name in _CONTAINERS
             if containers > _MOST_CONTAINERS:
                 raise SourceError("it nests more than any published batch")
-            if name in _PUTS:
-                number = _memo_number(argument, len(data))
-                tuples |= {number} if previous in _TUPLES else set()
-            if name in _GETS and argument in tuples:
-                raise SourceError("it uses a tuple twice, which no published batch does")
-            if name == "GLOBAL":
-                _check_name(*str(argument).split(" ", 1))
-            previous = name
+            _STEPS[name](machine, argument)
     except (ValueError, IndexError, TypeError) as error:
         raise SourceError(f"it is no pickle, or it is cut short: {error}") from error
+    return machine.pop()
 
 
-def _memo_number(argument: object, most: int) -> int:
-    number = argument if isinstance(argument, int) else -1
-    if not 0 <= number <= most:
-        raise SourceError(f"it asks for a memo of {number:,} entries")
-    return number
+class _Machine:
+    """What the instructions work on: a stack with marks in it, and what was put aside."""
 
+    def __init__(self) -> None:
+        self.stack: list[Any] = []
+        self.marks: list[int] = []  # how high the stack was
+        self.memo: dict[int, Any] = {}
 
-def _check_name(module: str, name: str) -> None:
-    if (module, name) not in (
-        ("numpy.core.multiarray", "_reconstruct"),
-        ("numpy", "ndarray"),
-        ("numpy", "dtype"),
-    ):
-        raise SourceError(
-            f"it wants to run {f'{module}.{name}'!r}, which no published batch does: refused"
-        )
+    def push(self, item: Any) -> None:
+        self.stack.append(item)
 
+    def pop(self) -> Any:
+        self._need(1)
+        return self.stack.pop()
 
-class _Reader(pickle.Unpickler):
-    """Looks up stand-ins only."""
+    def pop_several(self, count: int) -> list[Any]:
+        """Take the highest items, in the order in which they came."""
+        self._need(count)
+        items = self.stack[len(self.stack) - count :]
+        del self.stack[len(self.stack) - count :]
+        return items
 
-    def find_class(self, module_name: str, global_name: str, /) -> Any:
-        _check_name(module_name, global_name)
-        return {"_reconstruct": _Reconstruct(), "ndarray": _Marker(), "dtype": _MakeType()}[
-            global_name
-        ]
+    def pop_to_mark(self) -> list[Any]:
+        if not self.marks:
+            raise SourceError("it is damaged: a mark is missing")
+        mark = self.marks.pop()
+        items = self.stack[mark:]
+        del self.stack[mark:]
+        return items
+
+    def put(self, number: int) -> None:
+        self._need(1)
+        self.memo[number] = self.stack[-1]
+
+    def get(self, number: int) -> None:
+        if number not in self.memo:
+            raise SourceError(f"it is damaged: nothing was put aside as number {number:,}")
+        self.push(self.memo[number])
+
+    def append(self, items: list[Any]) -> None:
+        self._need(1)
+        if not isinstance(self.stack[-1], list):
+            raise SourceError("it appends to something else than a list")
+        self.stack[-1].extend(items)
+
+    def set_items(self, items: list[Any]) -> None:
+        self._need(1)
+        keys, values = items[::2], items[1::2]
+        if not isinstance(self.stack[-1], dict) or len(keys) != len(values):
+            raise SourceError("it sets items of something else than a dictionary")
+        if not all(isinstance(key, bytes | str) for key in keys):
+            raise SourceError("a key is neither bytes nor text, as all are in a published batch")
+        self.stack[-1].update(zip(keys, values, strict=True))
+
+    def look_up(self, name: str) -> None:
+        if name not in _STAND_INS:
+            wanted = name.replace(" ", ".", 1)
+            raise SourceError(f"it wants to run {wanted!r}, which no published batch does: refused")
+        self.push(_STAND_INS[name])
+
+    def call(self) -> None:
+        function, arguments = self.pop_several(2)
+        is_call = isinstance(function, _Reconstruct | _MakeType) and isinstance(arguments, tuple)
+        if not is_call or len(arguments) != 3:
+            raise SourceError("it makes a call that no published batch makes")
+        self.push(function(*arguments))
+
+    def fill(self) -> None:
+        state = self.pop()
+        self._need(1)
+        if isinstance(self.stack[-1], _Array):
+            self.stack[-1].fill(state)
+        elif not isinstance(self.stack[-1], _Type):  # how bytes are stored has no variants
+            raise SourceError("it fills something else than an array")
+
+    def _need(self, count: int) -> None:
+        if len(self.stack) - (self.marks[-1] if self.marks else 0) < count:
+            raise SourceError("it is damaged: an instruction lacks what it works on")
 
 
 class _Marker:
@@ -141,12 +173,9 @@ class _MakeType:
 
 
 class _Type:
-    """Unsigned bytes; how they are stored has no variants."""
+    """Unsigned bytes."""
 
     __slots__ = ()
-
-    def __setstate__(self, state: object) -> None:
-        pass
 
 
 class _Array:
@@ -154,7 +183,10 @@ class _Array:
 
     __slots__ = ("_data", "_order", "_shape")
 
-    def __setstate__(self, state: object) -> None:
+    def fill(self, state: object) -> None:
+        """Note shape and bytes."""
+        if hasattr(self, "_data"):
+            raise SourceError("it fills an array twice")
         if not isinstance(state, tuple) or len(state) != 5:
             raise SourceError("its array has no shape, type and bytes")
         _, shape, kind, is_fortran, data = state
@@ -162,8 +194,8 @@ class _Array:
             data = data.encode("latin-1")
         fits = (
             isinstance(shape, tuple)
-            and all(isinstance(axis, int) and axis >= 0 for axis in shape)
             and len(shape) <= 4
+            and all(isinstance(axis, int) and axis >= 0 for axis in shape)
             and isinstance(kind, _Type)
             and isinstance(data, bytes)
             and math.prod(shape) == len(data)
@@ -182,5 +214,44 @@ class _Array:
         return flat.reshape(self._shape, order="F" if self._order else "C")
 
 
-def _text(key: object) -> str:
-    return key.decode("utf-8", "replace") if isinstance(key, bytes) else str(key)
+def _text(key: bytes | str) -> str:
+    return key.decode("utf-8", "replace") if isinstance(key, bytes) else key
+
+
+_STAND_INS: dict[str, Any] = {
+    "numpy.core.multiarray _reconstruct": _Reconstruct(),
+    "numpy ndarray": _Marker(),
+    "numpy dtype": _MakeType(),
+}
+_STEPS: dict[str, Callable[[_Machine, Any], None]] = {
+    "PROTO": lambda _machine, _version: None,
+    "STOP": lambda _machine, _: None,
+    "MARK": lambda machine, _: machine.marks.append(len(machine.stack)),
+    "BINPUT": _Machine.put,
+    "LONG_BINPUT": _Machine.put,
+    "BINGET": _Machine.get,
+    "LONG_BINGET": _Machine.get,
+    "NONE": lambda machine, _: machine.push(None),
+    "NEWTRUE": lambda machine, _: machine.push(True),
+    "NEWFALSE": lambda machine, _: machine.push(False),
+    "BININT": _Machine.push,
+    "BININT1": _Machine.push,
+    "BININT2": _Machine.push,
+    "SHORT_BINSTRING": lambda machine, told: machine.push(told.encode("latin-1")),
+    "BINSTRING": lambda machine, told: machine.push(told.encode("latin-1")),
+    "BINUNICODE": _Machine.push,
+    "EMPTY_LIST": lambda machine, _: machine.push([]),
+    "APPEND": lambda machine, _: machine.append(machine.pop_several(1)),
+    "APPENDS": lambda machine, _: machine.append(machine.pop_to_mark()),
+    "EMPTY_DICT": lambda machine, _: machine.push({}),
+    "SETITEM": lambda machine, _: machine.set_items(machine.pop_several(2)),
+    "SETITEMS": lambda machine, _: machine.set_items(machine.pop_to_mark()),
+    "EMPTY_TUPLE": lambda machine, _: machine.push(()),
+    "TUPLE": lambda machine, _: machine.push(tuple(machine.pop_to_mark())),
+    "TUPLE1": lambda machine, _: machine.push(tuple(machine.pop_several(1))),
+    "TUPLE2": lambda machine, _: machine.push(tuple(machine.pop_several(2))),
+    "TUPLE3": lambda machine, _: machine.push(tuple(machine.pop_several(3))),
+    "GLOBAL": lambda machine, name: machine.look_up(name),
+    "REDUCE": lambda machine, _: machine.call(),
+    "BUILD": lambda machine, _: machine.fill(),
+}
