@@ -30,10 +30,10 @@ def test_tensors_of_the_same_name_and_shape_are_taken_and_the_others_told() -> N
         "0.weight", "0.bias", "1.weight", "1.bias", "1.running_mean", "1.running_var",
     }  # fmt: skip
     assert taken.missing == ("2.weight", "2.bias")
-    assert taken.unused == (
-        "2.weight is 10x3 in the file and 2x3 in the model",
-        "head.weight is not in the model",
-    )  # 1.num_batches_tracked is no weight: not a word about it
+    assert taken.unused == {
+        "2.weight": "10x3 in the file and 2x3 in the model",
+        "head.weight": "not in the model",
+    }  # 1.num_batches_tracked is no weight: not a word about it
     after = mine.state_dict()
     assert bool((after["0.weight"] == 7).all()) and bool((after["1.running_var"] == 7).all())
     assert torch.equal(after["2.weight"], before["2.weight"])
@@ -55,6 +55,15 @@ def test_weights_that_are_not_finite_are_refused_and_nothing_is_taken() -> None:
     broken = {"0.bias": torch.ones(3), "2.bias": torch.tensor([1.0, torch.nan])}
     with pytest.raises(ModelError, match=r"2\.bias holds NaN or infinity in the file"):
         take_weights(mine, manifest_of(mine, {}), broken)
+    assert torch.equal(mine.state_dict()["0.bias"], before["0.bias"])
+
+
+def test_a_number_too_large_for_float32_is_refused_and_nothing_is_taken() -> None:
+    mine = model()
+    before = copy_of(mine)
+    large = {"0.bias": torch.ones(3), "2.bias": torch.tensor([1.0, -1e300], dtype=torch.float64)}
+    with pytest.raises(ModelError, match=r"2\.bias holds 1e\+300 in the file, float64 that is too"):
+        take_weights(mine, manifest_of(mine, {}), large)
     assert torch.equal(mine.state_dict()["0.bias"], before["0.bias"])
 
 

@@ -12,6 +12,20 @@ from ssfl.tools import main as tools
 
 Captured = pytest.CaptureFixture[str]
 DIGITS = ["--input", "1x8x8"]
+ODD = """
+from torch import nn
+from torch.nn import functional
+from ssfl.datasets.shards import read_shard as load_shard
+
+def build_model(settings, shard):
+    layers = {"what is this": nn.Linear(64, shard.num_classes), "same": nn.Linear(2, 2)}
+    if shard.num_classes > 2:
+        layers["what is more"] = nn.Linear(2, 2)
+    return nn.ModuleDict(layers)
+
+def loss(model, x, y):
+    return functional.cross_entropy(model["what is this"](x.flatten(1)), y)
+"""
 
 
 @pytest.fixture(autouse=True)
@@ -83,6 +97,19 @@ def test_weights_of_another_network_are_refused(capsys: Captured) -> None:
     save_file({"encoder.weight": np.zeros((2, 2), np.float32)}, "other.safetensors")
     assert init(*DIGITS, "--weights", "other.safetensors", "--partial") == ExitCode.BAD_DATA
     assert "no tensor of other.safetensors fits the model" in capsys.readouterr().err
+
+
+def test_every_tensor_that_does_not_fit_is_told_once_whatever_its_name(capsys: Captured) -> None:
+    """Names are the author's own: one may read like the sentence it is told in."""
+    Path("odd.py").write_text(ODD)
+    assert init(*DIGITS, "--task", "odd.py", "--classes", "2", "--out", "two.safetensors") == 0
+    flags = [*DIGITS, "--task", "odd.py", "--weights", "two.safetensors"]
+    capsys.readouterr()
+    assert init(*flags) == ExitCode.BAD_DATA
+    told = capsys.readouterr().err
+    assert "what is this.weight is 2x64 in the file and 10x64 in the model" in told
+    assert "what is more.weight is not in the file" in told
+    assert "what is this.weight is not in the file" not in told
 
 
 @pytest.mark.parametrize(

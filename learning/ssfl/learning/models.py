@@ -16,6 +16,7 @@ from torch import nn
 
 from ssfl.learning.errors import ModelError
 from ssfl.learning.resnet import RESNETS, resnet
+from ssfl.learning.words import times
 from ssfl.method.manifest import MAX_PARAMETERS
 from ssfl.method.settings import MODELS, NORMS
 
@@ -29,7 +30,8 @@ def build_model(
     if name not in MODELS:
         raise ModelError(f"the model must be one of {', '.join(MODELS)}, got {name!r}")
     if num_classes < 2 or not input_shape or min(input_shape) < 1:
-        raise ModelError(f"no model for inputs {_times(input_shape)} and {num_classes} classes")
+        shape = times(input_shape, scalar="of no size")
+        raise ModelError(f"no model for inputs {shape} and {num_classes} classes")
     if width < 0:
         raise ModelError(f"--width must be 1 or more, or 0 for {name}'s own, got {width}")
     smallest, width = smallest_side(name, norm), width or own_width(name)
@@ -45,7 +47,7 @@ def build_model(
         size = sum(parameter.numel() for parameter in build().parameters())
     if size > MAX_PARAMETERS:
         raise ModelError(
-            f"{name} of width {width} for inputs {_times(input_shape)} would have {size:,} "
+            f"{name} of width {width} for inputs {times(input_shape)} would have {size:,} "
             f"parameters, the limit is {MAX_PARAMETERS:,}: use a smaller --width"
         )
     return build()
@@ -141,9 +143,9 @@ _PLAIN = {"mlp": _Plain(mlp, 200, 0), "cnn": _Plain(cnn, 16, 4), "lenet5": _Plai
 def _check_image(name: str, norm: str, input_shape: Shape, smallest: int) -> None:
     if len(input_shape) != 3:
         raise ModelError(
-            f"{name} needs images (channels, height, width), the inputs are {_times(input_shape)}"
+            f"{name} needs images (channels, height, width), the inputs are {times(input_shape)}"
         )
-    pixels = _times(input_shape[1:])
+    pixels = times(input_shape[1:])
     if name == "lenet5" and pixels not in ("28x28", "32x32"):
         raise ModelError(
             f"lenet5 needs images of 28x28 or 32x32 pixels, these have {pixels}; "
@@ -154,7 +156,3 @@ def _check_image(name: str, norm: str, input_shape: Shape, smallest: int) -> Non
         raise ModelError(
             f"{which} needs images of at least {smallest}x{smallest} pixels, these have {pixels}"
         )
-
-
-def _times(shape: Shape) -> str:
-    return "x".join(str(n) for n in shape) or "of no size"

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from ssfl.learning.errors import ModelError
 from ssfl.learning.flatten import named_tensors
+from ssfl.learning.words import times
 from ssfl.method.manifest import Manifest
 
 _CONVERT = (
@@ -25,7 +26,7 @@ class Taken:
 
     used: tuple[str, ...]
     missing: tuple[str, ...]  # of the model: not in the file
-    unused: tuple[str, ...]  # of the file: not in the model, or of another shape; as sentences
+    unused: Mapping[str, str]  # of the file: the name, and what it is instead of usable
 
 
 def read_weights(path: Path) -> dict[str, Tensor]:
@@ -44,24 +45,32 @@ def read_weights(path: Path) -> dict[str, Tensor]:
 def take_weights(model: nn.Module, manifest: Manifest, weights: Mapping[str, Tensor]) -> Taken:
     """Copy every tensor that the model has by the same name and shape; tell about the others."""
     mine, saved = named_tensors(model, manifest), model.state_dict()
-    used, unused = [], []
+    used, unused = dict[str, Tensor](), dict[str, str]()
     for name, tensor in weights.items():
         if name not in mine:
             if name not in saved:  # counters and the like are in both, and mean nothing here
-                unused.append(f"{name} is not in the model")
+                unused[name] = "not in the model"
         elif tensor.shape != mine[name].shape:
-            theirs, ours = _times(tensor), _times(mine[name])
-            unused.append(f"{name} is {theirs} in the file and {ours} in the model")
-        elif not bool(tensor.isfinite().all()):
-            raise ModelError(f"{name} holds NaN or infinity in the file")
+            theirs, ours = times(tensor.shape), times(mine[name].shape)
+            unused[name] = f"{theirs} in the file and {ours} in the model"
         else:
-            used.append(name)
+            used[name] = _float32(name, tensor)
     with torch.no_grad():
-        for name in used:
-            mine[name].copy_(weights[name])
-    missing = [name for name in mine if name not in used]
-    return Taken(tuple(used), tuple(missing), tuple(unused))
+        for name, tensor in used.items():
+            mine[name].copy_(tensor)
+    missing = tuple(name for name in mine if name not in used)
+    return Taken(tuple(used), missing, unused)
 
 
-def _times(tensor: Tensor) -> str:
-    return "x".join(str(n) for n in tensor.shape) or "scalar"
+def _float32(name: str, tensor: Tensor) -> Tensor:
+    """Return a tensor as the model holds it: every value finite."""
+    if not bool(tensor.isfinite().all()):
+        raise ModelError(f"{name} holds NaN or infinity in the file")
+    cast = tensor.to(torch.float32)
+    if not bool(cast.isfinite().all()):
+        kind = str(tensor.dtype).removeprefix("torch.")
+        raise ModelError(
+            f"{name} holds {tensor.abs().max().item():g} in the file, {kind} that is too large for "
+            "float32"
+        )
+    return cast

@@ -118,18 +118,17 @@ def _shard(config: InitConfig, task: "LoadedTask") -> "Shard":
 
 
 def _check(config: InitConfig, taken: "Taken") -> None:
+    unused = _sentences(taken)
     if not taken.used:
         raise ProgramError(
-            f"no tensor of {config.weights} fits the model: {_listed(taken.unused)}",
+            f"no tensor of {config.weights} fits the model: {_listed(unused)}",
             ExitCode.BAD_DATA,
         )
-    if (taken.missing or taken.unused) and not config.partial:
-        absent = [f"{name} is not in the file" for name in taken.missing]
-        told = {sentence.partition(" is ")[0] for sentence in taken.unused}
-        wrong = [*taken.unused, *(one for one in absent if one.partition(" is ")[0] not in told)]
+    absent = [f"{name} is not in the file" for name in taken.missing if name not in taken.unused]
+    if (absent or unused) and not config.partial:
         raise ProgramError(
-            f"{config.weights} does not fit the model: {_listed(wrong)}. Use --partial to take "
-            "what fits and start the rest from the seed",
+            f"{config.weights} does not fit the model: {_listed([*unused, *absent])}. Use "
+            "--partial to take what fits and start the rest from the seed",
             ExitCode.BAD_DATA,
         )
 
@@ -139,7 +138,11 @@ def _told(config: InitConfig, taken: "Taken") -> Iterator[str]:
     if taken.missing:
         yield f"{len(taken.missing)} start from the seed: {_listed(taken.missing)}"
     if taken.unused:
-        yield f"{len(taken.unused)} of the file are not used: {_listed(taken.unused)}"
+        yield f"{len(taken.unused)} of the file are not used: {_listed(_sentences(taken))}"
+
+
+def _sentences(taken: "Taken") -> list[str]:
+    return [f"{name} is {what}" for name, what in taken.unused.items()]
 
 
 def _listed(names: Sequence[str]) -> str:

@@ -1,0 +1,12 @@
+"""Shapes in words, for messages."""
+
+from collections.abc import Sequence
+
+
+def times(shape: Sequence[int], scalar: str = "scalar") -> str:
+    """Return a shape as people write it; `scalar` is what no dimensions are called.
+
+    >>> times((3, 32, 32)), times(())
+    ('3x32x32', 'scalar')
+    """
+    return "x".join(str(n) for n in shape) or scalar
