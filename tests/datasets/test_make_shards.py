@@ -1,6 +1,9 @@
 import fcntl
 import json
 import os
+import shutil
+from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -248,6 +251,84 @@ def test_what_a_killed_process_left_is_removed(tmp_path: Path) -> None:
     (tmp_path / ".shards.part" / "shard_00.npz").write_bytes(b"half")
     make_shards(tmp_path, some(), Cut(1))
     assert sorted(files_in(tmp_path)) == ["shard_00.npz", "shards.json"]
+
+
+def moments_of_overwriting(out: Path, copies: Path, monkeypatch: pytest.MonkeyPatch) -> list[Path]:
+    """Overwrite the shards in `out`; return copies of it as it was whenever a name changed."""
+    found: list[Path] = []
+    real = {name: getattr(Path, name) for name in ("rename", "mkdir", "unlink")}
+
+    def copying(name: str) -> Any:
+        def change(self: Path, *arguments: Any, **options: Any) -> Any:
+            if out in self.parents:
+                real["mkdir"](copies, exist_ok=True)
+                found.append(Path(shutil.copytree(out, copies / f"{len(found):03d}")))
+            return real[name](self, *arguments, **options)
+
+        return change
+
+    with monkeypatch.context() as patch:
+        for name in real:
+            patch.setattr(Path, name, copying(name))
+        make_shards(out, some(), Cut(4, seed=5), overwrite=True)
+    return found
+
+
+def test_killed_at_any_moment_it_leaves_the_old_shards_to_the_next_request(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out = tmp_path / "out"
+    make_shards(out, some(), Cut(3))
+    (out / "classes.png").write_bytes(b"a picture of the old shards")
+    (out / "notes.txt").write_text("mine")
+    before = files_in(out)
+    moments = moments_of_overwriting(out, tmp_path / "copies", monkeypatch)
+    after = files_in(out)
+    assert len(moments) > len(before) + len(after)
+    for folder in moments:
+        with pytest.raises(ShardError, match="already holds 3 shards; add --overwrite"):
+            make_shards(folder, some(), Cut(2))
+        assert files_in(folder) == before
+
+
+def test_killed_while_it_tidies_up_it_leaves_the_new_shards(tmp_path: Path) -> None:
+    make_shards(tmp_path, some(), Cut(3))
+    after = files_in(tmp_path)
+    replaced = tmp_path / ".shards.part" / "replaced"
+    replaced.mkdir(parents=True)
+    (replaced / "shard_02.npz").write_bytes(b"the last of the old ones")
+    with pytest.raises(ShardError, match="already holds 3 shards; add --overwrite"):
+        make_shards(tmp_path, some(), Cut(2))
+    assert files_in(tmp_path) == after
+
+
+def test_killed_while_the_old_shards_are_put_back_they_are_put_back_later(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out = tmp_path / "out"
+    make_shards(out, some(), Cut(3))
+    before = files_in(out)
+    moments = moments_of_overwriting(out, tmp_path / "copies", monkeypatch)
+
+    class Killed(BaseException):
+        pass
+
+    for folder in moments:
+        for survived in range(20):
+            steps = iter([True] * survived)
+
+            def rename(self: Path, target: Path, steps: Iterator[bool] = steps) -> Path:
+                if not next(steps, False):
+                    raise Killed
+                self.replace(target)
+                return target
+
+            with monkeypatch.context() as patch, suppress(Killed, ShardError):
+                patch.setattr(Path, "rename", rename)
+                make_shards(folder, some(), Cut(2))
+        with pytest.raises(ShardError, match="already holds 3 shards"):
+            make_shards(folder, some(), Cut(2))
+        assert files_in(folder) == before
 
 
 def test_if_the_new_files_cannot_be_put_in_place_the_old_ones_come_back(tmp_path: Path) -> None:

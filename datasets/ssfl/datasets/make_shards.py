@@ -1,7 +1,10 @@
 """Cutting a data set into shard files, one per client, and a summary beside them.
 
 The files appear all at once, when the last is written: a refused or interrupted request leaves
-the folder as it was.
+the folder as it was. Only a process that is killed, or a machine that stops, in the moment in which
+new files take the place of old ones leaves a mixture; the next request first puts the old ones
+back. How far the exchange had come is told by the folder in `.shards.part` in which the old files
+wait: first `old`, then `old-complete`, then `replaced`.
 """
 
 import fcntl
@@ -20,9 +23,12 @@ from ssfl.datasets.source import Progress
 from ssfl.datasets.summary import ShardSummary, summarize, summary_json
 from ssfl.datasets.words import counted
 from ssfl.program.exits import deferred_signals
-from ssfl.program.files import sync_directory
+from ssfl.program.files import sync_directory, write_atomic
 
 _UNFINISHED = ".shards.part"  # folder in which new shards wait for the last of them
+_LEAVING = "old"  # in it: old files on their way out; the others are where they were
+_LEFT = "old-complete"  # all of the old ones; what lies in their place is new
+_REPLACED = "replaced"  # nobody needs them any more
 _OVERHEAD_BYTES = 4096  # of a shard file, beside its arrays, and of its line in the summary
 
 
@@ -39,6 +45,7 @@ def make_shards(
     A folder that already holds shards is refused; with `overwrite` its shard files and what was
     made of them are removed, so that no shard of another partition stays among the new ones.
     """
+    _recover(out)
     check_folder(out, overwrite=overwrite)
     if on_progress:
         on_progress("dividing the samples", 0, 0)
@@ -61,7 +68,7 @@ def check_folder(out: Path, *, overwrite: bool) -> None:
     """Raise ShardError if it is no folder, or holds shards that are not to be replaced."""
     if out.exists() and not out.is_dir():
         raise ShardError(f"{out} is a file: choose a folder with --out")
-    held = _shards_in(out)
+    held = _written_in(out)
     if held and not overwrite:
         raise ShardError(
             f"{out} already holds {counted(len(held), 'shard')}; add --overwrite to replace, "
@@ -69,7 +76,8 @@ def check_folder(out: Path, *, overwrite: bool) -> None:
         )
 
 
-def _shards_in(folder: Path) -> list[Path]:
+def _written_in(folder: Path) -> list[Path]:
+    """Return the shards that a cut wrote; what a person put beside them is no concern of one."""
     return sorted(path for path in folder.glob("shard_*.npz") if path.is_file())
 
 
@@ -100,12 +108,12 @@ def _new_folder(out: Path) -> Iterator[Path]:
     new = out / _UNFINISHED
     try:
         with _lock(out):
-            shutil.rmtree(new, ignore_errors=True)  # of a process that was killed
+            _clear(new, out)  # of a process that was killed
             new.mkdir()
             try:
                 yield new
             finally:
-                shutil.rmtree(new, ignore_errors=True)
+                _clear(new, out)
     finally:
         if is_new and not any(out.iterdir()):
             out.rmdir()
@@ -130,28 +138,53 @@ def _write(
         if on_progress:
             on_progress("writing shards", done, len(summary.paths))
         write_shard(new / path.name, shard)
-    (new / SUMMARY).write_text(summary_json(summary), "utf-8")
+    write_atomic(new / SUMMARY, summary_json(summary).encode())
     if on_progress:
         on_progress("writing shards", len(summary.paths), len(summary.paths))
 
 
 def _swap(new: Path, out: Path) -> None:
-    """Put the new files in the place of the old ones; if that fails, the old ones come back."""
+    """Put the new files in the place of the old ones; if it fails, `_clear` undoes it."""
     files = sorted(new.iterdir())
-    aside = new / "old"
-    aside.mkdir()
-    old = [*_shards_in(out), *(path for path in (out / SUMMARY, out / PICTURE) if path.is_file())]
-    moved: list[Path] = []
+    old = [*_written_in(out), *(path for path in (out / SUMMARY, out / PICTURE) if path.is_file())]
+    leaving, left = new / _LEAVING, new / _LEFT
     with deferred_signals():
+        leaving.mkdir()
+        _move(old, leaving)
+        leaving.rename(left)
+        sync_directory(new)
+        _move(files, out)
+        left.rename(new / _REPLACED)
+        sync_directory(new)
+
+
+def _recover(out: Path) -> None:
+    """Undo an exchange in the midst of which a process was killed."""
+    new = out / _UNFINISHED
+    if new.is_dir():
         try:
-            for path in old:
-                path.rename(aside / path.name)
-            for path in files:
-                moved.append(path.rename(out / path.name))
-        except OSError:
-            for path in moved:
-                path.unlink()
-            for path in aside.iterdir():
-                path.rename(out / path.name)
-            raise
+            with _lock(out):
+                _clear(new, out)
+        except OSError as error:
+            raise ShardError(f"cannot put the shards of {out} back: {error}") from error
+
+
+def _clear(new: Path, out: Path) -> None:
+    """Remove the folder, but return old files to their place unless all of the new ones are."""
+    leaving, left = new / _LEAVING, new / _LEFT
+    if left.is_dir():
+        for path in (*_written_in(out), out / SUMMARY):
+            path.unlink(missing_ok=True)
         sync_directory(out)
+        left.rename(leaving)  # so that being killed now loses nothing either
+        sync_directory(new)
+    if leaving.is_dir():
+        _move(sorted(leaving.iterdir()), out)
+    shutil.rmtree(new, ignore_errors=True)
+
+
+def _move(files: list[Path], folder: Path) -> None:
+    for path in files:
+        path.rename(folder / path.name)
+    for touched in {path.parent for path in files} | {folder}:
+        sync_directory(touched)
