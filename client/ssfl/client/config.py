@@ -67,6 +67,7 @@ class ClientConfig:
 def settings_elsewhere() -> dict[str, str]:
     """Return the names a client refuses, with the sentence that says why."""
     of_run = dict.fromkeys(setting_names(RunSettings), f"{ELSEWHERE}; set it there")
-    return of_run | dict.fromkeys(
+    of_coordinator = dict.fromkeys(
         COORDINATOR_SETTINGS, "is a setting of ssfl-coordinator: give it there"
     )
+    return of_run | of_coordinator | {"admin": "is for `ssfl status` and its like, not for clients"}

@@ -66,4 +66,5 @@ class CoordinatorConfig:
 
 def client_settings() -> dict[str, str]:
     """Return the names the coordinator refuses, with the sentence that says why."""
-    return dict.fromkeys(CLIENT_SETTINGS, "is a setting of ssfl-client: give it there")
+    told = dict.fromkeys(CLIENT_SETTINGS, "is a setting of ssfl-client: give it there")
+    return told | {"admin": "is for `ssfl status` and its like; here it is --admin-port"}
