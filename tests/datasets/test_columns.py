@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ssfl.datasets.cells import Cells, ColumnType, listed
-from ssfl.datasets.columns import MAX_CLASSES, Survey, choose
+from ssfl.datasets.cells import Cells, ColumnType
+from ssfl.datasets.columns import MAX_LABELS, Survey, choose
 from ssfl.datasets.csv_tables import open_csv
 from ssfl.datasets.errors import SourceError
 from ssfl.datasets.features import make_features
@@ -100,7 +100,7 @@ def test_a_spread_too_small_for_doubles_is_refused_and_not_taken_for_constant() 
 
 
 def test_more_classes_than_anybody_trains_are_refused() -> None:
-    survey = survey_of("whole", [numbers(np.arange(MAX_CLASSES + 1))], is_label=True)
+    survey = survey_of("whole", [numbers(np.arange(MAX_LABELS + 1))], is_label=True)
     with pytest.raises(SourceError, match="more than 10,000 different values: too many"):
         make_target(survey, "class", standardize=True)
     with pytest.raises(SourceError, match="more than 10,000 different values from 0 to 10000"):
@@ -150,10 +150,6 @@ def test_spaces_around_a_column_do_not_keep_it_from_being_named(tmp_path: Path) 
     assert choice.label == " c" and choice.features == ("a",)
 
 
-def test_long_lists_are_shortened() -> None:
-    assert listed([str(number) for number in range(30)]).endswith("10, 11 … (30 in all)")
-
-
 def test_an_array_larger_than_the_memory_is_refused_before_it_is_made() -> None:
-    with pytest.raises(SourceError, match=r"t\.csv would take 4,000,000\.0 GB as an array of "):
+    with pytest.raises(SourceError, match=r"t\.csv would take 4,000\.0 TB as an array of "):
         empty_array((10**12, 1000), np.float32, "t.csv")

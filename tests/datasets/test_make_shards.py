@@ -357,7 +357,7 @@ def test_shards_that_the_disk_cannot_hold_are_refused_before_anything_is_written
 ) -> None:
     endless = np.broadcast_to(np.zeros(1, dtype=np.uint8), (4, 10**15))  # takes no memory
     data = DataSet("huge", endless, np.array([0, 1, 0, 1]), endless[:0], np.zeros(0), ("a", "b"))
-    with pytest.raises(ShardError, match=r"need 4000\.0 TB, but the disk of .* has .* free"):
+    with pytest.raises(ShardError, match=r"need 4,000\.0 TB, but the disk of .* has .* free"):
         make_shards(tmp_path / "out", data, Cut(2))
     assert not (tmp_path / "out").exists()
 

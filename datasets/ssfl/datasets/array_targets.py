@@ -13,11 +13,11 @@ import numpy as np
 import numpy.typing as npt
 
 from ssfl.datasets.errors import SourceError
+from ssfl.datasets.words import class_name, listed
 
 Array = npt.NDArray[Any]
 
 _FEW = 100  # different whole numbers that are surely classes
-_SHOWN = 8
 _ASK = "are they classes or numbers to predict? Say --target class or --target number"
 
 
@@ -157,19 +157,9 @@ def _classes(columns: list[Array], kind: str) -> Targets:
     found, places = np.unique(np.concatenate(columns), return_inverse=True)
     labels = places.reshape(-1).astype(np.int64)
     ends = np.cumsum([len(column) for column in columns])[:-1]
-    names = tuple(_class_name(label) for label in found.tolist())
+    names = tuple(class_name(label) for label in found.tolist())
     is_renumbered = kind in ("whole", "float") and names != tuple(map(str, range(len(found))))
-    note = f"labels {_listed(names)} became classes 0 … {len(names) - 1}"
+    note = f"labels {listed(names)} became classes 0 … {len(names) - 1}"
     if len(names) == 1:
         note = f"label {names[0]} became class 0, the only one"
     return Targets(tuple(np.split(labels, ends)), names, (note,) if is_renumbered else ())
-
-
-def _class_name(label: object) -> str:
-    return str(label).lower() if isinstance(label, bool) else str(label)
-
-
-def _listed(names: tuple[str, ...]) -> str:
-    if len(names) <= _SHOWN:
-        return ", ".join(names)
-    return f"{', '.join(names[:_SHOWN])}, … {names[-1]}"

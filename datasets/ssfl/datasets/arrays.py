@@ -23,6 +23,7 @@ from ssfl.datasets.array_targets import Targets, read_targets
 from ssfl.datasets.data_set import DataSet
 from ssfl.datasets.errors import ShardError, SourceError
 from ssfl.datasets.source import SourceOptions
+from ssfl.datasets.words import listed
 
 Array = npt.NDArray[Any]
 
@@ -40,7 +41,6 @@ _ROLES = {
     **dict.fromkeys(("y", "labels", "label", "targets", "target"), "labels"),
 }
 _USUAL = "x_train and y_train (also x_test and y_test), or x and y"
-_SHOWN = 12
 
 
 @dataclass(frozen=True)
@@ -138,7 +138,7 @@ def _read_pairs(path: Path) -> tuple[dict[str, _Pair], list[str]]:
                 held = ", ".join(name for key, name in chosen.items() if key[0] == part)
                 raise SourceError(f"there are no {role} to go with {held}; expected {_USUAL}")
     if not parts:
-        held = ", ".join(names[:_SHOWN]) or "nothing"
+        held = listed(names) or "nothing"
         raise SourceError(f"no samples and labels: it holds {held}; expected {_USUAL}")
     try:
         arrays = read_archive(path, list(chosen.values()), [])

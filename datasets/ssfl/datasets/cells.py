@@ -19,9 +19,9 @@ import numpy.typing as npt
 
 from ssfl.datasets.errors import SourceError
 from ssfl.datasets.source import Progress
+from ssfl.datasets.words import listed
 
 NUMBERS = ("whole", "number")
-_SHOWN = 12  # names listed in a message before "…"
 
 
 @dataclass(frozen=True)
@@ -79,12 +79,6 @@ class Table(Protocol):
 
     def batches(self, types: dict[str, ColumnType]) -> Iterator[dict[str, Cells]]:
         """Yield the columns that `types` names, some tens of thousands of rows at a time."""
-
-
-def listed(names: Collection[str]) -> str:
-    """Return names for a message: all, or the first dozen."""
-    more = f" … ({len(names)} in all)" if len(names) > _SHOWN else ""
-    return ", ".join(list(names)[:_SHOWN]) + more
 
 
 def ignore_flag(name: str) -> str:

@@ -14,12 +14,13 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ssfl.datasets.cells import NUMBERS, Cells, ColumnType, Table, ignore_flag, listed
+from ssfl.datasets.cells import NUMBERS, Cells, ColumnType, Table, ignore_flag
 from ssfl.datasets.errors import SourceError
+from ssfl.datasets.words import listed
 
 LABELS = ("label", "target", "class", "y", "outcome")
 MAX_WORDS = 100  # different texts of one column: each becomes an input
-MAX_CLASSES = 10_000
+MAX_LABELS = 10_000  # different values of a column of labels
 _ID_ROWS = 5  # that so few texts are all different says nothing
 
 
@@ -163,14 +164,14 @@ class Survey:
         for value, count in zip(different.tolist(), counts.tolist(), strict=True):
             key = words[value] if self.type.kind == "text" else value
             self.values[key] = self.values.get(key, 0) + count
-        if len(self.values) > (MAX_CLASSES if self.is_label else MAX_WORDS):
+        if len(self.values) > (MAX_LABELS if self.is_label else MAX_WORDS):
             self.has_more_values = True
             if self.type.kind == "text":
                 self.refuse_many_words()
 
     def refuse_many_words(self) -> None:
         """Raise if the texts are too many, or look like names of rows, for learning from them."""
-        most = MAX_CLASSES if self.is_label else MAX_WORDS
+        most = MAX_LABELS if self.is_label else MAX_WORDS
         seen = len(self.values)
         if self.is_label:
             is_id, advice = seen > MAX_WORDS, "choose another column with --label"

@@ -23,6 +23,7 @@ from ssfl.datasets.cells import Cells, ColumnType, Contents
 from ssfl.datasets.csv_head import CsvHead, is_number, read_head
 from ssfl.datasets.errors import SourceError
 from ssfl.datasets.source import Progress
+from ssfl.datasets.words import size
 
 _BLOCK_BYTES = 4 << 20
 _FLAGS = ("true", "True", "TRUE", "false", "False", "FALSE")
@@ -177,9 +178,7 @@ def _cells(column: Any, type_: ColumnType) -> Cells:
 def _what_is_wrong(path: Path, head: CsvHead, message: str) -> str:
     """Return a sentence for what pyarrow could not parse, having looked for the place."""
     if "straddl" in message:
-        return (
-            f"a row is longer than {_BLOCK_BYTES >> 20} MB; is the quote at its beginning closed?"
-        )
+        return f"a row is longer than {size(_BLOCK_BYTES)}; is the quote at its beginning closed?"
     if "Empty CSV" in message:
         return _NO_ROWS
     if "UTF8" in message or "utf-8" in message:

@@ -12,9 +12,10 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from ssfl.datasets.cells import NUMBERS, Cells, ignore_flag, listed
+from ssfl.datasets.cells import NUMBERS, Cells, ignore_flag
 from ssfl.datasets.columns import Survey
 from ssfl.datasets.errors import SourceError
+from ssfl.datasets.words import listed
 
 _EXACT = 1 << 24  # whole numbers up to here are exact in float32
 

@@ -17,8 +17,8 @@ import shlex
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from ssfl.datasets.cells import listed
 from ssfl.datasets.errors import SourceError
+from ssfl.datasets.words import listed
 
 EXPECTED = (
     "expected are folders named after the classes with images in them, FOLDER/<class>/<image>, "

@@ -21,7 +21,7 @@ from ssfl.datasets.errors import ShardError
 from ssfl.datasets.shards import PICTURE, SUMMARY, write_shard
 from ssfl.datasets.source import Progress
 from ssfl.datasets.summary import ShardSummary, summarize, summary_json
-from ssfl.datasets.words import counted
+from ssfl.datasets.words import counted, size
 from ssfl.program.exits import deferred_signals
 from ssfl.program.files import sync_directory, write_atomic
 
@@ -88,16 +88,9 @@ def _check_room(out: Path, data: DataSet, clients: int) -> None:
     free = shutil.disk_usage(there).free
     if needed > free:
         raise ShardError(
-            f"the shards need {_size(needed)}, but the disk of {there} has {_size(free)} free: "
+            f"the shards need {size(needed)}, but the disk of {there} has {size(free)} free: "
             "make room or choose another folder with --out"
         )
-
-
-def _size(num_bytes: int) -> str:
-    for unit, factor in (("TB", 10**12), ("GB", 10**9), ("MB", 10**6)):
-        if num_bytes >= factor:
-            return f"{num_bytes / factor:.1f} {unit}"
-    return f"{num_bytes / 1000:.1f} kB"
 
 
 @contextmanager

@@ -8,18 +8,19 @@ import numpy as np
 import numpy.typing as npt
 
 from ssfl.datasets.errors import SourceError
+from ssfl.datasets.words import size
 
 
 def empty_array(shape: tuple[int, ...], dtype: npt.DTypeLike, what: str) -> npt.NDArray[Any]:
     """Return an array to fill; raise SourceError if `what` is larger than the memory."""
-    size = math.prod(shape) * np.dtype(dtype).itemsize
+    wanted = math.prod(shape) * np.dtype(dtype).itemsize
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     try:
-        if size > memory:
+        if wanted > memory:
             raise MemoryError
         return np.empty(shape, dtype)
     except MemoryError as error:
         raise SourceError(
-            f"{what} would take {size / 1e9:,.1f} GB as an array of {' x '.join(map(str, shape))} "
-            f"{np.dtype(dtype).name}, and this machine has {memory / 1e9:,.1f} GB of memory"
+            f"{what} would take {size(wanted)} as an array of {' x '.join(map(str, shape))} "
+            f"{np.dtype(dtype).name}, and this machine has {size(memory)} of memory"
         ) from error

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from ssfl.datasets.cells import NUMBERS, Cells, Contents, Table, ignore_flag, listed
+from ssfl.datasets.cells import NUMBERS, Cells, Contents, Table, ignore_flag
 from ssfl.datasets.columns import Choice, Survey, check_types, choose
 from ssfl.datasets.data_set import Array, DataSet
 from ssfl.datasets.errors import SourceError
@@ -19,6 +19,7 @@ from ssfl.datasets.features import Feature, feature_notes, make_features, refuse
 from ssfl.datasets.memory import empty_array
 from ssfl.datasets.source import Progress, SourceOptions
 from ssfl.datasets.targets import Target, make_target, target_notes
+from ssfl.datasets.words import counted, listed
 
 Mask = npt.NDArray[np.bool_]
 
@@ -156,7 +157,7 @@ def _check_missing(part: _Part) -> None:
                 f"or leave columns out with {ignore_flag(worst.name)}"
             )
         raise SourceError(
-            f"{path}: cells are missing in {_count(len(gaps), 'column')}: {listed(shown)}. "
+            f"{path}: cells are missing in {counted(len(gaps), 'column')}: {listed(shown)}. "
             f"Drop these rows with --missing drop{others}"
         )
     if not part.rows:
@@ -200,21 +201,17 @@ def _row_notes(part: _Part) -> list[str]:
     if dropped:
         lost = "a missing cell" if part.missing == "drop" else f"no {part.choice.label}"
         notes.append(
-            f"{_count(dropped, 'row')} of {part.contents.rows:,} in {name} dropped: {lost}"
+            f"{counted(dropped, 'row')} of {part.contents.rows:,} in {name} dropped: {lost}"
         )
     filled = [part.surveys[feature] for feature in part.choice.features]
     cells = sum(survey.missing for survey in filled)
     if part.missing == "mean" and cells:
         notes.append(
-            f"{_count(cells, 'missing cell')} in {name} filled with the training mean or the most "
+            f"{counted(cells, 'missing cell')} in {name} filled with the training mean or the most "
             f"frequent text: {listed([one.name for one in filled if one.missing])}"
         )
     return notes
 
 
 def _unknown_note(name: str, count: int) -> str:
-    return f"{_count(count, 'test row')} with a text in {name} that no training row has: all 0"
-
-
-def _count(number: int, of: str) -> str:
-    return f"{number:,} {of}{'' if number == 1 else 's'}"
+    return f"{counted(count, 'test row')} with a text in {name} that no training row has: all 0"

@@ -8,8 +8,9 @@ import numpy as np
 import numpy.typing as npt
 
 from ssfl.datasets.cells import Cells
-from ssfl.datasets.columns import MAX_CLASSES, Survey
+from ssfl.datasets.columns import MAX_LABELS, Survey
 from ssfl.datasets.errors import SourceError
+from ssfl.datasets.words import class_name
 
 _FEW = 100  # different whole numbers that are surely classes
 _LARGE = 1000  # a number to predict beyond which plain training tends to diverge
@@ -28,7 +29,7 @@ class Target:
     @property
     def class_names(self) -> tuple[str, ...]:
         """What a person calls each class."""
-        return tuple(_class_name(value) for value in self.classes)
+        return tuple(class_name(value) for value in self.classes)
 
     @property
     def dtype(self) -> type[np.int64] | type[np.float32]:
@@ -65,7 +66,7 @@ class Target:
         wrong = np.flatnonzero(is_wrong)
         if wrong.size:
             value = cells.values[wrong[0]].item()
-            name = _class_name(cells.words[value] if self.kind == "text" else value)
+            name = class_name(cells.words[value] if self.kind == "text" else value)
             raise SourceError(
                 f"{path}: column {self.name} holds {name} in row {rows[wrong[0]]}, {reason}"
             )
@@ -83,7 +84,7 @@ def make_target(survey: Survey, wanted: str, *, standardize: bool) -> Target:
             survey.refuse_many_words()
         if survey.has_more_values:
             raise SourceError(
-                f"{survey.path}: column {name} has more than {MAX_CLASSES:,} different values: "
+                f"{survey.path}: column {name} has more than {MAX_LABELS:,} different values: "
                 f"too many for classes; predict numbers with --target number"
             )
         return Target(name, kind, tuple(sorted(survey.values)))
@@ -132,18 +133,10 @@ def _guess(survey: Survey) -> str:
         return "class"
     if kind == "number" and not (survey.are_whole and is_few):
         return "number"
-    count = f"more than {MAX_CLASSES:,}" if survey.has_more_values else f"{different:,}"
+    count = f"more than {MAX_LABELS:,}" if survey.has_more_values else f"{different:,}"
     values = "value" if different == 1 else "different values"
     raise SourceError(
         f"{survey.path}: column {name} holds whole numbers, {count} {values} from {survey.low:g} "
         f"to {survey.high:g}: are they classes or numbers to predict? "
         f"Say --target class or --target number"
     )
-
-
-def _class_name(value: Any) -> str:
-    if isinstance(value, bool):
-        return "true" if value else "false"
-    if isinstance(value, float) and value.is_integer():
-        return str(int(value))
-    return str(value)
