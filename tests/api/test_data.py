@@ -86,7 +86,7 @@ def test_what_is_no_source_is_refused() -> None:
 
 
 def test_a_folder_without_shards_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ShardError, match=r"holds no shards .* ssfl shards"):
+    with pytest.raises(ShardError, match="holds no shards; make some with: ssfl shards"):
         api.read_shards(tmp_path)
     with pytest.raises(ShardError, match="there are no shards"):
         by_client([])
@@ -96,6 +96,13 @@ def test_a_broken_shard_is_named(tmp_path: Path, shards: list[api.Shard]) -> Non
     write_shard(tmp_path / "a.npz", shards[0])
     (tmp_path / "b.npz").write_bytes(b"nothing")
     with pytest.raises(ShardError, match=r"b\.npz"):
+        api.read_shards(tmp_path)
+
+
+def test_a_folder_of_shards_holds_nothing_else(tmp_path: Path, shards: list[api.Shard]) -> None:
+    write_shard(tmp_path / "a.npz", shards[0])
+    (tmp_path / "notes.txt").write_text("as for the commands, this might be a shard")
+    with pytest.raises(ShardError, match=r"notes\.txt: this is not a numpy \.npz archive"):
         api.read_shards(tmp_path)
 
 

@@ -1,4 +1,8 @@
+import re
+import resource
 import zipfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -6,7 +10,14 @@ import numpy as np
 import pytest
 
 from ssfl.datasets.errors import ShardError
-from ssfl.datasets.shards import Shard, class_counts, find_shard, read_shard, write_shard
+from ssfl.datasets.shards import (
+    Shard,
+    class_counts,
+    find_shard,
+    read_shard,
+    shard_names,
+    write_shard,
+)
 
 
 def good_arrays() -> dict[str, Any]:
@@ -359,6 +370,64 @@ def test_what_lies_beside_the_shards_is_no_shard(tmp_path: Path) -> None:
     assert find_shard("Zürich", root) == path
     with pytest.raises(ShardError, match=r"there are: Zürich$"):
         find_shard("shard_00", root)
+
+
+def test_the_names_of_shards_are_those_that_data_may_be_called(tmp_path: Path) -> None:
+    for name in ("b.npz", "c.csv", ".hidden", ".d.npz", "shards.json", "classes.png"):
+        (tmp_path / name).touch()
+    (tmp_path / "a").mkdir()
+    assert shard_names(tmp_path) == ["a", "b", "c.csv"]
+    for name in shard_names(tmp_path):
+        assert find_shard(name, tmp_path).parent == tmp_path
+
+
+def test_two_shards_of_one_name_are_refused(tmp_path: Path) -> None:
+    for name in ("a.npz", "b.npz"):
+        (tmp_path / name).touch()
+    (tmp_path / "a").mkdir()
+    twins = f"{tmp_path}/a and {tmp_path}/a.npz would be one shard, a: rename one"
+    with pytest.raises(ShardError, match=re.escape(twins)):
+        shard_names(tmp_path)
+    with pytest.raises(ShardError, match=re.escape(twins)):
+        find_shard("c", tmp_path)
+
+
+def test_a_folder_without_shards_is_answered_with_how_to_make_some(tmp_path: Path) -> None:
+    (tmp_path / "shards.json").touch()
+    for folder in (tmp_path, tmp_path / "absent", tmp_path / "shards.json"):
+        with pytest.raises(ShardError, match="holds no shards; make some with: ssfl shards"):
+            shard_names(folder)
+
+
+@contextmanager
+def little_memory(num_bytes: int) -> Iterator[None]:
+    """Let this process take no more than so many bytes besides those it has."""
+    taken = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+    soft, hard = resource.getrlimit(resource.RLIMIT_AS)
+    resource.setrlimit(resource.RLIMIT_AS, (taken + num_bytes, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
+
+
+@pytest.mark.parametrize(
+    ("dtype", "room", "message"),
+    [
+        (np.float32, 100_000_000, r"train_x takes 200\.0 MB, more memory than is free here"),
+        (np.uint8, 150_000_000, r"the file has 50\.0 MB, and its arrays take more memory than"),
+    ],
+)
+def test_a_shard_larger_than_the_memory_is_not_called_damaged(
+    tmp_path: Path, dtype: type[np.generic], room: int, message: str
+) -> None:
+    x = np.zeros((2, 1, 5_000, 5_000), dtype)
+    y = np.array([0, 1])
+    path = save(tmp_path / "s.npz", train_x=x, train_y=y, test_x=x[:0], test_y=y[:0])
+    del x
+    with pytest.raises(ShardError, match=message) as caught, little_memory(room):
+        read_shard(path)
+    assert str(path) in str(caught.value) and "damaged" not in str(caught.value)
 
 
 def test_a_name_that_no_file_can_have_is_a_shard_error(tmp_path: Path) -> None:

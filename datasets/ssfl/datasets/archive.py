@@ -16,9 +16,11 @@ import numpy as np
 import numpy.typing as npt
 
 from ssfl.datasets.errors import ShardError
+from ssfl.datasets.words import size
 
 Array = npt.NDArray[Any]
 
+LESS_MEMORY = "close other programs, or keep fewer samples in the file"
 _PACKINGS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
 _MOST_DEFLATED = 1032  # bytes that one byte of deflate can stand for, at most
 _HEADERS = {
@@ -40,7 +42,7 @@ def read_archive(path: Path, needed: Sequence[str], optional: Sequence[str]) -> 
             return {name: _read_array(archive, name, path.stat().st_size) for name in names}
     except (OSError, EOFError, ValueError, zipfile.BadZipFile, zlib.error) as error:
         raise ShardError(f"the archive cannot be read: {error}") from error
-    except (KeyError, NotImplementedError, RuntimeError, MemoryError) as error:
+    except (KeyError, NotImplementedError, RuntimeError) as error:
         raise ShardError(f"the archive is damaged: {type(error).__name__}: {error}") from error
 
 
@@ -66,7 +68,13 @@ def _read_array(archive: zipfile.ZipFile, name: str, file_size: int) -> Array:
     with archive.open(entry) as file:
         _check_header(name, file, entry.file_size)
     with archive.open(entry) as file:
-        array: Array = np.lib.format.read_array(file, allow_pickle=False)
+        try:
+            array: Array = np.lib.format.read_array(file, allow_pickle=False)
+        except MemoryError as error:
+            raise ShardError(
+                f"{name} takes {size(entry.file_size)}, more memory than is free here: "
+                f"{LESS_MEMORY}"
+            ) from error
         file.read(1)  # at the end of the entry its checksum is compared
     return array
 

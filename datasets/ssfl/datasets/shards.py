@@ -18,14 +18,16 @@ needs numpy only.
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from ssfl.datasets.archive import read_archive
+from ssfl.datasets.archive import LESS_MEMORY, read_archive
 from ssfl.datasets.errors import ShardError
+from ssfl.datasets.words import listed, size
 from ssfl.method.files import atomic_file
 
 Array = npt.NDArray[Any]
@@ -36,8 +38,7 @@ OPTIONAL = ("format", "val_x", "val_y", "class_names")
 SUMMARY = "shards.json"  # what `ssfl shards` writes beside the shards
 PICTURE = "classes.png"
 MAKE_SOME = "make some with: ssfl shards"
-MAX_CLASSES = 1_000_000  # before an absurd number becomes the width of a network
-_SHOWN = 12  # names listed in a message before "…"
+MAX_NUM_CLASSES = 1_000_000  # before an absurd number becomes the width of a network
 _PIXEL_MAX = {np.dtype(np.uint8): 255, np.dtype(np.uint16): 65535}
 _BLOCK_BYTES = 1 << 26  # how much is checked for NaN at once
 _NOTHING: Array = np.empty(0)
@@ -118,23 +119,34 @@ def find_shard(data: str, data_root: Path) -> Path:
             raise ShardError(f"there is no file {data}")
         if not data_root.is_dir():
             raise ShardError(f"there is no folder {data_root} to find {data} in; {MAKE_SOME}")
-        raise ShardError(_what_there_is(data, data_root))
+        raise ShardError(
+            f"there is no shard {data} under {data_root}; "
+            f"there are: {listed(shard_names(data_root))}"
+        )
     except OSError as error:
         raise ShardError(f"cannot look for the shard {data}: {error}") from error
 
 
-def _what_there_is(data: str, folder: Path) -> str:
-    existing = sorted(
-        path.name.removesuffix(".npz")
-        for path in folder.glob("[!.]*")
-        if path.name not in (SUMMARY, PICTURE)
-    )
-    if not existing:
-        return f"the folder {folder} holds no shards; {MAKE_SOME}"
-    more = f" … ({len(existing)} in all)" if len(existing) > _SHOWN else ""
-    return (
-        f"there is no shard {data} under {folder}; there are: {', '.join(existing[:_SHOWN])}{more}"
-    )
+def shard_names(folder: Path) -> list[str]:
+    """Return what `--data` may be called under a folder, in the order of names.
+
+    Any file or folder that is not hidden may be a shard of some task, but for what `ssfl shards`
+    writes beside its shards. Raise ShardError if there is none, or if two have one name.
+    """
+    try:
+        entries = list(folder.iterdir()) if folder.is_dir() else []
+    except OSError as error:
+        raise ShardError(f"cannot look into the folder {folder}: {error}") from error
+    files = [entry.name for entry in entries if not entry.name.startswith(".")]
+    names = sorted(name.removesuffix(".npz") for name in files if name not in (SUMMARY, PICTURE))
+    if not names:
+        raise ShardError(f"the folder {folder} holds no shards; {MAKE_SOME}")
+    for name, following in pairwise(names):
+        if name == following:
+            raise ShardError(
+                f"{folder / name} and {folder / name}.npz would be one shard, {name}: rename one"
+            )
+    return names
 
 
 def read_shard(path: Path) -> Shard:
@@ -143,6 +155,11 @@ def read_shard(path: Path) -> Shard:
         return _shard_of(read_archive(path, ARRAYS, OPTIONAL))
     except ShardError as error:
         raise ShardError(f"{path}: {error}") from error
+    except MemoryError as error:  # pixels of one byte become numbers of four
+        raise ShardError(
+            f"{path}: the file has {size(path.stat().st_size)}, and its arrays take more memory "
+            f"than is free here: {LESS_MEMORY}"
+        ) from error
 
 
 def write_shard(path: Path, shard: Shard) -> None:
@@ -184,9 +201,9 @@ def _check_num_classes(num_classes: int) -> None:
             "num_classes is 1, but a classifier needs at least two classes; it counts the classes "
             "of all sites together, and is 0 where the targets are numbers"
         )
-    if not 0 <= num_classes <= MAX_CLASSES:
+    if not 0 <= num_classes <= MAX_NUM_CLASSES:
         raise ShardError(
-            f"num_classes must be 2 … {MAX_CLASSES}, or 0 for numbers, got {num_classes}"
+            f"num_classes must be 2 … {MAX_NUM_CLASSES}, or 0 for numbers, got {num_classes}"
         )
 
 

@@ -11,7 +11,7 @@ from ssfl.datasets.cut import Cut
 from ssfl.datasets.data_set import DataSet
 from ssfl.datasets.errors import ShardError
 from ssfl.datasets.make_shards import make_shards
-from ssfl.datasets.shards import MAKE_SOME, Shard, read_shard
+from ssfl.datasets.shards import MAKE_SOME, Shard, find_shard, read_shard, shard_names
 from ssfl.datasets.source import SourceOptions, read_source
 from ssfl.program.command_line import closest
 
@@ -71,12 +71,10 @@ def cut(
 def read_shards(folder: str | Path) -> dict[str, Shard]:
     """Return the shards of a folder by the name of their client, in the order of names.
 
-    Raises ShardError if there are none, or if a file is no shard.
+    Raises ShardError if there are none, or if what lies there is no shard.
     """
-    files = sorted(Path(folder).glob("*.npz"))
-    if not files:
-        raise ShardError(f"the folder {folder} holds no shards (*.npz); {MAKE_SOME}")
-    return {file.stem: read_shard(file) for file in files}
+    names = shard_names(Path(folder))
+    return {name: read_shard(find_shard(name, Path(folder))) for name in names}
 
 
 def by_client(shards: Shards) -> dict[str, Shard]:

@@ -9,16 +9,15 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ssfl.datasets.errors import DataError, ShardError
-from ssfl.datasets.shards import MAKE_SOME, PICTURE, SUMMARY, Shard, find_shard
+from ssfl.datasets.errors import DataError
+from ssfl.datasets.shards import Shard, find_shard
+from ssfl.datasets.shards import shard_names as shard_names  # for the commands
 from ssfl.method.errors import MethodError, SettingsError
 from ssfl.method.settings import RunSettings, setting
 from ssfl.program.exits import ExitCode, ProgramError
 
 if TYPE_CHECKING:
     from ssfl.learning.load_task import LoadedTask
-
-NOT_SHARDS = (SUMMARY, PICTURE)
 
 
 @contextmanager
@@ -60,15 +59,6 @@ def run_settings(config: Any, **more: Any) -> RunSettings:
 def load_data(task: "LoadedTask", data: str, data_root: Path) -> Shard:
     """Return the shard that is named, or else the first one of the folder."""
     return task.load_shard(find_shard(data or shard_names(data_root)[0], data_root))
-
-
-def shard_names(folder: Path) -> list[str]:
-    """Return what `--data` may be called under a folder; raise ShardError if there is nothing."""
-    entries = folder.glob("[!.]*") if folder.is_dir() else ()
-    names = sorted(e.name.removesuffix(".npz") for e in entries if e.name not in NOT_SHARDS)
-    if not names:
-        raise ShardError(f"the folder {folder} holds no shards; {MAKE_SOME}")
-    return names
 
 
 def stand_in(input_shape: tuple[int, ...], num_classes: int) -> Shard:
