@@ -1,19 +1,18 @@
 import hashlib
 import json
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
-import numpy.typing as npt
 import pytest
 from safetensors import safe_open
-from safetensors.numpy import load_file, save_file
+from safetensors.numpy import load_file
 
+from ssfl.method import model_files
 from ssfl.method.errors import ModelFileError
 from ssfl.method.initialize import initial_vector
-from ssfl.method.manifest import Manifest
+from ssfl.method.manifest import MAX_MANIFEST_BYTES, Manifest
 from ssfl.method.mask import Mask
-from ssfl.method.model_files import read_initial, write_initial, write_model
+from ssfl.method.model_files import stand_alone, write_model
 from ssfl.method.model_state import values_digest
 
 MASK = Mask.from_bools(np.array([1, 0, 0, 1, 0, 0, 0, 0, 1, 1], dtype=np.bool_))
@@ -89,63 +88,16 @@ def test_an_older_model_in_the_folder_is_replaced(manifest: Manifest, tmp_path: 
     assert load_file(tmp_path / "kept.safetensors")["values"].tobytes() == values.tobytes()
 
 
-def test_a_first_model_is_read_as_it_was_written(manifest: Manifest, tmp_path: Path) -> None:
-    path, vector = tmp_path / "initial.safetensors", np.arange(14, dtype=np.float32)
-    write_initial(path, manifest, vector)
-    read, values = read_initial(path)
-    assert read.json == manifest.json
-    assert values.tobytes() == vector.tobytes()
-    assert {name: array.shape for name, array in load_file(path).items()} == {
-        tensor.name: tensor.shape for tensor in manifest.tensors
-    }
-    assert [one.name for one in tmp_path.iterdir()] == ["initial.safetensors"]
-
-
-def test_a_file_that_is_no_first_model_is_explained(manifest: Manifest, tmp_path: Path) -> None:
-    path = tmp_path / "weights.safetensors"
-    with pytest.raises(ModelFileError, match=r"there is no file .*`ssfl init`"):
-        read_initial(path)
-    path.write_bytes(b"")
-    with pytest.raises(ModelFileError, match="is not a file of `ssfl init`"):
-        read_initial(path)
-    tensors = {tensor.name: np.zeros(tensor.shape, np.float32) for tensor in manifest.tensors}
-    save_file(tensors, path)
-    with pytest.raises(ModelFileError, match=r"holds no manifest: .*--weights"):
-        read_initial(path)
-    for told in ("[]", "{", '{"manifest": "{}"}', '{"manifest": 5}'):
-        save_file(tensors, path, {"ssfl": told})
-        with pytest.raises(ModelFileError, match="is not a file of `ssfl init`"):
-            read_initial(path)
-
-
-@pytest.mark.parametrize(
-    ("change", "complaint"),
-    [
-        (lambda t: t.pop("fc.weight"), "its manifest and its tensors differ, first in fc.weight"),
-        (lambda t: t.update(extra=np.zeros(1, np.float32)), "first in extra"),
-        (lambda t: t.update({"fc.weight": np.zeros((1, 4), np.float32)}), "fc.weight has shape"),
-        (lambda t: t["conv.bias"].fill(np.nan), "conv.bias holds NaN or infinity"),
-    ],
-)
-def test_a_first_model_that_was_changed_is_refused(
-    manifest: Manifest,
-    tmp_path: Path,
-    change: Callable[[dict[str, npt.NDArray[np.float32]]], object],
-    complaint: str,
+def test_a_mask_too_large_for_the_metadata_is_told_before_anything_is_written(
+    manifest: Manifest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    path = tmp_path / "initial.safetensors"
-    write_initial(path, manifest, np.arange(14, dtype=np.float32))
-    tensors, metadata = load_file(path), metadata_of(path)
-    change(tensors)
-    save_file(tensors, path, metadata)
-    with pytest.raises(ModelFileError, match=complaint):
-        read_initial(path)
+    vector = MASK.scatter(MASK.gather(initial_vector(manifest, 0)))
+    assert stand_alone(manifest, MASK, vector, {})
+    monkeypatch.setattr(model_files, "MAX_ALONE", 9)
+    with pytest.raises(ModelFileError, match="a mask of 10 weights is too large"):
+        stand_alone(manifest, MASK, vector, {})
 
 
-def test_a_file_that_cannot_be_put_in_place_leaves_nothing(
-    manifest: Manifest, tmp_path: Path
-) -> None:
-    (tmp_path / "init").mkdir()
-    with pytest.raises(OSError, match="init"):
-        write_initial(tmp_path / "init", manifest, initial_vector(manifest, 0))
-    assert [path.name for path in tmp_path.iterdir()] == ["init"]
+def test_the_largest_mask_that_is_told_fits_a_safetensors_header() -> None:
+    base64_bytes = 4 * -(-(model_files.MAX_ALONE // 8) // 3)
+    assert base64_bytes + 2 * MAX_MANIFEST_BYTES < 100_000_000

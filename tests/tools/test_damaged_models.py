@@ -118,8 +118,8 @@ def test_the_model_that_ssfl_init_wrote_can_be_tested_too(
     assert isinstance(document["pooled"], float)
 
 
-def test_a_file_alone_whose_kept_weight_is_zero_is_used_with_a_warning(
-    capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+def test_a_file_alone_whose_kept_weight_is_zero_is_the_model_of_its_run(
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     manifest = Manifest.from_json(Path(MODEL, FILES[1]).read_bytes())
     vector = initial_vector(manifest, seed=5)
@@ -128,7 +128,21 @@ def test_a_file_alone_whose_kept_weight_is_zero_is_used_with_a_warning(
     Path("zero").mkdir()
     write_model(Path("zero"), manifest, mask, mask.gather(vector))
     succeeds("export", "zero", "--format", "safetensors", "--out", "zero.safetensors")
+    assert "density 100.00 %" in capsys.readouterr().out
     from_run = evaluated(capsys, "zero", "--data", "all")
-    assert caplog.text == ""
-    assert evaluated(capsys, "zero.safetensors", "--data", "all")["loss"] == from_run["loss"]
-    assert "zero.safetensors: not checked: a kept weight is zero" in caplog.text
+    alone = evaluated(capsys, "zero.safetensors", "--data", "all")
+    assert from_run | {"model": ""} == alone | {"model": ""}
+
+
+def test_a_kept_weight_that_became_zero_in_a_file_alone_is_told(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    succeeds("export", MODEL, "--format", "safetensors", "--out", "alone.safetensors")
+    with safe_open("alone.safetensors", framework="numpy") as file:
+        metadata = file.metadata()
+    tensors = {name: array.copy() for name, array in load_file("alone.safetensors").items()}
+    kept = tensors["1.weight"].reshape(-1)
+    kept[np.flatnonzero(kept)[0]] = 0
+    save_file(tensors, "alone.safetensors", metadata)
+    told = fails(capsys, ExitCode.BAD_DATA, "evaluate", "alone.safetensors", "--data", "all")
+    assert "alone.safetensors: the digest of its values is" in told

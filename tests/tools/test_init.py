@@ -6,7 +6,7 @@ from safetensors.numpy import load_file, save_file
 
 from ssfl.method.initialize import initial_vector
 from ssfl.method.manifest import Role
-from ssfl.method.model_files import read_initial
+from ssfl.method.stored_model import read_initial
 from ssfl.program.exits import ExitCode
 from ssfl.tools import main as tools
 

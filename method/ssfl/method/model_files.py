@@ -7,44 +7,43 @@ kept.safetensors    `values`, the kept values as they travelled, and `mask`, pac
 mask.bin            packed mask bits alone
 manifest.json       names, shapes and roles
 
-What a run may begin with is one file, written by `ssfl init`: every tensor by name, and the
-manifest in the metadata.
+Two kinds of file stand alone, every tensor by name and the manifest in the metadata: what a run may
+begin with, written by `ssfl init`, and what `ssfl model export` writes, which also holds the mask.
+`ssfl.method.stored_model` reads them all.
 """
 
+import base64
 import json
+from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
-from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save
 
-from ssfl.method.errors import MethodError, ModelFileError
+from ssfl.method.errors import ModelFileError
 from ssfl.method.files import atomic_file
 from ssfl.method.manifest import Manifest
 from ssfl.method.mask import Mask
 from ssfl.method.model_state import values_digest
 
-_MAKE_ONE = "make one with `ssfl init`"
+MODEL, KEPT = "model.safetensors", "kept.safetensors"
+MASK, MANIFEST = "mask.bin", "manifest.json"
+MAX_ALONE = 500_000_000  # weights: 83 MB of base64; a safetensors header ends at 100 MB
 
 
 def write_model(
     folder: Path, manifest: Manifest, mask: Mask, values: npt.NDArray[np.float32]
 ) -> None:
     """Write the four files into an existing folder."""
-    digests = {
-        "manifest_digest": manifest.digest.hex(),
-        "mask_digest": mask.digest.hex(),
-        "model_digest": values_digest(values).hex(),
-    }
-    metadata = {"ssfl": json.dumps(digests)}  # one key: safetensors writes several in any order
+    metadata = _metadata(digests_of(manifest, mask, values))
     tensors = manifest.unflatten(mask.scatter(values))
     packed = np.frombuffer(mask.bits, dtype=np.uint8)
     contents = {
-        "model.safetensors": save(tensors, metadata),
-        "kept.safetensors": save({"values": values, "mask": packed}, metadata),
-        "mask.bin": mask.bits,
-        "manifest.json": manifest.json,
+        MODEL: save(tensors, metadata),
+        KEPT: save({"values": values, "mask": packed}, metadata),
+        MASK: mask.bits,
+        MANIFEST: manifest.json,
     }
     for name, data in contents.items():
         _write(folder / name, data)
@@ -52,33 +51,42 @@ def write_model(
 
 def write_initial(path: Path, manifest: Manifest, initial: npt.NDArray[np.float32]) -> None:
     """Write the model a run is to begin with: its manifest and every tensor."""
-    metadata = {"ssfl": json.dumps({"manifest": manifest.json.decode()})}
+    mask = mask_of(manifest, initial)
+    digests = digests_of(manifest, mask, mask.gather(initial))
+    metadata = _metadata({"manifest": manifest.json.decode(), **digests})
     _write(path, save(manifest.unflatten(initial), metadata))
 
 
-def read_initial(path: Path) -> tuple[Manifest, npt.NDArray[np.float32]]:
-    """Return manifest and initial vector of such a file; ModelFileError says what is wrong."""
-    try:
-        with safe_open(path, framework="numpy") as file:
-            told = (file.metadata() or {}).get("ssfl", "{}")
-            text = json.loads(told).get("manifest")
-            if text is None:
-                raise ModelFileError(f"{path} holds no manifest: {_MAKE_ONE} --weights {path}")
-            manifest = Manifest.from_json(text.encode())
-            names = {tensor.name for tensor in manifest.tensors}
-            if odd := sorted(names ^ set(file.keys())):
-                raise ValueError(f"its manifest and its tensors differ, first in {odd[0]}")
-            vector = manifest.flatten({name: file.get_tensor(name) for name in names})
-    except FileNotFoundError:
-        raise ModelFileError(f"there is no file {path}: {_MAKE_ONE}") from None
-    except (MethodError, SafetensorError, OSError, ValueError, TypeError, AttributeError) as error:
-        if isinstance(error, ModelFileError):
-            raise
-        raise ModelFileError(f"{path} is not a file of `ssfl init`: {error}") from error
-    if not np.isfinite(vector).all():
-        where = manifest.tensor_at(int(np.flatnonzero(~np.isfinite(vector))[0]))
-        raise ModelFileError(f"{path}: {where} holds NaN or infinity")
-    return manifest, vector
+def stand_alone(
+    manifest: Manifest, mask: Mask, vector: npt.NDArray[np.float32], digests: Mapping[str, str]
+) -> bytes:
+    """Return a model as one file: every tensor, and in the metadata manifest, mask and digests."""
+    if mask.size > MAX_ALONE:
+        raise ModelFileError(
+            f"a mask of {mask.size:,} weights is too large for the metadata of one file, which "
+            f"hold {MAX_ALONE:,}: take the folder's files together"
+        )
+    told = {"manifest": manifest.json.decode(), "mask": base64.b64encode(mask.bits).decode()}
+    data: bytes = save(manifest.unflatten(vector), _metadata({**told, **digests}))
+    return data
+
+
+def digests_of(manifest: Manifest, mask: Mask, values: npt.NDArray[np.float32]) -> dict[str, str]:
+    """Return the digests that model files tell, by their names in the metadata."""
+    return {
+        "manifest_digest": manifest.digest.hex(),
+        "mask_digest": mask.digest.hex(),
+        "model_digest": values_digest(values).hex(),
+    }
+
+
+def mask_of(manifest: Manifest, vector: npt.NDArray[np.float32]) -> Mask:
+    """Return the mask of a model that has none but its zeros; -0.0 is kept."""
+    return Mask.from_bools(vector[: manifest.num_masked].view(np.uint32) != 0)
+
+
+def _metadata(told: Mapping[str, str]) -> dict[str, str]:
+    return {"ssfl": json.dumps(told)}  # one key: safetensors writes several in any order
 
 
 def _write(path: Path, data: bytes) -> None:

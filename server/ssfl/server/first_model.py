@@ -5,7 +5,7 @@ and every client's model is compared with them.
 """
 
 import asyncio
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -15,17 +15,16 @@ from ssfl.method.errors import DensityError, ModelFileError
 from ssfl.method.exact_sum import VALUE_BOUND
 from ssfl.method.initialize import initial_vector
 from ssfl.method.manifest import Manifest, Role
-from ssfl.method.model_files import read_initial
 from ssfl.method.model_state import ModelState
 from ssfl.method.settings import RunSettings
+from ssfl.method.stored_model import read_initial
 from ssfl.method.strategies import strategy_for
 from ssfl.method.strategies.contract import ClientId
+from ssfl.method.told_settings import network_of, with_told
 from ssfl.program.exits import ExitCode, ProgramError
 from ssfl.server import events
 from ssfl.server.conductor import Conductor
 from ssfl.server.errors import ModelUnusable, StateError
-
-NETWORK = ("model", "norm", "width")  # settings that a built-in network was built with
 
 
 def begin_model(
@@ -72,7 +71,7 @@ def read_first_model(path: Path, settings: RunSettings) -> FirstModel:
     """Return the model of a file; built-in networks bring their settings with them."""
     try:
         manifest, initial = read_initial(path)
-        first = FirstModel(path, manifest, initial, _settings_of(manifest, settings))
+        first = FirstModel(path, manifest, initial, _settings_of(path, manifest, settings))
         _check_values(first)
         begin_model(first.settings, manifest, initial)
     except (ModelFileError, ModelUnusable) as error:
@@ -97,15 +96,15 @@ async def begin_with(first: FirstModel, conductor: Conductor) -> None:
         )
 
 
-def _settings_of(manifest: Manifest, settings: RunSettings) -> RunSettings:
+def _settings_of(path: Path, manifest: Manifest, settings: RunSettings) -> RunSettings:
     """Return the settings with the network of the manifest; refuse others that were chosen."""
-    built = {name: manifest.model[name] for name in NETWORK if name in manifest.model}
-    usual = RunSettings()
+    built = network_of(manifest)
+    changed, usual = with_told(settings, built, path), RunSettings()
     for name, value in built.items():
         chosen = getattr(settings, name)
         if chosen not in (value, getattr(usual, name)):
-            raise ModelFileError(f"the file is for --{name} {value}, this run has {chosen}")
-    return replace(settings, **built)
+            raise ModelFileError(f"{path}: the file is for --{name} {value}, this run has {chosen}")
+    return changed
 
 
 def _check_values(first: FirstModel) -> None:

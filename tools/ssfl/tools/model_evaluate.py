@@ -13,11 +13,12 @@ from ssfl.datasets.errors import ShardError
 from ssfl.datasets.shards import Shard, find_shard
 from ssfl.method.errors import SettingsError
 from ssfl.method.settings import setting
+from ssfl.method.stored_model import StoredModel
 from ssfl.program import settings
 from ssfl.program.exits import ExitCode
 from ssfl.server.history import accuracies
 from ssfl.tools.building import learning, shard_names
-from ssfl.tools.model_folder import FinalModel, read_model
+from ssfl.tools.model_folder import read_model
 from ssfl.tools.model_network import build_network, task_of
 
 SPLITS = {"test": "test", "validation": "val", "train": "train"}  # and what a Shard calls them
@@ -72,7 +73,7 @@ def evaluate(argv: Sequence[str]) -> int:
     return int(ExitCode.DONE)
 
 
-def _test(config: EvaluateConfig, final: FinalModel) -> list[dict[str, Any]]:
+def _test(config: EvaluateConfig, final: StoredModel) -> list[dict[str, Any]]:
     """Return what every shard says of the model; one shard is in memory at a time."""
     from ssfl.learning.device import choose_device, prepare_torch, working_on
     from ssfl.learning.evaluate import evaluate as test

@@ -1,23 +1,23 @@
 """`ssfl model export`: the final model in a form that other programs read."""
 
 import io
-import json
 from collections.abc import Sequence
 from dataclasses import MISSING, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
-from safetensors.numpy import save
 
 from ssfl.datasets.shards import Shard
-from ssfl.method.errors import SettingsError
+from ssfl.method.errors import ModelFileError, SettingsError
+from ssfl.method.model_files import stand_alone
 from ssfl.method.settings import setting
+from ssfl.method.stored_model import StoredModel
 from ssfl.program import settings
 from ssfl.program.exits import ExitCode, ProgramError, usage_error
 from ssfl.program.files import write_atomic
 from ssfl.tools.building import learning, load_data
-from ssfl.tools.model_folder import FinalModel, read_model
+from ssfl.tools.model_folder import read_model
 from ssfl.tools.model_network import build_network, shard_of_zeros, task_of
 
 if TYPE_CHECKING:
@@ -79,17 +79,18 @@ def export(argv: Sequence[str]) -> int:
     return int(ExitCode.DONE)
 
 
-def _safetensors(config: ExportConfig, final: FinalModel) -> tuple[bytes, str]:
-    told = {**final.digests, "manifest": final.manifest.json.decode()}
-    # One key: safetensors writes several in any order.
-    data: bytes = save(final.manifest.unflatten(final.vector), {"ssfl": json.dumps(told)})
+def _safetensors(config: ExportConfig, final: StoredModel) -> tuple[bytes, str]:
+    try:
+        data = stand_alone(final.manifest, final.mask, final.vector, final.digests)
+    except ModelFileError as error:
+        raise ProgramError(str(error), ExitCode.BAD_DATA) from error
     return data, (
         "from safetensors.torch import load_file\n"
         f'model.load_state_dict(load_file("{config.out}"), strict=False)'
     )
 
 
-def _csr(config: ExportConfig, final: FinalModel) -> tuple[bytes, str]:
+def _csr(config: ExportConfig, final: StoredModel) -> tuple[bytes, str]:
     with learning("writing sparse CSR"):
         import torch
 
@@ -106,7 +107,7 @@ def _csr(config: ExportConfig, final: FinalModel) -> tuple[bytes, str]:
     )
 
 
-def _onnx(config: ExportConfig, final: FinalModel) -> tuple[bytes, str]:
+def _onnx(config: ExportConfig, final: StoredModel) -> tuple[bytes, str]:
     with learning("exporting to ONNX"):
         try:
             import onnx
@@ -134,7 +135,7 @@ def _onnx(config: ExportConfig, final: FinalModel) -> tuple[bytes, str]:
     )
 
 
-def _shard(config: ExportConfig, final: FinalModel, task: "LoadedTask") -> Shard:
+def _shard(config: ExportConfig, final: StoredModel, task: "LoadedTask") -> Shard:
     """Return data of the kind the network takes: the named shard, or zeros if shapes suffice."""
     from ssfl.learning.load_task import IMAGE
 

@@ -1,15 +1,16 @@
 """From a model's manifest back to the network it came from, with the model's weights in it."""
 
 import json
-from dataclasses import asdict
+from dataclasses import fields
 from typing import TYPE_CHECKING, Any
 
 from ssfl.datasets.shards import Shard
-from ssfl.method.errors import ModelFileError, SettingsError
+from ssfl.method.errors import ModelFileError
 from ssfl.method.settings import RunSettings
+from ssfl.method.stored_model import StoredModel
+from ssfl.method.told_settings import network_of, with_told
 from ssfl.program.exits import ExitCode, ProgramError, usage_error
 from ssfl.tools.building import stand_in
-from ssfl.tools.model_folder import FinalModel
 
 if TYPE_CHECKING:
     import torch
@@ -18,10 +19,9 @@ if TYPE_CHECKING:
     from ssfl.learning.load_task import LoadedTask
 
 HISTORY = "history.json"  # the coordinator's folder has it: with the settings of the run
-NETWORK = ("model", "norm", "width")  # settings that a built-in network was built with
 
 
-def task_of(final: FinalModel, spec: str) -> "LoadedTask":
+def task_of(final: StoredModel, spec: str) -> "LoadedTask":
     """Return the task of a model: the built-in one, or that of --task if it has the right name."""
     from ssfl.learning.load_task import IMAGE, load_task
 
@@ -40,7 +40,7 @@ def task_of(final: FinalModel, spec: str) -> "LoadedTask":
 
 
 def build_network(
-    final: FinalModel, task: "LoadedTask", shard: Shard, device: "torch.device"
+    final: StoredModel, task: "LoadedTask", shard: Shard, device: "torch.device"
 ) -> "nn.Module":
     """Return the task's network with the model's weights, in eval mode on a device."""
     import torch
@@ -58,7 +58,7 @@ def build_network(
     return model.to(device).eval()
 
 
-def shard_of_zeros(final: FinalModel) -> Shard:
+def shard_of_zeros(final: StoredModel) -> Shard:
     """Return a sample of the model's input shape, for a network that depends on shapes alone."""
     shape, classes = (final.manifest.model.get(name) for name in ("input_shape", "num_classes"))
     sizes = shape if isinstance(shape, list) else []
@@ -67,31 +67,31 @@ def shard_of_zeros(final: FinalModel) -> Shard:
     return stand_in(tuple(sizes), classes)
 
 
-def _settings(final: FinalModel) -> RunSettings:
+def _settings(final: StoredModel) -> RunSettings:
     """Return the run's settings, as far as they are known: a task of one's own may read any."""
-    known: dict[str, Any] = {}
+    told = {**_history(final), **network_of(final.manifest)}
+    return with_told(RunSettings(), told, final.path)
+
+
+def _history(final: StoredModel) -> dict[str, Any]:
+    """Return the settings in the history beside a model, not checked; nothing if there is none."""
     file = final.path.with_name(HISTORY)
     try:
-        if file.is_file():
-            history = json.loads(file.read_bytes())
-            if history["model_digest"] == final.digests["model_digest"]:
-                known |= history["settings"]
-        known |= {name: one for name, one in final.manifest.model.items() if name in NETWORK}
-        usual = asdict(RunSettings())
-        for name, value in known.items():
-            if name in usual and type(value) is not type(usual[name]):
-                raise SettingsError(f"{name} cannot be {value!r}")
-        settings = RunSettings(**{name: known[name] for name in known if name in usual})
-        settings.validate()
-    except (SettingsError, ValueError, LookupError, TypeError) as error:
+        if not file.is_file():
+            return {}
+        history = json.loads(file.read_bytes())
+        if history["model_digest"] != final.digests["model_digest"]:
+            return {}
+        ours = {one.name for one in fields(RunSettings)}
+        return {name: value for name, value in history["settings"].items() if name in ours}
+    except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
         raise ModelFileError(
-            f"{final.path}: the settings of its network cannot be used: {error}"
+            f"{file} is not the history of a run: {type(error).__name__}: {error}"
         ) from error
-    return settings
 
 
 def _check(
-    final: FinalModel, task: "LoadedTask", settings: RunSettings, shard: Shard, model: "nn.Module"
+    final: StoredModel, task: "LoadedTask", settings: RunSettings, shard: Shard, model: "nn.Module"
 ) -> None:
     """Raise ModelFileError naming the first tensor that is not the model's."""
     from ssfl.learning.describe import manifest_of
@@ -105,7 +105,7 @@ def _check(
         )
 
 
-def _hint(final: FinalModel) -> str:
+def _hint(final: StoredModel) -> str:
     if "model" in final.manifest.model or final.path.with_name(HISTORY).is_file():
         return ""
     return (
