@@ -112,9 +112,9 @@ NOT_WHOLE = jpeg((1, 2, 3))[:-200]
 @pytest.mark.parametrize(
     ("name", "data", "message"),
     [
-        (f"train/{CRANE}/images/{CRANE}_0.JPEG", b"", "is not a JPEG image (0 bytes)"),
-        (f"train/{CRANE}/images/{CRANE}_0.JPEG", b"GIF89a...", "is not a JPEG image"),
-        (f"train/{CRANE}/images/{CRANE}_0.JPEG", NOT_WHOLE, "cannot be decoded"),
+        (f"train/{CRANE}/images/{CRANE}_0.JPEG", b"", f"{CRANE}_0.JPEG: this is no image"),
+        (f"train/{CRANE}/images/{CRANE}_0.JPEG", b"GIF89a...", f"{CRANE}_0.JPEG: this is no image"),
+        (f"train/{CRANE}/images/{CRANE}_0.JPEG", NOT_WHOLE, "the image is damaged or cut"),
         (
             f"train/{CRANE}/images/{CRANE}_0.JPEG",
             jpeg(7, (32, 64)),
@@ -145,6 +145,16 @@ def test_what_is_wrong_with_a_file_is_said(
         read_tiny_imagenet(place)
     assert message in str(caught.value)
     assert str(place) in str(caught.value)
+
+
+def test_an_image_is_decoded_like_those_of_folders(
+    tmp_path: Path,
+) -> None:
+    file = io.BytesIO()
+    Image.new("RGBA", (64, 64), (9, 9, 9, 0)).save(file, "PNG")
+    name = f"train/{CRANE}/images/{CRANE}_0.JPEG"
+    data = read_tiny_imagenet(write(tmp_path, files() | {name: file.getvalue()}))
+    assert (data.train_x[2] == 255).all()  # put on white
 
 
 @pytest.mark.parametrize("name", ["words.txt", "val/val_annotations.txt"])
@@ -206,6 +216,7 @@ def test_without_pillow_it_is_said_how_to_get_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write(tmp_path, files())
+    monkeypatch.delitem(sys.modules, "ssfl.datasets.image_files", raising=False)
     monkeypatch.setitem(sys.modules, "PIL", None)
     with pytest.raises(SourceError, match=r"needs Pillow: pip install 'ssfl\[data\]'"):
         read_tiny_imagenet(tmp_path)

@@ -5,6 +5,7 @@ says. Formats that Pillow hands to other programs (EPS, WMF) are not opened.
 """
 
 import functools
+import io
 import struct
 import warnings
 import zlib
@@ -89,9 +90,12 @@ def inspect(path: Path) -> ImageInfo:
         return ImageInfo(width, height, kind, has_alpha and kind != "deep", has_frames)
 
 
-def decode(path: Path, form: ImageForm) -> Pixels:
-    """Return the pixels (channels, height, width), cut and scaled to the form if they differ."""
-    with _opened(path) as opened:
+def decode(path: Path, form: ImageForm, data: bytes | None = None) -> Pixels:
+    """Return the pixels (channels, height, width), cut and scaled to the form if they differ.
+
+    `data` are the bytes of a file that lies in an archive, where `path` is its name only.
+    """
+    with _opened(path, data) as opened:
         opened.load()  # a TIFF turns itself when it is decoded, and must not be turned again
         image = ImageOps.exif_transpose(opened)
         is_deep = image.mode in _DEEP
@@ -101,7 +105,10 @@ def decode(path: Path, form: ImageForm) -> Pixels:
             image = _on_white(image).convert("L" if form.channels == 1 else "RGB")
         if image.size != (form.width, form.height):
             if not form.may_scale:
-                raise SourceError(f"{shown(path)}: decoded, it has another size than its head says")
+                raise SourceError(
+                    f"{shown(path)} has {image.width} x {image.height} pixels, "
+                    f"not {form.width} x {form.height}"
+                )
             image = ImageOps.fit(image, (form.width, form.height), Image.Resampling.BILINEAR)
         pixels = np.asarray(image)
     if is_deep and not 0 <= pixels.min() <= pixels.max() <= np.iinfo(np.uint16).max:
@@ -146,14 +153,15 @@ def _formats() -> tuple[str, ...]:
 
 
 @contextmanager
-def _opened(path: Path) -> Iterator[Image.Image]:
+def _opened(path: Path, data: bytes | None = None) -> Iterator[Image.Image]:
     """Open an image; turn whatever goes wrong with it into a message."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of odd metadata: pixels matter
             warnings.simplefilter("error", Image.DecompressionBombWarning)
             # Not by its path: Pillow would map a TIFF into memory and turn it wrongly.
-            with path.open("rb") as file, Image.open(file, formats=_formats()) as image:
+            content = path.open("rb") if data is None else io.BytesIO(data)
+            with content as file, Image.open(file, formats=_formats()) as image:
                 yield image
     except (Image.DecompressionBombWarning, Image.DecompressionBombError) as error:
         raise SourceError(

@@ -9,7 +9,6 @@ The published test images have no labels and are not used. Some images are grey;
 like the others. Classes are numbered by sorted WordNet number. Needs Pillow.
 """
 
-import io
 import zipfile
 import zlib
 from collections.abc import Iterator
@@ -129,30 +128,18 @@ def _class_names(tree: _Tree, wnids: list[str]) -> tuple[str, ...]:
 def _read_images(
     tree: _Tree, samples: list[Sample], before: int, total: int, on_progress: Progress | None
 ) -> Images:
-    images = np.empty((len(samples), 3, _SIDE, _SIDE), dtype=np.uint8)
+    try:
+        from ssfl.datasets.image_files import ImageForm, decode
+    except ImportError as error:
+        raise SourceError("reading images needs Pillow: pip install 'ssfl[data]'") from error
+    form = ImageForm(3, np.uint8, _SIDE, _SIDE, may_scale=False)
+    images = np.empty((len(samples), *form.shape), dtype=np.uint8)
     for number, (name, _) in enumerate(samples):
-        images[number] = _decode(name, tree.read(name))
+        images[number] = decode(Path(name), form, tree.read(name))
         done = before + number + 1
         if on_progress and (done % _REPORT_EVERY == 0 or done == total):
             on_progress("reading images", done, total)
     return images
-
-
-def _decode(name: str, data: bytes) -> Images:
-    try:
-        from PIL import Image, UnidentifiedImageError
-    except ImportError as error:
-        raise SourceError("reading images needs Pillow: pip install 'ssfl[data]'") from error
-    try:
-        with Image.open(io.BytesIO(data), formats=("JPEG",)) as image:
-            if image.size != (_SIDE, _SIDE):
-                width, height = image.size
-                raise SourceError(f"{name} has {width} x {height} pixels, not {_SIDE} x {_SIDE}")
-            return np.asarray(image.convert("RGB")).transpose(2, 0, 1)
-    except UnidentifiedImageError as error:
-        raise SourceError(f"{name} is not a JPEG image ({len(data):,} bytes)") from error
-    except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
-        raise SourceError(f"{name} cannot be decoded: {error}") from error
 
 
 def _labels(samples: list[Sample]) -> npt.NDArray[np.int64]:
