@@ -18,6 +18,7 @@ from ssfl.method.model_files import write_model
 from ssfl.method.settings import RunSettings
 from ssfl.program.exits import ExitCode
 from ssfl.tools import main as tools
+from ssfl.tools.model import COMMANDS
 
 FILES = ("model.safetensors", "manifest.json", "mask.bin")
 MODEL, SHARDS = "runs/r1/coordinator", ("shard_00", "shard_01")
@@ -58,7 +59,8 @@ def fails(capsys: pytest.CaptureFixture[str], code: ExitCode, *argv: str) -> str
     assert tools.main(["model", *argv]) == code
     told = capsys.readouterr()
     assert told.out == ""
-    assert told.err.startswith("ssfl model: error: ")
+    command = f"ssfl model {argv[0]}" if argv[0] in COMMANDS else "ssfl model"
+    assert told.err.startswith(f"{command}: error: ")
     assert "Traceback" not in told.err
     return told.err
 

@@ -97,17 +97,29 @@ def test_a_network_that_the_manifest_makes_up_is_not_built(
 ) -> None:
     """The file says how its network is built: a huge one must be refused, not tried."""
     manifest = Manifest.from_json(Path(MODEL, FILES[1]).read_bytes())
-    for made_up, told in (
+    cases: list[tuple[dict[str, object], str]] = [
         ({"width": 512, "model": "resnet50"}, "is not the one of"),
         ({"width": "wide"}, "cannot be used"),
         ({"model": "transformer"}, "--model must be one of"),
+        ({"task": "table", "input_shape": [64], "width": 4096}, "is not the one of"),
         ({"input_shape": "8x8"}, "does not tell the shape"),
-    ):
+        ({"input_shape": [1] * 9}, "does not tell the shape"),
+        ({"input_shape": [1, 10**6, 10**6]}, "samples have more than"),
+    ]
+    for number, (made_up, told) in enumerate(cases):
         other = replace(manifest, model={**manifest.model, **made_up})
-        folder = Path("made-up", "-".join(made_up))
+        folder = Path("made-up", str(number))
         write(folder, other, initial_vector(other, seed=5))
         flags = ["export", str(folder), "--format", "onnx", "--out", "model.onnx"]
         assert told in fails(capsys, ExitCode.BAD_DATA, *flags)
+
+
+def test_a_task_that_no_name_could_be_is_not_loaded(capsys: pytest.CaptureFixture[str]) -> None:
+    manifest = Manifest.from_json(Path(MODEL, FILES[1]).read_bytes())
+    other = replace(manifest, model={**manifest.model, "task": ["image"]})
+    write(Path("odd"), other, initial_vector(other, seed=5))
+    told = fails(capsys, ExitCode.USAGE, "evaluate", "odd", "--data", "all")
+    assert "the model is of the task ['image']" in told
 
 
 def test_the_model_that_ssfl_init_wrote_can_be_tested_too(

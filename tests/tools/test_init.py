@@ -112,6 +112,21 @@ def test_every_tensor_that_does_not_fit_is_told_once_whatever_its_name(capsys: C
     assert "what is this.weight is not in the file" not in told
 
 
+@pytest.mark.parametrize("name", ["[x]", "[/x]"])
+def test_brackets_in_names_are_printed(name: str, capsys: Captured) -> None:
+    folder = Path("runs", name)
+    out = str(folder / "a.safetensors")
+    assert init(*DIGITS, "--model", "mlp", "--out", out) == ExitCode.DONE
+    assert f"written to {out}; begin with: ssfl-coordinator --init {out}" in capsys.readouterr().out
+    weights = {**load_file(out), name: np.zeros(1, np.float32)}
+    save_file(weights, folder / "more.safetensors")
+    flags = ["--weights", str(folder / "more.safetensors"), "--partial"]
+    assert init(*DIGITS, "--model", "mlp", *flags) == ExitCode.DONE
+    told = capsys.readouterr().out
+    assert f"6 tensors from {folder}/more.safetensors" in told
+    assert f"1 of the file are not used: {name} is not in the model" in told
+
+
 @pytest.mark.parametrize(
     ("flags", "code", "complaint"),
     [

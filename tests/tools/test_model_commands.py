@@ -174,6 +174,16 @@ def test_a_model_that_does_not_fit_the_data_is_told_by_its_tensor(
 
 
 @pytest.mark.usefixtures("here")
+@pytest.mark.parametrize("name", ["[red]", "a[b]c"])
+def test_brackets_in_the_name_of_a_shard_are_printed(
+    name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    Path("shards/shard_00.npz").rename(f"shards/{name}.npz")
+    succeeds("evaluate", MODEL, "--data", name)
+    assert name in capsys.readouterr().out
+
+
+@pytest.mark.usefixtures("here")
 def test_data_that_is_not_there_is_told(capsys: pytest.CaptureFixture[str]) -> None:
     told = fails(capsys, ExitCode.BAD_DATA, "evaluate", MODEL, "--data", "shard_09")
     assert "there are: shard_00, shard_01" in told
@@ -361,5 +371,5 @@ def test_without_room_nothing_is_left_behind(capsys: pytest.CaptureFixture[str])
     flags = ["export", MODEL, "--format", "safetensors", "--out", "full/model.safetensors"]
     with little_room(10_000):
         told = fails(capsys, ExitCode.BAD_DATA, *flags)
-    assert "cannot write full/model.safetensors, 0.22 MB: File too large" in told
+    assert "cannot write full/model.safetensors, 0.23 MB: File too large" in told
     assert list(Path("full").iterdir()) == []

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from rich.console import Console
 from rich.table import Table
 
 from ssfl.method.errors import SettingsError
@@ -18,6 +17,7 @@ from ssfl.method.settings import setting
 from ssfl.program import settings
 from ssfl.program.exits import ExitCode, ProgramError
 from ssfl.tools.building import learning, like, load_data, parse_shape, run_settings, stand_in
+from ssfl.tools.terminal import console
 
 if TYPE_CHECKING:
     from ssfl.datasets.shards import Shard
@@ -66,22 +66,22 @@ class InitConfig:
 def init(argv: Sequence[str]) -> int:
     """Run the command."""
     config = settings.load(InitConfig, argv, None, "ssfl init", DESCRIPTION)
-    console = Console(highlight=False)
+    screen = console()
     with learning():
         manifest, digest, taken = _write(config)
-    console.print("  ".join(f"{name} {value}" for name, value in manifest.model.items()))
-    console.print(_table(manifest))
+    screen.print("  ".join(f"{name} {value}" for name, value in manifest.model.items()))
+    screen.print(_table(manifest))
     for line in _told(config, taken) if taken else ():
-        console.print(line, soft_wrap=True)
+        screen.print(line, soft_wrap=True)
     begin = f"ssfl-coordinator --init {config.out}"
     if manifest.rebuildable:
-        console.print(f"the weights follow from --seed {config.seed}: no client is sent them")
+        screen.print(f"the weights follow from --seed {config.seed}: no client is sent them")
         begin += f" --seed {config.seed}" if config.seed else ""
     else:
         size = 4 * manifest.size / 1e6
-        console.print(f"the weights are sent to every client, once: {size:.2f} MB")
-    console.print(f"manifest {manifest.digest.hex()[:12]}, weights {digest.hex()[:12]}")
-    console.print(f"written to {config.out}; begin with: {begin}", soft_wrap=True)
+        screen.print(f"the weights are sent to every client, once: {size:.2f} MB")
+    screen.print(f"manifest {manifest.digest.hex()[:12]}, weights {digest.hex()[:12]}")
+    screen.print(f"written to {config.out}; begin with: {begin}", soft_wrap=True)
     return int(ExitCode.DONE)
 
 

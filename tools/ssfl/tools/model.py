@@ -3,7 +3,7 @@
 import importlib
 from collections.abc import Callable, Sequence
 
-from ssfl.program.exits import ExitCode, usage_error
+from ssfl.program.exits import ExitCode, run_program, usage_error
 
 COMMANDS = {
     "evaluate": "test the model on any shard",
@@ -23,7 +23,7 @@ def model(argv: Sequence[str]) -> int:
         raise usage_error(f"no such command {name!r}; there are: {', '.join(COMMANDS)}")
     module = importlib.import_module(f"ssfl.tools.model_{name}")
     body: Callable[[Sequence[str]], int] = getattr(module, name)
-    return body(arguments)
+    return run_program(lambda: body(arguments), f"ssfl model {name}")
 
 
 def _help() -> str:

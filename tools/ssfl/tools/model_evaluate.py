@@ -6,7 +6,6 @@ from dataclasses import MISSING, asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
 from rich.table import Table
 
 from ssfl.datasets.errors import ShardError
@@ -20,6 +19,7 @@ from ssfl.server.history import accuracies
 from ssfl.tools.building import learning, shard_names
 from ssfl.tools.model_folder import read_model
 from ssfl.tools.model_network import build_network, task_of
+from ssfl.tools.terminal import console
 
 SPLITS = {"test": "test", "validation": "val", "train": "train"}  # and what a Shard calls them
 ALL = "all"
@@ -38,7 +38,7 @@ class EvaluateConfig:
     model: Path = setting(MISSING, "a run's folder, or a safetensors file", positional=True)
     data: str = setting(MISSING, "shards under --data-root or paths: one, several as a,b, or all")
     data_root: Path = setting(Path("shards"), "folder that holds the shards")
-    task: str = setting("", "the task's .py file or module, if it is not the built-in image")
+    task: str = setting("", "the task's .py file or module, if it is not a built-in one")
     split: str = setting("test", "which samples", choices=tuple(SPLITS))
     device: str = setting("auto", "where to compute", choices=("auto", "cpu", "cuda", "mps"))
     threads: int = setting(1, "torch threads, part of what decides the last bits; 0: every core")
@@ -69,7 +69,7 @@ def evaluate(argv: Sequence[str]) -> int:
         model = {"model": str(final.path), "model_digest": final.digests["model_digest"]}
         print(json.dumps({**model, "split": config.split, **told, "shards": rows}, indent=1))
     else:
-        Console().print(_table(config.split, rows, told))
+        console().print(_table(config.split, rows, told))
     return int(ExitCode.DONE)
 
 

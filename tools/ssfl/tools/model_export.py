@@ -40,7 +40,7 @@ class ExportConfig:
     format: str = setting(MISSING, "what to write", choices=FORMATS)
     out: Path = setting(MISSING, "file to write")
     overwrite: bool = setting(False, "replace the file if it is there")
-    task: str = setting("", "onnx: the task's .py file or module, if it is not the built-in image")
+    task: str = setting("", "onnx: the task's .py file or module, if it is not a built-in one")
     data: str = setting("", "onnx: a shard of that task, which tells what an input is")
     data_root: Path = setting(Path("shards"), "folder that holds the shards")
 
@@ -137,11 +137,11 @@ def _onnx(config: ExportConfig, final: StoredModel) -> tuple[bytes, str]:
 
 def _shard(config: ExportConfig, final: StoredModel, task: "LoadedTask") -> Shard:
     """Return data of the kind the network takes: the named shard, or zeros if shapes suffice."""
-    from ssfl.learning.load_task import IMAGE
+    from ssfl.learning.load_task import BUILT_IN
 
     if config.data:
         return load_data(task, config.data, config.data_root)
-    if task.name != IMAGE:
+    if task.name not in BUILT_IN:
         raise usage_error(
             f"--data is needed: a shard of the task {task.name} tells what an input is"
         )

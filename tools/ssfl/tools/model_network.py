@@ -1,11 +1,15 @@
 """From a model's manifest back to the network it came from, with the model's weights in it."""
 
 import json
-from dataclasses import fields
+import math
+from dataclasses import fields, replace
 from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from ssfl.datasets.shards import Shard
 from ssfl.method.errors import ModelFileError
+from ssfl.method.manifest import MAX_DIMENSIONS, MAX_PARAMETERS
 from ssfl.method.settings import RunSettings
 from ssfl.method.stored_model import StoredModel
 from ssfl.method.told_settings import network_of, with_told
@@ -22,15 +26,15 @@ HISTORY = "history.json"  # the coordinator's folder has it: with the settings o
 
 
 def task_of(final: StoredModel, spec: str) -> "LoadedTask":
-    """Return the task of a model: the built-in one, or that of --task if it has the right name."""
-    from ssfl.learning.load_task import IMAGE, load_task
+    """Return the task of a model: a built-in one, or that of --task if it has the right name."""
+    from ssfl.learning.load_task import BUILT_IN, IMAGE, load_task
 
     name = final.manifest.model.get("task", IMAGE)
-    if not spec and name != IMAGE:
+    if not spec and name not in list(BUILT_IN):  # a list: a file may tell what cannot be hashed
         raise usage_error(
             f"the model is of the task {name}: give its file, --task path/to/{name}.py"
         )
-    task = load_task(spec or IMAGE)
+    task = load_task(spec or name)
     if task.name != name:
         raise ProgramError(
             f"the model is of the task {name}, and --task {spec} is the task {task.name}",
@@ -46,10 +50,10 @@ def build_network(
     import torch
 
     from ssfl.learning.flatten import write_vector
-    from ssfl.learning.load_task import IMAGE
+    from ssfl.learning.load_task import BUILT_IN
 
     settings = _settings(final)
-    if task.name == IMAGE:
+    if task.name in BUILT_IN:
         with torch.device("meta"):  # shapes only: what is too large must not be tried
             _check(final, task, settings, shard, task.build_model(settings, shard))
     model = task.build_model(settings, shard)
@@ -61,10 +65,16 @@ def build_network(
 def shard_of_zeros(final: StoredModel) -> Shard:
     """Return a sample of the model's input shape, for a network that depends on shapes alone."""
     shape, classes = (final.manifest.model.get(name) for name in ("input_shape", "num_classes"))
-    sizes = shape if isinstance(shape, list) else []
+    sizes = shape if isinstance(shape, list) and len(shape) <= MAX_DIMENSIONS else []
     if not sizes or not all(type(n) is int and n > 0 for n in sizes) or type(classes) is not int:
         raise ModelFileError(f"{final.path}: its manifest does not tell the shape of a sample")
-    return stand_in(tuple(sizes), classes)
+    if math.prod(sizes) > MAX_PARAMETERS:
+        raise ModelFileError(f"{final.path}: its samples have more than {MAX_PARAMETERS} values")
+    shard = stand_in(tuple(sizes), classes)
+    if classes or final.manifest.model.get("task") != "table":
+        return shard
+    targets = np.zeros((1, final.manifest.tensors[-1].size), dtype=np.float32)  # of the last layer
+    return replace(shard, train_y=targets, val_y=targets[:0], test_y=targets[:0])
 
 
 def _settings(final: StoredModel) -> RunSettings:
