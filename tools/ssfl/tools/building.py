@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ssfl.datasets.errors import DataError
-from ssfl.datasets.shards import Shard, find_shard
-from ssfl.datasets.shards import shard_names as shard_names  # for the commands
+from ssfl.datasets.shards import Shard, find_shard, shard_names
 from ssfl.method.errors import MethodError, SettingsError
 from ssfl.method.settings import RunSettings, setting
 from ssfl.program.exits import ExitCode, ProgramError

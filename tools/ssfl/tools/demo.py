@@ -11,10 +11,10 @@ from ssfl.datasets.cut import Cut
 from ssfl.datasets.digits import digits
 from ssfl.datasets.errors import DataError
 from ssfl.datasets.make_shards import make_shards
+from ssfl.datasets.shards import shard_names
 from ssfl.method.settings import setting
 from ssfl.program import settings
 from ssfl.program.exits import ExitCode, ProgramError, raise_on_sigterm
-from ssfl.tools.building import shard_names
 from ssfl.tools.federation import Federation
 from ssfl.tools.local_run import (
     Result,

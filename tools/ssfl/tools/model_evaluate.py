@@ -9,14 +9,14 @@ from typing import Any
 from rich.table import Table
 
 from ssfl.datasets.errors import ShardError
-from ssfl.datasets.shards import Shard, find_shard
+from ssfl.datasets.shards import Shard, find_shard, shard_names
 from ssfl.method.errors import SettingsError
 from ssfl.method.settings import setting
 from ssfl.method.stored_model import StoredModel
 from ssfl.program import settings
 from ssfl.program.exits import ExitCode
 from ssfl.server.history import accuracies
-from ssfl.tools.building import learning, shard_names
+from ssfl.tools.building import learning
 from ssfl.tools.model_folder import read_model
 from ssfl.tools.model_network import build_network, task_of
 from ssfl.tools.terminal import console

@@ -7,12 +7,11 @@ from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 
 from ssfl.datasets.errors import DataError
-from ssfl.datasets.shards import MAKE_SOME
+from ssfl.datasets.shards import MAKE_SOME, shard_names
 from ssfl.method.errors import SettingsError
 from ssfl.method.settings import RunSettings, setting
 from ssfl.program import settings
 from ssfl.program.exits import ExitCode, ProgramError, raise_on_sigterm
-from ssfl.tools.building import shard_names
 from ssfl.tools.federation import Federation, client_ids
 from ssfl.tools.local_run import draw, federate, fresh_folder, need, results_table, say_where
 from ssfl.tools.terminal import console

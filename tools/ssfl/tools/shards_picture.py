@@ -17,6 +17,7 @@ from matplotlib.patches import Patch
 from matplotlib.ticker import MaxNLocator
 
 from ssfl.datasets.summary import ShardSummary
+from ssfl.method.files import atomic_file
 
 _MOST_NAMED = 20  # classes that get a colour of a palette and a line in the legend
 _LONGEST_NAME = 22
@@ -35,9 +36,8 @@ def draw_classes(summary: ShardSummary, path: Path) -> None:
     _draw_sizes(sizes, summary.train_counts.sum(axis=1))
     _name_classes(figure, sizes, summary, colours)
     figure.suptitle(_title(summary), parse_math=False)
-    temporary = path.with_name(f".{path.name}.part")
-    figure.savefig(temporary, dpi=130, format="png")
-    temporary.replace(path)
+    with atomic_file(path) as file:
+        figure.savefig(file, dpi=130, format="png")
 
 
 def _draw_mixes(axes: Axes, counts: npt.NDArray[np.int64], colours: Colormap) -> None:
