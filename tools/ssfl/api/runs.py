@@ -9,7 +9,6 @@ from torch import nn
 
 from ssfl.api.errors import RunError, in_keywords
 from ssfl.api.history import RunHistory
-from ssfl.learning.load_task import IMAGE
 from ssfl.method.errors import ModelFileError
 from ssfl.program.exits import ProgramError
 from ssfl.tools.model_folder import MODEL, read_model
@@ -27,7 +26,7 @@ def read_run(folder: str | Path) -> RunHistory:
     return RunHistory.of(_document(path))
 
 
-def load_model(folder: str | Path, task: str | Path = IMAGE) -> nn.Module:
+def load_model(folder: str | Path, task: str | Path = "") -> nn.Module:
     """Return the final model of a run, from the coordinator's or a client's folder, in eval mode.
 
     `task` is the one the run had. Raises ModelFileError if files are missing, damaged or do not

@@ -5,4 +5,4 @@ from rich.console import Console
 
 def console() -> Console:
     """Return a console that prints names as they are, whatever brackets they hold."""
-    return Console(markup=False, highlight=False)
+    return Console(markup=False, highlight=False, emoji=False)
