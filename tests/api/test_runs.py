@@ -56,7 +56,9 @@ def test_a_run_on_numbers_is_read_and_its_model_loaded(
     assert np.isnan(history.accuracy).all() and not np.isnan(history.loss).any()
     model, x = api.load_model(run, task=NUMBERS), torch.ones(2, 3)
     assert torch.equal(model(x), done.model(x))
-    with pytest.raises(ModelFileError, match=r"of the task number_task, and task image"):
+    with pytest.raises(
+        ModelFileError, match=r"of the task number_task: give its file, task path/to"
+    ):
         api.load_model(run)
 
 

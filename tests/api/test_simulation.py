@@ -159,4 +159,4 @@ def test_weights_of_a_task_itself_come_from_the_first_client(
     done = api.simulate(numbers, task=task, rounds=1, sparsity=0.5, learning_rate=0.01)
     assert not found.manifest.rebuildable
     sent_up, size = 4, found.manifest.size
-    assert done.history.payloads.one_off >= 2 * sent_up * size / 1e6, "one sends, one receives"
+    assert done.history.payloads.one_off >= sent_up * size / 1e6, "one sends, the others have it"

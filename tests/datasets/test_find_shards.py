@@ -65,8 +65,10 @@ def test_two_shards_of_one_name_are_refused(tmp_path: Path) -> None:
 
 def test_a_folder_without_shards_is_answered_with_how_to_make_some(tmp_path: Path) -> None:
     (tmp_path / "shards.json").touch()
-    for folder in (tmp_path, tmp_path / "absent", tmp_path / "shards.json"):
-        with pytest.raises(ShardError, match="holds no shards; make some with: ssfl shards"):
+    with pytest.raises(ShardError, match="holds no shards; make some with: ssfl shards"):
+        shard_names(tmp_path)
+    for folder in (tmp_path / "absent", tmp_path / "shards.json"):
+        with pytest.raises(ShardError, match="there is no folder .*; make some with: ssfl shards"):
             shard_names(folder)
 
 

@@ -2,6 +2,7 @@ import resource
 import zipfile
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -58,9 +59,8 @@ def test_a_failed_write_leaves_the_old_file_whole(tmp_path: Path, shard: Shard) 
     path = tmp_path / "shard_00.npz"
     write_shard(path, shard)
     before = path.read_bytes()
-    unwritable = Shard(
-        np.array([object()]), shard.train_y[:1], np.array([]), shard.test_y[:0], num_classes=4
-    )
+    unwritable = replace(shard)
+    object.__setattr__(unwritable, "test_x", np.array([object()]))
     with pytest.raises(ValueError, match=r"[Oo]bject"):
         write_shard(path, unwritable)
     assert path.read_bytes() == before
@@ -368,3 +368,25 @@ def test_a_shard_larger_than_the_memory_is_not_called_damaged(
 def test_class_counts_are_sorted_plain_numbers() -> None:
     assert class_counts(np.array([3, 1, 3, 3])) == {1: 1, 3: 3}
     assert list(class_counts(np.array([3, 1]))) == [1, 3]
+
+
+@pytest.mark.parametrize(
+    ("x", "complaint"),
+    [
+        ([[1.0]], "train_x must be a numpy array, not list"),
+        (np.array([["a"]]), "train_x is <U1 of shape"),
+        (np.array([[None]]), "train_x is object of shape"),
+        (np.array([[1.0]], ">f4"), "train_x is big-endian"),
+        (np.array([[1j]]), "train_x is complex128"),
+        (np.array(1.0), r"train_x is float64 of shape \(\)"),
+    ],
+)
+def test_what_cannot_be_trained_on_is_told(x: Any, complaint: str) -> None:
+    with pytest.raises(ShardError, match=complaint):
+        Shard(x, np.zeros(1, np.int64), x, np.zeros(1, np.int64), 2)
+
+
+def test_a_number_of_classes_that_is_none_is_told(shard: Shard) -> None:
+    wrong: Any = None
+    with pytest.raises(ShardError, match="num_classes must be a whole number, 0 for numbers"):
+        Shard(shard.train_x, shard.train_y, shard.test_x, shard.test_y, wrong)

@@ -116,3 +116,13 @@ def test_every_built_in_model_is_rebuilt_from_a_seed(
 def test_a_model_that_cannot_be_masked_is_refused(model: nn.Module, complaint: str) -> None:
     with pytest.raises(ModelError, match=complaint):
         manifest_of(model, {})
+
+
+def test_frozen_weights_are_dense_and_start_as_others_do() -> None:
+    model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))
+    model[0].requires_grad_(False)
+    assert rules(manifest_of(model, {}))["0.weight"] == ("dense", "normal")
+    assert rules(manifest_of(model, {}))["2.weight"] == ("masked", "normal")
+    model.requires_grad_(False)
+    with pytest.raises(ModelError, match="or all are frozen"):
+        manifest_of(model, {})

@@ -87,3 +87,16 @@ def test_trying_a_batch_leaves_the_model_as_it_was(shard: Shard) -> None:
     try_first_batch(model, load_task("image"), shard, 16)
     assert model.training and all(p.grad is None for p in model.parameters())
     assert all(torch.equal(before[name], value) for name, value in model.state_dict().items())
+
+
+@pytest.mark.parametrize("reduction", ["mean", "sum"])
+def test_a_loss_that_is_a_sum_is_warned_of(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, reduction: str
+) -> None:
+    task = regression(
+        monkeypatch,
+        lambda model, x, y: functional.mse_loss(model(x)[:, 0], y, reduction=reduction),
+    )
+    try_first_batch(nn.Linear(4, 1), task, numbers(), 15)
+    told = [vars(record).get("number") for record in caplog.records]
+    assert told == (["loss"] if reduction == "sum" else [])

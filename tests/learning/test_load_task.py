@@ -253,3 +253,16 @@ def test_what_a_model_draws_from_torch_repeats_with_the_seed(tmp_path: Path, sha
     ]
     assert torch.equal(weights[0], weights[1])
     assert not torch.equal(weights[0], weights[2])
+
+
+def test_data_of_the_wrong_kind_are_told_with_the_authors_line(tmp_path: Path) -> None:
+    source = GOOD.replace(
+        "from ssfl.datasets.shards import read_shard as load_shard",
+        "from ssfl.datasets.shards import Shard\n"
+        "def load_shard(path):\n    return Shard([1], [0], [], [], 2)\n",
+    )
+    with pytest.raises(TaskError) as caught:
+        load_task(write(tmp_path, source)).load_shard(tmp_path)
+    told = str(caught.value)
+    assert "load_shard raised ShardError: train_x must be a numpy array, not list" in told
+    assert "return Shard([1], [0], [], [], 2)" in told

@@ -84,7 +84,7 @@ def test_scores_are_taken_in_eval_mode(shard: Shard) -> None:
     assert dropping.training and scores[0] == scores[1]
 
 
-def test_frozen_and_unused_weights_score_zero() -> None:
+def test_unused_weights_score_zero_and_frozen_ones_have_no_score() -> None:
     class Model(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -101,7 +101,7 @@ def test_frozen_and_unused_weights_score_zero() -> None:
     with torch.no_grad():
         model.used.weight[0] = 2
         scores = saliency_scores(model, manifest, TASK, torch.ones(1, 2), torch.tensor([0]))
-    assert (scores[4:8] > 0).all() and not scores[:4].any() and not scores[8:].any()
+    assert (scores[:4] > 0).all() and not scores[4:].any() and scores.size == 8
 
 
 def test_a_client_scores_one_balanced_batch_that_its_name_decides(shard: Shard) -> None:

@@ -273,7 +273,7 @@ def test_descriptions_that_python_takes_for_equal_differ_as_their_digests_do(
 ) -> None:
     one, true = (Manifest(manifest.tensors, {"width": width}) for width in (1, True))
     assert one.digest != true.digest
-    assert "model description" in one.first_difference(true)
+    assert one.first_difference(true) == "the model's description: width True instead of 1"
     assert not one.differs_only_in_rules(true)
 
 
@@ -290,6 +290,6 @@ def test_a_missing_and_an_extra_tensor_are_named(manifest: Manifest) -> None:
 def test_another_description_of_the_model_is_the_last_difference(manifest: Manifest) -> None:
     other = Manifest(manifest.tensors, {"name": "other"})
     assert manifest.first_difference(other) == (
-        "model description {'name': 'other'} instead of {'name': 'toy'}"
+        "the model's description: name other instead of toy"
     )
     assert manifest.first_difference(Manifest.from_json(CANONICAL)) == ""

@@ -29,7 +29,10 @@ def refusal(folder: Path) -> str:
 def test_a_second_holder_is_told_who_has_it(tmp_path: Path) -> None:
     with DirectoryLock(tmp_path):
         pid = os.getpid()
-        assert refusal(tmp_path) == f"the state directory {tmp_path} is in use by process {pid}"
+        assert (
+            refusal(tmp_path) == f"the state directory {tmp_path} is in use by process {pid}: "
+            f"wait for it, or end it with `kill {pid}`"
+        )
 
 
 def test_a_released_lock_can_be_taken_again(tmp_path: Path) -> None:
@@ -47,7 +50,7 @@ def test_a_killed_holder_leaves_no_lock_behind(tmp_path: Path) -> None:
     ) as process:
         assert process.stdout is not None
         assert process.stdout.readline() == b"held\n"
-        assert refusal(tmp_path).endswith(f"is in use by process {process.pid}")
+        assert refusal(tmp_path).endswith(f"or end it with `kill {process.pid}`")
         process.kill()
         process.wait(timeout=30)
     with DirectoryLock(tmp_path):

@@ -43,7 +43,8 @@ def metrics(model, x, y):
 
 def init(folder: Path, *flags: str) -> str:
     out = str(folder / "initial.safetensors")
-    assert tools.main(["init", "--input=1x8x8", f"--out={out}", *flags]) == ExitCode.DONE
+    flags = ("--input=1x8x8", f"--out={out}", "--overwrite", *flags)
+    assert tools.main(["init", *flags]) == ExitCode.DONE
     return out
 
 
@@ -88,7 +89,7 @@ def test_another_file_on_a_restart_is_refused(sites: Programs) -> None:
     again = sites.try_coordinator("--clients=2", f"--init={path}")
     assert again.ends() == ExitCode.STATE
     assert "--model was 'mlp', is 'cnn'" in again.err
-    assert tools.main(["init", "--input=1x8x8", "--model=mlp", "--classes=9", f"--out={path}"]) == 0
+    init(sites.folder, "--model=mlp", "--classes=9")
     again = sites.try_coordinator("--clients=2", f"--init={path}")
     assert again.ends() == ExitCode.STATE
     assert "which began with another model" in again.err
@@ -99,7 +100,7 @@ def test_files_that_will_not_do_are_told_and_move_nothing(sites: Programs) -> No
     coordinator.kill()
     path = init(sites.folder, "--model=mlp", "--seed=1")
     for flags, complaint in (
-        ((f"--init={path}",), "the weights of another seed than this run's 0"),
+        ((f"--init={path}",), "does not hold the weights of --seed 0"),
         ((f"--init={path}", "--seed=1", "--model=resnet20"), "the file is for --model mlp"),
         (("--init=absent.safetensors",), "there is no file absent.safetensors"),
     ):

@@ -54,7 +54,7 @@ def test_a_built_in_network_follows_from_the_seed(capsys: Captured) -> None:
 def test_a_shard_says_what_the_model_has_to_fit(capsys: Captured) -> None:
     assert init() == ExitCode.BAD_DATA
     assert (
-        "the folder shards holds no shards; make some with: ssfl shards" in capsys.readouterr().err
+        "there is no folder shards to find shards in; make some with: " in capsys.readouterr().err
     )
     assert tools.main(["shards", "--clients", "2"]) == ExitCode.DONE
     assert init() == ExitCode.DONE
@@ -132,6 +132,10 @@ def test_brackets_in_names_are_printed(name: str, capsys: Captured) -> None:
     [
         (["--input", "8by8"], ExitCode.USAGE, "--input must be sizes such as 3x32x32"),
         ([*DIGITS, "--data", "a"], ExitCode.USAGE, "--input stands for --data"),
+        ([*DIGITS, "--classes", "1"], ExitCode.USAGE, "--classes must be 2 or more, or 0"),
+        (["--input", "0"], ExitCode.USAGE, "--input 0 has no values"),
+        ([*DIGITS, "--out", "there"], ExitCode.USAGE, "there is there already: --overwrite"),
+        ([*DIGITS, "--out", ".", "--overwrite"], ExitCode.USAGE, "--out: . is no file"),
         ([*DIGITS, "--partial"], ExitCode.USAGE, "--partial is about --weights"),
         ([*DIGITS, "--task", "absent.py"], ExitCode.BAD_DATA, "there is no task file absent.py"),
         (["--input", "8", "--model", "cnn"], ExitCode.BAD_DATA, "cnn needs images"),
@@ -141,5 +145,7 @@ def test_brackets_in_names_are_printed(name: str, capsys: Captured) -> None:
 def test_mistakes_are_told(
     flags: list[str], code: ExitCode, complaint: str, capsys: Captured
 ) -> None:
+    Path("there").write_text("mine")
     assert init(*flags) == code
+    assert Path("there").read_text() == "mine"
     assert complaint in capsys.readouterr().err

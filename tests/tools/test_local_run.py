@@ -1,7 +1,7 @@
 """Watching a run: when it is told that nothing moves."""
 
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 
@@ -16,12 +16,14 @@ class Watched:
 
     folder = Path("runs/demo")
 
+    gone: ClassVar[list[str]] = []
+
     def __init__(self, *statuses: admin_pb2.GetStatusResponse) -> None:
         self.statuses = list(statuses)
         self.admin = self
 
-    def check(self) -> None:
-        pass
+    def ended(self) -> list[str]:
+        return self.gone
 
     def status(self) -> admin_pb2.GetStatusResponse:
         return self.statuses.pop(0) if len(self.statuses) > 1 else self.statuses[0]
@@ -48,3 +50,11 @@ def test_a_run_that_stands_still_is_given_up(monkeypatch: pytest.MonkeyPatch) ->
 def test_steps_of_a_client_are_progress(monkeypatch: pytest.MonkeyPatch) -> None:
     moving = [status(steps) for steps in range(50)]
     watch(monkeypatch, *moving, status(50, delivered=True))
+
+
+def test_a_client_that_leaves_before_the_end_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Watched, "gone", ["shard_03"])
+    with pytest.raises(ProgramError, match="shard_03 ended before the run was over; does its task"):
+        watch(monkeypatch, status(7))
+    over = admin_pb2.GetStatusResponse(phase="finished")
+    watch(monkeypatch, over, status(7, delivered=True))

@@ -188,7 +188,7 @@ def test_data_that_is_not_there_is_told(capsys: pytest.CaptureFixture[str]) -> N
     told = fails(capsys, ExitCode.BAD_DATA, "evaluate", MODEL, "--data", "shard_09")
     assert "there are: shard_00, shard_01" in told
     flags = ["evaluate", MODEL, "--data", "all", "--data-root", "nowhere"]
-    assert "nowhere holds no shards" in fails(capsys, ExitCode.BAD_DATA, *flags)
+    assert "there is no folder nowhere" in fails(capsys, ExitCode.BAD_DATA, *flags)
     assert "--data must be names" in fails(
         capsys, ExitCode.USAGE, "evaluate", MODEL, "--data", "shard_00,"
     )

@@ -62,6 +62,12 @@ class Shard:
     class_names: tuple[str, ...] = ()  # of class 0, 1, …; empty: they have none
 
     def __post_init__(self) -> None:
+        for name in ("train_x", "train_y", "test_x", "test_y", "val_x", "val_y"):
+            _check_numbers(name, getattr(self, name))
+        if isinstance(self.num_classes, bool) or not isinstance(self.num_classes, int | np.integer):
+            raise ShardError(
+                f"num_classes must be a whole number, 0 for numbers, not {self.num_classes!r}"
+            )
         if self.val_x is _NOTHING and self.val_y is _NOTHING:
             object.__setattr__(self, "val_x", self.train_x[:0])
             object.__setattr__(self, "val_y", self.train_y[:0])
@@ -89,6 +95,19 @@ class Shard:
     def input_shape(self) -> tuple[int, ...]:
         """Shape of one sample."""
         return self.train_x.shape[1:]
+
+
+def _check_numbers(name: str, array: Any) -> None:
+    """Raise ShardError unless this can be trained on; a task of somebody else's made it."""
+    if not isinstance(array, np.ndarray):
+        raise ShardError(
+            f"{name} must be a numpy array, not {type(array).__name__}: np.asarray(…) makes one"
+        )
+    if array.ndim == 0 or array.dtype.kind not in "fiub" or not array.dtype.isnative:
+        kind = array.dtype if array.dtype.isnative else f"big-endian {array.dtype}"
+        raise ShardError(
+            f"{name} is {kind} of shape {array.shape}: make it rows of numbers, float32 or int64"
+        )
 
 
 def describe_samples(shard: Shard) -> str:
@@ -133,8 +152,10 @@ def shard_names(folder: Path) -> list[str]:
     Any file or folder that is not hidden may be a shard of some task, but for what `ssfl shards`
     writes beside its shards. Raise ShardError if there is none, or if two have one name.
     """
+    if not folder.is_dir():
+        raise ShardError(f"there is no folder {folder} to find shards in; {MAKE_SOME}")
     try:
-        entries = list(folder.iterdir()) if folder.is_dir() else []
+        entries = list(folder.iterdir())
     except OSError as error:
         raise ShardError(f"cannot look into the folder {folder}: {error}") from error
     files = [entry.name for entry in entries if not entry.name.startswith(".")]

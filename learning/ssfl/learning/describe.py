@@ -2,6 +2,7 @@
 
 - Weights of convolutions and linear layers are masked and start Kaiming normal,
   N(0, 2 / fan_in), the paper's choice; their biases are dense and start at zero.
+- Frozen ones are dense: without a gradient they would score zero and be pruned first.
 - Scale and shift of norm layers are dense and start at one and zero.
 - Embeddings are dense and start N(0, 1), as torch's own do.
 - Running statistics are buffers. Counters (`num_batches_tracked`) and buffers that a model does
@@ -49,7 +50,7 @@ def manifest_of(
         _check(name, buffer)
         tensors.append(TensorSpec(name, tuple(buffer.shape), Role.BUFFER, init))
     if not any(tensor.role is Role.MASKED for tensor in tensors):
-        raise ModelError("the model has no conv or linear weight to mask")
+        raise ModelError("the model has no conv or linear weight to mask, or all are frozen")
     if own_weights:
         tensors = [TensorSpec(t.name, t.shape, t.role, _SENT) for t in tensors]
     return Manifest(tuple(tensors), description)
@@ -58,7 +59,8 @@ def manifest_of(
 def _parameter_rule(owner: nn.Module, leaf: str, parameter: Tensor) -> tuple[Role, Init]:
     if isinstance(owner, _WEIGHTED) and leaf == "weight" and parameter.ndim >= 2:
         fan_in = math.prod(parameter.shape[1:])
-        return Role.MASKED, Init("normal", math.sqrt(2 / fan_in))
+        role = Role.MASKED if parameter.requires_grad else Role.DENSE
+        return role, Init("normal", math.sqrt(2 / fan_in))
     if isinstance(owner, _WEIGHTED) and leaf == "bias":
         return Role.DENSE, Init("zeros")
     if isinstance(owner, _NORMS) and leaf in ("weight", "bias"):

@@ -1,5 +1,6 @@
 """Does a task fit its data? Tried on one batch, before a site takes part."""
 
+import logging
 import math
 import warnings
 
@@ -14,20 +15,54 @@ from ssfl.learning.evaluate import eval_mode
 from ssfl.learning.explain import describe
 from ssfl.learning.load_task import LoadedTask
 
+log = logging.getLogger("ssfl.client")
+
 
 def try_first_batch(model: nn.Module, task: LoadedTask, shard: Shard, batch_size: int) -> None:
     """Raise TaskError if loss or metrics fail on the shard's first samples; the model stays."""
-    indices = np.arange(min(batch_size, shard.num_samples), dtype=np.int64)
-    x, y = take(shard.train_x, shard.train_y, indices, model)
+    count = min(batch_size, shard.num_samples)
     with eval_mode(model), warnings.catch_warnings():
         # Outputs (N, 1) and targets (N,) are compared each with each: never what was meant.
         warnings.filterwarnings("error", message="Using a target size")
         with torch.enable_grad():
-            value = task.loss(model, x, y).item()
-        with torch.no_grad():
-            task.metrics(model, x, y)
-    if not math.isfinite(value):
+            whole = _measure(model, task, shard, 0, count)
+        if count > 1:
+            with torch.no_grad():
+                halves = [_measure(model, task, shard, *part) for part in _halves(count)]
+            _warn_of_sums(task, count, whole, halves)
+    if not math.isfinite(whole["loss"]):
+        x, y = take(shard.train_x, shard.train_y, np.arange(count), model)
         raise TaskError(
-            f"task {task.name}: the loss of the first batch is {value} before any training; "
-            f"are the inputs scaled? x is {describe(x)}, y {describe(y)}"
+            f"task {task.name}: the loss of the first batch is {whole['loss']} before any "
+            f"training; are the inputs scaled? x is {describe(x)}, y {describe(y)}"
         )
+
+
+def _measure(
+    model: nn.Module, task: LoadedTask, shard: Shard, start: int, stop: int
+) -> dict[str, float]:
+    """Return loss and metrics of some of the first samples."""
+    indices = np.arange(start, stop, dtype=np.int64)
+    x, y = take(shard.train_x, shard.train_y, indices, model)
+    loss = task.loss(model, x, y).item()
+    with torch.no_grad():
+        return {**task.metrics(model, x, y), "loss": loss}
+
+
+def _halves(count: int) -> tuple[tuple[int, int], tuple[int, int]]:
+    return (0, count // 2), (count // 2, count)
+
+
+def _warn_of_sums(
+    task: LoadedTask, count: int, whole: dict[str, float], halves: list[dict[str, float]]
+) -> None:
+    """Say which numbers add up over samples: they should be means."""
+    share = (count // 2) / count
+    for name, value in whole.items():
+        first, second = (half.get(name, math.nan) for half in halves)
+        is_mean = math.isclose(value, share * first + (1 - share) * second, rel_tol=1e-3)
+        if value and math.isclose(value, first + second, rel_tol=1e-3) and not is_mean:
+            log.warning(
+                "a number adds up over the samples of a batch, but should be their mean",
+                extra={"task": task.name, "number": name},
+            )

@@ -97,8 +97,11 @@ class LoadedTask:
     def _call(self, function: str, kind: type[Kind], *arguments: Any) -> Kind:
         try:
             result = getattr(self.module, function)(*arguments)
-        except (DataError, LearningError):
-            raise
+        except (DataError, LearningError) as error:
+            if self.name in BUILT_IN:
+                raise
+            blame = _blame(f"task {self.name}: {function}", error, self.module)
+            raise TaskError(blame) from error
         except (Exception, SystemExit) as error:  # a task may not end the client silently
             blame = _blame(f"task {self.name}: {function}", error, self.module)
             if function in ("loss", "metrics"):

@@ -208,8 +208,17 @@ class Manifest:
             where = "missing" if longer is self else "extra"
             return f"{where} tensor {_describe(tensor)}"
         if _canonical(dict(self.model)) != _canonical(dict(other.model)):  # as the digests do
-            return f"model description {dict(other.model)} instead of {dict(self.model)}"
+            return "the model's description: " + _differences(self.model, other.model)
         return ""
+
+
+def _differences(mine: Mapping[str, Any], theirs: Mapping[str, Any]) -> str:
+    names = [
+        name
+        for name in sorted({*mine, *theirs})
+        if _canonical(mine.get(name)) != _canonical(theirs.get(name))
+    ]
+    return "; ".join(f"{name} {theirs.get(name)} instead of {mine.get(name)}" for name in names)
 
 
 def _canonical(document: Any) -> bytes:

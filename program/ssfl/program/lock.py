@@ -33,7 +33,10 @@ class DirectoryLock:
             holder = os.pread(descriptor, 32, 0).decode("ascii", "replace").strip()
             os.close(descriptor)
             if isinstance(error, BlockingIOError):
-                raise self._error(f"is in use by process {holder or 'unknown'}") from None
+                raise self._error(
+                    f"is in use by process {holder or 'unknown'}: wait for it, or end it"
+                    + (f" with `kill {holder}`" if holder.isdigit() else "")
+                ) from None
             raise self._error(f"cannot be locked: {error.strerror}") from error
         os.ftruncate(descriptor, 0)
         os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)

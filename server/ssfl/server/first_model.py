@@ -118,6 +118,7 @@ def _check_values(first: FirstModel) -> None:
         )
     if manifest.rebuildable and not np.array_equal(initial_vector(manifest, seed), initial):
         raise ModelFileError(
-            f"{first.path} holds the weights of another seed than this run's {seed}: give --seed "
-            "the one that `ssfl init` had, or make the file again"
+            f"{first.path} does not hold the weights of --seed {seed}: give the seed that `ssfl "
+            f"init` had or, to begin with trained weights, make a file of them with "
+            f"`ssfl init --weights {first.path}`"
         )

@@ -29,8 +29,9 @@ def read_run(folder: str | Path) -> RunHistory:
 def load_model(folder: str | Path, task: str | Path = "") -> nn.Module:
     """Return the final model of a run, from the coordinator's or a client's folder, in eval mode.
 
-    `task` is the one the run had. Raises ModelFileError if files are missing, damaged or do not
-    belong together or to this task, TaskError or ModelError if the task itself fails.
+    `task` is the file of one of your own; a built-in one is known. Raises ModelFileError if files
+    are missing, damaged or do not belong together or to this task, TaskError or ModelError if the
+    task itself fails.
     """
     place = Path(folder)
     if (place / "coordinator" / MODEL).is_file():

@@ -72,13 +72,17 @@ class Federation:
     ) -> None:
         self.close()
 
-    def check(self) -> None:
-        """Raise ProgramError if a process ended badly."""
+    def ended(self) -> list[str]:
+        """Return the processes that have ended well; raise ProgramError if one ended badly."""
+        done = []
         for name, process in self._processes:
             code = process.poll()
-            if code not in (None, 0):
+            if code == 0:
+                done.append(name)
+            elif code is not None:
                 told = next((one for one in _TOLD if one == code), ExitCode.BUG)
                 raise ProgramError(self._last_words(name, code), told)
+        return done
 
     def close(self) -> None:
         """End every process: ask, wait, then insist."""
@@ -131,7 +135,7 @@ class Federation:
         """Return the client port and the admin port the coordinator printed."""
         path, deadline_s = self.folder / f"{_COORDINATOR}.out", time.monotonic() + START_DEADLINE_S
         while time.monotonic() < deadline_s:
-            self.check()
+            self.ended()
             lines = path.read_text().splitlines()
             if len(lines) >= 2:
                 return lines[0].rpartition(":")[2], lines[1].rpartition(":")[2]

@@ -52,9 +52,18 @@ class InitConfig:
     width: int = like("width")
     seed: int = setting(0, "seed of the run the file is for", most=2**63 - 1)
     out: Path = setting(Path("initial.safetensors"), "file to write")
+    overwrite: bool = setting(False, "replace the file if it is there")
 
     def validate(self) -> None:
         """Raise SettingsError naming the flag at fault."""
+        if self.out.exists() and not self.overwrite:
+            raise SettingsError(f"--out: {self.out} is there already: --overwrite replaces it")
+        if self.out.exists() and not self.out.is_file():
+            raise SettingsError(f"--out: {self.out} is no file")
+        if self.classes == 1:
+            raise SettingsError("--classes must be 2 or more, or 0 for numbers to predict")
+        if self.input and not math.prod(parse_shape(self.input)):
+            raise SettingsError(f"--input {self.input} has no values")
         if self.input and self.data:
             raise SettingsError("--input stands for --data: give one or the other")
         if self.input and math.prod(parse_shape(self.input)) > MAX_PARAMETERS:

@@ -21,6 +21,7 @@ from ssfl.v1 import admin_pb2
 
 POLL_S = 0.25
 STALL_S = 300.0
+ENDED = ("finished", "stopped")  # phases in which clients may leave
 MARKER = ".ssfl-run-here"
 _MEANINGS = {
     "dense": "dense: float32 values, as other systems send them",
@@ -91,10 +92,16 @@ def _watch(federation: Federation, console: Console, title: str) -> admin_pb2.Ge
     shown, progress, moved_s = "", ("", 0), time.monotonic()
     with Live(console=console, auto_refresh=False, transient=True) as live:
         while True:
-            federation.check()
-            status = federation.admin.status()
+            ended = federation.ended()
+            status = federation.admin.status()  # later: who left because the run is over is fine
             if status.delivered:
                 break
+            if ended and status.phase not in ENDED:
+                raise ProgramError(
+                    f"{ended[0]} ended before the run was over; does its task end the process? "
+                    f"(its log: {federation.folder / ended[0]}.log)",
+                    ExitCode.BAD_DATA,
+                )
             if console.is_terminal:
                 live.update(status_view(status, title), refresh=True)
             now = f"{status.phase} {status.rounds_done}"
