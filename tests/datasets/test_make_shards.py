@@ -4,6 +4,7 @@ import os
 import shutil
 from collections.abc import Iterator
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +35,11 @@ def some_numbers(samples: int = 200) -> DataSet:
     y = Stream(0, "targets").uniform(samples).astype(np.float32)
     x = np.arange(2 * samples, dtype=np.float32).reshape(-1, 2)
     return DataSet("numbers", x, y, x[:0], y[:0])
+
+
+def alike(data: DataSet) -> DataSet:
+    """The same samples, with one target for all."""
+    return replace(data, train_y=np.ones_like(data.train_y))
 
 
 def files_in(folder: Path) -> dict[str, bytes]:
@@ -142,9 +148,10 @@ def test_a_hundred_and_one_shards_get_three_digits(tmp_path: Path) -> None:
 
 
 def test_one_sample_makes_one_shard_without_validation_and_test(tmp_path: Path) -> None:
-    summary = make_shards(tmp_path, some(1, test=0), Cut(1))
-    shard = read_shard(summary.paths[0])
-    assert [len(getattr(shard, f"{part}_y")) for part in PARTS] == [1, 0, 0]
+    data = replace(some(2, test=0), train_y=np.array([0, 1]))
+    for path in make_shards(tmp_path, data, Cut(2)).paths:
+        shard = read_shard(path)
+        assert [len(getattr(shard, f"{part}_y")) for part in PARTS] == [1, 0, 0]
 
 
 @pytest.mark.parametrize("dtype", [np.uint8, np.uint16, np.float32, np.int32, np.int64])
@@ -176,6 +183,38 @@ def test_other_shards_are_not_overwritten_unless_told(tmp_path: Path) -> None:
     assert files_in(tmp_path) == before
 
 
+@pytest.mark.parametrize("name", ["classes.png", "shards.json"])
+def test_a_file_of_the_name_of_one_to_be_written_is_not_overwritten_unless_told(
+    tmp_path: Path, name: str
+) -> None:
+    (tmp_path / name).write_bytes(b"mine")
+    with pytest.raises(ShardError, match=f"already holds {name}; add --overwrite"):
+        make_shards(tmp_path, some(), Cut(2))
+    assert files_in(tmp_path) == {name: b"mine"}
+    make_shards(tmp_path, some(), Cut(2), overwrite=True)
+    assert b"mine" not in files_in(tmp_path).values()
+
+
+def test_the_picture_appears_together_with_the_shards_or_not_at_all(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+
+    def draw(summary: Any, path: Path) -> None:
+        with pytest.raises(ShardError, match="another program is writing"):
+            make_shards(out, some(), Cut(1), overwrite=True)
+        path.write_text(f"{len(summary.paths)} clients")
+
+    make_shards(out, some(), Cut(2), draw=draw)
+    before = files_in(out)
+    assert before["classes.png"] == b"2 clients"
+
+    def fail(_summary: Any, _path: Path) -> None:
+        raise OSError("no room")
+
+    with pytest.raises(ShardError, match=r"cannot write shards into .*: no room"):
+        make_shards(out, some(), Cut(3), overwrite=True, draw=fail)
+    assert files_in(out) == before
+
+
 def test_overwriting_leaves_nothing_of_the_old_partition(tmp_path: Path) -> None:
     (tmp_path / "notes.txt").write_text("mine")
     make_shards(tmp_path, some(), Cut(3))
@@ -191,7 +230,17 @@ def test_overwriting_leaves_nothing_of_the_old_partition(tmp_path: Path) -> None
         (some(), Cut(3, alpha=-1), "--alpha must be between"),
         (some(), Cut(61), "cannot split 60 training samples among 61 clients"),
         (some(0), Cut(1), "the data set has no training samples"),
-        (some(classes=1), Cut(3), "has one class ('class 0'), but a classifier needs at least two"),
+        (some(classes=1), Cut(3), "of one class ('class 0'), but a classifier needs at least two"),
+        (
+            alike(some()),
+            Cut(3),
+            "all training samples are of one class ('class 1'), but a classifier",
+        ),
+        (
+            alike(some_numbers()),
+            Cut(3),
+            "the number to predict is the same in all training samples, so there is nothing",
+        ),
         (
             some_numbers(),
             Cut(3, "classes"),

@@ -99,11 +99,6 @@ def _set_aside(data: DataSet, groups: Indices, cut: Cut) -> Indices:
 def _check(data: DataSet, cut: Cut) -> None:
     if not len(data.train_y):
         raise PartitionError("the data set has no training samples")
-    if data.num_classes == 1:
-        raise PartitionError(
-            f"the data set has one class ({data.class_names[0]!r}), "
-            "but a classifier needs at least two"
-        )
     if cut.partition == "classes" and not data.num_classes:
         raise PartitionError(
             "--partition classes needs classes, but the targets are numbers: "
@@ -115,3 +110,19 @@ def _check(data: DataSet, cut: Cut) -> None:
     ):
         check_inputs(f"{part}_x", x)
         check_pair(part, x, y, data.num_classes)
+    _refuse_constant(data)
+
+
+def _refuse_constant(data: DataSet) -> None:
+    """Raise if the training samples are all of one class, or have the same number to predict."""
+    first = data.train_y[0]
+    if (data.train_y != first).any():
+        return
+    if data.num_classes:
+        raise PartitionError(
+            f"all training samples are of one class ({data.class_names[first]!r}), "
+            "but a classifier needs at least two"
+        )
+    raise PartitionError(
+        "the number to predict is the same in all training samples, so there is nothing to learn"
+    )

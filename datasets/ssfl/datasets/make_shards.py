@@ -10,7 +10,7 @@ wait: first `old`, then `old-complete`, then `replaced`.
 import fcntl
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -21,7 +21,7 @@ from ssfl.datasets.errors import ShardError
 from ssfl.datasets.shards import PICTURE, SUMMARY, write_shard
 from ssfl.datasets.source import Progress
 from ssfl.datasets.summary import ShardSummary, summarize, summary_json
-from ssfl.datasets.words import counted, size
+from ssfl.datasets.words import counted, listed, size
 from ssfl.program.exits import deferred_signals
 from ssfl.program.files import sync_directory, write_atomic
 
@@ -31,6 +31,8 @@ _LEFT = "old-complete"  # all of the old ones; what lies in their place is new
 _REPLACED = "replaced"  # nobody needs them any more
 _OVERHEAD_BYTES = 4096  # of a shard file, beside its arrays, and of its line in the summary
 
+Draw = Callable[[ShardSummary, Path], None]  # makes the picture of a summary
+
 
 def make_shards(
     out: Path,
@@ -39,11 +41,13 @@ def make_shards(
     *,
     overwrite: bool = False,
     on_progress: Progress | None = None,
+    draw: Draw | None = None,
 ) -> ShardSummary:
     """Write `shard_00.npz` … and `shards.json` into `out` and return what each holds.
 
-    A folder that already holds shards is refused; with `overwrite` its shard files and what was
-    made of them are removed, so that no shard of another partition stays among the new ones.
+    With `draw` a picture, `classes.png`, appears together with them. A folder that already holds
+    any of these files is refused; with `overwrite` they are removed, so that nothing of another
+    partition stays among the new ones.
     """
     _recover(out)
     check_folder(out, overwrite=overwrite)
@@ -57,6 +61,8 @@ def make_shards(
         _check_room(out, data, cut.clients)
         with _new_folder(out) as new:
             _write(new, assignment, summary, on_progress)
+            if draw:
+                draw(summary, new / PICTURE)
             check_folder(out, overwrite=overwrite)
             _swap(new, out)
     except OSError as error:
@@ -70,15 +76,18 @@ def check_folder(out: Path, *, overwrite: bool) -> None:
         raise ShardError(f"{out} is a file: choose a folder with --out")
     held = _written_in(out)
     if held and not overwrite:
+        shards = [path for path in held if path.suffix == ".npz"]
+        what = counted(len(shards), "shard") if shards else listed([path.name for path in held])
         raise ShardError(
-            f"{out} already holds {counted(len(held), 'shard')}; add --overwrite to replace, "
+            f"{out} already holds {what}; add --overwrite to replace, "
             "or choose another folder with --out"
         )
 
 
 def _written_in(folder: Path) -> list[Path]:
-    """Return the shards that a cut wrote; what a person put beside them is no concern of one."""
-    return sorted(path for path in folder.glob("shard_*.npz") if path.is_file())
+    """Return the files that a cut writes; what a person put beside them is no concern of one."""
+    files = (*sorted(folder.glob("shard_*.npz")), folder / SUMMARY, folder / PICTURE)
+    return [path for path in files if path.is_file()]
 
 
 def _check_room(out: Path, data: DataSet, clients: int) -> None:
@@ -139,7 +148,7 @@ def _write(
 def _swap(new: Path, out: Path) -> None:
     """Put the new files in the place of the old ones; if it fails, `_clear` undoes it."""
     files = sorted(new.iterdir())
-    old = [*_written_in(out), *(path for path in (out / SUMMARY, out / PICTURE) if path.is_file())]
+    old = _written_in(out)
     leaving, left = new / _LEAVING, new / _LEFT
     with deferred_signals():
         leaving.mkdir()
@@ -166,7 +175,7 @@ def _clear(new: Path, out: Path) -> None:
     """Remove the folder, but return old files to their place unless all of the new ones are."""
     leaving, left = new / _LEAVING, new / _LEFT
     if left.is_dir():
-        for path in (*_written_in(out), out / SUMMARY):
+        for path in _written_in(out):
             path.unlink(missing_ok=True)
         sync_directory(out)
         left.rename(leaving)  # so that being killed now loses nothing either

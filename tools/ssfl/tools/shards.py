@@ -10,7 +10,7 @@ from rich.console import Console
 from ssfl.datasets.cut import Cut
 from ssfl.datasets.data_set import DataSet
 from ssfl.datasets.errors import DataError
-from ssfl.datasets.make_shards import check_folder, make_shards
+from ssfl.datasets.make_shards import Draw, check_folder, make_shards
 from ssfl.datasets.shards import PICTURE, SUMMARY
 from ssfl.datasets.source import LAYOUTS, MISSING, TARGETS, SourceOptions, read_source
 from ssfl.datasets.summary import ShardSummary
@@ -113,6 +113,7 @@ def shards(argv: Sequence[str]) -> int:
         with ProgressView() as progress:
             data = read_source(config.source_options(), progress.show)
         _tell_data(console, data)
+        draw = _picture(console)
         with ProgressView() as progress:
             summary = make_shards(
                 config.out,
@@ -120,6 +121,7 @@ def shards(argv: Sequence[str]) -> int:
                 config.cut,
                 overwrite=config.overwrite,
                 on_progress=progress.show,
+                draw=draw,
             )
     except DataError as error:
         raise ProgramError(str(error), ExitCode.BAD_DATA) from error
@@ -130,7 +132,7 @@ def shards(argv: Sequence[str]) -> int:
     for note in summary.notes[len(data.notes) :]:
         console.print(plain(f"  {note}"), markup=False)
     console.print(summary_table(summary))
-    _tell_files(console, config, summary)
+    _tell_files(console, config, summary, PICTURE if draw else "")
     return int(ExitCode.DONE)
 
 
@@ -146,9 +148,10 @@ def _tell_data(console: Console, data: DataSet) -> None:
         console.print(plain(f"  {note}"), markup=False)
 
 
-def _tell_files(console: Console, config: ShardsConfig, summary: ShardSummary) -> None:
-    drawn = _draw(console, summary, config.out / PICTURE)
-    beside = f"{SUMMARY} and {PICTURE}" if drawn else SUMMARY
+def _tell_files(
+    console: Console, config: ShardsConfig, summary: ShardSummary, picture: str
+) -> None:
+    beside = f"{SUMMARY} and {picture}" if picture else SUMMARY
     out = plain(str(config.out))
     console.print(
         f"{counted(len(summary.paths), 'shard')} in {out}/, {beside} beside",
@@ -163,17 +166,11 @@ def _tell_files(console: Console, config: ShardsConfig, summary: ShardSummary) -
     )
 
 
-def _draw(console: Console, summary: ShardSummary, path: Path) -> bool:
-    """Draw who has which classes; without matplotlib say how to get it."""
+def _picture(console: Console) -> Draw | None:
+    """Return what draws who has which classes; without matplotlib say how to get it."""
     try:
         from ssfl.tools.shards_picture import draw_classes
     except ImportError:
         console.print(f"{PICTURE} needs matplotlib: pip install 'ssfl[data]'", markup=False)
-        return False
-    try:
-        draw_classes(summary, path)
-    except OSError as error:
-        raise ProgramError(
-            f"the shards are written, but not {path}: {error}", ExitCode.BAD_DATA
-        ) from error
-    return True
+        return None
+    return draw_classes
