@@ -242,10 +242,16 @@ def test_classes_are_numbered_alike_in_train_and_test(tmp_path: Path) -> None:
         x_train=X,
         y_train=np.array([4, 4, 9, 9, 4, 4], dtype=np.uint64),
         x_test=TEST_X,
-        y_test=np.array([9, 6, 4]),
+        y_test=np.array([9, 9, 4]),
     )
-    assert (data.train_y.tolist(), data.test_y.tolist()) == ([0, 0, 2, 2, 0, 0], [2, 1, 0])
-    assert data.class_names == ("4", "6", "9")
+    assert (data.train_y.tolist(), data.test_y.tolist()) == ([0, 0, 1, 1, 0, 0], [1, 1, 0])
+    assert data.class_names == ("4", "9")
+
+
+def test_a_class_that_is_only_tested_is_refused_with_a_guess(tmp_path: Path) -> None:
+    message = refused(tmp_path, x_train=X, y_train=Y, x_test=TEST_X, y_test=TEST_Y + 1)
+    assert message.startswith("y_test holds labels that no training sample has: 3; leave")
+    assert message.endswith("(do those for training count from 0, and these from 1?)")
 
 
 @pytest.mark.parametrize("dtype", [np.float64, np.int64, np.bool_])
@@ -271,11 +277,43 @@ def test_floats_with_a_fraction_are_numbers_and_whole_ones_a_question(tmp_path: 
     assert (as_number.train_y.dtype.name, as_number.num_classes) == ("float32", 0)
 
 
-def test_whole_numbers_that_hardly_repeat_are_a_question(tmp_path: Path) -> None:
-    x = np.zeros((150, 2))
-    message = refused(tmp_path, x=x, y=np.arange(150))
-    assert message.startswith("y holds 150 different whole numbers in 150 samples: are they")
-    assert read(tmp_path, {"target": "class"}, x=x, y=np.arange(150)).num_classes == 150
+@pytest.mark.parametrize(("different", "samples"), [(150, 150), (60, 60), (72, 500), (101, 5000)])
+def test_whole_numbers_that_hardly_repeat_are_a_question(
+    tmp_path: Path, different: int, samples: int
+) -> None:
+    x, y = np.zeros((samples, 2)), np.arange(samples) % different
+    message = refused(tmp_path, x=x, y=y)
+    assert message.startswith(f"y holds {different} different whole numbers in {samples:,} samples")
+    assert read(tmp_path, {"target": "class"}, x=x, y=y).num_classes == different
+
+
+def test_several_numbers_per_sample_are_predicted_together(tmp_path: Path) -> None:
+    numbers = np.arange(12).reshape(6, 2) / 4
+    data = read(tmp_path, x=X, y=numbers)
+    np.testing.assert_array_equal(data.train_y, numbers.astype(np.float32))
+    assert (data.train_y.dtype.name, data.num_classes, data.test_y.shape) == ("float32", 0, (0, 2))
+    whole = np.arange(12).reshape(6, 2)
+    assert refused(tmp_path, x=X, y=whole).endswith("numbers to predict: --target number")
+    data = read(tmp_path, {"target": "number"}, x=X, y=whole)
+    np.testing.assert_array_equal(data.train_y, whole.astype(np.float32))
+    numbers[4, 1] = 1e300
+    assert "of sample 4 is too large" in refused(tmp_path, x=X, y=numbers)
+
+
+@pytest.mark.parametrize(("high", "factor"), [(4093, 16), (200, 256), (16383, 4), (16384, 0)])
+def test_images_that_use_few_of_their_16_bits_get_a_note(
+    tmp_path: Path, high: int, factor: int
+) -> None:
+    images = np.minimum(X, 200).astype(np.uint16)
+    images[0, 0, 0] = high
+    told = " ".join(read(tmp_path, x=images, y=Y).notes)
+    expected = f"x goes up to {high} of 65535: images of "
+    assert expected in told and told.endswith(f"by {factor}") if factor else not told
+
+
+def test_whole_numbers_that_become_dark_images_of_16_bits_get_the_note_too(tmp_path: Path) -> None:
+    (note,) = read(tmp_path, x=X.astype(np.int64) * 8, y=Y).notes
+    assert "kept as uint16; x goes up to" in note and note.endswith("multiply them first, by 32")
 
 
 @pytest.mark.parametrize(

@@ -94,6 +94,19 @@ def test_a_constant_column_is_zero_everywhere_even_in_test_rows(tmp_path: Path) 
     assert "the same number in every row, so 0 in every sample: a" in data.notes
 
 
+def test_numbers_that_doubles_cannot_tell_apart_are_not_called_the_same(tmp_path: Path) -> None:
+    data = csv(tmp_path, f"a,label\n{2**60},0\n{2**60 + 1},1\n")
+    assert data.train_x.tolist() == [[0], [0]]
+    assert not any(note.startswith("the same number") for note in data.notes)
+    assert any("float64 sees the same number" in one and one.endswith(": a") for one in data.notes)
+
+
+def test_whole_numbers_beyond_int64_are_refused_by_column(tmp_path: Path) -> None:
+    large = pa.array([2**63, 1], pa.uint64())
+    with pytest.raises(SourceError, match=r"column a holds a whole number beyond .*--ignore a,"):
+        parquet(tmp_path, {"a": large, "b": [1, 2], "label": ["x", "y"]})
+
+
 def test_one_row_of_one_class_is_read(tmp_path: Path) -> None:
     data = csv(tmp_path, "a,colour,label\n5,red,yes\n")
     assert data.train_x.tolist() == [[0, 1]] and data.class_names == ("yes",)
@@ -161,12 +174,26 @@ def test_whole_classes_are_sorted_by_value_and_text_by_code_point(tmp_path: Path
     assert csv(tmp_path, "a,label\n1,True\n2,false\n").class_names == ("false", "true")
 
 
-@pytest.mark.parametrize("labels", [[str(one) for one in range(101)], ["1.0", "2.0"]])
+def test_few_whole_numbers_and_those_that_repeat_are_classes(tmp_path: Path) -> None:
+    for labels in (range(10), [row % 50 for row in range(500)]):
+        data = csv(tmp_path, "a,label\n" + "".join(f"0,{label}\n" for label in labels))
+        assert data.num_classes == len(set(labels))
+
+
+@pytest.mark.parametrize(
+    "labels",
+    [
+        [str(one) for one in range(101)],
+        [str(one) for one in range(60)],
+        [str(18 + row % 72) for row in range(500)],
+        ["1.0", "2.0"],
+    ],
+)
 def test_labels_that_could_be_either_are_asked_about(tmp_path: Path, labels: list[str]) -> None:
     text = "a,label\n" + "".join(f"0,{label}\n" for label in labels)
     with pytest.raises(SourceError, match="Say --target class or --target number"):
         csv(tmp_path, text)
-    assert csv(tmp_path, text, target="class").num_classes == len(labels)
+    assert csv(tmp_path, text, target="class").num_classes == len(set(labels))
     taken = csv(tmp_path, text, target="number", standardize=False).train_y
     assert taken.tolist() == [float(one) for one in labels]
 

@@ -22,6 +22,7 @@ Array = npt.NDArray[Any]
 
 _CHANNELS = (1, 3, 4)
 _PIXEL_MAX = {"uint8": 255, "uint16": 65535}
+_FEW_BITS = 14  # uint16 that uses no more is often a camera's or a scanner's 10, 12 or 14 bits
 _BLOCK = 1 << 24  # numbers checked at once
 
 
@@ -120,15 +121,29 @@ def _images(name: str, images: Array) -> _One:
         note = f"{name} goes up to {top:g}; pixels are usually 0 … 1, and floats are not scaled"
         return _One(values, note if top > 1 else "")
     if images.dtype.name in _PIXEL_MAX:
-        return _One(np.ascontiguousarray(images))
+        return _One(np.ascontiguousarray(images), dark_note(name, images))
     low, high = (int(images.min()), int(images.max())) if images.size else (0, 0)
     for kind, top in _PIXEL_MAX.items():
         if low >= 0 and high <= top:
             note = f"{name} holds {images.dtype} pixels {low} … {high}: kept as {kind}"
-            return _One(np.ascontiguousarray(images.astype(kind)), note)
+            kept = np.ascontiguousarray(images.astype(kind))
+            dark = dark_note(name, kept)
+            return _One(kept, f"{note}; {dark}" if dark else note)
     raise SourceError(
         f"{name} holds {images.dtype} pixels {low} … {high}; whole numbers must fit "
         "uint8 or uint16, otherwise save floats"
+    )
+
+
+def dark_note(name: str, images: Array) -> str:
+    """Return a note if images of 16 bits use so few of them that they will look black."""
+    high = int(images.max()) if images.size and images.dtype == np.uint16 else 0
+    bits = high.bit_length()
+    if not 0 < bits <= _FEW_BITS:
+        return ""
+    return (
+        f"{name} goes up to {high} of 65535: images of {max(bits, 8)} bits? They will be dark, "
+        f"since they are divided by 65535; multiply them first, by {1 << (16 - max(bits, 8))}"
     )
 
 

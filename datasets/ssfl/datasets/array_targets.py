@@ -1,8 +1,8 @@
 """From arrays of labels to targets: classes 0 … C-1, or numbers to predict.
 
 Whole numbers, text, truth values and one-hot rows are classes, numbered in sorted order; floats
-with a fraction are numbers. Floats that are whole could be either: then the person is asked, as
-for whole numbers that almost never repeat.
+with a fraction are numbers, also several per sample. Floats that are whole could be either: then
+the person is asked, as for whole numbers that hardly repeat.
 """
 
 from collections.abc import Sequence
@@ -12,13 +12,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from ssfl.datasets.class_or_number import ASK, are_classes
 from ssfl.datasets.errors import SourceError
 from ssfl.datasets.words import class_name, listed
 
 Array = npt.NDArray[Any]
-
-_FEW = 100  # different whole numbers that are surely classes
-_ASK = "are they classes or numbers to predict? Say --target class or --target number"
 
 
 @dataclass(frozen=True)
@@ -34,7 +32,7 @@ def read_targets(arrays: Sequence[tuple[str, Array]], wanted: str) -> Targets:
     """Return the targets in arrays of one data set; names are for the messages."""
     columns = [_column(name, array) for name, array in arrays]
     if columns[0].ndim == 2:
-        return _one_hot(arrays, columns, wanted)
+        return _rows(arrays, columns, wanted)
     kinds = {_kind(name, column) for (name, _), column in zip(arrays, columns, strict=True)}
     if len(kinds) > 1 or any(column.ndim != 1 for column in columns):
         shown = ", ".join(f"{name} {array.dtype}" for name, array in arrays)
@@ -90,18 +88,24 @@ def _kind(name: str, column: Array) -> str:
     return kind
 
 
-def _one_hot(arrays: Sequence[tuple[str, Array]], columns: list[Array], wanted: str) -> Targets:
-    """Return the classes of rows that are 0 but for a single 1."""
+def _rows(arrays: Sequence[tuple[str, Array]], columns: list[Array], wanted: str) -> Targets:
+    """Return the classes of rows that are 0 but for a single 1, or several numbers per sample."""
     width = columns[0].shape[-1]
+    wrong = ""
     for (name, _), rows in zip(arrays, columns, strict=True):
         if rows.ndim != 2 or rows.shape[1] != width or rows.dtype.kind not in "biuf":
             raise SourceError(f"{name} has shape {rows.shape}, {arrays[0][0]} {columns[0].shape}")
         is_good = ((rows == 0) | (rows == 1)).all(axis=1) & ((rows == 1).sum(axis=1) == 1)
         if not is_good.all():
-            raise SourceError(
+            wrong = wrong or (
                 f"{name} has shape {rows.shape} and is not one-hot (sample "
-                f"{int(np.argmin(is_good))}); there must be one label per sample"
+                f"{int(np.argmin(is_good))}); there must be one label per sample, or numbers to "
+                "predict: --target number"
             )
+    if wrong and (wanted == "number" or (wanted == "auto" and not _all_whole(columns))):
+        return _numbers(arrays, columns, "float")
+    if wrong:
+        raise SourceError(wrong)
     if wanted == "number":
         raise SourceError(f"--target number: {arrays[0][0]} holds one-hot rows, which are classes")
     values = tuple(rows.argmax(axis=1).astype(np.int64) for rows in columns)
@@ -116,7 +120,7 @@ def _numbers(arrays: Sequence[tuple[str, Array]], columns: list[Array], kind: st
             raise SourceError(f"--target number: {name} holds text, such as {shown!r}")
         with np.errstate(over="ignore"):
             numbers = column.astype(np.float32)
-        is_good = np.isfinite(numbers)
+        is_good = np.isfinite(numbers).reshape(len(numbers), -1).all(axis=1)
         if not is_good.all():
             sample = int(np.argmin(is_good))
             raise SourceError(f"{name}: {column[sample]} of sample {sample} is too large")
@@ -131,7 +135,7 @@ def _all_whole(columns: list[Array]) -> bool:
 def _whole(arrays: Sequence[tuple[str, Array]], columns: list[Array], wanted: str) -> list[Array]:
     """Return floats as whole numbers, if they are and are wanted as classes."""
     if wanted == "auto":
-        raise SourceError(f"{arrays[0][0]} holds floats that are whole numbers: {_ASK}")
+        raise SourceError(f"{arrays[0][0]} holds floats that are whole numbers: {ASK}")
     for (name, _), column in zip(arrays, columns, strict=True):
         is_good = (column == np.floor(column)) & (np.abs(column) < 2.0**53)
         if not is_good.all():
@@ -146,10 +150,10 @@ def _whole(arrays: Sequence[tuple[str, Array]], columns: list[Array], wanted: st
 def _ask_if_many(arrays: Sequence[tuple[str, Array]], columns: list[Array]) -> None:
     together = np.concatenate(columns)
     different = len(np.unique(together))
-    if different > _FEW and different > len(together) // 4:
+    if not are_classes(different, len(together)):
         raise SourceError(
             f"{arrays[0][0]} holds {different:,} different whole numbers in {len(together):,} "
-            f"samples: {_ASK}"
+            f"samples: {ASK}"
         )
 
 

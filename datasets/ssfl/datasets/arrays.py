@@ -90,6 +90,8 @@ def _put_together(
     samples = read_samples([(pair.x_name, pair.x) for pair in pairs], options.layout)
     targets = read_targets([(pair.y_name, pair.y) for pair in pairs], options.target)
     x, count = list(samples.values), len(train)
+    if test and targets.class_names:
+        _refuse_unknown(test, list(targets.values[:count]), targets.values[count], targets)
     return DataSet(
         name,
         _join(x[:count]),
@@ -99,6 +101,17 @@ def _put_together(
         targets.class_names,
         (*notes, *samples.notes, *targets.notes),
     )
+
+
+def _refuse_unknown(test: _Pair, train_y: list[Array], test_y: Array, targets: Targets) -> None:
+    """Raise if there are test samples of a class that nobody can learn."""
+    unknown = np.setdiff1d(test_y, np.concatenate(train_y))
+    if unknown.size:
+        names = listed([targets.class_names[label] for label in unknown])
+        raise SourceError(
+            f"{test.y_name} holds labels that no training sample has: {names}; leave these samples "
+            "out, or correct the labels (do those for training count from 0, and these from 1?)"
+        )
 
 
 def _read_test(path: Path) -> _Pair:

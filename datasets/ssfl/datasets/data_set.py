@@ -16,7 +16,7 @@ class DataSet:
     # Images (N, C, H, W) uint8, uint16 or float32; tables (N, columns) float32;
     # sequences (N, length) int32 or int64.
     train_x: Array
-    train_y: Array  # (N,) int64: 0 … num_classes-1; or float32: numbers to predict
+    train_y: Array  # (N,) int64: 0 … num_classes-1; or float32, also (N, d): numbers to predict
     test_x: Array  # (M, ...) as train_x; M may be 0: then a share of train is set aside
     test_y: Array  # (M,)
     class_names: tuple[str, ...] = ()  # of class 0, 1, …; empty: the targets are numbers

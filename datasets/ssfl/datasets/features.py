@@ -18,6 +18,7 @@ from ssfl.datasets.errors import SourceError
 from ssfl.datasets.words import listed
 
 _EXACT = 1 << 24  # whole numbers up to here are exact in float32
+_EXACT_DOUBLE = 1 << 53  # and up to here in float64
 
 Inputs = npt.NDArray[np.float32]
 
@@ -110,11 +111,18 @@ def feature_notes(
     """Return what a person should know of the inputs."""
     notes = []
     numbers = [survey for survey in surveys if survey.type.kind in NUMBERS]
-    constant = [survey.name for survey in numbers if survey.is_constant]
+    alike = [survey for survey in numbers if survey.is_constant]
+    constant = [one.name for one in alike if abs(one.low) < _EXACT_DOUBLE]
+    blurred = [one.name for one in alike if abs(one.low) >= _EXACT_DOUBLE]
     if standardize and numbers:
         notes.append(f"{_columns(len(numbers))} of numbers standardised by the training rows")
     if standardize and constant:
         notes.append(f"the same number in every row, so 0 in every sample: {listed(constant)}")
+    if standardize and blurred:
+        notes.append(
+            "so large that float64 sees the same number in every row, so 0 in every sample; "
+            f"if they differ, subtract something first: {listed(blurred)}"
+        )
     large = [one.name for one in numbers if max(abs(one.low), abs(one.high)) > _EXACT]
     if large and not standardize:
         notes.append(f"beyond 16,777,216, where float32 drops digits: {listed(large)}")

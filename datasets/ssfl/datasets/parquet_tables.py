@@ -5,10 +5,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pyarrow.parquet as pq
 
 from ssfl.datasets.arrow_cells import column_type, reading, to_cells
-from ssfl.datasets.cells import Cells, ColumnType, Contents, check_names
+from ssfl.datasets.cells import Cells, ColumnType, Contents, check_names, ignore_flag
 from ssfl.datasets.errors import SourceError
 from ssfl.datasets.source import Progress
 
@@ -44,9 +45,21 @@ class ParquetTable:
             for batch in file.iter_batches(_BATCH_ROWS, columns=list(types)):
                 names = batch.schema.names
                 yield {
-                    name: to_cells(batch.column(names.index(name)), one.kind)
+                    name: _cells(self.path, name, batch.column(names.index(name)), one.kind)
                     for name, one in types.items()
                 }
+
+
+def _cells(path: Path, name: str, column: Any, kind: str) -> Cells:
+    try:
+        return to_cells(column, kind)
+    except pa.ArrowInvalid as error:
+        if kind != "whole":
+            raise
+        raise SourceError(
+            f"{path}: column {name} holds a whole number beyond 9,223,372,036,854,775,807, the "
+            f"largest of int64; leave it out with {ignore_flag(name)}, or store it as float64"
+        ) from error
 
 
 def open_parquet(path: Path) -> ParquetTable:

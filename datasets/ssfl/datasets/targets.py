@@ -8,11 +8,11 @@ import numpy as np
 import numpy.typing as npt
 
 from ssfl.datasets.cells import Cells
+from ssfl.datasets.class_or_number import ASK, FEW, are_classes
 from ssfl.datasets.columns import MAX_LABELS, Survey
 from ssfl.datasets.errors import SourceError
-from ssfl.datasets.words import class_name
+from ssfl.datasets.words import class_name, counted
 
-_FEW = 100  # different whole numbers that are surely classes
 _LARGE = 1000  # a number to predict beyond which plain training tends to diverge
 
 
@@ -128,15 +128,13 @@ def _guess(survey: Survey) -> str:
     kind, name, different = survey.type.kind, survey.name, len(survey.values)
     if kind in ("text", "flag"):
         return "class"
-    is_few = different <= _FEW and not survey.has_more_values
-    if kind == "whole" and is_few:
+    if kind == "whole" and are_classes(different, survey.count):
         return "class"
-    if kind == "number" and not (survey.are_whole and is_few):
+    if kind == "number" and not (survey.are_whole and different <= FEW):
         return "number"
     count = f"more than {MAX_LABELS:,}" if survey.has_more_values else f"{different:,}"
     values = "value" if different == 1 else "different values"
     raise SourceError(
         f"{survey.path}: column {name} holds whole numbers, {count} {values} from {survey.low:g} "
-        f"to {survey.high:g}: are they classes or numbers to predict? "
-        f"Say --target class or --target number"
+        f"to {survey.high:g} in {counted(survey.count, 'row')}: {ASK}"
     )
