@@ -49,6 +49,25 @@ def test_semicolons_with_decimal_commas_are_read_with_a_note(tmp_path: Path) -> 
     assert "columns of t.csv are told apart by semicolon" in data.notes
 
 
+@pytest.mark.parametrize(
+    ("rows", "complaint"),
+    [
+        ("-1,34;769;b\n0,99;1.350;a\n", r"column betrag holds 1\.350 in row 2: .*Column x has"),
+        ("1;1.350;b\n2;1,5;a\n", r"column betrag holds 1\.350 in row 1: .*Column betrag has"),
+    ],
+)
+def test_points_beside_decimal_commas_that_may_be_for_thousands_are_refused(
+    tmp_path: Path, rows: str, complaint: str
+) -> None:
+    with pytest.raises(SourceError, match=complaint + r".*--ignore betrag$"):
+        csv(tmp_path, "x;betrag;label\n" + rows)
+
+
+def test_points_are_fractions_where_no_column_has_a_decimal_comma(tmp_path: Path) -> None:
+    data = csv(tmp_path, "a;b;label\n1.250;1;x\n2;0.125;y\n", standardize=False)
+    assert data.train_x.tolist() == [[1.25, 1], [2, 0.125]]
+
+
 def test_a_byte_order_mark_quoted_newlines_and_spaces_do_no_harm(tmp_path: Path) -> None:
     data = csv(tmp_path, '\ufeffa , words,label\r\n 1 ,"x\r\ny",0\r\n2.5,z,1', standardize=False)
     assert data.train_x.tolist() == [[1, 1, 0], [2.5, 0, 1]]

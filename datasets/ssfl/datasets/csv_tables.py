@@ -3,7 +3,8 @@
 All rows are looked at before a column is said to hold numbers, so that a "1.5" or a "?" a million
 rows down changes the column and not the outcome. Empty cells and the usual words for them (NA,
 null, NaN, …: pyarrow's list) are missing, in text columns too. In files with semicolons, numbers
-may have a decimal comma, as spreadsheets of many countries write them.
+may have a decimal comma, as spreadsheets of many countries write them; beside such numbers, 1.350
+could be a thousand or a fraction and is refused.
 """
 
 import csv
@@ -19,7 +20,7 @@ import pyarrow.compute as pc
 import pyarrow.csv as pyarrow_csv
 
 from ssfl.datasets.arrow_cells import reading, to_cells
-from ssfl.datasets.cells import Cells, ColumnType, Contents
+from ssfl.datasets.cells import Cells, ColumnType, Contents, ignore_flag
 from ssfl.datasets.csv_head import CsvHead, is_number, read_head
 from ssfl.datasets.errors import SourceError
 from ssfl.datasets.source import Progress
@@ -30,6 +31,9 @@ _FLAGS = ("true", "True", "TRUE", "false", "False", "FALSE")
 _NO_ROWS = "the file has a header but no rows"
 _FEW = 0.2  # a share of cells that are no numbers, as if by mistake
 _COMMA = "numbers with a decimal comma"
+_THOUSANDS = (
+    r"^\s*[+-]?[1-9][0-9]{0,2}\.[0-9]{3}\s*$"  # 1.350: with a decimal comma elsewhere, what?
+)
 
 # What a column may turn out to hold, when the cells so far fit the first of each list.
 _KINDS = ("whole", "number", _COMMA, "flag", "dates", "text")
@@ -61,6 +65,7 @@ class CsvTable:
         """Return the narrowest kind that fits all cells of each column."""
         found = {name: "text" if name in as_text else "nothing" for name in columns}
         why = dict.fromkeys(columns, "")
+        thousands: dict[str, str] = {}  # by column, where the first cell is that may be one
         row = 0
         for batch in self._stream(dict.fromkeys(columns, pa.string()), on_progress):
             for name, kind in found.items():
@@ -68,11 +73,31 @@ class CsvTable:
                 found[name] = self._kind(column, kind)
                 if found[name] == "text" and kind != "text":
                     why[name] = _odd_one(column, row)
+                if found[name] in ("number", _COMMA) and name not in thousands:
+                    thousands |= self._thousands(name, column, row)
             row += batch.num_rows
         if not row:
             raise SourceError(f"{self.path}: {_NO_ROWS}")
+        self._refuse_thousands(found, thousands)
         types = {name: _column_type(kind, why[name]) for name, kind in found.items()}
         return Contents(types, row)
+
+    def _thousands(self, name: str, column: Any, rows_before: int) -> dict[str, str]:
+        """Return where a column holds a number as 1.350, in a file that may have decimal commas."""
+        if self.head.delimiter != ";":
+            return {}
+        place = pc.index(pc.match_substring_regex(column, _THOUSANDS), True).as_py()
+        return {} if place < 0 else {name: f"{column[place]} in row {rows_before + place + 1}"}
+
+    def _refuse_thousands(self, found: dict[str, str], thousands: dict[str, str]) -> None:
+        with_comma = [name for name, kind in found.items() if kind == _COMMA]
+        for name, cell in thousands.items():
+            if with_comma and found[name] in ("number", _COMMA):
+                raise SourceError(
+                    f"{self.path}: column {name} holds {cell}: is the point for thousands? "
+                    f"Column {with_comma[0]} has decimal commas. Write {name} with a decimal "
+                    f"comma and nothing for thousands, or leave it out with {ignore_flag(name)}"
+                )
 
     def batches(self, types: dict[str, ColumnType]) -> Iterator[dict[str, Cells]]:
         """Yield the columns, a block of the file at a time."""
