@@ -236,6 +236,11 @@ def test_labels_become_classes_in_sorted_order(
     assert data.notes == () or data.notes[0].startswith(note)
 
 
+def test_labels_that_differ_in_spaces_only_get_a_note(tmp_path: Path) -> None:
+    (note,) = read(tmp_path, x=X, y=np.array(["a", "a ", "b", "b", "b", "b"])).notes
+    assert note == "classes that differ in nothing but spaces around their names: 'a', 'a '"
+
+
 def test_classes_are_numbered_alike_in_train_and_test(tmp_path: Path) -> None:
     data = read(
         tmp_path,

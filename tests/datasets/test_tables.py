@@ -198,6 +198,18 @@ def test_labels_that_could_be_either_are_asked_about(tmp_path: Path, labels: lis
     assert taken.tolist() == [float(one) for one in labels]
 
 
+def test_percentages_that_repeat_are_inputs_each_with_a_note(tmp_path: Path) -> None:
+    data = csv(tmp_path, "a,label\n" + "5%,0\n20%,1\n" * 5)
+    assert data.train_x.shape == (10, 2)
+    assert any(one.startswith("column a is read as text, an input for each") for one in data.notes)
+
+
+def test_labels_that_differ_in_spaces_only_get_a_note(tmp_path: Path) -> None:
+    data = csv(tmp_path, "a,label\n1,x\n2,x \n3,y\n")
+    assert data.num_classes == 3
+    assert ("classes that differ in nothing but spaces around their names: 'x', 'x '") in data.notes
+
+
 def test_text_cannot_be_predicted_as_a_number(tmp_path: Path) -> None:
     with pytest.raises(SourceError, match=r"--target number: column label holds text, such as 'x'"):
         csv(tmp_path, "a,label\n1,x\n2,y\n", target="number")
@@ -318,6 +330,16 @@ def test_a_column_without_any_cell_is_refused_by_name(tmp_path: Path) -> None:
             r"column a is read as text: most cells are numbers, but row 41 holds '\?'; repair it",
         ),
         ("a,label\n2024-01-05,1\n2024-02-01,0\n", "column a holds dates, no numbers; leave it out"),
+        (
+            "a,label\n05.01.2020 10:00,1\n06.01.2020 9:30,0\n05.01.2020 10:00,0\n",
+            "column a holds dates, such as '05.01.2020 10:00', no numbers; .*--ignore a, or turn",
+        ),
+        ("a,label\n1/5/2020,1\n12/31/2020,0\n", "column a holds dates, such as '1/5/2020'"),
+        (
+            numbered(20, '"{row}.005,5"'),
+            r"column a holds texts that look like numbers, such as '0\.005,5'; .*or leave it out",
+        ),
+        (numbered(20, "{row}%"), "column a holds texts that look like numbers, such as '0%'"),
         ("a,label\n1,1\ninf,0\n", "column a holds infinity in row 2"),
         ("a,label\n1,1\n1e300,0\n", r"column a spans 1 … 1e\+300, which cannot be standardised"),
         ("a,label\n1,2024-01-05\n", "column label holds dates, no numbers; choose another"),

@@ -14,6 +14,7 @@ import numpy.typing as npt
 
 from ssfl.datasets.class_or_number import ASK, are_classes
 from ssfl.datasets.errors import SourceError
+from ssfl.datasets.texts import ALIKE, alike
 from ssfl.datasets.words import class_name, listed
 
 Array = npt.NDArray[Any]
@@ -166,4 +167,8 @@ def _classes(columns: list[Array], kind: str) -> Targets:
     note = f"labels {listed(names)} became classes 0 … {len(names) - 1}"
     if len(names) == 1:
         note = f"label {names[0]} became class 0, the only one"
-    return Targets(tuple(np.split(labels, ends)), names, (note,) if is_renumbered else ())
+    notes = [note] if is_renumbered else []
+    same = alike(names)
+    if same:
+        notes.append(f"{ALIKE}: {listed(same)}")
+    return Targets(tuple(np.split(labels, ends)), names, tuple(notes))

@@ -16,6 +16,7 @@ import numpy.typing as npt
 
 from ssfl.datasets.cells import NUMBERS, Cells, ColumnType, Table, ignore_flag
 from ssfl.datasets.errors import SourceError
+from ssfl.datasets.texts import are_dates, are_local_numbers
 from ssfl.datasets.words import listed
 
 LABELS = ("label", "target", "class", "y", "outcome")
@@ -170,7 +171,7 @@ class Survey:
                 self.refuse_many_words()
 
     def refuse_many_words(self) -> None:
-        """Raise if the texts are too many, or look like names of rows, for learning from them."""
+        """Raise if the texts are dates, too many, or look like names of rows, for learning."""
         most = MAX_LABELS if self.is_label else MAX_WORDS
         seen = len(self.values)
         if self.is_label:
@@ -178,6 +179,17 @@ class Survey:
         else:
             is_id, advice = seen >= _ID_ROWS, f"leave it out with {ignore_flag(self.name)}"
         looks_like_id = seen == self.count and is_id
+        if self.values and are_dates(self.values):
+            raise SourceError(
+                f"{self.path}: column {self.name} holds dates, such as {min(self.values)!r}, no "
+                f"numbers; {advice}, or turn it into numbers first"
+            )
+        if (looks_like_id or seen > most) and are_local_numbers(self.values):
+            raise SourceError(
+                f"{self.path}: column {self.name} holds texts that look like numbers, such as "
+                f"{min(self.values)!r}; write them without %, currency and separators of "
+                f"thousands, or {advice}"
+            )
         if (looks_like_id or seen > most) and self.type.why:
             raise SourceError(
                 f"{self.path}: column {self.name} is read as text: {self.type.why}; repair it "

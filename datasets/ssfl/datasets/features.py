@@ -15,6 +15,7 @@ import numpy.typing as npt
 from ssfl.datasets.cells import NUMBERS, Cells, ignore_flag
 from ssfl.datasets.columns import Survey
 from ssfl.datasets.errors import SourceError
+from ssfl.datasets.texts import are_local_numbers
 from ssfl.datasets.words import listed
 
 _EXACT = 1 << 24  # whole numbers up to here are exact in float32
@@ -131,7 +132,12 @@ def feature_notes(
         inputs = sum(feature.width for feature in texts)
         notes.append(f"{_columns(len(texts))} of text became inputs of 0 or 1: {inputs}")
     for survey in surveys:
-        if survey.type.why:
+        if survey.type.kind == "text" and are_local_numbers(survey.values):
+            notes.append(
+                f"column {survey.name} is read as text, an input for each, but looks like numbers, "
+                f"such as {min(survey.values)!r}: if so, write them plainly"
+            )
+        elif survey.type.why:
             notes.append(f"column {survey.name} is read as text: {survey.type.why}")
     return notes
 

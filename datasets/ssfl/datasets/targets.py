@@ -11,7 +11,8 @@ from ssfl.datasets.cells import Cells
 from ssfl.datasets.class_or_number import ASK, FEW, are_classes
 from ssfl.datasets.columns import MAX_LABELS, Survey
 from ssfl.datasets.errors import SourceError
-from ssfl.datasets.words import class_name, counted
+from ssfl.datasets.texts import ALIKE, alike
+from ssfl.datasets.words import class_name, counted, listed
 
 _LARGE = 1000  # a number to predict beyond which plain training tends to diverge
 
@@ -103,7 +104,9 @@ def target_notes(survey: Survey, target: Target) -> list[str]:
     """Return what a person should know of the targets."""
     if target.classes:
         why = survey.type.why
-        return [f"column {target.name} is read as text: {why}"] if why else []
+        notes = [f"column {target.name} is read as text: {why}"] if why else []
+        same = alike(target.class_names)
+        return notes + ([f"{ALIKE}: {listed(same)}"] if same else [])
     if target.kind == "flag":
         return [f"{target.name} is predicted as a number, 0 or 1"]
     if (target.mean, target.scale) != (0.0, 1.0):
