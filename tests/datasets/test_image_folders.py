@@ -334,3 +334,33 @@ def test_without_pillow_the_error_says_what_to_install(
     monkeypatch.setitem(sys.modules, "ssfl.datasets.image_files", None)
     with pytest.raises(SourceError, match=r"pip install 'ssfl\[data\]'"):
         read(tmp_path)
+
+
+def test_links_to_folders_that_are_read_anyway_are_passed_over(tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        save(tmp_path / "set" / name / "1.png", grey())
+    save(tmp_path / "elsewhere" / "1.png", grey())
+    save(tmp_path / "set" / ".store" / "1.png", grey())
+    (tmp_path / "set" / "loop").symlink_to(".")
+    (tmp_path / "set" / "up").symlink_to("..")
+    (tmp_path / "set" / "same").symlink_to("a")
+    (tmp_path / "set" / "c").symlink_to(tmp_path / "elsewhere")
+    (tmp_path / "set" / "d").symlink_to(".store")
+    data = read(tmp_path / "set")
+    assert data.class_names == ("a", "b", "c", "d") and len(data.train_y) == 4
+    assert "passed over, links to folders that are read anyway: 3 (loop, same, up)" in data.notes
+
+
+def test_a_dangling_link_is_called_so(tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        save(tmp_path / name / "1.png", grey())
+    (tmp_path / "b" / "2.png").symlink_to("gone.png")
+    with pytest.raises(SourceError, match=r"2\.png is a dangling link: gone\.png is not there"):
+        read(tmp_path)
+
+
+def test_16_bit_images_that_use_few_bits_get_a_note(tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        save(tmp_path / name / "1.png", deep(4000))
+    notes = read(tmp_path).notes
+    assert any("goes up to 4000 of 65535: images of 12 bits?" in note for note in notes)

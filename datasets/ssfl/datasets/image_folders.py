@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from ssfl.datasets.array_samples import dark_note
 from ssfl.datasets.data_set import Array, DataSet
 from ssfl.datasets.errors import SourceError
 from ssfl.datasets.image_trees import ImageTree, find_images
@@ -36,7 +37,8 @@ def read_image_folder(
     class_names = tuple(tree.train)
     train_x, train_y = _read(tree.train, class_names, form, "training", on_progress)
     test_x, test_y = _read(tree.test, class_names, form, "test", on_progress)
-    notes = (*tree.notes, *_notes(infos, form, options))
+    dark = dark_note("the training set", train_x)
+    notes = (*tree.notes, *_notes(infos, form, options), *([dark] if dark else []))
     name = path.resolve().name
     return DataSet(name, train_x, train_y, test_x, test_y, class_names, notes)
 

@@ -9,7 +9,8 @@ or all in one:
     flowers/rose/1.png    flowers/tulip/…
 
 A class folder may hold folders, one level, whose images are of the same class. What is hidden
-(its name begins with a dot) is passed over; files that are no images are counted.
+(its name begins with a dot) is passed over; files that are no images are counted, and so are links
+to folders that are read anyway.
 """
 
 import os
@@ -47,7 +48,7 @@ class _Folder:
 
 def find_images(root: Path, test_root: Path | None, endings: frozenset[str]) -> ImageTree:
     """Return all images under the folder; raise SourceError if the layout is neither of the two."""
-    walk = _Walk(endings)
+    walk = _Walk(endings, [one.resolve() for one in (root, test_root) if one])
     inside = walk.look(root)
     parts = {folder.name.lower(): folder for folder in inside.folders}
     is_split = any(walk.look(parts[name]).folders for name in _TRAIN if name in parts)
@@ -76,8 +77,10 @@ def find_images(root: Path, test_root: Path | None, endings: frozenset[str]) -> 
 class _Walk:
     """Looks into folders and remembers what is no image, or not where images are looked for."""
 
-    def __init__(self, endings: frozenset[str]) -> None:
+    def __init__(self, endings: frozenset[str], roots: list[Path]) -> None:
         self.endings = endings
+        self.roots = roots
+        self.links: list[Path] = []
         self.others: list[Path] = []
         self.misplaced: list[Path] = []
 
@@ -95,13 +98,34 @@ class _Walk:
         for entry in entries:
             if entry.name.startswith("."):
                 continue
-            if entry.is_dir():
+            if entry.is_symlink():
+                self._check_link(Path(entry.path))
+            if entry.is_symlink() and entry.is_dir() and self._is_read_anyway(Path(entry.path)):
+                self.links.append(Path(entry.path))
+            elif entry.is_dir():
                 found.folders.append(Path(entry.path))
             elif Path(entry.name).suffix.lower() in self.endings:
                 found.images.append(Path(entry.path))
             else:
                 found.others.append(Path(entry.path))
         return found
+
+    def _check_link(self, link: Path) -> None:
+        if not link.exists():
+            raise SourceError(
+                f"{link} is a dangling link: {link.readlink()} is not there; bring it back, or "
+                "remove the link"
+            )
+
+    def _is_read_anyway(self, link: Path) -> bool:
+        """Return whether a link leads into a folder that is read, or to one that it is in."""
+        target = link.resolve()
+        for root in self.roots:
+            inside = target.relative_to(root).parts if target.is_relative_to(root) else (".",)
+            is_hidden = any(part.startswith(".") for part in inside)
+            if root.is_relative_to(target) or not is_hidden:
+                return True
+        return False
 
     def split(self, inside: _Folder, parts: dict[str, Path]) -> ImageTree:
         """Return the images of a folder with train and test apart."""
@@ -160,6 +184,7 @@ class _Walk:
         passed = {
             "files that are no images": self.others,
             "images or folders where none are looked for": self.misplaced,
+            "links to folders that are read anyway": list(dict.fromkeys(self.links)),
         }
         return [
             f"passed over, {what}: {len(paths)} ({_first_names(paths)})"
