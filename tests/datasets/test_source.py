@@ -167,3 +167,13 @@ def test_asking_for_a_source_loads_no_library_it_does_not_need(tmp_path: Path) -
     loaded = set(done.stdout.split())
     assert "ssfl.datasets.arrays" in loaded
     assert loaded & {"torch", "sklearn", "PIL", "pyarrow", "ssl"} == set()
+
+
+@pytest.mark.parametrize("name", ["table.parquet", "table"])
+def test_a_folder_of_parquet_files_is_told_from_a_folder_of_images(
+    tmp_path: Path, name: str
+) -> None:
+    (tmp_path / name).mkdir()
+    (tmp_path / name / "part-0.parquet").touch()
+    with pytest.raises(SourceError, match=r"is a folder of Parquet files.*pq\.write_table"):
+        read_source(SourceOptions(source=str(tmp_path / name)))

@@ -3,6 +3,7 @@
 DataError
 ├─ ShardError      a shard file is missing, unreadable or not what the format says
 ├─ SourceError     an original data set is missing, unreadable or not what its format says
+│  └─ OptionError  an option of reading it has no such value, or does not apply
 ├─ DownloadError   a data set could not be fetched, or what came is not the published file
 └─ PartitionError  the data cannot be cut among the clients as asked
 """
@@ -18,6 +19,10 @@ class ShardError(DataError):
 
 class SourceError(DataError):
     """The data set cannot be used; the message names the file and what to change."""
+
+
+class OptionError(SourceError):
+    """Ask otherwise; the message names the flag."""
 
 
 class DownloadError(DataError):

@@ -32,7 +32,7 @@ Indices = npt.NDArray[np.int64]
 Doubles = npt.NDArray[np.float64]
 
 KINDS = ("dirichlet", "dirichlet-unbalanced", "classes", "iid")
-_LEAST_ALPHA, _MOST_ALPHA = 1e-6, 1e6
+LEAST_ALPHA, MOST_ALPHA = 1e-6, 1e6
 
 
 def partition(
@@ -65,7 +65,7 @@ def partition(
         names = [class_names[label] if class_names else str(label) for label in present]
         held = _hold_classes(counts, clients, classes_per_client, seed, names)
         return split_by(_deal(codes, held, seed), clients)
-    if not _LEAST_ALPHA <= alpha <= _MOST_ALPHA:
+    if not LEAST_ALPHA <= alpha <= MOST_ALPHA:
         raise PartitionError(f"--alpha must be between 0.000001 and 1000000, got {alpha:g}")
     if kind == "dirichlet":
         return split_by(_balanced(codes, counts, clients, alpha, seed), clients)

@@ -12,7 +12,7 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 
 from ssfl.datasets.data_set import DataSet
-from ssfl.datasets.errors import SourceError
+from ssfl.datasets.errors import OptionError, SourceError
 
 Progress = Callable[[str, int, int], None]  # what is under way, how much is done, how much of it
 
@@ -114,6 +114,7 @@ def _kind(source: str) -> str:
     path = Path(source).expanduser()
     if source and path.is_dir():
         _refuse_original_files(path)
+        _refuse_parquet(path)
         return "folder"
     for kind, endings in (("arrays", ARRAYS), ("table", TABLES)):
         if source.lower().endswith(endings):
@@ -157,6 +158,19 @@ def _refuse_original_files(folder: Path) -> None:
             )
 
 
+def _refuse_parquet(folder: Path) -> None:
+    """A table in several files looks like a folder of images: say how to make one file of it."""
+    entries = list(folder.iterdir())
+    has_parts = any(entry.name.lower().endswith(".parquet") for entry in entries)
+    has_folders = any(entry.is_dir() for entry in entries)
+    if folder.name.lower().endswith(".parquet") or (has_parts and not has_folders):
+        raise SourceError(
+            f"{folder} is a folder of Parquet files, and one file is read: join them in Python, "
+            "import pyarrow.parquet as pq; "
+            f"pq.write_table(pq.read_table({str(folder)!r}), 'joined.parquet')"
+        )
+
+
 def _published_as(file: str) -> str:
     """Return the set one of whose published files is called so; empty if none."""
     for name, patterns in _FILES.items():
@@ -170,9 +184,9 @@ def _check_choices(options: SourceOptions) -> None:
     for option, allowed in choices.items():
         given = getattr(options, option)
         if given not in allowed:
-            raise SourceError(f"{flag(option)} must be one of {', '.join(allowed)}, got {given!r}")
+            raise OptionError(f"{flag(option)} must be one of {', '.join(allowed)}, got {given!r}")
     if options.image_size < 0:
-        raise SourceError(f"--image-size must be 0 or more, got {options.image_size}")
+        raise OptionError(f"--image-size must be 0 or more, got {options.image_size}")
 
 
 def _check_uses(options: SourceOptions, kind: str) -> None:
@@ -180,9 +194,9 @@ def _check_uses(options: SourceOptions, kind: str) -> None:
         changed = getattr(options, field.name) != field.default
         if changed and field.name != "source" and field.name not in _USES[kind]:
             users = [_CALLED[other] for other, uses in _USES.items() if field.name in uses]
-            raise SourceError(
+            raise OptionError(
                 f"{flag(field.name)} does nothing for {_CALLED[kind]} ({options.source}); "
                 f"it is for {' or '.join(users)}"
             )
     if options.mirror and not options.download:
-        raise SourceError("--mirror says where to fetch from: it needs --download")
+        raise OptionError("--mirror says where to fetch from: it needs --download")

@@ -9,7 +9,7 @@ from rich.console import Console
 
 from ssfl.datasets.cut import Cut
 from ssfl.datasets.data_set import DataSet
-from ssfl.datasets.errors import DataError
+from ssfl.datasets.errors import DataError, OptionError
 from ssfl.datasets.make_shards import Draw, check_folder, make_shards
 from ssfl.datasets.shards import PICTURE, SUMMARY
 from ssfl.datasets.source import LAYOUTS, MISSING, TARGETS, SourceOptions, read_source
@@ -123,6 +123,8 @@ def shards(argv: Sequence[str]) -> int:
                 on_progress=progress.show,
                 draw=draw,
             )
+    except OptionError as error:
+        raise ProgramError(str(error), ExitCode.USAGE) from error
     except DataError as error:
         raise ProgramError(str(error), ExitCode.BAD_DATA) from error
     except MemoryError:
