@@ -23,7 +23,7 @@ import numpy.typing as npt
 from ssfl.datasets.dirichlet import dirichlet
 from ssfl.datasets.draw import draw_classes
 from ssfl.datasets.errors import PartitionError
-from ssfl.datasets.grouping import order_by, split_by
+from ssfl.datasets.grouping import narrow, order_by, split_by
 from ssfl.datasets.words import counted
 from ssfl.method.streams import Stream
 
@@ -60,7 +60,7 @@ def partition(
     if kind == "iid":
         return split_by(_iid(len(labels), clients, seed), clients)
     present, counts = _present(labels)
-    codes = (np.cumsum(np.bincount(labels) > 0) - 1)[labels]  # 0, 1, … without gaps
+    codes = narrow(np.cumsum(np.bincount(labels) > 0) - 1, len(present))[labels]  # without gaps
     if kind == "classes":
         names = [class_names[label] if class_names else str(label) for label in present]
         held = _hold_classes(counts, clients, classes_per_client, seed, names)
@@ -109,20 +109,20 @@ def _iid(samples: int, clients: int, seed: int) -> Indices:
     return owner
 
 
-def _balanced(codes: Indices, counts: Indices, clients: int, alpha: float, seed: int) -> Indices:
+def _balanced(codes: Labels, counts: Indices, clients: int, alpha: float, seed: int) -> Labels:
     """Return the client of each sample: equal sizes, each client's classes from its own mix."""
     samples = len(codes)
-    slots = np.arange(samples) % clients  # client of each slot: equal sizes
+    slots = narrow(np.arange(samples) % clients, clients)  # client of each slot: equal sizes
     slots = slots[Stream(seed, "partition", "slots").permutation(samples)]
     mixes = client_mixes(alpha, clients, len(counts), seed)
-    chances = Stream(seed, "partition", "draws").uniform(samples)
-    drawn = draw_classes(slots, mixes, counts, chances)
-    owner = np.empty(samples, dtype=np.int64)
+    draws = Stream(seed, "partition", "draws")
+    drawn = draw_classes(slots, mixes, counts, draws.uniform(samples))
+    owner = np.empty_like(slots)
     owner[_shuffled_by_class(codes, len(counts), seed)] = slots[order_by(drawn, len(counts))]
     return owner
 
 
-def _unbalanced(codes: Indices, counts: Indices, clients: int, alpha: float, seed: int) -> Indices:
+def _unbalanced(codes: Labels, counts: Indices, clients: int, alpha: float, seed: int) -> Indices:
     """Return the client of each sample: the shares of every class from a draw of its own."""
     shares = dirichlet(alpha, len(counts), clients, Stream(seed, "partition", "shares"))
 
@@ -171,7 +171,7 @@ def _hold_classes(
     return [np.array(holders) for holders in held]
 
 
-def _deal(codes: Indices, held: list[Indices], seed: int) -> Indices:
+def _deal(codes: Labels, held: list[Indices], seed: int) -> Indices:
     """Return the client of each sample: each class dealt evenly to its holders."""
     counts = np.bincount(codes)
     # Begin at another holder in each class, so that what does not divide falls on different ones.
@@ -184,7 +184,7 @@ def _deal(codes: Indices, held: list[Indices], seed: int) -> Indices:
     return _own(_shuffled_by_class(codes, len(held), seed), counts, owners)
 
 
-def _shuffled_by_class(codes: Indices, num_classes: int, seed: int) -> Indices:
+def _shuffled_by_class(codes: Labels, num_classes: int, seed: int) -> Indices:
     """Return all samples, class after class, in random order inside each."""
     shuffled = Stream(seed, "partition", "samples").permutation(len(codes))[::-1]
     return shuffled[order_by(codes[shuffled], num_classes)]

@@ -33,7 +33,7 @@ class Groups:
 def groups_of(data: DataSet) -> Groups:
     """Return the classes of a data set's samples, or the quantile groups of its numbers."""
     if data.num_classes:
-        train, test = data.train_y.astype(np.int64), data.test_y.astype(np.int64)
+        train, test = (one.astype(np.int64, copy=False) for one in (data.train_y, data.test_y))
         return Groups(train, test, data.class_names)
     numbers = _first(data.train_y)
     edges = _edges(numbers)

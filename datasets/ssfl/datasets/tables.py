@@ -1,7 +1,7 @@
 """Tables, CSV or Parquet, as data sets: one column to predict, the others as inputs.
 
 The file is read three times, a batch of rows at a time: to see what the columns hold (CSV only),
-to survey them, and to write the inputs into one array, so that memory holds little more than the
+to survey them, and to write the inputs into one array, so that reading holds little more than the
 result. Rows are counted from 1, without the header.
 """
 
