@@ -4,11 +4,13 @@ from pathlib import Path
 
 import pytest
 
+from ssfl.method.settings import RunSettings
 from ssfl.program.exits import ExitCode
 from ssfl.program.lock import DirectoryLock
 from ssfl.tools import main as tools
 from ssfl.tools.federation import client_ids
 from ssfl.tools.local_run import MARKER, fresh_folder
+from ssfl.tools.rehearse import RehearseConfig, _chosen
 
 Captured = pytest.CaptureFixture[str]
 
@@ -24,7 +26,8 @@ def _here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("flags", "code", "complaint"),
     [
-        (["--clients=3"], ExitCode.USAGE, "--clients is how many shards the folder holds"),
+        (["--clients=3"], ExitCode.USAGE, "--clients 3: shards holds 2 shards"),
+        (["--data-root=many"], ExitCode.USAGE, "many holds 40 shards, such as rec_00: each would"),
         (["--dense", "--strategy=fedavg"], ExitCode.USAGE, "leave --strategy out"),
         (["--sparsity=2"], ExitCode.USAGE, "--sparsity: sparsity must lie strictly"),
         (["--rounds=0"], ExitCode.USAGE, "--rounds must be at least 1, got 0"),
@@ -41,8 +44,10 @@ def _here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_what_cannot_be_rehearsed_is_told_before_a_process_is_started(
     flags: list[str], code: ExitCode, complaint: str, capsys: Captured
 ) -> None:
-    for folder in ("empty", "thesis"):
+    for folder in ("empty", "thesis", "many"):
         Path(folder).mkdir()
+    for number in range(40):
+        Path("many", f"rec_{number:02}.csv").touch()
     Path("thesis/chapter.tex").touch()
     Path("file").touch()
     assert tools.main(["rehearse", *flags]) == code
@@ -90,3 +95,9 @@ def test_a_number_that_a_shard_has_already_is_not_given_twice() -> None:
     ids = client_ids(["Süd", "client_00", "client_00_", "client_03", "Ost"])
     assert len(set(ids.values())) == 5
     assert ids["client_00"] == "client_00" and ids["Süd"] == "client_00__"
+
+
+def test_the_first_shards_are_taken_of_many() -> None:
+    config = RehearseConfig(run=RunSettings(clients=3))
+    assert _chosen(config, [f"s{number}" for number in range(500)]) == ["s0", "s1", "s2"]
+    assert _chosen(RehearseConfig(), ["a", "b"]) == ["a", "b"]

@@ -21,14 +21,16 @@ DESCRIPTION = (
     "shard in a folder, over gRPC, with your task and any setting of a run. What works here "
     "works across machines with the same task file and the same flags."
 )
-MANY = 32  # processes that one machine is asked for without a word
+MANY = 32  # processes that one machine is asked for unless somebody says so
 
 
 @dataclass(frozen=True, slots=True)
 class RehearseConfig:
     """What to rehearse; every setting of a run is a flag here, too."""
 
-    data_root: Path = setting(Path("shards"), "folder of shards: one client for each")
+    data_root: Path = setting(
+        Path("shards"), "folder of shards: one client for each, or for the first --clients"
+    )
     task: str = setting("image", "what to learn: image, table, a .py file, or an importable module")
     init: Path | None = setting(None, "begin with the model in this file of `ssfl init`")
     dense: bool = setting(False, "run it dense as well (FedAvg), and compare")
@@ -39,8 +41,6 @@ class RehearseConfig:
 
     def validate(self) -> None:
         """Raise SettingsError naming the flag at fault."""
-        if self.run.clients:
-            raise SettingsError("--clients is how many shards the folder holds: leave it out")
         if self.dense and self.run.strategy != "ssfl":
             raise SettingsError("--dense compares with the dense run: leave --strategy out")
 
@@ -57,6 +57,7 @@ def rehearse(argv: Sequence[str]) -> int:
         names = shard_names(config.data_root)
     except DataError as error:
         raise ProgramError(str(error), ExitCode.BAD_DATA) from error
+    names = _chosen(config, names)
     run = _run_of(config, len(names))
     fresh_folder(config.out)
     screen.print(_announcement(config, names), soft_wrap=True)
@@ -75,6 +76,24 @@ def rehearse(argv: Sequence[str]) -> int:
     drawn = draw(config.out, results) if importlib.util.find_spec("matplotlib") else []
     say_where(screen, config.out, results[0], drawn, time.monotonic() - began_s)
     return int(ExitCode.DONE)
+
+
+def _chosen(config: RehearseConfig, names: Sequence[str]) -> Sequence[str]:
+    """Return the shards to take: all of a few, or the first `--clients`."""
+    wanted = config.run.clients
+    if wanted > len(names):
+        raise ProgramError(
+            f"--clients {wanted}: {config.data_root} holds {_counted(len(names), 'shard')}",
+            ExitCode.USAGE,
+        )
+    if not wanted and len(names) > MANY:
+        raise ProgramError(
+            f"{config.data_root} holds {len(names)} shards, such as {names[0]}: each would be a "
+            "client, a process of its own. Choose how many with --clients 8, say; or, if all of "
+            "them are one site's, name the folder above with --data-root",
+            ExitCode.USAGE,
+        )
+    return names[: wanted or None]
 
 
 def _run_of(config: RehearseConfig, clients: int) -> RunSettings:
