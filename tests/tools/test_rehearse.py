@@ -27,7 +27,7 @@ def _here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     ("flags", "code", "complaint"),
     [
         (["--clients=3"], ExitCode.USAGE, "--clients 3: shards holds 2 shards"),
-        (["--data-root=many"], ExitCode.USAGE, "many holds 40 shards, such as rec_00: each would"),
+        (["--data-root=many"], ExitCode.USAGE, "many holds 40 shards, such as rec_00.csv: each"),
         (["--dense", "--strategy=fedavg"], ExitCode.USAGE, "leave --strategy out"),
         (["--sparsity=2"], ExitCode.USAGE, "--sparsity: sparsity must lie strictly"),
         (["--rounds=0"], ExitCode.USAGE, "--rounds must be at least 1, got 0"),

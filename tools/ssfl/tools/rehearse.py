@@ -78,7 +78,7 @@ def rehearse(argv: Sequence[str]) -> int:
     return int(ExitCode.DONE)
 
 
-def _chosen(config: RehearseConfig, names: Sequence[str]) -> Sequence[str]:
+def _chosen(config: RehearseConfig, names: list[str]) -> list[str]:
     """Return the shards to take: all of a few, or the first `--clients`."""
     wanted = config.run.clients
     if wanted > len(names):
