@@ -68,7 +68,7 @@ def test_a_folder_without_shards_is_answered_with_how_to_make_some(tmp_path: Pat
     with pytest.raises(ShardError, match="holds no shards; make some with: ssfl shards"):
         shard_names(tmp_path)
     for folder in (tmp_path / "absent", tmp_path / "shards.json"):
-        with pytest.raises(ShardError, match="there is no folder .*; make some with: ssfl shards"):
+        with pytest.raises(ShardError, match=r"there is no folder .*; make some with: ssfl shards"):
             shard_names(folder)
 
 

@@ -35,7 +35,7 @@ def test_the_demo_ends_with_a_table_a_digest_and_the_artifacts(programs: Program
 def _loads_into_plain_pytorch(path: Path, num_kept: int) -> None:
     """The lines of the README."""
     model = build_model("cnn", (1, 8, 8), 10)
-    model.load_state_dict(load_file(path), strict=False)
+    model.load_state_dict(load_file(path))
     weights = [p for name, p in model.named_parameters() if name.endswith("weight")]
     assert sum(int(weight.count_nonzero()) for weight in weights) <= num_kept
 

@@ -21,6 +21,8 @@ from ssfl.datasets.words import listed
 
 LABELS = ("label", "target", "class", "y", "outcome")
 MAX_WORDS = 100  # different texts of one column: each becomes an input
+_MANY_ROWS = 20  # in fewer, numbers may all differ by chance
+_FOLLOWED = 100_000  # rows in which whole numbers are compared with each other
 MAX_LABELS = 10_000  # different values of a column of labels
 _ID_ROWS = 5  # that so few texts are all different says nothing
 
@@ -103,6 +105,7 @@ class Survey:
         self.are_whole = True
         self.values: dict[Any, int] = {}  # how often each value occurs
         self.has_more_values = False  # than are followed
+        self._seen: set[int] | None = set()  # whole numbers so far, while none came twice
 
     def add(self, cells: Cells, kept: npt.NDArray[np.bool_]) -> None:
         """Take in a batch, of which only some rows are kept."""
@@ -116,8 +119,17 @@ class Survey:
             self._add_moments(cells.values[used].astype(np.float64))
         self.rows += len(cells)
         self.count += int(used.sum())
+        if self.type.kind == "whole" and self._seen is not None and self.count <= _FOLLOWED:
+            self._seen.update(cells.values[used].tolist())
+            self._seen = self._seen if len(self._seen) == self.count else None
         if self.is_label or self.type.kind in ("text", "flag"):
             self._add_values(cells.values[used], cells.words)
+
+    @property
+    def looks_like_ids(self) -> bool:
+        """Whether whole numbers all differ, as far as they were followed."""
+        many = self.type.kind == "whole" and self.count >= _MANY_ROWS
+        return many and bool(self._seen)
 
     @property
     def deviation(self) -> float:

@@ -21,6 +21,7 @@ class DataSet:
     test_y: Array  # (M,)
     class_names: tuple[str, ...] = ()  # of class 0, 1, …; empty: the targets are numbers
     notes: tuple[str, ...] = ()  # what was done on the way, for the person ("12 rows dropped")
+    columns: tuple[dict[str, Any], ...] = ()  # table: how each became inputs, for `new_rows`
 
     @property
     def num_classes(self) -> int:

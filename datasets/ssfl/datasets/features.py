@@ -8,6 +8,7 @@ each text of the training rows: 1 for the one that is there, 0 for the others.
 import math
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -40,6 +41,13 @@ class Feature:
     def width(self) -> int:
         """How many inputs."""
         return len(self.words) if self.kind == "text" else 1
+
+    def told(self) -> dict[str, Any]:
+        """Return how new rows are to be prepared, for `shards.json`."""
+        texts = {"texts": list(self.words)} if self.kind == "text" else {}
+        numbers = {"mean": self.mean, "deviation": self.scale}
+        head = {"name": self.name, "kind": self.kind, "inputs": self.width, "fill": self.fill}
+        return head | (texts or numbers)
 
     def write(self, cells: Cells, out: Inputs) -> npt.NDArray[np.bool_]:
         """Write the column's inputs into `out`, (rows, all inputs); return which are unusable.
@@ -123,6 +131,12 @@ def feature_notes(
         notes.append(
             "so large that float64 sees the same number in every row, so 0 in every sample; "
             f"if they differ, subtract something first: {listed(blurred)}"
+        )
+    ids = [survey.name for survey in numbers if survey.looks_like_ids]
+    if ids:
+        notes.append(
+            f"whole numbers, different in every row: {listed(ids)}; if these are ids, leave them "
+            f"out with {ignore_flag(ids[0])}"
         )
     large = [one.name for one in numbers if max(abs(one.low), abs(one.high)) > _EXACT]
     if large and not standardize:

@@ -22,6 +22,7 @@ class ShardSummary:
 
     name: str  # of the data set
     notes: tuple[str, ...]
+    columns: tuple[dict[str, Any], ...]  # of a table: how new rows are prepared
     cut: Cut
     paths: tuple[Path, ...]
     input_shape: tuple[int, ...]
@@ -46,6 +47,7 @@ def summarize(assignment: Assignment, cut: Cut, paths: tuple[Path, ...]) -> Shar
     return ShardSummary(
         data.name,
         (*data.notes, *_notes(assignment)),
+        data.columns,
         cut,
         paths,
         data.input_shape,
@@ -70,6 +72,7 @@ def summary_json(summary: ShardSummary) -> str:
         "input_type": summary.input_type,
         "num_classes": summary.num_classes,
         "classes" if summary.num_classes else "intervals": list(summary.group_names),
+        **({"columns": list(summary.columns)} if summary.columns else {}),
         "versions": {
             "ssfl": importlib.metadata.version("ssfl"),
             "numpy": np.__version__,

@@ -58,7 +58,16 @@ def read_table(path: Path, options: SourceOptions, on_progress: Progress | None 
         notes += [*test.table.notes, *_row_notes(test)]
         notes += [_unknown_note(name, count) for name, count in unknown.items()]
     name = path.name.split(".")[0] or path.name
-    return DataSet(name, train_x, train_y, test_x, test_y, target.class_names, tuple(notes))
+    return DataSet(
+        name,
+        train_x,
+        train_y,
+        test_x,
+        test_y,
+        target.class_names,
+        tuple(notes),
+        tuple(feature.told() for feature in features),
+    )
 
 
 def _open(path: Path) -> Table:

@@ -89,7 +89,11 @@ class LoadedTask:
                 f"not {type(value).__name__}: {str(error).splitlines()[0]}"
             ) from error
         if not math.isfinite(number):
-            raise TaskError(f"task {self.name}: metric {name} is {number}, not a finite number")
+            raise TaskError(
+                f"task {self.name}: metric {name} is {number}, not a finite number: a quotient "
+                "such as recall is not a mean over samples; report what is above and below the "
+                "line as two metrics (docs/tasks.md)"
+            )
         if name == ACCURACY and not 0 <= number <= 1:
             raise TaskError(f"task {self.name}: accuracy must lie between 0 and 1, got {number:g}")
         return number

@@ -81,7 +81,11 @@ async def _serve(config: CoordinatorConfig) -> int:
         first = await asyncio.to_thread(read_first_model, config.init, config.run)
         config = replace(config, run=first.settings)
     if config.fresh and (moved := move_aside(config.state_dir)):
-        log.info("old state moved aside", extra={"to": str(moved)})
+        log.warning(
+            "--fresh: the run that was here is moved aside, finished or not; to go on with it, "
+            "use --state-dir with its new place, and no --fresh",
+            extra={"to": str(moved)},
+        )
     conductor = _open(config)
     sessions = Sessions()
     listener = Listener(config, conductor, sessions)
@@ -109,7 +113,8 @@ async def _serve(config: CoordinatorConfig) -> int:
     if conductor.model_written.is_set():
         write_accounts(conductor, config.out_dir)  # with what was fetched since
     if stop.is_set():
-        hint = "" if conductor.state.finished else "; start again with the same flags to resume"
+        again = "; start again with the same flags, without --fresh, to go on"
+        hint = "" if conductor.state.finished else again
         log.info("coordinator stopped%s", hint)
         return int(stop.exit_code)
     return int(ExitCode.STOPPED if conductor.state.stopped else ExitCode.DONE)

@@ -116,7 +116,7 @@ def _committed(state: RunState, history: History) -> None:
             round=newest["round"],
             reported=len(newest["clients"]),
             **_tested("base_accuracy", newest),
-            loss=f"{newest['training_loss']:.4f}",
+            training_loss=f"{newest['training_loss']:.4f}",
             model=state.base_digest[:12],
             **({"coding_error": newest["coding_error"]} if newest["coding_error"] else {}),
         )

@@ -13,6 +13,7 @@ from ssfl.datasets.errors import ShardError
 from ssfl.datasets.make_shards import make_shards
 from ssfl.datasets.shards import MAKE_SOME, Shard, find_shard, read_shard, shard_names
 from ssfl.datasets.source import SourceOptions, read_source
+from ssfl.learning.load_task import load_task
 from ssfl.program.command_line import closest
 
 Shards = Sequence[Shard] | Mapping[str, Shard]
@@ -68,13 +69,14 @@ def cut(
         return [read_shard(path) for path in make_shards(Path(folder), data, wish).paths]
 
 
-def read_shards(folder: str | Path) -> dict[str, Shard]:
+def read_shards(folder: str | Path, task: str | Path = "") -> dict[str, Shard]:
     """Return the shards of a folder by the name of their client, in the order of names.
 
-    Raises ShardError if there are none, or if what lies there is no shard.
+    With a `task` of your own, its `load_shard` reads them. Raises ShardError if there are none, or
+    if what lies there is no shard, TaskError if the task fails.
     """
-    names = shard_names(Path(folder))
-    return {name: read_shard(find_shard(name, Path(folder))) for name in names}
+    read = load_task(str(task)).load_shard if task else read_shard
+    return {name: read(find_shard(name, Path(folder))) for name in shard_names(Path(folder))}
 
 
 def by_client(shards: Shards) -> dict[str, Shard]:

@@ -46,7 +46,8 @@ def load_model(folder: str | Path, task: str | Path = "") -> nn.Module:
 
 
 def _find(folder: Path) -> Path | None:
-    places = (folder, folder / HISTORY, folder / "coordinator" / HISTORY)
+    places = [folder, folder / HISTORY, folder / "coordinator" / HISTORY]
+    places += sorted(folder.glob(f"ssfl/models/*/coordinator/{HISTORY}"))  # of a rehearsal
     return next((one for one in places if one.name == HISTORY and one.is_file()), None)
 
 

@@ -85,8 +85,7 @@ def _safetensors(config: ExportConfig, final: StoredModel) -> tuple[bytes, str]:
     except ModelFileError as error:
         raise ProgramError(str(error), ExitCode.BAD_DATA) from error
     return data, (
-        "from safetensors.torch import load_file\n"
-        f'model.load_state_dict(load_file("{config.out}"), strict=False)'
+        f'from safetensors.torch import load_file\nmodel.load_state_dict(load_file("{config.out}"))'
     )
 
 

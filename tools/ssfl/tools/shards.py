@@ -161,6 +161,8 @@ def _tell_files(
         soft_wrap=True,
     )
     root = "" if out == "shards" else f"--data-root '{out}' "
+    is_table = len(summary.input_shape) == 1 and summary.input_type == "float32"
+    root = f"--task table {root}" if is_table else root
     console.print(
         f"a client takes one: ssfl-client {root}--data {summary.paths[0].stem}",
         markup=False,
