@@ -132,7 +132,7 @@ def test_dropout_repeats_on_a_device(task: LoadedTask, shard: Shard) -> None:
         assert work(task, shard, fake.device) == first
 
 
-def test_a_round_seeds_the_generators_of_every_device(
+def test_building_and_a_round_seed_the_generators_of_every_device(
     task: LoadedTask, shard: Shard, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seeds: list[tuple[str, int]] = []
@@ -141,8 +141,10 @@ def test_a_round_seeds_the_generators_of_every_device(
         name = "manual_seed_all" if kind == "cuda" else "manual_seed"
         monkeypatch.setattr(module, name, lambda seed, kind=kind: seeds.append((kind, seed)))
     work(task, shard, torch.device("cpu"))
-    expected = int(Stream(4, "torch", 3, "shard_00").words(1)[0])
-    assert seeds == [("cuda", expected), ("mps", expected)]
+    build, round_3 = (
+        int(Stream(4, "torch", *name).words(1)[0]) for name in (("build",), (3, "shard_00"))
+    )
+    assert seeds == [("cuda", build), ("mps", build), ("cuda", round_3), ("mps", round_3)]
 
 
 def test_a_task_that_forgets_the_device_is_told_its_line(

@@ -211,7 +211,7 @@ def test_ctrl_c_ends_the_coordinator_with_its_code_and_keeps_the_run(programs: P
     client.join()
     coordinator.signal(signal.SIGINT)
     assert coordinator.ends() == ExitCode.INTERRUPTED
-    assert "to resume" in coordinator.err
+    assert "without --fresh, to go on" in coordinator.err
     again = programs.coordinator(*RUN, port=coordinator.port)
     again.says("resumed")
     assert again.status().phase == "gathering"  # it serves, so its signals are set up

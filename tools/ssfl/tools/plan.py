@@ -171,7 +171,8 @@ def plan(argv: Sequence[str]) -> int:
         console = Console()
         if not console.is_terminal:
             console = Console(width=WIDE)
-        console.print(plan_table(config.model, dense, sparse))
+        network = manifest.model.get("model", manifest.model["task"])  # a task's own has no name
+        console.print(plan_table(network, dense, sparse))
         for note in notes(dense, link, coordinator, config.upload_slots):
             console.print(note)
     return int(ExitCode.DONE)
