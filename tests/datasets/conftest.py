@@ -1,18 +1,11 @@
 """What the data tests share: a small shard."""
 
-import numpy as np
 import pytest
 
+from datasets.small_shard import small_shard
 from ssfl.datasets.shards import Shard
-from ssfl.method.streams import Stream
 
 
 @pytest.fixture
 def shard() -> Shard:
-    """Fifty training and twenty test images of 8x8, four classes: a bright quarter each."""
-    y = np.arange(70, dtype=np.int64) % 4
-    x = Stream(0, "test shard").uniform(70 * 64).astype(np.float32).reshape(70, 1, 8, 8)
-    for sample, label in enumerate(y):
-        row, column = 4 * (label // 2), 4 * (label % 2)
-        x[sample, 0, row : row + 4, column : column + 4] += 1
-    return Shard(x[:50], y[:50], x[50:], y[50:], num_classes=4)
+    return small_shard()

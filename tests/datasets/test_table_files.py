@@ -5,35 +5,14 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from ssfl.datasets.data_set import DataSet
+from datasets.table_files import csv, parquet, read, write
 from ssfl.datasets.errors import SourceError
-from ssfl.datasets.source import SourceOptions
-from ssfl.datasets.tables import read_table
 from ssfl.method.streams import Stream
-
-
-def write(path: Path, content: str | bytes) -> Path:
-    path.write_bytes(content if isinstance(content, bytes) else content.encode())
-    return path
-
-
-def read(path: Path, **options: Any) -> DataSet:
-    return read_table(path, SourceOptions(source=str(path), **options))
-
-
-def csv(tmp_path: Path, content: str | bytes, **options: Any) -> DataSet:
-    return read(write(tmp_path / "t.csv", content), **options)
-
-
-def parquet(tmp_path: Path, columns: dict[str, Any], **options: Any) -> DataSet:
-    pq.write_table(pa.table(columns), tmp_path / "t.parquet")
-    return read(tmp_path / "t.parquet", **options)
 
 
 def test_tabs_gzip_and_large_letters_in_the_ending_are_read(tmp_path: Path) -> None:

@@ -4,33 +4,14 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 
+from datasets.table_files import csv, parquet, write
 from ssfl.datasets import csv_tables
-from ssfl.datasets.data_set import DataSet
 from ssfl.datasets.errors import SourceError
 from ssfl.datasets.source import SourceOptions
 from ssfl.datasets.tables import read_table
 from ssfl.method.streams import Stream
-
-
-def write(path: Path, content: str | bytes) -> Path:
-    path.write_bytes(content if isinstance(content, bytes) else content.encode())
-    return path
-
-
-def read(path: Path, **options: Any) -> DataSet:
-    return read_table(path, SourceOptions(source=str(path), **options))
-
-
-def csv(tmp_path: Path, content: str | bytes, **options: Any) -> DataSet:
-    return read(write(tmp_path / "t.csv", content), **options)
-
-
-def parquet(tmp_path: Path, columns: dict[str, Any], **options: Any) -> DataSet:
-    pq.write_table(pa.table(columns), tmp_path / "t.parquet")
-    return read(tmp_path / "t.parquet", **options)
 
 
 def numbered(count: int, cell: str) -> str:

@@ -211,7 +211,7 @@ def _binary_batch(batch: str, data: bytes, label_bytes: int) -> Pair:
 
 
 def _python_batch(batch: str, data: bytes, label_key: str) -> Pair:
-    content = _unpickle(batch, data)
+    content = _content(batch, data)
     images, labels = content.get("data"), content.get(label_key)
     if not isinstance(images, np.ndarray) or images.ndim != 2 or images.shape[1] != _PIXELS:
         raise SourceError(f"{batch} has no data of {_PIXELS} bytes per image")
@@ -233,7 +233,7 @@ def _class_names(
         return numbers, (f"{edition.names} is missing: classes are called by their numbers",)
     data = files[edition.names]
     if edition.name_key:
-        raw: Any = _unpickle(edition.names, data).get(edition.name_key)
+        raw: Any = _content(edition.names, data).get(edition.name_key)
         lines = raw if isinstance(raw, list) else []
     else:
         lines = data.splitlines()
@@ -244,7 +244,7 @@ def _class_names(
     return names, ()
 
 
-def _unpickle(file: str, data: bytes) -> dict[str, Any]:
+def _content(file: str, data: bytes) -> dict[str, Any]:
     try:
         return read_pickle(data)
     except SourceError as error:
