@@ -232,6 +232,11 @@ def test_any_bytes_give_a_dictionary_or_a_sentence(data: bytes) -> None:
         assert str(error)
 
 
+def test_an_odd_escape_is_a_sentence_and_no_warning() -> None:
+    with pytest.raises(SourceError, match=r"it is no pickle.*invalid escape sequence"):
+        read_pickle(b"\x80\x02S'\\q'\n.")
+
+
 @given(place=st.integers(0, len(BATCH) - 1), value=st.integers(0, 255))
 @settings(max_examples=300)
 def test_a_changed_byte_gives_a_dictionary_or_a_sentence(place: int, value: int) -> None:

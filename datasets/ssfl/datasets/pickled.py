@@ -14,6 +14,7 @@ one, with nothing but numbers, bytes, text, lists, tuples and dictionaries to wo
 
 import math
 import pickletools
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -49,19 +50,25 @@ def read_pickle(data: bytes) -> dict[str, Any]:
 def _follow(data: bytes) -> Any:
     """Return what the instructions build."""
     machine = _Machine()
-    containers = 0
     try:
-        for instruction, argument, _ in pickletools.genops(data):
-            name = instruction.name
-            if name not in _STEPS:
-                raise SourceError(f"a published batch has no {name} in it")
-            containers += name in _CONTAINERS
-            if containers > _MOST_CONTAINERS:
-                raise SourceError("it nests more than any published batch")
-            _STEPS[name](machine, argument)
-    except (ValueError, IndexError, TypeError) as error:
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")  # what the parser only warns of: odd escapes in text
+            _follow_with(machine, data)
+    except (ValueError, IndexError, TypeError, Warning) as error:
         raise SourceError(f"it is no pickle, or it is cut short: {error}") from error
     return machine.pop()
+
+
+def _follow_with(machine: "_Machine", data: bytes) -> None:
+    containers = 0
+    for instruction, argument, _ in pickletools.genops(data):
+        name = instruction.name
+        if name not in _STEPS:
+            raise SourceError(f"a published batch has no {name} in it")
+        containers += name in _CONTAINERS
+        if containers > _MOST_CONTAINERS:
+            raise SourceError("it nests more than any published batch")
+        _STEPS[name](machine, argument)
 
 
 class _Machine:
