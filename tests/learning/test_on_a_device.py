@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from learning.fake_device import FakeDevice
-from ssfl.client.site import Site, Trained
+from ssfl.client.site import Site
 from ssfl.datasets.shards import Shard
 from ssfl.learning.batches import take
 from ssfl.learning.describe import manifest_of
@@ -22,6 +22,7 @@ from ssfl.learning.flatten import read_vector, write_vector
 from ssfl.learning.load_task import LoadedTask, load_task
 from ssfl.learning.masked_training import TrainingReport, train_locally
 from ssfl.learning.saliency import score_locally
+from ssfl.learning.trained import Trained
 from ssfl.method.initialize import initial_vector
 from ssfl.method.mask import Mask
 from ssfl.method.settings import RunSettings

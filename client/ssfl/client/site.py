@@ -1,7 +1,6 @@
 """What a site computes: its model, its data, and the work the coordinator asks for."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
@@ -15,22 +14,13 @@ from ssfl.learning.flatten import first_weights, read_vector, write_vector
 from ssfl.learning.load_task import LoadedTask
 from ssfl.learning.masked_training import train_locally
 from ssfl.learning.saliency import score_locally
+from ssfl.learning.trained import Trained
 from ssfl.method.manifest import Manifest
 from ssfl.method.mask import Mask
 from ssfl.method.settings import RunSettings
 
 Vector = npt.NDArray[np.float32]
 OnStep = Callable[[int, int], None]
-
-
-@dataclass(frozen=True, slots=True)
-class Trained:
-    """The result of a round at one site."""
-
-    values: Vector
-    training_loss: float
-    base: Evaluation  # the base, tested before training
-    personal: Evaluation  # the trained model, tested before it is sent
 
 
 class Site:

@@ -118,3 +118,15 @@ class StopRunRequest(_message.Message):
 class StopRunResponse(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
+
+class RefreshMaskRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class RefreshMaskResponse(_message.Message):
+    __slots__ = ("mask_epoch", "rounds_done")
+    MASK_EPOCH_FIELD_NUMBER: _ClassVar[int]
+    ROUNDS_DONE_FIELD_NUMBER: _ClassVar[int]
+    mask_epoch: int
+    rounds_done: int
+    def __init__(self, mask_epoch: _Optional[int] = ..., rounds_done: _Optional[int] = ...) -> None: ...

@@ -54,6 +54,11 @@ class AdminServiceStub:
                 request_serializer=ssfl_dot_v1_dot_admin__pb2.StopRunRequest.SerializeToString,
                 response_deserializer=ssfl_dot_v1_dot_admin__pb2.StopRunResponse.FromString,
                 _registered_method=True)
+        self.RefreshMask = channel.unary_unary(
+                '/ssfl.v1.AdminService/RefreshMask',
+                request_serializer=ssfl_dot_v1_dot_admin__pb2.RefreshMaskRequest.SerializeToString,
+                response_deserializer=ssfl_dot_v1_dot_admin__pb2.RefreshMaskResponse.FromString,
+                _registered_method=True)
 
 
 class AdminServiceServicer:
@@ -89,6 +94,14 @@ class AdminServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def RefreshMask(self, request, context):
+        """Score anew and renew the mask, before the next round begins. No mask yet, none to renew, or
+        the run is over: FAILED_PRECONDITION.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_AdminServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -111,6 +124,11 @@ def add_AdminServiceServicer_to_server(servicer, server):
                     servicer.StopRun,
                     request_deserializer=ssfl_dot_v1_dot_admin__pb2.StopRunRequest.FromString,
                     response_serializer=ssfl_dot_v1_dot_admin__pb2.StopRunResponse.SerializeToString,
+            ),
+            'RefreshMask': grpc.unary_unary_rpc_method_handler(
+                    servicer.RefreshMask,
+                    request_deserializer=ssfl_dot_v1_dot_admin__pb2.RefreshMaskRequest.FromString,
+                    response_serializer=ssfl_dot_v1_dot_admin__pb2.RefreshMaskResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -221,6 +239,33 @@ class AdminService:
             '/ssfl.v1.AdminService/StopRun',
             ssfl_dot_v1_dot_admin__pb2.StopRunRequest.SerializeToString,
             ssfl_dot_v1_dot_admin__pb2.StopRunResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def RefreshMask(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/ssfl.v1.AdminService/RefreshMask',
+            ssfl_dot_v1_dot_admin__pb2.RefreshMaskRequest.SerializeToString,
+            ssfl_dot_v1_dot_admin__pb2.RefreshMaskResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -32,7 +32,7 @@ class Caller(_message.Message):
     def __init__(self, run_id: _Optional[str] = ..., client_id: _Optional[str] = ..., session: _Optional[int] = ...) -> None: ...
 
 class JoinRequest(_message.Message):
-    __slots__ = ("protocol_version", "client_id", "token", "num_samples", "manifest_digest", "manifest", "fingerprint", "class_counts", "encodings", "software")
+    __slots__ = ("protocol_version", "client_id", "token", "num_samples", "manifest_digest", "manifest", "fingerprint", "class_counts", "encodings", "software", "labels")
     class ClassCountsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -50,6 +50,7 @@ class JoinRequest(_message.Message):
     CLASS_COUNTS_FIELD_NUMBER: _ClassVar[int]
     ENCODINGS_FIELD_NUMBER: _ClassVar[int]
     SOFTWARE_FIELD_NUMBER: _ClassVar[int]
+    LABELS_FIELD_NUMBER: _ClassVar[int]
     protocol_version: int
     client_id: str
     token: bytes
@@ -60,7 +61,8 @@ class JoinRequest(_message.Message):
     class_counts: _containers.ScalarMap[int, int]
     encodings: _containers.RepeatedScalarFieldContainer[_transfer_pb2.Encoding]
     software: str
-    def __init__(self, protocol_version: _Optional[int] = ..., client_id: _Optional[str] = ..., token: _Optional[bytes] = ..., num_samples: _Optional[int] = ..., manifest_digest: _Optional[bytes] = ..., manifest: _Optional[bytes] = ..., fingerprint: _Optional[str] = ..., class_counts: _Optional[_Mapping[int, int]] = ..., encodings: _Optional[_Iterable[_Union[_transfer_pb2.Encoding, str]]] = ..., software: _Optional[str] = ...) -> None: ...
+    labels: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, protocol_version: _Optional[int] = ..., client_id: _Optional[str] = ..., token: _Optional[bytes] = ..., num_samples: _Optional[int] = ..., manifest_digest: _Optional[bytes] = ..., manifest: _Optional[bytes] = ..., fingerprint: _Optional[str] = ..., class_counts: _Optional[_Mapping[int, int]] = ..., encodings: _Optional[_Iterable[_Union[_transfer_pb2.Encoding, str]]] = ..., software: _Optional[str] = ..., labels: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class JoinResponse(_message.Message):
     __slots__ = ("run_id", "session", "settings", "manifest", "protocol_version", "software")
@@ -79,12 +81,13 @@ class JoinResponse(_message.Message):
     def __init__(self, run_id: _Optional[str] = ..., session: _Optional[int] = ..., settings: _Optional[_Union[_settings_pb2.RunSettings, _Mapping]] = ..., manifest: _Optional[bytes] = ..., protocol_version: _Optional[int] = ..., software: _Optional[str] = ...) -> None: ...
 
 class NextTaskRequest(_message.Message):
-    __slots__ = ("caller", "finished_step", "initial_digest", "mask_digest", "base_digest", "task_digest", "offset")
+    __slots__ = ("caller", "finished_step", "initial_digest", "mask_digest", "base_digest", "scored_digest", "task_digest", "offset")
     CALLER_FIELD_NUMBER: _ClassVar[int]
     FINISHED_STEP_FIELD_NUMBER: _ClassVar[int]
     INITIAL_DIGEST_FIELD_NUMBER: _ClassVar[int]
     MASK_DIGEST_FIELD_NUMBER: _ClassVar[int]
     BASE_DIGEST_FIELD_NUMBER: _ClassVar[int]
+    SCORED_DIGEST_FIELD_NUMBER: _ClassVar[int]
     TASK_DIGEST_FIELD_NUMBER: _ClassVar[int]
     OFFSET_FIELD_NUMBER: _ClassVar[int]
     caller: Caller
@@ -92,9 +95,10 @@ class NextTaskRequest(_message.Message):
     initial_digest: bytes
     mask_digest: bytes
     base_digest: bytes
+    scored_digest: bytes
     task_digest: bytes
     offset: int
-    def __init__(self, caller: _Optional[_Union[Caller, _Mapping]] = ..., finished_step: _Optional[int] = ..., initial_digest: _Optional[bytes] = ..., mask_digest: _Optional[bytes] = ..., base_digest: _Optional[bytes] = ..., task_digest: _Optional[bytes] = ..., offset: _Optional[int] = ...) -> None: ...
+    def __init__(self, caller: _Optional[_Union[Caller, _Mapping]] = ..., finished_step: _Optional[int] = ..., initial_digest: _Optional[bytes] = ..., mask_digest: _Optional[bytes] = ..., base_digest: _Optional[bytes] = ..., scored_digest: _Optional[bytes] = ..., task_digest: _Optional[bytes] = ..., offset: _Optional[int] = ...) -> None: ...
 
 class NextTaskResponse(_message.Message):
     __slots__ = ("waiting", "task", "chunk")
@@ -113,7 +117,7 @@ class Waiting(_message.Message):
     def __init__(self, reason: _Optional[str] = ...) -> None: ...
 
 class Task(_message.Message):
-    __slots__ = ("task_digest", "step", "offset", "initialize", "score", "train", "evaluate", "finish")
+    __slots__ = ("task_digest", "step", "offset", "initialize", "score", "train", "evaluate", "finish", "personalize")
     TASK_DIGEST_FIELD_NUMBER: _ClassVar[int]
     STEP_FIELD_NUMBER: _ClassVar[int]
     OFFSET_FIELD_NUMBER: _ClassVar[int]
@@ -122,6 +126,7 @@ class Task(_message.Message):
     TRAIN_FIELD_NUMBER: _ClassVar[int]
     EVALUATE_FIELD_NUMBER: _ClassVar[int]
     FINISH_FIELD_NUMBER: _ClassVar[int]
+    PERSONALIZE_FIELD_NUMBER: _ClassVar[int]
     task_digest: bytes
     step: int
     offset: int
@@ -130,27 +135,44 @@ class Task(_message.Message):
     train: TrainTask
     evaluate: EvaluateTask
     finish: FinishTask
-    def __init__(self, task_digest: _Optional[bytes] = ..., step: _Optional[int] = ..., offset: _Optional[int] = ..., initialize: _Optional[_Union[InitializeTask, _Mapping]] = ..., score: _Optional[_Union[ScoreTask, _Mapping]] = ..., train: _Optional[_Union[TrainTask, _Mapping]] = ..., evaluate: _Optional[_Union[EvaluateTask, _Mapping]] = ..., finish: _Optional[_Union[FinishTask, _Mapping]] = ...) -> None: ...
+    personalize: PersonalizeTask
+    def __init__(self, task_digest: _Optional[bytes] = ..., step: _Optional[int] = ..., offset: _Optional[int] = ..., initialize: _Optional[_Union[InitializeTask, _Mapping]] = ..., score: _Optional[_Union[ScoreTask, _Mapping]] = ..., train: _Optional[_Union[TrainTask, _Mapping]] = ..., evaluate: _Optional[_Union[EvaluateTask, _Mapping]] = ..., finish: _Optional[_Union[FinishTask, _Mapping]] = ..., personalize: _Optional[_Union[PersonalizeTask, _Mapping]] = ...) -> None: ...
 
 class InitializeTask(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
 
 class ScoreTask(_message.Message):
-    __slots__ = ("criterion", "manifest_digest", "initial_digest", "initial", "report_encoding", "num_coded")
+    __slots__ = ("criterion", "manifest_digest", "initial_digest", "initial", "report_encoding", "num_coded", "num_batches", "num_kept", "mask", "base_digest", "base", "resting_digest", "resting", "scoring_epoch")
     CRITERION_FIELD_NUMBER: _ClassVar[int]
     MANIFEST_DIGEST_FIELD_NUMBER: _ClassVar[int]
     INITIAL_DIGEST_FIELD_NUMBER: _ClassVar[int]
     INITIAL_FIELD_NUMBER: _ClassVar[int]
     REPORT_ENCODING_FIELD_NUMBER: _ClassVar[int]
     NUM_CODED_FIELD_NUMBER: _ClassVar[int]
+    NUM_BATCHES_FIELD_NUMBER: _ClassVar[int]
+    NUM_KEPT_FIELD_NUMBER: _ClassVar[int]
+    MASK_FIELD_NUMBER: _ClassVar[int]
+    BASE_DIGEST_FIELD_NUMBER: _ClassVar[int]
+    BASE_FIELD_NUMBER: _ClassVar[int]
+    RESTING_DIGEST_FIELD_NUMBER: _ClassVar[int]
+    RESTING_FIELD_NUMBER: _ClassVar[int]
+    SCORING_EPOCH_FIELD_NUMBER: _ClassVar[int]
     criterion: str
     manifest_digest: bytes
     initial_digest: bytes
     initial: _transfer_pb2.Payload
     report_encoding: _transfer_pb2.Encoding
     num_coded: int
-    def __init__(self, criterion: _Optional[str] = ..., manifest_digest: _Optional[bytes] = ..., initial_digest: _Optional[bytes] = ..., initial: _Optional[_Union[_transfer_pb2.Payload, _Mapping]] = ..., report_encoding: _Optional[_Union[_transfer_pb2.Encoding, str]] = ..., num_coded: _Optional[int] = ...) -> None: ...
+    num_batches: int
+    num_kept: int
+    mask: _mask_pb2.MaskBroadcast
+    base_digest: bytes
+    base: _transfer_pb2.Payload
+    resting_digest: bytes
+    resting: _transfer_pb2.Payload
+    scoring_epoch: int
+    def __init__(self, criterion: _Optional[str] = ..., manifest_digest: _Optional[bytes] = ..., initial_digest: _Optional[bytes] = ..., initial: _Optional[_Union[_transfer_pb2.Payload, _Mapping]] = ..., report_encoding: _Optional[_Union[_transfer_pb2.Encoding, str]] = ..., num_coded: _Optional[int] = ..., num_batches: _Optional[int] = ..., num_kept: _Optional[int] = ..., mask: _Optional[_Union[_mask_pb2.MaskBroadcast, _Mapping]] = ..., base_digest: _Optional[bytes] = ..., base: _Optional[_Union[_transfer_pb2.Payload, _Mapping]] = ..., resting_digest: _Optional[bytes] = ..., resting: _Optional[_Union[_transfer_pb2.Payload, _Mapping]] = ..., scoring_epoch: _Optional[int] = ...) -> None: ...
 
 class TrainTask(_message.Message):
     __slots__ = ("round_number", "attempt", "mask", "base_digest", "base", "upload_granted", "fraction_bits", "value_bound", "update_encoding")
@@ -175,6 +197,18 @@ class TrainTask(_message.Message):
     def __init__(self, round_number: _Optional[int] = ..., attempt: _Optional[int] = ..., mask: _Optional[_Union[_mask_pb2.MaskBroadcast, _Mapping]] = ..., base_digest: _Optional[bytes] = ..., base: _Optional[_Union[_transfer_pb2.Payload, _Mapping]] = ..., upload_granted: _Optional[bool] = ..., fraction_bits: _Optional[int] = ..., value_bound: _Optional[float] = ..., update_encoding: _Optional[_Union[_transfer_pb2.Encoding, str]] = ...) -> None: ...
 
 class EvaluateTask(_message.Message):
+    __slots__ = ("rounds_done", "mask", "base_digest", "base")
+    ROUNDS_DONE_FIELD_NUMBER: _ClassVar[int]
+    MASK_FIELD_NUMBER: _ClassVar[int]
+    BASE_DIGEST_FIELD_NUMBER: _ClassVar[int]
+    BASE_FIELD_NUMBER: _ClassVar[int]
+    rounds_done: int
+    mask: _mask_pb2.MaskBroadcast
+    base_digest: bytes
+    base: _transfer_pb2.Payload
+    def __init__(self, rounds_done: _Optional[int] = ..., mask: _Optional[_Union[_mask_pb2.MaskBroadcast, _Mapping]] = ..., base_digest: _Optional[bytes] = ..., base: _Optional[_Union[_transfer_pb2.Payload, _Mapping]] = ...) -> None: ...
+
+class PersonalizeTask(_message.Message):
     __slots__ = ("rounds_done", "mask", "base_digest", "base")
     ROUNDS_DONE_FIELD_NUMBER: _ClassVar[int]
     MASK_FIELD_NUMBER: _ClassVar[int]
@@ -271,16 +305,20 @@ class SendUpdateResponse(_message.Message):
     def __init__(self, queued: _Optional[_Union[_transfer_pb2.Queued, _Mapping]] = ..., grant: _Optional[_Union[_transfer_pb2.Grant, _Mapping]] = ..., receipt: _Optional[_Union[_transfer_pb2.Receipt, _Mapping]] = ...) -> None: ...
 
 class ReportEvaluationRequest(_message.Message):
-    __slots__ = ("caller", "step", "evaluation", "work_s")
+    __slots__ = ("caller", "step", "evaluation", "work_s", "validation", "personal")
     CALLER_FIELD_NUMBER: _ClassVar[int]
     STEP_FIELD_NUMBER: _ClassVar[int]
     EVALUATION_FIELD_NUMBER: _ClassVar[int]
     WORK_S_FIELD_NUMBER: _ClassVar[int]
+    VALIDATION_FIELD_NUMBER: _ClassVar[int]
+    PERSONAL_FIELD_NUMBER: _ClassVar[int]
     caller: Caller
     step: int
     evaluation: _update_pb2.Evaluation
     work_s: float
-    def __init__(self, caller: _Optional[_Union[Caller, _Mapping]] = ..., step: _Optional[int] = ..., evaluation: _Optional[_Union[_update_pb2.Evaluation, _Mapping]] = ..., work_s: _Optional[float] = ...) -> None: ...
+    validation: _update_pb2.Evaluation
+    personal: _update_pb2.Evaluation
+    def __init__(self, caller: _Optional[_Union[Caller, _Mapping]] = ..., step: _Optional[int] = ..., evaluation: _Optional[_Union[_update_pb2.Evaluation, _Mapping]] = ..., work_s: _Optional[float] = ..., validation: _Optional[_Union[_update_pb2.Evaluation, _Mapping]] = ..., personal: _Optional[_Union[_update_pb2.Evaluation, _Mapping]] = ...) -> None: ...
 
 class ReportEvaluationResponse(_message.Message):
     __slots__ = ("outcome",)

@@ -117,7 +117,7 @@ class CoordinatorServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def ReportEvaluation(self, request, context):
-        """Answer to an EVALUATE task. Sending it twice is harmless.
+        """Answer to an EVALUATE or PERSONALIZE task. Sending it twice is harmless.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from ssfl.v1 import transfer_pb2 as ssfl_dot_v1_dot_transfer__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x12ssfl/v1/mask.proto\x12\x07ssfl.v1\x1a\x16ssfl/v1/transfer.proto\"\x8a\x01\n\rMaskBroadcast\x12\x13\n\x0bmask_digest\x18\x01 \x01(\x0c\x12\x12\n\nmask_epoch\x18\x02 \x01(\r\x12\x10\n\x08num_kept\x18\x03 \x01(\x04\x12\x10\n\x08\x61ll_kept\x18\x04 \x01(\x08\x12#\n\x04mask\x18\x05 \x01(\x0b\x32\x10.ssfl.v1.PayloadH\x00\x88\x01\x01\x42\x07\n\x05_maskb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x12ssfl/v1/mask.proto\x12\x07ssfl.v1\x1a\x16ssfl/v1/transfer.proto\"\x9d\x01\n\rMaskBroadcast\x12\x13\n\x0bmask_digest\x18\x01 \x01(\x0c\x12\x12\n\nmask_epoch\x18\x02 \x01(\r\x12\x10\n\x08num_kept\x18\x03 \x01(\x04\x12\x10\n\x08\x61ll_kept\x18\x04 \x01(\x08\x12#\n\x04mask\x18\x05 \x01(\x0b\x32\x10.ssfl.v1.PayloadH\x00\x88\x01\x01\x12\x11\n\tfrom_seed\x18\x06 \x01(\x08\x42\x07\n\x05_maskb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -33,5 +33,5 @@ _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'ssfl.v1.mask_pb2', _globals
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_MASKBROADCAST']._serialized_start=56
-  _globals['_MASKBROADCAST']._serialized_end=194
+  _globals['_MASKBROADCAST']._serialized_end=213
 # @@protoc_insertion_point(module_scope)

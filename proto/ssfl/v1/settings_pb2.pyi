@@ -5,7 +5,7 @@ from typing import ClassVar as _ClassVar, Optional as _Optional
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class RunSettings(_message.Message):
-    __slots__ = ("strategy", "model", "sparsity", "bytes_per_round", "rounds", "clients", "clients_per_round", "min_clients", "local_epochs", "local_steps", "batch_size", "learning_rate", "lr_decay", "momentum", "weight_decay", "clip_norm", "seed", "evaluate_every", "reproducible", "round_deadline_s", "no_progress_s", "scores", "value_type", "grid_bits", "rounding", "error_feedback", "norm", "width")
+    __slots__ = ("strategy", "model", "sparsity", "bytes_per_round", "rounds", "clients", "clients_per_round", "min_clients", "local_epochs", "local_steps", "batch_size", "learning_rate", "lr_decay", "momentum", "weight_decay", "clip_norm", "seed", "evaluate_every", "reproducible", "round_deadline_s", "no_progress_s", "scores", "value_type", "grid_bits", "rounding", "error_feedback", "norm", "width", "profile", "initialization", "sparsity_schedule", "criterion", "scoring_batches", "scoring_samples", "score_weights", "layer_guard", "warmup_rounds", "refresh_rounds", "refresh_every", "refresh_on_new_labels", "refresh_on_loss_jump", "refresh_mode", "deactivated", "scoring_point", "client_fraction", "newcomers_per_round", "local_schedule", "update_weights", "averaging", "evaluate_last", "target_accuracy", "patience", "personalize_epochs", "personalize_lr")
     STRATEGY_FIELD_NUMBER: _ClassVar[int]
     MODEL_FIELD_NUMBER: _ClassVar[int]
     SPARSITY_FIELD_NUMBER: _ClassVar[int]
@@ -34,6 +34,32 @@ class RunSettings(_message.Message):
     ERROR_FEEDBACK_FIELD_NUMBER: _ClassVar[int]
     NORM_FIELD_NUMBER: _ClassVar[int]
     WIDTH_FIELD_NUMBER: _ClassVar[int]
+    PROFILE_FIELD_NUMBER: _ClassVar[int]
+    INITIALIZATION_FIELD_NUMBER: _ClassVar[int]
+    SPARSITY_SCHEDULE_FIELD_NUMBER: _ClassVar[int]
+    CRITERION_FIELD_NUMBER: _ClassVar[int]
+    SCORING_BATCHES_FIELD_NUMBER: _ClassVar[int]
+    SCORING_SAMPLES_FIELD_NUMBER: _ClassVar[int]
+    SCORE_WEIGHTS_FIELD_NUMBER: _ClassVar[int]
+    LAYER_GUARD_FIELD_NUMBER: _ClassVar[int]
+    WARMUP_ROUNDS_FIELD_NUMBER: _ClassVar[int]
+    REFRESH_ROUNDS_FIELD_NUMBER: _ClassVar[int]
+    REFRESH_EVERY_FIELD_NUMBER: _ClassVar[int]
+    REFRESH_ON_NEW_LABELS_FIELD_NUMBER: _ClassVar[int]
+    REFRESH_ON_LOSS_JUMP_FIELD_NUMBER: _ClassVar[int]
+    REFRESH_MODE_FIELD_NUMBER: _ClassVar[int]
+    DEACTIVATED_FIELD_NUMBER: _ClassVar[int]
+    SCORING_POINT_FIELD_NUMBER: _ClassVar[int]
+    CLIENT_FRACTION_FIELD_NUMBER: _ClassVar[int]
+    NEWCOMERS_PER_ROUND_FIELD_NUMBER: _ClassVar[int]
+    LOCAL_SCHEDULE_FIELD_NUMBER: _ClassVar[int]
+    UPDATE_WEIGHTS_FIELD_NUMBER: _ClassVar[int]
+    AVERAGING_FIELD_NUMBER: _ClassVar[int]
+    EVALUATE_LAST_FIELD_NUMBER: _ClassVar[int]
+    TARGET_ACCURACY_FIELD_NUMBER: _ClassVar[int]
+    PATIENCE_FIELD_NUMBER: _ClassVar[int]
+    PERSONALIZE_EPOCHS_FIELD_NUMBER: _ClassVar[int]
+    PERSONALIZE_LR_FIELD_NUMBER: _ClassVar[int]
     strategy: str
     model: str
     sparsity: str
@@ -62,4 +88,30 @@ class RunSettings(_message.Message):
     error_feedback: bool
     norm: str
     width: int
-    def __init__(self, strategy: _Optional[str] = ..., model: _Optional[str] = ..., sparsity: _Optional[str] = ..., bytes_per_round: _Optional[str] = ..., rounds: _Optional[int] = ..., clients: _Optional[int] = ..., clients_per_round: _Optional[int] = ..., min_clients: _Optional[int] = ..., local_epochs: _Optional[int] = ..., local_steps: _Optional[int] = ..., batch_size: _Optional[int] = ..., learning_rate: _Optional[float] = ..., lr_decay: _Optional[float] = ..., momentum: _Optional[float] = ..., weight_decay: _Optional[float] = ..., clip_norm: _Optional[float] = ..., seed: _Optional[int] = ..., evaluate_every: _Optional[int] = ..., reproducible: _Optional[bool] = ..., round_deadline_s: _Optional[float] = ..., no_progress_s: _Optional[float] = ..., scores: _Optional[str] = ..., value_type: _Optional[str] = ..., grid_bits: _Optional[int] = ..., rounding: _Optional[str] = ..., error_feedback: _Optional[bool] = ..., norm: _Optional[str] = ..., width: _Optional[int] = ...) -> None: ...
+    profile: str
+    initialization: str
+    sparsity_schedule: str
+    criterion: str
+    scoring_batches: int
+    scoring_samples: str
+    score_weights: str
+    layer_guard: float
+    warmup_rounds: int
+    refresh_rounds: str
+    refresh_every: int
+    refresh_on_new_labels: bool
+    refresh_on_loss_jump: float
+    refresh_mode: str
+    deactivated: str
+    scoring_point: str
+    client_fraction: float
+    newcomers_per_round: int
+    local_schedule: str
+    update_weights: str
+    averaging: str
+    evaluate_last: int
+    target_accuracy: float
+    patience: int
+    personalize_epochs: int
+    personalize_lr: str
+    def __init__(self, strategy: _Optional[str] = ..., model: _Optional[str] = ..., sparsity: _Optional[str] = ..., bytes_per_round: _Optional[str] = ..., rounds: _Optional[int] = ..., clients: _Optional[int] = ..., clients_per_round: _Optional[int] = ..., min_clients: _Optional[int] = ..., local_epochs: _Optional[int] = ..., local_steps: _Optional[int] = ..., batch_size: _Optional[int] = ..., learning_rate: _Optional[float] = ..., lr_decay: _Optional[float] = ..., momentum: _Optional[float] = ..., weight_decay: _Optional[float] = ..., clip_norm: _Optional[float] = ..., seed: _Optional[int] = ..., evaluate_every: _Optional[int] = ..., reproducible: _Optional[bool] = ..., round_deadline_s: _Optional[float] = ..., no_progress_s: _Optional[float] = ..., scores: _Optional[str] = ..., value_type: _Optional[str] = ..., grid_bits: _Optional[int] = ..., rounding: _Optional[str] = ..., error_feedback: _Optional[bool] = ..., norm: _Optional[str] = ..., width: _Optional[int] = ..., profile: _Optional[str] = ..., initialization: _Optional[str] = ..., sparsity_schedule: _Optional[str] = ..., criterion: _Optional[str] = ..., scoring_batches: _Optional[int] = ..., scoring_samples: _Optional[str] = ..., score_weights: _Optional[str] = ..., layer_guard: _Optional[float] = ..., warmup_rounds: _Optional[int] = ..., refresh_rounds: _Optional[str] = ..., refresh_every: _Optional[int] = ..., refresh_on_new_labels: _Optional[bool] = ..., refresh_on_loss_jump: _Optional[float] = ..., refresh_mode: _Optional[str] = ..., deactivated: _Optional[str] = ..., scoring_point: _Optional[str] = ..., client_fraction: _Optional[float] = ..., newcomers_per_round: _Optional[int] = ..., local_schedule: _Optional[str] = ..., update_weights: _Optional[str] = ..., averaging: _Optional[str] = ..., evaluate_last: _Optional[int] = ..., target_accuracy: _Optional[float] = ..., patience: _Optional[int] = ..., personalize_epochs: _Optional[int] = ..., personalize_lr: _Optional[str] = ...) -> None: ...

@@ -1,0 +1,48 @@
+"""What is to happen at which round: sparsities that change, rounds that begin with a new mask."""
+
+from decimal import Decimal
+
+from ssfl.method.density import parse_sparsity
+from ssfl.method.errors import DensityError
+
+
+def parse_schedule(text: str) -> list[tuple[int, Decimal]]:
+    """Return (round, sparsity) pairs, rounds rising from 0; nothing for an empty text.
+
+    >>> parse_schedule("0:0.98, 30:0.95")
+    [(0, Decimal('0.98')), (30, Decimal('0.95'))]
+    """
+    pairs = []
+    for part in text.split(",") if text.strip() else []:
+        number, _, sparsity = part.partition(":")
+        if not number.strip().isdecimal() or not sparsity:
+            raise DensityError(
+                f"sparsity-schedule is a list of round:sparsity such as 0:0.98,30:0.95, "
+                f"got {part.strip()!r}"
+            )
+        try:
+            pairs.append((int(number), parse_sparsity(sparsity.strip())))
+        except DensityError as error:
+            raise DensityError(f"sparsity-schedule, round {int(number)}: {error}") from None
+    rounds = [number for number, _ in pairs]
+    if pairs and (rounds[0] != 0 or sorted(set(rounds)) != rounds):
+        raise DensityError("sparsity-schedule must begin with round 0, and rounds must rise")
+    return pairs
+
+
+def sparsity_at(text: str, round_number: int) -> str:
+    """Return the sparsity that a schedule has for a round.
+
+    >>> sparsity_at("0:0.98,30:0.95", 29), sparsity_at("0:0.98,30:0.95", 30)
+    ('0.98', '0.95')
+    """
+    (*_, last) = [sparsity for number, sparsity in parse_schedule(text) if number <= round_number]
+    return str(last)
+
+
+def parse_rounds(text: str) -> frozenset[int]:
+    """Return the round numbers of a list such as 30,60; nothing for an empty text."""
+    parts = [part.strip() for part in text.split(",")] if text.strip() else []
+    if wrong := [part for part in parts if not part.isdecimal() or int(part) < 1]:
+        raise DensityError(f"a list of rounds from 1 on, such as 30,60, got {wrong[0]!r}")
+    return frozenset(int(part) for part in parts)
