@@ -13,8 +13,9 @@ from client.fakes import INITIAL, MANIFEST, FakeCall, FakeRpcError, FakeStub
 from ssfl.client.agent import Agent, Identity
 from ssfl.client.connection import Patience
 from ssfl.client.local_state import LocalState
+from ssfl.client.site import Vector
 from ssfl.learning.evaluate import Evaluation
-from ssfl.learning.trained import Trained, Vector
+from ssfl.learning.trained import Trained
 from ssfl.method.manifest import Manifest
 from ssfl.method.mask import Mask
 from ssfl.method.model_state import values_digest
