@@ -1,0 +1,1 @@
+"""Studies: many simulated runs, compared."""
