@@ -4,8 +4,12 @@ A setting that is given wins over the profile, and the profile over the plain de
 the defaults themselves. docs/profiles.md says where the three differ and why.
 """
 
+from collections.abc import Collection, Mapping
 from typing import Any
 
+from ssfl.method.errors import SettingsError
+
+DEFAULT = "ours"
 PROFILES: dict[str, dict[str, Any]] = {
     "ours": {},
     # The text of the paper: section 4 and Algorithm 1. It names no clipping of gradients.
@@ -47,3 +51,36 @@ PROFILES: dict[str, dict[str, Any]] = {
         "scores": "exact",
     },
 }
+
+# Settings that say the same thing in another way: who gives the first means it instead of what
+# the profile says of the second.
+_INSTEAD = {"clients_per_round": "client_fraction"}
+
+
+def with_profile(given: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the settings that are given, and those that their `profile` adds to them.
+
+    Raises SettingsError for a profile that there is not.
+
+    Examples:
+        >>> settings = with_profile({"profile": "paper", "rounds": 7})
+        >>> settings["rounds"], settings["sparsity"]
+        (7, '0.5')
+        >>> with_profile({"rounds": 7})
+        {'rounds': 7}
+    """
+    name = given.get("profile", DEFAULT)
+    if name not in PROFILES:
+        raise SettingsError(f"--profile must be one of {', '.join(PROFILES)}, got {name!r}")
+    return {**weaker(PROFILES[name], given), **given}
+
+
+def weaker(preset: Mapping[str, Any], given: Collection[str]) -> dict[str, Any]:
+    """Return what a preset says about settings that are not given, in this way or another.
+
+    Examples:
+        >>> weaker({"client_fraction": 0.1, "rounds": 500}, {"clients_per_round": 5})
+        {'rounds': 500}
+    """
+    said = {*given, *(_INSTEAD[name] for name in given if name in _INSTEAD)}
+    return {name: value for name, value in preset.items() if name not in said}

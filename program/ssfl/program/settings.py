@@ -1,5 +1,8 @@
 """A program's settings from flags, SSFL_* variables and a TOML file, in that order of strength.
 
+A setting whose metadata has `presets` (the run's `profile`) names a set of defaults for others:
+weaker than whatever is given, stronger than the plain defaults.
+
 `load` returns the config or raises ProgramError(USAGE) with a sentence that names what is wrong
 and where it was written; `ssfl.program.options` says what a config dataclass may declare.
 """
@@ -11,14 +14,16 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from ssfl.method.errors import SettingsError
-from ssfl.program.command_line import read_flags
-from ssfl.program.exits import usage_error
+from ssfl.method.profiles import weaker
+from ssfl.program.command_line import closest, read_flags
+from ssfl.program.exits import ProgramError, usage_error
 from ssfl.program.options import Option, Value, nested_of, options_of, setting_names
 from ssfl.program.sources import CONFIG_VARIABLE, Given, read_environment, read_file
 
-__all__ = ["describe", "load", "setting_names"]
+__all__ = ["describe", "load", "read_given", "setting_names", "values_by_name"]
 
 Config = TypeVar("Config")
+Setting = str | float | bool  # a number may be given where a flag would be text: sparsity=0.9
 
 
 def load(
@@ -36,9 +41,27 @@ def load(
     or key is refused with it; such a variable is ignored, as programs may share an environment.
     With `environ` None the program takes no variables, and its --help says so.
     """
-    elsewhere = known_elsewhere or {}
     options = tuple(options_of(config_class))
+    given = read_given(options, argv, environ, prog, description, epilog, known_elsewhere)
+    given = _presets(options, given) | given
+    config = _assemble(config_class, options, given)
+    _validate(config, options, given)
+    return config
+
+
+def read_given(
+    options: Sequence[Option],
+    argv: Sequence[str],
+    environ: Mapping[str, str] | None,
+    prog: str,
+    description: str,
+    epilog: str = "",
+    known_elsewhere: Mapping[str, str] | None = None,
+) -> dict[str, Given]:
+    """Return what was given for each setting, and where, without any default: see `load`."""
+    elsewhere = known_elsewhere or {}
     _check_names(options)
+    epilog = "\n\n".join(part for part in (epilog, *_presets_told(options)) if part)
     flags = read_flags(
         options, argv, prog, description, epilog, elsewhere, variables=environ is not None
     )
@@ -46,14 +69,26 @@ def load(
     file = flags.pop("config", "") or environ.get(CONFIG_VARIABLE, "")
     given = read_file(Path(file).expanduser(), options, prog, elsewhere) if file else {}
     given |= read_environment(environ, options, prog, elsewhere)
-    given |= {
+    return given | {
         option.name: Given(flags[option.name], option.shown)
         for option in options
         if option.name in flags
     }
-    config = _assemble(config_class, options, given)
-    _validate(config, options, given)
-    return config
+
+
+def values_by_name(config_class: type, given: Mapping[str, Setting], what: str) -> dict[str, Value]:
+    """Return settings given by name, each as its flag would read it.
+
+    Raises TypeError for a name that is no setting of `what`, SettingsError for a wrong value.
+    """
+    options = {option.name: option for option in options_of(config_class)}
+    for name in given:
+        if name not in options:
+            raise TypeError(f"{name} is no setting of {what}{closest(name, options)}")
+    try:
+        return {name: options[name].parse(str(value), name) for name, value in given.items()}
+    except ProgramError as error:
+        raise SettingsError(str(error)) from None
 
 
 def describe(config: object) -> dict[str, Value]:
@@ -70,6 +105,36 @@ def _check_names(options: Iterable[Option]) -> None:
     names = [option.name for option in options]
     if len(set(names)) != len(names) or "config" in names:
         raise TypeError(f"settings must have names of their own, and none may be config: {names}")
+
+
+def _presets(options: Sequence[Option], given: Mapping[str, Given]) -> dict[str, Given]:
+    """Return the defaults that the chosen presets set for settings which are not given."""
+    found = {}
+    names = {option.name for option in options}
+    for option in _with_presets(options):
+        chosen = _value(option, given.get(option.name))
+        for name, value in weaker(option.metadata["presets"][chosen], given).items():
+            if name in names:
+                found[name] = Given(str(value), f"{option.shown} {chosen}")
+    return found
+
+
+def _presets_told(options: Sequence[Option]) -> list[str]:
+    """Return what --help says about presets, a paragraph each."""
+    told = []
+    for option in _with_presets(options):
+        told.append(
+            f"{option.shown} sets other defaults: whatever is given by a flag, a variable or a "
+            "file beats them."
+        )
+        for name, preset in option.metadata["presets"].items():
+            flags = [f"--{one.replace('_', '-')} {value}" for one, value in preset.items()]
+            told.append(f"{option.shown} {name}: {' '.join(flags) or 'the defaults above'}")
+    return told
+
+
+def _with_presets(options: Sequence[Option]) -> list[Option]:
+    return [option for option in options if "presets" in option.metadata]
 
 
 def _assemble(
