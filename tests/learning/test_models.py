@@ -30,6 +30,8 @@ COUNTS = [
     ("cnn", (1, 14, 14), 10, 43_082, 42_896, 0),
     ("cnn", GREY, 10, 206_922, 206_736, 0),
     ("cnn", COLOUR, 10, 268_650, 268_464, 0),
+    ("cnn-small", (1, 14, 14), 10, 35_434, 35_272, 0),
+    ("cnn-small", COLOUR, 10, 133_882, 133_720, 0),
     ("lenet5", GREY, 10, 61_706, 61_470, 0),
     ("lenet5", (1, 32, 32), 10, 61_706, 61_470, 0),
     ("lenet5", COLOUR, 10, 62_006, 61_770, 0),
@@ -126,6 +128,21 @@ def test_tensor_names_can_be_read() -> None:
     assert names[::2] == ["conv1.weight", "conv2.weight", "linear1.weight", "linear2.weight"]
 
 
+def test_the_small_cnn_is_two_strided_convolutions_and_two_linear_layers() -> None:
+    """Written out: 14x14 pixels become 7x7, then 4x4; 16 channels of them are 256 inputs."""
+    parts = [repr(part) for part in build_model("cnn-small", (1, 14, 14), 10)]
+    assert parts == [
+        "Conv2d(1, 8, kernel_size=(3, 3), stride=(2, 2), padding=(1, 1))",
+        "ReLU()",
+        "Conv2d(8, 16, kernel_size=(3, 3), stride=(2, 2), padding=(1, 1))",
+        "ReLU()",
+        "Flatten(start_dim=1, end_dim=-1)",
+        "Linear(in_features=256, out_features=128, bias=True)",
+        "ReLU()",
+        "Linear(in_features=128, out_features=10, bias=True)",
+    ]
+
+
 # -- widths
 
 
@@ -144,6 +161,7 @@ def outputs(model: nn.Module) -> list[int]:
         ("mlp", GREY, 64, [64, 64, 10]),
         ("cnn", GREY, 8, [8, 16, 64, 10]),
         ("cnn", GREY, 20, [20, 40, 160, 10]),
+        ("cnn-small", GREY, 4, [4, 8, 64, 10]),
         ("lenet5", GREY, 12, [12, 32, 240, 168, 10]),
         ("lenet5", GREY, 4, [4, 11, 80, 56, 10]),  # 10.67 channels
         ("lenet5", GREY, 1, [1, 3, 20, 14, 10]),
@@ -222,7 +240,7 @@ def test_a_width_that_makes_no_sense_is_refused_before_it_takes_memory(
         ("mlp", (1, 0, 8), 10, "no model for inputs 1x0x8"),
         ("mlp", (), 10, "no model for inputs of no size"),
         ("mlp", (5,), 1, "and 1 classes"),
-        ("vgg", (1, 8, 8), 10, f"one of mlp, cnn, lenet5, {RESNETS}, got 'vgg'"),
+        ("vgg", (1, 8, 8), 10, f"one of mlp, cnn, cnn-small, lenet5, {RESNETS}, got 'vgg'"),
     ],
 )
 def test_an_impossible_model_is_refused_and_told_what_is_needed(
@@ -237,6 +255,7 @@ def test_an_impossible_model_is_refused_and_told_what_is_needed(
     [
         ("mlp", "batch", f"mlp has no norm layers: --norm batch is for {RESNETS}"),
         ("cnn", "batch", f"cnn has no norm layers: --norm batch is for {RESNETS}"),
+        ("cnn-small", "batch", f"cnn-small has no norm layers: --norm batch is for {RESNETS}"),
         ("lenet5", "batch", f"lenet5 has no norm layers: --norm batch is for {RESNETS}"),
         ("resnet18", "layer", "the norm must be one of group, batch, got 'layer'"),
         ("resnet18", "batch", "resnet18 with --norm batch needs images of at least 9x9 pixels"),

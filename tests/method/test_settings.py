@@ -46,8 +46,8 @@ def test_these_are_possible(changes: dict[str, Any]) -> None:
         ({"strategy": "magic"}, "--strategy must be one of ssfl, fedavg, got 'magic'"),
         (
             {"model": "vgg"},
-            "--model must be one of mlp, cnn, lenet5, resnet18, resnet50, resnet20, resnet32, "
-            "resnet44, resnet56, resnet110, got 'vgg'",
+            "--model must be one of mlp, cnn, cnn-small, lenet5, resnet18, resnet50, resnet20, "
+            "resnet32, resnet44, resnet56, resnet110, got 'vgg'",
         ),
         ({"rounds": 0}, "--rounds must be a number of at least 1, got 0"),
         ({"clients": -1}, "--clients must be a number of at least 0, got -1"),

@@ -7,7 +7,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
-from ssfl.datasets.shards import Array
+from ssfl.datasets.shards import Array, Shard
 from ssfl.method.settings import RunSettings
 from ssfl.method.streams import Stream
 
@@ -51,6 +51,31 @@ def balanced_batch(labels: Array, batch_size: int, stream: Stream) -> Indices:
     seat = stream.permutation(len(counts))[members[by_class]]  # the class's place in each turn
     chosen = np.lexsort((seat, turn))[:batch_size]
     return np.sort(shuffled[by_class[chosen]])
+
+
+def plain_batch(num_samples: int, batch_size: int, stream: Stream) -> Indices:
+    """Return the samples of a random minibatch, ascending; every sample is as likely."""
+    return stream.choose(num_samples, min(batch_size, num_samples))
+
+
+def scoring_batches(
+    shard: Shard, settings: RunSettings, client_id: str, mask_epoch: int, num_batches: int
+) -> Iterator[Indices]:
+    """Yield the training samples of each minibatch that a client scores, each drawn by itself.
+
+    A shard that fits in one minibatch gives one: all others would be the same.
+    """
+    if num_batches < 1:
+        raise ValueError(f"cannot score {num_batches} minibatches")
+    labels = shard.train_y if shard.num_classes else np.zeros(shard.num_samples, dtype=np.int64)
+    one_is_all = shard.num_samples <= settings.batch_size
+    for number in range(1 if one_is_all else num_batches):
+        parts = [number] if number else []  # the first is called as if it were the only one
+        stream = Stream(settings.seed, "scoring", mask_epoch, client_id, *parts)
+        if settings.scoring_samples == "plain":
+            yield plain_batch(shard.num_samples, settings.batch_size, stream)
+        else:
+            yield balanced_batch(labels, settings.batch_size, stream)
 
 
 def take(x: Array, y: Array, indices: Indices, model: nn.Module) -> tuple[Tensor, Tensor]:

@@ -1,7 +1,9 @@
 """From a network to its manifest: which tensors travel, in which role, and how they start.
 
 - Weights of convolutions and linear layers are masked and start Kaiming normal,
-  N(0, 2 / fan_in), the paper's choice; their biases are dense and start at zero.
+  N(0, 2 / fan_in), the paper's choice; their biases are dense and start at zero. With the
+  initialization `torch-default` both start as torch has it, uniform within 1 / sqrt(fan_in)
+  (which is what its Kaiming uniform with a = sqrt(5) comes to).
 - Frozen ones are dense: without a gradient they would score zero and be pruned first.
 - Scale and shift of norm layers are dense and start at one and zero.
 - Embeddings are dense and start N(0, 1), as torch's own do.
@@ -25,6 +27,7 @@ from torch.nn.parameter import UninitializedParameter
 
 from ssfl.learning.errors import ModelError
 from ssfl.method.manifest import Init, Manifest, Role, TensorSpec
+from ssfl.method.settings import INITIALIZATIONS
 
 _WEIGHTED = (_ConvNd, nn.Linear)
 _NORMS = (_NormBase, nn.GroupNorm, nn.LayerNorm, nn.RMSNorm)
@@ -32,19 +35,27 @@ _SENT = Init("sent")
 
 
 def manifest_of(
-    model: nn.Module, description: Mapping[str, Any], *, own_weights: bool = False
+    model: nn.Module,
+    description: Mapping[str, Any],
+    *,
+    own_weights: bool = False,
+    initialization: str = "kaiming-normal",
 ) -> Manifest:
     """Return the manifest of a model: parameters in the model's order, then buffers.
 
-    With `own_weights` every tensor starts as the model has it now (a pretrained network, say)
-    and is sent once, instead of being rebuilt from the seed.
+    `initialization` is how conv and linear layers start: one of INITIALIZATIONS. With
+    `own_weights` every tensor starts as the model has it now (a pretrained network, say) and is
+    sent once, instead of being rebuilt from the seed.
     """
+    if initialization not in INITIALIZATIONS:
+        choices = ", ".join(INITIALIZATIONS)
+        raise ModelError(f"the initialization must be one of {choices}, got {initialization!r}")
     owners = dict(model.named_modules())
     tensors = []
     for name, parameter in model.named_parameters():
         prefix, _, leaf = name.rpartition(".")
         _check(name, parameter)
-        role, init = _parameter_rule(owners[prefix], leaf, parameter)
+        role, init = _parameter_rule(owners[prefix], leaf, parameter, initialization)
         tensors.append(TensorSpec(name, tuple(parameter.shape), role, init))
     for name, buffer, init in _running_statistics(model):
         _check(name, buffer)
@@ -56,18 +67,33 @@ def manifest_of(
     return Manifest(tuple(tensors), description)
 
 
-def _parameter_rule(owner: nn.Module, leaf: str, parameter: Tensor) -> tuple[Role, Init]:
+def _parameter_rule(
+    owner: nn.Module, leaf: str, parameter: Tensor, initialization: str
+) -> tuple[Role, Init]:
     if isinstance(owner, _WEIGHTED) and leaf == "weight" and parameter.ndim >= 2:
-        fan_in = math.prod(parameter.shape[1:])
         role = Role.MASKED if parameter.requires_grad else Role.DENSE
-        return role, Init("normal", math.sqrt(2 / fan_in))
+        if initialization == "torch-default":
+            return role, _torch_default(parameter)
+        return role, Init("normal", math.sqrt(2 / _fan_in(parameter)))
     if isinstance(owner, _WEIGHTED) and leaf == "bias":
+        weight = getattr(owner, "weight", None)
+        if initialization == "torch-default" and isinstance(weight, Tensor) and weight.ndim >= 2:
+            return Role.DENSE, _torch_default(weight)
         return Role.DENSE, Init("zeros")
     if isinstance(owner, _NORMS) and leaf in ("weight", "bias"):
         return Role.DENSE, Init("ones" if leaf == "weight" else "zeros")
     if isinstance(owner, nn.Embedding) and owner.padding_idx is None and leaf == "weight":
         return Role.DENSE, Init("normal", 1.0)  # one with a padding row, which is zero, is sent
     return Role.DENSE, _SENT
+
+
+def _fan_in(weight: Tensor) -> int:
+    return math.prod(weight.shape[1:])
+
+
+def _torch_default(weight: Tensor) -> Init:
+    """Return the rule for a layer's weight and bias."""
+    return Init("uniform", 1 / math.sqrt(_fan_in(weight)))
 
 
 def _running_statistics(model: nn.Module) -> Iterator[tuple[str, Tensor, Init]]:

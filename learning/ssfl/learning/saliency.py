@@ -1,9 +1,13 @@
 """Saliency: how much the loss depends on each weight, before any training (paper, Algorithm 1).
 
-The score of weight j is |dL/dw_j * w_j| for the mean loss on one class-balanced minibatch, with
+The score of weight j is |dL/dw_j * w_j| for the mean loss on one minibatch, with
 the model in eval mode; only batch norms take the batch's own statistics, since before training
 they have none. It is computed in float32 as torch's `(gradient * weight).abs()`, so
 that plain code written by somebody else gives the same bits at one thread.
+
+A client's score is the mean of its minibatches' scores, magnitudes and not gradients: they are
+added in float64, which is exact for any that count, and the mean is rounded once to float32. So
+one minibatch gives its own bits.
 """
 
 from collections.abc import Iterator
@@ -16,14 +20,15 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from ssfl.datasets.shards import Shard
-from ssfl.learning.batches import balanced_batch, take
+from ssfl.learning.batches import Indices, scoring_batches, take
 from ssfl.learning.errors import DivergedError, ModelError
 from ssfl.learning.evaluate import eval_mode
 from ssfl.learning.flatten import masked_parameters
 from ssfl.learning.task import Task
 from ssfl.method.manifest import Manifest
 from ssfl.method.settings import RunSettings
-from ssfl.method.streams import Stream
+
+Vector = npt.NDArray[np.float32]
 
 
 def score_locally(
@@ -34,13 +39,32 @@ def score_locally(
     settings: RunSettings,
     client_id: str,
     mask_epoch: int = 0,
-) -> npt.NDArray[np.float32]:
-    """Return a client's scores, (num_masked,), from one minibatch of its training samples."""
-    stream = Stream(settings.seed, "scoring", mask_epoch, client_id)
-    labels = shard.train_y if shard.num_classes else np.zeros(shard.num_samples, dtype=np.int64)
-    indices = balanced_batch(labels, settings.batch_size, stream)
-    x, y = take(shard.train_x, shard.train_y, indices, model)
-    return saliency_scores(model, manifest, task, x, y)
+    num_batches: int = 1,
+    weights: Vector | None = None,
+) -> Vector:
+    """Return a client's scores, (num_masked,), from minibatches of its training samples.
+
+    `weights` stand in for the model's own in the product, as in `saliency_scores`.
+    """
+    batches = list(scoring_batches(shard, settings, client_id, mask_epoch, num_batches))
+
+    def scores_of(indices: Indices) -> Vector:
+        x, y = take(shard.train_x, shard.train_y, indices, model)
+        return saliency_scores(model, manifest, task, x, y, weights)
+
+    if len(batches) == 1:
+        return scores_of(batches[0])
+    total = np.zeros(manifest.num_masked, dtype=np.float64)
+    for indices in batches:
+        total += scores_of(indices)
+    return (total / len(batches)).astype(np.float32)
+
+
+@contextmanager
+def scoring_mode(model: nn.Module) -> Iterator[None]:
+    """Put the model into eval mode, but batch norms on the batch's statistics; with gradients."""
+    with eval_mode(model), _batch_statistics(model), torch.enable_grad():
+        yield
 
 
 @contextmanager
@@ -59,25 +83,42 @@ def _batch_statistics(model: nn.Module) -> Iterator[None]:
 
 
 def saliency_scores(
-    model: nn.Module, manifest: Manifest, task: Task, x: Tensor, y: Tensor
-) -> npt.NDArray[np.float32]:
+    model: nn.Module,
+    manifest: Manifest,
+    task: Task,
+    x: Tensor,
+    y: Tensor,
+    weights: Vector | None = None,
+) -> Vector:
     """Return |dL/dw * w| of every masked coordinate, (num_masked,).
 
+    The gradient is taken at the model as it is. With `weights`, (num_masked,), w is theirs: so
+    weights that are zero in the model are scored by what they would be, without taking part.
     The model's weights, gradients and mode are left as they were. A weight that is frozen or
     not used scores zero.
     """
-    places = [(p, place) for p, place in masked_parameters(model, manifest) if p.requires_grad]
-    if not places:
-        raise ModelError("every conv and linear weight is frozen: there is nothing to score")
+    if weights is not None and weights.shape != (manifest.num_masked,):
+        raise ModelError(f"{weights.shape} weights for a model of {manifest.num_masked}")
+    places = trained_places(model, manifest)
     parameters = [parameter for parameter, _ in places]
-    with eval_mode(model), _batch_statistics(model), torch.enable_grad():
+    with scoring_mode(model):
         loss = task.loss(model, x, y)
         gradients = torch.autograd.grad(loss, parameters, allow_unused=True)
     scores = np.zeros(manifest.num_masked, dtype=np.float32)
     for (parameter, place), gradient in zip(places, gradients, strict=True):
         if gradient is not None:
-            products = (gradient * parameter.detach()).abs()
-            scores[place] = products.cpu().numpy().reshape(-1)
+            factor = parameter.detach()
+            if weights is not None:
+                factor = torch.tensor(weights[place]).reshape(parameter.shape).to(parameter)
+            scores[place] = (gradient * factor).abs().cpu().numpy().reshape(-1)
     if not np.isfinite(scores).all():
         raise DivergedError("the saliency scores are not finite numbers", round_number=0)
     return scores
+
+
+def trained_places(model: nn.Module, manifest: Manifest) -> list[tuple[Tensor, slice]]:
+    """Return the masked parameters that are not frozen, with their places; ModelError if none."""
+    places = [(p, place) for p, place in masked_parameters(model, manifest) if p.requires_grad]
+    if not places:
+        raise ModelError("every conv and linear weight is frozen: there is nothing to score")
+    return places

@@ -10,7 +10,7 @@ from ssfl.method.schedule import parse_rounds, parse_schedule
 
 STRATEGIES = ("ssfl", "fedavg")
 MODELS = (
-    "mlp", "cnn", "lenet5", "resnet18", "resnet50",
+    "mlp", "cnn", "cnn-small", "lenet5", "resnet18", "resnet50",
     "resnet20", "resnet32", "resnet44", "resnet56", "resnet110",
 )  # fmt: skip
 NORMS = ("group", "batch")

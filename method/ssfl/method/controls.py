@@ -1,0 +1,65 @@
+"""Masks to compare the method's with: what is left of it when its choice is taken away.
+
+- `random_mask`: no scores at all, one mask for everybody.
+- `client_random_mask`: nothing in common either, every client has a mask of its own.
+- `shuffled`: only how many weights each tensor keeps is taken from the scores.
+- `magnitude_scores`: large weights instead of those that matter to the loss.
+
+All are drawn from named streams, so every machine makes the same bits.
+"""
+
+import numpy as np
+
+from ssfl.method.density import kept_for_sparsity, parse_sparsity
+from ssfl.method.errors import DensityError
+from ssfl.method.manifest import Manifest
+from ssfl.method.mask import Mask, Scores
+from ssfl.method.streams import Stream
+
+
+def random_mask(size: int, k: int, seed: int, epoch: int) -> Mask:
+    """Return a mask of exactly k of `size` coordinates, all alike: "global random"."""
+    if not 0 <= k <= size:
+        raise ValueError(f"cannot keep {k} of {size}")
+    kept = np.zeros(size, dtype=np.bool_)
+    kept[Stream(seed, "random mask", epoch).choose(size, k)] = True
+    return Mask.from_bools(kept)
+
+
+def client_random_mask(manifest: Manifest, sparsity: str, seed: int, client_id: str) -> Mask:
+    """Return a client's own mask, the same in all of a run, with the sparsity in every tensor.
+
+    A tensor so small that nothing would be kept keeps one weight.
+    """
+    parse_sparsity(sparsity)  # a word of a sparsity is an error, a small tensor is not
+    kept = np.zeros(manifest.num_masked, dtype=np.bool_)
+    for tensor, place in manifest.masked():
+        stream = Stream(seed, "client mask", client_id, tensor.name)
+        chosen = stream.choose(tensor.size, _kept_of(sparsity, tensor.size))
+        kept[place][chosen] = True
+    return Mask.from_bools(kept)
+
+
+def _kept_of(sparsity: str, size: int) -> int:
+    try:
+        return kept_for_sparsity(sparsity, size)
+    except DensityError:
+        return 1
+
+
+def shuffled(mask: Mask, manifest: Manifest, seed: int, epoch: int) -> Mask:
+    """Return the mask with the weights of each tensor in another order: its count stays."""
+    if mask.size != manifest.num_masked:
+        raise ValueError(f"a mask of {mask.size} weights for a model of {manifest.num_masked}")
+    kept = mask.bools()
+    for tensor, place in manifest.masked():
+        order = Stream(seed, "shuffled mask", epoch, tensor.name).permutation(tensor.size)
+        kept[place] = kept[place][order]
+    return Mask.from_bools(kept)
+
+
+def magnitude_scores(vector: Scores, manifest: Manifest) -> Scores:
+    """Return |w| of every masked coordinate of a model's flat vector."""
+    if vector.shape != (manifest.size,):
+        raise ValueError(f"a vector of shape {vector.shape} for a model of {manifest.size} values")
+    return np.abs(vector[: manifest.num_masked])
