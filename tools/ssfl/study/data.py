@@ -13,6 +13,7 @@ from dataclasses import dataclass, fields
 from functools import lru_cache
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -212,10 +213,10 @@ def _pooled(x: Array, pool: int) -> npt.NDArray[np.float32]:
     return _scaled(out, x.dtype)
 
 
-def _scaled(x: Array, stored: np.dtype[np.generic]) -> npt.NDArray[np.float32]:
+def _scaled(x: Array, stored: np.dtype[Any]) -> npt.NDArray[np.float32]:
     """Return pixels as a client reads them: of whole numbers the largest becomes 1."""
-    x = x.astype(np.float32, copy=False)
-    return x / np.float32(np.iinfo(stored).max) if stored.kind == "u" else x
+    pixels: npt.NDArray[np.float32] = x.astype(np.float32, copy=False)
+    return pixels / np.float32(np.iinfo(stored).max) if stored.kind == "u" else pixels
 
 
 def _cut(data: DataSet, spec: DataSpec, seed: int) -> Iterator[Shard]:

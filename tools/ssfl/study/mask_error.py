@@ -1,0 +1,210 @@
+"""How far the mask found from a few minibatches is from the mask of all the data.
+
+Scores |g·w| of minibatches, those that the clients of a run would score, are taken from the
+clients in turn, weighted by their training samples, and averaged over the first n; the Top-k mask
+of that mean is compared with the mask of an oracle that has seen every training sample. The error
+is the share of the oracle's kept weights that are missed. There are two oracles, and they do not
+agree:
+
+mean of minibatch scores    the mean of |g·w| over minibatches that hold every sample once, each
+                            of one client's samples in random order: what the method's own mean
+                            tends to, but for the balance of classes
+score of the full gradient  |g·w| of the loss over all samples at once: gradients of different
+                            samples cancel before the magnitude is taken, so a mean of magnitudes
+                            does not tend to it, however many minibatches there are
+
+So each has a floor, and `flat_at` says from which n on the error is as good as at the last one.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from itertools import cycle, islice
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import nn
+
+from ssfl.datasets.shards import Shard
+from ssfl.learning import image_task
+from ssfl.learning.batches import scoring_batches, take
+from ssfl.learning.describe import manifest_of
+from ssfl.learning.flatten import first_weights, write_vector
+from ssfl.learning.saliency import saliency_scores, scoring_mode, trained_places
+from ssfl.learning.task import Task
+from ssfl.method.density import kept_for_sparsity
+from ssfl.method.manifest import Manifest
+from ssfl.method.mask import Mask, top_k
+from ssfl.method.settings import RunSettings
+from ssfl.method.streams import Stream
+from ssfl.study.data import DataSpec, build_shards
+
+MINIBATCHES = (1, 2, 5, 10, 20, 40, 80, 100, 150, 200, 300, 400)
+SPARSITIES = ("0.5", "0.9", "0.95")
+MEAN_OF_SCORES = "mean of minibatch scores"
+FULL_GRADIENT = "score of the full gradient"
+_AT_ONCE = 1000  # samples of the full gradient in memory together
+_TOLERANCE = 0.1  # relative: an error this close to the last one is flat
+
+Doubles = npt.NDArray[np.float64]
+
+
+def mask_error(
+    spec: DataSpec,
+    settings: RunSettings,
+    seeds: Sequence[int] = range(5),
+    minibatches: Sequence[int] = MINIBATCHES,
+    sparsities: Sequence[str] = SPARSITIES,
+    task: Task = image_task,
+) -> dict[str, Any]:
+    """Return the errors by oracle and sparsity, of every seed; ready for JSON.
+
+    `settings` say which model, how large a minibatch is and how weights start.
+    """
+    measured = [
+        _of_one_seed(
+            build_shards(spec, seed), replace(settings, seed=seed), minibatches, sparsities, task
+        )
+        for seed in seeds
+    ]
+    oracles = {
+        oracle: {
+            sparsity: _summary([one[oracle][sparsity] for one in measured], minibatches)
+            for sparsity in sparsities
+        }
+        for oracle in (MEAN_OF_SCORES, FULL_GRADIENT)
+    }
+    return {
+        "minibatches": list(minibatches),
+        "batch_size": settings.batch_size,
+        "model": settings.model,
+        "seeds": list(seeds),
+        "oracles": oracles,
+    }
+
+
+def flat_at(minibatches: Sequence[int], mean: Sequence[float], deviation: float) -> int:
+    """Return the least number of minibatches from which on the error stays as good as the last.
+
+    That is, at most a tenth above it, or at most its standard deviation over seeds.
+    """
+    limit = mean[-1] + max(_TOLERANCE * mean[-1], deviation)
+    above = [place for place, error in enumerate(mean) if error > limit]
+    return minibatches[above[-1] + 1 if above else 0]
+
+
+def _summary(errors: list[list[float]], minibatches: Sequence[int]) -> dict[str, Any]:
+    table = np.array(errors)
+    mean = table.mean(axis=0).tolist()
+    deviation = table.std(axis=0, ddof=1 if len(errors) > 1 else 0).tolist()
+    return {
+        "errors": errors,  # of each seed, at each number of minibatches
+        "mean": mean,
+        "standard_deviation": deviation,
+        "flat_at": flat_at(minibatches, mean, deviation[-1]),
+    }
+
+
+def _of_one_seed(
+    shards: Mapping[str, Shard],
+    settings: RunSettings,
+    minibatches: Sequence[int],
+    sparsities: Sequence[str],
+    task: Task,
+) -> dict[str, dict[str, list[float]]]:
+    model = task.build_model(settings, next(iter(shards.values())))
+    manifest = manifest_of(model, {}, initialization=settings.initialization)
+    write_vector(model, manifest, first_weights(model, manifest, settings.seed))
+    oracles = {
+        MEAN_OF_SCORES: _mean_of_scores(model, manifest, task, shards, settings),
+        FULL_GRADIENT: _full_gradient(model, manifest, task, shards),
+    }
+    wanted = {
+        (oracle, sparsity): _mask(scores, sparsity)
+        for oracle, scores in oracles.items()
+        for sparsity in sparsities
+    }
+    errors: dict[str, dict[str, list[float]]] = {
+        oracle: {sparsity: [] for sparsity in sparsities} for oracle in oracles
+    }
+    for mean in _running_means(model, manifest, task, shards, settings, minibatches):
+        found = {sparsity: _mask(mean, sparsity) for sparsity in sparsities}
+        for (oracle, sparsity), mask in wanted.items():
+            errors[oracle][sparsity].append(missed(mask, found[sparsity]))
+    return errors
+
+
+def missed(oracle: Mask, found: Mask) -> float:
+    """Return the share of the oracle's kept weights that the other mask does not keep."""
+    return int(np.count_nonzero(oracle.bools() & ~found.bools())) / oracle.num_kept
+
+
+def _mask(scores: Doubles, sparsity: str) -> Mask:
+    return top_k(scores.astype(np.float32), kept_for_sparsity(sparsity, scores.size))
+
+
+def _running_means(
+    model: nn.Module,
+    manifest: Manifest,
+    task: Task,
+    shards: Mapping[str, Shard],
+    settings: RunSettings,
+    minibatches: Sequence[int],
+) -> Iterator[Doubles]:
+    """Yield the mean score of the first n minibatches, for each n, ascending."""
+    turns = -(-max(minibatches) // len(shards))
+    batches = {
+        name: list(scoring_batches(shard, settings, name, 0, turns))
+        for name, shard in shards.items()
+    }
+    total, weight = np.zeros(manifest.num_masked), 0
+    for number, name in enumerate(islice(cycle(shards), max(minibatches)), start=1):
+        shard, own = shards[name], batches[name]
+        indices = own[(number - 1) // len(shards) % len(own)]
+        x, y = take(shard.train_x, shard.train_y, indices, model)
+        total += shard.num_samples * saliency_scores(model, manifest, task, x, y).astype(np.float64)
+        weight += shard.num_samples
+        if number in minibatches:
+            yield total / weight
+
+
+def _mean_of_scores(
+    model: nn.Module,
+    manifest: Manifest,
+    task: Task,
+    shards: Mapping[str, Shard],
+    settings: RunSettings,
+) -> Doubles:
+    """Return the mean of the scores of all minibatches, each weighted by its samples."""
+    total, samples = np.zeros(manifest.num_masked), 0
+    for name, shard in shards.items():
+        order = Stream(settings.seed, "study", "oracle", name).permutation(shard.num_samples)
+        for start in range(0, len(order), settings.batch_size):
+            indices = order[start : start + settings.batch_size]
+            x, y = take(shard.train_x, shard.train_y, indices, model)
+            total += len(indices) * saliency_scores(model, manifest, task, x, y).astype(np.float64)
+            samples += len(indices)
+    return total / samples
+
+
+def _full_gradient(
+    model: nn.Module, manifest: Manifest, task: Task, shards: Mapping[str, Shard]
+) -> Doubles:
+    """Return |g·w| of the mean loss over all training samples, some of them at a time."""
+    places = trained_places(model, manifest)
+    total, samples = np.zeros(manifest.num_masked), 0
+    for shard in shards.values():
+        for start in range(0, shard.num_samples, _AT_ONCE):
+            indices = np.arange(start, min(start + _AT_ONCE, shard.num_samples))
+            x, y = take(shard.train_x, shard.train_y, indices, model)
+            with scoring_mode(model):
+                loss = task.loss(model, x, y)
+                gradients = torch.autograd.grad(
+                    loss, [one for one, _ in places], allow_unused=True, materialize_grads=True
+                )
+            for (parameter, place), gradient in zip(places, gradients, strict=True):
+                product = (gradient * parameter.detach()).double()
+                total[place] += len(indices) * product.cpu().numpy().reshape(-1)
+            samples += len(indices)
+    return np.abs(total / samples)
