@@ -127,9 +127,12 @@ def _presets_told(options: Sequence[Option]) -> list[str]:
             f"{option.shown} sets other defaults: whatever is given by a flag, a variable or a "
             "file beats them."
         )
+        plain = {one.name: one.default for one in options}
         for name, preset in option.metadata["presets"].items():
-            flags = [f"--{one.replace('_', '-')} {value}" for one, value in preset.items()]
-            told.append(f"{option.shown} {name}: {' '.join(flags) or 'the defaults above'}")
+            others = [
+                f"{one} {value}" for one, value in preset.items() if value != plain.get(one, value)
+            ]
+            told.append(f"{option.shown} {name}: {', '.join(others) or 'the defaults above'}")
     return told
 
 

@@ -1,0 +1,144 @@
+"""Means over seeds, and differences paired by seed with their 95 % interval (Student's t).
+
+Runs of one seed share their data and their sampled clients, so a difference is taken seed by seed:
+what a seed does to both sides cancels out.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ssfl.study.errors import StudyError
+
+ACCURACIES = ("pooled", "mean", "personal")
+_HALVINGS = 200  # more than a float64 has bits: the quantile is exact to the last digits
+
+
+@dataclass(frozen=True, slots=True)
+class Spread:
+    """A mean over seeds; `sd` (n - 1) and the interval are nan where one seed says nothing."""
+
+    mean: float
+    sd: float
+    low: float
+    high: float
+    count: int
+
+    @property
+    def half_width(self) -> float:
+        return (self.high - self.low) / 2
+
+
+def mean_and_sd(values: Sequence[float]) -> tuple[float, float]:
+    """Return the mean and the sample's standard deviation (n - 1); nan for what is unknown.
+
+    Examples:
+        >>> mean_and_sd([2, 4, 4, 6])
+        (4.0, 1.632993161855452)
+        >>> mean_and_sd([3])
+        (3.0, nan)
+    """
+    if not values:
+        return math.nan, math.nan
+    mean = math.fsum(values) / len(values)
+    if len(values) == 1:
+        return mean, math.nan
+    squares = math.fsum((value - mean) ** 2 for value in values)
+    return mean, math.sqrt(squares / (len(values) - 1))
+
+
+def spread(values: Sequence[float], level: float = 0.95) -> Spread:
+    """Return the mean of some runs, and the interval in which their true mean lies at that level.
+
+    Examples:
+        >>> one = spread([1.0, 2.0, 3.0, 4.0, 5.0])
+        >>> one.mean, round(one.low, 3), round(one.high, 3)
+        (3.0, 1.037, 4.963)
+    """
+    mean, sd = mean_and_sd(values)
+    half = math.nan
+    if len(values) > 1:
+        half = t_quantile(0.5 + level / 2, len(values) - 1) * sd / math.sqrt(len(values))
+    return Spread(mean, sd, mean - half, mean + half, len(values))
+
+
+def paired_difference(
+    ours: Mapping[int, float], theirs: Mapping[int, float], level: float = 0.95
+) -> Spread:
+    """Return the mean of ours - theirs, seed by seed, with its interval.
+
+    Raises StudyError unless both have the same seeds.
+
+    Examples:
+        >>> difference = paired_difference({0: 91.0, 1: 93.0, 2: 89.0}, {0: 90.0, 1: 91.0, 2: 89.0})
+        >>> difference.mean, round(difference.half_width, 3)
+        (1.0, 2.484)
+    """
+    if set(ours) != set(theirs):
+        alone = sorted(set(ours) ^ set(theirs))
+        raise StudyError(
+            f"a paired difference needs the same seeds on both sides; only one side has "
+            f"{', '.join(map(str, alone))}"
+        )
+    return spread([ours[seed] - theirs[seed] for seed in sorted(ours)], level)
+
+
+def t_quantile(probability: float, freedom: int) -> float:
+    """Return the value that Student's t with so many degrees of freedom stays below so often.
+
+    Examples:
+        >>> round(t_quantile(0.975, 4), 4)
+        2.7764
+    """
+    if not 0.5 <= probability < 1 or freedom < 1:
+        raise StudyError(
+            f"no quantile of Student's t for probability {probability} and {freedom} degrees "
+            "of freedom: they must be 0.5 to below 1, and 1 or more"
+        )
+    low, high = 0.0, math.pi / 2  # the angle whose tangent is t / sqrt(freedom)
+    for _ in range(_HALVINGS):
+        middle = (low + high) / 2
+        if _inside(middle, freedom) < 2 * probability - 1:
+            low = middle
+        else:
+            high = middle
+    return math.sqrt(freedom) * math.tan((low + high) / 2)
+
+
+def _inside(angle: float, freedom: int) -> float:
+    """Return P(-t < T < t): a finite sum for a whole number of degrees of freedom."""
+    sine, cosine = math.sin(angle), math.cos(angle)
+    odd = freedom % 2
+    term = total = (cosine if odd else 1.0) if freedom > 1 else 0.0
+    for power in range(2 + odd, freedom - 1, 2):
+        term *= cosine * cosine * (power - 1) / power
+        total += term
+    return 2 / math.pi * (angle + sine * total) if odd else sine * total
+
+
+def last_rounds_mean(
+    document: Mapping[str, Any], count: int = 10, accuracy: str = "mean"
+) -> float | None:
+    """Return the mean accuracy of the models that the last `count` rounds ended with.
+
+    `pooled` and `mean` are those of the global model, from every evaluation by all clients that
+    falls into these rounds (`evaluate_last` sees to one after each); `personal` is that of the
+    clients' own models in these rounds. None if nothing was measured.
+    """
+    found = last_accuracies(document, count, accuracy)
+    return math.fsum(found) / len(found) if found else None
+
+
+def last_accuracies(
+    document: Mapping[str, Any], count: int = 10, accuracy: str = "mean"
+) -> list[float]:
+    """Return the accuracies that `last_rounds_mean` is the mean of."""
+    if accuracy not in ACCURACIES:
+        raise StudyError(f"an accuracy is one of {', '.join(ACCURACIES)}, not {accuracy!r}")
+    first = document["rounds_done"] - count
+    if accuracy == "personal":
+        entries = [one for one in document["rounds"] if one["round"] >= first]
+    else:
+        entries = [one for one in document["evaluations"] if one["rounds_done"] > first]
+    return [one[accuracy] for one in entries if one[accuracy] is not None]
