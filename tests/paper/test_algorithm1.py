@@ -40,7 +40,7 @@ def mean(uploads: list[tuple[Vector, int]]) -> Vector:
 
 def masked(initial: Vector, scores: Vector, sparsity: str) -> ModelState:
     ssfl = Ssfl(RunSettings(sparsity=sparsity))
-    return ssfl.finish(Work.SCORE, ssfl.begin(model_of(initial.size), initial), scores)
+    return ssfl.finish(Work.SCORE, ssfl.begin(model_of(initial.size), initial), scores, 0)
 
 
 def dense(state: ModelState) -> list[float]:
@@ -115,7 +115,7 @@ def test_the_mask_remains_fixed_throughout_training() -> None:
     for round_number in range(5):
         plan = ssfl.plan(Position(round_number, state.mask_epoch, 0), CLIENTS)
         assert plan is not None and plan.work is Work.TRAIN, "the mask is found once"
-        state = ssfl.finish(Work.TRAIN, state, vector(0.0, 100.0 * round_number))
+        state = ssfl.finish(Work.TRAIN, state, vector(0.0, 100.0 * round_number), round_number)
         assert state.mask == agreed
         assert state.mask_epoch == 1
         assert dense(state)[2:] == [0.0, 0.0], "masked parameters remain fixed at zero"
@@ -126,7 +126,7 @@ def test_mask_discovery_needs_a_single_round_with_every_client() -> None:
     """Algorithm 1, line 2: "for all clients k in {1, ..., K} in parallel"."""
     plan = Ssfl(RunSettings(clients_per_round=2)).plan(Position(0, 0, 0), CLIENTS)
     assert plan is not None
-    assert (plan.work, list(plan.tasks)) == (Work.SCORE, CLIENTS)
+    assert (plan.work, plan.cohort) == (Work.SCORE, tuple(CLIENTS))
 
 
 def test_a_round_selects_a_subset_of_clients() -> None:
@@ -135,8 +135,8 @@ def test_a_round_selects_a_subset_of_clients() -> None:
     cohorts = set()
     for round_number in range(20):
         plan = ssfl.plan(Position(round_number, 1, 0), CLIENTS)
-        assert plan is not None and set(plan.tasks) < set(CLIENTS) and len(plan.tasks) == 2
-        cohorts.add(tuple(plan.tasks))
+        assert plan is not None and set(plan.cohort) < set(CLIENTS) and len(plan.cohort) == 2
+        cohorts.add(plan.cohort)
     assert len(cohorts) > 3
 
 
@@ -148,4 +148,4 @@ def test_client_models_are_averaged_by_data_size_over_the_subset() -> None:
     ssfl = Ssfl(RunSettings(sparsity="0.5"))
     state = masked(vector(1, 2, 3, 4), vector(4, 3, 2, 1), "0.5")
     averaged = mean([(vector(8.0, -4.0), 1), (vector(0.0, 4.0), 3)])
-    assert dense(ssfl.finish(Work.TRAIN, state, averaged)) == [2.0, 2.0, 0.0, 0.0]
+    assert dense(ssfl.finish(Work.TRAIN, state, averaged, 0)) == [2.0, 2.0, 0.0, 0.0]
