@@ -1,0 +1,252 @@
+"""A sweep in a TOML file: what all runs share, and what differs between them.
+
+    seeds = 5                       # 0 to 4; or a list: [0, 1, 2]
+    mode = "exact"
+
+    [data]                          # fields of DataSpec
+    source = "digits"
+    clients = 8
+
+    [settings]                      # settings of a run
+    rounds = 20
+
+    [grid]                          # every combination of these is run
+    sparsity = [0.5, 0.9]
+    alpha = [0.1, 10]
+
+    [[variant]]                     # and each of them once per variant
+    name = "ssfl"
+
+    [[variant]]
+    name = "dense"
+    strategy = "fedavg"
+    sparsity = 0.9                  # what a variant fixes does not vary for it
+
+Keys of [grid] and of variants are settings, fields of the data, `mode` or `task`.
+"""
+
+import itertools
+import re
+import tomllib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+from ssfl.method.settings import RunSettings
+from ssfl.program.command_line import closest
+from ssfl.program.exits import ProgramError
+from ssfl.program.options import Option, Value, options_of
+from ssfl.study.data import DataSpec
+from ssfl.study.errors import StudyError
+from ssfl.study.run_spec import ELSEWHERE, IMAGE, MODES, RunSpec
+
+PLAIN = "run"  # the name of a configuration that has no other to be told from
+MAX_RUNS = 100_000
+_TOP = ("data", "settings", "seeds", "mode", "task", "grid", "variant")
+
+
+@dataclass(frozen=True, slots=True)
+class _Other:
+    """What varies beyond data and settings."""
+
+    mode: str = field(default="exact", metadata={"choices": MODES})
+    task: str = IMAGE
+
+
+DATA = {option.name: option for option in options_of(DataSpec)}
+SETTINGS = {
+    option.name: option for option in options_of(RunSettings) if option.name not in ELSEWHERE
+}
+OTHER = {option.name: option for option in options_of(_Other)}
+KEYS: dict[str, Option] = {**SETTINGS, **DATA, **OTHER}
+
+
+@dataclass(frozen=True, slots=True)
+class Study:
+    """What all runs share by name, what varies, and the seeds.
+
+    Attributes:
+        base: values by key
+        grid: the values that each key takes, all combinations of them
+        variants: values by key, by the variant's name; stronger than `base` and `grid`
+        seeds: of every configuration
+    """
+
+    base: Mapping[str, Value] = field(default_factory=dict)
+    grid: Mapping[str, Sequence[Value]] = field(default_factory=dict)
+    variants: Mapping[str, Mapping[str, Value]] = field(default_factory=dict)
+    seeds: Sequence[int] = (0,)
+
+    def with_base(self, given: Mapping[str, Value]) -> "Study":
+        """Return it with other values of what all runs share.
+
+        Raises StudyError for a key that varies.
+        """
+        for key in given:
+            if key in self.grid or any(key in variant for variant in self.variants.values()):
+                raise StudyError(f"{key} varies in this study: it cannot be fixed for all runs")
+        return replace(self, base={**self.base, **given})
+
+    def specs(self) -> list[RunSpec]:
+        """Return every run, configuration by configuration."""
+        specs = [
+            _spec(name, values, seed)
+            for name, values in self._configurations()
+            for seed in self.seeds
+        ]
+        if len(specs) > MAX_RUNS:
+            raise StudyError(f"this study has {len(specs):,} runs, more than {MAX_RUNS:,}")
+        return specs
+
+    def _configurations(self) -> list[tuple[str, dict[str, Value]]]:
+        found = []
+        for variant, fixed in (self.variants or {"": {}}).items():
+            varying = {key: values for key, values in self.grid.items() if key not in fixed}
+            for chosen in itertools.product(*varying.values()):
+                point = dict(zip(varying, chosen, strict=True))
+                words = [f"{key}={value}" for key, value in point.items()]
+                name = " ".join([variant, *words] if variant else words) or PLAIN
+                found.append((name, {**self.base, **point, **fixed}))
+        return found
+
+
+def _spec(name: str, values: Mapping[str, Value], seed: int) -> RunSpec:
+    data: dict[str, Any] = {key: value for key, value in values.items() if key in DATA}
+    settings: dict[str, Any] = {key: value for key, value in values.items() if key in SETTINGS}
+    other: dict[str, Any] = {key: value for key, value in values.items() if key in OTHER}
+    return RunSpec(name, DataSpec(**data), settings, seed, **other)
+
+
+def read_grid(file: Path) -> Study:
+    """Return the study that a TOML file describes.
+
+    Raises StudyError naming the file, the key and, for an unknown one, the nearest that is known.
+    """
+    document = _load(file)
+    for key in document:
+        if key not in _TOP:
+            section = "data" if key in DATA else "settings" if key in SETTINGS else ""
+            hint = f": it belongs under [{section}]" if section else closest(key, _TOP)
+            raise StudyError(f"{key} in {file} is no part of a study{hint}")
+    base = {
+        **_values(_table(document, "data", file), DATA, "data", file),
+        **_values(_table(document, "settings", file), SETTINGS, "settings", file),
+        **_values({key: document[key] for key in OTHER if key in document}, OTHER, "", file),
+    }
+    return Study(base, _grid(document, file), _variants(document, file), _seeds(document, file))
+
+
+def read_seeds(text: str, subject: str) -> list[int]:
+    """Return the seeds that a flag names: `5` is 0 to 4, `0,3,7` are these, `7,` is 7 alone.
+
+    Examples:
+        >>> read_seeds("3", "--seeds"), read_seeds("1,2", "--seeds"), read_seeds("7,", "--seeds")
+        ([0, 1, 2], [1, 2], [7])
+    """
+    if not re.fullmatch(r"\d+(\s*,\s*\d+)*,?", text.strip()):
+        raise StudyError(
+            f"{subject} must be a number of seeds, as 5, or seeds with commas, as 0,1,2; "
+            f"got {text!r}"
+        )
+    numbers = [int(word) for word in text.split(",") if word.strip()]
+    return _checked_seeds(numbers if "," in text else numbers[0], subject)
+
+
+def _checked_seeds(given: object, subject: str) -> list[int]:
+    if isinstance(given, int) and not isinstance(given, bool) and 1 <= given <= MAX_RUNS:
+        return list(range(given))
+    if (
+        isinstance(given, list)
+        and given
+        and all(isinstance(one, int) and not isinstance(one, bool) for one in given)
+    ):
+        if len(set(given)) < len(given):
+            raise StudyError(f"{subject} names a seed twice")
+        return given
+    raise StudyError(
+        f"{subject} must be how many seeds, 1 to {MAX_RUNS}, or a list of them; got {given}"
+    )
+
+
+def _seeds(document: Mapping[str, Any], file: Path) -> list[int]:
+    return _checked_seeds(document.get("seeds", 1), f"seeds in {file}")
+
+
+def _grid(document: Mapping[str, Any], file: Path) -> dict[str, list[Value]]:
+    grid: dict[str, list[Value]] = {}
+    for key, listed in _table(document, "grid", file).items():
+        subject = f"{key} in [grid] of {file}"
+        if not isinstance(listed, list) or not listed:
+            raise StudyError(f"{subject} must be a list of values, such as [0.5, 0.9]")
+        values = [_values({key: one}, KEYS, "grid", file) for one in listed]
+        grid |= {name: [one[name] for one in values] for name in values[0]}
+        if len({str(one) for one in listed}) < len(listed):
+            raise StudyError(f"{subject} has a value twice")
+    return grid
+
+
+def _variants(document: Mapping[str, Any], file: Path) -> dict[str, dict[str, Value]]:
+    listed = document.get("variant", [])
+    if not isinstance(listed, list) or not all(isinstance(one, dict) for one in listed):
+        raise StudyError(f"variant in {file} must be tables: [[variant]] in double brackets")
+    variants: dict[str, dict[str, Value]] = {}
+    for number, table in enumerate(listed, start=1):
+        name = table.get("name")
+        if not isinstance(name, str) or not name.strip():
+            raise StudyError(f"[[variant]] number {number} in {file} needs a name")
+        if name in variants:
+            raise StudyError(f"two variants in {file} are called {name!r}")
+        rest = {key: value for key, value in table.items() if key != "name"}
+        variants[name] = _values(rest, KEYS, f"variant {name}", file)
+    return variants
+
+
+def _values(
+    table: Mapping[str, Any], known: Mapping[str, Option], section: str, file: Path
+) -> dict[str, Value]:
+    """Return the values of a table, each as its flag would read it."""
+    values: dict[str, Value] = {}
+    for key, written in table.items():
+        name = key.replace("-", "_")
+        subject = f"{key} in [{section}] of {file}" if section else f"{key} in {file}"
+        if name in values:
+            raise StudyError(f"{subject} is given twice, with a dash and with an underscore")
+        if name not in known:
+            raise StudyError(f"{subject} is {_why_unknown(name, known)}")
+        if isinstance(written, bool | str | int | Decimal):
+            text = str(written)
+        else:
+            raise StudyError(f"{subject} must be one plain value, got {written}")
+        try:
+            values[name] = known[name].parse(text, subject)
+        except ProgramError as error:
+            raise StudyError(str(error)) from None
+    return values
+
+
+def _why_unknown(name: str, known: Mapping[str, Option]) -> str:
+    if name in KEYS:
+        home = "data" if name in DATA else "settings"
+        return f"not known there: it belongs under [{home}]"
+    if name in ELSEWHERE and name not in DATA:
+        return f"no setting of a study: {ELSEWHERE[name]}"
+    return f"no setting of a study{closest(name, known)}"
+
+
+def _table(document: Mapping[str, Any], name: str, file: Path) -> dict[str, Any]:
+    table = document.get(name, {})
+    if not isinstance(table, dict):
+        raise StudyError(f"{name} in {file} must be a table: [{name}] on a line of its own")
+    return table
+
+
+def _load(file: Path) -> dict[str, Any]:
+    try:
+        # Decimal keeps 0.90 as written: the sparsity is exact decimal arithmetic.
+        return tomllib.loads(file.read_text("utf-8"), parse_float=Decimal)
+    except OSError as error:
+        raise StudyError(f"the study {file} cannot be read: {error.strerror}") from None
+    except ValueError as error:  # not UTF-8, or not TOML
+        raise StudyError(f"the study {file} is not valid TOML: {error}") from None

@@ -1,0 +1,148 @@
+"""One run of a study, said in full: the same spec gives the same model."""
+
+import hashlib
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from ssfl.datasets.shards import find_shard, shard_names
+from ssfl.datasets.source import NAMES
+from ssfl.method.profiles import with_profile
+from ssfl.method.settings import MAX_SEED, RunSettings
+from ssfl.program.settings import Setting, values_by_name
+from ssfl.study.data import DataSpec, arrivals
+from ssfl.study.errors import StudyError
+
+MODES = ("exact", "fast")
+IMAGE = "image"
+# Settings of a run that a study has its own words for, and those.
+ELSEWHERE = {
+    "clients": "every shard is a client: say how many with the data's `clients`",
+    "seed": "a study has `seeds`",
+    "reproducible": "a simulated run always is",
+}
+_LONGEST = 80  # characters of a name in that of a file
+
+
+@dataclass(frozen=True, slots=True)
+class RunSpec:
+    """A run: which data, which settings, which seed.
+
+    Attributes:
+        name: of the configuration; runs that differ in their seed alone share it
+        data: which data, and who has what of it; cut by `seed`, too
+        settings: run settings by name, as the flags of `ssfl-coordinator`; others are defaults,
+            or those of the `profile` among them
+        seed: behind every random choice of data and run
+        mode: `exact`, the bits of the service, or `fast`, clients stacked where that is faster
+        arrivals: clients that join later, and before which round; beyond those of `data`
+        task: what is learned: image, table, a .py file or an importable module
+    """
+
+    name: str
+    data: DataSpec = field(default_factory=DataSpec)
+    settings: Mapping[str, Setting] = field(default_factory=dict)
+    seed: int = 0
+    mode: str = "exact"
+    arrivals: Mapping[str, int] = field(default_factory=dict)
+    task: str = IMAGE
+
+    @property
+    def label(self) -> str:
+        """What a person calls it."""
+        return f"{self.name}, seed {self.seed}"
+
+    def late(self) -> dict[str, int]:
+        """Return every client that joins late, with its round."""
+        return {**arrivals(self.data), **self.arrivals}
+
+    def run_settings(self) -> RunSettings:
+        """Return the settings of the run: all clients that are there at the start, and repeatable.
+
+        Raises StudyError or SettingsError for what no run can have.
+        """
+        for name, why in ELSEWHERE.items():
+            if name in self.settings:
+                raise StudyError(f"{name} is no setting of a simulated run: {why}")
+        try:
+            values = with_profile(values_by_name(RunSettings, self.settings, "a run"))
+        except TypeError as error:
+            raise StudyError(str(error)) from None
+        clients = _num_clients(self.data) - len(self.late())
+        least = min(int(values.get("min_clients", RunSettings().min_clients)), clients)
+        known = {"clients": clients, "min_clients": least, "seed": self.seed, "reproducible": True}
+        settings = RunSettings(**{**values, **known})
+        settings.validate()
+        return settings
+
+    def check(self) -> None:
+        """Raise what `run_one` would raise for data and settings that contradict themselves."""
+        if self.mode not in MODES:
+            raise StudyError(f"mode must be one of {', '.join(MODES)}, got {self.mode!r}")
+        if not 0 <= self.seed <= MAX_SEED:
+            raise StudyError(f"a seed must be 0 to {MAX_SEED}, got {self.seed}")
+        self.data.validate()
+        if self.task.endswith(".py") and not Path(self.task).is_file():
+            raise StudyError(f"there is no task file {self.task}")
+        self.run_settings()
+
+    def document(self) -> dict[str, Any]:
+        """Return all of it in plain types; settings as they were given."""
+        return {
+            "name": self.name,
+            "data": asdict(self.data),
+            "settings": dict(self.settings),
+            "seed": self.seed,
+            "mode": self.mode,
+            "arrivals": dict(self.arrivals),
+            "task": self.task,
+        }
+
+    def digest(self) -> str:
+        """Return twelve digits that change with anything that the result depends on.
+
+        Settings count with their defaults, files of a task and of shards with their content.
+        """
+        whole = {
+            **self.document(),
+            "settings": asdict(self.run_settings()),
+            "arrivals": self.late(),
+            "files": [_file_digest(path) for path in self._files()],
+        }
+        text = json.dumps(whole, sort_keys=True)
+        return hashlib.sha256(text.encode()).hexdigest()[:12]
+
+    def file_name(self) -> str:
+        """Return the name under which its result is stored."""
+        plain = re.sub(r"[^\w.=,+-]+", "_", self.name).strip("._") or "run"
+        return f"{plain[:_LONGEST]}-{self.seed}-{self.digest()}.json"
+
+    def _files(self) -> list[Path]:
+        files = [Path(self.task)] if self.task.endswith(".py") else []
+        if self.data.source not in NAMES:
+            folder = Path(self.data.source).expanduser()
+            files += [find_shard(name, folder) for name in shard_names(folder)]
+        return files
+
+
+def _num_clients(data: DataSpec) -> int:
+    if data.source in NAMES:
+        return data.clients
+    return len(shard_names(Path(data.source).expanduser()))
+
+
+def _file_digest(path: Path) -> str:
+    if path.is_dir():  # a shard of a task's own
+        return "".join(_file_digest(one) for one in sorted(path.rglob("*")) if one.is_file())
+    stat = path.stat()
+    return _content_digest(path, stat.st_size, stat.st_mtime_ns)
+
+
+@lru_cache(maxsize=4096)
+def _content_digest(path: Path, _size: int, _changed_ns: int) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

@@ -1,0 +1,207 @@
+"""Processes that run one job after another; whatever one of them dies of, the others go on.
+
+A worker is a fresh process (spawned, one thread of torch each) that gets jobs over a pipe and
+stores each result itself, whole or not at all. What a run prints goes into a log beside its
+result, which is removed if it stays empty. A worker ends when its pipe does.
+"""
+
+import contextlib
+import json
+import multiprocessing
+import os
+import signal
+import sys
+import time
+import traceback
+from collections import deque
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from importlib.metadata import version
+from multiprocessing.connection import Connection, wait
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+
+from ssfl.program.files import write_atomic
+from ssfl.study.errors import EXPECTED
+from ssfl.study.run_spec import RunSpec
+
+FORMAT = 1
+_PATIENCE_S = 5.0  # for a process that was told to end
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """A run, and the file for its result."""
+
+    spec: RunSpec
+    path: Path
+
+    @property
+    def log(self) -> Path:
+        return self.path.with_suffix(".log")
+
+
+@dataclass(frozen=True, slots=True)
+class RoundDone:
+    """A job has come so far."""
+
+    job: Job
+    rounds_done: int
+
+
+@dataclass(frozen=True, slots=True)
+class JobDone:
+    """A job is over: its result is stored, or `error` says why there is none."""
+
+    job: Job
+    error: str = ""
+    is_bug: bool = False  # nobody expected this error
+
+
+Event = RoundDone | JobDone
+
+
+@dataclass(frozen=True, slots=True)
+class _Worker:
+    process: BaseProcess
+    connection: Connection
+
+
+class Workers:
+    """Runs jobs in so many processes; entered, and left with all of them ended."""
+
+    def __init__(self, count: int) -> None:
+        self._count = count
+        self._context = multiprocessing.get_context("spawn")
+        self._idle: list[_Worker] = []
+        self._busy: dict[Connection, tuple[_Worker, Job]] = {}
+
+    def __enter__(self) -> "Workers":
+        return self
+
+    def __exit__(self, *_error: object) -> None:
+        workers = [*self._idle, *(worker for worker, _ in self._busy.values())]
+        for worker in workers:
+            worker.process.terminate()
+        for worker in workers:
+            worker.process.join(_PATIENCE_S)
+            if worker.process.is_alive():
+                worker.process.kill()
+                worker.process.join()
+            worker.connection.close()
+        self._idle.clear()
+        self._busy.clear()
+
+    def run(self, jobs: Iterable[Job]) -> Iterator[Event]:
+        """Run all jobs, begun in their order, and yield what happens."""
+        waiting = deque(jobs)
+        while waiting or self._busy:
+            while waiting and len(self._busy) < self._count:
+                self._hand(waiting.popleft())
+            for connection in wait(list(self._busy)):
+                assert isinstance(connection, Connection)
+                yield self._hear(connection)
+
+    def _hand(self, job: Job) -> None:
+        worker = self._idle.pop() if self._idle else self._start()
+        self._busy[worker.connection] = (worker, job)
+        # One that died in the meantime is found when its answer is waited for.
+        with contextlib.suppress(BrokenPipeError):
+            worker.connection.send(job)
+
+    def _start(self) -> _Worker:
+        ours, theirs = self._context.Pipe()
+        process = self._context.Process(target=_work, args=(theirs,), daemon=True)
+        process.start()
+        theirs.close()  # so that the pipe ends with the process
+        return _Worker(process, ours)
+
+    def _hear(self, connection: Connection) -> Event:
+        worker, job = self._busy[connection]
+        try:
+            event = connection.recv()
+        except (EOFError, OSError):
+            del self._busy[connection]
+            worker.process.join()
+            connection.close()
+            return JobDone(job, _why_ended(worker.process.exitcode, job.log), is_bug=True)
+        if isinstance(event, JobDone):
+            del self._busy[connection]
+            self._idle.append(worker)
+        assert isinstance(event, RoundDone | JobDone)
+        return event
+
+
+def _why_ended(code: int | None, log: Path) -> str:
+    if code is not None and code < 0:
+        name = signal.Signals(-code).name
+        memory = ": perhaps there was too little memory, then fewer workers help"
+        why = f"its process was ended by {name}" + (memory if name == "SIGKILL" else "")
+    else:
+        why = f"its process ended with exit code {code}: does its task end the process?"
+    return f"{why} (what it said: {log})" if _is_kept(log) else why
+
+
+def _is_kept(log: Path) -> bool:
+    """Remove a log that is empty; tell whether there is one."""
+    if log.is_file() and not log.stat().st_size:
+        log.unlink()
+    return log.is_file()
+
+
+def _work(connection: Connection) -> None:
+    """Run jobs until the pipe ends: the body of a worker."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for who started us
+    with contextlib.suppress(EOFError, BrokenPipeError, ConnectionResetError):
+        while True:
+            job = connection.recv()
+            assert isinstance(job, Job)
+            connection.send(_done(job, connection))
+
+
+def _done(job: Job, connection: Connection) -> JobDone:
+    _say_into(job.log)
+    try:
+        _store(job, connection)
+    except (BrokenPipeError, ConnectionResetError):
+        raise  # who asked for it is gone
+    except EXPECTED as error:
+        return _ended(job, str(error))
+    except Exception as error:  # noqa: BLE001  one run may fail in any way, without the others
+        traceback.print_exc()
+        return _ended(job, f"{type(error).__name__}: {error} (more in {job.log})", is_bug=True)
+    return _ended(job)
+
+
+def _ended(job: Job, error: str = "", *, is_bug: bool = False) -> JobDone:
+    sys.stdout.flush()
+    sys.stderr.flush()
+    _is_kept(job.log)
+    return JobDone(job, error, is_bug)
+
+
+def _store(job: Job, connection: Connection) -> None:
+    from ssfl.study.one_run import run_one  # torch is loaded here, once
+
+    began_s, cpu_began_s = time.perf_counter(), time.process_time()
+    history = run_one(job.spec, lambda number: connection.send(RoundDone(job, number)))
+    stored = {
+        "format": FORMAT,
+        "spec": job.spec.document(),
+        "seconds": time.perf_counter() - began_s,
+        "cpu_seconds": time.process_time() - cpu_began_s,
+        "software": version("ssfl"),
+        "torch": version("torch"),
+        "history": history,
+    }
+    write_atomic(job.path, json.dumps(stored).encode())
+
+
+def _say_into(log: Path) -> None:
+    """Send all that this process prints from now on into a file."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    file = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
+    os.dup2(file, 1)
+    os.dup2(file, 2)
+    os.close(file)
