@@ -6,8 +6,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from ssfl.datasets.shards import class_counts
-from ssfl.learning.batches import balanced_batch, count_steps, take, training_batches
+from ssfl.datasets.shards import Shard, class_counts
+from ssfl.learning.batches import (
+    balanced_batch,
+    count_steps,
+    plain_batch,
+    scoring_batches,
+    take,
+    training_batches,
+)
 from ssfl.method.settings import RunSettings
 from ssfl.method.streams import Stream
 
@@ -85,3 +92,57 @@ def test_taken_samples_are_those_at_the_indices() -> None:
     x.flags.writeable = False
     inputs, targets = take(x, np.arange(4), np.array([3, 1]), nn.Linear(2, 1))
     assert inputs.tolist() == [[6, 7], [2, 3]] and targets.tolist() == [3, 1]
+
+
+# -- minibatches to score
+
+
+def uneven_shard() -> Shard:
+    """90 samples of class 0, and 5 of each of two others."""
+    y = np.repeat(np.arange(3), [90, 5, 5])
+    x = np.zeros((100, 2), dtype=np.float32)
+    return Shard(x, y, x[:0], y[:0], num_classes=3)
+
+
+def test_balanced_minibatches_have_as_many_of_each_class_and_plain_ones_do_not() -> None:
+    shard = uneven_shard()
+    for samples, even in (("balanced", True), ("plain", False)):
+        settings = RunSettings(batch_size=12, scoring_samples=samples)
+        for indices in scoring_batches(shard, settings, "a", 0, 5):
+            assert len(set(indices.tolist())) == 12
+            assert (class_counts(shard.train_y[indices]) == {0: 4, 1: 4, 2: 4}) is even
+
+
+def test_the_first_minibatch_is_drawn_as_if_it_were_the_only_one() -> None:
+    shard, settings = uneven_shard(), RunSettings(seed=3, batch_size=12)
+    batches = list(scoring_batches(shard, settings, "a", 7, 3))
+    streams = [Stream(3, "scoring", 7, "a", *parts) for parts in ([], [1], [2])]
+    wanted = [balanced_batch(shard.train_y, 12, stream) for stream in streams]
+    assert len(batches) == 3
+    for indices, expected in zip(batches, wanted, strict=True):
+        np.testing.assert_array_equal(indices, expected)
+    assert len({indices.tobytes() for indices in batches}) == 3
+
+
+@pytest.mark.parametrize("samples", ["balanced", "plain"])
+@pytest.mark.parametrize(("batch_size", "wanted"), [(99, 4), (100, 1), (101, 1)])
+def test_a_shard_that_fits_in_one_minibatch_gives_one(
+    samples: str, batch_size: int, wanted: int
+) -> None:
+    settings = RunSettings(batch_size=batch_size, scoring_samples=samples)
+    batches = list(scoring_batches(uneven_shard(), settings, "a", 0, 4))
+    assert [len(indices) for indices in batches] == [min(batch_size, 100)] * wanted
+
+
+def test_no_minibatch_is_nothing_to_score() -> None:
+    with pytest.raises(ValueError, match="cannot score 0 minibatches"):
+        list(scoring_batches(uneven_shard(), RunSettings(), "a", 0, 0))
+
+
+def test_a_plain_minibatch_takes_every_sample_as_often() -> None:
+    """Of 300 minibatches of 4 of 10, a sample is in 120; 5 deviations are 42."""
+    drawn = [plain_batch(10, 4, Stream(seed, "x")) for seed in range(300)]
+    assert all(np.array_equal(one, np.unique(one)) and len(one) == 4 for one in drawn)
+    counts = np.bincount(np.concatenate(drawn), minlength=10)
+    assert np.abs(counts - 120).max() < 42
+    np.testing.assert_array_equal(plain_batch(3, 4, Stream(0, "x")), np.arange(3))

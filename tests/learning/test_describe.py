@@ -44,6 +44,58 @@ def test_masked_weights_start_kaiming_normal() -> None:
     }
 
 
+def test_torchs_own_rule_is_uniform_within_one_over_the_root_of_fan_in() -> None:
+    model = nn.Sequential(
+        nn.Conv2d(4, 8, 3, groups=2), nn.Conv1d(2, 5, 7), nn.Linear(16, 2), nn.LayerNorm(2)
+    )
+    manifest = manifest_of(model, {}, initialization="torch-default")
+    assert {t.name: t.init for t in manifest.tensors} == {
+        "0.weight": Init("uniform", 1 / math.sqrt(2 * 9)),
+        "0.bias": Init("uniform", 1 / math.sqrt(2 * 9)),
+        "1.weight": Init("uniform", 1 / math.sqrt(2 * 7)),
+        "1.bias": Init("uniform", 1 / math.sqrt(2 * 7)),
+        "2.weight": Init("uniform", 0.25),
+        "2.bias": Init("uniform", 0.25),
+        "3.weight": Init("ones"),
+        "3.bias": Init("zeros"),
+    }
+    assert [t.role for t in manifest.tensors] == [t.role for t in manifest_of(model, {}).tensors]
+
+
+@pytest.mark.parametrize(
+    "layer",
+    [nn.Linear(50, 2000), nn.Conv2d(6, 2000, 3, groups=2), nn.ConvTranspose2d(200, 150, 3)],
+    ids=["linear", "conv", "transposed"],
+)
+def test_torchs_own_rule_is_what_torch_does(layer: nn.Module) -> None:
+    """Largest values and deviations, as torch drew them and as we draw them."""
+    torch.manual_seed(0)
+    layer.reset_parameters()  # type: ignore[operator]
+    manifest = manifest_of(layer, {}, initialization="torch-default")
+    ours = initial_vector(manifest, seed=0)
+    theirs = read_vector(layer, manifest)
+    for tensor in manifest.tensors:
+        place = manifest.slices[tensor.name]
+        mine, torchs = abs(ours[place]).max(), abs(theirs[place]).max()
+        assert max(mine, torchs) <= tensor.init.scale * 1.000001
+        assert min(mine, torchs) > 0.97 * tensor.init.scale
+        assert abs(ours[place].std() / theirs[place].std() - 1) < 0.1
+
+
+def test_a_bias_whose_weight_is_not_its_layers_own_follows_it_all_the_same() -> None:
+    layer = nn.utils.parametrizations.weight_norm(nn.Linear(4, 2))
+    model = nn.Sequential(layer, nn.Linear(2, 2))
+    manifest = manifest_of(model, {}, initialization="torch-default")
+    inits = {t.name: t.init for t in manifest.tensors}
+    assert inits["0.bias"] == Init("uniform", 0.5)
+    assert inits["0.parametrizations.weight.original1"] == Init("sent")
+
+
+def test_an_initialization_nobody_knows_is_refused() -> None:
+    with pytest.raises(ModelError, match="one of kaiming-normal, torch-default, got 'xavier'"):
+        manifest_of(nn.Linear(2, 2), {}, initialization="xavier")
+
+
 def test_parameters_of_other_layers_are_dense_and_sent() -> None:
     words = nn.Embedding(5, 4, padding_idx=0)  # its first row is zero
     model = nn.ModuleDict({"words": words, "out": nn.Linear(4, 5)})

@@ -1,3 +1,7 @@
+from dataclasses import replace
+from fractions import Fraction
+from functools import partial
+
 import numpy as np
 import pytest
 import torch
@@ -6,6 +10,7 @@ from torch.nn import functional
 
 from ssfl.datasets.shards import Shard
 from ssfl.learning import image_task
+from ssfl.learning.batches import balanced_batch, scoring_batches
 from ssfl.learning.describe import manifest_of
 from ssfl.learning.errors import DivergedError, ModelError
 from ssfl.learning.flatten import read_vector, write_vector
@@ -14,6 +19,7 @@ from ssfl.learning.saliency import saliency_scores, score_locally
 from ssfl.method.initialize import initial_vector
 from ssfl.method.manifest import Manifest
 from ssfl.method.settings import RunSettings
+from ssfl.method.streams import Stream
 
 TASK = load_task("image")
 
@@ -113,6 +119,147 @@ def test_a_client_scores_one_balanced_batch_that_its_name_decides(shard: Shard) 
     refreshed = score_locally(model, manifest, TASK, shard, settings, "a", mask_epoch=1)
     assert a.tobytes() == again.tobytes()
     assert a.tobytes() != b.tobytes() != refreshed.tobytes() != a.tobytes()
+
+
+# -- several minibatches
+
+
+def opposite_samples() -> Shard:
+    """Two classes, one input; x = 1 is of class 0 and x = -1, too: gradients of either sign.
+
+    Even samples are 1, odd ones -1, all of class 0, so minibatches of one differ in sign alone.
+    """
+    x = np.tile(np.array([[1.0], [-1.0]], dtype=np.float32), (50, 1))
+    y = np.zeros(100, dtype=np.int64)
+    return Shard(x, y, x[:0], y[:0], num_classes=2)
+
+
+def test_the_score_of_several_minibatches_is_the_mean_of_their_magnitudes() -> None:
+    """By hand: w = (1, -1), x = +1 or -1, label 0.
+
+    Logits (x, -x); dL/dlogits = (p - 1, 1 - p) with p = softmax of class 0: 0.880797 for x = 1
+    and 0.119203 for x = -1. dL/dw times w: (p - 1) x for both, of size 0.119203 and 0.880797.
+    Of four minibatches n are x = -1 and m are x = 1. The mean of magnitudes is
+    (0.880797 n + 0.119203 m) / 4; with signs until after the mean it would be less.
+    """
+    shard, settings = opposite_samples(), RunSettings(batch_size=1)
+    model = nn.Linear(1, 2, bias=False)
+    manifest = manifest_of(model, {})
+    write_vector(model, manifest, np.array([1, -1], dtype=np.float32))
+    drawn = [
+        float(shard.train_x[indices, 0][0])
+        for indices in scoring_batches(shard, settings, "a", 0, 4)
+    ]
+    num_minus = drawn.count(-1.0)
+    assert 0 < num_minus < 4  # both signs are there
+    scores = score_locally(model, manifest, TASK, shard, settings, "a", num_batches=4)
+    mean = (num_minus * 0.8807971 + (4 - num_minus) * 0.1192029) / 4
+    signed = abs(num_minus * 0.8807971 - (4 - num_minus) * 0.1192029) / 4
+    np.testing.assert_allclose(scores, [mean, mean], rtol=1e-6)
+    assert abs(mean - signed) > 0.01
+
+
+def test_the_mean_of_minibatches_is_rounded_once(shard: Shard) -> None:
+    """The exact rational mean of what each gives, as the nearest float32."""
+    model, manifest = started("mlp", shard)
+    settings = RunSettings(batch_size=8)
+    single = []
+    for indices in scoring_batches(shard, settings, "a", 1, 3):
+        x, y = torch.from_numpy(shard.train_x[indices]), torch.from_numpy(shard.train_y[indices])
+        single.append(saliency_scores(model, manifest, TASK, x, y))
+    scores = score_locally(model, manifest, TASK, shard, settings, "a", 1, 3)
+    for place in range(0, manifest.num_masked, 97):
+        exact = sum(Fraction(float(one[place])) for one in single) / 3
+        assert scores[place] == np.float32(float(exact))
+
+
+def test_one_minibatch_gives_its_own_bits_and_is_the_first_of_several(shard: Shard) -> None:
+    model, manifest = started("cnn", shard)
+    settings = RunSettings(batch_size=8)
+    indices = balanced_batch(shard.train_y, 8, Stream(0, "scoring", 0, "a"))
+    x, y = torch.from_numpy(shard.train_x[indices]), torch.from_numpy(shard.train_y[indices])
+    wanted = obvious_scores(started("cnn", shard)[0], x, y)
+    score = partial(score_locally, model, manifest, TASK, shard, settings, "a")
+    one, default, two = score(num_batches=1), score(), score(num_batches=2)
+    assert one.tobytes() == default.tobytes() == wanted
+    assert two.tobytes() != wanted
+
+
+def test_a_small_shard_is_scored_once_however_many_minibatches_are_asked_for(shard: Shard) -> None:
+    model, manifest = started("mlp", shard)
+    settings = RunSettings(batch_size=shard.num_samples)
+    one, many = (
+        score_locally(model, manifest, TASK, shard, settings, "a", num_batches=n) for n in (1, 9)
+    )
+    assert one.tobytes() == many.tobytes()
+
+
+def test_a_plain_minibatch_scores_other_samples_than_a_balanced_one(shard: Shard) -> None:
+    model, manifest = started("mlp", shard)
+    plain = RunSettings(batch_size=8, scoring_samples="plain")
+    indices = Stream(0, "scoring", 0, "a").choose(shard.num_samples, 8)
+    x, y = torch.from_numpy(shard.train_x[indices]), torch.from_numpy(shard.train_y[indices])
+    scores = score_locally(model, manifest, TASK, shard, plain, "a")
+    assert scores.tobytes() == saliency_scores(model, manifest, TASK, x, y).tobytes()
+    balanced = score_locally(
+        model, manifest, TASK, shard, replace(plain, scoring_samples="balanced"), "a"
+    )
+    assert scores.tobytes() != balanced.tobytes()
+
+
+def test_a_rare_class_counts_as_much_as_a_frequent_one_in_a_balanced_minibatch() -> None:
+    """98 samples of class 0 use the first input alone, 2 of class 1 the second alone.
+
+    In a balanced minibatch of four, two are of each class: at equal weights both inputs matter
+    the same. A plain one of this stream has none of class 1, and its input scores zero.
+    """
+    y = np.repeat(np.arange(2), [98, 2])
+    x = np.eye(2, dtype=np.float32)[y]
+    shard = Shard(x, y, x[:0], y[:0], num_classes=2)
+    model = nn.Linear(2, 2, bias=False)
+    manifest = manifest_of(model, {})
+    write_vector(model, manifest, np.ones(4, dtype=np.float32))
+    balanced, plain = (
+        score_locally(
+            model, manifest, TASK, shard, RunSettings(batch_size=4, scoring_samples=samples), "a"
+        ).tolist()
+        for samples in ("balanced", "plain")
+    )
+    assert balanced == [0.25, 0.25, 0.25, 0.25]  # half the samples, gradient 1/2, weight 1
+    assert plain == [0.5, 0, 0.5, 0]
+
+
+# -- weights that rest
+
+
+def test_weights_that_take_no_part_are_scored_by_what_they_would_be() -> None:
+    """As by hand above: q for x = (2, 1), but the model has no third weight in its forward pass.
+
+    Model ((1, -2), (0, 0)): logits (0, 0), q = 1/2, dL/dW = ((-1, -1/2), (1, 1/2)). With weights
+    ((1, -2), (5, 3)) in the product: (1, 1, 5, 1.5); with its own the last two would be 0.
+    """
+    model = nn.Linear(2, 2, bias=False)
+    manifest = manifest_of(model, {})
+    write_vector(model, manifest, np.array([1, -2, 0, 0], dtype=np.float32))
+    x, y = torch.tensor([[2.0, 1.0]]), torch.tensor([0])
+    resting = np.array([1, -2, 5, 3], dtype=np.float32)
+    resting.flags.writeable = False
+    assert saliency_scores(model, manifest, TASK, x, y).tolist() == [1, 1, 0, 0]
+    assert saliency_scores(model, manifest, TASK, x, y, resting).tolist() == [1, 1, 5, 1.5]
+    assert read_vector(model, manifest).tolist() == [1, -2, 0, 0]
+    write_vector(model, manifest, resting)  # in the forward pass they change every gradient
+    assert saliency_scores(model, manifest, TASK, x, y).tolist() != [1, 1, 5, 1.5]
+
+
+def test_a_clients_resting_weights_are_those_of_all_its_minibatches(shard: Shard) -> None:
+    model, manifest = started("mlp", shard)
+    own = read_vector(model, manifest)[: manifest.num_masked]
+    settings = RunSettings(batch_size=8)
+    score = partial(score_locally, model, manifest, TASK, shard, settings, "a", num_batches=2)
+    assert score().tobytes() == score(weights=own).tobytes()
+    np.testing.assert_array_equal(score(weights=own * 2), score() * 2)
+    with pytest.raises(ModelError, match="3 weights for a model of"):
+        score(weights=own[:3])
 
 
 def test_targets_that_are_not_classes_can_be_scored() -> None:

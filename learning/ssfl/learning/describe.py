@@ -30,7 +30,7 @@ from ssfl.method.manifest import Init, Manifest, Role, TensorSpec
 from ssfl.method.settings import INITIALIZATIONS
 
 _WEIGHTED = (_ConvNd, nn.Linear)
-_NORMS = (_NormBase, nn.GroupNorm, nn.LayerNorm, nn.RMSNorm)
+NORM_LAYERS = (_NormBase, nn.GroupNorm, nn.LayerNorm, nn.RMSNorm)
 _SENT = Init("sent")
 
 
@@ -80,7 +80,7 @@ def _parameter_rule(
         if initialization == "torch-default" and isinstance(weight, Tensor) and weight.ndim >= 2:
             return Role.DENSE, _torch_default(weight)
         return Role.DENSE, Init("zeros")
-    if isinstance(owner, _NORMS) and leaf in ("weight", "bias"):
+    if isinstance(owner, NORM_LAYERS) and leaf in ("weight", "bias"):
         return Role.DENSE, Init("ones" if leaf == "weight" else "zeros")
     if isinstance(owner, nn.Embedding) and owner.padding_idx is None and leaf == "weight":
         return Role.DENSE, Init("normal", 1.0)  # one with a padding row, which is zero, is sent

@@ -98,7 +98,7 @@ def saliency_scores(
     not used scores zero.
     """
     if weights is not None and weights.shape != (manifest.num_masked,):
-        raise ModelError(f"{weights.shape} weights for a model of {manifest.num_masked}")
+        raise ModelError(f"{weights.size} weights for a model of {manifest.num_masked}")
     places = trained_places(model, manifest)
     parameters = [parameter for parameter, _ in places]
     with scoring_mode(model):

@@ -46,6 +46,8 @@ def top_k_signed(scores: Scores, k: int) -> Mask:
     >>> top_k_signed(np.array([-1, -3, 2, -1], dtype=np.float32), 2).bools().tolist()
     [True, False, True, False]
     """
+    if not 0 <= k <= scores.size:
+        raise ValueError(f"cannot keep {k} of {scores.size}")
     if np.isnan(scores).any():
         raise ValueError("scores must not be NaN")
     num_positive = int(np.count_nonzero(scores > 0))

@@ -1,0 +1,134 @@
+"""SynFlow: keep the weights through which most flows, without a single sample (Tanaka et al. 2020).
+
+All parameters are made positive, norms are left out, an input of ones is sent through, and R is
+the sum of the outputs. The score of weight w is |w * dR/dw|: the share of R on all paths through
+it. It is computed in float64, since R grows with every layer. In each of the iterations fewer
+weights stay, the same share of those before, and what goes is at zero from then on; so no layer
+runs dry while others are full.
+
+The scores of a deep network are beyond the range of float32, and only their order matters: what
+is returned is their logarithm, moved so that it starts at 1, and 0 for what was pruned. Top-k
+of it is exactly the mask of the last iteration.
+"""
+
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+
+from ssfl.learning.describe import NORM_LAYERS
+from ssfl.learning.errors import ModelError
+from ssfl.learning.evaluate import eval_mode
+from ssfl.learning.words import times
+from ssfl.method.manifest import Manifest
+
+_FLOWLESS = 0.5  # the score of a kept weight through which nothing flows: below all others
+
+Doubles = npt.NDArray[np.float64]
+
+
+def synflow_scores(
+    model: nn.Module,
+    manifest: Manifest,
+    input_shape: Sequence[int],
+    num_kept: int,
+    iterations: int = 100,
+) -> npt.NDArray[np.float32]:
+    """Return scores, (num_masked,), whose `num_kept` largest are SynFlow's mask; the others are 0.
+
+    The model is left as it was; what is computed is computed on the CPU.
+    """
+    size = manifest.num_masked
+    if not 1 <= num_kept <= size or iterations < 1:
+        raise ValueError(f"cannot keep {num_kept} of {size} weights in {iterations} iterations")
+    tensors = _positive_tensors(model)
+    weights = [tensors[tensor.name].requires_grad_() for tensor, _ in manifest.masked()]
+    kept = np.ones(size, dtype=np.bool_)
+    with eval_mode(model), _without_norms(model), torch.enable_grad():
+        for iteration in range(1, iterations + 1):
+            scores = _flows(model, tensors, weights, input_shape)
+            scores[~kept] = -1.0  # below any that is kept, also where nothing flows
+            share = (num_kept / size) ** (iteration / iterations)
+            count = max(num_kept, round(size * share)) if iteration < iterations else num_kept
+            kept = _largest(scores, count)
+            _zero_others(weights, kept)
+    return _in_order(scores, kept)
+
+
+def _positive_tensors(model: nn.Module) -> dict[str, Tensor]:
+    """Return copies of all parameters and buffers in float64, parameters without their sign."""
+    parameters = {name: p.detach().cpu().double().abs() for name, p in model.named_parameters()}
+    buffers = {
+        name: buffer.detach().cpu().double() if buffer.is_floating_point() else buffer.cpu()
+        for name, buffer in model.named_buffers()
+    }
+    return {**parameters, **buffers}
+
+
+@contextmanager
+def _without_norms(model: nn.Module) -> Iterator[None]:
+    """Let every norm pass on what it is given."""
+
+    def pass_on(_norm: nn.Module, inputs: tuple[Any, ...], _output: Any) -> Any:
+        return inputs[0]
+
+    with ExitStack() as stack:
+        for module in model.modules():
+            if isinstance(module, NORM_LAYERS):
+                stack.callback(module.register_forward_hook(pass_on).remove)
+        yield
+
+
+def _flows(
+    model: nn.Module, tensors: dict[str, Tensor], weights: list[Tensor], input_shape: Sequence[int]
+) -> Doubles:
+    ones = torch.ones((1, *input_shape), dtype=torch.float64)
+    try:
+        output = functional_call(model, tensors, (ones,))
+        gradients = torch.autograd.grad(output.sum(), weights, materialize_grads=True)
+    except Exception as error:
+        raise ModelError(
+            f"SynFlow sends ones of shape {times(input_shape)} through the model, which does not "
+            f"take them: {type(error).__name__}: {error}"
+        ) from error
+    products = [(w.detach() * g).abs().reshape(-1) for w, g in zip(weights, gradients, strict=True)]
+    flows: Doubles = torch.cat(products).numpy()
+    if not np.isfinite(flows).all():
+        raise ModelError(
+            "SynFlow's sums over paths leave the range of float64: the model is too deep for it"
+        )
+    return flows
+
+
+def _largest(scores: Doubles, count: int) -> npt.NDArray[np.bool_]:
+    """Return which are the `count` largest; equal scores go to the lowest coordinate."""
+    threshold = np.partition(scores, scores.size - count)[scores.size - count]
+    kept: npt.NDArray[np.bool_] = scores > threshold
+    kept[np.flatnonzero(scores == threshold)[: count - int(np.count_nonzero(kept))]] = True
+    return kept
+
+
+def _zero_others(weights: list[Tensor], kept: npt.NDArray[np.bool_]) -> None:
+    stays, start = torch.from_numpy(kept), 0
+    with torch.no_grad():
+        for weight in weights:
+            weight.mul_(stays[start : start + weight.numel()].reshape(weight.shape))
+            start += weight.numel()
+
+
+def _in_order(scores: Doubles, kept: npt.NDArray[np.bool_]) -> npt.NDArray[np.float32]:
+    """Return float32 scores in the order of the kept ones, all of them above zero."""
+    flows = scores[kept]
+    flowing = flows > 0
+    ordered = np.full(flows.size, _FLOWLESS)
+    if flowing.any():
+        logs = np.log(flows[flowing])
+        ordered[flowing] = 1.0 + (logs - logs.min())
+    out = np.zeros(scores.size, dtype=np.float32)
+    out[kept] = ordered
+    return out
