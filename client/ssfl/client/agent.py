@@ -2,9 +2,10 @@
 
   1. join: be told the settings, build the model, say what it looks like
   2. ask for the next task (a long poll)
-  3. SCORE     score every weight on one minibatch, report
+  3. SCORE     score every weight on a minibatch or several, report
      TRAIN     test the base, train inside the mask, send the kept values
      EVALUATE  test the base, report
+     PERSONALIZE  train the final model for this site alone, keep it, report how good it is
      FINISH    store the final model, say goodbye
   4. open the next long poll *before* uploading, so that the next round's values are pushed the
      moment they exist; go to 3
@@ -16,7 +17,7 @@ anything else, a broken download goes on where it stopped, nothing is computed t
 import logging
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -37,17 +38,18 @@ from ssfl.client.download import Download, Downloads
 from ssfl.client.errors import Refused, Resync, Unavailable, reason_of, translate
 from ssfl.client.held_model import HeldModel
 from ssfl.client.local_state import Answer, LocalState
+from ssfl.client.messages import evaluation_message, read_settings, scoring, word
 from ssfl.client.progress import Progress, StepOver
 from ssfl.client.site import Site
 from ssfl.client.upload import send
-from ssfl.learning.evaluate import Evaluation
-from ssfl.method.errors import SettingsError
+from ssfl.method.controls import client_random_mask
 from ssfl.method.manifest import Manifest
+from ssfl.method.mask import Mask
 from ssfl.method.model_files import write_model
 from ssfl.method.model_state import values_digest
 from ssfl.method.settings import RunSettings
 from ssfl.v1 import coordinator_pb2 as pb
-from ssfl.v1 import saliency_pb2, settings_pb2, transfer_pb2, update_pb2
+from ssfl.v1 import saliency_pb2, transfer_pb2, update_pb2
 
 log = logging.getLogger("ssfl.client")
 
@@ -64,6 +66,7 @@ class Identity:
     num_samples: int
     fingerprint: str
     class_counts: dict[int, int]  # empty unless the site shares them
+    labels: tuple[int, ...] = ()  # classes that are here; empty unless the site shares them
 
 
 class Agent:
@@ -122,7 +125,7 @@ class Agent:
 
     def _enter(self, response: pb.JoinResponse) -> None:
         """Build the model of a run we did not know: our first, or one begun with --fresh."""
-        settings = _settings(response.settings)
+        settings = read_settings(response.settings)
         log.info("joined", extra={"run": response.run_id})
         self._run_id = response.run_id
         known = Manifest.from_json(response.manifest) if response.manifest else None
@@ -130,7 +133,7 @@ class Agent:
         self._watchdog = Watchdog(max(settings.no_progress_s, SILENCE_S))
         self._downloads = Downloads(self._watchdog, self._site.manifest, self._patience.reached)
         self._settings = settings
-        self._held = HeldModel(self._site.manifest, self._site.initial)
+        self._held = HeldModel(self._site.manifest, self._site.initial, self._own_mask)
 
     def _join_call(self) -> pb.JoinResponse:
         """Join with the model we built; raise Refused if the run has another one."""
@@ -159,6 +162,7 @@ class Agent:
             fingerprint=self._identity.fingerprint,
             class_counts=self._identity.class_counts,
             encodings=ENCODINGS,
+            labels=self._identity.labels,
             software=f"ssfl {version('ssfl')}",
         )
         response: pb.JoinResponse = self._stub.Join(request, timeout=UNARY_TIMEOUT_S)
@@ -189,6 +193,8 @@ class Agent:
                     self._train(download)
                 case "evaluate":
                     self._evaluate(download)
+                case "personalize":
+                    self._personalize(download)
                 case "finish":
                     return self._finish(download)
                 case _:
@@ -225,7 +231,7 @@ class Agent:
         except Resync:
             self._drop_answer()
             raise
-        log.info("%s sent", answer.kind, extra={"step": answer.step, "outcome": _word(outcome)})
+        log.info("%s sent", answer.kind, extra={"step": answer.step, "outcome": word(outcome)})
         if outcome in (transfer_pb2.OUTCOME_ACCEPTED, transfer_pb2.OUTCOME_ALREADY_ACCEPTED):
             self._local.accepted()
         self._drop_answer()
@@ -265,14 +271,10 @@ class Agent:
     def _score(self, download: Download) -> None:
         assert self._site is not None and self._held is not None
         work, step = download.task.score, download.task.step
-        if work.criterion != "saliency":
-            raise Refused(f"the coordinator asks for unknown scores: {work.criterion!r}")
-        initial = self._held.take_initial(download, work)
-        if self._held.initial_digest != work.initial_digest:
-            raise Refused("the coordinator sent initial weights that do not match their digest")
+        asked = scoring(work, *self._held.take_whole(download, work))
         began_s = time.monotonic()
         with Progress(self._stub, self._caller, step):
-            scores = self._site.score(initial)
+            scores = self._site.score(asked)
         coded = write_scores(scores, work, self._settings, self._identity.client_id)
         report = saliency_pb2.SaliencyReport(
             manifest_digest=work.manifest_digest,
@@ -308,8 +310,8 @@ class Agent:
             attempt=work.attempt,
             num_samples=self._identity.num_samples,
             values=coded.payload,
-            base_evaluation=_evaluation(trained.base),
-            personal_evaluation=_evaluation(trained.personal),
+            base_evaluation=evaluation_message(trained.base),
+            personal_evaluation=evaluation_message(trained.personal),
             training_loss=trained.training_loss,
             work_s=time.monotonic() - began_s,
             coding_error=coded.error,
@@ -319,7 +321,7 @@ class Agent:
             extra={
                 "round": work.round_number,
                 "loss": round(trained.training_loss, 4),
-                "values": _word(coded.payload.encoding, transfer_pb2.Encoding),
+                "values": word(coded.payload.encoding, transfer_pb2.Encoding),
                 "bytes": len(coded.data),
             },
         )
@@ -334,12 +336,43 @@ class Agent:
         began_s = time.monotonic()
         with Progress(self._stub, self._caller, step):
             tested = self._site.evaluate(mask, base)
-        request = pb.ReportEvaluationRequest(
-            caller=self._caller,
-            step=step,
-            evaluation=_evaluation(tested),
-            work_s=time.monotonic() - began_s,
+        validation = tested.validation
+        self._report(
+            pb.ReportEvaluationRequest(
+                caller=self._caller,
+                step=step,
+                evaluation=evaluation_message(tested.evaluation),
+                validation=evaluation_message(validation) if validation else None,
+                work_s=time.monotonic() - began_s,
+            )
         )
+
+    def _personalize(self, download: Download) -> None:
+        assert self._site is not None and self._held is not None
+        work, step = download.task.personalize, download.task.step
+        mask, base = self._held.take(download, work)
+        began_s = time.monotonic()
+        try:
+            with Progress(self._stub, self._caller, step) as progress:
+                own = self._site.personalize(mask, base, work.rounds_done, progress.on_step)
+        except StepOver:
+            log.info("the run ended before our own model was trained")
+            return
+        folder = self._folder() / "personal"
+        folder.mkdir(parents=True, exist_ok=True)
+        write_model(folder, self._site.manifest, mask, own.values)
+        log.info("own model stored", extra={"folder": str(folder)})
+        self._report(
+            pb.ReportEvaluationRequest(
+                caller=self._caller,
+                step=step,
+                evaluation=evaluation_message(own.evaluation),
+                personal=evaluation_message(own.personal),
+                work_s=time.monotonic() - began_s,
+            )
+        )
+
+    def _report(self, request: pb.ReportEvaluationRequest) -> None:
         try:
             self._stub.ReportEvaluation(request, timeout=UNARY_TIMEOUT_S)
         except grpc.RpcError as error:
@@ -353,11 +386,20 @@ class Agent:
             log.warning("an operator stopped the run", extra={"rounds_done": work.rounds_done})
         if work.base_digest:
             mask, values = self._held.take(download, work)
-            folder = self._out_dir / self._run_id / self._identity.client_id
+            folder = self._folder()
             folder.mkdir(parents=True, exist_ok=True)
             write_model(folder, self._site.manifest, mask, values)
         self._goodbye(pb.LEAVE_REASON_FINISHED)
         return folder
+
+    def _folder(self) -> Path:
+        return self._out_dir / self._run_id / self._identity.client_id
+
+    def _own_mask(self) -> Mask:
+        """Return the mask that a run with one for every client gives us."""
+        assert self._site is not None
+        settings, name = self._settings, self._identity.client_id
+        return client_random_mask(self._site.manifest, settings.sparsity, settings.seed, name)
 
     def _goodbye(self, reason: pb.LeaveReason, why: str = "") -> None:
         if not self._caller.session:
@@ -367,32 +409,3 @@ class Agent:
             self._stub.Leave(request, timeout=2.0)
         except grpc.RpcError as error:
             log.debug("could not say goodbye", extra={"error": str(error.code())})
-
-
-def _settings(message: settings_pb2.RunSettings) -> RunSettings:
-    """Return the run's settings as they came in Join; raise Refused if they cannot be.
-
-    A choice that an older coordinator does not know of has its default.
-    """
-    told = {one.name: getattr(message, one.name) for one in fields(RunSettings)}
-    choices = [one.name for one in fields(RunSettings) if one.metadata.get("choices")]
-    settings = RunSettings(**{k: v for k, v in told.items() if v or k not in choices})
-    try:
-        settings.validate()
-    except SettingsError as error:
-        raise Refused(f"the run's settings are not for this version: {error}") from error
-    return settings
-
-
-def _evaluation(tested: Evaluation) -> update_pb2.Evaluation:
-    return update_pb2.Evaluation(
-        correct=tested.correct,
-        total=tested.total,
-        loss_sum=tested.loss_sum,
-        metric_sums=tested.metric_sums,
-    )
-
-
-def _word(value: int, enum: Any = transfer_pb2.Outcome) -> str:
-    prefix = enum.DESCRIPTOR.name.upper() + "_"
-    return str(enum.Name(value)).removeprefix(prefix).lower()

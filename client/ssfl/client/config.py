@@ -34,6 +34,9 @@ class ClientConfig:
     share_class_counts: bool = setting(
         False, "tell the coordinator how many samples of each class are here"
     )
+    share_labels: bool = setting(
+        False, "tell the coordinator which classes are here, so that new ones can renew the mask"
+    )
     give_up_after_s: float = setting(
         600.0, "seconds without reaching the coordinator until the client ends", positive=True
     )

@@ -31,7 +31,7 @@ _TRY_AGAIN = {
     grpc.StatusCode.CANCELLED,
     grpc.StatusCode.DATA_LOSS,
 }
-_RESYNC = {"unknown_client", "join_again", "stale_base"}
+_RESYNC = {"unknown_client", "join_again", "stale_base", "stale_mask"}
 
 
 def reason_of(error: grpc.RpcError) -> str:

@@ -1,5 +1,10 @@
-"""What a client holds of the run's model, so that it is not sent again: initial, mask, base."""
+"""What a client holds of the run's model, so that it is not sent again.
 
+The initial weights; the whole model that was scored last, which tells where pruned weights rest
+and where training under a new mask begins; the mask and the base.
+"""
+
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -7,22 +12,28 @@ import numpy.typing as npt
 
 from ssfl.client.coding import read_mask, read_values
 from ssfl.client.download import Download
-from ssfl.client.errors import Resync
+from ssfl.client.errors import Refused, Resync
 from ssfl.method.manifest import Manifest
 from ssfl.method.mask import Mask
 from ssfl.method.model_state import values_digest
 from ssfl.v1 import coordinator_pb2 as pb
+from ssfl.v1 import mask_pb2
 
 Vector = npt.NDArray[np.float32]
-Work = pb.TrainTask | pb.EvaluateTask | pb.FinishTask
+Work = pb.ScoreTask | pb.TrainTask | pb.EvaluateTask | pb.PersonalizeTask | pb.FinishTask
+OwnMask = Callable[[], Mask]
 
 
 class HeldModel:
     """The newest of each; what a download brings replaces it."""
 
-    def __init__(self, manifest: Manifest, initial: Vector) -> None:
+    def __init__(self, manifest: Manifest, initial: Vector, own_mask: OwnMask) -> None:
+        """Start with the initial weights; `own_mask` makes the mask that is this client's alone."""
         self._manifest = manifest
-        self.initial, self.initial_digest = initial, values_digest(initial)
+        self._own_mask = own_mask
+        self._initial, self._initial_digest = initial, values_digest(initial)
+        self._scored: Vector | None = None
+        self._scored_digest = b""
         self._mask: Mask | None = None
         self._base: Vector | None = None
         self._base_digest = b""
@@ -35,32 +46,54 @@ class HeldModel:
     def said(self) -> dict[str, Any]:
         """Return the fields of a NextTaskRequest that say what is here."""
         return {
-            "initial_digest": self.initial_digest,
+            "initial_digest": self._initial_digest,
+            "scored_digest": self._scored_digest,
             "mask_digest": self.mask_digest,
             "base_digest": self._base_digest,
         }
 
-    def take_initial(self, download: Download, work: pb.ScoreTask) -> Vector:
-        """Return the initial vector of a task: the one that came with it, or ours."""
+    def take_whole(self, download: Download, work: pb.ScoreTask) -> tuple[Vector, Mask | None]:
+        """Return the whole model that is to be scored, and the mask it has now, if any."""
+        payloads = Payloads(download)
         if work.HasField("initial"):
-            size = self._manifest.size
-            self.initial = read_values(download.payload(0), work.initial, size, {})
-            self.initial_digest = values_digest(self.initial)
-        return self.initial
+            data = payloads.next()
+            self._initial = read_values(data, work.initial, self._manifest.size, {})
+            self._initial_digest = values_digest(self._initial)
+        whole, mask = self._initial, None
+        if work.mask.mask_epoch:
+            mask, base = self._take(payloads, work)
+            whole = mask.scatter(base, onto=self._resting(payloads, work))
+        if values_digest(whole) != work.initial_digest:
+            raise Refused("the coordinator sent weights to score that do not match their digest")
+        self._scored, self._scored_digest = whole, work.initial_digest
+        return whole, mask
+
+    def _resting(self, payloads: "Payloads", work: pb.ScoreTask) -> Vector:
+        if not work.resting_digest:
+            return self._initial
+        if work.HasField("resting"):
+            known = {self._initial_digest: self._initial}
+            return read_values(payloads.next(), work.resting, self._manifest.size, known)
+        if self._scored is None or self._scored_digest != work.resting_digest:
+            raise Resync("the coordinator believes we hold weights that we do not")
+        return self._scored
 
     def take(self, download: Download, work: Work) -> tuple[Mask, Vector]:
         """Return mask and base of a task: what came with it, or what is here already."""
+        return self._take(Payloads(download), work)
+
+    def _take(self, payloads: "Payloads", work: Work) -> tuple[Mask, Vector]:
         mask = self._mask
         if mask is None or work.mask.mask_digest != mask.digest:
-            data = download.payload(0) if work.mask.HasField("mask") else memoryview(b"")
             self._mask = None  # should this one not do, we ask for all of it
-            mask = self._mask = read_mask(data, work.mask, self._manifest, self.initial, mask)
+            mask = self._mask = self._new_mask(payloads, work.mask, mask)
+        elif work.mask.HasField("mask"):
+            payloads.next()  # we have it
         if work.HasField("base"):
-            number = int(work.mask.HasField("mask"))  # the mask, if it came, comes first
             count = mask.num_kept + self._manifest.num_unmasked
             known = self._known(mask, work.base.reference_digest)
             self._base, self._base_digest = None, b""
-            values = read_values(download.payload(number), work.base, count, known)
+            values = read_values(payloads.next(), work.base, count, known)
             self._base, self._base_digest = values, values_digest(values)
         elif self._base_digest != work.base_digest:
             self._base = self._known(mask, work.base_digest).get(work.base_digest)
@@ -74,5 +107,31 @@ class HeldModel:
         """Return the values with this digest, if they are here or can be made."""
         if self._base is not None and digest == self._base_digest:
             return {digest: self._base}
-        first = mask.gather(self.initial) if digest else None  # the first base of a mask
-        return {digest: first} if first is not None and values_digest(first) == digest else {}
+        for whole in (self._scored, self._initial):  # what the mask keeps of it
+            if digest and whole is not None and values_digest(made := mask.gather(whole)) == digest:
+                return {digest: made}
+        return {}
+
+    def _new_mask(
+        self, payloads: "Payloads", message: mask_pb2.MaskBroadcast, held: Mask | None
+    ) -> Mask:
+        if message.from_seed:
+            mask = self._own_mask()
+            if mask.digest != message.mask_digest:
+                raise Refused("the coordinator makes another mask for us than we do ourselves")
+            return mask
+        data = payloads.next() if message.HasField("mask") else memoryview(b"")
+        return read_mask(data, message, self._manifest, self._initial, held)
+
+
+class Payloads:
+    """The payloads of a download, one after the other."""
+
+    def __init__(self, download: Download) -> None:
+        self._download = download
+        self._number = 0
+
+    def next(self) -> memoryview:
+        """Return the next payload."""
+        self._number += 1
+        return self._download.payload(self._number - 1)

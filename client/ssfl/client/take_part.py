@@ -30,7 +30,8 @@ def take_part(config: ClientConfig, client_id: str, folder: Path) -> int:
     except (DataError, LearningError) as error:
         raise ProgramError(str(error), ExitCode.BAD_DATA) from error
     counts = class_counts(shard.train_y) if config.share_class_counts else {}
-    identity = Identity(client_id, shard.num_samples, fingerprint(device), counts)
+    labels = tuple(sorted(class_counts(shard.train_y))) if config.share_labels else ()
+    identity = Identity(client_id, shard.num_samples, fingerprint(device), counts, labels)
     log.info(
         "shard loaded",
         extra={
@@ -46,7 +47,7 @@ def take_part(config: ClientConfig, client_id: str, folder: Path) -> int:
         identity,
         LocalState(folder),
         Patience(config.coordinator, config.give_up_after_s),
-        lambda settings, known: Site(task, shard, settings, client_id, device, known),
+        lambda settings, known: Site.build(task, shard, settings, client_id, device, known),
         config.out_dir,
     )
     try:

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from ssfl.datasets.shards import Shard
+from ssfl.datasets.shards import Array, Shard
 from ssfl.learning.batches import take
 from ssfl.learning.task import ACCURACY, Task
 
@@ -27,12 +27,21 @@ class Evaluation:
 
 def evaluate(model: nn.Module, task: Task, shard: Shard) -> Evaluation:
     """Test the model in eval mode, without gradients; an empty test set gives zeros."""
-    total = len(shard.test_x)
+    return _test(model, task, shard.test_x, shard.test_y)
+
+
+def validate(model: nn.Module, task: Task, shard: Shard) -> Evaluation | None:
+    """Test the model on the validation samples; None if there are none."""
+    return _test(model, task, shard.val_x, shard.val_y) if len(shard.val_x) else None
+
+
+def _test(model: nn.Module, task: Task, samples: Array, targets: Array) -> Evaluation:
+    total = len(samples)
     loss_sum, sums = 0.0, dict[str, float]()
     with eval_mode(model), torch.no_grad():
         for start in range(0, total, BATCH_SIZE):
             indices = np.arange(start, min(start + BATCH_SIZE, total), dtype=np.int64)
-            x, y = take(shard.test_x, shard.test_y, indices, model)
+            x, y = take(samples, targets, indices, model)
             loss_sum += task.loss(model, x, y).item() * len(indices)
             for name, mean in task.metrics(model, x, y).items():
                 part = float(mean) * len(indices)

@@ -2,8 +2,8 @@
 
 Every step: gradient, times the mask, clipped by its norm, SGD step, weights times the mask. So a
 pruned weight is exactly zero after every step, whatever momentum and weight decay do, and a
-mask of ones is plain SGD, bit for bit. The optimiser is new in every round; the learning rate
-is `learning_rate * lr_decay ** round_number`.
+mask of ones is plain SGD, bit for bit. The optimiser is new in every round; rates.py has the
+learning rate.
 """
 
 import math
@@ -17,6 +17,7 @@ from ssfl.datasets.shards import Shard
 from ssfl.learning.batches import count_steps, take, training_batches
 from ssfl.learning.errors import DivergedError, ModelError
 from ssfl.learning.flatten import masked_parameters
+from ssfl.learning.rates import step_rates
 from ssfl.learning.sgd import Sgd
 from ssfl.learning.task import Task
 from ssfl.method.manifest import Manifest
@@ -54,12 +55,7 @@ def train_locally(
     set from (seed, round, client) too, so that dropout repeats.
     """
     pruned = _pruned_parameters(model, manifest, mask)
-    optimizer = Sgd(
-        model,
-        lr=settings.learning_rate * settings.lr_decay**round_number,
-        momentum=settings.momentum,
-        weight_decay=settings.weight_decay,
-    )
+    optimizer = Sgd(model, momentum=settings.momentum, weight_decay=settings.weight_decay)
     optimizer.zero_grad()
     torch.manual_seed(int(Stream(settings.seed, "torch", round_number, client_id).words(1)[0]))
     model.train()
@@ -67,13 +63,14 @@ def train_locally(
     total = count_steps(shard.num_samples, settings)
     loss_sum, num_seen = 0.0, 0
     batches = training_batches(shard.num_samples, settings, round_number, client_id)
-    for step, indices in enumerate(batches, start=1):
+    rates = step_rates(settings, round_number, shard.num_samples)
+    for step, (indices, rate) in enumerate(zip(batches, rates, strict=True), start=1):
         x, y = take(shard.train_x, shard.train_y, indices, model)
         loss = task.loss(model, x, y)
         loss_value = loss.item()
         if not math.isfinite(loss_value):
             raise DivergedError(f"the loss is {loss_value} in step {step}", round_number)
-        _take_step(optimizer, loss, pruned, settings.clip_norm)
+        _take_step(optimizer, loss, pruned, rate, settings.clip_norm)
         loss_sum += loss_value * len(indices)
         num_seen += len(indices)
         if on_step:
@@ -83,14 +80,14 @@ def train_locally(
     return TrainingReport(total, loss_sum / num_seen, shard.num_samples)
 
 
-def _take_step(optimizer: Sgd, loss: Tensor, pruned: Pruned, clip_norm: float) -> None:
+def _take_step(optimizer: Sgd, loss: Tensor, pruned: Pruned, rate: float, clip_norm: float) -> None:
     loss.backward()  # type: ignore[no-untyped-call]  # torch leaves it unannotated
     for parameter, kept in pruned:
         if parameter.grad is not None:
             parameter.grad.mul_(kept)
     if clip_norm > 0:
         nn.utils.clip_grad_norm_(optimizer.parameters, clip_norm)
-    optimizer.step()
+    optimizer.step(rate)
     optimizer.zero_grad()
     _zero_pruned_weights(pruned)
 

@@ -12,11 +12,8 @@ from torch.optim.sgd import sgd
 class Sgd:
     """One round's optimiser: momentum starts at nothing."""
 
-    def __init__(
-        self, model: nn.Module, *, lr: float, momentum: float, weight_decay: float
-    ) -> None:
+    def __init__(self, model: nn.Module, *, momentum: float, weight_decay: float) -> None:
         self.parameters = list(model.parameters())
-        self._lr = lr
         self._momentum = momentum
         self._weight_decay = weight_decay
         self._buffers: dict[nn.Parameter, torch.Tensor | None] = {}
@@ -27,7 +24,7 @@ class Sgd:
             parameter.grad = None
 
     @torch.no_grad()
-    def step(self) -> None:
+    def step(self, lr: float) -> None:
         """Move every parameter that has a gradient."""
         moved = [parameter for parameter in self.parameters if parameter.grad is not None]
         buffers = [self._buffers.get(parameter) for parameter in moved]
@@ -38,7 +35,7 @@ class Sgd:
             foreach=False,
             weight_decay=self._weight_decay,
             momentum=self._momentum,
-            lr=self._lr,
+            lr=lr,
             dampening=0.0,
             nesterov=False,
             maximize=False,

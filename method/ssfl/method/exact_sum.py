@@ -71,22 +71,33 @@ class ExactSum:
             n *= weight
             self._sum[start + at : start + at + block.size] += n
 
-    def mean(self) -> npt.NDArray[np.float32]:
-        """Return sum / (total weight * 2^F), each rounded once to the nearest float32."""
-        if self.total_weight < 1:
+    def mean(self, weights: npt.NDArray[np.int64] | None = None) -> npt.NDArray[np.float32]:
+        """Return sum / (total weight * 2^F), each rounded once to the nearest float32.
+
+        With `weights`, each value has a total weight of its own, at least 1.
+        """
+        if self.total_weight < 1 or (weights is not None and weights.min(initial=1) < 1):
             raise SumError("the mean of nothing")
         out = np.empty(self._sum.size, dtype=np.float32)
         for start in range(0, out.size, _BLOCK):
             units = self._sum[start : start + _BLOCK]
-            nearly = units / np.float64(self.total_weight) * 2.0**-self.fraction_bits
+            if weights is None:
+                weight = np.full(1, self.total_weight, dtype=np.int64)
+            else:
+                weight = weights[start : start + _BLOCK]
+            nearly = units / weight.astype(np.float64) * 2.0**-self.fraction_bits
             block = nearly.astype(np.float32)
             doubtful = np.flatnonzero(_near_midpoint(nearly))
-            block[doubtful] = self._decide(nearly[doubtful], units[doubtful])
+            some = weight if weights is None else weight[doubtful]
+            block[doubtful] = self._decide(nearly[doubtful], units[doubtful], some)
             out[start : start + _BLOCK] = block
         return out
 
     def _decide(
-        self, nearly: npt.NDArray[np.float64], units: npt.NDArray[np.int64]
+        self,
+        nearly: npt.NDArray[np.float64],
+        units: npt.NDArray[np.int64],
+        weight: npt.NDArray[np.int64],
     ) -> npt.NDArray[np.float32]:
         """Round the quotients next to the midpoint of two floats, by comparing exactly with it.
 
@@ -99,7 +110,7 @@ class ExactSum:
         e = (bits >> 52) - 1023 - 24 + self.fraction_bits
         whole = np.int64 if self.total_weight < 1 << 37 else np.object_  # then Python's integers
         left = np.abs(units).astype(whole) << np.maximum(-e, 0).astype(whole)
-        right = (m.astype(whole) * self.total_weight) << np.maximum(e, 0).astype(whole)
+        right = (m.astype(whole) * weight.astype(whole)) << np.maximum(e, 0).astype(whole)
         low_is_odd = (bits >> 29 & 1).astype(np.bool_)
         up = (left > right) | ((left == right) & low_is_odd)
         low = (bits >> 29 << 29).view(np.float64).astype(np.float32)

@@ -57,10 +57,15 @@ class Mask:
         kept = self.bools()
         return np.concatenate([vector[: self.size][kept], vector[self.size :]])
 
-    def scatter(self, values: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
-        """Return the flat vector of kept values: zero off the mask."""
+    def scatter(
+        self, values: npt.NDArray[np.float32], onto: npt.NDArray[np.float32] | None = None
+    ) -> npt.NDArray[np.float32]:
+        """Return the flat vector of kept values; off the mask it is zero, or that of `onto`."""
         num_kept = self.num_kept
-        vector = np.zeros(self.size + values.size - num_kept, dtype=np.float32)
+        if onto is None:
+            vector = np.zeros(self.size + values.size - num_kept, dtype=np.float32)
+        else:
+            vector = onto.copy()
         vector[: self.size][self.bools()] = values[:num_kept]
         vector[self.size :] = values[num_kept:]
         return vector

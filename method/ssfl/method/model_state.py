@@ -10,31 +10,69 @@ import numpy.typing as npt
 from ssfl.method.manifest import Manifest
 from ssfl.method.mask import Mask
 
+Vector = npt.NDArray[np.float32]
 
-def values_digest(values: npt.NDArray[np.float32]) -> bytes:
+
+def values_digest(values: Vector) -> bytes:
     """Return the SHA-256 of the values as little-endian float32."""
     return hashlib.sha256(np.ascontiguousarray(values, dtype="<f4").data).digest()
 
 
 @dataclass(frozen=True)
 class ModelState:
-    """A manifest, the initial vector, and, once agreed, the mask and the kept values."""
+    """A manifest, the initial vector, and, once agreed, the mask and the kept values.
+
+    Pruned weights are zero in the network, but they are not forgotten: each rests at a value from
+    which it starts if a later mask keeps it. The *whole* model has the trained values on the mask
+    and the resting ones off it; this is what clients score when the mask is renewed.
+    """
 
     manifest: Manifest
-    initial: npt.NDArray[np.float32]  # (manifest.size,) the vector before any training
+    initial: Vector  # (manifest.size,) the vector before any training
     mask: Mask | None = None
     mask_epoch: int = 0  # counts agreed masks: 0 is "none yet"
-    values: npt.NDArray[np.float32] | None = None  # (num_kept + num_unmasked,)
+    values: Vector | None = None  # (num_kept + num_unmasked,)
     # Of a lossy run: the values as a coded change from those of the state before. Not stored:
     # after a restart, who lacks the values is sent all of them.
     change: memoryview | None = None
     initial_digest: bytes = b""  # of `initial`: computed once, since it may take a while
+    # (manifest.size,) the whole model that the mask was agreed on; None: the initial vector.
+    scored: Vector | None = None
+    scored_digest: bytes = b""
+    # (manifest.size,) where pruned weights rest: `scored`, or the initial vector if None.
+    resting: Vector | None = None
 
     def __post_init__(self) -> None:
         if not self.initial_digest:
             object.__setattr__(self, "initial_digest", values_digest(self.initial))
+        if not self.scored_digest:
+            digest = self.initial_digest if self.scored is None else values_digest(self.scored)
+            object.__setattr__(self, "scored_digest", digest)
 
     @cached_property
     def base_digest(self) -> bytes:
         """Digest of the kept values; empty while there are none."""
         return b"" if self.values is None else values_digest(self.values)
+
+    @property
+    def resting_digest(self) -> bytes:
+        """Digest of the vector where pruned weights rest; empty: the initial vector."""
+        return b"" if self.resting is None else self.scored_digest
+
+    def first_base(self) -> Vector:
+        """Return the values that training under this mask began with."""
+        assert self.mask is not None
+        return self.mask.gather(self.initial if self.scored is None else self.scored)
+
+    @cached_property
+    def whole(self) -> Vector:
+        """The vector to score: trained values on the mask, resting ones off it."""
+        if self.mask is None or self.values is None:
+            return self.initial
+        resting = self.initial if self.resting is None else self.resting
+        return self.mask.scatter(self.values, onto=resting)
+
+    @cached_property
+    def whole_digest(self) -> bytes:
+        """Digest of the vector to score."""
+        return self.initial_digest if self.whole is self.initial else values_digest(self.whole)

@@ -1,6 +1,6 @@
 """Which clients train in a round."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import TypeVar
 
 from ssfl.method.settings import RunSettings
@@ -10,11 +10,34 @@ Name = TypeVar("Name", bound=str)
 
 
 def sample_cohort(
-    settings: RunSettings, round_number: int, attempt: int, clients: Sequence[Name]
+    settings: RunSettings,
+    round_number: int,
+    attempt: int,
+    clients: Sequence[Name],
+    newcomers: Collection[Name] = (),
 ) -> list[Name]:
-    """Return the round's clients, sorted; the same names in any order give the same cohort."""
+    """Return the round's clients, sorted; the same names in any order give the same cohort.
+
+    `newcomers` are those of the clients that joined after the start: with `newcomers_per_round`
+    they are a stratum of their own, so that every round has as many of them.
+    """
     pool = sorted(clients)
-    if not settings.clients_per_round or settings.clients_per_round >= len(pool):
+    count = cohort_size(settings, len(pool))
+    if count >= len(pool):
         return pool
+    late = sorted(set(newcomers) & set(pool)) if settings.newcomers_per_round else []
     stream = Stream(settings.seed, "cohort", round_number, attempt)
-    return [pool[i] for i in stream.choose(len(pool), settings.clients_per_round)]
+    if not late:
+        return [pool[i] for i in stream.choose(len(pool), count)]
+    early = sorted(set(pool) - set(late))
+    num_late = max(min(settings.newcomers_per_round, len(late), count), count - len(early))
+    chosen = [early[i] for i in stream.choose(len(early), count - num_late)]
+    return sorted(chosen + [late[i] for i in stream.choose(len(late), num_late)])
+
+
+def cohort_size(settings: RunSettings, num_clients: int) -> int:
+    """Return how many of the clients at hand train in a round."""
+    if settings.client_fraction:
+        wanted = int(settings.client_fraction * num_clients + 0.5)
+        return min(num_clients, max(wanted, settings.min_clients))
+    return min(num_clients, settings.clients_per_round or num_clients)

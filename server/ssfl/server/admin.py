@@ -1,4 +1,4 @@
-"""The Admin service: status, history, start, stop."""
+"""The Admin service: status, history, start, refresh, stop."""
 
 import json
 import resource
@@ -9,7 +9,7 @@ from typing import Any
 from ssfl.method.strategies.contract import ClientId
 from ssfl.server import events
 from ssfl.server.conductor import Conductor
-from ssfl.server.errors import RunOver, TooFewClients
+from ssfl.server.errors import NoMask, RunOver, TooFewClients
 from ssfl.server.events import Reply
 from ssfl.server.outputs import history_document, run_folder
 from ssfl.server.run import waiting_for
@@ -73,6 +73,15 @@ class AdminService(admin_pb2_grpc.AdminServiceServicer):
         await self._conductor.post(events.StopAsked())
         return pb.StopRunResponse()
 
+    async def RefreshMask(
+        self, _request: pb.RefreshMaskRequest, _context: Any
+    ) -> pb.RefreshMaskResponse:
+        self._check_not_over()
+        state = self._conductor.state
+        if await self._conductor.post(events.RefreshAsked()) is Reply.NO_MASK:
+            raise NoMask(why_no_mask(state))
+        return pb.RefreshMaskResponse(mask_epoch=state.mask_epoch, rounds_done=state.rounds_done)
+
     def _check_not_over(self) -> None:
         state = self._conductor.state
         if state.finished:
@@ -89,6 +98,18 @@ class AdminService(admin_pb2_grpc.AdminServiceServicer):
             steps_done=presence.steps_done,
             steps_all=presence.steps_all,
         )
+
+
+def why_no_mask(state: RunState) -> str:
+    """Say why there is no mask to renew."""
+    settings = state.settings
+    if settings.strategy != "ssfl":
+        return f"strategy {settings.strategy} keeps every weight: there is no mask to renew"
+    if settings.criterion == "client-random":
+        return "every client has a mask of its own, for good: there is none to renew"
+    if state.rounds_done >= settings.rounds:
+        return "all rounds are done: no round would use a new mask"
+    return "no mask has been agreed yet: wait for the first one, then ask again"
 
 
 def client_state(state: RunState, client: ClientId) -> str:

@@ -6,6 +6,7 @@ worker thread, so folds never overlap; the result does not depend on their order
 
 import logging
 from collections.abc import Mapping
+from dataclasses import dataclass
 from statistics import median
 from typing import Any, Protocol
 
@@ -13,9 +14,11 @@ import numpy as np
 import numpy.typing as npt
 
 from ssfl.method.exact_sum import MAX_SCORE_FRACTION_BITS, VALUE_BOUND, ExactSum, fraction_bits
+from ssfl.method.mask import Mask
 from ssfl.method.model_state import ModelState
 from ssfl.method.nested import density_rows
-from ssfl.method.strategies.contract import ClientId, Strategy, Work
+from ssfl.method.strategies.contract import ClientId, Reducer, Strategy, Work
+from ssfl.server.events import StepReduced
 from ssfl.server.state import Step
 
 _BLOCK = 1 << 18  # values
@@ -26,7 +29,7 @@ log = logging.getLogger("ssfl.run")
 
 def update_fraction_bits(step: Step) -> int:
     """Return the grid of a training step: fixed by its cohort, so it can be announced."""
-    return fraction_bits(VALUE_BOUND, sum(step.cohort.values()))
+    return fraction_bits(VALUE_BOUND, sum(step.weights.values()))
 
 
 def _warn_of_outlier(largest: Mapping[ClientId, float]) -> None:
@@ -52,16 +55,23 @@ class Verified(Protocol):
 class StepSum:
     """Sums the uploads of one step."""
 
-    def __init__(self, step: Step, model: ModelState, verified: Verified) -> None:
-        self.step = step
+    def __init__(
+        self, step: Step, model: ModelState, verified: Verified, strategy: Strategy
+    ) -> None:
+        self.number, self.work = step.number, step.work
+        self._weights = step.weights
+        self._model = model
         self._verified = verified
+        self._strategy = strategy
         self._folded: set[ClientId] = set()
         self._sum: ExactSum | None = None
-        self.densities: list[dict[str, Any]] = []  # after scoring: what other masks would cost
+        self._holders: npt.NDArray[np.int64] | None = None  # weight of those who hold each value
         if step.work is Work.TRAIN:
             assert model.values is not None
             self._size = model.values.size
             self._sum = ExactSum(self._size, update_fraction_bits(step))
+            if step.reducer is Reducer.WEIGHTED_SUM_BY_HOLDER:
+                self._holders = np.zeros(self._size, dtype=np.int64)
         else:
             self._size = model.manifest.num_masked
 
@@ -70,16 +80,32 @@ class StepSum:
         if self._sum is not None:
             self._add(self._sum, client, digest)
 
-    def finish(self, step: Step, model: ModelState, strategy: Strategy) -> ModelState:
+    def finish(self, step: Step) -> "Finished":
         """Return the next model from exactly the uploads of `step.closed`."""
-        reduced = self.reduce(step)
-        if step.work is Work.SCORE:
-            self.densities = density_rows(reduced, model.manifest)
-        return strategy.finish(step.work, model, reduced)
+        before, reduced = self._model, self.reduce(step)
+        model = self._strategy.finish(step.work, before, reduced, step.round_number)
+        if step.work is Work.TRAIN:
+            return Finished(model, {}, None)
+        report: dict[str, Any] = {}
+        if step.closed and reduced.min(initial=0.0) >= 0:
+            report["densities"] = density_rows(reduced, before.manifest)
+        assert model.mask is not None
+        report["layers"] = {
+            name: {"kept": kept, "size": size}
+            for name, (kept, size) in model.mask.kept_by_tensor(model.manifest).items()
+        }
+        if before.mask is not None:
+            report["renewed"] = {"reason": step.reason, **compare(before.mask, model.mask)}
+        return Finished(model, report, reduced)
 
     def reduce(self, step: Step) -> npt.NDArray[np.float32]:
-        """Return the mean of exactly the uploads of `step.closed`, and free the sum."""
+        """Return the mean of exactly the uploads of `step.closed`, and free the sum.
+
+        Nobody's mean is zeros: a strategy that asks nobody does not look at it.
+        """
         assert step.closed is not None
+        if not step.closed:
+            return np.zeros(self._size, dtype=np.float32)
         total = self._sum
         if total is None or not self._folded <= set(step.closed):
             total = self._restart(step)
@@ -87,24 +113,77 @@ class StepSum:
             if client not in self._folded:
                 self._add(total, client, step.uploads[client].digest)
         self._sum = None  # the strategy will need room
-        return total.mean()
+        if self._holders is None:
+            return total.mean()
+        mean, values = total.mean(np.maximum(self._holders, 1)), self._model.values
+        assert values is not None
+        return np.where(self._holders > 0, mean, values)  # what nobody held stays
 
     def _restart(self, step: Step) -> ExactSum:
         """Scores: the grid follows from the largest score of those that count."""
         assert step.closed is not None
         self._folded.clear()
         if step.work is Work.TRAIN:
+            if self._holders is not None:
+                self._holders[:] = 0
             return ExactSum(self._size, update_fraction_bits(step))
         _warn_of_outlier({client: step.uploads[client].largest for client in step.closed})
         largest = max(step.uploads[client].largest for client in step.closed)
-        weight = sum(step.cohort[client] for client in step.closed)
+        weight = sum(self._weights[client] for client in step.closed)
         bits = fraction_bits(largest, weight, MAX_SCORE_FRACTION_BITS)
         return ExactSum(self._size, bits)
 
     def _add(self, total: ExactSum, client: ClientId, digest: str) -> None:
-        name, weight = bytes.fromhex(digest), self.step.cohort[client]
-        for start in range(0, self._size, _BLOCK):
-            values = self._verified.read(self.step.number, client, name, start, _BLOCK)
-            total.fold_at(start, values, weight)
+        name, weight = bytes.fromhex(digest), self._weights[client]
+        seen = self._strategy.seen_by(client, self.work, self._model)
+        if seen is self._model:
+            for start in range(0, self._size, _BLOCK):
+                values = self._verified.read(self.number, client, name, start, _BLOCK)
+                total.fold_at(start, values, weight)
+        else:
+            assert seen.mask is not None and seen.values is not None
+            values = self._verified.read(self.number, client, name, 0, seen.values.size)
+            total.fold_at(0, seen.mask.scatter(values), weight)
+            if self._holders is not None:
+                ones = np.ones(seen.values.size, dtype=np.float32)
+                self._holders += seen.mask.scatter(ones).astype(np.int64) * weight
         total.total_weight += weight
         self._folded.add(client)
+
+
+@dataclass(frozen=True, eq=False)
+class Finished:
+    """What a step made: the next model, what is to be told of it, and the mean scores, if any."""
+
+    model: ModelState
+    report: Mapping[str, Any]
+    scores: npt.NDArray[np.float32] | None
+
+
+def reduced(step: int, model: ModelState, report: Mapping[str, Any]) -> StepReduced:
+    """Return the event that makes the model of a step current."""
+    assert model.mask is not None and model.values is not None
+    return StepReduced(
+        step,
+        model.mask_epoch,
+        model.mask.digest.hex(),
+        model.mask.num_kept,
+        model.base_digest.hex(),
+        report,
+        "" if model.scored is None else model.scored_digest.hex(),
+    )
+
+
+def compare(before: Mask, after: Mask) -> dict[str, Any]:
+    """Return how a mask differs from the one before."""
+    old, new = before.bools(), after.bools()
+    both = int(np.count_nonzero(old & new))
+    either = before.num_kept + after.num_kept - both
+    return {
+        "kept_before": before.num_kept,
+        "kept": after.num_kept,
+        "added": after.num_kept - both,
+        "dropped": before.num_kept - both,
+        "replaced": 1 - both / max(1, after.num_kept),  # share of the new mask that is new
+        "jaccard_distance": 1 - both / max(1, either),
+    }

@@ -19,6 +19,7 @@ from ssfl.codec import blocks, masks, reference, sorted_bits, values_only
 from ssfl.method.model_state import ModelState, values_digest
 from ssfl.method.settings import RunSettings
 from ssfl.server.coding import LOSSY, Reader
+from ssfl.server.errors import InvalidRequest
 from ssfl.v1 import coordinator_pb2 as pb
 from ssfl.v1 import transfer_pb2
 
@@ -37,8 +38,11 @@ class Form(StrEnum):
     VALUES_CHANGE = "values as a change"
     VALUES_TO_PREVIOUS = "values to previous"
     VALUES_TO_FIRST = "values to first"
+    VALUES_TO_INITIAL = "values to initial"
     VALUES_TO_NOTHING = "values to nothing"
+    RESTING = "resting"
     FIRST = "first base"  # no payload: what a client makes itself
+    WHOLE = "whole"  # no payload: what is scored
 
 
 class NotBuilt(Exception):
@@ -60,7 +64,7 @@ class Part:
 
 @dataclass(frozen=True, slots=True)
 class _First:
-    """The initial weights that a mask keeps: the base of its first round."""
+    """What a mask keeps of the model it was agreed on: the base of its first round."""
 
     values: Vector
     digest: bytes
@@ -70,15 +74,22 @@ class Broadcast:
     """The payloads of a model; `before` is the broadcast of the model it follows."""
 
     def __init__(
-        self, model: ModelState, settings: RunSettings, before: "Broadcast | None" = None
+        self,
+        model: ModelState,
+        settings: RunSettings,
+        before: "Broadcast | None" = None,
+        *,
+        is_personal: bool = False,
     ) -> None:
         self.model = model
+        self.is_personal = is_personal  # the mask is one client's, which makes it itself
         self._settings = settings
         self._before = before.model if before else None
         self._parts: dict[Form, Part] = {}
         self._serialized: dict[tuple[bytes, ...], dict[int, bytes]] = {}
         same_mask = before is not None and _mask_digest(before.model) == _mask_digest(model)
         self._first: _First | None = before._first if before and same_mask else None
+        self._whole_digest = model.initial_digest if model.mask is None else b""
         if before and same_mask:
             for form in (Form.MASK, Form.MASK_SORTED, Form.MASK_SORTED_BY_WEIGHT):
                 if form in before._parts:
@@ -90,7 +101,9 @@ class Broadcast:
 
     def built(self, form: Form) -> bool:
         """Tell whether a form has been made."""
-        return self._first is not None if form is Form.FIRST else form in self._parts
+        if form is Form.FIRST:
+            return self._first is not None
+        return self._whole_digest != b"" if form is Form.WHOLE else form in self._parts
 
     def part(self, form: Form) -> Part:
         """Return a payload; raise NotBuilt if it has to be made first."""
@@ -98,11 +111,27 @@ class Broadcast:
             raise NotBuilt(form)
         return self._parts[form]
 
+    def whole_digest(self) -> bytes:
+        """Return the digest of the model to score; raise NotBuilt while it is not known."""
+        if not self._whole_digest:
+            raise NotBuilt(Form.WHOLE)
+        return self._whole_digest
+
+    def resting_for(self, request: pb.NextTaskRequest, reader: Reader) -> Part | None:
+        """Return where pruned weights rest; None if the client holds or needs none of it."""
+        if not self.model.resting_digest or request.scored_digest == self.model.resting_digest:
+            return None
+        if not reader.knows_references:
+            raise InvalidRequest(
+                "a mask is renewed, and this client cannot read coded values: update its program"
+            )
+        return self.part(Form.RESTING)
+
     def mask_for(self, request: pb.NextTaskRequest, reader: Reader) -> Part | None:
         """Return the mask in the smallest form the client can read; None if it needs none."""
         mask = self.model.mask
         assert mask is not None
-        if mask.num_kept == mask.size or request.mask_digest == mask.digest:
+        if mask.num_kept == mask.size or request.mask_digest == mask.digest or self.is_personal:
             return None
         forms = [Form.MASK]
         if reader.reads(transfer_pb2.ENCODING_BITMASK_SORTED):
@@ -119,7 +148,9 @@ class Broadcast:
         if request.base_digest == model.base_digest:
             return None
         holds_initial = request.initial_digest == model.initial_digest
-        if reader.knows_references and holds_initial:
+        scored = model.scored_digest
+        holds_scored = scored in (request.scored_digest, request.initial_digest)
+        if reader.knows_references and holds_scored:
             if self._first is None:
                 raise NotBuilt(Form.FIRST)
             if self._first.digest == model.base_digest:
@@ -131,7 +162,11 @@ class Broadcast:
             return self.part(Form.VALUES)
         if holds_previous:
             return self.part(Form.VALUES_TO_PREVIOUS)
-        forms = [Form.VALUES_TO_NOTHING, *([Form.VALUES_TO_FIRST] if holds_initial else [])]
+        forms = [Form.VALUES_TO_NOTHING]
+        if holds_scored:
+            forms.append(Form.VALUES_TO_FIRST)
+        elif holds_initial:  # what the mask added starts there
+            forms.append(Form.VALUES_TO_INITIAL)
         return self._smallest(forms)
 
     def build(self, form: Form) -> None:
@@ -146,10 +181,14 @@ class Broadcast:
             Form.VALUES_CHANGE: self._values_change,
             Form.VALUES_TO_PREVIOUS: self._values_to_previous,
             Form.VALUES_TO_FIRST: self._values_to_first,
+            Form.VALUES_TO_INITIAL: self._values_to_initial,
             Form.VALUES_TO_NOTHING: lambda: self._coded_values(None, b""),
+            Form.RESTING: self._resting,
         }
         if form is Form.FIRST:
             self._make_first()
+        elif form is Form.WHOLE:
+            self._whole_digest = self.model.whole_digest
         else:
             self._parts[form] = makers[form]()
 
@@ -165,8 +204,7 @@ class Broadcast:
 
     def _make_first(self) -> _First:
         if self._first is None:
-            assert self.model.mask is not None
-            values = self.model.mask.gather(self.model.initial)
+            values = self.model.first_base()
             self._first = _First(values, values_digest(values))
         return self._first
 
@@ -211,6 +249,17 @@ class Broadcast:
     def _values_to_first(self) -> Part:
         first = self._make_first()
         return self._coded_values(first.values, first.digest)
+
+    def _values_to_initial(self) -> Part:
+        assert self.model.mask is not None
+        values = self.model.mask.gather(self.model.initial)
+        return self._coded_values(values, values_digest(values))
+
+    def _resting(self) -> Part:
+        assert self.model.resting is not None
+        data = blocks.encode(reference.CODE, self.model.resting, self.model.initial)
+        encoding = transfer_pb2.ENCODING_REFERENCE
+        return _part("initial", encoding, data, self.model.initial_digest)
 
     def _coded_values(self, against: Vector | None, digest: bytes) -> Part:
         assert self.model.values is not None

@@ -69,6 +69,8 @@ def check_join(request: pb.JoinRequest, state: RunState, *, alive: bool) -> Clie
         raise InvalidRequest(f"a list of more than {MAX_ENCODINGS} encodings")
     if len(request.class_counts) > MAX_CLASSES:
         raise InvalidRequest(f"class counts of more than {MAX_CLASSES} classes")
+    if len(request.labels) > MAX_CLASSES:
+        raise InvalidRequest(f"labels of more than {MAX_CLASSES} classes")
     member = state.members.get(client)
     if member and member.token != request.token.hex() and alive and not member.left:
         raise taken(client)

@@ -10,15 +10,15 @@ The caller's duties around the pure core, in order:
 
 import asyncio
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
-from typing import Any
 
 from ssfl.method.model_state import ModelState
 from ssfl.method.strategies import strategy_for
+from ssfl.method.strategies.contract import Work
 from ssfl.server import events, facts
-from ssfl.server.aggregate import StepSum
+from ssfl.server.aggregate import StepSum, reduced
 from ssfl.server.events import Action, Event, Persist, Reply
 from ssfl.server.history import History
 from ssfl.server.journal import Journal
@@ -208,8 +208,9 @@ class Conductor:
 
     def _tell_mask(self, fact: facts.Fact) -> None:
         model = self.model
-        first_mask = not self.history.rounds and not self.history.evaluations
-        if isinstance(fact, facts.StepCommitted) and first_mask and model and model.mask:
+        if not isinstance(fact, facts.StepCommitted) or not model or not model.mask:
+            return
+        if self.history.newest_mask.get("step") == fact.step:
             tell_mask(model.mask, model.manifest, self.history)
 
     def _do(self, action: Action) -> None:
@@ -224,6 +225,8 @@ class Conductor:
                 self._reduce(action.step)
             case events.DropSpool():
                 self._work(lambda: self._drop(action.step))
+            case events.KeepBest():
+                self._work(lambda: self.store.keep_best(action.best.step))
             case events.WriteModel():
                 self._work(lambda: self._write_model(self), then=self.model_written.set)
 
@@ -249,7 +252,9 @@ class Conductor:
         assert model is not None
 
         def job() -> None:
-            self._sum = StepSum(step, model, self.spool)
+            self._sum = StepSum(step, model, self.spool, self._strategy)
+            if step.work is Work.SCORE:
+                _ = model.whole_digest  # computed here, not when the first report is checked
 
         self._work(job)
 
@@ -265,34 +270,20 @@ class Conductor:
 
         def job() -> None:
             total = self._current()
-            result = total.finish(step, model, self._strategy)
+            finished = total.finish(step)
+            result = finished.model
             self._sum = None
             self.store.save_step(step.number, result)
-            if model.values is not None and self._is_lossy and result.change is None:
+            if step.work is Work.TRAIN and self._is_lossy and result.change is None:
                 log.warning("the mean's change does not fit the run's value type: kept as it is")
-            report = {"densities": total.densities} if total.densities else {}
-            event = self.reduced(step.number, result, {"seconds": seconds, **report})
+            event = reduced(step.number, result, {"seconds": seconds, **finished.report})
             asyncio.run_coroutine_threadsafe(self.post(event, result), loop)
 
         self._work(job)
 
-    def reduced(
-        self, step: int, model: ModelState, report: Mapping[str, Any]
-    ) -> events.StepReduced:
-        """Return the event that makes a stored model current."""
-        assert model.mask is not None and model.values is not None
-        return events.StepReduced(
-            step,
-            model.mask_epoch,
-            model.mask.digest.hex(),
-            model.mask.num_kept,
-            model.base_digest.hex(),
-            report,
-        )
-
     def _drop(self, step: int) -> None:
         self.spool.drop_through(step)
-        self.store.drop_older(self.state.model_step)
+        self.store.drop_older(self.state.model_step, self.state.mask_epoch)
 
 
 def _tasks_key(state: RunState) -> tuple[object, ...]:

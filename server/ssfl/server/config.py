@@ -13,7 +13,7 @@ DEFAULT_ADMIN_PORT = 50052
 # share one environment. (tests/test_settings_split.py compares the list with the client's own.)
 CLIENT_SETTINGS = (
     "data", "data_root", "coordinator", "task", "device", "threads", "client_id",
-    "share_class_counts", "give_up_after_s",
+    "share_class_counts", "share_labels", "give_up_after_s",
 )  # fmt: skip
 
 

@@ -1,9 +1,10 @@
-"""The table after scoring: what each sparsity would cost, on each client's own link."""
+"""The tables after scoring: what each sparsity would cost, on each client's own link; layers."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 BAR = 20  # characters of the longest bar
+MOST_LAYERS = 30
 SHOWN = 6  # clients with a column of their own: the slowest links
 
 
@@ -44,6 +45,24 @@ def density_table(
         more = f" ({len(speeds) - len(slowest)} faster ones not shown)" * (len(speeds) > SHOWN)
         notes.append(f"Times: one way, at the speed at which the client's scores came{more}.")
     return "\n".join([text, *notes])
+
+
+def layer_table(layers: Mapping[str, tuple[int, int]]) -> str:
+    """Return what each layer keeps, as text with bars; of many layers, the thinnest.
+
+    >>> print(layer_table({"conv": (10, 10), "linear": (5, 100)}))
+      conv  10 of   10  100.00 %  ████████████████████
+    linear   5 of  100    5.00 %  █
+    """
+    shown = sorted(layers, key=lambda name: layers[name][0] / layers[name][1])[:MOST_LAYERS]
+    lines = []
+    for name, (kept, size) in layers.items():
+        if name in shown:
+            bar = "█" * max(1 if kept else 0, round(BAR * kept / size))
+            lines.append([name, f"{kept:,} of", f"{size:,}", f"{100 * kept / size:.2f} %", bar])
+    more = len(layers) - len(shown)
+    rest = [f"({more} layers that keep more are not shown)"] if more else []
+    return "\n".join([_aligned(lines, left=(4,)), *rest])
 
 
 def _aligned(lines: list[list[str]], left: tuple[int, ...]) -> str:

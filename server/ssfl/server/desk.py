@@ -1,9 +1,13 @@
 """What every call shares: who speaks, what is counted, how a reply reads on the wire."""
 
+import asyncio
 from typing import Any
 
+from ssfl.method.model_state import ModelState
 from ssfl.method.strategies.contract import ClientId, Work
 from ssfl.server import checks, events
+from ssfl.server.broadcast import Broadcast
+from ssfl.server.broadcasts import Broadcasts
 from ssfl.server.conductor import Conductor
 from ssfl.server.errors import InvalidRequest, UpdateConflict
 from ssfl.server.events import Reply
@@ -27,6 +31,7 @@ class Desk:
         self.conductor = conductor
         self.sessions = sessions
         self.ledger = conductor.ledger
+        self.broadcasts = Broadcasts(conductor.state.settings)
 
     async def member(self, caller: pb.Caller, peer: str = "") -> Member:
         """Return who speaks, noting the sign of life and the connection it came by."""
@@ -47,6 +52,12 @@ class Desk:
         if step.closed is not None and member.client not in step.uploads:
             return None
         return step
+
+    async def broadcast(self, client: ClientId, work: Work, model: ModelState) -> Broadcast:
+        """Return the model as a client gets it for its task."""
+        if self.broadcasts.one_for_all:
+            return self.broadcasts.shared(model)
+        return await asyncio.to_thread(self.broadcasts.seen_by, client, work, model)
 
     def timing(self, member: Member, step: int) -> dict[str, float]:
         """Return when the task went out and when the answer was whole, from the step's start."""

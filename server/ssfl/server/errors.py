@@ -10,10 +10,12 @@ Refusal
 ├─ SessionEnded          a newer Join replaced this session
 ├─ ManifestMismatch      another model: the first differing tensor is named
 ├─ JoinAgain             joined before the model was known: join again with its manifest
-├─ StaleBase             other mask or base than the step's: ask for the task again
+├─ StaleBase             other base than the step's: ask for the task again
+│  └─ StaleMask          other mask than the step's: likewise
 ├─ UpdateConflict        other bytes were accepted from this client
 ├─ NoProgress            no byte for no_progress_s
-├─ RunOver               `ssfl start` or `stop` after the end
+├─ RunOver               `ssfl start`, `stop` or `refresh-mask` after the end
+├─ NoMask                `ssfl refresh-mask` where there is none to renew
 ├─ TooFewClients         `ssfl start` before enough have joined
 └─ ModelUnusable         the run's settings do not fit this model
 
@@ -89,9 +91,15 @@ class JoinAgain(Refusal):
 
 
 class StaleBase(Refusal):
-    """The upload was made for another mask, base or initial model."""
+    """The upload was made for another base or initial model."""
 
     reason = "stale_base"
+
+
+class StaleMask(StaleBase):
+    """The upload was made under another mask: of an earlier epoch, mostly."""
+
+    reason = "stale_mask"
 
 
 class UpdateConflict(Refusal):
@@ -116,6 +124,12 @@ class TooFewClients(Refusal):
     """The run cannot begin yet."""
 
     reason = "too_few_clients"
+
+
+class NoMask(Refusal):
+    """There is no mask to renew."""
+
+    reason = "no_mask"
 
 
 class ModelUnusable(Refusal):

@@ -7,7 +7,7 @@ from typing import Any
 
 from ssfl.method.strategies.contract import ClientId
 from ssfl.server.facts import Fact
-from ssfl.server.state import Step
+from ssfl.server.state import Best, Step
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,6 +22,7 @@ class Joined:
     class_counts: Mapping[str, int] = field(default_factory=dict)  # empty: the site keeps them
     seen_session: int | None = None  # the session whose liveness was checked; None: unchecked
     encodings: tuple[int, ...] = ()  # that it can read and write
+    labels: tuple[int, ...] = ()  # classes it has samples of; empty: the site keeps them
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +59,7 @@ class StepReduced:
     num_kept: int
     base_digest: str
     report: Mapping[str, Any] = field(default_factory=dict)
+    scored_digest: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +90,11 @@ class StartAsked:
 
 
 @dataclass(frozen=True, slots=True)
+class RefreshAsked:
+    """`ssfl refresh-mask`."""
+
+
+@dataclass(frozen=True, slots=True)
 class StopAsked:
     """`ssfl stop`."""
 
@@ -104,7 +111,7 @@ class Recovered:
 
 Event = (
     Joined | Initialized | UploadReceived | StepReduced | Lost | Returned | Left
-    | StartAsked | StopAsked | Tick | Recovered
+    | StartAsked | RefreshAsked | StopAsked | Tick | Recovered
 )  # fmt: skip
 
 
@@ -117,6 +124,7 @@ class Reply(StrEnum):
     STEP_CLOSED = "step_closed"
     CONFLICT = "conflict"  # another upload of this client was accepted
     TOO_FEW_CLIENTS = "too_few_clients"
+    NO_MASK = "no_mask"  # none to renew: not agreed yet, or the strategy has none
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,8 +165,15 @@ class DropSpool:
 
 
 @dataclass(frozen=True, slots=True)
+class KeepBest:
+    """The current model is the best so far: keep a copy of it."""
+
+    best: Best
+
+
+@dataclass(frozen=True, slots=True)
 class WriteModel:
     """The run is over: write the final model."""
 
 
-Action = Persist | OpenStep | Fold | Reduce | DropSpool | WriteModel
+Action = Persist | OpenStep | Fold | Reduce | DropSpool | KeepBest | WriteModel

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from ssfl.method.strategies.contract import ClientId, Work
+from ssfl.method.strategies.contract import ClientId, Reducer, Work
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +33,7 @@ class ClientJoined:
     fingerprint: str
     class_counts: Mapping[str, int] = field(default_factory=dict)  # empty: the site keeps them
     encodings: tuple[int, ...] = ()  # that it can read and write
+    labels: tuple[int, ...] = ()  # classes it has samples of; empty: the site keeps them
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +66,10 @@ class StepStarted:
     round_number: int
     attempt: int
     cohort: Mapping[ClientId, int]  # client -> training samples
+    reducer: Reducer = Reducer.WEIGHTED_SUM
+    equal_weights: bool = False  # in the mean, instead of by training samples
+    num_batches: int = 0  # SCORE: minibatches that each client scores
+    reason: str = ""  # SCORE: why the mask is renewed; empty for the first one
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,6 +102,7 @@ class StepCommitted:
     num_kept: int
     base_digest: str
     report: Mapping[str, Any] = field(default_factory=dict)  # bytes and times so far, for history
+    scored_digest: str = ""  # of the whole model the mask was agreed on; empty: the initial one
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,6 +111,11 @@ class StepVoided:
 
     step: int
     reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class RefreshRequested:
+    """An operator asked for a new mask: it is agreed before the next round."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,6 +128,7 @@ class RunFinished:
     """The last committed values are the final model."""
 
     stopped: bool  # by an operator, before the last round
+    reason: str = ""  # why it ended before the last round by itself
     report: Mapping[str, Any] = field(default_factory=dict)  # bytes so far, for history
 
 
@@ -145,6 +157,7 @@ Fact = (
     | StepClosed
     | StepCommitted
     | StepVoided
+    | RefreshRequested
     | StopRequested
     | RunFinished
     | ClientLeft
@@ -154,7 +167,8 @@ _KINDS: dict[str, type[Fact]] = {
     kind.__name__: kind
     for kind in (
         RunOpened, ClientJoined, ModelInitialized, RunStarted, StepStarted, UploadAccepted,
-        StepClosed, StepCommitted, StepVoided, StopRequested, RunFinished, ClientLeft, BytesCounted,
+        StepClosed, StepCommitted, StepVoided, RefreshRequested, StopRequested, RunFinished,
+        ClientLeft, BytesCounted,
     )
 }  # fmt: skip
 
@@ -171,7 +185,9 @@ def from_json(text: bytes) -> Fact:
         kind = _KINDS[fields.pop("fact")]
         if "work" in fields:
             fields["work"] = Work(fields["work"])
-        for name in ("clients", "accepted", "missing", "encodings"):
+        if "reducer" in fields:
+            fields["reducer"] = Reducer(fields["reducer"])
+        for name in ("clients", "accepted", "missing", "encodings", "labels"):
             if name in fields:
                 fields[name] = tuple(fields[name])
         return kind(**fields)

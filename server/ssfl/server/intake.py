@@ -28,6 +28,7 @@ from ssfl.server.errors import (
     JoinAgain,
     ManifestMismatch,
     StaleBase,
+    StaleMask,
 )
 from ssfl.server.events import Reply
 from ssfl.server.first_model import begin_model, initialized
@@ -103,15 +104,20 @@ class Intake:
             return
         if header.manifest_digest != model.manifest.digest:
             raise StaleBase("the scores are of another model: join again")
-        if header.initial_digest != model.initial_digest:
-            raise StaleBase("the scores are of other initial weights: ask for the task again")
+        if header.initial_digest != await asyncio.to_thread(lambda: model.whole_digest):
+            raise StaleBase("the scores are of other weights: ask for the task again")
         settings = self._conductor.state.settings
         check_scores(header.scores, model.manifest.num_masked, settings)
+        signed = step.criterion == "grasp"
 
         def verify(part: Path) -> tuple[float, Path]:
             check_digest(part, header.scores.digest)
             plain = plain_scores(part, header.scores, model.manifest.num_masked)
-            return verified(part, plain, lambda p: verify_scores(p, member.client, model.manifest))
+            return verified(
+                part,
+                plain,
+                lambda p: verify_scores(p, member.client, model.manifest, signed=signed),
+            )
 
         over = partial(self._over, step, member, header.scores)
         expected = Expected(member.client, step.number, header.scores, "scores", over)
@@ -139,10 +145,15 @@ class Intake:
             receipt = self._too_late(header.step, member, header.values)
             yield self._desk.down(pb.SendUpdateResponse(receipt=receipt), member.client)
             return
+        model = (await self._desk.broadcast(member.client, Work.TRAIN, model)).model
         mask, values = model.mask, model.values
         assert mask is not None and values is not None
         if (header.mask_epoch, header.mask_digest) != (model.mask_epoch, mask.digest):
-            raise StaleBase("the update was made under another mask: ask for the task again")
+            raise StaleMask(
+                f"the update was made under mask {header.mask_epoch} "
+                f"({header.mask_digest[:6].hex()}…), the run has mask {model.mask_epoch} "
+                f"({mask.digest[:6].hex()}…): ask for the task again"
+            )
         if header.base_digest != model.base_digest:
             raise StaleBase("the update started from other values: ask for the task again")
         if (header.round_number, header.attempt) != (step.round_number, step.attempt):

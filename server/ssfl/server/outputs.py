@@ -42,7 +42,9 @@ def run_document(
         "rounds_done": state.rounds_done,
         "finished": state.finished,
         "stopped": state.stopped,
+        "ended_early": state.end_reason,
         "model_digest": state.base_digest,
+        "best": asdict(state.best) if state.best else None,
         "clients": {m.client: m.num_samples for m in state.members.values()},
         **history.to_dict(),
         "not_voted": _not_voted(state, history),
@@ -76,7 +78,18 @@ def write_outputs(conductor: Conductor, out_dir: Path) -> None:
     model = conductor.model
     if model and model.mask and model.values is not None:
         write_model(folder, model.manifest, model.mask, model.values)
+        write_best(conductor, model, folder / "best")
     write_accounts(conductor, out_dir)
+
+
+def write_best(conductor: Conductor, model: ModelState, folder: Path) -> None:
+    """Write the model that all clients' evaluations found best, beside the final one."""
+    if conductor.state.best is None:
+        return
+    best = conductor.store.load_best(conductor.state.best, model)
+    assert best.mask is not None and best.values is not None
+    folder.mkdir(exist_ok=True)
+    write_model(folder, best.manifest, best.mask, best.values)
 
 
 def write_accounts(conductor: Conductor, out_dir: Path) -> None:

@@ -3,7 +3,7 @@
 import logging
 import secrets
 import time
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from importlib.metadata import version
 from pathlib import Path
 
@@ -76,6 +76,12 @@ def load_model(state: RunState, store: Store) -> ModelState | None:
     model = strategy_for(state.settings).begin(manifest, initial)
     if not state.model_step:
         return model
+    if state.scored_digest:
+        scored = store.load_scored(manifest, state.mask_epoch, state.scored_digest)
+        digest = bytes.fromhex(state.scored_digest)
+        model = replace(model, scored=scored, scored_digest=digest)
+        if state.settings.deactivated == "keep":
+            model = replace(model, resting=scored)
     return store.load_step(
         state.model_step, model, state.mask_epoch, state.mask_digest, state.base_digest
     )

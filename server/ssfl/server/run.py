@@ -4,7 +4,7 @@ No I/O, no clock, no randomness of its own: time is an argument, cohorts come fr
 Every decision becomes a fact; the caller journals the facts before it acts on the rest, so a
 run that is replayed from its journal takes up exactly where it was.
 
-    gathering -> score -> train -> … -> evaluate -> … -> finished
+    gathering -> score -> train -> … -> evaluate -> … -> (score -> train …) -> finished
 """
 
 from collections.abc import Callable
@@ -12,9 +12,10 @@ from dataclasses import replace
 from typing import assert_never
 
 from ssfl.method.strategies import strategy_for
-from ssfl.method.strategies.contract import ClientId, Position, Work
+from ssfl.method.strategies.contract import ClientId, Plan, Position, Work
 from ssfl.server import events, facts
 from ssfl.server.events import Action, Event, Fold, Persist, Reply
+from ssfl.server.refresh import has_mask, refresh_due
 from ssfl.server.state import Phase, RunState, Step, apply
 
 QUIET_S = 15.0  # with neither --clients nor `ssfl start`: begin after so long without a newcomer
@@ -85,6 +86,19 @@ def _available(state: RunState) -> list[ClientId]:
     return [client for client in state.ready if client not in state.lost]
 
 
+def _is_last(state: RunState) -> bool:
+    """Tell whether no further round will come."""
+    return state.rounds_done >= state.settings.rounds or bool(state.end_reason)
+
+
+def _test_is_due(state: RunState) -> bool:
+    """Tell whether all clients are to test the model after the rounds so far."""
+    settings, done = state.settings, state.rounds_done
+    if _is_last(state) or done > settings.rounds - settings.evaluate_last:
+        return True
+    return bool(settings.evaluate_every and done and done % settings.evaluate_every == 0)
+
+
 class _Decision:
     """One call of `advance`: collects facts and actions while the state moves on."""
 
@@ -112,6 +126,8 @@ class _Decision:
                     self._fact(facts.ClientLeft(event.client, event.finished))
             case events.StartAsked():
                 return self._start_asked()
+            case events.RefreshAsked():
+                return self._refresh_asked()
             case events.StopAsked():
                 if not self.state.stop_asked and not self.state.finished:
                     self._fact(facts.StopRequested())
@@ -139,6 +155,7 @@ class _Decision:
             facts.ClientJoined(
                 event.client, self.state.last_session + 1, event.token, event.num_samples,
                 event.manifest_digest, event.fingerprint, event.class_counts, event.encodings,
+                event.labels,
             )
         )  # fmt: skip
         if len(self.state.ready) > ready_before:
@@ -176,7 +193,7 @@ class _Decision:
             step.number, event.client, event.digest, event.largest, event.report
         )
         self._fact(accepted)
-        if step.work is not Work.EVALUATE:
+        if not step.work.is_test:
             self.actions.append(Fold(step.number, event.client, event.digest))
         self._move_on()
         return Reply.ACCEPTED
@@ -193,19 +210,30 @@ class _Decision:
         self._fact(
             facts.StepCommitted(
                 event.step, event.mask_epoch, event.mask_digest, event.num_kept,
-                event.base_digest, event.report,
+                event.base_digest, event.report, event.scored_digest,
             )
         )  # fmt: skip
         self.actions.append(events.DropSpool(event.step))
 
-    def _commit_evaluation(self, step: int) -> None:
-        """An evaluation changes nothing but what is known of the model."""
+    def _commit_test(self, step: int) -> None:
+        """A test changes nothing but what is known of the model."""
         state = self.state
         self._commit(
             events.StepReduced(
                 step, state.mask_epoch, state.mask_digest, state.num_kept, state.base_digest
             )
         )
+        if self.state.best and self.state.best != state.best:
+            self.actions.append(events.KeepBest(self.state.best))
+
+    def _refresh_asked(self) -> Reply:
+        state = self.state
+        if not has_mask(state) or state.finished or state.rounds_done >= state.settings.rounds:
+            return Reply.NO_MASK
+        if not state.refresh_asked:
+            self._fact(facts.RefreshRequested())
+        self._move_on()
+        return Reply.DONE
 
     def _start_asked(self) -> Reply:
         if self.state.founders or self.state.finished:
@@ -222,12 +250,15 @@ class _Decision:
         self.state = replace(self.state, newcomer_s=self.now_s, step_began_s=self.now_s)
         if self.state.finished:
             self.actions.append(events.WriteModel())  # a crash may have come before it
+        best = self.state.best
+        if best and best.step == self.state.model_step:
+            self.actions.append(events.KeepBest(best))  # likewise
         step = self.state.step
         if step is None:
             return
-        if step.work is Work.EVALUATE:
+        if step.work.is_test:
             if step.closed is not None:
-                self._commit_evaluation(step.number)
+                self._commit_test(step.number)
             return
         self.actions.append(events.OpenStep(step))
         for client, upload in sorted(step.uploads.items()):
@@ -271,7 +302,7 @@ class _Decision:
         if step is None or step.closed is not None or not self._nobody_is_waited_for(step):
             return False
         enough = min(self.state.settings.min_clients, len(step.cohort))
-        if step.work is not Work.EVALUATE and len(step.uploads) < enough:
+        if not step.work.is_test and len(step.uploads) < enough:
             reason = f"{len(step.uploads)} of at least {enough} reported"
             self._fact(facts.StepVoided(step.number, reason))
             self.actions.append(events.DropSpool(step.number))
@@ -279,8 +310,8 @@ class _Decision:
         self._fact(
             facts.StepClosed(step.number, tuple(sorted(step.uploads)), tuple(sorted(step.pending)))
         )
-        if step.work is Work.EVALUATE:
-            self._commit_evaluation(step.number)
+        if step.work.is_test:
+            self._commit_test(step.number)
         else:
             assert self.state.step is not None
             self.actions.append(events.Reduce(self.state.step))
@@ -292,52 +323,58 @@ class _Decision:
             return True
         settings, late = self.state.settings, self.now_s - self.state.step_began_s
         gone = {c for c in pending if self.state.members[c].left}
-        if settings.reproducible and step.work is not Work.EVALUATE:
+        if settings.reproducible and not step.work.is_test:
             return False
         if late >= settings.round_deadline_s:
             return True
         if step.work is Work.SCORE:  # there is one vote: a lost client has until the deadline
             return pending <= gone
         enough = len(step.uploads) >= min(settings.min_clients, len(step.cohort))
-        return pending <= gone | self.state.lost and (enough or step.work is Work.EVALUATE)
+        return pending <= gone | self.state.lost and (enough or step.work.is_test)
 
     def _begin(self) -> bool:
         state = self.state
         if not state.founders or state.step or state.finished:
             return False
         settings, clients = state.settings, _available(state)
-        last = state.rounds_done >= settings.rounds
-        every = settings.evaluate_every
-        due = last or bool(every and state.rounds_done and state.rounds_done % every == 0)
-        if due and state.rounds_evaluated < state.rounds_done and clients:
-            self._start_step(Work.EVALUATE, "", clients)
+        if _test_is_due(state) and state.rounds_evaluated < state.rounds_done and clients:
+            self._start_step(Plan(Work.EVALUATE, tuple(clients)))
             return True
-        if not last and len(clients) < settings.min_clients:
+        if _is_last(state):
+            if settings.personalize_epochs and not state.personalized and clients:
+                self._start_step(Plan(Work.PERSONALIZE, tuple(clients)))
+            else:
+                self._finish(stopped=False)
+            return True
+        if len(clients) < settings.min_clients:
             return False
+        reason = refresh_due(state)
         position = Position(
-            state.rounds_done, state.mask_epoch, 0 if settings.reproducible else state.attempt
+            state.rounds_done,
+            state.mask_epoch,
+            0 if settings.reproducible else state.attempt,
+            bool(reason),
+            frozenset(clients) - set(state.founders),
         )
         plan = strategy_for(settings).plan(position, clients)
-        if plan is None:
-            self._finish(stopped=False)
-            return True
-        criterion = next(iter(plan.tasks.values())).criterion
-        self._start_step(plan.work, criterion, sorted(plan.tasks))
+        assert plan is not None
+        self._start_step(plan, reason)
         return True
 
-    def _start_step(self, work: Work, criterion: str, cohort: list[ClientId]) -> None:
-        weights = {client: self.state.members[client].num_samples for client in cohort}
+    def _start_step(self, plan: Plan, reason: str = "") -> None:
+        state = self.state
         self._fact(
             facts.StepStarted(
-                self.state.last_step + 1, work, criterion, self.state.rounds_done,
-                self.state.attempt, weights,
+                state.last_step + 1, plan.work, plan.criterion, state.rounds_done, state.attempt,
+                {client: state.members[client].num_samples for client in plan.cohort},
+                plan.reducer, plan.equal_weights, plan.num_batches, reason,
             )
         )  # fmt: skip
         self.state = replace(self.state, step_began_s=self.now_s)
-        if work is not Work.EVALUATE:
+        if not plan.work.is_test:
             assert self.state.step is not None
             self.actions.append(events.OpenStep(self.state.step))
 
     def _finish(self, *, stopped: bool) -> None:
-        self._fact(facts.RunFinished(stopped))
+        self._fact(facts.RunFinished(stopped, "" if stopped else self.state.end_reason))
         self.actions.append(events.WriteModel())

@@ -9,7 +9,7 @@ from typing import Any
 
 from ssfl.method.strategies.contract import ClientId, Work
 from ssfl.server import checks, events
-from ssfl.server.broadcast import Broadcast, NotBuilt
+from ssfl.server.broadcast import NotBuilt
 from ssfl.server.coding import reader_of
 from ssfl.server.desk import Desk, evaluation_of, outcome_of
 from ssfl.server.errors import InvalidRequest
@@ -38,7 +38,6 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServiceServicer):
         self._uploads = uploads
         self._intake = Intake(desk, uploads)
         self._reference_coding = reference_coding
-        self._broadcast: Broadcast | None = None
         self._building = asyncio.Lock()
 
     async def Join(self, request: pb.JoinRequest, context: Any) -> pb.JoinResponse:
@@ -59,6 +58,7 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServiceServicer):
             {str(label): count for label, count in sorted(request.class_counts.items())},
             before.session if before else 0,
             tuple(sorted(set(request.encodings))),
+            tuple(sorted({*request.labels, *request.class_counts})),
         )
         if await conductor.post(event) is Reply.CONFLICT:
             raise checks.taken(client)
@@ -120,17 +120,28 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServiceServicer):
         self, request: pb.ReportEvaluationRequest, context: Any
     ) -> pb.ReportEvaluationResponse:
         member = await self._desk.member(request.caller, context.peer())
-        checks.check_report(request.work_s, evaluations=(request.evaluation,))
+        told = [request.evaluation]
+        told += [request.validation] if request.HasField("validation") else []
+        told += [request.personal] if request.HasField("personal") else []
+        checks.check_report(request.work_s, evaluations=told)
         self._desk.ledger.count(
             "evaluation", Direction.UP, request.ByteSize(), client=member.client
         )
         reply = Reply.STEP_CLOSED
-        if self._desk.open_step(request.step, Work.EVALUATE, member):
+        step = self._conductor.state.step
+        work = Work.PERSONALIZE if request.HasField("personal") else Work.EVALUATE
+        if step and step.number == request.step and step.work is not work:
+            raise InvalidRequest(f"an answer to {work.value} where {step.work.value} was asked")
+        if self._desk.open_step(request.step, work, member):
             report = {
                 "work_s": request.work_s,
                 "evaluation": evaluation_of(request.evaluation),
                 **self._desk.timing(member, request.step),
             }
+            if request.HasField("validation"):
+                report["validation"] = evaluation_of(request.validation)
+            if request.HasField("personal"):
+                report["personal"] = evaluation_of(request.personal)
             event = events.UploadReceived(request.step, member.client, "", report=report)
             reply = await self._conductor.post(event)
         response = pb.ReportEvaluationResponse(outcome=outcome_of(reply))
@@ -172,9 +183,12 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServiceServicer):
             state, model = conductor.state, conductor.model
             if not state.finished:
                 checks.check_ready(state.members[member.client], state)
-            if model and (self._broadcast is None or self._broadcast.model is not model):
-                self._broadcast = Broadcast(model, state.settings, self._broadcast)
-            broadcast = self._broadcast
+            work = state.step.work if state.step else Work.EVALUATE
+            broadcast = None
+            if model:
+                broadcast = await self._desk.broadcast(member.client, work, model)
+                if conductor.model is not model or conductor.state is not state:
+                    continue  # they moved on meanwhile
             reader = reader_of(state.members[member.client], peer, self._reference_coding)
             try:
                 slots = self._uploads.slots

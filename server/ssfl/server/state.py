@@ -6,9 +6,12 @@ from enum import StrEnum
 from typing import assert_never
 
 from ssfl.method.settings import RunSettings
-from ssfl.method.strategies.contract import ClientId, Work
+from ssfl.method.strategies.contract import ClientId, Reducer, Work
 from ssfl.server import facts
 from ssfl.server.facts import Fact
+from ssfl.server.quality import chosen_on, mean_client_loss, quality
+
+MAX_LOSSES = 6  # of the newest rounds: what a jump is measured by
 
 
 class Phase(StrEnum):
@@ -18,6 +21,7 @@ class Phase(StrEnum):
     SCORE = "score"
     TRAIN = "train"
     EVALUATE = "evaluate"
+    PERSONALIZE = "personalize"
     BETWEEN = "between"  # too few clients for the next step
     FINISHED = "finished"
     STOPPED = "stopped"  # finished early, by an operator
@@ -34,6 +38,7 @@ class Member:
     manifest_digest: str
     fingerprint: str
     encodings: tuple[int, ...] = ()
+    labels: tuple[int, ...] = ()
     left: bool = False
     has_final_model: bool = False
 
@@ -50,10 +55,37 @@ class Step:
     cohort: Mapping[ClientId, int]  # client -> training samples
     uploads: Mapping[ClientId, facts.UploadAccepted]
     closed: tuple[ClientId, ...] | None = None  # who counts, once decided
+    reducer: Reducer = Reducer.WEIGHTED_SUM
+    equal_weights: bool = False
+    num_batches: int = 0
+    reason: str = ""
+
+    @property
+    def weights(self) -> Mapping[ClientId, int]:
+        """What each client weighs in the mean."""
+        return dict.fromkeys(self.cohort, 1) if self.equal_weights else self.cohort
 
     @property
     def pending(self) -> set[ClientId]:
         return set(self.cohort) - set(self.uploads)
+
+
+@dataclass(frozen=True, slots=True)
+class Best:
+    """The best model so far, by all clients' evaluation."""
+
+    step: int  # whose result it is
+    rounds_done: int
+    mask_epoch: int
+    mask_digest: str
+    base_digest: str
+    accuracy: float | None  # pooled; None if the task has none: then by loss
+    loss: float
+    chosen_on: str  # validation or test: the split that was looked at
+
+    @property
+    def rank(self) -> float:
+        return -self.loss if self.accuracy is None else self.accuracy
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +108,15 @@ class RunState:
     rounds_evaluated: int = 0  # rounds_done at the newest evaluation of all clients
     attempt: int = 0  # how often the coming step was void
     last_step: int = 0
+    scored_digest: str = ""  # of the whole model the mask was agreed on; empty: the initial one
+    masked_round: int = 0  # rounds_done when the newest mask was agreed
+    refresh_asked: bool = False
+    asked_labels: frozenset[int] = frozenset()  # of clients that were asked to vote on the mask
+    losses: tuple[float, ...] = ()  # mean client loss of the newest rounds under this mask
+    best: Best | None = None
+    evaluations_since_best: int = 0
+    end_reason: str = ""  # why the run ends before its last round; empty: it does not
+    personalized: bool = False
     # Step and digest of the newest upload of every client that counted.
     counted: Mapping[ClientId, tuple[int, str]] = field(default_factory=dict)
     step: Step | None = None
@@ -115,7 +156,7 @@ def apply(state: RunState, fact: Fact) -> RunState:
             before = state.members.get(fact.client)
             member = Member(
                 fact.client, fact.session, fact.token, fact.num_samples, fact.manifest_digest,
-                fact.fingerprint, fact.encodings,
+                fact.fingerprint, fact.encodings, fact.labels,
                 has_final_model=before.has_final_model if before else False,
             )  # fmt: skip
             return replace(
@@ -140,7 +181,8 @@ def apply(state: RunState, fact: Fact) -> RunState:
         case facts.StepStarted():
             step = Step(
                 fact.step, fact.work, fact.criterion, fact.round_number, fact.attempt,
-                fact.cohort, uploads={},
+                fact.cohort, uploads={}, reducer=fact.reducer, equal_weights=fact.equal_weights,
+                num_batches=fact.num_batches, reason=fact.reason,
             )  # fmt: skip
             return replace(state, step=step, last_step=fact.step)
         case facts.UploadAccepted():
@@ -152,6 +194,8 @@ def apply(state: RunState, fact: Fact) -> RunState:
             return replace(state, step=None, attempt=state.attempt + 1)
         case facts.StepCommitted():
             return _committed(state, fact)
+        case facts.RefreshRequested():
+            return replace(state, refresh_asked=True)
         case facts.StopRequested():
             return replace(state, stop_asked=True)
         case facts.RunFinished():
@@ -182,14 +226,54 @@ def _committed(state: RunState, fact: facts.StepCommitted) -> RunState:
         num_kept=fact.num_kept,
         base_digest=fact.base_digest,
     )
-    if step.work is Work.EVALUATE:
-        return replace(state, rounds_evaluated=state.rounds_done)
-    return replace(
-        state,
-        rounds_done=state.rounds_done + (step.work is Work.TRAIN),
-        model_step=fact.step,
-        counted={
-            **state.counted,
-            **{client: (fact.step, step.uploads[client].digest) for client in step.closed or ()},
-        },
-    )
+    match step.work:
+        case Work.EVALUATE:
+            return _evaluated(replace(state, rounds_evaluated=state.rounds_done), step)
+        case Work.PERSONALIZE:
+            return replace(state, personalized=True)
+        case Work.SCORE:
+            asked = {label for client in step.cohort for label in state.members[client].labels}
+            state = replace(
+                state,
+                scored_digest=fact.scored_digest,
+                masked_round=state.rounds_done,
+                refresh_asked=False,
+                asked_labels=state.asked_labels | asked,
+                losses=(),
+            )
+        case Work.TRAIN:
+            loss = mean_client_loss([upload.report for upload in _closed(step)])
+            losses = (*state.losses, *([] if loss is None else [loss]))[-MAX_LOSSES:]
+            state = replace(state, rounds_done=state.rounds_done + 1, losses=losses)
+    counted = {upload.client: (fact.step, upload.digest) for upload in _closed(step)}
+    return replace(state, model_step=fact.step, counted={**state.counted, **counted})
+
+
+def _closed(step: Step) -> list[facts.UploadAccepted]:
+    return [step.uploads[client] for client in step.closed or ()]
+
+
+def _evaluated(state: RunState, step: Step) -> RunState:
+    """Return the state after a test by all clients: is it the best, is it time to end?"""
+    reports = [upload.report for upload in _closed(step)]
+    accuracy, loss = quality(reports)
+    if loss is None:
+        return state
+    tested = Best(
+        state.model_step, state.rounds_done, state.mask_epoch, state.mask_digest,
+        state.base_digest, accuracy, loss, chosen_on(reports),
+    )  # fmt: skip
+    if state.best is None or tested.rank > state.best.rank:
+        state = replace(state, best=tested, evaluations_since_best=0)
+    else:
+        state = replace(state, evaluations_since_best=state.evaluations_since_best + 1)
+    return replace(state, end_reason=_end_reason(state, accuracy))
+
+
+def _end_reason(state: RunState, accuracy: float | None) -> str:
+    settings = state.settings
+    if settings.target_accuracy and accuracy is not None and accuracy >= settings.target_accuracy:
+        return f"accuracy {accuracy:.4f} reached --target-accuracy {settings.target_accuracy:g}"
+    if settings.patience and state.evaluations_since_best >= settings.patience:
+        return f"{state.evaluations_since_best} evaluations without a better one (--patience)"
+    return ""

@@ -23,6 +23,7 @@ STATUS: dict[type[Exception], grpc.StatusCode] = {
     errors.UpdateConflict: grpc.StatusCode.ALREADY_EXISTS,
     errors.NoProgress: grpc.StatusCode.DEADLINE_EXCEEDED,
     errors.RunOver: grpc.StatusCode.FAILED_PRECONDITION,
+    errors.NoMask: grpc.StatusCode.FAILED_PRECONDITION,
     errors.TooFewClients: grpc.StatusCode.FAILED_PRECONDITION,
     errors.ModelUnusable: grpc.StatusCode.FAILED_PRECONDITION,
 }

@@ -3,7 +3,9 @@
 manifest-<digest>.json  the run's manifest
 initial-<digest>.f32    initial vector, only if it does not follow from the seed
 mask-<epoch>.bin        packed mask bits
+scored-<epoch>.f32      the whole model a mask was agreed on, if it is not the initial one
 values-<step>.f32       kept values after the step
+best-<step>.f32         the same, of the best model so far
 
 Several clients may describe a model at once and the journal decides for one: files named by
 digest cannot overwrite each other.
@@ -23,6 +25,7 @@ from ssfl.method.mask import Mask
 from ssfl.method.model_state import ModelState, values_digest
 from ssfl.program.files import write_atomic
 from ssfl.server.errors import StateError
+from ssfl.server.state import Best
 
 
 class Store:
@@ -45,18 +48,33 @@ class Store:
         mask = self.root / f"mask-{state.mask_epoch}.bin"
         if not mask.exists():
             write_atomic(mask, state.mask.bits)
+        scored = self.root / f"scored-{state.mask_epoch}.f32"
+        if state.scored is not None and not scored.exists():
+            write_atomic(scored, values_only.encode(state.scored))
         write_atomic(self.root / f"values-{step}.f32", values_only.encode(state.values))
+
+    def keep_best(self, step: int) -> None:
+        """Keep the values of a step, as the best so far, from being dropped."""
+        best = self.root / f"best-{step}.f32"
+        if not best.exists():
+            write_atomic(best, (self.root / f"values-{step}.f32").read_bytes())
+        _drop_below(self.root, "best", step)
+
+    def load_best(self, best: Best, state: ModelState) -> ModelState:
+        """Return `state` with the mask and values of the best model."""
+        return self._with_values(
+            f"best-{best.step}.f32", state, best.mask_epoch, best.mask_digest, best.base_digest
+        )
 
     def holds_something(self) -> bool:
         """Tell whether model files are here: then there must be a journal that names them."""
-        patterns = ("manifest-*.json", "initial-*.f32", "mask-*.bin", "values-*.f32")
+        patterns = ("manifest-*.json", "*-*.f32", "mask-*.bin")
         return any(True for pattern in patterns for _ in self.root.glob(pattern))
 
-    def drop_older(self, step: int) -> None:
+    def drop_older(self, step: int, epoch: int) -> None:
         """Forget the values of earlier steps; call it when the journal names a newer one."""
-        for path in self.root.glob("values-*.f32"):
-            if int(path.stem.split("-")[1]) < step:
-                path.unlink()
+        _drop_below(self.root, "values", step)
+        _drop_below(self.root, "scored", epoch)
 
     def load_manifest(self, digest: str) -> Manifest:
         """Return the manifest the journal names."""
@@ -78,10 +96,19 @@ class Store:
         self, step: int, state: ModelState, epoch: int, mask_digest: str, base_digest: str
     ) -> ModelState:
         """Return `state` with the mask and values the journal names."""
+        return self._with_values(f"values-{step}.f32", state, epoch, mask_digest, base_digest)
+
+    def load_scored(self, manifest: Manifest, epoch: int, digest: str) -> npt.NDArray[np.float32]:
+        """Return the whole model that the mask was agreed on."""
+        return values_only.decode(self._read(f"scored-{epoch}.f32", digest), manifest.size)
+
+    def _with_values(
+        self, name: str, state: ModelState, epoch: int, mask_digest: str, base_digest: str
+    ) -> ModelState:
         size = state.manifest.num_masked
         bits = self._read(f"mask-{epoch}.bin", mask_digest, prefix=size.to_bytes(8, "little"))
         mask = Mask(bits, size)
-        data = self._read(f"values-{step}.f32", base_digest)
+        data = self._read(name, base_digest)
         values = values_only.decode(data, mask.num_kept + state.manifest.num_unmasked)
         return replace(state, mask=mask, mask_epoch=epoch, values=values)
 
@@ -102,6 +129,12 @@ class Store:
                 "from a backup, or use --fresh to begin again"
             )
         return data
+
+
+def _drop_below(root: Path, kind: str, number: int) -> None:
+    for path in root.glob(f"{kind}-*.f32"):
+        if int(path.stem.split("-")[1]) < number:
+            path.unlink()
 
 
 def _manifest(digest: str) -> str:

@@ -7,9 +7,9 @@ from ssfl.method.manifest import Manifest
 from ssfl.method.mask import Mask
 from ssfl.method.strategies.contract import Work
 from ssfl.server import facts
-from ssfl.server.density_table import density_table, link_speeds
+from ssfl.server.density_table import density_table, layer_table, link_speeds
 from ssfl.server.facts import Fact
-from ssfl.server.history import History
+from ssfl.server.history import History, personal_rows
 from ssfl.server.state import RunState
 
 log = logging.getLogger("ssfl.run")
@@ -25,6 +25,8 @@ def tell(fact: Fact, state: RunState, history: History) -> None:
         case facts.RunStarted():
             _say("run started", clients=len(fact.clients))
             _tell_fingerprints(state)
+        case facts.StepStarted(work=Work.SCORE, reason=reason) if reason:
+            _say(f"renewing the mask: {reason}", clients=len(fact.cohort), round=fact.round_number)
         case facts.StepStarted(work=Work.TRAIN):
             _say("round started", round=fact.round_number, clients=len(fact.cohort))
         case facts.StepStarted():
@@ -40,7 +42,8 @@ def tell(fact: Fact, state: RunState, history: History) -> None:
             _committed(state, history)
         case facts.RunFinished():
             digest = state.base_digest[:12] or "none"
-            _say("run stopped" if fact.stopped else "run finished", model=digest)
+            early = {"early": fact.reason} if fact.reason else {}
+            _say("run stopped" if fact.stopped else "run finished", model=digest, **early)
         case facts.ClientLeft():
             _say("client left", client=fact.client, has_final_model=fact.finished)
 
@@ -63,19 +66,22 @@ def _tell_fingerprints(state: RunState) -> None:
 
 
 def tell_mask(mask: Mask, manifest: Manifest, history: History) -> None:
-    """Say what was agreed, who voted, and warn of emptied tensors."""
-    kept = mask.num_kept
+    """Say what was agreed, who voted, what each layer keeps, and warn of emptied tensors."""
+    kept, renewed = mask.num_kept, history.newest_mask["renewed"]
+    changed: dict[str, Any] = {}
+    if renewed and renewed["reason"]:
+        changed = {"epoch": history.newest_mask["epoch"], "new": f"{renewed['replaced']:.1%}"}
     _say(
-        "mask agreed",
+        "mask renewed" if changed else "mask agreed",
         kept=kept,
         of=mask.size,
         density=f"{kept / mask.size:.4f}",
         density_of_all=f"{(kept + manifest.num_unmasked) / manifest.size:.4f}",
         digest=mask.digest.hex()[:12],
+        **changed,
     )
-    votes = ", ".join(f"{row['client']} {100 * row['share']:.1f} %" for row in history.votes[:12])
-    more = len(history.votes) - 12
-    _say("votes by share of the data: " + votes + (f" and {more} more" if more > 0 else ""))
+    _tell_votes(history)
+    _say("what each layer keeps\n" + layer_table(mask.kept_by_tensor(manifest)))
     if history.densities:
         table = density_table(history.densities, link_speeds(history.votes), kept)
         _say("what each sparsity would cost\n" + table)
@@ -87,6 +93,15 @@ def tell_mask(mask: Mask, manifest: Manifest, history: History) -> None:
                 "the mask empties a tensor: nothing passes through it; lower the sparsity",
                 extra={"tensor": name, "size": size},
             )
+
+
+def _tell_votes(history: History) -> None:
+    if not history.votes:
+        _say("nobody was asked: the mask follows from the seed or from the weights")
+        return
+    votes = ", ".join(f"{row['client']} {100 * row['share']:.1f} %" for row in history.votes[:12])
+    more = len(history.votes) - 12
+    _say("votes by share of the data: " + votes + (f" and {more} more" if more > 0 else ""))
 
 
 COARSE = 0.5  # of an update lost in coding: the run will hardly learn
@@ -105,12 +120,8 @@ def _warn_of_coding(entry: dict[str, Any], value_type: str) -> None:
 
 
 def _committed(state: RunState, history: History) -> None:
-    newest = history.rounds[-1] if history.rounds else None
-    if (
-        newest
-        and newest["round"] == state.rounds_done - 1
-        and state.rounds_evaluated < state.rounds_done
-    ):
+    if history.last_work is Work.TRAIN:
+        newest = history.rounds[-1]
         _say(
             "round committed",
             round=newest["round"],
@@ -121,7 +132,9 @@ def _committed(state: RunState, history: History) -> None:
             **({"coding_error": newest["coding_error"]} if newest["coding_error"] else {}),
         )
         _warn_of_coding(newest, state.settings.value_type)
-    elif history.evaluations and history.evaluations[-1]["rounds_done"] == state.rounds_done:
+    elif history.last_work is Work.PERSONALIZE:
+        _tell_personal(history)
+    elif history.last_work is Work.EVALUATE:
         last = history.evaluations[-1]
         _say(
             "global model evaluated",
@@ -129,7 +142,23 @@ def _committed(state: RunState, history: History) -> None:
             **_tested("pooled", last),
             **({} if last["mean"] is None else {"mean": f"{100 * last['mean']:.2f}%"}),
             **({} if last["loss"] is None else {"loss": f"{last['loss']:.4f}"}),
+            **({"best": True} if _is_best(state) else {}),
         )
+
+
+def _is_best(state: RunState) -> bool:
+    return state.best is not None and state.best.rounds_done == state.rounds_done
+
+
+def _tell_personal(history: History) -> None:
+    """Say how much every client gains from a model of its own."""
+    rows = [row for row in personal_rows(history.personal) if row["personal"] is not None]
+    if rows:
+        means = {
+            name: f"{100 * sum(row[name] for row in rows) / len(rows):.2f}%"
+            for name in ("global", "personal")
+        }
+        _say("personal models tested: mean over clients", clients=len(rows), **means)
 
 
 def _tested(name: str, entry: dict[str, Any]) -> dict[str, str]:

@@ -54,7 +54,9 @@ class Ready:
     def phase_at(self, offset: int) -> str:
         """Return what the byte at `offset` of the payloads is for, in the ledger."""
         part = self._part_at(offset)
-        return part.phase if part and part.phase == "mask" else self.phase
+        if part and (part.phase == "mask" or self.phase == "initial"):
+            return part.phase
+        return self.phase
 
     def encoding_at(self, offset: int) -> str:
         """Return how the byte at `offset` of the payloads is encoded, in the ledger."""
@@ -105,11 +107,8 @@ def task_for(
         return None
     match step.work:
         case Work.SCORE:
-            parts: tuple[Part, ...] = ()
-            work = _score(state, step, broadcast, request, reader)
-            if work.HasField("initial"):
-                parts = (broadcast.part(Form.INITIAL),)
-            return _ready(pb.Task(step=step.number, score=work), parts, "initial", broadcast)
+            score, parts = _score(state, step, broadcast, request, reader)
+            return _ready(pb.Task(step=step.number, score=score), parts, "initial", broadcast)
         case Work.TRAIN:
             train = pb.TrainTask(
                 round_number=step.round_number,
@@ -125,6 +124,10 @@ def task_for(
             test = pb.EvaluateTask(rounds_done=state.rounds_done)
             parts = _set_model(test, broadcast, request, reader)
             return _ready(pb.Task(step=step.number, evaluate=test), parts, "evaluation", broadcast)
+        case Work.PERSONALIZE:
+            own = pb.PersonalizeTask(rounds_done=state.rounds_done)
+            parts = _set_model(own, broadcast, request, reader)
+            return _ready(pb.Task(step=step.number, personalize=own), parts, "values", broadcast)
 
 
 def _score(
@@ -133,19 +136,43 @@ def _score(
     broadcast: Broadcast,
     request: pb.NextTaskRequest,
     reader: Reader,
-) -> pb.ScoreTask:
-    model = broadcast.model
+) -> tuple[pb.ScoreTask, tuple[Part, ...]]:
+    """Return the task and its payloads: what the client lacks of the whole model."""
+    model, strategy = broadcast.model, strategy_for(state.settings)
     work = pb.ScoreTask(
         criterion=step.criterion,
         manifest_digest=model.manifest.digest,
-        initial_digest=model.initial_digest,
+        initial_digest=broadcast.whole_digest(),
+        num_batches=step.num_batches,
+        num_kept=strategy.num_kept(model.manifest, step.round_number),
+        scoring_epoch=model.mask_epoch,
     )
-    if state.settings.scores == "compact" and reader.reads(transfer_pb2.ENCODING_SCORES):
+    decisive = strategy.num_decisive(model.manifest, step.round_number)
+    compact = state.settings.scores == "compact" and decisive > 0
+    if compact and reader.reads(transfer_pb2.ENCODING_SCORES):
         work.report_encoding = transfer_pb2.ENCODING_SCORES
-        work.num_coded = strategy_for(state.settings).num_decisive(model.manifest)
+        work.num_coded = decisive
+    parts: tuple[Part, ...] = ()
     if request.initial_digest != model.initial_digest:
-        work.initial.CopyFrom(broadcast.part(Form.INITIAL).payload)
-    return work
+        part = broadcast.part(Form.INITIAL)
+        work.initial.CopyFrom(part.payload)
+        parts = (part,)
+        request = holding_initial(request, model.initial_digest)
+    if model.mask is not None:
+        parts += _set_model(work, broadcast, request, reader)
+        work.resting_digest = model.resting_digest
+        if resting := broadcast.resting_for(request, reader):
+            work.resting.CopyFrom(resting.payload)
+            parts += (resting,)
+    return work, parts
+
+
+def holding_initial(request: pb.NextTaskRequest, digest: bytes) -> pb.NextTaskRequest:
+    """Return the request of a client that gets the initial weights with the same task."""
+    told = pb.NextTaskRequest()
+    told.CopyFrom(request)
+    told.initial_digest = digest
+    return told
 
 
 def _finish(
@@ -159,7 +186,7 @@ def _finish(
 
 
 def _set_model(
-    work: pb.TrainTask | pb.EvaluateTask | pb.FinishTask,
+    work: pb.ScoreTask | pb.TrainTask | pb.EvaluateTask | pb.PersonalizeTask | pb.FinishTask,
     broadcast: Broadcast,
     request: pb.NextTaskRequest,
     reader: Reader,
@@ -174,6 +201,7 @@ def _set_model(
             mask_epoch=model.mask_epoch,
             num_kept=model.mask.num_kept,
             all_kept=model.mask.num_kept == model.mask.size,
+            from_seed=broadcast.is_personal,
             mask=mask.payload if mask else None,
         )
     )

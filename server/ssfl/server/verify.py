@@ -18,9 +18,11 @@ _BLOCK = 1 << 18  # values
 Blocks = Iterable[tuple[int, npt.NDArray[np.float32]]]  # where each begins, and its values
 
 
-def verify_scores(path: Path, client: ClientId, manifest: Manifest) -> float:
+def verify_scores(
+    path: Path, client: ClientId, manifest: Manifest, *, signed: bool = False
+) -> float:
     """Return the largest score in a file; raise BadValues as `largest_score` does."""
-    return largest_score(_blocks(path, manifest.num_masked), client, manifest)
+    return largest_score(_blocks(path, manifest.num_masked), client, manifest, signed=signed)
 
 
 def verify_values(
@@ -30,18 +32,25 @@ def verify_values(
     return largest_value(_blocks(path, count), client, manifest, mask)
 
 
-def largest_score(blocks: Blocks, client: ClientId, manifest: Manifest) -> float:
-    """Return the largest score; raise BadValues for a negative, NaN or infinite one."""
+def largest_score(
+    blocks: Blocks, client: ClientId, manifest: Manifest, *, signed: bool = False
+) -> float:
+    """Return the largest |score|; raise BadValues for one that is NaN, infinite or negative.
+
+    With `signed`, scores may be negative.
+    """
     largest = 0.0
     for start, block in blocks:
-        bad = ~((block >= 0) & (block < np.inf))
+        size = np.abs(block) if signed else block
+        bad = ~((size >= 0) & (size < np.inf))
         if bad.any():
             at = start + int(np.argmax(bad))
+            rule = "finite" if signed else "finite and not negative"
             raise BadValues(
                 f"{client} sent a score of {block[at - start]} in {manifest.tensor_at(at)}: "
-                "scores must be finite and not negative"
+                f"scores must be {rule}"
             )
-        largest = max(largest, float(block.max(initial=0.0)))
+        largest = max(largest, float(size.max(initial=0.0)))
     return largest
 
 

@@ -8,7 +8,6 @@ import numpy.typing as npt
 
 from ssfl.api.data import Shards, by_client
 from ssfl.api.errors import in_keywords
-from ssfl.api.federation import Federation
 from ssfl.api.keywords import Setting, run_settings
 from ssfl.api.layers import Layers
 from ssfl.api.quiet_torch import as_at_a_client
@@ -17,6 +16,7 @@ from ssfl.method.errors import SettingsError
 from ssfl.method.manifest import Manifest
 from ssfl.method.mask import Mask
 from ssfl.method.strategies.contract import Work
+from ssfl.simulator.federation import Federation
 
 
 @dataclass(frozen=True, eq=False, repr=False)

@@ -10,7 +10,6 @@ from torch import nn
 
 from ssfl.api.data import Shards, by_client
 from ssfl.api.errors import in_keywords
-from ssfl.api.federation import Federation
 from ssfl.api.history import RunHistory
 from ssfl.api.keywords import Setting, run_settings
 from ssfl.api.quiet_torch import as_at_a_client
@@ -19,6 +18,7 @@ from ssfl.learning.load_task import IMAGE, load_task
 from ssfl.method.manifest import Manifest
 from ssfl.method.mask import Mask
 from ssfl.method.strategies.contract import Work
+from ssfl.simulator.federation import Federation
 
 OnRound = Callable[[int, RunHistory], object]
 

@@ -33,6 +33,12 @@ class AdminClient:
         response = self._call(self._stub.StartRun, pb.StartRunRequest())
         return int(response.num_clients)
 
+    def refresh_mask(self) -> pb.RefreshMaskResponse:
+        response: pb.RefreshMaskResponse = self._call(
+            self._stub.RefreshMask, pb.RefreshMaskRequest()
+        )
+        return response
+
     def stop(self) -> None:
         self._call(self._stub.StopRun, pb.StopRunRequest())
 

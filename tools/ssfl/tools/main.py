@@ -22,10 +22,12 @@ class Command:
 COMMANDS = (
     Command("try", "demo", "demo", "a real federation on this machine, sparse and dense, compared"),
     Command("try", "rehearse", "rehearse", "your task and shards, all on this machine"),
+    Command("study", "simulate", "simulate", "many runs without sockets: seeds and sweeps, stored"),
     Command("prepare", "shards", "shards", "cut a data set into shards, one per client"),
     Command("prepare", "init", "init", "write the model a run begins with, for --init"),
     Command("prepare", "plan", "plan", "predict a run's bytes and transfer times"),
     Command("run", "start", "operate", "stop waiting for more clients and begin"),
+    Command("run", "refresh-mask", "operate", "let all clients agree on a new mask"),
     Command("run", "stop", "operate", "end the run now; the last model becomes the final one"),
     Command("watch", "status", "operate", "what the run is doing, who takes part, how far it is"),
     Command("use", "model", "model", "test the final model on any shard, or export it"),
@@ -51,7 +53,7 @@ def _run(name: str, arguments: Sequence[str]) -> int:
         names = ", ".join(one.name for one in COMMANDS)
         raise ProgramError(f"no such command; there are: {names}", ExitCode.USAGE)
     module = importlib.import_module(f"ssfl.tools.{command.module}")
-    body: Callable[[Sequence[str]], int] = getattr(module, name)
+    body: Callable[[Sequence[str]], int] = getattr(module, name.replace("-", "_"))
     return body(arguments)
 
 
@@ -60,7 +62,7 @@ def _help() -> str:
     for group in dict.fromkeys(command.group for command in COMMANDS):
         lines.append(f"{group}:")
         members = [command for command in COMMANDS if command.group == group]
-        lines += [f"  {command.name:<10}{command.text}" for command in members]
+        lines += [f"  {command.name:<14}{command.text}" for command in members]
     lines += [
         "",
         "`ssfl COMMAND --help` explains one. The two programs of a federation are",

@@ -1,4 +1,4 @@
-"""`ssfl status`, `ssfl start`, `ssfl stop`: for the people who run a federation."""
+"""`ssfl status`, `start`, `refresh-mask`, `stop`: for the people who run a federation."""
 
 import os
 from collections.abc import Sequence
@@ -42,6 +42,21 @@ def start(argv: Sequence[str]) -> int:
     config = _load(argv, "ssfl start", "Begins the run with the clients that have joined.")
     num_clients = AdminClient(config.admin).start()
     _answer(config, f'{{"num_clients": {num_clients}}}', f"started with {num_clients} clients")
+    return int(ExitCode.DONE)
+
+
+def refresh_mask(argv: Sequence[str]) -> int:
+    """Let all clients score anew and agree on a new mask, before the next round."""
+    config = _load(
+        argv, "ssfl refresh-mask", "Renews the mask: all clients score anew before the next round."
+    )
+    answer = AdminClient(config.admin).refresh_mask()
+    epoch, rounds = answer.mask_epoch, answer.rounds_done
+    _answer(
+        config,
+        f'{{"mask_epoch": {epoch}, "rounds_done": {rounds}}}',
+        f"mask {epoch} will be renewed before the next round; {rounds} are done",
+    )
     return int(ExitCode.DONE)
 
 

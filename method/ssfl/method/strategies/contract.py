@@ -6,7 +6,7 @@ next model state. `plan` sees only counts and names, so it can run inside the pu
 machine; `finish` sees the arrays and runs on a worker. Neither keeps anything between calls.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import NewType, Protocol
@@ -26,29 +26,34 @@ class Work(StrEnum):
     SCORE = "score"
     TRAIN = "train"
     EVALUATE = "evaluate"
+    PERSONALIZE = "personalize"
+
+    @property
+    def is_test(self) -> bool:
+        """Tell whether the step changes nothing but what is known of the model."""
+        return self in (Work.EVALUATE, Work.PERSONALIZE)
 
 
 class Reducer(StrEnum):
     """How the uploads of a step become one vector."""
 
-    WEIGHTED_SUM = "weighted_sum"  # exact mean by data size
-
-
-@dataclass(frozen=True, slots=True)
-class Assignment:
-    """One client's task in a step."""
-
-    work: Work
-    criterion: str = ""  # SCORE: which scores, "saliency" for |gradient x weight|
+    WEIGHTED_SUM = "weighted_sum"  # exact mean by weight
+    WEIGHTED_SUM_BY_HOLDER = "weighted_sum_by_holder"  # of each value over those who hold it
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """A step before it starts: a task per client, and the reducer of their uploads."""
+    """A step before it starts: who is asked for what, and how their uploads are summed.
+
+    A step that asks nobody is one that the coordinator finishes alone.
+    """
 
     work: Work
-    tasks: Mapping[ClientId, Assignment]
-    reducer: Reducer
+    cohort: tuple[ClientId, ...]  # sorted
+    reducer: Reducer = Reducer.WEIGHTED_SUM
+    equal_weights: bool = False  # in the mean; else clients weigh what they have in samples
+    criterion: str = ""  # SCORE: which scores, "saliency" for |gradient x weight|
+    num_batches: int = 0  # SCORE: minibatches that each client scores
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +63,8 @@ class Position:
     rounds_done: int
     mask_epoch: int
     attempt: int  # how often the coming step was void
+    refresh: bool = False  # the mask is to be renewed now
+    newcomers: frozenset[ClientId] = frozenset()  # clients at hand that joined after the start
 
 
 class Strategy(Protocol):
@@ -71,10 +78,24 @@ class Strategy(Protocol):
         """Return the next step for the clients at hand (sorted), or None when all is done."""
         ...
 
-    def finish(self, work: Work, state: ModelState, reduced: npt.NDArray[np.float32]) -> ModelState:
+    def finish(
+        self,
+        work: Work,
+        state: ModelState,
+        reduced: npt.NDArray[np.float32],
+        rounds_done: int,
+    ) -> ModelState:
         """Return the state after a step whose uploads were reduced to `reduced`."""
         ...
 
-    def num_decisive(self, manifest: Manifest) -> int:
-        """Return how many of a client's largest scores can matter to the mask."""
+    def seen_by(self, client: ClientId, work: Work, state: ModelState) -> ModelState:
+        """Return the state as a client gets it: the same for all, unless masks are personal."""
+        ...
+
+    def num_kept(self, manifest: Manifest, rounds_done: int = 0) -> int:
+        """Return how many weights a mask agreed on after so many rounds keeps."""
+        ...
+
+    def num_decisive(self, manifest: Manifest, rounds_done: int = 0) -> int:
+        """Return how many of a client's largest scores can matter to the mask; 0: all."""
         ...

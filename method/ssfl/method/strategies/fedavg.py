@@ -11,7 +11,7 @@ from ssfl.method.mask import Mask
 from ssfl.method.model_state import ModelState
 from ssfl.method.sampling import sample_cohort
 from ssfl.method.settings import RunSettings
-from ssfl.method.strategies.contract import Assignment, ClientId, Plan, Position, Reducer, Work
+from ssfl.method.strategies.contract import ClientId, Plan, Position, Reducer, Work
 from ssfl.method.value_types import commit_change
 
 
@@ -28,14 +28,28 @@ class FedAvg:
     def plan(self, position: Position, clients: Sequence[ClientId]) -> Plan | None:
         if position.rounds_done >= self.settings.rounds:
             return None
-        cohort = sample_cohort(self.settings, position.rounds_done, position.attempt, clients)
-        tasks = {client: Assignment(Work.TRAIN) for client in cohort}
-        return Plan(Work.TRAIN, tasks, Reducer.WEIGHTED_SUM)
+        cohort = sample_cohort(
+            self.settings, position.rounds_done, position.attempt, clients, position.newcomers
+        )
+        equal = self.settings.update_weights == "equal"
+        return Plan(Work.TRAIN, tuple(cohort), Reducer.WEIGHTED_SUM, equal)
 
-    def finish(self, work: Work, state: ModelState, reduced: npt.NDArray[np.float32]) -> ModelState:
+    def finish(
+        self,
+        work: Work,
+        state: ModelState,
+        reduced: npt.NDArray[np.float32],
+        _rounds_done: int,
+    ) -> ModelState:
         assert work is Work.TRAIN and state.values is not None
         values, change = commit_change(self.settings, state.values, reduced, state.base_digest)
         return replace(state, values=values, change=change)
 
-    def num_decisive(self, _manifest: Manifest) -> int:
+    def seen_by(self, _client: ClientId, _work: Work, state: ModelState) -> ModelState:
+        return state
+
+    def num_kept(self, manifest: Manifest, _rounds_done: int = 0) -> int:
+        return manifest.num_masked
+
+    def num_decisive(self, _manifest: Manifest, _rounds_done: int = 0) -> int:
         return 0  # nothing is scored

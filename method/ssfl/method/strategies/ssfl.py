@@ -2,61 +2,140 @@
 
 Algorithm 1 of the paper: every client scores |gradient x weight| once, the scores are averaged
 by data size, the global Top-k is the mask, and w0 on the mask is where training starts.
+
+Its extension for data that change (algorithm "OOD Adaptation"): clients score the *whole* model
+once more, trained values on the mask and resting ones off it, and the Top-k of the new means is
+the new mask. A weight that it adds starts where it rests: at its initial value or, with
+`deactivated=keep`, at the value it was trained to before an earlier mask dropped it. A warm-up is
+the same with a first mask that keeps everything.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
 import numpy.typing as npt
 
+from ssfl.method.controls import magnitude_scores, random_mask, shuffled
 from ssfl.method.density import kept_for_bytes, kept_for_sparsity, parse_bytes
 from ssfl.method.manifest import Manifest
-from ssfl.method.mask import top_k
+from ssfl.method.mask import Mask
+from ssfl.method.mask_choice import choose_mask, grow_mask
 from ssfl.method.model_state import ModelState
+from ssfl.method.schedule import parse_schedule, sparsity_at
 from ssfl.method.settings import RunSettings
-from ssfl.method.strategies.contract import Assignment, ClientId, Plan, Position, Reducer, Work
+from ssfl.method.strategies.contract import ClientId, Plan, Position, Reducer, Work
 from ssfl.method.strategies.fedavg import FedAvg
+from ssfl.method.streams import Stream
 
 # A client's scores below its largest DECISIVE * k hardly ever decide who is among the k largest of
 # the mean (benchmarks/one_off_bytes.py: at 3, 99.6 % of the mask is the exact one's).
 DECISIVE = 3
+ENOUGH_BATCHES = 100  # minibatches of all clients: more hardly change the mask (the paper: 80)
+ASK_NOBODY = ("random", "magnitude")  # follow from the seed, or from the weights
+ASK_ONE = ("one-client", "synflow")
+BY_SALIENCY = ("saliency", "shuffled", "one-client")
 
 
 class Ssfl:
-    """One SCORE step for everyone, then FedAvg on the kept values."""
+    """One SCORE step for everyone, then FedAvg on the kept values; more SCORE steps on demand."""
 
     def __init__(self, settings: RunSettings) -> None:
         self.settings = settings
         self._training = FedAvg(settings)
 
     def begin(self, manifest: Manifest, initial: npt.NDArray[np.float32]) -> ModelState:
-        self.num_kept(manifest)  # an impossible wish is refused before anyone works
+        schedule = parse_schedule(self.settings.sparsity_schedule)
+        for rounds_done in [number for number, _ in schedule] or [0]:
+            self.num_kept(manifest, rounds_done)  # an impossible wish is refused at the start
+        if self.settings.warmup_rounds:
+            return self._training.begin(manifest, initial)
         return ModelState(manifest, initial)
 
     def plan(self, position: Position, clients: Sequence[ClientId]) -> Plan | None:
-        if position.mask_epoch == 0:
-            tasks = {client: Assignment(Work.SCORE, criterion="saliency") for client in clients}
-            return Plan(Work.SCORE, tasks, Reducer.WEIGHTED_SUM)
+        warm = self.settings.warmup_rounds
+        due = position.mask_epoch == 0 or (
+            warm > 0 and position.mask_epoch == 1 and position.rounds_done >= warm
+        )
+        if due or (position.refresh and position.rounds_done < self.settings.rounds):
+            return self._score(position, clients)
         return self._training.plan(position, clients)
 
-    def finish(self, work: Work, state: ModelState, reduced: npt.NDArray[np.float32]) -> ModelState:
+    def _score(self, position: Position, clients: Sequence[ClientId]) -> Plan:
+        criterion = self.settings.criterion
+        cohort = tuple(clients)
+        if criterion in ASK_NOBODY:
+            cohort = ()
+        elif criterion in ASK_ONE:
+            stream = Stream(self.settings.seed, "one client", position.mask_epoch, position.attempt)
+            cohort = (clients[int(stream.choose(len(clients), 1)[0])],)
+        asked = "saliency" if criterion in BY_SALIENCY else criterion
+        enough = math.ceil(ENOUGH_BATCHES / max(1, len(cohort)))
+        if criterion == "one-client":
+            enough = 1  # what a client would find alone, as the paper's clients do
+        return Plan(
+            Work.SCORE,
+            cohort,
+            Reducer.WEIGHTED_SUM,
+            self.settings.score_weights == "equal",
+            asked,
+            self.settings.scoring_batches or enough,
+        )
+
+    def finish(
+        self,
+        work: Work,
+        state: ModelState,
+        reduced: npt.NDArray[np.float32],
+        rounds_done: int,
+    ) -> ModelState:
         if work is Work.TRAIN:
-            return self._training.finish(work, state, reduced)
-        mask = top_k(reduced, self.num_kept(state.manifest))
+            return self._training.finish(work, state, reduced, rounds_done)
+        mask, whole = self._mask(state, reduced, rounds_done), state.whole
+        at_start = whole is state.initial
+        keep = self.settings.deactivated == "keep"
         return replace(
             state,
             mask=mask,
             mask_epoch=state.mask_epoch + 1,
-            values=mask.gather(state.initial),
+            values=mask.gather(whole),
             change=None,
+            scored=None if at_start else whole,
+            scored_digest=state.whole_digest,
+            resting=None if at_start or not keep else whole,
         )
 
-    def num_decisive(self, manifest: Manifest) -> int:
-        return min(manifest.num_masked, DECISIVE * self.num_kept(manifest))
+    def _mask(self, state: ModelState, scores: npt.NDArray[np.float32], rounds_done: int) -> Mask:
+        manifest, settings = state.manifest, self.settings
+        k = self.num_kept(manifest, rounds_done)
+        match settings.criterion:
+            case "random":
+                return random_mask(manifest.num_masked, k, settings.seed, state.mask_epoch)
+            case "magnitude":
+                scores = magnitude_scores(state.whole, manifest)
+        is_renewal = state.mask is not None and state.mask.num_kept < state.mask.size
+        if settings.refresh_mode == "grow" and is_renewal:
+            assert state.mask is not None
+            return grow_mask(state.mask, scores, k)
+        mask = choose_mask(scores, k, manifest, settings.layer_guard)
+        if settings.criterion == "shuffled":
+            return shuffled(mask, manifest, settings.seed, state.mask_epoch)
+        return mask
 
-    def num_kept(self, manifest: Manifest) -> int:
-        """Return k for this model: from the byte budget if one is set, else from the sparsity."""
+    def seen_by(self, _client: ClientId, _work: Work, state: ModelState) -> ModelState:
+        return state
+
+    def num_decisive(self, manifest: Manifest, rounds_done: int = 0) -> int:
+        if self.settings.criterion not in BY_SALIENCY:
+            return 0
+        return min(manifest.num_masked, DECISIVE * self.num_kept(manifest, rounds_done))
+
+    def num_kept(self, manifest: Manifest, rounds_done: int = 0) -> int:
+        """Return k for this model: from the byte budget or the schedule, else from the sparsity."""
         if self.settings.bytes_per_round:
             return kept_for_bytes(parse_bytes(self.settings.bytes_per_round), manifest)
-        return kept_for_sparsity(self.settings.sparsity, manifest.num_masked)
+        sparsity = self.settings.sparsity
+        if self.settings.sparsity_schedule:
+            sparsity = sparsity_at(self.settings.sparsity_schedule, rounds_done)
+        return kept_for_sparsity(sparsity, manifest.num_masked)

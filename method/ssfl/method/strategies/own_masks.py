@@ -1,0 +1,63 @@
+"""Random masks, a different one for every client: the control that shows why one mask is shared.
+
+The global model is dense. A client gets the values on its own mask, which both ends make from
+the seed and the client's name, trains inside it and sends these values back. Two rules for the
+mean: of each weight over the clients that hold it, those that nobody held staying as they are
+(`averaging=holders`), or with a zero for every client that does not hold it (`zeros`, what the
+paper's released code does).
+"""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+import numpy.typing as npt
+
+from ssfl.method.controls import client_random_mask
+from ssfl.method.manifest import Manifest
+from ssfl.method.model_state import ModelState
+from ssfl.method.settings import RunSettings
+from ssfl.method.strategies.contract import ClientId, Plan, Position, Reducer, Work
+from ssfl.method.strategies.fedavg import FedAvg
+
+
+class OwnMasks:
+    """FedAvg in which every client sees a part of the model, always the same."""
+
+    def __init__(self, settings: RunSettings) -> None:
+        self.settings = settings
+        self._training = FedAvg(settings)
+
+    def begin(self, manifest: Manifest, initial: npt.NDArray[np.float32]) -> ModelState:
+        client_random_mask(manifest, self.settings.sparsity, self.settings.seed, "")
+        return self._training.begin(manifest, initial)
+
+    def plan(self, position: Position, clients: Sequence[ClientId]) -> Plan | None:
+        plan = self._training.plan(position, clients)
+        if plan and self.settings.averaging == "holders":
+            return replace(plan, reducer=Reducer.WEIGHTED_SUM_BY_HOLDER)
+        return plan
+
+    def finish(
+        self,
+        work: Work,
+        state: ModelState,
+        reduced: npt.NDArray[np.float32],
+        rounds_done: int,
+    ) -> ModelState:
+        return self._training.finish(work, state, reduced, rounds_done)
+
+    def seen_by(self, client: ClientId, work: Work, state: ModelState) -> ModelState:
+        if work is not Work.TRAIN:
+            return state
+        assert state.values is not None
+        mask = client_random_mask(
+            state.manifest, self.settings.sparsity, self.settings.seed, client
+        )
+        return replace(state, mask=mask, values=mask.gather(state.values))
+
+    def num_kept(self, manifest: Manifest, _rounds_done: int = 0) -> int:
+        return manifest.num_masked
+
+    def num_decisive(self, _manifest: Manifest, _rounds_done: int = 0) -> int:
+        return 0  # nothing is scored

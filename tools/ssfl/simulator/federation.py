@@ -1,0 +1,279 @@
+"""A coordinator and its clients in one process: the service without sockets, clock and disk.
+
+The run itself is the service's own: `advance` decides the steps, `task_for` what each client is
+asked and sent, `StepSum` adds up, the strategy makes the next model, `History` keeps the story.
+What the clients compute is up to a crew (crew.py), and the next model does not depend on their
+order. Time stands still for the run, so no deadline ever passes. Clients may arrive later: each
+joins while the round before its first one is under way.
+
+Bytes are those of the encoded tensors, as over loopback; what carries them is not simulated.
+"""
+
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ssfl.client.messages import scoring
+from ssfl.codec.values_only import encoded_bytes
+from ssfl.datasets.shards import Shard, class_counts
+from ssfl.learning.load_task import LoadedTask
+from ssfl.method.manifest import Manifest
+from ssfl.method.mask import Mask
+from ssfl.method.model_state import ModelState
+from ssfl.method.settings import RunSettings
+from ssfl.method.strategies import strategy_for
+from ssfl.method.strategies.contract import ClientId, Work
+from ssfl.server import events, facts
+from ssfl.server.aggregate import StepSum, reduced
+from ssfl.server.broadcast import NotBuilt
+from ssfl.server.broadcasts import Broadcasts
+from ssfl.server.coded_uploads import score_blocks, update_blocks
+from ssfl.server.coding import Reader
+from ssfl.server.first_model import begin_model, initialized
+from ssfl.server.history import History
+from ssfl.server.ledger import Direction, Ledger, encoding_word
+from ssfl.server.outputs import run_document
+from ssfl.server.run import advance
+from ssfl.server.state import RunState, Step
+from ssfl.server.tasks import Ready, task_for
+from ssfl.server.verify import largest_score, largest_value
+from ssfl.simulator.clients import Answer, SimulatedClient
+from ssfl.simulator.crew import Crew, ExactCrew
+from ssfl.v1 import transfer_pb2
+
+Vector = npt.NDArray[np.float32]
+MakeCrew = Callable[[LoadedTask, Mapping[ClientId, Shard], RunSettings], Crew]
+
+NOW_S = 0.0
+READER = Reader(frozenset(transfer_pb2.Encoding.values()))
+
+
+class Federation:
+    """A run among clients, one step at a time."""
+
+    def __init__(
+        self,
+        task: LoadedTask,
+        shards: Mapping[str, Shard],
+        settings: RunSettings,
+        arrivals: Mapping[str, int] | None = None,
+        make_crew: MakeCrew = ExactCrew,
+    ) -> None:
+        """Build the run's model; `arrivals` has the first round of clients that come later."""
+        self.settings = settings
+        self.history = History()
+        self.scores: Vector | None = None  # the clients' mean, once they have scored
+        self.best: ModelState | None = None  # by all clients' evaluations
+        self._strategy = strategy_for(settings)
+        self._ledger = Ledger()
+        self._shards = {ClientId(name): shard for name, shard in shards.items()}
+        self._arrivals = {ClientId(name): number for name, number in (arrivals or {}).items()}
+        self._crew = make_crew(task, self._shards, settings)
+        self.model = begin_model(settings, self._crew.model.manifest, self._crew.model.initial)
+        self._clients = {
+            name: SimulatedClient(name, shard.num_samples, self.model.initial_digest, settings)
+            for name, shard in self._shards.items()
+        }
+        self._broadcasts = Broadcasts(settings)
+        self._received: dict[ClientId, Vector] = {}  # of the open step
+        self._sum: StepSum | None = None
+        self._began_s = 0.0
+        self.state = RunState(settings, run_id="simulated")
+        self._begin()
+
+    @property
+    def next_work(self) -> Work | None:
+        """What the coming step is; None when the run is over."""
+        return self.state.step.work if self.state.step else None
+
+    def take_step(self) -> None:
+        """Let every client of the open step work, and make the next model of it."""
+        step = self.state.step
+        assert step is not None
+        self._began_s = time.perf_counter()
+        self._let_in(step)
+        clients = [self._clients[name] for name in sorted(step.cohort)]
+        given = [(client, *self._give(client)) for client in clients]
+        for (client, _, model), answer in zip(given, self._answers(step, given), strict=True):
+            self._take(client, model, answer, step)
+        if self.state.finished:
+            for client in self._clients.values():
+                if client.name in self.state.members:
+                    self._give(client)
+
+    def document(self) -> dict[str, Any]:
+        """Return what the coordinator would write into history.json."""
+        return run_document(self.state, self.model, self.history, self._rows())
+
+    def read(self, _step: int, client: ClientId, _digest: bytes, start: int, count: int) -> Vector:
+        """Return values of an upload, for the sum."""
+        return self._received[client][start : start + count]
+
+    def _begin(self) -> None:
+        manifest = self.model.manifest
+        first = next(iter(self._clients))
+        if not manifest.rebuildable:
+            _check_initial(self.model.initial, first, manifest)
+            self._count(first, "initial", Direction.UP, encoded_bytes(manifest.size), "dense")
+        for name in self._clients:
+            if name not in self._arrivals:
+                self._join(name)
+        self._post(initialized(first, self.model))
+
+    def _let_in(self, step: Step) -> None:
+        """Let those join that take part from the next round on."""
+        for name, number in sorted(self._arrivals.items()):
+            due = step.work is Work.TRAIN and step.round_number + 1 >= number
+            if due and name not in self.state.members:
+                self._join(name)
+
+    def _join(self, name: ClientId) -> None:
+        shard, digest = self._shards[name], self.model.manifest.digest.hex()
+        labels: tuple[int, ...] = ()
+        if self.settings.refresh_on_new_labels and shard.num_classes:
+            labels = tuple(sorted(class_counts(shard.train_y)))
+        joined = events.Joined(name, "", shard.num_samples, digest, "simulated", labels=labels)
+        self._post(joined)
+
+    def _give(self, client: SimulatedClient) -> tuple[Ready, ModelState]:
+        """Hand a client its task and what it lacks for it."""
+        ready = self._task(client)
+        offset = 0
+        for part in ready.parts:
+            phase, word = ready.phase_at(offset), ready.encoding_at(offset)
+            self._count(client.name, phase, Direction.DOWN, len(part.data), word)
+            offset += len(part.data)
+        seen = self._broadcasts.seen_by(client.name, self._work(), self.model).model
+        client.hold(ready.task, seen)
+        return ready, seen
+
+    def _work(self) -> Work:
+        return self.state.step.work if self.state.step else Work.EVALUATE
+
+    def _answers(
+        self, step: Step, given: list[tuple[SimulatedClient, Ready, ModelState]]
+    ) -> Iterator[Answer]:
+        """Yield the clients' answers, in their order."""
+        crew, names = self._crew, [client.name for client, _, _ in given]
+        match step.work:
+            case Work.SCORE:
+                asked = [
+                    (client.name, scoring(ready.task.score, model.whole, model.mask))
+                    for client, ready, model in given
+                ]
+                for (client, ready, _), scores in zip(given, crew.score(asked), strict=True):
+                    yield client.scored(ready.task, scores)
+            case Work.TRAIN:
+                seen = [(client.name, model) for client, _, model in given]
+                results = crew.train(seen, step.round_number)
+                for (client, ready, model), trained in zip(given, results, strict=True):
+                    yield client.trained(ready.task, trained, model)
+            case Work.EVALUATE:
+                tests = crew.evaluate(names, self.model)
+                for (client, _, _), tested in zip(given, tests, strict=True):
+                    yield client.evaluated(tested)
+            case Work.PERSONALIZE:
+                own = crew.personalize(names, self.model, self.state.rounds_done)
+                for (client, _, _), personal in zip(given, own, strict=True):
+                    yield client.personalized(personal)
+
+    def _take(self, client: SimulatedClient, model: ModelState, answer: Answer, step: Step) -> None:
+        """Do what the service does with an upload."""
+        digest, largest = "", 0.0
+        if answer.coded is not None:
+            values = self._decode(answer, model, step)
+            largest = self._check(values, client.name, model, step)
+            self._received[client.name] = values
+            digest = answer.coded.payload.digest.hex()
+            word, size = encoding_word(answer.coded.payload.encoding), len(answer.coded.data)
+            phase = "scores" if step.work is Work.SCORE else "values"
+            self._count(client.name, phase, Direction.UP, size, word)
+        self._post(events.UploadReceived(step.number, client.name, digest, largest, answer.report))
+
+    def _task(self, client: SimulatedClient) -> Ready:
+        while True:
+            broadcast = self._broadcasts.seen_by(client.name, self._work(), self.model)
+            try:
+                ready = task_for(
+                    self.state, broadcast, client.name, client.request, len(self._clients), READER
+                )
+            except NotBuilt as needed:
+                broadcast.build(needed.form)
+            else:
+                assert ready is not None
+                return ready
+
+    def _decode(self, answer: Answer, model: ModelState, step: Step) -> Vector:
+        assert answer.coded is not None
+        data, payload = answer.coded.data, answer.coded.payload
+        if step.work is Work.SCORE:
+            blocks = score_blocks(data, payload, model.manifest.num_masked)
+        else:
+            assert model.values is not None
+            blocks = update_blocks(data, payload, model.values, self.settings)
+        return np.concatenate([block for _, block in blocks])
+
+    def _check(self, values: Vector, client: ClientId, model: ModelState, step: Step) -> float:
+        if step.work is Work.SCORE:
+            signed = step.criterion == "grasp"
+            return largest_score([(0, values)], client, model.manifest, signed=signed)
+        assert model.mask is not None
+        return largest_value([(0, values)], client, model.manifest, model.mask)
+
+    def _post(self, event: events.Event, model: ModelState | None = None) -> None:
+        """Do what the service's conductor does with an event."""
+        self.state, actions, _ = advance(self.state, event, NOW_S)
+        if model is not None:
+            self.model = model
+        for action in actions:
+            match action:
+                case events.Persist():
+                    self.history.add(self._accounted(action.fact))
+                case events.OpenStep():
+                    self._sum = StepSum(action.step, self.model, self, self._strategy)
+                case events.Fold():
+                    self._fold(action)
+                case events.Reduce():
+                    self._reduce(action.step)
+                case events.KeepBest():
+                    self.best = self.model
+
+    def _accounted(self, fact: facts.Fact) -> facts.Fact:
+        """Return a fact with what the pure core does not know."""
+        if isinstance(fact, facts.StepCommitted):
+            seconds = time.perf_counter() - self._began_s
+            report = {**fact.report, "seconds": seconds, "ledger": self._rows()}
+            return replace(fact, report=report)
+        return fact
+
+    def _fold(self, action: events.Fold) -> None:
+        assert self._sum is not None
+        self._sum.fold(action.client, action.digest)
+        if self._sum.work is Work.TRAIN:  # scores wait for the largest of all
+            del self._received[action.client]
+
+    def _reduce(self, step: Step) -> None:
+        assert self._sum is not None
+        finished = self._sum.finish(step)
+        self._sum = None
+        self._received.clear()
+        if finished.scores is not None:
+            self.scores = finished.scores
+        self._post(reduced(step.number, finished.model, finished.report), finished.model)
+
+    def _count(
+        self, client: ClientId, phase: str, direction: Direction, num_bytes: int, encoding: str
+    ) -> None:
+        self._ledger.count(phase, direction, 0, num_bytes, client=client, encoding=encoding)
+        self._ledger.take()  # detail by client is for a file that nobody writes
+
+    def _rows(self) -> list[dict[str, Any]]:
+        return [{**row, "message_bytes": None} for row in self._ledger.rows()]
+
+
+def _check_initial(initial: Vector, client: ClientId, manifest: Manifest) -> None:
+    largest_value([(0, initial)], client, manifest, Mask.full(manifest.num_masked))
