@@ -38,6 +38,7 @@ class LoadedTask:
     digest: bytes  # SHA-256 of the source, by which sites can tell that their tasks differ
     own_weights: bool  # whether the model starts as `build_model` made it
     module: ModuleType
+    spec: str = ""  # as it was given to `load_task`
 
     def load_shard(self, path: Path) -> Shard:
         return self._call("load_shard", Shard, path)
@@ -138,7 +139,7 @@ def load_task(spec: str) -> LoadedTask:
     if missing:
         raise TaskError(f"task {spec} does not define {', '.join(missing)}")
     own_weights = bool(getattr(module, "OWN_WEIGHTS", False))
-    return LoadedTask(name, _digest(module), own_weights, module)
+    return LoadedTask(name, _digest(module), own_weights, module, spec)
 
 
 def _import_file(path: Path) -> ModuleType:

@@ -5,7 +5,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from ssfl.client.coding import Coded, write_scores, write_update
-from ssfl.client.site import Personal, Tested, Vector
+from ssfl.client.site import Tested, Vector
 from ssfl.learning.evaluate import Evaluation
 from ssfl.learning.trained import Trained
 from ssfl.method.model_state import ModelState
@@ -73,9 +73,9 @@ class SimulatedClient:
             report["validation"] = _told(tested.validation)
         return Answer(report)
 
-    def personalized(self, own: Personal) -> Answer:
+    def personalized(self, tested: Evaluation, own: Evaluation) -> Answer:
         """Return the answer to PERSONALIZE."""
-        return Answer({"evaluation": _told(own.evaluation), "personal": _told(own.personal)})
+        return Answer({"evaluation": _told(tested), "personal": _told(own)})
 
 
 def _told(tested: Evaluation) -> dict[str, Any]:

@@ -9,9 +9,10 @@ from typing import Protocol
 
 import torch
 
-from ssfl.client.site import Personal, Scoring, Site, SiteModel, Tested, Vector
+from ssfl.client.site import Scoring, Site, SiteModel, Tested, Vector
 from ssfl.datasets.shards import Shard
 from ssfl.learning.errors import ModelError
+from ssfl.learning.evaluate import Evaluation
 from ssfl.learning.first_batch import try_first_batch
 from ssfl.learning.load_task import LoadedTask
 from ssfl.learning.trained import Trained
@@ -37,7 +38,9 @@ class Crew(Protocol):
 
     def personalize(
         self, clients: Sequence[ClientId], model: ModelState, rounds_done: int
-    ) -> Iterator[Personal]: ...
+    ) -> Iterator[tuple[Evaluation, Evaluation]]: ...  # of the global model and of one's own
+
+    def close(self) -> None: ...
 
 
 class ExactCrew:
@@ -74,7 +77,7 @@ class ExactCrew:
     ) -> Iterator[Trained]:
         for name, model in seen:
             assert model.mask is not None and model.values is not None
-            yield self._sites[name].train(model.mask, model.values, round_number, _ignore)
+            yield self._sites[name].train(model.mask, model.values, round_number, ignore)
 
     def evaluate(self, clients: Sequence[ClientId], model: ModelState) -> Iterator[Tested]:
         assert model.mask is not None and model.values is not None
@@ -83,11 +86,19 @@ class ExactCrew:
 
     def personalize(
         self, clients: Sequence[ClientId], model: ModelState, rounds_done: int
-    ) -> Iterator[Personal]:
+    ) -> Iterator[tuple[Evaluation, Evaluation]]:
         assert model.mask is not None and model.values is not None
         for name in clients:
-            yield self._sites[name].personalize(model.mask, model.values, rounds_done, _ignore)
+            own = self._sites[name].personalize(model.mask, model.values, rounds_done, ignore)
+            yield own.evaluation, own.personal
+
+    def site(self, name: ClientId) -> Site:
+        """Return a client's site."""
+        return self._sites[name]
+
+    def close(self) -> None:
+        """Nothing is held."""
 
 
-def _ignore(_step: int, _steps: int) -> None:
+def ignore(_step: int, _steps: int) -> None:
     """Nobody watches the steps of a round."""

@@ -105,6 +105,10 @@ class Federation:
                 if client.name in self.state.members:
                     self._give(client)
 
+    def close(self) -> None:
+        """End what works for the clients."""
+        self._crew.close()
+
     def document(self) -> dict[str, Any]:
         """Return what the coordinator would write into history.json."""
         return run_document(self.state, self.model, self.history, self._rows())
@@ -177,9 +181,9 @@ class Federation:
                 for (client, _, _), tested in zip(given, tests, strict=True):
                     yield client.evaluated(tested)
             case Work.PERSONALIZE:
-                own = crew.personalize(names, self.model, self.state.rounds_done)
-                for (client, _, _), personal in zip(given, own, strict=True):
-                    yield client.personalized(personal)
+                tests_of_both = crew.personalize(names, self.model, self.state.rounds_done)
+                for (client, _, _), both in zip(given, tests_of_both, strict=True):
+                    yield client.personalized(*both)
 
     def _take(self, client: SimulatedClient, model: ModelState, answer: Answer, step: Step) -> None:
         """Do what the service does with an upload."""
