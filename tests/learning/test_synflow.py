@@ -168,6 +168,22 @@ def test_weights_without_flow_go_first_and_rank_below_all_others_if_they_stay() 
     assert synflow_scores(model, manifest, (2,), 2).tolist() == [0.5, 0.5, 0, 0, 0, 0]
 
 
+def test_what_was_pruned_does_not_come_back_for_a_weight_that_lost_its_flow() -> None:
+    """Ten inputs, two units, nine outputs; all weights of the first unit are 1, of the other 2.
+
+    Through its weights flow 9 from each input and 10 to each output. Of 38 weights 28 stay at
+    first: its ten from the inputs go, and no more flows through its nine to the outputs. In the
+    end 21 stay: the other unit's 19 and the first two of these nine, none of the ten.
+    """
+    model = chain(10, 2, 9)
+    manifest = manifest_of(model, {})
+    weights = [1.0] * 10 + [2.0] * 10 + [1.0, 2.0] * 9
+    write_vector(model, manifest, np.array(weights, dtype=np.float32))
+    scores = synflow_scores(model, manifest, (10,), 21, iterations=2)
+    wanted = {*range(10, 20), *range(21, 38, 2), 20, 22}
+    assert set(np.flatnonzero(scores).tolist()) == wanted
+
+
 def test_equal_flows_go_to_the_lowest_coordinates() -> None:
     model = chain(4, 4)
     manifest = manifest_of(model, {})
