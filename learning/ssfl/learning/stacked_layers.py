@@ -1,0 +1,128 @@
+"""One network that stands for many: the clients' copies of a model, side by side.
+
+The clients lie in the channels: what is (batch, channels, ...) in the model is (batch, clients *
+channels, ...) here, a client's channels next to each other. So everything that treats channels
+alike, such as activations, pooling, `flatten(1)` and the sums of a ResNet, is left to the model's
+own code, and only layers with weights are exchanged: a convolution becomes one with a group for
+each client, a linear layer a batched product. Whether a model's own code really does treat
+channels alike is tried out (`stacked_trial.py`), not guessed.
+"""
+
+from copy import deepcopy
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from ssfl.learning.errors import ModelError
+from ssfl.method.manifest import Manifest
+
+
+class StackedLayer(nn.Module):
+    """A layer of the model for many clients; `weight` and `bias` are (clients, *shape)."""
+
+    def __init__(self, layer: nn.Module) -> None:
+        super().__init__()
+        self.layer = [layer]  # in a list: its parameters are not this layer's
+        self.weight = torch.empty(0)
+        self.bias: Tensor | None = None
+
+
+class StackedConv(StackedLayer):
+    """A group of channels for each client, and in it those of the layer."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        layer = self.layer[0]
+        assert isinstance(layer, nn.Conv2d)
+        bias = None if self.bias is None else self.bias.flatten()
+        groups = layer.groups * len(self.weight)
+        return functional.conv2d(
+            x, self.weight.flatten(0, 1), bias, layer.stride, layer.padding, layer.dilation, groups
+        )
+
+
+class StackedLinear(StackedLayer):
+    """(batch, clients * in) to (batch, clients * out)."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        batch, clients = len(x), len(self.weight)
+        x = x.view(batch, clients, -1).permute(1, 2, 0)
+        # The weight comes first, so that its gradient is laid out as the weight is.
+        if self.bias is None:
+            out = torch.bmm(self.weight, x)
+        else:
+            out = torch.baddbmm(self.bias.unsqueeze(2), self.weight, x)
+        return out.permute(2, 0, 1).reshape(batch, -1)
+
+
+class StackedGroupNorm(StackedLayer):
+    """The layer's groups for each client."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        layer = self.layer[0]
+        assert isinstance(layer, nn.GroupNorm)
+        groups = layer.num_groups * len(self.weight)
+        bias = None if self.bias is None else self.bias.flatten()
+        return functional.group_norm(x, groups, self.weight.flatten(), bias, layer.eps)
+
+
+_STACKED: dict[type[nn.Module], type[StackedLayer]] = {
+    nn.Conv2d: StackedConv,
+    nn.Linear: StackedLinear,
+    nn.GroupNorm: StackedGroupNorm,
+}
+
+
+class StackedModel:
+    """A copy of the model that computes the outputs of many clients at once."""
+
+    def __init__(self, model: nn.Module, manifest: Manifest) -> None:
+        """Exchange the layers; ModelError if one has weights and cannot be exchanged."""
+        self._model = deepcopy(model)
+        self._manifest = manifest
+        places: dict[str, tuple[StackedLayer, str]] = {}
+        for name, layer in list(self._model.named_modules()):
+            own = [leaf for leaf, _ in layer.named_parameters(recurse=False)]
+            if own:
+                exchanged = self._exchange(name, layer)
+                places |= {f"{name}.{leaf}".lstrip("."): (exchanged, leaf) for leaf in own}
+        if places.keys() != manifest.slices.keys():
+            raise ModelError("buffers and weights that layers share cannot be stacked")
+        self._places = [places[tensor.name] for tensor in manifest.in_vector_order()]
+
+    def _exchange(self, name: str, layer: nn.Module) -> StackedLayer:
+        if type(layer) not in _STACKED:
+            raise ModelError(f"{name or 'the model'}: a {type(layer).__name__} cannot be stacked")
+        stacked = _STACKED[type(layer)](layer)
+        if not name:
+            self._model = stacked
+        else:
+            parent, _, leaf = name.rpartition(".")
+            setattr(self._model.get_submodule(parent), leaf, stacked)
+        return stacked
+
+    def set_weights(self, weights: Tensor) -> list[Tensor]:
+        """Use the rows of a matrix (clients, size); return its tensors, to ask gradients of.
+
+        They are views: when the matrix changes, so does the model.
+        """
+        leaves = []
+        tensors = self._manifest.in_vector_order()
+        for tensor, (layer, leaf) in zip(tensors, self._places, strict=True):
+            columns = weights[:, self._manifest.slices[tensor.name]]
+            leaves.append(columns.view(len(weights), *tensor.shape).detach().requires_grad_())
+            setattr(layer, leaf, leaves[-1])
+        return leaves
+
+    def train(self, mode: bool = True) -> None:
+        """Go into training mode, or out of it."""
+        self._model.train(mode)
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """Return what the model makes of samples (batch, clients, ...): (batch, clients, out)."""
+        batch, clients = x.shape[:2]
+        x = x.flatten(1, 2)
+        if x.ndim == 4:  # convolutions with many groups are much faster this way
+            x = x.contiguous(memory_format=torch.channels_last)
+        out: Tensor = self._model(x)
+        return out.view(batch, clients, -1)
