@@ -26,6 +26,7 @@ Keys of [grid] and of variants are settings, fields of the data, `mode` or `task
 """
 
 import itertools
+import math
 import re
 import tomllib
 from collections.abc import Mapping, Sequence
@@ -91,19 +92,19 @@ class Study:
 
     def specs(self) -> list[RunSpec]:
         """Return every run, configuration by configuration."""
-        specs = [
+        return [
             _spec(name, values, seed)
             for name, values in self._configurations()
             for seed in self.seeds
         ]
-        if len(specs) > MAX_RUNS:
-            raise StudyError(f"this study has {len(specs):,} runs, more than {MAX_RUNS:,}")
-        return specs
 
     def _configurations(self) -> list[tuple[str, dict[str, Value]]]:
-        found = []
+        found: list[tuple[str, dict[str, Value]]] = []
         for variant, fixed in (self.variants or {"": {}}).items():
             varying = {key: values for key, values in self.grid.items() if key not in fixed}
+            runs = math.prod(map(len, varying.values())) * len(self.seeds)
+            if runs + len(found) * len(self.seeds) > MAX_RUNS:
+                raise StudyError(f"this study has more than {MAX_RUNS:,} runs")
             for chosen in itertools.product(*varying.values()):
                 point = dict(zip(varying, chosen, strict=True))
                 words = [f"{key}={value}" for key, value in point.items()]
@@ -227,9 +228,10 @@ def _values(
 
 
 def _why_unknown(name: str, known: Mapping[str, Option]) -> str:
+    if name in OTHER:
+        return "not known there: it belongs at the top of the file"
     if name in KEYS:
-        home = "data" if name in DATA else "settings"
-        return f"not known there: it belongs under [{home}]"
+        return f"not known there: it belongs under [{'data' if name in DATA else 'settings'}]"
     if name in ELSEWHERE and name not in DATA:
         return f"no setting of a study: {ELSEWHERE[name]}"
     return f"no setting of a study{closest(name, known)}"

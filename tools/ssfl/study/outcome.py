@@ -1,9 +1,11 @@
 """What a run came to, in a few numbers from its history.
 
 Accuracies are shares, 0 to 1, under the names of the history: `pooled` is correct / total over the
-test samples of all clients, `mean` the plain mean over clients, both of the global model;
-`personal` is the mean over clients of their own models. The last evaluation by all clients counts,
-and `..._last_10` is the mean over those of the last 10 rounds.
+test samples of all clients, `mean` the plain mean over clients, both of the global model in the
+last evaluation by all clients; `..._last_10` is the mean over the evaluations in the last 10
+rounds. `validation_pooled` and `validation_mean` are the same on validation samples: choose
+settings by these. `personal` is the mean over clients of their own models at the end: trained on
+for themselves (`personalize_epochs`), else as of their last round.
 """
 
 from collections.abc import Mapping
@@ -23,25 +25,36 @@ def outcome_of(document: Mapping[str, Any]) -> dict[str, Any]:
         "rounds": document["rounds_done"],
         "pooled": tested.get("pooled"),
         "mean": tested.get("mean"),
-        "personal": last_rounds_mean(document, 1, "personal"),
+        "personal": _personal(document),
+        "validation_pooled": last_rounds_mean(document, 1, "validation_pooled"),
+        "validation_mean": last_rounds_mean(document, 1, "validation_mean"),
         **{f"{one}_last_{LAST}": last_rounds_mean(document, LAST, one) for one in ACCURACIES},
         f"evaluations_last_{LAST}": len(last_accuracies(document, LAST, "pooled")),
         "loss": tested.get("loss"),
         "metrics": dict(tested.get("metrics", {})),
-        "bytes_up": _bytes(document, "up"),
-        "bytes_down": _bytes(document, "down"),
-        "bytes_one_off": _bytes(document, "up", one_off=True)
-        + _bytes(document, "down", one_off=True),
+        "bytes": sum(_bytes(document, direction) for direction in ("up", "down", "one_off")),
+        **{f"bytes_{one}": _bytes(document, one) for one in ("up", "down", "one_off")},
         "num_kept": mask.get("num_kept"),
         "num_masked": mask.get("num_masked"),
         "model_digest": document["model_digest"],
     }
 
 
-def _bytes(document: Mapping[str, Any], direction: str, *, one_off: bool = False) -> int:
-    """Return the bytes of encoded tensors in one direction, those before the first round apart."""
+def _personal(document: Mapping[str, Any]) -> float | None:
+    end = document.get("personal")
+    if end:
+        mean: float | None = end["personal"]["mean"]
+        return mean
+    return last_rounds_mean(document, 1, "personal")
+
+
+def _bytes(document: Mapping[str, Any], what: str) -> int:
+    """Return the bytes of encoded tensors in one direction, or before the first round, both ways.
+
+    No byte is in two of the three.
+    """
     return sum(
         int(row["payload_bytes"])
         for row in document["ledger"]
-        if row["direction"] == direction and (row["phase"] in ONE_OFF) is one_off
+        if what == ("one_off" if row["phase"] in ONE_OFF else row["direction"])
     )

@@ -11,7 +11,7 @@ from typing import Any
 
 from ssfl.study.errors import StudyError
 
-ACCURACIES = ("pooled", "mean", "personal")
+ACCURACIES = ("pooled", "mean", "personal", "validation_pooled", "validation_mean")
 _HALVINGS = 200  # more than a float64 has bits: the quantile is exact to the last digits
 
 
@@ -123,8 +123,9 @@ def last_rounds_mean(
     """Return the mean accuracy of the models that the last `count` rounds ended with.
 
     `pooled` and `mean` are those of the global model, from every evaluation by all clients that
-    falls into these rounds (`evaluate_last` sees to one after each); `personal` is that of the
-    clients' own models in these rounds. None if nothing was measured.
+    falls into these rounds (`evaluate_last` sees to one after each), on test samples or, with
+    `validation_` before the name, on validation samples; `personal` is that of the clients' own
+    models as trained in these rounds. None if nothing was measured.
     """
     found = last_accuracies(document, count, accuracy)
     return math.fsum(found) / len(found) if found else None
@@ -138,7 +139,11 @@ def last_accuracies(
         raise StudyError(f"an accuracy is one of {', '.join(ACCURACIES)}, not {accuracy!r}")
     first = document["rounds_done"] - count
     if accuracy == "personal":
-        entries = [one for one in document["rounds"] if one["round"] >= first]
+        found = [one["personal"] for one in document["rounds"] if one["round"] >= first]
     else:
-        entries = [one for one in document["evaluations"] if one["rounds_done"] > first]
-    return [one[accuracy] for one in entries if one[accuracy] is not None]
+        kind = accuracy.removeprefix("validation_")
+        tests = [one for one in document["evaluations"] if one["rounds_done"] > first]
+        if kind != accuracy:
+            tests = [one["validation"] for one in tests if one.get("validation")]
+        found = [one[kind] for one in tests]
+    return [value for value in found if value is not None]

@@ -1,0 +1,122 @@
+"""The results of a study as two files: summary.json for programs, runs.csv for spreadsheets."""
+
+import csv
+import io
+import json
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from ssfl.program.files import write_atomic
+from ssfl.study.outcome import LAST
+from ssfl.study.statistics import ACCURACIES, spread
+from ssfl.study.sweep import RunResult
+
+SUMMARY = "summary.json"
+TABLE = "runs.csv"
+# What is averaged over seeds.
+MEASURED = (
+    *ACCURACIES, *(f"{one}_last_{LAST}" for one in ACCURACIES), "loss",
+    "bytes", "bytes_up", "bytes_down", "bytes_one_off", "seconds", "cpu_seconds",
+)  # fmt: skip
+
+
+def summary_of(results: Sequence[RunResult]) -> dict[str, Any]:
+    """Return every run, and every configuration with mean, sd and 95 % interval over its seeds."""
+    return {
+        "format": 1,
+        "software": version("ssfl"),
+        "configurations": configurations(results),
+        "runs": [_run(result) for result in results],
+    }
+
+
+def configurations(results: Sequence[RunResult]) -> list[dict[str, Any]]:
+    """Return one entry per configuration, in the order in which they were asked for."""
+    found = []
+    for name, runs in by_name(results).items():
+        good = [run for run in runs if not run.error]
+        found.append(
+            {
+                "name": name,
+                "seeds": [run.spec.seed for run in good],
+                "failed_seeds": [run.spec.seed for run in runs if run.error],
+                **{one: _spread(run.outcome[one] for run in good) for one in MEASURED},
+                "metrics": {
+                    metric: _spread(run.outcome["metrics"].get(metric) for run in good)
+                    for metric in sorted({key for run in good for key in run.outcome["metrics"]})
+                },
+            }
+        )
+    return found
+
+
+def by_name(results: Iterable[RunResult]) -> dict[str, list[RunResult]]:
+    """Return the runs of each configuration."""
+    found: dict[str, list[RunResult]] = {}
+    for result in results:
+        found.setdefault(result.spec.name, []).append(result)
+    return found
+
+
+def write_summary(folder: Path, results: Sequence[RunResult]) -> None:
+    """Write both files; each is replaced whole."""
+    folder.mkdir(parents=True, exist_ok=True)
+    text = json.dumps(summary_of(results), indent=1, allow_nan=False)
+    write_atomic(folder / SUMMARY, text.encode())
+    write_atomic(folder / TABLE, _csv(results).encode())
+
+
+def _run(result: RunResult) -> dict[str, Any]:
+    spec = result.spec.document()
+    return {
+        "name": spec["name"],
+        "seed": spec["seed"],
+        "mode": spec["mode"],
+        "spec": {key: spec[key] for key in ("data", "settings", "arrivals", "task")},
+        "file": "" if result.error else f"{result.path.parent.name}/{result.path.name}",
+        "error": result.error,
+        **result.outcome,
+    }
+
+
+def _spread(values: Iterable[float | None]) -> dict[str, float | int | None] | None:
+    """Return mean, sd and interval, None where one seed cannot say; None if nobody measured it."""
+    known = [value for value in values if value is not None]
+    if not known:
+        return None
+    return {name: None if math.isnan(one) else one for name, one in asdict(spread(known)).items()}
+
+
+def _csv(results: Sequence[RunResult]) -> str:
+    """Return one row per run: what varies between the runs, then what came out."""
+    rows = [_run(result) for result in results]
+    varying = _varying(rows)
+    metrics = sorted({key for row in rows for key in row.get("metrics", {})})
+    plain = dict.fromkeys(key for row in rows for key in row if key not in ("spec", "metrics"))
+    names = ["name", "seed", "mode", *varying, *metrics]
+    names += [key for key in plain if key not in ("name", "seed", "mode", "error")] + ["error"]
+    text = io.StringIO()
+    writer = csv.DictWriter(text, names, lineterminator="\n", extrasaction="ignore")
+    writer.writeheader()
+    for row in rows:
+        writer.writerow({**row, **row.get("metrics", {}), **_flat(row["spec"])})
+    return text.getvalue()
+
+
+def _varying(rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Return the fields of the specs that are not the same for all runs."""
+    flat = [_flat(row["spec"]) for row in rows]
+    names = dict.fromkeys(name for one in flat for name in one)
+    return [name for name in names if len({str(one.get(name)) for one in flat}) > 1]
+
+
+def _flat(spec: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        **{f"data.{key}": value for key, value in spec["data"].items()},
+        **{f"settings.{key}": value for key, value in spec["settings"].items()},
+        "task": spec["task"],
+    }
