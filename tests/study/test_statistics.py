@@ -92,7 +92,13 @@ def history(rounds: int, tested: dict[int, float | None]) -> dict[str, Any]:
         "rounds_done": rounds,
         "rounds": [{"round": one, "personal": one / 100} for one in range(rounds)],
         "evaluations": [
-            {"rounds_done": done, "mean": value, "pooled": 1.0} for done, value in tested.items()
+            {
+                "rounds_done": done,
+                "mean": value,
+                "pooled": 1.0,
+                "validation": {"mean": 0.25, "pooled": None} if done % 2 else None,
+            }
+            for done, value in tested.items()
         ],
     }
 
@@ -103,6 +109,8 @@ def test_the_last_rounds_are_those_that_end_with_the_last_models() -> None:
     assert last_rounds_mean(document, count=1) == 20
     assert last_rounds_mean(document, count=3, accuracy="pooled") == 1.0
     assert last_rounds_mean(document, count=3, accuracy="personal") == pytest.approx(0.18)
+    assert last_rounds_mean(document, accuracy="validation_mean") == 0.25
+    assert last_rounds_mean(document, accuracy="validation_pooled") is None
 
 
 def test_rounds_that_nobody_tested_are_left_out() -> None:
@@ -112,5 +120,5 @@ def test_rounds_that_nobody_tested_are_left_out() -> None:
 
 
 def test_an_accuracy_that_there_is_not_is_refused() -> None:
-    with pytest.raises(StudyError, match="one of pooled, mean, personal, not 'best'"):
+    with pytest.raises(StudyError, match=r"one of pooled, mean, personal, .* not 'best'"):
         last_rounds_mean(history(2, {2: 0.5}), accuracy="best")

@@ -61,7 +61,10 @@ class RunSpec:
         return {**arrivals(self.data), **self.arrivals}
 
     def run_settings(self) -> RunSettings:
-        """Return the settings of the run: all clients that are there at the start, and repeatable.
+        """Return the settings of the run: it waits for all clients that are there at the start.
+
+        It is `reproducible` unless somebody joins later: a service that is lets nobody in. The
+        simulated run gives the same model each time, in either case.
 
         Raises StudyError or SettingsError for what no run can have.
         """
@@ -72,10 +75,11 @@ class RunSpec:
             values = with_profile(values_by_name(RunSettings, self.settings, "a run"))
         except TypeError as error:
             raise StudyError(str(error)) from None
-        clients = _num_clients(self.data) - len(self.late())
+        late = self.late()
+        clients = _num_clients(self.data) - len(late)
         least = min(int(values.get("min_clients", RunSettings().min_clients)), clients)
-        known = {"clients": clients, "min_clients": least, "seed": self.seed, "reproducible": True}
-        settings = RunSettings(**{**values, **known})
+        own = {"clients": clients, "min_clients": least, "seed": self.seed}
+        settings = RunSettings(**{**values, **own, "reproducible": not late})
         settings.validate()
         return settings
 

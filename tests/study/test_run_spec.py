@@ -1,0 +1,104 @@
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ssfl import api
+from ssfl.datasets.cut import Cut
+from ssfl.datasets.digits import digits
+from ssfl.datasets.make_shards import make_shards
+from ssfl.method.settings import RunSettings
+from ssfl.study.data import DataSpec
+from ssfl.study.errors import StudyError
+from ssfl.study.one_run import run_one
+from ssfl.study.run_spec import ELSEWHERE, RunSpec
+
+BASE = RunSpec("a", DataSpec(clients=4), {"rounds": 2})
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        replace(BASE, seed=1),
+        replace(BASE, mode="fast"),
+        replace(BASE, task="table"),
+        replace(BASE, data=DataSpec(clients=5)),
+        replace(BASE, settings={"rounds": 3}),
+        replace(BASE, settings={"rounds": 2, "profile": "paper"}),
+        replace(BASE, arrivals={"shard_03": 1}),
+        replace(BASE, name="b"),
+    ],
+)
+def test_anything_that_changes_a_run_changes_its_digest(other: RunSpec) -> None:
+    assert other.digest() != BASE.digest()
+    assert other.file_name() != BASE.file_name()
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [{"rounds": "2"}, {"rounds": 2, "sparsity": 0.9}, {"rounds": 2, "profile": "ours"}],
+)
+def test_saying_the_same_in_other_words_does_not(settings: dict[str, Any]) -> None:
+    assert replace(BASE, settings=settings).digest() == BASE.digest()
+
+
+def test_a_changed_task_file_is_another_run(tmp_path: Path) -> None:
+    task = tmp_path / "mine.py"
+    spec = replace(BASE, task=str(task))
+    task.write_text("first = 1")
+    before = spec.digest()
+    task.write_text("second = 2")
+    assert spec.digest() != before
+
+
+def test_shards_of_a_folder_are_read_as_the_task_says_and_count_with_their_content(
+    tmp_path: Path,
+) -> None:
+    make_shards(tmp_path, digits(), Cut(clients=3))
+    spec = RunSpec(
+        "folder", DataSpec(source=str(tmp_path)), {"rounds": 1, "model": "mlp", "local_steps": 1}
+    )
+    spec.check()
+    assert spec.run_settings().clients == 3
+    done = api.simulate(api.read_shards(tmp_path), rounds=1, model="mlp", local_steps=1)
+    assert run_one(spec)["model_digest"] == done.digest
+    before = spec.digest()
+    make_shards(tmp_path, digits(), Cut(clients=3, seed=1), overwrite=True)
+    assert spec.digest() != before
+
+
+def test_the_settings_are_those_of_the_clients_that_are_there_at_the_start() -> None:
+    late = replace(BASE, data=DataSpec(clients=4, late_clients=1, late_round=5), seed=9)
+    settings = late.run_settings()
+    assert (settings.clients, settings.seed, settings.reproducible) == (3, 9, False)
+    assert BASE.run_settings().reproducible
+    assert late.late() == {"shard_03": 5}
+    assert replace(BASE, arrivals={"shard_00": 2}).run_settings().clients == 3
+
+
+def test_one_client_alone_may_be_simulated() -> None:
+    settings = replace(BASE, data=DataSpec(clients=1)).run_settings()
+    assert (settings.clients, settings.min_clients) == (1, 1)
+
+
+def test_what_is_given_beats_the_profile_and_the_profile_the_defaults() -> None:
+    spec = replace(BASE, settings={"profile": "paper", "sparsity": RunSettings().sparsity})
+    assert spec.run_settings().sparsity == RunSettings().sparsity
+    assert spec.run_settings().rounds == 500
+
+
+@pytest.mark.parametrize("name", ELSEWHERE)
+def test_what_a_study_says_in_its_own_words_is_no_setting(name: str) -> None:
+    with pytest.raises(StudyError, match=f"^{name} is no setting of a simulated run: "):
+        replace(BASE, settings={name: 1}).run_settings()
+
+
+def test_a_late_client_joins_and_the_others_go_on_without_it_until_then() -> None:
+    data = DataSpec(clients=3, samples_per_client=20, late_clients=1, late_round=2)
+    spec = RunSpec("late", data, {"rounds": 4, "model": "mlp", "local_steps": 1})
+    document = run_one(spec)
+    took_part = [[row["client"] for row in entry["clients"]] for entry in document["rounds"]]
+    early = ["shard_00", "shard_01"]
+    assert took_part == [early, early, [*early, "shard_02"], [*early, "shard_02"]]
+    assert run_one(spec)["model_digest"] == document["model_digest"]
