@@ -33,8 +33,8 @@ def train_stacked(
 ) -> list[float]:
     """Train the weights in place; return each client's mean loss over the samples it saw.
 
-    Clients must come in order of falling steps: those that are done drop out behind. Raises
-    DivergedError if a loss was not finite, or if the trained weights are not.
+    It is quickest with clients in order of falling steps: those that are done drop out from
+    behind. Raises DivergedError if a loss was not finite, or if the trained weights are not.
     """
     samples = Samples([(shard.train_x, shard.train_y) for _, shard in clients])
     plan: list[list[Indices]] = []
