@@ -20,7 +20,7 @@ import torch
 from benchmarks import environment
 from benchmarks.parallel import add_processes_flag
 
-from ssfl.client.site import Site
+from ssfl.client.site import Scoring, Site
 from ssfl.datasets.partition import count_classes, partition, partition_test
 from ssfl.datasets.shards import Shard
 from ssfl.learning.load_task import load_task
@@ -167,14 +167,14 @@ class Federation:
         self.weights: dict[str, int] = {}
         for client, name in enumerate(client_names(num_clients)):
             shard = split.shard(client, small_grey)
-            self.sites[name] = Site(task, shard, self.settings, name, cpu)
+            self.sites[name] = Site.build(task, shard, self.settings, name, cpu)
             self.weights[name] = shard.num_samples
         everything = Shard(
             small_grey(images.train_x[:1]), images.train_y[:1],
             small_grey(images.test_x), images.test_y, NUM_CLASSES,
         )  # fmt: skip
         # The clients' test samples together are the test set: one site may test for all.
-        self._tester = Site(task, everything, self.settings, "tester", cpu)
+        self._tester = Site.build(task, everything, self.settings, "tester", cpu)
         self.manifest = self._tester.manifest
         self.initial = self._tester.initial
         self.num_kept = kept_for_sparsity(SPARSITY, self.manifest.num_masked)
@@ -185,7 +185,7 @@ class Federation:
         return 4 * DENSITY * self.manifest.size
 
     def scores(self, clients: Iterable[str]) -> dict[str, Vector]:
-        return {name: self.sites[name].score(self.initial) for name in clients}
+        return {name: self.sites[name].score(Scoring(self.initial)) for name in clients}
 
     @cached_property
     def mask(self) -> Mask:
@@ -195,7 +195,7 @@ class Federation:
 
     def accuracy(self, mask: Mask, base: Vector) -> float:
         """Return the share of all clients' test samples that the base gets right."""
-        tested = self._tester.evaluate(mask, base)
+        tested = self._tester.evaluate(mask, base).evaluation
         assert tested.correct is not None
         return tested.correct / tested.total
 

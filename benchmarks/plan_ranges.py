@@ -21,7 +21,7 @@ import numpy.typing as npt
 import torch
 from benchmarks import environment
 
-from ssfl.client.site import Site
+from ssfl.client.site import Scoring, Site
 from ssfl.codec import blocks, masks, reference, scores, sorted_bits
 from ssfl.datasets.digits import digits
 from ssfl.datasets.shards import Shard
@@ -100,7 +100,8 @@ def sites_of(case: Case, settings: RunSettings) -> list[Site]:
         shard = Shard(
             images[mine], whole.train_y[mine], images[:10], whole.train_y[:10], whole.num_classes
         )
-        sites.append(Site(task, shard, settings, f"shard_{number:02}", torch.device("cpu")))
+        name, cpu = f"shard_{number:02}", torch.device("cpu")
+        sites.append(Site.build(task, shard, settings, name, cpu))
     return sites
 
 
@@ -109,7 +110,7 @@ def measure_scoring(case: Case) -> Iterator[Found]:
     settings = RunSettings(model=case.model)
     sites = sites_of(case, settings)
     manifest, initial = sites[0].manifest, sites[0].initial
-    found = [site.score(initial) for site in sites]
+    found = [site.score(Scoring(initial)) for site in sites]
     mean = _mean(found)
     random = np.random.default_rng(0)
     words = random.integers(0, 1 << 32, manifest.num_masked, dtype=np.uint32)
@@ -140,7 +141,7 @@ def measure_training(training: Training) -> Iterator[Found]:
     mask = Mask.full(manifest.num_masked)
     if training.sparsity:
         strategy = Ssfl(replace(settings, sparsity=training.sparsity))
-        mean = _mean([site.score(initial) for site in sites])
+        mean = _mean([site.score(Scoring(initial)) for site in sites])
         mask = top_k(mean, strategy.num_kept(manifest))
     first = base = mask.gather(initial)
     where = f"{training.case.model}, {base.size:,} values, learning rate {training.learning_rate:g}"

@@ -1,10 +1,12 @@
+import math
+
 import numpy as np
 import pytest
 import torch
 
 from ssfl import api
 from ssfl.api.keywords import run_settings
-from ssfl.client.site import Site
+from ssfl.client.site import Scoring, Site
 from ssfl.learning.errors import ModelError, TaskError
 from ssfl.learning.load_task import load_task
 from ssfl.method.errors import SettingsError
@@ -16,11 +18,13 @@ def test_the_scores_are_the_clients_mean_by_data_size(shards: list[api.Shard]) -
     found = api.find_mask(shards, model="mlp", scores="exact", sparsity=0.8)
     settings = run_settings({"model": "mlp"}, len(shards))
     total = np.zeros(found.manifest.num_masked)
+    batches = math.ceil(100 / len(shards))  # so that all of them make a hundred
     for number, shard in enumerate(shards):
         name = f"shard_{number:02d}"
-        site = Site(load_task("image"), shard, settings, name, torch.device("cpu"))
+        site = Site.build(load_task("image"), shard, settings, name, torch.device("cpu"))
         assert np.array_equal(site.initial, found.initial)
-        total += site.score(found.initial).astype(np.float64) * shard.num_samples
+        scores = site.score(Scoring(found.initial, num_batches=batches))
+        total += scores.astype(np.float64) * shard.num_samples
     mean = total / sum(shard.num_samples for shard in shards)
     assert np.allclose(found.scores, mean, rtol=1e-5)
     assert found.scores.dtype == np.float32

@@ -13,7 +13,7 @@ from client.fakes import INITIAL, MANIFEST, FakeCall, FakeRpcError, FakeStub
 from ssfl.client.agent import Agent, Identity
 from ssfl.client.connection import Patience
 from ssfl.client.local_state import LocalState
-from ssfl.client.site import Vector
+from ssfl.client.site import Personal, Scoring, Tested, Vector
 from ssfl.learning.evaluate import Evaluation
 from ssfl.learning.trained import Trained
 from ssfl.method.manifest import Manifest
@@ -33,15 +33,18 @@ class FakeSite:
     """A site whose work is arithmetic."""
 
     delta = np.float32(1)  # what training adds to every value
+    validation: Evaluation | None = None  # what it finds on its validation split
 
     def __init__(self, settings: RunSettings, manifest: Manifest = MANIFEST) -> None:
         self.settings = settings
         self.manifest = manifest
         self.initial = INITIAL
         self.trained_rounds: list[int] = []
+        self.scored: list[Scoring] = []
 
-    def score(self, initial: Vector) -> Vector:
-        return initial[:20] * 2
+    def score(self, asked: Scoring) -> Vector:
+        self.scored.append(asked)
+        return asked.whole[:20] * 2
 
     def train(
         self, mask: Mask, base: Vector, round_number: int, on_step: Callable[[int, int], None]
@@ -51,9 +54,17 @@ class FakeSite:
         self.trained_rounds.append(round_number)
         return Trained(base + self.delta, 0.5, Evaluation(1, 2, 3.0), Evaluation(2, 2, 1.0))
 
-    def evaluate(self, mask: Mask, values: Vector) -> Evaluation:
+    def evaluate(self, mask: Mask, values: Vector) -> Tested:
         assert mask.num_kept + 4 == values.size
-        return Evaluation(1, 2, 3.0)
+        return Tested(Evaluation(1, 2, 3.0), self.validation)
+
+    def personalize(
+        self, mask: Mask, values: Vector, rounds_done: int, on_step: Callable[[int, int], None]
+    ) -> Personal:
+        assert mask.num_kept + 4 == values.size
+        on_step(1, 1)
+        own = values + np.float32(rounds_done)
+        return Personal(own, Evaluation(1, 2, 3.0), Evaluation(2, 2, 1.0))
 
 
 class Scene:

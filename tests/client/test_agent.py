@@ -269,11 +269,10 @@ def test_a_stale_answer_is_dropped(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("task", "data", "words"),
     [
-        (pb.Task(task_digest=b"x", score=pb.ScoreTask(criterion="astrology")), b"", "astrology"),
         (
             pb.Task(task_digest=b"x", score=pb.ScoreTask(criterion="saliency")),
             b"",
-            "initial weights",
+            "weights to score that do not match their digest",
         ),
         (
             train_task(mask=mask_pb2.MaskBroadcast(mask_digest=bytes(32), all_kept=True)),

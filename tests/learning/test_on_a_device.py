@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from learning.fake_device import FakeDevice
-from ssfl.client.site import Site
+from ssfl.client.site import Scoring, Site
 from ssfl.datasets.shards import Shard
 from ssfl.learning.batches import take
 from ssfl.learning.describe import manifest_of
@@ -92,8 +92,8 @@ def test_a_round_on_a_device_has_the_bits_of_one_on_the_cpu(
 
 
 def run_site(task: LoadedTask, shard: Shard, device: torch.device) -> tuple[bytes, bytes, Trained]:
-    site = Site(task, shard, SETTINGS, "shard_00", device)
-    scores = site.score(site.initial)
+    site = Site.build(task, shard, SETTINGS, "shard_00", device)
+    scores = site.score(Scoring(site.initial))
     mask = Mask.from_bools(scores >= np.quantile(scores, 0.7))
     trained = site.train(mask, mask.gather(site.initial), 0, lambda done, total: None)  # noqa: ARG005
     return site.manifest.json, scores.tobytes(), trained
@@ -157,12 +157,12 @@ def test_a_task_that_forgets_the_device_is_told_its_line(
         return nn.functional.cross_entropy(model(x), y, weight=weights)
 
     monkeypatch.setattr(task.module, "loss", loss)
-    Site(task, shard, SETTINGS, "shard_00", torch.device("cpu"))
+    Site.build(task, shard, SETTINGS, "shard_00", torch.device("cpu"))
     with (
         FakeDevice("cuda") as fake,
         pytest.raises(TaskError, match="loss raised RuntimeError: Expected all tensors to be on"),
     ):
-        Site(task, shard, SETTINGS, "shard_00", fake.device)
+        Site.build(task, shard, SETTINGS, "shard_00", fake.device)
 
 
 def test_float64_data_reach_every_device_as_float32() -> None:

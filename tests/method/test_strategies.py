@@ -10,11 +10,9 @@ from ssfl.method.mask import Mask
 from ssfl.method.model_state import ModelState, values_digest
 from ssfl.method.settings import STRATEGIES, RunSettings
 from ssfl.method.strategies import FedAvg, Ssfl, strategy_for
-from ssfl.method.strategies.contract import Assignment, ClientId, Position, Reducer, Work
+from ssfl.method.strategies.contract import ClientId, Plan, Position, Reducer, Work
 
 CLIENTS = [ClientId("c1"), ClientId("c2"), ClientId("c3")]
-SCORING = Assignment(Work.SCORE, criterion="saliency")
-TRAINING = Assignment(Work.TRAIN)
 # Five masked values, then a bias of one.
 FIVE = Manifest(
     (
@@ -53,9 +51,9 @@ def test_ssfl_begins_without_a_mask() -> None:
 
 def test_ssfl_first_asks_everyone_for_scores_even_if_rounds_are_sampled() -> None:
     plan = Ssfl(RunSettings(clients_per_round=2)).plan(at(0, 0), CLIENTS)
-    assert plan is not None
-    assert (plan.work, plan.reducer) == (Work.SCORE, Reducer.WEIGHTED_SUM)
-    assert plan.tasks == dict.fromkeys(CLIENTS, SCORING)
+    assert plan == Plan(
+        Work.SCORE, tuple(CLIENTS), Reducer.WEIGHTED_SUM, criterion="saliency", num_batches=34
+    )
 
 
 def test_ssfl_then_trains_as_fedavg_does() -> None:
@@ -67,7 +65,7 @@ def test_ssfl_then_trains_as_fedavg_does() -> None:
 
 def test_ssfl_keeps_the_best_scored_and_starts_from_the_initial_weights() -> None:
     ssfl = Ssfl(RunSettings(sparsity="0.6"))  # floor(0.4 * 5) = 2 are kept
-    state = ssfl.finish(Work.SCORE, ssfl.begin(FIVE, INITIAL), vector(0.1, 0.5, 0.0, 0.2, 0.5))
+    state = ssfl.finish(Work.SCORE, ssfl.begin(FIVE, INITIAL), vector(0.1, 0.5, 0.0, 0.2, 0.5), 0)
     assert state.mask == Mask.from_bools(np.array([False, True, False, False, True]))
     assert state.mask_epoch == 1
     assert values_of(state) == [2, 5, 60]
@@ -76,8 +74,8 @@ def test_ssfl_keeps_the_best_scored_and_starts_from_the_initial_weights() -> Non
 
 def test_ssfl_training_changes_values_and_nothing_else() -> None:
     ssfl = Ssfl(RunSettings(sparsity="0.6"))
-    scored = ssfl.finish(Work.SCORE, ssfl.begin(FIVE, INITIAL), vector(0.1, 0.5, 0.0, 0.2, 0.5))
-    trained = ssfl.finish(Work.TRAIN, scored, vector(-2, -5, -60))
+    scored = ssfl.finish(Work.SCORE, ssfl.begin(FIVE, INITIAL), vector(0.1, 0.5, 0.0, 0.2, 0.5), 0)
+    trained = ssfl.finish(Work.TRAIN, scored, vector(-2, -5, -60), 0)
     assert values_of(trained) == [-2, -5, -60]
     assert (trained.mask, trained.mask_epoch) == (scored.mask, 1)
     assert trained.initial is scored.initial
@@ -86,8 +84,8 @@ def test_ssfl_training_changes_values_and_nothing_else() -> None:
 
 def test_ssfl_scoring_again_adds_an_epoch() -> None:
     ssfl = Ssfl(RunSettings(sparsity="0.6"))
-    once = ssfl.finish(Work.SCORE, ssfl.begin(FIVE, INITIAL), vector(1, 0, 0, 0, 1))
-    twice = ssfl.finish(Work.SCORE, once, vector(0, 1, 1, 0, 0))
+    once = ssfl.finish(Work.SCORE, ssfl.begin(FIVE, INITIAL), vector(1, 0, 0, 0, 1), 0)
+    twice = ssfl.finish(Work.SCORE, once, vector(0, 1, 1, 0, 0), 0)
     assert twice.mask_epoch == 2
     assert values_of(twice) == [2, 3, 60]
 
@@ -114,16 +112,14 @@ def test_fedavg_never_scores_and_ends_after_the_last_round() -> None:
     fedavg = FedAvg(RunSettings(rounds=2))
     for done in (0, 1):
         plan = fedavg.plan(at(done, 1), CLIENTS)
-        assert plan is not None
-        assert (plan.work, plan.reducer) == (Work.TRAIN, Reducer.WEIGHTED_SUM)
-        assert plan.tasks == dict.fromkeys(CLIENTS, TRAINING)
+        assert plan == Plan(Work.TRAIN, tuple(CLIENTS), Reducer.WEIGHTED_SUM)
     assert fedavg.plan(at(2, 1), CLIENTS) is None
 
 
 def test_fedavg_makes_the_mean_the_next_model() -> None:
     fedavg = FedAvg(RunSettings())
     begun = fedavg.begin(FIVE, INITIAL)
-    trained = fedavg.finish(Work.TRAIN, begun, vector(0, 1, 2, 3, 4, 5))
+    trained = fedavg.finish(Work.TRAIN, begun, vector(0, 1, 2, 3, 4, 5), 0)
     assert values_of(trained) == [0, 1, 2, 3, 4, 5]
     assert (trained.mask, trained.mask_epoch) == (begun.mask, 1)
 
@@ -132,7 +128,8 @@ def test_a_lossy_round_gives_the_change_that_clients_are_sent() -> None:
     settings = RunSettings(sparsity="0.6", value_type="grid", grid_bits=2, rounding="nearest")
     before = ModelState(FIVE, INITIAL, Mask.full(5), 1, INITIAL)
     for strategy in (Ssfl(settings), FedAvg(settings)):
-        after = strategy.finish(Work.TRAIN, before, INITIAL + vector(0.3, 0, -1, 0.1, 0, 0.24))
+        mean = INITIAL + vector(0.3, 0, -1, 0.1, 0, 0.24)
+        after = strategy.finish(Work.TRAIN, before, mean, 0)
         assert values_of(after) == [1.25, 2, 2, 4, 5, 60.25]
         assert after.change is not None
         assert blocks.decode(Grid(), after.change, 6, INITIAL).tolist() == values_of(after)
@@ -141,7 +138,7 @@ def test_a_lossy_round_gives_the_change_that_clients_are_sent() -> None:
 def test_a_new_mask_is_no_change_of_the_values_before_it() -> None:
     settings = RunSettings(sparsity="0.6", value_type="int8")
     before = ModelState(FIVE, INITIAL, Mask.full(5), 1, INITIAL, change=memoryview(b"old"))
-    after = Ssfl(settings).finish(Work.SCORE, before, vector(5, 1, 4, 2, 3))
+    after = Ssfl(settings).finish(Work.SCORE, before, vector(5, 1, 4, 2, 3), 0)
     assert (values_of(after), after.change, after.mask_epoch) == ([1, 3, 60], None, 2)
 
 

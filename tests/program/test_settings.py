@@ -149,7 +149,7 @@ def test_a_value_that_does_not_parse_says_where_it_was_written(tmp_path: Path) -
         ("--wait-s soon", "--wait-s must be a number, got 'soon'"),
         (
             "--model vgg",
-            "--model must be one of mlp, cnn, lenet5, resnet18, resnet50, "
+            "--model must be one of mlp, cnn, cnn-small, lenet5, resnet18, resnet50, "
             "resnet20, resnet32, resnet44, resnet56, resnet110, got 'vgg'",
         ),
         ("--port", "--port needs a value"),

@@ -27,7 +27,9 @@ C1, C2, C3 = COHORT
 class Summing(FedAvg):
     """Keeps what it was given, so that a test sees the sum itself."""
 
-    def finish(self, work: Work, state: ModelState, reduced: Vector) -> ModelState:
+    def finish(
+        self, work: Work, state: ModelState, reduced: Vector, _rounds_done: int
+    ) -> ModelState:
         del work
         return replace(state, values=reduced)
 
@@ -56,10 +58,11 @@ def step_with(spool: Spool, work: Work, uploads: Mapping[ClientId, Vector]) -> S
 
 def total(step: Step, model: ModelState, spool: Spool, *folded: ClientId) -> list[float]:
     """Fold some clients as they come, then finish; return the mean."""
-    step_sum = StepSum(replace(step, uploads={}, closed=None), model, spool)
+    opened = replace(step, uploads={}, closed=None)
+    step_sum = StepSum(opened, model, spool, Summing(RunSettings()))
     for client in folded:
         step_sum.fold(client, step.uploads[client].digest)
-    values = step_sum.finish(step, model, Summing(RunSettings())).values
+    values = step_sum.finish(step).model.values
     assert values is not None
     return [float(value) for value in values]
 
@@ -159,7 +162,7 @@ def test_the_sum_becomes_the_strategys_next_model(spool: Spool, model: ModelStat
     scores = vector(9, 1, 8, 1, 7, 1)
     step = step_with(spool, Work.SCORE, dict.fromkeys(COHORT, scores))
     begun = strategy.begin(model.manifest, model.initial)
-    scored = StepSum(step, begun, spool).finish(step, begun, strategy)
+    scored = StepSum(step, begun, spool, strategy).finish(step).model
     assert scored.mask is not None and scored.mask_epoch == 1
     assert scored.mask.bools().tolist() == [True, False, True, False, True, False]
 

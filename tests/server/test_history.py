@@ -160,7 +160,8 @@ def test_accuracies_by_hand() -> None:
 def test_any_beginning_of_a_story_can_be_told(length: int) -> None:
     history = told(*(SCORING + ROUND_0 + EVALUATION)[:length])
     assert set(history.to_dict()) == {
-        *("votes", "not_voted", "densities", "rounds", "evaluations", "ledger", "num_void"),
+        *("votes", "not_voted", "densities", "masks", "rounds", "evaluations", "personal"),
+        *("ledger", "num_void"),
     }
 
 

@@ -6,13 +6,14 @@ and when the trouble is over every run reaches its end.
 """
 
 import random
+from typing import Any
 
 import pytest
 
 from server.world import World, hashed
 from ssfl.method.settings import RunSettings
 from ssfl.method.strategies.contract import ClientId, Work
-from ssfl.server import events
+from ssfl.server import events, facts
 from ssfl.server.state import Phase
 
 NUM_RUNS = 300
@@ -26,14 +27,18 @@ class Trouble:
         self.rng = random.Random(seed)
         clients = [ClientId(f"c{i}") for i in range(1, self.rng.randint(2, 6) + 1)]
         reproducible = self.rng.random() < 0.15
+        strategy, rounds = self.rng.choice(["ssfl", "ssfl", "fedavg"]), self.rng.randint(1, 8)
         self.world = World(
             RunSettings(
-                strategy=self.rng.choice(["ssfl", "ssfl", "fedavg"]),
-                rounds=self.rng.randint(1, 8),
+                strategy=strategy,
+                rounds=rounds,
                 clients=len(clients) if reproducible else self.rng.choice([0, 2]),
                 clients_per_round=self.rng.choice([0, 2]),
                 min_clients=self.rng.choice([1, 2]),
                 evaluate_every=self.rng.choice([0, 1, 3]),
+                evaluate_last=self.rng.choice([0, 0, 2]),
+                personalize_epochs=self.rng.choice([0, 1]),
+                **(self.of_the_mask(rounds) if strategy == "ssfl" else {}),
                 reproducible=reproducible,
                 round_deadline_s=100.0,
                 seed=seed,
@@ -42,6 +47,16 @@ class Trouble:
         )
         self.world.settings.validate()
         self.uploads: list[tuple[int, ClientId, str]] = []  # that can come again
+
+    def of_the_mask(self, rounds: int) -> dict[str, Any]:
+        """Return when the mask is agreed, on what, and when it is renewed."""
+        return {
+            "warmup_rounds": min(self.rng.choice([0, 0, 2]), rounds - 1),
+            "criterion": self.rng.choice(["saliency", "saliency", "random", "one-client"]),
+            "refresh_rounds": self.rng.choice(["", "1,4"]),
+            "refresh_every": self.rng.choice([0, 0, 2]),
+            "refresh_on_loss_jump": self.rng.choice([0.0, 1.5]),
+        }
 
     def run(self) -> World:
         """Make trouble, then let the run end."""
@@ -71,6 +86,7 @@ class Trouble:
             "restart": 3,
             "killed_while_joining": 2,
             "start": 3,
+            "refresh": 1,
             "stop": 0.03,
         }
 
@@ -91,7 +107,7 @@ class Trouble:
         if step is None or not step.pending:
             return
         client = self.rng.choice(sorted(step.pending))
-        if step.work is not Work.EVALUATE:
+        if not step.work.is_test:
             digest = hashed(client, step.work, step.round_number, self.world.state.base_digest)
             self.uploads.append((step.number, client, digest))
         self.world.answer(client, step, killed_after=killed_after)
@@ -141,6 +157,9 @@ class Trouble:
     def start(self) -> None:
         self.world.post(events.StartAsked())
 
+    def refresh(self) -> None:
+        self.world.post(events.RefreshAsked())
+
     def stop(self) -> None:
         self.world.post(events.StopAsked())
 
@@ -151,7 +170,7 @@ class Trouble:
         world, before = self.world, self.world.state.step
         if before is None or before.closed is not None:
             return
-        if world.settings.reproducible and before.work is not Work.EVALUATE:
+        if world.settings.reproducible and not before.work.is_test:
             return
         world.now_s = world.state.step_began_s + world.settings.round_deadline_s
         world.post(events.Tick())
@@ -167,11 +186,28 @@ def check_end(world: World) -> None:
     assert world.replayed().base_digest == state.base_digest
     trained = [step for step in world.committed if world.closed[step]]
     assert len(set(trained)) == len(trained)
+    check_masks(world)
+    if state.best:
+        assert world.kept[state.best.step] == state.best.base_digest
     assert not world.void & set(world.committed)
 
 
+def check_masks(world: World) -> None:
+    """Masks are counted one by one; without an operator there is one between two rounds at most."""
+    told = [facts.from_json(record) for record in world.journal]
+    steps = [
+        fact for fact in told if isinstance(fact, facts.StepStarted) and fact.work is Work.SCORE
+    ]
+    agreed = [step for step in steps if step.step in world.committed]
+    first = 1 if world.settings.strategy == "fedavg" or world.settings.warmup_rounds else 0
+    assert world.state.mask_epoch in (first + len(agreed), 0)
+    by_itself = [step.round_number for step in agreed if "operator" not in step.reason]
+    assert len(set(by_itself)) == len(by_itself)
+    assert all(number < world.settings.rounds for number in by_itself)
+
+
 def test_every_seed_keeps_the_promises_and_reaches_the_end() -> None:
-    seen_rounds = seen_void = seen_stop = 0
+    seen_rounds = seen_void = seen_stop = seen_renewed = 0
     for seed in range(NUM_RUNS):
         try:
             world = Trouble(seed).run()
@@ -182,10 +218,12 @@ def test_every_seed_keeps_the_promises_and_reaches_the_end() -> None:
         seen_rounds += world.state.rounds_done
         seen_void += len(world.void)
         seen_stop += world.state.stopped
+        seen_renewed += world.state.mask_epoch > 2
     # The trouble is real, and the runs get somewhere in spite of it.
     assert seen_rounds > NUM_RUNS
     assert seen_void > NUM_RUNS / 4
     assert 0 < seen_stop < NUM_RUNS / 4
+    assert seen_renewed > NUM_RUNS / 6
 
 
 @pytest.mark.parametrize("seed", [0, 1, 2])

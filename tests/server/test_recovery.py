@@ -18,6 +18,11 @@ RUNS = {
     "sampled": RunSettings(clients=3, rounds=4, clients_per_round=2, seed=3),
     "reproducible": RunSettings(clients=3, rounds=2, reproducible=True),
     "by countdown": RunSettings(rounds=2),
+    "renewed": RunSettings(clients=3, rounds=4, refresh_rounds="1,3"),
+    "warm": RunSettings(clients=3, rounds=4, warmup_rounds=2, refresh_every=3),
+    "alone": RunSettings(clients=3, rounds=3, criterion="random", refresh_every=1),
+    "early": RunSettings(clients=3, rounds=20, evaluate_every=1, patience=2),
+    "personal": RunSettings(clients=3, rounds=2, personalize_epochs=1, evaluate_every=1),
 }
 
 
@@ -73,12 +78,14 @@ def _accepted(told: list[facts.Fact]) -> dict[int, dict[ClientId, str]]:
 def test_a_crash_after_any_fact_leads_to_the_same_model(name: str) -> None:
     settings = RUNS[name]
     whole = undisturbed(settings)
-    assert whole.state.rounds_done == settings.rounds
+    assert whole.state.rounds_done == (5 if name == "early" else settings.rounds)
     count = 0
     for world in crashes(settings):
         count += 1
         world.finish_calmly()
-        assert world.state.rounds_done == settings.rounds, count
+        assert world.state.rounds_done == whole.state.rounds_done, count
+        assert world.state.mask_epoch == whole.state.mask_epoch, count
+        assert world.state.best == whole.state.best, count
         assert world.final_model == whole.final_model, count
         assert world.void == set(), count
     assert count == len(whole.journal) > 20

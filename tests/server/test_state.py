@@ -29,7 +29,8 @@ def committed(step: int, base: str) -> facts.StepCommitted:
 
 
 def accepted(step: int, client: ClientId) -> facts.UploadAccepted:
-    return facts.UploadAccepted(step, client, f"d{client}", 1.0)
+    report = {"training_loss": 1.0, "evaluation": {"correct": 5, "total": 10, "loss_sum": 20.0}}
+    return facts.UploadAccepted(step, client, f"d{client}", 1.0, report)
 
 
 def after(*told: Fact, state: RunState = NEW) -> RunState:
@@ -40,6 +41,7 @@ def test_a_run_gathers_scores_trains_evaluates_and_ends() -> None:
     story: list[tuple[Fact, Phase]] = [
         (OPENED, Phase.GATHERING),
         (joined(C1, 1), Phase.GATHERING),
+        (joined(C2, 2), Phase.GATHERING),
         (INITIALIZED, Phase.GATHERING),
         (facts.RunStarted((C1,)), Phase.BETWEEN),
         (SCORE, Phase.SCORE),
@@ -106,7 +108,7 @@ def test_attempts_count_voids_until_a_step_commits() -> None:
 
 
 def test_only_training_makes_rounds_and_only_evaluation_marks_them_evaluated() -> None:
-    scored = after(SCORE, committed(1, "b1"))
+    scored = after(joined(C1, 1), joined(C2, 2), SCORE, committed(1, "b1"))
     assert (scored.rounds_done, scored.rounds_evaluated, scored.model_step) == (0, 0, 1)
     trained = after(TRAIN, committed(2, "b2"), state=scored)
     assert (trained.rounds_done, trained.rounds_evaluated, trained.model_step) == (1, 0, 2)

@@ -79,7 +79,7 @@ def test_another_seed_or_version_that_builds_other_weights_is_refused(
 def test_older_values_are_dropped_and_newer_stay(store: Store, model: ModelState) -> None:
     for step in (2, 9, 10, 11):
         store.save_step(step, model)
-    store.drop_older(10)
+    store.drop_older(10, 1)
     names = sorted(path.name for path in store.root.glob("values-*"))
     assert names == ["values-10.f32", "values-11.f32"]
 

@@ -11,7 +11,7 @@ each with its time in seconds, and, indented, all that the state machine made of
 people are told. The file must be, word for word, what playing its events produces.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import fields
 from pathlib import Path
 from typing import Any, assert_never
@@ -65,14 +65,16 @@ class Story:
         step = int(options.get("step", 0))
         match word:
             case "join":
-                model = options.get("model", "m")
-                return events.Joined(client, "token", int(options["samples"]), model, "cpu")
+                model, samples = options.get("model", "m"), int(options["samples"])
+                labels = tuple(int(one) for one in options.get("labels", "").split(",") if one)
+                return events.Joined(client, "token", samples, model, "cpu", labels=labels)
             case "initialize":
                 return self._initialized(client, options.get("model", "m"))
             case "upload":
-                return events.UploadReceived(step, client, options.get("digest", f"d{client}"))
+                digest, report = options.get("digest", f"d{client}"), _report(options)
+                return events.UploadReceived(step, client, digest, report=report)
             case "report":
-                return events.UploadReceived(step, client, "")
+                return events.UploadReceived(step, client, "", report=_report(options))
             case "reduced":
                 return self._reduced(step)
             case "lost":
@@ -83,6 +85,8 @@ class Story:
                 return events.Left(client, finished="finished" in names)
             case "start":
                 return events.StartAsked()
+            case "refresh":
+                return events.RefreshAsked()
             case "stop":
                 return events.StopAsked()
             case "tick":
@@ -92,7 +96,7 @@ class Story:
         raise ValueError(f"no such event: {text}")
 
     def _initialized(self, client: ClientId, model: str) -> Event:
-        if self.settings.strategy == "fedavg":
+        if self.settings.strategy == "fedavg" or self.settings.warmup_rounds:
             return events.Initialized(client, model, "i", 1, "all", 100, "b0")
         return events.Initialized(client, model, "i", 0, "", 0, "")
 
@@ -101,6 +105,19 @@ class Story:
         scored = open_step is not None and open_step.work is Work.SCORE
         epoch = self.state.mask_epoch + scored
         return events.StepReduced(step, epoch, f"k{epoch}", 10, f"b{step}")
+
+
+def _report(options: Mapping[str, str]) -> dict[str, Any]:
+    """Return what a client tells of its work: of ten samples so many right, the loss of each."""
+    tested = _tested(options.get("correct", "5"), options.get("loss", "1"))
+    report = {"training_loss": 1.0, "evaluation": tested, "personal": tested}
+    if "validation" in options:
+        report["validation"] = _tested(options["validation"], "1")
+    return report
+
+
+def _tested(correct: str, loss: str) -> dict[str, Any]:
+    return {"correct": int(correct), "total": 10, "loss_sum": 10 * float(loss)}
 
 
 def _told(action: Action) -> str:
@@ -115,6 +132,12 @@ def _told(action: Action) -> str:
             return f"> reduce step {action.step.number}: {' '.join(action.step.closed or ())}"
         case events.DropSpool():
             return f"> drop the spool of step {action.step}"
+        case events.KeepBest():
+            best = action.best
+            return (
+                f"> keep the model of step {best.step} as the best: {best.accuracy} right on "
+                f"{best.chosen_on}"
+            )
         case events.WriteModel():
             return "> write the model"
         case _:
@@ -138,8 +161,10 @@ def _fact(fact: facts.Fact) -> str:
         case facts.StepStarted():
             asked = " ".join(f"{client}:{weight}" for client, weight in fact.cohort.items())
             attempt = f" attempt {fact.attempt}" if fact.attempt else ""
+            reason = f" ({fact.reason})" if fact.reason else ""
             return (
-                f"step {fact.step} started: {fact.work} round {fact.round_number}{attempt}, {asked}"
+                f"step {fact.step} started: {fact.work} round {fact.round_number}{attempt}, "
+                f"{asked or 'nobody'}{reason}"
             )
         case facts.UploadAccepted():
             return f"step {fact.step} has {fact.client}"
@@ -152,10 +177,13 @@ def _fact(fact: facts.Fact) -> str:
             )
         case facts.StepVoided():
             return f"step {fact.step} void: {fact.reason}"
+        case facts.RefreshRequested():
+            return "a new mask requested"
         case facts.StopRequested():
             return "stop requested"
         case facts.RunFinished():
-            return "run stopped" if fact.stopped else "run finished"
+            early = f" early: {fact.reason}" if fact.reason else ""
+            return "run stopped" if fact.stopped else f"run finished{early}"
         case facts.ClientLeft():
             return f"{fact.client} left{' with the final model' if fact.finished else ''}"
         case facts.BytesCounted():

@@ -96,14 +96,22 @@ def test_another_describes_the_model_when_the_first_is_lost_gone_or_not_ready() 
     assert initializer(replace(GATHERING, lost=frozenset({C1, C2}))) is None
 
 
+def scoring(**changes: Any) -> RunState:
+    """Return a run that scores; half of the six weights are to be kept."""
+    return replace(in_work(Work.SCORE, **changes), settings=RunSettings(sparsity="0.5"))
+
+
 def test_scoring_sends_the_initial_weights_only_to_those_who_lack_them(model: ModelState) -> None:
-    ready = given(in_work(Work.SCORE, criterion="saliency"), model)
+    model = ModelState(model.manifest, model.initial)
+    ready = given(scoring(criterion="saliency", num_batches=4), model)
     work = ready.task.score
     assert (work.criterion, work.manifest_digest) == ("saliency", model.manifest.digest)
     assert work.initial_digest == model.initial_digest
+    assert (work.num_batches, work.num_kept, work.scoring_epoch) == (4, 3, 0)
+    assert not work.HasField("mask") and not work.base_digest and not work.resting_digest
     assert work.initial.encoding == transfer_pb2.ENCODING_DENSE
     assert payloads(ready) == [bytes(values_only.encode(model.initial))]
-    holds = given(in_work(Work.SCORE), model, initial_digest=model.initial_digest)
+    holds = given(scoring(), model, initial_digest=model.initial_digest)
     assert not holds.task.score.HasField("initial") and not holds.parts
 
 
@@ -224,7 +232,8 @@ def test_the_ledger_is_told_what_each_byte_is_for(model: ModelState) -> None:
     evaluation = given(in_work(Work.EVALUATE), model)
     assert evaluation.phase_at(0) == "mask"
     assert evaluation.phase_at(mask_bytes) == "evaluation"
-    assert given(in_work(Work.SCORE), model).phase_at(0) == "initial"
+    first = given(scoring(), ModelState(model.manifest, model.initial))
+    assert first.phase_at(0) == "initial"
 
 
 # -- what a client is asked to send, by what it listed

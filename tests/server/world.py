@@ -7,7 +7,7 @@ a real process loses when it is killed is lost here, too; what is on disk stays.
 from collections import Counter
 from dataclasses import asdict, dataclass, field
 from hashlib import sha256
-from typing import assert_never
+from typing import Any, assert_never
 
 from ssfl.method.settings import RunSettings
 from ssfl.method.strategies.contract import ClientId, Work
@@ -23,6 +23,13 @@ def hashed(*parts: object) -> str:
     return sha256(repr(parts).encode()).hexdigest()[:12]
 
 
+def report(step: int, client: ClientId) -> dict[str, Any]:
+    """Return what a client tells of its work: any numbers, but always the same."""
+    correct = int(hashed(step, client), 16) % 11
+    tested = {"correct": correct, "total": 10, "loss_sum": 10.0 - correct}
+    return {"training_loss": 1.0, "evaluation": tested, "personal": tested}
+
+
 @dataclass
 class World:
     """One run and everything around it."""
@@ -34,6 +41,7 @@ class World:
     journal: list[bytes] = field(default_factory=list)
     spool: set[tuple[int, ClientId, str]] = field(default_factory=set)
     stored: dict[int, str] = field(default_factory=dict)  # step -> digest of the values after it
+    kept: dict[int, str] = field(default_factory=dict)  # step -> digest of a best model's values
     final_model: str | None = None
     # In memory.
     sum_of: int | None = None
@@ -111,6 +119,9 @@ class World:
                 self.results.append(self._reduced(action.step))
             case events.DropSpool():
                 self.spool = {entry for entry in self.spool if entry[0] > action.step}
+            case events.KeepBest():
+                assert self.stored[action.best.step] == action.best.base_digest
+                self.kept[action.best.step] = action.best.base_digest
             case events.WriteModel():
                 assert self.final_model in (None, self.state.base_digest)
                 self.final_model = self.state.base_digest
@@ -123,8 +134,16 @@ class World:
         digests = [step.uploads[client].digest for client in step.closed]
         base = hashed(self.state.base_digest, step.closed, digests)
         assert self.stored.setdefault(step.number, base) == base, "another sum of the same step"
-        epoch = self.state.mask_epoch + (step.work is Work.SCORE)
-        return events.StepReduced(step.number, epoch, f"mask {epoch}", 5, base)
+        if step.work is not Work.SCORE:
+            now = self.state
+            return events.StepReduced(
+                step.number, now.mask_epoch, now.mask_digest, now.num_kept, base,
+                scored_digest=now.scored_digest,
+            )  # fmt: skip
+        epoch = self.state.mask_epoch + 1
+        scored = hashed("whole", self.state.base_digest) if self.state.base_digest else ""
+        mask = f"mask {epoch}"
+        return events.StepReduced(step.number, epoch, mask, 5, base, scored_digest=scored)
 
     def _watch(self, fact: facts.Fact) -> None:
         match fact:
@@ -157,14 +176,14 @@ class World:
             self.initialize(client)
 
     def initialize(self, client: ClientId) -> None:
-        fedavg = self.settings.strategy == "fedavg"
-        model = (1, "mask 1", 5, "base 0") if fedavg else (0, "", 0, "")
+        is_dense = self.settings.strategy == "fedavg" or self.settings.warmup_rounds
+        model = (1, "mask 1", 9, "base 0") if is_dense else (0, "", 0, "")
         self.post(events.Initialized(client, MODEL, "initial", *model))
 
     def answer(self, client: ClientId, step: Step, *, killed_after: int | None = None) -> None:
         """Let a client answer a step; what it computes depends on the work alone."""
         digest = ""
-        if step.work is not Work.EVALUATE:
+        if not step.work.is_test:
             digest = hashed(client, step.work, step.round_number, self.state.base_digest)
         self.upload(step.number, client, digest, killed_after=killed_after)
 
@@ -174,7 +193,7 @@ class World:
         """Spool an upload, then tell the run."""
         self.spool.add((step, client, digest))
         before = self.accepted.get(step, {}).get(client)
-        event = events.UploadReceived(step, client, digest, 1.0)
+        event = events.UploadReceived(step, client, digest, 1.0, report(step, client))
         match self.post(event, killed_after=killed_after):
             case Reply.ACCEPTED:
                 assert before is None

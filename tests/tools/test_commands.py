@@ -16,7 +16,7 @@ def test_without_a_command_the_commands_are_listed(capsys: pytest.CaptureFixture
 
 def test_an_unknown_command_names_the_known_ones(capsys: pytest.CaptureFixture[str]) -> None:
     assert tools.main(["federate"]) == ExitCode.USAGE
-    assert "there are: demo, rehearse, shards" in capsys.readouterr().err
+    assert "there are: demo, rehearse, simulate, shards" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("command", [command.name for command in tools.COMMANDS])

@@ -306,6 +306,7 @@ def _check(name: str, value: Any, metadata: Any) -> None:
         raise SettingsError(f"{flag} must be a number of at least {least}, got {value}")
     most = metadata.get("most", MAX_COUNT if isinstance(value, int) else None)
     if most is not None and value > most:
-        raise SettingsError(f"{flag} must be at most {most:g}, got {value}")
+        limit = most if isinstance(most, int) else f"{most:g}"
+        raise SettingsError(f"{flag} must be at most {limit}, got {value}")
     if metadata.get("positive") and not value > 0:
         raise SettingsError(f"{flag} must be above 0, got {value}")

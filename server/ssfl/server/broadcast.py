@@ -88,7 +88,9 @@ class Broadcast:
         self._parts: dict[Form, Part] = {}
         self._serialized: dict[tuple[bytes, ...], dict[int, bytes]] = {}
         same_mask = before is not None and _mask_digest(before.model) == _mask_digest(model)
-        self._first: _First | None = before._first if before and same_mask else None
+        self._first: _First | None = None
+        if before and same_mask and before.model.scored_digest == model.scored_digest:
+            self._first = before._first  # a renewed mask may be the same as before: not its base
         self._whole_digest = model.initial_digest if model.mask is None else b""
         if before and same_mask:
             for form in (Form.MASK, Form.MASK_SORTED, Form.MASK_SORTED_BY_WEIGHT):

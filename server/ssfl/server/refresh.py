@@ -45,7 +45,8 @@ def refresh_due(state: RunState) -> str:
 
 
 def _new_labels(state: RunState) -> list[int]:
-    here = {label for client in state.ready for label in state.members[client].labels}
+    present = [client for client in state.ready if client not in state.lost]  # who can be asked
+    here = {label for client in present for label in state.members[client].labels}
     return sorted(here - state.asked_labels) if state.asked_labels else []
 
 
