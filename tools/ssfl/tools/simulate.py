@@ -158,8 +158,7 @@ def _study(values: Mapping[str, Value]) -> Study:
 
 
 def _results(specs: Sequence[RunSpec], out: Path, workers: int) -> list[RunResult]:
-    with StudyProgress() as progress:
-        progress.say(f"{_counted(specs)}, results in {out}")
+    with StudyProgress(f"{_counted(specs)}, results in {out}") as progress:
         try:
             return run_all(specs, out, workers, progress)
         except (KeyboardInterrupt, Terminated):

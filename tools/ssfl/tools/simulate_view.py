@@ -54,7 +54,8 @@ class Column:
 class StudyProgress:
     """A bar on a terminal, lines elsewhere; on stderr, so that stdout has the results alone."""
 
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, title: str, clock: Callable[[], float] = time.monotonic) -> None:
+        self._title = title
         self.done = 0  # runs that are over, of those that were to go
         self._console = Console(stderr=True, highlight=False, markup=False, emoji=False)
         self._clock = clock
@@ -76,13 +77,14 @@ class StudyProgress:
         return self
 
     def __exit__(self, *_error: object) -> None:
-        self._bar.stop()
+        if self._task is not None:
+            self._bar.stop()
 
     def begin(self, todo: Sequence[RunSpec], reused: int) -> None:
         self._totals = {spec.label: spec.run_settings().rounds for spec in todo}
         self._began_s = self._said_s = self._clock()
-        if reused:
-            self.say(f"{counted(reused, 'run')} stored before, {len(todo)} to go")
+        before = f"; {reused:,} stored before, {len(todo):,} to go" if reused else ""
+        self.say(self._title + before)
         if todo and self._console.is_terminal:
             total = sum(self._totals.values())
             self._task = self._bar.add_task("", total=total, left="", running="")
