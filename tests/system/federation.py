@@ -12,6 +12,7 @@ LOCAL_STEPS = 2
 RUN = (
     "--clients=3", "--reproducible", f"--rounds={ROUNDS}", f"--local-steps={LOCAL_STEPS}",
     "--model=mlp", "--sparsity=0.9", "--seed=7", "--evaluate-every=0", "--exit-when-done",
+    "--scoring-batches=1",  # so that a Hold can count gradients
 )  # fmt: skip
 
 HELD_TASK = Path(__file__).with_name("held_task.py")

@@ -17,7 +17,7 @@ pytestmark = pytest.mark.system
 # What RUN says, as keywords.
 SETTINGS: dict[str, Any] = {
     "rounds": ROUNDS, "local_steps": 2, "model": "mlp", "sparsity": "0.9", "seed": 7,
-    "evaluate_every": 0,
+    "evaluate_every": 0, "scoring_batches": 1,
 }  # fmt: skip
 
 
@@ -63,8 +63,23 @@ def test_of_the_mask_alone(shards: Path, undisturbed: Finished) -> None:
         (["--strategy=fedavg", "--momentum=0.5"], {"strategy": "fedavg", "momentum": 0.5}),
         (["--value-type=int8", "--scores=exact", "--evaluate-every=1"],
          {"value_type": "int8", "scores": "exact", "evaluate_every": 1}),
+        (["--refresh-every=1", "--scoring-batches=0", "--initialization=torch-default"],
+         {"refresh_every": 1, "scoring_batches": 0, "initialization": "torch-default"}),
+        (["--warmup-rounds=1", "--refresh-rounds=2", "--deactivated=reset", "--value-type=grid",
+          "--score-weights=equal", "--update-weights=equal", "--local-schedule=cosine"],
+         {"warmup_rounds": 1, "refresh_rounds": "2", "deactivated": "reset", "value_type": "grid",
+          "score_weights": "equal", "update_weights": "equal", "local_schedule": "cosine"}),
+        (["--criterion=client-random", "--sparsity=0.5", "--personalize-epochs=1"],
+         {"criterion": "client-random", "sparsity": 0.5, "personalize_epochs": 1}),
+        (["--criterion=grasp", "--sparsity-schedule=0:0.95,2:0.8", "--scoring-point=masked"],
+         {"criterion": "grasp", "sparsity_schedule": "0:0.95,2:0.8", "scoring_point": "masked"}),
+        (["--criterion=synflow", "--layer-guard=0.02"],
+         {"criterion": "synflow", "layer_guard": 0.02}),
+        (["--criterion=random", "--profile=released", "--rounds=3", "--client-fraction=0.7"],
+         {"criterion": "random", "profile": "released", "client_fraction": 0.7}),
     ],
-    ids=["fedavg", "int8 and exact scores"],
+    ids=["fedavg", "int8 and exact scores", "a refresh every round", "warm-up and a refresh",
+         "a mask for every client", "grasp and a schedule", "synflow", "the released profile"],
 )  # fmt: skip
 def test_of_other_settings(
     sites: Programs, shards: Path, flags: list[str], more: dict[str, Any]

@@ -125,13 +125,12 @@ def _payloads(task: pb.Task) -> list[transfer_pb2.Payload]:
     if kind is None:
         raise Refused("the coordinator asks for work this version does not know")
     work = getattr(task, kind)
-    payloads = []
+    if isinstance(work, pb.InitializeTask):
+        return []
+    payloads = [work.mask.mask] if work.mask.HasField("mask") else []
+    payloads += [work.base] if work.HasField("base") else []
     if isinstance(work, pb.ScoreTask):
-        if work.HasField("initial"):
-            payloads.append(work.initial)
-    elif not isinstance(work, pb.InitializeTask):
-        if work.mask.HasField("mask"):
-            payloads.append(work.mask.mask)
-        if work.HasField("base"):
-            payloads.append(work.base)
+        first = [work.initial] if work.HasField("initial") else []
+        last = [work.resting] if work.HasField("resting") else []
+        payloads = first + payloads + last
     return payloads

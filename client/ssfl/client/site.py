@@ -9,13 +9,12 @@ import torch
 from torch import nn
 
 from ssfl.datasets.shards import Shard
-from ssfl.learning.batches import scoring_batches, take
 from ssfl.learning.describe import manifest_of
 from ssfl.learning.errors import ModelError
 from ssfl.learning.evaluate import Evaluation, evaluate, validate
 from ssfl.learning.first_batch import try_first_batch
 from ssfl.learning.flatten import first_weights, read_vector, write_vector
-from ssfl.learning.grasp import grasp_scores
+from ssfl.learning.grasp import grasp_locally
 from ssfl.learning.load_task import LoadedTask
 from ssfl.learning.masked_training import train_locally
 from ssfl.learning.personalize import personal_settings
@@ -142,11 +141,10 @@ class Site:
                     asked.epoch, asked.num_batches, weights,
                 )  # fmt: skip
             case "grasp":
-                drawn = scoring_batches(
-                    shard, settings, self._client_id, asked.epoch, asked.num_batches
-                )
-                batches = [take(shard.train_x, shard.train_y, one, self._model) for one in drawn]
-                return grasp_scores(self._model, manifest, self._task, batches)
+                return grasp_locally(
+                    self._model, manifest, self._task, shard, settings, self._client_id,
+                    asked.epoch, asked.num_batches,
+                )  # fmt: skip
             case "synflow":
                 return synflow_scores(self._model, manifest, shard.input_shape, asked.num_kept)
             case unknown:

@@ -87,7 +87,7 @@ class StepSum:
         if step.work is Work.TRAIN:
             return Finished(model, {}, None)
         report: dict[str, Any] = {}
-        if step.closed and reduced.min(initial=0.0) >= 0:
+        if step.criterion == "saliency":  # whose masks of other sparsities are nested
             report["densities"] = density_rows(reduced, before.manifest)
         assert model.mask is not None
         report["layers"] = {

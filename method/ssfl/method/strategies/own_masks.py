@@ -15,6 +15,7 @@ import numpy.typing as npt
 
 from ssfl.method.controls import client_random_mask
 from ssfl.method.manifest import Manifest
+from ssfl.method.mask import Mask
 from ssfl.method.model_state import ModelState
 from ssfl.method.settings import RunSettings
 from ssfl.method.strategies.contract import ClientId, Plan, Position, Reducer, Work
@@ -27,6 +28,7 @@ class OwnMasks:
     def __init__(self, settings: RunSettings) -> None:
         self.settings = settings
         self._training = FedAvg(settings)
+        self._masks: dict[ClientId, Mask] = {}  # made once: that may take seconds
 
     def begin(self, manifest: Manifest, initial: npt.NDArray[np.float32]) -> ModelState:
         client_random_mask(manifest, self.settings.sparsity, self.settings.seed, "")
@@ -51,9 +53,11 @@ class OwnMasks:
         if work is not Work.TRAIN:
             return state
         assert state.values is not None
-        mask = client_random_mask(
-            state.manifest, self.settings.sparsity, self.settings.seed, client
-        )
+        if client not in self._masks:
+            self._masks[client] = client_random_mask(
+                state.manifest, self.settings.sparsity, self.settings.seed, client
+            )
+        mask = self._masks[client]
         return replace(state, mask=mask, values=mask.gather(state.values))
 
     def num_kept(self, manifest: Manifest, _rounds_done: int = 0) -> int:
