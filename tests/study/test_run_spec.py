@@ -52,6 +52,12 @@ def test_a_changed_task_file_is_another_run(tmp_path: Path) -> None:
     assert spec.digest() != before
 
 
+def test_another_version_of_the_software_is_another_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = BASE.digest()
+    monkeypatch.setattr("ssfl.study.run_spec.version", lambda name: f"{name} of tomorrow")
+    assert BASE.digest() != before
+
+
 def test_shards_of_a_folder_are_read_as_the_task_says_and_count_with_their_content(
     tmp_path: Path,
 ) -> None:

@@ -6,6 +6,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from functools import lru_cache
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -109,13 +110,15 @@ class RunSpec:
     def digest(self) -> str:
         """Return twelve digits that change with anything that the result depends on.
 
-        Settings count with their defaults, files of a task and of shards with their content.
+        Settings count with their defaults, files of a task and of shards with their content, ssfl
+        and torch with their versions.
         """
         whole = {
             **self.document(),
             "settings": asdict(self.run_settings()),
             "arrivals": self.late(),
             "files": [_file_digest(path) for path in self._files()],
+            "versions": [version("ssfl"), version("torch")],
         }
         text = json.dumps(whole, sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()[:12]

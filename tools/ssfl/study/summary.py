@@ -10,7 +10,9 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+from ssfl.program.command_line import closest
 from ssfl.program.files import write_atomic
+from ssfl.study.errors import StudyError
 from ssfl.study.outcome import LAST
 from ssfl.study.statistics import ACCURACIES, spread
 from ssfl.study.sweep import RunResult
@@ -62,6 +64,24 @@ def by_name(results: Iterable[RunResult]) -> dict[str, list[RunResult]]:
     return found
 
 
+def by_seed(results: Iterable[RunResult], name: str, measure: str) -> dict[int, float]:
+    """Return what a configuration's runs came to, by seed: a side of `paired_difference`.
+
+    Raises StudyError if one of them failed or did not measure it, or if there is none.
+    """
+    runs = by_name(results)
+    if name not in runs:
+        raise StudyError(f"there is no configuration {name!r}{closest(name, runs)}")
+    found = {}
+    for run in runs[name]:
+        if run.error:
+            raise StudyError(f"{run.spec.label} has no result: {run.error}")
+        if run.outcome.get(measure) is None:
+            raise StudyError(f"{run.spec.label} has no {measure}{closest(measure, run.outcome)}")
+        found[run.spec.seed] = float(run.outcome[measure])
+    return found
+
+
 def write_summary(folder: Path, results: Sequence[RunResult]) -> None:
     """Write both files; each is replaced whole."""
     folder.mkdir(parents=True, exist_ok=True)
@@ -95,7 +115,7 @@ def _csv(results: Sequence[RunResult]) -> str:
     """Return one row per run: what varies between the runs, then what came out."""
     rows = [_run(result) for result in results]
     varying = _varying(rows)
-    metrics = sorted({key for row in rows for key in row.get("metrics", {})})
+    metrics = sorted({name for row in rows for name in _metrics(row)})
     plain = dict.fromkeys(key for row in rows for key in row if key not in ("spec", "metrics"))
     names = ["name", "seed", "mode", *varying, *metrics]
     names += [key for key in plain if key not in ("name", "seed", "mode", "error")] + ["error"]
@@ -103,8 +123,12 @@ def _csv(results: Sequence[RunResult]) -> str:
     writer = csv.DictWriter(text, names, lineterminator="\n", extrasaction="ignore")
     writer.writeheader()
     for row in rows:
-        writer.writerow({**row, **row.get("metrics", {}), **_flat(row["spec"])})
+        writer.writerow({**row, **_metrics(row), **_flat(row["spec"])})
     return text.getvalue()
+
+
+def _metrics(row: Mapping[str, Any]) -> dict[str, Any]:
+    return {f"metrics.{name}": value for name, value in row.get("metrics", {}).items()}
 
 
 def _varying(rows: Sequence[Mapping[str, Any]]) -> list[str]:

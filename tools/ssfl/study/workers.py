@@ -181,8 +181,10 @@ def _ended(job: Job, error: str = "", *, is_bug: bool = False) -> JobDone:
 
 
 def _store(job: Job, connection: Connection) -> None:
-    from ssfl.study.one_run import run_one, shards_of  # torch is loaded here, once
+    from ssfl.learning.device import prepare_torch
+    from ssfl.study.one_run import run_one, shards_of
 
+    prepare_torch(1)  # all of torch is loaded here, once, and is in nobody's seconds
     shards = shards_of(job.spec)
     began_s, cpu_began_s = time.perf_counter(), time.process_time()
     history = run_one(job.spec, lambda number: connection.send(RoundDone(job, number)), shards)

@@ -1,0 +1,109 @@
+import csv
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ssfl.study.data import DataSpec
+from ssfl.study.errors import StudyError
+from ssfl.study.one_run import run_one
+from ssfl.study.outcome import outcome_of
+from ssfl.study.run_spec import RunSpec
+from ssfl.study.summary import by_seed, summary_of, write_summary
+from ssfl.study.sweep import RunResult
+
+QUICK: dict[str, Any] = {"model": "mlp", "width": 4, "rounds": 2, "local_steps": 1}
+TIMES = {"seconds": 1.0, "cpu_seconds": 2.0, "software": "0", "torch": "0"}
+
+
+@pytest.fixture(scope="module")
+def history() -> dict[str, Any]:
+    data = DataSpec(clients=3, samples_per_client=20, validation=0.2)
+    return run_one(RunSpec("a", data, {**QUICK, "evaluate_every": 1, "personalize_epochs": 1}))
+
+
+def result(outcome: dict[str, Any], seed: int, name: str = "a", **settings: Any) -> RunResult:
+    spec = RunSpec(name, DataSpec(alpha=0.5), settings, seed)
+    return RunResult(spec, Path("out/runs/a.json"), {**outcome, **TIMES} if outcome else {})
+
+
+def test_the_numbers_of_a_run_are_those_of_its_history(history: dict[str, Any]) -> None:
+    found = outcome_of(history)
+    first, last = history["evaluations"]
+    assert found["pooled"] == last["pooled"] and found["mean"] == last["mean"]
+    assert found["mean_last_10"] == pytest.approx((first["mean"] + last["mean"]) / 2)
+    assert found["validation_mean"] == last["validation"]["mean"]
+    assert found["evaluations_last_10"] == 2
+    assert found["personal"] == history["personal"]["personal"]["mean"]
+    assert found["num_kept"] == history["mask"]["num_kept"]
+    rows = history["ledger"]
+    once = [row for row in rows if row["phase"] in ("initial", "scores", "mask")]
+    assert found["bytes_one_off"] == sum(row["payload_bytes"] for row in once) > 0
+    assert found["bytes"] == sum(row["payload_bytes"] for row in rows)
+    assert found["bytes_up"] == sum(
+        row["payload_bytes"] for row in rows if row["direction"] == "up" and row not in once
+    )
+
+
+def test_without_own_training_at_the_end_personal_is_the_last_rounds() -> None:
+    history = {
+        "rounds_done": 2, "model_digest": "", "ledger": [], "personal": None,
+        "rounds": [{"round": 0, "personal": 0.1}, {"round": 1, "personal": 0.3}],
+        "evaluations": [],
+    }  # fmt: skip
+    found = outcome_of(history)
+    assert (found["personal"], found["personal_last_10"]) == (0.3, 0.2)
+    assert found["pooled"] is None and found["bytes"] == 0
+
+
+def test_a_summary_has_every_run_and_means_over_those_that_ended_well(
+    history: dict[str, Any], tmp_path: Path
+) -> None:
+    outcome = outcome_of(history)
+    good = [result({**outcome, "mean": mean}, seed) for seed, mean in ((0, 0.5), (1, 0.7))]
+    broken = RunResult(RunSpec("a", seed=2), Path("out/runs/b.json"), {}, "it broke")
+    summary = summary_of([*good, broken])
+    (configuration,) = summary["configurations"]
+    assert (configuration["seeds"], configuration["failed_seeds"]) == ([0, 1], [2])
+    assert configuration["mean"]["mean"] == pytest.approx(0.6)
+    assert configuration["mean"]["sd"] == pytest.approx(0.02**0.5)
+    assert configuration["mean"]["high"] - 0.6 == pytest.approx(12.7062 * 0.1, abs=1e-4)
+    assert [run["error"] for run in summary["runs"]] == ["", "", "it broke"]
+    assert summary["runs"][0]["spec"]["data"]["alpha"] == 0.5
+    assert summary["runs"][0]["file"] == "runs/a.json"
+
+    write_summary(tmp_path, [*good, broken])
+    assert json.loads((tmp_path / "summary.json").read_text()) == summary
+
+
+def test_one_seed_has_nulls_and_no_nan(history: dict[str, Any], tmp_path: Path) -> None:
+    write_summary(tmp_path, [result(outcome_of(history), 0)])
+    (configuration,) = json.loads((tmp_path / "summary.json").read_text())["configurations"]
+    assert configuration["mean"]["sd"] is configuration["mean"]["low"] is None
+
+
+def test_the_table_has_a_column_for_what_varies(history: dict[str, Any], tmp_path: Path) -> None:
+    outcome = {**outcome_of(history), "metrics": {"error": 0.5}}
+    runs = [result(outcome, 0, "a, b", width=4, rounds=2), result(outcome, 0, "c", width=8)]
+    write_summary(tmp_path, runs)
+    with (tmp_path / "runs.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    assert [row["name"] for row in rows] == ["a, b", "c"]
+    assert [row["settings.width"] for row in rows] == ["4", "8"]
+    assert [row["settings.rounds"] for row in rows] == ["2", ""]
+    assert (rows[0]["metrics.error"], rows[0]["error"]) == ("0.5", "")
+    assert "data.alpha" not in rows[0], "the same for all"
+    assert float(rows[0]["pooled"]) == outcome["pooled"]
+
+
+def test_sides_of_a_difference_are_complete_or_refused(history: dict[str, Any]) -> None:
+    runs = [result(outcome_of(history), seed) for seed in (0, 1)]
+    assert by_seed(runs, "a", "pooled") == dict.fromkeys((0, 1), outcome_of(history)["pooled"])
+    with pytest.raises(StudyError, match="there is no configuration 'aa'; did you mean a"):
+        by_seed(runs, "aa", "pooled")
+    with pytest.raises(StudyError, match="a, seed 0 has no poled; did you mean pooled"):
+        by_seed(runs, "a", "poled")
+    broken = RunResult(RunSpec("a", seed=2), Path("x"), {}, "it broke")
+    with pytest.raises(StudyError, match="a, seed 2 has no result: it broke"):
+        by_seed([*runs, broken], "a", "pooled")
