@@ -233,6 +233,27 @@ def test_vectors_of_another_size_are_refused_and_leave_no_trace() -> None:
     assert total.mean().tolist() == [1, 2, 3]
 
 
+@given(st.lists(st.tuples(st.floats(-1000, 1000, width=32), st.integers(1, 10**6)), min_size=1))
+def test_every_value_may_have_a_total_weight_of_its_own(uploads: list[Upload]) -> None:
+    """Each is the exact quotient rounded once, whatever the others' weights are."""
+    bits = fraction_bits(VALUE_BOUND, sum(weight for _, weight in uploads))
+    total = ExactSum(3, bits)
+    for value, weight in uploads:
+        total.fold(vector(value, -value, value), weight)
+    mean = exact_mean(uploads, bits)
+    whole, own = total.total_weight, [1, 7, total.total_weight]
+    exact = [mean * whole, -mean * whole / 7, mean]
+    expected = [nearest_float32(one) for one in exact]
+    assert total.mean(np.array(own, dtype=np.int64)).tolist() == expected
+
+
+def test_a_value_that_nobody_weighs_in_has_no_mean() -> None:
+    total = ExactSum(2, 36)
+    total.fold(vector(1, 2), 3)
+    with pytest.raises(SumError, match="the mean of nothing"):
+        total.mean(np.array([3, 0], dtype=np.int64))
+
+
 def test_the_mean_of_nothing_is_refused() -> None:
     with pytest.raises(SumError, match="the mean of nothing"):
         ExactSum(3, 36).mean()

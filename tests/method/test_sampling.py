@@ -1,7 +1,7 @@
 from dataclasses import replace
 from itertools import permutations
 
-from ssfl.method.sampling import sample_cohort
+from ssfl.method.sampling import cohort_size, sample_cohort
 from ssfl.method.settings import RunSettings
 from ssfl.method.streams import Stream
 
@@ -50,3 +50,73 @@ def test_over_many_rounds_everyone_is_chosen_about_equally_often() -> None:
             hits[client] += 1
     # 400 expected; five standard deviations are 5 * sqrt(1000 * 0.4 * 0.6) = 77.
     assert all(abs(count - 400) < 77 for count in hits.values())
+
+
+# -- a share of the clients
+
+
+def test_a_fraction_is_rounded_to_whole_clients() -> None:
+    quarter = RunSettings(client_fraction=0.25)
+    assert [cohort_size(quarter, number) for number in (10, 100, 6)] == [3, 25, 2]
+    assert cohort_size(RunSettings(client_fraction=1.0), 7) == 7
+
+
+def test_a_fraction_is_never_fewer_than_make_a_round_count() -> None:
+    tenth = RunSettings(client_fraction=0.1, min_clients=3)
+    assert [cohort_size(tenth, number) for number in (100, 20, 3, 2)] == [10, 3, 3, 2]
+
+
+def test_a_fraction_draws_as_the_same_number_does() -> None:
+    fraction = RunSettings(client_fraction=0.4, seed=7)
+    for number in range(10):
+        cohort = sample_cohort(fraction, number, 0, CLIENTS)
+        assert cohort == sample_cohort(TWO_OF_FIVE, number, 0, CLIENTS)
+
+
+# -- newcomers
+
+
+MANY = [f"c{number:02}" for number in range(20)]
+NEW = MANY[16:]
+STRATA = RunSettings(clients_per_round=10, newcomers_per_round=3, seed=7)
+
+
+def test_every_round_has_as_many_newcomers_as_were_set() -> None:
+    for number in range(50):
+        cohort = sample_cohort(STRATA, number, 0, MANY, NEW)
+        assert cohort == sorted(set(cohort)) and len(cohort) == 10
+        assert len(set(cohort) & set(NEW)) == 3
+
+
+def test_without_newcomers_the_cohort_is_what_it_would_be_without_the_setting() -> None:
+    plain = replace(STRATA, newcomers_per_round=0)
+    for number in range(5):
+        drawn = sample_cohort(plain, number, 0, MANY)
+        assert sample_cohort(STRATA, number, 0, MANY) == drawn
+        assert sample_cohort(STRATA, number, 0, MANY, ["somebody gone"]) == drawn
+        assert sample_cohort(plain, number, 0, MANY, NEW) == drawn, "as it comes"
+
+
+def test_fewer_newcomers_than_set_all_take_part_and_others_fill_up() -> None:
+    cohort = sample_cohort(STRATA, 0, 0, MANY, NEW[:1])
+    assert NEW[0] in cohort and len(cohort) == 10
+
+
+def test_newcomers_fill_up_where_others_are_too_few() -> None:
+    cohort = sample_cohort(STRATA, 0, 0, MANY, MANY[5:])
+    assert set(MANY[:5]) <= set(cohort) and len(cohort) == 10
+
+
+def test_no_more_newcomers_than_the_round_has_places() -> None:
+    tight = replace(STRATA, clients_per_round=2)
+    assert set(sample_cohort(tight, 0, 0, MANY, NEW)) <= set(NEW)
+
+
+def test_within_each_stratum_everyone_is_chosen_about_equally_often() -> None:
+    hits = dict.fromkeys(MANY, 0)
+    for number in range(1000):
+        for client in sample_cohort(STRATA, number, 0, MANY, NEW):
+            hits[client] += 1
+    # 3 of 4 newcomers: 750; 7 of 16 others: 437.5. Five standard deviations are 69 and 79.
+    assert all(abs(hits[client] - 750) < 69 for client in NEW)
+    assert all(abs(hits[client] - 437.5) < 79 for client in MANY[:16])

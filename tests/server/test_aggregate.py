@@ -8,13 +8,14 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
+from ssfl.method.mask import Mask
 from ssfl.method.model_state import ModelState
 from ssfl.method.settings import RunSettings
 from ssfl.method.strategies import FedAvg, strategy_for
 from ssfl.method.strategies.contract import ClientId, Work
 from ssfl.method.streams import Stream
 from ssfl.server import aggregate
-from ssfl.server.aggregate import StepSum, update_fraction_bits
+from ssfl.server.aggregate import StepSum, compare, update_fraction_bits
 from ssfl.server.facts import UploadAccepted
 from ssfl.server.spool import Spool, append
 from ssfl.server.state import Step
@@ -165,6 +166,68 @@ def test_the_sum_becomes_the_strategys_next_model(spool: Spool, model: ModelStat
     scored = StepSum(step, begun, spool, strategy).finish(step).model
     assert scored.mask is not None and scored.mask_epoch == 1
     assert scored.mask.bools().tolist() == [True, False, True, False, True, False]
+
+
+def test_equal_weights_count_every_client_the_same(spool: Spool, model: ModelState) -> None:
+    uploads = {C1: vector(1, 0, 0, 0, 0, 9), C2: vector(0, 1, 0, 0, 0, 0), C3: vector(*[0] * 6)}
+    for work in (Work.TRAIN, Work.SCORE):
+        step = replace(step_with(spool, work, uploads), equal_weights=True)
+        expected = [float(np.float32(1) / np.float32(3))] * 2 + [0, 0, 0, 3]
+        assert total(step, model, spool, C1, C2, C3) == expected
+        assert total(replace(step, closed=(C1,)), model, spool) == uploads[C1].tolist()
+
+
+def test_the_grid_of_equal_weights_follows_from_their_number(spool: Spool) -> None:
+    step = step_with(spool, Work.TRAIN, random_uploads(6))
+    huge = replace(step, cohort=dict.fromkeys(COHORT, 2**30))
+    assert update_fraction_bits(huge) == 20
+    assert update_fraction_bits(replace(huge, equal_weights=True)) == 36
+
+
+def test_a_mask_that_asks_nobody_is_agreed_on_by_the_coordinator(
+    spool: Spool, model: ModelState
+) -> None:
+    strategy = strategy_for(RunSettings(sparsity="0.5", criterion="random"))
+    begun = strategy.begin(model.manifest, model.initial)
+    asked = Step(1, Work.SCORE, "random", 0, 0, {}, uploads={})
+    made = StepSum(asked, begun, spool, strategy).finish(replace(asked, closed=()))
+    assert made.model.mask is not None and made.model.mask.num_kept == 3
+    assert "densities" not in made.report, "there are no scores to compare sparsities by"
+    layers = made.report["layers"]
+    assert sum(one["kept"] for one in layers.values()) == 3
+    assert {name: one["size"] for name, one in layers.items()} == {
+        "conv.weight": 4, "fc.weight": 2,
+    }  # fmt: skip
+
+
+def test_a_renewed_mask_is_compared_with_the_one_before(spool: Spool, model: ModelState) -> None:
+    strategy = strategy_for(RunSettings(sparsity="0.5"))
+    uploads = dict.fromkeys(COHORT, vector(9, 9, 0, 9, 0, 0))  # 0, 1, 3 instead of 1, 3, 4
+    step = replace(step_with(spool, Work.SCORE, uploads), criterion="saliency", reason="asked for")
+    made = StepSum(step, model, spool, strategy).finish(step)
+    assert made.model.mask_epoch == 2
+    assert made.report["renewed"] == {
+        "reason": "asked for", "kept_before": 3, "kept": 3, "added": 1, "dropped": 1,
+        "replaced": pytest.approx(1 / 3), "jaccard_distance": 0.5,
+    }  # fmt: skip
+    assert made.scores is not None and made.scores.tolist() == [9, 9, 0, 9, 0, 0]
+    assert made.report["densities"]
+
+
+def test_masks_are_compared_by_what_each_keeps() -> None:
+    def mask(*kept: int) -> Mask:
+        return Mask.from_bools(np.isin(np.arange(6), kept))
+
+    grown = compare(mask(0, 1), mask(0, 1, 2, 3))
+    assert (grown["added"], grown["dropped"], grown["replaced"]) == (2, 0, 0.5)
+    assert grown["jaccard_distance"] == 0.5
+    same = compare(mask(0, 1), mask(0, 1))
+    assert (same["added"], same["dropped"], same["replaced"], same["jaccard_distance"]) == (
+        0, 0, 0, 0,
+    )  # fmt: skip
+    other = compare(mask(0, 1), mask(4))
+    assert (other["kept_before"], other["kept"], other["added"], other["dropped"]) == (2, 1, 1, 2)
+    assert (other["replaced"], other["jaccard_distance"]) == (1, 1)
 
 
 def test_a_file_that_vanished_is_an_error_and_never_a_wrong_sum(

@@ -27,10 +27,14 @@ from ssfl.server.state import RunState, apply
 
 STORIES = sorted((Path(__file__).parent / "stories").glob("*.txt"))
 TOLD = {
-    "admin_start", "client_leaves", "countdown", "dense_fedavg", "duplicate_upload",
-    "evaluation_every_round", "everyone_lost", "late_joiner", "late_upload", "lost_client",
-    "lost_voter", "nobody_to_evaluate", "ordinary_run", "reproducible", "restart",
-    "sampled_round", "stop", "stop_while_summing", "too_few", "void_round", "wrong_order",
+    "admin_start", "best_after_restart", "client_leaves", "countdown", "dense_fedavg",
+    "duplicate_upload", "ends_at_target", "evaluate_last", "evaluation_every_round",
+    "everyone_lost", "late_joiner", "late_upload", "lost_client", "lost_voter", "nobody_scores",
+    "nobody_to_evaluate", "one_client_scores", "ordinary_run", "patience", "personalize",
+    "refresh_by_operator", "refresh_labels_kept", "refresh_loss_jump", "refresh_new_labels",
+    "refresh_own_masks", "refresh_planned", "refresh_refused", "refresh_void", "reproducible",
+    "restart", "sampled_round", "sparsity_schedule", "stop", "stop_while_summing", "test_decides",
+    "too_few", "validation_decides", "void_round", "warm_up", "wrong_order",
 }  # fmt: skip
 
 
@@ -96,7 +100,8 @@ class Story:
         raise ValueError(f"no such event: {text}")
 
     def _initialized(self, client: ClientId, model: str) -> Event:
-        if self.settings.strategy == "fedavg" or self.settings.warmup_rounds:
+        all_kept = self.settings.strategy == "fedavg" or self.settings.criterion == "client-random"
+        if all_kept or self.settings.warmup_rounds:
             return events.Initialized(client, model, "i", 1, "all", 100, "b0")
         return events.Initialized(client, model, "i", 0, "", 0, "")
 

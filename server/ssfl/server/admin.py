@@ -12,6 +12,7 @@ from ssfl.server.conductor import Conductor
 from ssfl.server.errors import NoMask, RunOver, TooFewClients
 from ssfl.server.events import Reply
 from ssfl.server.outputs import history_document, run_folder
+from ssfl.server.refresh import no_round_left
 from ssfl.server.run import waiting_for
 from ssfl.server.sessions import Sessions
 from ssfl.server.state import RunState
@@ -107,8 +108,8 @@ def why_no_mask(state: RunState) -> str:
         return f"strategy {settings.strategy} keeps every weight: there is no mask to renew"
     if settings.criterion == "client-random":
         return "every client has a mask of its own, for good: there is none to renew"
-    if state.rounds_done >= settings.rounds:
-        return "all rounds are done: no round would use a new mask"
+    if no_round_left(state):
+        return "the last round has begun or is done: no round would use a new mask"
     return "no mask has been agreed yet: wait for the first one, then ask again"
 
 

@@ -6,6 +6,7 @@ Pure: looks at the state alone, and answers with the reason, for people, or with
 from statistics import median
 
 from ssfl.method.schedule import parse_rounds, sparsity_at
+from ssfl.method.strategies.contract import Work
 from ssfl.server.state import RunState
 
 USUAL_ROUNDS = 5  # whose median loss is the usual one
@@ -18,6 +19,12 @@ def has_mask(state: RunState) -> bool:
     if settings.strategy != "ssfl" or settings.criterion == "client-random":
         return False
     return state.mask_epoch > (1 if settings.warmup_rounds else 0)
+
+
+def no_round_left(state: RunState) -> bool:
+    """Tell whether no round will begin any more that could use a new mask."""
+    training = state.step is not None and state.step.work is Work.TRAIN
+    return state.rounds_done + training >= state.settings.rounds or bool(state.end_reason)
 
 
 def refresh_due(state: RunState) -> str:

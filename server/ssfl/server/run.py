@@ -15,7 +15,7 @@ from ssfl.method.strategies import strategy_for
 from ssfl.method.strategies.contract import ClientId, Plan, Position, Work
 from ssfl.server import events, facts
 from ssfl.server.events import Action, Event, Fold, Persist, Reply
-from ssfl.server.refresh import has_mask, refresh_due
+from ssfl.server.refresh import has_mask, no_round_left, refresh_due
 from ssfl.server.state import Phase, RunState, Step, apply
 
 QUIET_S = 15.0  # with neither --clients nor `ssfl start`: begin after so long without a newcomer
@@ -228,7 +228,7 @@ class _Decision:
 
     def _refresh_asked(self) -> Reply:
         state = self.state
-        if not has_mask(state) or state.finished or state.rounds_done >= state.settings.rounds:
+        if not has_mask(state) or state.finished or no_round_left(state):
             return Reply.NO_MASK
         if not state.refresh_asked:
             self._fact(facts.RefreshRequested())
