@@ -17,7 +17,8 @@ failed, or whose spec changed.
 
 import json
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -107,7 +108,8 @@ def run_all(
         # Seed by seed, so that configurations can be compared from early on.
         todo = sorted((job for job in jobs if job.path not in results), key=lambda j: j.spec.seed)
         watcher.begin([job.spec for job in todo], len(results))
-        with Workers(min(workers or usable_cores(), max(1, len(todo)))) as pool:
+        count = min(workers or usable_cores(), max(1, len(todo)))
+        with _tidied(place), Workers(count) as pool:
             for event in pool.run(todo):
                 match event:
                     case RoundDone():
@@ -117,6 +119,17 @@ def run_all(
                         results[result.path] = result
                         watcher.run_done(result)
     return [results[job.path] for job in jobs]
+
+
+@contextmanager
+def _tidied(place: Path) -> Iterator[None]:
+    """Remove empty logs in the end: of runs that were stopped."""
+    try:
+        yield
+    finally:
+        for log in place.glob("*.log"):
+            if not log.stat().st_size:
+                log.unlink()
 
 
 def _check_names(specs: Sequence[RunSpec]) -> None:
