@@ -1,0 +1,145 @@
+"""(c) Classes that nobody had arrive in the middle of a run, with and without a new mask.
+
+80 clients have classes 0 to 7; 20 clients with classes 8 and 9 join before round 30 of 60. Two of
+them are among the ten of each round, so that old and new classes are always trained on. With
+`refresh` the mask is renewed once, when they join.
+"""
+
+from collections.abc import Iterable
+from dataclasses import replace
+from typing import Any
+
+from ssfl.experiments.contract import Experiment, Result, Runs, difference
+from ssfl.experiments.recipe import Recipe, percent
+from ssfl.program.settings import Setting
+from ssfl.study.pictures import ood_picture
+from ssfl.study.sweep import RunSpec
+
+SPARSITIES = ("0.5", "0.95", "0.98")
+ROUNDS, ARRIVAL = 60, 30
+LEAST_NEW = {"0.5": 0.78, "0.95": 0.65}
+MOST_LOST = 0.04  # of the old classes' accuracy before the others came
+LAST = 10
+
+
+def specs(recipe: Recipe) -> Iterable[RunSpec]:
+    late = recipe.data.clients // 5
+    data = replace(recipe.data, late_classes="8,9", late_clients=late, late_round=ARRIVAL)
+    common = {"rounds": ROUNDS, "evaluate_every": 2, "newcomers_per_round": 2}
+    for sparsity in SPARSITIES:
+        settings: dict[str, Setting] = {**common, "sparsity": sparsity, "personalize_epochs": 0}
+        yield from recipe.specs(f"newcomers, kept mask {sparsity}", settings, data)
+        renewing = {**settings, "refresh_rounds": str(ARRIVAL)}
+        yield from recipe.specs(f"newcomers, new mask {sparsity}", renewing, data)
+
+
+def conclude(recipe: Recipe, runs: Runs) -> Result:
+    panels, rows, found, replaced = {}, [], [], {}
+    for sparsity in SPARSITIES:
+        kept = _groups(runs.documents(f"newcomers, kept mask {sparsity}"))
+        new = _groups(runs.documents(f"newcomers, new mask {sparsity}"))
+        effect = difference(
+            f"new classes: new mask − kept mask, {percent(sparsity)}",
+            _last(recipe, new, "new"), _last(recipe, kept, "new"),
+        )  # fmt: skip
+        old_effect = difference(
+            f"old classes: new mask − kept mask, {percent(sparsity)}",
+            _last(recipe, new, "old"), _last(recipe, kept, "old"),
+        )  # fmt: skip
+        panels[sparsity] = {"refresh": new, "no refresh": kept, "difference": effect["values"]}
+        rows += [effect, old_effect, *_bars(recipe, sparsity, new)]
+        masks = [run["masks"] for run in runs.documents(f"newcomers, new mask {sparsity}")]
+        replaced[sparsity] = [one[-1]["renewed"]["replaced"] for one in masks]
+        found.append(_sentence(recipe, sparsity, new, kept))
+    return {
+        "accuracy": "accuracy of the global model on all test samples of the group",
+        "arrival": ARRIVAL,
+        "panels": panels,
+        "share_of_mask_replaced": replaced,
+        "rows": rows,
+        "found": found,
+    }
+
+
+def _groups(documents: list[dict[str, Any]]) -> dict[str, Any]:
+    """Return the accuracy curves of old and new clients, whose classes are disjoint, per seed."""
+    rounds = [one["rounds_done"] for one in documents[0]["evaluations"]]
+    found: dict[str, Any] = {"rounds": rounds, "new": [], "old": []}
+    for document in documents:
+        late = set(document["clients"]) - set(_first_cohort(document))
+        for group in ("new", "old"):
+            curve = [
+                _pooled(one["clients"], late, wanted=group == "new")
+                for one in document["evaluations"]
+            ]
+            found[group].append(curve)
+    return found
+
+
+def _first_cohort(document: dict[str, Any]) -> list[str]:
+    """Return who was there at the start: they were all asked to score."""
+    return list(document["masks"][0]["votes"])
+
+
+def _pooled(clients: list[dict[str, Any]], late: set[str], *, wanted: bool) -> float | None:
+    tests = [one["evaluation"] for one in clients if (one["client"] in late) == wanted]
+    total = sum(one["total"] for one in tests)
+    return sum(one["correct"] for one in tests) / total if total else None
+
+
+def _last(recipe: Recipe, curves: dict[str, Any], group: str) -> dict[int, float]:
+    """Return the mean of the last ten rounds, by seed."""
+    places = [i for i, number in enumerate(curves["rounds"]) if number > ROUNDS - LAST]
+    return {
+        seed: sum(curve[i] for i in places) / len(places)
+        for seed, curve in zip(recipe.seeds, curves[group], strict=True)
+    }
+
+
+def _before(recipe: Recipe, curves: dict[str, Any]) -> dict[int, float]:
+    """Return the old classes' accuracy in the last ten rounds before the others came, by seed."""
+    places = [i for i, n in enumerate(curves["rounds"]) if ARRIVAL - LAST < n <= ARRIVAL]
+    return {
+        seed: sum(curve[i] for i in places) / len(places)
+        for seed, curve in zip(recipe.seeds, curves["old"], strict=True)
+    }
+
+
+def _bars(recipe: Recipe, sparsity: str, new: dict[str, Any]) -> list[dict[str, Any]]:
+    if sparsity not in LEAST_NEW:
+        return []
+    nothing = dict.fromkeys(recipe.seeds, 0.0)
+    text = percent(sparsity)
+    return [
+        difference(
+            f"new classes reach, {text}, new mask", _last(recipe, new, "new"), nothing,
+            LEAST_NEW[sparsity],
+        ),
+        difference(
+            f"old classes: end − before, {text}, new mask", _last(recipe, new, "old"),
+            _before(recipe, new), -MOST_LOST,
+        ),
+    ]  # fmt: skip
+
+
+def _sentence(recipe: Recipe, sparsity: str, new: dict[str, Any], kept: dict[str, Any]) -> str:
+    def told(values: dict[int, float]) -> str:
+        return f"{100 * sum(values.values()) / len(values):.1f}"
+
+    renewed, before = told(_last(recipe, new, "new")), told(_before(recipe, new))
+    return (
+        f"At {percent(sparsity)} the new classes reach {renewed} % with a new mask and "
+        f"{told(_last(recipe, kept, 'new'))} % with the old one; the old classes go from "
+        f"{before} to {told(_last(recipe, new, 'old'))} %."
+    )
+
+
+NEWCOMERS = Experiment(
+    "newcomers",
+    "Two classes arrive later",
+    "After one new mask the two new classes rise from 0 to over 80 % while the global accuracy "
+    "stays (CIFAR-10, round 225).",
+    specs,
+    conclude,
+    ood_picture,
+)
