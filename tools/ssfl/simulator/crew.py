@@ -1,7 +1,7 @@
 """Who does the clients' work in a simulated run.
 
-`exact`: one client after the other, on one thread of the CPU, by the very code of the service: the
-same digest. `fast` (fast_crew.py): many clients in one batched step.
+`exact`: one client after the other, on one thread of the CPU or on a GPU, by the very code of the
+service: the same digest. `fast` (fast_crew.py): many clients in one batched step.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -47,11 +47,15 @@ class ExactCrew:
     """One client at a time; they share one network, which each fills with what it was given."""
 
     def __init__(
-        self, task: LoadedTask, shards: Mapping[ClientId, Shard], settings: RunSettings
+        self,
+        task: LoadedTask,
+        shards: Mapping[ClientId, Shard],
+        settings: RunSettings,
+        device: torch.device = CPU,
     ) -> None:
         """Build the first client's model, which is the run's, and see that others' are the same."""
         (first, shard), *others = shards.items()
-        self.model = SiteModel.build(task, shard, settings, CPU)
+        self.model = SiteModel.build(task, shard, settings, device)
         try_first_batch(self.model.network, task, shard, settings.batch_size)
         for name, other in others:
             if not task.builds_alike(shard, other):

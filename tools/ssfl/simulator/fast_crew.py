@@ -3,7 +3,7 @@
 Small networks without norms are stacked (ssfl.learning.stacked): a round's clients train in one
 batched step. Others are trained one by one, but in `channels_last` order and, with several cores,
 in a process on each. Either sums in another order than `exact`, so the bits differ, and not by
-much: docs/simulate.md has the table.
+much: docs/simulate.md has the table. On a GPU clients take turns, as in `exact`.
 """
 
 import multiprocessing
@@ -23,14 +23,22 @@ from ssfl.method.mask import Mask
 from ssfl.method.model_state import ModelState
 from ssfl.method.settings import RunSettings
 from ssfl.method.strategies.contract import ClientId
-from ssfl.simulator.crew import Crew, ExactCrew, ignore
+from ssfl.simulator.crew import CPU, Crew, ExactCrew, ignore
 
 Shards = Mapping[ClientId, Shard]
 
 
-def fast_crew(task: LoadedTask, shards: Shards, settings: RunSettings, cores: int = 1) -> Crew:
+def fast_crew(
+    task: LoadedTask,
+    shards: Shards,
+    settings: RunSettings,
+    device: torch.device = CPU,
+    cores: int = 1,
+) -> Crew:
     """Return the fastest crew for a model: stacked, on several cores, or one by one."""
-    crew = ExactCrew(task, shards, settings)
+    crew = ExactCrew(task, shards, settings, device)
+    if device != CPU:
+        return crew
     if Stacked.suits(crew.model.network, crew.model.manifest, task):
         return StackedCrew(crew, shards, settings)
     crew.model.network.to(memory_format=torch.channels_last)  # type: ignore[call-overload]

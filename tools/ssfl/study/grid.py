@@ -22,7 +22,7 @@
     strategy = "fedavg"
     sparsity = 0.9                  # what a variant fixes does not vary for it
 
-Keys of [grid] and of variants are settings, fields of the data, `mode` or `task`.
+Keys of [grid] and of variants are settings, fields of the data, `mode`, `task` or `device`.
 """
 
 import itertools
@@ -41,11 +41,11 @@ from ssfl.program.exits import ProgramError
 from ssfl.program.options import Option, Value, options_of
 from ssfl.study.data import DataSpec
 from ssfl.study.errors import StudyError
-from ssfl.study.run_spec import ELSEWHERE, IMAGE, MODES, RunSpec
+from ssfl.study.run_spec import CPU, DEVICES, ELSEWHERE, IMAGE, MODES, RunSpec
 
 PLAIN = "run"  # the name of a configuration that has no other to be told from
 MAX_RUNS = 100_000
-_TOP = ("data", "settings", "seeds", "mode", "task", "grid", "variant")
+_TOP = ("data", "settings", "seeds", "mode", "task", "device", "grid", "variant")
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +54,7 @@ class _Other:
 
     mode: str = field(default="exact", metadata={"choices": MODES})
     task: str = IMAGE
+    device: str = field(default=CPU, metadata={"choices": DEVICES})
 
 
 DATA = {option.name: option for option in options_of(DataSpec)}

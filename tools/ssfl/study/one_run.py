@@ -1,13 +1,17 @@
 """One simulated run from its spec to its history: what every job of a study does."""
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
+
+import torch
 
 from ssfl.api.data import read_shards
 from ssfl.api.quiet_torch import as_at_a_client
 from ssfl.datasets.shards import Shard
 from ssfl.datasets.source import NAMES
+from ssfl.learning.device import choose_device, working_on
 from ssfl.learning.load_task import LoadedTask, load_task
 from ssfl.method.settings import RunSettings
 from ssfl.simulator.crew import ExactCrew
@@ -30,10 +34,12 @@ def run_one(
     """
     spec.check()
     with as_at_a_client():
-        return _simulated(
-            load_task(spec.task), shards or shards_of(spec), spec.run_settings(), spec.late(),
-            spec.mode, on_round or _ignore,
-        )  # fmt: skip
+        device = choose_device(spec.device)
+        with working_on(device):
+            return _simulated(
+                load_task(spec.task), shards or shards_of(spec), spec.run_settings(), spec.late(),
+                _crew(spec.mode, device), on_round or _ignore,
+            )  # fmt: skip
 
 
 def shards_of(spec: RunSpec) -> dict[str, Shard]:
@@ -48,11 +54,11 @@ def _simulated(
     shards: Mapping[str, Shard],
     settings: RunSettings,
     late: Mapping[str, int],
-    mode: str,
+    make_crew: MakeCrew,
     on_round: OnRound,
 ) -> dict[str, Any]:
     """Run it. The one place that knows the simulator."""
-    federation = Federation(task, shards, settings, late, _crew(mode))
+    federation = Federation(task, shards, settings, late, make_crew)
     try:
         told = 0
         while federation.next_work is not None:
@@ -65,12 +71,12 @@ def _simulated(
         federation.close()
 
 
-def _crew(mode: str) -> MakeCrew:
+def _crew(mode: str, device: torch.device) -> MakeCrew:
     if mode == "exact":
-        return ExactCrew
+        return partial(ExactCrew, device=device)
     from ssfl.simulator.fast_crew import fast_crew
 
-    return fast_crew
+    return partial(fast_crew, device=device)
 
 
 def _ignore(_rounds_done: int) -> None:

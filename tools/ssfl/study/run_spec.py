@@ -19,6 +19,8 @@ from ssfl.study.data import DataSpec, arrivals
 from ssfl.study.errors import StudyError
 
 MODES = ("exact", "fast")
+DEVICES = ("auto", "cpu", "cuda", "mps")
+CPU = "cpu"
 IMAGE = "image"
 # Settings of a run that a study has its own words for, and those.
 ELSEWHERE = {
@@ -42,6 +44,7 @@ class RunSpec:
         mode: `exact`, the bits of the service, or `fast`, clients stacked where that is faster
         arrivals: clients that join later, and before which round; beyond those of `data`
         task: what is learned: image, table, a .py file or an importable module
+        device: where clients compute, as for `ssfl-client`
     """
 
     name: str
@@ -51,6 +54,7 @@ class RunSpec:
     mode: str = "exact"
     arrivals: Mapping[str, int] = field(default_factory=dict)
     task: str = IMAGE
+    device: str = CPU
 
     @property
     def label(self) -> str:
@@ -88,6 +92,8 @@ class RunSpec:
         """Raise what `run_one` would raise for data and settings that contradict themselves."""
         if self.mode not in MODES:
             raise StudyError(f"mode must be one of {', '.join(MODES)}, got {self.mode!r}")
+        if self.device not in DEVICES:
+            raise StudyError(f"device must be one of {', '.join(DEVICES)}, got {self.device!r}")
         if not 0 <= self.seed <= MAX_SEED:
             raise StudyError(f"a seed must be 0 to {MAX_SEED}, got {self.seed}")
         self.data.validate()
@@ -105,6 +111,7 @@ class RunSpec:
             "mode": self.mode,
             "arrivals": dict(self.arrivals),
             "task": self.task,
+            "device": self.device,
         }
 
     def digest(self) -> str:

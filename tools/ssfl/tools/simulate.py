@@ -1,13 +1,14 @@
 """`ssfl simulate`: many runs (settings x seeds) in one command, on this machine, no sockets."""
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from ssfl.datasets.errors import DataError
 from ssfl.datasets.partition import KINDS
 from ssfl.datasets.words import counted
+from ssfl.learning.errors import DeviceError
 from ssfl.method.errors import MethodError
 from ssfl.method.settings import RunSettings, setting
 from ssfl.program import settings
@@ -22,7 +23,7 @@ from ssfl.program.exits import (
 from ssfl.program.options import Value, options_of
 from ssfl.study.errors import StudyError
 from ssfl.study.grid import KEYS, Study, read_grid, read_seeds
-from ssfl.study.run_spec import ELSEWHERE, IMAGE, MODES, RunSpec
+from ssfl.study.run_spec import CPU, DEVICES, ELSEWHERE, IMAGE, MODES, RunSpec
 from ssfl.study.summary import SUMMARY, TABLE, summary_of, write_summary
 from ssfl.study.sweep import RUNS, RunResult, run_all
 from ssfl.tools.local_run import need
@@ -100,10 +101,13 @@ class SimulateConfig:
         "exact", "the bits of a real run, or faster for small models", choices=MODES
     )
     task: str = setting(IMAGE, "what to learn: image, table, a .py file, or an importable module")
+    device: str = setting(CPU, "where clients compute", choices=DEVICES)
     out: Path | None = setting(
         None, "folder for the results; default runs/simulate, or runs/ and the sweep's name",
     )  # fmt: skip
-    workers: int = setting(0, "runs at once; 0: one per core", most=1024)
+    workers: int = setting(
+        0, "runs at once; 0: one per core of the CPU, or one on a GPU", most=1024
+    )
     json: bool = setting(False, "print the summary as JSON instead of a table")
 
 
@@ -133,10 +137,11 @@ def simulate(argv: Sequence[str]) -> int:
     assert isinstance(workers, int)
     try:
         specs = _study(values).specs()
-        results = _results(specs, out, workers)
+        on_gpu = _need_devices({spec.device for spec in specs})
+        results = _results(specs, out, workers or int(on_gpu))
     except DataError as error:
         raise ProgramError(str(error), ExitCode.BAD_DATA) from error
-    except (MethodError, StudyError) as error:
+    except (DeviceError, MethodError, StudyError) as error:
         raise usage_error(str(error)) from error
     write_summary(out, results)
     if values.get("json"):
@@ -155,6 +160,16 @@ def _study(values: Mapping[str, Value]) -> Study:
     if seeds is None:
         return study
     return replace(study, seeds=read_seeds(str(seeds), "--seeds"))
+
+
+def _need_devices(names: Set[str]) -> bool:
+    """Raise DeviceError if one is not here, before anything is run; tell whether one is a GPU."""
+    if names <= {CPU}:
+        return False
+    from ssfl.learning.device import choose_device
+
+    found = [choose_device(name) for name in sorted(names)]
+    return any(device.type != CPU for device in found)
 
 
 def _results(specs: Sequence[RunSpec], out: Path, workers: int) -> list[RunResult]:

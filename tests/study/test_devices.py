@@ -1,0 +1,96 @@
+"""A simulated run on a GPU: all its work is done there, and the bits are the CPU's.
+
+The device is pretended (tests/learning/fake_device.py); on a real GPU none of this was ever run.
+"""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from learning.fake_device import FakeDevice
+from ssfl.learning.errors import DeviceError
+from ssfl.program.exits import ExitCode
+from ssfl.program.settings import Setting
+from ssfl.study.data import DataSpec
+from ssfl.study.errors import StudyError
+from ssfl.study.one_run import run_one
+from ssfl.study.run_spec import RunSpec
+from ssfl.tools.main import main
+
+TASK = """
+from torch import nn
+from ssfl.datasets.shards import read_shard as load_shard
+from ssfl.learning.image_task import loss, metrics
+
+def build_model(settings, shard):
+    return LAYERS
+"""
+NORMED = """nn.Sequential(
+    nn.Conv2d(1, 8, 3, padding=1), nn.GroupNorm(4, 8), nn.ReLU(), nn.Flatten(), nn.Linear(512, 10)
+)"""
+SMALL = "nn.Sequential(nn.Flatten(), nn.Linear(64, 32), nn.ReLU(), nn.Linear(32, 10))"
+
+
+def spec_of(folder: Path, layers: str) -> RunSpec:
+    """Return a run of the whole method, with a task of its own: built-in models are measured on
+    torch's `meta` device before they are built, and there is no pretending two devices.
+    """
+    task = folder / "device_task.py"
+    task.write_text(TASK.replace("LAYERS", layers))
+    settings: dict[str, Setting] = {
+        **{"rounds": 3, "local_steps": 4, "momentum": 0.9, "evaluate_every": 1},
+        **{"warmup_rounds": 1, "refresh_rounds": "2", "personalize_epochs": 1},
+    }
+    data = DataSpec(clients=3, samples_per_client=40, validation=0.2)
+    return RunSpec("a", data, settings, task=str(task))
+
+
+@pytest.mark.parametrize("kind", ["cuda", "mps"])
+@pytest.mark.parametrize("mode", ["exact", "fast"])
+def test_a_run_on_a_gpu_is_that_of_the_cpu_in_either_mode(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, mode: str
+) -> None:
+    spec = spec_of(tmp_path, NORMED)
+    here = run_one(spec)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: kind == "cuda")
+    monkeypatch.setattr(torch.backends.mps, "is_available", lambda: kind == "mps")
+    with FakeDevice(kind) as gpu:
+        there = run_one(replace(spec, device=kind, mode=mode))
+        assert gpu.operations > 1000
+    assert there["model_digest"] == here["model_digest"]
+    for name in ("pooled", "loss", "validation"):
+        assert [one[name] for one in there["evaluations"]] == [
+            one[name] for one in here["evaluations"]
+        ]
+    assert there["personal"]["personal"] == here["personal"]["personal"]
+
+
+def test_a_small_model_is_not_stacked_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spec = replace(spec_of(tmp_path, SMALL), mode="fast")
+    exact = run_one(replace(spec, mode="exact"))
+    assert run_one(spec)["model_digest"] != exact["model_digest"], "here it is"
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    with FakeDevice("cuda"):
+        assert run_one(replace(spec, device="cuda"))["model_digest"] == exact["model_digest"]
+
+
+def test_a_device_that_is_not_here_is_refused_before_anything_is_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(DeviceError, match=r"--device cuda: .*--device cpu works everywhere"):
+        run_one(replace(RunSpec("a"), device="cuda"))
+    out = tmp_path / "out"
+    assert main(["simulate", "--device", "cuda", "--out", str(out)]) == ExitCode.USAGE
+    assert "ssfl simulate: error: --device cuda: " in capsys.readouterr().err
+    assert not out.exists()
+    with pytest.raises(StudyError, match="device must be one of auto, cpu, cuda, mps, got 'tpu'"):
+        replace(RunSpec("a"), device="tpu").check()
+
+
+def test_another_device_is_another_run() -> None:
+    assert replace(RunSpec("a"), device="cuda").digest() != RunSpec("a").digest()
