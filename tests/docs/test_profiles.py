@@ -1,0 +1,53 @@
+"""docs/profiles.md: its table is that of the code, every setting of every profile."""
+
+from dataclasses import fields
+from itertools import pairwise
+from typing import Any
+
+from markdown_it import MarkdownIt
+
+from docs.pages import ROOT
+from ssfl.method.profiles import PROFILES, with_profile
+from ssfl.method.settings import RunSettings
+
+PAGE = ROOT / "docs" / "profiles.md"
+
+
+def rows() -> list[list[str]]:
+    """The cells of the page's tables, row by row, without their code marks."""
+    tokens = MarkdownIt("commonmark").enable("table").parse(PAGE.read_text("utf-8"))
+    found: list[list[str]] = []
+    for before, token in pairwise(tokens):
+        if before.type == "tr_open":
+            found.append([])
+        if before.type in ("th_open", "td_open"):
+            found[-1].append(token.content.replace("`", ""))
+    return found
+
+
+def table() -> dict[str, dict[str, str]]:
+    """Setting -> profile -> what the page says."""
+    head = next(cells for cells in rows() if cells[0] == "setting")
+    assert tuple(head[1:4]) == tuple(PROFILES)
+    return {
+        cells[0].removeprefix("--").replace("-", "_"): dict(zip(head[1:4], cells[1:4], strict=True))
+        for cells in rows()
+        if cells[0].startswith("--")
+    }
+
+
+def test_every_setting_of_a_profile_has_a_row_and_nothing_else_has() -> None:
+    told = set().union(*PROFILES.values())
+    assert told and set(table()) == told
+
+
+def test_the_table_has_the_values_of_the_code() -> None:
+    kinds: dict[str, type[Any]] = {one.name: type(one.default) for one in fields(RunSettings)}
+    for profile in PROFILES:
+        settings = RunSettings(**with_profile({"profile": profile}))
+        for name, cells in table().items():
+            assert kinds[name](cells[profile]) == getattr(settings, name), (profile, name)
+
+
+def test_every_row_says_where_its_values_come_from() -> None:
+    assert all(len(cells[4]) > 10 for cells in rows() if cells[0].startswith("--"))
