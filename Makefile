@@ -2,7 +2,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint format docs docs-serve stubs constraints clean
+.PHONY: help demo paper test lint format docs docs-serve stubs constraints clean
 
 PYTHON ?= python3
 BIN := .venv/bin
@@ -21,6 +21,9 @@ help: ## list the targets
 
 demo: .venv/installed-demo ## a whole run on this machine, with a report at the end
 	@$(BIN)/ssfl demo
+
+paper: .venv/installed-demo ## the paper's claims tried at a small scale, about 15 minutes
+	@$(BIN)/ssfl paper
 
 test: lint ## format, lint, types and all tests
 	@$(BIN)/python -m pytest --durations=10

@@ -9,6 +9,7 @@ positive    the number must be above 0
 unit        shown after the default: "s", "MB"
 metavar     what --help shows for the value
 group       the heading under which --help lists it
+presets     by each of the values allowed: other defaults for other settings
 positional  given without its flag's name, as in `ssfl plan MODEL`
 
 A field whose type is itself a dataclass is nested: its fields become settings on the same level.

@@ -51,7 +51,7 @@ def simulate(
     shards: Shards,
     *,
     task: str | Path = IMAGE,
-    rounds: int = 30,
+    rounds: int | None = None,
     on_round: OnRound | None = None,
     **settings: Setting,
 ) -> Simulated:
@@ -74,7 +74,9 @@ def simulate(
         True
     """
     clients = by_client(shards)
-    wished = run_settings({**settings, "rounds": rounds}, len(clients))
+    if rounds is not None:
+        settings["rounds"] = rounds
+    wished = run_settings(settings, len(clients))
     with in_keywords(), as_at_a_client():
         loaded = load_task(str(task))
         federation = Federation(loaded, clients, wished)

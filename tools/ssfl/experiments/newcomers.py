@@ -1,8 +1,8 @@
 """(c) Classes that nobody had arrive in the middle of a run, with and without a new mask.
 
-80 clients have classes 0 to 7; 20 clients with classes 8 and 9 join before round 30 of 60. Two of
-them are among the ten of each round, so that old and new classes are always trained on. With
-`refresh` the mask is renewed once, when they join.
+80 clients have classes 0 to 7; 20 clients with classes 8 and 9 join in the middle of the run,
+before round 30 of 60. Two of them are among the ten of each round, so that old and new classes are
+always trained on. With `refresh` the mask is renewed once, when they join.
 """
 
 from collections.abc import Iterable
@@ -16,20 +16,27 @@ from ssfl.study.pictures import ood_picture
 from ssfl.study.sweep import RunSpec
 
 SPARSITIES = ("0.5", "0.95", "0.98")
-ROUNDS, ARRIVAL = 60, 30
 LEAST_NEW = {"0.5": 0.78, "0.95": 0.65}
 MOST_LOST = 0.04  # of the old classes' accuracy before the others came
 LAST = 10
 
 
+def _rounds(recipe: Recipe) -> int:
+    return recipe.rounds * 6 // 5  # time to learn what came in the middle
+
+
+def _arrival(recipe: Recipe) -> int:
+    return _rounds(recipe) // 2
+
+
 def specs(recipe: Recipe) -> Iterable[RunSpec]:
     late = recipe.data.clients // 5
-    data = replace(recipe.data, late_classes="8,9", late_clients=late, late_round=ARRIVAL)
-    common = {"rounds": ROUNDS, "evaluate_every": 2, "newcomers_per_round": 2}
+    data = replace(recipe.data, late_classes="8,9", late_clients=late, late_round=_arrival(recipe))
+    common = {"rounds": _rounds(recipe), "evaluate_every": 2, "newcomers_per_round": 2}
     for sparsity in SPARSITIES:
         settings: dict[str, Setting] = {**common, "sparsity": sparsity, "personalize_epochs": 0}
         yield from recipe.specs(f"newcomers, kept mask {sparsity}", settings, data)
-        renewing = {**settings, "refresh_rounds": str(ARRIVAL)}
+        renewing = {**settings, "refresh_rounds": str(_arrival(recipe))}
         yield from recipe.specs(f"newcomers, new mask {sparsity}", renewing, data)
 
 
@@ -53,7 +60,7 @@ def conclude(recipe: Recipe, runs: Runs) -> Result:
         found.append(_sentence(recipe, sparsity, new, kept))
     return {
         "accuracy": "accuracy of the global model on all test samples of the group",
-        "arrival": ARRIVAL,
+        "arrival": _arrival(recipe),
         "panels": panels,
         "share_of_mask_replaced": replaced,
         "rows": rows,
@@ -89,7 +96,7 @@ def _pooled(clients: list[dict[str, Any]], late: set[str], *, wanted: bool) -> f
 
 def _last(recipe: Recipe, curves: dict[str, Any], group: str) -> dict[int, float]:
     """Return the mean of the last ten rounds, by seed."""
-    places = [i for i, number in enumerate(curves["rounds"]) if number > ROUNDS - LAST]
+    places = [i for i, number in enumerate(curves["rounds"]) if number > _rounds(recipe) - LAST]
     return {
         seed: sum(curve[i] for i in places) / len(places)
         for seed, curve in zip(recipe.seeds, curves[group], strict=True)
@@ -98,7 +105,8 @@ def _last(recipe: Recipe, curves: dict[str, Any], group: str) -> dict[int, float
 
 def _before(recipe: Recipe, curves: dict[str, Any]) -> dict[int, float]:
     """Return the old classes' accuracy in the last ten rounds before the others came, by seed."""
-    places = [i for i, n in enumerate(curves["rounds"]) if ARRIVAL - LAST < n <= ARRIVAL]
+    arrival = _arrival(recipe)
+    places = [i for i, n in enumerate(curves["rounds"]) if arrival - LAST < n <= arrival]
     return {
         seed: sum(curve[i] for i in places) / len(places)
         for seed, curve in zip(recipe.seeds, curves["old"], strict=True)

@@ -60,6 +60,11 @@ class Recipe:
         ]
 
     @property
+    def rounds(self) -> int:
+        """Rounds of a run, unless an experiment needs others."""
+        return int(self.settings["rounds"])
+
+    @property
     def title(self) -> str:
         """What the runs are on, for the head of a picture or a table."""
         return f"{self.data.source}, {self.data.clients} clients, {len(self.seeds)} seeds"

@@ -1,0 +1,105 @@
+"""Every experiment, on a few digits: runs, conclusions and pictures."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ssfl.experiments import EXPERIMENTS
+from ssfl.experiments.contract import Runs, difference
+from ssfl.experiments.recipe import DIGITS, SETTINGS, Recipe, percent
+from ssfl.study.data import BENCHMARK_S
+from ssfl.study.sweep import RunSpec, run_all
+from ssfl.tools.paper import _cells, _rounded
+
+SMALL = Recipe(
+    replace(DIGITS, clients=10),
+    {**SETTINGS, "rounds": 10, "local_steps": 2, "client_fraction": 0.5},
+    (0, 1),
+)
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Runs:
+    """All runs of all experiments, each once."""
+    specs: dict[tuple[str, int], RunSpec] = {}
+    for experiment in EXPERIMENTS.values():
+        for spec in experiment.specs(SMALL):
+            known = specs.setdefault((spec.name, spec.seed), spec)
+            assert known == spec, "a name stands for one configuration"
+    results = run_all(list(specs.values()), tmp_path_factory.mktemp("paper"))
+    assert [result.error for result in results if result.error] == []
+    return Runs(results)
+
+
+@pytest.mark.parametrize("name", EXPERIMENTS)
+def test_it_concludes_and_draws(name: str, runs: Runs, tmp_path: Path) -> None:
+    experiment = EXPERIMENTS[name]
+    result = experiment.conclude(SMALL, runs)
+    assert json.loads(json.dumps(_rounded(result), allow_nan=False))
+    for row in result["rows"]:
+        assert len(row["values"]) == len(SMALL.seeds)
+        assert row["low"] <= row["mean"] <= row["high"]
+        assert len(_cells(row)) == 5
+    experiment.draw(result, tmp_path / "picture.png")
+    assert (tmp_path / "picture.png").read_bytes()[:4] == b"\x89PNG"
+    assert experiment.claim.endswith((".", "data."))
+
+
+def test_new_classes_start_at_nothing_when_their_clients_come(runs: Runs) -> None:
+    panels = EXPERIMENTS["newcomers"].conclude(SMALL, runs)["panels"]
+    for panel in panels.values():
+        for curves in (panel["refresh"], panel["no refresh"]):
+            at = curves["rounds"].index(6)
+            for old, new in zip(curves["old"], curves["new"], strict=True):
+                assert new[:at] == [None] * at, "nobody has the classes yet"
+                assert new[at] < 0.2 <= old[at]
+                assert new[-1] is not None
+
+
+def test_only_runs_that_renew_their_mask_have_two(runs: Runs) -> None:
+    (renewed, *_) = runs.documents("newcomers, new mask 0.5")
+    assert [mask["rounds_done"] for mask in renewed["masks"]] == [0, 6]
+    assert len(renewed["masks"][1]["votes"]) == 10, "those who joined vote, too"
+    (kept, *_) = runs.documents("newcomers, kept mask 0.5")
+    assert len(kept["masks"]) == 1
+
+
+def test_a_warm_up_scores_what_it_trained(runs: Runs) -> None:
+    (warm, *_) = runs.documents("warm-up 0.8")
+    (mask,) = warm["masks"]
+    assert (mask["rounds_done"], mask["epoch"]) == (2, 2)
+    assert mask["reason"] == ""
+
+
+def test_a_difference_is_paired_and_measured_against_its_bar() -> None:
+    row = difference("a − b", {0: 0.5, 1: 0.7}, {0: 0.4, 1: 0.4}, 0.25)
+    assert row["values"] == pytest.approx([0.1, 0.3])
+    assert row["mean"] == pytest.approx(0.2)
+    assert row["met"] is False
+    assert difference("a − b", {0: 0.5}, {0: 0.4}, 0.0)["met"] is True
+    assert "met" not in difference("a − b", {0: 0.5}, {0: 0.4})
+
+
+def test_the_quick_recipe_is_the_benchmark_it_says() -> None:
+    recipe = Recipe.quick((0,), "fashion-mnist")
+    assert recipe.data == BENCHMARK_S
+    told: Mapping[str, Any] = vars_of(recipe)
+    assert told["learning_rate"] == 0.1 and told["weight_decay"] == 5e-4
+    assert (told["momentum"], told["batch_size"], told["clip_norm"]) == (0.0, 16, 0.0)
+    assert (told["rounds"], told["lr_decay"], told["client_fraction"]) == (50, 0.98, 0.1)
+    assert told["scoring_batches"] == 1 and told["initialization"] == "kaiming-normal"
+    assert Recipe.quick((0,), "digits").data == DIGITS
+
+
+def vars_of(recipe: Recipe) -> dict[str, Any]:
+    (spec,) = recipe.specs("one", {})
+    settings = spec.run_settings()
+    return {name: getattr(settings, name) for name in type(settings).__dataclass_fields__}
+
+
+def test_a_sparsity_reads_as_per_cent() -> None:
+    assert [percent(one) for one in ("0.5", "0.95", "0.985")] == ["50 %", "95 %", "98.5 %"]
