@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from ssfl import api
+from ssfl.api.keywords import run_settings
 from ssfl.learning.errors import DivergedError
 from ssfl.method.model_state import values_digest
 from ssfl.method.settings import RunSettings
@@ -26,8 +27,10 @@ def loss(model, x, y):
 """
 
 
-def test_without_a_number_there_are_as_many_rounds_as_in_a_run() -> None:
-    assert signature(api.simulate).parameters["rounds"].default == RunSettings().rounds
+def test_without_a_number_there_are_as_many_rounds_as_the_settings_say() -> None:
+    assert signature(api.simulate).parameters["rounds"].default is None
+    assert run_settings({}, 3).rounds == RunSettings().rounds
+    assert run_settings({"profile": "paper"}, 3).rounds == 500
 
 
 def test_the_result_is_one_model_in_four_forms(shards: list[api.Shard]) -> None:

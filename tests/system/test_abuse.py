@@ -256,8 +256,8 @@ def test_a_header_that_does_not_fit_the_step_is_refused(raw: RawRun) -> None:
     values = payload_of(data, transfer_pb2.ENCODING_VALUES_ONLY)
     nonsense = update_pb2.Evaluation(correct=3, total=2)
     wrong: list[tuple[dict[str, Any], StatusCode, str]] = [
-        ({"mask_digest": bytes(32)}, PRECONDITION, "stale_base"),
-        ({"mask_epoch": 2}, PRECONDITION, "stale_base"),
+        ({"mask_digest": bytes(32)}, PRECONDITION, "stale_mask"),
+        ({"mask_epoch": 2}, PRECONDITION, "stale_mask"),
         ({"base_digest": bytes(32)}, PRECONDITION, "stale_base"),
         ({"round_number": 1}, INVALID, "invalid_request"),
         ({"attempt": 1}, INVALID, "invalid_request"),

@@ -29,8 +29,9 @@ def take_part(config: ClientConfig, client_id: str, folder: Path) -> int:
         shard = task.load_shard(find_shard(config.data, config.data_root))
     except (DataError, LearningError) as error:
         raise ProgramError(str(error), ExitCode.BAD_DATA) from error
-    counts = class_counts(shard.train_y) if config.share_class_counts else {}
-    labels = tuple(sorted(class_counts(shard.train_y))) if config.share_labels else ()
+    classes = class_counts(shard.train_y) if shard.num_classes else {}
+    counts = classes if config.share_class_counts else {}
+    labels = tuple(classes) if config.share_labels else ()
     identity = Identity(client_id, shard.num_samples, fingerprint(device), counts, labels)
     log.info(
         "shard loaded",
