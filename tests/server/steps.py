@@ -54,8 +54,8 @@ class Steps:
         session = state.members[client].session
         return pb.Caller(run_id=state.run_id, client_id=client, session=session)
 
-    async def scoring(self) -> "Steps":
-        """Bring the run to its SCORE step."""
+    async def begun(self) -> None:
+        """Let both clients join, and the first describe the model."""
         for client in (C1, C2):
             digest = self.manifest.digest.hex()
             await self.conductor.post(events.Joined(client, "t", NUM_SAMPLES, digest, "cpu"))
@@ -63,6 +63,10 @@ class Steps:
         header = pb.InitialModel(manifest=self.manifest.json, initial_digest=values_digest(initial))
         request = pb.SendInitialRequest(caller=self.caller(C1), header=header)
         _ = [answer async for answer in self.intake.initial(stream(request))]
+
+    async def scoring(self) -> "Steps":
+        """Bring the run to its SCORE step."""
+        await self.begun()
         return await self.reaches(Work.SCORE)
 
     async def training(self) -> "Steps":
@@ -104,7 +108,7 @@ class Steps:
         assert model is not None
         header = saliency_pb2.SaliencyReport(
             manifest_digest=self.manifest.digest,
-            initial_digest=model.initial_digest,
+            initial_digest=model.whole_digest,
             step=self.step.number,
             num_samples=NUM_SAMPLES,
             scores=payload,
