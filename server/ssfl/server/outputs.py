@@ -1,6 +1,7 @@
 """What a finished run leaves behind: the model, mask and manifest, the history, the bytes."""
 
 import json
+import logging
 import threading
 from dataclasses import asdict
 from importlib.metadata import version
@@ -14,6 +15,8 @@ from ssfl.server.conductor import Conductor
 from ssfl.server.history import History
 from ssfl.server.ledger_file import copy_ledger
 from ssfl.server.state import RunState
+
+log = logging.getLogger(__name__)
 
 _ACCOUNTS = threading.Lock()  # who writes them last has looked last
 
@@ -84,9 +87,13 @@ def write_outputs(conductor: Conductor, out_dir: Path) -> None:
 
 def write_best(conductor: Conductor, model: ModelState, folder: Path) -> None:
     """Write the model that all clients' evaluations found best, beside the final one."""
-    if conductor.state.best is None:
+    found = conductor.state.best
+    if found is None:
         return
-    best = conductor.store.load_best(conductor.state.best, model)
+    if not conductor.store.holds_best(found):  # evaluated by a version that kept none
+        log.warning("the best model was not kept", extra={"rounds_done": found.rounds_done})
+        return
+    best = conductor.store.load_best(found, model)
     assert best.mask is not None and best.values is not None
     folder.mkdir(exist_ok=True)
     write_model(folder, best.manifest, best.mask, best.values)

@@ -56,9 +56,13 @@ class Store:
     def keep_best(self, step: int) -> None:
         """Keep the values of a step, as the best so far, from being dropped."""
         best = self.root / f"best-{step}.f32"
-        if not best.exists():
+        if not best.exists():  # else it was kept before a crash
             write_atomic(best, (self.root / f"values-{step}.f32").read_bytes())
         _drop_below(self.root, "best", step)
+
+    def holds_best(self, best: Best) -> bool:
+        """Tell whether the values of the best model are here."""
+        return (self.root / f"best-{best.step}.f32").exists()
 
     def load_best(self, best: Best, state: ModelState) -> ModelState:
         """Return `state` with the mask and values of the best model."""
