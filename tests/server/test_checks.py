@@ -64,6 +64,7 @@ def check(state: RunState = EMPTY, *, alive: bool = False, **changes: Any) -> Cl
         {"num_samples": MAX_SAMPLES},
         {"manifest_digest": bytes(32)},
         {"class_counts": dict.fromkeys(range(MAX_CLASSES), 1)},
+        {"labels": range(MAX_CLASSES)},
         {"fingerprint": "f" * 200, "software": "s" * 200},
     ],
 )
@@ -92,6 +93,7 @@ def test_these_may_join(changes: dict[str, Any]) -> None:
         ({"software": "s" * 201}, "at most 200 characters"),
         ({"encodings": [1, 3, 4, 77]}, "a client must read ENCODING_DENSE"),
         ({"class_counts": dict.fromkeys(range(MAX_CLASSES + 1), 1)}, "more than 10000 classes"),
+        ({"labels": range(MAX_CLASSES + 1)}, "labels of more than 10000 classes"),
     ],
 )
 def test_what_breaks_the_contract_is_refused(changes: dict[str, Any], message: str) -> None:

@@ -91,6 +91,77 @@ def test_an_evaluation_pools_samples_and_averages_clients() -> None:
     assert entry["rounds_done"] == 1
 
 
+def test_every_agreed_mask_is_told_with_its_reason_layers_and_votes() -> None:
+    layers, renewed = {"w": {"kept": 5, "size": 9}}, {"reason": "new labels: 8", "added": 2}
+    again = (
+        facts.StepStarted(
+            7, Work.SCORE, "saliency", 3, 0, {C1: 10}, num_batches=25, reason="new labels: 8"
+        ),
+        facts.UploadAccepted(7, C1, "d", 1.0, {}),
+        facts.StepClosed(7, (C1,), ()),
+        facts.StepCommitted(7, 2, "k2", 5, "b7", {"layers": layers, "renewed": renewed}),
+    )
+    history = told(*SCORING, *ROUND_0, *again)
+    first, second = history.to_dict()["masks"]
+    assert (first["epoch"], first["reason"], first["renewed"]) == (1, "", None)
+    assert first["votes"] == {"c1": 0.25, "c2": 0.75}
+    assert second == {
+        "step": 7, "epoch": 2, "rounds_done": 3, "reason": "new labels: 8",
+        "criterion": "saliency", "num_batches": 25, "num_kept": 5, "digest": "k2",
+        "layers": layers, "renewed": renewed, "votes": {"c1": 1.0},
+    }  # fmt: skip
+    assert history.newest_mask == second
+    assert told().newest_mask == {}
+
+
+def test_a_mask_that_nobody_voted_on_has_no_votes() -> None:
+    alone = facts.StepStarted(1, Work.SCORE, "random", 0, 0, {})
+    history = told(alone, facts.StepClosed(1, (), ()), committed(1))
+    assert (history.votes, history.masks[0]["votes"]) == ([], {})
+
+
+def test_an_evaluation_tells_validation_where_clients_have_it() -> None:
+    reports: list[dict[str, Any]] = [
+        {"evaluation": evaluation(9, 10, 1.0), "validation": evaluation(1, 4, 2.0)},
+        {"evaluation": evaluation(0, 30, 9.0)},
+    ]
+    history = told(
+        started(3, Work.EVALUATE, 1),
+        *(
+            facts.UploadAccepted(3, client, "", 0.0, report)
+            for client, report in zip((C1, C2), reports, strict=True)
+        ),
+        facts.StepClosed(3, (C1, C2), ()),
+        committed(3),
+    )
+    (entry,) = history.evaluations
+    assert entry["pooled"] == 9 / 40
+    assert entry["validation"]["pooled"] == 1 / 4
+    assert told(*ROUND_0, *EVALUATION).evaluations[0]["validation"] is None
+
+
+def test_personal_models_are_told_beside_the_global_one_with_the_data_they_had() -> None:
+    def own(client: ClientId, correct: int, personal: int) -> Fact:
+        report = {"evaluation": evaluation(correct, 10, 5.0), "personal": evaluation(personal, 10)}
+        return facts.UploadAccepted(9, client, "", 0.0, report)
+
+    history = told(
+        started(9, Work.PERSONALIZE, 1),
+        own(C3, 5, 9),
+        own(C1, 3, 7),
+        facts.StepClosed(9, (C1, C3), (C2,)),
+        committed(9),
+    )
+    end = history.to_dict()["personal"]
+    assert (end["global"]["mean"], end["personal"]["mean"]) == (0.4, 0.8)
+    assert [(row["client"], row["num_samples"]) for row in end["clients"]] == [
+        ("c1", 10), ("c3", 60),
+    ]  # fmt: skip
+    first = end["clients"][0]
+    assert (first["global"], first["personal"], first["test_samples"]) == (0.3, 0.7, 10)
+    assert told(*SCORING).to_dict()["personal"] is None
+
+
 def test_an_evaluation_that_nobody_answered_knows_nothing() -> None:
     history = told(started(3, Work.EVALUATE, 1), facts.StepClosed(3, (), (C1,)), committed(3))
     assert history.evaluations[0]["pooled"] is None

@@ -1,12 +1,15 @@
 """From a state directory to a run and back, with real files."""
 
-from dataclasses import replace
+import json
+from dataclasses import asdict, fields, replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from ssfl.method.model_state import ModelState
 from ssfl.method.settings import RunSettings
+from ssfl.method.strategies import Ssfl
 from ssfl.method.strategies.contract import ClientId, Work
 from ssfl.server import facts
 from ssfl.server.errors import StateError
@@ -87,6 +90,91 @@ def test_a_run_comes_back_with_its_model_history_and_bytes(
     assert again is not None
     assert (again.mask, again.base_digest) == (model.mask, model.base_digest)
     assert again.initial.tobytes() == model.initial.tobytes()
+
+
+@pytest.mark.parametrize("deactivated", ["keep", "reset"])
+def test_a_renewed_mask_comes_back_with_what_it_was_agreed_on(
+    tmp_path: Path, model: ModelState, deactivated: str
+) -> None:
+    """Where pruned weights rest follows from it: the next refresh scores the same bits."""
+    settings = replace(SETTINGS, deactivated=deactivated)
+    assert model.values is not None
+    ssfl = Ssfl(settings)
+    trained = ssfl.finish(Work.TRAIN, model, model.values + np.float32(1), 0)
+    scores = np.array([9, 0, 9, 0, 9, 0], dtype=np.float32)
+    renewed = ssfl.finish(Work.SCORE, trained, scores, 1)
+    assert renewed.mask is not None and renewed.scored is not None
+    opened(tmp_path, settings)
+    store = Store(tmp_path, seed=5)
+    store.save_initial(model.manifest, model.initial)
+    for step, state in ((1, model), (2, trained), (3, renewed)):
+        store.save_step(step, state)
+    mask, base = renewed.mask.digest.hex(), renewed.base_digest.hex()
+    append(
+        tmp_path,
+        *scored(model),
+        facts.StepStarted(3, Work.SCORE, "saliency", 1, 0, {C1: 10}, reason="asked for"),
+        facts.StepClosed(3, (), ()),
+        facts.StepCommitted(3, 2, mask, 3, base, scored_digest=renewed.scored_digest.hex()),
+    )
+    again = load_model(opened(tmp_path, settings), store)
+    assert again is not None
+    assert (again.mask, again.mask_epoch) == (renewed.mask, 2)
+    assert again.whole_digest == renewed.whole_digest
+    assert again.resting_digest == renewed.resting_digest
+    assert (again.resting is None) == (deactivated == "reset")
+    assert again.first_base().tobytes() == renewed.first_base().tobytes()
+    store.drop_older(3, 2)
+    (tmp_path / "scored-2.f32").unlink()
+    with pytest.raises(StateError, match=r"scored-2\.f32 is missing"):
+        load_model(opened(tmp_path, settings), store)
+
+
+def test_a_run_of_the_version_before_goes_on(tmp_path: Path, model: ModelState) -> None:
+    """Its journal knows neither the new settings nor the new fields of its facts."""
+    new = {one.name for one in fields(RunSettings)} - OLD_SETTINGS
+    assert len(new) > 20
+    old = {name: value for name, value in asdict(SETTINGS).items() if name in OLD_SETTINGS}
+    told = [facts.RunOpened("r1", old, "0.1.0"), *scored(model)]
+    trained = {"training_loss": 1.0, "evaluation": {"correct": 1, "total": 2, "loss_sum": 1.0}}
+    told += [
+        facts.StepStarted(2, Work.TRAIN, "", 0, 0, {C1: 10}),
+        facts.UploadAccepted(2, C1, "d", 1.0, {**trained, "personal": trained["evaluation"]}),
+        facts.StepClosed(2, (C1,), ()),
+        facts.StepCommitted(2, 1, "k", 3, "b2", {}),
+        facts.StepStarted(3, Work.EVALUATE, "", 1, 0, {C1: 10}),
+        facts.UploadAccepted(3, C1, "", 0.0, {"evaluation": trained["evaluation"]}),
+        facts.StepClosed(3, (C1,), ()),
+        facts.StepCommitted(3, 1, "k", 3, "b2", {}),
+    ]
+    journal = Journal(tmp_path / "journal")
+    journal.append([without_new_fields(facts.to_json(fact)) for fact in told])
+    journal.close()
+    state = opened(tmp_path)
+    assert (state.run_id, state.rounds_done, state.rounds_evaluated) == ("r1", 1, 1)
+    assert (state.mask_epoch, state.scored_digest, state.refresh_asked) == (1, "", False)
+    assert state.losses == (0.5,)
+    assert state.best is not None and state.best.accuracy == 0.5
+    assert state.settings == SETTINGS
+
+
+OLD_SETTINGS = {
+    *("strategy", "model", "norm", "width", "sparsity", "bytes_per_round", "rounds", "clients"),
+    *("clients_per_round", "min_clients", "local_epochs", "local_steps", "batch_size"),
+    *("learning_rate", "lr_decay", "momentum", "weight_decay", "clip_norm", "seed"),
+    *("evaluate_every", "reproducible", "round_deadline_s", "no_progress_s", "scores"),
+    *("value_type", "grid_bits", "rounding", "error_feedback"),
+}
+
+
+def without_new_fields(record: bytes) -> bytes:
+    """Return a record as the version before would have written it."""
+    told = json.loads(record)
+    for name in ("labels", "reducer", "equal_weights", "num_batches", "scored_digest"):
+        told.pop(name, None)
+    if told["fact"] in ("StepStarted", "RunFinished"):
+        told.pop("reason", None)
+    return json.dumps(told).encode()
 
 
 def test_before_anyone_described_the_model_there_is_none(tmp_path: Path) -> None:

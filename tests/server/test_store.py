@@ -9,6 +9,7 @@ from ssfl.method.initialize import initial_vector
 from ssfl.method.manifest import Init, Manifest, Role, TensorSpec
 from ssfl.method.model_state import ModelState, values_digest
 from ssfl.server.errors import StateError
+from ssfl.server.state import Best
 from ssfl.server.store import Store
 
 SEED = 5
@@ -82,6 +83,38 @@ def test_older_values_are_dropped_and_newer_stay(store: Store, model: ModelState
     store.drop_older(10, 1)
     names = sorted(path.name for path in store.root.glob("values-*"))
     assert names == ["values-10.f32", "values-11.f32"]
+
+
+def test_what_older_masks_were_agreed_on_is_dropped_too(store: Store, model: ModelState) -> None:
+    whole = model.initial + np.float32(1)
+    for epoch in (2, 3):
+        store.save_step(epoch, replace(model, mask_epoch=epoch, scored=whole, scored_digest=b""))
+    store.drop_older(3, 3)
+    names = sorted(path.name for path in store.root.iterdir())
+    assert names == ["mask-2.bin", "mask-3.bin", "scored-3.f32", "values-3.f32"], "masks stay"
+    again = store.load_scored(model.manifest, 3, values_digest(whole).hex())
+    assert again.tobytes() == whole.tobytes()
+
+
+def test_the_best_model_outlives_its_step_until_a_better_one_comes(
+    store: Store, model: ModelState
+) -> None:
+    assert model.mask is not None and model.values is not None
+    store.save_step(4, model)
+    store.keep_best(4)
+    store.save_step(6, replace(model, values=model.values + 1))
+    store.drop_older(6, 1)
+    best = Best(
+        4, 2, 1, model.mask.digest.hex(), model.base_digest.hex(), 0.5, 1.0, "test",
+    )  # fmt: skip
+    newest = replace(model, mask=None, mask_epoch=9, values=None)
+    again = store.load_best(best, newest)
+    assert (again.mask, again.mask_epoch, again.base_digest) == (model.mask, 1, model.base_digest)
+    store.keep_best(4)
+    store.keep_best(6)
+    assert [path.name for path in store.root.glob("best-*")] == ["best-6.f32"]
+    with pytest.raises(StateError, match=r"best-4\.f32 is missing"):
+        store.load_best(best, newest)
 
 
 def test_values_of_a_later_step_replace_nothing(store: Store, model: ModelState) -> None:
