@@ -1,0 +1,298 @@
+"""The presets in benchmarks/paper have the paper's settings, and each of them works.
+
+None can be run in full here, and the data sets cannot be had: every configuration of every preset
+is run for a round or two among four clients, on small files in the format of the published ones.
+"""
+
+import io
+import os
+import re
+import shlex
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import pytest
+from PIL import Image
+
+from datasets.cifar_files import HUNDRED, TEN, binary_batch, pixels, write_files
+from ssfl.program.exits import ExitCode
+from ssfl.program.options import Value
+from ssfl.study.data import DataSpec
+from ssfl.study.grid import Study, read_grid
+from ssfl.study.sweep import RunResult, run_all
+from ssfl.tools.main import main
+
+ROOT = Path(__file__).parents[2]
+FOLDER = ROOT / "benchmarks" / "paper"
+PRESETS = {file.stem: file for file in sorted(FOLDER.glob("*.toml"))}
+
+# What the paper says of all its experiments, and what it does not do because it says nothing of it.
+TEXT: dict[str, Any] = {
+    **{"strategy": "ssfl", "criterion": "saliency", "sparsity": "0.5", "sparsity_schedule": ""},
+    **{"model": "resnet18", "norm": "group", "width": 0, "initialization": "kaiming-normal"},
+    **{"rounds": 500, "clients_per_round": 10, "client_fraction": 0.0, "update_weights": "samples"},
+    **{"local_epochs": 5, "local_steps": 0, "batch_size": 16, "momentum": 0.0, "clip_norm": 0.0},
+    **{"learning_rate": 0.1, "lr_decay": 0.998, "weight_decay": 5e-4, "local_schedule": "constant"},
+    **{"scoring_batches": 1, "scoring_samples": "balanced", "score_weights": "samples"},
+    **{"scores": "exact", "value_type": "float32", "layer_guard": 0.0, "warmup_rounds": 0},
+    **{"refresh_rounds": "", "refresh_every": 0, "refresh_on_new_labels": False},
+    **{"target_accuracy": 0.0, "patience": 0, "personalize_epochs": 5, "evaluate_last": 10},
+}
+RELEASED = {
+    **{"rounds": 999, "learning_rate": 0.0998, "clip_norm": 10.0, "personalize_epochs": 0},
+    **{"initialization": "torch-default", "scoring_samples": "plain", "score_weights": "equal"},
+}
+RELEASED_100 = {
+    **{"local_epochs": 10, "batch_size": 128, "momentum": 0.9, "local_schedule": "cosine"},
+    **{"learning_rate": 0.1, "lr_decay": 1.0},
+}
+SSFL: dict[str, dict[str, Any]] = {"ssfl": {}}
+DENSE = {"dense": {"strategy": "fedavg", "sparsity": "0.5"}}
+RANDOM = {"random": {"criterion": "client-random", "averaging": "zeros"}}
+SWEEP = ("0.5", "0.7", "0.8", "0.9", "0.95")
+TEN_SET = DataSpec("cifar10", 100, "dirichlet", 0.3)
+HUNDRED_SET = DataSpec("cifar100", 100, "dirichlet", 0.2)
+TINY_SET = DataSpec("tiny-imagenet", 100, "dirichlet", 0.2)
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """What a preset holds."""
+
+    data: DataSpec
+    variants: Mapping[str, Mapping[str, Any]] = field(default_factory=lambda: {**SSFL, **DENSE})
+    sparsities: tuple[str, ...] = ()  # of those variants that do not fix it
+    settings: Mapping[str, Any] = field(default_factory=dict)  # where they are not TEXT's
+    seeds: tuple[int, ...] = (0, 1, 2, 3, 4)
+
+    def configurations(self) -> Iterator[tuple[str, dict[str, Any]]]:
+        """Yield names and settings."""
+        for name, fixed in self.variants.items():
+            known = {**TEXT, **self.settings, **fixed}
+            if "sparsity" in fixed or not self.sparsities:
+                yield name, known
+                continue
+            for sparsity in self.sparsities:
+                yield f"{name} sparsity={sparsity}", {**known, "sparsity": sparsity}
+
+
+def few_classes(data: DataSpec, count: int) -> DataSpec:
+    return replace(data, partition="classes", alpha=DataSpec().alpha, classes_per_client=count)
+
+
+WANTED = {
+    "cifar10": Wanted(TEN_SET),
+    "cifar100": Wanted(HUNDRED_SET),
+    "tiny-imagenet": Wanted(TINY_SET),
+    "cifar10-pathological": Wanted(few_classes(TEN_SET, 2)),
+    "cifar100-pathological": Wanted(few_classes(HUNDRED_SET, 10)),
+    "tiny-imagenet-pathological": Wanted(few_classes(TINY_SET, 20)),
+    "cifar10-sparsity": Wanted(TEN_SET, {**SSFL, **RANDOM, **DENSE}, SWEEP),
+    "cifar100-sparsity": Wanted(HUNDRED_SET, {**SSFL, **RANDOM, **DENSE}, SWEEP),
+    "cifar10-warmup": Wanted(
+        TEN_SET, {"at the start": {}, "after warm-up": {"warmup_rounds": 10}}, SWEEP
+    ),
+    "cifar10-ood": Wanted(
+        replace(TEN_SET, late_classes="8,9", late_clients=20, late_round=225),
+        {"new mask": {"refresh_rounds": "225"}, "old mask": {}},
+        ("0.5", "0.95"),
+        {"newcomers_per_round": 2, "scoring_point": "unmasked", "deactivated": "keep"},
+    ),
+    "cifar10-controls": Wanted(
+        TEN_SET,
+        {
+            **SSFL,
+            "shuffled": {"criterion": "shuffled"},
+            "random": {"criterion": "random"},
+            "client-random zeros": {"criterion": "client-random", "averaging": "zeros"},
+            "client-random holders": {"criterion": "client-random", "averaging": "holders"},
+            "one client": {"criterion": "one-client"},
+        },
+        ("0.5", "0.8", "0.95"),
+    ),
+    "cifar100-resnet50": Wanted(HUNDRED_SET, {**SSFL, **DENSE}, SWEEP, {"model": "resnet50"}),
+    "cifar10-long": Wanted(TEN_SET, settings={"rounds": 800}),
+    "cifar10-released": Wanted(TEN_SET, SSFL, settings=RELEASED, seeds=(550,)),
+    "cifar100-released": Wanted(
+        replace(HUNDRED_SET, alpha=0.3), SSFL, settings={**RELEASED, **RELEASED_100}, seeds=(550,)
+    ),
+}
+
+
+def test_every_preset_is_looked_at_here_and_named_on_its_page() -> None:
+    assert set(WANTED) == set(PRESETS)
+    page = (FOLDER / "README.md").read_text("utf-8")
+    assert set(re.findall(r"\]\((\S+)\.toml\)", page)) == set(PRESETS)
+
+
+@pytest.mark.parametrize("name", WANTED)
+def test_a_preset_says_exactly_what_the_paper_says(name: str) -> None:
+    wanted, study = WANTED[name], read_grid(PRESETS[name])
+    specs = study.specs()
+    configurations = dict(wanted.configurations())
+    assert [(spec.name, spec.seed) for spec in specs] == list(product(configurations, wanted.seeds))
+    for spec in specs:
+        spec.check()
+        assert spec.data == wanted.data and spec.mode == "fast" and spec.task == "image"
+        settings = spec.run_settings()
+        found = {key: getattr(settings, key) for key in configurations[spec.name]}
+        assert found == configurations[spec.name]
+        assert settings.clients == 100 - wanted.data.late_clients
+
+
+@pytest.mark.parametrize("name", WANTED)
+def test_its_first_lines_have_the_command_and_the_number_of_runs(name: str) -> None:
+    told = PRESETS[name].read_text("utf-8").partition("\n\n")[0]
+    assert all(line.startswith("#") for line in told.splitlines())
+    assert told.endswith(f"#     ssfl simulate benchmarks/paper/{name}.toml --device cuda")
+    runs = len(read_grid(PRESETS[name]).specs())
+    words = told.replace("\n# ", " ")
+    assert f"({runs} runs)" in words or (runs == 1 and "one seed" in words)
+
+
+# ---- a round of each
+
+
+SMALL: dict[str, Value] = {
+    **{"clients": 4, "clients_per_round": 2, "samples_per_client": 20, "width": 4},
+    **{"local_steps": 1, "personalize_epochs": 1},
+}
+FULL: dict[str, Value] = {
+    **SMALL,
+    **{"clients": 2, "samples_per_client": 2, "batch_size": 2, "width": 0, "personalize_epochs": 0},
+}
+SOON: dict[str, Value] = {"refresh_rounds": "1", "warmup_rounds": 1}  # instead of later
+
+
+def smaller(study: Study, size: Mapping[str, Value]) -> Study:
+    """Return a study of one seed with nothing but its size, and when things happen, changed."""
+    variants = {
+        name: {**fixed, **{key: value for key, value in SOON.items() if key in fixed}}
+        for name, fixed in study.variants.items()
+    }
+    base: dict[str, Value] = {**size, "rounds": 1}
+    if any("warmup_rounds" in fixed for fixed in variants.values()):
+        base["rounds"] = 2
+    if study.base["partition"] == "classes":
+        base |= {"clients": 10, "samples_per_client": 0}  # each class needs a client
+    if "late_round" in study.base:
+        base |= {"rounds": 2, "late_round": 1, "late_clients": 2, "newcomers_per_round": 1}
+    return replace(study, variants=variants, seeds=study.seeds[:1]).with_base(base)
+
+
+def cifar(folder: Path, num_classes: int, per_class: int) -> None:
+    """Write a CIFAR set in its binary edition: noise, 20 images of it to test on."""
+    y = [number % num_classes for number in range(num_classes * per_class)]
+    x = pixels(num_classes, len(y))
+    cut = len(y) - 20
+    if num_classes == 10:
+        parts = {f"data_batch_{batch}": slice(batch - 1, cut, 5) for batch in range(1, 6)}
+        parts["test_batch"] = slice(cut, None)
+        files = {f"{name}.bin": binary_batch(x[part], y[part]) for name, part in parts.items()}
+        write_files(folder, files | {"batches.meta.txt": "\n".join(TEN).encode()})
+    else:
+        halves = {"train": slice(cut), "test": slice(cut, None)}
+        files = {
+            f"{name}.bin": binary_batch(x[part], [label // 5 for label in y[part]], y[part])
+            for name, part in halves.items()
+        }
+        write_files(folder, files | {"fine_label_names.txt": "\n".join(HUNDRED).encode()})
+
+
+def tiny_imagenet(folder: Path) -> None:
+    """Write the tree of Tiny-ImageNet: 200 classes of a colour each, three images in all."""
+    names = [f"n{number:08d}" for number in range(200)]
+    (folder / "val" / "images").mkdir(parents=True)
+    lines = []
+    for number, name in enumerate(names):
+        file = io.BytesIO()
+        Image.new("RGB", (64, 64), (number, 255 - number, 100)).save(file, "JPEG")
+        images = folder / "train" / name / "images"
+        images.mkdir(parents=True)
+        for one in range(2):
+            (images / f"{name}_{one}.JPEG").write_bytes(file.getvalue())
+        (folder / "val" / "images" / f"val_{number}.JPEG").write_bytes(file.getvalue())
+        lines.append(f"val_{number}.JPEG\t{name}\t0\t0\t62\t62\n")
+    (folder / "val" / "val_annotations.txt").write_text("".join(lines))
+    (folder / "wnids.txt").write_text("\n".join(names))
+    (folder / "words.txt").write_text("".join(f"{name}\tthing {name}\n" for name in names))
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _stand_ins(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Small data sets under the names of the real ones, for the processes that runs are."""
+    cache = tmp_path_factory.mktemp("cache")
+    cifar(cache / "ssfl" / "cifar10", 10, 30)
+    cifar(cache / "ssfl" / "cifar100", 100, 4)
+    tiny_imagenet(cache / "ssfl" / "tiny-imagenet")
+    before = os.environ.get("XDG_CACHE_HOME")
+    os.environ["XDG_CACHE_HOME"] = str(cache)
+    yield
+    del os.environ["XDG_CACHE_HOME"]
+    if before is not None:
+        os.environ["XDG_CACHE_HOME"] = before
+
+
+@pytest.fixture(scope="module")
+def results(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[RunResult]]:
+    """All of them, one round or two, by preset; and two whole networks."""
+    specs = {name: smaller(read_grid(file), SMALL).specs() for name, file in PRESETS.items()}
+    for name in ("cifar10", "cifar100-resnet50"):
+        specs[f"{name} in full"] = smaller(read_grid(PRESETS[name]), FULL).specs()[:1]
+    flat = [replace(one, name=f"{name} {one.name}") for name, some in specs.items() for one in some]
+    done = iter(run_all(flat, tmp_path_factory.mktemp("presets"), workers=2))
+    return {name: [next(done) for _ in some] for name, some in specs.items()}
+
+
+@pytest.mark.parametrize("name", WANTED)
+def test_every_configuration_of_a_preset_is_run_for_a_round(
+    name: str, results: dict[str, list[RunResult]]
+) -> None:
+    for (_, settings), result in zip(WANTED[name].configurations(), results[name], strict=True):
+        assert not result.error
+        outcome = result.outcome
+        late = bool(WANTED[name].data.late_clients)
+        assert outcome["rounds"] == (2 if late or name == "cifar10-warmup" else 1)
+        assert 0 <= outcome["pooled"] <= 1 and outcome["personal"] is not None
+        if settings["criterion"] == "client-random":
+            continue  # of these every client has another mask
+        kept = 1.0 if settings["strategy"] == "fedavg" else 1 - float(settings["sparsity"])
+        assert outcome["num_kept"] == pytest.approx(kept * outcome["num_masked"], abs=1)
+
+
+def test_newcomers_bring_a_new_mask_or_none(results: dict[str, list[RunResult]]) -> None:
+    epochs = {
+        result.spec.name: result.document["mask"]["epoch"] for result in results["cifar10-ood"]
+    }
+    assert epochs == {
+        **{f"cifar10-ood new mask sparsity={one}": 2 for one in ("0.5", "0.95")},
+        **{f"cifar10-ood old mask sparsity={one}": 1 for one in ("0.5", "0.95")},
+    }
+    for result in results["cifar10-ood"]:
+        assert len(result.document["clients"]) == 4, "two of them came later"
+
+
+@pytest.mark.parametrize(
+    ("name", "weights"), [("cifar10", 11_164_352), ("cifar100-resnet50", 23_652_032)]
+)
+def test_the_networks_in_full_take_a_round(
+    name: str, weights: int, results: dict[str, list[RunResult]]
+) -> None:
+    (result,) = results[f"{name} in full"]
+    assert not result.error and result.outcome["rounds"] == 1
+    assert result.outcome["num_masked"] == weights
+    assert result.outcome["num_kept"] == weights // 2
+
+
+def test_the_command_to_try_a_preset_works_as_its_page_says(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    page = (FOLDER / "README.md").read_text("utf-8")
+    (line,) = re.findall(r"^ssfl (simulate .*--rounds 1 .*)$", page, flags=re.MULTILINE)
+    (tmp_path / "benchmarks").symlink_to(ROOT / "benchmarks")
+    monkeypatch.chdir(tmp_path)
+    assert main([*shlex.split(line), "--workers", "1"]) == ExitCode.DONE
+    assert "2 runs (2 configurations x 1 seed)" in capsys.readouterr().err
