@@ -46,7 +46,8 @@ from benchmarks.workload import Workload, digest, manifest_of
 from ssfl.method.settings import RunSettings
 from ssfl.program.exits import raise_on_sigterm
 from ssfl.tools.plan_link import Link
-from ssfl.tools.plan_run import RunPlan, Seconds, Site, plan_run
+from ssfl.tools.plan_result import RunPlan, Seconds
+from ssfl.tools.plan_run import Site, plan_run
 from ssfl.v1 import transfer_pb2
 
 BYTES_BAR = 0.01

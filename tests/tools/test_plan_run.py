@@ -11,7 +11,8 @@ from ssfl.method.manifest import Init, Manifest, Role, TensorSpec
 from ssfl.method.settings import RunSettings
 from ssfl.tools.plan_link import Link
 from ssfl.tools.plan_messages import download_bytes, upload_bytes
-from ssfl.tools.plan_run import RunPlan, plan_run
+from ssfl.tools.plan_result import RunPlan
+from ssfl.tools.plan_run import plan_run
 from ssfl.tools.plan_sizes import FIRST_SHARE, REFERENCE_SHARE, Size
 from ssfl.v1 import coordinator_pb2 as pb
 from ssfl.v1 import transfer_pb2

@@ -3,7 +3,7 @@
 import json
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TypeVar
 
@@ -33,7 +33,9 @@ Parsed = TypeVar("Parsed")
 
 DESCRIPTION = (
     "Predicts the bytes of a run and the seconds its transfers take on a link, for one or more "
-    "sparsities and for dense FedAvg. Nothing is trained and nothing is sent."
+    "sparsities and for dense FedAvg. Nothing is trained and nothing is sent. What depends on data "
+    "or people is not in it: masks renewed on request, for new labels or on a jump of the loss, "
+    "and an early end (--target-accuracy, --patience)."
 )
 EXAMPLE = (
     "For example: ssfl plan --model resnet18 --input 3x32x32 --classes 10 --sparsity 0.9,0.95 "
@@ -54,10 +56,17 @@ class PlanConfig:
     data: str = setting("", "a shard to take the shapes from: a name under --data-root, or a path")
     data_root: Path = setting(Path("shards"), "folder that holds the shards")
     sparsity: str = setting("0.9", "share of weights to prune; several as 0.5,0.9,0.95")
+    sparsity_schedule: str = like("sparsity_schedule")
+    warmup_rounds: int = like("warmup_rounds")
+    refresh_rounds: str = like("refresh_rounds")
+    refresh_every: int = like("refresh_every")
     rounds: int = setting(30, "training rounds", least=1, most=1_000_000)
     clients: int = setting(10, "clients in the federation", least=1)
     clients_per_round: int = like("clients_per_round")
+    client_fraction: float = like("client_fraction")
     evaluate_every: int = like("evaluate_every")
+    evaluate_last: int = like("evaluate_last")
+    personalize_epochs: int = like("personalize_epochs")
     scores: str = like("scores")
     value_type: str = like("value_type")
     grid_bits: int = like("grid_bits")
@@ -112,6 +121,9 @@ class PlanConfig:
         return parse_shape(self.input)
 
     def sparsities(self) -> list[str]:
+        """Return the sparsities to compare; a schedule stands for all of them."""
+        if self.sparsity_schedule:
+            return ["0.9"]
         return [one.strip() for one in self.sparsity.split(",")]
 
     def client_link(self) -> Link | None:
@@ -133,7 +145,12 @@ class PlanConfig:
 
     def run_settings(self, sparsity: str, strategy: str = "ssfl") -> RunSettings:
         """Return the settings of the run, as the coordinator would have them."""
-        return run_settings(self, sparsity=sparsity, strategy=strategy, min_clients=1)
+        run = run_settings(self, sparsity=sparsity, strategy=strategy, min_clients=1)
+        if strategy == "ssfl":
+            return run
+        return replace(
+            run, sparsity_schedule="", warmup_rounds=0, refresh_rounds="", refresh_every=0
+        )
 
 
 def _named(flag: str, parse: Callable[[], Parsed]) -> Parsed:
@@ -173,7 +190,7 @@ def plan(argv: Sequence[str]) -> int:
             console = Console(width=WIDE)
         network = manifest.model.get("model", manifest.model["task"])  # a task's own has no name
         console.print(plan_table(network, dense, sparse))
-        for note in notes(dense, link, coordinator, config.upload_slots):
+        for note in notes(dense, sparse, link, coordinator, config.upload_slots):
             console.print(note)
     return int(ExitCode.DONE)
 

@@ -5,6 +5,7 @@ names as long as a run's. Only lengths that nobody knows before the run are gues
 of samples at a site, its name, the digits of an evaluation; together some bytes a message.
 """
 
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import lru_cache
@@ -16,6 +17,7 @@ from ssfl.codec import ChunkSizer
 from ssfl.method.exact_sum import VALUE_BOUND, fraction_bits
 from ssfl.method.manifest import Manifest
 from ssfl.method.settings import RunSettings
+from ssfl.method.strategies.ssfl import ENOUGH_BATCHES
 from ssfl.server.checks import PROTOCOL_VERSION
 from ssfl.server.coding import LOSSY
 from ssfl.server.settings_message import settings_to_message
@@ -140,8 +142,28 @@ class Messages:
             header.initial.CopyFrom(_payload(_DENSE, payload_bytes))
         return pb.SendInitialRequest(caller=self.caller, header=header).ByteSize()
 
-    def score_task(self, step: int, scores: Coded, num_decisive: int, payload_bytes: int) -> int:
-        work = pb.ScoreTask(criterion="saliency", manifest_digest=DIGEST, initial_digest=DIGEST)
+    def score_task(
+        self,
+        step: int,
+        scores: Coded,
+        num_decisive: int,
+        payload_bytes: int,
+        *,
+        is_renewal: bool = False,
+    ) -> int:
+        """Return the size of a SCORE task; to renew a mask it names the model to score."""
+        work = pb.ScoreTask(
+            criterion="saliency",
+            manifest_digest=DIGEST,
+            initial_digest=DIGEST,
+            num_batches=math.ceil(ENOUGH_BATCHES / max(1, self.settings.clients)),
+            num_kept=self.num_kept,
+        )
+        if is_renewal:
+            work.scoring_epoch = 1
+            work.mask.CopyFrom(self._mask(0))
+            work.base_digest = DIGEST
+            work.resting_digest = DIGEST
         if scores.encoding != _DENSE:
             work.report_encoding = scores.encoding
             work.num_coded = num_decisive
@@ -207,9 +229,18 @@ class Messages:
         )
         return _task(step, evaluate=work)
 
-    def evaluation_report(self, step: int) -> int:
+    def personalize_task(self, step: int) -> int:
+        rounds = self.settings.rounds
+        work = pb.PersonalizeTask(rounds_done=rounds, mask=self._mask(0), base_digest=DIGEST)
+        return _task(step, personalize=work)
+
+    def evaluation_report(self, step: int, *, is_personal: bool = False) -> int:
         return pb.ReportEvaluationRequest(
-            caller=self.caller, step=step, evaluation=self._evaluation(), work_s=SECONDS
+            caller=self.caller,
+            step=step,
+            evaluation=self._evaluation(),
+            personal=self._evaluation() if is_personal else None,
+            work_s=SECONDS,
         ).ByteSize()
 
     def evaluation_answer(self) -> int:

@@ -6,6 +6,9 @@ the model every `evaluate_every` rounds and at the end. The first base is not se
 make it from the initial weights; one that a client was given to test is not sent again to train
 from. With sampled clients, how many of them hold the base before is an expectation.
 
+After a warm-up and where a mask is renewed (plan_masks.py), all are sent the base they lack, score
+it, and get the mask, or its difference to the one before; what the new one adds they hold.
+
 Totals are the coordinator's ledger: the same phases, payload and message bytes. Control messages
 are an expectation: a client that waits or works long hears and sends some tens of bytes every
 10 to 15 s.
@@ -13,104 +16,21 @@ are an expectation: a client that waits or works long hears and sends some tens 
 
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
 from ssfl.codec import values_only
 from ssfl.method.manifest import Manifest
+from ssfl.method.sampling import cohort_size
 from ssfl.method.settings import RunSettings
-from ssfl.method.strategies import Ssfl, strategy_for
 from ssfl.tools.plan_link import Link
+from ssfl.tools.plan_masks import PlannedMask, planned_masks
 from ssfl.tools.plan_messages import Messages, download_bytes, payload_of, upload_bytes
+from ssfl.tools.plan_result import NO_TIME, NOTHING, RunPlan, Seconds, Times, Transfer
 from ssfl.tools.plan_sizes import ZERO, Coded, Coding, Size, mask_size
 from ssfl.v1 import coordinator_pb2 as pb
 from ssfl.v1 import transfer_pb2
-
-
-@dataclass(frozen=True, slots=True)
-class Transfer:
-    """What one client sends or gets at once."""
-
-    payload: Size
-    message: Size  # the header and all chunks
-
-    def __add__(self, other: "Transfer") -> "Transfer":
-        return Transfer(self.payload + other.payload, self.message + other.message)
-
-    def __mul__(self, times: int) -> "Transfer":
-        return Transfer(self.payload * times, self.message * times)
-
-    def or_else(self, other: "Transfer") -> "Transfer":
-        return Transfer(self.payload.or_else(other.payload), self.message.or_else(other.message))
-
-
-NOTHING = Transfer(ZERO, ZERO)
-
-
-@dataclass(frozen=True, slots=True)
-class Seconds:
-    """A time, expected from `low` to `high`, never more than `most` on such a link."""
-
-    low: float
-    high: float
-    most: float
-
-    def __add__(self, other: "Seconds") -> "Seconds":
-        return Seconds(self.low + other.low, self.high + other.high, self.most + other.most)
-
-    def __mul__(self, times: float) -> "Seconds":
-        return Seconds(self.low * times, self.high * times, self.most * times)
-
-
-@dataclass(frozen=True, slots=True)
-class Times:
-    """Seconds of transfers on the link, without work at either end."""
-
-    base: Seconds  # from the coordinator's sending to the client's last byte
-    update: Seconds  # from the client's sending to its receipt, if it need not queue
-    round: Seconds  # both, with the queue where there are more clients than upload slots
-    scoring: Seconds  # all clients' scores
-    mask: Seconds  # with the first task: the base follows from it
-    run: Seconds
-
-
-@dataclass(frozen=True)
-class RunPlan:
-    """The prediction for one run."""
-
-    settings: RunSettings
-    num_masked: int
-    num_unmasked: int
-    num_kept: int
-    num_clients: int
-    cohort: int
-    rows: dict[tuple[str, str], Transfer]  # (phase, direction): the whole run's ledger
-    update: Transfer  # one client, one round
-    base: Transfer
-    scores: Transfer  # one client, once
-    mask: Transfer
-    times: Times | None = field(default=None)
-
-    def total(self, direction: str, *, control: bool = True) -> Transfer:
-        """Return the run's bytes in one direction at the coordinator."""
-        total = NOTHING
-        for (phase, way), transfer in self.rows.items():
-            if way == direction and (control or phase != "control"):
-                total += transfer
-        return total
-
-    @property
-    def one_off(self) -> Transfer:
-        """What a client sends and gets once, on top of the rounds."""
-        return self.scores + self.mask
-
-    def break_even(self, dense: "RunPlan") -> int | None:
-        """Return the rounds after which a client has moved fewer bytes than in the dense run."""
-        spared = (dense.update + dense.base).message.high - (self.update + self.base).message.high
-        if spared <= 0:
-            return None
-        return self.one_off.message.high // spared + 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,6 +62,19 @@ def plan_run(
     ).plan()
 
 
+@dataclass(frozen=True)
+class _Leg:
+    """How things travel under one mask."""
+
+    mask: PlannedMask
+    messages: Messages
+    update: Coded
+    next_base: Coded  # to a client that holds the base before it
+    any_base: Coded
+    scores: Coded
+    mask_size: Size
+
+
 class _Planner:
     def __init__(
         self,
@@ -154,49 +87,60 @@ class _Planner:
         site: Site,
     ) -> None:
         self.manifest, self.settings, self.slots = manifest, settings, upload_slots
+        self.coding, self.site = coding, site
         self.num_clients = settings.clients
-        self.cohort = min(settings.clients_per_round or self.num_clients, self.num_clients)
-        strategy = strategy_for(settings)
-        self.sparse = isinstance(strategy, Ssfl)
-        self.num_kept = (
-            strategy.num_kept(manifest) if isinstance(strategy, Ssfl) else manifest.num_masked
-        )
-        self.num_decisive = strategy.num_decisive(manifest)
+        self.cohort = cohort_size(settings, self.num_clients)
         self.link, self.coordinator_bits_per_s = link, coordinator_bits_per_s
-        self.messages = Messages(
-            manifest, settings, self.num_kept, site.num_samples, site.num_tested
-        )
-        count = self.num_kept + manifest.num_unmasked
-        self.update_coding = coding.update(count)
-        self.next_base = coding.base(count, holds_previous=True)
-        self.any_base = coding.base(count, holds_previous=False)
-        self.score_coding = coding.scores(manifest.num_masked, self.num_decisive)
-        self.mask_payload = mask_size(manifest, self.num_kept) if self.sparse else ZERO
+        self.legs = [self._leg(mask) for mask in planned_masks(manifest, settings)]
+        self.agreed = [leg for leg in self.legs if leg.mask.is_agreed]
+        self.messages = self.legs[-1].messages
         self.rows: dict[tuple[str, str], Transfer] = {}
 
+    def _leg(self, mask: PlannedMask) -> _Leg:
+        manifest, coding, site = self.manifest, self.coding, self.site
+        count = mask.num_kept + manifest.num_unmasked
+        size = mask_size(manifest, mask.num_kept) if mask.is_agreed else ZERO
+        if mask.first > (self.settings.warmup_rounds or 0):
+            size = Size(0, size.high, size.most)  # the difference to the mask before may be less
+        return _Leg(
+            mask,
+            Messages(manifest, self.settings, mask.num_kept, site.num_samples, site.num_tested),
+            coding.update(count),
+            coding.base(count, holds_previous=True),
+            coding.base(count, holds_previous=False),
+            coding.scores(manifest.num_masked, mask.num_decisive),
+            size,
+        )
+
     def plan(self) -> RunPlan:
-        scores = self._scores() if self.sparse else NOTHING
-        mask = Transfer(self.mask_payload, self.mask_payload.map(download_bytes))
-        update, base = self._update(), self._train(self.next_base)
-        if self.cohort < self.num_clients:
-            base = base.or_else(self._train(self.any_base))
-        self._count_beginning(scores, mask)
-        self._count_rounds(update)
+        last = self.legs[-1]
+        self._count_beginning()
+        for leg in self.agreed:
+            self._count_mask(leg)
+        self._count_rounds()
+        if self.settings.personalize_epochs:
+            self._count_own_models()
         self._count_control()
         return RunPlan(
             self.settings,
             self.manifest.num_masked,
             self.manifest.num_unmasked,
-            self.num_kept,
+            last.mask.num_kept,
             self.num_clients,
             self.cohort,
             self.rows,
-            update,
-            base,
-            scores,
-            mask,
-            self._times(self.link, update, base, scores, mask) if self.link else None,
+            self._update(last),
+            self._base(last),
+            self._scores(last),
+            _mask(last),
+            tuple(leg.mask for leg in self.legs),
+            tuple(self._costs(leg) for leg in self.legs),
+            self._times(self.link) if self.link else None,
         )
+
+    def _costs(self, leg: _Leg) -> tuple[int, int]:
+        once = (self._scores(leg) + _mask(leg)).message.high
+        return once, (self._update(leg) + self._base(leg)).message.high
 
     # -- one client, one transfer
 
@@ -206,20 +150,28 @@ class _Planner:
         round_number = self.settings.rounds // 2
         return round_number + 2, round_number
 
-    def _update(self) -> Transfer:
+    def _update(self, leg: _Leg) -> Transfer:
         step, number = self._middle
-        coded = self.update_coding
         return self._upload(
-            coded.size,
-            lambda payload: self.messages.update(step, number, coded, payload),
+            leg.update.size,
+            lambda payload: leg.messages.update(step, number, leg.update, payload),
             pb.SendUpdateRequest,
         )
 
-    def _scores(self) -> Transfer:
-        coded = self.score_coding
+    def _base(self, leg: _Leg) -> Transfer:
+        base = self._train(leg, leg.next_base)
+        return base.or_else(self._train(leg, leg.any_base)) if self._is_sampled else base
+
+    @property
+    def _is_sampled(self) -> bool:
+        return self.cohort < self.num_clients
+
+    def _scores(self, leg: _Leg) -> Transfer:
+        if not leg.mask.is_agreed:
+            return NOTHING
         return self._upload(
-            coded.size,
-            lambda payload: self.messages.score_report(1, coded, payload),
+            leg.scores.size,
+            lambda payload: leg.messages.score_report(1, leg.scores, payload),
             pb.ReportSaliencyRequest,
         )
 
@@ -229,27 +181,27 @@ class _Planner:
         speed = self.link.up_bits_per_s if self.link else None
         return Transfer(payload, payload.map(lambda n: header(n) + upload_bytes(n, speed, request)))
 
-    def _train(self, base: Coded) -> Transfer:
+    def _train(self, leg: _Leg, base: Coded) -> Transfer:
         """Return a TRAIN task with its base."""
         return Transfer(
             base.size,
-            base.size.map(lambda n: self._task(base=payload_of(base, n)) + download_bytes(n)),
+            base.size.map(lambda n: self._task(leg, base=payload_of(base, n)) + download_bytes(n)),
         )
 
-    def _evaluate(self, base: Coded) -> Transfer:
+    def _evaluate(self, leg: _Leg, base: Coded) -> Transfer:
         """Return an EVALUATE task with its base."""
         step, number = self._middle
 
         def message(n: int) -> int:
-            return self.messages.evaluate_task(step, number, payload_of(base, n))
+            return leg.messages.evaluate_task(step, number, payload_of(base, n))
 
         return Transfer(base.size, base.size.map(lambda n: message(n) + download_bytes(n)))
 
-    def _task(self, mask: int = 0, base: transfer_pb2.Payload | None = None) -> int:
+    def _task(self, leg: _Leg, mask: int = 0, base: transfer_pb2.Payload | None = None) -> int:
         step, number = self._middle
         granted = self.cohort <= self.slots
-        return self.messages.train_task(
-            step, number, self.cohort, self.update_coding, granted=granted, mask=mask, base=base
+        return leg.messages.train_task(
+            step, number, self.cohort, leg.update, granted=granted, mask=mask, base=base
         )
 
     # -- the whole run
@@ -258,116 +210,154 @@ class _Planner:
         before = self.rows.get((phase, direction), NOTHING)
         self.rows[phase, direction] = before + transfer * times
 
-    def _count_beginning(self, scores: Transfer, mask: Transfer) -> None:
-        n, messages = self.num_clients, self.messages
+    def _count_beginning(self) -> None:
         sent = 0 if self.manifest.rebuildable else values_only.encoded_bytes(self.manifest.size)
-        header = messages.initial_model(sent)
+        header = self.messages.initial_model(sent)
         initial = Size.fixed(header + upload_bytes(sent, None, pb.SendInitialRequest))
         self._add("initial", "up", Transfer(Size.fixed(sent), initial))
         most = download_bytes(sent)
         unlike = Transfer(Size(0, sent, sent), Size(0, most, most))  # a client's own first weights
-        if not self.sparse:
-            if sent:
-                self._add("values", "down", unlike, n - 1)
-            return
-        task = messages.score_task(1, self.score_coding, self.num_decisive, 0)
-        self._add("initial", "down", Transfer(ZERO, Size.fixed(task)), n)
         if sent:
-            self._add("initial", "down", unlike, n - 1)
-        self._add("scores", "up", scores, n)
-        if self.mask_payload.most:
-            self._add("mask", "down", mask, n)
-            with_mask = self.mask_payload.map(lambda m: self._task(m) - self._task())
+            phase = "initial" if self.legs[0].mask.is_agreed else "values"
+            self._add(phase, "down", unlike, self.num_clients - 1)
+
+    def _count_mask(self, leg: _Leg) -> None:
+        """Count one agreement: all are asked for scores, and get the mask with their next task."""
+        n, is_renewal = self.num_clients, leg.mask.first > 0
+        task = leg.messages.score_task(
+            1, leg.scores, leg.mask.num_decisive, 0, is_renewal=is_renewal
+        )
+        self._add("initial", "down", Transfer(ZERO, Size.fixed(task)), n)
+        self._add("scores", "up", self._scores(leg), n)
+        if leg.mask_size.most:
+            self._add("mask", "down", _mask(leg), n)
+            with_mask = leg.mask_size.map(lambda m: self._task(leg, m) - self._task(leg))
             self._add("values", "down", Transfer(ZERO, with_mask), n)
 
     def _is_tested(self, rounds_done: int) -> bool:
         """Tell whether all clients test the model after so many rounds."""
-        every = self.settings.evaluate_every
+        every, last = self.settings.evaluate_every, self.settings.evaluate_last
         due = rounds_done == self.settings.rounds or (every and rounds_done % every == 0)
-        return bool(rounds_done and due)
+        return bool(rounds_done and (due or rounds_done > self.settings.rounds - last))
 
     @cached_property
     def num_tests(self) -> int:
         return sum(map(self._is_tested, range(self.settings.rounds + 1)))
 
-    def _count_rounds(self, update: Transfer) -> None:
-        n, rounds, messages = self.num_clients, self.settings.rounds, self.messages
-        self._add("values", "up", update, rounds * self.cohort)
-        # The first base is made by every client itself, from the initial weights.
-        held = Transfer(ZERO, Size.fixed(self._task()))
-        self._add("values", "down", held, self.cohort)
-        counts: Counter[tuple[str, bool]] = Counter()  # (task, holds the base before)
-        for number in range(1, rounds + 1):
-            everyone = self._is_tested(number - 1) or self.cohort == n
-            if self._is_tested(number):
-                count = n if everyone else self.cohort
-                counts["evaluate", True] += count
-                counts["evaluate", False] += n - count
-            else:
-                count = self.cohort if everyone else round(self.cohort**2 / n)
-                counts["train", True] += count
-                counts["train", False] += self.cohort - count
-        self._add("values", "down", self._train(self.next_base), counts["train", True])
-        self._add("values", "down", self._train(self.any_base), counts["train", False])
-        self._add("values", "down", held, (self.num_tests - 1) * self.cohort)
-        self._add("evaluation", "down", self._evaluate(self.next_base), counts["evaluate", True])
-        self._add("evaluation", "down", self._evaluate(self.any_base), counts["evaluate", False])
+    @cached_property
+    def _renewed(self) -> set[int]:
+        """Rounds that begin with scores of what was trained before them."""
+        return {leg.mask.first for leg in self.agreed if leg.mask.first}
+
+    def _count_rounds(self) -> None:
+        for leg in self.legs:
+            self._count_rounds_of(leg)
         step, _ = self._middle
+        n, messages = self.num_clients, self.messages
         answer = Transfer(ZERO, Size.fixed(messages.evaluation_answer()))
         report = Transfer(ZERO, Size.fixed(messages.evaluation_report(step)))
         self._add("evaluation", "down", answer, self.num_tests * n)
         self._add("evaluation", "up", report, self.num_tests * n)
-        finish = Transfer(ZERO, Size.fixed(messages.finish_task(rounds + 3)))
+        finish = Transfer(ZERO, Size.fixed(messages.finish_task(self.settings.rounds + 3)))
         self._add("values", "down", finish, n)
+
+    def _count_rounds_of(self, leg: _Leg) -> None:
+        n, first, stop = self.num_clients, leg.mask.first, leg.mask.stop
+        self._add("values", "up", self._update(leg), (stop - first) * self.cohort)
+        # The first base of a mask is made by every client itself, from what it has scored.
+        num_held = 1
+        counts: Counter[tuple[str, bool]] = Counter()  # (task, holds the base before)
+        for number in range(first + 1, stop + 1):
+            was_tested = number - 1 > first and self._is_tested(number - 1)
+            everyone = was_tested or self.cohort == n
+            num_held += number < stop and self._is_tested(number)
+            if self._is_tested(number) or number in self._renewed:
+                work = "evaluate" if self._is_tested(number) else "score"
+                count = n if everyone else self.cohort
+                counts[work, True] += count
+                counts[work, False] += n - count
+            else:
+                count = self.cohort if everyone else round(self.cohort**2 / n)
+                counts["train", True] += count
+                counts["train", False] += self.cohort - count
+        held = Transfer(ZERO, Size.fixed(self._task(leg)))
+        self._add("values", "down", held, num_held * self.cohort)
+        for base, holds in ((leg.next_base, True), (leg.any_base, False)):
+            scored = Transfer(base.size, base.size.map(download_bytes))
+            self._add("values", "down", self._train(leg, base), counts["train", holds])
+            self._add("values", "down", scored, counts["score", holds])
+            self._add("evaluation", "down", self._evaluate(leg, base), counts["evaluate", holds])
+
+    def _count_own_models(self) -> None:
+        """Count the step in which all make a model of their own; the base was tested before."""
+        n, messages, (step, _) = self.num_clients, self.messages, self._middle
+        task = Transfer(ZERO, Size.fixed(messages.personalize_task(step)))
+        answer = Transfer(ZERO, Size.fixed(messages.evaluation_answer()))
+        report = Transfer(ZERO, Size.fixed(messages.evaluation_report(step, is_personal=True)))
+        self._add("values", "down", task, n)
+        self._add("evaluation", "down", answer, n)
+        self._add("evaluation", "up", report, n)
 
     def _count_control(self) -> None:
         n, rounds, messages = self.num_clients, self.settings.rounds, self.messages
         step, _ = self._middle
-        trained, tested = rounds * self.cohort, self.num_tests * n
+        scorings = len(self.agreed)
+        tests = self.num_tests + bool(self.settings.personalize_epochs)
+        trained, tested = rounds * self.cohort, tests * n
         joins = messages.join_request(built=False) + messages.join_request(built=True)
         first_asks = messages.ask(finished_step=0, mask=False, base=False)
-        asks = n * (1 + self.sparse) * first_asks + first_asks
+        asks = n * (1 + scorings) * first_asks + first_asks
         asks += trained * messages.ask(finished_step=step, mask=True, base=True)
         asks += tested * messages.ask(finished_step=0, mask=True, base=True)
         self._add("control", "up", Transfer(ZERO, Size.fixed(n * joins + asks)))
         self._add("control", "up", Transfer(ZERO, Size.fixed(messages.leave())), n)
-        answers = messages.upload_answers() * (trained + n * self.sparse) + messages.receipt()
+        answers = messages.upload_answers() * (trained + n * scorings) + messages.receipt()
         plain = 2 * messages.join_response(described=False)
         full = 2 * messages.join_response(described=True)
         # Told at once that there is nothing to do yet, and again when the step closes.
         once = messages.waiting("the sum")
         twice = once + messages.waiting_for_cohort("train", self.cohort)
-        steps = rounds + self.sparse
+        steps = rounds + scorings
         low = n * plain + answers + n * steps * once
-        high = n * full + answers + n * (steps + self.num_tests + 2) * twice
+        high = n * full + answers + n * (steps + tests + 2) * twice
         start = messages.initialize_task()
         self._add("control", "down", Transfer(ZERO, Size(low, high, high) + Size.fixed(start)))
 
     # -- seconds
 
-    def _times(
-        self, link: Link, update: Transfer, base: Transfer, scores: Transfer, mask: Transfer
-    ) -> Times:
-        sharing = min(self.cohort, self.slots)
-        up = self._link(link, sharing)
+    def _times(self, link: Link) -> Times:
+        run = NO_TIME
+        for leg in self.legs:
+            base_s, update_s, round_s, scoring_s, mask_s = self._leg_times(link, leg)
+            tested_s = _seconds(self._base(leg).message, self._link(link, self.num_clients).down_s)
+            rounds = leg.mask.stop - leg.mask.first
+            to_all = sum(
+                self._is_tested(number) or number in self._renewed
+                for number in range(leg.mask.first + 1, leg.mask.stop + 1)
+            )
+            run = run + scoring_s + mask_s + update_s * self._waves * rounds
+            run = run + base_s * (rounds - to_all) + tested_s * to_all
+        return Times(base_s, update_s, round_s, scoring_s, mask_s, run)
+
+    @property
+    def _waves(self) -> int:
+        return -(-self.cohort // self.slots)
+
+    def _leg_times(self, link: Link, leg: _Leg) -> tuple[Seconds, ...]:
+        """Return the seconds of a base, an update, a round, all scores, and a mask."""
+        up = self._link(link, min(self.cohort, self.slots))
         down = self._link(link, self.cohort)
-        base_s = _seconds(base.message, down.down_s)
+        base_s = _seconds(self._base(leg).message, down.down_s)
         receipt_s = link.rtt_s / 2
         grant_s = 0.0 if self.cohort <= self.slots else link.rtt_s
-        update_s = _seconds(update.message, lambda n: grant_s + up.up_s(n) + receipt_s)
-        waves = -(-self.cohort // self.slots)
-        round_s = base_s + update_s * waves
-        scoring_s = Seconds(0.0, 0.0, 0.0)
-        if self.sparse:
-            voting = self._link(link, min(self.num_clients, self.slots))
-            one = _seconds(scores.message, lambda n: link.rtt_s + voting.up_s(n) + receipt_s)
-            scoring_s = one * -(-self.num_clients // self.slots)
-        mask_s = _seconds(mask.message, down.down_s) if self.sparse else scoring_s
-        tested_s = _seconds(base.message, self._link(link, self.num_clients).down_s)
-        run_s = scoring_s + mask_s + update_s * waves * self.settings.rounds
-        run_s = run_s + base_s * (self.settings.rounds - self.num_tests)
-        run_s = run_s + tested_s * self.num_tests
-        return Times(base_s, update_s, round_s, scoring_s, mask_s, run_s)
+        update_s = _seconds(self._update(leg).message, lambda n: grant_s + up.up_s(n) + receipt_s)
+        round_s = base_s + update_s * self._waves
+        if not leg.mask.is_agreed:
+            return base_s, update_s, round_s, NO_TIME, NO_TIME
+        voting = self._link(link, min(self.num_clients, self.slots))
+        one = _seconds(self._scores(leg).message, lambda n: link.rtt_s + voting.up_s(n) + receipt_s)
+        scoring_s = one * -(-self.num_clients // self.slots)
+        return base_s, update_s, round_s, scoring_s, _seconds(_mask(leg).message, down.down_s)
 
     def _link(self, link: Link, num_clients: int) -> Link:
         if self.coordinator_bits_per_s is None:
@@ -377,3 +367,7 @@ class _Planner:
 
 def _seconds(size: Size, function: Callable[[int], float]) -> Seconds:
     return Seconds(function(size.low), function(size.high), function(size.most))
+
+
+def _mask(leg: _Leg) -> Transfer:
+    return Transfer(leg.mask_size, leg.mask_size.map(download_bytes))

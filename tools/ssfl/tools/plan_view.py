@@ -8,7 +8,7 @@ from rich import box
 from rich.table import Table
 
 from ssfl.tools.plan_link import Link
-from ssfl.tools.plan_run import RunPlan, Seconds, Times, Transfer
+from ssfl.tools.plan_result import RunPlan, Seconds, Times, Transfer
 from ssfl.tools.plan_sizes import Size
 
 NONE = "·"
@@ -28,7 +28,7 @@ def plan_table(model: str, dense: RunPlan, sparse: list[RunPlan]) -> Table:
     for plan in plans:
         table.add_column(_heading(plan), justify="right", no_wrap=True)
     table.add_row("kept values", *(f"{plan.num_kept:,}" for plan in plans))
-    for heading, rows in _sections(dense):
+    for heading, rows in _sections(plans):
         table.add_row()
         table.add_row(f"[bold]{heading}[/bold]")
         for name, cell in rows:
@@ -39,10 +39,16 @@ def plan_table(model: str, dense: RunPlan, sparse: list[RunPlan]) -> Table:
 
 
 def notes(
-    dense: RunPlan, link: Link | None, coordinator_bits_per_s: float | None, upload_slots: int
+    dense: RunPlan,
+    sparse: list[RunPlan],
+    link: Link | None,
+    coordinator_bits_per_s: float | None,
+    upload_slots: int,
 ) -> Iterator[str]:
     """Yield what a reader of the table has to know."""
     yield "MB are 1000² bytes. Framing is what messages have beyond their tensors."
+    if len(sparse[0].masks) > 1:
+        yield _masks_note(sparse[0])
     if link is None:
         yield "With --link 20mbit/50ms there are also seconds."
         return
@@ -61,6 +67,18 @@ def notes(
             f"The coordinator receives {upload_slots} uploads at once (--upload-slots), so the "
             f"{dense.cohort} of a round take {-(-dense.cohort // upload_slots)} turns."
         )
+
+
+def _masks_note(plan: RunPlan) -> str:
+    """Say which masks the run has, and of which one the rows for one client are."""
+    warm, agreed = plan.settings.warmup_rounds, [one for one in plan.masks if one.is_agreed]
+    dense = f"{warm} dense rounds come first. " if warm else ""
+    rounds = ", ".join(str(one.first) for one in agreed)
+    return (
+        f"{dense}A mask is agreed before round {rounds}: scores and mask travel {len(agreed)}x; a "
+        "client's rows and kept values are those of the last. Masks renewed on request, for new "
+        "labels or on a jump of the loss come on top."
+    )
 
 
 def plan_document(
@@ -85,6 +103,7 @@ def _run_document(plan: RunPlan, dense: RunPlan) -> dict[str, Any]:
         "strategy": plan.settings.strategy,
         "sparsity": plan.settings.sparsity if plan is not dense else None,
         "num_kept": plan.num_kept,
+        "masks": [asdict(mask) for mask in plan.masks],
         **{name: _bytes(getattr(plan, name)) for name in ("update", "base", "scores", "mask")},
         "run_up": _bytes(plan.total("up")),
         "run_down": _bytes(plan.total("down")),
@@ -104,7 +123,8 @@ def _bytes(transfer: Transfer) -> dict[str, Any]:
 Cell = Callable[[RunPlan], str]
 
 
-def _sections(dense: RunPlan) -> Iterator[tuple[str, Iterable[tuple[str, Cell]]]]:
+def _sections(plans: list[RunPlan]) -> Iterator[tuple[str, Iterable[tuple[str, Cell]]]]:
+    dense = plans[0]
     yield (
         "client, each round",
         [
@@ -113,7 +133,7 @@ def _sections(dense: RunPlan) -> Iterator[tuple[str, Iterable[tuple[str, Cell]]]
         ],
     )
     yield (
-        "client, once",
+        "client, once" if plans[-1].num_scorings < 2 else "client, each mask",
         [
             *_transfer_rows("scores, up", lambda plan: plan.scores),
             *_transfer_rows("mask, down", lambda plan: plan.mask),
@@ -157,7 +177,9 @@ def _transfer_rows(
 
 
 def _heading(plan: RunPlan) -> str:
-    return "dense" if plan.settings.strategy == "fedavg" else f"{plan.settings.sparsity} sparse"
+    if plan.settings.strategy == "fedavg":
+        return "dense"
+    return f"{plan.settings.sparsity_schedule or plan.settings.sparsity} sparse"
 
 
 def _break_even(plan: RunPlan, dense: RunPlan) -> str:
