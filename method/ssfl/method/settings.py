@@ -126,7 +126,7 @@ class RunSettings:
         "learning rate inside a round: constant, or a cosine from epoch to epoch",
         choices=("constant", "cosine"),
     )
-    momentum: float = setting(0.0, "SGD momentum, restarted in each round")
+    momentum: float = setting(0.5, "SGD momentum, restarted in each round")
     weight_decay: float = setting(5e-4, "L2 penalty on every trained value")
     clip_norm: float = setting(10.0, "largest gradient norm in a step; 0: no clipping")
     update_weights: str = setting(
