@@ -104,10 +104,12 @@ def test_no_init_file_hides_the_other_parts_of_the_namespace() -> None:
     assert list(ROOT.glob("*/ssfl/__init__.py")) == []
 
 
-@pytest.mark.parametrize("package", PACKAGES)
-def test_every_package_says_what_it_is(package: str) -> None:
-    init = ROOT / package / "ssfl" / package / "__init__.py"
-    assert ast.get_docstring(ast.parse(init.read_text()))
+def test_every_package_says_what_it_is() -> None:
+    found = sorted(ROOT.glob("*/ssfl/*/__init__.py"))
+    assert {*PACKAGES, "api", "simulator", "study"} <= {init.parent.name for init in found}
+    for init in found:
+        if init.parent.name != "v1":  # made from the protos
+            assert ast.get_docstring(ast.parse(init.read_text())), init
 
 
 @pytest.mark.parametrize("package", WALLS)

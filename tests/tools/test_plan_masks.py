@@ -141,7 +141,7 @@ def test_the_table_says_what_is_counted_and_what_is_not(
 
 SIMULATED = RunSettings(
     model="mlp", width=8, sparsity="0.8", rounds=7, clients=3, scores="exact", batch_size=8,
-    local_epochs=1, evaluate_every=3,
+    local_epochs=1, evaluate_every=3, scoring_batches=1,
 )  # fmt: skip
 VARIANTS: dict[str, dict[str, Any]] = {
     "plain": {},

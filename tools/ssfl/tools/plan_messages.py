@@ -156,7 +156,8 @@ class Messages:
             criterion="saliency",
             manifest_digest=DIGEST,
             initial_digest=DIGEST,
-            num_batches=math.ceil(ENOUGH_BATCHES / max(1, self.settings.clients)),
+            num_batches=self.settings.scoring_batches
+            or math.ceil(ENOUGH_BATCHES / max(1, self.settings.clients)),
             num_kept=self.num_kept,
         )
         if is_renewal:
