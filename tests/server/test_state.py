@@ -116,6 +116,20 @@ def test_only_training_makes_rounds_and_only_evaluation_marks_them_evaluated() -
     assert (evaluated.rounds_done, evaluated.rounds_evaluated, evaluated.model_step) == (1, 1, 2)
 
 
+def test_labels_of_all_who_were_ever_asked_to_vote_are_known() -> None:
+    """Whoever brings them back later brings nothing new, though its first owner has left."""
+    with_labels = [replace(joined(C1, 1), labels=(0, 1)), replace(joined(C2, 2), labels=(1, 2))]
+    state = after(*with_labels, SCORE, committed(1, "b1"))
+    assert state.asked_labels == {0, 1, 2}
+    gone = after(
+        facts.ClientLeft(C2, finished=False),
+        replace(SCORE, step=4, cohort={C1: 10}),
+        replace(committed(4, "b4"), mask_epoch=2),
+        state=state,
+    )
+    assert (gone.asked_labels, gone.mask_epoch) == ({0, 1, 2}, 2)
+
+
 def test_a_stop_is_remembered_until_it_can_happen() -> None:
     state = after(TRAIN, facts.StopRequested())
     assert state.stop_asked and not state.finished
