@@ -127,7 +127,8 @@ def test_labels_of_all_who_were_ever_asked_to_vote_are_known() -> None:
         replace(committed(4, "b4"), mask_epoch=2),
         state=state,
     )
-    assert (gone.asked_labels, gone.mask_epoch) == ({0, 1, 2}, 2)
+    assert gone.asked_labels == {0, 1, 2}
+    assert gone.mask_epoch == 2
 
 
 def test_a_stop_is_remembered_until_it_can_happen() -> None:
