@@ -100,7 +100,7 @@ def labelled(lost: frozenset[ClientId] = frozenset(), left: bool = False) -> Run
         C2: Member(C2, 2, "t", 10, "m", "cpu", labels=(1, 8, 9), left=left),
     }
     return replace(
-        STATE, members=members, manifest_digest="m", asked_labels=frozenset({0, 1}), lost=lost
+        STATE, members=members, manifest_digest="m", known_labels=frozenset({0, 1}), lost=lost
     )
 
 
@@ -110,9 +110,9 @@ def test_labels_are_new_if_no_voter_had_them_and_their_client_can_be_asked() -> 
     assert due(labelled()) == "", "unless it is not set"
     assert due(labelled(lost=frozenset({C2})), **new) == ""
     assert due(labelled(left=True), **new) == ""
-    known = replace(labelled(), asked_labels=frozenset({0, 1, 8, 9}))
+    known = replace(labelled(), known_labels=frozenset({0, 1, 8, 9}))
     assert due(known, **new) == ""
-    silent = replace(labelled(), asked_labels=frozenset())
+    silent = replace(labelled(), known_labels=frozenset())
     assert due(silent, **new) == "", "nobody told its labels before"
 
 

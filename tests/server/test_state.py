@@ -120,14 +120,14 @@ def test_labels_of_all_who_were_ever_asked_to_vote_are_known() -> None:
     """Whoever brings them back later brings nothing new, though its first owner has left."""
     with_labels = [replace(joined(C1, 1), labels=(0, 1)), replace(joined(C2, 2), labels=(1, 2))]
     state = after(*with_labels, SCORE, committed(1, "b1"))
-    assert state.asked_labels == {0, 1, 2}
+    assert state.known_labels == {0, 1, 2}
     gone = after(
         facts.ClientLeft(C2, finished=False),
         replace(SCORE, step=4, cohort={C1: 10}),
         replace(committed(4, "b4"), mask_epoch=2),
         state=state,
     )
-    assert gone.asked_labels == {0, 1, 2}
+    assert gone.known_labels == {0, 1, 2}
     assert gone.mask_epoch == 2
 
 

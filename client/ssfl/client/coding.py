@@ -133,7 +133,8 @@ def write_scores(found: Vector, work: pb.ScoreTask, settings: RunSettings, clien
     """Return scores as the task asks for them."""
     match work.report_encoding:
         case transfer_pb2.ENCODING_SCORES:
-            words = random_words(settings.seed, found.size, "scores", client_id)
+            again = [work.scoring_epoch] if work.scoring_epoch else []  # a refresh rounds anew
+            words = random_words(settings.seed, found.size, "scores", client_id, *again)
             try:
                 data = scores.encode(found, work.num_coded, words)
             except UnfitValues as error:  # the coordinator says what is wrong with them, if it is

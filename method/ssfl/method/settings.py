@@ -270,6 +270,11 @@ class RunSettings:
             raise SettingsError(
                 f"--warmup-rounds {self.warmup_rounds} leaves no sparse round of {self.rounds}"
             )
+        if self.scoring_point == "masked" and self.criterion in ("grasp", "synflow"):
+            raise SettingsError(
+                f"--scoring-point masked is for saliency: {self.criterion} would score every "
+                "pruned weight as nothing"
+            )
         if self.criterion == "client-random":
             self._validate_client_random()
 

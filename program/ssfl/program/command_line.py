@@ -165,7 +165,9 @@ def _epilog(text: str, precedence: str) -> str:
 
 
 def _wrap(text: str) -> str:
-    return "\n\n".join(textwrap.fill(part, _width(), break_on_hyphens=False) for part in text.split("\n\n"))
+    return "\n\n".join(
+        textwrap.fill(part, _width(), break_on_hyphens=False) for part in text.split("\n\n")
+    )
 
 
 def _width() -> int:

@@ -16,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ssfl.codec import blocks, masks, reference, sorted_bits, values_only
+from ssfl.method.mask import Mask
 from ssfl.method.model_state import ModelState, values_digest
 from ssfl.method.settings import RunSettings
 from ssfl.server.coding import LOSSY, Reader
@@ -43,6 +44,11 @@ class Form(StrEnum):
     RESTING = "resting"
     FIRST = "first base"  # no payload: what a client makes itself
     WHOLE = "whole"  # no payload: what is scored
+
+
+_MASK_FORMS = (
+    Form.MASK, Form.MASK_SORTED, Form.MASK_SORTED_BY_WEIGHT, Form.MASK_DIFFERENCE,
+)  # fmt: skip
 
 
 class NotBuilt(Exception):
@@ -85,6 +91,7 @@ class Broadcast:
         self.is_personal = is_personal  # the mask is one client's, which makes it itself
         self._settings = settings
         self._before = before.model if before else None
+        self._mask_before = _other_mask(before, model)
         self._parts: dict[Form, Part] = {}
         self._serialized: dict[tuple[bytes, ...], dict[int, bytes]] = {}
         same_mask = before is not None and _mask_digest(before.model) == _mask_digest(model)
@@ -93,7 +100,7 @@ class Broadcast:
             self._first = before._first  # a renewed mask may be the same as before: not its base
         self._whole_digest = model.initial_digest if model.mask is None else b""
         if before and same_mask:
-            for form in (Form.MASK, Form.MASK_SORTED, Form.MASK_SORTED_BY_WEIGHT):
+            for form in _MASK_FORMS:
                 if form in before._parts:
                     self._parts[form] = before._parts[form]
 
@@ -139,7 +146,7 @@ class Broadcast:
         if reader.reads(transfer_pb2.ENCODING_BITMASK_SORTED):
             holds_weights = request.initial_digest == self.model.initial_digest
             forms.append(Form.MASK_SORTED_BY_WEIGHT if holds_weights else Form.MASK_SORTED)
-            before = self._before and self._before.mask
+            before = self._mask_before
             if reader.knows_references and before and request.mask_digest == before.digest:
                 forms.append(Form.MASK_DIFFERENCE)
         return self._smallest(forms)
@@ -227,8 +234,8 @@ class Broadcast:
         return _part("mask", transfer_pb2.ENCODING_BITMASK_SORTED, data)
 
     def _mask_difference(self) -> Part:
-        mask, before = self.model.mask, self._before and self._before.mask
-        assert mask is not None and before
+        mask, before = self.model.mask, self._mask_before
+        assert mask is not None and before is not None
         bits = masks.difference(mask.bits, before.bits)
         data = sorted_bits.encode(bits, self.model.manifest.masked_shapes)
         sorted_part = _part("mask", transfer_pb2.ENCODING_BITMASK_SORTED, data, before.digest)
@@ -267,6 +274,13 @@ class Broadcast:
         assert self.model.values is not None
         data = blocks.encode(reference.CODE, self.model.values, against)
         return _part("values", transfer_pb2.ENCODING_REFERENCE, data, digest)
+
+
+def _other_mask(before: Broadcast | None, model: ModelState) -> Mask | None:
+    """Return the mask that the model's one replaced, which clients may still hold."""
+    if before is None or _mask_digest(before.model) == _mask_digest(model):
+        return before._mask_before if before else None
+    return before.model.mask
 
 
 def _mask_digest(model: ModelState) -> bytes:

@@ -72,8 +72,11 @@ class History:
         }
         match started.work:
             case Work.SCORE:
-                total = sum(row["num_samples"] for row in clients)
-                self.votes = [{**row, "share": row["num_samples"] / total} for row in clients]
+                weights = [1 if started.equal_weights else row["num_samples"] for row in clients]
+                self.votes = [
+                    {**row, "share": weight / sum(weights)}
+                    for row, weight in zip(clients, weights, strict=True)
+                ]
                 self.not_voted = list(self._missing)
                 self.densities = list(fact.report.get("densities", []))
                 self.masks.append(

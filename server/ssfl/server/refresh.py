@@ -54,7 +54,7 @@ def refresh_due(state: RunState) -> str:
 def _new_labels(state: RunState) -> list[int]:
     present = [client for client in state.ready if client not in state.lost]  # who can be asked
     here = {label for client in present for label in state.members[client].labels}
-    return sorted(here - state.asked_labels) if state.asked_labels else []
+    return sorted(here - state.known_labels) if state.known_labels else []
 
 
 def _loss_jump(losses: tuple[float, ...], factor: float) -> str:

@@ -327,7 +327,7 @@ class _Decision:
             return False
         if late >= settings.round_deadline_s:
             return True
-        if step.work is Work.SCORE:  # there is one vote: a lost client has until the deadline
+        if step.work is Work.SCORE and not step.reason:  # the first vote is for all, also the lost
             return pending <= gone
         enough = len(step.uploads) >= min(settings.min_clients, len(step.cohort))
         return pending <= gone | self.state.lost and (enough or step.work.is_test)

@@ -7,6 +7,7 @@ from typing import assert_never
 
 from ssfl.method.settings import RunSettings
 from ssfl.method.strategies.contract import ClientId, Reducer, Work
+from ssfl.method.strategies.ssfl import ASK_NOBODY, ASK_ONE
 from ssfl.server import facts
 from ssfl.server.facts import Fact
 from ssfl.server.quality import chosen_on, mean_client_loss, quality
@@ -83,9 +84,13 @@ class Best:
     loss: float
     chosen_on: str  # validation or test: the split that was looked at
 
-    @property
-    def rank(self) -> float:
-        return -self.loss if self.accuracy is None else self.accuracy
+    def beats(self, other: "Best") -> bool:
+        """Tell whether this one is better; what was validated beats what was only tested."""
+        if self.chosen_on != other.chosen_on:
+            return self.chosen_on == "validation"
+        if self.accuracy is None or other.accuracy is None:
+            return self.loss < other.loss
+        return self.accuracy > other.accuracy
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,7 +116,7 @@ class RunState:
     scored_digest: str = ""  # of the whole model the mask was agreed on; empty: the initial one
     masked_round: int = 0  # rounds_done when the newest mask was agreed
     refresh_asked: bool = False
-    asked_labels: frozenset[int] = frozenset()  # of clients that were asked to vote on the mask
+    known_labels: frozenset[int] = frozenset()  # of clients that were asked about a mask
     losses: tuple[float, ...] = ()  # mean client loss of the newest rounds under this mask
     best: Best | None = None
     evaluations_since_best: int = 0
@@ -232,13 +237,15 @@ def _committed(state: RunState, fact: facts.StepCommitted) -> RunState:
         case Work.PERSONALIZE:
             return replace(state, personalized=True)
         case Work.SCORE:
-            asked = {label for client in step.cohort for label in state.members[client].labels}
+            asks_all = state.settings.criterion not in (*ASK_ONE, *ASK_NOBODY)
+            asked = step.cohort if asks_all else state.ready
+            known = {label for client in asked for label in state.members[client].labels}
             state = replace(
                 state,
                 scored_digest=fact.scored_digest,
                 masked_round=state.rounds_done,
                 refresh_asked=False,
-                asked_labels=state.asked_labels | asked,
+                known_labels=state.known_labels | known,
                 losses=(),
             )
         case Work.TRAIN:
@@ -263,9 +270,9 @@ def _evaluated(state: RunState, step: Step) -> RunState:
         state.model_step, state.rounds_done, state.mask_epoch, state.mask_digest,
         state.base_digest, accuracy, loss, chosen_on(reports),
     )  # fmt: skip
-    if state.best is None or tested.rank > state.best.rank:
+    if state.best is None or tested.beats(state.best):
         state = replace(state, best=tested, evaluations_since_best=0)
-    else:
+    elif tested.chosen_on == state.best.chosen_on:  # else the two cannot be compared
         state = replace(state, evaluations_since_best=state.evaluations_since_best + 1)
     return replace(state, end_reason=_end_reason(state, accuracy))
 

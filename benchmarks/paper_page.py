@@ -1,0 +1,76 @@
+"""Writes the results in docs/paper.md from those in benchmarks/results/paper.
+
+    ssfl paper --out runs/paper && python -m benchmarks.paper_page runs/paper
+
+The first argument is a folder of `ssfl paper`, whose numbers and pictures are taken over first;
+without one, the page is written from what was taken over before. What stands above the mark in the
+page is left as it is.
+"""
+
+import json
+import shutil
+import sys
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[1]
+RESULTS = ROOT / "benchmarks" / "results" / "paper"
+PAGE = ROOT / "docs" / "paper.md"
+MARK = "<!-- from here on: python -m benchmarks.paper_page -->"
+ORDER = (
+    "sparsity", "controls", "layers", "newcomers", "mask-error", "warm-up", "partitions", "clients",
+    "convergence", "profiles",
+)  # fmt: skip
+
+
+def main(arguments: list[str]) -> None:
+    """Take results over, if a folder is given, and write the page."""
+    if arguments:
+        take_over(Path(arguments[0]))
+    above = PAGE.read_text("utf-8").partition(MARK)[0]
+    PAGE.write_text(above + below(), "utf-8")
+
+
+def take_over(folder: Path) -> None:
+    """Copy the results of `ssfl paper`."""
+    RESULTS.mkdir(parents=True, exist_ok=True)
+    for name in ORDER:
+        for kind in (".json", ".png"):
+            shutil.copyfile(folder / f"{name}{kind}", RESULTS / f"{name}{kind}")
+
+
+def below() -> str:
+    """Return the part of the page that is made of results."""
+    parts = [MARK, ""]
+    for name in ORDER:
+        result = json.loads((RESULTS / f"{name}.json").read_text("utf-8"))
+        parts += _section(name, result)
+    return "\n".join(parts).rstrip() + "\n"
+
+
+def _section(name: str, result: dict[str, Any]) -> list[str]:
+    lines = [f"## {result['title']}", "", f"*The paper:* {result['paper']}", ""]
+    lines += ["*Here*" + (f" ({result['accuracy']})" if "accuracy" in result else "") + ":", ""]
+    if result["rows"]:
+        lines += [
+            "| points | mean | 95 % interval | should be at least | |",
+            "|---|---|---|---|---|",
+        ]
+        lines += [_row(row) for row in result["rows"]]
+        lines.append("")
+    lines += [f"- {sentence}" for sentence in result.get("found", [])]
+    lines += [""] if result.get("found") else []
+    lines += [f"![{result['title'].lower()}](../benchmarks/results/paper/{name}.png)", ""]
+    return lines
+
+
+def _row(row: dict[str, Any]) -> str:
+    low, high = 100 * row["low"], 100 * row["high"]
+    bar = f"{100 * row['bar']:+.2f}" if "bar" in row else ""
+    word = {True: "reached", False: "**not reached**", None: ""}[row.get("met")]
+    cells = [row["label"], f"{100 * row['mean']:+.1f}", f"{low:+.1f} … {high:+.1f}", bar, word]
+    return "| " + " | ".join(cells).replace("-", "−") + " |"
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
