@@ -186,10 +186,10 @@ def smaller(study: Study, size: Mapping[str, Value]) -> Study:
 
 
 def cifar(folder: Path, num_classes: int, per_class: int) -> None:
-    """Write a CIFAR set in its binary edition: noise, 20 images of it to test on."""
+    """Write a CIFAR set in its binary edition: noise, 10 images of it to test on."""
     y = [number % num_classes for number in range(num_classes * per_class)]
     x = pixels(num_classes, len(y))
-    cut = len(y) - 20
+    cut = len(y) - 10
     if num_classes == 10:
         parts = {f"data_batch_{batch}": slice(batch - 1, cut, 5) for batch in range(1, 6)}
         parts["test_batch"] = slice(cut, None)

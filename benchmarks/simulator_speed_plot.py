@@ -1,0 +1,43 @@
+"""The picture of simulator_speed.py: updates per CPU second, and fast minus exact by sparsity."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+COLOURS = {"fast": "#0072B2", "exact": "#56B4E9", "Flower": "#E69F00"}
+
+
+def plot(result: Mapping[str, Any], path: Path) -> None:
+    """Draw both questions."""
+    import matplotlib.pyplot as plt
+
+    figure, (left, right) = plt.subplots(1, 2, figsize=(11, 4), layout="constrained")
+    rates = result["updates_per_cpu_s"]
+    for place, (name, one) in enumerate(rates.items()):
+        left.barh(place, one["median"], color=COLOURS[name.split(", ")[1]], height=0.7)
+        left.plot(one["all"], [place] * len(one["all"]), "o", color="black", ms=3)
+        left.text(
+            one["median"] * 1.05, place + 0.42, f"{one['median']:.0f}", va="center", fontsize=9
+        )
+    left.set_yticks(range(len(rates)), list(rates))
+    left.invert_yaxis()
+    left.set(xscale="log", xlabel="client updates per CPU second, one core; points: repetitions")
+    left.set_title("one client, one epoch of 200 samples, CNN of 35,434 weights", fontsize=10)
+    for place, row in enumerate(result["modes"]):
+        one, sd = row["fast_minus_exact"], row["seed_sd"]
+        right.fill_between(
+            [place - 0.3, place + 0.3], -sd, sd, color="0.88", lw=0,
+            label="± standard deviation between seeds" if place == 0 else None,
+        )  # fmt: skip
+        right.errorbar(
+            place, one["mean"], [[one["mean"] - one["low"]], [one["high"] - one["mean"]]],
+            fmt="o", color=COLOURS["fast"], capsize=4,
+            label="mean and 95 % interval, paired by seed" if place == 0 else None,
+        )  # fmt: skip
+    right.axhline(0, color="black", lw=0.6)
+    right.set_xticks(range(len(result["modes"])), [row["sparsity"] for row in result["modes"]])
+    right.set(ylabel="accuracy, fast - exact, points", xlabel="sparsity")
+    right.set_title(f"{len(result['modes'][0]['exact'])} seeds, last 10 rounds", fontsize=10)
+    right.legend(fontsize=8)
+    figure.savefig(path, dpi=110)
+    plt.close(figure)
