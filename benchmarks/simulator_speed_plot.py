@@ -16,12 +16,14 @@ def plot(result: Mapping[str, Any], path: Path) -> None:
     for place, (name, one) in enumerate(rates.items()):
         left.barh(place, one["median"], color=COLOURS[name.split(", ")[1]], height=0.7)
         left.plot(one["all"], [place] * len(one["all"]), "o", color="black", ms=3)
-        left.text(
-            one["median"] * 1.05, place + 0.42, f"{one['median']:.0f}", va="center", fontsize=9
-        )
+        left.annotate(
+            f"{one['median']:.0f}", (max(one["all"]), place), (6, 0), va="center",
+            textcoords="offset points",
+        )  # fmt: skip
     left.set_yticks(range(len(rates)), list(rates))
     left.invert_yaxis()
-    left.set(xscale="log", xlabel="client updates per CPU second, one core; points: repetitions")
+    left.margins(x=0.12)
+    left.set(xlabel="client updates per CPU second, one core; points: repetitions")
     left.set_title("one client, one epoch of 200 samples, CNN of 35,434 weights", fontsize=10)
     for place, row in enumerate(result["modes"]):
         one, sd = row["fast_minus_exact"], row["seed_sd"]

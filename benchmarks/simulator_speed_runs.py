@@ -82,6 +82,7 @@ def flower_rate(flower: Path, data: Path, rounds: int) -> Rate:
         **os.environ,
         "PYTHONPATH": os.pathsep.join((str(flower), str(APP.parent))),
         "FLWR_HOME": str(data.parent / "flower"),
+        "RAY_TMPDIR": str(data.parent),
         **{"FLWR_TELEMETRY_ENABLED": "0", "RAY_USAGE_STATS_ENABLED": "0", "OMP_NUM_THREADS": "1"},
     }
     command = [sys.executable, str(APP), str(data), str(rounds)]
