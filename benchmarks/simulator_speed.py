@@ -1,6 +1,6 @@
 """How fast is the simulator: mode fast, mode exact, and Flower's simulation with Ray, side by side?
 
-    python -m benchmarks.simulator_speed            # about 8 minutes on two cores
+    python -m benchmarks.simulator_speed            # about 10 minutes on two cores
     python -m benchmarks.simulator_speed --quick    # 2 seeds, 1 repetition: a look
 
 Benchmark S: Fashion-MNIST of 14x14 pixels among 100 clients of 200 samples, a CNN of 35,434
