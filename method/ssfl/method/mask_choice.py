@@ -23,6 +23,17 @@ def choose_mask(scores: Scores, k: int, manifest: Manifest, guard: float) -> Mas
     """
     if not guard:
         return top_k_signed(scores, k)
+    kept = np.zeros(scores.size, dtype=np.bool_)
+    for place, quota in guarded(manifest, k, guard):
+        kept[place] = top_k_signed(scores[place], quota).bools()
+    return _filled(kept, scores, k)
+
+
+def guarded(manifest: Manifest, k: int, guard: float) -> list[tuple[slice, int]]:
+    """Return where each masked tensor lies and how many of its weights a guard keeps.
+
+    Raises DensityError if these alone are more than k.
+    """
     share = Fraction(str(guard))  # as it was written: 0.29 of 100 are 29, with floats 28
     quotas = [(place, max(1, int(share * tensor.size))) for tensor, place in manifest.masked()]
     needed = sum(quota for _, quota in quotas)
@@ -31,10 +42,7 @@ def choose_mask(scores: Scores, k: int, manifest: Manifest, guard: float) -> Mas
             f"--layer-guard {guard:g} alone keeps {needed} of {manifest.num_masked} weights, but "
             f"only {k} may be kept: use a smaller guard or a lower sparsity"
         )
-    kept = np.zeros(scores.size, dtype=np.bool_)
-    for place, quota in quotas:
-        kept[place] = top_k_signed(scores[place], quota).bools()
-    return _filled(kept, scores, k)
+    return quotas
 
 
 def top_k_signed(scores: Scores, k: int) -> Mask:

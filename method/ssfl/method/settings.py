@@ -155,7 +155,7 @@ class RunSettings:
     )
     personalize_lr: str = setting(
         "continue",
-        "learning rate of that: as the last round's, or as the first's",
+        "learning rate of that: what the next round's would be, or the first round's",
         choices=("continue", "restart"),
     )
     reproducible: bool = setting(
@@ -239,9 +239,14 @@ class RunSettings:
     def _validate_mask(self) -> None:
         """Raise SettingsError for settings of the mask that contradict each other."""
         try:
-            parse_rounds(self.refresh_rounds)
+            planned = parse_rounds(self.refresh_rounds)
         except DensityError as error:
             raise SettingsError(f"--refresh-rounds: {error}") from error
+        if never := sorted(n for n in planned if not self.warmup_rounds < n < self.rounds):
+            raise SettingsError(
+                f"--refresh-rounds {never[0]}: a mask can be renewed after round "
+                f"{self.warmup_rounds} and before the last, {self.rounds}"
+            )
         if self.strategy == "fedavg":
             for name in ("bytes_per_round", "sparsity_schedule", "warmup_rounds"):
                 if getattr(self, name):
@@ -260,6 +265,16 @@ class RunSettings:
                 raise SettingsError(
                     "--refresh-mode grow only adds weights: it needs a --sparsity-schedule that "
                     "falls, such as 0:0.98,30:0.95"
+                )
+            if self.criterion in ("random", "shuffled") or self.layer_guard:
+                raise SettingsError(
+                    "--refresh-mode grow adds the best-scoring weights to a mask: it does not go "
+                    "with --layer-guard, nor with --criterion random or shuffled"
+                )
+            if self.refresh_rounds or self.refresh_every or self.refresh_on_loss_jump:
+                raise SettingsError(
+                    "--refresh-mode grow adds weights where --sparsity-schedule says: leave out "
+                    "--refresh-rounds, --refresh-every and --refresh-on-loss-jump"
                 )
         if 0 < self.refresh_on_loss_jump <= 1:
             raise SettingsError(
@@ -285,6 +300,7 @@ class RunSettings:
             "--bytes-per-round": self.bytes_per_round,
             "--layer-guard": self.layer_guard,
             f"--value-type {self.value_type}": self.value_type != "float32",
+            "--personalize-epochs": self.personalize_epochs,
         }
         for name, given in clashing.items():
             if given:

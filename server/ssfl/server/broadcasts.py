@@ -1,5 +1,7 @@
 """The broadcast that a client gets: one for all or, where masks are personal, one for each."""
 
+import threading
+
 from ssfl.method.model_state import ModelState
 from ssfl.method.settings import RunSettings
 from ssfl.method.strategies import OwnMasks, strategy_for
@@ -15,21 +17,24 @@ class Broadcasts:
         self._strategy = strategy_for(settings)
         self.one_for_all = not isinstance(self._strategy, OwnMasks)
         self._shared: Broadcast | None = None
-        self._own: dict[ClientId, Broadcast] = {}  # of clients with a mask of their own
+        # Of clients with a mask of their own: which model, and its part that the client sees.
+        self._own: dict[ClientId, tuple[ModelState, Broadcast]] = {}
+        self._lock = threading.Lock()  # seen_by runs on several threads
 
     def shared(self, model: ModelState) -> Broadcast:
         """Return the broadcast of the whole model."""
         if self._shared is None or self._shared.model is not model:
             self._shared = Broadcast(model, self._settings, self._shared)
-            self._own.clear()
         return self._shared
 
     def seen_by(self, client: ClientId, work: Work, model: ModelState) -> Broadcast:
         """Return the broadcast for a client's task; to make a mask of its own takes a while."""
-        shared = self.shared(model)
-        if self.one_for_all or work is not Work.TRAIN:
-            return shared
-        if client not in self._own:
-            seen = self._strategy.seen_by(client, work, model)
-            self._own[client] = Broadcast(seen, self._settings, is_personal=True)
-        return self._own[client]
+        with self._lock:
+            if self.one_for_all or work is not Work.TRAIN:
+                return self.shared(model)
+            known, broadcast = self._own.get(client, (None, None))
+            if broadcast is None or known is not model:
+                seen = self._strategy.seen_by(client, work, model)
+                broadcast = Broadcast(seen, self._settings, is_personal=True)
+                self._own[client] = model, broadcast
+            return broadcast

@@ -39,7 +39,7 @@ from ssfl.server.state import Member, Step
 from ssfl.server.uploads import Expected, Sent, Uploads, first
 from ssfl.server.verify import verify_scores, verify_values
 from ssfl.v1 import coordinator_pb2 as pb
-from ssfl.v1 import transfer_pb2
+from ssfl.v1 import transfer_pb2, update_pb2
 
 
 class Intake:
@@ -143,6 +143,7 @@ class Intake:
         model = self._conductor.model
         if step is None or model is None:
             receipt = self._too_late(header.step, member, header.values)
+            self._refuse_old_mask(header, receipt)
             yield self._desk.down(pb.SendUpdateResponse(receipt=receipt), member.client)
             return
         model = (await self._desk.broadcast(member.client, Work.TRAIN, model)).model
@@ -268,6 +269,18 @@ class Intake:
         """Return the answer to an upload of a step that is over: it may have counted."""
         state = self._conductor.state
         return receipt_of(late_reply(state, step, member.client, payload.digest.hex()))
+
+    def _refuse_old_mask(
+        self, header: update_pb2.SparseUpdate, receipt: transfer_pb2.Receipt
+    ) -> None:
+        """Raise StaleMask for a late update that was made under a mask which is no longer."""
+        epoch = self._conductor.state.mask_epoch
+        counted = receipt.outcome == transfer_pb2.OUTCOME_ALREADY_ACCEPTED
+        if not counted and header.mask_epoch < epoch:
+            raise StaleMask(
+                f"the update was made under mask {header.mask_epoch}, the run has mask {epoch}: "
+                "ask for the next task"
+            )
 
     def _known(self) -> transfer_pb2.Receipt | None:
         return receipt_of(Reply.ALREADY_ACCEPTED) if self._conductor.model else None

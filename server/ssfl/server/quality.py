@@ -30,11 +30,10 @@ def quality(reports: Sequence[Mapping[str, Any]]) -> tuple[float | None, float |
 
 
 def mean_client_loss(reports: Sequence[Mapping[str, Any]]) -> float | None:
-    """Return the mean over a round's clients of the base's loss; of training, if nothing is tested.
+    """Return the mean over a round's clients of their training loss; None if nobody trained.
 
-    Every client counts the same, so that a few with data unlike the others' are seen.
+    Every client counts the same, so that a few with data unlike the others' are seen. Test samples
+    are not looked at: they may not decide what is trained.
     """
-    tested = [report["evaluation"] for report in reports if report["evaluation"]["total"]]
-    losses = [one["loss_sum"] / one["total"] for one in tested]
-    losses = losses or [report["training_loss"] for report in reports]
+    losses = [report["training_loss"] for report in reports]
     return sum(losses) / len(losses) if losses else None

@@ -62,6 +62,6 @@ def _loss_jump(losses: tuple[float, ...], factor: float) -> str:
         return ""
     *before, now = losses
     usual = median(before[-USUAL_ROUNDS:])
-    if now < factor * usual:
+    if now <= usual or now < factor * usual:
         return ""
     return f"the mean client loss rose to {now:.3g}, usual was {usual:.3g}"

@@ -248,11 +248,11 @@ class _Decision:
 
     def _recovered(self) -> None:
         self.state = replace(self.state, newcomer_s=self.now_s, step_began_s=self.now_s)
-        if self.state.finished:
-            self.actions.append(events.WriteModel())  # a crash may have come before it
         best = self.state.best
         if best and best.step == self.state.model_step:
-            self.actions.append(events.KeepBest(best))  # likewise
+            self.actions.append(events.KeepBest(best))  # a crash may have come before it
+        if self.state.finished:
+            self.actions.append(events.WriteModel())  # likewise; it writes the best one, too
         step = self.state.step
         if step is None:
             return
@@ -323,7 +323,8 @@ class _Decision:
             return True
         settings, late = self.state.settings, self.now_s - self.state.step_began_s
         gone = {c for c in pending if self.state.members[c].left}
-        if settings.reproducible and not step.work.is_test:
+        decides = step.work is Work.EVALUATE and (settings.patience or settings.target_accuracy)
+        if settings.reproducible and (decides or not step.work.is_test):
             return False
         if late >= settings.round_deadline_s:
             return True

@@ -83,6 +83,7 @@ class Best:
     accuracy: float | None  # pooled; None if the task has none: then by loss
     loss: float
     chosen_on: str  # validation or test: the split that was looked at
+    clients: tuple[ClientId, ...]  # who tested it, sorted
 
     def beats(self, other: "Best") -> bool:
         """Tell whether this one is better; what was validated beats what was only tested."""
@@ -268,13 +269,27 @@ def _evaluated(state: RunState, step: Step) -> RunState:
         return state
     tested = Best(
         state.model_step, state.rounds_done, state.mask_epoch, state.mask_digest,
-        state.base_digest, accuracy, loss, chosen_on(reports),
+        state.base_digest, accuracy, loss, chosen_on(reports), tuple(sorted(step.closed or ())),
     )  # fmt: skip
-    if state.best is None or tested.beats(state.best):
+    if not _is_comparable(state, tested):
+        return state
+    more = state.best is not None and bool(set(tested.clients) - set(state.best.clients))
+    if state.best is None or more or tested.beats(state.best):
         state = replace(state, best=tested, evaluations_since_best=0)
-    elif tested.chosen_on == state.best.chosen_on:  # else the two cannot be compared
+    else:
         state = replace(state, evaluations_since_best=state.evaluations_since_best + 1)
     return replace(state, end_reason=_end_reason(state, accuracy))
+
+
+def _is_comparable(state: RunState, tested: Best) -> bool:
+    """Tell whether enough clients tested: all who tested the best so far and have not left.
+
+    With more of them than before, the comparison begins anew: they may bring other data.
+    """
+    if len(tested.clients) < min(state.settings.min_clients, len(state.ready)):
+        return False
+    before = state.best.clients if state.best else ()
+    return {client for client in before if not state.members[client].left} <= set(tested.clients)
 
 
 def _end_reason(state: RunState, accuracy: float | None) -> str:

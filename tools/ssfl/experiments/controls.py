@@ -8,12 +8,13 @@ from ssfl.program.settings import Setting
 from ssfl.study.pictures import layer_density_picture, sparsity_picture
 from ssfl.study.sweep import RunSpec
 
+OWN_MASKS: Mapping[str, Setting] = {"criterion": "client-random", "personalize_epochs": 0}
 CONTROLS: dict[str, tuple[Mapping[str, Setting], tuple[str, ...]]] = {
     "ssfl": ({}, ("0.5", "0.8", "0.95", "0.98")),
     "shuffled": ({"criterion": "shuffled"}, ("0.8", "0.95", "0.98")),
     "random": ({"criterion": "random"}, ("0.5", "0.8", "0.95")),
-    "client-random-holders": ({"criterion": "client-random"}, ("0.5", "0.8")),
-    "client-random-zeros": ({"criterion": "client-random", "averaging": "zeros"}, ("0.5", "0.8")),
+    "client-random-holders": (OWN_MASKS, ("0.5", "0.8")),
+    "client-random-zeros": ({**OWN_MASKS, "averaging": "zeros"}, ("0.5", "0.8")),
     "one-client": ({"criterion": "one-client"}, ("0.8", "0.95", "0.98")),
 }
 OTHER_CRITERIA = ("magnitude", "synflow", "grasp")  # at 95 %, one scale of their own

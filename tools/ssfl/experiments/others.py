@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
+from ssfl.api.quiet_torch import as_at_a_client
 from ssfl.experiments.contract import Experiment, Result, Runs, difference
 from ssfl.experiments.recipe import ACCURACY, DENSE, PERSONAL, Recipe, percent
 from ssfl.program.settings import Setting
@@ -24,7 +25,8 @@ def no_runs(_recipe: Recipe) -> Iterable[RunSpec]:
 
 def conclude_mask_error(recipe: Recipe, _runs: Runs) -> Result:
     settings = recipe.specs("mask error", {})[0].run_settings()
-    result = mask_error(recipe.data, settings, recipe.seeds)
+    with as_at_a_client():
+        result = mask_error(recipe.data, settings, recipe.seeds)
     numbers: list[int] = result["minibatches"]
     one, hundred = numbers.index(1), numbers.index(100)
     rows, found = [], []
@@ -37,6 +39,13 @@ def conclude_mask_error(recipe: Recipe, _runs: Runs) -> Result:
                 difference(
                     f"half the error at 1 − error at 100, {percent(sparsity)}, {oracle}",
                     half, at_100, 0.0,
+                )
+            )  # fmt: skip
+            last = {seed: values[-1] for seed, values in errors.items()}
+            rows.append(
+                difference(
+                    f"error at 100 − error at {numbers[-1]}, {percent(sparsity)}, {oracle}",
+                    at_100, last,
                 )
             )  # fmt: skip
             found.append(

@@ -15,6 +15,7 @@ SCALED: dict[str, Mapping[str, Setting]] = {
     "paper": {"lr_decay": 0.98},
     "released": {"lr_decay": 0.961},
     "ours": {},
+    "ours, the paper's decay": {"lr_decay": 0.98},
 }
 
 
@@ -23,7 +24,8 @@ def specs(recipe: Recipe) -> Iterable[RunSpec]:
     scaled = Recipe(recipe.data, plain, recipe.seeds)
     for profile, settings in SCALED.items():
         own: dict[str, Setting] = {
-            "profile": profile, "sparsity": SPARSITY, "client_fraction": 0.1, **settings,
+            "profile": profile.partition(",")[0], "sparsity": SPARSITY,
+            "client_fraction": recipe.settings.get("client_fraction", 0.1), **settings,
         }  # fmt: skip
         yield from scaled.specs(f"profile {profile}", own)
 
@@ -39,6 +41,11 @@ def conclude(_recipe: Recipe, runs: Runs) -> Result:
         "bytes": {name: runs.values(f"profile {name}", "bytes")[0] for name in SCALED},
         "rows": [
             runs.difference("ours − paper, 95 %", "profile ours", "profile paper", 0.01),
+            runs.difference(
+                "ours at the paper's decay − paper, 95 %",
+                "profile ours, the paper's decay",
+                "profile paper",
+            ),
             runs.difference("released − paper, 95 %", "profile released", "profile paper"),
         ],
     }

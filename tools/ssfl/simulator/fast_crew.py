@@ -7,6 +7,8 @@ much: docs/simulate.md has the table. On a GPU clients take turns, as in `exact`
 """
 
 import multiprocessing
+import os
+import threading
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 
@@ -137,10 +139,19 @@ _WORKER: list[ExactCrew] = []  # of this process
 
 
 def _begin_work(task: str, shards: Shards, settings: RunSettings) -> None:
+    threading.Thread(target=_end_with_parent, daemon=True).start()
     prepare_torch(1)
     crew = ExactCrew(load_task(task), shards, settings)
     crew.model.network.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     _WORKER.append(crew)
+
+
+def _end_with_parent() -> None:
+    """End this process when the one that started it is gone, however it went."""
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+    parent.join()
+    os._exit(1)
 
 
 def _score(job: tuple[ClientId, Scoring]) -> Vector:

@@ -25,12 +25,16 @@ __all__ = ["OnRound", "RunSpec", "run_one", "shards_of"]
 
 
 def run_one(
-    spec: RunSpec, on_round: OnRound | None = None, shards: Mapping[str, Shard] | None = None
+    spec: RunSpec,
+    on_round: OnRound | None = None,
+    shards: Mapping[str, Shard] | None = None,
+    cores: int = 1,
 ) -> dict[str, Any]:
     """Return the history of a run: the document that a coordinator writes into history.json.
 
     `on_round(rounds_done)` is called after every round. `shards` are those of `shards_of`, if
-    they have been made. Raises what the parts raise (`ssfl.api.errors`), and StudyError.
+    they have been made; mode fast may use so many `cores`. Raises what the parts raise
+    (`ssfl.api.errors`), and StudyError.
     """
     spec.check()
     with as_at_a_client():
@@ -38,7 +42,7 @@ def run_one(
         with working_on(device):
             return _simulated(
                 load_task(spec.task), shards or shards_of(spec), spec.run_settings(), spec.late(),
-                _crew(spec.mode, device), on_round or _ignore,
+                _crew(spec.mode, device, cores), on_round or _ignore,
             )  # fmt: skip
 
 
@@ -71,12 +75,12 @@ def _simulated(
         federation.close()
 
 
-def _crew(mode: str, device: torch.device) -> MakeCrew:
+def _crew(mode: str, device: torch.device, cores: int) -> MakeCrew:
     if mode == "exact":
         return partial(ExactCrew, device=device)
     from ssfl.simulator.fast_crew import fast_crew
 
-    return partial(fast_crew, device=device)
+    return partial(fast_crew, device=device, cores=cores)
 
 
 def _ignore(_rounds_done: int) -> None:

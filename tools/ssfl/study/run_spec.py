@@ -117,15 +117,15 @@ class RunSpec:
     def digest(self) -> str:
         """Return twelve digits that change with anything that the result depends on.
 
-        Settings count with their defaults, files of a task and of shards with their content, ssfl
-        and torch with their versions.
+        Settings count with their defaults, files of a task and of shards and the code of ssfl with
+        their content, torch with its version.
         """
         whole = {
             **self.document(),
             "settings": asdict(self.run_settings()),
             "arrivals": self.late(),
             "files": [_file_digest(path) for path in self._files()],
-            "versions": [version("ssfl"), version("torch")],
+            "versions": [version("ssfl"), _code_digest(), version("torch")],
         }
         text = json.dumps(whole, sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()[:12]
@@ -141,6 +141,20 @@ class RunSpec:
             folder = Path(self.data.source).expanduser()
             files += [find_shard(name, folder) for name in shard_names(folder)]
         return files
+
+
+@lru_cache(maxsize=1)
+def _code_digest() -> str:
+    """Return a digest of the code that a simulated run goes through."""
+    import ssfl
+
+    parts = ("codec", "method", "datasets", "learning", "client", "server", "simulator")
+    folders = [Path(root) / part for root in ssfl.__path__ for part in parts]
+    files = sorted(file for folder in folders for file in folder.rglob("*.py"))
+    whole = hashlib.sha256()
+    for file in files:
+        whole.update(file.name.encode() + file.read_bytes())
+    return whole.hexdigest()[:12]
 
 
 def _num_clients(data: DataSpec) -> int:

@@ -19,7 +19,7 @@ import json
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -109,8 +109,9 @@ def run_all(
         todo = sorted((job for job in jobs if job.path not in results), key=lambda j: j.spec.seed)
         watcher.begin([job.spec for job in todo], len(results))
         count = min(workers or usable_cores(), max(1, len(todo)))
+        cores = max(1, usable_cores() // count)  # a single run may use them all
         with _tidied(place), Workers(count) as pool:
-            for event in pool.run(todo):
+            for event in pool.run(replace(job, cores=cores) for job in todo):
                 match event:
                     case RoundDone():
                         watcher.round_done(event.job.spec, event.rounds_done)

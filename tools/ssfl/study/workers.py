@@ -9,6 +9,7 @@ import contextlib
 import json
 import multiprocessing
 import os
+import resource
 import signal
 import sys
 import time
@@ -35,6 +36,7 @@ class Job:
 
     spec: RunSpec
     path: Path
+    cores: int = 1  # that it may use
 
     @property
     def log(self) -> Path:
@@ -111,7 +113,7 @@ class Workers:
 
     def _start(self) -> _Worker:
         ours, theirs = self._context.Pipe()
-        process = self._context.Process(target=_work, args=(theirs,), daemon=True)
+        process = self._context.Process(target=_work, args=(theirs,), daemon=False)
         process.start()
         theirs.close()  # so that the pipe ends with the process
         return _Worker(process, ours)
@@ -186,13 +188,17 @@ def _store(job: Job, connection: Connection) -> None:
 
     prepare_torch(1)  # all of torch is loaded here, once, and is in nobody's seconds
     shards = shards_of(job.spec)
-    began_s, cpu_began_s = time.perf_counter(), time.process_time()
-    history = run_one(job.spec, lambda number: connection.send(RoundDone(job, number)), shards)
+    began_s, cpu_began_s = time.perf_counter(), _cpu_seconds()
+
+    def told(number: int) -> None:
+        connection.send(RoundDone(job, number))
+
+    history = run_one(job.spec, told, shards, job.cores)
     stored = {
         "format": FORMAT,
         "spec": job.spec.document(),
         "seconds": time.perf_counter() - began_s,
-        "cpu_seconds": time.process_time() - cpu_began_s,
+        "cpu_seconds": _cpu_seconds() - cpu_began_s,
         "software": version("ssfl"),
         "torch": version("torch"),
         "history": history,
@@ -208,3 +214,9 @@ def _say_into(log: Path) -> None:
     os.dup2(file, 1)
     os.dup2(file, 2)
     os.close(file)
+
+
+def _cpu_seconds() -> float:
+    """Return the CPU time of this process and of those it started and that have ended."""
+    children = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return time.process_time() + children.ru_utime + children.ru_stime

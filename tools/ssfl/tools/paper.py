@@ -65,7 +65,7 @@ def _run(config: PaperConfig) -> int:
     from ssfl.experiments import EXPERIMENTS
     from ssfl.experiments.contract import Runs
     from ssfl.experiments.recipe import Recipe
-    from ssfl.study.sweep import run_all
+    from ssfl.study.sweep import RunSpec, run_all
     from ssfl.tools.simulate_view import StudyProgress
 
     names = [name.strip() for name in config.only.split(",") if name.strip()] or list(EXPERIMENTS)
@@ -74,7 +74,9 @@ def _run(config: PaperConfig) -> int:
             raise usage_error(f"--only: there is no experiment {name}{closest(name, EXPERIMENTS)}")
     chosen = [EXPERIMENTS[name] for name in names]
     recipe = Recipe.quick(tuple(range(config.seeds)), config.data)
-    specs = {(one.name, one.seed): one for experiment in chosen for one in experiment.specs(recipe)}
+    specs: dict[tuple[str, int], RunSpec] = {}
+    for one in (spec for experiment in chosen for spec in experiment.specs(recipe)):
+        assert specs.setdefault((one.name, one.seed), one) == one, "one name, one configuration"
     with StudyProgress(f"{len(specs)} runs of {recipe.title}, results in {config.out}") as progress:
         results = run_all(list(specs.values()), config.out, config.workers, progress)
     if failed := [result for result in results if result.error]:

@@ -3,7 +3,8 @@
 The run asks `plan` for the next step, collects one upload from every client of the step, sums
 the accepted ones with the step's reducer and gives the result to `finish`, which returns the
 next model state. `plan` sees only counts and names, so it can run inside the pure state
-machine; `finish` sees the arrays and runs on a worker. Neither keeps anything between calls.
+machine; `finish` sees the arrays and runs on a worker. What they return depends on their
+arguments alone.
 """
 
 from collections.abc import Sequence

@@ -21,7 +21,7 @@ from ssfl.method.controls import magnitude_scores, random_mask, shuffled
 from ssfl.method.density import kept_for_bytes, kept_for_sparsity, parse_bytes
 from ssfl.method.manifest import Manifest
 from ssfl.method.mask import Mask
-from ssfl.method.mask_choice import choose_mask, grow_mask
+from ssfl.method.mask_choice import choose_mask, grow_mask, guarded
 from ssfl.method.model_state import ModelState
 from ssfl.method.schedule import parse_schedule, sparsity_at
 from ssfl.method.settings import RunSettings
@@ -48,7 +48,9 @@ class Ssfl:
     def begin(self, manifest: Manifest, initial: npt.NDArray[np.float32]) -> ModelState:
         schedule = parse_schedule(self.settings.sparsity_schedule)
         for rounds_done in [number for number, _ in schedule] or [0]:
-            self.num_kept(manifest, rounds_done)  # an impossible wish is refused at the start
+            k = self.num_kept(manifest, rounds_done)  # an impossible wish is refused at the start
+            if self.settings.layer_guard:
+                guarded(manifest, k, self.settings.layer_guard)
         if self.settings.warmup_rounds:
             return self._training.begin(manifest, initial)
         return ModelState(manifest, initial)
@@ -127,8 +129,8 @@ class Ssfl:
         return state
 
     def num_decisive(self, manifest: Manifest, rounds_done: int = 0) -> int:
-        if self.settings.criterion not in BY_SALIENCY:
-            return 0
+        if self.settings.criterion not in BY_SALIENCY or self.settings.layer_guard:
+            return 0  # a guarded layer may have none of the largest
         return min(manifest.num_masked, DECISIVE * self.num_kept(manifest, rounds_done))
 
     def num_kept(self, manifest: Manifest, rounds_done: int = 0) -> int:
