@@ -50,10 +50,12 @@ class Trouble:
 
     def of_the_mask(self, rounds: int) -> dict[str, Any]:
         """Return when the mask is agreed, on what, and when it is renewed."""
+        warmup = min(self.rng.choice([0, 0, 2]), rounds - 1)
+        possible = [number for number in (1, 4) if warmup < number < rounds]
         return {
-            "warmup_rounds": min(self.rng.choice([0, 0, 2]), rounds - 1),
+            "warmup_rounds": warmup,
             "criterion": self.rng.choice(["saliency", "saliency", "random", "one-client"]),
-            "refresh_rounds": self.rng.choice(["", "1,4"]),
+            "refresh_rounds": ",".join(map(str, self.rng.choice([[], possible]))),
             "refresh_every": self.rng.choice([0, 0, 2]),
             "refresh_on_loss_jump": self.rng.choice([0.0, 1.5]),
         }

@@ -8,6 +8,7 @@ import pytest
 from ssfl.method.initialize import initial_vector
 from ssfl.method.manifest import Init, Manifest, Role, TensorSpec
 from ssfl.method.model_state import ModelState, values_digest
+from ssfl.method.strategies.contract import ClientId
 from ssfl.server.errors import StateError
 from ssfl.server.state import Best
 from ssfl.server.store import Store
@@ -105,7 +106,7 @@ def test_the_best_model_outlives_its_step_until_a_better_one_comes(
     store.save_step(6, replace(model, values=model.values + 1))
     store.drop_older(6, 1)
     best = Best(
-        4, 2, 1, model.mask.digest.hex(), model.base_digest.hex(), 0.5, 1.0, "test",
+        4, 2, 1, model.mask.digest.hex(), model.base_digest.hex(), 0.5, 1.0, "test", (ClientId("c1"),),
     )  # fmt: skip
     newest = replace(model, mask=None, mask_epoch=9, values=None)
     again = store.load_best(best, newest)

@@ -27,12 +27,13 @@ from ssfl.server.state import RunState, apply
 
 STORIES = sorted((Path(__file__).parent / "stories").glob("*.txt"))
 TOLD = {
-    "admin_start", "best_after_restart", "client_leaves", "countdown", "dense_fedavg",
-    "duplicate_upload", "ends_at_target", "evaluate_last", "evaluation_every_round",
-    "everyone_lost", "late_joiner", "late_upload", "lost_client", "lost_voter", "nobody_scores",
+    "admin_start", "best_after_restart", "best_newcomer", "best_one_missing", "client_leaves",
+    "countdown", "dense_fedavg", "duplicate_upload", "ends_at_target", "evaluate_last",
+    "evaluation_every_round", "everyone_lost", "late_joiner", "late_upload", "lost_client", "lost_voter", "nobody_scores",
     "nobody_to_evaluate", "one_client_scores", "ordinary_run", "patience", "personalize",
     "refresh_by_operator", "refresh_labels_kept", "refresh_loss_jump", "refresh_new_labels",
     "refresh_own_masks", "refresh_planned", "refresh_refused", "refresh_void", "reproducible",
+    "reproducible_patience",
     "restart", "sampled_round", "sparsity_schedule", "stop", "stop_while_summing", "test_decides",
     "too_few", "validation_decides", "void_round", "warm_up", "wrong_order",
 }  # fmt: skip
@@ -113,16 +114,18 @@ class Story:
 
 
 def _report(options: Mapping[str, str]) -> dict[str, Any]:
-    """Return what a client tells of its work: of ten samples so many right, the loss of each."""
-    tested = _tested(options.get("correct", "5"), options.get("loss", "1"))
-    report = {"training_loss": 1.0, "evaluation": tested, "personal": tested}
+    """Return what a client tells of its work: its loss, and of ten samples so many right."""
+    tested = _tested(options.get("correct", "5"))
+    report = {
+        "training_loss": float(options.get("loss", "1")), "evaluation": tested, "personal": tested,
+    }  # fmt: skip
     if "validation" in options:
-        report["validation"] = _tested(options["validation"], "1")
+        report["validation"] = _tested(options["validation"])
     return report
 
 
-def _tested(correct: str, loss: str) -> dict[str, Any]:
-    return {"correct": int(correct), "total": 10, "loss_sum": 10 * float(loss)}
+def _tested(correct: str) -> dict[str, Any]:
+    return {"correct": int(correct), "total": 10, "loss_sum": 10.0}
 
 
 def _told(action: Action) -> str:

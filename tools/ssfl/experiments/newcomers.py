@@ -5,12 +5,12 @@ before round 30 of 60. Two of them are among the ten of each round, so that old 
 always trained on. With `refresh` the mask is renewed once, when they join.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
 from ssfl.experiments.contract import Experiment, Result, Runs, difference
-from ssfl.experiments.recipe import Recipe, percent
+from ssfl.experiments.recipe import DENSE, Recipe, percent
 from ssfl.program.settings import Setting
 from ssfl.study.pictures import ood_picture
 from ssfl.study.sweep import RunSpec
@@ -19,6 +19,7 @@ SPARSITIES = ("0.5", "0.95", "0.98")
 LEAST_NEW = {"0.5": 0.78, "0.95": 0.65}
 MOST_LOST = 0.04  # of the old classes' accuracy before the others came
 LAST = 10
+OURS: Mapping[str, Setting] = {"momentum": 0.5, "clip_norm": 10.0}  # how profile `ours` trains
 
 
 def _rounds(recipe: Recipe) -> int:
@@ -38,6 +39,10 @@ def specs(recipe: Recipe) -> Iterable[RunSpec]:
         yield from recipe.specs(f"newcomers, kept mask {sparsity}", settings, data)
         renewing = {**settings, "refresh_rounds": str(_arrival(recipe))}
         yield from recipe.specs(f"newcomers, new mask {sparsity}", renewing, data)
+        if sparsity in LEAST_NEW:
+            yield from recipe.specs(f"newcomers, ours {sparsity}", {**renewing, **OURS}, data)
+    dense: dict[str, Setting] = {**common, **DENSE, "personalize_epochs": 0}
+    yield from recipe.specs("newcomers, dense", dense, data)
 
 
 def conclude(recipe: Recipe, runs: Runs) -> Result:
@@ -54,10 +59,16 @@ def conclude(recipe: Recipe, runs: Runs) -> Result:
             _last(recipe, new, "old"), _last(recipe, kept, "old"),
         )  # fmt: skip
         panels[sparsity] = {"refresh": new, "no refresh": kept, "difference": effect["values"]}
-        rows += [effect, old_effect, *_bars(recipe, sparsity, new)]
+        rows += [effect, old_effect, *_bars(recipe, sparsity, new, "new mask")]
+        if sparsity in LEAST_NEW:
+            ours = _groups(runs.documents(f"newcomers, ours {sparsity}"))
+            rows += _bars(recipe, sparsity, ours, "new mask, trained as ours")
         masks = [run["masks"] for run in runs.documents(f"newcomers, new mask {sparsity}")]
         replaced[sparsity] = [one[-1]["renewed"]["replaced"] for one in masks]
         found.append(_sentence(recipe, sparsity, new, kept))
+    dense = _groups(runs.documents("newcomers, dense"))
+    nothing = dict.fromkeys(recipe.seeds, 0.0)
+    rows.append(difference("new classes reach, dense", _last(recipe, dense, "new"), nothing))
     return {
         "accuracy": "accuracy of the global model on all test samples of the group",
         "arrival": _arrival(recipe),
@@ -84,8 +95,8 @@ def _groups(documents: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def _first_cohort(document: dict[str, Any]) -> list[str]:
-    """Return who was there at the start: they were all asked to score."""
-    return list(document["masks"][0]["votes"])
+    """Return who was there at the start: they were all asked to test the first model."""
+    return [one["client"] for one in document["evaluations"][0]["clients"]]
 
 
 def _pooled(clients: list[dict[str, Any]], late: set[str], *, wanted: bool) -> float | None:
@@ -113,18 +124,18 @@ def _before(recipe: Recipe, curves: dict[str, Any]) -> dict[int, float]:
     }
 
 
-def _bars(recipe: Recipe, sparsity: str, new: dict[str, Any]) -> list[dict[str, Any]]:
+def _bars(recipe: Recipe, sparsity: str, new: dict[str, Any], how: str) -> list[dict[str, Any]]:
     if sparsity not in LEAST_NEW:
         return []
     nothing = dict.fromkeys(recipe.seeds, 0.0)
     text = percent(sparsity)
     return [
         difference(
-            f"new classes reach, {text}, new mask", _last(recipe, new, "new"), nothing,
+            f"new classes reach, {text}, {how}", _last(recipe, new, "new"), nothing,
             LEAST_NEW[sparsity],
         ),
         difference(
-            f"old classes: end − before, {text}, new mask", _last(recipe, new, "old"),
+            f"old classes: end − before, {text}, {how}", _last(recipe, new, "old"),
             _before(recipe, new), -MOST_LOST,
         ),
     ]  # fmt: skip

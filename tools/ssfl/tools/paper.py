@@ -10,6 +10,7 @@ from typing import Any
 from rich import box
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from ssfl.datasets.errors import DataError
 from ssfl.method.errors import MethodError
@@ -113,7 +114,7 @@ def _run(config: PaperConfig) -> int:
 
 def _tell(document: dict[str, Any], screen: Console) -> None:
     screen.print()
-    screen.print(f"[bold]{document['title']}[/bold] ({document['experiment']}.png)")
+    screen.print(Text(f"{document['title']} ({document['experiment']}.png)", style="bold"))
     screen.print(f"the paper: {document['paper']}", highlight=False)
     if document["rows"]:
         table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
