@@ -29,12 +29,12 @@ STORIES = sorted((Path(__file__).parent / "stories").glob("*.txt"))
 TOLD = {
     "admin_start", "best_after_restart", "best_newcomer", "best_one_missing", "client_leaves",
     "countdown", "dense_fedavg", "duplicate_upload", "ends_at_target", "evaluate_last",
-    "evaluation_every_round", "everyone_lost", "late_joiner", "late_upload", "lost_client", "lost_voter", "nobody_scores",
-    "nobody_to_evaluate", "one_client_scores", "ordinary_run", "patience", "personalize",
-    "refresh_by_operator", "refresh_labels_kept", "refresh_loss_jump", "refresh_new_labels",
-    "refresh_own_masks", "refresh_planned", "refresh_refused", "refresh_void", "reproducible",
-    "reproducible_patience",
-    "restart", "sampled_round", "sparsity_schedule", "stop", "stop_while_summing", "test_decides",
+    "evaluation_every_round", "everyone_lost", "late_joiner", "late_upload", "lost_client",
+    "lost_voter", "nobody_scores", "nobody_to_evaluate", "one_client_scores", "ordinary_run",
+    "patience", "personalize", "refresh_by_operator", "refresh_labels_kept",
+    "refresh_loss_jump", "refresh_new_labels", "refresh_own_masks", "refresh_planned",
+    "refresh_refused", "refresh_void", "reproducible", "reproducible_patience", "restart",
+    "sampled_round", "sparsity_schedule", "stop", "stop_while_summing", "test_decides",
     "too_few", "validation_decides", "void_round", "warm_up", "wrong_order",
 }  # fmt: skip
 
