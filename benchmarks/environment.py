@@ -13,7 +13,9 @@ import psutil
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "benchmarks" / "results"
-MEASURED = ("proto", "codec", "method", "program", "learning", "server", "client")
+MEASURED = (
+    "proto", "codec", "method", "program", "datasets", "learning", "server", "client", "tools",
+)  # fmt: skip
 PACKAGES = ("ssfl", "grpcio", "protobuf", "numpy", "zstandard", "torch")
 
 

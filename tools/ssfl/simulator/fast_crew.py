@@ -1,6 +1,6 @@
 """The clients' work, faster and not bit for bit: stacked, or one process per core.
 
-Small networks without norms are stacked (ssfl.learning.stacked): a round's clients train in one
+Small networks are stacked (ssfl.learning.stacked): a round's clients train in one
 batched step. Others are trained one by one, but in `channels_last` order and, with several cores,
 in a process on each. Either sums in another order than `exact`, so the bits differ, and not by
 much: docs/simulate.md has the table. On a GPU clients take turns, as in `exact`.
