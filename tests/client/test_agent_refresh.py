@@ -194,6 +194,49 @@ def test_an_update_under_another_mask_is_dropped_and_the_task_asked_for_again(
     assert scene.sites[0].trained_rounds == [2, 2], "from the task it asked for again"
 
 
+def test_after_a_stale_mask_it_trains_under_the_one_the_run_has_now(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It slept over a refresh: what it holds is still good enough for a difference of masks."""
+    trained: list[Mask] = []
+
+    def train(_self: FakeSite, mask: Mask, base: Vector, _round: int, _on_step: Any) -> Trained:
+        trained.append(mask)
+        return Trained(base, 0.5, Evaluation(1, 2, 3.0), Evaluation(2, 2, 1.0))
+
+    monkeypatch.setattr(FakeSite, "train", train)
+    sent: list[update_pb2.SparseUpdate] = []
+
+    def receive(requests: Any) -> FakeCall:
+        sent.append(next(requests).header)
+        stale = refusal(StatusCode.FAILED_PRECONDITION, "stale_mask", "made under mask 1")
+        return FakeCall([], stale) if len(sent) == 1 else accepted()
+
+    bits = masks.difference(NEW.bits, MASK.bits)
+    difference = payload(bits, transfer_pb2.ENCODING_BITMASK)
+    difference.reference_digest = MASK.digest
+    message = mask_pb2.MaskBroadcast(
+        mask_digest=NEW.digest, mask_epoch=2, num_kept=10, mask=difference
+    )
+    following = train_task(mask=message)
+    following.step, following.task_digest = 9, b"next"
+    calls = [
+        call_of(train_task(), MODEL),
+        call_of(NO_MODEL),  # while it sends
+        call_of(following, bits + VALUES.tobytes()),
+    ]
+    scene = scene_of(tmp_path, calls, SendUpdate=[receive, receive])
+    scene.agent.run()
+    assert trained == [MASK, NEW]
+    assert [(one.step, one.mask_epoch, one.mask_digest) for one in sent] == [
+        (5, 1, MASK.digest),
+        (9, 2, NEW.digest),
+    ]
+    asked = scene.stub.called("NextTask")[2]
+    assert (asked.finished_step, asked.mask_digest) == (0, MASK.digest), "it says what it holds"
+    assert scene.local.load() is None, "the update nobody wants is not sent again"
+
+
 # -- a mask of its own
 
 

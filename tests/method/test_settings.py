@@ -90,6 +90,58 @@ def test_what_cannot_work_is_refused_naming_the_flag(changes: dict[str, Any], me
     assert refusal(**changes).startswith(message)
 
 
+GROW: dict[str, Any] = {"refresh_mode": "grow", "sparsity_schedule": "0:0.98,9:0.95"}
+ADDS_THE_BEST = "--refresh-mode grow adds the best-scoring weights to a mask: it does not go with"
+ADDS_WHERE = "--refresh-mode grow adds weights where --sparsity-schedule says: leave out"
+NEVER = "a mask can be renewed after round"
+
+
+@pytest.mark.parametrize(
+    ("changes", "wrong", "message"),
+    [
+        (GROW, {"criterion": "random"}, ADDS_THE_BEST),
+        (GROW, {"criterion": "shuffled"}, ADDS_THE_BEST),
+        (GROW, {"layer_guard": 0.01}, ADDS_THE_BEST),
+        (GROW, {"refresh_rounds": "3"}, ADDS_WHERE),
+        (GROW, {"refresh_every": 3}, ADDS_WHERE),
+        (GROW, {"refresh_on_loss_jump": 2.0}, ADDS_WHERE),
+        ({"rounds": 9}, {"refresh_rounds": "8,9"}, f"--refresh-rounds 9: {NEVER} 0 and before"),
+        (
+            {"rounds": 9, "warmup_rounds": 3},
+            {"refresh_rounds": "8,3"},
+            f"--refresh-rounds 3: {NEVER} 3 and before the last, 9",
+        ),
+        (
+            {"criterion": "client-random"},
+            {"personalize_epochs": 1},
+            "--criterion client-random gives every client a mask of its own, for good: it does "
+            "not go with --personalize-epochs",
+        ),
+        (
+            {"scoring_point": "masked"},
+            {"criterion": "grasp"},
+            "--scoring-point masked is for saliency: grasp would score",
+        ),
+        (
+            {"scoring_point": "masked"},
+            {"criterion": "synflow"},
+            "--scoring-point masked is for saliency: synflow would score",
+        ),
+    ],
+)
+def test_settings_of_the_mask_that_contradict_each_other_are_refused(
+    changes: dict[str, Any], wrong: dict[str, Any], message: str
+) -> None:
+    RunSettings(**changes).validate()
+    assert refusal(**changes, **wrong).startswith(message)
+
+
+@pytest.mark.parametrize("planned", ["1", "8", "1,8"])
+def test_a_mask_may_be_renewed_before_any_round_but_the_first(planned: str) -> None:
+    RunSettings(rounds=9, refresh_rounds=planned).validate()
+    RunSettings(rounds=9, refresh_rounds="4", warmup_rounds=3).validate()
+
+
 def test_no_number_may_be_negative_or_not_a_number() -> None:
     numbers = [one.name for one in fields(RunSettings) if type(one.default) in (int, float)]
     assert len(numbers) > 10

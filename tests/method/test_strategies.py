@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import numpy as np
 import numpy.typing as npt
 import pytest
@@ -99,6 +101,37 @@ def test_an_impossible_wish_is_refused_before_anyone_works() -> None:
     for settings in (RunSettings(sparsity="0.9"), RunSettings(bytes_per_round="7B")):
         with pytest.raises(DensityError):
             Ssfl(settings).begin(FIVE, INITIAL)
+
+
+TWO_LAYERS = Manifest(
+    (
+        TensorSpec("v", (5,), Role.MASKED, Init("zeros")),
+        TensorSpec("w", (5,), Role.MASKED, Init("zeros")),
+    )
+)
+
+
+@pytest.mark.parametrize(
+    "density",
+    [{"sparsity": "0.8"}, {"bytes_per_round": "8B"}, {"sparsity_schedule": "0:0.5,3:0.8"}],
+)
+@pytest.mark.parametrize("warmup_rounds", [0, 1])
+def test_a_guard_that_needs_more_than_may_be_kept_is_refused_before_anyone_works(
+    density: dict[str, str], warmup_rounds: int
+) -> None:
+    """Two of five in either layer are four; two may be kept, in the end."""
+    zeros = np.zeros(10, dtype=np.float32)
+    settings = RunSettings(layer_guard=0.4, warmup_rounds=warmup_rounds, **density)  # type: ignore[arg-type]
+    with pytest.raises(DensityError, match=r"--layer-guard 0\.4 alone keeps 4 of 10 .* only 2 may"):
+        Ssfl(settings).begin(TWO_LAYERS, zeros)
+    Ssfl(replace(settings, layer_guard=0.2)).begin(TWO_LAYERS, zeros)
+
+
+def test_with_a_guard_every_score_decides() -> None:
+    """The best of a layer may be far below the largest of all."""
+    settings = RunSettings(sparsity="0.8")
+    assert Ssfl(settings).num_decisive(TWO_LAYERS) == 6
+    assert Ssfl(replace(settings, layer_guard=0.2)).num_decisive(TWO_LAYERS) == 0
 
 
 def test_fedavg_keeps_everything_from_the_start() -> None:

@@ -25,6 +25,7 @@ DEADLINE_S = 30.0  # for what must happen; nothing waits so long unless it is br
 C1, C2 = ClientId("c1"), ClientId("c2")
 
 Script = Callable[[Conductor], Awaitable[None]]
+WriteModel = Callable[[Conductor], None]
 
 
 async def begin(conductor: Conductor, manifest: Manifest) -> None:
@@ -43,21 +44,28 @@ def write_final(conductor: Conductor) -> None:
     (conductor.store.root / "final").write_text(conductor.state.base_digest)
 
 
-def open_conductor(folder: Path, settings: RunSettings = SETTINGS) -> Conductor:
+def open_conductor(
+    folder: Path, settings: RunSettings = SETTINGS, write_model: WriteModel = write_final
+) -> Conductor:
     journal, history, ledger = Journal(folder / "journal"), History(), Ledger()
     state = open_run(journal, settings, history, ledger)
     store = Store(folder, settings.seed)
     return Conductor(
         state, load_model(state, store), journal, store, Spool(folder / "spool"), history, ledger,
-        lambda: 0.0, write_final,
+        lambda: 0.0, write_model,
     )  # fmt: skip
 
 
-def conduct(folder: Path, script: Script, settings: RunSettings = SETTINGS) -> None:
+def conduct(
+    folder: Path,
+    script: Script,
+    settings: RunSettings = SETTINGS,
+    write_model: WriteModel = write_final,
+) -> None:
     """Run a script beside a conductor; a failure of either fails the test."""
 
     async def both() -> None:
-        conductor = open_conductor(folder, settings)
+        conductor = open_conductor(folder, settings, write_model)
         serving = asyncio.ensure_future(conductor.serve())
         scripted = asyncio.ensure_future(_script(conductor))
         try:

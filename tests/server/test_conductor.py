@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from safetensors.numpy import load_file
 
 from server.conducting import C1, C2, SETTINGS, begin, conduct
 from ssfl.method.initialize import initial_vector
@@ -17,6 +18,7 @@ from ssfl.server import events, facts
 from ssfl.server.conductor import Conductor
 from ssfl.server.events import Event, Reply
 from ssfl.server.journal import Journal
+from ssfl.server.outputs import write_outputs
 from ssfl.server.spool import append
 
 
@@ -109,6 +111,34 @@ def test_a_run_taken_up_after_every_step_ends_with_the_same_model(
         if (parts / "final").exists():
             break
     assert (parts / "final").read_text() == (whole / "final").read_text()
+
+
+def test_a_run_killed_at_its_end_still_writes_the_best_model(
+    tmp_path: Path, manifest: Manifest
+) -> None:
+    """Neither was the best model kept nor anything written, but the journal says it is over."""
+    state, out = tmp_path / "state", tmp_path / "out"
+    state.mkdir()
+    wanted: list[str] = []
+
+    async def to_the_end(conductor: Conductor) -> None:
+        await begin(conductor, manifest)
+        while not conductor.state.finished:
+            await answer_all(conductor)
+        await conductor.model_written.wait()
+
+    async def again(conductor: Conductor) -> None:
+        await conductor.model_written.wait()
+        assert conductor.state.best is not None
+        wanted.append(conductor.state.best.base_digest)
+
+    conduct(state, to_the_end)
+    (kept,) = state.glob("best-*.f32")
+    kept.unlink()
+    conduct(state, again, write_model=lambda conductor: write_outputs(conductor, out))
+    (written,) = out.glob("*/coordinator/best/kept.safetensors")
+    assert values_digest(load_file(written)["values"]).hex() == wanted[0]
+    assert kept.exists()
 
 
 def test_the_reply_comes_after_the_fact_is_on_disk(tmp_path: Path) -> None:

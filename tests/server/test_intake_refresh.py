@@ -92,6 +92,54 @@ def test_an_update_of_the_round_before_a_renewal_is_too_late(
     play(tmp_path, manifest, part)
 
 
+async def renewed(steps: Steps) -> update_pb2.SparseUpdate:
+    """Bring a run to the round under its second mask; return the header of an earlier update."""
+    header = await renewing(steps)
+    scores = plain(np.ones(steps.manifest.num_masked, dtype=np.float32))
+    for client in (C1, C2):
+        await steps.scores(announced(scores, DENSE), scores, client)
+    await steps.reaches(Work.TRAIN, 1)
+    return header
+
+
+def test_a_late_update_is_told_that_its_mask_is_no_longer(
+    tmp_path: Path, manifest: Manifest
+) -> None:
+    """Its step is long over, but that is not why: it could not count under any step."""
+
+    async def part(steps: Steps) -> None:
+        late = await renewed(steps)
+        data = plain(np.arange(steps.base.size, dtype=np.float32))
+        late.values.CopyFrom(announced(data, VALUES_ONLY))
+        with pytest.raises(StaleMask, match="made under mask 1, the run has mask 2") as caught:
+            await steps.update(late.values, data, header=late)
+        assert caught.value.reason == "stale_mask"
+        assert steps.spooled() == {}
+        late.mask_epoch = 2
+        assert await steps.update(late.values, data, header=late) == ["step_closed"]
+
+    play(tmp_path, manifest, part)
+
+
+def test_a_late_update_that_had_counted_is_told_so_whatever_its_mask(
+    tmp_path: Path, manifest: Manifest
+) -> None:
+    """A mask for which nobody is asked: the update is the newest of its client's that counted."""
+
+    async def part(steps: Steps) -> None:
+        await steps.begun()
+        await steps.reaches(Work.TRAIN)
+        await steps.conductor.post(events.RefreshAsked())
+        data = plain(steps.base + np.float32(1))
+        header = steps.update_header(announced(data, VALUES_ONLY))
+        await train(steps, C1, C2)
+        await steps.reaches(Work.TRAIN, 1)
+        assert (header.mask_epoch, steps.conductor.state.mask_epoch) == (1, 2)
+        assert await steps.update(header.values, data, header=header) == ["already_accepted"]
+
+    play(tmp_path, manifest, part, replace(SETTINGS, criterion="random"))
+
+
 def test_scores_of_the_initial_weights_are_none_of_the_trained_ones(
     tmp_path: Path, manifest: Manifest
 ) -> None:

@@ -106,7 +106,8 @@ def test_the_best_model_outlives_its_step_until_a_better_one_comes(
     store.save_step(6, replace(model, values=model.values + 1))
     store.drop_older(6, 1)
     best = Best(
-        4, 2, 1, model.mask.digest.hex(), model.base_digest.hex(), 0.5, 1.0, "test", (ClientId("c1"),),
+        4, 2, 1, model.mask.digest.hex(), model.base_digest.hex(), 0.5, 1.0, "test",
+        (ClientId("c1"),),
     )  # fmt: skip
     newest = replace(model, mask=None, mask_epoch=9, values=None)
     again = store.load_best(best, newest)
