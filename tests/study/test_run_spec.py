@@ -1,3 +1,5 @@
+import hashlib
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,7 +14,7 @@ from ssfl.method.settings import RunSettings
 from ssfl.study.data import DataSpec
 from ssfl.study.errors import StudyError
 from ssfl.study.one_run import run_one
-from ssfl.study.run_spec import ELSEWHERE, RunSpec
+from ssfl.study.run_spec import ELSEWHERE, RunSpec, _code_digest
 
 BASE = RunSpec("a", DataSpec(clients=4), {"rounds": 2})
 
@@ -56,6 +58,42 @@ def test_another_version_of_the_software_is_another_run(monkeypatch: pytest.Monk
     before = BASE.digest()
     monkeypatch.setattr("ssfl.study.run_spec.version", lambda name: f"{name} of tomorrow")
     assert BASE.digest() != before
+
+
+@pytest.fixture
+def code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A folder that a digest takes for the code of ssfl."""
+    BASE.digest()  # whatever it imports, it has imported
+    with monkeypatch.context() as patch:
+        patch.setattr("ssfl.__path__", [str(tmp_path)])
+        _code_digest.cache_clear()
+        yield tmp_path
+    _code_digest.cache_clear()
+
+
+@pytest.mark.parametrize(
+    "part", ["codec", "method", "datasets", "learning", "client", "server", "simulator"]
+)
+def test_a_run_by_other_code_is_another_run(code: Path, part: str) -> None:
+    """A stored run of yesterday's code is not taken for one of today's."""
+    names: list[str] = []
+    (code / part / "deep").mkdir(parents=True)
+    for text in ("before = 1", "after = 2", "before = 1"):
+        (code / part / "deep" / "some.py").write_text(text)
+        _code_digest.cache_clear()
+        names.append(BASE.file_name())
+    assert names[0] == names[2] != names[1]
+    assert names[0].startswith("a-0-")
+
+
+def test_the_code_that_counts_is_found() -> None:
+    import ssfl.codec
+    import ssfl.simulator
+
+    roots = {Path(root).resolve() for root in ssfl.__path__}
+    for package in (ssfl.codec, ssfl.simulator):
+        assert any(Path(root).resolve().parent in roots for root in package.__path__)
+    assert _code_digest() != hashlib.sha256().hexdigest()[:12], "there is some"
 
 
 def test_shards_of_a_folder_are_read_as_the_task_says_and_count_with_their_content(

@@ -4,10 +4,12 @@ import json
 import os
 import signal
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from ssfl import api
@@ -21,6 +23,7 @@ from ssfl.study.sweep import RunResult, RunSpec, run_all
 
 SMALL = DataSpec(clients=3, samples_per_client=20)
 QUICK: dict[str, Any] = {"model": "mlp", "width": 4, "rounds": 2, "local_steps": 1}
+DEADLINE_S = 30.0  # for what must happen; nothing waits so long unless it is broken
 TASK = """
 import os, signal
 from ssfl.learning.image_task import build_model, loss
@@ -158,6 +161,56 @@ def test_a_stop_ends_the_workers_and_keeps_what_is_done(tmp_path: Path) -> None:
     assert left == [specs[0].file_name(), "lock"]
     with DirectoryLock(tmp_path / "runs"):
         pass
+
+
+def larger(folder: Path, **settings: Any) -> tuple[RunSpec, Path]:
+    """Return a run of a network that is not stacked, and where its processes leave their ids."""
+    seen, task = folder / "seen", folder / "larger.py"
+    seen.mkdir()
+    task.write_text(TASK.format(first=f"open(f'{seen}/{{os.getpid()}}', 'w').close()"))
+    whole = spec("larger", model="resnet20", norm="batch", **settings)
+    return replace(whole, task=str(task), mode="fast"), seen
+
+
+def alive(seen: Path) -> list[psutil.Process]:
+    """Return those processes that are still there some time later."""
+    found = []
+    for path in seen.iterdir():
+        with suppress(psutil.NoSuchProcess):
+            found.append(psutil.Process(int(path.name)))
+    _, left = psutil.wait_procs(found, timeout=DEADLINE_S)
+    return [one for one in left if one.is_running() and one.status() != psutil.STATUS_ZOMBIE]
+
+
+def test_a_single_fast_run_uses_all_cores_and_leaves_no_process_behind(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("ssfl.study.sweep.usable_cores", lambda: 2)
+    one, seen = larger(tmp_path)
+    watcher = Watcher()
+    (result,) = run_all([one], tmp_path / "out", 0, watcher)
+    assert not result.error and result.outcome["rounds"] == 2
+    assert watcher.rounds == {"larger, seed 0": [1, 2]}
+    assert len(list(seen.iterdir())) == 3, "the run's, and two that work for it"
+    assert alive(seen) == []
+    stored = json.loads(result.path.read_bytes())
+    assert stored["spec"] == one.document(), "the number of cores is no part of it"
+
+
+def test_a_stop_ends_those_who_work_for_a_run_as_well(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Stopper(Watcher):
+        def round_done(self, spec: RunSpec, rounds_done: int) -> None:
+            super().round_done(spec, rounds_done)
+            signal.raise_signal(signal.SIGINT)
+
+    monkeypatch.setattr("ssfl.study.sweep.usable_cores", lambda: 2)
+    one, seen = larger(tmp_path, rounds=1000)
+    with pytest.raises(KeyboardInterrupt):
+        run_all([one], tmp_path / "out", 0, Stopper())
+    assert len(list(seen.iterdir())) == 3
+    assert alive(seen) == []
 
 
 def test_a_stored_run_says_what_it_is(tmp_path: Path) -> None:
