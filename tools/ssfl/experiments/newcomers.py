@@ -106,8 +106,9 @@ def _pooled(clients: list[dict[str, Any]], late: set[str], *, wanted: bool) -> f
 
 
 def _last(recipe: Recipe, curves: dict[str, Any], group: str) -> dict[int, float]:
-    """Return the mean of the last ten rounds, by seed."""
-    places = [i for i, number in enumerate(curves["rounds"]) if number > _rounds(recipe) - LAST]
+    """Return the mean of the last ten rounds, or of those since the others came, by seed."""
+    after = max(_rounds(recipe) - LAST, _arrival(recipe))
+    places = [i for i, number in enumerate(curves["rounds"]) if number > after]
     return {
         seed: sum(curve[i] for i in places) / len(places)
         for seed, curve in zip(recipe.seeds, curves[group], strict=True)
