@@ -62,6 +62,6 @@ def _loss_jump(losses: tuple[float, ...], factor: float) -> str:
         return ""
     *before, now = losses
     usual = median(before[-USUAL_ROUNDS:])
-    if now <= usual or now < factor * usual:
+    if usual < 0 or now <= usual or now < factor * usual:  # a factor of less than nothing is less
         return ""
     return f"the mean client loss rose to {now:.3g}, usual was {usual:.3g}"

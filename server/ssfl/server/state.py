@@ -271,25 +271,25 @@ def _evaluated(state: RunState, step: Step) -> RunState:
         state.model_step, state.rounds_done, state.mask_epoch, state.mask_digest,
         state.base_digest, accuracy, loss, chosen_on(reports), tuple(sorted(step.closed or ())),
     )  # fmt: skip
-    if not _is_comparable(state, tested):
+    if not _is_comparable(state, tested, step):
         return state
     more = state.best is not None and bool(set(tested.clients) - set(state.best.clients))
     if state.best is None or more or tested.beats(state.best):
         state = replace(state, best=tested, evaluations_since_best=0)
-    else:
+    elif tested.chosen_on == state.best.chosen_on:
         state = replace(state, evaluations_since_best=state.evaluations_since_best + 1)
     return replace(state, end_reason=_end_reason(state, accuracy))
 
 
-def _is_comparable(state: RunState, tested: Best) -> bool:
-    """Tell whether enough clients tested: all who tested the best so far and have not left.
+def _is_comparable(state: RunState, tested: Best, step: Step) -> bool:
+    """Tell whether enough clients tested: all who tested the best so far and were asked again.
 
-    With more of them than before, the comparison begins anew: they may bring other data.
+    Who is lost or has left is not asked. With more of them than before, the comparison begins anew: they may bring other data.
     """
     if len(tested.clients) < min(state.settings.min_clients, len(state.ready)):
         return False
     before = state.best.clients if state.best else ()
-    return {client for client in before if not state.members[client].left} <= set(tested.clients)
+    return {client for client in before if client in step.cohort} <= set(tested.clients)
 
 
 def _end_reason(state: RunState, accuracy: float | None) -> str:
@@ -297,5 +297,5 @@ def _end_reason(state: RunState, accuracy: float | None) -> str:
     if settings.target_accuracy and accuracy is not None and accuracy >= settings.target_accuracy:
         return f"accuracy {accuracy:.4f} reached --target-accuracy {settings.target_accuracy:g}"
     if settings.patience and state.evaluations_since_best >= settings.patience:
-        return f"{state.evaluations_since_best} evaluations without a better one (--patience)"
+        return f"no better evaluation in the last {state.evaluations_since_best} (--patience)"
     return ""

@@ -148,12 +148,16 @@ def _code_digest() -> str:
     """Return a digest of the code that a simulated run goes through."""
     import ssfl
 
-    parts = ("codec", "method", "datasets", "learning", "client", "server", "simulator")
-    folders = [Path(root) / part for root in ssfl.__path__ for part in parts]
-    files = sorted(file for folder in folders for file in folder.rglob("*.py"))
+    parts = ("codec", "method", "datasets", "learning", "client", "server", "simulator", "study")
+    found = {
+        file.relative_to(root).as_posix(): file
+        for root in ssfl.__path__
+        for part in parts
+        for file in (Path(root) / part).rglob("*.py")
+    }
     whole = hashlib.sha256()
-    for file in files:
-        whole.update(file.name.encode() + file.read_bytes())
+    for name, file in sorted(found.items()):
+        whole.update(name.encode() + file.read_bytes())
     return whole.hexdigest()[:12]
 
 
