@@ -284,7 +284,8 @@ def _evaluated(state: RunState, step: Step) -> RunState:
 def _is_comparable(state: RunState, tested: Best, step: Step) -> bool:
     """Tell whether enough clients tested: all who tested the best so far and were asked again.
 
-    Who is lost or has left is not asked. With more of them than before, the comparison begins anew: they may bring other data.
+    Who is lost or has left is not asked. With more of them than before, the comparison begins
+    anew: they may bring other data.
     """
     if len(tested.clients) < min(state.settings.min_clients, len(state.ready)):
         return False
