@@ -131,9 +131,16 @@ def test_without_late_classes_late_clients_are_like_the_others() -> None:
         ({"validation": 1.0}, "validation must be at least 0 and below 1"),
         ({"late_clients": 8}, "leaves none of 8 clients"),
         ({"late_classes": "8"}, "late_classes needs late_clients"),
-        ({"late_classes": "8;9", "late_clients": 1}, "0 to 9, parted by commas; got '8;9'"),
-        ({"late_classes": "10", "late_clients": 1}, "got '10'"),
-        ({"late_classes": "0,1,2,3,4,5,6,7,8,9", "late_clients": 1}, "names all classes"),
+        ({"late_clients": 1}, "late_clients needs late_round"),
+        (
+            {"late_classes": "8;9", "late_clients": 1, "late_round": 1},
+            "0 to 9, parted by commas; got '8;9'",
+        ),
+        ({"late_classes": "10", "late_clients": 1, "late_round": 1}, "got '10'"),
+        (
+            {"late_classes": "0,1,2,3,4,5,6,7,8,9", "late_clients": 1, "late_round": 1},
+            "names all classes",
+        ),
     ],
 )
 def test_an_impossible_spec_is_refused_by_name(changed: dict[str, Any], message: str) -> None:

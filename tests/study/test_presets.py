@@ -52,7 +52,7 @@ RELEASED_100 = {
 }
 SSFL: dict[str, dict[str, Any]] = {"ssfl": {}}
 DENSE = {"dense": {"strategy": "fedavg", "sparsity": "0.5"}}
-RANDOM = {"random": {"criterion": "client-random", "averaging": "zeros"}}
+RANDOM = {"random": {"criterion": "client-random", "averaging": "zeros", "personalize_epochs": 0}}
 SWEEP = ("0.5", "0.7", "0.8", "0.9", "0.95")
 TEN_SET = DataSpec("cifar10", 100, "dirichlet", 0.3)
 HUNDRED_SET = DataSpec("cifar100", 100, "dirichlet", 0.2)
@@ -108,8 +108,16 @@ WANTED = {
             **SSFL,
             "shuffled": {"criterion": "shuffled"},
             "random": {"criterion": "random"},
-            "client-random zeros": {"criterion": "client-random", "averaging": "zeros"},
-            "client-random holders": {"criterion": "client-random", "averaging": "holders"},
+            "client-random zeros": {
+                "criterion": "client-random",
+                "averaging": "zeros",
+                "personalize_epochs": 0,
+            },
+            "client-random holders": {
+                "criterion": "client-random",
+                "averaging": "holders",
+                "personalize_epochs": 0,
+            },
             "one client": {"criterion": "one-client"},
         },
         ("0.5", "0.8", "0.95"),
@@ -159,11 +167,11 @@ def test_its_first_lines_have_the_command_and_the_number_of_runs(name: str) -> N
 
 SMALL: dict[str, Value] = {
     **{"clients": 4, "clients_per_round": 2, "samples_per_client": 20, "width": 4},
-    **{"local_steps": 1, "personalize_epochs": 1},
+    **{"local_steps": 1},
 }
 FULL: dict[str, Value] = {
     **SMALL,
-    **{"clients": 2, "samples_per_client": 2, "batch_size": 2, "width": 0, "personalize_epochs": 0},
+    **{"clients": 2, "samples_per_client": 2, "batch_size": 2, "width": 0},
 }
 SOON: dict[str, Value] = {"refresh_rounds": "1", "warmup_rounds": 1}  # instead of later
 

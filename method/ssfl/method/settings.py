@@ -1,6 +1,7 @@
 """The settings of a run: they live on the coordinator and travel to every client in Join."""
 
 from dataclasses import dataclass, field, fields
+from decimal import Decimal
 from typing import Any
 
 from ssfl.method.density import parse_bytes, parse_sparsity
@@ -255,6 +256,11 @@ class RunSettings:
                     )
             if self.refreshes:
                 raise SettingsError("fedavg keeps everything: there is no mask to refresh")
+            if self.criterion != "saliency" or self.layer_guard:
+                raise SettingsError(
+                    "fedavg keeps everything: leave out --criterion and --layer-guard"
+                )
+        self._validate_guard()
         if self.bytes_per_round and self.sparsity_schedule:
             raise SettingsError(
                 "--bytes-per-round and --sparsity-schedule say the same thing: give one of them"
@@ -293,6 +299,17 @@ class RunSettings:
         if self.criterion == "client-random":
             self._validate_client_random()
 
+    def _validate_guard(self) -> None:
+        if self.criterion == "random" and self.layer_guard:
+            raise SettingsError("--criterion random keeps any weights: leave out --layer-guard")
+        schedule = parse_schedule(self.sparsity_schedule) or [(0, parse_sparsity(self.sparsity))]
+        kept = 1 - max(sparsity for _, sparsity in schedule)
+        if not self.bytes_per_round and Decimal(str(self.layer_guard)) > kept:
+            raise SettingsError(
+                f"--layer-guard {self.layer_guard:g} asks for more of every layer than is kept of "
+                f"all: at most {kept} fits the sparsity"
+            )
+
     def _validate_client_random(self) -> None:
         clashing = {
             "refreshes": self.refreshes,
@@ -306,7 +323,7 @@ class RunSettings:
             if given:
                 raise SettingsError(
                     f"--criterion client-random gives every client a mask of its own, for good: "
-                    f"it does not go with {name}"
+                    f"it does not go with {name}, which must be left out or 0"
                 )
 
 

@@ -70,7 +70,7 @@ def conclude(recipe: Recipe, runs: Runs) -> Result:
     nothing = dict.fromkeys(recipe.seeds, 0.0)
     rows.append(difference("new classes reach, dense", _last(recipe, dense, "new"), nothing))
     return {
-        "accuracy": "accuracy of the global model on all test samples of the group",
+        "accuracy": "accuracy of the global model, pooled",
         "arrival": _arrival(recipe),
         "panels": panels,
         "share_of_mask_replaced": replaced,

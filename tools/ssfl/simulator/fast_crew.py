@@ -28,6 +28,7 @@ from ssfl.method.strategies.contract import ClientId
 from ssfl.simulator.crew import CPU, Crew, ExactCrew, ignore
 
 Shards = Mapping[ClientId, Shard]
+LEAST_POOLED = 10_000  # weights: of fewer, starting processes takes longer than it saves
 
 
 def fast_crew(
@@ -44,7 +45,9 @@ def fast_crew(
     if Stacked.suits(crew.model.network, crew.model.manifest, task):
         return StackedCrew(crew, shards, settings)
     crew.model.network.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-    return PooledCrew(crew, task, shards, settings, cores) if cores > 1 else crew
+    if cores == 1 or crew.model.manifest.size < LEAST_POOLED:
+        return crew
+    return PooledCrew(crew, task, shards, settings, cores)
 
 
 class StackedCrew:

@@ -73,6 +73,10 @@ class DataSpec:
                 f"late_clients {self.late_clients} leaves none of {self.clients} clients to begin "
                 "with: ask for fewer"
             )
+        if self.late_clients and not self.late_round:
+            raise SettingsError(
+                "late_clients needs late_round, the round before which they join: 1 or more"
+            )
         if self.late_classes and not self.late_clients:
             raise SettingsError("late_classes needs late_clients: somebody must hold them")
         if self.source not in NAMES:

@@ -109,7 +109,8 @@ def run_all(
         todo = sorted((job for job in jobs if job.path not in results), key=lambda j: j.spec.seed)
         watcher.begin([job.spec for job in todo], len(results))
         count = min(workers or usable_cores(), max(1, len(todo)))
-        cores = max(1, usable_cores() // count)  # a single run may use them all
+        # A single run may use them all, unless it was said how many processes there may be.
+        cores = 1 if workers else max(1, usable_cores() // count)
         with _tidied(place), Workers(count) as pool:
             for event in pool.run(replace(job, cores=cores) for job in todo):
                 match event:

@@ -16,7 +16,6 @@ from ssfl.datasets.errors import DataError
 from ssfl.method.errors import MethodError
 from ssfl.method.settings import setting
 from ssfl.program import settings
-from ssfl.program.command_line import closest
 from ssfl.program.exits import ExitCode, ProgramError, raise_on_sigterm, usage_error
 from ssfl.program.files import write_atomic
 from ssfl.study.errors import StudyError
@@ -29,6 +28,7 @@ DESCRIPTION = (
     "shared between experiments, stored one by one and gone on with after a stop."
 )
 SEEDS = 5
+SOURCES = ("fashion-mnist", "mnist", "cifar10", "digits")
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +72,10 @@ def _run(config: PaperConfig) -> int:
     names = [name.strip() for name in config.only.split(",") if name.strip()] or list(EXPERIMENTS)
     for name in names:
         if name not in EXPERIMENTS:
-            raise usage_error(f"--only: there is no experiment {name}{closest(name, EXPERIMENTS)}")
+            known = ", ".join(EXPERIMENTS)
+            raise usage_error(f"--only: there is no experiment {name}; there are: {known}")
+    if config.data and config.data not in SOURCES:
+        raise usage_error(f"--data must be one of {', '.join(SOURCES)}, got {config.data!r}")
     chosen = [EXPERIMENTS[name] for name in names]
     recipe = Recipe.quick(tuple(range(config.seeds)), config.data)
     specs: dict[tuple[str, int], RunSpec] = {}
