@@ -5,6 +5,7 @@ that quietly did not run is a hole. It also makes Hypothesis draw the same examp
 """
 
 import os
+import signal
 from collections import defaultdict
 from collections.abc import Generator
 from pathlib import Path
@@ -18,6 +19,13 @@ SECONDS = pytest.StashKey[dict[str, float]]()
 # No deadline per example: it measures the load of the machine, not our code.
 settings.register_profile("ssfl", deadline=None, derandomize=STRICT)
 settings.load_profile("ssfl")
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _ctrl_c_is_heard() -> None:
+    """A shell starts its background jobs deaf to SIGINT, and their children inherit that."""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -1,7 +1,6 @@
 """What the system tests share: programs that end with their test, small shards, one plain run."""
 
 import os
-import signal
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,13 +12,6 @@ from system.federation import SHARDS, Finished, run_federation
 from system.programs import Programs
 from system.raw_client import RUN as RAW_RUN
 from system.raw_run import RawRun
-
-
-@pytest.fixture(scope="session", autouse=True)
-def _ctrl_c_reaches_programs() -> None:
-    """A shell starts its background jobs deaf to SIGINT, and their children inherit that."""
-    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
-        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture
