@@ -158,7 +158,7 @@ class Federation:
     ) -> None:
         self.settings = RunSettings(
             sparsity=SPARSITY, clients=num_clients, clients_per_round=per_round, local_epochs=1,
-            batch_size=16, learning_rate=0.1, lr_decay=0.998, seed=seed,
+            batch_size=16, learning_rate=0.1, lr_decay=0.998, momentum=0.0, seed=seed,
         )  # fmt: skip
         self.settings.validate()
         task = load_task(str(Path(__file__).with_name("fashion_task.py")))

@@ -5,7 +5,8 @@ import pytest
 from ssfl.method.strategies.contract import ClientId, Work
 from ssfl.server import facts
 from ssfl.server.facts import Fact
-from ssfl.server.history import History, accuracies
+from ssfl.server.history import History
+from ssfl.server.quality import accuracies
 
 C1, C2, C3 = ClientId("c1"), ClientId("c2"), ClientId("c3")
 COHORT = {C1: 10, C2: 30, C3: 60}

@@ -9,7 +9,7 @@ from server.world import World
 from ssfl.method.settings import RunSettings
 from ssfl.method.strategies.contract import ClientId, Work
 from ssfl.server import facts
-from ssfl.server.quality import chosen_on, mean_client_loss, pooled, quality
+from ssfl.server.quality import chosen_on, mean_client_loss, quality
 from ssfl.server.refresh import has_mask, no_round_left, refresh_due
 from ssfl.server.state import Member, RunState, Step
 
@@ -165,9 +165,12 @@ def told(correct: int | None, total: int, loss_sum: float = 0.0) -> dict[str, An
 
 
 def test_accuracy_and_loss_are_over_all_samples() -> None:
-    assert pooled([told(1, 2, 3.0), told(9, 10, 6.0), told(0, 0)]) == (10 / 12, 9 / 12)
-    assert pooled([told(None, 4, 2.0)]) == (None, 0.5)
-    assert pooled([]) == pooled([told(0, 0)]) == (None, None)
+    def found(*tested: dict[str, Any]) -> tuple[float | None, float | None]:
+        return quality([{"evaluation": one} for one in tested])
+
+    assert found(told(1, 2, 3.0), told(9, 10, 6.0), told(0, 0)) == (10 / 12, 9 / 12)
+    assert found(told(None, 4, 2.0)) == (None, 0.5)
+    assert found() == found(told(0, 0)) == (None, None)
 
 
 def test_validation_decides_only_if_every_client_has_it() -> None:

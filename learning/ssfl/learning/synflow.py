@@ -26,6 +26,7 @@ from ssfl.learning.errors import ModelError
 from ssfl.learning.evaluate import eval_mode
 from ssfl.learning.words import times
 from ssfl.method.manifest import Manifest
+from ssfl.method.mask import largest
 
 _FLOWLESS = 0.5  # the score of a kept weight through which nothing flows: below all others
 
@@ -55,7 +56,7 @@ def synflow_scores(
             scores[~kept] = -1.0  # below any that is kept, also where nothing flows
             share = (num_kept / size) ** (iteration / iterations)
             count = max(num_kept, round(size * share)) if iteration < iterations else num_kept
-            kept = _largest(scores, count)
+            kept = largest(scores, count)
             _zero_others(weights, kept)
     return _in_order(scores, kept)
 
@@ -103,14 +104,6 @@ def _flows(
             "SynFlow's sums over paths leave the range of float64: the model is too deep for it"
         )
     return flows
-
-
-def _largest(scores: Doubles, count: int) -> npt.NDArray[np.bool_]:
-    """Return which are the `count` largest; equal scores go to the lowest coordinate."""
-    threshold = np.partition(scores, scores.size - count)[scores.size - count]
-    kept: npt.NDArray[np.bool_] = scores > threshold
-    kept[np.flatnonzero(scores == threshold)[: count - int(np.count_nonzero(kept))]] = True
-    return kept
 
 
 def _zero_others(weights: list[Tensor], kept: npt.NDArray[np.bool_]) -> None:

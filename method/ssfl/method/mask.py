@@ -4,6 +4,7 @@ import hashlib
 import math
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -94,7 +95,7 @@ def top_k(scores: Scores, k: int) -> Mask:
         num_high, places, between = _split(scores, low, high, packed)
         missing = k - num_high
         if 0 <= missing <= between.size:
-            chosen = places[_largest(between, missing)]
+            chosen = places[largest(between, missing)]
             np.bitwise_or.at(packed, chosen // 8, np.uint8(1) << (chosen % 8).astype(np.uint8))
         else:  # many scores equal low or high, or the sample misled us
             _pack_slowly(scores, k, _bisect(scores, k, low, high), packed)
@@ -133,8 +134,8 @@ def _pack(packed: npt.NDArray[np.uint8], start: int, kept: npt.NDArray[np.bool_]
     packed[start // 8 : start // 8 + bits.size] = bits
 
 
-def _largest(scores: Scores, k: int) -> npt.NDArray[np.bool_]:
-    """Return which are the k largest, by a partition of all."""
+def largest(scores: npt.NDArray[np.floating[Any]], k: int) -> npt.NDArray[np.bool_]:
+    """Return which are the k largest, by a partition of all; ties as `top_k` has them."""
     if k == 0:
         return np.zeros(scores.size, dtype=np.bool_)
     threshold = np.partition(scores, scores.size - k)[scores.size - k]

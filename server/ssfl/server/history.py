@@ -7,12 +7,13 @@ trained model. `loss` and `metrics` are pooled, too. A round's accuracies are th
 `personalize_epochs`, `personal` has every client's own model beside the global one.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ssfl.method.strategies.contract import ClientId, Work
 from ssfl.server import facts
 from ssfl.server.facts import Fact
+from ssfl.server.quality import accuracies
 
 
 class History:
@@ -184,26 +185,3 @@ def personal_rows(clients: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
         }
         for row in clients
     ]
-
-
-def accuracies(evaluations: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
-    """Return pooled and mean accuracy, loss and metrics per sample; None for what is unknown."""
-    tested = [e for e in evaluations if e["total"]]
-    counted = [e for e in tested if e["correct"] is not None]
-    names = sorted({name for e in tested for name in e.get("metric_sums", {})})
-    having = {name: [e for e in tested if name in e.get("metric_sums", {})] for name in names}
-    means = [e["correct"] / e["total"] for e in counted]
-    return {
-        "pooled": _per_sample((e["correct"] for e in counted), counted),
-        "mean": sum(means) / len(means) if means else None,
-        "loss": _per_sample((e["loss_sum"] for e in tested), tested),
-        "metrics": {
-            name: _per_sample((e["metric_sums"][name] for e in some), some)
-            for name, some in having.items()
-        },
-    }
-
-
-def _per_sample(sums: Iterable[float], tested: Sequence[Mapping[str, Any]]) -> float | None:
-    total = sum(e["total"] for e in tested)
-    return sum(sums) / total if total else None

@@ -1,20 +1,30 @@
-"""How good the model is, as the run itself looks at it: to keep the best, to stop, to refresh."""
+"""How good the model is: for the history, and for the run itself, to keep the best and to end."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 
-def pooled(evaluations: Iterable[Mapping[str, Any]]) -> tuple[float | None, float | None]:
-    """Return accuracy and loss over all samples of some evaluations; None for what is unknown."""
-    tested = [one for one in evaluations if one["total"]]
-    total = sum(one["total"] for one in tested)
-    if not total:
-        return None, None
-    loss = sum(one["loss_sum"] for one in tested) / total
-    counted = [one for one in tested if one["correct"] is not None]
-    if not counted:
-        return None, loss
-    return sum(one["correct"] for one in counted) / sum(one["total"] for one in counted), loss
+def accuracies(evaluations: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
+    """Return pooled and mean accuracy, loss and metrics per sample; None for what is unknown."""
+    tested = [e for e in evaluations if e["total"]]
+    counted = [e for e in tested if e["correct"] is not None]
+    names = sorted({name for e in tested for name in e.get("metric_sums", {})})
+    having = {name: [e for e in tested if name in e.get("metric_sums", {})] for name in names}
+    means = [e["correct"] / e["total"] for e in counted]
+    return {
+        "pooled": _per_sample((e["correct"] for e in counted), counted),
+        "mean": sum(means) / len(means) if means else None,
+        "loss": _per_sample((e["loss_sum"] for e in tested), tested),
+        "metrics": {
+            name: _per_sample((e["metric_sums"][name] for e in some), some)
+            for name, some in having.items()
+        },
+    }
+
+
+def _per_sample(sums: Iterable[float], tested: Sequence[Mapping[str, Any]]) -> float | None:
+    total = sum(e["total"] for e in tested)
+    return sum(sums) / total if total else None
 
 
 def chosen_on(reports: Sequence[Mapping[str, Any]]) -> str:
@@ -26,7 +36,8 @@ def chosen_on(reports: Sequence[Mapping[str, Any]]) -> str:
 def quality(reports: Sequence[Mapping[str, Any]]) -> tuple[float | None, float | None]:
     """Return accuracy and loss of an evaluation by all clients, on the split that decides."""
     field = "validation" if chosen_on(reports) == "validation" else "evaluation"
-    return pooled(report[field] for report in reports)
+    tested = accuracies(report[field] for report in reports)
+    return tested["pooled"], tested["loss"]
 
 
 def mean_client_loss(reports: Sequence[Mapping[str, Any]]) -> float | None:

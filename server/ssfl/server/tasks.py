@@ -157,7 +157,7 @@ def _score(
         part = broadcast.part(Form.INITIAL)
         work.initial.CopyFrom(part.payload)
         parts = (part,)
-        request = holding_initial(request, model.initial_digest)
+        request = _holding_initial(request, model.initial_digest)
     if model.mask is not None:
         parts += _set_model(work, broadcast, request, reader)
         work.resting_digest = model.resting_digest
@@ -167,7 +167,7 @@ def _score(
     return work, parts
 
 
-def holding_initial(request: pb.NextTaskRequest, digest: bytes) -> pb.NextTaskRequest:
+def _holding_initial(request: pb.NextTaskRequest, digest: bytes) -> pb.NextTaskRequest:
     """Return the request of a client that gets the initial weights with the same task."""
     told = pb.NextTaskRequest()
     told.CopyFrom(request)

@@ -15,7 +15,7 @@ from ssfl.method.settings import setting
 from ssfl.method.stored_model import StoredModel
 from ssfl.program import settings
 from ssfl.program.exits import ExitCode
-from ssfl.server.history import accuracies
+from ssfl.server.quality import accuracies
 from ssfl.tools.building import learning
 from ssfl.tools.model_folder import read_model
 from ssfl.tools.model_network import build_network, task_of
