@@ -43,6 +43,7 @@ from ssfl.client.progress import Progress, StepOver
 from ssfl.client.site import Site
 from ssfl.client.upload import send
 from ssfl.method.controls import client_random_mask
+from ssfl.method.failpoints import failpoint
 from ssfl.method.manifest import Manifest
 from ssfl.method.mask import Mask
 from ssfl.method.model_files import write_model
@@ -231,6 +232,7 @@ class Agent:
         except Resync:
             self._drop_answer()
             raise
+        failpoint("client.receipt")
         log.info("%s sent", answer.kind, extra={"step": answer.step, "outcome": word(outcome)})
         if outcome in (transfer_pb2.OUTCOME_ACCEPTED, transfer_pb2.OUTCOME_ALREADY_ACCEPTED):
             self._local.accepted()
@@ -239,6 +241,7 @@ class Agent:
     def _drop_answer(self) -> None:
         self._answer = None
         self._local.drop()
+        failpoint("client.dropped")
 
     def _keep_answer(
         self,
@@ -254,6 +257,7 @@ class Agent:
         self._granted = granted
         mask_digest = self._held.mask_digest if self._held else b""
         self._local.save(self._answer, mask_digest, round_number, coded.residual)
+        failpoint("client.saved")
 
     def _initialize(self) -> None:
         assert self._site is not None
@@ -275,6 +279,7 @@ class Agent:
         began_s = time.monotonic()
         with Progress(self._stub, self._caller, step):
             scores = self._site.score(asked)
+        failpoint("client.scored")
         coded = write_scores(scores, work, self._settings, self._identity.client_id)
         report = saliency_pb2.SaliencyReport(
             manifest_digest=work.manifest_digest,
@@ -297,6 +302,7 @@ class Agent:
         except StepOver:
             log.info("round closed without us", extra={"round": work.round_number})
             return
+        failpoint("client.trained")
         residual = self._local.residual(self._run_id, mask.digest, work.round_number)
         coded = write_update(
             trained.values, base, work, self._settings, self._identity.client_id, residual

@@ -10,6 +10,7 @@ import grpc
 from ssfl.client.connection import Watchdog
 from ssfl.client.errors import Unavailable, translate
 from ssfl.codec import ChunkSizer, pieces
+from ssfl.method.failpoints import failpoint
 from ssfl.v1 import transfer_pb2
 
 
@@ -38,6 +39,7 @@ def send(
             return
         for start, data, crc32 in pieces([payload], offset, ChunkSizer(time.monotonic)):
             watchdog.feed()
+            failpoint("client.chunk")
             chunk = transfer_pb2.Chunk(offset=start, data=bytes(data), crc32=crc32)
             yield type(header)(chunk=chunk)
 

@@ -7,6 +7,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO
 
+from ssfl.method.failpoints import failpoint
+
 TEMPORARY = ".tmp"  # ends the name of a file being written, which begins with a dot
 
 
@@ -16,17 +18,22 @@ def atomic_file(path: Path) -> Iterator[BinaryIO]:
 
     Then content and name are on the disk. If the block fails, `path` is as it was.
     """
+    kind = path.name.partition("-")[0].partition(".")[0]
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}{TEMPORARY}")
     try:
         with temporary.open("xb") as file:
             yield file
             file.flush()
+            failpoint(f"{kind}.written")
             os.fsync(file.fileno())
+        failpoint(f"{kind}.synced")
         temporary.replace(path)
     except BaseException:
         temporary.unlink(missing_ok=True)
         raise
+    failpoint(f"{kind}.renamed")
     sync_directory(path.parent)
+    failpoint(f"{kind}.named")
 
 
 def sync_directory(folder: Path) -> None:

@@ -14,9 +14,10 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 
+from ssfl.method.failpoints import failpoint
 from ssfl.method.model_state import ModelState
 from ssfl.method.strategies import strategy_for
-from ssfl.method.strategies.contract import Work
+from ssfl.method.strategies.contract import ClientId, Work
 from ssfl.server import events, facts
 from ssfl.server.aggregate import StepSum, reduced
 from ssfl.server.events import Action, Event, Persist, Reply
@@ -220,7 +221,7 @@ class Conductor:
             case events.OpenStep():
                 self._open_step(action.step)
             case events.Fold():
-                self._work(lambda: self._current().fold(action.client, action.digest))
+                self._work(lambda: self._fold(action.client, action.digest))
             case events.Reduce():
                 self._reduce(action.step)
             case events.DropSpool():
@@ -252,11 +253,16 @@ class Conductor:
         assert model is not None
 
         def job() -> None:
+            failpoint("sum.open")
             self._sum = StepSum(step, model, self.spool, self._strategy)
             if step.work is Work.SCORE:
                 _ = model.whole_digest  # computed here, not when the first report is checked
 
         self._work(job)
+
+    def _fold(self, client: ClientId, digest: str) -> None:
+        failpoint("sum.fold")
+        self._current().fold(client, digest)
 
     def _current(self) -> StepSum:
         assert self._sum is not None
@@ -269,11 +275,13 @@ class Conductor:
         loop = asyncio.get_running_loop()
 
         def job() -> None:
+            failpoint("sum.reduce")
             total = self._current()
             finished = total.finish(step)
             result = finished.model
             self._sum = None
             self.store.save_step(step.number, result)
+            failpoint("sum.stored")
             if step.work is Work.TRAIN and self._is_lossy and result.change is None:
                 log.warning("the mean's change does not fit the run's value type: kept as it is")
             event = reduced(step.number, result, {"seconds": seconds, **finished.report})

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from ssfl.codec import values_only
+from ssfl.method.failpoints import failpoint
 from ssfl.method.initialize import initial_vector
 from ssfl.method.manifest import Manifest
 from ssfl.method.mask import Mask
@@ -71,6 +72,7 @@ class Intake:
                 self._build_model, member.client, manifest, header, part
             )
             reply = await self._conductor.post(initialized(member.client, model), model)
+            failpoint("ack.initial")
             if reply is Reply.CONFLICT:  # another client was quicker, with another model
                 raise JoinAgain("the run's model is known now: join again to compare it with yours")
             return receipt_of(reply)
@@ -243,7 +245,9 @@ class Intake:
         """Verify a whole upload, keep it and tell the run: both or, after a crash, neither."""
         largest, plain = await asyncio.to_thread(verify, part)
         await asyncio.to_thread(self._conductor.spool.keep, part, plain)
-        return await self._conductor.post(replace(event, largest=largest))
+        reply = await self._conductor.post(replace(event, largest=largest))
+        failpoint("ack.upload")
+        return reply
 
     def _counted(self, counting: asyncio.Future[Reply]) -> None:
         self._counting.discard(counting)

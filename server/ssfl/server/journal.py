@@ -15,6 +15,7 @@ import zlib
 from collections.abc import Sequence
 from pathlib import Path
 
+from ssfl.method.failpoints import failpoint, is_armed
 from ssfl.program.files import sync_directory
 from ssfl.server.errors import StateError
 
@@ -45,10 +46,18 @@ class Journal:
         for body in bodies:
             if len(body) > MAX_RECORD_BYTES:
                 raise StateError(f"a journal record of {len(body)} bytes is over the limit")
+        failpoint("journal.append")
         view = memoryview(b"".join(_head(body) + body for body in bodies))
+        if is_armed("journal.torn"):
+            half = len(view) // 2
+            self._file.write(view[:half])
+            failpoint("journal.torn")
+            view = view[half:]
         while view:
             view = view[self._file.write(view) :]
+        failpoint("journal.written")
         os.fsync(self._file.fileno())
+        failpoint("journal.synced")
 
     def close(self) -> None:
         self._file.close()
@@ -60,6 +69,7 @@ def _create(path: Path) -> None:
         file.write(MAGIC)
         file.flush()
         os.fsync(file.fileno())
+    failpoint("journal.created")
     temporary.rename(path)
     sync_directory(path.parent)
 

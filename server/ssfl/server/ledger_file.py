@@ -16,6 +16,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from ssfl.method.failpoints import failpoint
 from ssfl.program.files import sync_directory, write_atomic
 
 log = logging.getLogger(__name__)
@@ -58,11 +59,13 @@ class LedgerFile:
             writer.writeheader()
         where = {"run_id": run_id, "round": round_number, "step": step}
         writer.writerows({**where, **row} for row in rows)
+        failpoint("ledger.append")
         view = memoryview(text.getvalue().encode())
         while view:
             written = self._file.write(view)
             self.num_bytes += written
             view = view[written:]
+        failpoint("ledger.written")
         os.fsync(self._file.fileno())
         return self.num_bytes
 

@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator
 from importlib.metadata import version
 from typing import Any
 
+from ssfl.method.failpoints import failpoint
 from ssfl.method.strategies.contract import ClientId, Work
 from ssfl.server import checks, events
 from ssfl.server.broadcast import NotBuilt
@@ -62,6 +63,7 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServiceServicer):
         )
         if await conductor.post(event) is Reply.CONFLICT:
             raise checks.taken(client)
+        failpoint("ack.join")
         self._desk.sessions.heard(client, conductor.clock())
         self._desk.speaks(client, context.peer())
         state, model = conductor.state, conductor.model
@@ -141,6 +143,7 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServiceServicer):
                 report["personal"] = evaluation_of(request.personal)
             event = events.UploadReceived(request.step, member.client, "", report=report)
             reply = await self._conductor.post(event)
+        failpoint("ack.evaluation")
         response = pb.ReportEvaluationResponse(outcome=outcome_of(reply))
         self._desk.ledger.count(
             "evaluation", Direction.DOWN, response.ByteSize(), client=member.client
@@ -169,6 +172,7 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServiceServicer):
             raise InvalidRequest("the run is not finished")
         await self._desk.leaves()
         await self._conductor.post(events.Left(member.client, finished))
+        failpoint("ack.leave")
         response = pb.LeaveResponse()
         self._desk.control(request, response, member.client)
         return response

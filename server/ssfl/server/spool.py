@@ -19,6 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ssfl.codec.errors import DigestMismatch
+from ssfl.method.failpoints import failpoint
 from ssfl.method.strategies.contract import ClientId
 from ssfl.program.files import sync_directory
 
@@ -55,19 +56,25 @@ class Spool:
 
         `plain` is the file of the values: `part` itself, or what was decoded from it.
         """
+        failpoint("spool.verified")
         with plain.open("rb") as file:
             os.fsync(file.fileno())
+        failpoint("spool.synced")
         plain.rename(part.with_suffix(".bin"))
+        failpoint("spool.renamed")
         part.unlink(missing_ok=True)
         for left in part.parent.glob(f"{part.stem}.*.plain"):  # by a call that was cut off
             left.unlink(missing_ok=True)
         sync_directory(part.parent)
+        failpoint("spool.kept")
 
     def drop_through(self, step: int) -> None:
         """Forget a step's uploads, and what came too late for the steps before it."""
+        failpoint("spool.drop")
         for folder in self.root.glob("*"):
             if folder.name.isdigit() and int(folder.name) <= step:
                 shutil.rmtree(folder, ignore_errors=True)
+        failpoint("spool.dropped")
 
     def drop_others(self, step: int) -> None:
         """Forget what steps other than `step` left behind."""
@@ -87,10 +94,12 @@ def plain_file(part: Path) -> Path:
 
 def append(path: Path, data: bytes) -> None:
     """Append one chunk."""
+    failpoint("spool.chunk")
     with path.open("ab", buffering=0) as file:
         view = memoryview(data)
         while view:
             view = view[file.write(view) :]
+    failpoint("spool.chunk-written")
 
 
 def check_digest(path: Path, expected: bytes) -> None:
