@@ -18,7 +18,7 @@ CLIENT = set(setting_names(ClientConfig))
 COORDINATOR = set(setting_names(CoordinatorConfig))
 RUN = set(setting_names(RunSettings))
 # What both programs have, each for itself.
-SHARED = {"state_dir", "out_dir", "log_format", "log_level"}
+SHARED = {"state_dir", "out_dir", "log_format", "log_level", "give_up_after"}
 
 PROTO_TYPES = {
     int: FieldDescriptor.TYPE_UINT64,
@@ -120,6 +120,8 @@ CHANGED = RunSettings(
     patience=3,
     personalize_epochs=4,
     personalize_lr="restart",
+    scoring_quorum=3,
+    over_selection=1.5,
 )
 
 

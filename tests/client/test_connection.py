@@ -40,7 +40,7 @@ def test_it_gives_up_after_the_deadline_and_names_it() -> None:
         while True:
             waiting.wait(GONE)
     assert caught.value.exit_code is ExitCode.UNREACHABLE
-    assert "there:1 for 600 s (--give-up-after-s): connection refused" in str(caught.value)
+    assert "there:1 for 600 s (--give-up-after): connection refused" in str(caught.value)
     assert sum(clock.pauses) == pytest.approx(600.0), "neither before the deadline nor behind it"
 
 

@@ -33,6 +33,7 @@ def test_the_documented_codes_never_change() -> None:
         "STATE": 6,
         "PORT_IN_USE": 7,
         "STOPPED": 8,
+        "STALLED": 9,
         "INTERRUPTED": 130,
         "TERMINATED": 143,
     }

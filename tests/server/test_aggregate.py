@@ -62,7 +62,7 @@ def total(step: Step, model: ModelState, spool: Spool, *folded: ClientId) -> lis
     opened = replace(step, uploads={}, closed=None)
     step_sum = StepSum(opened, model, spool, Summing(RunSettings()))
     for client in folded:
-        step_sum.fold(client, step.uploads[client].digest)
+        step_sum.fold(client, step.uploads[client].digest, step.weights[client])
     values = step_sum.finish(step).model.values
     assert values is not None
     return [float(value) for value in values]

@@ -55,7 +55,7 @@ def summed(
     step = Step(1, Work.TRAIN, "", 0, 0, weights, accepted, closed, reducer)
     step_sum = StepSum(step, model, Uploads(values), strategy)
     for client in list(values)[:1]:  # the others are added at the end
-        step_sum.fold(client, "00")
+        step_sum.fold(client, "00", weights[client])
     return strategy, model, step_sum.reduce(step)
 
 

@@ -9,6 +9,7 @@ import pytest
 from safetensors.numpy import load_file
 
 from server.conducting import C1, C2, SETTINGS, begin, conduct
+from ssfl.method.failpoints import install, strike
 from ssfl.method.initialize import initial_vector
 from ssfl.method.manifest import Manifest
 from ssfl.method.model_state import ModelState, values_digest
@@ -16,10 +17,15 @@ from ssfl.method.strategies.contract import ClientId
 from ssfl.method.streams import Stream
 from ssfl.server import events, facts
 from ssfl.server.conductor import Conductor
+from ssfl.server.disk import Room
 from ssfl.server.events import Event, Reply
+from ssfl.server.history import History
 from ssfl.server.journal import Journal
+from ssfl.server.ledger import Ledger
 from ssfl.server.outputs import write_outputs
+from ssfl.server.recover import open_run
 from ssfl.server.spool import append
+from ssfl.server.state import RunState
 
 
 def spooled(conductor: Conductor, client: ClientId) -> Event:
@@ -238,21 +244,72 @@ def test_a_failing_worker_ends_the_coordinator_loudly(tmp_path: Path, manifest: 
         conduct(tmp_path, script)
 
 
-def test_a_full_disk_ends_the_coordinator_before_it_promises(
+def test_a_broken_disk_ends_the_coordinator_before_it_promises(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     replied: list[Reply] = []
 
-    def full(_journal: Journal, _bodies: list[bytes]) -> None:
-        raise OSError(28, "No space left on device")
+    def broken(_journal: Journal, _bodies: list[bytes]) -> None:
+        raise OSError(5, "Input/output error")
 
     async def script(conductor: Conductor) -> None:
-        monkeypatch.setattr(Journal, "append", full)
+        monkeypatch.setattr(Journal, "append", broken)
         replied.append(await conductor.post(events.Joined(C1, "t", 10, "", "cpu")))
 
-    with pytest.raises(OSError, match="No space left"):
+    with pytest.raises(OSError, match="Input/output"):
         conduct(tmp_path, script)
     assert replied == []
+
+
+@pytest.mark.parametrize("point", ["journal.append", "journal.torn", "journal.written"])
+def test_a_full_disk_is_waited_for_and_said(tmp_path: Path, point: str) -> None:
+    told: list[str] = []
+    full = iter([True, True, False])
+
+    def hook(name: str) -> None:
+        if name == point and next(full, False):
+            strike("full", name)
+
+    async def script(conductor: Conductor) -> None:
+        conductor.room = Room(pause=lambda _s: told.append(conductor.waiting_for()))
+        install(hook)
+        try:
+            reply = await conductor.post(events.Joined(C1, "t", 10, "", "cpu"))
+        finally:
+            install(None)
+        assert reply is Reply.DONE
+        assert C1 in conductor.state.members
+        assert "disk" not in conductor.waiting_for()
+
+    conduct(tmp_path, script)
+    assert len(told) == 2 and all("room on the disk" in text for text in told)
+    assert C1 in open_conductor_state(tmp_path).members
+
+
+def open_conductor_state(folder: Path) -> RunState:
+    journal = Journal(folder / "journal")
+    try:
+        return open_run(journal, SETTINGS, History(), Ledger())
+    finally:
+        journal.close()
+
+
+def test_a_conductor_that_ends_waits_for_no_room(tmp_path: Path) -> None:
+    def hook(name: str) -> None:
+        if name == "journal.append":
+            strike("full", name)
+
+    async def script(conductor: Conductor) -> None:
+        install(hook)
+        posting = asyncio.ensure_future(conductor.post(events.Joined(C1, "t", 10, "", "cpu")))
+        while not conductor.room.missing:
+            await asyncio.sleep(0)
+        posting.cancel()
+
+    try:
+        conduct(tmp_path, script)
+    finally:
+        install(None)
 
 
 def test_news_wakes_those_who_wait_for_a_task(tmp_path: Path, manifest: Manifest) -> None:

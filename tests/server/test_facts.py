@@ -21,17 +21,21 @@ ONE_OF_EACH: list[Fact] = [
     facts.StepStarted(
         4, Work.SCORE, "saliency", 2, 1, {C1: 150, C2: 90},
         Reducer.WEIGHTED_SUM_BY_HOLDER, equal_weights=True, num_batches=50, reason="new labels: 8",
+        goal=1, fraction_bits=30,
     ),
+    facts.ClientsAdded(4, {C2: 90}),
     facts.UploadAccepted(4, C1, "ef" * 32, 0.1, {"work_s": 1.5, "evaluation": {"total": 10}}),
-    facts.StepClosed(4, (C1,), (C2,)),
+    facts.StepClosed(4, (C1,), (C2,), (C2,)),
     facts.StepCommitted(
         4, 1, "k", 500, "b2", {"seconds": 2.5, "ledger": [{"phase": "values"}]}, "ef" * 32
     ),
-    facts.StepVoided(4, "1 of at least 2 reported"),
+    facts.StepVoided(4, "1 of at least 2 reported", (C2,)),
     facts.RefreshRequested(),
     facts.StopRequested(),
     facts.RunFinished(stopped=True, reason="accuracy reached", report={"ledger_bytes": 9}),
     facts.ClientLeft(C2, finished=False),
+    facts.ClientRemoved(C2),
+    facts.ClientReadmitted(C2),
     facts.BytesCounted({"ledger": [{"phase": "values"}], "ledger_bytes": 120}),
 ]  # fmt: skip
 
@@ -70,7 +74,7 @@ def test_sequences_and_work_have_their_types_again() -> None:
 
 def test_a_person_can_read_a_fact() -> None:
     text = to_json(facts.StepVoided(4, "1 of at least 2 reported"))
-    assert text == b'{"fact":"StepVoided","step":4,"reason":"1 of at least 2 reported"}'
+    assert text == b'{"fact":"StepVoided","step":4,"reason":"1 of at least 2 reported","lost":[]}'
 
 
 @given(st.floats(allow_nan=False, allow_infinity=False))

@@ -22,8 +22,9 @@ from ssfl.method.settings import RunSettings
 from ssfl.method.strategies.contract import ClientId, Work
 from ssfl.server import events, facts
 from ssfl.server.events import Action, Event
-from ssfl.server.run import advance, waiting_for
+from ssfl.server.run import advance
 from ssfl.server.state import RunState, apply
+from ssfl.server.waiting import waiting_for
 
 STORIES = sorted((Path(__file__).parent / "stories").glob("*.txt"))
 TOLD = {
@@ -94,6 +95,12 @@ class Story:
                 return events.RefreshAsked()
             case "stop":
                 return events.StopAsked()
+            case "remove" | "readmit":
+                return events.RemoveAsked(client, readmit=word == "readmit")
+            case "drain":
+                return events.DrainAsked()
+            case "paused":
+                return events.Paused(float(options["seconds"]))
             case "tick":
                 return events.Tick()
             case "recovered" | "restart":
@@ -172,8 +179,11 @@ def _fact(fact: facts.Fact) -> str:
             reason = f" ({fact.reason})" if fact.reason else ""
             return (
                 f"step {fact.step} started: {fact.work} round {fact.round_number}{attempt}, "
-                f"{asked or 'nobody'}{reason}"
+                f"{asked or 'nobody'}{reason}{f', goal {fact.goal}' if fact.goal else ''}"
             )
+        case facts.ClientsAdded():
+            asked = " ".join(f"{client}:{weight}" for client, weight in fact.cohort.items())
+            return f"step {fact.step} asks besides: {asked}"
         case facts.UploadAccepted():
             return f"step {fact.step} has {fact.client}"
         case facts.StepClosed():
@@ -194,6 +204,10 @@ def _fact(fact: facts.Fact) -> str:
             return "run stopped" if fact.stopped else f"run finished{early}"
         case facts.ClientLeft():
             return f"{fact.client} left{' with the final model' if fact.finished else ''}"
+        case facts.ClientRemoved():
+            return f"{fact.client} removed"
+        case facts.ClientReadmitted():
+            return f"{fact.client} readmitted"
         case facts.BytesCounted():
             return "bytes counted"
         case _:

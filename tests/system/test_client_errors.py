@@ -90,7 +90,7 @@ def test_a_run_setting_in_a_clients_file_is_refused(programs: Programs) -> None:
 
 
 def test_a_state_directory_serves_one_client(sites: Programs) -> None:
-    first = sites.client("shard_00", "localhost:1", "--give-up-after-s=600")
+    first = sites.client("shard_00", "localhost:1", "--give-up-after=600")
     until((sites.folder / ".ssfl/clients/shard_00/lock").exists, "the first client has started")
     second = sites.client("shard_00", "localhost:1")
     assert second.ends() == ExitCode.STATE
@@ -130,10 +130,10 @@ def test_an_unreachable_coordinator_is_tried_until_a_deadline_that_is_named(
     with socket.socket() as reserved:  # bound but not listening: nobody else can answer here
         reserved.bind(("127.0.0.1", 0))
         port = reserved.getsockname()[1]
-        client = sites.client("shard_00", f"localhost:{port}", "--give-up-after-s=2")
+        client = sites.client("shard_00", f"localhost:{port}", "--give-up-after=2")
         line = ended(client)
     assert client.ends() == ExitCode.UNREACHABLE
-    assert f"no coordinator at localhost:{port} for 2 s (--give-up-after-s)" in line
+    assert f"no coordinator at localhost:{port} for 2 s (--give-up-after)" in line
     tries = client.err.count("cannot reach the coordinator, trying again")
     assert tries >= 2
     assert "giving_up_in_s=2" in client.err

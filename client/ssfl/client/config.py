@@ -10,8 +10,8 @@ from ssfl.program.settings import setting_names
 
 # Settings of ssfl-coordinator alone (compared with its own list by tests/test_settings_split.py).
 COORDINATOR_SETTINGS = (
-    "host", "port", "admin_port", "init", "fresh", "exit_when_done", "upload_slots", "workers",
-    "reference_coding",
+    "host", "port", "admin_port", "init", "fresh", "exit_when_done", "exit_on_stall",
+    "upload_slots", "workers", "reference_coding",
 )  # fmt: skip
 ELSEWHERE = "is a setting of the run: it lives on the coordinator and reaches every client in Join"
 
@@ -37,8 +37,8 @@ class ClientConfig:
     share_labels: bool = setting(
         False, "tell the coordinator which classes are here, so that new ones can renew the mask"
     )
-    give_up_after_s: float = setting(
-        600.0, "seconds without reaching the coordinator until the client ends", positive=True
+    give_up_after: float = setting(
+        86400.0, "end when the coordinator was not reached for so long", duration=True
     )
     log_format: str = setting(
         "text", "text for people, json for machines", choices=("text", "json")
@@ -58,8 +58,6 @@ class ClientConfig:
             )
         if self.threads < 0:
             raise SettingsError(f"--threads must be 0 (every core) or more, got {self.threads}")
-        if not self.give_up_after_s > 0:
-            raise SettingsError(f"--give-up-after-s must be above 0, got {self.give_up_after_s}")
         if self.client_id and not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}", self.client_id):
             raise SettingsError(
                 "--client-id must be 1 to 64 letters, digits, '.', '_' or '-', "

@@ -79,7 +79,7 @@ class Patience:
         if left_s <= 0:
             raise ProgramError(
                 f"no coordinator at {self._address} for {self._give_up_after_s:g} s "
-                f"(--give-up-after-s): {error}",
+                f"(--give-up-after): {error}",
                 ExitCode.UNREACHABLE,
             )
         pause_s = min(random.uniform(0.1, self._pause_s), left_s)

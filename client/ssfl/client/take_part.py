@@ -47,7 +47,7 @@ def take_part(config: ClientConfig, client_id: str, folder: Path) -> int:
         stub_for(channel),
         identity,
         LocalState(folder),
-        Patience(config.coordinator, config.give_up_after_s),
+        Patience(config.coordinator, config.give_up_after),
         lambda settings, known: Site.build(task, shard, settings, client_id, device, known),
         config.out_dir,
     )

@@ -38,6 +38,17 @@ def fraction_bits(bound: float, total_weight: int, most: int = MAX_FRACTION_BITS
     return min(bits, most)
 
 
+def max_weight(bound: float, fraction_bits: int) -> int:
+    """Return the largest total weight that a grid has room for.
+
+    >>> most = max_weight(1024.0, 30)
+    >>> fraction_bits(1024.0, most), fraction_bits(1024.0, most + 1)
+    (30, 29)
+    """
+    room = Fraction(1 << _LIMIT_BITS) / (Fraction(bound) * Fraction(2) ** fraction_bits)
+    return math.ceil(room) - 1
+
+
 class ExactSum:
     """Sum of weight_k * value_k on the grid 2^-fraction_bits; 8 bytes per value, whoever comes."""
 

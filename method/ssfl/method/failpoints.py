@@ -22,7 +22,8 @@ _ATOMIC = ("written", "synced", "renamed", "named")  # the stages of files.atomi
 
 # Every point by name. Files are named by what their names begin with.
 COORDINATOR_POINTS = (
-    "journal.created", "journal.append", "journal.torn", "journal.written", "journal.synced",
+    "journal.taken", "journal.created", "journal.append", "journal.torn", "journal.written",
+    "journal.synced",
     "ledger.append", "ledger.written",
     "spool.chunk", "spool.chunk-written", "spool.verified", "spool.synced", "spool.renamed",
     "spool.kept", "spool.drop", "spool.dropped",

@@ -15,14 +15,16 @@ def sample_cohort(
     attempt: int,
     clients: Sequence[Name],
     newcomers: Collection[Name] = (),
+    spare: int = 0,
 ) -> list[Name]:
     """Return the round's clients, sorted; the same names in any order give the same cohort.
 
     `newcomers` are those of the clients that joined after the start: with `newcomers_per_round`
-    they are a stratum of their own, so that every round has as many of them.
+    they are a stratum of their own, so that every round has as many of them. `spare` clients are
+    asked besides, in case some get lost.
     """
     pool = sorted(clients)
-    count = cohort_size(settings, len(pool))
+    count = cohort_size(settings, len(pool)) + spare
     if count >= len(pool):
         return pool
     late = sorted(set(newcomers) & set(pool)) if settings.newcomers_per_round else []

@@ -117,6 +117,16 @@ class RunSettings:
         0, "of the sampled clients, so many joined after the start, if there are; 0: as it comes"
     )
     min_clients: int = setting(2, "fewest reports that make a round count", least=1)
+    scoring_quorum: int = setting(
+        0, "fewest votes that make a mask count; 0: all who joined, at the deadline min-clients"
+    )
+    over_selection: float = setting(
+        1.3,
+        "sampled rounds: ask so many times the clients wanted at first, then by the share lost "
+        "of late; the first reports count; 1: ask no more than wanted",
+        least=1,
+        most=3.0,
+    )
     local_epochs: int = setting(5, "passes over the client's data in each round", least=1)
     local_steps: int = setting(0, "local steps in each round, instead of epochs; 0: use epochs")
     batch_size: int = setting(16, "samples in a local step and in the scoring minibatch", least=1)
@@ -207,6 +217,11 @@ class RunSettings:
             raise SettingsError(
                 f"--clients-per-round {self.clients_per_round} is below "
                 f"--min-clients {self.min_clients}: no round could count"
+            )
+        if self.clients and self.clients < self.scoring_quorum:
+            raise SettingsError(
+                f"--clients {self.clients} is below --scoring-quorum {self.scoring_quorum}: "
+                "no mask could count"
             )
         if self.reproducible and not self.clients:
             raise SettingsError("--reproducible needs --clients N: who takes part must be fixed")

@@ -10,7 +10,7 @@ from dataclasses import MISSING
 from typing import Any, NoReturn
 
 from ssfl.program.exits import ExitCode, usage_error
-from ssfl.program.options import Option
+from ssfl.program.options import Option, duration_told
 
 CONFIG_FLAG = "--config"
 _WIDEST = 96
@@ -134,6 +134,8 @@ def _default_note(option: Option) -> str:
         return ""
     if isinstance(default, bool):
         default = "yes" if default else "no"
+    elif option.metadata.get("duration"):
+        default = duration_told(default)
     elif isinstance(default, float):
         default = f"{default:g}"
     unit = option.metadata.get("unit")

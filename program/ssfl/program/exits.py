@@ -31,6 +31,7 @@ class ExitCode(IntEnum):
     STATE = 6, "the state directory is in use, of another configuration, or damaged"
     PORT_IN_USE = 7, "the port is in use"
     STOPPED = 8, "ended by an operator before it was done"
+    STALLED = 9, "the run lost its quorum and was given up; started again, it goes on"
     INTERRUPTED = 130, "interrupted (Ctrl-C)"
     TERMINATED = 143, "terminated (SIGTERM)"
 

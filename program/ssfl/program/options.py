@@ -7,6 +7,7 @@ choices     the values allowed
 least, most the smallest and largest number allowed; without `least` that is 0
 positive    the number must be above 0
 unit        shown after the default: "s", "MB"
+duration    the number is of seconds, and may be written as 90s, 15m, 24h or 2d
 metavar     what --help shows for the value
 group       the heading under which --help lists it
 presets     by each of the values allowed: other defaults for other settings
@@ -27,6 +28,7 @@ from ssfl.program.exits import usage_error
 
 Value = str | int | float | bool | Path | None
 _METAVARS: dict[type, str] = {str: "TEXT", int: "N", float: "X", Path: "PATH", bool: ""}
+_SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 _WORDS = {"true": True, "1": True, "yes": True, "false": False, "0": False, "no": False}
 
 
@@ -63,6 +65,7 @@ class Option:
         if self.positional:
             return str(self.metadata.get("metavar", self.name.upper()))
         usual = "NAME" if self.metadata.get("choices") else _METAVARS[self.kind]
+        usual = "TIME" if self.metadata.get("duration") else usual
         return str(self.metadata.get("metavar", usual))
 
     def parse(self, text: str, subject: str) -> Value:
@@ -83,9 +86,13 @@ class Option:
                 return _WORDS[text.strip().lower()]
             if self.kind is Path:
                 return Path(text).expanduser()
+            if self.metadata.get("duration") and text[-1:] in _SECONDS:
+                return float(text[:-1]) * _SECONDS[text[-1]]
             return self.kind(text)  # type: ignore[no-any-return]  # str, int or float
         except (ValueError, KeyError):
             wanted = {bool: "true or false", int: "a whole number"}.get(self.kind, "a number")
+            if self.metadata.get("duration"):
+                wanted = "a time such as 90s, 15m, 24h or 2d"
             raise usage_error(f"{subject} must be {wanted}, got {text!r}") from None
 
     def _check_range(self, value: float, subject: str) -> None:
@@ -98,6 +105,17 @@ class Option:
             raise usage_error(f"{subject} must be at least {least}, got {value}")
         if value > most:
             raise usage_error(f"{subject} must be at most {most}, got {value}")
+
+
+def duration_told(seconds: float) -> str:
+    """Return a time in its largest whole unit.
+
+    >>> duration_told(86400.0), duration_told(90.0), duration_told(900.0)
+    ('24h', '90s', '15m')
+    """
+    units = {"h": 3600, "m": 60}
+    name = next((one for one, size in units.items() if seconds % size == 0 and seconds), "s")
+    return f"{seconds / units.get(name, 1):g}{name}"
 
 
 def options_of(config_class: type, owner: str = "", group: str = "Settings") -> Iterator[Option]:

@@ -11,7 +11,7 @@ class GetStatusRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class GetStatusResponse(_message.Message):
-    __slots__ = ("run_id", "phase", "waiting_for", "rounds_done", "rounds_all", "mask_epoch", "num_kept", "num_masked", "num_values", "clients", "accuracy", "seconds_left", "ledger", "peak_memory_bytes", "model_digest", "out_dir", "delivered", "loss", "metrics")
+    __slots__ = ("run_id", "phase", "waiting_for", "rounds_done", "rounds_all", "mask_epoch", "num_kept", "num_masked", "num_values", "clients", "accuracy", "seconds_left", "ledger", "peak_memory_bytes", "model_digest", "out_dir", "delivered", "loss", "metrics", "stall")
     class MetricsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -38,6 +38,7 @@ class GetStatusResponse(_message.Message):
     DELIVERED_FIELD_NUMBER: _ClassVar[int]
     LOSS_FIELD_NUMBER: _ClassVar[int]
     METRICS_FIELD_NUMBER: _ClassVar[int]
+    STALL_FIELD_NUMBER: _ClassVar[int]
     run_id: str
     phase: str
     waiting_for: str
@@ -57,7 +58,20 @@ class GetStatusResponse(_message.Message):
     delivered: bool
     loss: float
     metrics: _containers.ScalarMap[str, float]
-    def __init__(self, run_id: _Optional[str] = ..., phase: _Optional[str] = ..., waiting_for: _Optional[str] = ..., rounds_done: _Optional[int] = ..., rounds_all: _Optional[int] = ..., mask_epoch: _Optional[int] = ..., num_kept: _Optional[int] = ..., num_masked: _Optional[int] = ..., num_values: _Optional[int] = ..., clients: _Optional[_Iterable[_Union[ClientStatus, _Mapping]]] = ..., accuracy: _Optional[float] = ..., seconds_left: _Optional[float] = ..., ledger: _Optional[_Iterable[_Union[LedgerEntry, _Mapping]]] = ..., peak_memory_bytes: _Optional[int] = ..., model_digest: _Optional[bytes] = ..., out_dir: _Optional[str] = ..., delivered: _Optional[bool] = ..., loss: _Optional[float] = ..., metrics: _Optional[_Mapping[str, float]] = ...) -> None: ...
+    stall: Stall
+    def __init__(self, run_id: _Optional[str] = ..., phase: _Optional[str] = ..., waiting_for: _Optional[str] = ..., rounds_done: _Optional[int] = ..., rounds_all: _Optional[int] = ..., mask_epoch: _Optional[int] = ..., num_kept: _Optional[int] = ..., num_masked: _Optional[int] = ..., num_values: _Optional[int] = ..., clients: _Optional[_Iterable[_Union[ClientStatus, _Mapping]]] = ..., accuracy: _Optional[float] = ..., seconds_left: _Optional[float] = ..., ledger: _Optional[_Iterable[_Union[LedgerEntry, _Mapping]]] = ..., peak_memory_bytes: _Optional[int] = ..., model_digest: _Optional[bytes] = ..., out_dir: _Optional[str] = ..., delivered: _Optional[bool] = ..., loss: _Optional[float] = ..., metrics: _Optional[_Mapping[str, float]] = ..., stall: _Optional[_Union[Stall, _Mapping]] = ...) -> None: ...
+
+class Stall(_message.Message):
+    __slots__ = ("reason", "missing", "unblock", "seconds")
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    MISSING_FIELD_NUMBER: _ClassVar[int]
+    UNBLOCK_FIELD_NUMBER: _ClassVar[int]
+    SECONDS_FIELD_NUMBER: _ClassVar[int]
+    reason: str
+    missing: _containers.RepeatedCompositeFieldContainer[ClientStatus]
+    unblock: str
+    seconds: float
+    def __init__(self, reason: _Optional[str] = ..., missing: _Optional[_Iterable[_Union[ClientStatus, _Mapping]]] = ..., unblock: _Optional[str] = ..., seconds: _Optional[float] = ...) -> None: ...
 
 class ClientStatus(_message.Message):
     __slots__ = ("client_id", "num_samples", "state", "last_seen_s", "steps_done", "steps_all")
@@ -130,3 +144,17 @@ class RefreshMaskResponse(_message.Message):
     mask_epoch: int
     rounds_done: int
     def __init__(self, mask_epoch: _Optional[int] = ..., rounds_done: _Optional[int] = ...) -> None: ...
+
+class RemoveClientRequest(_message.Message):
+    __slots__ = ("client_id", "readmit")
+    CLIENT_ID_FIELD_NUMBER: _ClassVar[int]
+    READMIT_FIELD_NUMBER: _ClassVar[int]
+    client_id: str
+    readmit: bool
+    def __init__(self, client_id: _Optional[str] = ..., readmit: _Optional[bool] = ...) -> None: ...
+
+class RemoveClientResponse(_message.Message):
+    __slots__ = ("was_member",)
+    WAS_MEMBER_FIELD_NUMBER: _ClassVar[int]
+    was_member: bool
+    def __init__(self, was_member: _Optional[bool] = ...) -> None: ...

@@ -59,6 +59,11 @@ class AdminServiceStub:
                 request_serializer=ssfl_dot_v1_dot_admin__pb2.RefreshMaskRequest.SerializeToString,
                 response_deserializer=ssfl_dot_v1_dot_admin__pb2.RefreshMaskResponse.FromString,
                 _registered_method=True)
+        self.RemoveClient = channel.unary_unary(
+                '/ssfl.v1.AdminService/RemoveClient',
+                request_serializer=ssfl_dot_v1_dot_admin__pb2.RemoveClientRequest.SerializeToString,
+                response_deserializer=ssfl_dot_v1_dot_admin__pb2.RemoveClientResponse.FromString,
+                _registered_method=True)
 
 
 class AdminServiceServicer:
@@ -102,6 +107,14 @@ class AdminServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def RemoveClient(self, request, context):
+        """Refuse a site from now on, whether it has joined or not; what it sent before counts. Or take
+        that back. A name that cannot be a client's: INVALID_ARGUMENT.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_AdminServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -129,6 +142,11 @@ def add_AdminServiceServicer_to_server(servicer, server):
                     servicer.RefreshMask,
                     request_deserializer=ssfl_dot_v1_dot_admin__pb2.RefreshMaskRequest.FromString,
                     response_serializer=ssfl_dot_v1_dot_admin__pb2.RefreshMaskResponse.SerializeToString,
+            ),
+            'RemoveClient': grpc.unary_unary_rpc_method_handler(
+                    servicer.RemoveClient,
+                    request_deserializer=ssfl_dot_v1_dot_admin__pb2.RemoveClientRequest.FromString,
+                    response_serializer=ssfl_dot_v1_dot_admin__pb2.RemoveClientResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -266,6 +284,33 @@ class AdminService:
             '/ssfl.v1.AdminService/RefreshMask',
             ssfl_dot_v1_dot_admin__pb2.RefreshMaskRequest.SerializeToString,
             ssfl_dot_v1_dot_admin__pb2.RefreshMaskResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def RemoveClient(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/ssfl.v1.AdminService/RemoveClient',
+            ssfl_dot_v1_dot_admin__pb2.RemoveClientRequest.SerializeToString,
+            ssfl_dot_v1_dot_admin__pb2.RemoveClientResponse.FromString,
             options,
             channel_credentials,
             insecure,

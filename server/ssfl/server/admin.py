@@ -7,13 +7,13 @@ from pathlib import Path
 from typing import Any
 
 from ssfl.method.strategies.contract import ClientId
-from ssfl.server import events
+from ssfl.server import checks, events
 from ssfl.server.conductor import Conductor
 from ssfl.server.errors import NoMask, RunOver, TooFewClients
 from ssfl.server.events import Reply
 from ssfl.server.outputs import history_document, run_folder
+from ssfl.server.quorum import is_away
 from ssfl.server.refresh import no_round_left
-from ssfl.server.run import waiting_for
 from ssfl.server.sessions import Sessions
 from ssfl.server.state import RunState
 from ssfl.v1 import admin_pb2 as pb
@@ -34,7 +34,7 @@ class AdminService(admin_pb2_grpc.AdminServiceServicer):
         return pb.GetStatusResponse(
             run_id=state.run_id,
             phase=state.phase.value,
-            waiting_for=waiting_for(state, conductor.clock()),
+            waiting_for=conductor.waiting_for(),
             rounds_done=state.rounds_done,
             rounds_all=state.settings.rounds,
             mask_epoch=state.mask_epoch,
@@ -51,6 +51,7 @@ class AdminService(admin_pb2_grpc.AdminServiceServicer):
             model_digest=bytes.fromhex(state.base_digest) if state.finished else b"",
             out_dir=run_folder(self._out_dir, state.run_id),
             delivered=conductor.model_written.is_set() and everyone_has_it(conductor.state),
+            stall=self._stall(),
         )
 
     async def GetHistory(
@@ -83,6 +84,26 @@ class AdminService(admin_pb2_grpc.AdminServiceServicer):
             raise NoMask(why_no_mask(state))
         return pb.RefreshMaskResponse(mask_epoch=state.mask_epoch, rounds_done=state.rounds_done)
 
+    async def RemoveClient(
+        self, request: pb.RemoveClientRequest, _context: Any
+    ) -> pb.RemoveClientResponse:
+        client = ClientId(request.client_id)
+        checks.check_client_id(client)
+        known = client in self._conductor.state.members
+        await self._conductor.post(events.RemoveAsked(client, request.readmit))
+        return pb.RemoveClientResponse(was_member=known)
+
+    def _stall(self) -> pb.Stall | None:
+        state, now_s = self._conductor.state, self._conductor.clock()
+        if state.stall is None:
+            return None
+        return pb.Stall(
+            reason=state.stall.reason,
+            missing=[self._client(client) for client in state.stall.missing],
+            unblock=state.stall.unblock,
+            seconds=now_s - state.stall.since_s,
+        )
+
     def _check_not_over(self) -> None:
         state = self._conductor.state
         if state.finished:
@@ -95,7 +116,7 @@ class AdminService(admin_pb2_grpc.AdminServiceServicer):
             client_id=client,
             num_samples=state.members[client].num_samples,
             state=client_state(state, client),
-            last_seen_s=0.0 if presence.open_calls else now_s - presence.last_seen_s,
+            last_seen_s=self._sessions.silent_s(client, now_s),
             steps_done=presence.steps_done,
             steps_all=presence.steps_all,
         )
@@ -114,7 +135,9 @@ def why_no_mask(state: RunState) -> str:
 
 
 def client_state(state: RunState, client: ClientId) -> str:
-    """Return waiting, working, reported, lost or left."""
+    """Return waiting, working, reported, lost, left or removed."""
+    if client in state.removed:
+        return "removed"
     if state.members[client].left:
         return "left"
     if client in state.lost:
@@ -127,7 +150,7 @@ def client_state(state: RunState, client: ClientId) -> str:
 def everyone_has_it(state: RunState) -> bool:
     """Tell whether every member that is still here has stored the final model."""
     return state.finished and all(
-        m.has_final_model or m.left or m.client in state.lost for m in state.members.values()
+        m.has_final_model or is_away(state, m.client) for m in state.members.values()
     )
 
 

@@ -29,6 +29,8 @@ log = logging.getLogger("ssfl.run")
 
 def update_fraction_bits(step: Step) -> int:
     """Return the grid of a training step: fixed by its cohort, so it can be announced."""
+    if step.fraction_bits is not None:
+        return step.fraction_bits
     return fraction_bits(VALUE_BOUND, sum(step.weights.values()))
 
 
@@ -59,7 +61,6 @@ class StepSum:
         self, step: Step, model: ModelState, verified: Verified, strategy: Strategy
     ) -> None:
         self.number, self.work = step.number, step.work
-        self._weights = step.weights
         self._model = model
         self._verified = verified
         self._strategy = strategy
@@ -75,10 +76,10 @@ class StepSum:
         else:
             self._size = model.manifest.num_masked
 
-    def fold(self, client: ClientId, digest: str) -> None:
+    def fold(self, client: ClientId, digest: str, weight: int) -> None:
         """Add a client's verified upload; scores wait until their largest is known."""
         if self._sum is not None:
-            self._add(self._sum, client, digest)
+            self._add(self._sum, client, digest, weight)
 
     def finish(self, step: Step) -> "Finished":
         """Return the next model from exactly the uploads of `step.closed`."""
@@ -111,7 +112,7 @@ class StepSum:
             total = self._restart(step)
         for client in step.closed:
             if client not in self._folded:
-                self._add(total, client, step.uploads[client].digest)
+                self._add(total, client, step.uploads[client].digest, step.weights[client])
         self._sum = None  # the strategy will need room
         if self._holders is None:
             return total.mean()
@@ -129,12 +130,13 @@ class StepSum:
             return ExactSum(self._size, update_fraction_bits(step))
         _warn_of_outlier({client: step.uploads[client].largest for client in step.closed})
         largest = max(step.uploads[client].largest for client in step.closed)
-        weight = sum(self._weights[client] for client in step.closed)
+        weights = step.weights
+        weight = sum(weights[client] for client in step.closed)
         bits = fraction_bits(largest, weight, MAX_SCORE_FRACTION_BITS)
         return ExactSum(self._size, bits)
 
-    def _add(self, total: ExactSum, client: ClientId, digest: str) -> None:
-        name, weight = bytes.fromhex(digest), self._weights[client]
+    def _add(self, total: ExactSum, client: ClientId, digest: str, weight: int) -> None:
+        name = bytes.fromhex(digest)
         seen = self._strategy.seen_by(client, self.work, self._model)
         if seen is self._model:
             for start in range(0, self._size, _BLOCK):

@@ -10,6 +10,7 @@ from ssfl.server.errors import (
     InvalidRequest,
     JoinAgain,
     ManifestMismatch,
+    Removed,
     RunFull,
     SessionEnded,
     UnknownClient,
@@ -44,12 +45,7 @@ def check_join(request: pb.JoinRequest, state: RunState, *, alive: bool) -> Clie
         raise VersionUnsupported(request.protocol_version, PROTOCOL_VERSION)
     if request.protocol_version < 1:
         raise InvalidRequest("protocol_version is missing")
-    if not _CLIENT_ID.fullmatch(request.client_id):
-        raise InvalidRequest(
-            f"client id {request.client_id[:MAX_TEXT]!r} must be 1 to 64 letters, digits, "
-            "'.', '_' or '-': choose one with --client-id"
-        )
-    client = ClientId(request.client_id)
+    client = check_client_id(request.client_id)
     if client == "coordinator":
         raise InvalidRequest("the id coordinator is taken: choose another with --client-id")
     if len(request.token) != TOKEN_BYTES:
@@ -71,6 +67,7 @@ def check_join(request: pb.JoinRequest, state: RunState, *, alive: bool) -> Clie
         raise InvalidRequest(f"class counts of more than {MAX_CLASSES} classes")
     if len(request.labels) > MAX_CLASSES:
         raise InvalidRequest(f"labels of more than {MAX_CLASSES} classes")
+    check_not_removed(client, state)
     member = state.members.get(client)
     if member and member.token != request.token.hex() and alive and not member.left:
         raise taken(client)
@@ -80,6 +77,22 @@ def check_join(request: pb.JoinRequest, state: RunState, *, alive: bool) -> Clie
             f"this run is reproducible with {state.settings.clients} clients, and all have joined"
         )
     return client
+
+
+def check_client_id(name: str) -> ClientId:
+    """Return a name as a client's id; raise InvalidRequest if it cannot be one."""
+    if not _CLIENT_ID.fullmatch(name):
+        raise InvalidRequest(
+            f"client id {name[:MAX_TEXT]!r} must be 1 to 64 letters, digits, "
+            "'.', '_' or '-': choose one with --client-id"
+        )
+    return ClientId(name)
+
+
+def check_not_removed(client: ClientId, state: RunState) -> None:
+    """Raise Removed if an operator removed the site."""
+    if client in state.removed:
+        raise Removed(f"{client} was removed from this run by its operator: ask there why")
 
 
 def taken(client: ClientId) -> ClientIdTaken:
@@ -117,6 +130,7 @@ def check_caller(caller: pb.Caller, state: RunState) -> Member:
     member = state.members.get(ClientId(caller.client_id))
     if member is None:
         raise UnknownClient(f"{caller.client_id[:MAX_TEXT]!r} has not joined run {state.run_id}")
+    check_not_removed(member.client, state)
     if caller.session != member.session:
         raise SessionEnded(
             f"another process has joined as {member.client} since: this one must stop"

@@ -17,9 +17,10 @@ from dataclasses import dataclass, replace
 from ssfl.method.failpoints import failpoint
 from ssfl.method.model_state import ModelState
 from ssfl.method.strategies import strategy_for
-from ssfl.method.strategies.contract import ClientId, Work
+from ssfl.method.strategies.contract import Work
 from ssfl.server import events, facts
 from ssfl.server.aggregate import StepSum, reduced
+from ssfl.server.disk import Room
 from ssfl.server.events import Action, Event, Persist, Reply
 from ssfl.server.history import History
 from ssfl.server.journal import Journal
@@ -31,6 +32,7 @@ from ssfl.server.spool import Spool
 from ssfl.server.state import RunState, Step
 from ssfl.server.store import Store
 from ssfl.server.story import tell, tell_mask
+from ssfl.server.waiting import waiting_for
 
 log = logging.getLogger(__name__)
 
@@ -60,6 +62,7 @@ class Conductor:
         ledger: Ledger,
         clock: Clock,
         write_model: Callable[["Conductor"], None],
+        room: Room | None = None,
     ) -> None:
         self.state = state
         self.model = model
@@ -71,6 +74,7 @@ class Conductor:
         self.store = store
         self.spool = spool
         self.model_written = asyncio.Event()
+        self.room = room or Room()
         self._journal = journal
         self._write_model = write_model
         self._strategy = strategy_for(state.settings)
@@ -91,6 +95,10 @@ class Conductor:
         posted = _Posted(event, model, asyncio.get_running_loop().create_future())
         await self._queue.put(posted)
         return await posted.reply
+
+    def waiting_for(self) -> str:
+        """Say in a sentence what the run waits for; empty if nothing."""
+        return self.room.missing or waiting_for(self.state, self.clock())
 
     def news(self) -> asyncio.Event:
         """Return what will be set when tasks may have changed; take it *before* you look."""
@@ -113,6 +121,7 @@ class Conductor:
             raise
         finally:
             handling.cancel()
+            self.room.close()
             while not self._queue.empty():  # nobody will answer these any more
                 self._queue.get_nowait().reply.cancel()
             self._worker.shutdown(wait=True, cancel_futures=True)
@@ -188,7 +197,7 @@ class Conductor:
         def write() -> list[facts.Fact]:
             length = self.ledger_file.num_bytes
             if detail:
-                length = self.ledger_file.append(detail, run_id, *where)
+                length = self.room.wait_for(lambda: self.ledger_file.append(detail, run_id, *where))
             account = {"ledger": totals, "ledger_bytes": length}
             facts_now = [
                 replace(fact, report={**fact.report, **account})
@@ -196,7 +205,9 @@ class Conductor:
                 else fact
                 for fact in told
             ]
-            self._journal.append([facts.to_json(fact) for fact in facts_now])
+            self.room.wait_for(
+                lambda: self._journal.append([facts.to_json(fact) for fact in facts_now])
+            )
             return facts_now
 
         return await asyncio.get_running_loop().run_in_executor(self._writer, write)
@@ -221,15 +232,20 @@ class Conductor:
             case events.OpenStep():
                 self._open_step(action.step)
             case events.Fold():
-                self._work(lambda: self._fold(action.client, action.digest))
+                self._work(lambda: self._fold(action))
             case events.Reduce():
                 self._reduce(action.step)
             case events.DropSpool():
                 self._work(lambda: self._drop(action.step))
             case events.KeepBest():
-                self._work(lambda: self.store.keep_best(action.best.step))
+                self._work(
+                    lambda: self.room.wait_for(lambda: self.store.keep_best(action.best.step))
+                )
             case events.WriteModel():
-                self._work(lambda: self._write_model(self), then=self.model_written.set)
+                self._work(
+                    lambda: self.room.wait_for(lambda: self._write_model(self)),
+                    then=self.model_written.set,
+                )
 
     def _work(self, job: Callable[[], None], then: Callable[[], None] | None = None) -> None:
         """Run `job` on the worker thread; a failure ends the coordinator, loudly."""
@@ -260,9 +276,9 @@ class Conductor:
 
         self._work(job)
 
-    def _fold(self, client: ClientId, digest: str) -> None:
+    def _fold(self, action: events.Fold) -> None:
         failpoint("sum.fold")
-        self._current().fold(client, digest)
+        self._current().fold(action.client, action.digest, action.weight)
 
     def _current(self) -> StepSum:
         assert self._sum is not None
@@ -280,7 +296,7 @@ class Conductor:
             finished = total.finish(step)
             result = finished.model
             self._sum = None
-            self.store.save_step(step.number, result)
+            self.room.wait_for(lambda: self.store.save_step(step.number, result))
             failpoint("sum.stored")
             if step.work is Work.TRAIN and self._is_lossy and result.change is None:
                 log.warning("the mean's change does not fit the run's value type: kept as it is")
@@ -297,4 +313,9 @@ class Conductor:
 def _tasks_key(state: RunState) -> tuple[object, ...]:
     """What decides whether some client may get another task than before."""
     step = state.step
-    return (step and (step.number, step.closed), state.finished, state.manifest_digest)
+    return (
+        step and (step.number, step.closed, len(step.cohort)),
+        state.finished,
+        state.manifest_digest,
+        state.removed,
+    )

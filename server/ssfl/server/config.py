@@ -13,7 +13,7 @@ DEFAULT_ADMIN_PORT = 50052
 # share one environment. (tests/test_settings_split.py compares the list with the client's own.)
 CLIENT_SETTINGS = (
     "data", "data_root", "coordinator", "task", "device", "threads", "client_id",
-    "share_class_counts", "share_labels", "give_up_after_s",
+    "share_class_counts", "share_labels",
 )  # fmt: skip
 
 
@@ -34,6 +34,12 @@ class CoordinatorConfig:
     fresh: bool = setting(False, "move the state of an earlier run aside and begin a new one")
     exit_when_done: bool = setting(
         False, "end when every site has the final model, instead of serving it"
+    )
+    give_up_after: float = setting(
+        86400.0, "end when the run has waited so long for clients it needs", duration=True
+    )
+    exit_on_stall: bool = setting(
+        False, "end as soon as the run cannot go on with the clients that are here"
     )
     upload_slots: int = setting(8, "uploads received at once; bounds memory", least=1)
     workers: int = setting(

@@ -6,6 +6,8 @@ Refusal
 ├─ VersionUnsupported    a protocol from the future
 ├─ ClientIdTaken         another live client has this id
 ├─ RunFull               a reproducible run has all its clients
+├─ Removed               an operator removed this site
+├─ DiskFull              no room for this upload: try again
 ├─ UnknownClient         not of this run: join again
 ├─ SessionEnded          a newer Join replaced this session
 ├─ ManifestMismatch      another model: the first differing tensor is named
@@ -64,6 +66,18 @@ class RunFull(Refusal):
     """The run is reproducible: who takes part was fixed when all had joined."""
 
     reason = "run_full"
+
+
+class Removed(Refusal):
+    """The site was removed from the run by an operator."""
+
+    reason = "removed"
+
+
+class DiskFull(Refusal):
+    """The coordinator has no room for an upload; it may have later."""
+
+    reason = "disk_full"
 
 
 class UnknownClient(Refusal):
@@ -140,3 +154,7 @@ class ModelUnusable(Refusal):
 
 class StateError(Exception):
     """The state directory is of another configuration, or damaged; says what to do."""
+
+
+class Fenced(StateError):
+    """Another coordinator has taken over the state directory: nothing may be committed here."""

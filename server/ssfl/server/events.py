@@ -100,6 +100,26 @@ class StopAsked:
 
 
 @dataclass(frozen=True, slots=True)
+class RemoveAsked:
+    """`ssfl remove SITE`, or `--readmit` to take it back."""
+
+    client: ClientId
+    readmit: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class DrainAsked:
+    """The coordinator is being stopped: begin nothing new."""
+
+
+@dataclass(frozen=True, slots=True)
+class Paused:
+    """The coordinator itself stood still for so long: nobody else is to blame for that time."""
+
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
 class Tick:
     """Time went by."""
 
@@ -111,7 +131,7 @@ class Recovered:
 
 Event = (
     Joined | Initialized | UploadReceived | StepReduced | Lost | Returned | Left
-    | StartAsked | RefreshAsked | StopAsked | Tick | Recovered
+    | StartAsked | RefreshAsked | StopAsked | RemoveAsked | DrainAsked | Paused | Tick | Recovered
 )  # fmt: skip
 
 
@@ -148,6 +168,7 @@ class Fold:
     step: int
     client: ClientId
     digest: str
+    weight: int
 
 
 @dataclass(frozen=True, slots=True)

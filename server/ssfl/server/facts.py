@@ -70,6 +70,16 @@ class StepStarted:
     equal_weights: bool = False  # in the mean, instead of by training samples
     num_batches: int = 0  # SCORE: minibatches that each client scores
     reason: str = ""  # SCORE: why the mask is renewed; empty for the first one
+    goal: int = 0  # TRAIN: reports that end it; 0: those of the whole cohort
+    fraction_bits: int | None = None  # TRAIN: of the sum's grid; None: follows from the cohort
+
+
+@dataclass(frozen=True, slots=True)
+class ClientsAdded:
+    """Others were asked in place of clients that were lost."""
+
+    step: int
+    cohort: Mapping[ClientId, int]  # client -> training samples
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +100,7 @@ class StepClosed:
     step: int
     accepted: tuple[ClientId, ...]
     missing: tuple[ClientId, ...]
+    lost: tuple[ClientId, ...] = ()  # of the missing: away, or too late for the deadline
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,6 +122,7 @@ class StepVoided:
 
     step: int
     reason: str
+    lost: tuple[ClientId, ...] = ()  # who was asked and did not report
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,6 +153,20 @@ class ClientLeft:
 
 
 @dataclass(frozen=True, slots=True)
+class ClientRemoved:
+    """An operator removed a site: it is refused from here on."""
+
+    client: ClientId
+
+
+@dataclass(frozen=True, slots=True)
+class ClientReadmitted:
+    """An operator took the removal of a site back."""
+
+    client: ClientId
+
+
+@dataclass(frozen=True, slots=True)
 class BytesCounted:
     """Bytes that passed since the last commit, when no other will come that would tell."""
 
@@ -153,6 +179,7 @@ Fact = (
     | ModelInitialized
     | RunStarted
     | StepStarted
+    | ClientsAdded
     | UploadAccepted
     | StepClosed
     | StepCommitted
@@ -161,14 +188,16 @@ Fact = (
     | StopRequested
     | RunFinished
     | ClientLeft
+    | ClientRemoved
+    | ClientReadmitted
     | BytesCounted
 )
 _KINDS: dict[str, type[Fact]] = {
     kind.__name__: kind
     for kind in (
-        RunOpened, ClientJoined, ModelInitialized, RunStarted, StepStarted, UploadAccepted,
-        StepClosed, StepCommitted, StepVoided, RefreshRequested, StopRequested, RunFinished,
-        ClientLeft, BytesCounted,
+        RunOpened, ClientJoined, ModelInitialized, RunStarted, StepStarted, ClientsAdded,
+        UploadAccepted, StepClosed, StepCommitted, StepVoided, RefreshRequested, StopRequested,
+        RunFinished, ClientLeft, ClientRemoved, ClientReadmitted, BytesCounted,
     )
 }  # fmt: skip
 
@@ -187,7 +216,7 @@ def from_json(text: bytes) -> Fact:
             fields["work"] = Work(fields["work"])
         if "reducer" in fields:
             fields["reducer"] = Reducer(fields["reducer"])
-        for name in ("clients", "accepted", "missing", "encodings", "labels"):
+        for name in ("clients", "accepted", "missing", "lost", "encodings", "labels"):
             if name in fields:
                 fields[name] = tuple(fields[name])
         return kind(**fields)

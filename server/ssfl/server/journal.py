@@ -4,22 +4,30 @@
     record  := length u32 , crc32 u32 (of the body) , crc32 u32 (of the 8 bytes before) , body
                                                                                 little-endian
 
-`append` returns after fsync. A tail cut short by a crash is dropped when the file is opened;
-damage anywhere else is refused, since everything behind it was acknowledged. (The head has a
-checksum of its own: a damaged length would otherwise pass for a record that was cut short.)
+`append` returns after fsync; if it fails, the file is as it was before. A tail cut short by a
+crash is dropped when the file is opened; damage anywhere else is refused, since everything behind
+it was acknowledged. (The head has a checksum of its own: a damaged length would otherwise pass
+for a record that was cut short.)
+
+Fencing: who opens a journal takes it over. The file is renamed, read, and copied to a new one
+under the old name. Whoever had it open finds, after writing and before acknowledging, that the
+name belongs to another file, and must stop: either the new owner has read the record, or nobody
+was told that it counts. This holds on any file system with atomic renames, also across machines.
 """
 
 import os
 import struct
+import time
 import zlib
 from collections.abc import Sequence
 from pathlib import Path
 
 from ssfl.method.failpoints import failpoint, is_armed
 from ssfl.program.files import sync_directory
-from ssfl.server.errors import StateError
+from ssfl.server.errors import Fenced, StateError
 
 MAGIC = b"SSFLJRN1"
+TAKEN = ".taken"  # ends the name of a journal that somebody is taking over
 MAX_RECORD_BYTES = 1 << 26  # a step of 100,000 clients; a longer one is damage
 _SUMMED = struct.Struct("<II")  # length, crc32 of the body
 _HEAD = struct.Struct("<III")  # and the crc32 of those two
@@ -31,15 +39,9 @@ class Journal:
     def __init__(self, path: Path) -> None:
         """Open or create `path`, cutting a torn tail; raise StateError if it is damaged."""
         self.path = path
-        if not path.exists():
-            _create(path)
-        self.records, length = _read(path)
-        self.cut_bytes = path.stat().st_size - length
+        self.records, self.cut_bytes = _take_over(path)
         self._file = path.open("r+b", buffering=0)
-        if self.cut_bytes:
-            self._file.truncate(length)
-            os.fsync(self._file.fileno())
-        self._file.seek(length)
+        self._length = self._file.seek(0, os.SEEK_END)
 
     def append(self, bodies: Sequence[bytes]) -> None:
         """Write records and return when they are on disk."""
@@ -47,6 +49,21 @@ class Journal:
             if len(body) > MAX_RECORD_BYTES:
                 raise StateError(f"a journal record of {len(body)} bytes is over the limit")
         failpoint("journal.append")
+        try:
+            self._write(bodies)
+        except OSError:
+            self._file.truncate(self._length)
+            self._file.seek(self._length)
+            raise
+        self._length = self._file.tell()
+        failpoint("journal.synced")
+        if not self._is_ours():
+            raise Fenced(
+                f"another coordinator has taken over {self.path.parent}: this one ends, and what "
+                "it was about to acknowledge does not count"
+            )
+
+    def _write(self, bodies: Sequence[bytes]) -> None:
         view = memoryview(b"".join(_head(body) + body for body in bodies))
         if is_armed("journal.torn"):
             half = len(view) // 2
@@ -57,16 +74,47 @@ class Journal:
             view = view[self._file.write(view) :]
         failpoint("journal.written")
         os.fsync(self._file.fileno())
-        failpoint("journal.synced")
+
+    def _is_ours(self) -> bool:
+        try:
+            named = self.path.stat()
+        except FileNotFoundError:
+            return False
+        return os.path.samestat(named, os.fstat(self._file.fileno()))
 
     def close(self) -> None:
         self._file.close()
 
 
-def _create(path: Path) -> None:
+def _take_over(path: Path) -> tuple[list[bytes], int]:
+    """Make the journal ours; return its records and how many bytes of a torn tail were cut."""
+    if not path.exists():
+        abandoned = _abandoned(path)
+        if not abandoned:
+            _create(path, MAGIC)
+            return [], 0
+        abandoned[-1].rename(path)  # a start that was cut short between its two renames
+    _read(path)  # a damaged one stays where it is
+    taken = path.with_name(f"{path.name}.{time.time_ns()}{TAKEN}")
+    path.rename(taken)
+    failpoint("journal.taken")
+    records, length = _read(taken)
+    cut_bytes = taken.stat().st_size - length
+    _create(path, taken.read_bytes()[:length])
+    for old in _abandoned(path):
+        old.unlink()
+    return records, cut_bytes
+
+
+def _abandoned(path: Path) -> list[Path]:
+    """Return what starts that were cut short left behind, the newest last."""
+    return sorted(path.parent.glob(f"{path.name}.*{TAKEN}"))
+
+
+def _create(path: Path, data: bytes) -> None:
     temporary = path.with_suffix(".new")
     with temporary.open("wb") as file:
-        file.write(MAGIC)
+        file.write(data)
         file.flush()
         os.fsync(file.fileno())
     failpoint("journal.created")

@@ -61,13 +61,17 @@ class LedgerFile:
         writer.writerows({**where, **row} for row in rows)
         failpoint("ledger.append")
         view = memoryview(text.getvalue().encode())
-        while view:
-            written = self._file.write(view)
-            self.num_bytes += written
-            view = view[written:]
-        failpoint("ledger.written")
-        os.fsync(self._file.fileno())
-        return self.num_bytes
+        length = self.num_bytes + len(view)
+        try:
+            while view:
+                view = view[self._file.write(view) :]
+            failpoint("ledger.written")
+            os.fsync(self._file.fileno())
+        except OSError:
+            self._file.truncate(self.num_bytes)
+            raise
+        self.num_bytes = length
+        return length
 
     def close(self) -> None:
         self._file.close()

@@ -42,12 +42,12 @@ class Listener:
     def __init__(self, config: CoordinatorConfig, conductor: Conductor, sessions: Sessions) -> None:
         self._config = config
         self._conductor = conductor
-        uploads = Uploads(
+        self.uploads = Uploads(
             conductor.spool, conductor.ledger, config.upload_slots, config.run.no_progress_s
         )
         self._clients = grpc.aio.server(interceptors=[StatusInterceptor()], options=OPTIONS)
         coordinator_pb2_grpc.add_CoordinatorServiceServicer_to_server(
-            CoordinatorService(Desk(conductor, sessions), uploads, config.reference_coding),
+            CoordinatorService(Desk(conductor, sessions), self.uploads, config.reference_coding),
             self._clients,
         )
         self._health = HealthServicer()

@@ -29,19 +29,17 @@ from ssfl.server.ledger import Ledger
 from ssfl.server.listen import Listener
 from ssfl.server.outputs import run_folder, write_accounts, write_outputs
 from ssfl.server.recover import load_model, move_aside, open_run
-from ssfl.server.run import waiting_for
 from ssfl.server.sessions import Sessions
 from ssfl.server.spool import Spool
-from ssfl.server.state import Phase
 from ssfl.server.store import Store
+from ssfl.server.tick import TICK_S, tick
 
 log = logging.getLogger("ssfl.coordinator")
 
 DESCRIPTION = "Coordinates a sparse federation: agrees on one mask, then averages kept values."
-TICK_S = 0.5
-WAITING_EVERY_S = 10.0
 CONNECTIONS_EVERY_S = 5.0  # what a connection carried is booked at least so often
 GOODBYE_S = 60.0  # --exit-when-done waits so long for sites that have not fetched the model
+DRAIN_S = 20.0  # SIGTERM: what is under way has so long; Kubernetes kills after 30 s by default
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -99,9 +97,11 @@ async def _serve(config: CoordinatorConfig) -> int:
         print(f"ssfl-coordinator listening on {config.host}:{listener.port}", flush=True)
         print(f"ssfl-coordinator admin on 127.0.0.1:{listener.admin_port}", flush=True)
         _greet(config, conductor)
-        jobs.append(asyncio.ensure_future(_tick(conductor, sessions)))
+        jobs.append(asyncio.ensure_future(tick(conductor, sessions)))
         jobs.append(asyncio.ensure_future(_accounts(conductor, config)))
-        jobs.append(asyncio.ensure_future(stop.wait()))
+        jobs.append(asyncio.ensure_future(_asked_to_stop(stop, conductor, listener)))
+        given_up = asyncio.ensure_future(_given_up(conductor, config))
+        jobs.append(given_up)
         if config.exit_when_done:
             jobs.append(asyncio.ensure_future(_all_delivered(conductor)))
         await _first_of(jobs)
@@ -112,6 +112,12 @@ async def _serve(config: CoordinatorConfig) -> int:
         await asyncio.gather(*jobs, return_exceptions=True)
     if conductor.model_written.is_set():
         write_accounts(conductor, config.out_dir)  # with what was fetched since
+    if given_up.done() and not given_up.cancelled():
+        raise ProgramError(
+            f"gave up waiting for {given_up.result()}. The state is kept: start again with the "
+            "same flags, without --fresh, to go on",
+            ExitCode.STALLED,
+        )
     if stop.is_set():
         again = "; start again with the same flags, without --fresh, to go on"
         hint = "" if conductor.state.finished else again
@@ -189,11 +195,17 @@ def _greet(config: CoordinatorConfig, conductor: Conductor) -> None:
 class _Stop(asyncio.Event):
     exit_code = ExitCode.DONE
 
+    def __init__(self) -> None:
+        super().__init__()
+        self.now = asyncio.Event()  # without finishing what is under way
+
 
 def _signals() -> _Stop:
     stop = _Stop()
 
     def ask(code: ExitCode) -> None:
+        if stop.is_set() or code is ExitCode.INTERRUPTED:
+            stop.now.set()
         stop.exit_code = code
         stop.set()
 
@@ -203,27 +215,43 @@ def _signals() -> _Stop:
     return stop
 
 
-async def _tick(conductor: Conductor, sessions: Sessions) -> None:
-    """Let time pass for the run: deadlines, the countdown, lost clients, what it waits for."""
-    said, said_s = "", -WAITING_EVERY_S
+async def _asked_to_stop(stop: _Stop, conductor: Conductor, listener: Listener) -> None:
+    """Return when a signal came and, unless it is urgent, what is under way is done or safe.
+
+    Nothing new begins. A sum that is being made is finished, an upload that is coming in, too;
+    who still computes is not waited for: it sends its result to the coordinator that comes next.
+    """
+    await stop.wait()
+    if stop.now.is_set():
+        return
+    draining = asyncio.ensure_future(_drain(conductor, listener))
+    await asyncio.wait(
+        {draining, asyncio.ensure_future(stop.now.wait())},
+        timeout=DRAIN_S,
+        return_when=asyncio.FIRST_COMPLETED,
+    )
+    if not draining.done():
+        draining.cancel()
+        log.warning("stopping although not everything under way is finished; nothing is lost")
+
+
+async def _drain(conductor: Conductor, listener: Listener) -> None:
+    log.info("stopping: no new step begins; what is under way is finished or kept")
+    await conductor.post(events.DrainAsked())
+    while (step := conductor.state.step) and (
+        step.closed is not None or listener.uploads.in_flight
+    ):
+        await asyncio.sleep(0.05)
+
+
+async def _given_up(conductor: Conductor, config: CoordinatorConfig) -> str:
+    """Return what the run waited for, when it has waited for too long."""
+    patience_s = 0.0 if config.exit_on_stall else config.give_up_after
     while True:
         await asyncio.sleep(TICK_S)
-        state, now_s = conductor.state, conductor.clock()
-        for client, member in state.members.items():
-            sessions.get(client, now_s)
-            if client in state.lost and sessions.alive(client, now_s):
-                await conductor.post(events.Returned(client))
-            gone = member.left or member.has_final_model or client in state.lost
-            if not gone and not sessions.alive(client, now_s):
-                log.warning("client lost", extra={"client": client})
-                await conductor.post(events.Lost(client))
-        await conductor.post(events.Tick())
-        now_waiting = waiting_for(conductor.state, now_s)
-        quiet = conductor.state.phase in (Phase.GATHERING, Phase.BETWEEN)
-        patience = WAITING_EVERY_S if quiet else 3 * WAITING_EVERY_S
-        if now_waiting and now_waiting != said and now_s - said_s >= patience:
-            log.info("waiting for %s", now_waiting)
-            said, said_s = now_waiting, now_s
+        stall = conductor.state.stall
+        if stall and conductor.clock() - stall.since_s >= patience_s:
+            return conductor.waiting_for()
 
 
 async def _accounts(conductor: Conductor, config: CoordinatorConfig) -> None:

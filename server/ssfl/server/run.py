@@ -5,20 +5,23 @@ Every decision becomes a fact; the caller journals the facts before it acts on t
 run that is replayed from its journal takes up exactly where it was.
 
     gathering -> score -> train -> … -> evaluate -> … -> (score -> train …) -> finished
+
+A run that cannot go on with the clients that are here says so (waiting) and goes on by itself.
 """
 
 from collections.abc import Callable
 from dataclasses import replace
 from typing import assert_never
 
+from ssfl.method.exact_sum import VALUE_BOUND, fraction_bits
 from ssfl.method.strategies import strategy_for
 from ssfl.method.strategies.contract import ClientId, Plan, Position, Work
 from ssfl.server import events, facts
 from ssfl.server.events import Action, Event, Fold, Persist, Reply
+from ssfl.server.quorum import asked_for, available, find_stall, goal, replacements, verdict
 from ssfl.server.refresh import has_mask, no_round_left, refresh_due
-from ssfl.server.state import Phase, RunState, Step, apply
-
-QUIET_S = 15.0  # with neither --clients nor `ssfl start`: begin after so long without a newcomer
+from ssfl.server.state import RunState, apply
+from ssfl.server.waiting import QUIET_S
 
 Outcome = tuple[RunState, list[Action], Reply]
 
@@ -27,6 +30,7 @@ def advance(state: RunState, event: Event, now_s: float) -> Outcome:
     """Return the state after an event, what is to be done, and the word for the sender."""
     decision = _Decision(state, now_s)
     reply = decision.take(event)
+    decision.look_for_stall()
     return decision.state, decision.actions, reply
 
 
@@ -34,56 +38,6 @@ def late_reply(state: RunState, step: int, client: ClientId, digest: str) -> Rep
     """Return the word on an upload whose step is over: it counted, perhaps, but nobody heard."""
     counted = bool(digest) and state.counted.get(client) == (step, digest)
     return Reply.ALREADY_ACCEPTED if counted else Reply.STEP_CLOSED
-
-
-def waiting_for(state: RunState, now_s: float) -> str:
-    """Say in a sentence what the run waits for; empty if nothing."""
-    match state.phase:
-        case Phase.FINISHED | Phase.STOPPED:
-            return ""
-        case Phase.GATHERING:
-            return _gathering(state, now_s)
-        case Phase.BETWEEN:
-            absent = [m.client for m in state.members.values() if m.left or m.client in state.lost]
-            names = ", ".join(_named(state, client) for client in sorted(absent)) or "nobody known"
-            return (
-                f"clients: {len(_available(state))} of at least "
-                f"{state.settings.min_clients} are here (absent: {names})"
-            )
-    assert state.step is not None
-    if state.step.closed is not None:
-        return "the sum"
-    pending = sorted(state.step.pending)
-    names = ", ".join(_named(state, client) for client in pending[:5])
-    more = f" and {len(pending) - 5} more" if len(pending) > 5 else ""
-    return f"{state.step.work.value} of {names}{more}"
-
-
-def _named(state: RunState, client: ClientId) -> str:
-    if state.members[client].left:
-        return f"{client} (left)"
-    return f"{client} (lost)" if client in state.lost else client
-
-
-def _gathering(state: RunState, now_s: float) -> str:
-    if state.members and not state.manifest_digest:
-        here = sum(not member.left for member in state.members.values())
-        return f"a client's description of the model (joined so far: {here})"
-    ready, wanted = len(state.ready), state.settings.clients
-    if wanted:
-        return f"clients: {ready} of {wanted} have joined"
-    least = state.settings.min_clients
-    if ready < least:
-        return f"clients: {ready} of at least {least} have joined"
-    left = max(0.0, QUIET_S - (now_s - state.newcomer_s))
-    return f"more clients: {ready} have joined, starting in {left:.0f} s (or now: ssfl start)"
-
-
-def _available(state: RunState) -> list[ClientId]:
-    """Return who can be asked to work: ready and, unless the run is reproducible, not lost."""
-    if state.settings.reproducible and state.founders:
-        return sorted(state.founders)
-    return [client for client in state.ready if client not in state.lost]
 
 
 def _is_last(state: RunState) -> bool:
@@ -128,6 +82,12 @@ class _Decision:
                 return self._start_asked()
             case events.RefreshAsked():
                 return self._refresh_asked()
+            case events.RemoveAsked():
+                self._remove_asked(event)
+            case events.DrainAsked():
+                self.state = replace(self.state, draining=True)
+            case events.Paused():
+                self._paused(event.seconds)
             case events.StopAsked():
                 if not self.state.stop_asked and not self.state.finished:
                     self._fact(facts.StopRequested())
@@ -139,6 +99,14 @@ class _Decision:
                 assert_never(event)
         self._move_on()
         return Reply.DONE
+
+    def look_for_stall(self) -> None:
+        """Note whether the run can go on; since when it cannot is remembered."""
+        before, now = self.state.stall, find_stall(self.state, self.now_s)
+        if before and now:
+            now = replace(now, since_s=before.since_s)
+        if now != before:
+            self.state = replace(self.state, stall=now)
 
     def _fact(self, fact: facts.Fact) -> None:
         self.state = apply(self.state, fact)
@@ -181,7 +149,8 @@ class _Decision:
 
     def _received(self, event: events.UploadReceived) -> Reply:
         step = self.state.step
-        if step is None or step.number != event.step or event.client not in step.cohort:
+        away = step is None or step.number != event.step or event.client not in step.cohort
+        if step is None or away or event.client in self.state.removed:
             return late_reply(self.state, event.step, event.client, event.digest)
         before = step.uploads.get(event.client)
         if before is not None:
@@ -194,7 +163,8 @@ class _Decision:
         )
         self._fact(accepted)
         if not step.work.is_test:
-            self.actions.append(Fold(step.number, event.client, event.digest))
+            weight = step.weights[event.client]
+            self.actions.append(Fold(step.number, event.client, event.digest, weight))
         self._move_on()
         return Reply.ACCEPTED
 
@@ -235,6 +205,25 @@ class _Decision:
         self._move_on()
         return Reply.DONE
 
+    def _remove_asked(self, event: events.RemoveAsked) -> None:
+        is_removed = event.client in self.state.removed
+        if event.readmit and is_removed:
+            self._fact(facts.ClientReadmitted(event.client))
+        if not event.readmit and not is_removed:
+            self._fact(facts.ClientRemoved(event.client))
+
+    def _paused(self, seconds: float) -> None:
+        """Move what is measured from an earlier moment."""
+        state = self.state
+        self.state = replace(
+            state,
+            newcomer_s=state.newcomer_s + seconds,
+            step_began_s=state.step_began_s + seconds,
+            stall=replace(state.stall, since_s=state.stall.since_s + seconds)
+            if state.stall
+            else None,
+        )
+
     def _start_asked(self) -> Reply:
         if self.state.founders or self.state.finished:
             return Reply.DONE
@@ -262,13 +251,16 @@ class _Decision:
             return
         self.actions.append(events.OpenStep(step))
         for client, upload in sorted(step.uploads.items()):
-            self.actions.append(Fold(step.number, client, upload.digest))
+            weight = step.weights[client]
+            self.actions.append(Fold(step.number, client, upload.digest, weight))
         if step.closed is not None:
             self.actions.append(events.Reduce(step))
 
     def _move_on(self) -> None:
         """Take every decision that is due."""
-        due: list[Callable[[], bool]] = [self._stop, self._start, self._close, self._begin]
+        due: list[Callable[[], bool]] = [
+            self._stop, self._start, self._replace, self._close, self._begin,
+        ]  # fmt: skip
         while any(decide() for decide in due):
             pass
 
@@ -285,7 +277,7 @@ class _Decision:
 
     def _start(self) -> bool:
         state = self.state
-        if state.founders or state.finished or not state.manifest_digest:
+        if state.founders or state.finished or not state.manifest_digest or state.draining:
             return False
         ready, wanted = state.ready, state.settings.clients
         if wanted:
@@ -297,19 +289,29 @@ class _Decision:
             self._fact(facts.RunStarted(tuple(ready)))
         return begin
 
+    def _replace(self) -> bool:
+        """Ask others in place of clients that were lost, while the deadline allows it."""
+        step = self.state.step
+        if step is None or self.state.draining:
+            return False
+        chosen = replacements(self.state, step, self.now_s)
+        if chosen:
+            self._fact(facts.ClientsAdded(step.number, chosen))
+        return bool(chosen)
+
     def _close(self) -> bool:
         step = self.state.step
-        if step is None or step.closed is not None or not self._nobody_is_waited_for(step):
+        if step is None or step.closed is not None:
             return False
-        enough = min(self.state.settings.min_clients, len(step.cohort))
-        if not step.work.is_test and len(step.uploads) < enough:
-            reason = f"{len(step.uploads)} of at least {enough} reported"
-            self._fact(facts.StepVoided(step.number, reason))
+        ends = verdict(self.state, step, self.now_s)
+        if ends is None:
+            return False
+        if ends.void:
+            self._fact(facts.StepVoided(step.number, ends.void, ends.lost))
             self.actions.append(events.DropSpool(step.number))
             return True
-        self._fact(
-            facts.StepClosed(step.number, tuple(sorted(step.uploads)), tuple(sorted(step.pending)))
-        )
+        accepted, missing = tuple(sorted(step.uploads)), tuple(sorted(step.pending))
+        self._fact(facts.StepClosed(step.number, accepted, missing, ends.lost))
         if step.work.is_test:
             self._commit_test(step.number)
         else:
@@ -317,27 +319,11 @@ class _Decision:
             self.actions.append(events.Reduce(self.state.step))
         return True
 
-    def _nobody_is_waited_for(self, step: Step) -> bool:
-        pending = step.pending
-        if not pending:
-            return True
-        settings, late = self.state.settings, self.now_s - self.state.step_began_s
-        gone = {c for c in pending if self.state.members[c].left}
-        decides = step.work is Work.EVALUATE and (settings.patience or settings.target_accuracy)
-        if settings.reproducible and (decides or not step.work.is_test):
-            return False
-        if late >= settings.round_deadline_s:
-            return True
-        if step.work is Work.SCORE and not step.reason:  # the first vote is for all, also the lost
-            return pending <= gone
-        enough = len(step.uploads) >= min(settings.min_clients, len(step.cohort))
-        return pending <= gone | self.state.lost and (enough or step.work.is_test)
-
     def _begin(self) -> bool:
         state = self.state
-        if not state.founders or state.step or state.finished:
+        if not state.founders or state.step or state.finished or state.draining:
             return False
-        settings, clients = state.settings, _available(state)
+        settings, clients = state.settings, available(state)
         if _test_is_due(state) and state.rounds_evaluated < state.rounds_done and clients:
             self._start_step(Plan(Work.EVALUATE, tuple(clients)))
             return True
@@ -356,6 +342,7 @@ class _Decision:
             0 if settings.reproducible else state.attempt,
             bool(reason),
             frozenset(clients) - set(state.founders),
+            asked_for(state, reports) - reports if (reports := goal(state, clients)) else 0,
         )
         plan = strategy_for(settings).plan(position, clients)
         assert plan is not None
@@ -363,12 +350,17 @@ class _Decision:
         return True
 
     def _start_step(self, plan: Plan, reason: str = "") -> None:
-        state = self.state
+        state, reports, bits = self.state, 0, None
+        if plan.work is Work.TRAIN and not state.settings.reproducible:
+            clients = available(state)
+            reports = min(goal(state, clients), len(plan.cohort))
+            heaviest = [1 if plan.equal_weights else state.members[c].num_samples for c in clients]
+            bits = fraction_bits(VALUE_BOUND, sum(heaviest))
         self._fact(
             facts.StepStarted(
                 state.last_step + 1, plan.work, plan.criterion, state.rounds_done, state.attempt,
                 {client: state.members[client].num_samples for client in plan.cohort},
-                plan.reducer, plan.equal_weights, plan.num_batches, reason,
+                plan.reducer, plan.equal_weights, plan.num_batches, reason, reports, bits,
             )
         )  # fmt: skip
         self.state = replace(self.state, step_began_s=self.now_s)

@@ -17,7 +17,6 @@ from ssfl.server.errors import InvalidRequest
 from ssfl.server.events import Reply
 from ssfl.server.intake import Intake
 from ssfl.server.ledger import Direction
-from ssfl.server.run import waiting_for
 from ssfl.server.settings_message import settings_to_message
 from ssfl.server.state import Member
 from ssfl.server.tasks import Ready, task_for
@@ -93,8 +92,7 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServiceServicer):
         with self._desk.sessions.call(member.client, conductor.clock):
             news = conductor.news()
             while (ready := await self._task(member, request, context.peer())) is None:
-                reason = waiting_for(conductor.state, conductor.clock())
-                waiting = pb.NextTaskResponse(waiting=pb.Waiting(reason=reason))
+                waiting = pb.NextTaskResponse(waiting=pb.Waiting(reason=conductor.waiting_for()))
                 yield self._desk.down(waiting, member.client)
                 with contextlib.suppress(TimeoutError):
                     await asyncio.wait_for(news.wait(), HEARTBEAT_S)

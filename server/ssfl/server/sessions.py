@@ -38,6 +38,16 @@ class Sessions:
         """Return what is known; a client of an earlier process counts as seen just now."""
         return self._presence.setdefault(client, Presence(now_s))
 
+    def excuse(self, seconds: float) -> None:
+        """The coordinator itself stood still for so long: nobody could be heard meanwhile."""
+        for presence in self._presence.values():
+            presence.last_seen_s += seconds
+
+    def silent_s(self, client: ClientId, now_s: float) -> float:
+        """Return how long nothing was heard of a client."""
+        presence = self.get(client, now_s)
+        return 0.0 if presence.open_calls else now_s - presence.last_seen_s
+
     def alive(self, client: ClientId, now_s: float) -> bool:
         """Tell whether the client has a call open or was heard of within 30 s."""
         presence = self._presence.get(client)

@@ -12,6 +12,7 @@ from ssfl.server import facts
 from ssfl.server.facts import Fact
 from ssfl.server.quality import chosen_on, mean_client_loss, quality
 
+LOSS_MEMORY = 0.8  # of the share of lost clients, from one round to the next
 MAX_LOSSES = 6  # of the newest rounds: what a jump is measured by
 
 
@@ -23,7 +24,7 @@ class Phase(StrEnum):
     TRAIN = "train"
     EVALUATE = "evaluate"
     PERSONALIZE = "personalize"
-    BETWEEN = "between"  # too few clients for the next step
+    WAITING = "waiting"  # too few clients are here to go on
     FINISHED = "finished"
     STOPPED = "stopped"  # finished early, by an operator
 
@@ -60,6 +61,8 @@ class Step:
     equal_weights: bool = False
     num_batches: int = 0
     reason: str = ""
+    goal: int = 0
+    fraction_bits: int | None = None
 
     @property
     def weights(self) -> Mapping[ClientId, int]:
@@ -69,6 +72,16 @@ class Step:
     @property
     def pending(self) -> set[ClientId]:
         return set(self.cohort) - set(self.uploads)
+
+
+@dataclass(frozen=True, slots=True)
+class Stall:
+    """Why a run cannot go on with the clients that are here."""
+
+    reason: str
+    missing: tuple[ClientId, ...]
+    unblock: str  # what would let it go on
+    since_s: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,26 +143,36 @@ class RunState:
     finished: bool = False
     stopped: bool = False
     last_session: int = 0
+    removed: frozenset[ClientId] = frozenset()
+    share_lost: float | None = None  # of the clients asked of late; None: nothing is known yet
 
     lost: frozenset[ClientId] = frozenset()
     newcomer_s: float = 0.0  # when a client last became ready
     step_began_s: float = 0.0
+    stall: Stall | None = None
+    draining: bool = False  # the coordinator is being stopped
 
     @property
     def phase(self) -> Phase:
         if self.finished:
             return Phase.STOPPED if self.stopped else Phase.FINISHED
-        if self.step:
+        if self.step and not self.stall:
             return Phase(self.step.work.value)
-        return Phase.BETWEEN if self.founders else Phase.GATHERING
+        return Phase.WAITING if self.founders else Phase.GATHERING
+
+    @property
+    def loss_rate(self) -> float:
+        """The share of asked clients that will not report: as set at first, then as seen."""
+        return 1 - 1 / self.settings.over_selection if self.share_lost is None else self.share_lost
 
     @property
     def ready(self) -> list[ClientId]:
-        """Members that built the run's model and have not left, sorted."""
+        """Members that built the run's model, have not left and were not removed, sorted."""
         return sorted(
             m.client
             for m in self.members.values()
-            if self.manifest_digest and m.manifest_digest == self.manifest_digest and not m.left
+            if self.manifest_digest and m.manifest_digest == self.manifest_digest
+            if not m.left and m.client not in self.removed
         )
 
 
@@ -188,15 +211,21 @@ def apply(state: RunState, fact: Fact) -> RunState:
             step = Step(
                 fact.step, fact.work, fact.criterion, fact.round_number, fact.attempt,
                 fact.cohort, uploads={}, reducer=fact.reducer, equal_weights=fact.equal_weights,
-                num_batches=fact.num_batches, reason=fact.reason,
+                num_batches=fact.num_batches, reason=fact.reason, goal=fact.goal,
+                fraction_bits=fact.fraction_bits,
             )  # fmt: skip
             return replace(state, step=step, last_step=fact.step)
+        case facts.ClientsAdded():
+            step = _open(state)
+            return replace(state, step=replace(step, cohort={**step.cohort, **fact.cohort}))
         case facts.UploadAccepted():
             step = _open(state)
             return replace(state, step=replace(step, uploads={**step.uploads, fact.client: fact}))
         case facts.StepClosed():
+            state = _with_losses(state, fact.lost)
             return replace(state, step=replace(_open(state), closed=fact.accepted))
         case facts.StepVoided():
+            state = _with_losses(state, fact.lost)
             return replace(state, step=None, attempt=state.attempt + 1)
         case facts.StepCommitted():
             return _committed(state, fact)
@@ -209,6 +238,10 @@ def apply(state: RunState, fact: Fact) -> RunState:
         case facts.ClientLeft():
             member = replace(state.members[fact.client], left=True, has_final_model=fact.finished)
             return replace(state, members={**state.members, fact.client: member})
+        case facts.ClientRemoved():
+            return replace(state, removed=state.removed | {fact.client})
+        case facts.ClientReadmitted():
+            return replace(state, removed=state.removed - {fact.client})
         case facts.BytesCounted():
             return state
         case _:
@@ -219,6 +252,15 @@ def _open(state: RunState) -> Step:
     if state.step is None:
         raise ValueError("the journal speaks of a step that is not open")
     return state.step
+
+
+def _with_losses(state: RunState, lost: tuple[ClientId, ...]) -> RunState:
+    """Return the state that has learnt from a training step how many clients get lost."""
+    step = _open(state)
+    if step.work is not Work.TRAIN or not step.cohort:
+        return state
+    now = len(lost) / len(step.cohort)
+    return replace(state, share_lost=LOSS_MEMORY * state.loss_rate + (1 - LOSS_MEMORY) * now)
 
 
 def _committed(state: RunState, fact: facts.StepCommitted) -> RunState:

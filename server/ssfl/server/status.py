@@ -15,6 +15,8 @@ STATUS: dict[type[Exception], grpc.StatusCode] = {
     errors.VersionUnsupported: grpc.StatusCode.FAILED_PRECONDITION,
     errors.ClientIdTaken: grpc.StatusCode.ALREADY_EXISTS,
     errors.RunFull: grpc.StatusCode.FAILED_PRECONDITION,
+    errors.Removed: grpc.StatusCode.PERMISSION_DENIED,
+    errors.DiskFull: grpc.StatusCode.UNAVAILABLE,
     errors.UnknownClient: grpc.StatusCode.NOT_FOUND,  # join again
     errors.SessionEnded: grpc.StatusCode.ABORTED,
     errors.ManifestMismatch: grpc.StatusCode.FAILED_PRECONDITION,

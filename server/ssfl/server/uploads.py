@@ -15,7 +15,8 @@ from typing import Any, Protocol
 from ssfl.codec import Receiver
 from ssfl.codec.errors import DigestMismatch, TruncatedPayload
 from ssfl.method.strategies.contract import ClientId
-from ssfl.server.errors import InvalidRequest, NoProgress, SessionEnded
+from ssfl.server.disk import is_full
+from ssfl.server.errors import DiskFull, InvalidRequest, NoProgress, SessionEnded
 from ssfl.server.ledger import Direction, Ledger, encoding_word
 from ssfl.server.spool import Spool, append
 from ssfl.v1 import transfer_pb2 as pb
@@ -72,6 +73,11 @@ class Uploads:
         self._newest: dict[ClientId, object] = {}
         self._writing: dict[ClientId, asyncio.Lock] = {}  # one call at a time touches the file
 
+    @property
+    def in_flight(self) -> int:
+        """How many uploads hold a grant."""
+        return len(self._newest)
+
     async def receive(
         self,
         expected: Expected,
@@ -102,6 +108,8 @@ class Uploads:
             sent = Sent(receiver.num_bytes - from_byte, self._clock() - granted_s)
             try:
                 receipt = await accept(part, sent)
+            except OSError:
+                raise
             except Exception:
                 part.unlink(missing_ok=True)  # what is not sound is not resumed either
                 raise
@@ -111,6 +119,13 @@ class Uploads:
             if receipt is None:
                 raise NoProgress("the upload was disturbed by another one: send it again") from None
             yield respond(receipt=receipt)
+        except OSError as error:
+            if not is_full(error):
+                raise
+            raise DiskFull(
+                "the coordinator's disk is full: its operator must make room; the upload goes on "
+                "where it stopped"
+            ) from error
         finally:
             self._free.release()
             if self._newest.get(expected.client) is this:

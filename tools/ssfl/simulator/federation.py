@@ -82,7 +82,8 @@ class Federation:
         self._received: dict[ClientId, Vector] = {}  # of the open step
         self._sum: StepSum | None = None
         self._began_s = 0.0
-        self.state = RunState(settings, run_id="simulated")
+        # Nobody is ever lost here: nobody besides is asked.
+        self.state = RunState(replace(settings, over_selection=1.0), run_id="simulated")
         self._begin()
 
     @property
@@ -256,7 +257,7 @@ class Federation:
 
     def _fold(self, action: events.Fold) -> None:
         assert self._sum is not None
-        self._sum.fold(action.client, action.digest)
+        self._sum.fold(action.client, action.digest, action.weight)
         if self._sum.work is Work.TRAIN:  # scores wait for the largest of all
             del self._received[action.client]
 

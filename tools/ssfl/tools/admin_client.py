@@ -39,6 +39,10 @@ class AdminClient:
         )
         return response
 
+    def remove(self, client_id: str, *, readmit: bool) -> bool:
+        request = pb.RemoveClientRequest(client_id=client_id, readmit=readmit)
+        return bool(self._call(self._stub.RemoveClient, request).was_member)
+
     def stop(self) -> None:
         self._call(self._stub.StopRun, pb.StopRunRequest())
 

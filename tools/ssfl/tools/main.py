@@ -29,6 +29,7 @@ COMMANDS = (
     Command("run", "start", "operate", "stop waiting for more clients and begin"),
     Command("run", "refresh-mask", "operate", "let all clients agree on a new mask"),
     Command("run", "stop", "operate", "end the run now; the last model becomes the final one"),
+    Command("run", "remove", "operate", "refuse a site from now on, or take that back"),
     Command("watch", "status", "operate", "what the run is doing, who takes part, how far it is"),
     Command("study", "paper", "paper", "the paper's claims, tried at a small scale"),
     Command("use", "model", "model", "test the final model on any shard, or export it"),

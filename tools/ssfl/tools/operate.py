@@ -1,11 +1,13 @@
-"""`ssfl status`, `start`, `refresh-mask`, `stop`: for the people who run a federation."""
+"""`ssfl status`, `start`, `refresh-mask`, `remove`, `stop`: for those who run a federation."""
 
+import json
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from google.protobuf.json_format import MessageToJson
 
+from ssfl.method.errors import SettingsError
 from ssfl.method.settings import setting
 from ssfl.program import settings
 from ssfl.program.exits import ExitCode
@@ -20,6 +22,19 @@ class OperateConfig:
 
     admin: str = setting("localhost:50052", "host:port of the coordinator's admin port")
     json: bool = setting(False, "answer as JSON")
+
+
+@dataclass(frozen=True, slots=True)
+class RemoveConfig(OperateConfig):
+    """Whom to remove."""
+
+    site: str = setting("", "the client's name", positional=True)
+    readmit: bool = setting(False, "take an earlier removal back")
+
+    def validate(self) -> None:
+        """Raise SettingsError if no site is named."""
+        if not self.site:
+            raise SettingsError("which site? For example: ssfl remove shard_07")
 
 
 def status(argv: Sequence[str]) -> int:
@@ -60,6 +75,19 @@ def refresh_mask(argv: Sequence[str]) -> int:
     return int(ExitCode.DONE)
 
 
+def remove(argv: Sequence[str]) -> int:
+    """Refuse a site from now on; what it sent before counts."""
+    config = settings.load(
+        RemoveConfig, argv, _environ(), "ssfl remove", "Refuses a site from now on."
+    )
+    was_member = AdminClient(config.admin).remove(config.site, readmit=config.readmit)
+    done = "may join again" if config.readmit else "is removed and will be refused"
+    known = "" if was_member else " (it had not joined this run)"
+    answer = {"site": config.site, "removed": not config.readmit, "was_member": was_member}
+    _answer(config, json.dumps(answer), f"{config.site} {done}{known}")
+    return int(ExitCode.DONE)
+
+
 def stop(argv: Sequence[str]) -> int:
     """End the run; the last committed model becomes the final one."""
     config = _load(argv, "ssfl stop", "Ends the run; every site gets the last committed model.")
@@ -73,8 +101,11 @@ def stop(argv: Sequence[str]) -> int:
 
 
 def _load(argv: Sequence[str], prog: str, description: str) -> OperateConfig:
-    environ = {name: value for name, value in os.environ.items() if name == "SSFL_ADMIN"}
-    return settings.load(OperateConfig, argv, environ, prog, description)
+    return settings.load(OperateConfig, argv, _environ(), prog, description)
+
+
+def _environ() -> dict[str, str]:
+    return {name: value for name, value in os.environ.items() if name == "SSFL_ADMIN"}
 
 
 def _answer(config: OperateConfig, as_json: str, as_text: str) -> None:

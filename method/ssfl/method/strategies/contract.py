@@ -66,6 +66,7 @@ class Position:
     attempt: int  # how often the coming step was void
     refresh: bool = False  # the mask is to be renewed now
     newcomers: frozenset[ClientId] = frozenset()  # clients at hand that joined after the start
+    spare: int = 0  # clients to ask besides those a round wants: some may get lost
 
 
 class Strategy(Protocol):

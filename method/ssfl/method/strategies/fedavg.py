@@ -29,8 +29,9 @@ class FedAvg:
         if position.rounds_done >= self.settings.rounds:
             return None
         cohort = sample_cohort(
-            self.settings, position.rounds_done, position.attempt, clients, position.newcomers
-        )
+            self.settings, position.rounds_done, position.attempt, clients, position.newcomers,
+            position.spare,
+        )  # fmt: skip
         equal = self.settings.update_weights == "equal"
         return Plan(Work.TRAIN, tuple(cohort), Reducer.WEIGHTED_SUM, equal)
 

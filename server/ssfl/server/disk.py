@@ -1,0 +1,59 @@
+"""Patience with a full disk: what must be written waits for room, and says so.
+
+Nothing acknowledged is lost and nothing half-written is kept (journal.py cuts it), so a
+coordinator whose disk is full stands still and goes on by itself when there is room.
+"""
+
+import errno
+import logging
+import threading
+from collections.abc import Callable
+from typing import TypeVar
+
+log = logging.getLogger("ssfl.run")
+
+Result = TypeVar("Result")
+FULL = (errno.ENOSPC, errno.EDQUOT)
+LOOK_EVERY_S = 1.0
+
+
+def is_full(error: OSError) -> bool:
+    """Tell whether an error means that there is no room."""
+    return error.errno in FULL
+
+
+class Room:
+    """Lets jobs wait for room on the disk."""
+
+    def __init__(self, pause: Callable[[float], object] | None = None) -> None:
+        """`pause` waits for so many seconds; by default until then or until `close`."""
+        self.missing = ""  # what could not be written; empty while there is room
+        self._closing = threading.Event()
+        self._pause = pause or self._closing.wait
+
+    def close(self) -> None:
+        """Wait no longer: a job that finds no room fails from now on."""
+        self._closing.set()
+
+    def wait_for(self, job: Callable[[], Result]) -> Result:
+        """Do a job that may be repeated, again and again until the disk has room for it."""
+        while True:
+            try:
+                result = job()
+            except OSError as error:
+                if not is_full(error) or self._closing.is_set():
+                    raise
+                self._tell(error)
+                self._pause(LOOK_EVERY_S)
+            else:
+                if self.missing:
+                    self.missing = ""
+                    log.warning("there is room on the disk again: going on")
+                return result
+
+    def _tell(self, error: OSError) -> None:
+        if not self.missing:
+            self.missing = f"room on the disk: {error}"
+            log.error("the disk is full: make room, then the run goes on by itself", extra={
+                "error": str(error),
+            })  # fmt: skip
