@@ -7,9 +7,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ssfl.method.failpoints import install, strike
 from ssfl.server import journal as module
-from ssfl.server.errors import StateError
-from ssfl.server.journal import Journal
+from ssfl.server.errors import Fenced, StateError
+from ssfl.server.journal import Journal, read_journal
 
 BODIES = [b'{"fact":"one"}', b"2", b"\x00\x00", bytes(range(20))]
 BODIES_ST = st.lists(st.binary(min_size=1, max_size=40), max_size=6)
@@ -197,3 +198,98 @@ def test_a_record_over_the_limit_is_refused_and_nothing_is_written(
 def test_an_empty_body_is_a_record(tmp_path: Path) -> None:
     write(tmp_path / "journal", [b"", b"a", b""])
     assert read(tmp_path / "journal") == ([b"", b"a", b""], 0)
+
+
+def test_who_opens_a_journal_takes_it_over_and_the_one_before_cannot_acknowledge(
+    tmp_path: Path,
+) -> None:
+    path = tmp_path / "journal"
+    first = Journal(path)
+    first.append([b"by the first"])
+    second = Journal(path)
+    assert second.records == [b"by the first"]
+    with pytest.raises(Fenced, match="another coordinator has taken over"):
+        first.append([b"too late"])
+    second.append([b"by the second"])
+    first.close()
+    second.close()
+    assert read(path) == ([b"by the first", b"by the second"], 0)
+    assert [one.name for one in tmp_path.iterdir()] == ["journal"]
+
+
+def test_what_was_acknowledged_before_the_take_over_is_there_after_it(tmp_path: Path) -> None:
+    """The owner writes at the last moment: the file has a new name, but nobody has read it yet."""
+    path = tmp_path / "journal"
+    first = Journal(path)
+    late: list[type[Exception]] = []
+
+    def hook(name: str) -> None:
+        if name == "journal.taken" and not late:
+            late.append(Exception)
+            with pytest.raises(Fenced):
+                first.append([b"not acknowledged"])
+
+    first.append([b"acknowledged"])
+    install(hook)
+    try:
+        second = Journal(path)
+    finally:
+        install(None)
+    assert late and second.records[0] == b"acknowledged"
+    first.close()
+    second.close()
+
+
+def test_a_take_over_that_was_cut_short_loses_nothing(tmp_path: Path) -> None:
+    path = tmp_path / "journal"
+    write(path, BODIES)
+    for point in ("journal.taken", "journal.created"):
+
+        def hook(name: str, point: str = point) -> None:
+            if name == point:
+                raise KeyboardInterrupt
+
+        install(hook)
+        try:
+            with pytest.raises(KeyboardInterrupt):
+                Journal(path)
+        finally:
+            install(None)
+        assert not path.exists()
+        assert read(path) == (BODIES, 0)
+        assert path.exists()
+
+
+@pytest.mark.parametrize("point", ["journal.append", "journal.torn", "journal.written"])
+def test_an_append_that_fails_leaves_the_file_as_it_was(tmp_path: Path, point: str) -> None:
+    path = tmp_path / "journal"
+    journal = Journal(path)
+    journal.append(BODIES)
+    before = path.read_bytes()
+
+    def hook(name: str) -> None:
+        if name == point:
+            strike("full", name)
+
+    install(hook)
+    try:
+        with pytest.raises(OSError, match="No space left"):
+            journal.append([b"no room"])
+    finally:
+        install(None)
+    assert path.read_bytes() == before
+    journal.append([b"room again"])
+    journal.close()
+    assert read(path) == ([*BODIES, b"room again"], 0)
+
+
+def test_a_journal_in_use_can_be_read_without_taking_it_over(tmp_path: Path) -> None:
+    path = tmp_path / "journal"
+    journal = Journal(path)
+    journal.append(BODIES)
+    assert read_journal(path) == (BODIES, 0)
+    with path.open("ab") as file:
+        file.write(b"torn")
+    assert read_journal(path) == (BODIES, 4)
+    assert path.read_bytes().endswith(b"torn")
+    journal.close()

@@ -28,6 +28,8 @@ from ssfl.server.waiting import waiting_for
 
 STORIES = sorted((Path(__file__).parent / "stories").glob("*.txt"))
 TOLD = {
+    "drain", "newcomer_saves_round", "over_selected", "paused", "removed", "replaced",
+    "scoring_quorum", "scoring_quorum_missed", "stall_since",
     "admin_start", "best_after_restart", "best_newcomer", "best_one_missing", "client_leaves",
     "countdown", "dense_fedavg", "duplicate_upload", "ends_at_target", "evaluate_last",
     "evaluation_every_round", "everyone_lost", "late_joiner", "late_upload", "lost_client",

@@ -86,6 +86,15 @@ class Journal:
         self._file.close()
 
 
+def read_journal(path: Path) -> tuple[list[bytes], int]:
+    """Return the records of a journal that may be in use, and the bytes of a torn tail.
+
+    Nothing is changed; raise StateError if it is damaged.
+    """
+    records, sound, size = _read(path)
+    return records, size - sound
+
+
 def _take_over(path: Path) -> tuple[list[bytes], int]:
     """Make the journal ours; return its records and how many bytes of a torn tail were cut."""
     if not path.exists():
@@ -98,12 +107,11 @@ def _take_over(path: Path) -> tuple[list[bytes], int]:
     taken = path.with_name(f"{path.name}.{time.time_ns()}{TAKEN}")
     path.rename(taken)
     failpoint("journal.taken")
-    records, length = _read(taken)
-    cut_bytes = taken.stat().st_size - length
+    records, length, size = _read(taken)
     _create(path, taken.read_bytes()[:length])
     for old in _abandoned(path):
         old.unlink()
-    return records, cut_bytes
+    return records, size - length
 
 
 def _abandoned(path: Path) -> list[Path]:
@@ -122,8 +130,8 @@ def _create(path: Path, data: bytes) -> None:
     sync_directory(path.parent)
 
 
-def _read(path: Path) -> tuple[list[bytes], int]:
-    """Return the records and the length of the sound part."""
+def _read(path: Path) -> tuple[list[bytes], int, int]:
+    """Return the records, the length of the sound part and that of the whole."""
     data = path.read_bytes()
     if data[: len(MAGIC)] != MAGIC:
         raise StateError(
@@ -145,7 +153,7 @@ def _read(path: Path) -> tuple[list[bytes], int]:
                 f"{path} is damaged at byte {at}: restore it from a backup, "
                 "or use --fresh to move the old state aside and begin again"
             )
-    return records, at
+    return records, at, len(data)
 
 
 def _head(body: bytes) -> bytes:

@@ -47,10 +47,10 @@ def quorum(state: RunState, step: Step) -> int:
     if step.work.is_test:
         return 0
     if step.work is Work.SCORE and settings.scoring_quorum:
-        return min(settings.scoring_quorum, len(cohort))
+        return min(settings.scoring_quorum, len(step.cohort))
     if step.work is Work.SCORE and not step.reason:  # the first vote is for all, also the lost
         return sum(client in step.uploads or not state.members[client].left for client in cohort)
-    return min(settings.min_clients, len(cohort))
+    return min(settings.min_clients, len(step.cohort))
 
 
 def least(state: RunState, step: Step) -> int:
@@ -140,7 +140,10 @@ def find_stall(state: RunState, now_s: float) -> Stall | None:
         return None
     absent = sorted(c for c in step.pending if is_away(state, c) and c not in state.removed)
     reason = f"{step.work.value}: {possible} of at least {need} reports can come"
-    unblock = f"{_clients(need - possible)} of those missing to return"
+    unblock = _clients(need - possible)
+    unblock += " of those missing to return" if absent else " to join"
+    if absent and step.work is Work.TRAIN and not settings.reproducible:
+        unblock += ", or others to join"
     if not is_binding(state, step):
         enough = can_report(state, step) >= least(state, step)
         then = "it goes on without them" if enough else "it is void and tried again"
