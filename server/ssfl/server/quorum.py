@@ -16,6 +16,9 @@ from ssfl.server.state import RunState, Stall, Step
 
 LEAST_TIME_LEFT = 0.25  # of the round deadline: with less, nobody else is asked
 MOST_OVER = 3.0  # times the clients wanted: more are never asked at once
+# Who takes so many times as long as the slowest that reported is not counted on: others are asked.
+OVERDUE = 3.0
+LEAST_OVERDUE_S = 60.0
 
 
 def is_away(state: RunState, client: ClientId) -> bool:
@@ -85,7 +88,8 @@ def others(state: RunState, step: Step, now_s: float) -> list[ClientId]:
 
 def replacements(state: RunState, step: Step, now_s: float) -> dict[ClientId, int]:
     """Return whom to ask besides, with their samples, so that the step gets what it wants."""
-    missing = wanted(state, step) - can_report(state, step)
+    coming = len(step.uploads) if _is_overdue(state, step, now_s) else can_report(state, step)
+    missing = wanted(state, step) - coming
     if missing <= 0:
         return {}
     count, chosen = asked_for(state, missing), dict[ClientId, int]()
@@ -94,6 +98,15 @@ def replacements(state: RunState, step: Step, now_s: float) -> dict[ClientId, in
         if len(chosen) < count and _fits(step, [*chosen.values(), samples]):
             chosen[client] = samples
     return chosen
+
+
+def _is_overdue(state: RunState, step: Step, now_s: float) -> bool:
+    """Tell whether those who have not reported take so long that others should be asked."""
+    if 2 * len(step.uploads) < wanted(state, step):
+        return False  # nobody knows yet how long it takes
+    took = (float(upload.report.get("received_s", 0.0)) for upload in step.uploads.values())
+    slowest_s = max(took, default=0.0)
+    return now_s - state.asked_s > max(OVERDUE * slowest_s, LEAST_OVERDUE_S)
 
 
 def _fits(step: Step, more: list[int]) -> bool:
@@ -135,7 +148,8 @@ def find_stall(state: RunState, now_s: float) -> Stall | None:
     if step.closed is not None:
         return None
     need, possible = quorum(state, step), can_report(state, step)
-    possible += len(others(state, step, now_s))
+    if possible < need:
+        possible += len(others(state, step, now_s))
     if possible >= need:
         return None
     absent = sorted(c for c in step.pending if is_away(state, c) and c not in state.removed)

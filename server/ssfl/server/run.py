@@ -219,6 +219,7 @@ class _Decision:
             state,
             newcomer_s=state.newcomer_s + seconds,
             step_began_s=state.step_began_s + seconds,
+            asked_s=state.asked_s + seconds,
             stall=replace(state.stall, since_s=state.stall.since_s + seconds)
             if state.stall
             else None,
@@ -236,7 +237,8 @@ class _Decision:
         return Reply.DONE
 
     def _recovered(self) -> None:
-        self.state = replace(self.state, newcomer_s=self.now_s, step_began_s=self.now_s)
+        now_s = self.now_s
+        self.state = replace(self.state, newcomer_s=now_s, step_began_s=now_s, asked_s=now_s)
         best = self.state.best
         if best and best.step == self.state.model_step:
             self.actions.append(events.KeepBest(best))  # a crash may have come before it
@@ -297,6 +299,7 @@ class _Decision:
         chosen = replacements(self.state, step, self.now_s)
         if chosen:
             self._fact(facts.ClientsAdded(step.number, chosen))
+            self.state = replace(self.state, asked_s=self.now_s)
         return bool(chosen)
 
     def _close(self) -> bool:
@@ -363,7 +366,7 @@ class _Decision:
                 plan.reducer, plan.equal_weights, plan.num_batches, reason, reports, bits,
             )
         )  # fmt: skip
-        self.state = replace(self.state, step_began_s=self.now_s)
+        self.state = replace(self.state, step_began_s=self.now_s, asked_s=self.now_s)
         if not plan.work.is_test:
             assert self.state.step is not None
             self.actions.append(events.OpenStep(self.state.step))

@@ -149,6 +149,7 @@ class RunState:
     lost: frozenset[ClientId] = frozenset()
     newcomer_s: float = 0.0  # when a client last became ready
     step_began_s: float = 0.0
+    asked_s: float = 0.0  # when clients were last asked in this step
     stall: Stall | None = None
     draining: bool = False  # the coordinator is being stopped
 
