@@ -14,6 +14,7 @@ _STYLE = {
     "reported": "green",
     "lost": "bold red",
     "left": "dim",
+    "removed": "dim",
     "waiting": "",
 }
 
@@ -28,7 +29,10 @@ def status_view(status: pb.GetStatusResponse, title: str = "") -> Group:
         ProgressBar(total=max(1, status.rounds_all), completed=status.rounds_done, width=60)
     )
     facts = Text("   ".join(_facts(status)))
-    waiting = Text(f"waiting for {status.waiting_for}" if status.waiting_for else "", style="dim")
+    style = "bold red" if status.HasField("stall") else "dim"
+    waiting = Text(f"waiting for {status.waiting_for}" if status.waiting_for else "", style=style)
+    if status.HasField("stall"):
+        waiting.append(f" (for {status.stall.seconds:.0f} s now)")
     return Group(head, bar, facts, _clients(status), waiting)
 
 
