@@ -9,6 +9,7 @@ from typing import Any
 from ssfl.method.strategies.contract import ClientId
 from ssfl.server import checks, events
 from ssfl.server.conductor import Conductor
+from ssfl.server.delivered import everyone_has_it
 from ssfl.server.errors import NoMask, RunOver, TooFewClients
 from ssfl.server.events import Reply
 from ssfl.server.outputs import history_document, run_folder
@@ -145,13 +146,6 @@ def client_state(state: RunState, client: ClientId) -> str:
     if state.step and client in state.step.uploads:
         return "reported"
     return "working" if state.step and client in state.step.cohort else "waiting"
-
-
-def everyone_has_it(state: RunState) -> bool:
-    """Tell whether every member that is still here has stored the final model."""
-    return state.finished and all(
-        m.has_final_model or is_away(state, m.client) for m in state.members.values()
-    )
 
 
 def peak_memory_bytes() -> int:
