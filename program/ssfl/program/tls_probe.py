@@ -51,6 +51,8 @@ def find_out(address: str, tls: ClientTls | None, deadline_s: float = DEADLINE_S
             return _with_tls(connection, host, address, tls)
     except socket.gaierror as error:
         return Finding(f"the name {host} is not known here ({error.strerror})", final=False)
+    except TimeoutError:
+        return Finding(f"{address}: no answer within {deadline_s:g} s", final=False)
     except OSError as error:
         return Finding(f"{address}: {error.strerror or error}", final=False)
 

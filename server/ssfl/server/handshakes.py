@@ -135,6 +135,8 @@ def heard(handshakes: Handshakes, log_format: str, log_level: str) -> Iterator[N
     try:
         yield
     finally:
+        os.environ.pop("GRPC_TRACE")
+        os.environ.update({"GRPC_TRACE": own} if own else {})
         os.dup2(real, 2)  # closes the pipe, which ends the reader
         reader.join(timeout=5)
         sys.stderr.flush()
