@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import grpc
@@ -59,18 +60,14 @@ def channel_to(
 def stub_for(channel: grpc.Channel, token: str = "") -> Any:
     """Return the coordinator's stub; every call of it carries the join token, if there is one."""
     stub = coordinator_pb2_grpc.CoordinatorServiceStub(channel)
-    return _WithToken(stub, token) if token else stub
+    return with_token(stub, token) if token else stub
 
 
-class _WithToken:
-    """A stub whose calls carry the join token."""
-
-    def __init__(self, stub: Any, token: str) -> None:
-        self._stub = stub
-        self._metadata = (("authorization", f"Bearer {token}"),)
-
-    def __getattr__(self, name: str) -> Any:
-        return partial(getattr(self._stub, name), metadata=self._metadata)
+def with_token(stub: Any, token: str) -> Any:
+    """Return a stub whose calls carry a join token."""
+    metadata = (("authorization", f"Bearer {token}"),)
+    calls = {name: partial(call, metadata=metadata) for name, call in vars(stub).items()}
+    return SimpleNamespace(**calls)
 
 
 class Patience:
