@@ -13,7 +13,6 @@ from ssfl.server.delivered import everyone_has_it
 from ssfl.server.errors import NoMask, RunOver, TooFewClients
 from ssfl.server.events import Reply
 from ssfl.server.outputs import history_document, run_folder
-from ssfl.server.quorum import is_away
 from ssfl.server.refresh import no_round_left
 from ssfl.server.sessions import Sessions
 from ssfl.server.state import RunState
