@@ -37,7 +37,8 @@ class IdentityInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc]  # 
         handler_call_details: Any,
     ) -> Any:
         handler = await continuation(handler_call_details)
-        if handler is None or not handler_call_details.method.startswith(OURS):
+        asks = self._token or self._certificates
+        if handler is None or not asks or not handler_call_details.method.startswith(OURS):
             return handler
         metadata = dict(handler_call_details.invocation_metadata or ())
         codec = handler.request_deserializer, handler.response_serializer
