@@ -18,7 +18,7 @@ MAX_LINES = 450
 WALLS: dict[str, set[str]] = {
     "codec": {"numpy", "zstandard"},
     "method": {"numpy", "safetensors", "ssfl.codec"},
-    "program": {"numpy", "ssfl.method"},
+    "program": {"cryptography", "numpy", "ssfl.method"},
     "datasets": {"numpy", "PIL", "pyarrow", "sklearn", "ssfl.method", "ssfl.program"},
     "learning": {
         *{"numpy", "safetensors", "torch"},
@@ -42,7 +42,10 @@ NEVER_LOADED = {
     "ssfl.method": {"torch", "grpc", "rich"},
     "ssfl.program.settings": {"torch", "grpc", "rich"},
     "ssfl.datasets.make_shards": {"torch", "grpc", "sklearn", "pyarrow", "PIL", "matplotlib"},
-    "ssfl.server.main": {"torch", "sklearn", "matplotlib", "ssfl.learning", "ssfl.client"},
+    "ssfl.server.main": {
+        *{"torch", "sklearn", "matplotlib", "ssfl.learning", "ssfl.client"},
+        *{"grpc", "cryptography"},  # handshakes must be traced first; only TLS needs it
+    },
 }
 
 # Where the import is not called like the distribution.

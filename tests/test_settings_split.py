@@ -18,7 +18,10 @@ CLIENT = set(setting_names(ClientConfig))
 COORDINATOR = set(setting_names(CoordinatorConfig))
 RUN = set(setting_names(RunSettings))
 # What both programs have, each for itself.
-SHARED = {"state_dir", "out_dir", "log_format", "log_level", "give_up_after"}
+SHARED = {
+    *{"state_dir", "out_dir", "log_format", "log_level", "give_up_after"},
+    *{"tls_ca", "tls_cert", "tls_key", "join_token_file"},
+}
 
 PROTO_TYPES = {
     int: FieldDescriptor.TYPE_UINT64,
@@ -33,7 +36,7 @@ def test_run_settings_live_on_the_coordinator_only() -> None:
     assert not RUN & CLIENT
 
 
-def test_both_programs_share_only_where_they_write_and_how_they_log() -> None:
+def test_both_programs_share_only_where_they_write_how_they_log_and_their_tls_files() -> None:
     assert CLIENT & COORDINATOR == SHARED
 
 

@@ -10,6 +10,7 @@ from client.fakes import FakeCall
 from ssfl.client.connection import FIRST_PAUSE_S, LONGEST_PAUSE_S, Patience, Watchdog
 from ssfl.client.errors import Unavailable
 from ssfl.program.exits import ExitCode, ProgramError
+from ssfl.program.tls_probe import Finding
 
 GONE = Unavailable("connection refused")
 
@@ -81,6 +82,36 @@ def test_it_says_that_it_keeps_trying(caplog: pytest.LogCaptureFixture) -> None:
     assert vars(warning)["giving_up_in_s"] == 600
     assert vars(warning)["error"] == "connection refused"
     assert back.getMessage() == "reached the coordinator"
+
+
+CLOSED = Finding("the coordinator speaks TLS", final=True)
+
+
+def test_what_only_a_person_can_mend_ends_a_client_that_never_got_through() -> None:
+    clock = Clock()
+    waiting = Patience("there:1", 600.0, clock, clock.sleep, lambda: CLOSED)
+    with pytest.raises(ProgramError, match="speaks TLS") as caught:
+        waiting.wait(GONE)
+    assert caught.value.exit_code is ExitCode.REFUSED
+    assert clock.pauses == []
+
+
+def test_a_client_that_got_through_before_goes_on_trying_and_says_why(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    clock = Clock()
+    waiting = Patience("there:1", 600.0, clock, clock.sleep, lambda: CLOSED)
+    waiting.reached()
+    waiting.wait(GONE)
+    assert clock.pauses != []
+    assert [vars(record)["error"] for record in caplog.records] == ["the coordinator speaks TLS"]
+
+
+def test_what_may_pass_is_told_and_tried_again(caplog: pytest.LogCaptureFixture) -> None:
+    clock = Clock()
+    busy = Finding("connection refused", final=False)
+    Patience("there:1", 600.0, clock, clock.sleep, lambda: busy).wait(GONE)
+    assert [vars(record)["error"] for record in caplog.records] == ["connection refused"]
 
 
 class Cancellable(FakeCall):

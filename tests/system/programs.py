@@ -90,6 +90,7 @@ class Coordinator(Program):
     """A coordinator, with what an operator can see of it."""
 
     port = admin_port = 0
+    credentials: grpc.ChannelCredentials | None = None  # of `admin`, where the port asks for TLS
 
     def listens(self) -> "Coordinator":
         """Wait until both ports are known."""
@@ -115,7 +116,12 @@ class Coordinator(Program):
 
     def status(self) -> admin_pb2.GetStatusResponse:
         """What `ssfl status` asks for."""
-        with grpc.insecure_channel(f"localhost:{self.admin_port}") as channel:
+        address, credentials = f"localhost:{self.admin_port}", self.credentials
+        with (
+            grpc.secure_channel(address, credentials)
+            if credentials
+            else grpc.insecure_channel(address) as channel
+        ):
             stub = admin_pb2_grpc.AdminServiceStub(channel)
             answer: admin_pb2.GetStatusResponse = stub.GetStatus(
                 admin_pb2.GetStatusRequest(), timeout=20

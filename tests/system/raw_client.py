@@ -107,8 +107,12 @@ class RawClient:
         delta: float = 0.5,
         manifest: bytes = b"",
         scores: Callable[[], Vector] | None = None,
+        credentials: grpc.ChannelCredentials | None = None,
     ) -> None:
-        self._channel = grpc.insecure_channel(address, options=_OPTIONS)
+        if credentials:
+            self._channel = grpc.secure_channel(address, credentials, options=_OPTIONS)
+        else:
+            self._channel = grpc.insecure_channel(address, options=_OPTIONS)
         self.stub: Any = coordinator_pb2_grpc.CoordinatorServiceStub(self._channel)
         self.client_id = client_id
         self.num_samples = num_samples

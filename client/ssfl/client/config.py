@@ -10,9 +10,10 @@ from ssfl.program.settings import setting_names
 
 # Settings of ssfl-coordinator alone (compared with its own list by tests/test_settings_split.py).
 COORDINATOR_SETTINGS = (
-    "host", "port", "admin_port", "init", "fresh", "exit_when_done", "exit_on_stall",
-    "upload_slots", "workers", "reference_coding",
+    "host", "port", "admin_host", "admin_port", "init", "fresh", "exit_when_done", "exit_on_stall",
+    "upload_slots", "workers", "reference_coding", "insecure",
 )  # fmt: skip
+SECURITY = "Security settings"
 ELSEWHERE = "is a setting of the run: it lives on the coordinator and reaches every client in Join"
 
 
@@ -39,6 +40,21 @@ class ClientConfig:
     )
     give_up_after: float = setting(
         86400.0, "end when the coordinator was not reached for so long", duration=True
+    )
+    tls_ca: str = setting(
+        "", "use TLS: file with the CA of the coordinator, PEM; system: this machine's roots",
+        group=SECURITY, metavar="PATH",
+    )  # fmt: skip
+    tls_cert: Path | None = setting(
+        None, "certificate of this site, PEM, if the coordinator asks for one", group=SECURITY
+    )
+    tls_key: Path | None = setting(None, "its key, PEM", group=SECURITY)
+    tls_server_name: str = setting(
+        "", "name in the coordinator's certificate, if it is not its address: behind a tunnel",
+        group=SECURITY, metavar="NAME",
+    )  # fmt: skip
+    join_token_file: Path | None = setting(
+        None, "file with the token that the coordinator asks for", group=SECURITY
     )
     log_format: str = setting(
         "text", "text for people, json for machines", choices=("text", "json")

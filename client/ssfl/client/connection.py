@@ -6,15 +6,22 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from functools import partial
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
 
 import grpc
 
 from ssfl.client.errors import Unavailable
 from ssfl.codec import MAX_CHUNK_BYTES
 from ssfl.method.manifest import MAX_MANIFEST_BYTES
+from ssfl.program.addresses import is_loopback, split
 from ssfl.program.exits import ExitCode, ProgramError
 from ssfl.v1 import coordinator_pb2_grpc
+
+if TYPE_CHECKING:
+    from ssfl.program.tls import ClientTls
+    from ssfl.program.tls_probe import Finding
 
 log = logging.getLogger(__name__)
 
@@ -22,10 +29,8 @@ UNARY_TIMEOUT_S = 30.0
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.5, 30.0
 
 
-def open_channel(address: str) -> grpc.Channel:
+def open_channel(address: str, tls: "ClientTls | None" = None) -> grpc.Channel:
     """Return a channel that notices a dead wire and goes through `https_proxy` where one is set."""
-    host = address.rpartition(":")[0].strip("[]")
-    loopback = host in ("localhost", "::1") or host.startswith("127.")
     options = [
         ("grpc.max_receive_message_length", MAX_CHUNK_BYTES + MAX_MANIFEST_BYTES),
         ("grpc.keepalive_time_ms", 20_000),
@@ -34,14 +39,35 @@ def open_channel(address: str) -> grpc.Channel:
         ("grpc.http2.max_pings_without_data", 0),
         ("grpc.initial_reconnect_backoff_ms", 500),
         ("grpc.max_reconnect_backoff_ms", 5_000),
-        ("grpc.enable_http_proxy", 0 if loopback else 1),
+        ("grpc.enable_http_proxy", 0 if is_loopback(split(address)[0]) else 1),
     ]
-    return grpc.insecure_channel(address, options=options)
+    return channel_to(address, tls, options)
 
 
-def stub_for(channel: grpc.Channel) -> Any:
-    """Return the coordinator's stub."""
-    return coordinator_pb2_grpc.CoordinatorServiceStub(channel)
+def channel_to(
+    address: str, tls: "ClientTls | None", options: list[tuple[str, Any]]
+) -> grpc.Channel:
+    """Return a channel with TLS if there is something to trust, else a plain one."""
+    if tls is None:
+        return grpc.insecure_channel(address, options=options)
+    if tls.server_name:
+        options = [*options, ("grpc.ssl_target_name_override", tls.server_name)]
+    key, certificate = (tls.pair.key, tls.pair.certificate) if tls.pair else (None, None)
+    credentials = grpc.ssl_channel_credentials(tls.authorities, key, certificate)
+    return grpc.secure_channel(address, credentials, options=options)
+
+
+def stub_for(channel: grpc.Channel, token: str = "") -> Any:
+    """Return the coordinator's stub; every call of it carries the join token, if there is one."""
+    stub = coordinator_pb2_grpc.CoordinatorServiceStub(channel)
+    return with_token(stub, token) if token else stub
+
+
+def with_token(stub: Any, token: str) -> Any:
+    """Return a stub whose calls carry a join token."""
+    metadata = (("authorization", f"Bearer {token}"),)
+    calls = {name: partial(call, metadata=metadata) for name, call in vars(stub).items()}
+    return SimpleNamespace(**calls)
 
 
 class Patience:
@@ -53,8 +79,12 @@ class Patience:
         give_up_after_s: float,
         clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], None] = time.sleep,
+        find_out: Callable[[], "Finding | None"] = lambda: None,
     ) -> None:
+        """`find_out` says why the coordinator cannot be reached, where gRPC's words are poor."""
         self._address = address
+        self._find_out = find_out
+        self._was_reached = False
         self._give_up_after_s = give_up_after_s
         self._clock = clock
         self._sleep = sleep
@@ -65,21 +95,29 @@ class Patience:
         """The coordinator answered: start afresh."""
         if self._since_s is not None:
             log.info("reached the coordinator", extra={"address": self._address})
-        self._since_s, self._pause_s = None, FIRST_PAUSE_S
+        self._since_s, self._pause_s, self._was_reached = None, FIRST_PAUSE_S, True
 
     def pause(self) -> None:
         """Sleep a moment, so that joining again can never become a storm."""
         self._sleep(random.uniform(0.1, FIRST_PAUSE_S))
 
     def wait(self, error: Unavailable) -> None:
-        """Sleep a while; raise ProgramError(UNREACHABLE) when the deadline has passed."""
+        """Sleep a while; raise ProgramError(UNREACHABLE) when the deadline has passed.
+
+        What only a person can mend ends a client at once, REFUSED, if it has never got through.
+        Later it may be a passing thing: a network that answers in the coordinator's place, say.
+        """
         now_s = self._clock()
         self._since_s = now_s if self._since_s is None else self._since_s
+        finding = self._find_out()
+        if finding and finding.final and not self._was_reached:
+            raise ProgramError(finding.text, ExitCode.REFUSED)
+        why = finding.text if finding else str(error)
         left_s = self._give_up_after_s - (now_s - self._since_s)
         if left_s <= 0:
             raise ProgramError(
                 f"no coordinator at {self._address} for {self._give_up_after_s:g} s "
-                f"(--give-up-after): {error}",
+                f"(--give-up-after): {why}",
                 ExitCode.UNREACHABLE,
             )
         pause_s = min(random.uniform(0.1, self._pause_s), left_s)
@@ -89,7 +127,7 @@ class Patience:
                 "address": self._address,
                 "in_s": round(pause_s, 1),
                 "giving_up_in_s": round(left_s),
-                "error": str(error),
+                "error": why,
             },
         )
         self._pause_s = min(self._pause_s * 2, LONGEST_PAUSE_S)

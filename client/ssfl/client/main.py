@@ -7,6 +7,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from ssfl.client.access import Access, read_access
 from ssfl.client.config import ClientConfig, settings_elsewhere
 from ssfl.program import logs, settings
 from ssfl.program.exits import (
@@ -43,12 +44,13 @@ def _main(argv: Sequence[str]) -> int:
     keep_chunk_buffers()
     log.info("configuration", extra=settings.describe(config))
     client_id = config.client_id or _id_of(config.data)
+    access = read_access(config)
     folder = config.state_dir / client_id
     with DirectoryLock(folder):
-        return _take_part(config, client_id, folder)
+        return _take_part(config, client_id, folder, access)
 
 
-def _take_part(config: ClientConfig, client_id: str, folder: Path) -> int:
+def _take_part(config: ClientConfig, client_id: str, folder: Path, access: Access) -> int:
     with deferred_signals():
         try:
             import torch  # noqa: F401 -- here, so that a wrong flag is told at once
@@ -58,7 +60,7 @@ def _take_part(config: ClientConfig, client_id: str, folder: Path) -> int:
             ) from None
         from ssfl.client.take_part import take_part
 
-    return take_part(config, client_id, folder)
+    return take_part(config, client_id, folder, access)
 
 
 def _id_of(data: str) -> str:

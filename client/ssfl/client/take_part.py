@@ -3,6 +3,7 @@
 import logging
 from pathlib import Path
 
+from ssfl.client.access import Access
 from ssfl.client.agent import Agent, Identity
 from ssfl.client.config import ClientConfig
 from ssfl.client.connection import Patience, open_channel, stub_for
@@ -20,7 +21,7 @@ from ssfl.program.exits import ExitCode, ProgramError, Terminated
 log = logging.getLogger("ssfl.client")
 
 
-def take_part(config: ClientConfig, client_id: str, folder: Path) -> int:
+def take_part(config: ClientConfig, client_id: str, folder: Path, access: Access) -> int:
     """Take part in a run; return the exit code."""
     try:
         prepare_torch(config.threads)
@@ -42,12 +43,12 @@ def take_part(config: ClientConfig, client_id: str, folder: Path) -> int:
             "fingerprint": identity.fingerprint,
         },
     )
-    channel = open_channel(config.coordinator)
+    channel = open_channel(config.coordinator, access.tls)
     agent = Agent(
-        stub_for(channel),
+        stub_for(channel, access.token),
         identity,
         LocalState(folder),
-        Patience(config.coordinator, config.give_up_after),
+        Patience(config.coordinator, config.give_up_after, find_out=access.find_out),
         lambda settings, known: Site.build(task, shard, settings, client_id, device, known),
         config.out_dir,
     )

@@ -59,7 +59,9 @@ def read_flags(
     given, rest = parser.parse_known_args(argv)
     if rest:
         raise usage_error(_why_unknown(rest, options, known_elsewhere))
-    return {name: text for name, text in vars(given).items() if text is not None}
+    texts = vars(given).items()
+    joined = {name: " ".join(text) if isinstance(text, list) else text for name, text in texts}
+    return {name: text for name, text in joined.items() if text is not None}
 
 
 def closest(word: str, words: Iterable[str]) -> str:
@@ -102,7 +104,8 @@ def _build(
 def _add(group: argparse._ArgumentGroup, option: Option) -> None:
     text = _help(option)
     if option.positional:
-        group.add_argument(option.name, nargs="?", metavar=option.metavar, help=text)
+        count = "*" if option.metadata.get("several") else "?"
+        group.add_argument(option.name, nargs=count, metavar=option.metavar, help=text)
     elif option.kind is bool:
         negative = option.flag.replace("--", "--no-", 1)
         group.add_argument(

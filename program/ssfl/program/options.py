@@ -12,6 +12,7 @@ metavar     what --help shows for the value
 group       the heading under which --help lists it
 presets     by each of the values allowed: other defaults for other settings
 positional  given without its flag's name, as in `ssfl plan MODEL`
+several     positional, any number of them: the value is all words with a blank between
 
 A field whose type is itself a dataclass is nested: its fields become settings on the same level.
 """

@@ -9,10 +9,10 @@ from typing import Any
 from ssfl.method.strategies.contract import ClientId
 from ssfl.server import checks, events
 from ssfl.server.conductor import Conductor
+from ssfl.server.delivered import everyone_has_it
 from ssfl.server.errors import NoMask, RunOver, TooFewClients
 from ssfl.server.events import Reply
 from ssfl.server.outputs import history_document, run_folder
-from ssfl.server.quorum import is_away
 from ssfl.server.refresh import no_round_left
 from ssfl.server.sessions import Sessions
 from ssfl.server.state import RunState
@@ -145,13 +145,6 @@ def client_state(state: RunState, client: ClientId) -> str:
     if state.step and client in state.step.uploads:
         return "reported"
     return "working" if state.step and client in state.step.cohort else "waiting"
-
-
-def everyone_has_it(state: RunState) -> bool:
-    """Tell whether every member that is still here has stored the final model."""
-    return state.finished and all(
-        m.has_final_model or is_away(state, m.client) for m in state.members.values()
-    )
 
 
 def peak_memory_bytes() -> int:

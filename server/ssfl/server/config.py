@@ -5,15 +5,17 @@ from pathlib import Path
 
 from ssfl.method.errors import SettingsError
 from ssfl.method.settings import RunSettings, setting
+from ssfl.program.addresses import is_loopback
 
 DEFAULT_PORT = 50051
 DEFAULT_ADMIN_PORT = 50052
+SECURITY = "Security settings"
 
 # Settings of ssfl-client: refused as flags here, ignored as variables, since both programs may
 # share one environment. (tests/test_settings_split.py compares the list with the client's own.)
 CLIENT_SETTINGS = (
     "data", "data_root", "coordinator", "task", "device", "threads", "client_id",
-    "share_class_counts", "share_labels",
+    "share_class_counts", "share_labels", "tls_server_name",
 )  # fmt: skip
 
 
@@ -24,7 +26,10 @@ class CoordinatorConfig:
     host: str = setting("127.0.0.1", "address to listen on; 0.0.0.0 for every interface")
     port: int = setting(DEFAULT_PORT, "port for clients; 0 takes a free one and prints it")
     admin_port: int = setting(
-        DEFAULT_ADMIN_PORT, "port for `ssfl status`, `start`, `stop`; loopback only; 0: a free one"
+        DEFAULT_ADMIN_PORT, "port for `ssfl status`, `start`, `stop`; 0: a free one"
+    )
+    admin_host: str = setting(
+        "127.0.0.1", "address of the admin port; beyond loopback with --tls-ca only"
     )
     state_dir: Path = setting(Path(".ssfl/coordinator"), "where the run survives a crash")
     out_dir: Path = setting(Path("runs"), "where the final model goes, in a folder per run")
@@ -56,6 +61,18 @@ class CoordinatorConfig:
     log_level: str = setting(
         "info", "how much to tell", choices=("debug", "info", "warning", "error")
     )
+    tls_cert: Path | None = setting(None, "certificate of this coordinator, PEM", group=SECURITY)
+    tls_key: Path | None = setting(None, "its key, PEM", group=SECURITY)
+    tls_ca: Path | None = setting(
+        None, "CA of the sites: every client must show a certificate with its id", group=SECURITY
+    )
+    join_token_file: Path | None = setting(
+        None, "file with a token that every client must know, if sites have no certificates",
+        group=SECURITY,
+    )  # fmt: skip
+    insecure: bool = setting(
+        False, "listen beyond loopback without TLS: inside a VPN you trust", group=SECURITY
+    )
     run: RunSettings = field(default_factory=RunSettings)
 
     def validate(self) -> None:
@@ -68,6 +85,43 @@ class CoordinatorConfig:
         for name, count in (("--upload-slots", self.upload_slots), ("--workers", self.workers)):
             if count < 1:
                 raise SettingsError(f"{name} must be at least 1, got {count}")
+        self._validate_security()
+
+    def _validate_security(self) -> None:
+        if (self.tls_cert is None) != (self.tls_key is None):
+            raise SettingsError("--tls-cert and --tls-key belong together: give both")
+        if self.tls_ca and not self.tls_cert:
+            raise SettingsError("--tls-ca needs --tls-cert and --tls-key of this coordinator")
+        if not (is_loopback(self.host) or self.tls_cert or self.insecure):
+            raise SettingsError(
+                f"--host {self.host} can be reached from other machines, and without TLS everybody "
+                "on the way reads and changes what travels: give --tls-cert and --tls-key (`ssfl "
+                "certs` makes some to try), or --insecure if this is inside a VPN you trust"
+            )
+        if not (is_loopback(self.admin_host) or self.tls_ca):
+            raise SettingsError(
+                f"--admin-host {self.admin_host} can be reached from other machines, where anybody "
+                "could stop the run: give --tls-cert, --tls-key and --tls-ca, so that it asks for "
+                "the certificate of `admin`"
+            )
+
+
+def warnings_of(config: CoordinatorConfig) -> list[str]:
+    """Return what is to be told at every start about who can read and who can join."""
+    if is_loopback(config.host):
+        return []
+    warnings = []
+    if not config.tls_cert:
+        warnings.append(
+            "--insecure: listening beyond this machine without TLS; whoever is on the way can read "
+            "and change what travels" + (", the join token, too" if config.join_token_file else "")
+        )
+    if not (config.tls_ca or config.join_token_file):
+        warnings.append(
+            "anybody who reaches this port can join: --tls-ca asks for certificates, "
+            "--join-token-file for a token"
+        )
+    return warnings
 
 
 def client_settings() -> dict[str, str]:

@@ -3,6 +3,8 @@
 Refusal
 ├─ InvalidRequest        a field breaks the contract: a bug at the sender
 │  └─ BadValues          NaN, infinity or out of bound, with client and tensor
+├─ Unauthenticated       no join token, or a wrong one
+├─ WrongName             not the name in the certificate
 ├─ VersionUnsupported    a protocol from the future
 ├─ ClientIdTaken         another live client has this id
 ├─ RunFull               a reproducible run has all its clients
@@ -41,6 +43,18 @@ class BadValues(InvalidRequest):
     """An upload holds numbers that may not enter a sum."""
 
     reason = "bad_values"
+
+
+class Unauthenticated(Refusal):
+    """The call came without the join token, or with another."""
+
+    reason = "unauthenticated"
+
+
+class WrongName(Refusal):
+    """The caller gives a name that its certificate does not."""
+
+    reason = "wrong_name"
 
 
 class VersionUnsupported(Refusal):

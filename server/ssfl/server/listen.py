@@ -1,7 +1,9 @@
 """Sockets: the client port, the admin port, health and reflection."""
 
 import socket
+from typing import TYPE_CHECKING
 
+import grpc
 import grpc.aio
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_health.v1._async import HealthServicer
@@ -14,11 +16,15 @@ from ssfl.server.admin import AdminService
 from ssfl.server.conductor import Conductor
 from ssfl.server.config import CoordinatorConfig
 from ssfl.server.desk import Desk
+from ssfl.server.identity import IdentityInterceptor
 from ssfl.server.interceptors import StatusInterceptor
 from ssfl.server.service import CoordinatorService
 from ssfl.server.sessions import Sessions
 from ssfl.server.uploads import Uploads
 from ssfl.v1 import admin_pb2_grpc, coordinator_pb2, coordinator_pb2_grpc
+
+if TYPE_CHECKING:
+    from ssfl.server.tls import Security  # loads cryptography
 
 # Clients ping every 20 s (docs/wire-format.md, section Connections): allow that, with slack.
 OPTIONS = [
@@ -39,13 +45,24 @@ GRACE_S = 1.0
 class Listener:
     """The coordinator's two gRPC servers."""
 
-    def __init__(self, config: CoordinatorConfig, conductor: Conductor, sessions: Sessions) -> None:
+    def __init__(
+        self,
+        config: CoordinatorConfig,
+        conductor: Conductor,
+        sessions: Sessions,
+        security: "Security | None" = None,  # None: nothing is asked of whoever connects
+    ) -> None:
         self._config = config
+        self._security = security
         self._conductor = conductor
         self.uploads = Uploads(
             conductor.spool, conductor.ledger, config.upload_slots, config.run.no_progress_s
         )
-        self._clients = grpc.aio.server(interceptors=[StatusInterceptor()], options=OPTIONS)
+        token, mutual = (security.token, security.mutual) if security else ("", False)
+        identity = IdentityInterceptor(token=token, certificates=mutual)
+        self._clients = grpc.aio.server(
+            interceptors=[StatusInterceptor(), identity], options=OPTIONS
+        )
         coordinator_pb2_grpc.add_CoordinatorServiceServicer_to_server(
             CoordinatorService(Desk(conductor, sessions), self.uploads, config.reference_coding),
             self._clients,
@@ -55,7 +72,8 @@ class Listener:
         name = coordinator_pb2.DESCRIPTOR.services_by_name["CoordinatorService"].full_name
         names = (name, "grpc.health.v1.Health", reflection.SERVICE_NAME)
         reflection.enable_server_reflection(names, self._clients)
-        self._admin = grpc.aio.server(interceptors=[StatusInterceptor()], options=OPTIONS)
+        operator = IdentityInterceptor(certificates=mutual, admin=True)
+        self._admin = grpc.aio.server(interceptors=[StatusInterceptor(), operator], options=OPTIONS)
         admin_pb2_grpc.add_AdminServiceServicer_to_server(
             AdminService(conductor, sessions, str(config.out_dir)), self._admin
         )
@@ -65,12 +83,17 @@ class Listener:
     async def start(self) -> None:
         """Listen; raise ProgramError(PORT_IN_USE) if a port cannot be had."""
         config = self._config
-        self.port = _bind(self._clients, config.host, config.port, "--port")
+        self.port = _bind(self._clients, config.host, config.port, "--port", self._credentials())
         self._conductor.connections.port = self.port
-        self.admin_port = _bind(self._admin, "127.0.0.1", config.admin_port, "--admin-port")
+        self.admin_port = _bind(
+            self._admin, config.admin_host, config.admin_port, "--admin-port", self._credentials()
+        )
         await self._clients.start()
         await self._admin.start()
         await self._health.set("", health_pb2.HealthCheckResponse.SERVING)
+
+    def _credentials(self) -> grpc.ServerCredentials | None:
+        return self._security.credentials if self._security else None
 
     async def stop(self) -> None:
         """Stop taking calls and end those that are open; harmless before the start."""
@@ -80,17 +103,24 @@ class Listener:
         await self._admin.stop(GRACE_S)
 
 
-def _bind(server: grpc.aio.Server, host: str, port: int, flag: str) -> int:
+def _bind(
+    server: grpc.aio.Server,
+    host: str,
+    port: int,
+    flag: str,
+    credentials: grpc.ServerCredentials | None,
+) -> int:
     address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
     try:
         _try(host, port)  # gRPC would not say why it cannot
-        bound: int = server.add_insecure_port(address)
-        return bound
+        if credentials:
+            return int(server.add_secure_port(address, credentials))
+        return int(server.add_insecure_port(address))
     except (OSError, RuntimeError) as error:
         why = error.strerror if isinstance(error, OSError) else str(error)
         raise ProgramError(
             f"cannot listen on {address}: {why}; choose another with {flag}, or {flag} 0 for a "
-            "free one (the host is set with --host)",
+            f"free one (the host is set with {flag.replace('port', 'host')})",
             ExitCode.PORT_IN_USE,
         ) from error
 

@@ -10,7 +10,7 @@ import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ssfl.program import logs, settings
 from ssfl.program.exits import ExitCode, ProgramError, run_program
@@ -18,21 +18,25 @@ from ssfl.program.files import remove_leftovers
 from ssfl.program.lock import DirectoryLock
 from ssfl.program.malloc import keep_chunk_buffers
 from ssfl.server import events
-from ssfl.server.admin import everyone_has_it
 from ssfl.server.conductor import Conductor
-from ssfl.server.config import CoordinatorConfig, client_settings
+from ssfl.server.config import CoordinatorConfig, client_settings, warnings_of
+from ssfl.server.delivered import everyone_has_it
 from ssfl.server.errors import StateError
 from ssfl.server.first_model import FirstModel, begin_with, read_first_model
+from ssfl.server.handshakes import Handshakes, heard
 from ssfl.server.history import History
 from ssfl.server.journal import Journal
 from ssfl.server.ledger import Ledger
-from ssfl.server.listen import Listener
 from ssfl.server.outputs import run_folder, write_accounts, write_outputs
 from ssfl.server.recover import load_model, move_aside, open_run
 from ssfl.server.sessions import Sessions
 from ssfl.server.spool import Spool
 from ssfl.server.store import Store
 from ssfl.server.tick import TICK_S, tick
+
+if TYPE_CHECKING:
+    from ssfl.server.listen import Listener
+    from ssfl.server.tls import Security
 
 log = logging.getLogger("ssfl.coordinator")
 
@@ -58,9 +62,21 @@ def _main(argv: Sequence[str]) -> int:
     )
     logs.setup(config.log_format, config.log_level)
     keep_chunk_buffers()
+    if config.tls_cert is None:
+        return _run(config)
+    with heard(Handshakes(), config.log_format, config.log_level):
+        return _run(config)
+
+
+def _run(config: CoordinatorConfig) -> int:
+    security = None
+    if config.tls_cert or config.join_token_file:
+        from ssfl.server.tls import read_security  # loads grpc, for which `heard` must not be late
+
+        security = read_security(config)
     try:
         with DirectoryLock(config.state_dir):
-            return asyncio.run(_serve(config))
+            return asyncio.run(_serve(config, security))
     except StateError as error:
         raise ProgramError(str(error), ExitCode.STATE) from error
     except OSError as error:
@@ -72,7 +88,9 @@ def _main(argv: Sequence[str]) -> int:
         ) from error
 
 
-async def _serve(config: CoordinatorConfig) -> int:
+async def _serve(config: CoordinatorConfig, security: "Security | None") -> int:
+    from ssfl.server.listen import Listener  # likewise
+
     asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(config.workers))
     first = None
     if config.init:  # before --fresh moves anything: a file that will not do changes nothing
@@ -86,7 +104,7 @@ async def _serve(config: CoordinatorConfig) -> int:
         )
     conductor = _open(config)
     sessions = Sessions()
-    listener = Listener(config, conductor, sessions)
+    listener = Listener(config, conductor, sessions, security)
     stop = _signals()
     jobs: list[asyncio.Future[Any]] = [asyncio.ensure_future(conductor.serve())]
     try:
@@ -95,7 +113,7 @@ async def _serve(config: CoordinatorConfig) -> int:
         await listener.start()
         log.info("configuration", extra=settings.describe(config))
         print(f"ssfl-coordinator listening on {config.host}:{listener.port}", flush=True)
-        print(f"ssfl-coordinator admin on 127.0.0.1:{listener.admin_port}", flush=True)
+        print(f"ssfl-coordinator admin on {config.admin_host}:{listener.admin_port}", flush=True)
         _greet(config, conductor)
         jobs.append(asyncio.ensure_future(tick(conductor, sessions)))
         jobs.append(asyncio.ensure_future(_accounts(conductor, config)))
@@ -188,8 +206,8 @@ def _greet(config: CoordinatorConfig, conductor: Conductor) -> None:
         )
     else:
         log.info("new run", extra={"run": state.run_id, "state_dir": str(config.state_dir)})
-    if config.host not in ("127.0.0.1", "localhost", "::1"):
-        log.warning("listening beyond this machine without encryption", extra={"host": config.host})
+    for warning in warnings_of(config):
+        log.warning("%s", warning, extra={"host": config.host})
 
 
 class _Stop(asyncio.Event):
@@ -215,7 +233,7 @@ def _signals() -> _Stop:
     return stop
 
 
-async def _asked_to_stop(stop: _Stop, conductor: Conductor, listener: Listener) -> None:
+async def _asked_to_stop(stop: _Stop, conductor: Conductor, listener: "Listener") -> None:
     """Return when a signal came and, unless it is urgent, what is under way is done or safe.
 
     Nothing new begins. A sum that is being made is finished, an upload that is coming in, too;
@@ -235,7 +253,7 @@ async def _asked_to_stop(stop: _Stop, conductor: Conductor, listener: Listener) 
         log.warning("stopping although not everything under way is finished; nothing is lost")
 
 
-async def _drain(conductor: Conductor, listener: Listener) -> None:
+async def _drain(conductor: Conductor, listener: "Listener") -> None:
     log.info("stopping: no new step begins; what is under way is finished or kept")
     await conductor.post(events.DrainAsked())
     while (step := conductor.state.step) and (

@@ -12,6 +12,8 @@ STATUS: dict[type[Exception], grpc.StatusCode] = {
     DigestMismatch: grpc.StatusCode.DATA_LOSS,
     ManifestError: grpc.StatusCode.INVALID_ARGUMENT,
     errors.InvalidRequest: grpc.StatusCode.INVALID_ARGUMENT,
+    errors.Unauthenticated: grpc.StatusCode.UNAUTHENTICATED,
+    errors.WrongName: grpc.StatusCode.PERMISSION_DENIED,
     errors.VersionUnsupported: grpc.StatusCode.FAILED_PRECONDITION,
     errors.ClientIdTaken: grpc.StatusCode.ALREADY_EXISTS,
     errors.RunFull: grpc.StatusCode.FAILED_PRECONDITION,

@@ -1,13 +1,17 @@
 """Calls to a coordinator's admin port."""
 
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import grpc
 
+from ssfl.client.connection import channel_to
 from ssfl.program.exits import ExitCode, ProgramError
 from ssfl.v1 import admin_pb2 as pb
 from ssfl.v1 import admin_pb2_grpc
+
+if TYPE_CHECKING:
+    from ssfl.program.tls import ClientTls
 
 TIMEOUT_S = 10.0
 
@@ -15,10 +19,11 @@ TIMEOUT_S = 10.0
 class AdminClient:
     """A coordinator as its operator sees it."""
 
-    def __init__(self, address: str) -> None:
+    def __init__(self, address: str, tls: "ClientTls | None" = None) -> None:
         self.address = address
+        self._tls = tls
         options = [("grpc.enable_http_proxy", 0), ("grpc.max_receive_message_length", -1)]
-        self._channel = grpc.insecure_channel(address, options)  # a history may be long
+        self._channel = channel_to(address, tls, options)  # a history may be long
         self._stub: Any = admin_pb2_grpc.AdminServiceStub(self._channel)
 
     def status(self) -> pb.GetStatusResponse:
@@ -55,6 +60,11 @@ class AdminClient:
         except grpc.RpcError as error:
             code, text = error.code(), error.details()
             if code in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED):
+                from ssfl.program.tls_probe import find_out  # only where something went wrong
+
+                finding = find_out(self.address, self._tls)
+                if finding and finding.final:
+                    raise ProgramError(finding.text, ExitCode.REFUSED) from error
                 raise ProgramError(
                     f"no coordinator answers on its admin port {self.address} "
                     f"(--admin; it prints the port when it starts): {text}",

@@ -25,6 +25,7 @@ COMMANDS = (
     Command("study", "simulate", "simulate", "many runs without sockets: seeds and sweeps, stored"),
     Command("prepare", "shards", "shards", "cut a data set into shards, one per client"),
     Command("prepare", "init", "init", "write the model a run begins with, for --init"),
+    Command("prepare", "certs", "certs", "a test CA and certificates, for TLS"),
     Command("prepare", "plan", "plan", "predict a run's bytes and transfer times"),
     Command("run", "start", "operate", "stop waiting for more clients and begin"),
     Command("run", "refresh-mask", "operate", "let all clients agree on a new mask"),

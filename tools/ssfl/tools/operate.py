@@ -4,12 +4,14 @@ import json
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from google.protobuf.json_format import MessageToJson
 
 from ssfl.method.errors import SettingsError
 from ssfl.method.settings import setting
 from ssfl.program import settings
+from ssfl.program.addresses import split
 from ssfl.program.exits import ExitCode
 from ssfl.tools.admin_client import AdminClient
 from ssfl.tools.screen import status_view
@@ -22,6 +24,24 @@ class OperateConfig:
 
     admin: str = setting("localhost:50052", "host:port of the coordinator's admin port")
     json: bool = setting(False, "answer as JSON")
+    tls_ca: str = setting(
+        "", "use TLS: file with the CA of the coordinator, PEM; system: this machine's roots",
+        metavar="PATH",
+    )  # fmt: skip
+    tls_cert: Path | None = setting(None, "the certificate of `admin`, PEM")
+    tls_key: Path | None = setting(None, "its key, PEM")
+    tls_server_name: str = setting(
+        "", "name in the coordinator's certificate, if it is not its address", metavar="NAME"
+    )
+
+    def validate(self) -> None:
+        """Raise SettingsError naming the flag at fault."""
+        try:
+            split(self.admin)
+        except ValueError:
+            raise SettingsError(
+                f"--admin must be host:port (localhost:50052), got {self.admin!r}"
+            ) from None
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +53,7 @@ class RemoveConfig(OperateConfig):
 
     def validate(self) -> None:
         """Raise SettingsError if no site is named."""
+        OperateConfig.validate(self)
         if not self.site:
             raise SettingsError("which site? For example: ssfl remove shard_07")
 
@@ -40,7 +61,7 @@ class RemoveConfig(OperateConfig):
 def status(argv: Sequence[str]) -> int:
     """Show what the run is doing."""
     config = _load(argv, "ssfl status", "Shows what a run is doing and who takes part.")
-    answer = AdminClient(config.admin).status()
+    answer = _coordinator(config).status()
     if config.json:
         print(
             MessageToJson(
@@ -55,7 +76,7 @@ def status(argv: Sequence[str]) -> int:
 def start(argv: Sequence[str]) -> int:
     """Begin the run with the clients that have joined."""
     config = _load(argv, "ssfl start", "Begins the run with the clients that have joined.")
-    num_clients = AdminClient(config.admin).start()
+    num_clients = _coordinator(config).start()
     _answer(config, f'{{"num_clients": {num_clients}}}', f"started with {num_clients} clients")
     return int(ExitCode.DONE)
 
@@ -65,7 +86,7 @@ def refresh_mask(argv: Sequence[str]) -> int:
     config = _load(
         argv, "ssfl refresh-mask", "Renews the mask: all clients score anew before the next round."
     )
-    answer = AdminClient(config.admin).refresh_mask()
+    answer = _coordinator(config).refresh_mask()
     epoch, rounds = answer.mask_epoch, answer.rounds_done
     _answer(
         config,
@@ -80,7 +101,7 @@ def remove(argv: Sequence[str]) -> int:
     config = settings.load(
         RemoveConfig, argv, _environ(), "ssfl remove", "Refuses a site from now on."
     )
-    was_member = AdminClient(config.admin).remove(config.site, readmit=config.readmit)
+    was_member = _coordinator(config).remove(config.site, readmit=config.readmit)
     done = "may join again" if config.readmit else "is removed and will be refused"
     known = "" if was_member else " (it had not joined this run)"
     answer = {"site": config.site, "removed": not config.readmit, "was_member": was_member}
@@ -91,7 +112,7 @@ def remove(argv: Sequence[str]) -> int:
 def stop(argv: Sequence[str]) -> int:
     """End the run; the last committed model becomes the final one."""
     config = _load(argv, "ssfl stop", "Ends the run; every site gets the last committed model.")
-    AdminClient(config.admin).stop()
+    _coordinator(config).stop()
     _answer(
         config,
         '{"stopped": true}',
@@ -105,7 +126,18 @@ def _load(argv: Sequence[str], prog: str, description: str) -> OperateConfig:
 
 
 def _environ() -> dict[str, str]:
-    return {name: value for name, value in os.environ.items() if name == "SSFL_ADMIN"}
+    names = set(settings.setting_names(OperateConfig)) - {"json"}
+    ours = {f"SSFL_{name.upper()}" for name in names}
+    return {name: value for name, value in os.environ.items() if name in ours}
+
+
+def _coordinator(config: OperateConfig) -> AdminClient:
+    tls = None
+    if config.tls_ca or config.tls_cert or config.tls_key or config.tls_server_name:
+        from ssfl.program.tls import client_tls
+
+        tls = client_tls(config.tls_ca, config.tls_cert, config.tls_key, config.tls_server_name)
+    return AdminClient(config.admin, tls)
 
 
 def _answer(config: OperateConfig, as_json: str, as_text: str) -> None:

@@ -1,0 +1,22 @@
+"""Host and port as people write them."""
+
+from ipaddress import ip_address
+
+
+def split(address: str) -> tuple[str, int]:
+    """Return host and port of "host:port" or "[::1]:port"; raise ValueError if it is neither."""
+    host, _, port = address.rpartition(":")
+    number = int(port)
+    if not (host and 0 < number < 65536):
+        raise ValueError(f"{address!r} is not host:port")
+    return host.strip("[]"), number
+
+
+def is_loopback(host: str) -> bool:
+    """Tell whether `host` is this machine and nothing that others could reach."""
+    if host == "localhost":
+        return True
+    try:
+        return ip_address(host.strip("[]")).is_loopback
+    except ValueError:
+        return False

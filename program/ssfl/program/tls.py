@@ -1,0 +1,271 @@
+"""PEM files as the programs are given them: read, checked, and told about in plain words.
+
+Everything here raises ProgramError(USAGE) with the flag, the file and what to do. A certificate is
+checked for what would otherwise fail much later, at the other end, in words nobody understands:
+its key, its dates, what it was made for. Both programs and the `ssfl` commands read their files
+here. (The module is imported where TLS is used only: cryptography takes 18 MB.)
+"""
+
+import ssl
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+from cryptography import x509
+from cryptography.exceptions import UnsupportedAlgorithm
+from cryptography.hazmat.primitives.serialization import (
+    Encoding,
+    PublicFormat,
+    load_pem_private_key,
+)
+from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
+
+from ssfl.program.exits import usage_error
+
+SYSTEM = "system"  # --tls-ca: the roots that this machine trusts
+SOON = timedelta(days=30)  # a certificate that ends within this time is told about
+MAX_FILE_BYTES = 4 << 20  # the roots of a system are a quarter of a megabyte
+MIN_TOKEN, MAX_TOKEN = 16, 512  # characters
+
+SERVER, CLIENT = ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.CLIENT_AUTH
+
+
+@dataclass(frozen=True, slots=True)
+class KeyPair:
+    """A certificate with its chain, and its key, both as PEM."""
+
+    file: Path
+    key_file: Path
+    certificate: bytes
+    key: bytes
+    names: tuple[str, ...]  # the common name first, then the DNS names
+    issuer: str
+    ends: datetime
+
+    @property
+    def name(self) -> str:
+        return self.names[0] if self.names else "nobody"
+
+    def warning(self, now: datetime | None = None) -> str:
+        """Say that the certificate ends soon; empty if it does not."""
+        now = now or datetime.now(UTC)
+        if self.ends - now > SOON:
+            return ""
+        days = (self.ends - now).days
+        when = f"in {days} days" if self.ends > now else "already: nobody will connect"
+        return f"the certificate {self.file} ends {when} ({told(self.ends)}): renew it"
+
+
+@dataclass(frozen=True, slots=True)
+class ClientTls:
+    """What a caller needs for TLS: whom to trust, and who it is itself."""
+
+    authorities: bytes
+    trusts: str  # as --tls-ca was given
+    pair: KeyPair | None
+    server_name: str  # what the coordinator's certificate must be for, if not its address
+
+
+def client_tls(
+    authorities: str, certificate: Path | None, key: Path | None, server_name: str = ""
+) -> ClientTls | None:
+    """Read what --tls-ca, --tls-cert, --tls-key and --tls-server-name name; None: no TLS."""
+    if not authorities:
+        for flag, given in (
+            ("--tls-cert", certificate),
+            ("--tls-key", key),
+            ("--tls-server-name", server_name),
+        ):
+            if given:
+                raise usage_error(
+                    f"{flag} needs --tls-ca: the file with the CA of the coordinator's "
+                    f"certificate, or {SYSTEM} for the roots that this machine trusts"
+                )
+        return None
+    if authorities == SYSTEM:
+        found = system_roots()
+    else:
+        found = read_authorities(Path(authorities).expanduser(), "--tls-ca")
+    pair = None
+    if certificate or key:
+        pair = read_pair(certificate, key, CLIENT)
+    return ClientTls(found, authorities, pair, server_name)
+
+
+def read_pair(certificate: Path | None, key: Path | None, use: x509.ObjectIdentifier) -> KeyPair:
+    """Read --tls-cert and --tls-key and check that they belong together and can be used now."""
+    if certificate is None or key is None:
+        given, missing = ("--tls-cert", "--tls-key") if certificate else ("--tls-key", "--tls-cert")
+        raise usage_error(f"{given} needs {missing}: a certificate is of use with its key only")
+    pem, key_pem = _read(certificate, "--tls-cert"), _read(key, "--tls-key")
+    first = _certificates(pem, certificate, "--tls-cert")[0]
+    if _public_key(key_pem, key) != _of(first):
+        raise usage_error(
+            f"--tls-key: the key in {key} does not match the certificate in {certificate}: "
+            "the two must have been made together"
+        )
+    _check_dates(first, certificate, "--tls-cert")
+    _check_use(first, certificate, use)
+    return KeyPair(
+        certificate,
+        key,
+        pem,
+        key_pem,
+        names_of(first),
+        _common_name(first.issuer) or "an issuer without a name",
+        first.not_valid_after_utc,
+    )
+
+
+def read_authorities(file: Path, flag: str) -> bytes:
+    """Return the certificates of a CA file; one of them, at least, must be a CA's."""
+    pem = _read(file, flag)
+    found = _certificates(pem, file, flag)
+    authorities = [one for one in found if _is_authority(one)]
+    if not authorities:
+        one = found[0]
+        raise usage_error(
+            f"{flag}: {file} holds no CA: it is the certificate of {_shown(one.subject)}, made by "
+            f"{_shown(one.issuer)}; give the file of {_shown(one.issuer)} itself"
+        )
+    if all(_is_over(one) for one in authorities):
+        raise usage_error(
+            f"{flag}: the CA in {file} expired on {told(authorities[0].not_valid_after_utc)}: "
+            "make a new one, and new certificates with it"
+        )
+    return pem
+
+
+def system_roots() -> bytes:
+    """Return the roots that this machine trusts."""
+    file = ssl.get_default_verify_paths().cafile
+    if file is None:
+        raise usage_error(
+            f"--tls-ca {SYSTEM}: this machine has no file of roots: install ca-certificates, or "
+            "name one with SSL_CERT_FILE"
+        )
+    return _read(Path(file), f"--tls-ca {SYSTEM}")
+
+
+def read_token(file: Path) -> str:
+    """Return the join token in a file, without the white space around it."""
+    flag = "--join-token-file"
+    raw = _read(file, flag)
+    token = raw.decode("ascii", errors="replace").strip()
+    if not (MIN_TOKEN <= len(token) <= MAX_TOKEN and token.isprintable() and token.isascii()):
+        raise usage_error(
+            f"{flag}: {file} must hold one line of {MIN_TOKEN} to {MAX_TOKEN} plain characters; "
+            "make one with: openssl rand -hex 32"
+        )
+    return token
+
+
+def names_of(certificate: x509.Certificate) -> tuple[str, ...]:
+    """Return the names a certificate is made out to: the common name, then the DNS names."""
+    common = _common_name(certificate.subject)
+    try:
+        found = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName)
+        others = found.value.get_values_for_type(x509.DNSName)
+    except x509.ExtensionNotFound:
+        others = []
+    return tuple(dict.fromkeys([*([common] if common else []), *others]))
+
+
+def told(moment: datetime) -> str:
+    """Return a moment as people write it."""
+    return moment.astimezone(UTC).strftime("%Y-%m-%d %H:%M UTC")
+
+
+def _read(file: Path, flag: str) -> bytes:
+    try:
+        with file.open("rb") as opened:
+            data = opened.read(MAX_FILE_BYTES + 1)
+    except FileNotFoundError:
+        raise usage_error(
+            f"{flag}: there is no file {file} (`ssfl certs` makes some to try)"
+        ) from None
+    except OSError as error:
+        raise usage_error(f"{flag}: {file} cannot be read: {error.strerror}") from None
+    if len(data) > MAX_FILE_BYTES:
+        raise usage_error(
+            f"{flag}: {file} is over {MAX_FILE_BYTES >> 20} MiB: no file of this kind"
+        )
+    return data
+
+
+def _certificates(pem: bytes, file: Path, flag: str) -> list[x509.Certificate]:
+    wrong = (
+        "is a key" if b"PRIVATE KEY-----" in pem and b"BEGIN CERTIFICATE" not in pem else
+        "is not a certificate in PEM form (it begins with -----BEGIN CERTIFICATE-----)"
+    )  # fmt: skip
+    try:
+        found = x509.load_pem_x509_certificates(pem)
+    except ValueError:
+        raise usage_error(f"{flag}: {file} {wrong}") from None
+    return found
+
+
+def _public_key(key_pem: bytes, file: Path) -> bytes:
+    try:
+        key = load_pem_private_key(key_pem, password=None)
+    except TypeError:
+        raise usage_error(
+            f"--tls-key: {file} is locked with a passphrase, which a program that starts by itself "
+            f"cannot type: openssl pkey -in {file} -out NEW unlocks it"
+        ) from None
+    except (ValueError, UnsupportedAlgorithm):
+        wrong = "is a certificate" if b"BEGIN CERTIFICATE" in key_pem else "is no key in PEM form"
+        raise usage_error(f"--tls-key: {file} {wrong}") from None
+    return key.public_key().public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo)
+
+
+def _of(certificate: x509.Certificate) -> bytes:
+    public = certificate.public_key()
+    return public.public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo)
+
+
+def _check_dates(certificate: x509.Certificate, file: Path, flag: str) -> None:
+    if _is_over(certificate):
+        raise usage_error(
+            f"{flag}: the certificate in {file} expired on "
+            f"{told(certificate.not_valid_after_utc)}: renew it"
+        )
+    if certificate.not_valid_before_utc > datetime.now(UTC):
+        raise usage_error(
+            f"{flag}: the certificate in {file} is valid only from "
+            f"{told(certificate.not_valid_before_utc)} on: is this machine's clock right?"
+        )
+
+
+def _check_use(certificate: x509.Certificate, file: Path, use: x509.ObjectIdentifier) -> None:
+    try:
+        found = certificate.extensions.get_extension_for_class(x509.ExtendedKeyUsage)
+    except x509.ExtensionNotFound:
+        return
+    if use not in found.value and ExtendedKeyUsageOID.ANY_EXTENDED_KEY_USAGE not in found.value:
+        here, there = ("server", "client") if use == SERVER else ("client", "server")
+        raise usage_error(
+            f"--tls-cert: {file} is made for a TLS {there} only, and this is the {here}'s end: "
+            f"is {_shown(certificate.subject)} the right one?"
+        )
+
+
+def _is_over(certificate: x509.Certificate) -> bool:
+    return certificate.not_valid_after_utc <= datetime.now(UTC)
+
+
+def _is_authority(certificate: x509.Certificate) -> bool:
+    try:
+        found = certificate.extensions.get_extension_for_class(x509.BasicConstraints)
+    except x509.ExtensionNotFound:
+        return certificate.issuer == certificate.subject  # an old one, signed by itself
+    return found.value.ca or certificate.issuer == certificate.subject
+
+
+def _common_name(name: x509.Name) -> str:
+    found = name.get_attributes_for_oid(NameOID.COMMON_NAME)
+    return str(found[0].value) if found else ""
+
+
+def _shown(name: x509.Name) -> str:
+    return repr(_common_name(name) or name.rfc4514_string())
