@@ -16,6 +16,7 @@ from ssfl.server.outputs import history_document, run_folder
 from ssfl.server.refresh import no_round_left
 from ssfl.server.sessions import Sessions
 from ssfl.server.state import RunState
+from ssfl.server.waiting import client_state
 from ssfl.v1 import admin_pb2 as pb
 from ssfl.v1 import admin_pb2_grpc
 
@@ -132,19 +133,6 @@ def why_no_mask(state: RunState) -> str:
     if no_round_left(state):
         return "the last round has begun or is done: no round would use a new mask"
     return "no mask has been agreed yet: wait for the first one, then ask again"
-
-
-def client_state(state: RunState, client: ClientId) -> str:
-    """Return waiting, working, reported, lost, left or removed."""
-    if client in state.removed:
-        return "removed"
-    if state.members[client].left:
-        return "left"
-    if client in state.lost:
-        return "lost"
-    if state.step and client in state.step.uploads:
-        return "reported"
-    return "working" if state.step and client in state.step.cohort else "waiting"
 
 
 def peak_memory_bytes() -> int:

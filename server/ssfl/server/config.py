@@ -31,6 +31,9 @@ class CoordinatorConfig:
     admin_host: str = setting(
         "127.0.0.1", "address of the admin port; beyond loopback with --tls-ca only"
     )
+    metrics_port: int | None = setting(
+        None, "port for Prometheus, beside the admin port; 0: a free one; left out: none"
+    )
     state_dir: Path = setting(Path(".ssfl/coordinator"), "where the run survives a crash")
     out_dir: Path = setting(Path("runs"), "where the final model goes, in a folder per run")
     init: Path | None = setting(
@@ -77,11 +80,17 @@ class CoordinatorConfig:
 
     def validate(self) -> None:
         """Raise SettingsError naming the flag at fault."""
-        for name, value in (("--port", self.port), ("--admin-port", self.admin_port)):
+        ports = {
+            "--port": self.port,
+            "--admin-port": self.admin_port,
+            "--metrics-port": self.metrics_port or 0,
+        }
+        for name, value in ports.items():
             if not 0 <= value <= 65535:
                 raise SettingsError(f"{name} must be between 0 and 65535, got {value}")
-        if self.port and self.port == self.admin_port:
-            raise SettingsError("--port and --admin-port must differ")
+        chosen = [port for port in ports.values() if port]
+        if len(set(chosen)) < len(chosen):
+            raise SettingsError(f"{', '.join(ports)} must differ")
         for name, count in (("--upload-slots", self.upload_slots), ("--workers", self.workers)):
             if count < 1:
                 raise SettingsError(f"{name} must be at least 1, got {count}")

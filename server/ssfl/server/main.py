@@ -36,6 +36,7 @@ from ssfl.server.tick import TICK_S, tick
 
 if TYPE_CHECKING:
     from ssfl.server.listen import Listener
+    from ssfl.server.metrics import MetricsServer
     from ssfl.server.tls import Security
 
 log = logging.getLogger("ssfl.coordinator")
@@ -105,7 +106,7 @@ async def _serve(config: CoordinatorConfig, security: "Security | None") -> int:
     conductor = _open(config)
     sessions = Sessions()
     listener = Listener(config, conductor, sessions, security)
-    stop = _signals()
+    stop, metrics = _signals(), None
     jobs: list[asyncio.Future[Any]] = [asyncio.ensure_future(conductor.serve())]
     try:
         # What was under way is taken up before the first call can come in.
@@ -114,6 +115,10 @@ async def _serve(config: CoordinatorConfig, security: "Security | None") -> int:
         log.info("configuration", extra=settings.describe(config))
         print(f"ssfl-coordinator listening on {config.host}:{listener.port}", flush=True)
         print(f"ssfl-coordinator admin on {config.admin_host}:{listener.admin_port}", flush=True)
+        if config.metrics_port is not None:
+            metrics = _metrics(config, conductor)
+            shown = f"{config.admin_host}:{metrics.port}"
+            print(f"ssfl-coordinator metrics on {shown}", flush=True)
         _greet(config, conductor)
         jobs.append(asyncio.ensure_future(tick(conductor, sessions)))
         jobs.append(asyncio.ensure_future(_accounts(conductor, config)))
@@ -124,6 +129,8 @@ async def _serve(config: CoordinatorConfig, security: "Security | None") -> int:
             jobs.append(asyncio.ensure_future(_all_delivered(conductor)))
         await _first_of(jobs)
     finally:
+        if metrics:
+            await asyncio.to_thread(metrics.stop)
         await listener.stop()
         for job in jobs:
             job.cancel()
@@ -184,6 +191,14 @@ def _open(config: CoordinatorConfig) -> Conductor:
         time.monotonic,
         lambda conductor: _write(conductor, config),
     )
+
+
+def _metrics(config: CoordinatorConfig, conductor: Conductor) -> "MetricsServer":
+    from ssfl.server.metrics import MetricsServer, RunCollector  # only where it is asked for
+    from ssfl.server.tls import tls_files
+
+    collector = RunCollector(conductor, list)
+    return MetricsServer(collector, config.admin_host, config.metrics_port or 0, tls_files(config))
 
 
 def _write(conductor: Conductor, config: CoordinatorConfig) -> None:

@@ -52,3 +52,16 @@ def _gathering(state: RunState, now_s: float) -> str:
         return f"clients: {ready} of at least {fewest} have joined"
     left = max(0.0, QUIET_S - (now_s - state.newcomer_s))
     return f"more clients: {ready} have joined, starting in {left:.0f} s (or now: ssfl start)"
+
+
+def client_state(state: RunState, client: ClientId) -> str:
+    """Return waiting, working, reported, lost, left or removed."""
+    if client in state.removed:
+        return "removed"
+    if state.members[client].left:
+        return "left"
+    if client in state.lost:
+        return "lost"
+    if state.step and client in state.step.uploads:
+        return "reported"
+    return "working" if state.step and client in state.step.cohort else "waiting"
