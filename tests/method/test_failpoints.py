@@ -11,7 +11,12 @@ from pathlib import Path
 import pytest
 
 from ssfl.method import failpoints
-from ssfl.method.failpoints import CLIENT_POINTS, COORDINATOR_POINTS, REFRESH_POINTS
+from ssfl.method.failpoints import (
+    CLIENT_POINTS,
+    COORDINATOR_POINTS,
+    KEEP_POINTS,
+    REFRESH_POINTS,
+)
 
 ROOT = Path(__file__).parents[2]
 PASS_IT = "from ssfl.method.failpoints import failpoint\nfor _ in range(3): failpoint('a.b')"
@@ -32,7 +37,7 @@ def passing(text: str) -> "subprocess.CompletedProcess[str]":
 
 
 def test_every_point_in_the_code_is_declared_and_the_other_way_round() -> None:
-    declared = {*COORDINATOR_POINTS, *REFRESH_POINTS, *CLIENT_POINTS}
+    declared = {*COORDINATOR_POINTS, *REFRESH_POINTS, *KEEP_POINTS, *CLIENT_POINTS}
     found = set()
     for folder in ("server", "client", "method"):
         for path in (ROOT / folder).rglob("*.py"):

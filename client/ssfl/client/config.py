@@ -11,7 +11,7 @@ from ssfl.program.settings import setting_names
 # Settings of ssfl-coordinator alone (compared with its own list by tests/test_settings_split.py).
 COORDINATOR_SETTINGS = (
     "host", "port", "admin_host", "admin_port", "init", "fresh", "exit_when_done", "exit_on_stall",
-    "metrics_port", "upload_slots", "workers", "reference_coding", "insecure",
+    "metrics_port", "keep_uploads", "upload_slots", "workers", "reference_coding", "insecure",
 )  # fmt: skip
 SECURITY = "Security settings"
 ELSEWHERE = "is a setting of the run: it lives on the coordinator and reaches every client in Join"

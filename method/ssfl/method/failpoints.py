@@ -32,6 +32,7 @@ COORDINATOR_POINTS = (
     *(f"{kind}.{stage}" for kind in ("manifest", "mask", "values") for stage in _ATOMIC),
 )  # fmt: skip
 REFRESH_POINTS = tuple(f"scored.{stage}" for stage in _ATOMIC)  # of a run that renews its mask
+KEEP_POINTS = ("accepted.move", "accepted.moved")  # of a run with --keep-uploads
 CLIENT_POINTS = (
     "client.scored", "client.trained", "client.saved", "client.chunk", "client.receipt",
     "client.dropped",

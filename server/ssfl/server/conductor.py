@@ -29,7 +29,7 @@ from ssfl.server.ledger_file import LedgerFile
 from ssfl.server.run import advance
 from ssfl.server.sockets import Connections
 from ssfl.server.spool import Spool
-from ssfl.server.state import RunState, Step
+from ssfl.server.state import RunState, Step, newest_counted
 from ssfl.server.store import Store
 from ssfl.server.story import tell, tell_mask
 from ssfl.server.waiting import waiting_for
@@ -306,6 +306,7 @@ class Conductor:
         self._work(job)
 
     def _drop(self, step: int) -> None:
+        self.spool.set_aside(*newest_counted(self.state))
         self.spool.drop_through(step)
         self.store.drop_older(self.state.model_step, self.state.mask_epoch)
 

@@ -49,6 +49,11 @@ class CoordinatorConfig:
     exit_on_stall: bool = setting(
         False, "end as soon as the run cannot go on with the clients that are here"
     )
+    keep_uploads: bool = setting(
+        False,
+        "keep what `ssfl audit` needs to compute the run again, in the state directory: 4 bytes "
+        "per value sent, from every client in every round",
+    )
     upload_slots: int = setting(8, "uploads received at once; bounds memory", least=1)
     workers: int = setting(
         2, "threads that verify uploads; the result does not depend on it", least=1

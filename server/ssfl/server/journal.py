@@ -89,9 +89,13 @@ class Journal:
 def read_journal(path: Path) -> tuple[list[bytes], int]:
     """Return the records of a journal that may be in use, and the bytes of a torn tail.
 
-    Nothing is changed; raise StateError if it is damaged.
+    Nothing is changed; raise StateError if it is damaged, FileNotFoundError if there is none.
     """
-    records, sound, size = _read(path)
+    taken = _abandoned(path)
+    try:
+        records, sound, size = _read(path)
+    except FileNotFoundError:  # somebody is taking it over, or was cut short in that
+        records, sound, size = _read(taken[-1] if taken and taken[-1].exists() else path)
     return records, size - sound
 
 

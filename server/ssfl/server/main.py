@@ -31,6 +31,7 @@ from ssfl.server.outputs import run_folder, write_accounts, write_outputs
 from ssfl.server.recover import load_model, move_aside, open_run
 from ssfl.server.sessions import Sessions
 from ssfl.server.spool import Spool
+from ssfl.server.state import newest_counted
 from ssfl.server.store import Store
 from ssfl.server.tick import TICK_S, tick
 
@@ -178,7 +179,9 @@ def _open(config: CoordinatorConfig) -> Conductor:
         log.warning("journal: a torn tail was cut", extra={"bytes": journal.cut_bytes})
     history, ledger = History(), Ledger()
     state = open_run(journal, config.run, history, ledger)
-    spool = Spool(config.state_dir / "spool")
+    accepted = config.state_dir / "accepted" if config.keep_uploads else None
+    spool = Spool(config.state_dir / "spool", accepted)
+    spool.set_aside(*newest_counted(state))  # a crash may have come before it
     spool.drop_others(state.step.number if state.step else -1)
     return Conductor(
         state,

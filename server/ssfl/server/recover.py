@@ -3,7 +3,7 @@
 import logging
 import secrets
 import time
-from dataclasses import asdict, replace
+from dataclasses import asdict, fields, replace
 from importlib.metadata import version
 from pathlib import Path
 
@@ -76,15 +76,31 @@ def load_model(state: RunState, store: Store) -> ModelState | None:
     model = strategy_for(state.settings).begin(manifest, initial)
     if not state.model_step:
         return model
-    if state.scored_digest:
-        scored = store.load_scored(manifest, state.mask_epoch, state.scored_digest)
-        digest = bytes.fromhex(state.scored_digest)
-        model = replace(model, scored=scored, scored_digest=digest)
-        if state.settings.deactivated == "keep":
-            model = replace(model, resting=scored)
     return store.load_step(
-        state.model_step, model, state.mask_epoch, state.mask_digest, state.base_digest
-    )
+        state.model_step, with_scored(model, state, store), state.mask_epoch, state.mask_digest,
+        state.base_digest,
+    )  # fmt: skip
+
+
+def with_scored(model: ModelState, state: RunState, store: Store) -> ModelState:
+    """Return the model with what its mask was agreed on, and so where pruned weights rest."""
+    if not state.scored_digest:
+        return model
+    scored = store.load_scored(model.manifest, state.mask_epoch, state.scored_digest)
+    resting = scored if state.settings.deactivated == "keep" else None
+    digest = bytes.fromhex(state.scored_digest)
+    return replace(model, scored=scored, scored_digest=digest, resting=resting)
+
+
+def settings_of(opened: facts.RunOpened) -> RunSettings:
+    """Return the settings a run was opened with; StateError for those of a later version."""
+    known = {one.name for one in fields(RunSettings)}
+    if unknown := sorted(set(opened.settings) - known):
+        raise StateError(
+            f"run {opened.run_id} has settings this version does not know: {', '.join(unknown)}. "
+            f"Use the version that began it, {opened.software}"
+        )
+    return RunSettings(**opened.settings)
 
 
 def _check_settings(opened: facts.RunOpened, settings: RunSettings) -> None:

@@ -4,15 +4,19 @@ spool/<step>/<client>.<digest>.part    being received; its length is where to re
 spool/<step>/<client>.<digest>.*.plain its values, where it is coded: being decoded and verified
 spool/<step>/<client>.<digest>.bin     its values, verified and synced; count if the journal says so
 
+accepted/<step>/<client>.<digest>.bin  with --keep-uploads: those that counted, for `ssfl audit`
+
 The digest is that of the upload as it was sent, by which the journal names it.
 
-A step's folder disappears when the step is over; an upload under way then finds no place to go.
+A step's folder disappears when the step is over, or becomes that of its accepted uploads; an upload
+under way then finds no place to go.
 """
 
 import hashlib
 import os
 import secrets
 import shutil
+from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
@@ -27,8 +31,13 @@ from ssfl.program.files import sync_directory
 class Spool:
     """The spool directory."""
 
-    def __init__(self, root: Path) -> None:
+    def __init__(self, root: Path, accepted: Path | None = None) -> None:
+        """Receive uploads under `root`; keep those that counted under `accepted`, if it is given.
+
+        Both must be on one file system.
+        """
         self.root = root
+        self._accepted = accepted
 
     def part(self, step: int, client: ClientId, digest: bytes) -> Path:
         """Return the file of an upload in progress; an unfinished other upload is dropped."""
@@ -43,7 +52,7 @@ class Spool:
 
     def verified(self, step: int, client: ClientId, digest: bytes) -> Path:
         """Return the file of a verified upload."""
-        return self.root / str(step) / f"{client}.{digest.hex()[:16]}.bin"
+        return self.root / str(step) / verified_name(client, digest.hex())
 
     def read(
         self, step: int, client: ClientId, digest: bytes, start: int, count: int
@@ -68,6 +77,29 @@ class Spool:
         sync_directory(part.parent)
         failpoint("spool.kept")
 
+    def set_aside(self, step: int, counted: Mapping[ClientId, str]) -> None:
+        """Keep a committed step's uploads from being dropped, if they are to be kept.
+
+        The folder moves whole or not at all: call it again after a crash.
+        """
+        folder = self.root / str(step)
+        if self._accepted is None or not counted or not folder.exists():
+            return
+        target = self._accepted / str(step)
+        if target.exists():
+            return  # it was moved before; what is in the spool came too late
+        names = {verified_name(client, digest) for client, digest in counted.items()}
+        for file in folder.iterdir():
+            if file.name not in names:
+                file.unlink(missing_ok=True)
+        if not self._accepted.exists():
+            self._accepted.mkdir()
+            sync_directory(self._accepted.parent)
+        failpoint("accepted.move")
+        folder.rename(target)
+        failpoint("accepted.moved")
+        sync_directory(self._accepted)
+
     def drop_through(self, step: int) -> None:
         """Forget a step's uploads, and what came too late for the steps before it."""
         failpoint("spool.drop")
@@ -81,6 +113,11 @@ class Spool:
         for folder in self.root.glob("*"):
             if folder.name != str(step):
                 shutil.rmtree(folder, ignore_errors=True)
+
+
+def verified_name(client: ClientId, digest: str) -> str:
+    """Return the name of a verified upload's file."""
+    return f"{client}.{digest[:16]}.bin"
 
 
 def plain_file(part: Path) -> Path:

@@ -249,6 +249,12 @@ def apply(state: RunState, fact: Fact) -> RunState:
             assert_never(fact)
 
 
+def newest_counted(state: RunState) -> tuple[int, dict[ClientId, str]]:
+    """Return the step whose result the model is, and the digests of the uploads that made it."""
+    made = state.model_step
+    return made, {who: digest for who, (step, digest) in state.counted.items() if step == made}
+
+
 def _open(state: RunState) -> Step:
     if state.step is None:
         raise ValueError("the journal speaks of a step that is not open")

@@ -106,12 +106,16 @@ class Store:
         """Return the whole model that the mask was agreed on."""
         return values_only.decode(self._read(f"scored-{epoch}.f32", digest), manifest.size)
 
+    def load_mask(self, manifest: Manifest, epoch: int, digest: str) -> Mask:
+        """Return the mask of an epoch."""
+        size = manifest.num_masked
+        bits = self._read(f"mask-{epoch}.bin", digest, prefix=size.to_bytes(8, "little"))
+        return Mask(bits, size)
+
     def _with_values(
         self, name: str, state: ModelState, epoch: int, mask_digest: str, base_digest: str
     ) -> ModelState:
-        size = state.manifest.num_masked
-        bits = self._read(f"mask-{epoch}.bin", mask_digest, prefix=size.to_bytes(8, "little"))
-        mask = Mask(bits, size)
+        mask = self.load_mask(state.manifest, epoch, mask_digest)
         data = self._read(name, base_digest)
         values = values_only.decode(data, mask.num_kept + state.manifest.num_unmasked)
         return replace(state, mask=mask, mask_epoch=epoch, values=values)

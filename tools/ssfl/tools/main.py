@@ -32,6 +32,7 @@ COMMANDS = (
     Command("run", "stop", "operate", "end the run now; the last model becomes the final one"),
     Command("run", "remove", "operate", "refuse a site from now on, or take that back"),
     Command("watch", "status", "operate", "what the run is doing, who takes part, how far it is"),
+    Command("watch", "audit", "audit", "compute a run again from its journal, check every file"),
     Command("study", "paper", "paper", "the paper's claims, tried at a small scale"),
     Command("use", "model", "model", "test the final model on any shard, or export it"),
 )
