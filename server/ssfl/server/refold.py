@@ -6,6 +6,7 @@ is broken; it goes on where the model before a step is stored, or does not matte
 updates that travel as they are does not depend on the values they started from.
 """
 
+import re
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -25,7 +26,7 @@ from ssfl.server import facts
 from ssfl.server.aggregate import StepSum, reduced
 from ssfl.server.errors import BadValues, StateError
 from ssfl.server.recover import load_model, with_scored
-from ssfl.server.spool import check_digest, read_values, verified_name
+from ssfl.server.spool import check_digest, read_sums, read_values, verified_name
 from ssfl.server.state import RunState, Step, apply
 from ssfl.server.store import Store
 from ssfl.server.verify import verify_scores, verify_values
@@ -90,6 +91,11 @@ class KeptUploads:
             if path.exists():
                 return path
         raise FileNotFoundError(f"{spooled if not self.holds(step) else kept} is missing")
+
+    def noted_digest(self, step: int, name: str) -> bytes:
+        """Return the digest of a file as it was noted when it was kept."""
+        digest = read_sums(self._root / "accepted" / str(step)).get(name, "")
+        return bytes.fromhex(digest) if re.fullmatch("[0-9a-f]{64}", digest) else b""
 
     def read(
         self, step: int, client: ClientId, digest: bytes, start: int, count: int
@@ -243,6 +249,8 @@ class Refold:
         try:
             if upload.report.get("encoding") in PLAIN:
                 check_digest(path, bytes.fromhex(upload.digest))
+            elif self._uploads.holds(step.number):  # coded: the journal's digest is of that form
+                check_digest(path, self._uploads.noted_digest(step.number, path.name))
             largest = _largest(path, step, client, seen, count)
         except (BadValues, DigestMismatch) as error:
             raise _Unsound(f"{path} is damaged: {error}") from error

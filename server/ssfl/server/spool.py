@@ -4,7 +4,8 @@ spool/<step>/<client>.<digest>.part    being received; its length is where to re
 spool/<step>/<client>.<digest>.*.plain its values, where it is coded: being decoded and verified
 spool/<step>/<client>.<digest>.bin     its values, verified and synced; count if the journal says so
 
-accepted/<step>/<client>.<digest>.bin  with --keep-uploads: those that counted, for `ssfl audit`
+accepted/<step>/<client>.<digest>.bin  with --keep-uploads: those that counted, for `ssfl audit`,
+accepted/<step>/SHA256SUMS             and their digests, as sha256sum writes them
 
 The digest is that of the upload as it was sent, by which the journal names it.
 
@@ -16,7 +17,7 @@ import hashlib
 import os
 import secrets
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 import numpy as np
@@ -25,7 +26,9 @@ import numpy.typing as npt
 from ssfl.codec.errors import DigestMismatch
 from ssfl.method.failpoints import failpoint
 from ssfl.method.strategies.contract import ClientId
-from ssfl.program.files import sync_directory
+from ssfl.program.files import sync_directory, write_atomic
+
+SUMS = "SHA256SUMS"
 
 
 class Spool:
@@ -92,6 +95,7 @@ class Spool:
         for file in folder.iterdir():
             if file.name not in names:
                 file.unlink(missing_ok=True)
+        write_atomic(folder / SUMS, _sums(folder, names))
         if not self._accepted.exists():
             self._accepted.mkdir()
             sync_directory(self._accepted.parent)
@@ -113,6 +117,20 @@ class Spool:
         for folder in self.root.glob("*"):
             if folder.name != str(step):
                 shutil.rmtree(folder, ignore_errors=True)
+
+
+def _sums(folder: Path, names: Iterable[str]) -> bytes:
+    lines = [f"{file_digest(folder / name).hex()}  {name}\n" for name in sorted(names)]
+    return "".join(lines).encode()
+
+
+def read_sums(folder: Path) -> dict[str, str]:
+    """Return the digests of a step's accepted uploads by file name; {} if they cannot be read."""
+    try:
+        lines = (folder / SUMS).read_text("ascii").splitlines()
+        return {name: digest for digest, name in (line.split("  ") for line in lines)}
+    except (OSError, ValueError):
+        return {}
 
 
 def verified_name(client: ClientId, digest: str) -> str:
@@ -141,10 +159,15 @@ def append(path: Path, data: bytes) -> None:
 
 def check_digest(path: Path, expected: bytes) -> None:
     """Raise DigestMismatch unless the file has this SHA-256."""
-    with path.open("rb") as file:
-        actual = hashlib.file_digest(file, "sha256").digest()
+    actual = file_digest(path)
     if actual != expected:
         raise DigestMismatch(expected, actual)
+
+
+def file_digest(path: Path) -> bytes:
+    """Return the SHA-256 of a file."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").digest()
 
 
 def read_values(path: Path, start: int, count: int) -> npt.NDArray[np.float32]:
