@@ -4,7 +4,7 @@ import importlib.util
 import json
 import shutil
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -77,9 +77,17 @@ def fresh_folder(out: Path) -> None:
         raise ProgramError(f"cannot write into {out}: {error}", ExitCode.USAGE) from error
 
 
-def federate(federation: Federation, name: str, console: Console, title: str) -> Result:
-    """Run a federation to its end, showing its progress."""
+def federate(
+    federation: Federation,
+    name: str,
+    console: Console,
+    title: str,
+    trouble: Callable[[Federation], None] | None = None,
+) -> Result:
+    """Run a federation to its end, showing its progress; `trouble` comes first, if any."""
     with federation:
+        if trouble:
+            trouble(federation)
         status = _watch(federation, console, title)
         federation.admin.close()
     models = Path(status.out_dir)

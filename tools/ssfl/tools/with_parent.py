@@ -1,0 +1,29 @@
+"""Runs a module as a program that ends with its parent, however that ends, on Linux.
+
+`python -m ssfl.tools.with_parent PARENT MODULE FLAGS…`. The kernel sends the signal: a parent that
+is killed cannot. (A function between fork and exec would do, too, but not safely beside the
+parent's threads.)
+"""
+
+import ctypes
+import os
+import runpy
+import signal
+import sys
+
+_PR_SET_PDEATHSIG = 1
+
+
+def main() -> None:
+    """Become the program."""
+    parent, module, *flags = sys.argv[1:]
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
+    if os.getppid() != int(parent):
+        sys.exit(128 + signal.SIGKILL)  # it ended before we could ask
+    sys.argv = [module, *flags]
+    runpy.run_module(module, run_name="__main__", alter_sys=True)
+
+
+if __name__ == "__main__":
+    main()
