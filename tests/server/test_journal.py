@@ -58,6 +58,21 @@ def test_what_was_appended_is_replayed_in_order_over_several_processes(tmp_path:
     assert read(path) == (BODIES + BODIES, 0)
 
 
+def test_a_reader_beside_the_writer_changes_nothing(tmp_path: Path) -> None:
+    path = tmp_path / "journal"
+    write(path, BODIES)
+    whole = path.read_bytes()
+    for cut in range(record_starts(BODIES)[-2], len(whole)):
+        path.write_bytes(whole[:cut])
+        assert read_journal(path) == (BODIES[:-1], cut - record_starts(BODIES)[-2])
+        assert path.read_bytes() == whole[:cut]
+    journal = Journal(path)
+    assert read_journal(path) == (BODIES[:-1], 0)
+    journal.append([b"more"])
+    assert read_journal(path) == ([*BODIES[:-1], b"more"], 0)
+    journal.close()
+
+
 def test_append_returns_after_fsync(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     journal = Journal(tmp_path / "journal")
     seen: list[int] = []

@@ -7,7 +7,7 @@ import pytest
 
 from ssfl.codec import DigestMismatch
 from ssfl.method.strategies.contract import ClientId
-from ssfl.server.spool import Spool, append, check_digest, plain_file, read_values
+from ssfl.server.spool import Spool, append, check_digest, plain_file, read_sums, read_values
 
 C1 = ClientId("c1")
 ONE, TWO = hashlib.sha256(b"one").digest(), hashlib.sha256(b"two").digest()
@@ -147,3 +147,49 @@ def test_values_without_their_upload_are_no_upload(spool: Spool) -> None:
     plain_file(part).write_bytes(b"values")
     part.unlink()
     assert spool.part(3, C1, ONE).stat().st_size == 0
+
+
+def kept(spool: Spool, step: int, client: str, digest: bytes = ONE) -> str:
+    part = spool.part(step, ClientId(client), digest)
+    append(part, client.encode())
+    spool.keep(part, part)
+    return digest.hex()
+
+
+def test_with_a_place_for_them_uploads_that_counted_are_set_aside_with_their_digests(
+    tmp_path: Path,
+) -> None:
+    spool = Spool(tmp_path / "spool", tmp_path / "accepted")
+    counted = {ClientId(name): kept(spool, 3, name) for name in ("c1", "c2")}
+    kept(spool, 3, "c3")  # verified, but the step was closed
+    append(spool.part(3, C1, TWO), b"late")
+    spool.set_aside(3, counted)
+    assert names(spool) == []
+    folder = tmp_path / "accepted" / "3"
+    assert sorted(path.name for path in folder.iterdir()) == [
+        "SHA256SUMS", f"c1.{ONE.hex()[:16]}.bin", f"c2.{ONE.hex()[:16]}.bin",
+    ]  # fmt: skip
+    assert read_sums(folder) == {
+        path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in folder.glob("*.bin")
+    }
+    spool.set_aside(3, counted)  # again, after a crash: nothing happens
+    append(spool.part(3, C1, TWO), b"late")
+    spool.set_aside(3, counted)
+    assert (folder / f"c1.{ONE.hex()[:16]}.bin").read_bytes() == b"c1"
+
+
+def test_without_a_place_for_them_or_without_one_that_counted_nothing_is_moved(
+    tmp_path: Path,
+) -> None:
+    for spool in (Spool(tmp_path / "a"), Spool(tmp_path / "b", tmp_path / "accepted")):
+        kept(spool, 0, "c1")
+        spool.set_aside(0, {} if spool.root.name == "b" else {C1: ONE.hex()})
+        assert names(spool) == [f"0/c1.{ONE.hex()[:16]}.bin"]
+    assert not (tmp_path / "accepted").exists()
+
+
+@pytest.mark.parametrize("text", [None, b"", b"no sums", b"\xff  a.bin"])
+def test_sums_that_cannot_be_read_are_none(tmp_path: Path, text: bytes | None) -> None:
+    if text is not None:
+        (tmp_path / "SHA256SUMS").write_bytes(text)
+    assert read_sums(tmp_path) == {}

@@ -171,17 +171,21 @@ class Programs:
         self.scripts = scripts
         self.started: list[Program] = []
 
-    def coordinator(self, *flags: str, port: int = 0, state_of: str = "") -> Coordinator:
+    def coordinator(
+        self, *flags: str, port: int = 0, state_of: str = "", **env: str
+    ) -> Coordinator:
         """Start a coordinator and wait until it listens."""
-        return self.try_coordinator(*flags, port=port, state_of=state_of).listens()
+        return self.try_coordinator(*flags, port=port, state_of=state_of, **env).listens()
 
-    def try_coordinator(self, *flags: str, port: int = 0, state_of: str = "") -> Coordinator:
+    def try_coordinator(
+        self, *flags: str, port: int = 0, state_of: str = "", **env: str
+    ) -> Coordinator:
         """Start a coordinator that may not come up. `state_of`: a state directory of its own."""
         name = f"coordinator-{len(self.started)}"
         ports = [f"--port={port}", "--admin-port=0"]
         state = [f"--state-dir=.ssfl/{state_of}"] if state_of else []
         command: list[str | Path] = [self.scripts / "ssfl-coordinator", *ports, *state, *flags]
-        program = Coordinator(name, command, self.folder, _environment())
+        program = Coordinator(name, command, self.folder, _environment() | env)
         self.started.append(program)
         return program
 

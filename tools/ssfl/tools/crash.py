@@ -21,7 +21,7 @@ from ssfl.codec.chunks import MAX_CHUNK_BYTES
 from ssfl.method.density import parse_sparsity
 from ssfl.method.strategies.contract import ClientId, Work
 from ssfl.program.exits import ExitCode, ProgramError
-from ssfl.server.facts import Fact, StepClosed, StepStarted, UploadAccepted
+from ssfl.server.facts import Fact, RunFinished, StepClosed, StepStarted, UploadAccepted
 from ssfl.server.state_check import read_state
 from ssfl.tools.federation import COORDINATOR, Federation
 from ssfl.tools.local_run import Result, federate
@@ -73,6 +73,7 @@ class Blows:
         self._began_s = time.monotonic()
         self._federation: Federation
         self._sent_twice = 0
+        self._missed: list[str] = []
 
     def fall(self, federation: Federation) -> None:
         """Let every blow fall, in the order of a run."""
@@ -82,13 +83,18 @@ class Blows:
         accepted = self._strike_coordinator(started, "scoring", "scores")
         victim = accepted[0] if accepted else ClientId(federation.clients[0])
         federation.kill(victim)
-        self._tell(f"{victim} killed as well, while it waits for the mask")
+        self._tell(f"scoring: {victim} killed as well, while it waits for the mask")
         federation.restart(victim, MID_UPLOAD)
         self._strike_uploader(victim)
-        for _ in range(TRIES):
-            started = self._wait(lambda: self._newest(Work.TRAIN), "a round begins")
-            if self._strike_coordinator(started, f"round {started.round_number}", "updates"):
+        while not self._is_over():
+            round_open = self._wait(
+                lambda: self._newest(Work.TRAIN) or self._is_over(), "a round begins"
+            )
+            if isinstance(round_open, StepStarted) and self._strike_coordinator(
+                round_open, f"round {round_open.round_number}", "updates"
+            ):
                 return
+        self._missed.append("no blow fell in the middle of a round: it was over too soon")
 
     def problems(self) -> list[str]:
         """Return which promises were broken: what counted twice, what was trained twice."""
@@ -106,11 +112,12 @@ class Blows:
         wrong += [
             f"{who} trained round {n} twice" for (who, n), many in trained.items() if many > 1
         ]
+        wrong += self._missed
         if self._sent_twice > MAX_CHUNK_BYTES:
             wrong.append(f"{self._sent_twice:,} bytes were sent twice")
         if not wrong:
             self.findings.append(
-                f"{len(counted)} uploads counted, each once; {len(trained)} updates trained, "
+                f"{len(counted)} reports counted, each once; {len(trained)} updates trained, "
                 "none twice"
             )
         return wrong
@@ -134,12 +141,12 @@ class Blows:
         accepted, closed = self._accepted(started.step), self._is_closed(started.step)
         killed_s = time.monotonic()
         many = f"{len(accepted)} of {len(started.cohort)} {what} accepted"
-        self._tell(f"coordinator killed in {where}, {many}")
+        self._tell(f"{where}: coordinator killed, {many}")
         federation.restart(COORDINATOR)
         federation.let_go(held)
         back = time.monotonic() - killed_s
         kept = len(self._accepted(started.step))
-        self._tell(f"coordinator back after {back:.1f} s, {kept} {what} still count")
+        self._tell(f"{where}: coordinator back after {back:.1f} s, {kept} {what} still count")
         return [] if closed else accepted
 
     def _strike_uploader(self, victim: ClientId) -> None:
@@ -157,7 +164,7 @@ class Blows:
             raise ProgramError(f"{victim} died without its update", ExitCode.BUG)
         total = len(answer.payload)
         self._tell(
-            f"{victim} killed in mid-upload of round {step.round_number}: the coordinator has "
+            f"round {step.round_number}: {victim} killed in mid-upload, the coordinator has "
             f"{had:,} of {total:,} bytes"
         )
         federation.restart(victim)
@@ -165,8 +172,8 @@ class Blows:
         sent = int(upload.report["upload_bytes"])
         self._sent_twice = max(0, had - (total - sent))
         self._tell(
-            f"{victim} is back, resumed at byte {total - sent:,} and sent the other {sent:,}; "
-            f"sent twice: {self._sent_twice:,} bytes"
+            f"round {step.round_number}: {victim} is back, went on at byte {total - sent:,}, sent "
+            f"the other {sent:,}; sent twice: {self._sent_twice:,} bytes"
         )
 
     def _arrived(self, client: ClientId) -> int:
@@ -203,6 +210,9 @@ class Blows:
 
     def _is_closed(self, step: int) -> bool:
         return any(isinstance(one, StepClosed) and one.step == step for one in self._facts())
+
+    def _is_over(self) -> bool:
+        return any(isinstance(one, RunFinished) for one in self._facts())
 
     def _wait(self, condition: Callable[[], Found | None], what: str) -> Found:
         end_s = time.monotonic() + WAIT_S
