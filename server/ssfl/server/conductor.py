@@ -306,7 +306,7 @@ class Conductor:
         self._work(job)
 
     def _drop(self, step: int) -> None:
-        self.spool.set_aside(*newest_counted(self.state))
+        self.room.wait_for(lambda: self.spool.set_aside(*newest_counted(self.state)))
         self.spool.drop_through(step)
         self.store.drop_older(self.state.model_step, self.state.mask_epoch)
 

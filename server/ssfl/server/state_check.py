@@ -42,14 +42,15 @@ def read_state(root: Path) -> Told:
     if not root.is_dir():
         raise StateError(f"there is no folder {root}: name the --state-dir of a coordinator")
     path = root / "journal"
-    if not path.exists():
+    try:
+        records, torn_bytes = read_journal(path)
+    except FileNotFoundError:
         what = "is not the state directory of a coordinator: it holds no journal"
         if Store(root, 0).holds_something():
             what = "holds the files of a run but no journal: restore it from a backup"
         elif (root / "history.json").exists():
             what = "holds the results of a run; its state is in the coordinator's --state-dir"
-        raise StateError(f"{root} {what}")
-    records, torn_bytes = read_journal(path)
+        raise StateError(f"{root} {what}") from None
     told = []
     for number, record in enumerate(records, 1):
         try:
