@@ -83,6 +83,14 @@ def test_a_round_tells_losses_and_accuracies_of_its_base_and_of_the_clients_own_
     assert (entry["seconds"], entry["ledger"]) == (3.0, [{"phase": "values"}])
 
 
+def test_a_client_that_was_asked_in_place_of_a_lost_one_is_told_with_its_samples() -> None:
+    begun = facts.StepStarted(2, Work.TRAIN, "", 0, 0, {C1: 10})
+    replaced = facts.ClientsAdded(2, {C3: 7})
+    (entry,) = told(*SCORING, begun, replaced, *ROUND_0[1:]).rounds
+    rows = [(row["client"], row["num_samples"]) for row in entry["clients"]]
+    assert rows == [("c1", 10), ("c3", 7)]
+
+
 def test_an_evaluation_pools_samples_and_averages_clients() -> None:
     (entry,) = told(*SCORING, *ROUND_0, *EVALUATION).evaluations
     assert entry["pooled"] == 9 / 40

@@ -252,6 +252,18 @@ def test_a_crash_between_close_and_commit_is_computed_but_not_compared(
     assert "values-1.f32 is missing" in problem
 
 
+def test_a_void_step_counts_for_nothing(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    cut(root, lambda fact: not (isinstance(fact, facts.StepClosed) and fact.step == 1))
+    for path in root.glob("*-[0-9]*.[fb]*"):
+        path.unlink()
+    shutil.rmtree(root / "accepted")
+    rewrite(root, [*records(root), facts.StepVoided(1, "3 of at least 4 reported")])
+    code, lines, _ = audit(root, capsys)
+    assert code == ExitCode.DONE
+    assert lines[1].endswith("void: 3 of at least 4 reported")
+    assert lines[-1] == "same model: not known: no step is committed yet"
+
+
 def test_an_acknowledged_upload_of_an_open_step_must_be_there(
     root: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -8,6 +8,7 @@ trained model. `loss` and `metrics` are pooled, too. A round's accuracies are th
 """
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from ssfl.method.strategies.contract import ClientId, Work
@@ -40,6 +41,10 @@ class History:
         match fact:
             case facts.StepStarted():
                 self._started, self._uploads, self._missing = fact, {}, ()
+            case facts.ClientsAdded():
+                assert self._started is not None
+                cohort = {**self._started.cohort, **fact.cohort}
+                self._started = replace(self._started, cohort=cohort)
             case facts.UploadAccepted():
                 self._uploads[fact.client] = fact
             case facts.StepClosed():

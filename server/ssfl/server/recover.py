@@ -7,6 +7,7 @@ from dataclasses import asdict, fields, replace
 from importlib.metadata import version
 from pathlib import Path
 
+from ssfl.method.errors import SettingsError
 from ssfl.method.model_state import ModelState
 from ssfl.method.settings import RunSettings
 from ssfl.method.strategies import strategy_for
@@ -100,7 +101,12 @@ def settings_of(opened: facts.RunOpened) -> RunSettings:
             f"run {opened.run_id} has settings this version does not know: {', '.join(unknown)}. "
             f"Use the version that began it, {opened.software}"
         )
-    return RunSettings(**opened.settings)
+    settings = RunSettings(**opened.settings)
+    try:
+        settings.validate()
+    except (SettingsError, TypeError) as error:
+        raise StateError(f"run {opened.run_id} has a setting that is wrong: {error}") from error
+    return settings
 
 
 def _check_settings(opened: facts.RunOpened, settings: RunSettings) -> None:
