@@ -43,6 +43,23 @@ def test_the_demo_does_not_replace_somebody_elses_folder(
     assert (tmp_path / "thesis.tex").exists()
 
 
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        (["--clients", "1"], "--clients must be at least 2"),
+        (["--sparsity", "most"], "--sparsity: sparsity must be a number such as 0.9"),
+        (["--crash", "--rounds", "2"], "--crash needs at least --rounds 3"),
+        (["--crash", "--sparsity", "0.99"], "an update is too small to be cut in the middle"),
+    ],
+)
+def test_a_demo_that_cannot_be_is_refused_before_anything_is_made(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], flags: list[str], said: str
+) -> None:
+    assert tools.main(["demo", *flags, "--out", str(tmp_path / "demo")]) == ExitCode.USAGE
+    assert said in capsys.readouterr().err
+    assert not (tmp_path / "demo").exists()
+
+
 @pytest.mark.parametrize("command", ["demo", "shards", "plan"])
 def test_a_command_that_takes_no_variables_says_so(
     command: str, capsys: pytest.CaptureFixture[str]
