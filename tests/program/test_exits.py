@@ -131,3 +131,19 @@ sys.exit(run_program(body, "ssfl-client"))
         out, err = process.communicate(timeout=30)
     assert (process.returncode, out, err) == (143, "cleaned up\n", "ssfl-client: terminated\n")
     assert time.monotonic() - started < 30
+
+
+def test_a_reader_that_has_seen_enough_is_no_error() -> None:
+    body = "print('x' * 10**6)"
+    code = (
+        f"import sys; from ssfl.program.exits import run_program as r; sys.exit(r(lambda: {body}))"
+    )
+    program = subprocess.Popen(
+        [sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    )
+    assert program.stdout and program.stderr
+    program.stdout.read(1)
+    program.stdout.close()
+    with program.stderr as stderr:
+        assert stderr.read() == b""
+    assert program.wait(timeout=60) == 0

@@ -1,5 +1,6 @@
 """How a program ends: one documented exit code per thing its caller can do about it."""
 
+import os
 import signal
 import sys
 import traceback
@@ -79,7 +80,12 @@ def run_program(main_body: Callable[[], int | None], prog: str = "") -> int:
     """
     prog = prog or Path(sys.argv[0]).name
     try:
-        return int(main_body() or ExitCode.DONE)
+        code = int(main_body() or ExitCode.DONE)
+        sys.stdout.flush()
+        return code
+    except BrokenPipeError:  # `| head` has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return int(ExitCode.DONE)
     except ProgramError as error:
         _tell(f"{prog}: error: {error}")
         return int(error.exit_code)
