@@ -125,6 +125,10 @@ CHANGED = RunSettings(
     personalize_lr="restart",
     scoring_quorum=3,
     over_selection=1.5,
+    max_samples=1000,
+    samples_over_max="clip",
+    max_update_norm=2.5,
+    score_outliers="keep",
 )
 
 

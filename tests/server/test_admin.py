@@ -32,7 +32,7 @@ Ask = Callable[..., Awaitable[int]]
 @asynccontextmanager
 async def operator(conductor: Conductor) -> AsyncIterator[Ask]:
     """Serve the admin port; yield a function that runs `ssfl refresh-mask` against it."""
-    server = grpc.aio.server(interceptors=[StatusInterceptor()])
+    server = grpc.aio.server(interceptors=[StatusInterceptor(conductor.refusals)])
     service = AdminService(conductor, Sessions(), "out")
     admin_pb2_grpc.add_AdminServiceServicer_to_server(service, server)
     port = server.add_insecure_port("127.0.0.1:0")

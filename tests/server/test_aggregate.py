@@ -239,11 +239,22 @@ def test_a_file_that_vanished_is_an_error_and_never_a_wrong_sum(
         total(step, model, spool)
 
 
-def test_a_score_that_dwarfs_all_others_is_told(caplog: pytest.LogCaptureFixture) -> None:
-    aggregate._warn_of_outlier({C1: 1.0, C2: 2.0, C3: 3e6})
-    assert caplog.records[-1].levelname == "WARNING"
-    assert vars(caplog.records[-1])["client"] == C3
-    caplog.clear()
-    aggregate._warn_of_outlier({C1: 1.0, C2: 2.0, C3: 3000.0})
-    aggregate._warn_of_outlier({C1: 0.0})
-    assert caplog.records == []
+def test_scores_that_dwarf_all_others_do_not_count_and_are_told(
+    spool: Spool, model: ModelState, caplog: pytest.LogCaptureFixture
+) -> None:
+    uploads = {C1: vector(1, 2, 0, 0), C2: vector(3, 1, 0, 0), C3: vector(0, 0, 0, 1e30)}
+    step = step_with(spool, Work.SCORE, uploads)
+    without = replace(step, closed=(C1, C2))
+    assert total(step, model, spool) == total(without, model, spool)
+    (told,) = [record for record in caplog.records if record.levelname == "WARNING"]
+    assert vars(told)["client"] == C3 and "do not count" in told.message
+
+
+def test_scores_that_dwarf_all_others_may_be_kept(
+    spool: Spool, model: ModelState, caplog: pytest.LogCaptureFixture
+) -> None:
+    uploads = {C1: vector(1, 2, 0, 0), C2: vector(3, 1, 0, 0), C3: vector(0, 0, 0, 1e30)}
+    step = step_with(spool, Work.SCORE, uploads)
+    kept = StepSum(step, model, spool, Summing(RunSettings()), "keep").reduce(step)
+    assert kept[3] > 1e29 and kept[0] == 0, "the grid follows the largest"
+    assert [vars(record)["client"] for record in caplog.records] == [C3]

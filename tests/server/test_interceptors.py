@@ -12,8 +12,10 @@ import pytest
 
 from ssfl.server.errors import BadValues, UnknownClient
 from ssfl.server.interceptors import MAX_DETAIL, StatusInterceptor
+from ssfl.server.refusals import Refusals
 from ssfl.v1 import coordinator_pb2 as pb
 
+REFUSALS = Refusals(lambda: 0.0, lambda _name: True)
 Ended = tuple[grpc.StatusCode, str, str]  # status, sentence, reason
 
 
@@ -30,14 +32,15 @@ class Context:
         raise grpc.aio.AbortError
 
 
-def intercepted(handler: Any) -> Any:
+def intercepted(handler: Any, refusals: Refusals | None = None) -> Any:
     """Return a handler as the interceptor leaves it."""
 
     async def continuation(_details: object) -> Any:
         return handler
 
     details = SimpleNamespace(method="/ssfl.v1.CoordinatorService/Join")
-    return asyncio.run(StatusInterceptor().intercept_service(continuation, details))
+    refusals = REFUSALS if refusals is None else refusals
+    return asyncio.run(StatusInterceptor(refusals).intercept_service(continuation, details))
 
 
 def unary(inner: Callable[..., Awaitable[Any]]) -> Any:

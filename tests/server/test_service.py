@@ -42,7 +42,7 @@ async def served(conductor: Conductor, reference_coding: str) -> AsyncIterator[A
     """Serve a conductor on a port of its own; yield a stub that calls it."""
     uploads = Uploads(conductor.spool, conductor.ledger, slots=8, no_progress_s=30.0)
     service = CoordinatorService(Desk(conductor, Sessions()), uploads, reference_coding)
-    server = grpc.aio.server(interceptors=[StatusInterceptor()])
+    server = grpc.aio.server(interceptors=[StatusInterceptor(conductor.refusals)])
     coordinator_pb2_grpc.add_CoordinatorServiceServicer_to_server(service, server)
     port = server.add_insecure_port("127.0.0.1:0")
     await server.start()

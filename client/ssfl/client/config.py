@@ -12,6 +12,7 @@ from ssfl.program.settings import setting_names
 COORDINATOR_SETTINGS = (
     "host", "port", "admin_host", "admin_port", "init", "fresh", "exit_when_done", "exit_on_stall",
     "metrics_port", "keep_uploads", "upload_slots", "workers", "reference_coding", "insecure",
+    "max_clients", "max_connections", "max_model_values",
 )  # fmt: skip
 SECURITY = "Security settings"
 ELSEWHERE = "is a setting of the run: it lives on the coordinator and reaches every client in Join"

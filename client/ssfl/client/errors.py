@@ -2,6 +2,7 @@
 
 CallError
 ├─ Unavailable     the wire or the coordinator is gone: back off, join again, resume
+├─ SlotYielded     others wait for our upload slot: queue again at once, nothing is lost
 ├─ Resync          the coordinator knows us no longer, or moved on: join again at once
 └─ Refused         final: tell the person, end
 """
@@ -15,6 +16,10 @@ class CallError(Exception):
 
 class Unavailable(CallError):
     """Try again after a while."""
+
+
+class SlotYielded(CallError):
+    """Ask for the slot again and go on where the coordinator says."""
 
 
 class Resync(CallError):
@@ -31,6 +36,7 @@ _TRY_AGAIN = {
     grpc.StatusCode.CANCELLED,
     grpc.StatusCode.DATA_LOSS,
 }
+_BACK_OFF = {"too_many_joins", "too_many_calls"}
 _RESYNC = {"unknown_client", "join_again", "stale_base", "stale_mask"}
 
 
@@ -43,7 +49,9 @@ def reason_of(error: grpc.RpcError) -> str:
 def translate(error: grpc.RpcError) -> CallError:
     """Return what a gRPC failure means for the agent."""
     code, reason, text = error.code(), reason_of(error), error.details() or ""
-    if code in _TRY_AGAIN:
+    if reason == "slot_yielded":
+        return SlotYielded(text)
+    if code in _TRY_AGAIN or reason in _BACK_OFF:
         return Unavailable(text or code.name.lower())
     if reason in _RESYNC:
         return Resync(text)

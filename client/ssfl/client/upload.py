@@ -1,5 +1,10 @@
-"""Sending a result: header, grant, chunks, receipt; resumes at the granted offset."""
+"""Sending a result: header, grant, chunks, receipt; resumes at the granted offset.
 
+A slot is lent: if others wait, a long upload is asked to give it back. It then queues again and
+goes on at the new grant's offset; that is no failure, and nobody has to join again.
+"""
+
+import logging
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -8,10 +13,12 @@ from typing import Any
 import grpc
 
 from ssfl.client.connection import Watchdog
-from ssfl.client.errors import Unavailable, translate
+from ssfl.client.errors import SlotYielded, Unavailable, translate
 from ssfl.codec import ChunkSizer, pieces
 from ssfl.method.failpoints import failpoint
 from ssfl.v1 import transfer_pb2
+
+log = logging.getLogger(__name__)
 
 
 def send(
@@ -27,6 +34,22 @@ def send(
     `header` is the first request message; chunks are sent in messages of its type. Without
     `wait_for_grant` (a slot came with the task) they follow the header at once.
     """
+    while True:
+        try:
+            return _send(rpc, header, payload, watchdog, wait_for_grant=wait_for_grant)
+        except SlotYielded as error:
+            log.info("queueing again: %s", error)
+            wait_for_grant = True  # to learn where to go on
+
+
+def _send(
+    rpc: Callable[[Iterator[Any]], Any],
+    header: Any,
+    payload: memoryview,
+    watchdog: Watchdog,
+    *,
+    wait_for_grant: bool,
+) -> transfer_pb2.Outcome:
     granted = threading.Event()
     offset = 0
     over = threading.Event()

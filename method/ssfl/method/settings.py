@@ -193,6 +193,22 @@ class RunSettings:
     error_feedback: bool = setting(
         True, "lossy value types: a client adds what one update lost to the next"
     )
+    max_samples: int = setting(
+        0, "largest number of training samples a client may claim; 0: no bound"
+    )
+    samples_over_max: str = setting(
+        "refuse",
+        "who claims more: refuse the client, or clip: it weighs as if it had max-samples",
+        choices=("refuse", "clip"),
+    )
+    max_update_norm: float = setting(
+        0.0, "longest change of the base (L2 norm); longer updates are scaled down; 0: no limit"
+    )
+    score_outliers: str = setting(
+        "exclude",
+        "scores a million times the median client's: leave that client out of the mean, or keep",
+        choices=("exclude", "keep"),
+    )
 
     def validate(self) -> None:
         """Raise SettingsError naming the flag at fault."""

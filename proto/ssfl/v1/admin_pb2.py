@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x13ssfl/v1/admin.proto\x12\x07ssfl.v1\"\x12\n\x10GetStatusRequest\"\xe5\x04\n\x11GetStatusResponse\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12\r\n\x05phase\x18\x02 \x01(\t\x12\x13\n\x0bwaiting_for\x18\x03 \x01(\t\x12\x13\n\x0brounds_done\x18\x04 \x01(\r\x12\x12\n\nrounds_all\x18\x05 \x01(\r\x12\x12\n\nmask_epoch\x18\x06 \x01(\r\x12\x10\n\x08num_kept\x18\x07 \x01(\x04\x12\x12\n\nnum_masked\x18\x08 \x01(\x04\x12\x12\n\nnum_values\x18\t \x01(\x04\x12&\n\x07\x63lients\x18\n \x03(\x0b\x32\x15.ssfl.v1.ClientStatus\x12\x15\n\x08\x61\x63\x63uracy\x18\x0b \x01(\x01H\x00\x88\x01\x01\x12\x19\n\x0cseconds_left\x18\x0c \x01(\x01H\x01\x88\x01\x01\x12$\n\x06ledger\x18\r \x03(\x0b\x32\x14.ssfl.v1.LedgerEntry\x12\x19\n\x11peak_memory_bytes\x18\x0e \x01(\x04\x12\x14\n\x0cmodel_digest\x18\x0f \x01(\x0c\x12\x0f\n\x07out_dir\x18\x10 \x01(\t\x12\x11\n\tdelivered\x18\x11 \x01(\x08\x12\x11\n\x04loss\x18\x12 \x01(\x01H\x02\x88\x01\x01\x12\x38\n\x07metrics\x18\x13 \x03(\x0b\x32\'.ssfl.v1.GetStatusResponse.MetricsEntry\x12\"\n\x05stall\x18\x15 \x01(\x0b\x32\x0e.ssfl.v1.StallH\x03\x88\x01\x01\x1a.\n\x0cMetricsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\x42\x0b\n\t_accuracyB\x0f\n\r_seconds_leftB\x07\n\x05_lossB\x08\n\x06_stall\"a\n\x05Stall\x12\x0e\n\x06reason\x18\x01 \x01(\t\x12&\n\x07missing\x18\x02 \x03(\x0b\x32\x15.ssfl.v1.ClientStatus\x12\x0f\n\x07unblock\x18\x03 \x01(\t\x12\x0f\n\x07seconds\x18\x04 \x01(\x01\"\x81\x01\n\x0c\x43lientStatus\x12\x11\n\tclient_id\x18\x01 \x01(\t\x12\x13\n\x0bnum_samples\x18\x02 \x01(\x04\x12\r\n\x05state\x18\x03 \x01(\t\x12\x13\n\x0blast_seen_s\x18\x04 \x01(\x01\x12\x12\n\nsteps_done\x18\x05 \x01(\x04\x12\x11\n\tsteps_all\x18\x06 \x01(\x04\"\x9b\x01\n\x0bLedgerEntry\x12\r\n\x05phase\x18\x01 \x01(\t\x12\x11\n\tdirection\x18\x02 \x01(\t\x12\x15\n\rpayload_bytes\x18\x03 \x01(\x04\x12\x15\n\rmessage_bytes\x18\x04 \x01(\x04\x12\x10\n\x08\x65ncoding\x18\x05 \x01(\t\x12\x19\n\x0csocket_bytes\x18\x06 \x01(\x04H\x00\x88\x01\x01\x42\x0f\n\r_socket_bytes\"\x13\n\x11GetHistoryRequest\"*\n\x12GetHistoryResponse\x12\x14\n\x0chistory_json\x18\x01 \x01(\t\"\x11\n\x0fStartRunRequest\"\'\n\x10StartRunResponse\x12\x13\n\x0bnum_clients\x18\x01 \x01(\r\"\x10\n\x0eStopRunRequest\"\x11\n\x0fStopRunResponse\"\x14\n\x12RefreshMaskRequest\">\n\x13RefreshMaskResponse\x12\x12\n\nmask_epoch\x18\x01 \x01(\r\x12\x13\n\x0brounds_done\x18\x02 \x01(\r\"9\n\x13RemoveClientRequest\x12\x11\n\tclient_id\x18\x01 \x01(\t\x12\x0f\n\x07readmit\x18\x02 \x01(\x08\"*\n\x14RemoveClientResponse\x12\x12\n\nwas_member\x18\x01 \x01(\x08\x32\xaf\x03\n\x0c\x41\x64minService\x12\x42\n\tGetStatus\x12\x19.ssfl.v1.GetStatusRequest\x1a\x1a.ssfl.v1.GetStatusResponse\x12\x45\n\nGetHistory\x12\x1a.ssfl.v1.GetHistoryRequest\x1a\x1b.ssfl.v1.GetHistoryResponse\x12?\n\x08StartRun\x12\x18.ssfl.v1.StartRunRequest\x1a\x19.ssfl.v1.StartRunResponse\x12<\n\x07StopRun\x12\x17.ssfl.v1.StopRunRequest\x1a\x18.ssfl.v1.StopRunResponse\x12H\n\x0bRefreshMask\x12\x1b.ssfl.v1.RefreshMaskRequest\x1a\x1c.ssfl.v1.RefreshMaskResponse\x12K\n\x0cRemoveClient\x12\x1c.ssfl.v1.RemoveClientRequest\x1a\x1d.ssfl.v1.RemoveClientResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x13ssfl/v1/admin.proto\x12\x07ssfl.v1\"\x12\n\x10GetStatusRequest\"\x8a\x05\n\x11GetStatusResponse\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12\r\n\x05phase\x18\x02 \x01(\t\x12\x13\n\x0bwaiting_for\x18\x03 \x01(\t\x12\x13\n\x0brounds_done\x18\x04 \x01(\r\x12\x12\n\nrounds_all\x18\x05 \x01(\r\x12\x12\n\nmask_epoch\x18\x06 \x01(\r\x12\x10\n\x08num_kept\x18\x07 \x01(\x04\x12\x12\n\nnum_masked\x18\x08 \x01(\x04\x12\x12\n\nnum_values\x18\t \x01(\x04\x12&\n\x07\x63lients\x18\n \x03(\x0b\x32\x15.ssfl.v1.ClientStatus\x12\x15\n\x08\x61\x63\x63uracy\x18\x0b \x01(\x01H\x00\x88\x01\x01\x12\x19\n\x0cseconds_left\x18\x0c \x01(\x01H\x01\x88\x01\x01\x12$\n\x06ledger\x18\r \x03(\x0b\x32\x14.ssfl.v1.LedgerEntry\x12\x19\n\x11peak_memory_bytes\x18\x0e \x01(\x04\x12\x14\n\x0cmodel_digest\x18\x0f \x01(\x0c\x12\x0f\n\x07out_dir\x18\x10 \x01(\t\x12\x11\n\tdelivered\x18\x11 \x01(\x08\x12\x11\n\x04loss\x18\x12 \x01(\x01H\x02\x88\x01\x01\x12\x38\n\x07metrics\x18\x13 \x03(\x0b\x32\'.ssfl.v1.GetStatusResponse.MetricsEntry\x12#\n\x08refusals\x18\x14 \x03(\x0b\x32\x11.ssfl.v1.Refusals\x12\"\n\x05stall\x18\x15 \x01(\x0b\x32\x0e.ssfl.v1.StallH\x03\x88\x01\x01\x1a.\n\x0cMetricsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\x42\x0b\n\t_accuracyB\x0f\n\r_seconds_leftB\x07\n\x05_lossB\x08\n\x06_stall\"a\n\x05Stall\x12\x0e\n\x06reason\x18\x01 \x01(\t\x12&\n\x07missing\x18\x02 \x03(\x0b\x32\x15.ssfl.v1.ClientStatus\x12\x0f\n\x07unblock\x18\x03 \x01(\t\x12\x0f\n\x07seconds\x18\x04 \x01(\x01\"<\n\x08Refusals\x12\x11\n\tclient_id\x18\x01 \x01(\t\x12\x0e\n\x06reason\x18\x02 \x01(\t\x12\r\n\x05\x63ount\x18\x03 \x01(\x04\"\x81\x01\n\x0c\x43lientStatus\x12\x11\n\tclient_id\x18\x01 \x01(\t\x12\x13\n\x0bnum_samples\x18\x02 \x01(\x04\x12\r\n\x05state\x18\x03 \x01(\t\x12\x13\n\x0blast_seen_s\x18\x04 \x01(\x01\x12\x12\n\nsteps_done\x18\x05 \x01(\x04\x12\x11\n\tsteps_all\x18\x06 \x01(\x04\"\x9b\x01\n\x0bLedgerEntry\x12\r\n\x05phase\x18\x01 \x01(\t\x12\x11\n\tdirection\x18\x02 \x01(\t\x12\x15\n\rpayload_bytes\x18\x03 \x01(\x04\x12\x15\n\rmessage_bytes\x18\x04 \x01(\x04\x12\x10\n\x08\x65ncoding\x18\x05 \x01(\t\x12\x19\n\x0csocket_bytes\x18\x06 \x01(\x04H\x00\x88\x01\x01\x42\x0f\n\r_socket_bytes\"\x13\n\x11GetHistoryRequest\"*\n\x12GetHistoryResponse\x12\x14\n\x0chistory_json\x18\x01 \x01(\t\"\x11\n\x0fStartRunRequest\"\'\n\x10StartRunResponse\x12\x13\n\x0bnum_clients\x18\x01 \x01(\r\"\x10\n\x0eStopRunRequest\"\x11\n\x0fStopRunResponse\"\x14\n\x12RefreshMaskRequest\">\n\x13RefreshMaskResponse\x12\x12\n\nmask_epoch\x18\x01 \x01(\r\x12\x13\n\x0brounds_done\x18\x02 \x01(\r\"9\n\x13RemoveClientRequest\x12\x11\n\tclient_id\x18\x01 \x01(\t\x12\x0f\n\x07readmit\x18\x02 \x01(\x08\"*\n\x14RemoveClientResponse\x12\x12\n\nwas_member\x18\x01 \x01(\x08\x32\xaf\x03\n\x0c\x41\x64minService\x12\x42\n\tGetStatus\x12\x19.ssfl.v1.GetStatusRequest\x1a\x1a.ssfl.v1.GetStatusResponse\x12\x45\n\nGetHistory\x12\x1a.ssfl.v1.GetHistoryRequest\x1a\x1b.ssfl.v1.GetHistoryResponse\x12?\n\x08StartRun\x12\x18.ssfl.v1.StartRunRequest\x1a\x19.ssfl.v1.StartRunResponse\x12<\n\x07StopRun\x12\x17.ssfl.v1.StopRunRequest\x1a\x18.ssfl.v1.StopRunResponse\x12H\n\x0bRefreshMask\x12\x1b.ssfl.v1.RefreshMaskRequest\x1a\x1c.ssfl.v1.RefreshMaskResponse\x12K\n\x0cRemoveClient\x12\x1c.ssfl.v1.RemoveClientRequest\x1a\x1d.ssfl.v1.RemoveClientResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -36,35 +36,37 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_GETSTATUSREQUEST']._serialized_start=32
   _globals['_GETSTATUSREQUEST']._serialized_end=50
   _globals['_GETSTATUSRESPONSE']._serialized_start=53
-  _globals['_GETSTATUSRESPONSE']._serialized_end=666
-  _globals['_GETSTATUSRESPONSE_METRICSENTRY']._serialized_start=571
-  _globals['_GETSTATUSRESPONSE_METRICSENTRY']._serialized_end=617
-  _globals['_STALL']._serialized_start=668
-  _globals['_STALL']._serialized_end=765
-  _globals['_CLIENTSTATUS']._serialized_start=768
-  _globals['_CLIENTSTATUS']._serialized_end=897
-  _globals['_LEDGERENTRY']._serialized_start=900
-  _globals['_LEDGERENTRY']._serialized_end=1055
-  _globals['_GETHISTORYREQUEST']._serialized_start=1057
-  _globals['_GETHISTORYREQUEST']._serialized_end=1076
-  _globals['_GETHISTORYRESPONSE']._serialized_start=1078
-  _globals['_GETHISTORYRESPONSE']._serialized_end=1120
-  _globals['_STARTRUNREQUEST']._serialized_start=1122
-  _globals['_STARTRUNREQUEST']._serialized_end=1139
-  _globals['_STARTRUNRESPONSE']._serialized_start=1141
-  _globals['_STARTRUNRESPONSE']._serialized_end=1180
-  _globals['_STOPRUNREQUEST']._serialized_start=1182
-  _globals['_STOPRUNREQUEST']._serialized_end=1198
-  _globals['_STOPRUNRESPONSE']._serialized_start=1200
-  _globals['_STOPRUNRESPONSE']._serialized_end=1217
-  _globals['_REFRESHMASKREQUEST']._serialized_start=1219
-  _globals['_REFRESHMASKREQUEST']._serialized_end=1239
-  _globals['_REFRESHMASKRESPONSE']._serialized_start=1241
-  _globals['_REFRESHMASKRESPONSE']._serialized_end=1303
-  _globals['_REMOVECLIENTREQUEST']._serialized_start=1305
-  _globals['_REMOVECLIENTREQUEST']._serialized_end=1362
-  _globals['_REMOVECLIENTRESPONSE']._serialized_start=1364
-  _globals['_REMOVECLIENTRESPONSE']._serialized_end=1406
-  _globals['_ADMINSERVICE']._serialized_start=1409
-  _globals['_ADMINSERVICE']._serialized_end=1840
+  _globals['_GETSTATUSRESPONSE']._serialized_end=703
+  _globals['_GETSTATUSRESPONSE_METRICSENTRY']._serialized_start=608
+  _globals['_GETSTATUSRESPONSE_METRICSENTRY']._serialized_end=654
+  _globals['_STALL']._serialized_start=705
+  _globals['_STALL']._serialized_end=802
+  _globals['_REFUSALS']._serialized_start=804
+  _globals['_REFUSALS']._serialized_end=864
+  _globals['_CLIENTSTATUS']._serialized_start=867
+  _globals['_CLIENTSTATUS']._serialized_end=996
+  _globals['_LEDGERENTRY']._serialized_start=999
+  _globals['_LEDGERENTRY']._serialized_end=1154
+  _globals['_GETHISTORYREQUEST']._serialized_start=1156
+  _globals['_GETHISTORYREQUEST']._serialized_end=1175
+  _globals['_GETHISTORYRESPONSE']._serialized_start=1177
+  _globals['_GETHISTORYRESPONSE']._serialized_end=1219
+  _globals['_STARTRUNREQUEST']._serialized_start=1221
+  _globals['_STARTRUNREQUEST']._serialized_end=1238
+  _globals['_STARTRUNRESPONSE']._serialized_start=1240
+  _globals['_STARTRUNRESPONSE']._serialized_end=1279
+  _globals['_STOPRUNREQUEST']._serialized_start=1281
+  _globals['_STOPRUNREQUEST']._serialized_end=1297
+  _globals['_STOPRUNRESPONSE']._serialized_start=1299
+  _globals['_STOPRUNRESPONSE']._serialized_end=1316
+  _globals['_REFRESHMASKREQUEST']._serialized_start=1318
+  _globals['_REFRESHMASKREQUEST']._serialized_end=1338
+  _globals['_REFRESHMASKRESPONSE']._serialized_start=1340
+  _globals['_REFRESHMASKRESPONSE']._serialized_end=1402
+  _globals['_REMOVECLIENTREQUEST']._serialized_start=1404
+  _globals['_REMOVECLIENTREQUEST']._serialized_end=1461
+  _globals['_REMOVECLIENTRESPONSE']._serialized_start=1463
+  _globals['_REMOVECLIENTRESPONSE']._serialized_end=1505
+  _globals['_ADMINSERVICE']._serialized_start=1508
+  _globals['_ADMINSERVICE']._serialized_end=1939
 # @@protoc_insertion_point(module_scope)

@@ -11,7 +11,7 @@ class GetStatusRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class GetStatusResponse(_message.Message):
-    __slots__ = ("run_id", "phase", "waiting_for", "rounds_done", "rounds_all", "mask_epoch", "num_kept", "num_masked", "num_values", "clients", "accuracy", "seconds_left", "ledger", "peak_memory_bytes", "model_digest", "out_dir", "delivered", "loss", "metrics", "stall")
+    __slots__ = ("run_id", "phase", "waiting_for", "rounds_done", "rounds_all", "mask_epoch", "num_kept", "num_masked", "num_values", "clients", "accuracy", "seconds_left", "ledger", "peak_memory_bytes", "model_digest", "out_dir", "delivered", "loss", "metrics", "refusals", "stall")
     class MetricsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -38,6 +38,7 @@ class GetStatusResponse(_message.Message):
     DELIVERED_FIELD_NUMBER: _ClassVar[int]
     LOSS_FIELD_NUMBER: _ClassVar[int]
     METRICS_FIELD_NUMBER: _ClassVar[int]
+    REFUSALS_FIELD_NUMBER: _ClassVar[int]
     STALL_FIELD_NUMBER: _ClassVar[int]
     run_id: str
     phase: str
@@ -58,8 +59,9 @@ class GetStatusResponse(_message.Message):
     delivered: bool
     loss: float
     metrics: _containers.ScalarMap[str, float]
+    refusals: _containers.RepeatedCompositeFieldContainer[Refusals]
     stall: Stall
-    def __init__(self, run_id: _Optional[str] = ..., phase: _Optional[str] = ..., waiting_for: _Optional[str] = ..., rounds_done: _Optional[int] = ..., rounds_all: _Optional[int] = ..., mask_epoch: _Optional[int] = ..., num_kept: _Optional[int] = ..., num_masked: _Optional[int] = ..., num_values: _Optional[int] = ..., clients: _Optional[_Iterable[_Union[ClientStatus, _Mapping]]] = ..., accuracy: _Optional[float] = ..., seconds_left: _Optional[float] = ..., ledger: _Optional[_Iterable[_Union[LedgerEntry, _Mapping]]] = ..., peak_memory_bytes: _Optional[int] = ..., model_digest: _Optional[bytes] = ..., out_dir: _Optional[str] = ..., delivered: _Optional[bool] = ..., loss: _Optional[float] = ..., metrics: _Optional[_Mapping[str, float]] = ..., stall: _Optional[_Union[Stall, _Mapping]] = ...) -> None: ...
+    def __init__(self, run_id: _Optional[str] = ..., phase: _Optional[str] = ..., waiting_for: _Optional[str] = ..., rounds_done: _Optional[int] = ..., rounds_all: _Optional[int] = ..., mask_epoch: _Optional[int] = ..., num_kept: _Optional[int] = ..., num_masked: _Optional[int] = ..., num_values: _Optional[int] = ..., clients: _Optional[_Iterable[_Union[ClientStatus, _Mapping]]] = ..., accuracy: _Optional[float] = ..., seconds_left: _Optional[float] = ..., ledger: _Optional[_Iterable[_Union[LedgerEntry, _Mapping]]] = ..., peak_memory_bytes: _Optional[int] = ..., model_digest: _Optional[bytes] = ..., out_dir: _Optional[str] = ..., delivered: _Optional[bool] = ..., loss: _Optional[float] = ..., metrics: _Optional[_Mapping[str, float]] = ..., refusals: _Optional[_Iterable[_Union[Refusals, _Mapping]]] = ..., stall: _Optional[_Union[Stall, _Mapping]] = ...) -> None: ...
 
 class Stall(_message.Message):
     __slots__ = ("reason", "missing", "unblock", "seconds")
@@ -72,6 +74,16 @@ class Stall(_message.Message):
     unblock: str
     seconds: float
     def __init__(self, reason: _Optional[str] = ..., missing: _Optional[_Iterable[_Union[ClientStatus, _Mapping]]] = ..., unblock: _Optional[str] = ..., seconds: _Optional[float] = ...) -> None: ...
+
+class Refusals(_message.Message):
+    __slots__ = ("client_id", "reason", "count")
+    CLIENT_ID_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    COUNT_FIELD_NUMBER: _ClassVar[int]
+    client_id: str
+    reason: str
+    count: int
+    def __init__(self, client_id: _Optional[str] = ..., reason: _Optional[str] = ..., count: _Optional[int] = ...) -> None: ...
 
 class ClientStatus(_message.Message):
     __slots__ = ("client_id", "num_samples", "state", "last_seen_s", "steps_done", "steps_all")

@@ -53,6 +53,7 @@ class AdminService(admin_pb2_grpc.AdminServiceServicer):
             out_dir=run_folder(self._out_dir, state.run_id),
             delivered=conductor.model_written.is_set() and everyone_has_it(conductor.state),
             stall=self._stall(),
+            refusals=[pb.Refusals(**row) for row in conductor.refusals.rows()],
         )
 
     async def GetHistory(

@@ -7,7 +7,6 @@ worker thread, so folds never overlap; the result does not depend on their order
 import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
-from statistics import median
 from typing import Any, Protocol
 
 import numpy as np
@@ -19,10 +18,10 @@ from ssfl.method.model_state import ModelState
 from ssfl.method.nested import density_rows
 from ssfl.method.strategies.contract import ClientId, Reducer, Strategy, Work
 from ssfl.server.events import StepReduced
+from ssfl.server.outliers import outliers
 from ssfl.server.state import Step
 
 _BLOCK = 1 << 18  # values
-OUTLIER = 1e6  # times the median of the clients' largest scores
 
 log = logging.getLogger("ssfl.run")
 
@@ -32,16 +31,6 @@ def update_fraction_bits(step: Step) -> int:
     if step.fraction_bits is not None:
         return step.fraction_bits
     return fraction_bits(VALUE_BOUND, sum(step.weights.values()))
-
-
-def _warn_of_outlier(largest: Mapping[ClientId, float]) -> None:
-    """Say who reports scores beside which all others vanish: the grid follows the largest."""
-    client = max(largest, key=lambda one: largest[one])
-    if largest[client] > OUTLIER * median(largest.values()):
-        log.warning(
-            "one client's largest score dwarfs those of the others: the mask may be its alone",
-            extra={"client": client, "largest": largest[client]},
-        )
 
 
 class Verified(Protocol):
@@ -58,12 +47,18 @@ class StepSum:
     """Sums the uploads of one step."""
 
     def __init__(
-        self, step: Step, model: ModelState, verified: Verified, strategy: Strategy
+        self,
+        step: Step,
+        model: ModelState,
+        verified: Verified,
+        strategy: Strategy,
+        score_outliers: str = "exclude",
     ) -> None:
         self.number, self.work = step.number, step.work
         self._model = model
         self._verified = verified
         self._strategy = strategy
+        self._excludes = step.work is Work.SCORE and score_outliers == "exclude"
         self._folded: set[ClientId] = set()
         self._sum: ExactSum | None = None
         self._holders: npt.NDArray[np.int64] | None = None  # weight of those who hold each value
@@ -83,11 +78,11 @@ class StepSum:
 
     def finish(self, step: Step) -> "Finished":
         """Return the next model from exactly the uploads of `step.closed`."""
-        before, reduced = self._model, self.reduce(step)
+        before, reduced, excluded = self._model, self.reduce(step), self._outliers(step)
         model = self._strategy.finish(step.work, before, reduced, step.round_number)
         if step.work is Work.TRAIN:
             return Finished(model, {}, None)
-        report: dict[str, Any] = {}
+        report: dict[str, Any] = {"outliers": list(excluded)} if excluded else {}
         if step.criterion == "saliency":  # whose masks of other sparsities are nested
             report["densities"] = density_rows(reduced, before.manifest)
         assert model.mask is not None
@@ -100,9 +95,10 @@ class StepSum:
         return Finished(model, report, reduced)
 
     def reduce(self, step: Step) -> npt.NDArray[np.float32]:
-        """Return the mean of exactly the uploads of `step.closed`, and free the sum.
+        """Return the mean of the uploads of `step.closed` that count, and free the sum.
 
-        Nobody's mean is zeros: a strategy that asks nobody does not look at it.
+        All count but scores that dwarf the others'. Nobody's mean is zeros: a strategy that asks
+        nobody does not look at it.
         """
         assert step.closed is not None
         if not step.closed:
@@ -110,7 +106,7 @@ class StepSum:
         total = self._sum
         if total is None or not self._folded <= set(step.closed):
             total = self._restart(step)
-        for client in step.closed:
+        for client in self._counting(step):
             if client not in self._folded:
                 self._add(total, client, step.uploads[client].digest, step.weights[client])
         self._sum = None  # the strategy will need room
@@ -128,12 +124,31 @@ class StepSum:
             if self._holders is not None:
                 self._holders[:] = 0
             return ExactSum(self._size, update_fraction_bits(step))
-        _warn_of_outlier({client: step.uploads[client].largest for client in step.closed})
-        largest = max(step.uploads[client].largest for client in step.closed)
+        self._warn_of_outliers(step)
+        counting = self._counting(step)
+        largest = max(step.uploads[client].largest for client in counting)
         weights = step.weights
-        weight = sum(weights[client] for client in step.closed)
+        weight = sum(weights[client] for client in counting)
         bits = fraction_bits(largest, weight, MAX_SCORE_FRACTION_BITS)
         return ExactSum(self._size, bits)
+
+    def _outliers(self, step: Step) -> tuple[ClientId, ...]:
+        """Return whose scores do not count."""
+        return outliers(step.uploads, step.closed or ()) if self._excludes else ()
+
+    def _counting(self, step: Step) -> list[ClientId]:
+        """Return whose uploads make the mean."""
+        excluded = self._outliers(step)
+        return [client for client in step.closed or () if client not in excluded]
+
+    def _warn_of_outliers(self, step: Step) -> None:
+        """Say who reports scores beside which all others vanish: the grid follows the largest."""
+        for client in outliers(step.uploads, step.closed or ()):
+            log.warning(
+                "one client's largest score dwarfs those of the others: "
+                + ("its scores do not count" if self._excludes else "the mask may be its alone"),
+                extra={"client": client, "largest": step.uploads[client].largest},
+            )
 
     def _add(self, total: ExactSum, client: ClientId, digest: str, weight: int) -> None:
         name = bytes.fromhex(digest)

@@ -17,6 +17,7 @@ from ssfl.server.errors import (
     VersionUnsupported,
 )
 from ssfl.server.state import Member, RunState
+from ssfl.server.weights import check_samples
 from ssfl.v1 import coordinator_pb2 as pb
 from ssfl.v1 import transfer_pb2, update_pb2
 
@@ -56,6 +57,7 @@ def check_join(request: pb.JoinRequest, state: RunState, *, alive: bool) -> Clie
         raise InvalidRequest(
             f"{client} has {request.num_samples} training samples; 1 to {MAX_SAMPLES} are possible"
         )
+    check_samples(client, request.num_samples, state.settings)
     if len(request.fingerprint) > MAX_TEXT or len(request.software) > MAX_TEXT:
         raise InvalidRequest(f"fingerprint and software have at most {MAX_TEXT} characters")
     if missing := MUST_READ - set(request.encodings):

@@ -5,6 +5,7 @@ written beside it as float32, block by block, and only that file is verified, ke
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
@@ -12,11 +13,13 @@ import numpy.typing as npt
 
 from ssfl.codec import blocks, reference, scores, values_only
 from ssfl.codec.blocks import ValueCode
+from ssfl.method import norm_clip
 from ssfl.method.settings import RunSettings
 from ssfl.method.value_types import lossy_code
 from ssfl.server.coding import LOSSY
 from ssfl.server.errors import InvalidRequest, StaleBase
 from ssfl.server.spool import plain_file
+from ssfl.server.verify import read_blocks
 from ssfl.v1 import transfer_pb2 as pb
 
 Vector = npt.NDArray[np.float32]
@@ -93,14 +96,38 @@ def score_blocks(data: memoryview, payload: pb.Payload, count: int) -> Iterator[
     yield from scores.decoded(data, count)
 
 
-def verified(part: Path, plain: Path, check: Callable[[Path], float]) -> tuple[float, Path]:
-    """Return what `check` finds in the values, and their file; one that is unsound is removed."""
+@dataclass(frozen=True, slots=True)
+class Verified:
+    """An upload that is sound."""
+
+    largest: float  # |value|, as it was sent
+    plain: Path  # its values, as they count
+    report: Mapping[str, float] = field(default_factory=dict)  # what history is to know of it
+
+
+def verified(part: Path, plain: Path, check: Callable[[Path], float]) -> Verified:
+    """Return what `check` finds in the values; a file that is unsound is removed."""
     try:
-        return check(plain), plain
+        return Verified(check(plain), plain)
     except BaseException:
         if plain != part:
             plain.unlink(missing_ok=True)
         raise
+
+
+def shortened_update(part: Path, sound: Verified, base: Vector, limit: float) -> Verified:
+    """Return the update, scaled down if its change of the base is longer than `limit` (0: none)."""
+    if not limit:
+        return sound
+    plain, count = sound.plain, base.size
+    norm = norm_clip.change_norm(read_blocks(plain, count, norm_clip.BLOCK), base)
+    if norm <= limit:
+        return sound
+    blocks_now = read_blocks(plain, count, norm_clip.BLOCK)
+    short = _written(part, norm_clip.shortened(blocks_now, base, limit / norm))
+    if plain != part:
+        plain.unlink()
+    return replace(sound, plain=short, report={"clipped": norm})
 
 
 def _codes(settings: RunSettings) -> dict[pb.Encoding, ValueCode]:

@@ -17,6 +17,7 @@ from dataclasses import dataclass, replace
 from ssfl.method.failpoints import failpoint
 from ssfl.method.model_state import ModelState
 from ssfl.method.strategies import strategy_for
+from ssfl.method.strategies.contract import ClientId
 from ssfl.method.strategies.contract import Work
 from ssfl.server import events, facts
 from ssfl.server.aggregate import StepSum, reduced
@@ -26,6 +27,7 @@ from ssfl.server.history import History
 from ssfl.server.journal import Journal
 from ssfl.server.ledger import Ledger
 from ssfl.server.ledger_file import LedgerFile
+from ssfl.server.refusals import Refusals
 from ssfl.server.run import advance
 from ssfl.server.sockets import Connections
 from ssfl.server.spool import Spool
@@ -70,6 +72,7 @@ class Conductor:
         self.ledger = ledger
         self.ledger_file = LedgerFile(store.root / "ledger.csv", history.account[1])
         self.connections = Connections(ledger)
+        self.refusals = Refusals(clock, lambda name: ClientId(name) in self.state.members)
         self.clock = clock
         self.store = store
         self.spool = spool
@@ -175,6 +178,7 @@ class Conductor:
             self.history.add(fact)
             tell(fact, state, self.history)
             self._tell_mask(fact)
+            self._count_outliers(fact)
         if _tasks_key(state) != tasks_before:
             self._changed.set()
             self._changed = asyncio.Event()
@@ -225,6 +229,11 @@ class Conductor:
         if self.history.newest_mask.get("step") == fact.step:
             tell_mask(model.mask, model.manifest, self.history)
 
+    def _count_outliers(self, fact: facts.Fact) -> None:
+        if isinstance(fact, facts.StepCommitted):
+            for client in fact.report.get("outliers", []):
+                self.refusals.count(client, "outlier", f"the scores of {client} did not count")
+
     def _do(self, action: Action) -> None:
         match action:
             case Persist():
@@ -270,7 +279,8 @@ class Conductor:
 
         def job() -> None:
             failpoint("sum.open")
-            self._sum = StepSum(step, model, self.spool, self._strategy)
+            policy = self.state.settings.score_outliers
+            self._sum = StepSum(step, model, self.spool, self._strategy, policy)
             if step.work is Work.SCORE:
                 _ = model.whole_digest  # computed here, not when the first report is checked
 

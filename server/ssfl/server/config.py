@@ -6,6 +6,7 @@ from pathlib import Path
 from ssfl.method.errors import SettingsError
 from ssfl.method.settings import RunSettings, setting
 from ssfl.program.addresses import is_loopback
+from ssfl.server.limits import MAX_CLIENTS, MAX_CONNECTIONS, MAX_MODEL_VALUES
 
 DEFAULT_PORT = 50051
 DEFAULT_ADMIN_PORT = 50052
@@ -55,6 +56,13 @@ class CoordinatorConfig:
         "per value sent, from every client in every round",
     )
     upload_slots: int = setting(8, "uploads received at once; bounds memory", least=1)
+    max_clients: int = setting(MAX_CLIENTS, "clients that may join a run", least=1)
+    max_connections: int = setting(
+        MAX_CONNECTIONS, "connections to the client port at once; further ones are closed", least=1
+    )
+    max_model_values: int = setting(
+        MAX_MODEL_VALUES, "values of the largest model a client may describe", least=1
+    )
     workers: int = setting(
         2, "threads that verify uploads; the result does not depend on it", least=1
     )
@@ -96,9 +104,20 @@ class CoordinatorConfig:
         chosen = [port for port in ports.values() if port]
         if len(set(chosen)) < len(chosen):
             raise SettingsError(f"{', '.join(ports)} must differ")
-        for name, count in (("--upload-slots", self.upload_slots), ("--workers", self.workers)):
+        for name, count in (
+            ("--upload-slots", self.upload_slots),
+            ("--workers", self.workers),
+            ("--max-clients", self.max_clients),
+            ("--max-connections", self.max_connections),
+            ("--max-model-values", self.max_model_values),
+        ):
             if count < 1:
                 raise SettingsError(f"{name} must be at least 1, got {count}")
+        if self.max_clients < self.run.clients:
+            raise SettingsError(
+                f"--max-clients {self.max_clients} is below --clients {self.run.clients}: "
+                "the run could never start"
+            )
         self._validate_security()
 
     def _validate_security(self) -> None:

@@ -10,6 +10,10 @@ Refusal
 ├─ RunFull               a reproducible run has all its clients
 ├─ Removed               an operator removed this site
 ├─ DiskFull              no room for this upload: try again
+├─ RunFull               a reproducible run has all its clients, or --max-clients are here
+├─ TooManySamples        more claimed than --max-samples
+├─ TooManyJoins          a flood of joins: back off, then join again
+├─ TooManyCalls          one client holds too many calls open: back off
 ├─ UnknownClient         not of this run: join again
 ├─ SessionEnded          a newer Join replaced this session
 ├─ ManifestMismatch      another model: the first differing tensor is named
@@ -18,6 +22,7 @@ Refusal
 │  └─ StaleMask          other mask than the step's: likewise
 ├─ UpdateConflict        other bytes were accepted from this client
 ├─ NoProgress            no byte for no_progress_s
+├─ SlotYielded           others wait for the slot: ask for it again, at once
 ├─ RunOver               `ssfl start`, `stop` or `refresh-mask` after the end
 ├─ NoMask                `ssfl refresh-mask` where there is none to renew
 ├─ TooFewClients         `ssfl start` before enough have joined
@@ -77,7 +82,7 @@ class ClientIdTaken(Refusal):
 
 
 class RunFull(Refusal):
-    """The run is reproducible: who takes part was fixed when all had joined."""
+    """No newcomer is taken: the run is reproducible and complete, or has --max-clients."""
 
     reason = "run_full"
 
@@ -92,6 +97,24 @@ class DiskFull(Refusal):
     """The coordinator has no room for an upload; it may have later."""
 
     reason = "disk_full"
+
+
+class TooManySamples(Refusal):
+    """The client claims more samples than the run allows."""
+
+    reason = "too_many_samples"
+
+
+class TooManyJoins(Refusal):
+    """One client, or many new ones, join more often than anybody has to."""
+
+    reason = "too_many_joins"
+
+
+class TooManyCalls(Refusal):
+    """One client holds more calls open than it needs."""
+
+    reason = "too_many_calls"
 
 
 class UnknownClient(Refusal):
@@ -140,6 +163,12 @@ class NoProgress(Refusal):
     """A transfer stood still for too long."""
 
     reason = "no_progress"
+
+
+class SlotYielded(Refusal):
+    """An upload had its slot for its time while others wait; its bytes are kept."""
+
+    reason = "slot_yielded"
 
 
 class RunOver(Refusal):

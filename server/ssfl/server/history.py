@@ -78,12 +78,14 @@ class History:
         }
         match started.work:
             case Work.SCORE:
-                weights = [1 if started.equal_weights else row["num_samples"] for row in clients]
+                excluded = fact.report.get("outliers", [])  # whose scores did not count
+                voters = [row for row in clients if row["client"] not in excluded]
+                weights = [1 if started.equal_weights else row["num_samples"] for row in voters]
                 self.votes = [
                     {**row, "share": weight / sum(weights)}
-                    for row, weight in zip(clients, weights, strict=True)
+                    for row, weight in zip(voters, weights, strict=True)
                 ]
-                self.not_voted = list(self._missing)
+                self.not_voted = sorted([*self._missing, *excluded])
                 self.densities = list(fact.report.get("densities", []))
                 self.masks.append(
                     {

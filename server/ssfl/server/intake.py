@@ -16,11 +16,13 @@ from ssfl.method.model_state import ModelState, values_digest
 from ssfl.method.strategies.contract import ClientId, Work
 from ssfl.server import checks, events
 from ssfl.server.coded_uploads import (
+    Verified,
     check_payload,
     check_scores,
     check_update,
     plain_scores,
     plain_update,
+    shortened_update,
     verified,
 )
 from ssfl.server.desk import Desk, evaluation_of, receipt_of
@@ -34,11 +36,15 @@ from ssfl.server.errors import (
 from ssfl.server.events import Reply
 from ssfl.server.first_model import begin_model, initialized
 from ssfl.server.ledger import Direction, encoding_word
+from ssfl.server.limits import Limits
 from ssfl.server.run import late_reply
 from ssfl.server.spool import check_digest
 from ssfl.server.state import Member, Step
+from ssfl.server.status import reason_of
+from ssfl.server.tasks import initializer
 from ssfl.server.uploads import Expected, Sent, Uploads, first
 from ssfl.server.verify import verify_scores, verify_values
+from ssfl.server.weights import clipped
 from ssfl.v1 import coordinator_pb2 as pb
 from ssfl.v1 import transfer_pb2, update_pb2
 
@@ -46,11 +52,13 @@ from ssfl.v1 import transfer_pb2, update_pb2
 class Intake:
     """Takes uploads in."""
 
-    def __init__(self, desk: Desk, uploads: Uploads) -> None:
+    def __init__(self, desk: Desk, uploads: Uploads, limits: Limits | None = None) -> None:
         self._desk = desk
+        self._limits = limits or Limits()
+        self._describing = asyncio.Lock()  # of two models, only one is in memory
         self._conductor = desk.conductor
         self._uploads = uploads
-        self._counting: set[asyncio.Future[Reply]] = set()
+        self._counting: dict[ClientId, asyncio.Future[Reply]] = {}  # one of each client
 
     async def initial(
         self, requests: AsyncIterator[pb.SendInitialRequest], peer: str = ""
@@ -60,6 +68,7 @@ class Intake:
         member = await self._desk.member(request.caller, peer)
         header = request.header
         manifest = Manifest.from_json(header.manifest)
+        self._limits.check_model(manifest)
         if manifest.digest.hex() != member.manifest_digest:
             raise InvalidRequest("the manifest is not the one whose digest came in Join")
         checks.check_ready(member, self._conductor.state)
@@ -68,9 +77,12 @@ class Intake:
             return
 
         async def accept(part: Path | None, _sent: Sent | None = None) -> transfer_pb2.Receipt:
-            model = await asyncio.to_thread(
-                self._build_model, member.client, manifest, header, part
-            )
+            async with self._describing:
+                if receipt := self._known():
+                    return receipt
+                model = await asyncio.to_thread(
+                    self._build_model, member.client, manifest, header, part
+                )
             reply = await self._conductor.post(initialized(member.client, model), model)
             failpoint("ack.initial")
             if reply is Reply.CONFLICT:  # another client was quicker, with another model
@@ -85,6 +97,9 @@ class Intake:
             num_bytes = values_only.encoded_bytes(manifest.size)
             allowed = {transfer_pb2.ENCODING_DENSE: (num_bytes, num_bytes)}
             check_payload(header.initial, allowed)
+            asked = initializer(self._conductor.state)
+            if asked is None or asked.client != member.client:
+                raise JoinAgain("another client was asked to describe the model: join again")
             expected = Expected(member.client, 0, header.initial, "initial", self._known)
             responses = self._uploads.receive(expected, requests, pb.SendInitialResponse, accept)
             async for response in responses:
@@ -112,7 +127,7 @@ class Intake:
         check_scores(header.scores, model.manifest.num_masked, settings)
         signed = step.criterion == "grasp"
 
-        def verify(part: Path) -> tuple[float, Path]:
+        def verify(part: Path) -> Verified:
             check_digest(part, header.scores.digest)
             plain = plain_scores(part, header.scores, model.manifest.num_masked)
             return verified(
@@ -164,14 +179,15 @@ class Intake:
         settings = self._conductor.state.settings
         check_update(header.values, values.size, model.base_digest, settings)
 
-        def verify(part: Path) -> tuple[float, Path]:
+        def verify(part: Path) -> Verified:
             check_digest(part, header.values.digest)
             plain = plain_update(part, header.values, values, settings)
-            return verified(
+            sound = verified(
                 part,
                 plain,
                 lambda p: verify_values(p, member.client, values.size, model.manifest, mask),
             )
+            return shortened_update(part, sound, values, settings.max_update_norm)
 
         report = {
             "work_s": header.work_s,
@@ -196,7 +212,10 @@ class Intake:
 
     def _step(self, number: int, work: Work, member: Member, num_samples: int) -> Step | None:
         step = self._desk.open_step(number, work, member)
-        if step is not None and num_samples != step.cohort[member.client]:
+        if step is None:
+            return None
+        weight = clipped(num_samples, self._conductor.state.settings)
+        if weight != step.cohort[member.client]:
             raise InvalidRequest(
                 f"num_samples is {num_samples}, in Join it was {step.cohort[member.client]}"
             )
@@ -209,7 +228,7 @@ class Intake:
         expected: Expected,
         requests: AsyncIterator[Any],
         respond: Callable[..., Any],
-        verify: Callable[[Path], tuple[float, Path]],
+        verify: Callable[[Path], Verified],
         report: dict[str, Any],
     ) -> AsyncIterator[Any]:
         if receipt := expected.over():
@@ -227,10 +246,18 @@ class Intake:
             event = events.UploadReceived(
                 step.number, member.client, expected.payload.digest.hex(), report=full_report
             )
+            if earlier := self._counting.get(member.client):
+                await asyncio.wait({earlier})  # of a call that was cut off: one at a time
+                if receipt := expected.over():
+                    return receipt
             counting = asyncio.ensure_future(self._count(part, verify, event))
-            self._counting.add(counting)
-            counting.add_done_callback(self._counted)
-            return receipt_of(await asyncio.shield(counting))  # also if the wire breaks now
+            self._counting[member.client] = counting
+            counting.add_done_callback(partial(self._counted, member.client))
+            try:
+                return receipt_of(await asyncio.shield(counting))  # also if the wire breaks now
+            except asyncio.CancelledError:
+                counting.add_done_callback(partial(self._unheard, member.client))
+                raise
 
         with self._desk.sessions.call(member.client, self._conductor.clock):
             async for response in self._uploads.receive(expected, requests, respond, accept):
@@ -239,20 +266,31 @@ class Intake:
     async def _count(
         self,
         part: Path,
-        verify: Callable[[Path], tuple[float, Path]],
+        verify: Callable[[Path], Verified],
         event: events.UploadReceived,
     ) -> Reply:
         """Verify a whole upload, keep it and tell the run: both or, after a crash, neither."""
-        largest, plain = await asyncio.to_thread(verify, part)
-        await asyncio.to_thread(self._conductor.spool.keep, part, plain)
-        reply = await self._conductor.post(replace(event, largest=largest))
+        found = await asyncio.to_thread(verify, part)
+        spool = self._conductor.spool
+        await asyncio.to_thread(spool.keep, part, found.plain)
+        report = {**event.report, **found.report}
+        reply = await self._conductor.post(replace(event, largest=found.largest, report=report))
+        if reply in (Reply.CONFLICT, Reply.STEP_CLOSED):  # it does not count: make room
+            spool.forget(event.step, event.client, bytes.fromhex(event.digest))
         failpoint("ack.upload")
         return reply
 
-    def _counted(self, counting: asyncio.Future[Reply]) -> None:
-        self._counting.discard(counting)
+    def _counted(self, client: ClientId, counting: asyncio.Future[Reply]) -> None:
+        if self._counting.get(client) is counting:
+            del self._counting[client]
         if not counting.cancelled():
             counting.exception()  # told to the sender, if it is still there
+
+    def _unheard(self, client: ClientId, counting: asyncio.Future[Reply]) -> None:
+        """Count a refusal that the sender did not wait for."""
+        error = None if counting.cancelled() else counting.exception()
+        if isinstance(error, Exception):
+            self._conductor.refusals.count(client, reason_of(error), str(error))
 
     def _over(
         self, step: Step, member: Member, payload: transfer_pb2.Payload

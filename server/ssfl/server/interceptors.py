@@ -1,4 +1,7 @@
-"""Applies status.py to every RPC: a refusal becomes a status, anything else is our bug."""
+"""Applies status.py to every RPC: a refusal becomes a status, anything else is our bug.
+
+Every refusal is counted and told by `Refusals`, under the name of the client that spoke.
+"""
 
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -9,6 +12,7 @@ import grpc.aio
 from google.protobuf.message import DecodeError
 
 from ssfl.server.errors import InvalidRequest
+from ssfl.server.refusals import Refusals, speaker_of
 from ssfl.server.status import reason_of, status_of
 
 log = logging.getLogger(__name__)
@@ -18,6 +22,9 @@ MAX_DETAIL = 1000  # characters; gRPC refuses trailers over 8 KiB, and would hid
 
 class StatusInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc]  # grpc has no types
     """Turns exceptions of handlers into gRPC statuses."""
+
+    def __init__(self, refusals: Refusals) -> None:
+        self._refusals = refusals
 
     async def intercept_service(
         self,
@@ -33,17 +40,78 @@ class StatusInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc]  # gr
             _serializer(handler.response_serializer),
         )
         if handler.unary_unary:
-            behaviour = _unary(handler.unary_unary, method)
+            behaviour = self._unary(handler.unary_unary, method)
             return grpc.unary_unary_rpc_method_handler(behaviour, *codec)
         if handler.unary_stream:
             return grpc.unary_stream_rpc_method_handler(
-                _stream(handler.unary_stream, method), *codec
+                self._stream(handler.unary_stream, method), *codec
             )
         if handler.stream_stream:
             return grpc.stream_stream_rpc_method_handler(
-                _stream(_closing(handler.stream_stream), method), *codec
+                self._upload(handler.stream_stream, method), *codec
             )
         return handler
+
+    def _unary(
+        self, inner: Callable[..., Awaitable[Any]], method: str
+    ) -> Callable[..., Awaitable[Any]]:
+        async def behaviour(request: Any, context: Any) -> Any:
+            try:
+                return await inner(_readable(request), context)
+            except grpc.aio.AbortError:
+                raise
+            except Exception as error:  # noqa: BLE001 -- the one place that maps them all
+                await self._abort(error, context, method, speaker_of(request))
+
+        return behaviour
+
+    def _stream(
+        self, inner: Callable[..., AsyncIterator[Any]], method: str
+    ) -> Callable[..., AsyncIterator[Any]]:
+        async def behaviour(request: Any, context: Any) -> AsyncIterator[Any]:
+            try:
+                async for response in inner(_readable(request), context):
+                    yield response
+            except grpc.aio.AbortError:
+                raise
+            except Exception as error:  # noqa: BLE001 -- the one place that maps them all
+                await self._abort(error, context, method, speaker_of(request))
+
+        return behaviour
+
+    def _upload(
+        self, inner: Callable[..., AsyncIterator[Any]], method: str
+    ) -> Callable[..., AsyncIterator[Any]]:
+        """Like `_stream`; and close the requests of an upload when it is over.
+
+        grpc's iterator is part of a reference cycle and holds the newest request, a chunk of up
+        to a megabyte: left open, each finished upload keeps it until the garbage collector comes
+        by.
+        """
+
+        async def behaviour(raw: Any, context: Any) -> AsyncIterator[Any]:
+            requests = _Requests(raw)
+            try:
+                async for response in inner(requests, context):
+                    yield response
+            except grpc.aio.AbortError:
+                raise
+            except Exception as error:  # noqa: BLE001 -- the one place that maps them all
+                await self._abort(error, context, method, requests.speaker)
+            finally:
+                await requests.aclose()
+
+        return behaviour
+
+    async def _abort(self, error: Exception, context: Any, method: str, client: str) -> None:
+        code, reason = status_of(error), reason_of(error)
+        if code is grpc.StatusCode.INTERNAL:
+            log.error("call failed", extra={"method": method}, exc_info=error)
+            text = "internal error; the coordinator's log has the details"
+        else:
+            text = str(error)[:MAX_DETAIL]
+        self._refusals.count(client, reason, text, method=method)
+        await context.abort(code, text, trailing_metadata=(("ssfl-reason", reason),))
 
 
 def _deserializer(parse: Callable[[bytes], Any]) -> Callable[[bytes], Any]:
@@ -69,12 +137,15 @@ class _Requests:
 
     def __init__(self, requests: Any) -> None:
         self._requests = aiter(requests)
+        self.speaker = ""  # the client that its header names
 
     def __aiter__(self) -> "_Requests":
         return self
 
     async def __anext__(self) -> Any:
-        return _readable(await anext(self._requests))
+        request = _readable(await anext(self._requests))
+        self.speaker = self.speaker or speaker_of(request)
+        return request
 
     async def aclose(self) -> None:
         await self._requests.aclose()
@@ -83,59 +154,3 @@ class _Requests:
 def _serializer(serialize: Callable[[Any], bytes]) -> Callable[[Any], bytes]:
     """Let a response through that is serialized already: a chunk that every client is sent."""
     return lambda response: response if isinstance(response, bytes) else serialize(response)
-
-
-def _unary(inner: Callable[..., Awaitable[Any]], method: str) -> Callable[..., Awaitable[Any]]:
-    async def behaviour(request: Any, context: Any) -> Any:
-        try:
-            return await inner(_readable(request), context)
-        except grpc.aio.AbortError:
-            raise
-        except Exception as error:  # noqa: BLE001 -- the one place that maps them all
-            await _abort(error, context, method)
-
-    return behaviour
-
-
-def _stream(
-    inner: Callable[..., AsyncIterator[Any]], method: str
-) -> Callable[..., AsyncIterator[Any]]:
-    async def behaviour(request: Any, context: Any) -> AsyncIterator[Any]:
-        try:
-            async for response in inner(_readable(request), context):
-                yield response
-        except grpc.aio.AbortError:
-            raise
-        except Exception as error:  # noqa: BLE001 -- the one place that maps them all
-            await _abort(error, context, method)
-
-    return behaviour
-
-
-def _closing(inner: Callable[..., AsyncIterator[Any]]) -> Callable[..., AsyncIterator[Any]]:
-    """Close the requests of an upload when it is over.
-
-    grpc's iterator is part of a reference cycle and holds the newest request, a chunk of up to a
-    megabyte: left open, each finished upload keeps it until the garbage collector comes by.
-    """
-
-    async def behaviour(requests: Any, context: Any) -> AsyncIterator[Any]:
-        requests = _Requests(requests)
-        try:
-            async for response in inner(requests, context):
-                yield response
-        finally:
-            await requests.aclose()
-
-    return behaviour
-
-
-async def _abort(error: Exception, context: Any, method: str) -> None:
-    code, reason = status_of(error), reason_of(error)
-    if code is grpc.StatusCode.INTERNAL:
-        log.error("call failed", extra={"method": method}, exc_info=error)
-        text = "internal error; the coordinator's log has the details"
-    else:
-        text = str(error)[:MAX_DETAIL]
-        log.warning("call refused: %s", text, extra={"method": method, "reason": reason})
-    await context.abort(code, text, trailing_metadata=(("ssfl-reason", reason),))

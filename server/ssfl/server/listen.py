@@ -18,6 +18,7 @@ from ssfl.server.config import CoordinatorConfig
 from ssfl.server.desk import Desk
 from ssfl.server.identity import IdentityInterceptor
 from ssfl.server.interceptors import StatusInterceptor
+from ssfl.server.limits import MAX_METADATA_BYTES, MAX_STREAMS, Limits
 from ssfl.server.service import CoordinatorService
 from ssfl.server.sessions import Sessions
 from ssfl.server.uploads import Uploads
@@ -40,6 +41,22 @@ OPTIONS = [
     ("grpc.experimental.tcp_max_read_buffer_size", 8 << 10),
 ]
 GRACE_S = 1.0
+# The client port alone: anybody can reach it.
+HANDSHAKE_S = 20  # a connection that does not speak HTTP/2 by then is closed
+IDLE_S = 300  # likewise one without a call; a client at work says so every 10 s
+
+
+def client_options(max_connections: int) -> list[tuple[str, int]]:
+    """Return the options of the client port."""
+    return [
+        *OPTIONS,
+        ("grpc.max_allowed_incoming_connections", max_connections),
+        ("grpc.max_concurrent_streams", MAX_STREAMS),
+        ("grpc.max_metadata_size", MAX_METADATA_BYTES),
+        ("grpc.absolute_max_metadata_size", MAX_METADATA_BYTES),
+        ("grpc.server_handshake_timeout_ms", 1000 * HANDSHAKE_S),
+        ("grpc.max_connection_idle_ms", 1000 * IDLE_S),
+    ]
 
 
 class Listener:
@@ -60,11 +77,15 @@ class Listener:
         )
         token, mutual = (security.token, security.mutual) if security else ("", False)
         identity = IdentityInterceptor(token=token, certificates=mutual)
+        status = StatusInterceptor(conductor.refusals)
         self._clients = grpc.aio.server(
-            interceptors=[StatusInterceptor(), identity], options=OPTIONS
+            interceptors=[status, identity], options=client_options(config.max_connections)
         )
+        limits = Limits(config.max_clients, config.max_model_values)
         coordinator_pb2_grpc.add_CoordinatorServiceServicer_to_server(
-            CoordinatorService(Desk(conductor, sessions), self.uploads, config.reference_coding),
+            CoordinatorService(
+                Desk(conductor, sessions), self.uploads, config.reference_coding, limits
+            ),
             self._clients,
         )
         self._health = HealthServicer()
@@ -73,7 +94,7 @@ class Listener:
         names = (name, "grpc.health.v1.Health", reflection.SERVICE_NAME)
         reflection.enable_server_reflection(names, self._clients)
         operator = IdentityInterceptor(certificates=mutual, admin=True)
-        self._admin = grpc.aio.server(interceptors=[StatusInterceptor(), operator], options=OPTIONS)
+        self._admin = grpc.aio.server(interceptors=[status, operator], options=OPTIONS)
         admin_pb2_grpc.add_AdminServiceServicer_to_server(
             AdminService(conductor, sessions, str(config.out_dir)), self._admin
         )

@@ -13,6 +13,7 @@ from ssfl.method.sampling import cohort_size
 from ssfl.method.strategies.contract import ClientId, Work
 from ssfl.method.streams import Stream
 from ssfl.server.state import RunState, Stall, Step
+from ssfl.server.weights import weight_of
 
 LEAST_TIME_LEFT = 0.25  # of the round deadline: with less, nobody else is asked
 MOST_OVER = 3.0  # times the clients wanted: more are never asked at once
@@ -94,7 +95,7 @@ def replacements(state: RunState, step: Step, now_s: float) -> dict[ClientId, in
         return {}
     count, chosen = asked_for(state, missing), dict[ClientId, int]()
     for client in others(state, step, now_s):
-        samples = state.members[client].num_samples
+        samples = weight_of(state.members[client], state.settings)
         if len(chosen) < count and _fits(step, [*chosen.values(), samples]):
             chosen[client] = samples
     return chosen

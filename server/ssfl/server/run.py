@@ -22,6 +22,7 @@ from ssfl.server.quorum import asked_for, available, find_stall, goal, replaceme
 from ssfl.server.refresh import has_mask, no_round_left, refresh_due
 from ssfl.server.state import RunState, apply
 from ssfl.server.waiting import QUIET_S
+from ssfl.server.weights import weight_of
 
 Outcome = tuple[RunState, list[Action], Reply]
 
@@ -357,12 +358,12 @@ class _Decision:
         if plan.work is Work.TRAIN and not state.settings.reproducible:
             clients = available(state)
             reports = min(goal(state, clients), len(plan.cohort))
-            heaviest = [1 if plan.equal_weights else state.members[c].num_samples for c in clients]
-            bits = fraction_bits(VALUE_BOUND, sum(heaviest))
+            weights = [weight_of(state.members[one], state.settings) for one in clients]
+            bits = fraction_bits(VALUE_BOUND, len(weights) if plan.equal_weights else sum(weights))
         self._fact(
             facts.StepStarted(
                 state.last_step + 1, plan.work, plan.criterion, state.rounds_done, state.attempt,
-                {client: state.members[client].num_samples for client in plan.cohort},
+                {one: weight_of(state.members[one], state.settings) for one in plan.cohort},
                 plan.reducer, plan.equal_weights, plan.num_batches, reason, reports, bits,
             )
         )  # fmt: skip

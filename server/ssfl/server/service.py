@@ -17,6 +17,8 @@ from ssfl.server.errors import InvalidRequest
 from ssfl.server.events import Reply
 from ssfl.server.intake import Intake
 from ssfl.server.ledger import Direction
+from ssfl.server.limits import Joins, Limits
+from ssfl.server.samples import SampleCounts
 from ssfl.server.settings_message import settings_to_message
 from ssfl.server.state import Member
 from ssfl.server.tasks import Ready, task_for
@@ -32,11 +34,20 @@ HEARTBEAT_S = 15.0
 class CoordinatorService(coordinator_pb2_grpc.CoordinatorServiceServicer):
     """The service every client talks to."""
 
-    def __init__(self, desk: Desk, uploads: Uploads, reference_coding: str = "auto") -> None:
+    def __init__(
+        self,
+        desk: Desk,
+        uploads: Uploads,
+        reference_coding: str = "auto",
+        limits: Limits | None = None,
+    ) -> None:
         self._desk = desk
         self._conductor = desk.conductor
         self._uploads = uploads
-        self._intake = Intake(desk, uploads)
+        self._limits = limits or Limits()
+        self._joins = Joins(desk.conductor.clock)
+        self._samples = SampleCounts()
+        self._intake = Intake(desk, uploads, self._limits)
         self._reference_coding = reference_coding
         self._building = asyncio.Lock()
 
@@ -47,6 +58,8 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServiceServicer):
             self._desk.sessions.get(before.client, conductor.clock())
         alive = self._desk.sessions.alive(ClientId(request.client_id), conductor.clock())
         client = checks.check_join(request, conductor.state, alive=alive)
+        self._limits.check_room(client, conductor.state)
+        self._joins.check(client, conductor.state)
         manifest = conductor.model.manifest if conductor.model else None
         checks.check_manifest(request, conductor.state, manifest)
         event = events.Joined(
@@ -62,6 +75,7 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServiceServicer):
         )
         if await conductor.post(event) is Reply.CONFLICT:
             raise checks.taken(client)
+        self._samples.joined(client, before, conductor.state)
         failpoint("ack.join")
         self._desk.sessions.heard(client, conductor.clock())
         self._desk.speaks(client, context.peer())

@@ -5,9 +5,11 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 from ssfl.method.strategies.contract import ClientId
+from ssfl.server.errors import TooManyCalls
 
 PROGRESS_EVERY_S = 10.0
 LOST_AFTER_S = 3 * PROGRESS_EVERY_S
+MAX_CALLS = 16  # streams of one client; it needs two, and broken ones linger for some seconds
 
 
 @dataclass(slots=True)
@@ -57,8 +59,12 @@ class Sessions:
 
     @contextmanager
     def call(self, client: ClientId, clock: Callable[[], float]) -> Iterator[Presence]:
-        """Keep the client alive while a call of it is open."""
+        """Keep the client alive while a call of it is open; TooManyCalls beyond MAX_CALLS."""
         presence = self.heard(client, clock())
+        if presence.open_calls >= MAX_CALLS:
+            raise TooManyCalls(
+                f"{client} has {presence.open_calls} calls open: end some before the next one"
+            )
         presence.open_calls += 1
         try:
             yield presence

@@ -104,6 +104,10 @@ class Spool:
         failpoint("accepted.moved")
         sync_directory(self._accepted)
 
+    def forget(self, step: int, client: ClientId, digest: bytes) -> None:
+        """Drop a verified upload that does not count after all."""
+        self.verified(step, client, digest).unlink(missing_ok=True)
+
     def drop_through(self, step: int) -> None:
         """Forget a step's uploads, and what came too late for the steps before it."""
         failpoint("spool.drop")

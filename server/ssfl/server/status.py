@@ -19,6 +19,9 @@ STATUS: dict[type[Exception], grpc.StatusCode] = {
     errors.RunFull: grpc.StatusCode.FAILED_PRECONDITION,
     errors.Removed: grpc.StatusCode.PERMISSION_DENIED,
     errors.DiskFull: grpc.StatusCode.UNAVAILABLE,
+    errors.TooManySamples: grpc.StatusCode.FAILED_PRECONDITION,
+    errors.TooManyJoins: grpc.StatusCode.RESOURCE_EXHAUSTED,  # back off, then again
+    errors.TooManyCalls: grpc.StatusCode.RESOURCE_EXHAUSTED,
     errors.UnknownClient: grpc.StatusCode.NOT_FOUND,  # join again
     errors.SessionEnded: grpc.StatusCode.ABORTED,
     errors.ManifestMismatch: grpc.StatusCode.FAILED_PRECONDITION,
@@ -26,6 +29,7 @@ STATUS: dict[type[Exception], grpc.StatusCode] = {
     errors.StaleBase: grpc.StatusCode.FAILED_PRECONDITION,
     errors.UpdateConflict: grpc.StatusCode.ALREADY_EXISTS,
     errors.NoProgress: grpc.StatusCode.DEADLINE_EXCEEDED,
+    errors.SlotYielded: grpc.StatusCode.UNAVAILABLE,  # again, at once
     errors.RunOver: grpc.StatusCode.FAILED_PRECONDITION,
     errors.NoMask: grpc.StatusCode.FAILED_PRECONDITION,
     errors.TooFewClients: grpc.StatusCode.FAILED_PRECONDITION,

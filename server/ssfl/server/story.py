@@ -10,6 +10,7 @@ from ssfl.server import facts
 from ssfl.server.density_table import density_table, layer_table, link_speeds
 from ssfl.server.facts import Fact
 from ssfl.server.history import History, personal_rows
+from ssfl.server.samples import warn_of_majority
 from ssfl.server.state import RunState
 
 log = logging.getLogger("ssfl.run")
@@ -25,6 +26,7 @@ def tell(fact: Fact, state: RunState, history: History) -> None:
         case facts.RunStarted():
             _say("run started", clients=len(fact.clients))
             _tell_fingerprints(state)
+            warn_of_majority(state)
         case facts.StepStarted(work=Work.SCORE, reason=reason) if reason:
             _say(f"renewing the mask: {reason}", clients=len(fact.cohort), round=fact.round_number)
         case facts.StepStarted(work=Work.TRAIN):
@@ -119,6 +121,18 @@ def _warn_of_coding(entry: dict[str, Any], value_type: str) -> None:
         log.info("updates in another encoding than the run's", extra={"clients": names})
 
 
+def _tell_clipped(entry: dict[str, Any], limit: float) -> None:
+    """Say whose updates were longer than the run allows, and how long they were."""
+    norms = {row["client"]: row["clipped"] for row in entry["clients"] if "clipped" in row}
+    if norms:
+        told = ", ".join(f"{client} {norm:.4g}" for client, norm in list(norms.items())[:12])
+        more = f" and {len(norms) - 12} more" if len(norms) > 12 else ""
+        log.warning(
+            "updates were shortened to --max-update-norm",
+            extra={"round": entry["round"], "limit": limit, "norms": told + more},
+        )
+
+
 def _committed(state: RunState, history: History) -> None:
     if history.last_work is Work.TRAIN:
         newest = history.rounds[-1]
@@ -132,6 +146,7 @@ def _committed(state: RunState, history: History) -> None:
             **({"coding_error": newest["coding_error"]} if newest["coding_error"] else {}),
         )
         _warn_of_coding(newest, state.settings.value_type)
+        _tell_clipped(newest, state.settings.max_update_norm)
     elif history.last_work is Work.PERSONALIZE:
         _tell_personal(history)
     elif history.last_work is Work.EVALUATE:

@@ -1,13 +1,17 @@
 """Receiving an upload: header, grant, chunks into the spool, verification, receipt.
 
 The same for initial models, scores and updates. At most `slots` uploads hold a grant at once,
-so memory in flight is bounded whatever the number of clients. A half upload stays in the spool
-and is resumed; nothing of it reaches a sum.
+so memory in flight is bounded whatever the number of clients (turns.py). A half upload stays in
+the spool and is resumed; nothing of it reaches a sum.
+
+Progress is bytes, not messages: in every `no_progress_s` at least MIN_PROGRESS of them must
+arrive, or the rest of the payload, else the upload is given up.
 """
 
 import asyncio
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import aclosing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -16,12 +20,15 @@ from ssfl.codec import Receiver
 from ssfl.codec.errors import DigestMismatch, TruncatedPayload
 from ssfl.method.strategies.contract import ClientId
 from ssfl.server.disk import is_full
-from ssfl.server.errors import DiskFull, InvalidRequest, NoProgress, SessionEnded
+from ssfl.server.errors import DiskFull, InvalidRequest, NoProgress
 from ssfl.server.ledger import Direction, Ledger, encoding_word
 from ssfl.server.spool import Spool, append
+from ssfl.server.turns import Turn, Turns
 from ssfl.v1 import transfer_pb2 as pb
 
 QUEUED_EVERY_S = 15.0
+MIN_PROGRESS = 16 << 10  # bytes in no_progress_s
+LOOKS = 16  # at the queue, in no_progress_s, while no chunk comes
 
 
 class Upload(Protocol):
@@ -68,15 +75,13 @@ class Uploads:
         self._spool = spool
         self._ledger = ledger
         self._no_progress_s = no_progress_s
-        self._free = asyncio.Semaphore(slots)
-        self._queued = 0
-        self._newest: dict[ClientId, object] = {}
+        self.turns = Turns(slots, no_progress_s, clock)
         self._writing: dict[ClientId, asyncio.Lock] = {}  # one call at a time touches the file
 
     @property
     def in_flight(self) -> int:
         """How many uploads hold a grant."""
-        return len(self._newest)
+        return self.turns.held
 
     async def receive(
         self,
@@ -86,9 +91,14 @@ class Uploads:
         accept: Callable[[Path, Sent], Awaitable[pb.Receipt]],
     ) -> AsyncIterator[Any]:
         """Yield the answers to one upload; `accept` verifies the file and makes it count."""
-        async for answer in self._slot(respond):
-            yield answer
-        this = self._newest[expected.client] = object()  # a newer upload of the client wins
+        turn = self.turns.enter(expected.client)
+        try:
+            async with aclosing(self.turns.granted(turn, QUEUED_EVERY_S)) as waits:
+                async for ahead in waits:
+                    yield respond(queued=pb.Queued(ahead=ahead))
+        except BaseException:
+            self.turns.leave(turn)
+            raise
         try:
             if receipt := expected.over():
                 yield respond(receipt=receipt)
@@ -104,7 +114,7 @@ class Uploads:
                 raise DigestMismatch(expected.payload.digest, b"")
             granted_s, from_byte = self._clock(), receiver.offset
             yield respond(grant=pb.Grant(offset=from_byte))
-            await self._chunks(expected, requests, receiver, part, this)
+            await self._chunks(expected, requests, receiver, part, turn)
             sent = Sent(receiver.num_bytes - from_byte, self._clock() - granted_s)
             try:
                 receipt = await accept(part, sent)
@@ -127,24 +137,8 @@ class Uploads:
                 "where it stopped"
             ) from error
         finally:
-            self._free.release()
-            if self._newest.get(expected.client) is this:
-                del self._newest[expected.client]
-
-    async def _slot(self, respond: Callable[..., Any]) -> AsyncIterator[Any]:
-        """Wait for a free slot, with a sign of life every 15 s."""
-        self._queued += 1
-        try:
-            waiting = asyncio.ensure_future(self._free.acquire())
-            try:
-                while not (await asyncio.wait({waiting}, timeout=QUEUED_EVERY_S))[0]:
-                    yield respond(queued=pb.Queued(ahead=self._queued - 1))
-            except BaseException:
-                if not waiting.cancel() and waiting.done() and not waiting.cancelled():
-                    self._free.release()
-                raise
-        finally:
-            self._queued -= 1
+            self.turns.give_back()
+            self.turns.leave(turn)
 
     async def _chunks(
         self,
@@ -152,31 +146,23 @@ class Uploads:
         requests: AsyncIterator[Upload],
         receiver: Receiver,
         part: Path,
-        this: object,
+        turn: Turn,
     ) -> None:
         first_chunk = True
+        since_s, since_byte = self._clock(), receiver.offset  # when progress was last made
         while not receiver.complete:
-            try:
-                request = await asyncio.wait_for(anext(requests), self._no_progress_s)
-            except StopAsyncIteration:
-                raise TruncatedPayload(receiver.num_bytes, receiver.offset) from None
-            except TimeoutError:
-                raise NoProgress(
-                    f"no byte of the upload for {self._no_progress_s:g} s: send it again, "
-                    f"it goes on at byte {receiver.offset}"
-                ) from None
+            request = await self._next(requests, turn, since_s, receiver)
             if request.WhichOneof("part") != "chunk":
                 raise InvalidRequest("a second header inside an upload")
             chunk = request.chunk
             async with self._writing[expected.client]:
-                if self._newest.get(expected.client) is not this:
-                    raise SessionEnded("a newer upload of this client has replaced this one")
+                turn.check()
                 if first_chunk and chunk.offset == 0 and receiver.offset:
                     # Sent without waiting for the grant: from the start, in a file of its own,
                     # since an earlier call of this client may still be reading the old one.
                     part.unlink(missing_ok=True)
                     part.touch()
-                    receiver.offset = 0
+                    receiver.offset = since_byte = 0
                 first_chunk = False
                 receiver.check(chunk.offset, chunk.data, chunk.crc32)
                 await _written(part, chunk.data)
@@ -184,6 +170,42 @@ class Uploads:
                 expected.phase, Direction.UP, request.ByteSize(), len(chunk.data),
                 client=expected.client, encoding=encoding_word(expected.payload.encoding),
             )  # fmt: skip
+            if receiver.complete:
+                return
+            if receiver.offset - since_byte >= MIN_PROGRESS:
+                since_s, since_byte = self._clock(), receiver.offset
+            self.turns.check(turn, between_chunks=True)
+
+    async def _next(
+        self, requests: AsyncIterator[Upload], turn: Turn, since_s: float, receiver: Receiver
+    ) -> Upload:
+        """Return the next message; raise if it is too late, or if the upload has to make room."""
+        coming = asyncio.ensure_future(anext(requests))
+        try:
+            while True:
+                left_s = since_s + self._no_progress_s - self._clock()
+                if left_s <= 0:
+                    raise NoProgress(
+                        f"fewer than {MIN_PROGRESS} bytes of the upload in "
+                        f"{self._no_progress_s:g} s: send it again, it goes on at byte "
+                        f"{receiver.offset}"
+                    )
+                await asyncio.wait(
+                    {coming, turn.replaced},
+                    timeout=min(left_s, self._no_progress_s / LOOKS),
+                    return_when=asyncio.FIRST_COMPLETED,
+                )
+                if coming.done():
+                    return coming.result()
+                self.turns.check(turn, between_chunks=False)
+        except StopAsyncIteration:
+            raise TruncatedPayload(receiver.num_bytes, receiver.offset) from None
+        finally:
+            if not coming.done():  # the stream can be closed only when nobody reads it any more
+                coming.cancel()
+                await asyncio.wait({coming})
+            if not coming.cancelled():
+                coming.exception()
 
 
 async def _written(part: Path, data: bytes) -> None:

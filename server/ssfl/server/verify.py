@@ -22,14 +22,14 @@ def verify_scores(
     path: Path, client: ClientId, manifest: Manifest, *, signed: bool = False
 ) -> float:
     """Return the largest score in a file; raise BadValues as `largest_score` does."""
-    return largest_score(_blocks(path, manifest.num_masked), client, manifest, signed=signed)
+    return largest_score(read_blocks(path, manifest.num_masked), client, manifest, signed=signed)
 
 
 def verify_values(
     path: Path, client: ClientId, count: int, manifest: Manifest, mask: Mask
 ) -> float:
     """Return the largest |value| in a file; raise BadValues as `largest_value` does."""
-    return largest_value(_blocks(path, count), client, manifest, mask)
+    return largest_value(read_blocks(path, count), client, manifest, mask)
 
 
 def largest_score(
@@ -71,9 +71,12 @@ def largest_value(blocks: Blocks, client: ClientId, manifest: Manifest, mask: Ma
     return largest
 
 
-def _blocks(path: Path, count: int) -> Iterator[tuple[int, npt.NDArray[np.float32]]]:
-    for start in range(0, count, _BLOCK):
-        yield start, read_values(path, start, _BLOCK)
+def read_blocks(
+    path: Path, count: int, size: int = _BLOCK
+) -> Iterator[tuple[int, npt.NDArray[np.float32]]]:
+    """Yield the `count` values of a file in blocks, each with its place."""
+    for start in range(0, count, size):
+        yield start, read_values(path, start, size)
 
 
 def _tensor(place: int, manifest: Manifest, mask: Mask) -> str:

@@ -24,6 +24,7 @@ from ssfl.learning.load_task import LoadedTask
 from ssfl.method.manifest import Manifest
 from ssfl.method.mask import Mask
 from ssfl.method.model_state import ModelState
+from ssfl.method.norm_clip import clip
 from ssfl.method.settings import RunSettings
 from ssfl.method.strategies import strategy_for
 from ssfl.method.strategies.contract import ClientId, Work
@@ -41,6 +42,7 @@ from ssfl.server.run import advance
 from ssfl.server.state import RunState, Step
 from ssfl.server.tasks import Ready, task_for
 from ssfl.server.verify import largest_score, largest_value
+from ssfl.server.weights import check_samples
 from ssfl.simulator.clients import Answer, SimulatedClient
 from ssfl.simulator.crew import Crew, ExactCrew
 from ssfl.v1 import transfer_pb2
@@ -138,6 +140,7 @@ class Federation:
 
     def _join(self, name: ClientId) -> None:
         shard, digest = self._shards[name], self.model.manifest.digest.hex()
+        check_samples(name, shard.num_samples, self.settings)
         labels: tuple[int, ...] = ()
         if self.settings.refresh_on_new_labels and shard.num_classes:
             labels = tuple(sorted(class_counts(shard.train_y)))
@@ -188,16 +191,25 @@ class Federation:
 
     def _take(self, client: SimulatedClient, model: ModelState, answer: Answer, step: Step) -> None:
         """Do what the service does with an upload."""
-        digest, largest = "", 0.0
+        digest, largest, report = "", 0.0, answer.report
         if answer.coded is not None:
             values = self._decode(answer, model, step)
             largest = self._check(values, client.name, model, step)
+            values, norm = self._clip(values, model, step)
+            if norm is not None:
+                report = {**report, "clipped": norm}
             self._received[client.name] = values
             digest = answer.coded.payload.digest.hex()
             word, size = encoding_word(answer.coded.payload.encoding), len(answer.coded.data)
             phase = "scores" if step.work is Work.SCORE else "values"
             self._count(client.name, phase, Direction.UP, size, word)
-        self._post(events.UploadReceived(step.number, client.name, digest, largest, answer.report))
+        self._post(events.UploadReceived(step.number, client.name, digest, largest, report))
+
+    def _clip(self, values: Vector, model: ModelState, step: Step) -> tuple[Vector, float | None]:
+        if step.work is not Work.TRAIN:
+            return values, None
+        assert model.values is not None
+        return clip(values, model.values, self.settings.max_update_norm)
 
     def _task(self, client: SimulatedClient) -> Ready:
         while True:
@@ -239,7 +251,9 @@ class Federation:
                 case events.Persist():
                     self.history.add(self._accounted(action.fact))
                 case events.OpenStep():
-                    self._sum = StepSum(action.step, self.model, self, self._strategy)
+                    self._sum = StepSum(
+                        action.step, self.model, self, self._strategy, self.settings.score_outliers
+                    )
                 case events.Fold():
                     self._fold(action)
                 case events.Reduce():

@@ -9,6 +9,7 @@ from ssfl.server.ledger import ONE_OFF
 from ssfl.v1 import admin_pb2 as pb
 
 MAX_CLIENTS_SHOWN = 20
+MAX_REFUSALS_SHOWN = 8
 _STYLE = {
     "working": "yellow",
     "reported": "green",
@@ -33,7 +34,8 @@ def status_view(status: pb.GetStatusResponse, title: str = "") -> Group:
     waiting = Text(f"waiting for {status.waiting_for}" if status.waiting_for else "", style=style)
     if status.HasField("stall"):
         waiting.append(f" (for {status.stall.seconds:.0f} s now)")
-    return Group(head, bar, facts, _clients(status), waiting)
+    refused = Text(_refused(status), style="yellow")
+    return Group(head, bar, facts, _clients(status), waiting, *([refused] if refused else []))
 
 
 def status_line(status: pb.GetStatusResponse, title: str) -> str:
@@ -72,6 +74,15 @@ def _facts(status: pb.GetStatusResponse) -> list[str]:
     if status.HasField("seconds_left"):
         facts.append(f"about {status.seconds_left:.0f} s left")
     return facts
+
+
+def _refused(status: pb.GetStatusResponse) -> str:
+    """Return who was refused what, most first; empty if nobody was."""
+    most = sorted(status.refusals, key=lambda one: (-one.count, one.client_id, one.reason))
+    told = [f"{one.client_id} {one.reason} {one.count}" for one in most[:MAX_REFUSALS_SHOWN]]
+    more = len(most) - MAX_REFUSALS_SHOWN
+    told += [f"{more} more (--json has all)"] if more > 0 else []
+    return "refused: " + ", ".join(told) if told else ""
 
 
 def _clients(status: pb.GetStatusResponse) -> Table:

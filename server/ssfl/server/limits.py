@@ -1,0 +1,81 @@
+"""What a coordinator takes at most, beside its slots: members, joins, calls, values of a model.
+
+docs/limits.md has them all, with their answers on the wire.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from ssfl.method.manifest import Manifest
+from ssfl.method.strategies.contract import ClientId
+from ssfl.server.errors import ModelUnusable, RunFull, TooManyJoins
+from ssfl.server.state import RunState
+
+MAX_CLIENTS = 10_000
+MAX_MODEL_VALUES = 500_000_000
+MAX_CONNECTIONS = 4096
+MAX_STREAMS = 64  # calls at once on one connection; a client of ours has at most four
+MAX_METADATA_BYTES = 16 << 10
+JOINS, JOIN_EVERY_S = 20, 2.0  # of one client: so many at once, then one every so often
+NEW_CLIENTS, NEW_CLIENT_EVERY_S = 1000, 0.01  # of ids that were never seen, all together
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What an operator may set."""
+
+    max_clients: int = MAX_CLIENTS
+    max_model_values: int = MAX_MODEL_VALUES
+
+    def check_room(self, client: ClientId, state: RunState) -> None:
+        """Raise RunFull if one member more would be too many."""
+        if client not in state.members and len(state.members) >= self.max_clients:
+            raise RunFull(
+                f"this run has {len(state.members)} clients, as many as its coordinator takes: "
+                "start it again with a larger --max-clients"
+            )
+
+    def check_model(self, manifest: Manifest) -> None:
+        """Raise ModelUnusable for a model beyond the limit; nothing of it is in memory yet."""
+        if manifest.size > self.max_model_values:
+            raise ModelUnusable(
+                f"the model has {manifest.size} values, this coordinator takes at most "
+                f"{self.max_model_values}: start it again with a larger --max-model-values"
+            )
+
+
+class Bucket:
+    """Lets `most` through at once, and then one every `every_s`."""
+
+    def __init__(self, most: int, every_s: float, now_s: float) -> None:
+        self._most, self._every_s = most, every_s
+        self._left, self._at_s = float(most), now_s
+
+    def take(self, now_s: float) -> float:
+        """Let one through and return 0; or return the seconds until the next may pass."""
+        refilled = self._left + (now_s - self._at_s) / self._every_s
+        self._left, self._at_s = min(float(self._most), refilled), now_s
+        if self._left < 1:
+            return (1 - self._left) * self._every_s
+        self._left -= 1
+        return 0.0
+
+
+class Joins:
+    """Keeps a flood of joins from the journal and from memory."""
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self._newcomers = Bucket(NEW_CLIENTS, NEW_CLIENT_EVERY_S, clock())
+        self._known: dict[ClientId, Bucket] = {}  # of members: as many as they are, at most
+
+    def check(self, client: ClientId, state: RunState) -> None:
+        """Raise TooManyJoins if this one has to wait."""
+        now_s = self._clock()
+        if client in state.members:
+            bucket = self._known.setdefault(client, Bucket(JOINS, JOIN_EVERY_S, now_s))
+            who = f"{client} joins"
+        else:
+            bucket, who = self._newcomers, "new clients join"
+        if wait_s := bucket.take(now_s):
+            raise TooManyJoins(f"{who} more often than anybody has to: try again in {wait_s:.1f} s")

@@ -1,0 +1,73 @@
+"""What was refused, by client and reason: counted in full, told without filling the log.
+
+Names are bounded, and strangers, who can call themselves anything, have a share of their own: so
+they cannot push out the names of clients that have joined. Whoever finds no room is one of the
+"others". The first refusal of a kind is logged at once; then, while they go on, one line a minute
+with their number. Lost with the process, like every count of what did *not* happen to the run.
+"""
+
+import logging
+import re
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+log = logging.getLogger(__name__)
+
+MAX_MEMBERS, MAX_STRANGERS = 200, 50  # names that are kept
+EVERY_S = 60.0
+OTHERS, UNNAMED = "others", "unnamed"
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+
+
+class Refusals:
+    """Counts since the coordinator started."""
+
+    def __init__(self, clock: Callable[[], float], is_member: Callable[[str], bool]) -> None:
+        self._clock = clock
+        self._is_member = is_member
+        self._members: set[str] = set()
+        self._strangers: set[str] = set()
+        self._counts: Counter[tuple[str, str]] = Counter()
+        self._told: dict[tuple[str, str], tuple[float, int]] = {}  # when, and the count then
+
+    def count(self, client: str, reason: str, text: str, **where: Any) -> None:
+        """Count a refusal and, unless that was done within the last minute, log it."""
+        key = self._named(client), reason
+        self._counts[key] += 1
+        now_s = self._clock()
+        told_s, told = self._told.get(key, (-EVERY_S, 0))
+        if told and now_s - told_s < EVERY_S:
+            return
+        count = self._counts[key]
+        self._told[key] = now_s, count
+        times = {"times": count - told} if count - told > 1 else {}
+        extra = {"client": key[0], "reason": reason, **where, **times}
+        log.warning("call refused: %s", text, extra=extra)
+
+    def rows(self) -> list[dict[str, Any]]:
+        """Return client_id, reason and count, sorted by the first two."""
+        return [
+            {"client_id": client, "reason": reason, "count": count}
+            for (client, reason), count in sorted(self._counts.items())
+        ]
+
+    def _named(self, client: str) -> str:
+        """Return the name to count under."""
+        if not _NAME.fullmatch(client):
+            return UNNAMED
+        member = self._is_member(client)
+        names, most = (self._members, MAX_MEMBERS) if member else (self._strangers, MAX_STRANGERS)
+        if client in names or len(names) < most:
+            names.add(client)
+            return client
+        return OTHERS
+
+
+def speaker_of(request: Any) -> str:
+    """Return the client that a request names: its caller, or itself in Join; empty if none."""
+    for holder in (getattr(request, "caller", None), request):
+        name = getattr(holder, "client_id", "")
+        if isinstance(name, str) and name:
+            return name
+    return ""
