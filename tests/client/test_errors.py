@@ -5,7 +5,15 @@ import pytest
 from grpc import StatusCode
 
 from client.fakes import FakeRpcError
-from ssfl.client.errors import CallError, Refused, Resync, Unavailable, reason_of, translate
+from ssfl.client.errors import (
+    CallError,
+    Refused,
+    Resync,
+    SlotYielded,
+    Unavailable,
+    reason_of,
+    translate,
+)
 
 
 @pytest.mark.parametrize(
@@ -30,6 +38,11 @@ from ssfl.client.errors import CallError, Refused, Resync, Unavailable, reason_o
         (StatusCode.DEADLINE_EXCEEDED, "", Unavailable),
         (StatusCode.UNAVAILABLE, "", Unavailable),
         (StatusCode.CANCELLED, "", Unavailable),
+        (StatusCode.FAILED_PRECONDITION, "run_full", Refused),
+        (StatusCode.FAILED_PRECONDITION, "too_many_samples", Refused),
+        (StatusCode.RESOURCE_EXHAUSTED, "too_many_joins", Unavailable),
+        (StatusCode.RESOURCE_EXHAUSTED, "too_many_calls", Unavailable),
+        (StatusCode.UNAVAILABLE, "slot_yielded", SlotYielded),
         (StatusCode.RESOURCE_EXHAUSTED, "", Refused),
         (StatusCode.UNIMPLEMENTED, "", Refused),
         (StatusCode.INTERNAL, "internal", Refused),

@@ -112,3 +112,24 @@ def test_a_refusal_is_passed_on() -> None:
     with pytest.raises(Refused, match=r"NaN in fc\.weight"):
         send(there, HEADER, PAYLOAD, Watchdog(60.0))
     assert there.cancelled
+
+
+def test_a_slot_that_others_wait_for_is_given_back_and_the_upload_goes_on() -> None:
+    """At once, in a new call, from where the coordinator has it: nothing else is done again."""
+    calls: list[int] = []
+
+    def script(requests: Iterator[Any]) -> Iterator[Any]:
+        calls.append(len(calls))
+        assert next(requests) == HEADER
+        if len(calls) == 1:
+            next(requests)  # the first chunk, sent without waiting for a grant
+            raise FakeRpcError(grpc.StatusCode.UNAVAILABLE, "others wait", "slot_yielded")
+        yield pb.SendUpdateResponse(queued=transfer_pb2.Queued(ahead=3))
+        yield grant(len(there.received))
+        list(requests)
+        yield receipt()
+
+    there = Coordinator(script)
+    assert send(there, HEADER, PAYLOAD, Watchdog(60.0), wait_for_grant=False) == ACCEPTED
+    assert calls == [0, 1]
+    assert there.received == PAYLOAD.tobytes(), "every byte once"

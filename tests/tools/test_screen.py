@@ -53,6 +53,17 @@ def test_a_status_without_accuracy_shows_none() -> None:
     assert "accuracy" not in status_line(answer, "demo")
 
 
+def test_who_was_refused_is_shown_most_first_and_cut_short() -> None:
+    answer = status()
+    assert "refused" not in shown(answer)
+    answer.refusals.add(client_id="eve", reason="bad_values", count=3)
+    answer.refusals.add(client_id="others", reason="unknown_client", count=70)
+    assert "refused: others unknown_client 70, eve bad_values 3" in shown(answer)
+    for number in range(20):
+        answer.refusals.add(client_id=f"c{number}", reason="no_progress", count=1)
+    assert "14 more (--json has all)" in shown(answer).replace("\n", " ")
+
+
 def test_one_off_bytes_are_scores_and_mask() -> None:
     answer = status()
     assert megabytes(answer, one_off=True) == 3.5

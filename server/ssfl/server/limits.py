@@ -3,6 +3,8 @@
 docs/limits.md has them all, with their answers on the wire.
 """
 
+import logging
+import resource
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -11,11 +13,14 @@ from ssfl.method.strategies.contract import ClientId
 from ssfl.server.errors import ModelUnusable, RunFull, TooManyJoins
 from ssfl.server.state import RunState
 
+log = logging.getLogger(__name__)
+
 MAX_CLIENTS = 10_000
 MAX_MODEL_VALUES = 500_000_000
 MAX_CONNECTIONS = 4096
 MAX_STREAMS = 64  # calls at once on one connection; a client of ours has at most four
 MAX_METADATA_BYTES = 16 << 10
+OTHER_FILES = 256  # that are open beside the connections: journal, spool, libraries
 JOINS, JOIN_EVERY_S = 20, 2.0  # of one client: so many at once, then one every so often
 NEW_CLIENTS, NEW_CLIENT_EVERY_S = 1000, 0.01  # of ids that were never seen, all together
 
@@ -79,3 +84,22 @@ class Joins:
             bucket, who = self._newcomers, "new clients join"
         if wait_s := bucket.take(now_s):
             raise TooManyJoins(f"{who} more often than anybody has to: try again in {wait_s:.1f} s")
+
+
+def connections_that_fit(wanted: int) -> int:
+    """Return how many connections this process may have, after asking the system for room.
+
+    A coordinator that runs out of open files could not write its journal either.
+    """
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    needed = wanted + OTHER_FILES
+    if soft != resource.RLIM_INFINITY and soft < needed:
+        soft = needed if hard == resource.RLIM_INFINITY else min(needed, hard)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    fit = wanted if soft == resource.RLIM_INFINITY else max(1, min(wanted, soft - OTHER_FILES))
+    if fit < wanted:
+        log.warning(
+            "the system allows fewer open files than --max-connections needs (ulimit -n)",
+            extra={"max_connections": fit, "wanted": wanted},
+        )
+    return fit

@@ -18,7 +18,7 @@ from ssfl.server.config import CoordinatorConfig
 from ssfl.server.desk import Desk
 from ssfl.server.identity import IdentityInterceptor
 from ssfl.server.interceptors import StatusInterceptor
-from ssfl.server.limits import MAX_METADATA_BYTES, MAX_STREAMS, Limits
+from ssfl.server.limits import MAX_METADATA_BYTES, MAX_STREAMS, Limits, connections_that_fit
 from ssfl.server.service import CoordinatorService
 from ssfl.server.sessions import Sessions
 from ssfl.server.uploads import Uploads
@@ -79,7 +79,8 @@ class Listener:
         identity = IdentityInterceptor(token=token, certificates=mutual)
         status = StatusInterceptor(conductor.refusals)
         self._clients = grpc.aio.server(
-            interceptors=[status, identity], options=client_options(config.max_connections)
+            interceptors=[status, identity],
+            options=client_options(connections_that_fit(config.max_connections)),
         )
         limits = Limits(config.max_clients, config.max_model_values)
         coordinator_pb2_grpc.add_CoordinatorServiceServicer_to_server(
