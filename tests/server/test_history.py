@@ -72,6 +72,13 @@ def test_votes_carry_their_share_of_the_data_and_absent_voters_are_listed() -> N
     assert history.not_voted == ["c3"]
 
 
+def test_scores_that_did_not_count_are_no_vote() -> None:
+    history = told(*SCORING[:-1], committed(1, outliers=["c1"]))
+    assert [(row["client"], row["share"]) for row in history.votes] == [("c2", 1.0)]
+    assert history.not_voted == ["c1", "c3"]
+    assert history.newest_mask["votes"] == {"c2": 1.0}
+
+
 def test_a_round_tells_losses_and_accuracies_of_its_base_and_of_the_clients_own_models() -> None:
     (entry,) = told(*SCORING, *ROUND_0).rounds
     assert (entry["round"], entry["attempt"], entry["rounds_done"]) == (0, 0, 0)

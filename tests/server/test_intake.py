@@ -19,6 +19,7 @@ from ssfl.server.conductor import Conductor
 from ssfl.server.desk import Desk
 from ssfl.server.errors import BadValues, InvalidRequest, JoinAgain, ManifestMismatch, ModelUnusable
 from ssfl.server.intake import Intake
+from ssfl.server.limits import Limits
 from ssfl.server.sessions import Sessions
 from ssfl.server.uploads import Uploads
 from ssfl.v1 import coordinator_pb2 as pb
@@ -43,7 +44,11 @@ async def join(conductor: Conductor, client: ClientId, manifest: Manifest) -> No
 
 
 async def describe(
-    conductor: Conductor, client: ClientId, manifest: Manifest, initial: Vector
+    conductor: Conductor,
+    client: ClientId,
+    manifest: Manifest,
+    initial: Vector,
+    limits: Limits | None = None,
 ) -> transfer_pb2.Outcome:
     """Answer INITIALIZE for a client; return the outcome."""
     member = conductor.state.members[client]
@@ -61,7 +66,7 @@ async def describe(
         yield pb.SendInitialRequest(chunk=chunk)
 
     uploads = Uploads(conductor.spool, conductor.ledger, slots=8, no_progress_s=30.0)
-    intake = Intake(Desk(conductor, Sessions()), uploads)
+    intake = Intake(Desk(conductor, Sessions()), uploads, limits)
     answers = [answer async for answer in intake.initial(requests())]
     return answers[-1].receipt.outcome
 
@@ -152,5 +157,37 @@ def test_a_model_too_small_for_the_sparsity_is_refused_and_not_kept(tmp_path: Pa
             await describe(conductor, C1, tiny, vector(0))
         assert conductor.model is None
         assert list(tmp_path.glob("manifest-*")) == []
+
+    conduct(tmp_path, script)
+
+
+def test_a_model_bomb_is_refused_before_anything_of_it_is_made(tmp_path: Path) -> None:
+    bomb = Manifest((TensorSpec("w", (1 << 15, 1 << 15), Role.MASKED, Init("normal", 1.0)),))
+
+    async def script(conductor: Conductor) -> None:
+        await join(conductor, C1, bomb)
+        with pytest.raises(ModelUnusable, match=r"1073741824 values, .*--max-model-values"):
+            await describe(conductor, C1, bomb, vector(0))
+        await join(conductor, C2, SENT)
+        with pytest.raises(ModelUnusable, match="at most 4"):
+            await describe(conductor, C2, SENT, vector(1, 2, 3, 4, 5), Limits(max_model_values=4))
+        assert not conductor.spool.root.exists()
+
+    conduct(tmp_path, script)
+
+
+def test_only_the_client_that_was_asked_may_send_the_weights_of_a_model(tmp_path: Path) -> None:
+    """Otherwise every member could leave a whole model in the spool."""
+
+    async def script(conductor: Conductor) -> None:
+        await join(conductor, C1, SENT)
+        await join(conductor, C2, SENT)
+        with pytest.raises(JoinAgain, match="another client was asked"):
+            await describe(conductor, C2, SENT, vector(1, 2, 3, 4, 5))
+        assert not conductor.spool.root.exists()
+        await conductor.post(events.Lost(C1))
+        outcome = await describe(conductor, C2, SENT, vector(1, 2, 3, 4, 5))
+        assert outcome == transfer_pb2.OUTCOME_ACCEPTED
+        assert list((conductor.spool.root / "0").iterdir()) == []
 
     conduct(tmp_path, script)

@@ -161,3 +161,36 @@ def test_a_response_that_is_serialized_already_goes_out_as_it_is() -> None:
 
 def test_an_unknown_method_stays_unknown() -> None:
     assert intercepted(None) is None
+
+
+def test_a_refusal_is_counted_under_the_name_of_who_spoke() -> None:
+    refusals = Refusals(lambda: 0.0, lambda _name: True)
+
+    async def refuses(_request: object, _context: object) -> None:
+        raise UnknownClient("join first")
+
+    async def takes_one(requests: AsyncIterator[Any], _context: object) -> Any:
+        await anext(requests)
+        raise BadValues("NaN in conv.weight")
+        yield
+
+    async def header() -> AsyncIterator[Any]:
+        yield pb.SendUpdateRequest(caller=pb.Caller(client_id="bob"))
+
+    join = grpc.unary_unary_rpc_method_handler(refuses)
+    upload = grpc.stream_stream_rpc_method_handler(takes_one)
+    with pytest.raises(grpc.aio.AbortError):
+        asyncio.run(
+            intercepted(join, refusals).unary_unary(pb.JoinRequest(client_id="ann"), Context())
+        )
+
+    async def call() -> list[Any]:
+        return [one async for one in intercepted_upload.stream_stream(header(), Context())]
+
+    intercepted_upload = intercepted(upload, refusals)
+    with pytest.raises(grpc.aio.AbortError):
+        asyncio.run(call())
+    assert refusals.rows() == [
+        {"client_id": "ann", "reason": "unknown_client", "count": 1},
+        {"client_id": "bob", "reason": "bad_values", "count": 1},
+    ]

@@ -31,6 +31,9 @@ def test_a_run_takes_so_many_clients_and_its_members_always_come_back() -> None:
     most = Limits(max_clients=2)
     most.check_room(BOB, state_of(ANN))
     most.check_room(BOB, state_of(ANN, BOB))
+    most.check_room(BOB, state_of(ANN), {ANN})
+    with pytest.raises(RunFull):  # they came at the same moment
+        most.check_room(BOB, state_of(ANN), {ClientId("eve")})
     with pytest.raises(RunFull, match=r"2 clients, .* --max-clients"):
         most.check_room(ClientId("eve"), state_of(ANN, BOB))
 

@@ -1,5 +1,10 @@
+from contextlib import ExitStack
+
+import pytest
+
 from ssfl.method.strategies.contract import ClientId
-from ssfl.server.sessions import LOST_AFTER_S, Sessions
+from ssfl.server.errors import TooManyCalls
+from ssfl.server.sessions import LOST_AFTER_S, MAX_CALLS, Sessions
 
 C1 = ClientId("c1")
 
@@ -42,3 +47,15 @@ def test_a_call_that_fails_is_closed_too() -> None:
     except RuntimeError:
         pass
     assert sessions.get(C1, 0.0).open_calls == 0
+
+
+def test_a_client_may_hold_so_many_calls_open_and_no_more() -> None:
+    sessions = Sessions()
+    with ExitStack() as calls:
+        for _ in range(MAX_CALLS):
+            calls.enter_context(sessions.call(C1, lambda: 0.0))
+        with pytest.raises(TooManyCalls, match="c1 has 16 calls open"):
+            calls.enter_context(sessions.call(C1, lambda: 0.0))
+        calls.enter_context(sessions.call(ClientId("c2"), lambda: 0.0))
+    with sessions.call(C1, lambda: 0.0) as presence:
+        assert presence.open_calls == 1

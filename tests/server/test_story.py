@@ -9,7 +9,7 @@ import pytest
 from ssfl.method.settings import RunSettings
 from ssfl.method.strategies.contract import ClientId
 from ssfl.server.state import Member, RunState
-from ssfl.server.story import _tell_fingerprints, _warn_of_coding
+from ssfl.server.story import _tell_clipped, _tell_fingerprints, _warn_of_coding
 
 
 def entry(coding_error: float, *encodings: str) -> dict[str, Any]:
@@ -52,3 +52,14 @@ def test_clients_whose_bits_differ_are_named_in_groups(caplog: pytest.LogCapture
     _tell_fingerprints(replace(state, founders=tuple(state.members)))
     groups = {"torch, 1 thread": "c0, c1, c2, c3, c4 …", "torch, 2 threads": "d"}
     assert vars(caplog.records[0])["fingerprints"] == groups
+
+
+def test_whose_update_was_shortened_is_told_with_its_length(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    rows: list[dict[str, Any]] = [{"client": "c0"}, {"client": "c1", "clipped": 12.5}]
+    _tell_clipped({"round": 3, "clients": rows[:1]}, 1.0)
+    assert caplog.records == []
+    _tell_clipped({"round": 3, "clients": rows}, 1.0)
+    told = vars(caplog.records[0])
+    assert (told["round"], told["limit"], told["norms"]) == (3, 1.0, "c1 12.5")

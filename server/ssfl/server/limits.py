@@ -5,7 +5,7 @@ docs/limits.md has them all, with their answers on the wire.
 
 import logging
 import resource
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
 from ssfl.method.manifest import Manifest
@@ -32,11 +32,14 @@ class Limits:
     max_clients: int = MAX_CLIENTS
     max_model_values: int = MAX_MODEL_VALUES
 
-    def check_room(self, client: ClientId, state: RunState) -> None:
-        """Raise RunFull if one member more would be too many."""
-        if client not in state.members and len(state.members) >= self.max_clients:
+    def check_room(
+        self, client: ClientId, state: RunState, joining: Collection[ClientId] = ()
+    ) -> None:
+        """Raise RunFull if one member more, beside those just joining, would be too many."""
+        taken = len(state.members.keys() | set(joining))
+        if client not in state.members and taken >= self.max_clients:
             raise RunFull(
-                f"this run has {len(state.members)} clients, as many as its coordinator takes: "
+                f"this run has {taken} clients, as many as its coordinator takes: "
                 "start it again with a larger --max-clients"
             )
 

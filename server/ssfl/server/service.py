@@ -46,6 +46,7 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServiceServicer):
         self._uploads = uploads
         self._limits = limits or Limits()
         self._joins = Joins(desk.conductor.clock)
+        self._joining: set[ClientId] = set()  # not in the journal yet
         self._samples = SampleCounts()
         self._intake = Intake(desk, uploads, self._limits)
         self._reference_coding = reference_coding
@@ -58,7 +59,7 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServiceServicer):
             self._desk.sessions.get(before.client, conductor.clock())
         alive = self._desk.sessions.alive(ClientId(request.client_id), conductor.clock())
         client = checks.check_join(request, conductor.state, alive=alive)
-        self._limits.check_room(client, conductor.state)
+        self._limits.check_room(client, conductor.state, self._joining)
         self._joins.check(client, conductor.state)
         manifest = conductor.model.manifest if conductor.model else None
         checks.check_manifest(request, conductor.state, manifest)
@@ -73,8 +74,12 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServiceServicer):
             tuple(sorted(set(request.encodings))),
             tuple(sorted({*request.labels, *request.class_counts})),
         )
-        if await conductor.post(event) is Reply.CONFLICT:
-            raise checks.taken(client)
+        self._joining.add(client)
+        try:
+            if await conductor.post(event) is Reply.CONFLICT:
+                raise checks.taken(client)
+        finally:
+            self._joining.discard(client)
         self._samples.joined(client, before, conductor.state)
         failpoint("ack.join")
         self._desk.sessions.heard(client, conductor.clock())

@@ -1,0 +1,342 @@
+"""Hostile clients beside an honest federation: it ends with the model of an undisturbed one.
+
+Each test starts one coordinator; `ann` and `bob` are honest (raw_run.py, the result by hand),
+`eve` and her likes are not. What she is answered is what docs/limits.md says.
+"""
+
+import socket
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager, suppress
+from itertools import cycle, islice
+from pathlib import Path
+from typing import Any
+
+import grpc
+import numpy as np
+import pytest
+from grpc import StatusCode
+
+from ssfl.v1 import coordinator_pb2 as pb
+from ssfl.v1 import transfer_pb2
+from system.programs import Programs, until
+from system.raw_client import (
+    RUN,
+    TIMEOUT_S,
+    RawClient,
+    chunks_of,
+    expected_mask,
+    expected_values,
+    manifest_of,
+    payload_of,
+    take_part_together,
+)
+from system.raw_run import RawRun, refused
+
+pytestmark = pytest.mark.system
+
+PRECONDITION, EXHAUSTED = StatusCode.FAILED_PRECONDITION, StatusCode.RESOURCE_EXHAUSTED
+
+
+@contextmanager
+def raw_run(programs: Programs, *flags: str) -> Iterator[RawRun]:
+    """A federation of two honest clients, with settings of its own."""
+    run = RawRun(programs, programs.coordinator(*RUN, *flags))
+    try:
+        yield run
+    finally:
+        run.close()
+
+
+def counted(run: RawRun) -> dict[tuple[str, str], int]:
+    """What `ssfl status` tells of refusals."""
+    refusals = run.coordinator.status().refusals
+    return {(one.client_id, one.reason): one.count for one in refusals}
+
+
+def resident_mb(run: RawRun) -> float:
+    """The coordinator's resident memory now."""
+    status = Path(f"/proc/{run.coordinator.process.pid}/status").read_text()
+    return int(status.split("VmRSS:")[1].split()[0]) / 1024
+
+
+# -- uploads that hardly move
+
+
+class Loris:
+    """An upload that sends just enough, just in time, for as long as it is let."""
+
+    def __init__(self, run: RawRun, name: str, got: Any, data: bytes) -> None:
+        self.client = run.client(name)
+        self.client.join()
+        self.over = threading.Event()
+        self.granted = threading.Event()
+        self.reasons: list[str] = []
+        self._header = self.client.update_header(got, data)
+        self._chunks = chunks_of(data)
+        self.thread = threading.Thread(target=self._hold, daemon=True)
+        self.thread.start()
+
+    def _hold(self) -> None:
+        """Ask for a slot; having it, send a byte or so now and then; ask again when it is lost."""
+        while not self.over.is_set():
+            call = self.client.open_upload(self._header, self._dribble())
+            with suppress(grpc.RpcError):
+                for answer in call:
+                    if answer.WhichOneof("part") == "grant":
+                        self.granted.set()
+            self.reasons.append(dict(call.trailing_metadata() or ()).get("ssfl-reason", ""))
+
+    def _dribble(self) -> Iterator[transfer_pb2.Chunk]:
+        for chunk in self._chunks[:-1]:
+            if self.over.wait(0.2):
+                return
+            yield chunk
+        self.over.wait()
+
+
+def test_lorises_in_every_slot_do_not_keep_an_honest_client_out(programs: Programs) -> None:
+    """Two slots, four lorises that are members and in the cohort; with eight: test_turns.py."""
+    names = [f"loris-{number}" for number in range(4)]
+    flags = ("--upload-slots=2", "--no-progress-s=1", "--clients=6")
+    run = RawRun(programs, programs.coordinator(*RUN[1:], *flags))
+    with ExitStack() as ends:
+        ends.callback(run.close)
+        others = [run.client(name) for name in names]
+        clients = [run.ann, run.bob, *others]
+        for client in clients:
+            client.join()
+        run.ann.answer(run.ann.next_task())
+        for client in clients:
+            client.answer(client.next_task())  # all vote
+        got = run.ann.next_task()
+        mine, theirs = run.ann.trained(got), run.bob.trained(run.bob.next_task())
+        lorises = [Loris(run, name, got, mine) for name in names]
+        for one in lorises:
+            ends.callback(one.over.set)
+        until(lambda: sum(one.granted.is_set() for one in lorises) >= 2, "lorises have the slots")
+        for client, data in ((run.ann, mine), (run.bob, theirs)):
+            answers = client.upload(client.update_header(got, data), chunks_of(data))
+            assert answers[-1].receipt.outcome == transfer_pb2.OUTCOME_ACCEPTED
+        until(
+            lambda: {"slot_yielded", "no_progress"} & {r for one in lorises for r in one.reasons},
+            "a loris was told to make room",
+        )
+        reasons = {reason for _, reason in counted(run)}
+        assert reasons & {"slot_yielded", "no_progress"}
+        for one in lorises:
+            one.over.set()
+            one.client.leave(pb.LEAVE_REASON_STOPPING)
+        for final in take_part_together(run.ann, run.bob):
+            assert np.array_equal(final, expected_values((run.ann, run.bob)))
+
+
+# -- too much of everything
+
+
+def test_floods_of_connections_streams_and_metadata_leave_the_round_alone(
+    programs: Programs,
+) -> None:
+    with raw_run(programs, "--max-connections=40") as run, ExitStack() as open_sockets:
+        run.training()
+        address = ("127.0.0.1", run.coordinator.port)
+        preface = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes([0, 0, 0, 4, 0, 0, 0, 0, 0])
+        closed = 0
+        for _ in range(200):
+            wire = open_sockets.enter_context(socket.create_connection(address))
+            wire.settimeout(10.0)
+            with suppress(ConnectionError):
+                wire.sendall(preface)
+                closed += wire.recv(1) == b""
+        assert closed >= 150, "connections beyond the limit are closed"
+        open_sockets.close()
+        eve = run.client("eve")
+        until(lambda: _reaches(eve), "there is room again")
+        with refused(EXHAUSTED, "", "metadata"):
+            eve.stub.Join(pb.JoinRequest(), metadata=[("x", "y" * 1_000_000)], timeout=TIMEOUT_S)
+        polls = [
+            eve.stub.NextTask(pb.NextTaskRequest(caller=eve.caller), timeout=TIMEOUT_S)
+            for _ in range(200)
+        ]
+        ended = [_reason_of_end(poll) for poll in polls[16:64]]
+        assert set(ended) == {"too_many_calls"}
+        for poll in polls:
+            poll.cancel()
+        eve.leave(pb.LEAVE_REASON_STOPPING)
+        before = resident_mb(run)
+        run.goes_on()
+        assert counted(run)["eve", "too_many_calls"] >= 48
+        assert resident_mb(run) < before + 50
+
+
+def _reaches(client: RawClient) -> bool:
+    try:
+        client.join()
+    except grpc.RpcError as error:
+        assert error.code() is StatusCode.UNAVAILABLE
+        return False
+    return True
+
+
+def _reason_of_end(call: Any) -> str:
+    with suppress(grpc.RpcError):
+        for _ in call:
+            pass
+    return str(dict(call.trailing_metadata() or ()).get("ssfl-reason", ""))
+
+
+def test_floods_of_joins_are_turned_away_and_leave_no_trace(programs: Programs) -> None:
+    with raw_run(programs, "--max-clients=50") as run:
+        run.training()
+        eve = run.client("eve")
+        answers: list[str] = []
+        for _ in range(60):
+            try:
+                eve.join()
+                answers.append("in")
+            except grpc.RpcError as error:
+                assert error.code() is EXHAUSTED
+                answers.append(dict(error.trailing_metadata())["ssfl-reason"])
+        assert set(answers) == {"in", "too_many_joins"}
+        facts = run.coordinator.facts("ClientJoined")
+        assert sum(one["client"] == "eve" for one in facts) == answers.count("in") < 40
+        full = 0
+        with ThreadPoolExecutor(4) as pool:
+            full = sum(pool.map(lambda number: _is_full(run, number), range(200)))
+        assert full >= 150
+        assert len(run.coordinator.status().clients) == 50
+        told = counted(run)
+        assert told["eve", "too_many_joins"] == answers.count("too_many_joins")
+        assert told["others", "run_full"] + 50 >= full, "names of strangers are bounded"
+        log = run.coordinator.err
+        assert log.count("too_many_joins") <= 3 and log.count("--max-clients") <= 60
+        eve.leave(pb.LEAVE_REASON_STOPPING)
+        run.goes_on()
+
+
+def _is_full(run: RawRun, number: int) -> bool:
+    """Join under a new name, without a model, so that nobody waits for it."""
+    stranger = RawClient(run.coordinator.address, f"stranger-{number}")
+    try:
+        stranger.join(manifest_digest=b"", manifest=b"")
+    except grpc.RpcError as error:
+        return bool(dict(error.trailing_metadata())["ssfl-reason"] == "run_full")
+    finally:
+        stranger.close()
+    return False
+
+
+# -- lies
+
+
+def test_lying_sample_counts_are_refused_or_clipped(programs: Programs) -> None:
+    with raw_run(programs, "--max-samples=30") as run:
+        run.training()
+        eve = run.client("eve", num_samples=2**31)
+        with refused(PRECONDITION, "too_many_samples", "eve", "2147483648", "--max-samples"):
+            eve.join()
+        assert counted(run)["eve", "too_many_samples"] == 1
+        run.goes_on()
+
+
+def test_a_clipped_client_weighs_what_the_run_allows(programs: Programs) -> None:
+    """Bob claims two billion samples and weighs 30, as in every other test of this file."""
+    with raw_run(programs, "--max-samples=30", "--samples-over-max=clip") as run:
+        expected = expected_values((run.ann, run.bob))
+        scores = run.bob.scores()
+        run.bob.num_samples = 2**31
+        run.bob.scores = lambda: scores
+        run.ann.join()
+        run.bob.join()
+        for final in take_part_together(run.ann, run.bob):
+            assert np.array_equal(final, expected)
+        started = run.coordinator.facts("StepStarted")
+        assert {one["cohort"]["bob"] for one in started} == {30}
+
+
+def test_an_update_that_is_too_long_is_shortened_and_named(programs: Programs) -> None:
+    """Eve's delta is huge; shortened, she moves the model by no more than the limit."""
+    with raw_run(programs, "--max-update-norm=1", "--clients=3") as run:
+        eve = run.client("eve", num_samples=40, delta=1000.0)
+        for client in (run.ann, run.bob, eve):
+            client.join()
+        run.ann.answer(run.ann.next_task())
+        take_part_together(run.ann, run.bob, eve)
+        run.coordinator.says("results written")
+        rounds = run.coordinator.history()["rounds"]
+        clipped = {row["client"]: row["clipped"] for row in rounds[0]["clients"]}
+        assert clipped["eve"] == pytest.approx(1000 * np.sqrt(230))
+        assert run.ann.final is not None
+        start = np.r_[np.ones(200), np.zeros(30)]
+        moved = float(np.linalg.norm(run.ann.final - start))
+        assert moved <= 2 * 1.0 * (1 + 1e-6), "two rounds, each of length one at most"
+        run.coordinator.says("shortened to --max-update-norm")
+
+
+def test_absurd_scores_do_not_count(programs: Programs) -> None:
+    """With eve's 1e30 the mask would be hers alone; it is that of the others."""
+    with raw_run(programs, "--clients=3") as run:
+        eve = run.client("eve", num_samples=10, delta=0.5)
+        eve.scores = lambda: np.r_[np.zeros(799), 1e30].astype(np.float32)
+        for client in (run.ann, run.bob, eve):
+            client.join()
+        run.ann.answer(run.ann.next_task())
+        take_part_together(run.ann, run.bob, eve)
+        assert run.ann.mask_digest == expected_mask((run.ann, run.bob))
+        assert counted(run)["eve", "outlier"] == 1
+        run.coordinator.says("results written")
+        history = run.coordinator.history()
+        assert history["not_voted"] == ["eve"]
+        assert [row["client"] for row in history["votes"]] == ["ann", "bob"]
+
+
+def test_a_model_bomb_is_refused_and_memory_stays_where_it_was(programs: Programs) -> None:
+    bomb = manifest_of([("w", (1 << 15, 1 << 15), "masked", "ones")])
+    with raw_run(programs, "--max-model-values=1000") as run:
+        eve = run.client("eve", manifest=bomb)
+        eve.join()
+        before = resident_mb(run)
+        for _ in range(5):
+            with refused(PRECONDITION, "model_unusable", "1073741824", "--max-model-values"):
+                eve.upload(eve.initial_header(initial_digest=bytes(32)), [])
+        assert resident_mb(run) < before + 20
+        eve.leave(pb.LEAVE_REASON_STOPPING)
+        run.ann.join()
+        run.bob.join()
+        run.goes_on()
+
+
+def test_broken_uploads_of_all_kinds_leave_memory_spool_and_round_alone(
+    programs: Programs,
+) -> None:
+    """NaN, Inf, huge values, wrong lengths and digests, a hundred times over."""
+    with raw_run(programs) as run:
+        got = run.training()
+        honest = np.frombuffer(run.ann.trained(got), dtype="<f4")
+        before = resident_mb(run)
+        bads = islice(cycle((np.nan, np.inf, -np.inf, 3e38, -1025.0)), 100)
+        for number, bad in enumerate(bads):
+            values = honest.copy()
+            values[number] = bad
+            data = values.tobytes()
+            with refused(StatusCode.INVALID_ARGUMENT, "bad_values", "ann"):
+                run.ann.upload(run.ann.update_header(got, data), chunks_of(data))
+        data = honest.tobytes()
+        lie = payload_of(data, transfer_pb2.ENCODING_VALUES_ONLY)
+        lie.digest = bytes(32)
+        with refused(StatusCode.DATA_LOSS, "digest_mismatch"):
+            run.ann.upload(run.ann.update_header(got, data, values=lie), chunks_of(data))
+        for wrong in (data[4:], data + data):
+            with refused(StatusCode.INVALID_ARGUMENT, "invalid_request"):
+                run.ann.upload(run.ann.update_header(got, wrong), chunks_of(wrong))
+        with refused(StatusCode.INVALID_ARGUMENT, "bad_payload"):
+            run.ann.upload(run.ann.update_header(got, data), chunks_of(data)[:-1])
+        spool = run.coordinator.state_dir / "spool"
+        left = [path for path in spool.rglob("*") if path.is_file()]
+        assert len(left) <= 1, "at most the half upload, to be resumed"
+        assert resident_mb(run) < before + 20
+        told = counted(run)
+        assert told["ann", "bad_values"] == 100
+        assert run.coordinator.err.count("reason=bad_values") <= 2, "a flood does not fill the log"
+        run.goes_on()
