@@ -61,16 +61,18 @@ def test_of_the_mask_alone(shards: Path, undisturbed: Finished) -> None:
     ("flags", "more"),
     [
         (["--strategy=fedavg", "--momentum=0.5"], {"strategy": "fedavg", "momentum": 0.5}),
-        (["--value-type=int8", "--scores=exact", "--evaluate-every=1"],
-         {"value_type": "int8", "scores": "exact", "evaluate_every": 1}),
+        (["--value-type=int8", "--scores=exact", "--evaluate-every=1", "--max-update-norm=0.3",
+          "--max-samples=25", "--samples-over-max=clip"],
+         {"value_type": "int8", "scores": "exact", "evaluate_every": 1, "max_update_norm": 0.3,
+          "max_samples": 25, "samples_over_max": "clip"}),
         (["--refresh-every=1", "--scoring-batches=0", "--initialization=torch-default"],
          {"refresh_every": 1, "scoring_batches": 0, "initialization": "torch-default"}),
         (["--warmup-rounds=1", "--refresh-rounds=2", "--deactivated=reset", "--value-type=grid",
           "--score-weights=equal", "--update-weights=equal", "--local-schedule=cosine"],
          {"warmup_rounds": 1, "refresh_rounds": "2", "deactivated": "reset", "value_type": "grid",
           "score_weights": "equal", "update_weights": "equal", "local_schedule": "cosine"}),
-        (["--criterion=client-random", "--sparsity=0.5"],
-         {"criterion": "client-random", "sparsity": 0.5}),
+        (["--criterion=client-random", "--sparsity=0.5", "--max-update-norm=0.3"],
+         {"criterion": "client-random", "sparsity": 0.5, "max_update_norm": 0.3}),
         (["--criterion=grasp", "--sparsity-schedule=0:0.95,2:0.8", "--clip-norm=1"],
          {"criterion": "grasp", "sparsity_schedule": "0:0.95,2:0.8", "clip_norm": 1}),
         (["--criterion=synflow", "--layer-guard=0.02", "--personalize-epochs=1"],
@@ -85,6 +87,8 @@ def test_of_other_settings(
     sites: Programs, shards: Path, flags: list[str], more: dict[str, Any]
 ) -> None:
     real = run_federation(sites, *flags)
+    rows = [row for entry in real.history["rounds"] for row in entry["clients"]]
+    assert any("clipped" in row for row in rows) == ("max_update_norm" in more)
     check_same(real, api.simulate(api.read_shards(shards), **SETTINGS | more))
 
 
