@@ -17,8 +17,7 @@ from dataclasses import dataclass, replace
 from ssfl.method.failpoints import failpoint
 from ssfl.method.model_state import ModelState
 from ssfl.method.strategies import strategy_for
-from ssfl.method.strategies.contract import ClientId
-from ssfl.method.strategies.contract import Work
+from ssfl.method.strategies.contract import ClientId, Work
 from ssfl.server import events, facts
 from ssfl.server.aggregate import StepSum, reduced
 from ssfl.server.disk import Room

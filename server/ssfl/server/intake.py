@@ -289,8 +289,8 @@ class Intake:
     def _unheard(self, client: ClientId, counting: asyncio.Future[Reply]) -> None:
         """Count a refusal that the sender did not wait for."""
         error = None if counting.cancelled() else counting.exception()
-        if isinstance(error, Exception):
-            self._conductor.refusals.count(client, reason_of(error), str(error))
+        if isinstance(error, Exception) and (reason := reason_of(error)) != "internal":
+            self._conductor.refusals.count(client, reason, str(error))
 
     def _over(
         self, step: Step, member: Member, payload: transfer_pb2.Payload
