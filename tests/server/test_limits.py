@@ -95,3 +95,15 @@ def test_more_connections_than_open_files_are_not_promised(
     assert not caplog.records
     assert connections_that_fit(100_000) == 4096 - limits.OTHER_FILES
     assert "ulimit -n" in caplog.text
+
+
+def test_a_join_that_tells_many_classes_counts_like_several() -> None:
+    """They go into the journal; a client with ten thousand of them gets in all the same."""
+    clock = Clock()
+    joins, state = Joins(clock), state_of(ANN)
+    joins.check(ANN, state, num_classes=20_000)
+    with pytest.raises(TooManyJoins, match=r"again in 4\.0 s"):
+        joins.check(ANN, state, num_classes=20_000)
+    joins.check(ANN, state)
+    clock.now_s += 6.0
+    joins.check(ANN, state, num_classes=20_000)

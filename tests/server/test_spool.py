@@ -193,3 +193,21 @@ def test_sums_that_cannot_be_read_are_none(tmp_path: Path, text: bytes | None) -
     if text is not None:
         (tmp_path / "SHA256SUMS").write_bytes(text)
     assert read_sums(tmp_path) == {}
+
+
+def test_what_is_half_decoded_does_not_outlive_the_process(spool: Spool) -> None:
+    part = spool.part(3, C1, ONE)
+    plain_file(part).write_bytes(b"abc")
+    spool.drop_others(3)
+    assert names(spool) == [f"3/c1.{ONE.hex()[:16]}.part"]
+
+
+def test_where_only_one_client_is_asked_what_others_left_is_dropped(spool: Spool) -> None:
+    gone = spool.part(0, ClientId("gone"), ONE)
+    mine = spool.part(0, C1, ONE)
+    spool.drop_clients_but(C1, 0)
+    assert names(spool) == [f"0/c1.{ONE.hex()[:16]}.part"]
+    append(mine, b"abc")
+    with pytest.raises(FileNotFoundError):
+        append(gone, b"it was still sending")
+    assert names(spool) == [f"0/c1.{ONE.hex()[:16]}.part"]

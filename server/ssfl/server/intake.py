@@ -100,6 +100,7 @@ class Intake:
             asked = initializer(self._conductor.state)
             if asked is None or asked.client != member.client:
                 raise JoinAgain("another client was asked to describe the model: join again")
+            self._conductor.spool.drop_clients_but(member.client, 0)  # asked before, and gone
             expected = Expected(member.client, 0, header.initial, "initial", self._known)
             responses = self._uploads.receive(expected, requests, pb.SendInitialResponse, accept)
             async for response in responses:

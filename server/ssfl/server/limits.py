@@ -22,6 +22,7 @@ MAX_STREAMS = 64  # calls at once on one connection; a client of ours has at mos
 MAX_METADATA_BYTES = 16 << 10
 OTHER_FILES = 256  # that are open beside the connections: journal, spool, libraries
 JOINS, JOIN_EVERY_S = 20, 2.0  # of one client: so many at once, then one every so often
+CLASSES = 2000  # told in a join, as counts or labels: they count like one more join
 NEW_CLIENTS, NEW_CLIENT_EVERY_S = 1000, 0.01  # of ids that were never seen, all together
 
 
@@ -59,13 +60,13 @@ class Bucket:
         self._most, self._every_s = most, every_s
         self._left, self._at_s = float(most), now_s
 
-    def take(self, now_s: float) -> float:
-        """Let one through and return 0; or return the seconds until the next may pass."""
+    def take(self, now_s: float, cost: float = 1.0) -> float:
+        """Let one through and return 0; or return the seconds until it may pass."""
         refilled = self._left + (now_s - self._at_s) / self._every_s
         self._left, self._at_s = min(float(self._most), refilled), now_s
-        if self._left < 1:
-            return (1 - self._left) * self._every_s
-        self._left -= 1
+        if self._left < cost:
+            return (cost - self._left) * self._every_s
+        self._left -= cost
         return 0.0
 
 
@@ -77,15 +78,15 @@ class Joins:
         self._newcomers = Bucket(NEW_CLIENTS, NEW_CLIENT_EVERY_S, clock())
         self._known: dict[ClientId, Bucket] = {}  # of members: as many as they are, at most
 
-    def check(self, client: ClientId, state: RunState) -> None:
-        """Raise TooManyJoins if this one has to wait."""
+    def check(self, client: ClientId, state: RunState, num_classes: int = 0) -> None:
+        """Raise TooManyJoins if this one has to wait; one that tells many classes counts more."""
         now_s = self._clock()
         if client in state.members:
             bucket = self._known.setdefault(client, Bucket(JOINS, JOIN_EVERY_S, now_s))
             who = f"{client} joins"
         else:
             bucket, who = self._newcomers, "new clients join"
-        if wait_s := bucket.take(now_s):
+        if wait_s := bucket.take(now_s, 1 + num_classes / CLASSES):
             raise TooManyJoins(f"{who} more often than anybody has to: try again in {wait_s:.1f} s")
 
 

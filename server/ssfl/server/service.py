@@ -60,7 +60,8 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServiceServicer):
         alive = self._desk.sessions.alive(ClientId(request.client_id), conductor.clock())
         client = checks.check_join(request, conductor.state, alive=alive)
         self._limits.check_room(client, conductor.state, self._joining)
-        self._joins.check(client, conductor.state)
+        num_classes = len(request.class_counts) + len(request.labels)
+        self._joins.check(client, conductor.state, num_classes)
         manifest = conductor.model.manifest if conductor.model else None
         checks.check_manifest(request, conductor.state, manifest)
         event = events.Joined(

@@ -117,10 +117,18 @@ class Spool:
         failpoint("spool.dropped")
 
     def drop_others(self, step: int) -> None:
-        """Forget what steps other than `step` left behind."""
+        """Forget what steps other than `step` left behind, and what was half decoded in it."""
         for folder in self.root.glob("*"):
             if folder.name != str(step):
                 shutil.rmtree(folder, ignore_errors=True)
+        for left in (self.root / str(step)).glob("*.plain"):
+            left.unlink()
+
+    def drop_clients_but(self, client: ClientId, step: int) -> None:
+        """Forget what other clients left behind in a step that only this one is asked in."""
+        for path in (self.root / str(step)).glob("*.part"):
+            if path.stem.rpartition(".")[0] != client:
+                path.unlink(missing_ok=True)
 
 
 def _sums(folder: Path, names: Iterable[str]) -> bytes:
@@ -151,10 +159,14 @@ def plain_file(part: Path) -> Path:
     return part.with_suffix(f".{secrets.token_hex(4)}.plain")
 
 
+def _existing(path: str, flags: int) -> int:
+    return os.open(path, flags & ~os.O_CREAT)
+
+
 def append(path: Path, data: bytes) -> None:
-    """Append one chunk."""
+    """Append one chunk; FileNotFoundError if the upload was dropped meanwhile."""
     failpoint("spool.chunk")
-    with path.open("ab", buffering=0) as file:
+    with open(path, "ab", buffering=0, opener=_existing) as file:
         view = memoryview(data)
         while view:
             view = view[file.write(view) :]
