@@ -200,7 +200,7 @@ def _metrics(config: CoordinatorConfig, conductor: Conductor) -> "MetricsServer"
     from ssfl.server.metrics import MetricsServer, RunCollector  # only where it is asked for
     from ssfl.server.tls import tls_files
 
-    collector = RunCollector(conductor, list)
+    collector = RunCollector(conductor, conductor.refusals.rows)
     return MetricsServer(collector, config.admin_host, config.metrics_port or 0, tls_files(config))
 
 
