@@ -229,7 +229,8 @@ class Refold:
         for number, client in enumerate(step.closed):
             self._on_upload(step, number)
             self._check(step, client, model)
-        total = StepSum(step, model, self._uploads, self._strategy)
+        policy = before.settings.score_outliers
+        total = StepSum(step, model, self._uploads, self._strategy, policy)
         mean = total.reduce(step)
         return self._strategy.finish(step.work, model, mean, step.round_number)
 
