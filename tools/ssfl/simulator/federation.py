@@ -114,7 +114,8 @@ class Federation:
 
     def document(self) -> dict[str, Any]:
         """Return what the coordinator would write into history.json."""
-        return run_document(self.state, self.model, self.history, self._rows())
+        state = replace(self.state, settings=self.settings)
+        return run_document(state, self.model, self.history, self._rows())
 
     def read(self, _step: int, client: ClientId, _digest: bytes, start: int, count: int) -> Vector:
         """Return values of an upload, for the sum."""
