@@ -140,25 +140,35 @@ class RawClient:
             start += payload.num_bytes
             if hashlib.sha256(task.parts[name]).digest() != payload.digest:
                 raise RuntimeError(f"{self.client_id}: {name} differs from its digest")
-        if task.kind in ("train", "evaluate", "finish"):
+        if task.kind != "initialize" and task.work.HasField("mask"):
             self._mask_digest = task.work.mask.mask_digest
             self._base_digest = task.work.base_digest
         return task
 
-    async def send_scores(self, task: Task, payload: memoryview) -> None:
+    async def send_scores(
+        self,
+        task: Task,
+        payload: memoryview,
+        encoding: transfer_pb2.Encoding = transfer_pb2.ENCODING_DENSE,
+    ) -> None:
         """Answer SCORE."""
         report = saliency_pb2.SaliencyReport(
             manifest_digest=task.work.manifest_digest,
             initial_digest=task.work.initial_digest,
             step=task.message.step,
             num_samples=self.num_samples,
-            scores=_payload(transfer_pb2.ENCODING_DENSE, payload),
+            scores=_payload(encoding, payload),
             work_s=0.1,
         )
         request = pb.ReportSaliencyRequest(caller=self._caller, header=report)
         await self._upload(self._stub.ReportSaliency, request, payload)
 
-    async def send_update(self, task: Task, payload: memoryview) -> None:
+    async def send_update(
+        self,
+        task: Task,
+        payload: memoryview,
+        encoding: transfer_pb2.Encoding = transfer_pb2.ENCODING_VALUES_ONLY,
+    ) -> None:
         """Answer TRAIN."""
         work: pb.TrainTask = task.work
         update = update_pb2.SparseUpdate(
@@ -169,7 +179,7 @@ class RawClient:
             round_number=work.round_number,
             attempt=work.attempt,
             num_samples=self.num_samples,
-            values=_payload(transfer_pb2.ENCODING_VALUES_ONLY, payload),
+            values=_payload(encoding, payload),
             base_evaluation=TEST,
             personal_evaluation=TEST,
             training_loss=0.5,
@@ -227,10 +237,14 @@ def _payloads(task: Task) -> list[tuple[str, transfer_pb2.Payload]]:
     work = task.work
     if task.kind == "initialize":
         return []
-    if task.kind == "score":
-        return [("initial", work.initial)] if work.HasField("initial") else []
-    mask = [("mask", work.mask.mask)] if work.mask.HasField("mask") else []
-    return mask + ([("base", work.base)] if work.HasField("base") else [])
+    of_scoring = ("initial", "resting") if task.kind == "score" else ()
+    payloads = {name: getattr(work, name) for name in of_scoring if work.HasField(name)}
+    if work.mask.HasField("mask"):
+        payloads["mask"] = work.mask.mask
+    if work.HasField("base"):
+        payloads["base"] = work.base
+    order = ("initial", "mask", "base", "resting")
+    return [(name, payloads[name]) for name in order if name in payloads]
 
 
 def _payload(encoding: transfer_pb2.Encoding, data: memoryview) -> transfer_pb2.Payload:

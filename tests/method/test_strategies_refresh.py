@@ -10,7 +10,7 @@ from ssfl.method.controls import random_mask
 from ssfl.method.errors import DensityError
 from ssfl.method.manifest import Init, Manifest, Role, TensorSpec
 from ssfl.method.mask import Mask
-from ssfl.method.model_state import ModelState, values_digest
+from ssfl.method.model_state import ModelState, values_digest, vector_of
 from ssfl.method.settings import CRITERIA, RunSettings
 from ssfl.method.strategies import OwnMasks, Ssfl, strategy_for
 from ssfl.method.strategies.contract import ClientId, Plan, Position, Reducer, Work
@@ -74,7 +74,8 @@ def test_what_is_scored_anew_is_the_trained_model_with_all_initial_weights_aroun
     state = after(SETTINGS, *ONCE)
     assert state.whole.tolist() == [-1, -2, -3, 4, 5, 6, 7, 8, 9, 10, -60]
     renewed = after(SETTINGS, *ONCE, scores(1, 2, 7))
-    assert renewed.scored is not None and renewed.scored.tolist() == state.whole.tolist()
+    assert renewed.scored is not None
+    assert vector_of(renewed.scored).tolist() == state.whole.tolist()
     assert renewed.scored_digest == values_digest(state.whole) == state.whole_digest
     assert renewed.first_base().tolist() == values(renewed)
 
@@ -157,7 +158,7 @@ def test_a_warm_up_trains_everything_and_is_where_the_first_mask_begins() -> Non
     warm = tuple(-one for one in INITIAL.tolist())
     state = after(settings, warm, scores(0, 1, 9))
     assert (kept(state), values(state), state.mask_epoch) == ([0, 1, 9], [-1, -2, -10, -60], 2)
-    assert state.scored is not None and state.scored.tolist() == list(warm)
+    assert state.scored is not None and vector_of(state.scored).tolist() == list(warm)
     back = after(replace(settings, deactivated="reset"), warm, scores(0, 1, 9), scores(5, 6, 7))
     assert values(back) == [6, 7, 8, -60], "reset: to before the warm-up"
 

@@ -12,10 +12,9 @@ from ssfl.method.strategies import strategy_for
 from ssfl.method.strategies.contract import ClientId
 from ssfl.server import events
 from ssfl.server.conductor import Conductor
-from ssfl.server.history import History
 from ssfl.server.journal import Journal
 from ssfl.server.ledger import Ledger
-from ssfl.server.recover import load_model, open_run
+from ssfl.server.recover import load_manifest, load_models, open_run
 from ssfl.server.spool import Spool
 from ssfl.server.store import Store
 
@@ -47,13 +46,16 @@ def write_final(conductor: Conductor) -> None:
 def open_conductor(
     folder: Path, settings: RunSettings = SETTINGS, write_model: WriteModel = write_final
 ) -> Conductor:
-    journal, history, ledger = Journal(folder / "journal"), History(), Ledger()
-    state = open_run(journal, settings, history, ledger)
+    journal, ledger = Journal(folder / "journal"), Ledger()
+    state, newest = open_run(journal, settings, ledger)
     store = Store(folder, settings.seed)
-    return Conductor(
-        state, load_model(state, store), journal, store, Spool(folder / "spool"), history, ledger,
+    conductor = Conductor(
+        state, None, journal, store, Spool(folder / "spool"), newest, ledger,
         lambda: 0.0, write_model,
     )  # fmt: skip
+    if manifest := load_manifest(state, store):
+        conductor.take_up(manifest, lambda: load_models(state, manifest, store))
+    return conductor
 
 
 def conduct(
@@ -82,6 +84,7 @@ def conduct(
 
     async def _script(conductor: Conductor) -> None:
         await conductor.post(events.Recovered())
+        await conductor.current_model()
         await script(conductor)
 
     asyncio.run(both())

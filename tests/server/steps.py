@@ -47,7 +47,8 @@ class Steps:
         self.conductor = conductor
         self.manifest = manifest
         uploads = Uploads(conductor.spool, conductor.ledger, slots=8, no_progress_s=30.0)
-        self.intake = Intake(Desk(conductor, Sessions()), uploads)
+        self.desk = Desk(conductor, Sessions())
+        self.intake = Intake(self.desk, uploads)
 
     def caller(self, client: ClientId) -> pb.Caller:
         state = self.conductor.state

@@ -13,7 +13,6 @@ from ssfl.method.strategies import Ssfl
 from ssfl.method.strategies.contract import ClientId, Work
 from ssfl.server import facts
 from ssfl.server.errors import StateError
-from ssfl.server.history import History
 from ssfl.server.journal import Journal
 from ssfl.server.ledger import Ledger
 from ssfl.server.recover import load_model, move_aside, open_run
@@ -33,7 +32,7 @@ LEDGER = [
 def opened(folder: Path, settings: RunSettings = SETTINGS) -> RunState:
     journal = Journal(folder / "journal")
     try:
-        return open_run(journal, settings, History(), Ledger())
+        return open_run(journal, settings, Ledger())[0]
     finally:
         journal.close()
 
@@ -80,8 +79,8 @@ def test_a_run_comes_back_with_its_model_history_and_bytes(
     store.save_initial(model.manifest, model.initial)
     store.save_step(1, model)
     append(tmp_path, *scored(model))
-    journal, history, ledger = Journal(tmp_path / "journal"), History(), Ledger()
-    state = open_run(journal, SETTINGS, history, ledger)
+    journal, ledger = Journal(tmp_path / "journal"), Ledger()
+    state, history = open_run(journal, SETTINGS, ledger)
     journal.close()
     assert (state.run_id, state.mask_epoch, state.model_step) == (run_id, 1, 1)
     assert [vote["client"] for vote in history.votes] == ["c1"]

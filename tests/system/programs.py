@@ -160,7 +160,7 @@ def journal(path: Path) -> list[dict[str, Any]]:
         copy.write_bytes(path.read_bytes())
         opened = Journal(copy)
         opened.close()
-    return [json.loads(record) for record in opened.records]
+        return [json.loads(record) for record in opened.records]
 
 
 class Programs:

@@ -13,7 +13,16 @@ from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 from ssfl.v1 import coordinator_pb2 as pb
 from ssfl.v1 import transfer_pb2
 from system.programs import Programs, until
-from system.raw_client import RUN, TIMEOUT_S, RawClient, Received, chunks_of, payload_of
+from system.raw_client import (
+    INITIAL,
+    RUN,
+    TIMEOUT_S,
+    RawClient,
+    Received,
+    chunks_of,
+    payload_of,
+    sha256,
+)
 from system.raw_run import RawRun, refused
 
 pytestmark = pytest.mark.system
@@ -257,6 +266,49 @@ def test_a_download_goes_on_after_kill_9_of_the_coordinator(raw: RawRun) -> None
     rest = raw.ann.next_task(task_digest=whole.task.task_digest, offset=100)
     assert (rest.task.offset, rest.data) == (100, whole.data[100:])
     raw.goes_on()
+
+
+def test_a_coded_download_goes_on_after_kill_9_also_of_the_final_model(
+    programs: Programs,
+) -> None:
+    """What a client holds is what the values are coded against, in the new process, too."""
+    flags = (*RUN, "--reference-coding=on")
+    raw = RawRun(programs, programs.coordinator(*flags))
+    coded = [1, 2, 3, 4, transfer_pb2.ENCODING_REFERENCE]
+    first = raw.training().task.train
+    holds = {
+        "initial_digest": sha256(INITIAL.tobytes()),
+        "mask_digest": first.mask.mask_digest,
+        "base_digest": first.base_digest,
+    }
+
+    def cut_and_resumed(held: dict[str, bytes]) -> Received:
+        raw.ann.join(encodings=coded)
+        whole = raw.ann.next_task(**held)
+        raw.coordinator.kill()
+        raw.coordinator = programs.coordinator(*flags, port=raw.coordinator.port)
+        raw.ann.join(encodings=coded)
+        offset = len(whole.data) // 2
+        rest = raw.ann.next_task(**held, task_digest=whole.task.task_digest, offset=offset)
+        assert (rest.task.offset, rest.data) == (offset, whole.data[offset:])
+        raw.ann.join()
+        raw.bob.join()
+        return whole
+
+    raw.ann.answer(raw.ann.next_task())
+    raw.bob.answer(raw.bob.next_task())
+    again = cut_and_resumed(holds)
+    assert again.task.train.base.reference_digest == first.base_digest
+    holds["base_digest"] = again.task.train.base_digest
+    for client in (raw.ann, raw.bob):
+        client.answer(client.next_task())  # round 1
+    for client in (raw.ann, raw.bob):
+        client.answer(client.next_task())  # the evaluation
+    final = cut_and_resumed(holds)
+    assert final.kind == "finish"
+    assert final.task.finish.base.reference_digest == holds["base_digest"]
+    raw.goes_on()
+    raw.close()
 
 
 def test_health_and_reflection_answer(raw: RawRun) -> None:

@@ -62,11 +62,16 @@ class Mask:
         self, values: npt.NDArray[np.float32], onto: npt.NDArray[np.float32] | None = None
     ) -> npt.NDArray[np.float32]:
         """Return the flat vector of kept values; off the mask it is zero, or that of `onto`."""
+        if onto is not None:
+            return self.put(values, onto.copy())
+        size = self.size + values.size - self.num_kept
+        return self.put(values, np.zeros(size, dtype=np.float32))
+
+    def put(
+        self, values: npt.NDArray[np.float32], vector: npt.NDArray[np.float32]
+    ) -> npt.NDArray[np.float32]:
+        """Write kept values to their places in a flat vector, and return it."""
         num_kept = self.num_kept
-        if onto is None:
-            vector = np.zeros(self.size + values.size - num_kept, dtype=np.float32)
-        else:
-            vector = onto.copy()
         vector[: self.size][self.bools()] = values[:num_kept]
         vector[self.size :] = values[num_kept:]
         return vector

@@ -25,3 +25,11 @@ def keep_chunk_buffers() -> None:
     mallopt(_M_TOP_PAD, 16 * _MIB)
     # Two heaps for all threads: with one each, every thread of gRPC keeps what others could use.
     mallopt(_M_ARENA_MAX, 2)
+
+
+def give_back() -> None:
+    """Return to the kernel what is free inside the heaps: for a moment when much was freed."""
+    try:
+        ctypes.CDLL(None).malloc_trim(0)
+    except (AttributeError, OSError, TypeError):
+        return

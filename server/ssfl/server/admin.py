@@ -1,6 +1,6 @@
 """The Admin service: status, history, start, refresh, stop."""
 
-import json
+import asyncio
 import resource
 import sys
 from pathlib import Path
@@ -31,7 +31,8 @@ class AdminService(admin_pb2_grpc.AdminServiceServicer):
 
     async def GetStatus(self, _request: pb.GetStatusRequest, _context: Any) -> pb.GetStatusResponse:
         conductor = self._conductor
-        state, model, history = conductor.state, conductor.model, conductor.history
+        state, history = conductor.state, conductor.history
+        manifest = conductor.manifest
         return pb.GetStatusResponse(
             run_id=state.run_id,
             phase=state.phase.value,
@@ -40,8 +41,8 @@ class AdminService(admin_pb2_grpc.AdminServiceServicer):
             rounds_all=state.settings.rounds,
             mask_epoch=state.mask_epoch,
             num_kept=state.num_kept,
-            num_masked=model.manifest.num_masked if model else 0,
-            num_values=model.manifest.size if model else 0,
+            num_masked=manifest.num_masked if manifest else 0,
+            num_values=manifest.size if manifest else 0,
             clients=[self._client(client) for client in sorted(state.members)],
             accuracy=history.newest.get("pooled"),
             loss=history.newest.get("loss"),
@@ -59,7 +60,9 @@ class AdminService(admin_pb2_grpc.AdminServiceServicer):
     async def GetHistory(
         self, _request: pb.GetHistoryRequest, _context: Any
     ) -> pb.GetHistoryResponse:
-        return pb.GetHistoryResponse(history_json=json.dumps(history_document(self._conductor)))
+        await self._conductor.current_model()
+        document = await asyncio.to_thread(history_document(self._conductor))
+        return pb.GetHistoryResponse(history_json=document.decode())
 
     async def StartRun(self, _request: pb.StartRunRequest, _context: Any) -> pb.StartRunResponse:
         self._check_not_over()

@@ -1,7 +1,9 @@
 """The sum of the open step: fold verified uploads, then make the next model.
 
-Memory: one 64-bit sum over the step's vector, whatever the number of clients. Runs on one
-worker thread, so folds never overlap; the result does not depend on their order.
+Memory, whatever the number of clients: updates are added as they come to one 64-bit sum over the
+step's values. Scores are as many as the model has weights, and their grid is known only when
+the last is here: then they are added block by block, so that only their mean is ever held whole.
+Runs on one worker thread, so folds never overlap; the result does not depend on their order.
 """
 
 import logging
@@ -103,6 +105,8 @@ class StepSum:
         assert step.closed is not None
         if not step.closed:
             return np.zeros(self._size, dtype=np.float32)
+        if step.work is Work.SCORE:
+            return self._mean_scores(step)
         total = self._sum
         if total is None or not self._folded <= set(step.closed):
             total = self._restart(step)
@@ -117,20 +121,31 @@ class StepSum:
         return np.where(self._holders > 0, mean, values)  # what nobody held stays
 
     def _restart(self, step: Step) -> ExactSum:
-        """Scores: the grid follows from the largest score of those that count."""
-        assert step.closed is not None
+        """Begin anew: somebody was folded who does not count."""
         self._folded.clear()
-        if step.work is Work.TRAIN:
-            if self._holders is not None:
-                self._holders[:] = 0
-            return ExactSum(self._size, update_fraction_bits(step))
+        if self._holders is not None:
+            self._holders[:] = 0
+        return ExactSum(self._size, update_fraction_bits(step))
+
+    def _mean_scores(self, step: Step) -> npt.NDArray[np.float32]:
+        """Return the mean; the grid follows from the largest score of those that count."""
         self._warn_of_outliers(step)
         counting = self._counting(step)
         largest = max(step.uploads[client].largest for client in counting)
         weights = step.weights
         weight = sum(weights[client] for client in counting)
         bits = fraction_bits(largest, weight, MAX_SCORE_FRACTION_BITS)
-        return ExactSum(self._size, bits)
+        mean = np.empty(self._size, dtype=np.float32)
+        for start in range(0, self._size, _BLOCK):
+            block = mean[start : start + _BLOCK]
+            total = ExactSum(block.size, bits)
+            for client in counting:
+                name = bytes.fromhex(step.uploads[client].digest)
+                scores = self._verified.read(self.number, client, name, start, _BLOCK)
+                total.fold_at(0, scores, weights[client])
+            total.total_weight = weight
+            block[:] = total.mean()
+        return mean
 
     def _outliers(self, step: Step) -> tuple[ClientId, ...]:
         """Return whose scores do not count."""

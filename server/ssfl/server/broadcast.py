@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from ssfl.codec import blocks, masks, reference, sorted_bits, values_only
 from ssfl.method.mask import Mask
-from ssfl.method.model_state import ModelState, values_digest
+from ssfl.method.model_state import ModelState, values_digest, vector_of
 from ssfl.method.settings import RunSettings
 from ssfl.server.coding import LOSSY, Reader
 from ssfl.server.errors import InvalidRequest
@@ -200,6 +200,7 @@ class Broadcast:
             self._whole_digest = self.model.whole_digest
         else:
             self._parts[form] = makers[form]()
+        self.model.release()
 
     def _smallest(self, forms: list[Form]) -> Part:
         return min((self.part(form) for form in forms), key=lambda part: len(part.data))
@@ -266,7 +267,7 @@ class Broadcast:
 
     def _resting(self) -> Part:
         assert self.model.resting is not None
-        data = blocks.encode(reference.CODE, self.model.resting, self.model.initial)
+        data = blocks.encode(reference.CODE, vector_of(self.model.resting), self.model.initial)
         encoding = transfer_pb2.ENCODING_REFERENCE
         return _part("initial", encoding, data, self.model.initial_digest)
 

@@ -1,6 +1,7 @@
 """The broadcast that a client gets: one for all or, where masks are personal, one for each."""
 
 import threading
+from collections.abc import Callable, Iterable
 
 from ssfl.method.model_state import ModelState
 from ssfl.method.settings import RunSettings
@@ -12,8 +13,12 @@ from ssfl.server.broadcast import Broadcast
 class Broadcasts:
     """The broadcasts of the newest model."""
 
-    def __init__(self, settings: RunSettings) -> None:
+    def __init__(
+        self, settings: RunSettings, earlier: Callable[[], Iterable[ModelState]] = tuple
+    ) -> None:
+        """`earlier` are the models, oldest first, that came before the first one asked for."""
         self._settings = settings
+        self._earlier = earlier
         self._strategy = strategy_for(settings)
         self.one_for_all = not isinstance(self._strategy, OwnMasks)
         self._shared: Broadcast | None = None
@@ -23,6 +28,9 @@ class Broadcasts:
 
     def shared(self, model: ModelState) -> Broadcast:
         """Return the broadcast of the whole model."""
+        if self._shared is None:  # of an earlier process: its downloads go on where they were
+            for before in self._earlier():
+                self._shared = Broadcast(before, self._settings, self._shared)
         if self._shared is None or self._shared.model is not model:
             self._shared = Broadcast(model, self._settings, self._shared)
         return self._shared

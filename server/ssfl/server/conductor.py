@@ -9,25 +9,30 @@ The caller's duties around the pure core, in order:
 """
 
 import asyncio
+import gc
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 from ssfl.method.failpoints import failpoint
+from ssfl.method.manifest import Manifest
 from ssfl.method.model_state import ModelState
 from ssfl.method.strategies import strategy_for
 from ssfl.method.strategies.contract import ClientId, Work
+from ssfl.program.malloc import give_back
 from ssfl.server import events, facts
 from ssfl.server.aggregate import StepSum, reduced
 from ssfl.server.disk import Room
 from ssfl.server.events import Action, Event, Persist, Reply
-from ssfl.server.history import History
+from ssfl.server.history import Newest
 from ssfl.server.journal import Journal
 from ssfl.server.ledger import Ledger
 from ssfl.server.ledger_file import LedgerFile
 from ssfl.server.refusals import Refusals
 from ssfl.server.run import advance
+from ssfl.server.snapshot import EVERY_BYTES, write_snapshot
 from ssfl.server.sockets import Connections
 from ssfl.server.spool import Spool
 from ssfl.server.state import RunState, Step, newest_counted
@@ -59,15 +64,17 @@ class Conductor:
         journal: Journal,
         store: Store,
         spool: Spool,
-        history: History,
+        history: Newest,
         ledger: Ledger,
         clock: Clock,
         write_model: Callable[["Conductor"], None],
         room: Room | None = None,
+        snapshot_bytes: int = 0,
     ) -> None:
         self.state = state
         self.model = model
         self.history = history
+        self.told_bytes = journal.num_bytes  # of the journal: what state and history tell
         self.ledger = ledger
         self.ledger_file = LedgerFile(store.root / "ledger.csv", history.account[1])
         self.connections = Connections(ledger)
@@ -77,7 +84,12 @@ class Conductor:
         self.spool = spool
         self.model_written = asyncio.Event()
         self.room = room or Room()
+        self._manifest: Manifest | None = None  # of a model that is being read
+        self._earlier: Sequence[ModelState] = ()
+        self._model_read = asyncio.Event()
+        self._model_read.set()
         self._journal = journal
+        self._snapshot_bytes = snapshot_bytes  # of the journal, which the snapshot covers
         self._write_model = write_model
         self._strategy = strategy_for(state.settings)
         self._is_lossy = state.settings.value_type != "float32"
@@ -100,7 +112,51 @@ class Conductor:
 
     def waiting_for(self) -> str:
         """Say in a sentence what the run waits for; empty if nothing."""
+        if self.is_reading:
+            return "the coordinator, which has started again and reads its model"
         return self.room.missing or waiting_for(self.state, self.clock())
+
+    @property
+    def journal_path(self) -> Path:
+        return self._journal.path
+
+    @property
+    def manifest(self) -> Manifest | None:
+        """What the run's model is made of; None before a client has described it."""
+        return self.model.manifest if self.model else self._manifest
+
+    def take_up(self, manifest: Manifest, read: Callable[[], Sequence[ModelState]]) -> None:
+        """Go on with a model of the state directory.
+
+        `read` returns the models of `load_models` and runs on the worker thread, before the sums
+        that are due; calls that need the model wait for it, all others are answered at once.
+        """
+        self._manifest = manifest
+        self._model_read.clear()
+
+        def job() -> None:
+            *self._earlier, self.model = read()
+
+        def done() -> None:
+            self._model_read.set()
+            self._wake()
+
+        self._work(job, then=done)
+
+    async def current_model(self) -> ModelState | None:
+        """Return the model; wait while it is being read."""
+        await self._model_read.wait()
+        return self.model
+
+    @property
+    def is_reading(self) -> bool:
+        """Tell whether the model is still being read."""
+        return not self._model_read.is_set()
+
+    def take_earlier(self) -> Sequence[ModelState]:
+        """Return, once, the models before that clients may hold after a restart."""
+        earlier, self._earlier = self._earlier, ()
+        return earlier
 
     def news(self) -> asyncio.Event:
         """Return what will be set when tasks may have changed; take it *before* you look."""
@@ -169,7 +225,7 @@ class Conductor:
         new_facts: list[facts.Fact],
     ) -> None:
         tasks_before = _tasks_key(self.state)
-        self.state = state
+        self.state, self.told_bytes = state, self._journal.num_bytes
         for posted, reply in zip(batch, replies, strict=True):
             if posted.model is not None and reply in (Reply.ACCEPTED, Reply.DONE):
                 self.model = posted.model
@@ -179,11 +235,14 @@ class Conductor:
             self._tell_mask(fact)
             self._count_outliers(fact)
         if _tasks_key(state) != tasks_before:
-            self._changed.set()
-            self._changed = asyncio.Event()
+            self._wake()
         for posted, reply in zip(batch, replies, strict=True):
             if not posted.reply.done():
                 posted.reply.set_result(reply)
+
+    def _wake(self) -> None:
+        self._changed.set()
+        self._changed = asyncio.Event()
 
     async def _write(self, new_facts: list[facts.Fact]) -> list[facts.Fact]:
         """Put facts on disk, with what history wants to know and the pure core cannot.
@@ -273,15 +332,15 @@ class Conductor:
         future.add_done_callback(done)
 
     def _open_step(self, step: Step) -> None:
-        model = self.model
-        assert model is not None
-
         def job() -> None:
             failpoint("sum.open")
+            model = self.model  # looked at here: after a restart, it may have to be read first
+            assert model is not None
             policy = self.state.settings.score_outliers
             self._sum = StepSum(step, model, self.spool, self._strategy, policy)
             if step.work is Work.SCORE:
                 _ = model.whole_digest  # computed here, not when the first report is checked
+                model.release()
 
         self._work(job)
 
@@ -294,18 +353,20 @@ class Conductor:
         return self._sum
 
     def _reduce(self, step: Step) -> None:
-        model = self.model
-        assert model is not None
         seconds = self.clock() - self.state.step_began_s
         loop = asyncio.get_running_loop()
 
         def job() -> None:
             failpoint("sum.reduce")
-            total = self._current()
+            give_back()  # what the uploads took: the sum needs room
+            total, before = self._current(), self.model
             finished = total.finish(step)
-            result = finished.model
             self._sum = None
-            self.room.wait_for(lambda: self.store.save_step(step.number, result))
+            self.room.wait_for(lambda: self.store.save_step(step.number, finished.model))
+            result = self.store.lean(finished.model)
+            if before is not None:
+                before.release()
+            result.release()
             failpoint("sum.stored")
             if step.work is Work.TRAIN and self._is_lossy and result.change is None:
                 log.warning("the mean's change does not fit the run's value type: kept as it is")
@@ -318,6 +379,19 @@ class Conductor:
         self.room.wait_for(lambda: self.spool.set_aside(*newest_counted(self.state)))
         self.spool.drop_through(step)
         self.store.drop_older(self.state.model_step, self.state.mask_epoch)
+        gc.collect()  # calls that are over hold their last messages in cycles
+        give_back()
+        self._keep_snapshot()
+
+    def _keep_snapshot(self) -> None:
+        length = self._journal.num_bytes
+        if length - self._snapshot_bytes < EVERY_BYTES:
+            return
+        self._snapshot_bytes = length
+        try:
+            write_snapshot(self._journal.path, self.state.settings, length)
+        except OSError as error:  # nothing is lost but the time that it saves
+            log.warning("no snapshot could be written: %s", error)
 
 
 def _tasks_key(state: RunState) -> tuple[object, ...]:

@@ -31,7 +31,7 @@ class Desk:
         self.conductor = conductor
         self.sessions = sessions
         self.ledger = conductor.ledger
-        self.broadcasts = Broadcasts(conductor.state.settings)
+        self.broadcasts = Broadcasts(conductor.state.settings, conductor.take_earlier)
 
     async def member(self, caller: pb.Caller, peer: str = "") -> Member:
         """Return who speaks, noting the sign of life and the connection it came by."""

@@ -15,7 +15,7 @@ from ssfl.method.errors import DensityError, ModelFileError
 from ssfl.method.exact_sum import VALUE_BOUND
 from ssfl.method.initialize import initial_vector
 from ssfl.method.manifest import Manifest, Role
-from ssfl.method.model_state import ModelState
+from ssfl.method.model_state import ModelState, values_digest
 from ssfl.method.settings import RunSettings
 from ssfl.method.stored_model import read_initial
 from ssfl.method.strategies import strategy_for
@@ -67,28 +67,41 @@ class FirstModel:
     settings: RunSettings
 
 
-def read_first_model(path: Path, settings: RunSettings) -> FirstModel:
-    """Return the model of a file; built-in networks bring their settings with them."""
+def read_first_model(path: Path, settings: RunSettings, *, is_new: bool = True) -> FirstModel:
+    """Return the model of a file; built-in networks bring their settings with them.
+
+    Where a run is under way, the file is compared with its model alone (`begin_with`), which
+    takes less time than to build the weights of the seed.
+    """
     try:
         manifest, initial = read_initial(path)
         first = FirstModel(path, manifest, initial, _settings_of(path, manifest, settings))
+    except ModelFileError as error:
+        raise ProgramError(f"--init: {error}", ExitCode.BAD_DATA) from error
+    if is_new:
+        _begun(first)
+    return first
+
+
+def _begun(first: FirstModel) -> ModelState:
+    """Return the run's state before any step, after a check of the file."""
+    try:
         _check_values(first)
-        begin_model(first.settings, manifest, initial)
+        return begin_model(first.settings, first.manifest, first.initial)
     except (ModelFileError, ModelUnusable) as error:
         raise ProgramError(f"--init: {error}", ExitCode.BAD_DATA) from error
-    return first
 
 
 async def begin_with(first: FirstModel, conductor: Conductor) -> None:
     """Make this model the run's; on a restart, see that it still is."""
     state = conductor.state
-    model = begin_model(state.settings, first.manifest, first.initial)
     if not state.manifest_digest:
+        model = await asyncio.to_thread(_begun, first)
         await asyncio.to_thread(conductor.store.save_initial, first.manifest, first.initial)
         author = ClientId(f"--init {first.path.name}")
-        await conductor.post(initialized(author, model), model)
+        await conductor.post(initialized(author, model), conductor.store.lean(model))
     elif (state.manifest_digest, state.initial_digest) != (
-        model.manifest.digest.hex(), model.initial_digest.hex(),
+        first.manifest.digest.hex(), values_digest(first.initial).hex(),
     ):  # fmt: skip
         raise StateError(
             f"the state directory holds run {state.run_id}, which began with another model than "

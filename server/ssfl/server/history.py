@@ -8,7 +8,7 @@ trained model. `loss` and `metrics` are pooled, too. A round's accuracies are th
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ssfl.method.strategies.contract import ClientId, Work
@@ -16,39 +16,47 @@ from ssfl.server import facts
 from ssfl.server.facts import Fact
 from ssfl.server.quality import accuracies
 
+Entry = dict[str, Any]
 
-class History:
-    """Collects a run's story, fact by fact."""
 
-    def __init__(self) -> None:
-        self.votes: list[dict[str, Any]] = []
-        self.not_voted: list[str] = []
-        self.densities: list[dict[str, Any]] = []  # what other sparsities would cost
-        self.masks: list[dict[str, Any]] = []  # every agreed one: why, and what each layer keeps
-        self.personal: list[dict[str, Any]] = []  # clients' own models at the end
-        self.rounds: list[dict[str, Any]] = []
-        self.evaluations: list[dict[str, Any]] = []
-        # The totals so far and the length of ledger.csv whose sums they are: one moment, one value.
-        self.account: tuple[list[dict[str, Any]], int] = ([], 0)
-        self.num_void = 0
-        self.last_work: Work | None = None  # of the newest committed step
-        self._started: facts.StepStarted | None = None
-        self._uploads: dict[ClientId, facts.UploadAccepted] = {}
-        self._missing: tuple[ClientId, ...] = ()
+@dataclass
+class Newest:
+    """What a coordinator keeps of a run's story in memory: its size does not grow with rounds.
+
+    The rest is in the journal, from which `history_file` tells it.
+    """
+
+    votes: list[Entry] = field(default_factory=list)
+    not_voted: list[str] = field(default_factory=list)
+    densities: list[Entry] = field(default_factory=list)  # what other sparsities would cost
+    newest_mask: Entry = field(default_factory=dict)  # why, and what each layer keeps
+    newest_round: Entry = field(default_factory=dict)
+    newest_evaluation: Entry = field(default_factory=dict)
+    personal: list[Entry] = field(default_factory=list)  # clients' own models at the end
+    # The totals so far and the length of ledger.csv whose sums they are: one moment, one value.
+    account: tuple[list[Entry], int] = field(default_factory=lambda: ([], 0))
+    num_void: int = 0
+    last_work: Work | None = None  # of the newest committed step
+    num_timed: int = 0  # rounds whose duration is known,
+    timed_s: float = 0.0  # and their sum
+    # Of the open step.
+    started: facts.StepStarted | None = None
+    uploads: dict[ClientId, facts.UploadAccepted] = field(default_factory=dict)
+    missing: tuple[ClientId, ...] = ()
 
     def add(self, fact: Fact) -> None:
         """Take in the next fact of the run."""
         match fact:
             case facts.StepStarted():
-                self._started, self._uploads, self._missing = fact, {}, ()
+                self.started, self.uploads, self.missing = fact, {}, ()
             case facts.ClientsAdded():
-                assert self._started is not None
-                cohort = {**self._started.cohort, **fact.cohort}
-                self._started = replace(self._started, cohort=cohort)
+                assert self.started is not None
+                cohort = {**self.started.cohort, **fact.cohort}
+                self.started = replace(self.started, cohort=cohort)
             case facts.UploadAccepted():
-                self._uploads[fact.client] = fact
+                self.uploads[fact.client] = fact
             case facts.StepClosed():
-                self._missing = fact.missing
+                self.missing = fact.missing
             case facts.StepVoided():
                 self.num_void += 1
             case facts.StepCommitted():
@@ -61,19 +69,19 @@ class History:
         self.account = report.get("ledger", ledger), report.get("ledger_bytes", num_bytes)
 
     def _commit(self, fact: facts.StepCommitted) -> None:
-        started = self._started
+        started = self.started
         assert started is not None
         self.last_work = started.work
         self._account(fact.report)
         clients = [
             {"client": client, "num_samples": started.cohort[client], **upload.report}
-            for client, upload in sorted(self._uploads.items())
+            for client, upload in sorted(self.uploads.items())
         ]
         entry = {
             "rounds_done": started.round_number,
             "seconds": fact.report.get("seconds"),
             "ledger": self.ledger,
-            "missing": list(self._missing),
+            "missing": list(self.missing),
             "clients": clients,
         }
         match started.work:
@@ -85,9 +93,10 @@ class History:
                     {**row, "share": weight / sum(weights)}
                     for row, weight in zip(voters, weights, strict=True)
                 ]
-                self.not_voted = sorted([*self._missing, *excluded])
+                self.not_voted = sorted([*self.missing, *excluded])
                 self.densities = list(fact.report.get("densities", []))
-                self.masks.append(
+                self._keep(
+                    "masks",
                     {
                         "step": fact.step,
                         "epoch": fact.mask_epoch,
@@ -100,12 +109,13 @@ class History:
                         "layers": fact.report.get("layers", {}),
                         "renewed": fact.report.get("renewed"),
                         "votes": {row["client"]: row["share"] for row in self.votes},
-                    }
+                    },
                 )
             case Work.TRAIN:
                 losses = [row["training_loss"] for row in clients]
                 errors = [row.get("coding_error", 0.0) for row in clients]
-                self.rounds.append(
+                self._keep(
+                    "rounds",
                     {
                         "round": started.round_number,
                         "attempt": started.attempt,
@@ -114,19 +124,33 @@ class History:
                         **accuracies(row["evaluation"] for row in clients),
                         "personal": accuracies(row["personal"] for row in clients)["mean"],
                         **entry,
-                    }
+                    },
                 )
             case Work.EVALUATE:
                 validated = [row["validation"] for row in clients if row.get("validation")]
-                self.evaluations.append(
+                self._keep(
+                    "evaluations",
                     {
                         **accuracies(row["evaluation"] for row in clients),
                         "validation": accuracies(validated) if validated else None,
                         **entry,
-                    }
+                    },
                 )
             case Work.PERSONALIZE:
                 self.personal = clients
+
+    def _keep(self, name: str, entry: Entry) -> None:
+        """Keep an entry of the list of masks, rounds or evaluations, in place of the one before."""
+        match name:
+            case "masks":
+                self.newest_mask = entry
+            case "evaluations":
+                self.newest_evaluation = entry
+            case _:
+                self.newest_round = entry
+                if entry["seconds"] is not None:
+                    self.num_timed += 1
+                    self.timed_s += entry["seconds"]
 
     @property
     def ledger(self) -> list[dict[str, Any]]:
@@ -134,25 +158,19 @@ class History:
         return self.account[0]
 
     @property
-    def newest_mask(self) -> dict[str, Any]:
-        """The newest agreed mask; empty before the first."""
-        return self.masks[-1] if self.masks else {}
-
-    @property
-    def newest(self) -> dict[str, Any]:
+    def newest(self) -> Entry:
         """The newest test of a global model: `pooled`, `loss`, `metrics`; empty before it."""
         tested = [
-            entries[-1]
-            for entries in (self.evaluations, self.rounds)
-            if entries and entries[-1]["loss"] is not None
+            entry
+            for entry in (self.newest_evaluation, self.newest_round)
+            if entry and entry["loss"] is not None
         ]  # of the same model, an evaluation by all comes before a test by the round's sample
         return max(tested, key=lambda entry: int(entry["rounds_done"]), default={})
 
     @property
     def seconds_per_round(self) -> float | None:
         """Mean duration of the rounds so far."""
-        seconds = [entry["seconds"] for entry in self.rounds if entry["seconds"] is not None]
-        return sum(seconds) / len(seconds) if seconds else None
+        return self.timed_s / self.num_timed if self.num_timed else None
 
     def _personal(self) -> dict[str, Any] | None:
         """Return the end of a run with personal models: means over clients, and every client."""
@@ -165,17 +183,33 @@ class History:
         }
 
     def to_dict(self) -> dict[str, Any]:
+        """Return what the story comes to; the steps one by one are `History`'s."""
         return {
             "votes": self.votes,
             "not_voted": self.not_voted,
             "densities": self.densities,
-            "masks": self.masks,
-            "rounds": self.rounds,
-            "evaluations": self.evaluations,
             "personal": self._personal(),
             "ledger": self.ledger,
             "num_void": self.num_void,
         }
+
+
+@dataclass
+class History(Newest):
+    """A run's whole story, for those who have room for it: a simulation, a test."""
+
+    masks: list[Entry] = field(default_factory=list)  # every agreed one
+    rounds: list[Entry] = field(default_factory=list)
+    evaluations: list[Entry] = field(default_factory=list)
+
+    def _keep(self, name: str, entry: Entry) -> None:
+        super()._keep(name, entry)
+        entries: list[Entry] = getattr(self, name)
+        entries.append(entry)
+
+    def to_dict(self) -> dict[str, Any]:
+        steps = {"masks": self.masks, "rounds": self.rounds, "evaluations": self.evaluations}
+        return {**super().to_dict(), **steps}
 
 
 def personal_rows(clients: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:

@@ -114,8 +114,8 @@ class Intake:
         member = await self._desk.member(request.caller, peer)
         header = request.header
         checks.check_report(header.work_s)
+        model = await self._conductor.current_model()
         step = self._step(header.step, Work.SCORE, member, header.num_samples)
-        model = self._conductor.model
         if step is None or model is None:
             receipt = self._too_late(header.step, member, header.scores)
             yield self._desk.down(pb.ReportSaliencyResponse(receipt=receipt), member.client)
@@ -157,8 +157,8 @@ class Intake:
         checks.check_report(
             header.work_s, header.training_loss, header.coding_error, evaluations=tested
         )
+        model = await self._conductor.current_model()
         step = self._step(header.step, Work.TRAIN, member, header.num_samples)
-        model = self._conductor.model
         if step is None or model is None:
             receipt = self._too_late(header.step, member, header.values)
             self._refuse_old_mask(header, receipt)
@@ -326,7 +326,8 @@ class Intake:
             )
 
     def _known(self) -> transfer_pb2.Receipt | None:
-        return receipt_of(Reply.ALREADY_ACCEPTED) if self._conductor.model else None
+        known = self._conductor.state.manifest_digest
+        return receipt_of(Reply.ALREADY_ACCEPTED) if known else None
 
     def _build_model(
         self, client: ClientId, manifest: Manifest, header: pb.InitialModel, part: Path | None
@@ -349,4 +350,4 @@ class Intake:
         self._conductor.store.save_initial(manifest, initial)
         if part is not None:
             part.unlink()
-        return model
+        return self._conductor.store.lean(model)

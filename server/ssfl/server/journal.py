@@ -19,8 +19,9 @@ import os
 import struct
 import time
 import zlib
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
+from typing import BinaryIO
 
 from ssfl.method.failpoints import failpoint, is_armed
 from ssfl.program.files import sync_directory
@@ -29,6 +30,7 @@ from ssfl.server.errors import Fenced, StateError
 MAGIC = b"SSFLJRN1"
 TAKEN = ".taken"  # ends the name of a journal that somebody is taking over
 MAX_RECORD_BYTES = 1 << 26  # a step of 100,000 clients; a longer one is damage
+_BLOCK_BYTES = 1 << 20
 _SUMMED = struct.Struct("<II")  # length, crc32 of the body
 _HEAD = struct.Struct("<III")  # and the crc32 of those two
 
@@ -36,12 +38,20 @@ _HEAD = struct.Struct("<III")  # and the crc32 of those two
 class Journal:
     """An open journal."""
 
-    def __init__(self, path: Path) -> None:
-        """Open or create `path`, cutting a torn tail; raise StateError if it is damaged."""
+    def __init__(self, path: Path, checked_bytes: int = 0) -> None:
+        """Open or create `path`, cutting a torn tail; raise StateError if it is damaged.
+
+        The first `checked_bytes` are known to be sound (snapshot.py).
+        """
         self.path = path
-        self.records, self.cut_bytes = _take_over(path)
+        self.cut_bytes = _take_over(path, checked_bytes)
         self._file = path.open("r+b", buffering=0)
-        self._length = self._file.seek(0, os.SEEK_END)
+        self.num_bytes = self._file.seek(0, os.SEEK_END)  # on disk, all of it records
+
+    @property
+    def records(self) -> list[bytes]:
+        """All of them, read from the file: for a journal that is known to be short."""
+        return [body for _, body in records_of(self.path)]
 
     def append(self, bodies: Sequence[bytes]) -> None:
         """Write records and return when they are on disk."""
@@ -52,10 +62,10 @@ class Journal:
         try:
             self._write(bodies)
         except OSError:
-            self._file.truncate(self._length)
-            self._file.seek(self._length)
+            self._file.truncate(self.num_bytes)
+            self._file.seek(self.num_bytes)
             raise
-        self._length = self._file.tell()
+        self.num_bytes = self._file.tell()
         failpoint("journal.synced")
         if not self._is_ours():
             raise Fenced(
@@ -93,29 +103,37 @@ def read_journal(path: Path) -> tuple[list[bytes], int]:
     """
     taken = _abandoned(path)
     try:
-        records, sound, size = _read(path)
+        return _read(path)
     except FileNotFoundError:  # somebody is taking it over, or was cut short in that
-        records, sound, size = _read(taken[-1] if taken and taken[-1].exists() else path)
-    return records, size - sound
+        return _read(taken[-1] if taken and taken[-1].exists() else path)
 
 
-def _take_over(path: Path) -> tuple[list[bytes], int]:
-    """Make the journal ours; return its records and how many bytes of a torn tail were cut."""
+def _read(path: Path) -> tuple[list[bytes], int]:
+    size, sound, records = path.stat().st_size, len(MAGIC), []
+    for end, body in records_of(path):
+        sound = end
+        records.append(body)
+    return records, max(0, size - sound)  # more may have been written meanwhile
+
+
+def _take_over(path: Path, checked_bytes: int) -> int:
+    """Make the journal ours; return how many bytes of a torn tail were cut."""
     if not path.exists():
         abandoned = _abandoned(path)
         if not abandoned:
-            _create(path, MAGIC)
-            return [], 0
+            _create(path, [MAGIC])
+            return 0
         abandoned[-1].rename(path)  # a start that was cut short between its two renames
-    _read(path)  # a damaged one stays where it is
+    sound = _sound_bytes(path, checked_bytes)  # a damaged one stays where it is
     taken = path.with_name(f"{path.name}.{time.time_ns()}{TAKEN}")
     path.rename(taken)
     failpoint("journal.taken")
-    records, length, size = _read(taken)
-    _create(path, taken.read_bytes()[:length])
+    length = _sound_bytes(taken, sound)
+    cut_bytes = taken.stat().st_size - length
+    _create(path, _blocks(taken, length))
     for old in _abandoned(path):
         old.unlink()
-    return records, size - length
+    return cut_bytes
 
 
 def _abandoned(path: Path) -> list[Path]:
@@ -123,10 +141,17 @@ def _abandoned(path: Path) -> list[Path]:
     return sorted(path.parent.glob(f"{path.name}.*{TAKEN}"))
 
 
-def _create(path: Path, data: bytes) -> None:
+def _blocks(path: Path, num_bytes: int) -> Iterator[bytes]:
+    with path.open("rb") as file:
+        while block := file.read(min(_BLOCK_BYTES, num_bytes)):
+            num_bytes -= len(block)
+            yield block
+
+
+def _create(path: Path, data: Iterable[bytes]) -> None:
     temporary = path.with_suffix(".new")
     with temporary.open("wb") as file:
-        file.write(data)
+        file.writelines(data)
         file.flush()
         os.fsync(file.fileno())
     failpoint("journal.created")
@@ -134,30 +159,45 @@ def _create(path: Path, data: bytes) -> None:
     sync_directory(path.parent)
 
 
-def _read(path: Path) -> tuple[list[bytes], int, int]:
-    """Return the records, the length of the sound part and that of the whole."""
-    data = path.read_bytes()
-    if data[: len(MAGIC)] != MAGIC:
-        raise StateError(
-            f"{path} is not a journal of this version; use --fresh to move the old state aside"
-        )
-    records, at = [], len(MAGIC)
-    while at + _HEAD.size <= len(data):
-        length, checksum, head_checksum = _HEAD.unpack_from(data, at)
-        start = at + _HEAD.size
-        body = data[start : start + length]
-        sound_head = zlib.crc32(data[at : at + _SUMMED.size]) == head_checksum
-        if sound_head and len(body) == length and zlib.crc32(body) == checksum:
-            records.append(body)
-            at = start + length
-        elif not any(data[start + length if sound_head else start :]):
-            break  # nothing behind it: the last write, cut short, or space never written
-        else:
+def _sound_bytes(path: Path, checked_bytes: int) -> int:
+    """Return the length of a journal without its torn tail."""
+    sound = max(checked_bytes, len(MAGIC))
+    for end, _ in records_of(path, checked_bytes):
+        sound = end
+    return sound
+
+
+def records_of(path: Path, start: int = 0, stop: int | None = None) -> Iterator[tuple[int, bytes]]:
+    """Yield where each record ends, and its body, one at a time; a torn tail ends them.
+
+    From byte `start` on, where a record begins, to `stop`. Raise StateError where the file is
+    damaged.
+    """
+    with path.open("rb") as file:
+        if file.read(len(MAGIC)) != MAGIC:
             raise StateError(
-                f"{path} is damaged at byte {at}: restore it from a backup, "
-                "or use --fresh to move the old state aside and begin again"
+                f"{path} is not a journal of this version; use --fresh to move the old state aside"
             )
-    return records, at, len(data)
+        at = file.seek(max(start, len(MAGIC)))
+        while (stop is None or at < stop) and len(head := file.read(_HEAD.size)) == _HEAD.size:
+            length, checksum, head_checksum = _HEAD.unpack(head)
+            sound_head = zlib.crc32(head[: _SUMMED.size]) == head_checksum
+            body = file.read(length) if sound_head else b""
+            if sound_head and len(body) == length and zlib.crc32(body) == checksum:
+                at += len(head) + length
+                yield at, body
+            elif _is_empty(file):
+                return  # nothing behind it: the last write, cut short, or space never written
+            else:
+                raise StateError(
+                    f"{path} is damaged at byte {at}: restore it from a backup, "
+                    "or use --fresh to move the old state aside and begin again"
+                )
+
+
+def _is_empty(file: BinaryIO) -> bool:
+    """Tell whether the rest of a file is zeros, or nothing."""
+    return not any(any(block) for block in iter(lambda: file.read(_BLOCK_BYTES), b""))
 
 
 def _head(body: bytes) -> bytes:

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import gc
 import logging
 import os
 import signal
@@ -10,6 +11,7 @@ import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from ssfl.program import logs, settings
@@ -24,12 +26,12 @@ from ssfl.server.delivered import everyone_has_it
 from ssfl.server.errors import StateError
 from ssfl.server.first_model import FirstModel, begin_with, read_first_model
 from ssfl.server.handshakes import Handshakes, heard
-from ssfl.server.history import History
 from ssfl.server.journal import Journal
 from ssfl.server.ledger import Ledger
 from ssfl.server.outputs import run_folder, write_accounts, write_outputs
-from ssfl.server.recover import load_model, move_aside, open_run
+from ssfl.server.recover import load_manifest, load_models, move_aside, open_run
 from ssfl.server.sessions import Sessions
+from ssfl.server.snapshot import read_snapshot
 from ssfl.server.spool import Spool
 from ssfl.server.state import newest_counted
 from ssfl.server.store import Store
@@ -64,6 +66,7 @@ def _main(argv: Sequence[str]) -> int:
     )
     logs.setup(config.log_format, config.log_level)
     keep_chunk_buffers()
+    gc.freeze()  # what was imported stays: not to be looked through after every step
     if config.tls_cert is None:
         return _run(config)
     with heard(Handshakes(), config.log_format, config.log_level):
@@ -96,7 +99,9 @@ async def _serve(config: CoordinatorConfig, security: "Security | None") -> int:
     asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(config.workers))
     first = None
     if config.init:  # before --fresh moves anything: a file that will not do changes nothing
-        first = await asyncio.to_thread(read_first_model, config.init, config.run)
+        is_new = config.fresh or not (config.state_dir / "journal").exists()
+        read = partial(read_first_model, is_new=is_new)
+        first = await asyncio.to_thread(read, config.init, config.run)
         config = replace(config, run=first.settings)
     if config.fresh and (moved := move_aside(config.state_dir)):
         log.warning(
@@ -169,31 +174,36 @@ async def _first_of(jobs: Sequence[asyncio.Future[Any]]) -> None:
 def _open(config: CoordinatorConfig) -> Conductor:
     remove_leftovers(config.state_dir)
     store = Store(config.state_dir, config.run.seed)
-    if store.holds_something() and not (config.state_dir / "journal").exists():
+    if store.holds_something() and not any(config.state_dir.glob("journal*")):
         raise StateError(
             f"{config.state_dir / 'journal'} is missing beside the files of a run: restore it from "
             "a backup, or use --fresh to move the rest aside and begin again"
         )
-    journal = Journal(config.state_dir / "journal")
+    known = read_snapshot(config.state_dir / "journal", config.run)
+    journal = Journal(config.state_dir / "journal", known.num_bytes)
     if journal.cut_bytes:
         log.warning("journal: a torn tail was cut", extra={"bytes": journal.cut_bytes})
-    history, ledger = History(), Ledger()
-    state = open_run(journal, config.run, history, ledger)
+    ledger = Ledger()
+    state, newest = open_run(journal, config.run, ledger, known)
     accepted = config.state_dir / "accepted" if config.keep_uploads else None
     spool = Spool(config.state_dir / "spool", accepted)
     spool.set_aside(*newest_counted(state))  # a crash may have come before it
     spool.drop_others(state.step.number if state.step else -1)
-    return Conductor(
+    conductor = Conductor(
         state,
-        load_model(state, store),
+        None,
         journal,
         store,
         spool,
-        history,
+        newest,
         ledger,
         time.monotonic,
         lambda conductor: _write(conductor, config),
+        snapshot_bytes=known.num_bytes,
     )
+    if manifest := load_manifest(state, store):
+        conductor.take_up(manifest, lambda: load_models(state, manifest, store))
+    return conductor
 
 
 def _metrics(config: CoordinatorConfig, conductor: Conductor) -> "MetricsServer":

@@ -1,8 +1,9 @@
 """What a finished run leaves behind: the model, mask and manifest, the history, the bytes."""
 
-import json
 import logging
 import threading
+from collections.abc import Callable
+from copy import copy
 from dataclasses import asdict
 from importlib.metadata import version
 from pathlib import Path
@@ -12,7 +13,8 @@ from ssfl.method.model_files import write_model
 from ssfl.method.model_state import ModelState
 from ssfl.program.files import write_atomic
 from ssfl.server.conductor import Conductor
-from ssfl.server.history import History
+from ssfl.server.history import Newest
+from ssfl.server.history_file import history_blocks
 from ssfl.server.ledger_file import copy_ledger
 from ssfl.server.state import RunState
 
@@ -26,15 +28,20 @@ def run_folder(out_dir: str | Path, run_id: str) -> str:
     return str((Path(out_dir) / run_id / "coordinator").absolute())
 
 
-def history_document(conductor: Conductor) -> dict[str, Any]:
-    """Return the content of history.json as of now."""
-    return run_document(
-        conductor.state, conductor.model, conductor.history, conductor.ledger.rows()
-    )
+def history_document(conductor: Conductor) -> Callable[[], bytes]:
+    """Note what is known now; return what makes history.json of it, for a worker thread."""
+    stop, state, model = conductor.told_bytes, conductor.state, conductor.model
+    newest, ledger = copy(conductor.history), conductor.ledger.rows()
+
+    def document() -> bytes:
+        told = run_document(state, model, newest, ledger)
+        return b"".join(history_blocks(conductor.journal_path, stop, told))
+
+    return document
 
 
 def run_document(
-    state: RunState, model: ModelState | None, history: History, ledger: list[dict[str, Any]]
+    state: RunState, model: ModelState | None, history: Newest, ledger: list[dict[str, Any]]
 ) -> dict[str, Any]:
     """Return the content of history.json: settings, model, mask, rounds, evaluations, bytes."""
     document: dict[str, Any] = {
@@ -68,7 +75,7 @@ def run_document(
     return document
 
 
-def _not_voted(state: RunState, history: History) -> list[str]:
+def _not_voted(state: RunState, history: Newest) -> list[str]:
     """Return who takes part but had no say in the mask: missed it, or joined later."""
     voters = {row["client"] for row in history.votes}
     return sorted(set(state.members) - voters) if voters else []
@@ -103,7 +110,9 @@ def write_accounts(conductor: Conductor, out_dir: Path) -> None:
     """Write history.json and ledger.csv of a finished run: the totals are the sums of the rows."""
     folder = Path(run_folder(out_dir, conductor.state.run_id))
     with _ACCOUNTS:
-        ledger, num_bytes = conductor.history.account
+        newest = copy(conductor.history)
+        ledger, num_bytes = newest.account
         copy_ledger(conductor.ledger_file.path, folder / "ledger.csv", num_bytes)
-        document = {**history_document(conductor), "ledger": ledger}
-        write_atomic(folder / "history.json", json.dumps(document, indent=1).encode())
+        told = run_document(conductor.state, conductor.model, newest, ledger)
+        blocks = history_blocks(conductor.journal_path, conductor.told_bytes, told)
+        write_atomic(folder / "history.json", blocks)

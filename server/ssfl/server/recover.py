@@ -8,14 +8,17 @@ from importlib.metadata import version
 from pathlib import Path
 
 from ssfl.method.errors import SettingsError
-from ssfl.method.model_state import ModelState
+from ssfl.method.manifest import Manifest
+from ssfl.method.model_state import ModelState, Stored
 from ssfl.method.settings import RunSettings
 from ssfl.method.strategies import strategy_for
+from ssfl.method.strategies.contract import Work
 from ssfl.server import facts
 from ssfl.server.errors import StateError
-from ssfl.server.history import History
-from ssfl.server.journal import Journal
+from ssfl.server.history import Newest
+from ssfl.server.journal import Journal, records_of
 from ssfl.server.ledger import Ledger
+from ssfl.server.snapshot import Told, replay
 from ssfl.server.state import RunState, apply
 from ssfl.server.store import Store
 
@@ -41,56 +44,79 @@ def move_aside(state_dir: Path) -> Path | None:
     return target
 
 
-def open_run(journal: Journal, settings: RunSettings, history: History, ledger: Ledger) -> RunState:
-    """Return the state a journal tells; begin a new run in an empty one."""
-    state = RunState(settings)
-    if not journal.records:
+def open_run(
+    journal: Journal, settings: RunSettings, ledger: Ledger, known: Told | None = None
+) -> tuple[RunState, Newest]:
+    """Return what a journal tells; begin a new run in an empty one.
+
+    `known` is what a snapshot tells of it: only the rest is replayed.
+    """
+    known = known or Told(RunState(settings), Newest(), 0, 0)
+    opened = next(records_of(journal.path), None)
+    if opened is None:
         run_id = f"{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(3)}"
-        opened = facts.RunOpened(run_id, asdict(settings), version("ssfl"))
-        journal.append([facts.to_json(opened)])
-        return apply(state, opened)
+        first = facts.RunOpened(run_id, asdict(settings), version("ssfl"))
+        journal.append([facts.to_json(first)])
+        return apply(known.state, first), known.newest
     try:
-        told = [facts.from_json(record) for record in journal.records]
-        first = told[0]
-        if not isinstance(first, facts.RunOpened):
+        begun = facts.from_json(opened[1])
+        if not isinstance(begun, facts.RunOpened):
             raise ValueError("it does not begin with a run")
-        _check_settings(first, settings)
-        for fact in told:
-            state = apply(state, fact)
-            history.add(fact)
+        _check_settings(begun, settings)
+        told = replay(journal.path, known, journal.num_bytes)
     except ValueError as error:
         raise StateError(
             f"{journal.path} cannot be replayed: {error}; it may be of another version. "
             "Use --fresh to move it aside and begin again"
         ) from error
-    ledger.resume(history.ledger)
-    journal.records.clear()
-    return state
+    ledger.resume(told.newest.ledger)
+    return told.state, told.newest
+
+
+def load_manifest(state: RunState, store: Store) -> Manifest | None:
+    """Return what the run's model is made of; None before a client has described it."""
+    return store.load_manifest(state.manifest_digest) if state.manifest_digest else None
 
 
 def load_model(state: RunState, store: Store) -> ModelState | None:
     """Return the model the state names; None before a client has described it."""
-    if not state.manifest_digest:
-        return None
-    manifest = store.load_manifest(state.manifest_digest)
-    initial = store.load_initial(manifest, state.initial_digest)
+    manifest = load_manifest(state, store)
+    return load_models(state, manifest, store)[-1] if manifest else None
+
+
+def load_models(state: RunState, manifest: Manifest, store: Store) -> list[ModelState]:
+    """Return the model the state names and, before it, those that clients may still hold.
+
+    Takes seconds if the initial vector is large and has to be rebuilt.
+    """
+    name = state.initial_digest
+    initial = Stored(bytes.fromhex(name), lambda: store.load_initial(manifest, name))
+    initial.vector()  # here it is found out whether that can be done
     model = strategy_for(state.settings).begin(manifest, initial)
     if not state.model_step:
-        return model
-    return store.load_step(
-        state.model_step, with_scored(model, state, store), state.mask_epoch, state.mask_digest,
-        state.base_digest,
-    )  # fmt: skip
+        return [model]
+    model = with_scored(model, state, store)
+    begun, renewed = model, state.rounds_done == state.masked_round
+    step = state.model_step
+    model = store.load_step(step, model, state.mask_epoch, state.mask_digest, state.base_digest)
+    model = replace(model, change=store.load_change(step))
+    earlier = store.load_earlier(step, model, renewed=renewed)
+    if begun.values is not None and state.rounds_done == 1 and not renewed:
+        earlier = [begun]  # the first round of a run that begins with values
+    if state.step is None or state.step.work is not Work.SCORE:
+        model.release()  # mask and values are enough, as a rule
+    return [*earlier, model]
 
 
 def with_scored(model: ModelState, state: RunState, store: Store) -> ModelState:
     """Return the model with what its mask was agreed on, and so where pruned weights rest."""
-    if not state.scored_digest:
+    epoch, digest = state.mask_epoch, state.scored_digest
+    if not digest:
         return model
-    scored = store.load_scored(model.manifest, state.mask_epoch, state.scored_digest)
+    scored = Stored(bytes.fromhex(digest), lambda: store.load_scored(epoch, digest))
+    scored.vector()  # as above
     resting = scored if state.settings.deactivated == "keep" else None
-    digest = bytes.fromhex(state.scored_digest)
-    return replace(model, scored=scored, scored_digest=digest, resting=resting)
+    return replace(model, scored=scored, scored_digest=scored.digest, resting=resting)
 
 
 def settings_of(opened: facts.RunOpened) -> RunSettings:

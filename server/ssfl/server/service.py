@@ -62,8 +62,7 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServiceServicer):
         self._limits.check_room(client, conductor.state, self._joining)
         num_classes = len(request.class_counts) + len(request.labels)
         self._joins.check(client, conductor.state, num_classes)
-        manifest = conductor.model.manifest if conductor.model else None
-        checks.check_manifest(request, conductor.state, manifest)
+        checks.check_manifest(request, conductor.state, conductor.manifest)
         event = events.Joined(
             client,
             request.token.hex(),
@@ -85,7 +84,7 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServiceServicer):
         failpoint("ack.join")
         self._desk.sessions.heard(client, conductor.clock())
         self._desk.speaks(client, context.peer())
-        state, model = conductor.state, conductor.model
+        state, manifest = conductor.state, conductor.manifest
         if request.manifest_digest:
             reader = reader_of(state.members[client], context.peer(), self._reference_coding)
             log.info(
@@ -95,7 +94,7 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServiceServicer):
             run_id=state.run_id,
             session=state.members[client].session,
             settings=settings_to_message(state.settings),
-            manifest=model.manifest.json if model else b"",
+            manifest=manifest.json if manifest else b"",
             protocol_version=checks.PROTOCOL_VERSION,
             software=version("ssfl"),
         )
@@ -202,6 +201,8 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServiceServicer):
             state, model = conductor.state, conductor.model
             if not state.finished:
                 checks.check_ready(state.members[member.client], state)
+            if conductor.is_reading:
+                return None
             work = state.step.work if state.step else Work.EVALUATE
             broadcast = None
             if model:

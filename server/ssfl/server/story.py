@@ -9,14 +9,14 @@ from ssfl.method.strategies.contract import Work
 from ssfl.server import facts
 from ssfl.server.density_table import density_table, layer_table, link_speeds
 from ssfl.server.facts import Fact
-from ssfl.server.history import History, personal_rows
+from ssfl.server.history import Newest, personal_rows
 from ssfl.server.samples import warn_of_majority
 from ssfl.server.state import RunState
 
 log = logging.getLogger("ssfl.run")
 
 
-def tell(fact: Fact, state: RunState, history: History) -> None:
+def tell(fact: Fact, state: RunState, history: Newest) -> None:
     """Log a fact; `state` and `history` are as they stand after it."""
     match fact:
         case facts.ClientJoined() if not fact.manifest_digest:
@@ -67,7 +67,7 @@ def _tell_fingerprints(state: RunState) -> None:
         )
 
 
-def tell_mask(mask: Mask, manifest: Manifest, history: History) -> None:
+def tell_mask(mask: Mask, manifest: Manifest, history: Newest) -> None:
     """Say what was agreed, who voted, what each layer keeps, and warn of emptied tensors."""
     kept, renewed = mask.num_kept, history.newest_mask["renewed"]
     changed: dict[str, Any] = {}
@@ -97,7 +97,7 @@ def tell_mask(mask: Mask, manifest: Manifest, history: History) -> None:
             )
 
 
-def _tell_votes(history: History) -> None:
+def _tell_votes(history: Newest) -> None:
     if not history.votes:
         _say("nobody was asked: the mask follows from the seed or from the weights")
         return
@@ -133,9 +133,9 @@ def _tell_clipped(entry: dict[str, Any], limit: float) -> None:
         )
 
 
-def _committed(state: RunState, history: History) -> None:
+def _committed(state: RunState, history: Newest) -> None:
     if history.last_work is Work.TRAIN:
-        newest = history.rounds[-1]
+        newest = history.newest_round
         _say(
             "round committed",
             round=newest["round"],
@@ -150,7 +150,7 @@ def _committed(state: RunState, history: History) -> None:
     elif history.last_work is Work.PERSONALIZE:
         _tell_personal(history)
     elif history.last_work is Work.EVALUATE:
-        last = history.evaluations[-1]
+        last = history.newest_evaluation
         _say(
             "global model evaluated",
             rounds_done=state.rounds_done,
@@ -165,7 +165,7 @@ def _is_best(state: RunState) -> bool:
     return state.best is not None and state.best.rounds_done == state.rounds_done
 
 
-def _tell_personal(history: History) -> None:
+def _tell_personal(history: Newest) -> None:
     """Say how much every client gains from a model of its own."""
     rows = [row for row in personal_rows(history.personal) if row["personal"] is not None]
     if rows:

@@ -20,7 +20,7 @@ from ssfl.server.state import Member, RunState, Step
 from ssfl.v1 import coordinator_pb2 as pb
 from ssfl.v1 import mask_pb2, transfer_pb2
 
-CHUNK_BYTES = 1 << 18
+CHUNK_BYTES = 1 << 16  # gRPC holds a copy for each client that is being sent one
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ssfl.method.manifest import Manifest
-from ssfl.method.model_state import ModelState
+from ssfl.method.model_state import ModelState, Whole
 
 ClientId = NewType("ClientId", str)
 
@@ -72,7 +72,7 @@ class Position:
 class Strategy(Protocol):
     """The coordinator's half of a way of learning."""
 
-    def begin(self, manifest: Manifest, initial: npt.NDArray[np.float32]) -> ModelState:
+    def begin(self, manifest: Manifest, initial: Whole) -> ModelState:
         """Return the state before the first step."""
         ...
 

@@ -8,7 +8,7 @@ import numpy.typing as npt
 
 from ssfl.method.manifest import Manifest
 from ssfl.method.mask import Mask
-from ssfl.method.model_state import ModelState
+from ssfl.method.model_state import ModelState, Whole, vector_of
 from ssfl.method.sampling import sample_cohort
 from ssfl.method.settings import RunSettings
 from ssfl.method.strategies.contract import ClientId, Plan, Position, Reducer, Work
@@ -21,9 +21,9 @@ class FedAvg:
     def __init__(self, settings: RunSettings) -> None:
         self.settings = settings
 
-    def begin(self, manifest: Manifest, initial: npt.NDArray[np.float32]) -> ModelState:
+    def begin(self, manifest: Manifest, initial: Whole) -> ModelState:
         mask = Mask.full(manifest.num_masked)
-        return ModelState(manifest, initial, mask, mask_epoch=1, values=initial.copy())
+        return ModelState(manifest, initial, mask, mask_epoch=1, values=vector_of(initial).copy())
 
     def plan(self, position: Position, clients: Sequence[ClientId]) -> Plan | None:
         if position.rounds_done >= self.settings.rounds:

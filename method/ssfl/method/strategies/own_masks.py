@@ -16,7 +16,7 @@ import numpy.typing as npt
 from ssfl.method.controls import client_random_mask
 from ssfl.method.manifest import Manifest
 from ssfl.method.mask import Mask
-from ssfl.method.model_state import ModelState
+from ssfl.method.model_state import ModelState, Whole
 from ssfl.method.settings import RunSettings
 from ssfl.method.strategies.contract import ClientId, Plan, Position, Reducer, Work
 from ssfl.method.strategies.fedavg import FedAvg
@@ -30,7 +30,7 @@ class OwnMasks:
         self._training = FedAvg(settings)
         self._masks: dict[ClientId, Mask] = {}  # made once: that may take seconds
 
-    def begin(self, manifest: Manifest, initial: npt.NDArray[np.float32]) -> ModelState:
+    def begin(self, manifest: Manifest, initial: Whole) -> ModelState:
         client_random_mask(manifest, self.settings.sparsity, self.settings.seed, "")
         return self._training.begin(manifest, initial)
 

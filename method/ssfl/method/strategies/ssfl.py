@@ -22,7 +22,7 @@ from ssfl.method.density import kept_for_bytes, kept_for_sparsity, parse_bytes
 from ssfl.method.manifest import Manifest
 from ssfl.method.mask import Mask
 from ssfl.method.mask_choice import choose_mask, grow_mask, guarded
-from ssfl.method.model_state import ModelState
+from ssfl.method.model_state import ModelState, Whole
 from ssfl.method.schedule import parse_schedule, sparsity_at
 from ssfl.method.settings import RunSettings
 from ssfl.method.strategies.contract import ClientId, Plan, Position, Reducer, Work
@@ -45,7 +45,7 @@ class Ssfl:
         self.settings = settings
         self._training = FedAvg(settings)
 
-    def begin(self, manifest: Manifest, initial: npt.NDArray[np.float32]) -> ModelState:
+    def begin(self, manifest: Manifest, initial: Whole) -> ModelState:
         schedule = parse_schedule(self.settings.sparsity_schedule)
         for rounds_done in [number for number, _ in schedule] or [0]:
             k = self.num_kept(manifest, rounds_done)  # an impossible wish is refused at the start
@@ -95,13 +95,15 @@ class Ssfl:
         if work is Work.TRAIN:
             return self._training.finish(work, state, reduced, rounds_done)
         mask, whole = self._mask(state, reduced, rounds_done), state.whole
-        at_start = whole is state.initial
+        at_start = state.is_untrained
+        values = mask.gather(whole)
         keep = self.settings.deactivated == "keep"
         return replace(
             state,
             mask=mask,
             mask_epoch=state.mask_epoch + 1,
-            values=mask.gather(whole),
+            values=values,
+            first=values,
             change=None,
             scored=None if at_start else whole,
             scored_digest=state.whole_digest,

@@ -1,0 +1,158 @@
+"""Snapshots: what they hold is what the journal tells, and without them nothing is lost."""
+
+import logging
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from server.conducting import SETTINGS, begin, conduct
+from server.test_conductor import answer_all
+from server.test_recovery import RUNS, undisturbed
+from ssfl.method.manifest import Manifest
+from ssfl.server import conductor as conductor_module
+from ssfl.server import snapshot
+from ssfl.server.conductor import Conductor
+from ssfl.server.errors import StateError
+from ssfl.server.history import Newest
+from ssfl.server.journal import Journal, records_of
+from ssfl.server.ledger import Ledger
+from ssfl.server.recover import open_run
+from ssfl.server.snapshot import Told, read_snapshot, replay, write_snapshot
+from ssfl.server.state import RunState
+
+EARLY = RUNS["early"]
+
+
+def written(folder: Path, records: list[bytes]) -> Journal:
+    journal = Journal(folder / "journal")
+    journal.append(records)
+    journal.close()
+    return journal
+
+
+@pytest.fixture
+def journal(tmp_path: Path) -> Journal:
+    return written(tmp_path, undisturbed(EARLY).journal)
+
+
+def half(journal: Journal) -> int:
+    ends = [end for end, _ in records_of(journal.path)]
+    return ends[len(ends) // 2]
+
+
+def nothing() -> Told:
+    return Told(RunState(EARLY), Newest(), 0, 0)
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_a_snapshot_and_the_rest_tell_what_the_whole_journal_does(
+    tmp_path: Path, name: str
+) -> None:
+    settings = RUNS[name]
+    journal = written(tmp_path, undisturbed(settings).journal)
+    begun = Told(RunState(settings), Newest(), 0, 0)
+    whole = replay(journal.path, begun, journal.num_bytes)
+    ends = [end for end, _ in records_of(journal.path)]
+    for end in ends[:: max(1, len(ends) // 12)]:
+        assert write_snapshot(journal.path, settings, end) == end
+        known = read_snapshot(journal.path, settings)
+        assert known.num_bytes == end
+        assert replay(journal.path, known, journal.num_bytes) == whole
+
+
+def test_a_restart_reads_only_what_came_after_the_snapshot(
+    journal: Journal, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_snapshot(journal.path, EARLY, half(journal))
+    known = read_snapshot(journal.path, EARLY)
+    read: list[int] = []
+
+    def seen(path: Path, start: int = 0, stop: int | None = None) -> object:
+        read.append(start)
+        return records_of(path, start, stop)
+
+    monkeypatch.setattr(snapshot, "records_of", seen)
+    opened = Journal(journal.path, known.num_bytes)
+    state, _ = open_run(opened, EARLY, Ledger(), known)
+    opened.close()
+    assert state.finished
+    assert read == [half(journal)]
+
+
+@pytest.mark.parametrize("trouble", ["cut", "changed", "other version", "longer", "other journal"])
+def test_a_snapshot_that_does_not_fit_is_ignored(
+    journal: Journal,
+    trouble: str,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    write_snapshot(journal.path, EARLY, half(journal))
+    path = journal.path.with_name("snapshot.json")
+    data = path.read_bytes()
+    match trouble:
+        case "cut":
+            path.write_bytes(data[:-1])
+        case "changed":
+            path.write_bytes(data.replace(b"rounds_done", b"rounds_dane", 1))
+        case "other version":
+            monkeypatch.setattr(snapshot, "version", lambda _: "99")
+        case "longer":  # the journal was restored from a backup
+            with journal.path.open("r+b") as file:
+                file.truncate(half(journal) - 1)
+        case _:
+            journal.path.write_bytes(journal.path.read_bytes().replace(b"c1", b"c9"))
+    with caplog.at_level(logging.WARNING):
+        assert read_snapshot(journal.path, EARLY) == nothing()
+    assert ("snapshot is ignored" in caplog.text) == (trouble in ("cut", "changed"))
+
+
+def test_a_journal_that_is_damaged_below_a_snapshot_is_still_refused(journal: Journal) -> None:
+    write_snapshot(journal.path, EARLY, journal.num_bytes)
+    data = bytearray(journal.path.read_bytes())
+    data[half(journal) // 2] ^= 1
+    journal.path.write_bytes(data)
+    known = read_snapshot(journal.path, EARLY)
+    with pytest.raises(StateError, match="journal is damaged at byte"):
+        Journal(journal.path, known.num_bytes)
+
+
+def test_settings_that_may_change_are_those_of_the_new_start(journal: Journal) -> None:
+    write_snapshot(journal.path, EARLY, journal.num_bytes)
+    patient = replace(EARLY, round_deadline_s=7200.0)
+    assert read_snapshot(journal.path, patient).state.settings == patient
+
+
+def test_a_running_coordinator_keeps_a_snapshot(
+    tmp_path: Path, manifest: Manifest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(conductor_module, "EVERY_BYTES", 1)
+
+    async def script(conductor: Conductor) -> None:
+        await begin(conductor, manifest)
+        while not conductor.state.finished:
+            await answer_all(conductor)
+        await conductor.model_written.wait()
+
+    conduct(tmp_path, script)
+    known = read_snapshot(tmp_path / "journal", SETTINGS)
+    assert known.state.rounds_done == SETTINGS.rounds
+    assert known.num_bytes > 0
+
+
+def test_a_snapshot_that_cannot_be_written_costs_nothing_but_time(
+    tmp_path: Path, manifest: Manifest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object) -> int:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(conductor_module, "EVERY_BYTES", 1)
+    monkeypatch.setattr(conductor_module, "write_snapshot", full)
+
+    async def script(conductor: Conductor) -> None:
+        await begin(conductor, manifest)
+        while not conductor.state.finished:
+            await answer_all(conductor)
+
+    conduct(tmp_path, script)
+    assert not (tmp_path / "snapshot.json").exists()
