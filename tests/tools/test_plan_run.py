@@ -112,8 +112,8 @@ def test_compact_scores_are_expected_to_take_bits_and_may_take_all_of_float32() 
 def test_chunks_down_are_those_that_travel() -> None:
     data = np.random.default_rng(0).bytes(1_000_000)
     start, total = 5000, 0
-    for at in range(0, len(data), 1 << 18):
-        piece = data[at : at + (1 << 18)]
+    for at in range(0, len(data), 1 << 16):
+        piece = data[at : at + (1 << 16)]
         chunk = transfer_pb2.Chunk(offset=start + at, data=piece, crc32=zlib.crc32(piece))
         total += len(pb.NextTaskResponse(chunk=chunk).SerializeToString())
     assert download_bytes(len(data), offset=start) == total
