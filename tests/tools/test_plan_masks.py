@@ -150,7 +150,12 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "growing": {"sparsity_schedule": "0:0.9,4:0.5", "refresh_mode": "grow"},
     "reset": {"refresh_every": 2, "deactivated": "reset", "warmup_rounds": 1},
     "own models": {"personalize_epochs": 1, "evaluate_last": 3},
-    "sampled": {"clients_per_round": 2, "refresh_rounds": "2,5", "warmup_rounds": 1},
+    "sampled": {
+        "clients_per_round": 2,
+        "refresh_rounds": "2,5",
+        "warmup_rounds": 1,
+        "over_selection": 1.0,
+    },
 }
 
 

@@ -53,11 +53,23 @@ def test_a_base_travels_once_to_be_tested_or_to_be_trained_from() -> None:
 
 
 def test_sampled_clients_train_and_all_test() -> None:
-    planned = plan(replace(RUN, clients_per_round=2))
+    planned = plan(replace(RUN, clients_per_round=2, over_selection=1.0))
     assert planned.cohort == 2
     assert payload(planned, "values", "up") == Size.fixed(10 * 2 * VALUES)
     assert payload(planned, "values", "down") == Size.fixed(7 * 2 * VALUES)
     assert payload(planned, "evaluation", "down") == Size.fixed(3 * 6 * VALUES)
+
+
+def test_clients_that_are_asked_besides_may_be_too_late_to_cost_anything() -> None:
+    sure = plan(replace(RUN, clients_per_round=2, over_selection=1.0))
+    more = plan(replace(RUN, clients_per_round=2))
+    spare = 10 * (3 - 2)  # two reports of three clients, as long as the share lost is not nothing
+    for direction in ("up", "down"):
+        low, high = payload(sure, "values", direction).low, payload(sure, "values", direction).high
+        size = payload(more, "values", direction)
+        assert (size.low, size.high) == (low, high + spare * VALUES)
+    waited_for = plan(replace(RUN, clients_per_round=2, reproducible=True))
+    assert payload(waited_for, "values", "up") == payload(sure, "values", "up")
 
 
 def test_dense_training_sends_everything_and_neither_scores_nor_mask() -> None:

@@ -120,10 +120,16 @@ def _fits(step: Step, more: list[int]) -> bool:
 
 def asked_for(state: RunState, reports: int) -> int:
     """Return how many clients to ask for so many reports, by the share that was lost of late."""
-    if state.settings.over_selection <= 1:
-        return reports
-    arriving = max(1 - state.loss_rate, 1 / MOST_OVER)
-    return math.ceil(reports / arriving - 1e-9)
+    return reports if state.settings.over_selection <= 1 else clients_for(reports, state.loss_rate)
+
+
+def clients_for(reports: int, loss_rate: float) -> int:
+    """Return how many clients to ask for so many reports, if such a share of them gets lost.
+
+    >>> [clients_for(10, rate) for rate in (0.0, 0.1, 0.3, 0.9)]
+    [10, 12, 15, 30]
+    """
+    return math.ceil(reports / max(1 - loss_rate, 1 / MOST_OVER) - 1e-9)
 
 
 def goal(state: RunState, clients: list[ClientId]) -> int:

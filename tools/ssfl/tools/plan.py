@@ -64,6 +64,8 @@ class PlanConfig:
     clients: int = setting(10, "clients in the federation", least=1)
     clients_per_round: int = like("clients_per_round")
     client_fraction: float = like("client_fraction")
+    over_selection: float = like("over_selection")
+    reproducible: bool = like("reproducible")
     evaluate_every: int = like("evaluate_every")
     evaluate_last: int = like("evaluate_last")
     personalize_epochs: int = like("personalize_epochs")

@@ -24,6 +24,8 @@ from ssfl.codec import values_only
 from ssfl.method.manifest import Manifest
 from ssfl.method.sampling import cohort_size
 from ssfl.method.settings import RunSettings
+from ssfl.server.quorum import clients_for
+from ssfl.server.state import LOSS_MEMORY
 from ssfl.tools.plan_link import Link
 from ssfl.tools.plan_masks import PlannedMask, planned_masks
 from ssfl.tools.plan_messages import Messages, download_bytes, payload_of, upload_bytes
@@ -264,6 +266,10 @@ class _Planner:
     def _count_rounds_of(self, leg: _Leg) -> None:
         n, first, stop = self.num_clients, leg.mask.first, leg.mask.stop
         self._add("values", "up", self._update(leg), (stop - first) * self.cohort)
+        spare = sum(self._spare(number) for number in range(first, stop))
+        task = self._train(leg, leg.any_base)
+        self._add("values", "up", NOTHING.or_else(self._update(leg)), spare)
+        self._add("values", "down", NOTHING.or_else(task), spare)
         # The first base of a mask is made by every client itself, from what it has scored.
         num_held = 1
         counts: Counter[tuple[str, bool]] = Counter()  # (task, holds the base before)
@@ -287,6 +293,17 @@ class _Planner:
             self._add("values", "down", self._train(leg, base), counts["train", holds])
             self._add("values", "down", scored, counts["score", holds])
             self._add("evaluation", "down", self._evaluate(leg, base), counts["evaluate", holds])
+
+    def _spare(self, number: int) -> int:
+        """Return how many clients a round asks besides those it wants, while none gets lost.
+
+        Whether they get and send anything before the others have reported is their speed's.
+        """
+        over = self.settings.over_selection
+        if self.settings.reproducible or not self._is_sampled or over <= 1:
+            return 0
+        asked = clients_for(self.cohort, (1 - 1 / over) * LOSS_MEMORY**number)
+        return min(asked, self.num_clients) - self.cohort
 
     def _count_own_models(self) -> None:
         """Count the step in which all make a model of their own; the base was tested before."""
