@@ -110,6 +110,10 @@ class Conductor:
         await self._queue.put(posted)
         return await posted.reply
 
+    async def check_ours(self) -> None:
+        """Raise Fenced if another coordinator has taken the run over: its clients must leave."""
+        await asyncio.get_running_loop().run_in_executor(self._writer, self._journal.check_ours)
+
     def waiting_for(self) -> str:
         """Say in a sentence what the run waits for; empty if nothing."""
         if self.is_reading:

@@ -7,8 +7,11 @@ coordinator whose disk is full stands still and goes on by itself when there is 
 import errno
 import logging
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import TypeVar
+
+from ssfl.server.errors import DiskFull
 
 log = logging.getLogger("ssfl.run")
 
@@ -20,6 +23,20 @@ LOOK_EVERY_S = 1.0
 def is_full(error: OSError) -> bool:
     """Tell whether an error means that there is no room."""
     return error.errno in FULL
+
+
+@contextmanager
+def refused_if_full() -> Iterator[None]:
+    """Tell a sender that there is no room, if that is why its upload cannot be kept."""
+    try:
+        yield
+    except OSError as error:
+        if not is_full(error):
+            raise
+        raise DiskFull(
+            "the coordinator's disk is full: its operator must make room; the upload goes on "
+            "where it stopped"
+        ) from error
 
 
 class Room:

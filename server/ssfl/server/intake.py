@@ -26,6 +26,7 @@ from ssfl.server.coded_uploads import (
     verified,
 )
 from ssfl.server.desk import Desk, evaluation_of, receipt_of
+from ssfl.server.disk import refused_if_full
 from ssfl.server.errors import (
     InvalidRequest,
     JoinAgain,
@@ -91,7 +92,8 @@ class Intake:
 
         with self._desk.sessions.call(member.client, self._conductor.clock):
             if manifest.rebuildable:
-                receipt = await accept(None)
+                with refused_if_full():
+                    receipt = await accept(None)
                 yield self._desk.down(pb.SendInitialResponse(receipt=receipt), member.client)
                 return
             num_bytes = values_only.encoded_bytes(manifest.size)

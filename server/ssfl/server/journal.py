@@ -67,6 +67,10 @@ class Journal:
             raise
         self.num_bytes = self._file.tell()
         failpoint("journal.synced")
+        self.check_ours()
+
+    def check_ours(self) -> None:
+        """Raise Fenced if another coordinator has taken the journal over."""
         if not self._is_ours():
             raise Fenced(
                 f"another coordinator has taken over {self.path.parent}: this one ends, and what "
@@ -134,6 +138,11 @@ def _take_over(path: Path, checked_bytes: int) -> int:
     for old in _abandoned(path):
         old.unlink()
     return cut_bytes
+
+
+def holds_journal(path: Path) -> bool:
+    """Tell whether there is a journal, be it one that a start was cut short in taking over."""
+    return path.exists() or bool(_abandoned(path))
 
 
 def _abandoned(path: Path) -> list[Path]:

@@ -72,9 +72,8 @@ class Listener:
         self._config = config
         self._security = security
         self._conductor = conductor
-        self.uploads = Uploads(
-            conductor.spool, conductor.ledger, config.upload_slots, config.run.no_progress_s
-        )
+        service = service_for(config, conductor, sessions)
+        self.uploads = service.uploads
         token, mutual = (security.token, security.mutual) if security else ("", False)
         identity = IdentityInterceptor(token=token, certificates=mutual)
         status = StatusInterceptor(conductor.refusals)
@@ -82,13 +81,7 @@ class Listener:
             interceptors=[status, identity],
             options=client_options(connections_that_fit(config.max_connections)),
         )
-        limits = Limits(config.max_clients, config.max_model_values)
-        coordinator_pb2_grpc.add_CoordinatorServiceServicer_to_server(
-            CoordinatorService(
-                Desk(conductor, sessions), self.uploads, config.reference_coding, limits
-            ),
-            self._clients,
-        )
+        coordinator_pb2_grpc.add_CoordinatorServiceServicer_to_server(service, self._clients)
         self._health = HealthServicer()
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._clients)
         name = coordinator_pb2.DESCRIPTOR.services_by_name["CoordinatorService"].full_name
@@ -123,6 +116,21 @@ class Listener:
         await self._health.enter_graceful_shutdown()
         await self._clients.stop(GRACE_S)
         await self._admin.stop(GRACE_S)
+
+
+def service_for(
+    config: CoordinatorConfig, conductor: Conductor, sessions: Sessions
+) -> CoordinatorService:
+    """Return the service that clients talk to; its clock is the conductor's."""
+    uploads = Uploads(
+        conductor.spool,
+        conductor.ledger,
+        config.upload_slots,
+        config.run.no_progress_s,
+        conductor.clock,
+    )
+    limits = Limits(config.max_clients, config.max_model_values)
+    return CoordinatorService(Desk(conductor, sessions), uploads, config.reference_coding, limits)
 
 
 def _bind(

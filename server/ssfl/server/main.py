@@ -20,13 +20,13 @@ from ssfl.program.files import remove_leftovers
 from ssfl.program.lock import DirectoryLock
 from ssfl.program.malloc import keep_chunk_buffers
 from ssfl.server import events
-from ssfl.server.conductor import Conductor
+from ssfl.server.conductor import Clock, Conductor
 from ssfl.server.config import CoordinatorConfig, client_settings, warnings_of
 from ssfl.server.delivered import everyone_has_it
 from ssfl.server.errors import StateError
 from ssfl.server.first_model import FirstModel, begin_with, read_first_model
 from ssfl.server.handshakes import Handshakes, heard
-from ssfl.server.journal import Journal
+from ssfl.server.journal import Journal, holds_journal
 from ssfl.server.ledger import Ledger
 from ssfl.server.outputs import run_folder, write_accounts, write_outputs
 from ssfl.server.recover import load_manifest, load_models, move_aside, open_run
@@ -171,10 +171,10 @@ async def _first_of(jobs: Sequence[asyncio.Future[Any]]) -> None:
             job.result()
 
 
-def _open(config: CoordinatorConfig) -> Conductor:
+def _open(config: CoordinatorConfig, clock: Clock = time.monotonic) -> Conductor:
     remove_leftovers(config.state_dir)
     store = Store(config.state_dir, config.run.seed)
-    if store.holds_something() and not any(config.state_dir.glob("journal*")):
+    if store.holds_something() and not holds_journal(config.state_dir / "journal"):
         raise StateError(
             f"{config.state_dir / 'journal'} is missing beside the files of a run: restore it from "
             "a backup, or use --fresh to move the rest aside and begin again"
@@ -197,7 +197,7 @@ def _open(config: CoordinatorConfig) -> Conductor:
         spool,
         newest,
         ledger,
-        time.monotonic,
+        clock,
         lambda conductor: _write(conductor, config),
         snapshot_bytes=known.num_bytes,
     )

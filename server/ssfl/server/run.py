@@ -214,16 +214,18 @@ class _Decision:
             self._fact(facts.ClientRemoved(event.client))
 
     def _paused(self, seconds: float) -> None:
-        """Move what is measured from an earlier moment."""
+        """Move what is measured from an earlier moment, but not beyond now."""
         state = self.state
+
+        def moved(since_s: float) -> float:
+            return min(self.now_s, since_s + seconds)
+
         self.state = replace(
             state,
-            newcomer_s=state.newcomer_s + seconds,
-            step_began_s=state.step_began_s + seconds,
-            asked_s=state.asked_s + seconds,
-            stall=replace(state.stall, since_s=state.stall.since_s + seconds)
-            if state.stall
-            else None,
+            newcomer_s=moved(state.newcomer_s),
+            step_began_s=moved(state.step_began_s),
+            asked_s=moved(state.asked_s),
+            stall=replace(state.stall, since_s=moved(state.stall.since_s)) if state.stall else None,
         )
 
     def _start_asked(self) -> Reply:

@@ -43,7 +43,7 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServiceServicer):
     ) -> None:
         self._desk = desk
         self._conductor = desk.conductor
-        self._uploads = uploads
+        self.uploads = uploads
         self._limits = limits or Limits()
         self._joins = Joins(desk.conductor.clock)
         self._joining: set[ClientId] = set()  # not in the journal yet
@@ -211,7 +211,7 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServiceServicer):
                     continue  # they moved on meanwhile
             reader = reader_of(state.members[member.client], peer, self._reference_coding)
             try:
-                slots = self._uploads.slots
+                slots = self.uploads.slots
                 return task_for(state, broadcast, member.client, request, slots, reader)
             except NotBuilt as needed:
                 assert broadcast is not None

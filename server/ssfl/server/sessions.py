@@ -40,10 +40,10 @@ class Sessions:
         """Return what is known; a client of an earlier process counts as seen just now."""
         return self._presence.setdefault(client, Presence(now_s))
 
-    def excuse(self, seconds: float) -> None:
+    def excuse(self, seconds: float, now_s: float) -> None:
         """The coordinator itself stood still for so long: nobody could be heard meanwhile."""
         for presence in self._presence.values():
-            presence.last_seen_s += seconds
+            presence.last_seen_s = min(now_s, presence.last_seen_s + seconds)
 
     def silent_s(self, client: ClientId, now_s: float) -> float:
         """Return how long nothing was heard of a client."""

@@ -41,11 +41,16 @@ class Spool:
         """
         self.root = root
         self._accepted = accepted
+        self._named = -1  # the step whose folder is known to outlast a power cut
 
     def part(self, step: int, client: ClientId, digest: bytes) -> Path:
         """Return the file of an upload in progress; an unfinished other upload is dropped."""
         folder = self.root / str(step)
         folder.mkdir(parents=True, exist_ok=True)
+        if step != self._named:  # else a file in it could be synced and still be gone
+            sync_directory(self.root)
+            sync_directory(self.root.parent)
+            self._named = step
         path = folder / f"{client}.{digest.hex()[:16]}.part"
         for other in folder.glob(f"{client}.*.part"):
             if other != path and other.stem.rpartition(".")[0] == client:

@@ -11,6 +11,7 @@ from ssfl.server.state import Phase, RunState
 log = logging.getLogger("ssfl.coordinator")
 
 TICK_S = 0.5
+LOOK_EVERY_S = 10.0  # whether the run is still ours, also if nothing is to be written
 PAUSE_S = 5.0  # a longer gap between two ticks: this process, or its machine, stood still
 WAITING_EVERY_S = 10.0
 REMIND_EVERY_S = 60.0  # of a run that cannot go on
@@ -19,14 +20,18 @@ REMIND_EVERY_S = 60.0  # of a run that cannot go on
 async def tick(conductor: Conductor, sessions: Sessions) -> None:
     """Let time pass for the run, until cancelled."""
     teller, before_s = _Teller(conductor, sessions), conductor.clock()
+    looked_s = before_s
     while True:
         await asyncio.sleep(TICK_S)
         now_s = conductor.clock()
         gap_s, before_s = now_s - before_s, now_s
         if gap_s > PAUSE_S:
             log.warning("this process stood still", extra={"seconds": round(gap_s, 1)})
-            sessions.excuse(gap_s)
+            sessions.excuse(gap_s, now_s)
             await conductor.post(events.Paused(gap_s))
+        if now_s - looked_s >= LOOK_EVERY_S:
+            looked_s = now_s
+            await conductor.check_ours()
         await look_for_lost(conductor, sessions)
         await conductor.post(events.Tick())
         teller.tell(now_s)

@@ -19,8 +19,8 @@ from typing import Any, Protocol
 from ssfl.codec import Receiver
 from ssfl.codec.errors import DigestMismatch, TruncatedPayload
 from ssfl.method.strategies.contract import ClientId
-from ssfl.server.disk import is_full
-from ssfl.server.errors import DiskFull, InvalidRequest, NoProgress
+from ssfl.server.disk import refused_if_full
+from ssfl.server.errors import InvalidRequest, NoProgress
 from ssfl.server.ledger import Direction, Ledger, encoding_word
 from ssfl.server.spool import Spool, append
 from ssfl.server.turns import Turn, Turns
@@ -129,13 +129,9 @@ class Uploads:
             if receipt is None:
                 raise NoProgress("the upload was disturbed by another one: send it again") from None
             yield respond(receipt=receipt)
-        except OSError as error:
-            if not is_full(error):
+        except OSError:
+            with refused_if_full():
                 raise
-            raise DiskFull(
-                "the coordinator's disk is full: its operator must make room; the upload goes on "
-                "where it stopped"
-            ) from error
         finally:
             self.turns.give_back()
             self.turns.leave(turn)

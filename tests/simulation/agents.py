@@ -1,0 +1,448 @@
+"""Simulated clients: they follow the protocol and keep on disk what real ones keep.
+
+They use the real client's reading and writing of payloads. Their work is arithmetic that depends
+on nothing but who they are, the base and the round (model.py).
+"""
+
+import asyncio
+import hashlib
+import random
+import zlib
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from simulation.checker import Checker, Made
+from simulation.model import correct_of, initial_values, manifest_json, scores_of, update_of
+from simulation.network import Call, Failed
+from ssfl.client.coding import ENCODINGS, write_initial, write_update
+from ssfl.client.connection import Watchdog
+from ssfl.client.download import Download, Downloads
+from ssfl.client.errors import CallError, Resync, Unavailable, translate
+from ssfl.client.held_model import HeldModel
+from ssfl.method.manifest import Manifest
+from ssfl.method.mask import Mask
+from ssfl.method.settings import RunSettings
+from ssfl.v1 import coordinator_pb2 as pb
+from ssfl.v1 import saliency_pb2, transfer_pb2, update_pb2
+
+Vector = npt.NDArray[np.float32]
+SILENCE_S, UNARY_S, PROGRESS_S = 45.0, 30.0, 10.0
+CHUNK_BYTES = 64
+ACCEPTED = (transfer_pb2.OUTCOME_ACCEPTED, transfer_pb2.OUTCOME_ALREADY_ACCEPTED)
+
+
+@dataclass
+class Answer:
+    """A finished piece of work that waits for its receipt."""
+
+    kind: str  # "scores" or "values"
+    step: int
+    header: bytes
+    payload: bytes
+
+
+@dataclass
+class Site:
+    """What survives a client's crash."""
+
+    name: str
+    num_samples: int
+    host: str
+    knows_references: bool
+    answer: Answer | None = None
+    sent: list[Answer] = field(default_factory=list)  # for a repetition
+    has_final_model: bool = False
+    callers: list[pb.Caller] = field(default_factory=list)  # of all its sessions
+
+    @property
+    def token(self) -> bytes:
+        return hashlib.sha256(self.name.encode()).digest()[:16]
+
+    @property
+    def encodings(self) -> list[Any]:
+        without = ("ENCODING_SCORES",)
+        all_of_them = [one for one in ENCODINGS if one not in without]
+        return all_of_them if self.knows_references else [1, 2, 3, 4]
+
+
+class Around(Protocol):
+    """What an agent needs of the world."""
+
+    rng: random.Random
+    checker: Checker
+    settings: RunSettings
+    initial_is_sent: bool
+
+    def call(self, client: str, host: str, method: str) -> Call: ...
+    def say(self, who: str, what: str) -> None: ...
+    def work_s(self) -> float: ...
+
+
+class Agent:
+    """One process of a client."""
+
+    def __init__(self, site: Site, world: Around) -> None:
+        self.site = site
+        self.is_uploading = False
+        self.caller = pb.Caller()
+        self.asked: pb.Task | None = None  # the newest TRAIN task
+        self.is_confused = False  # it will answer the next TRAIN task with an old update first
+        self._world = world
+        self._checker = world.checker
+        self._run_id = ""
+        self._pause_s = 0.5
+        self._manifest = Manifest.from_json(manifest_json(sent=world.initial_is_sent))
+        self._initial = initial_values(sent=world.initial_is_sent)
+        self._held = HeldModel(self._manifest, self._initial, _no_own_mask)
+        self._downloads = Downloads(Watchdog(SILENCE_S), self._manifest)
+        self._granted = False
+
+    async def run(self) -> None:
+        """Take part until the final model is here."""
+        while True:
+            try:
+                await self._join()
+                await self._work()
+                return
+            except Unavailable:
+                await asyncio.sleep(self._world.rng.uniform(0.1, self._pause_s))
+                self._pause_s = min(2 * self._pause_s, 30.0)
+            except Resync as error:
+                self._world.say(self.site.name, f"joins again: {error}")
+                await asyncio.sleep(self._world.rng.uniform(0.1, 0.5))
+
+    # -- calls
+
+    async def _unary(self, method: str, request: Any) -> Any:
+        call = self._call(method)
+        call.send(request)
+        try:
+            return await call.receive(UNARY_S)
+        except Failed as error:
+            raise translate(error) from error
+        finally:
+            call.cancel()
+
+    def _call(self, method: str) -> Call:
+        return self._world.call(self.site.name, self.site.host, method)
+
+    async def upload(self, method: str, header: Any, payload: bytes, *, granted: bool) -> int:
+        """Send a result; return its outcome."""
+        call = self._call(method)
+        call.send(header)
+        try:
+            if granted:
+                await self._send_chunks(call, type(header), payload, 0)
+            while response := await call.receive(SILENCE_S):
+                match response.WhichOneof("part"):
+                    case "grant" if not granted:
+                        await self._send_chunks(call, type(header), payload, response.grant.offset)
+                    case "receipt":
+                        return int(response.receipt.outcome)
+        except Failed as error:
+            raise translate(error) from error
+        finally:
+            call.cancel()
+        raise Unavailable("no receipt")
+
+    async def _send_chunks(self, call: Call, message: Any, payload: bytes, offset: int) -> None:
+        for start in range(offset, len(payload), CHUNK_BYTES):
+            data = payload[start : start + CHUNK_BYTES]
+            chunk = transfer_pb2.Chunk(offset=start, data=data, crc32=zlib.crc32(data))
+            call.send(message(chunk=chunk))
+            await asyncio.sleep(self._world.rng.uniform(0.0, 0.01))
+
+    # -- join
+
+    async def _join(self) -> None:
+        response = await self._join_call(b"" if not self._run_id else self._manifest.digest)
+        if response.run_id != self._run_id:
+            if self._run_id:
+                raise AssertionError("the run's name changed")
+            self._run_id = response.run_id
+            response = await self._join_call(self._manifest.digest)
+        self._world.say(self.site.name, f"joined, session {response.session}")
+
+    async def _join_call(self, manifest_digest: bytes) -> pb.JoinResponse:
+        request = pb.JoinRequest(
+            protocol_version=1,
+            client_id=self.site.name,
+            token=self.site.token,
+            num_samples=self.site.num_samples,
+            manifest_digest=manifest_digest,
+            encodings=self.site.encodings,
+        )
+        response: pb.JoinResponse = await self._unary("Join", request)
+        self._checker.joined(self.site.name, response.session)
+        self.caller = pb.Caller(
+            run_id=response.run_id, client_id=self.site.name, session=response.session
+        )
+        self.site.callers.append(self.caller)
+        return response
+
+    # -- work
+
+    async def _work(self) -> None:
+        while True:
+            call = self._call("NextTask")
+            call.send(self._question())
+            try:
+                await self._send_answer()
+                download = await self._receive(call)
+            finally:
+                call.cancel()
+            self._pause_s = 0.5
+            kind = str(download.task.WhichOneof("work"))
+            self._world.say(self.site.name, f"is asked to {kind}, step {download.task.step}")
+            if kind == "finish":
+                await self._finish(download)
+                return
+            await getattr(self, f"_{kind}")(download)
+
+    def _question(self) -> pb.NextTaskRequest:
+        return pb.NextTaskRequest(
+            caller=self.caller,
+            finished_step=self.site.answer.step if self.site.answer else 0,
+            **self._held.said(),
+            **self._downloads.resume_fields(),
+        )
+
+    async def _receive(self, call: Call) -> Download:
+        """Return a task with its payloads, as the real client's Downloads.receive does."""
+        downloads = self._downloads
+        try:
+            while (response := await call.receive(SILENCE_S)) is not None:
+                match response.WhichOneof("part"):
+                    case "task":
+                        downloads._begin(response.task)
+                    case "chunk":
+                        downloads._chunk(response.chunk)
+        except Failed as error:
+            raise translate(error) from error
+        download, downloads.current = downloads.current, None
+        if download is None or not download.complete:
+            downloads.current = download
+            raise Unavailable("the stream ended before the task was whole")
+        for number, payload in enumerate(download.payloads):
+            digest = hashlib.sha256(download.payload(number)).digest()
+            assert digest == payload.digest, "the coordinator sent a damaged payload"
+        return download
+
+    async def _send_answer(self) -> None:
+        answer = self.site.answer
+        if answer is None:
+            return
+        method, request = request_of(answer, self.caller)
+        granted, self._granted = self._granted, False
+        self.is_uploading = True
+        try:
+            outcome = await self.upload(method, request, answer.payload, granted=granted)
+        except Resync:
+            self.site.answer = None
+            raise
+        finally:
+            self.is_uploading = False
+        word = transfer_pb2.Outcome.Name(outcome)
+        self._world.say(self.site.name, f"has a receipt for step {answer.step}: {word}")
+        if outcome in ACCEPTED:
+            digest = hashlib.sha256(answer.payload).hexdigest()
+            self._checker.acknowledged(self.site.name, answer.step, digest, word)
+        self.site.sent.append(answer)
+        self.site.answer = None
+
+    async def _busy(self, step: int) -> bool:
+        """Work for a while, with signs of life; tell whether the step is still open."""
+        left_s = self._world.work_s()
+        while left_s > 0:
+            await asyncio.sleep(min(left_s, PROGRESS_S))
+            left_s -= PROGRESS_S
+            if left_s > 0:
+                try:
+                    request = pb.ProgressRequest(caller=self.caller, step=step, steps_all=10)
+                    response = await self._unary("Progress", request)
+                except (Unavailable, Resync):
+                    continue
+                if response.step_closed:
+                    return False
+        return True
+
+    def _made(self, work: str, digest: str, number: int, values: Vector, coded: bytes) -> None:
+        made = Made(self.site.name, work, digest, number, values)
+        self._checker.made[self.site.name, hashlib.sha256(coded).hexdigest()] = made
+
+    async def _initialize(self, _download: Download) -> None:
+        header = pb.InitialModel(
+            manifest=self._manifest.json,
+            initial_digest=hashlib.sha256(self._initial.tobytes()).digest(),
+        )
+        payload = b""
+        if not self._manifest.rebuildable:
+            coded = write_initial(self._initial)
+            payload = bytes(coded.data)
+            header.initial.CopyFrom(coded.payload)
+        request = pb.SendInitialRequest(caller=self.caller, header=header)
+        await self.upload("SendInitial", request, payload, granted=False)
+        self._checker.described()
+
+    async def _score(self, download: Download) -> None:
+        work, step = download.task.score, download.task.step
+        whole, mask = self._held.take_whole(download, work)
+        digest = work.initial_digest.hex()
+        self._told(step, "score", (mask.digest.hex() if mask else "", digest))
+        if not await self._busy(step):
+            return
+        scores = scores_of(self.site.name, digest)
+        assert scores.size == whole.size - self._manifest.num_unmasked
+        data = scores.astype("<f4").tobytes()
+        self._made("score", digest, 0, scores, data)
+        report = saliency_pb2.SaliencyReport(
+            manifest_digest=work.manifest_digest,
+            initial_digest=work.initial_digest,
+            step=step,
+            num_samples=self.site.num_samples,
+            scores=payload_of(data, transfer_pb2.ENCODING_DENSE),
+        )
+        self.site.answer = Answer("scores", step, report.SerializeToString(), data)
+
+    async def _train(self, download: Download) -> None:
+        work, step = download.task.train, download.task.step
+        mask, base = self._held.take(download, work)
+        digest = work.base_digest.hex()
+        self._told(step, "train", (mask.digest.hex(), digest))
+        self.asked = download.task
+        if self.is_confused:
+            self.is_confused = False
+            await self.mischief("stale")
+        if not await self._busy(step):
+            return
+        values = update_of(self.site.name, base, digest, work.round_number)
+        coded = write_update(values, base, work, self._world.settings, self.site.name, None)
+        data = bytes(coded.data)
+        self._made("train", digest, work.round_number, values, data)
+        header = update_header(work, step, self.site.num_samples, coded.payload)
+        self.site.answer = Answer("values", step, header.SerializeToString(), data)
+        self._granted = work.upload_granted
+
+    async def _evaluate(self, download: Download) -> None:
+        work, step = download.task.evaluate, download.task.step
+        await self._test(download, "evaluate", work, step)
+
+    async def _personalize(self, download: Download) -> None:
+        work, step = download.task.personalize, download.task.step
+        await self._test(download, "personalize", work, step)
+
+    async def _test(self, download: Download, kind: str, work: Any, step: int) -> None:
+        mask, base = self._held.take(download, work)
+        digest = work.base_digest.hex()
+        self._told(step, kind, (mask.digest.hex(), digest))
+        assert base.size
+        if not await self._busy(step):
+            return
+        correct = correct_of(self.site.name, digest)
+        tested = update_pb2.Evaluation(correct=correct, total=10, loss_sum=10.0 - correct)
+        request = pb.ReportEvaluationRequest(
+            caller=self.caller,
+            step=step,
+            evaluation=tested,
+            personal=tested if kind == "personalize" else None,
+        )
+        response = await self._unary("ReportEvaluation", request)
+        if response.outcome in ACCEPTED:
+            self._checker.acknowledged(self.site.name, step, "", "evaluation")
+
+    def _told(self, step: int, work: str, digests: tuple[str, str]) -> None:
+        self._checker.asked(self.site.name, step, work, digests)
+
+    async def _finish(self, download: Download) -> None:
+        work = download.task.finish
+        if work.mask.mask_epoch:
+            _, values = self._held.take(download, work)
+            self._checker.finished(self.site.name, values)
+        self.site.has_final_model = True
+        await self.leave(pb.LEAVE_REASON_FINISHED)
+
+    async def leave(self, reason: Any) -> None:
+        """Say goodbye; nobody insists on an answer."""
+        try:
+            await self._unary("Leave", pb.LeaveRequest(caller=self.caller, reason=reason))
+        except Unavailable:
+            return
+        self._checker.left(self.site.name)
+
+    # -- what an honest client does not do on purpose
+
+    async def mischief(self, kind: str) -> None:
+        """Send something again, or something wrong; whatever the coordinator says is fine."""
+        rng = self._world.rng
+        if not self.site.sent or self.is_uploading or not self.caller.run_id:
+            return
+        answer = self.site.sent[-1] if kind == "stale" else rng.choice(self.site.sent)
+        method, request = request_of(answer, self.caller)
+        payload = answer.payload
+        if kind == "old session":
+            request.caller.CopyFrom(rng.choice(self.site.callers[:-1]))
+        elif kind == "stale":
+            if answer.kind != "values" or self.asked is None:
+                return
+            request.header.step = self.asked.step
+            request.header.round_number = self.asked.train.round_number
+            request.header.attempt = self.asked.train.attempt
+        elif kind in ("other bytes", "not a number"):
+            if answer.kind != "values" or request.header.values.encoding != 1:
+                return
+            bad = np.frombuffer(payload, dtype="<f4").copy()
+            bad[0] = np.nan if kind == "not a number" else bad[0] + 1
+            payload = bad.tobytes()
+            digest = hashlib.sha256(payload)
+            request.header.values.digest = digest.digest()
+            made = Made(self.site.name, "train", "", 0, bad, is_sound=False)
+            self._checker.made[self.site.name, digest.hexdigest()] = made
+        self._world.say(self.site.name, f"sends step {answer.step} again ({kind})")
+        try:
+            outcome = await self.upload(method, request, payload, granted=rng.random() < 0.5)
+        except CallError as error:
+            self._world.say(self.site.name, f"is told: {error}")
+            return
+        word = transfer_pb2.Outcome.Name(outcome)
+        self._world.say(self.site.name, f"has a receipt for the repetition: {word}")
+        if outcome in ACCEPTED:
+            digest = hashlib.sha256(payload)
+            step = request.header.step
+            self._checker.acknowledged(self.site.name, step, digest.hexdigest(), word)
+
+
+def request_of(answer: Answer, caller: pb.Caller) -> tuple[str, Any]:
+    """Return the method and the first request of an upload."""
+    if answer.kind == "scores":
+        report = saliency_pb2.SaliencyReport.FromString(answer.header)
+        return "ReportSaliency", pb.ReportSaliencyRequest(caller=caller, header=report)
+    update = update_pb2.SparseUpdate.FromString(answer.header)
+    return "SendUpdate", pb.SendUpdateRequest(caller=caller, header=update)
+
+
+def update_header(
+    work: pb.TrainTask, step: int, num_samples: int, payload: transfer_pb2.Payload
+) -> update_pb2.SparseUpdate:
+    return update_pb2.SparseUpdate(
+        mask_digest=work.mask.mask_digest,
+        mask_epoch=work.mask.mask_epoch,
+        base_digest=work.base_digest,
+        step=step,
+        round_number=work.round_number,
+        attempt=work.attempt,
+        num_samples=num_samples,
+        values=payload,
+        training_loss=1.0,
+    )
+
+
+def payload_of(data: bytes, encoding: Any) -> transfer_pb2.Payload:
+    digest = hashlib.sha256(data).digest()
+    return transfer_pb2.Payload(encoding=encoding, num_bytes=len(data), digest=digest)
+
+
+def _no_own_mask() -> Mask:
+    raise AssertionError("no client has a mask of its own here")

@@ -1,0 +1,64 @@
+"""Seeds, run one after the other: what failed, how often each failpoint was struck."""
+
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+
+from simulation.plan import Plan, plan_of
+from simulation.world import Outcome, calm, simulate
+
+
+@dataclass
+class Tally:
+    """What some seeds came to."""
+
+    runs: int = 0
+    compared: int = 0  # with the undisturbed run
+    strikes: Counter[str] = field(default_factory=Counter)
+    seconds: float = 0.0  # virtual
+    failures: list[Outcome] = field(default_factory=list)
+
+
+def run_seed(seed: int) -> Outcome:
+    """Run a seed; a reproducible run must end as the same run without trouble does."""
+    plan = plan_of(seed)
+    outcome = simulate(plan)
+    if outcome.violation or not plan.settings.reproducible:
+        return outcome
+    return _compared(outcome, plan)
+
+
+def _compared(outcome: Outcome, plan: Plan) -> Outcome:
+    quiet = simulate(calm(plan))
+    if quiet.violation:
+        return quiet
+    if quiet.digest != outcome.digest:
+        ends = f"ended with {outcome.digest[:16]}, undisturbed with {quiet.digest[:16]}"
+        return outcome.but(f"a reproducible run {ends}")
+    return outcome.but("", compared=True)
+
+
+def run_seeds(seeds: Iterable[int]) -> Iterator[Tally]:
+    """Yield the tally after each seed."""
+    tally = Tally()
+    for seed in seeds:
+        outcome = run_seed(seed)
+        tally.runs += 1
+        tally.compared += outcome.compared
+        tally.strikes += outcome.strikes
+        tally.seconds += outcome.seconds
+        if outcome.violation:
+            tally.failures.append(outcome)
+        yield tally
+
+
+def told(outcome: Outcome, lines: int = 40) -> str:
+    """Return a failure for people: the end of its trace, and how to see it again."""
+    seed = outcome.plan.seed
+    return "\n".join(
+        [
+            f"seed {seed}: {outcome.violation.strip().splitlines()[-1]}",
+            *outcome.trace[-lines:],
+            f"replay it: PYTHONPATH=tests python -m simulation.replay {seed}",
+        ]
+    )

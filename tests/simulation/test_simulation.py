@@ -1,0 +1,96 @@
+"""Hundreds of seeds: the real coordinator under crashes, cuts, full disks and odd clients.
+
+Each seed dies at one failpoint and meets whatever else chance has for it (plan.py); the promises
+are checked all along (checker.py). `make soak-simulation` runs thousands.
+"""
+
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from simulation.plan import POINTS, plan_of
+from simulation.planted import PLANTED, Plant
+from simulation.seeds import run_seeds, told
+from simulation.world import calm, simulate
+
+TESTS = Path(__file__).resolve().parents[1]
+SEEDS_PER_POINT = 5
+NUM_SEEDS = max(200, SEEDS_PER_POINT * len(POINTS))
+CATCH_WITHIN = 80  # seeds
+
+pytestmark = pytest.mark.filterwarnings(
+    "ignore::ResourceWarning", "ignore::pytest.PytestUnraisableExceptionWarning"
+)
+
+
+def test_every_seed_keeps_the_promises_and_every_failpoint_is_struck() -> None:
+    began_s = time.process_time()
+    tally = None
+    for tally in run_seeds(range(NUM_SEEDS)):
+        if tally.failures:
+            pytest.fail(told(tally.failures[0]), pytrace=False)
+    assert tally is not None
+    missed = {p: tally.strikes[p] for p in POINTS if tally.strikes[p] < SEEDS_PER_POINT}
+    assert not missed, f"struck less than {SEEDS_PER_POINT} times"
+    assert tally.compared >= NUM_SEEDS // 4
+    print(
+        f"{NUM_SEEDS} seeds, {tally.strikes.total()} crashes at {len(POINTS)} failpoints, "
+        f"{tally.compared} compared with their undisturbed run, "
+        f"{tally.seconds / 3600:.1f} h of virtual time, {time.process_time() - began_s:.0f} s CPU"
+    )
+
+
+@pytest.mark.parametrize("plant", PLANTED, ids=lambda plant: plant.__name__)
+def test_a_planted_bug_is_found(plant: Plant, monkeypatch: pytest.MonkeyPatch) -> None:
+    plant(monkeypatch)
+    assert any(simulate(plan_of(seed)).violation for seed in range(CATCH_WITHIN)), (
+        f"{plant.__doc__} Nobody noticed in {CATCH_WITHIN} seeds."
+    )
+
+
+def test_a_seed_gives_the_same_trace_twice() -> None:
+    for seed in (7, 17, 46):
+        assert simulate(plan_of(seed)).trace == simulate(plan_of(seed)).trace
+
+
+def test_a_seed_gives_the_same_trace_in_another_process() -> None:
+    """Whatever the order of sets: strings hash differently there."""
+    script = (
+        "from simulation.plan import plan_of; from simulation.world import simulate\n"
+        "for seed in (7, 46): print(*simulate(plan_of(seed)).trace, sep='\\n')"
+    )
+    traces = set()
+    for hash_seed in ("1", "2"):
+        path = os.pathsep.join([str(TESTS), os.environ.get("PYTHONPATH", "")])
+        ran = subprocess.run(
+            [sys.executable, "-c", script],
+            env={**os.environ, "PYTHONPATH": path, "PYTHONHASHSEED": hash_seed},
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+        assert ran.stdout
+        traces.add(ran.stdout)
+    assert len(traces) == 1
+
+
+def test_a_failing_seed_is_printed_with_the_command_that_replays_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    PLANTED[0](monkeypatch)
+    tally = next(tally for tally in run_seeds(range(CATCH_WITHIN)) if tally.failures)
+    text = told(tally.failures[0])
+    seed = tally.failures[0].plan.seed
+    assert "is not the exact mean of" in text
+    assert f"python -m simulation.replay {seed}" in text
+
+
+def test_a_quiet_run_ends_with_everybody() -> None:
+    outcome = simulate(calm(plan_of(3)))
+    assert not outcome.violation
+    assert not outcome.strikes
+    assert outcome.seconds < 400
