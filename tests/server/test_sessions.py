@@ -59,3 +59,12 @@ def test_a_client_may_hold_so_many_calls_open_and_no_more() -> None:
         calls.enter_context(sessions.call(ClientId("c2"), lambda: 0.0))
     with sessions.call(C1, lambda: 0.0) as presence:
         assert presence.open_calls == 1
+
+
+def test_a_pause_excuses_nobody_beyond_now() -> None:
+    """Who was heard of while the clock stood still was heard of now, not in the future."""
+    sessions = Sessions()
+    sessions.heard(C1, 1000.0)
+    sessions.excuse(900.0, 1001.0)
+    assert sessions.silent_s(C1, 1001.0) == 0.0
+    assert not sessions.alive(C1, 1001.0 + LOST_AFTER_S)

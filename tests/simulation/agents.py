@@ -8,6 +8,7 @@ import asyncio
 import hashlib
 import random
 import zlib
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -20,7 +21,7 @@ from simulation.network import Call, Failed
 from ssfl.client.coding import ENCODINGS, write_initial, write_update
 from ssfl.client.connection import Watchdog
 from ssfl.client.download import Download, Downloads
-from ssfl.client.errors import CallError, Resync, Unavailable, translate
+from ssfl.client.errors import Resync, Unavailable, translate
 from ssfl.client.held_model import HeldModel
 from ssfl.method.manifest import Manifest
 from ssfl.method.mask import Mask
@@ -89,8 +90,9 @@ class Agent:
         self.is_uploading = False
         self.caller = pb.Caller()
         self.asked: pb.Task | None = None  # the newest TRAIN task
-        self.is_confused = False  # it will answer the next TRAIN task with an old update first
-        self._world = world
+        # Done before the next TRAIN task is: what confused clients do (mischief.py).
+        self.before_training: Callable[[], Awaitable[None]] | None = None
+        self.world = world
         self._checker = world.checker
         self._run_id = ""
         self._pause_s = 0.5
@@ -108,11 +110,11 @@ class Agent:
                 await self._work()
                 return
             except Unavailable:
-                await asyncio.sleep(self._world.rng.uniform(0.1, self._pause_s))
+                await asyncio.sleep(self.world.rng.uniform(0.1, self._pause_s))
                 self._pause_s = min(2 * self._pause_s, 30.0)
             except Resync as error:
-                self._world.say(self.site.name, f"joins again: {error}")
-                await asyncio.sleep(self._world.rng.uniform(0.1, 0.5))
+                self.world.say(self.site.name, f"joins again: {error}")
+                await asyncio.sleep(self.world.rng.uniform(0.1, 0.5))
 
     # -- calls
 
@@ -127,7 +129,7 @@ class Agent:
             call.cancel()
 
     def _call(self, method: str) -> Call:
-        return self._world.call(self.site.name, self.site.host, method)
+        return self.world.call(self.site.name, self.site.host, method)
 
     async def upload(self, method: str, header: Any, payload: bytes, *, granted: bool) -> int:
         """Send a result; return its outcome."""
@@ -153,7 +155,7 @@ class Agent:
             data = payload[start : start + CHUNK_BYTES]
             chunk = transfer_pb2.Chunk(offset=start, data=data, crc32=zlib.crc32(data))
             call.send(message(chunk=chunk))
-            await asyncio.sleep(self._world.rng.uniform(0.0, 0.01))
+            await asyncio.sleep(self.world.rng.uniform(0.0, 0.01))
 
     # -- join
 
@@ -164,7 +166,7 @@ class Agent:
                 raise AssertionError("the run's name changed")
             self._run_id = response.run_id
             response = await self._join_call(self._manifest.digest)
-        self._world.say(self.site.name, f"joined, session {response.session}")
+        self.world.say(self.site.name, f"joined, session {response.session}")
 
     async def _join_call(self, manifest_digest: bytes) -> pb.JoinResponse:
         request = pb.JoinRequest(
@@ -196,7 +198,7 @@ class Agent:
                 call.cancel()
             self._pause_s = 0.5
             kind = str(download.task.WhichOneof("work"))
-            self._world.say(self.site.name, f"is asked to {kind}, step {download.task.step}")
+            self.world.say(self.site.name, f"is asked to {kind}, step {download.task.step}")
             if kind == "finish":
                 await self._finish(download)
                 return
@@ -246,7 +248,7 @@ class Agent:
         finally:
             self.is_uploading = False
         word = transfer_pb2.Outcome.Name(outcome)
-        self._world.say(self.site.name, f"has a receipt for step {answer.step}: {word}")
+        self.world.say(self.site.name, f"has a receipt for step {answer.step}: {word}")
         if outcome in ACCEPTED:
             digest = hashlib.sha256(answer.payload).hexdigest()
             self._checker.acknowledged(self.site.name, answer.step, digest, word)
@@ -255,7 +257,7 @@ class Agent:
 
     async def _busy(self, step: int) -> bool:
         """Work for a while, with signs of life; tell whether the step is still open."""
-        left_s = self._world.work_s()
+        left_s = self.world.work_s()
         while left_s > 0:
             await asyncio.sleep(min(left_s, PROGRESS_S))
             left_s -= PROGRESS_S
@@ -313,13 +315,13 @@ class Agent:
         digest = work.base_digest.hex()
         self._told(step, "train", (mask.digest.hex(), digest))
         self.asked = download.task
-        if self.is_confused:
-            self.is_confused = False
-            await self.mischief("stale")
+        if self.before_training is not None:
+            confused, self.before_training = self.before_training, None
+            await confused()
         if not await self._busy(step):
             return
         values = update_of(self.site.name, base, digest, work.round_number)
-        coded = write_update(values, base, work, self._world.settings, self.site.name, None)
+        coded = write_update(values, base, work, self.world.settings, self.site.name, None)
         data = bytes(coded.data)
         self._made("train", digest, work.round_number, values, data)
         header = update_header(work, step, self.site.num_samples, coded.payload)
@@ -371,47 +373,6 @@ class Agent:
         except Unavailable:
             return
         self._checker.left(self.site.name)
-
-    # -- what an honest client does not do on purpose
-
-    async def mischief(self, kind: str) -> None:
-        """Send something again, or something wrong; whatever the coordinator says is fine."""
-        rng = self._world.rng
-        if not self.site.sent or self.is_uploading or not self.caller.run_id:
-            return
-        answer = self.site.sent[-1] if kind == "stale" else rng.choice(self.site.sent)
-        method, request = request_of(answer, self.caller)
-        payload = answer.payload
-        if kind == "old session":
-            request.caller.CopyFrom(rng.choice(self.site.callers[:-1]))
-        elif kind == "stale":
-            if answer.kind != "values" or self.asked is None:
-                return
-            request.header.step = self.asked.step
-            request.header.round_number = self.asked.train.round_number
-            request.header.attempt = self.asked.train.attempt
-        elif kind in ("other bytes", "not a number"):
-            if answer.kind != "values" or request.header.values.encoding != 1:
-                return
-            bad = np.frombuffer(payload, dtype="<f4").copy()
-            bad[0] = np.nan if kind == "not a number" else bad[0] + 1
-            payload = bad.tobytes()
-            digest = hashlib.sha256(payload)
-            request.header.values.digest = digest.digest()
-            made = Made(self.site.name, "train", "", 0, bad, is_sound=False)
-            self._checker.made[self.site.name, digest.hexdigest()] = made
-        self._world.say(self.site.name, f"sends step {answer.step} again ({kind})")
-        try:
-            outcome = await self.upload(method, request, payload, granted=rng.random() < 0.5)
-        except CallError as error:
-            self._world.say(self.site.name, f"is told: {error}")
-            return
-        word = transfer_pb2.Outcome.Name(outcome)
-        self._world.say(self.site.name, f"has a receipt for the repetition: {word}")
-        if outcome in ACCEPTED:
-            digest = hashlib.sha256(payload)
-            step = request.header.step
-            self._checker.acknowledged(self.site.name, step, digest.hexdigest(), word)
 
 
 def request_of(answer: Answer, caller: pb.Caller) -> tuple[str, Any]:

@@ -22,6 +22,7 @@ from ssfl.v1 import coordinator_pb2_grpc
 
 CLIENT_KEEPALIVE_S, SERVER_KEEPALIVE_S = 40.0, 50.0
 CONNECT_S = 5.0  # until a connection that nobody answers is given up
+NETWORK_S = 0.02
 UPLOADS = ("SendInitial", "ReportSaliency", "SendUpdate")
 
 
@@ -283,7 +284,7 @@ class Network:
     ) -> None:
         self.handlers: Handlers | None = None  # of the coordinator, while it listens
         self.watcher = watcher
-        self.delay_s = 0.02  # of a message, about
+        self.delay_s = NETWORK_S  # of a message, about
         self.closed: set[str] = set()  # clients that have no way through
         self._loop, self._rng = loop, rng
         self._connections: dict[str, Connection] = {}

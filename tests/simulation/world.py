@@ -14,7 +14,7 @@ import tempfile
 import traceback
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -24,9 +24,10 @@ import grpc
 from simulation.agents import Agent, Site
 from simulation.checker import Checker, Violation
 from simulation.disk import Disk
+from simulation.fate import DISK_S, Fate
 from simulation.loop import CURRENT, START_S, Crash, Process, VirtualLoop, pause
-from simulation.network import UPLOADS, Call, Failed, Handlers, Network
-from simulation.plan import Episode, Plan
+from simulation.network import NETWORK_S, UPLOADS, Call, Failed, Handlers, Network
+from simulation.plan import Plan
 from ssfl.method import failpoints
 from ssfl.server import main
 from ssfl.server.config import CoordinatorConfig
@@ -110,28 +111,30 @@ class World:
         self.rng = random.Random(f"fate {plan.seed}")
         self.checker = Checker(plan.settings, sent=plan.initial_is_sent)
         self.network = Network(loop, self.rng, self)
+        self.fate = Fate(self)
         self.trace: list[str] = []
         self.strikes: Counter[str] = Counter()
         self.passed: Counter[str] = Counter()
         self.violation = ""
-        self._loop = loop
+        self.loop = loop
         self._folder = folder
         self._state = folder / "state-0"
         self._state.mkdir()
         self._names = 0
         self._over = asyncio.Event()
-        self._is_calm = not plan.trouble_s
-        self._disk_s = 0.005  # a job takes up to this
+        self.is_calm = not plan.trouble_s
+        self.disk_s = DISK_S  # a job takes up to this
         self._disk = Disk(self._state, folder / "memory-0")
-        self._is_full = False
-        self._coordinator: Process | None = None
-        self._is_rivalled = asyncio.Event()  # a second coordinator begins
+        self.is_full = False
+        self.coordinator: Process | None = None
+        self.is_rivalled = asyncio.Event()  # a second coordinator begins
         self._files: tuple[Any, ...] = ()  # that the coordinator has open
-        self._sites = [
+        self.sites = [
             Site(one.name, one.num_samples, one.host, one.knows_references) for one in plan.clients
         ]
-        self._agents: dict[str, tuple[Agent, Process]] = {}
-        self._rivals: list[Process] = []
+        self.agents: dict[str, tuple[Agent, Process]] = {}
+        self.rivals: list[Process] = []
+        self._answered: dict[str, int] = {}  # the newest session that a client was told
 
     # -- what the agents use
 
@@ -140,11 +143,11 @@ class World:
 
     def say(self, who: str, what: str) -> None:
         """Add a line to the trace."""
-        self.trace.append(f"{self._loop.time() - START_S:9.3f} {who:<11} {what}")
+        self.trace.append(f"{self.loop.time() - START_S:9.3f} {who:<11} {what}")
 
     def work_s(self) -> float:
         """Return how long a client works on a task."""
-        if not self._is_calm and self.rng.random() < 0.08:
+        if not self.is_calm and self.rng.random() < 0.08:
             return self.rng.uniform(20, 150)
         return self.rng.uniform(0.2, 4)
 
@@ -176,15 +179,15 @@ class World:
         self.passed[name] += 1
         if name == "journal.synced":
             self._look()
-        if self._is_full and name.endswith(NEEDS_ROOM):
+        if self.is_full and name.endswith(NEEDS_ROOM):
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), name)
-        if process is not self._coordinator:
+        if process is not self.coordinator:
             return
         aimed = name == self.plan.aim and self.passed[name] == self.plan.passage
-        chance = 0.0 if self._is_calm or self.strikes.total() > MAX_STRIKES else self.plan.chance
+        chance = 0.0 if self.is_calm or self.strikes.total() > MAX_STRIKES else self.plan.chance
         if aimed or (chance and self.rng.random() < chance):
             self.strikes[name] += 1
-            self._kill_coordinator(f"dies at {name}")
+            self.kill_coordinator(f"dies at {name}")
             raise Crash(name)
 
     def _look(self) -> None:
@@ -199,12 +202,15 @@ class World:
 
     def arrives(self, call: Call, request: Any) -> None:
         if call.method != "Join":
-            newest = self.checker.sessions.get(request.caller.client_id, 0)
+            newest = self._answered.get(request.caller.client_id, 0)
             call.is_stale = request.caller.session < newest
 
     def responds(self, call: Call, response: bytes) -> None:
         if call.is_stale:
             self.fail(Violation(f"{call.connection.client}: an old session was served"))
+        if call.method == "Join":
+            session = pb.JoinResponse.FromString(response).session
+            self._answered[call.connection.client] = session
         if call.method in UPLOADS:
             part = getattr(pb, f"{call.method}Response").FromString(response).WhichOneof("part")
             call.holds_grant = part == "grant"
@@ -222,33 +228,33 @@ class World:
     async def _coordinator_lives(self) -> None:
         """Start it, and start it again whenever it died."""
         for number in range(1, 1000):
-            process = self._coordinator = Process("coordinator", self._disk_delay)
-            process.may_pause = self._is_full
+            process = self.coordinator = Process("coordinator", self._disk_delay)
+            process.may_pause = self.is_full
             serving = process.spawn(self._serve(process))
             await self._ends_or_is_rivalled(serving, process)
-            if self._is_rivalled.is_set():
-                self._is_rivalled.clear()
+            if self.is_rivalled.is_set():
+                self.is_rivalled.clear()
                 self.say("coordinator", "has a rival that starts on the same state")
                 continue
             if process.alive and not self._may_end(serving.exception()):
                 self.fail(serving.exception() or Violation("the coordinator ended by itself"))
                 return
             if process.alive:
-                self._kill_coordinator(f"ends: {serving.exception()}")
+                self.kill_coordinator(f"ends: {serving.exception()}")
             for _ in range(100):  # let the dead one's tasks end
                 await asyncio.sleep(0)
             for file in self._files:
                 file.close()
-            await asyncio.sleep(self.rng.uniform(0.1, 2 if self._is_calm else 20))
+            await asyncio.sleep(self.rng.uniform(0.1, 2 if self.is_calm else 20))
             self._disk = Disk(self._state, self._folder / f"memory-{number}")
             self.say("coordinator", "starts again")
 
     async def _ends_or_is_rivalled(self, serving: asyncio.Task[Any], process: Process) -> None:
-        rivalled = asyncio.ensure_future(self._is_rivalled.wait())
+        rivalled = asyncio.ensure_future(self.is_rivalled.wait())
         await asyncio.wait({serving, rivalled}, return_when=asyncio.FIRST_COMPLETED)
         rivalled.cancel()
-        if self._is_rivalled.is_set():
-            self._rivals.append(process)
+        if self.is_rivalled.is_set():
+            self.rivals.append(process)
             serving.add_done_callback(lambda task: self._rival_ends(process, task))
 
     def _rival_ends(self, process: Process, serving: asyncio.Task[Any]) -> None:
@@ -271,7 +277,7 @@ class World:
             upload_slots=self.plan.upload_slots,
             run=self.settings,
         )
-        conductor = main._open(config, self._loop.time)
+        conductor = main._open(config, self.loop.time)
         conductor.room = Room(pause)
         self._files += (conductor._journal, conductor.ledger_file)
         self._look()
@@ -284,10 +290,10 @@ class World:
         await main._first_of(jobs)
 
     def _disk_delay(self) -> tuple[float, float]:
-        return self.rng.uniform(0, self._disk_s), self.rng.uniform(0, self._disk_s)
+        return self.rng.uniform(0, self.disk_s), self.rng.uniform(0, self.disk_s)
 
-    def _kill_coordinator(self, why: str) -> None:
-        process = self._coordinator
+    def kill_coordinator(self, why: str) -> None:
+        process = self.coordinator
         if process is None or not process.alive:
             return
         power_cut = self.rng.random() < 0.6
@@ -295,17 +301,17 @@ class World:
         after = self._folder / f"state-{self.token_hex(2)}"
         self._disk.image(after, self.rng, power_cut=power_cut)
         self._state = after
-        for one in (process, *self._rivals):  # all on this machine
+        for one in (process, *self.rivals):  # all on this machine
             one.kill()
         self.network.lose_coordinator(silent=power_cut and self.rng.random() < 0.3)
 
     # -- the clients
 
-    def _start_client(self, site: Site) -> None:
-        if site.has_final_model or site.name in self._agents:
+    def start_client(self, site: Site) -> None:
+        if site.has_final_model or site.name in self.agents:
             return
         agent, process = Agent(site, self), Process(site.name)
-        self._agents[site.name] = agent, process
+        self.agents[site.name] = agent, process
         process.spawn(self._client_lives(agent, process))
 
     async def _client_lives(self, agent: Agent, process: Process) -> None:
@@ -315,13 +321,13 @@ class World:
             if process.alive:
                 self.fail(error)
             return
-        del self._agents[agent.site.name]
+        del self.agents[agent.site.name]
         self.say(agent.site.name, "is done")
-        if all(site.has_final_model for site in self._sites):
+        if all(site.has_final_model for site in self.sites):
             self._over.set()
 
-    def _kill_client(self, name: str) -> None:
-        found = self._agents.pop(name, None)
+    def kill_client(self, name: str) -> None:
+        found = self.agents.pop(name, None)
         if found is not None:
             found[1].kill()
             connection = self.network.connection(name)
@@ -335,11 +341,11 @@ class World:
         """Let everything happen, then see that all is well."""
         here = Process("world")
         here.spawn(self._coordinator_lives())
-        for site, planned in zip(self._sites, self.plan.clients, strict=True):
-            self._loop.call_later(planned.begins_s, self._start_client, site)
+        for site, planned in zip(self.sites, self.plan.clients, strict=True):
+            self.loop.call_later(planned.begins_s, self.start_client, site)
         for episode in self.plan.episodes:
-            self._loop.call_later(episode.at_s, self._happens, episode)
-        self._loop.call_later(self.plan.trouble_s, self._calm_down)
+            self.loop.call_later(episode.at_s, self.fate.happens, episode)
+        self.loop.call_later(self.plan.trouble_s, self._calm_down)
         try:
             await self._over.wait()
             if not self.violation:
@@ -347,14 +353,14 @@ class World:
                 await self._see_the_end()
                 self.checker.end()
         finally:
-            agents = [process for _, process in self._agents.values()]
-            for process in (here, self._coordinator, *self._rivals, *agents):
+            agents = [process for _, process in self.agents.values()]
+            for process in (here, self.coordinator, *self.rivals, *agents):
                 if process is not None:
                     process.kill()
             await asyncio.sleep(5)
 
     async def _see_the_end(self) -> None:
-        missing = [site.name for site in self._sites if not site.has_final_model]
+        missing = [site.name for site in self.sites if not site.has_final_model]
         if missing:
             raise Violation(
                 f"no end {self.plan.bound_s:g} s after the trouble: {', '.join(missing)} wait"
@@ -364,92 +370,14 @@ class World:
             raise Violation("an upload holds its grant for ever")
 
     def _calm_down(self) -> None:
-        self._is_calm = True
-        self._disk_s, self.network.delay_s = 0.005, 0.02
-        self._fill(full=False)
+        self.is_calm = True
+        self.disk_s, self.network.delay_s = DISK_S, NETWORK_S
+        self.fate.fill(full=False)
         self.network.closed.clear()
-        for site in self._sites:
-            self._start_client(site)
-        self._loop.call_later(self.plan.bound_s, self._over.set)
+        for site in self.sites:
+            self.start_client(site)
+        self.loop.call_later(self.plan.bound_s, self._over.set)
         self.say("world", "the trouble is over")
-
-    def _happens(self, episode: Episode) -> None:
-        """Make the trouble of an episode."""
-        site = self.rng.choice(self._sites)
-        agent, _ = self._agents.get(site.name, (None, None))
-        connection = self.network.connection(site.name)
-        until = self._loop.call_later
-        self.say("world", f"{episode.kind} ({site.name})")
-        match episode.kind:
-            case "cut":
-                if connection:
-                    connection.snap()
-            case "silence":
-                if connection:
-                    connection.hush()
-            case "partition":
-                lonely = self.rng.sample(self._sites, self.rng.randint(1, len(self._sites)))
-                for one in lonely:
-                    self.network.close(one.name)
-                    until(episode.for_s, self.network.closed.discard, one.name)
-            case "client crash":
-                self._kill_client(site.name)
-                until(episode.for_s, self._start_client, site)
-            case "client leaves":
-                if agent and agent.caller.run_id:
-                    self._agents[site.name][1].spawn(self._leaves(agent, episode.for_s))
-            case "coordinator crash":
-                self._kill_coordinator("is killed")
-            case "second coordinator":
-                if self._coordinator and self.network.handlers:
-                    self._is_rivalled.set()
-            case "full disk":
-                self._fill(full=True)
-                until(episode.for_s, self._mend, "room")
-            case "slow disk":
-                self._disk_s = self.rng.choice([0.5, 3.0])
-                until(episode.for_s, self._mend, "disk")
-            case "slow network":
-                self.network.delay_s = self.rng.choice([0.3, 2.0])
-                until(episode.for_s, self._mend, "network")
-            case "clock jump":
-                self._loop.now_s += self.rng.choice([30, 300, 5000])
-            case "stale":
-                if agent:
-                    agent.is_confused = True
-            case mischief:
-                if agent:
-                    self._agents[site.name][1].spawn(self._mischief(agent, mischief))
-
-    def _fill(self, *, full: bool) -> None:
-        self._is_full = full
-        for process in (self._coordinator, *self._rivals):
-            if process is not None:
-                process.may_pause = full
-
-    def _mend(self, what: str) -> None:
-        if what == "room":
-            self._fill(full=False)
-        elif what == "disk":
-            self._disk_s = 0.005
-        else:
-            self.network.delay_s = 0.02
-
-    async def _mischief(self, agent: Agent, kind: str) -> None:
-        try:
-            await agent.mischief(kind)
-        except Violation as error:
-            self.fail(error)
-
-    async def _leaves(self, agent: Agent, for_s: float) -> None:
-        """Let a client say goodbye, stop, and come back later."""
-        name = agent.site.name
-        try:
-            with suppress(Exception):
-                await agent.leave(pb.LEAVE_REASON_STOPPING)
-        finally:
-            self._loop.call_later(for_s, self._start_client, agent.site)
-            self._kill_client(name)
 
 
 def calm(plan: Plan) -> Plan:

@@ -134,10 +134,13 @@ def check_caller(caller: pb.Caller, state: RunState) -> Member:
         raise UnknownClient(f"{caller.client_id[:MAX_TEXT]!r} has not joined run {state.run_id}")
     check_not_removed(member.client, state)
     if caller.session != member.session:
-        raise SessionEnded(
-            f"another process has joined as {member.client} since: this one must stop"
-        )
+        raise session_ended(member)
     return member
+
+
+def session_ended(member: Member) -> SessionEnded:
+    """Return the refusal of a session that a newer one has replaced."""
+    return SessionEnded(f"another process has joined as {member.client} since: this one must stop")
 
 
 def check_report(*numbers: float, evaluations: Sequence[update_pb2.Evaluation] = ()) -> None:

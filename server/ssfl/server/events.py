@@ -82,6 +82,7 @@ class Left:
 
     client: ClientId
     finished: bool
+    session: int | None = None  # that said so; None: the newest
 
 
 @dataclass(frozen=True, slots=True)

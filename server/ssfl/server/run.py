@@ -77,7 +77,10 @@ class _Decision:
             case events.Returned():
                 self.state = replace(self.state, lost=self.state.lost - {event.client})
             case events.Left():
-                if event.client in self.state.members:
+                member = self.state.members.get(event.client)
+                if member and event.session not in (None, member.session):
+                    return Reply.CONFLICT  # another process has taken its place: that one stays
+                if member:
                     self._fact(facts.ClientLeft(event.client, event.finished))
             case events.StartAsked():
                 return self._start_asked()

@@ -188,7 +188,9 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServiceServicer):
         if finished and not self._conductor.state.finished:
             raise InvalidRequest("the run is not finished")
         await self._desk.leaves()
-        await self._conductor.post(events.Left(member.client, finished))
+        left = events.Left(member.client, finished, member.session)
+        if await self._conductor.post(left) is Reply.CONFLICT:
+            raise checks.session_ended(member)
         failpoint("ack.leave")
         response = pb.LeaveResponse()
         self._desk.control(request, response, member.client)
