@@ -52,6 +52,9 @@ class Watcher(Protocol):
     def responds(self, call: "Call", response: bytes) -> None:
         """A response on its way out."""
 
+    def breaks(self, call: "Call", error: BaseException) -> None:
+        """A handler that failed without a status."""
+
     def ends(self, call: "Call", status: Failed | None, cause: BaseException | None) -> None:
         """The status of a call on its way out; None: all is well."""
 
@@ -59,8 +62,9 @@ class Watcher(Protocol):
 class Handlers:
     """The service's methods as gRPC would call them; stands in for a grpc server."""
 
-    def __init__(self, service: Any, process: Process) -> None:
+    def __init__(self, service: Any, process: Process, status: StatusInterceptor) -> None:
         self.process = process
+        self._status = status
         self._found: dict[str, Any] = {}
         coordinator_pb2_grpc.add_CoordinatorServiceServicer_to_server(service, self)
 
@@ -76,7 +80,7 @@ class Handlers:
         async def continuation(_details: Any) -> Any:
             return self._found[method]
 
-        return await StatusInterceptor().intercept_service(continuation, _Details(method))
+        return await self._status.intercept_service(continuation, _Details(method))
 
 
 class _Details:
@@ -209,6 +213,7 @@ class Call:
             self._network.watcher.arrives(self, request)
             self.served_by = handlers.process
             self._serving = handlers.process.spawn(self._serve(handlers))
+            self._serving.add_done_callback(self._served)
         self._up.put_nowait(data)
 
     def stop_serving(self) -> None:
@@ -239,6 +244,12 @@ class Call:
         if process.alive:
             self._network.watcher.ends(self, context.status, context.cause)
             self._travel_down(context.status)
+
+    def _served(self, serving: asyncio.Task[None]) -> None:
+        """A handler must end with a status: an exception of its own is a fault of the service."""
+        error = None if serving.cancelled() else serving.exception()
+        if error is not None and self.served_by is not None and self.served_by.alive:
+            self._network.watcher.breaks(self, error)
 
     def _respond(self, process: Process, data: bytes) -> None:
         if process.alive:

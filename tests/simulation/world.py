@@ -33,6 +33,7 @@ from ssfl.server import main
 from ssfl.server.config import CoordinatorConfig
 from ssfl.server.disk import Room, is_full
 from ssfl.server.errors import Fenced
+from ssfl.server.interceptors import StatusInterceptor
 from ssfl.server.listen import service_for
 from ssfl.server.sessions import Sessions
 from ssfl.server.tick import tick
@@ -217,6 +218,10 @@ class World:
             if self.network.grants(call.served_by) > self.plan.upload_slots:
                 self.fail(Violation(f"more than {self.plan.upload_slots} uploads hold a grant"))
 
+    def breaks(self, call: Call, error: BaseException) -> None:
+        self.say(call.connection.client, f"{call.method} fails")
+        self.fail(error)
+
     def ends(self, call: Call, status: Failed | None, cause: BaseException | None) -> None:
         if status is not None:
             self.say(call.connection.client, f"{call.method} is refused: {status}")
@@ -285,7 +290,7 @@ class World:
         service = service_for(config, conductor, sessions)
         jobs = [asyncio.ensure_future(conductor.serve())]
         await main._first_of([*jobs, asyncio.ensure_future(main._take_up(conductor, None))])
-        self.network.handlers = Handlers(service, process)
+        self.network.handlers = Handlers(service, process, StatusInterceptor(conductor.refusals))
         jobs.append(asyncio.ensure_future(tick(conductor, sessions)))
         await main._first_of(jobs)
 
