@@ -1,0 +1,96 @@
+"""kill -9 of real processes at every named point: the run goes on and ends with the same bits.
+
+One federation walks through all points of the coordinator, one death after the other: every
+start of it arms the next point, and it dies there. Scoring, rounds, evaluations, renewals
+of the mask and the finish are all struck.
+"""
+
+import shutil
+import signal
+from collections import Counter
+
+import pytest
+
+from ssfl.method.failpoints import COORDINATOR_POINTS, REFRESH_POINTS
+from ssfl.v1 import transfer_pb2
+from system.light_run import LightRun, free_port
+from system.programs import Coordinator, Programs
+
+pytestmark = pytest.mark.system
+
+CLIENTS = 4
+RUN = (
+    f"--clients={CLIENTS}", "--reproducible", "--rounds=50", "--sparsity=0.75",
+    "--evaluate-every=5", "--refresh-every=10", "--exit-when-done",
+)  # fmt: skip
+
+# The order in which a run comes by them; those without a place here are passed in every round.
+FIRST = (
+    "journal.created",
+    *("manifest.written", "manifest.synced", "manifest.renamed", "manifest.named"),
+    *("ack.initial", "ack.join"),
+)
+IN_SCORING = ("spool.chunk", "sum.open", "mask.written", "mask.synced", "mask.renamed")
+IN_REFRESH = ("mask.named", *REFRESH_POINTS)  # a file that has its name is not written again
+LAST = ("ack.leave",)
+# Not at the first passage: in the middle of something.
+PASSAGES = {"spool.chunk": 7, "spool.chunk-written": 6, "ack.join": 3, "ack.upload": 2,
+            "journal.torn": 4, "journal.synced": 5, "sum.fold": 3}  # fmt: skip
+
+
+def walk() -> list[str]:
+    """Return every point in the order in which it is armed."""
+    placed = {*FIRST, *IN_SCORING, *IN_REFRESH, *LAST}
+    in_rounds = [point for point in COORDINATOR_POINTS if point not in placed]
+    return [*FIRST, *IN_SCORING, *in_rounds, *IN_REFRESH, *LAST]
+
+
+def undisturbed(programs: Programs) -> str:
+    coordinator = programs.coordinator(*RUN)
+    with LightRun(coordinator.port, CLIENTS) as light:
+        (digest,) = light.finish()
+    assert coordinator.ends() == 0
+    assert coordinator.history()["model_digest"] == digest
+    return digest
+
+
+def dies_at(programs: Programs, light: LightRun, point: str, port: int) -> None:
+    """Start the coordinator with a point armed; it must die there, of SIGKILL."""
+    armed = f"{point}=kill@{PASSAGES.get(point, 1)}"
+    coordinator = programs.try_coordinator(*RUN, port=port, FAILPOINTS=armed)
+    assert coordinator.ends() == -signal.SIGKILL, f"{point} was not struck:\n{coordinator.err}"
+    assert not light.failed
+
+
+def test_every_point_of_the_coordinator_is_survived(programs: Programs) -> None:
+    assert sorted(walk()) == sorted((*COORDINATOR_POINTS, *REFRESH_POINTS)), "a point is left out"
+    expected = undisturbed(programs)
+    shutil.rmtree(programs.folder / ".ssfl")
+    shutil.rmtree(programs.folder / "runs")
+    port = free_port()
+    with LightRun(port, CLIENTS) as light:
+        for point in walk():
+            dies_at(programs, light, point, port)
+        last = programs.coordinator(*RUN, port=port)
+        assert light.finish() == {expected}
+    assert last.ends() == 0
+    nothing_counts_twice(last, light)
+
+
+def nothing_counts_twice(coordinator: Coordinator, light: LightRun) -> None:
+    """An upload counts once; what was acknowledged is neither asked for nor sent again."""
+    facts = coordinator.facts("UploadAccepted")
+    counted = Counter((fact["step"], fact["client"]) for fact in facts)
+    assert set(counted.values()) == {1}
+    assert coordinator.facts("StepVoided") == []
+    for client in light.clients:
+        acknowledged: set[int] = set()
+        for told in client.story:
+            if told.what in ("train", "score", "grant"):
+                assert told.step not in acknowledged, f"{client.client_id} was asked again"
+            if told.what == "receipt" and told.step:
+                assert told.number in (
+                    transfer_pb2.OUTCOME_ACCEPTED,
+                    transfer_pb2.OUTCOME_ALREADY_ACCEPTED,
+                )
+                acknowledged.add(told.step)
