@@ -224,9 +224,7 @@ class LightClient:
             raise AssertionError(f"{self.client_id}: another base than the task names")
 
     async def _initialize(self, stub: Any) -> None:
-        header = pb.InitialModel(
-            manifest=self.manifest.json, initial_digest=digest(self.initial)
-        )
+        header = pb.InitialModel(manifest=self.manifest.json, initial_digest=digest(self.initial))
         request = pb.SendInitialRequest(caller=self._caller, header=header)
         await self._upload(stub.SendInitial, request, Answer(0, header, b"", granted=False))
 
@@ -267,9 +265,7 @@ class LightClient:
         self._answer = Answer(task.step, header, data, granted=work.upload_granted)
 
     async def _evaluate(self, stub: Any, task: pb.Task) -> None:
-        request = pb.ReportEvaluationRequest(
-            caller=self._caller, step=task.step, evaluation=TEST
-        )
+        request = pb.ReportEvaluationRequest(caller=self._caller, step=task.step, evaluation=TEST)
         await stub.ReportEvaluation(request, timeout=UNARY_S)
 
     async def _finish(self, stub: Any) -> None:

@@ -50,13 +50,13 @@ class LightRun:
         """Wait until every client has the final model; return the digests of what they hold."""
         self._thread.join(JOINED_S)
         assert not self._thread.is_alive(), "the light clients did not end"
-        if self._failure is not None:
-            raise self._failure
+        self.check()
         return {client.final_digest.hex() for client in self.clients}
 
-    @property
-    def failed(self) -> bool:
-        return self._failure is not None
+    def check(self) -> None:
+        """Raise what a client failed of, if one did."""
+        if self._failure is not None:
+            raise self._failure
 
     def _run(self) -> None:
         try:

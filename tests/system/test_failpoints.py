@@ -59,7 +59,7 @@ def dies_at(programs: Programs, light: LightRun, point: str, port: int) -> None:
     armed = f"{point}=kill@{PASSAGES.get(point, 1)}"
     coordinator = programs.try_coordinator(*RUN, port=port, FAILPOINTS=armed)
     assert coordinator.ends() == -signal.SIGKILL, f"{point} was not struck:\n{coordinator.err}"
-    assert not light.failed
+    light.check()
 
 
 def test_every_point_of_the_coordinator_is_survived(programs: Programs) -> None:

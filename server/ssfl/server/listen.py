@@ -77,7 +77,7 @@ class Listener:
         )
         token, mutual = (security.token, security.mutual) if security else ("", False)
         identity = IdentityInterceptor(token=token, certificates=mutual)
-        status = StatusInterceptor(conductor.refusals)
+        status = StatusInterceptor(conductor.refusals, config.run.no_progress_s)
         self._clients = grpc.aio.server(
             interceptors=[status, identity],
             options=client_options(connections_that_fit(config.max_connections)),

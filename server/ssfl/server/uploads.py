@@ -93,7 +93,7 @@ class Uploads:
         """Yield the answers to one upload; `accept` verifies the file and makes it count."""
         turn = self.turns.enter(expected.client)
         try:
-            async with aclosing(self.turns.granted(turn, QUEUED_EVERY_S)) as waits:
+            async with aclosing(self.turns.granted(turn, every_s)) as waits:
                 async for ahead in waits:
                     yield respond(queued=pb.Queued(ahead=ahead))
         except BaseException:
