@@ -98,7 +98,7 @@ class Proxy:
 
     def flow(self) -> None:
         """End all stalls; what was taken meanwhile passes."""
-        self._call(lambda: [pair.flows.set() for pair in self._open])
+        self._call(self._flow)
 
     def refuse(self) -> None:
         """Close new connections at once, until `accept`."""
@@ -149,6 +149,10 @@ class Proxy:
         for pair in pairs:
             pair.cut(reset=reset)
         return len(pairs)
+
+    def _flow(self) -> None:
+        for pair in self._open:
+            pair.flows.set()
 
     def _stall(self) -> None:
         for pair in self._open:
