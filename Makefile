@@ -2,7 +2,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help demo paper test lint format docs docs-serve stubs constraints clean
+.PHONY: help demo paper test soak soak-processes lint format docs docs-serve stubs constraints clean
 
 PYTHON ?= python3
 BIN := .venv/bin
@@ -27,6 +27,11 @@ paper: .venv/installed-demo ## the paper's claims tried at a small scale, about 
 
 test: lint ## format, lint, types and all tests
 	@$(BIN)/python -m pytest --durations=10
+
+soak: soak-processes ## long runs: nothing grows, nothing breaks
+
+soak-processes: .venv/installed-dev ## 2,000 rounds of a real coordinator: memory, threads, files
+	@$(BIN)/python -m benchmarks.soak
 
 lint: .venv/installed-dev ## format, lint and types only
 	$(call part,ruff format --check,$(BIN)/ruff format --check --quiet .)

@@ -42,7 +42,7 @@ FLAGS = (
     "--clients=2", "--rounds=1", "--sparsity=0.5", "--evaluate-every=0", "--exit-when-done",
     "--reference-coding=off",
 )  # fmt: skip
-LOOK_S = 0.5
+LOOK_S, SAMPLE_S = 0.1, 0.5
 
 
 @contextmanager
@@ -80,7 +80,7 @@ def run(args: argparse.Namespace, trouble: Trouble) -> dict[str, Any]:
                 client(places[1], server.address, 1, args.masked, folder) as far,
             ):
                 link.begin_trouble()
-                samples = watch(link, far, args.timeout_s)
+                samples = watch(link, far, args)
                 codes = [far.wait(), near.wait(args.timeout_s)]
             server.process.wait(args.timeout_s)
         if codes != [0, 0]:
@@ -97,16 +97,21 @@ def run(args: argparse.Namespace, trouble: Trouble) -> dict[str, Any]:
 
 
 def watch(
-    link: ShapedLink, far: "subprocess.Popen[bytes]", timeout_s: float
+    link: ShapedLink, far: "subprocess.Popen[bytes]", args: argparse.Namespace
 ) -> list[tuple[float, int, int]]:
-    """Return (seconds, bytes up, bytes down) until the client has ended."""
-    began_s, samples = time.monotonic(), []
+    """Return (seconds, bytes up, bytes down) until the client has ended; cut where ordered."""
+    began_s, samples, cut_at = time.monotonic(), [], list(args.cut_at)
     while far.poll() is None:
         now_s = time.monotonic() - began_s
-        if now_s > timeout_s:
-            raise RuntimeError(f"the client did not end within {timeout_s:g} s")
+        if now_s > args.timeout_s:
+            raise RuntimeError(f"the client did not end within {args.timeout_s:g} s")
         counts = link.counts()
-        samples.append((round(now_s, 1), counts["up"]["distinct"], counts["down"]["distinct"]))
+        if cut_at and counts["up"]["distinct"] >= cut_at[0]:
+            link.cut()
+            del cut_at[0]
+        if not samples or now_s >= samples[-1][0] + SAMPLE_S:
+            place = counts["up"]["distinct"], counts["down"]["distinct"]
+            samples.append((round(now_s, 1), *place))
         time.sleep(LOOK_S)
     return samples
 
@@ -204,6 +209,9 @@ def main() -> int:
     parser.add_argument("--down-s", type=float, default=DOWN_S)
     parser.add_argument("--cuts", nargs="+", default=["pause", "forget"],
                         choices=["none", "pause", "forget"])  # fmt: skip
+    parser.add_argument(
+        "--cut-at", nargs="*", type=int, default=[], help="further cuts, at so many bytes up"
+    )
     parser.add_argument("--tcp", default="bbr", help="congestion control, at both ends")
     parser.add_argument("--timeout-s", type=float, default=1800.0)
     parser.add_argument("--out", type=Path, default=environment.RESULTS, help="folder of results")

@@ -81,6 +81,10 @@ class ShapedLink:
         """Let the first cut come one period from now."""
         self._tell("begin")
 
+    def cut(self) -> None:
+        """Cut the link now, for no time: what it forgets thereby is up to its Trouble."""
+        self._tell("cut")
+
     def counts(self) -> dict[str, dict[str, int]]:
         """Return the TCP payload bytes so far, by way: "up" and "down".
 
@@ -201,26 +205,31 @@ class Weather:
         self._trouble = trouble
         self._chance = random.Random(trouble.seed)
         self._began_s = float("inf")
+        self._ordered = 0  # cuts by order
         self._made: dict[tuple[int, int], int] = {}  # connection: cuts before it was made
 
     def begin(self, now_s: float) -> None:
         self._began_s = now_s
 
+    def cut(self) -> None:
+        self._ordered += 1
+
     def passes(self, packet: bytes, now_s: float) -> bool:
         """Tell whether a packet passes."""
-        trouble, cuts = self._trouble, 0
+        trouble, cuts = self._trouble, self._ordered
         if trouble.cut_every_s and now_s >= self._began_s:
-            cuts, since_s = divmod(now_s - self._began_s, trouble.cut_every_s)
-            if cuts and since_s < trouble.down_s:
+            periods, since_s = divmod(now_s - self._began_s, trouble.cut_every_s)
+            if periods and since_s < trouble.down_s:
                 return False
+            cuts += int(periods)
         if trouble.loss and self._chance.random() < trouble.loss:
             return False
         segment = read_segment(packet)
         if segment is None or not trouble.forgets:
             return True
         if segment.opens:
-            self._made[segment.connection] = int(cuts)
-        return self._made.get(segment.connection, int(cuts)) == int(cuts)
+            self._made[segment.connection] = cuts
+        return self._made.get(segment.connection, cuts) == cuts
 
 
 @dataclass(frozen=True, slots=True)
@@ -347,6 +356,8 @@ def carry(
             match sys.stdin.readline().strip():
                 case "begin":
                     weather.begin(now_s)
+                case "cut":
+                    weather.cut()
                 case "count":
                     told = {"down": ways[0].counts.told(), "up": ways[1].counts.told()}
                     print(json.dumps(told), flush=True)

@@ -88,8 +88,7 @@ async def measure(args: argparse.Namespace, folder: Path) -> dict[str, Any]:
     looks: list[Look] = []
     with coordinator(folder, *flags) as server:
         clients = [
-            LightClient(server.address, number, manifest, initial)
-            for number in range(args.clients)
+            LightClient(server.address, number, manifest, initial) for number in range(args.clients)
         ]
         began_s = time.monotonic()
         watching = asyncio.ensure_future(

@@ -20,8 +20,8 @@ from ssfl.v1 import coordinator_pb2 as pb
 from system.federation import ROUNDS, RUN, SHARDS, Finished, finish
 from system.programs import Coordinator, Program, Programs, until
 from system.proxy import DOWN, UP, Proxy
-from system.raw_run import refused
 from system.raw_client import TENSORS, RawClient, manifest_of, sha256
+from system.raw_run import refused
 
 pytestmark = pytest.mark.system
 

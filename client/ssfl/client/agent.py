@@ -227,7 +227,10 @@ class Agent:
             request = pb.SendUpdateRequest(caller=self._caller, header=update)
         granted, self._granted = self._granted, False
         try:
-            outcome = send(rpc, request, answer.payload, self._watchdog, wait_for_grant=not granted)
+            outcome = send(
+                rpc, request, answer.payload, self._watchdog,
+                wait_for_grant=not granted, reached=self._patience.reached,
+            )  # fmt: skip
         except Resync:
             self._drop_answer()
             raise

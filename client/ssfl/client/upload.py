@@ -28,8 +28,9 @@ def send(
     watchdog: Watchdog,
     *,
     wait_for_grant: bool = True,
+    reached: Callable[[], None] = lambda: None,
 ) -> transfer_pb2.Outcome:
-    """Upload a payload and return what became of it.
+    """Upload a payload and return what became of it; `reached` is called at every answer.
 
     `header` is the first request message; chunks are sent in messages of its type. Without
     `wait_for_grant` (a slot came with the task) they follow the header at once.
@@ -71,6 +72,7 @@ def _send(
         with watchdog.watch(call):
             for response in call:
                 watchdog.feed()
+                reached()
                 match response.WhichOneof("part"):
                     case "grant":
                         offset = response.grant.offset
