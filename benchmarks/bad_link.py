@@ -33,6 +33,8 @@ from benchmarks import environment
 from benchmarks.coordinator_process import coordinator
 from benchmarks.shaped_link import LinkUnavailable, ShapedLink, Trouble, shaped_link
 
+from ssfl.program.exits import raise_on_sigterm
+
 BITS_PER_S, RTT_S, LOSS = 5e6, 0.2, 0.02
 CUT_EVERY_S, DOWN_S = 30.0, 4.0
 MASKED = 10_500_000  # half of them kept: an update of 21 MB
@@ -71,36 +73,48 @@ def run(args: argparse.Namespace, trouble: Trouble) -> dict[str, Any]:
         ) as link,
     ):
         folder = Path(name)
-        inside = link.coordinator.command()
-        host = f"--host={link.coordinator.address}"
-        with coordinator(folder, *FLAGS, host, inside=inside) as server:
-            places = (link.coordinator.command(), link.clients.command())
-            with (
-                client(places[0], server.address, 0, args.masked, folder) as near,
-                client(places[1], server.address, 1, args.masked, folder) as far,
-            ):
-                link.begin_trouble()
-                samples = watch(link, far, args)
-                codes = [far.wait(), near.wait(args.timeout_s)]
-            server.process.wait(args.timeout_s)
-        if codes != [0, 0]:
-            raise RuntimeError((folder / f"{FAR}.log").read_text())
-        return {
-            "loss": trouble.loss,
-            "cut_every_s": trouble.cut_every_s,
-            "down_s": trouble.down_s,
-            "forgets": trouble.forgets,
-            "congestion_control": args.tcp,
-            **figures(folder, link.counts()),
-            "samples": samples,
-        }
+        try:
+            return _run(args, trouble, link, folder)
+        except Exception as error:
+            for log in sorted(folder.glob("*.log")):
+                error.add_note(f"--- {log.name}\n{log.read_text()[-4000:]}")
+            raise
+
+
+def _run(
+    args: argparse.Namespace, trouble: Trouble, link: ShapedLink, folder: Path
+) -> dict[str, Any]:
+    inside = link.coordinator.command()
+    host = f"--host={link.coordinator.address}"
+    with coordinator(folder, *FLAGS, host, inside=inside) as server:
+        places = (link.coordinator.command(), link.clients.command())
+        with (
+            client(places[0], server.address, 0, args.masked, folder) as near,
+            client(places[1], server.address, 1, args.masked, folder) as far,
+        ):
+            link.begin_trouble()
+            samples = watch(link, far, args)
+            codes = [far.wait(), near.wait(args.timeout_s)]
+        server.process.wait(args.timeout_s)
+    if codes != [0, 0]:
+        raise RuntimeError((folder / f"{FAR}.log").read_text())
+    return {
+        "loss": trouble.loss,
+        "cut_every_s": trouble.cut_every_s,
+        "down_s": trouble.down_s,
+        "forgets": trouble.forgets,
+        "congestion_control": args.tcp,
+        **figures(folder, link.counts()),
+        "samples": samples,
+    }
 
 
 def watch(
     link: ShapedLink, far: "subprocess.Popen[bytes]", args: argparse.Namespace
 ) -> list[tuple[float, int, int]]:
     """Return (seconds, bytes up, bytes down) until the client has ended; cut where ordered."""
-    began_s, samples, cut_at = time.monotonic(), [], list(args.cut_at)
+    began_s, cut_at = time.monotonic(), list(args.cut_at)
+    samples: list[tuple[float, int, int]] = []
     while far.poll() is None:
         now_s = time.monotonic() - began_s
         if now_s > args.timeout_s:
@@ -202,6 +216,7 @@ def plot(results: list[dict[str, Any]], path: Path) -> None:
 
 
 def main() -> int:
+    raise_on_sigterm()  # the link is removed then, too
     parser = argparse.ArgumentParser(description=str(__doc__).partition("\n")[0])
     parser.add_argument("--masked", type=int, default=MASKED, help="weights under the mask")
     parser.add_argument("--bits-per-s", type=float, default=BITS_PER_S)

@@ -47,14 +47,14 @@ class BigSite:
         return np.abs(asked.whole[: self.manifest.num_masked])
 
     def train(
-        self, mask: Mask, base: Vector, round_number: int, on_step: Callable[[int, int], None]
+        self, _mask: Mask, base: Vector, _round: int, on_step: Callable[[int, int], None]
     ) -> Trained:
         on_step(1, 1)
         change = self._random.standard_normal(base.size, dtype=np.float32)
         tested = Evaluation(1, 2, 3.0)
         return Trained(base + np.float32(0.01) * change, 0.5, tested, tested)
 
-    def evaluate(self, mask: Mask, values: Vector) -> Tested:
+    def evaluate(self, _mask: Mask, _values: Vector) -> Tested:
         return Tested(Evaluation(1, 2, 3.0), None)
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from ssfl.codec import MIN_CHUNK_BYTES
+from ssfl.codec.chunks import MIN_CHUNK_BYTES
 
 pytestmark = pytest.mark.system
 
