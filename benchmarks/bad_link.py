@@ -42,7 +42,7 @@ BAR = 0.05
 NEAR, FAR = "client_0", "client_1"
 FLAGS = (
     "--clients=2", "--rounds=1", "--sparsity=0.5", "--evaluate-every=0", "--exit-when-done",
-    "--reference-coding=off",
+    "--reference-coding=off", "--insecure",
 )  # fmt: skip
 LOOK_S, SAMPLE_S = 0.1, 0.5
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from ssfl.method.failpoints import CLIENT_POINTS, COORDINATOR_POINTS, REFRESH_POINTS
+from ssfl.method.failpoints import CLIENT_POINTS, COORDINATOR_POINTS, KEEP_POINTS, REFRESH_POINTS
 from ssfl.v1 import transfer_pb2
 from system.federation import ROUNDS, SHARDS, Finished
 from system.federation import RUN as REAL_RUN
@@ -23,10 +23,11 @@ from system.programs import DEADLINE_S, Coordinator, Program, Programs, until
 
 pytestmark = pytest.mark.system
 
+EVERY_POINT = (*COORDINATOR_POINTS, *KEEP_POINTS, *REFRESH_POINTS)
 CLIENTS = 4
 RUN = (
     f"--clients={CLIENTS}", "--reproducible", "--rounds=50", "--sparsity=0.75",
-    "--evaluate-every=5", "--refresh-every=10", "--exit-when-done",
+    "--evaluate-every=5", "--refresh-every=10", "--keep-uploads", "--exit-when-done",
 )  # fmt: skip
 
 # The order in which a run comes by them; those without a place here are passed in every round.
@@ -47,7 +48,7 @@ def walk() -> list[str]:
     """Return every point in the order in which it is armed."""
     placed = {*FIRST, *IN_SCORING, *IN_REFRESH, *LAST}
     in_rounds = [point for point in COORDINATOR_POINTS if point not in placed]
-    return [*FIRST, *IN_SCORING, *in_rounds, *IN_REFRESH, *LAST]
+    return [*FIRST, *IN_SCORING, *in_rounds, *KEEP_POINTS, *IN_REFRESH, *LAST]
 
 
 def undisturbed(programs: Programs) -> str:
@@ -68,7 +69,7 @@ def dies_at(programs: Programs, light: LightRun, point: str, port: int) -> None:
 
 
 def test_every_point_of_the_coordinator_is_survived(programs: Programs) -> None:
-    assert sorted(walk()) == sorted((*COORDINATOR_POINTS, *REFRESH_POINTS)), "a point is left out"
+    assert sorted(walk()) == sorted(EVERY_POINT), "a point is left out"
     expected = undisturbed(programs)
     shutil.rmtree(programs.folder / ".ssfl")
     shutil.rmtree(programs.folder / "runs")
