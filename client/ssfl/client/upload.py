@@ -37,7 +37,7 @@ def send(
     """
     while True:
         try:
-            return _send(rpc, header, payload, watchdog, wait_for_grant=wait_for_grant)
+            return _send(rpc, header, payload, watchdog, reached, wait_for_grant=wait_for_grant)
         except SlotYielded as error:
             log.info("queueing again: %s", error)
             wait_for_grant = True  # to learn where to go on
@@ -48,6 +48,7 @@ def _send(
     header: Any,
     payload: memoryview,
     watchdog: Watchdog,
+    reached: Callable[[], None],
     *,
     wait_for_grant: bool,
 ) -> transfer_pb2.Outcome:
