@@ -36,6 +36,7 @@ CONGESTION_CONTROL = "cubic"
 PRIORITY = 50  # of the carrying process, real-time: else a busy machine adds milliseconds
 _TUNSETIFF, _IFF_TUN, _IFF_NO_PI, _CLONE_NEWNET = 0x400454CA, 1, 0x1000, 0x40000000
 _DEVICE = "wan0"
+_STDIN = 0
 _BURST = 64  # packets read from one side before the other gets its turn
 
 
@@ -350,22 +351,29 @@ def carry(
     while True:
         now_s = time.monotonic()
         wait_s = min(way.give(now_s) for way in ways)
-        readable, _, _ = select.select([first, second, sys.stdin], [], [], max(0.0, wait_s))
+        readable, _, _ = select.select([first, second, _STDIN], [], [], max(0.0, wait_s))
         now_s = time.monotonic()
-        if sys.stdin in readable:
-            match sys.stdin.readline().strip():
-                case "begin":
-                    weather.begin(now_s)
-                case "cut":
-                    weather.cut()
-                case "count":
-                    told = {"down": ways[0].counts.told(), "up": ways[1].counts.told()}
-                    print(json.dumps(told), flush=True)
-                case _:  # whoever started us is gone
-                    return
+        if _STDIN in readable:
+            words = os.read(_STDIN, 4096).decode().split()
+            if not words:  # whoever started us is gone
+                return
+            for word in words:
+                _obey(word, weather, ways, now_s)
         for way in ways:
             if way.source in readable:
                 way.take(now_s)
+
+
+def _obey(word: str, weather: Weather, ways: tuple[Way, Way], now_s: float) -> None:
+    """Do what ShapedLink tells the carrier; words are short, so none is read by halves."""
+    match word:
+        case "begin":
+            weather.begin(now_s)
+        case "cut":
+            weather.cut()
+        case "count":
+            told = {"down": ways[0].counts.told(), "up": ways[1].counts.told()}
+            print(json.dumps(told), flush=True)
 
 
 def _open_tun(namespace: str) -> int:
