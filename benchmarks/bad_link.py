@@ -44,7 +44,7 @@ FLAGS = (
     "--clients=2", "--rounds=1", "--sparsity=0.5", "--evaluate-every=0", "--exit-when-done",
     "--reference-coding=off", "--insecure",
 )  # fmt: skip
-LOOK_S, SAMPLE_S = 0.1, 0.5
+LOOK_S, SAMPLE_S = 0.1, 2.0
 
 
 @contextmanager

@@ -53,7 +53,11 @@ class Look:
 
 def look(server: Coordinator, state_dir: Path, rounds_done: int, at_s: float) -> Look:
     process = psutil.Process(server.process.pid)
-    files = [path for path in state_dir.rglob("*") if "spool" not in path.parts]
+    files = [
+        path
+        for path in state_dir.rglob("*")
+        if "spool" not in path.parts and not path.name.startswith(".")  # being written
+    ]
     return Look(
         rounds_done,
         at_s,
@@ -114,14 +118,13 @@ async def measure(args: argparse.Namespace, folder: Path) -> dict[str, Any]:
 
 
 def figures(looks: list[Look]) -> dict[str, Any]:
-    """Return slopes and growths behind the warm-up."""
+    """Return the slope behind the warm-up, and what the last quarter has beyond the third."""
     warm = looks[int(WARM_UP * len(looks)) :]
     half = len(looks) // 2
     third, last = looks[half : half + half // 2], looks[half + half // 2 :]
     resident = [float(np.median([one.resident_bytes for one in part])) for part in (third, last)]
-    early, late = warm[: len(warm) // 2], warm[len(warm) // 2 :]
     growth = {
-        name: max(getattr(one, name) for one in late) - max(getattr(one, name) for one in early)
+        name: max(getattr(one, name) for one in last) - max(getattr(one, name) for one in third)
         for name in ("threads", "descriptors", "files")
     }
     return {
