@@ -2,7 +2,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help demo paper test soak soak-simulation lint format docs docs-serve stubs constraints clean
+.PHONY: help demo paper test soak soak-simulation soak-processes lint format docs docs-serve stubs constraints clean
 
 PYTHON ?= python3
 BIN := .venv/bin
@@ -28,11 +28,14 @@ paper: .venv/installed-demo ## the paper's claims tried at a small scale, about 
 test: lint ## format, lint, types and all tests
 	@$(BIN)/python -m pytest --durations=10
 
-soak: soak-simulation ## thousands of simulated runs with crashes, cuts and full disks (N=5000)
+soak: soak-simulation soak-processes ## hours in short: thousands of simulated runs with crashes, 2,000 real rounds
 
 N ?= 5000
 soak-simulation: .venv/installed-dev
 	@PYTHONPATH=tests $(BIN)/python -m simulation.soak $(N)
+
+soak-processes: .venv/installed-dev
+	@$(BIN)/python -m benchmarks.soak
 
 lint: .venv/installed-dev ## format, lint and types only
 	$(call part,ruff format --check,$(BIN)/ruff format --check --quiet .)

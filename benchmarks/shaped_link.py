@@ -3,7 +3,10 @@
 Each namespace has one TUN device; a process of ours carries the packets between them, so TCP's
 handshakes, slow start and losses are real. A packet waits for its turn at the rate, then for
 the one-way delay; where the queue is full it is dropped. The rate is that of IP packets, headers
-included. Routes are pinned to cubic, whatever the machine's default is.
+included. Routes are pinned to cubic, unless told otherwise, whatever the machine's default is.
+
+A link can have trouble, too: packets that are lost at random, and cuts, after which it may have
+forgotten the connections that were there, as a restarted router has. It counts TCP payload.
 
 Needs root, /dev/net/tun and `ip`. Where one of them is missing, LinkUnavailable says which.
 Honest up to some 100 Mbit/s.
@@ -11,7 +14,9 @@ Honest up to some 100 Mbit/s.
 
 import ctypes
 import fcntl
+import json
 import os
+import random
 import select
 import socket
 import statistics
@@ -22,7 +27,7 @@ import time
 from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 QUEUE_S = 0.1
@@ -31,11 +36,23 @@ CONGESTION_CONTROL = "cubic"
 PRIORITY = 50  # of the carrying process, real-time: else a busy machine adds milliseconds
 _TUNSETIFF, _IFF_TUN, _IFF_NO_PI, _CLONE_NEWNET = 0x400454CA, 1, 0x1000, 0x40000000
 _DEVICE = "wan0"
+_STDIN = 0
 _BURST = 64  # packets read from one side before the other gets its turn
 
 
 class LinkUnavailable(Exception):
     """This machine does not let us make a link; the message says why."""
+
+
+@dataclass(frozen=True, slots=True)
+class Trouble:
+    """What a link does beyond waiting; cuts are counted from `ShapedLink.begin_trouble` on."""
+
+    loss: float = 0.0  # share of packets, each way
+    cut_every_s: float = 0.0  # 0: never
+    down_s: float = 0.0  # how long nothing passes then
+    forgets: bool = False  # connections made before a cut never pass again; nobody is told
+    seed: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,11 +76,41 @@ class ShapedLink:
     up_bits_per_s: float  # clients to coordinator
     down_bits_per_s: float
     rtt_s: float
+    carrier: "subprocess.Popen[str]"
+
+    def begin_trouble(self) -> None:
+        """Let the first cut come one period from now."""
+        self._tell("begin")
+
+    def cut(self) -> None:
+        """Cut the link now, for no time: what it forgets thereby is up to its Trouble."""
+        self._tell("cut")
+
+    def counts(self) -> dict[str, dict[str, int]]:
+        """Return the TCP payload bytes so far, by way: "up" and "down".
+
+        offered: sent into the link, retransmissions included; delivered: what came out of it;
+        distinct: what came out for the first time.
+        """
+        self._tell("count")
+        assert self.carrier.stdout is not None
+        told: dict[str, dict[str, int]] = json.loads(self.carrier.stdout.readline())
+        return told
+
+    def _tell(self, word: str) -> None:
+        assert self.carrier.stdin is not None
+        self.carrier.stdin.write(word + "\n")
+        self.carrier.stdin.flush()
 
 
 @contextmanager
 def shaped_link(
-    up_bits_per_s: float, down_bits_per_s: float, rtt_s: float, queue_s: float = QUEUE_S
+    up_bits_per_s: float,
+    down_bits_per_s: float,
+    rtt_s: float,
+    queue_s: float = QUEUE_S,
+    trouble: Trouble | None = None,
+    congestion_control: str = CONGESTION_CONTROL,
 ) -> Iterator[ShapedLink]:
     """Make the link; remove it, and nothing else, at the end."""
     _check_possible()
@@ -79,7 +126,11 @@ def shaped_link(
             made.append(side)
         numbers = (down_bits_per_s, up_bits_per_s, rtt_s / 2, queue_s)
         carrier = subprocess.Popen(
-            [sys.executable, __file__, *(s.namespace for s in sides), *map(str, numbers)],
+            [
+                *(sys.executable, __file__, *(s.namespace for s in sides), *map(str, numbers)),
+                json.dumps(asdict(trouble or Trouble())),
+            ],
+            stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
         )
@@ -87,14 +138,16 @@ def shaped_link(
         if carrier.stdout.readline() != "ready\n":
             raise LinkUnavailable("the process that carries the packets did not start")
         for side in sides:
-            _configure(side)
-        yield ShapedLink(sides[0], sides[1], up_bits_per_s, down_bits_per_s, rtt_s)
+            _configure(side, congestion_control)
+        yield ShapedLink(sides[0], sides[1], up_bits_per_s, down_bits_per_s, rtt_s, carrier)
     finally:
         if carrier is not None:
             carrier.kill()
             carrier.wait()
-            if carrier.stdout:
-                carrier.stdout.close()
+            for pipe in (carrier.stdin, carrier.stdout):
+                if pipe:
+                    with suppress(BrokenPipeError):
+                        pipe.close()
         for side in made:
             _ip("netns", "delete", side.namespace)
 
@@ -126,14 +179,14 @@ def _check_possible() -> None:
         raise LinkUnavailable("there is no /dev/net/tun")
 
 
-def _configure(side: Side) -> None:
+def _configure(side: Side, congestion_control: str) -> None:
     inside = ("-n", side.namespace)
     _ip(*inside, "link", "set", "lo", "up")
     _ip(*inside, "address", "add", f"{side.address}/24", "dev", _DEVICE)
     _ip(*inside, "link", "set", _DEVICE, "up", "mtu", str(MTU), "txqueuelen", "1000")
     _ip(
         *(*inside, "route", "replace", "10.98.0.0/24", "dev", _DEVICE, "proto", "kernel"),
-        *("scope", "link", "src", side.address, "congctl", CONGESTION_CONTROL),
+        *("scope", "link", "src", side.address, "congctl", congestion_control),
     )
 
 
@@ -146,15 +199,110 @@ def _ip(*words: str) -> None:
         raise LinkUnavailable(f"ip {' '.join(words)}: {error.stderr.strip()}") from error
 
 
+class Weather:
+    """The trouble of both ways: which packets pass."""
+
+    def __init__(self, trouble: Trouble) -> None:
+        self._trouble = trouble
+        self._chance = random.Random(trouble.seed)
+        self._began_s = float("inf")
+        self._ordered = 0  # cuts by order
+        self._made: dict[tuple[int, int], int] = {}  # connection: cuts before it was made
+
+    def begin(self, now_s: float) -> None:
+        self._began_s = now_s
+
+    def cut(self) -> None:
+        self._ordered += 1
+
+    def passes(self, packet: bytes, now_s: float) -> bool:
+        """Tell whether a packet passes."""
+        trouble, cuts = self._trouble, self._ordered
+        if trouble.cut_every_s and now_s >= self._began_s:
+            periods, since_s = divmod(now_s - self._began_s, trouble.cut_every_s)
+            if periods and since_s < trouble.down_s:
+                return False
+            cuts += int(periods)
+        if trouble.loss and self._chance.random() < trouble.loss:
+            return False
+        segment = read_segment(packet)
+        if segment is None or not trouble.forgets:
+            return True
+        if segment.opens:
+            self._made[segment.connection] = cuts
+        return self._made.get(segment.connection, cuts) == cuts
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """A TCP segment, as far as it is of interest."""
+
+    connection: tuple[int, int]  # its two ports, the smaller one first
+    sequence: int
+    num_bytes: int  # of payload
+    opens: bool
+
+
+def read_segment(packet: bytes) -> Segment | None:
+    """Return the TCP segment in an IPv4 packet; None if there is none."""
+    if len(packet) < 40 or packet[0] >> 4 != 4 or packet[9] != socket.IPPROTO_TCP:
+        return None
+    start = 4 * (packet[0] & 15)
+    source, target, sequence = struct.unpack_from("!HHI", packet, start)
+    header = 4 * (packet[start + 12] >> 4)
+    ports = (min(source, target), max(source, target))
+    return Segment(ports, sequence, len(packet) - start - header, bool(packet[start + 13] & 2))
+
+
+class Counts:
+    """TCP payload of one way."""
+
+    def __init__(self) -> None:
+        self.offered = self.delivered = self.distinct = 0
+        self._next: dict[tuple[int, int], int] = {}  # the sequence number not seen yet
+
+    def offer(self, segment: Segment | None) -> None:
+        self.offered += segment.num_bytes if segment else 0
+
+    def deliver(self, segment: Segment | None) -> None:
+        if segment is None:
+            return
+        self.delivered += segment.num_bytes
+        end = segment.sequence + segment.num_bytes
+        if segment.opens or segment.connection not in self._next:
+            self._next[segment.connection] = end + segment.opens
+            self.distinct += segment.num_bytes
+            return
+        new = (end - self._next[segment.connection]) & 0xFFFFFFFF
+        if 0 < new < 1 << 31:  # a gap counts as come: it was sent before, and comes again
+            self.distinct += new
+            self._next[segment.connection] = end & 0xFFFFFFFF
+
+    def told(self) -> dict[str, int]:
+        return {
+            "offered": self.offered, "delivered": self.delivered, "distinct": self.distinct,
+        }  # fmt: skip
+
+
 class Way:
     """One direction: packets wait for their turn at the rate, then for the delay."""
 
-    def __init__(self, source: int, sink: int, bits_per_s: float, delay_s: float, queue_s: float):
+    def __init__(
+        self,
+        source: int,
+        sink: int,
+        bits_per_s: float,
+        delay_s: float,
+        queue_s: float,
+        weather: Weather | None = None,
+    ) -> None:
         self.source, self.sink = source, sink
         self._bytes_per_s = bits_per_s / 8
         self._delay_s, self._queue_s = delay_s, queue_s
         self._free_s = 0.0  # when the wire has sent everything it accepted
         self._flying: deque[tuple[float, bytes]] = deque()
+        self._weather = weather or Weather(Trouble())
+        self.counts = Counts()
 
     def take(self, now_s: float) -> None:
         """Read what has come; drop what finds the queue full."""
@@ -163,10 +311,15 @@ class Way:
                 packet = os.read(self.source, 65536)
             except BlockingIOError:
                 return
+            segment = read_segment(packet)
+            self.counts.offer(segment)
+            if not self._weather.passes(packet, now_s):
+                continue
             start_s = max(now_s, self._free_s)
             if start_s - now_s > self._queue_s:
                 continue
             self._free_s = start_s + len(packet) / self._bytes_per_s
+            self.counts.deliver(segment)
             self._flying.append((self._free_s + self._delay_s, packet))
 
     def give(self, now_s: float) -> float:
@@ -179,13 +332,18 @@ class Way:
 
 
 def carry(
-    namespaces: Sequence[str], rates: Sequence[float], delay_s: float, queue_s: float
+    namespaces: Sequence[str],
+    rates: Sequence[float],
+    delay_s: float,
+    queue_s: float,
+    trouble: Trouble,
 ) -> None:
     """Carry packets between the TUN devices of two namespaces for ever."""
     first, second = (_open_tun(namespace) for namespace in namespaces)
+    weather = Weather(trouble)
     ways = (
-        Way(first, second, rates[0], delay_s, queue_s),
-        Way(second, first, rates[1], delay_s, queue_s),
+        Way(first, second, rates[0], delay_s, queue_s, weather),
+        Way(second, first, rates[1], delay_s, queue_s, weather),
     )
     with suppress(PermissionError):
         os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(PRIORITY))
@@ -193,11 +351,29 @@ def carry(
     while True:
         now_s = time.monotonic()
         wait_s = min(way.give(now_s) for way in ways)
-        readable, _, _ = select.select([first, second], [], [], max(0.0, wait_s))
+        readable, _, _ = select.select([first, second, _STDIN], [], [], max(0.0, wait_s))
         now_s = time.monotonic()
+        if _STDIN in readable:
+            words = os.read(_STDIN, 4096).decode().split()
+            if not words:  # whoever started us is gone
+                return
+            for word in words:
+                _obey(word, weather, ways, now_s)
         for way in ways:
             if way.source in readable:
                 way.take(now_s)
+
+
+def _obey(word: str, weather: Weather, ways: tuple[Way, Way], now_s: float) -> None:
+    """Do what ShapedLink tells the carrier; words are short, so none is read by halves."""
+    match word:
+        case "begin":
+            weather.begin(now_s)
+        case "cut":
+            weather.cut()
+        case "count":
+            told = {"down": ways[0].counts.told(), "up": ways[1].counts.told()}
+            print(json.dumps(told), flush=True)
 
 
 def _open_tun(namespace: str) -> int:
@@ -253,8 +429,10 @@ def main() -> None:
             _source(address, float(seconds))
         case ["--sink", address, port]:
             _sink(address, int(port))
-        case [first, second, down, up, delay_s, queue_s]:
-            carry((first, second), (float(down), float(up)), float(delay_s), float(queue_s))
+        case [first, second, down, up, delay_s, queue_s, trouble]:
+            rates = (float(down), float(up))
+            told = Trouble(**json.loads(trouble))
+            carry((first, second), rates, float(delay_s), float(queue_s), told)
 
 
 if __name__ == "__main__":

@@ -11,7 +11,7 @@ import pytest
 from grpc import StatusCode
 from safetensors.numpy import load_file
 
-from client.fakes import INITIAL, MANIFEST, FakeCall, FakeStub
+from client.fakes import INITIAL, MANIFEST, FakeCall, FakeRpcError, FakeStub
 from client.scene import (
     FINISH,
     GONE,
@@ -147,30 +147,34 @@ def test_a_deadline_ends_it(tmp_path: Path) -> None:
 
 
 class SlowCall(FakeCall):
-    """A long poll that says nothing for a while; remembers if it was cut short."""
+    """A long poll that says nothing for long; remembers if it was cut short."""
 
     cut_short = False
 
     def __iter__(self) -> Iterator[Any]:
         self._over = threading.Event()
-        self.cut_short = self._over.wait(0.4)
+        self.cut_short = self._over.wait(30)
+        if self.cut_short:
+            raise FakeRpcError(StatusCode.CANCELLED)
         yield from super().__iter__()
 
     def cancel(self) -> None:
         self._over.set()
 
 
-def test_waiting_for_others_is_no_stalled_transfer(tmp_path: Path) -> None:
-    """However short --no-progress-s is: a waiting call hears of the coordinator every 15 s only."""
+def test_a_long_poll_that_hears_nothing_is_given_up_and_opened_again(tmp_path: Path) -> None:
+    """A coordinator that is there gives a sign of life four times per no-progress deadline."""
     hasty = replace(SETTINGS, no_progress_s=0.05)
     slow = SlowCall([pb.NextTaskResponse(task=NO_MODEL)])
     stub = FakeStub(
-        Join=[joined(1, settings=hasty), joined(2, settings=hasty)],
-        NextTask=[slow],
+        Join=[joined(session, settings=hasty) for session in (1, 2, 3)],
+        NextTask=[slow, FakeCall([pb.NextTaskResponse(task=NO_MODEL)])],
         Leave=[pb.LeaveResponse()],
     )
-    Scene(tmp_path, stub).agent.run()
-    assert not slow.cut_short
+    scene = Scene(tmp_path, stub)
+    scene.agent.run()
+    assert slow.cut_short
+    assert len(scene.pauses) == 1
 
 
 # -- working

@@ -142,13 +142,30 @@ def test_pieces_are_views_not_copies() -> None:
 
 def test_pieces_follow_the_sizer_while_they_are_made() -> None:
     payload = memoryview(bytes(3 << 20))
-    sizes = [len(data) for _, data, _ in pieces([payload], 0, still())]
-    assert sizes == [1 << 18, 1 << 19, 1 << 20, 1 << 20, 1 << 18]
+    now_s = iter(range(100))  # a second for every chunk: slow at first, then as fast as wanted
+    sizes = [
+        len(data) for _, data, _ in pieces([payload], 0, ChunkSizer(lambda: float(next(now_s))))
+    ]
+    assert sizes[:4] == [1 << 18, 1 << 17, 1 << 16, 1 << 16]
+    assert sum(sizes) == 3 << 20
 
 
 def test_a_fast_link_grows_to_the_largest_chunk_by_doubling() -> None:
+    link = Link(bytes_per_s=1e8)
+    sizes = [link.send_one() for _ in range(1000)]
+    assert sorted(set(sizes)) == [1 << 18, 1 << 19, 1 << 20]
+    assert sizes == sorted(sizes)
+
+
+def test_a_burst_into_buffers_is_not_taken_for_a_fast_link() -> None:
+    """2 MB are taken at once, then the link shows: 625,000 bytes a second."""
     link = Link(bytes_per_s=1e9)
-    assert [link.send_one() for _ in range(4)] == [1 << 18, 1 << 19, 1 << 20, 1 << 20]
+    for _ in range(8):
+        link.send_one()
+    link.bytes_per_s = 625_000
+    sizes = [link.send_one() for _ in range(40)]
+    assert max(sizes) <= 1 << 19
+    assert sizes[-1] == pytest.approx(312_500, abs=1)
 
 
 def test_a_slow_link_shrinks_to_the_smallest_chunk_by_halving() -> None:
@@ -165,15 +182,16 @@ def test_a_link_between_settles_at_half_a_second_of_its_throughput() -> None:
 
 
 def test_one_slow_moment_only_halves_the_chunk() -> None:
-    link = Link(bytes_per_s=1e9)
-    for _ in range(3):
+    link = Link(bytes_per_s=1e8)
+    for _ in range(1000):
         link.send_one()
     link.now_s += 1000
-    assert [link.send_one() for _ in range(3)] == [1 << 20, 1 << 19, 1 << 20]
+    sizes = [link.send_one() for _ in range(300)]
+    assert (sizes[0], sizes[1], sizes[-1]) == (1 << 20, 1 << 19, 1 << 20)
 
 
 def test_a_clock_that_stands_still_is_no_division_by_zero() -> None:
     sizer = still()
     for _ in range(3):
         sizer.sent(sizer.size)
-    assert sizer.size == MAX_CHUNK_BYTES
+    assert sizer.size == 1 << 18

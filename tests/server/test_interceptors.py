@@ -20,10 +20,14 @@ Ended = tuple[grpc.StatusCode, str, str]  # status, sentence, reason
 
 
 class Context:
-    """Remembers how a call was aborted."""
+    """Remembers what was written and how a call was aborted."""
 
     def __init__(self) -> None:
+        self.written: list[Any] = []
         self.ended: Ended | None = None
+
+    async def write(self, response: Any) -> None:
+        self.written.append(response)
 
     async def abort(
         self, code: grpc.StatusCode, text: str, trailing_metadata: tuple[tuple[str, str], ...]
@@ -137,11 +141,12 @@ def test_an_upload_is_refused_at_its_first_unreadable_message_and_closed() -> No
         finally:
             closed.append(True)
 
-    async def call() -> int:
-        return len([answer async for answer in handler.stream_stream(requests(), context)])
+    async def call() -> None:
+        await handler.stream_stream(requests(), context)
 
     with pytest.raises(grpc.aio.AbortError):
         asyncio.run(call())
+    assert context.written == [pb.SendUpdateResponse()]
     assert seen == [7]
     assert closed == [True]
     assert context.ended is not None and context.ended[2] == "invalid_request"
@@ -184,8 +189,8 @@ def test_a_refusal_is_counted_under_the_name_of_who_spoke() -> None:
             intercepted(join, refusals).unary_unary(pb.JoinRequest(client_id="ann"), Context())
         )
 
-    async def call() -> list[Any]:
-        return [one async for one in intercepted_upload.stream_stream(header(), Context())]
+    async def call() -> None:
+        await intercepted_upload.stream_stream(header(), Context())
 
     intercepted_upload = intercepted(upload, refusals)
     with pytest.raises(grpc.aio.AbortError):

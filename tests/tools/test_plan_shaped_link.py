@@ -3,6 +3,7 @@
 import importlib.util
 import os
 import socket
+import struct
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,6 +13,7 @@ import pytest
 
 FILE = Path(__file__).parents[2] / "benchmarks" / "shaped_link.py"
 PACKET = bytes(1000)
+SYN = 2
 Ends = tuple[socket.socket, socket.socket]
 
 
@@ -75,6 +77,58 @@ def test_what_finds_the_queue_full_is_dropped(link: ModuleType, ends: tuple[Ends
     way.take(11.0)
     way.give(12.0)
     assert arrived(receiver) == 1
+
+
+def segment(sequence: int, payload: int, flags: int = 0, port: int = 5000) -> bytes:
+    """An IPv4 packet with a TCP segment, as far as the link reads it."""
+    ip = bytes([0x45, 0]) + bytes(7) + bytes([6]) + bytes(10)
+    tcp = struct.pack("!HHIIBB", port, 80, sequence, 0, 5 << 4, flags) + bytes(6)
+    return ip + tcp + bytes(payload)
+
+
+def test_a_link_that_forgets_lets_only_new_connections_pass_after_a_cut(link: ModuleType) -> None:
+    weather = link.Weather(link.Trouble(cut_every_s=30, down_s=4, forgets=True))
+    weather.begin(100.0)
+    assert weather.passes(segment(0, 0, SYN), 100.0)
+    assert weather.passes(segment(1, 10), 129.0)
+    assert not weather.passes(segment(1, 10), 131.0)  # the link is down
+    assert not weather.passes(segment(1, 10), 135.0)  # and has forgotten the connection
+    assert weather.passes(segment(0, 0, SYN, port=5001), 135.0)
+    assert weather.passes(segment(1, 10, port=5001), 136.0)
+    weather.cut()
+    assert not weather.passes(segment(1, 10, port=5001), 137.0)
+
+
+def test_a_link_that_remembers_is_well_after_a_cut(link: ModuleType) -> None:
+    weather = link.Weather(link.Trouble(cut_every_s=30, down_s=4))
+    assert weather.passes(segment(1, 10), 1e6)  # before the trouble begins
+    weather.begin(100.0)
+    assert not weather.passes(segment(1, 10), 163.9)
+    assert weather.passes(segment(1, 10), 164.1)
+
+
+def test_packets_are_lost_at_the_set_share(link: ModuleType) -> None:
+    weather = link.Weather(link.Trouble(loss=0.02, seed=3))
+    lost = sum(not weather.passes(PACKET, 0.0) for _ in range(10_000))
+    assert 150 <= lost <= 250
+
+
+def test_tcp_payload_is_counted_as_offered_delivered_and_distinct(
+    link: ModuleType, ends: tuple[Ends, Ends]
+) -> None:
+    (sender, source), (sink, _receiver) = ends
+    weather = link.Weather(link.Trouble(cut_every_s=30, down_s=4))
+    way = link.Way(source.fileno(), sink.fileno(), 8e9, 0.0, 1.0, weather)
+    start = 2**32 - 150  # the numbers begin again at 0
+    for packet in (segment(start - 1, 0, SYN), segment(start, 100), segment(start, 100)):
+        sender.send(packet)
+    way.take(10.0)
+    weather.begin(0.0)
+    sender.send(segment(start + 100, 100))
+    way.take(31.0)  # lost
+    sender.send(segment((start + 100) % 2**32, 100))
+    way.take(40.0)
+    assert way.counts.told() == {"offered": 400, "delivered": 300, "distinct": 200}
 
 
 def test_without_rights_it_says_so_instead_of_measuring(

@@ -55,7 +55,6 @@ from ssfl.v1 import saliency_pb2, transfer_pb2, update_pb2
 log = logging.getLogger("ssfl.client")
 
 PROTOCOL_VERSION = 1
-SILENCE_S = 45.0  # a waiting call hears from the coordinator every 15 s: three are missing
 Vector = npt.NDArray[np.float32]
 
 
@@ -91,9 +90,9 @@ class Agent:
         self._caller = pb.Caller()
         self._run_id = ""  # the run that the site was built for
         self._site: Site | None = None
-        self._watchdog = Watchdog(SILENCE_S)
-        self._downloads: Downloads | None = None
         self._settings = RunSettings()
+        self._watchdog = Watchdog(self._settings.no_progress_s)
+        self._downloads: Downloads | None = None
         self._held: HeldModel | None = None
         self._answer: Answer | None = None
         self._granted = False  # a slot came with the task; a second try waits, to resume
@@ -131,7 +130,7 @@ class Agent:
         self._run_id = response.run_id
         known = Manifest.from_json(response.manifest) if response.manifest else None
         self._site = self._build_site(settings, known)
-        self._watchdog = Watchdog(max(settings.no_progress_s, SILENCE_S))
+        self._watchdog = Watchdog(settings.no_progress_s)
         self._downloads = Downloads(self._watchdog, self._site.manifest, self._patience.reached)
         self._settings = settings
         self._held = HeldModel(self._site.manifest, self._site.initial, self._own_mask)
@@ -228,7 +227,10 @@ class Agent:
             request = pb.SendUpdateRequest(caller=self._caller, header=update)
         granted, self._granted = self._granted, False
         try:
-            outcome = send(rpc, request, answer.payload, self._watchdog, wait_for_grant=not granted)
+            outcome = send(
+                rpc, request, answer.payload, self._watchdog,
+                wait_for_grant=not granted, reached=self._patience.reached,
+            )  # fmt: skip
         except Resync:
             self._drop_answer()
             raise

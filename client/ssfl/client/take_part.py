@@ -6,7 +6,7 @@ from pathlib import Path
 from ssfl.client.access import Access
 from ssfl.client.agent import Agent, Identity
 from ssfl.client.config import ClientConfig
-from ssfl.client.connection import Patience, open_channel, stub_for
+from ssfl.client.connection import Connection, Patience, open_channel
 from ssfl.client.errors import Refused
 from ssfl.client.local_state import LocalState
 from ssfl.client.site import Site
@@ -43,12 +43,18 @@ def take_part(config: ClientConfig, client_id: str, folder: Path, access: Access
             "fingerprint": identity.fingerprint,
         },
     )
-    channel = open_channel(config.coordinator, access.tls)
+    connection = Connection(lambda: open_channel(config.coordinator, access.tls), access.token)
+    patience = Patience(
+        config.coordinator,
+        config.give_up_after,
+        find_out=access.find_out,
+        retry=connection.renew,
+    )
     agent = Agent(
-        stub_for(channel, access.token),
+        connection,
         identity,
         LocalState(folder),
-        Patience(config.coordinator, config.give_up_after, find_out=access.find_out),
+        patience,
         lambda settings, known: Site.build(task, shard, settings, client_id, device, known),
         config.out_dir,
     )
@@ -70,7 +76,7 @@ def take_part(config: ClientConfig, client_id: str, folder: Path, access: Access
             ExitCode.STATE,
         ) from error
     finally:
-        channel.close()
+        connection.close()
     if model is None:
         log.info("the run was stopped before there was a model")
         return int(ExitCode.STOPPED)

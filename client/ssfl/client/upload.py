@@ -28,15 +28,16 @@ def send(
     watchdog: Watchdog,
     *,
     wait_for_grant: bool = True,
+    reached: Callable[[], None] = lambda: None,
 ) -> transfer_pb2.Outcome:
-    """Upload a payload and return what became of it.
+    """Upload a payload and return what became of it; `reached` is called at every answer.
 
     `header` is the first request message; chunks are sent in messages of its type. Without
     `wait_for_grant` (a slot came with the task) they follow the header at once.
     """
     while True:
         try:
-            return _send(rpc, header, payload, watchdog, wait_for_grant=wait_for_grant)
+            return _send(rpc, header, payload, watchdog, reached, wait_for_grant=wait_for_grant)
         except SlotYielded as error:
             log.info("queueing again: %s", error)
             wait_for_grant = True  # to learn where to go on
@@ -47,6 +48,7 @@ def _send(
     header: Any,
     payload: memoryview,
     watchdog: Watchdog,
+    reached: Callable[[], None],
     *,
     wait_for_grant: bool,
 ) -> transfer_pb2.Outcome:
@@ -71,6 +73,7 @@ def _send(
         with watchdog.watch(call):
             for response in call:
                 watchdog.feed()
+                reached()
                 match response.WhichOneof("part"):
                     case "grant":
                         offset = response.grant.offset

@@ -17,25 +17,29 @@ Piece = tuple[int, memoryview, int]  # offset, data, CRC-32 of data
 
 
 class ChunkSizer:
-    """Chunk size that follows the link: about half a second of its measured throughput."""
+    """Chunk size that follows the link: about half a second of its measured throughput.
+
+    What is handed over is not sent yet: buffers on the way take a burst at once, then nothing
+    for a while. So the throughput is measured over at least half a second.
+    """
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self.size = 1 << 18
         self._clock = clock
-        self._last_s = clock()
+        self._since_s = clock()
+        self._num_bytes = 0  # handed over since then
 
     def sent(self, num_bytes: int) -> None:
         """Learn that `num_bytes` went out since the last call."""
-        now = self._clock()
-        elapsed, self._last_s = now - self._last_s, now
-        if elapsed * MAX_CHUNK_BYTES > num_bytes * _TARGET_S:  # slower than the largest chunk
-            wanted = int(num_bytes / elapsed * _TARGET_S)
-        else:
-            wanted = MAX_CHUNK_BYTES
-        wanted = min(
-            max(wanted, self.size // 2), self.size * 2
-        )  # one slow moment is not a slow link
+        self._num_bytes += num_bytes
+        elapsed_s = self._clock() - self._since_s
+        if elapsed_s < _TARGET_S:
+            return
+        wanted = int(self._num_bytes / elapsed_s * _TARGET_S)
+        wanted = min(max(wanted, self.size // 2), self.size * 2)  # a slow moment is no slow link
         self.size = min(max(wanted, MIN_CHUNK_BYTES), MAX_CHUNK_BYTES)
+        self._since_s += elapsed_s
+        self._num_bytes = 0
 
 
 def pieces(buffers: Sequence[memoryview], offset: int, sizer: ChunkSizer) -> Iterator[Piece]:

@@ -38,6 +38,7 @@ from ssfl.server.spool import Spool
 from ssfl.server.state import RunState, Step, newest_counted
 from ssfl.server.store import Store
 from ssfl.server.story import tell, tell_mask
+from ssfl.server.tasks import initializer
 from ssfl.server.waiting import waiting_for
 
 log = logging.getLogger(__name__)
@@ -401,9 +402,11 @@ class Conductor:
 def _tasks_key(state: RunState) -> tuple[object, ...]:
     """What decides whether some client may get another task than before."""
     step = state.step
+    describes = None if state.manifest_digest else initializer(state)  # changes as clients join
     return (
         step and (step.number, step.closed, len(step.cohort)),
         state.finished,
         state.manifest_digest,
         state.removed,
+        describes and describes.client,
     )

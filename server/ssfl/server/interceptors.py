@@ -1,17 +1,21 @@
 """Applies status.py to every RPC: a refusal becomes a status, anything else is our bug.
 
 Every refusal is counted and told by `Refusals`, under the name of the client that spoke.
+Streams are written here, too: a client that takes no byte of an answer for the no-progress
+deadline is given up.
 """
 
+import asyncio
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from contextlib import aclosing
 from typing import Any
 
 import grpc
 import grpc.aio
 from google.protobuf.message import DecodeError
 
-from ssfl.server.errors import InvalidRequest
+from ssfl.server.errors import InvalidRequest, NoProgress
 from ssfl.server.refusals import Refusals, speaker_of
 from ssfl.server.status import reason_of, status_of
 
@@ -23,8 +27,9 @@ MAX_DETAIL = 1000  # characters; gRPC refuses trailers over 8 KiB, and would hid
 class StatusInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc]  # grpc has no types
     """Turns exceptions of handlers into gRPC statuses."""
 
-    def __init__(self, refusals: Refusals) -> None:
+    def __init__(self, refusals: Refusals, no_progress_s: float = 60.0) -> None:
         self._refusals = refusals
+        self._no_progress_s = no_progress_s
 
     async def intercept_service(
         self,
@@ -66,12 +71,11 @@ class StatusInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc]  # gr
         return behaviour
 
     def _stream(
-        self, inner: Callable[..., AsyncIterator[Any]], method: str
-    ) -> Callable[..., AsyncIterator[Any]]:
-        async def behaviour(request: Any, context: Any) -> AsyncIterator[Any]:
+        self, inner: Callable[..., AsyncGenerator[Any, None]], method: str
+    ) -> Callable[..., Awaitable[None]]:
+        async def behaviour(request: Any, context: Any) -> None:
             try:
-                async for response in inner(_readable(request), context):
-                    yield response
+                await self._write_all(inner(_readable(request), context), context)
             except grpc.aio.AbortError:
                 raise
             except Exception as error:  # noqa: BLE001 -- the one place that maps them all
@@ -80,8 +84,8 @@ class StatusInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc]  # gr
         return behaviour
 
     def _upload(
-        self, inner: Callable[..., AsyncIterator[Any]], method: str
-    ) -> Callable[..., AsyncIterator[Any]]:
+        self, inner: Callable[..., AsyncGenerator[Any, None]], method: str
+    ) -> Callable[..., Awaitable[None]]:
         """Like `_stream`; and close the requests of an upload when it is over.
 
         grpc's iterator is part of a reference cycle and holds the newest request, a chunk of up
@@ -89,11 +93,10 @@ class StatusInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc]  # gr
         by.
         """
 
-        async def behaviour(raw: Any, context: Any) -> AsyncIterator[Any]:
+        async def behaviour(raw: Any, context: Any) -> None:
             requests = _Requests(raw)
             try:
-                async for response in inner(requests, context):
-                    yield response
+                await self._write_all(inner(requests, context), context)
             except grpc.aio.AbortError:
                 raise
             except Exception as error:  # noqa: BLE001 -- the one place that maps them all
@@ -102,6 +105,18 @@ class StatusInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc]  # gr
                 await requests.aclose()
 
         return behaviour
+
+    async def _write_all(self, responses: AsyncGenerator[Any, None], context: Any) -> None:
+        async with aclosing(responses):
+            async for response in responses:
+                try:
+                    async with asyncio.timeout(self._no_progress_s):
+                        await context.write(response)
+                except TimeoutError:
+                    raise NoProgress(
+                        f"no byte of the answer was taken for {self._no_progress_s:g} s: ask "
+                        "again, it goes on where it stopped"
+                    ) from None
 
     async def _abort(self, error: Exception, context: Any, method: str, client: str) -> None:
         code, reason = status_of(error), reason_of(error)

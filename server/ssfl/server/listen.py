@@ -27,7 +27,7 @@ from ssfl.v1 import admin_pb2_grpc, coordinator_pb2, coordinator_pb2_grpc
 if TYPE_CHECKING:
     from ssfl.server.tls import Security  # loads cryptography
 
-# Clients ping every 20 s (docs/wire-format.md, section Connections): allow that, with slack.
+# Clients ping every 10 s (docs/wire-format.md, section Connections): allow that.
 OPTIONS = [
     ("grpc.max_receive_message_length", MAX_CHUNK_BYTES + MAX_MANIFEST_BYTES),
     ("grpc.keepalive_time_ms", 30_000),
@@ -76,7 +76,7 @@ class Listener:
         self.uploads = service.uploads
         token, mutual = (security.token, security.mutual) if security else ("", False)
         identity = IdentityInterceptor(token=token, certificates=mutual)
-        status = StatusInterceptor(conductor.refusals)
+        status = StatusInterceptor(conductor.refusals, config.run.no_progress_s)
         self._clients = grpc.aio.server(
             interceptors=[status, identity],
             options=client_options(connections_that_fit(config.max_connections)),

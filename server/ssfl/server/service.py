@@ -110,11 +110,12 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServiceServicer):
         conductor = self._conductor
         with self._desk.sessions.call(member.client, conductor.clock):
             news = conductor.news()
+            heartbeat_s = min(HEARTBEAT_S, conductor.state.settings.no_progress_s / 4)
             while (ready := await self._task(member, request, context.peer())) is None:
                 waiting = pb.NextTaskResponse(waiting=pb.Waiting(reason=conductor.waiting_for()))
                 yield self._desk.down(waiting, member.client)
                 with contextlib.suppress(TimeoutError):
-                    await asyncio.wait_for(news.wait(), HEARTBEAT_S)
+                    await asyncio.wait_for(news.wait(), heartbeat_s)
                 checks.check_caller(request.caller, conductor.state)
                 news = conductor.news()
             async for response in self._send(ready, request, member):

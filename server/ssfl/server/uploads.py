@@ -92,8 +92,9 @@ class Uploads:
     ) -> AsyncIterator[Any]:
         """Yield the answers to one upload; `accept` verifies the file and makes it count."""
         turn = self.turns.enter(expected.client)
+        every_s = min(QUEUED_EVERY_S, self._no_progress_s / 4)
         try:
-            async with aclosing(self.turns.granted(turn, QUEUED_EVERY_S)) as waits:
+            async with aclosing(self.turns.granted(turn, every_s)) as waits:
                 async for ahead in waits:
                     yield respond(queued=pb.Queued(ahead=ahead))
         except BaseException:

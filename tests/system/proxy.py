@@ -1,0 +1,248 @@
+"""A TCP proxy between a client and its coordinator that makes the trouble of a bad wire.
+
+It cuts connections (FIN or RST), stalls them (half-open: bytes are still taken, none come out),
+delays what passes, limits its rate, and counts the bytes that passed. All of it from the test's
+thread, at once or after some more bytes. Cuts and stalls hit the connections that are open, new
+ones are well; delay and rate are of the wire. The proxy runs in a thread of its own and ends with
+its `with` block.
+"""
+
+import asyncio
+import socket
+import struct
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import Future
+from contextlib import suppress
+from types import TracebackType
+from typing import Any
+
+BLOCK_BYTES = 1 << 14
+UP, DOWN = "up", "down"  # from the client, to the client
+_LINGER_NONE = struct.pack("ii", 1, 0)  # close with RST
+
+
+class _Pair:
+    """One connection of a client and its continuation to the coordinator."""
+
+    def __init__(self, near: asyncio.StreamWriter, far: asyncio.StreamWriter) -> None:
+        self.near, self.far = near, far
+        self.flows = asyncio.Event()  # cleared: stalled
+        self.flows.set()
+
+    def cut(self, *, reset: bool) -> None:
+        for writer in (self.near, self.far):
+            if reset:
+                _reset(writer)
+            else:
+                writer.close()
+
+
+def _reset(writer: asyncio.StreamWriter) -> None:
+    with suppress(OSError):
+        connection = writer.get_extra_info("socket")
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _LINGER_NONE)
+    writer.transport.abort()
+
+
+class Proxy:
+    """A wire to `port` on this machine; clients connect to `self.port`."""
+
+    def __init__(self, port: int) -> None:
+        self.port = 0
+        self.connections = 0  # taken so far
+        self.passed = {UP: 0, DOWN: 0}  # bytes that came out at the other end
+        self._to_port = port
+        self._delay_s = 0.0
+        self._bytes_per_s = 0.0  # each way and connection; 0: no limit
+        self._after: dict[str, tuple[int, Callable[[], Any]]] = {}  # bytes to go, what then
+        self._open: set[_Pair] = set()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._loop = asyncio.new_event_loop()
+        self._accepts = True
+        self._ready = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="proxy", daemon=True)
+
+    def __enter__(self) -> "Proxy":
+        self._thread.start()
+        assert self._ready.wait(10), "the proxy did not start"
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._loop.call_soon_threadsafe(self._end)
+        self._thread.join(10)
+
+    # -- trouble
+
+    def cut(self, *, reset: bool = True) -> int:
+        """Cut every open connection; return how many there were."""
+        return int(self._call(lambda: self._cut(reset)))
+
+    def cut_after(self, num_bytes: int, direction: str = UP, *, reset: bool = True) -> None:
+        """Cut every connection when so many more bytes have passed one way, once."""
+        self._call(lambda: self._after.update({direction: (num_bytes, lambda: self._cut(reset))}))
+
+    def stall(self) -> None:
+        """Take bytes and pass none on, on every open connection; nobody is told."""
+        self._call(self._stall)
+
+    def stall_after(self, num_bytes: int, direction: str = UP) -> None:
+        """Stall every open connection when so many more bytes have passed one way, once."""
+        self._call(lambda: self._after.update({direction: (num_bytes, self._stall)}))
+
+    def flow(self) -> None:
+        """End all stalls; what was taken meanwhile passes."""
+        self._call(self._flow)
+
+    def refuse(self) -> None:
+        """Close new connections at once, until `accept`."""
+        self._call(lambda: setattr(self, "_accepts", False))
+
+    def accept(self) -> None:
+        self._call(lambda: setattr(self, "_accepts", True))
+
+    def delay(self, seconds: float) -> None:
+        """Let every block pass so much later; the order stays."""
+        self._call(lambda: setattr(self, "_delay_s", seconds))
+
+    def limit(self, bytes_per_s: float) -> None:
+        """Pass at most so many bytes a second, each way and connection; 0: no limit."""
+        self._call(lambda: setattr(self, "_bytes_per_s", bytes_per_s))
+
+    # -- inside the loop
+
+    def _call(self, change: Callable[[], Any]) -> Any:
+        """Do something inside the loop and return when it is done."""
+        done: Future[Any] = Future()
+
+        def do() -> None:
+            done.set_result(change())
+
+        self._loop.call_soon_threadsafe(do)
+        return done.result(10)
+
+    def _run(self) -> None:
+        asyncio.set_event_loop(self._loop)
+        listening = asyncio.start_server(self._serve, "127.0.0.1", 0)
+        server = self._loop.run_until_complete(listening)
+        self.port = server.sockets[0].getsockname()[1]
+        self._ready.set()
+        self._loop.run_forever()
+        server.close()
+        for task in self._tasks:
+            task.cancel()
+        self._loop.run_until_complete(asyncio.gather(*self._tasks, return_exceptions=True))
+        self._loop.close()
+
+    def _end(self) -> None:
+        self._cut(reset=True)
+        self._loop.stop()
+
+    def _cut(self, reset: bool) -> int:
+        pairs, self._open = self._open, set()
+        for pair in pairs:
+            pair.cut(reset=reset)
+        return len(pairs)
+
+    def _flow(self) -> None:
+        for pair in self._open:
+            pair.flows.set()
+
+    def _stall(self) -> None:
+        for pair in self._open:
+            pair.flows.clear()
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.connections += 1
+        if not self._accepts:
+            writer.close()
+            return
+        try:
+            far_reader, far_writer = await asyncio.open_connection("127.0.0.1", self._to_port)
+        except OSError:  # no coordinator: the client sees the same
+            _reset(writer)
+            return
+        pair = _Pair(writer, far_writer)
+        self._open.add(pair)
+        both = [
+            self._loop.create_task(self._pass(pair, reader, far_writer, UP)),
+            self._loop.create_task(self._pass(pair, far_reader, writer, DOWN)),
+        ]
+        self._tasks.update(both)
+        await asyncio.wait(both)
+        self._tasks.difference_update(both)
+        self._open.discard(pair)
+        pair.cut(reset=False)
+
+    async def _pass(
+        self,
+        pair: _Pair,
+        reader: asyncio.StreamReader,
+        writer: asyncio.StreamWriter,
+        direction: str,
+    ) -> None:
+        """Carry one direction until its end."""
+        waiting: asyncio.Queue[tuple[float, bytes]] = asyncio.Queue()  # without bound: half-open
+        giving = self._loop.create_task(self._give(pair, waiting, writer, direction))
+        try:
+            while data := await self._read(reader):
+                waiting.put_nowait((time.monotonic(), data))
+            waiting.put_nowait((time.monotonic(), b""))
+            await giving
+        except OSError:
+            with suppress(OSError):
+                writer.close()
+        finally:
+            giving.cancel()
+
+    async def _read(self, reader: asyncio.StreamReader) -> bytes:
+        if self._bytes_per_s:  # slow wires do not take more than they carry
+            await asyncio.sleep(BLOCK_BYTES / self._bytes_per_s)
+        return await reader.read(BLOCK_BYTES)
+
+    async def _give(
+        self,
+        pair: _Pair,
+        waiting: "asyncio.Queue[tuple[float, bytes]]",
+        writer: asyncio.StreamWriter,
+        direction: str,
+    ) -> None:
+        with suppress(OSError):
+            while True:
+                came_s, data = await waiting.get()
+                await asyncio.sleep(max(0.0, came_s + self._delay_s - time.monotonic()))
+                await pair.flows.wait()
+                if not data:
+                    writer.write_eof()
+                    return
+                allowed, then = self._allowed(len(data), direction)
+                await self._write(writer, data[:allowed], direction)
+                if then is None:
+                    continue
+                then()
+                if pair not in self._open:  # it was a cut
+                    return
+                await pair.flows.wait()
+                await self._write(writer, data[allowed:], direction)
+
+    async def _write(self, writer: asyncio.StreamWriter, data: bytes, direction: str) -> None:
+        self.passed[direction] += len(data)
+        writer.write(data)
+        await writer.drain()
+
+    def _allowed(self, num_bytes: int, direction: str) -> tuple[int, Callable[[], Any] | None]:
+        """Return how many of the bytes pass before the trouble that was ordered, and that."""
+        if direction not in self._after:
+            return num_bytes, None
+        left, then = self._after[direction]
+        if num_bytes < left:
+            self._after[direction] = (left - num_bytes, then)
+            return num_bytes, None
+        del self._after[direction]
+        return left, then

@@ -1,0 +1,190 @@
+"""kill -9 of real processes at every named point: the run goes on and ends with the same bits.
+
+One federation of light clients walks through all points of the coordinator, one death after the
+other: every start of it arms the next point, and it dies there. Scoring, rounds, evaluations,
+renewals of the mask and the finish are all struck. Another one, of real clients, walks through
+theirs.
+"""
+
+import re
+import shutil
+import signal
+from collections import Counter
+from dataclasses import dataclass, field
+
+import pytest
+
+from ssfl.method.failpoints import CLIENT_POINTS, COORDINATOR_POINTS, KEEP_POINTS, REFRESH_POINTS
+from ssfl.v1 import transfer_pb2
+from system.federation import ROUNDS, SHARDS, Finished
+from system.federation import RUN as REAL_RUN
+from system.light_run import LightRun, free_port
+from system.programs import DEADLINE_S, Coordinator, Program, Programs, until
+
+pytestmark = pytest.mark.system
+
+EVERY_POINT = (*COORDINATOR_POINTS, *KEEP_POINTS, *REFRESH_POINTS)
+CLIENTS = 4
+RUN = (
+    f"--clients={CLIENTS}", "--reproducible", "--rounds=50", "--sparsity=0.75",
+    "--evaluate-every=5", "--refresh-every=10", "--keep-uploads", "--exit-when-done",
+)  # fmt: skip
+
+# The order in which a run comes by them; those without a place here are passed in every round.
+FIRST = (
+    "journal.created",
+    *("manifest.written", "manifest.synced", "manifest.renamed", "manifest.named"),
+    *("ack.initial", "ack.join"),
+)
+IN_SCORING = ("spool.chunk", "sum.open", "mask.written", "mask.synced", "mask.renamed")
+IN_REFRESH = ("mask.named", *REFRESH_POINTS)  # a file that has its name is not written again
+LAST = ("ack.leave",)
+# Not at the first passage: in the middle of something.
+PASSAGES = {"spool.chunk": 7, "spool.chunk-written": 6, "ack.join": 3, "ack.upload": 2,
+            "journal.torn": 4, "journal.synced": 5, "sum.fold": 3}  # fmt: skip
+
+
+def walk() -> list[str]:
+    """Return every point in the order in which it is armed."""
+    placed = {*FIRST, *IN_SCORING, *IN_REFRESH, *LAST}
+    in_rounds = [point for point in COORDINATOR_POINTS if point not in placed]
+    return [*FIRST, *IN_SCORING, *in_rounds, *KEEP_POINTS, *IN_REFRESH, *LAST]
+
+
+def undisturbed(programs: Programs) -> str:
+    coordinator = programs.coordinator(*RUN)
+    with LightRun(coordinator.port, CLIENTS) as light:
+        (digest,) = light.finish()
+    assert coordinator.ends() == 0
+    assert coordinator.history()["model_digest"] == digest
+    return digest
+
+
+def dies_at(programs: Programs, light: LightRun, point: str, port: int) -> None:
+    """Start the coordinator with a point armed; it must die there, of SIGKILL."""
+    armed = f"{point}=kill@{PASSAGES.get(point, 1)}"
+    coordinator = programs.try_coordinator(*RUN, port=port, FAILPOINTS=armed)
+    assert coordinator.ends() == -signal.SIGKILL, f"{point} was not struck:\n{coordinator.err}"
+    light.check()
+
+
+def test_every_point_of_the_coordinator_is_survived(programs: Programs) -> None:
+    assert sorted(walk()) == sorted(EVERY_POINT), "a point is left out"
+    expected = undisturbed(programs)
+    shutil.rmtree(programs.folder / ".ssfl")
+    shutil.rmtree(programs.folder / "runs")
+    port = free_port()
+    with LightRun(port, CLIENTS) as light:
+        for point in walk():
+            dies_at(programs, light, point, port)
+        last = programs.coordinator(*RUN, port=port)
+        assert light.finish() == {expected}
+    assert last.ends() == 0
+    nothing_counts_twice(last, light)
+
+
+def nothing_counts_twice(coordinator: Coordinator, light: LightRun) -> None:
+    """An upload counts once; what was acknowledged is neither asked for nor sent again."""
+    facts = coordinator.facts("UploadAccepted")
+    counted = Counter((fact["step"], fact["client"]) for fact in facts)
+    assert set(counted.values()) == {1}
+    assert coordinator.facts("StepVoided") == []
+    for client in light.clients:
+        acknowledged: set[int] = set()
+        for told in client.story:
+            if told.what in ("train", "score", "grant"):
+                assert told.step not in acknowledged, f"{client.client_id} was asked again"
+            if told.what == "receipt" and told.step:
+                assert told.number in (
+                    transfer_pb2.OUTCOME_ACCEPTED,
+                    transfer_pb2.OUTCOME_ALREADY_ACCEPTED,
+                )
+                acknowledged.add(told.step)
+
+
+@dataclass(frozen=True)
+class Death:
+    """Where a client is to die, and whether its answer is finished then."""
+
+    point: str
+    passage: int = 1  # answer.*: two files for every answer, the second makes it count
+    finished: bool = True
+
+
+WALKS = {
+    SHARDS[0]: [
+        Death("client.scored", finished=False),
+        Death("answer.synced", 2, finished=False),
+        Death("client.saved"),
+        Death("client.chunk"),
+    ],
+    SHARDS[1]: [
+        Death("client.trained", finished=False),
+        Death("answer.written", finished=False),
+        Death("answer.renamed", 2),
+        Death("client.receipt"),
+    ],
+    SHARDS[2]: [Death("client.dropped", 2), Death("answer.named", 2)],
+}
+
+
+@dataclass
+class Mortal:
+    """A client that dies at one point after the other, and is started again each time."""
+
+    shard: str
+    deaths: list[Death]
+    programs: Programs
+    coordinator: Coordinator
+    lives: list[Program] = field(default_factory=list)
+
+    def over(self) -> bool:
+        """Start the next life if one has ended; tell whether the client has ended well."""
+        if self.lives and self.lives[-1].running:
+            return False
+        died = len(self.lives)
+        if died > len(self.deaths):
+            assert self.lives[-1].process.returncode == 0, self.lives[-1].err
+            return True
+        if self.lives:
+            code, point = self.lives[-1].process.returncode, self.deaths[died - 1].point
+            assert code == -signal.SIGKILL, f"{point} was not struck:\n{self.lives[-1].err}"
+        trouble = {}
+        if died < len(self.deaths):
+            death = self.deaths[died]
+            trouble = {"FAILPOINTS": f"{death.point}=kill@{death.passage}"}
+        self.lives.append(self.programs.client(self.shard, self.coordinator, **trouble))
+        return False
+
+    def check(self) -> None:
+        """A finished answer is the first thing that a new life sends; it is not made again."""
+        done: set[str] = set()
+        before: Death | None = None
+        for life, death in zip(self.lives, [*self.deaths, None], strict=True):
+            story = re.findall(r"trained  round=\d+|scores sent|values sent", life.err)
+            if before and before.finished and before.point != "client.dropped":
+                assert not "".join(story[:1]).startswith("trained"), f"after {before}"
+            trained = [one for one in story if one.startswith("trained")]
+            assert not done & set(trained), f"{self.shard} trained again after {before}"
+            if death and not death.finished and death.point.startswith("answer"):
+                trained = trained[:-1]  # it died while it kept that one
+            done.update(trained)
+            before = death
+        assert len(done) == ROUNDS
+
+
+def test_every_point_of_a_client_is_survived(sites: Programs, undisturbed: Finished) -> None:
+    walked = [death.point for deaths in WALKS.values() for death in deaths]
+    assert sorted(walked) == sorted(CLIENT_POINTS), "a point is left out"
+    coordinator = sites.coordinator(*REAL_RUN)
+    mortals = [Mortal(shard, deaths, sites, coordinator) for shard, deaths in WALKS.items()]
+    until(lambda: min(map(Mortal.over, mortals)), "all clients end", 3 * DEADLINE_S)
+    assert coordinator.ends() == 0
+    history = coordinator.history()
+    assert history["model_digest"] == undisturbed.digest
+    for mortal in mortals:
+        mortal.check()
+    facts = coordinator.facts("UploadAccepted")
+    counted = Counter((fact["step"], fact["client"]) for fact in facts)
+    assert set(counted.values()) == {1}, "counted twice"
+    assert coordinator.facts("StepVoided") == []

@@ -1,0 +1,73 @@
+"""Short versions of two benchmarks: a coordinator that runs for long, and a link that is bad."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ssfl.codec.chunks import MIN_CHUNK_BYTES
+
+pytestmark = pytest.mark.system
+
+ROOT = Path(__file__).resolve().parents[2]
+WITHIN_S = 500  # only a hang is meant to be caught
+BYTES_IN_FLIGHT = 300_000  # 5 Mbit/s over a round trip of 200 ms, with a full queue
+
+
+def benchmark(name: str, folder: Path, *flags: str) -> tuple[dict[str, Any], str]:
+    """Run a benchmark and return what it wrote and said; nothing if it could not measure."""
+    command = [sys.executable, "-m", f"benchmarks.{name}", f"--out={folder}", "--no-plot", *flags]
+    process = subprocess.Popen(
+        command,
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+    )
+    try:
+        said, _ = process.communicate(timeout=WITHIN_S)
+    finally:
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGKILL)  # what it started with it
+            process.wait()
+    print(said)
+    file = folder / f"{name}.json"
+    if "not measured: " in said:
+        return {}, said
+    assert file.exists(), said
+    found: dict[str, Any] = json.loads(file.read_text())
+    return found, said
+
+
+def test_a_coordinator_does_not_grow_in_200_rounds(tmp_path: Path) -> None:
+    # A bound on the growth, not on the slope: so few rounds do not tell 1 MB in 1,000 from noise.
+    result, _ = benchmark("soak", tmp_path, "--rounds=200")
+    assert result["clients"] == 20
+    assert result["growth"] == {"threads": 0, "descriptors": 0, "files": 0}
+    assert result["mb_over_second_half"] <= 1.0
+    assert result["digests_of_clients"] == [result["model_digest"]]
+
+
+def test_a_bad_link_that_forgets_connections_costs_a_chunk_for_each(tmp_path: Path) -> None:
+    """5 Mbit/s, 200 ms, 2 % lost; connections die unnoticed in the scores and in the update."""
+    at = ["--cut-at", "500000", "2500000"]
+    result, said = benchmark(
+        "bad_link", tmp_path, "--masked=1500000", "--cuts=forget", "--cut-every-s=0", *at
+    )
+    if not result:
+        pytest.skip(said.strip())
+    (run,) = result["runs"]
+    up = run["up"]
+    assert run["congestion_control"] == "bbr"
+    assert run["connections"] >= 3
+    assert run["trained"] == 1
+    assert abs(up["ledger_bytes"] - up["needed_bytes"]) <= MIN_CHUNK_BYTES, "a chunk came twice"
+    # Each cut loses the chunk that was on its way, of half a second, and what was in flight.
+    lost = up["distinct"] - up["needed_bytes"]
+    assert lost <= 2 * (5e6 / 8 * 0.5 + BYTES_IN_FLIGHT)
