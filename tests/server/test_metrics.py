@@ -2,18 +2,22 @@
 
 import asyncio
 import socket
+import ssl
+from functools import partial
 from pathlib import Path
 from urllib.request import urlopen
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from program import pems
 from server.conducting import C1, C2, begin, conduct
 from ssfl.method.manifest import Manifest
 from ssfl.program.exits import ProgramError
 from ssfl.server import events
 from ssfl.server.conductor import Conductor
 from ssfl.server.metrics import MetricsServer, RunCollector
+from ssfl.server.tls import TlsFiles
 
 
 def refusals() -> list[dict[str, object]]:
@@ -52,6 +56,23 @@ def test_a_stalled_run_and_refusals_can_be_seen(tmp_path: Path, manifest: Manife
         assert told["ssfl_refusals_total", "bad_values"] == 3
         assert told["ssfl_disk_full", ""] == 0
         assert C1 in conductor.state.members
+
+    conduct(tmp_path, script)
+
+
+def test_who_connects_to_tls_and_says_nothing_holds_up_nobody(tmp_path: Path) -> None:
+    folder = pems.make(tmp_path / "tls")
+
+    async def script(conductor: Conductor) -> None:
+        files = TlsFiles(folder / "coordinator.pem", folder / "coordinator-key.pem", None)
+        server = MetricsServer(RunCollector(conductor, refusals), "127.0.0.1", 0, files)
+        with socket.create_connection(("127.0.0.1", server.port)):
+            trusted = ssl.create_default_context(cafile=str(folder / "ca.pem"))
+            url = f"https://localhost:{server.port}/metrics"
+            ask = partial(urlopen, url, timeout=30, context=trusted)
+            with await asyncio.to_thread(ask) as answer:
+                assert b"ssfl_run_phase" in answer.read()
+            await asyncio.wait_for(asyncio.to_thread(server.stop), 30)
 
     conduct(tmp_path, script)
 

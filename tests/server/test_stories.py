@@ -28,6 +28,7 @@ from ssfl.server.waiting import waiting_for
 
 STORIES = sorted((Path(__file__).parent / "stories").glob("*.txt"))
 TOLD = {
+    "one_scorer_lost", "scoring_quorum_gathers", "reproducible_removed",
     "drain", "newcomer_saves_round", "over_selected", "paused", "removed", "replaced",
     "scoring_quorum", "scoring_quorum_missed", "stall_since",
     "admin_start", "best_after_restart", "best_newcomer", "best_one_missing", "client_leaves",

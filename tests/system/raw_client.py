@@ -145,8 +145,9 @@ class RawClient:
             "encodings": [1, 2, 3, 4],
             "software": "by hand",
         }
+        timeout_s = changes.pop("timeout_s", TIMEOUT_S)
         response: pb.JoinResponse = self.stub.Join(
-            pb.JoinRequest(**(fields | changes)), timeout=TIMEOUT_S
+            pb.JoinRequest(**(fields | changes)), timeout=timeout_s
         )
         self.caller = pb.Caller(
             run_id=response.run_id, client_id=self.client_id, session=response.session

@@ -108,3 +108,27 @@ def test_a_removed_site_is_refused_until_it_is_readmitted(raw: RawRun) -> None:
     assert "bob may join again" in done.out
     raw.bob.join()
     raw.goes_on()
+
+
+def test_sigterm_ends_a_coordinator_whose_disk_is_full(programs: Programs) -> None:
+    coordinator = programs.coordinator(*RUN, FAILPOINTS="journal.append=full@2+")
+    raw = RawRun(programs, coordinator)
+    with pytest.raises(grpc.RpcError):
+        raw.ann.join(timeout_s=1.0)
+    coordinator.says("the disk is full")
+    assert "room on the disk" in coordinator.status().waiting_for
+    coordinator.signal(signal.SIGTERM)
+    coordinator.says("stopping: no new step begins")
+    coordinator.signal(signal.SIGTERM)
+    assert coordinator.ends(deadline_s=60.0) == ExitCode.TERMINATED
+    raw.close()
+
+
+def test_a_removed_site_is_not_asked_to_describe_the_model(programs: Programs) -> None:
+    raw = RawRun(programs, programs.coordinator(*RUN))
+    raw.ann.join()
+    admin = f"--admin=localhost:{raw.coordinator.admin_port}"
+    assert raw.programs.run("ssfl", "remove", "ann", admin).ends() == 0
+    raw.bob.join()
+    assert raw.bob.next_task().kind == "initialize"
+    raw.close()

@@ -35,6 +35,9 @@ _TRY_AGAIN = {
     grpc.StatusCode.DEADLINE_EXCEEDED,
     grpc.StatusCode.CANCELLED,
     grpc.StatusCode.DATA_LOSS,
+    # What gRPC and proxies make of a wire that broke in an odd moment; or a coordinator in trouble.
+    grpc.StatusCode.INTERNAL,
+    grpc.StatusCode.UNKNOWN,
 }
 _BACK_OFF = {"too_many_joins", "too_many_calls"}
 _RESYNC = {"unknown_client", "join_again", "stale_base", "stale_mask"}

@@ -69,10 +69,11 @@ class AdminService(admin_pb2_grpc.AdminServiceServicer):
         reply = await self._conductor.post(events.StartAsked())
         state = self._conductor.state
         if reply is Reply.TOO_FEW_CLIENTS:
-            raise TooFewClients(
-                f"{len(state.ready)} clients have joined, "
-                f"at least {state.settings.min_clients} are needed (--min-clients)"
-            )
+            settings = state.settings
+            need = f"at least {settings.min_clients} are needed (--min-clients)"
+            if settings.reproducible:
+                need = f"a reproducible run needs all {settings.clients} (--clients)"
+            raise TooFewClients(f"{len(state.ready)} clients have joined, {need}")
         return pb.StartRunResponse(num_clients=len(state.founders))
 
     async def StopRun(self, _request: pb.StopRunRequest, _context: Any) -> pb.StopRunResponse:

@@ -73,12 +73,21 @@ def check_join(request: pb.JoinRequest, state: RunState, *, alive: bool) -> Clie
     member = state.members.get(client)
     if member and member.token != request.token.hex() and alive and not member.left:
         raise taken(client)
-    full = state.settings.reproducible and len(state.members) >= state.settings.clients
-    if member is None and full and not state.finished:
+    if client == "admin":
+        raise InvalidRequest("the id admin is the operator's: choose another with --client-id")
+    if member is None and _is_full(state) and not state.finished:
         raise RunFull(
             f"this run is reproducible with {state.settings.clients} clients, and all have joined"
         )
     return client
+
+
+def _is_full(state: RunState) -> bool:
+    """Tell whether a reproducible run has all its clients: for good, once it has begun."""
+    if not state.settings.reproducible:
+        return False
+    here = [m for m in state.members.values() if not m.left and m.client not in state.removed]
+    return bool(state.founders) or len(here) >= state.settings.clients
 
 
 def check_client_id(name: str) -> ClientId:

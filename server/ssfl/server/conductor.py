@@ -177,8 +177,10 @@ class Conductor:
                     task.result()
         except asyncio.CancelledError:
             handling.cancel()
+            full = bool(self.room.missing)
+            self.room.close()  # who waits for room would never end
             await asyncio.wait({handling})
-            if self.ledger.untaken:
+            if self.ledger.untaken and not full:
                 for fact in await self._write([facts.BytesCounted({})]):
                     self.history.add(fact)
             raise
@@ -264,6 +266,7 @@ class Conductor:
         def write() -> list[facts.Fact]:
             length = self.ledger_file.num_bytes
             if detail:
+                self._journal.check_ours()
                 length = self.room.wait_for(lambda: self.ledger_file.append(detail, run_id, *where))
             account = {"ledger": totals, "ledger_bytes": length}
             facts_now = [

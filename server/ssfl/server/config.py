@@ -45,7 +45,7 @@ class CoordinatorConfig:
         False, "end when every site has the final model, instead of serving it"
     )
     give_up_after: float = setting(
-        86400.0, "end when the run has waited so long for clients it needs", duration=True
+        86400.0, "end when a run that has begun waited so long for clients it needs", duration=True
     )
     exit_on_stall: bool = setting(
         False, "end as soon as the run cannot go on with the clients that are here"

@@ -45,6 +45,8 @@ class Room:
     def __init__(self, pause: Callable[[float], object] | None = None) -> None:
         """`pause` waits for so many seconds; by default until then or until `close`."""
         self.missing = ""  # what could not be written; empty while there is room
+        self._waiting = 0  # jobs: those of several threads
+        self._lock = threading.Lock()
         self._closing = threading.Event()
         self._pause = pause or self._closing.wait
 
@@ -54,23 +56,39 @@ class Room:
 
     def wait_for(self, job: Callable[[], Result]) -> Result:
         """Do a job that may be repeated, again and again until the disk has room for it."""
+        waits = False
         while True:
             try:
                 result = job()
             except OSError as error:
                 if not is_full(error) or self._closing.is_set():
+                    if waits:
+                        self._end_waiting()
                     raise
-                self._tell(error)
+                if not waits:
+                    waits = True
+                    self._begin_waiting(error)
                 self._pause(LOOK_EVERY_S)
             else:
-                if self.missing:
-                    self.missing = ""
-                    log.warning("there is room on the disk again: going on")
+                if waits:
+                    self._end_waiting()
                 return result
 
-    def _tell(self, error: OSError) -> None:
-        if not self.missing:
+    def _begin_waiting(self, error: OSError) -> None:
+        with self._lock:
+            self._waiting += 1
+            if self._waiting > 1:
+                return
             self.missing = f"room on the disk: {error}"
-            log.error("the disk is full: make room, then the run goes on by itself", extra={
-                "error": str(error),
-            })  # fmt: skip
+        log.error(
+            "the disk is full: make room, then the run goes on by itself",
+            extra={"error": str(error)},
+        )
+
+    def _end_waiting(self) -> None:
+        with self._lock:
+            self._waiting -= 1
+            if self._waiting:
+                return
+            self.missing = ""
+        log.warning("nothing waits for room on the disk any more")

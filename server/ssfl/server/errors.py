@@ -7,7 +7,6 @@ Refusal
 ├─ WrongName             not the name in the certificate
 ├─ VersionUnsupported    a protocol from the future
 ├─ ClientIdTaken         another live client has this id
-├─ RunFull               a reproducible run has all its clients
 ├─ Removed               an operator removed this site
 ├─ DiskFull              no room for this upload: try again
 ├─ RunFull               a reproducible run has all its clients, or --max-clients are here

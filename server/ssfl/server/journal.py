@@ -15,11 +15,14 @@ name belongs to another file, and must stop: either the new owner has read the r
 was told that it counts. This holds on any file system with atomic renames, also across machines.
 """
 
+import contextlib
 import os
+import secrets
 import struct
 import time
 import zlib
 from collections.abc import Iterable, Iterator, Sequence
+from io import FileIO
 from pathlib import Path
 from typing import BinaryIO
 
@@ -29,6 +32,7 @@ from ssfl.server.errors import Fenced, StateError
 
 MAGIC = b"SSFLJRN1"
 TAKEN = ".taken"  # ends the name of a journal that somebody is taking over
+NEW = ".new"  # ends the name of one that is being written
 MAX_RECORD_BYTES = 1 << 26  # a step of 100,000 clients; a longer one is damage
 _BLOCK_BYTES = 1 << 20
 _SUMMED = struct.Struct("<II")  # length, crc32 of the body
@@ -44,9 +48,9 @@ class Journal:
         The first `checked_bytes` are known to be sound (snapshot.py).
         """
         self.path = path
-        self.cut_bytes = _take_over(path, checked_bytes)
-        self._file = path.open("r+b", buffering=0)
+        self._file, self.cut_bytes = _take_over(path, checked_bytes)
         self.num_bytes = self._file.seek(0, os.SEEK_END)  # on disk, all of it records
+        self._is_torn = False  # by a write that failed
 
     @property
     def records(self) -> list[bytes]:
@@ -60,10 +64,12 @@ class Journal:
                 raise StateError(f"a journal record of {len(body)} bytes is over the limit")
         failpoint("journal.append")
         try:
+            self._mend()
             self._write(bodies)
         except OSError:
-            self._file.truncate(self.num_bytes)
-            self._file.seek(self.num_bytes)
+            self._is_torn = True
+            with contextlib.suppress(OSError):  # else before the next write
+                self._mend()
             raise
         self.num_bytes = self._file.tell()
         failpoint("journal.synced")
@@ -76,6 +82,12 @@ class Journal:
                 f"another coordinator has taken over {self.path.parent}: this one ends, and what "
                 "it was about to acknowledge does not count"
             )
+
+    def _mend(self) -> None:
+        if self._is_torn:
+            self._file.truncate(self.num_bytes)
+            self._file.seek(self.num_bytes)
+            self._is_torn = False
 
     def _write(self, bodies: Sequence[bytes]) -> None:
         view = memoryview(b"".join(_head(body) + body for body in bodies))
@@ -120,13 +132,12 @@ def _read(path: Path) -> tuple[list[bytes], int]:
     return records, max(0, size - sound)  # more may have been written meanwhile
 
 
-def _take_over(path: Path, checked_bytes: int) -> int:
-    """Make the journal ours; return how many bytes of a torn tail were cut."""
+def _take_over(path: Path, checked_bytes: int) -> tuple[FileIO, int]:
+    """Make the journal ours; return its file and how many bytes of a torn tail were cut."""
     if not path.exists():
         abandoned = _abandoned(path)
         if not abandoned:
-            _create(path, [MAGIC])
-            return 0
+            return _create(path, [MAGIC]), 0
         abandoned[-1].rename(path)  # a start that was cut short between its two renames
     sound = _sound_bytes(path, checked_bytes)  # a damaged one stays where it is
     taken = path.with_name(f"{path.name}.{time.time_ns()}{TAKEN}")
@@ -134,10 +145,10 @@ def _take_over(path: Path, checked_bytes: int) -> int:
     failpoint("journal.taken")
     length = _sound_bytes(taken, sound)
     cut_bytes = taken.stat().st_size - length
-    _create(path, _blocks(taken, length))
+    file = _create(path, _blocks(taken, length))
     for old in _abandoned(path):
-        old.unlink()
-    return cut_bytes
+        old.unlink(missing_ok=True)
+    return file, cut_bytes
 
 
 def holds_journal(path: Path) -> bool:
@@ -157,15 +168,25 @@ def _blocks(path: Path, num_bytes: int) -> Iterator[bytes]:
             yield block
 
 
-def _create(path: Path, data: Iterable[bytes]) -> None:
-    temporary = path.with_suffix(".new")
-    with temporary.open("wb") as file:
-        file.writelines(data)
-        file.flush()
+def _create(path: Path, data: Iterable[bytes]) -> FileIO:
+    """Write a journal under a name of its own, give it the right one; return it, open."""
+    temporary = path.with_name(f"{path.name}.{secrets.token_hex(4)}{NEW}")
+    file = temporary.open("w+b", buffering=0)
+    try:
+        for block in data:
+            view = memoryview(block)
+            while view:
+                view = view[file.write(view) :]
         os.fsync(file.fileno())
-    failpoint("journal.created")
-    temporary.rename(path)
-    sync_directory(path.parent)
+        failpoint("journal.created")
+        temporary.rename(path)
+        sync_directory(path.parent)
+    except BaseException:
+        file.close()
+        raise
+    for left in path.parent.glob(f"{path.name}.*{NEW}"):  # by starts that were cut short
+        left.unlink(missing_ok=True)
+    return file
 
 
 def _sound_bytes(path: Path, checked_bytes: int) -> int:

@@ -44,6 +44,7 @@ class LedgerFile:
             self._file.truncate(num_bytes)
             os.fsync(self._file.fileno())
         self.num_bytes = num_bytes
+        self._is_torn = False  # by a write that failed
 
     def append(
         self,
@@ -62,14 +63,14 @@ class LedgerFile:
         failpoint("ledger.append")
         view = memoryview(text.getvalue().encode())
         length = self.num_bytes + len(view)
-        try:
-            while view:
-                view = view[self._file.write(view) :]
-            failpoint("ledger.written")
-            os.fsync(self._file.fileno())
-        except OSError:
+        if self._is_torn:
             self._file.truncate(self.num_bytes)
-            raise
+        self._is_torn = True  # until it is known to be whole
+        while view:
+            view = view[self._file.write(view) :]
+        failpoint("ledger.written")
+        os.fsync(self._file.fileno())
+        self._is_torn = False
         self.num_bytes = length
         return length
 

@@ -5,6 +5,7 @@ follow Prometheus: base units, `_total` for what only grows. Clients are counted
 log and `ssfl status` name them.
 """
 
+import ssl
 from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -20,6 +21,7 @@ from ssfl.server.tls import TlsFiles
 from ssfl.server.waiting import client_state
 
 STATES = ("waiting", "working", "reported", "lost", "left", "removed")
+TIMEOUT_S = 10.0  # for a whole question
 Rows = Callable[[], list[dict[str, Any]]]
 
 
@@ -94,6 +96,11 @@ class MetricsServer:
                 ExitCode.PORT_IN_USE,
             ) from error
         self.port = self._server.server_port
+        # Who connects and says nothing holds up nobody: the handshake is the handler's thread's.
+        if isinstance(self._server.socket, ssl.SSLSocket):
+            self._server.socket.do_handshake_on_connect = False  # type: ignore[attr-defined]
+        handler: Any = self._server.RequestHandlerClass
+        self._server.RequestHandlerClass = type("Handler", (handler,), {"timeout": TIMEOUT_S})
 
     def stop(self) -> None:
         """Answer no longer."""

@@ -6,12 +6,15 @@ all. Fewer make it count: its quorum. With `--reproducible` everyone selected is
 """
 
 import math
+from collections.abc import Collection
 from dataclasses import dataclass
 
 from ssfl.method.exact_sum import VALUE_BOUND, max_weight
 from ssfl.method.sampling import cohort_size
 from ssfl.method.strategies.contract import ClientId, Work
+from ssfl.method.strategies.ssfl import ASK_NOBODY, ASK_ONE
 from ssfl.method.streams import Stream
+from ssfl.server.refresh import refresh_due
 from ssfl.server.state import RunState, Stall, Step
 from ssfl.server.weights import weight_of
 
@@ -45,16 +48,21 @@ def is_binding(state: RunState, step: Step) -> bool:
 def quorum(state: RunState, step: Step) -> int:
     """Return how many reports let a step close before its deadline, if no other can come."""
     settings = state.settings
-    cohort = [client for client in step.cohort if client not in state.removed]
+    cohort = [c for c in step.cohort if c not in state.removed or c in step.uploads]
     if is_binding(state, step):
         return len(cohort)
     if step.work.is_test:
         return 0
-    if step.work is Work.SCORE and settings.scoring_quorum:
-        return min(settings.scoring_quorum, len(step.cohort))
+    if is_vote(step.work, step.cohort) and settings.scoring_quorum:
+        return settings.scoring_quorum
     if step.work is Work.SCORE and not step.reason:  # the first vote is for all, also the lost
         return sum(client in step.uploads or not state.members[client].left for client in cohort)
     return min(settings.min_clients, len(step.cohort))
+
+
+def is_vote(work: Work, cohort: Collection[ClientId]) -> bool:
+    """Tell whether clients decide on a mask together; one alone, or nobody, does not vote."""
+    return work is Work.SCORE and len(cohort) > 1
 
 
 def least(state: RunState, step: Step) -> int:
@@ -84,7 +92,8 @@ def others(state: RunState, step: Step, now_s: float) -> list[ClientId]:
         return []
     pool = [client for client in available(state) if client not in step.cohort]
     stream = Stream(settings.seed, "replacement", step.number, len(step.cohort))
-    return [pool[i] for i in stream.permutation(len(pool))]
+    order = [pool[i] for i in stream.permutation(len(pool))]
+    return [c for c in order if _fits(step, [weight_of(state.members[c], settings)])]
 
 
 def replacements(state: RunState, step: Step, now_s: float) -> dict[ClientId, int]:
@@ -140,13 +149,23 @@ def goal(state: RunState, clients: list[ClientId]) -> int:
     return count if count < len(clients) else 0
 
 
+def needed_next(state: RunState) -> int:
+    """Return how many clients the next step needs, that of a run which has begun."""
+    settings, warm = state.settings, state.settings.warmup_rounds
+    if not settings.scoring_quorum or settings.criterion in (*ASK_ONE, *ASK_NOBODY):
+        return settings.min_clients
+    first = state.mask_epoch == 0 or (state.mask_epoch == 1 and 0 < warm <= state.rounds_done)
+    scores = settings.strategy == "ssfl" and (first or bool(refresh_due(state)))
+    return max(settings.min_clients, settings.scoring_quorum) if scores else settings.min_clients
+
+
 def find_stall(state: RunState, now_s: float) -> Stall | None:
     """Return why the run cannot go on with who is here; None if it can."""
     if not state.founders or state.finished or state.draining:
         return None
     step, settings = state.step, state.settings
     if step is None:
-        here, need = len(available(state)), settings.min_clients
+        here, need = len(available(state)), needed_next(state)
         if here >= need:
             return None
         absent = sorted(c for c in state.members if is_away(state, c) and c not in state.removed)
@@ -192,6 +211,9 @@ def verdict(state: RunState, step: Step, now_s: float) -> Verdict | None:
     reported = len(step.uploads)
     late = now_s - state.step_began_s >= state.settings.round_deadline_s
     late = late and not is_binding(state, step)
+    alone = step.work is Work.SCORE and len(step.cohort) == 1 and not state.settings.reproducible
+    if alone and away == pending and pending and available(state):
+        return Verdict("who was asked for the scores is away", tuple(sorted(away)))
     reached = bool(step.goal) and reported >= step.goal
     waits = pending - away or reported < quorum(state, step)
     if pending and waits and not reached and not late:

@@ -18,7 +18,15 @@ from ssfl.method.strategies import strategy_for
 from ssfl.method.strategies.contract import ClientId, Plan, Position, Work
 from ssfl.server import events, facts
 from ssfl.server.events import Action, Event, Fold, Persist, Reply
-from ssfl.server.quorum import asked_for, available, find_stall, goal, replacements, verdict
+from ssfl.server.quorum import (
+    asked_for,
+    available,
+    find_stall,
+    goal,
+    needed_next,
+    replacements,
+    verdict,
+)
 from ssfl.server.refresh import has_mask, no_round_left, refresh_due
 from ssfl.server.state import RunState, apply
 from ssfl.server.waiting import QUIET_S
@@ -80,7 +88,8 @@ class _Decision:
                 member = self.state.members.get(event.client)
                 if member and event.session not in (None, member.session):
                     return Reply.CONFLICT  # another process has taken its place: that one stays
-                if member:
+                known = (member.left, member.has_final_model) if member else (True, event.finished)
+                if known != (True, event.finished):
                     self._fact(facts.ClientLeft(event.client, event.finished))
             case events.StartAsked():
                 return self._start_asked()
@@ -342,7 +351,7 @@ class _Decision:
             else:
                 self._finish(stopped=False)
             return True
-        if len(clients) < settings.min_clients:
+        if len(clients) < needed_next(state):
             return False
         reason = refresh_due(state)
         position = Position(

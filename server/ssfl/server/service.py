@@ -185,7 +185,8 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServiceServicer):
         finished = request.reason == pb.LEAVE_REASON_FINISHED
         if not finished:
             why = request.detail[: checks.MAX_TEXT]
-            log.warning("client leaves: %s", why, extra={"client": member.client})
+            if not member.left:
+                log.warning("client leaves: %s", why, extra={"client": member.client})
         if finished and not self._conductor.state.finished:
             raise InvalidRequest("the run is not finished")
         await self._desk.leaves()

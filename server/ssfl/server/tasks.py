@@ -80,7 +80,7 @@ def _chunk(offset: int, data: bytes) -> bytes:
 def initializer(state: RunState) -> Member | None:
     """Return the client that is to describe the model: the first that can and is not lost."""
     able = [m for m in state.members.values() if m.manifest_digest and not m.left]
-    present = [m for m in able if m.client not in state.lost]
+    present = [m for m in able if m.client not in state.lost | state.removed]
     return min(present, key=lambda m: m.session, default=None)
 
 
@@ -214,5 +214,9 @@ def _set_model(
 def _ready(
     task: pb.Task, parts: tuple[Part, ...], phase: str, broadcast: Broadcast | None = None
 ) -> Ready:
-    task.task_digest = hashlib.sha256(task.SerializeToString(deterministic=True)).digest()[:16]
+    named = pb.Task()
+    named.CopyFrom(task)
+    if task.HasField("train"):
+        named.train.ClearField("upload_granted")  # may change while it is being sent
+    task.task_digest = hashlib.sha256(named.SerializeToString(deterministic=True)).digest()[:16]
     return Ready(task, parts, phase, broadcast.serialized(parts) if broadcast else {})

@@ -19,12 +19,12 @@ REMIND_EVERY_S = 60.0  # of a run that cannot go on
 
 async def tick(conductor: Conductor, sessions: Sessions) -> None:
     """Let time pass for the run, until cancelled."""
-    teller, before_s = _Teller(conductor, sessions), conductor.clock()
-    looked_s = before_s
+    teller, looked_s = _Teller(conductor, sessions), conductor.clock()
     while True:
+        before_s = conductor.clock()
         await asyncio.sleep(TICK_S)
         now_s = conductor.clock()
-        gap_s, before_s = now_s - before_s, now_s
+        gap_s = now_s - before_s
         if gap_s > PAUSE_S:
             log.warning("this process stood still", extra={"seconds": round(gap_s, 1)})
             sessions.excuse(gap_s, now_s)

@@ -69,7 +69,9 @@ class Audit:
     def same_model(self) -> bool | None:
         """Whether the newest model is that of the accepted uploads; None: not known."""
         if not self.is_sound:
-            return False
+            bytes_only = all("ledger.csv" in problem for problem in self.problems)
+            if not bytes_only or any(step.verdict in BAD for step in self.steps):
+                return False
         return True if self.state and self.state.model_step and not self.not_kept else None
 
     @property
