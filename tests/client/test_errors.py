@@ -45,7 +45,7 @@ from ssfl.client.errors import (
         (StatusCode.UNAVAILABLE, "slot_yielded", SlotYielded),
         (StatusCode.RESOURCE_EXHAUSTED, "", Refused),
         (StatusCode.UNIMPLEMENTED, "", Refused),
-        (StatusCode.INTERNAL, "internal", Refused),
+        (StatusCode.INTERNAL, "internal", Unavailable),
     ],
 )
 def test_every_refusal_has_one_meaning(
