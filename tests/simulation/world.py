@@ -31,6 +31,7 @@ from simulation.network import NETWORK_S, UPLOADS, Call, Failed, Handlers, Netwo
 from simulation.plan import Plan
 from ssfl.method import failpoints
 from ssfl.server import main
+from ssfl.server.conductor import Conductor
 from ssfl.server.config import CoordinatorConfig
 from ssfl.server.disk import Room, is_full
 from ssfl.server.errors import Fenced
@@ -296,9 +297,12 @@ class World:
         service = service_for(config, conductor, sessions)
         jobs = [asyncio.ensure_future(conductor.serve())]
         await main._first_of([*jobs, asyncio.ensure_future(main._take_up(conductor, None))])
-        self.network.handlers = Handlers(service, process, StatusInterceptor(conductor.refusals))
+        self.network.handlers = Handlers(service, process, self._status(conductor))
         jobs.append(asyncio.ensure_future(tick(conductor, sessions)))
         await main._first_of(jobs)
+
+    def _status(self, conductor: Conductor) -> StatusInterceptor:
+        return StatusInterceptor(conductor.refusals, self.settings.no_progress_s)
 
     def _disk_delay(self) -> tuple[float, float]:
         return self.rng.uniform(0, self.disk_s), self.rng.uniform(0, self.disk_s)
