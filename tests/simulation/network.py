@@ -9,7 +9,7 @@ until its keepalive has had enough); the way to a client can be closed for a whi
 import asyncio
 import random
 import sys
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import Any, NoReturn, Protocol
 
 import grpc
@@ -91,8 +91,9 @@ class _Details:
 class _Context:
     """What a handler sees of its call."""
 
-    def __init__(self, peer: str) -> None:
+    def __init__(self, peer: str, write: Callable[[Any], Awaitable[None]]) -> None:
         self._peer = peer
+        self.write = write
         self.status: Failed | None = None
         self.cause: BaseException | None = None
 
@@ -222,8 +223,14 @@ class Call:
             self._serving.cancel()
 
     async def _serve(self, handlers: Handlers) -> None:
-        context = _Context(self.connection.peer)
         process, handler = handlers.process, await handlers.get(self.method)
+
+        async def write(response: Any) -> None:
+            if self.connection.is_silent and self._network.is_choked():
+                await asyncio.Event().wait()  # nobody takes it, nobody says so
+            self._respond(process, handler.response_serializer(response))
+
+        context = _Context(self.connection.peer, write)
         try:
             if handler.stream_stream:
                 requests: Any = _Requests(self._up, handler.request_deserializer)
@@ -233,9 +240,7 @@ class Call:
                 response = await handler.unary_unary(requests, context)
                 self._respond(process, handler.response_serializer(response))
             else:
-                behaviour = handler.unary_stream or handler.stream_stream
-                async for response in behaviour(requests, context):
-                    self._respond(process, handler.response_serializer(response))
+                await (handler.unary_stream or handler.stream_stream)(requests, context)
         except grpc.aio.AbortError:
             pass
         finally:
@@ -336,6 +341,10 @@ class Network:
         """Return how many uploads hold a grant: of one coordinator, or of any."""
         calls = [call for link in self._connections.values() for call in link.calls]
         return sum(c.holds_grant and process in (None, c.served_by) for c in calls)
+
+    def is_choked(self) -> bool:
+        """Tell whether the buffers of a silent connection are full."""
+        return self._rng.random() < 0.5
 
     def arrival_s(self) -> float:
         """Return when a message that leaves now arrives."""
