@@ -14,6 +14,7 @@ A run of few rounds cannot tell a slope of 1 MB in 1,000 rounds from the noise o
 
 import argparse
 import asyncio
+import os
 import sys
 import tempfile
 import time
@@ -36,6 +37,7 @@ SHORT_ROUNDS = 1000
 MASKED, DENSE = 4000, 100
 LOOKS = 200
 WARM_UP = 0.2
+MISSED = 0.05  # share of the rounds that may be behind the last look
 _POLL_S = 0.02
 
 
@@ -53,10 +55,13 @@ class Look:
 
 def look(server: Coordinator, state_dir: Path, rounds_done: int, at_s: float) -> Look:
     process = psutil.Process(server.process.pid)
+    # os.walk passes over a folder that goes while it is looked at; rglob raises.
     files = [
-        path
-        for path in state_dir.rglob("*")
-        if "spool" not in path.parts and not path.name.startswith(".")  # being written
+        name
+        for folder, _, names in os.walk(state_dir)
+        if "spool" not in Path(folder).parts
+        for name in names
+        if not name.startswith(".")  # being written
     ]
     return Look(
         rounds_done,
@@ -101,9 +106,13 @@ async def measure(args: argparse.Namespace, folder: Path) -> dict[str, Any]:
         async with asyncio.timeout(args.timeout_s), asyncio.TaskGroup() as group:
             for client in clients:
                 group.create_task(client.take_part())
+        if watching.done():
+            watching.result()  # it never ends by itself: raise what it failed of
         watching.cancel()
         status = await server.status()
         seconds = time.monotonic() - began_s
+    if looks[-1].rounds_done < (1 - MISSED) * args.rounds:
+        raise RuntimeError(f"the last look was at round {looks[-1].rounds_done} of {args.rounds}")
     sent = sum(sum(client.sent_bytes.values()) for client in clients)
     return {
         "clients": args.clients,
