@@ -38,6 +38,9 @@ _TRY_AGAIN = (
     grpc.StatusCode.DATA_LOSS,
 )
 _RESYNC = ("unknown_client", "join_again", "stale_base", "stale_mask")
+# What grpc.aio itself, not the coordinator, says of a write into a wire that is cut just then. The
+# coordinator's own internal errors have a reason and other words, and are raised.
+_CUT_WHILE_WRITING = "Internal error from Core"
 # The last: payloads of a renewed mask need it. The base is never coded for a client on loopback
 # that does not say it holds the initial weights.
 ENCODINGS = (*MUST_READ, transfer_pb2.ENCODING_REFERENCE)
@@ -122,6 +125,8 @@ class LightClient:
         """Go on after what the agent goes on after; raise the rest."""
         if isinstance(error, grpc.RpcError) and error.code() not in _TRY_AGAIN:
             reason = dict(error.trailing_metadata() or ()).get("ssfl-reason", "")
+            if not reason and error.details() == _CUT_WHILE_WRITING:
+                return
             if reason not in _RESYNC:
                 raise error
             self._answer = None
