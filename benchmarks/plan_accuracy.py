@@ -209,7 +209,8 @@ def run_coded() -> dict[str, Any]:
         cut = Cut(settings.clients, "dirichlet", 0.3, validation=0, seed=0)
         make_shards(folder / "shards", digits(), cut)
         flags = [
-            *("--host", link.coordinator.address, "--log-level", "error", "--exit-when-done"),
+            *("--host", link.coordinator.address, "--insecure"),
+            *("--log-level", "error", "--exit-when-done"),
             *("--clients", str(settings.clients), "--rounds", str(settings.rounds)),
             *("--model", settings.model, "--local-epochs", str(settings.local_epochs)),
         ]
@@ -247,7 +248,8 @@ def run_coded() -> dict[str, Any]:
 
 def _run(scenario: Scenario, link: ShapedLink, folder: Path) -> list[dict[str, Any]]:
     flags = [
-        *("--host", link.coordinator.address, "--log-level", "error", "--exit-when-done"),
+        *("--host", link.coordinator.address, "--insecure"),
+        *("--log-level", "error", "--exit-when-done"),
         *("--clients", str(scenario.clients), "--min-clients", "1"),
         *("--rounds", str(scenario.rounds), "--upload-slots", str(UPLOAD_SLOTS)),
         *("--scores", "exact", "--reference-coding", "off"),
