@@ -16,6 +16,7 @@ from ssfl.method.strategies.contract import ClientId, Work
 from ssfl.method.streams import Stream
 from ssfl.server import aggregate
 from ssfl.server.aggregate import StepSum, compare, update_fraction_bits
+from ssfl.server.errors import StateError
 from ssfl.server.facts import UploadAccepted
 from ssfl.server.spool import Spool, append
 from ssfl.server.state import Step
@@ -242,7 +243,9 @@ def test_a_file_that_vanished_is_an_error_and_never_a_wrong_sum(
 def test_scores_that_dwarf_all_others_do_not_count_and_are_told(
     spool: Spool, model: ModelState, caplog: pytest.LogCaptureFixture
 ) -> None:
-    uploads = {C1: vector(1, 2, 0, 0), C2: vector(3, 1, 0, 0), C3: vector(0, 0, 0, 1e30)}
+    rest = [0.0] * (model.manifest.num_masked - 4)
+    few = {C1: (1, 2, 0, 0), C2: (3, 1, 0, 0), C3: (0, 0, 0, 1e30)}
+    uploads = {client: vector(*values, *rest) for client, values in few.items()}
     step = step_with(spool, Work.SCORE, uploads)
     without = replace(step, closed=(C1, C2))
     assert total(step, model, spool) == total(without, model, spool)
@@ -253,8 +256,20 @@ def test_scores_that_dwarf_all_others_do_not_count_and_are_told(
 def test_scores_that_dwarf_all_others_may_be_kept(
     spool: Spool, model: ModelState, caplog: pytest.LogCaptureFixture
 ) -> None:
-    uploads = {C1: vector(1, 2, 0, 0), C2: vector(3, 1, 0, 0), C3: vector(0, 0, 0, 1e30)}
+    rest = [0.0] * (model.manifest.num_masked - 4)
+    few = {C1: (1, 2, 0, 0), C2: (3, 1, 0, 0), C3: (0, 0, 0, 1e30)}
+    uploads = {client: vector(*values, *rest) for client, values in few.items()}
     step = step_with(spool, Work.SCORE, uploads)
     kept = StepSum(step, model, spool, Summing(RunSettings()), "keep").reduce(step)
     assert kept[3] > 1e29 and kept[0] == 0, "the grid follows the largest"
     assert [vars(record)["client"] for record in caplog.records] == [C3]
+
+
+def test_a_file_that_has_become_shorter_is_not_summed(spool: Spool, model: ModelState) -> None:
+    assert model.values is not None
+    uploads = {client: np.ones(model.values.size, np.float32) for client in (C1, C2)}
+    step = step_with(spool, Work.TRAIN, uploads)
+    path = spool.verified(4, C1, bytes.fromhex(step.uploads[C1].digest))
+    path.write_bytes(path.read_bytes()[:-4])
+    with pytest.raises(StateError, match="upload of c1 in the spool is shorter than it was"):
+        total(step, model, spool)

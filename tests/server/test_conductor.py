@@ -18,6 +18,7 @@ from ssfl.method.streams import Stream
 from ssfl.server import events, facts
 from ssfl.server.conductor import Conductor
 from ssfl.server.disk import Room
+from ssfl.server.errors import StateError
 from ssfl.server.events import Event, Reply
 from ssfl.server.journal import Journal
 from ssfl.server.ledger import Ledger
@@ -241,7 +242,7 @@ def test_a_failing_worker_ends_the_coordinator_loudly(tmp_path: Path, manifest: 
         await conductor.post(other)
         await step_over(conductor, step.number)
 
-    with pytest.raises(FileNotFoundError):
+    with pytest.raises(StateError, match="is missing, an accepted upload: restore"):
         conduct(tmp_path, script)
 
 

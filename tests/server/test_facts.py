@@ -24,7 +24,9 @@ ONE_OF_EACH: list[Fact] = [
         goal=1, fraction_bits=30,
     ),
     facts.ClientsAdded(4, {C2: 90}),
-    facts.UploadAccepted(4, C1, "ef" * 32, 0.1, {"work_s": 1.5, "evaluation": {"total": 10}}),
+    facts.UploadAccepted(
+        4, C1, "ef" * 32, 0.1, {"work_s": 1.5, "evaluation": {"total": 10}}, "ab" * 32
+    ),
     facts.StepClosed(4, (C1,), (C2,), (C2,)),
     facts.StepCommitted(
         4, 1, "k", 500, "b2", {"seconds": 2.5, "ledger": [{"phase": "values"}]}, "ef" * 32

@@ -7,7 +7,16 @@ import pytest
 
 from ssfl.codec import DigestMismatch
 from ssfl.method.strategies.contract import ClientId
-from ssfl.server.spool import Spool, append, check_digest, plain_file, read_sums, read_values
+from ssfl.server.errors import StateError
+from ssfl.server.spool import (
+    Spool,
+    append,
+    check_digest,
+    check_stored,
+    plain_file,
+    read_sums,
+    read_values,
+)
 
 C1 = ClientId("c1")
 ONE, TWO = hashlib.sha256(b"one").digest(), hashlib.sha256(b"two").digest()
@@ -211,3 +220,18 @@ def test_where_only_one_client_is_asked_what_others_left_is_dropped(spool: Spool
     with pytest.raises(FileNotFoundError):
         append(gone, b"it was still sending")
     assert names(spool) == [f"0/c1.{ONE.hex()[:16]}.part"]
+
+
+def test_an_accepted_upload_that_changed_or_is_gone_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "c1.bin"
+    path.write_bytes(b"four")
+    check_stored(path, hashlib.sha256(b"four").hexdigest())
+    check_stored(path, "")  # of a version that noted none
+    with pytest.raises(
+        StateError, match=r"c1\.bin is damaged: it is not what was accepted; restore"
+    ):
+        check_stored(path, hashlib.sha256(b"five").hexdigest())
+    path.unlink()
+    for stored in ("", "ab"):
+        with pytest.raises(StateError, match=r"c1\.bin is missing, an accepted upload: restore"):
+            check_stored(path, stored)

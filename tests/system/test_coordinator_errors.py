@@ -231,3 +231,45 @@ def test_the_outputs_have_a_folder_per_run(programs: Programs) -> None:
     assert folder == programs.folder / "runs" / run_id / "coordinator"
     assert {"history.json", "model.safetensors"} <= {file.name for file in folder.iterdir()}
     raw.close()
+
+
+def test_a_damaged_upload_that_was_accepted_is_never_summed(raw: RawRun) -> None:
+    raw.ann.answer(raw.training())
+    raw.coordinator.kill()
+    (file,) = (raw.coordinator.state_dir / "spool").glob("*/ann.*.bin")
+    data = bytearray(file.read_bytes())
+    data[8] ^= 1
+    file.write_bytes(data)
+    again = raw.programs.try_coordinator(*RUN)
+    assert again.ends() == ExitCode.STATE
+    assert f"{file.name} is damaged: it is not what was accepted" in again.err
+    audit = raw.programs.run("ssfl", "audit", str(raw.coordinator.state_dir))
+    assert audit.ends() == ExitCode.BAD_DATA and "is damaged" in audit.out
+
+
+@pytest.mark.parametrize("num_bytes", [8, 100, 1500])
+def test_a_journal_that_lost_its_records_is_refused_beside_a_run(
+    raw: RawRun, num_bytes: int
+) -> None:
+    raw.ann.answer(raw.training())
+    raw.bob.answer(raw.bob.next_task())
+    until(lambda: raw.coordinator.status().rounds_done == 1, "a round is committed")
+    raw.coordinator.kill()
+    journal = raw.coordinator.state_dir / "journal"
+    journal.write_bytes(journal.read_bytes()[:num_bytes])
+    again = raw.programs.try_coordinator(*RUN)
+    assert again.ends() == ExitCode.STATE
+    assert "has lost its" in again.err and "restore it from a backup" in again.err.lower()
+    assert list(raw.coordinator.state_dir.glob("values-*.f32"))
+
+
+def test_fresh_moves_only_what_is_ours(programs: Programs) -> None:
+    home = programs.folder / "home"
+    home.mkdir()
+    (home / "thesis.txt").write_text("mine")
+    coordinator = programs.coordinator("--state-dir=home", "--fresh")
+    coordinator.kill()
+    assert (home / "thesis.txt").read_text() == "mine"
+    again = programs.coordinator("--state-dir=home", "--fresh")
+    assert (home / "thesis.txt").read_text() == "mine"
+    again.says("is moved aside")

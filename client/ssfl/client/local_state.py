@@ -51,6 +51,7 @@ class LocalState:
             return token
         token = secrets.token_bytes(TOKEN_BYTES)
         write_atomic(path, token)
+        path.chmod(0o600)  # who has it can join as this client
         return token
 
     def save(

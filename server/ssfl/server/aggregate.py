@@ -19,6 +19,7 @@ from ssfl.method.mask import Mask
 from ssfl.method.model_state import ModelState
 from ssfl.method.nested import density_rows
 from ssfl.method.strategies.contract import ClientId, Reducer, Strategy, Work
+from ssfl.server.errors import StateError
 from ssfl.server.events import StepReduced
 from ssfl.server.outliers import outliers
 from ssfl.server.state import Step
@@ -33,6 +34,15 @@ def update_fraction_bits(step: Step) -> int:
     if step.fraction_bits is not None:
         return step.fraction_bits
     return fraction_bits(VALUE_BOUND, sum(step.weights.values()))
+
+
+def _check_count(values: npt.NDArray[np.float32], count: int, client: ClientId) -> None:
+    """Raise StateError if a file that was verified has become shorter since."""
+    if values.size != count:
+        raise StateError(
+            f"the accepted upload of {client} in the spool is shorter than it was: restore the "
+            "state directory from a backup, or use --fresh to begin again"
+        )
 
 
 class Verified(Protocol):
@@ -142,6 +152,7 @@ class StepSum:
             for client in counting:
                 name = bytes.fromhex(step.uploads[client].digest)
                 scores = self._verified.read(self.number, client, name, start, _BLOCK)
+                _check_count(scores, block.size, client)
                 total.fold_at(0, scores, weights[client])
             total.total_weight = weight
             block[:] = total.mean()
@@ -171,10 +182,12 @@ class StepSum:
         if seen is self._model:
             for start in range(0, self._size, _BLOCK):
                 values = self._verified.read(self.number, client, name, start, _BLOCK)
+                _check_count(values, min(_BLOCK, self._size - start), client)
                 total.fold_at(start, values, weight)
         else:
             assert seen.mask is not None and seen.values is not None
             values = self._verified.read(self.number, client, name, 0, seen.values.size)
+            _check_count(values, seen.values.size, client)
             total.fold_at(0, seen.mask.scatter(values), weight)
             if self._holders is not None:
                 ones = np.ones(seen.values.size, dtype=np.float32)

@@ -34,7 +34,7 @@ from ssfl.server.refusals import Refusals
 from ssfl.server.run import advance
 from ssfl.server.snapshot import EVERY_BYTES, write_snapshot
 from ssfl.server.sockets import Connections
-from ssfl.server.spool import Spool
+from ssfl.server.spool import Spool, check_stored
 from ssfl.server.state import RunState, Step, newest_counted
 from ssfl.server.store import Store
 from ssfl.server.story import tell, tell_mask
@@ -354,6 +354,8 @@ class Conductor:
 
     def _fold(self, action: events.Fold) -> None:
         failpoint("sum.fold")
+        path = self.spool.verified(action.step, action.client, bytes.fromhex(action.digest))
+        check_stored(path, action.stored)
         self._current().fold(action.client, action.digest, action.weight)
 
     def _current(self) -> StepSum:

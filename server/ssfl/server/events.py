@@ -47,6 +47,7 @@ class UploadReceived:
     digest: str
     largest: float = 0.0
     report: Mapping[str, Any] = field(default_factory=dict)
+    stored: str = ""  # SHA-256 of its file in the spool
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,6 +171,7 @@ class Fold:
     client: ClientId
     digest: str
     weight: int
+    stored: str = ""  # SHA-256 of its file
 
 
 @dataclass(frozen=True, slots=True)

@@ -91,6 +91,7 @@ class UploadAccepted:
     digest: str  # of the payload; empty for an evaluation, which has none
     largest: float  # largest |value|; decides the grid of a sum of scores
     report: Mapping[str, Any] = field(default_factory=dict)  # metrics and timings, for history
+    stored: str = ""  # SHA-256 of its file in the spool: of the values, as they count
 
 
 @dataclass(frozen=True, slots=True)

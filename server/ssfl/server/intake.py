@@ -39,7 +39,7 @@ from ssfl.server.first_model import begin_model, initialized
 from ssfl.server.ledger import Direction, encoding_word
 from ssfl.server.limits import Limits
 from ssfl.server.run import late_reply
-from ssfl.server.spool import check_digest
+from ssfl.server.spool import check_digest, file_digest
 from ssfl.server.state import Member, Step
 from ssfl.server.status import reason_of
 from ssfl.server.tasks import initializer
@@ -275,9 +275,11 @@ class Intake:
         """Verify a whole upload, keep it and tell the run: both or, after a crash, neither."""
         found = await asyncio.to_thread(verify, part)
         spool = self._conductor.spool
+        stored = (await asyncio.to_thread(file_digest, found.plain)).hex()
         await asyncio.to_thread(spool.keep, part, found.plain)
         report = {**event.report, **found.report}
-        reply = await self._conductor.post(replace(event, largest=found.largest, report=report))
+        counted = replace(event, largest=found.largest, report=report, stored=stored)
+        reply = await self._conductor.post(counted)
         if reply in (Reply.CONFLICT, Reply.STEP_CLOSED):  # it does not count: make room
             spool.forget(event.step, event.client, bytes.fromhex(event.digest))
         failpoint("ack.upload")

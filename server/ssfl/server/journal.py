@@ -172,6 +172,7 @@ def _create(path: Path, data: Iterable[bytes]) -> FileIO:
     """Write a journal under a name of its own, give it the right one; return it, open."""
     temporary = path.with_name(f"{path.name}.{secrets.token_hex(4)}{NEW}")
     file = temporary.open("w+b", buffering=0)
+    os.fchmod(file.fileno(), 0o600)  # it holds what clients prove their names with
     try:
         for block in data:
             view = memoryview(block)

@@ -29,8 +29,15 @@ from ssfl.server.handshakes import Handshakes, heard
 from ssfl.server.journal import Journal, holds_journal
 from ssfl.server.ledger import Ledger
 from ssfl.server.outputs import run_folder, write_accounts, write_outputs
-from ssfl.server.recover import load_manifest, load_models, move_aside, open_run
-from ssfl.server.sessions import Sessions
+from ssfl.server.recover import (
+    check_beginning,
+    check_newest,
+    load_manifest,
+    load_models,
+    move_aside,
+    open_run,
+)
+from ssfl.server.sessions import LOST_AFTER_S, Sessions
 from ssfl.server.snapshot import read_snapshot
 from ssfl.server.spool import Spool
 from ssfl.server.state import newest_counted
@@ -179,12 +186,14 @@ def _open(config: CoordinatorConfig, clock: Clock = time.monotonic) -> Conductor
             f"{config.state_dir / 'journal'} is missing beside the files of a run: restore it from "
             "a backup, or use --fresh to move the rest aside and begin again"
         )
+    check_beginning(config.state_dir / "journal", store)
     known = read_snapshot(config.state_dir / "journal", config.run)
     journal = Journal(config.state_dir / "journal", known.num_bytes)
     if journal.cut_bytes:
         log.warning("journal: a torn tail was cut", extra={"bytes": journal.cut_bytes})
     ledger = Ledger()
     state, newest = open_run(journal, config.run, ledger, known)
+    check_newest(journal.path, state, store)
     accepted = config.state_dir / "accepted" if config.keep_uploads else None
     spool = Spool(config.state_dir / "spool", accepted)
     spool.set_aside(*newest_counted(state))  # a crash may have come before it
@@ -293,6 +302,8 @@ async def _drain(conductor: Conductor, listener: "Listener") -> None:
 async def _given_up(conductor: Conductor, config: CoordinatorConfig) -> str:
     """Return what the run waited for, when it has waited for too long."""
     patience_s = 0.0 if config.exit_on_stall else config.give_up_after
+    if conductor.state.members:  # of an earlier process: they have not had time to come back
+        await asyncio.sleep(LOST_AFTER_S)
     while True:
         await asyncio.sleep(TICK_S)
         stall = conductor.state.stall

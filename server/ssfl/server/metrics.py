@@ -5,7 +5,10 @@ follow Prometheus: base units, `_total` for what only grows. Clients are counted
 log and `ssfl status` name them.
 """
 
+import logging
 import ssl
+import sys
+import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -21,6 +24,9 @@ from ssfl.server.tls import TlsFiles
 from ssfl.server.waiting import client_state
 
 STATES = ("waiting", "working", "reported", "lost", "left", "removed")
+log = logging.getLogger(__name__)
+
+TELL_EVERY_S = 60.0
 TIMEOUT_S = 10.0  # for a whole question
 Rows = Callable[[], list[dict[str, Any]]]
 
@@ -96,11 +102,22 @@ class MetricsServer:
                 ExitCode.PORT_IN_USE,
             ) from error
         self.port = self._server.server_port
+        self._told_s = -TELL_EVERY_S
+        self._server.handle_error = self._tell  # type: ignore[method-assign, assignment]
         # Who connects and says nothing holds up nobody: the handshake is the handler's thread's.
         if isinstance(self._server.socket, ssl.SSLSocket):
             self._server.socket.do_handshake_on_connect = False  # type: ignore[attr-defined]
         handler: Any = self._server.RequestHandlerClass
         self._server.RequestHandlerClass = type("Handler", (handler,), {"timeout": TIMEOUT_S})
+
+    def _tell(self, _request: object, address: object) -> None:
+        """Say that a question failed, but not again and again: anybody may ask."""
+        if time.monotonic() - self._told_s >= TELL_EVERY_S:
+            self._told_s = time.monotonic()
+            host = address[0] if isinstance(address, tuple) else address
+            log.warning(
+                "a question at the metrics port failed: %s", sys.exception(), extra={"from": host}
+            )
 
     def stop(self) -> None:
         """Answer no longer."""

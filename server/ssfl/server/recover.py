@@ -1,5 +1,6 @@
 """From a state directory to a run: replay the journal, load the model it names."""
 
+import contextlib
 import logging
 import secrets
 import time
@@ -28,20 +29,56 @@ log = logging.getLogger(__name__)
 CHANGEABLE = {"round_deadline_s", "no_progress_s"}
 
 
+# What a state directory holds; anything else in it is somebody else's.
+OURS = (
+    "journal*", "manifest-*.json", "*-*.f32", "mask-*.bin", "change-*.bin", "snapshot*",
+    "ledger.csv", "spool", "accepted",
+)  # fmt: skip
+
+
 def move_aside(state_dir: Path) -> Path | None:
-    """Rename an existing state directory; return its new name."""
+    """Move the run in a state directory beside it, or into a folder of it; return where."""
+    state_dir = state_dir.resolve()
     entries = sorted(
-        (entry for entry in state_dir.iterdir() if entry.name != "lock"),
-        key=lambda entry: entry.name == "journal",  # last: a crash leaves it to be moved again
+        {entry for pattern in OURS for entry in state_dir.glob(pattern)},
+        key=lambda entry: (entry.name == "journal", entry.name),  # last: a crash leaves it
     )
     if not entries:
         return None
-    stamp = time.strftime("%Y%m%d-%H%M%S")
-    target = state_dir.with_name(f"{state_dir.name}.{stamp}-{secrets.token_hex(2)}")
-    target.mkdir(parents=True)
-    for entry in entries:
+    stamp = f"{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(2)}"
+    target = state_dir.with_name(f"{state_dir.name}.{stamp}")
+    try:
+        target.mkdir(parents=True)
+        entries[0].rename(target / entries[0].name)
+    except OSError:  # a mount point, or nothing may be written beside it
+        with contextlib.suppress(OSError):
+            target.rmdir()
+        target = state_dir / f"before.{stamp}"
+        target.mkdir()
+        entries[0].rename(target / entries[0].name)
+    for entry in entries[1:]:
         entry.rename(target / entry.name)
     return target
+
+
+def check_beginning(path: Path, store: Store) -> None:
+    """Raise StateError for a journal without its beginning beside the files of a run."""
+    spooled = any((store.root / "spool").glob("*/*"))
+    begun = path.exists() and next(records_of(path), None) is not None
+    if path.exists() and not begun and (spooled or store.holds_something()):
+        raise StateError(
+            f"{path} has lost its beginning, and the files of a run are beside it: restore it from "
+            "a backup, or use --fresh to move the rest aside and begin again"
+        )
+
+
+def check_newest(path: Path, state: RunState, store: Store) -> None:
+    """Raise StateError for a journal that knows nothing of steps whose values are here."""
+    if store.newest_step > state.last_step:
+        raise StateError(
+            f"{path} ends before step {store.newest_step}, whose values are beside it: it has lost "
+            "its end. Restore it from a backup, or use --fresh to move all aside and begin again"
+        )
 
 
 def open_run(

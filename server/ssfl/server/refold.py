@@ -26,7 +26,7 @@ from ssfl.server import facts
 from ssfl.server.aggregate import StepSum, reduced
 from ssfl.server.errors import BadValues, StateError
 from ssfl.server.recover import load_model, with_scored
-from ssfl.server.spool import check_digest, read_sums, read_values, verified_name
+from ssfl.server.spool import check_digest, check_stored, read_sums, read_values, verified_name
 from ssfl.server.state import RunState, Step, apply
 from ssfl.server.store import Store
 from ssfl.server.verify import verify_scores, verify_values
@@ -213,9 +213,13 @@ class Refold:
         problem = ""
         for upload in step.uploads.values() if not step.work.is_test else ():
             try:
-                self._uploads.find(step.number, upload.client, upload.digest)
+                check_stored(
+                    self._uploads.find(step.number, upload.client, upload.digest), upload.stored
+                )
             except FileNotFoundError as error:
                 problem = problem or str(error)
+            except StateError as error:
+                return _result(step, Verdict.DIFFERS, self.state, str(error))
         return _result(step, Verdict.MISSING if problem else Verdict.OPEN, self.state, problem)
 
     def _refold(self, before: RunState, step: Step) -> ModelState | None:
@@ -249,7 +253,9 @@ class Refold:
             )
         as_sent = "clipped" not in upload.report  # else it is kept as it counts: shortened
         try:
-            if upload.report.get("encoding") in PLAIN and as_sent:
+            if upload.stored:
+                check_digest(path, bytes.fromhex(upload.stored))
+            elif upload.report.get("encoding") in PLAIN and as_sent:
                 check_digest(path, bytes.fromhex(upload.digest))
             elif self._uploads.holds(step.number):  # coded: the journal's digest is of that form
                 check_digest(path, self._uploads.noted_digest(step.number, path.name))

@@ -172,12 +172,13 @@ class _Decision:
         if step.closed is not None:
             return Reply.STEP_CLOSED
         accepted = facts.UploadAccepted(
-            step.number, event.client, event.digest, event.largest, event.report
+            step.number, event.client, event.digest, event.largest, event.report, event.stored
         )
         self._fact(accepted)
         if not step.work.is_test:
             weight = step.weights[event.client]
-            self.actions.append(Fold(step.number, event.client, event.digest, weight))
+            fold = Fold(step.number, event.client, event.digest, weight, event.stored)
+            self.actions.append(fold)
         self._move_on()
         return Reply.ACCEPTED
 
@@ -269,7 +270,8 @@ class _Decision:
         self.actions.append(events.OpenStep(step))
         for client, upload in sorted(step.uploads.items()):
             weight = step.weights[client]
-            self.actions.append(Fold(step.number, client, upload.digest, weight))
+            fold = Fold(step.number, client, upload.digest, weight, upload.stored)
+            self.actions.append(fold)
         if step.closed is not None:
             self.actions.append(events.Reduce(step))
 

@@ -48,7 +48,7 @@ class Sessions:
     def silent_s(self, client: ClientId, now_s: float) -> float:
         """Return how long nothing was heard of a client."""
         presence = self.get(client, now_s)
-        return 0.0 if presence.open_calls else now_s - presence.last_seen_s
+        return 0.0 if presence.open_calls else max(0.0, now_s - presence.last_seen_s)
 
     def alive(self, client: ClientId, now_s: float) -> bool:
         """Tell whether the client has a call open or was heard of within 30 s."""

@@ -27,6 +27,7 @@ from ssfl.codec.errors import DigestMismatch
 from ssfl.method.failpoints import failpoint
 from ssfl.method.strategies.contract import ClientId
 from ssfl.program.files import sync_directory, write_atomic
+from ssfl.server.errors import StateError
 
 SUMS = "SHA256SUMS"
 
@@ -189,6 +190,18 @@ def file_digest(path: Path) -> bytes:
     """Return the SHA-256 of a file."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").digest()
+
+
+def check_stored(path: Path, stored: str) -> None:
+    """Raise StateError unless an accepted upload is as it was when it was acknowledged."""
+    mend = "restore the state directory from a backup, or use --fresh to begin again"
+    try:
+        if stored and file_digest(path).hex() != stored:
+            raise StateError(f"{path} is damaged: it is not what was accepted; {mend}")
+        if not path.exists():
+            raise FileNotFoundError
+    except FileNotFoundError:
+        raise StateError(f"{path} is missing, an accepted upload: {mend}") from None
 
 
 def read_values(path: Path, start: int, count: int) -> npt.NDArray[np.float32]:

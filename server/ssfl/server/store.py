@@ -101,6 +101,12 @@ class Store:
         patterns = ("manifest-*.json", "*-*.f32", "mask-*.bin", "change-*.bin")
         return any(True for pattern in patterns for _ in self.root.glob(pattern))
 
+    @property
+    def newest_step(self) -> int:
+        """The newest step whose values are here; 0: none."""
+        steps = (int(path.stem.split("-")[1]) for path in self.root.glob("values-*.f32"))
+        return max(steps, default=0)
+
     def drop_older(self, step: int, epoch: int) -> None:
         """Forget what nobody asks for any more; call it when the journal names a newer step."""
         _drop_below(self.root, "values", self._step_before(step) or step)
