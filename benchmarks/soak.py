@@ -9,7 +9,8 @@ all pairs of looks (Theil and Sen) behind the first fifth, the warm-up. Writes
 benchmarks/results/soak.json and .png; exit code 1 if something grows.
 
 A run of few rounds cannot tell a slope of 1 MB in 1,000 rounds from the noise of the allocator
-(some 100 KB): below 1,000 rounds the bar is a growth of at most 1 MB over the second half.
+(it grows by 0.6 to 0.8 MB there): below 1,000 rounds the bar is a growth of at most 1.5 MB over
+the second half.
 """
 
 import argparse
@@ -32,7 +33,7 @@ from benchmarks.workload import SEED, manifest_of
 from ssfl.method.initialize import initial_vector
 
 BAR_MB_PER_1000_ROUNDS = 1.0
-BAR_MB_OF_A_SHORT_RUN = 1.0
+BAR_MB_OF_A_SHORT_RUN = 1.5  # a kilobyte for each client and round would be 2 MB in 100 rounds
 SHORT_ROUNDS = 1000
 MASKED, DENSE = 4000, 100
 LOOKS = 200
@@ -132,8 +133,9 @@ def figures(looks: list[Look]) -> dict[str, Any]:
     half = len(looks) // 2
     third, last = looks[half : half + half // 2], looks[half + half // 2 :]
     resident = [float(np.median([one.resident_bytes for one in part])) for part in (third, last)]
-    growth = {
-        name: max(getattr(one, name) for one in last) - max(getattr(one, name) for one in third)
+    growth = {  # medians: a file that is just being written is open in some looks
+        name: int(np.median([getattr(one, name) for one in last]))
+        - int(np.median([getattr(one, name) for one in third]))
         for name in ("threads", "descriptors", "files")
     }
     return {

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from benchmarks.soak import BAR_MB_OF_A_SHORT_RUN
 
 from ssfl.codec.chunks import MIN_CHUNK_BYTES
 
@@ -49,8 +50,9 @@ def test_a_coordinator_does_not_grow_in_200_rounds(tmp_path: Path) -> None:
     # A bound on the growth, not on the slope: so few rounds do not tell 1 MB in 1,000 from noise.
     result, _ = benchmark("soak", tmp_path, "--rounds=200")
     assert result["clients"] == 20
-    assert result["growth"] == {"threads": 0, "descriptors": 0, "files": 0}
-    assert result["mb_over_second_half"] <= 1.0
+    # One of each in every round would be 50; the snapshot of the journal comes once.
+    assert all(more <= 2 for more in result["growth"].values()), result["growth"]
+    assert result["mb_over_second_half"] <= BAR_MB_OF_A_SHORT_RUN
     assert result["digests_of_clients"] == [result["model_digest"]]
 
 
