@@ -1,54 +1,22 @@
 """Short versions of two benchmarks: a coordinator that runs for long, and a link that is bad."""
 
-import json
-import os
-import signal
-import subprocess
-import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 from benchmarks.soak import BAR_MB_OF_A_SHORT_RUN
 
 from ssfl.codec.chunks import MIN_CHUNK_BYTES
+from system.run_benchmark import run_benchmark
 
 pytestmark = pytest.mark.system
 
-ROOT = Path(__file__).resolve().parents[2]
 WITHIN_S = 500  # only a hang is meant to be caught
 BYTES_IN_FLIGHT = 300_000  # 5 Mbit/s over a round trip of 200 ms, with a full queue
 
 
-def benchmark(name: str, folder: Path, *flags: str) -> tuple[dict[str, Any], str]:
-    """Run a benchmark and return what it wrote and said; nothing if it could not measure."""
-    command = [sys.executable, "-m", f"benchmarks.{name}", f"--out={folder}", "--no-plot", *flags]
-    process = subprocess.Popen(
-        command,
-        cwd=ROOT,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        start_new_session=True,
-    )
-    try:
-        said, _ = process.communicate(timeout=WITHIN_S)
-    finally:
-        if process.poll() is None:
-            os.killpg(process.pid, signal.SIGKILL)  # what it started with it
-            process.wait()
-    print(said)
-    file = folder / f"{name}.json"
-    if "not measured: " in said:
-        return {}, said
-    assert file.exists(), said
-    found: dict[str, Any] = json.loads(file.read_text())
-    return found, said
-
-
 def test_a_coordinator_does_not_grow_in_200_rounds(tmp_path: Path) -> None:
     # A bound on the growth, not on the slope: so few rounds do not tell 1 MB in 1,000 from noise.
-    result, _ = benchmark("soak", tmp_path, "--rounds=200")
+    result, _ = run_benchmark("soak", tmp_path, "--rounds=200", within_s=WITHIN_S)
     assert result["clients"] == 20
     # One of each in every round would be 50; the snapshot of the journal comes once.
     assert all(more <= 2 for more in result["growth"].values()), result["growth"]
@@ -59,9 +27,8 @@ def test_a_coordinator_does_not_grow_in_200_rounds(tmp_path: Path) -> None:
 def test_a_bad_link_that_forgets_connections_costs_a_chunk_for_each(tmp_path: Path) -> None:
     """5 Mbit/s, 200 ms, 2 % lost; connections die unnoticed in the scores and in the update."""
     at = ["--cut-at", "500000", "2500000"]
-    result, said = benchmark(
-        "bad_link", tmp_path, "--masked=1500000", "--cuts=forget", "--cut-every-s=0", *at
-    )
+    size = ["--masked=1500000", "--cuts=forget", "--cut-every-s=0"]
+    result, said = run_benchmark("bad_link", tmp_path, *size, *at, within_s=WITHIN_S)
     if not result:
         pytest.skip(said.strip())
     (run,) = result["runs"]

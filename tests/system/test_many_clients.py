@@ -4,19 +4,14 @@ The benchmark itself is run, on a smaller model: a real coordinator, 500 connect
 polls open while 500 uploads arrive together. It compares every mean with numpy's, bit for bit.
 """
 
-import json
-import os
-import signal
-import subprocess
-import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
 
+from system.run_benchmark import run_benchmark
+
 pytestmark = pytest.mark.system
 
-ROOT = Path(__file__).resolve().parents[2]
 CLIENTS = 500
 WITHIN_S = 300  # a whole run takes about 15 s; only a hang is meant to be caught
 
@@ -26,25 +21,8 @@ def result(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """Run the benchmark once and return what it wrote."""
     folder = tmp_path_factory.mktemp("many_clients")
     size = [f"--clients={CLIENTS}", "--masked=20000", "--rounds=1", "--idle-s=0"]
-    command = [sys.executable, "-m", "benchmarks.many_clients", *size]
-    process = subprocess.Popen(
-        [*command, f"--out={folder}", f"--timeout-s={WITHIN_S - 30}", "--no-plot"],
-        cwd=ROOT,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        start_new_session=True,
-    )
-    try:
-        said, _ = process.communicate(timeout=WITHIN_S)
-    finally:
-        if process.poll() is None:
-            os.killpg(process.pid, signal.SIGKILL)  # the coordinator with it
-            process.wait()
-    print(said)
-    file = folder / "many_clients.json"
-    assert file.exists(), said
-    found: dict[str, Any] = json.loads(file.read_text())
+    limit = f"--timeout-s={WITHIN_S - 30}"
+    found, _ = run_benchmark("many_clients", folder, *size, limit, within_s=WITHIN_S)
     return found
 
 

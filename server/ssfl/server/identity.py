@@ -10,6 +10,7 @@ about a run.
 
 import hmac
 from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import aclosing
 from typing import Any
 
 import grpc
@@ -53,15 +54,17 @@ class IdentityInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc]  # 
 
             async def stream(request: Any, context: Any) -> AsyncIterator[Any]:
                 self._check(metadata, context)(request)
-                async for response in handler.unary_stream(request, context):
-                    yield response
+                async with aclosing(handler.unary_stream(request, context)) as responses:
+                    async for response in responses:
+                        yield response
 
             return grpc.unary_stream_rpc_method_handler(stream, *codec)
 
         async def streams(requests: Any, context: Any) -> AsyncIterator[Any]:
             checked = _Checked(requests, self._check(metadata, context))
-            async for response in handler.stream_stream(checked, context):
-                yield response
+            async with aclosing(handler.stream_stream(checked, context)) as responses:
+                async for response in responses:
+                    yield response
 
         return grpc.stream_stream_rpc_method_handler(streams, *codec)
 

@@ -1,0 +1,42 @@
+"""A benchmark as its command runs it: in a session of its own, ended with all it started."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def run_benchmark(
+    name: str, folder: Path, *flags: str, within_s: float
+) -> tuple[dict[str, Any], str]:
+    """Return what a benchmark wrote and said; `within_s` is there to catch a hang.
+
+    Nothing was written if it says that it could not measure here.
+    """
+    command = [sys.executable, "-m", f"benchmarks.{name}", f"--out={folder}", "--no-plot", *flags]
+    process = subprocess.Popen(
+        command,
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+    )
+    try:
+        said, _ = process.communicate(timeout=within_s)
+    finally:
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGKILL)  # what it started with it
+            process.wait()
+    print(said)
+    if "not measured: " in said:
+        return {}, said
+    file = folder / f"{name}.json"
+    assert file.exists(), said
+    found: dict[str, Any] = json.loads(file.read_text())
+    return found, said
