@@ -19,7 +19,15 @@ COORDINATOR = set(setting_names(CoordinatorConfig))
 RUN = set(setting_names(RunSettings))
 # What both programs have, each for itself.
 SHARED = {
-    *{"state_dir", "out_dir", "log_format", "log_level", "give_up_after"},
+    *{
+        "state_dir",
+        "out_dir",
+        "log_format",
+        "log_level",
+        "give_up_after",
+        "metrics_port",
+        "metrics_host",
+    },
     *{"tls_ca", "tls_cert", "tls_key", "join_token_file"},
 }
 
@@ -36,7 +44,7 @@ def test_run_settings_live_on_the_coordinator_only() -> None:
     assert not RUN & CLIENT
 
 
-def test_both_programs_share_only_where_they_write_how_they_log_and_their_tls_files() -> None:
+def test_both_programs_share_where_they_write_log_and_are_watched_and_their_tls_files() -> None:
     assert CLIENT & COORDINATOR == SHARED
 
 

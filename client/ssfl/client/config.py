@@ -11,7 +11,8 @@ from ssfl.program.settings import setting_names
 # Settings of ssfl-coordinator alone (compared with its own list by tests/test_settings_split.py).
 COORDINATOR_SETTINGS = (
     "host", "port", "admin_host", "admin_port", "init", "fresh", "exit_when_done", "exit_on_stall",
-    "metrics_port", "keep_uploads", "upload_slots", "workers", "reference_coding", "insecure",
+    "status_port", "status_host", "health_port", "keep_uploads", "upload_slots", "workers",
+    "reference_coding", "insecure",
     "max_clients", "max_connections", "max_model_values",
 )  # fmt: skip
 SECURITY = "Security settings"
@@ -57,6 +58,10 @@ class ClientConfig:
     join_token_file: Path | None = setting(
         None, "file with the token that the coordinator asks for", group=SECURITY
     )
+    metrics_port: int | None = setting(
+        None, "port for Prometheus (/metrics) and probes (/healthz); 0: a free one; left out: none"
+    )
+    metrics_host: str = setting("127.0.0.1", "address of the metrics port")
     log_format: str = setting(
         "text", "text for people, json for machines", choices=("text", "json")
     )
@@ -72,6 +77,10 @@ class ClientConfig:
         if not (colon and host and port.isdigit() and 0 < int(port) < 65536):
             raise SettingsError(
                 f"--coordinator must be host:port (localhost:50051), got {self.coordinator!r}"
+            )
+        if not 0 <= (self.metrics_port or 0) <= 65535:
+            raise SettingsError(
+                f"--metrics-port must be between 0 and 65535, got {self.metrics_port}"
             )
         if self.threads < 0:
             raise SettingsError(f"--threads must be 0 (every core) or more, got {self.threads}")

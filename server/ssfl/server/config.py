@@ -11,6 +11,7 @@ from ssfl.server.limits import MAX_CLIENTS, MAX_CONNECTIONS, MAX_MODEL_VALUES
 DEFAULT_PORT = 50051
 DEFAULT_ADMIN_PORT = 50052
 SECURITY = "Security settings"
+WATCHING = "Settings for those who watch"
 
 # Settings of ssfl-client: refused as flags here, ignored as variables, since both programs may
 # share one environment. (tests/test_settings_split.py compares the list with the client's own.)
@@ -33,7 +34,18 @@ class CoordinatorConfig:
         "127.0.0.1", "address of the admin port; beyond loopback with --tls-ca only"
     )
     metrics_port: int | None = setting(
-        None, "port for Prometheus, beside the admin port; 0: a free one; left out: none"
+        None, "port for Prometheus: /metrics; 0: a free one; left out: none", group=WATCHING
+    )
+    metrics_host: str = setting("127.0.0.1", "address of the metrics port", group=WATCHING)
+    status_port: int | None = setting(
+        None, "port for a live page in the browser; 0: a free one; left out: none", group=WATCHING
+    )
+    status_host: str = setting("127.0.0.1", "address of the status page", group=WATCHING)
+    health_port: int | None = setting(
+        None,
+        "port that answers probes on --host, without TLS: /healthz, /readyz; 0: a free one; left "
+        "out: none",
+        group=WATCHING,
     )
     state_dir: Path = setting(Path(".ssfl/coordinator"), "where the run survives a crash")
     out_dir: Path = setting(Path("runs"), "where the final model goes, in a folder per run")
@@ -97,6 +109,8 @@ class CoordinatorConfig:
             "--port": self.port,
             "--admin-port": self.admin_port,
             "--metrics-port": self.metrics_port or 0,
+            "--status-port": self.status_port or 0,
+            "--health-port": self.health_port or 0,
         }
         for name, value in ports.items():
             if not 0 <= value <= 65535:
@@ -131,6 +145,16 @@ class CoordinatorConfig:
                 "on the way reads and changes what travels: give --tls-cert and --tls-key (`ssfl "
                 "certs` makes some to try), or --insecure if this is inside a VPN you trust"
             )
+        for name, host in (
+            ("--metrics-host", self.metrics_host),
+            ("--status-host", self.status_host),
+        ):
+            if not (is_loopback(host) or self.tls_cert or self.insecure):
+                raise SettingsError(
+                    f"{name} {host} can be reached from other machines, and shows the names of all "
+                    "clients: give --tls-cert and --tls-key, or --insecure if only those whom you "
+                    "trust get there"
+                )
         if not (is_loopback(self.admin_host) or self.tls_ca):
             raise SettingsError(
                 f"--admin-host {self.admin_host} can be reached from other machines, where anybody "
