@@ -18,7 +18,7 @@ MAX_LINES = 450
 WALLS: dict[str, set[str]] = {
     "codec": {"numpy", "zstandard"},
     "method": {"numpy", "safetensors", "ssfl.codec"},
-    "program": {"cryptography", "numpy", "ssfl.method"},
+    "program": {"cryptography", "numpy", "prometheus_client", "ssfl.method"},
     "datasets": {"numpy", "PIL", "pyarrow", "sklearn", "ssfl.method", "ssfl.program"},
     "learning": {
         *{"numpy", "safetensors", "torch"},
@@ -30,7 +30,8 @@ WALLS: dict[str, set[str]] = {
         *{"ssfl.codec", "ssfl.method", "ssfl.program", "ssfl.v1"},
     },
     "client": {
-        *{"google.protobuf", "grpc", "numpy", "rich", "safetensors", "torch", "zstandard"},
+        *{"google.protobuf", "grpc", "numpy", "prometheus_client", "rich", "safetensors", "torch"},
+        "zstandard",
         *{"ssfl.codec", "ssfl.datasets", "ssfl.learning"},
         *{"ssfl.method", "ssfl.program", "ssfl.v1"},
     },

@@ -1,89 +1,100 @@
 """What Prometheus is told of a run: the state as it stands, in its own format."""
 
 import asyncio
-import socket
-import ssl
-from functools import partial
+from collections.abc import Callable
 from pathlib import Path
-from urllib.request import urlopen
 
-import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from program import pems
-from server.conducting import C1, C2, begin, conduct
+from server.conducting import C1, C2, SETTINGS, begin, conduct
 from ssfl.method.manifest import Manifest
-from ssfl.program.exits import ProgramError
+from ssfl.method.strategies.contract import ClientId
+from ssfl.program import series
+from ssfl.program.metrics import metrics_route
+from ssfl.program.web import Request
 from ssfl.server import events
 from ssfl.server.conductor import Conductor
-from ssfl.server.metrics import MetricsServer, RunCollector
-from ssfl.server.tls import TlsFiles
+from ssfl.server.metrics import RunCollector
+from ssfl.server.sessions import Sessions
+from ssfl.server.tally import Result
+from ssfl.server.uploads import Uploads
+
+Samples = dict[tuple[str, str], float]
 
 
-def refusals() -> list[dict[str, object]]:
-    return [
-        {"client_id": "c1", "reason": "bad_values", "count": 2},
-        {"client_id": "c2", "reason": "bad_values", "count": 1},
-    ]
+def asking(conductor: Conductor) -> Callable[[], Samples]:
+    """Return what asks as Prometheus does: every sample by name and the values of its labels."""
+    uploads = Uploads(conductor.spool, conductor.ledger, 8, 60.0, conductor.clock)
+    route = metrics_route(RunCollector(conductor, Sessions(), uploads))
 
+    def ask() -> Samples:
+        text = route(Request("/metrics")).body.decode()
+        return {
+            (sample.name, ",".join(sample.labels.values())): sample.value
+            for family in text_string_to_metric_families(text)
+            for sample in family.samples
+        }
 
-def read(port: int) -> dict[tuple[str, str], float]:
-    """Ask as Prometheus does; return every sample by name and the value of its one label."""
-    with urlopen(f"http://127.0.0.1:{port}/metrics", timeout=30) as answer:
-        text = answer.read().decode()
-    return {
-        (sample.name, "".join(sample.labels.values())): sample.value
-        for family in text_string_to_metric_families(text)
-        for sample in family.samples
-    }
+    return ask
 
 
 def test_a_stalled_run_and_refusals_can_be_seen(tmp_path: Path, manifest: Manifest) -> None:
     async def script(conductor: Conductor) -> None:
-        server = MetricsServer(RunCollector(conductor, refusals), "127.0.0.1", 0, None)
-        try:
-            before = await asyncio.to_thread(read, server.port)
-            assert before["ssfl_run_phase", "gathering"] == 1
-            await begin(conductor, manifest)
-            await conductor.post(events.Lost(C2))
-            told = await asyncio.to_thread(read, server.port)
-        finally:
-            await asyncio.to_thread(server.stop)
+        ask = asking(conductor)
+        assert ask()["ssfl_run_phase", "gathering"] == 1
+        await begin(conductor, manifest)
+        await conductor.post(events.Lost(C2))
+        for client in ("c1", "c1", "c2"):
+            conductor.refusals.count(client, "bad_values", "no")
+        told = await asyncio.to_thread(ask)
         assert told["ssfl_run_phase", "waiting"] == 1 and told["ssfl_run_phase", "gathering"] == 0
         assert told["ssfl_run_stalled", ""] == 1
         assert told["ssfl_run_missing_clients", ""] == 1
         assert told["ssfl_clients", "lost"] == 1 and told["ssfl_clients", "working"] == 1
+        assert told["ssfl_client_up", "c1"] == 1 and told["ssfl_client_up", "c2"] == 0
         assert told["ssfl_refusals_total", "bad_values"] == 3
         assert told["ssfl_disk_full", ""] == 0
+        assert told["ssfl_clients_joined_total", "no"] == 2
+        assert told["ssfl_clients_selected_total", "score"] == 2
         assert C1 in conductor.state.members
 
     conduct(tmp_path, script)
 
 
-def test_who_connects_to_tls_and_says_nothing_holds_up_nobody(tmp_path: Path) -> None:
-    folder = pems.make(tmp_path / "tls")
-
+def test_only_declared_series_are_shown(tmp_path: Path, manifest: Manifest) -> None:
     async def script(conductor: Conductor) -> None:
-        files = TlsFiles(folder / "coordinator.pem", folder / "coordinator-key.pem", None)
-        server = MetricsServer(RunCollector(conductor, refusals), "127.0.0.1", 0, files)
-        with socket.create_connection(("127.0.0.1", server.port)):
-            trusted = ssl.create_default_context(cafile=str(folder / "ca.pem"))
-            url = f"https://localhost:{server.port}/metrics"
-            ask = partial(urlopen, url, timeout=30, context=trusted)
-            with await asyncio.to_thread(ask) as answer:
-                assert b"ssfl_run_phase" in answer.read()
-            await asyncio.wait_for(asyncio.to_thread(server.stop), 30)
+        await begin(conductor, manifest)
+        uploads = Uploads(conductor.spool, conductor.ledger, 8, 60.0, conductor.clock)
+        shown = list(RunCollector(conductor, Sessions(), uploads).collect())
+        declared = {one.name: one for one in series.COORDINATOR}
+        assert len({family.name for family in shown}) == len(shown)
+        for family in shown:
+            one = declared.pop(family.name)
+            assert (family.type, family.documentation) == (one.kind.value, one.text)
+        # These need a round that is done, or are absent where they are not known.
+        assert set(declared) <= {
+            "ssfl_run_seconds_left", "ssfl_model_accuracy_ratio", "ssfl_model_loss",
+            "ssfl_mask_info", "ssfl_mask_density_ratio", "ssfl_heap_bytes",
+        }  # fmt: skip
 
     conduct(tmp_path, script)
 
 
-def test_a_port_in_use_is_told(tmp_path: Path) -> None:
-    async def script(conductor: Conductor) -> None:
-        with socket.socket() as taken:
-            taken.bind(("127.0.0.1", 0))
-            taken.listen()
-            port = taken.getsockname()[1]
-            with pytest.raises(ProgramError, match=f"cannot listen on 127.0.0.1:{port}"):
-                MetricsServer(RunCollector(conductor, refusals), "127.0.0.1", port, None)
+def test_of_very_many_clients_the_slowest_and_the_most_silent_are_shown(
+    tmp_path: Path, manifest: Manifest
+) -> None:
+    settings = SETTINGS.__class__(clients=500, rounds=2, sparsity="0.5", seed=5)
 
-    conduct(tmp_path, script)
+    async def script(conductor: Conductor) -> None:
+        for number in range(500):
+            name = ClientId(f"c{number:03}")
+            digest = manifest.digest.hex()
+            await conductor.post(events.Joined(name, "t", 10, digest, "cpu"))
+            conductor.tally.results[name] = Result(0.0, 1.0, 0.5, float(number), 100)
+        told = asking(conductor)()
+        shown = {label for name, label in told if name == "ssfl_client_samples"}
+        assert len(shown) <= 2 * series.SLOWEST_SHOWN
+        assert {f"c{number:03}" for number in range(480, 500)} <= shown
+        assert told["ssfl_client_upload_bytes_per_second", "c499"] == 200.0
+
+    conduct(tmp_path, script, settings)

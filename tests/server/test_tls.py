@@ -10,8 +10,9 @@ import pytest
 
 from program.pems import make
 from ssfl.method.errors import SettingsError
+from ssfl.program.web import TlsFiles
 from ssfl.server.config import CoordinatorConfig, warnings_of
-from ssfl.server.tls import Certificates, TlsFiles, read_security, tls_files
+from ssfl.server.tls import Certificates, read_security
 from ssfl.tools.authority import Authority
 
 FILE = Path("x.pem")
@@ -23,13 +24,13 @@ def files_in(folder: Path) -> TlsFiles:
         tls_key=folder / "coordinator-key.pem",
         tls_ca=folder / "ca.pem",
     )
-    files = tls_files(config)
+    files = config.tls_files
     assert files is not None
     return files
 
 
 def test_without_certificates_there_are_no_files() -> None:
-    assert tls_files(CoordinatorConfig()) is None
+    assert CoordinatorConfig().tls_files is None
     assert not read_security(CoordinatorConfig()).mutual
 
 

@@ -33,3 +33,29 @@ def give_back() -> None:
         ctypes.CDLL(None).malloc_trim(0)
     except (AttributeError, OSError, TypeError):
         return
+
+
+class _Mallinfo2(ctypes.Structure):
+    """As malloc.h has it."""
+
+    _fields_ = [
+        (name, ctypes.c_size_t)
+        for name in (
+            *("arena", "ordblks", "smblks", "hblks", "hblkhd"),
+            *("usmblks", "fsmblks", "uordblks", "fordblks", "keepcost"),
+        )
+    ]
+
+
+def heap_bytes() -> int | None:
+    """Return the memory in use as glibc counts it, mapped buffers included; None elsewhere.
+
+    What Python keeps for its own small objects is not in it.
+    """
+    try:
+        mallinfo2 = ctypes.CDLL(None).mallinfo2
+    except (AttributeError, OSError, TypeError):
+        return None
+    mallinfo2.restype = _Mallinfo2
+    told = mallinfo2()
+    return int(told.uordblks) + int(told.hblkhd)

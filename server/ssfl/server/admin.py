@@ -1,9 +1,6 @@
 """The Admin service: status, history, start, refresh, stop."""
 
 import asyncio
-import resource
-import sys
-from pathlib import Path
 from typing import Any
 
 from ssfl.method.strategies.contract import ClientId
@@ -12,11 +9,12 @@ from ssfl.server.conductor import Conductor
 from ssfl.server.delivered import everyone_has_it
 from ssfl.server.errors import NoMask, RunOver, TooFewClients
 from ssfl.server.events import Reply
+from ssfl.server.memory import peak_memory_bytes
 from ssfl.server.outputs import history_document, run_folder
 from ssfl.server.refresh import no_round_left
 from ssfl.server.sessions import Sessions
 from ssfl.server.state import RunState
-from ssfl.server.waiting import client_state
+from ssfl.server.waiting import client_state, seconds_left
 from ssfl.v1 import admin_pb2 as pb
 from ssfl.v1 import admin_pb2_grpc
 
@@ -47,7 +45,7 @@ class AdminService(admin_pb2_grpc.AdminServiceServicer):
             accuracy=history.newest.get("pooled"),
             loss=history.newest.get("loss"),
             metrics=history.newest.get("metrics"),
-            seconds_left=_seconds_left(state, history.seconds_per_round),
+            seconds_left=seconds_left(state, history.seconds_per_round),
             ledger=[pb.LedgerEntry(**row) for row in conductor.ledger.rows()],
             peak_memory_bytes=peak_memory_bytes(),
             model_digest=bytes.fromhex(state.base_digest) if state.finished else b"",
@@ -138,19 +136,3 @@ def why_no_mask(state: RunState) -> str:
     if no_round_left(state):
         return "the last round has begun or is done: no round would use a new mask"
     return "no mask has been agreed yet: wait for the first one, then ask again"
-
-
-def peak_memory_bytes() -> int:
-    """Return the largest resident memory of this process so far."""
-    try:  # getrusage would count the process that started us, too
-        status = Path("/proc/self/status").read_text()
-        return 1024 * int(status.split("VmHWM:")[1].split()[0])
-    except (OSError, IndexError):
-        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-        return peak if sys.platform == "darwin" else peak * 1024
-
-
-def _seconds_left(state: RunState, pace: float | None) -> float | None:
-    if pace is None or state.finished:
-        return None
-    return pace * (state.settings.rounds - state.rounds_done)

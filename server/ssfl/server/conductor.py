@@ -11,6 +11,7 @@ The caller's duties around the pure core, in order:
 import asyncio
 import gc
 import logging
+import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
@@ -35,10 +36,12 @@ from ssfl.server.run import advance
 from ssfl.server.snapshot import EVERY_BYTES, write_snapshot
 from ssfl.server.sockets import Connections
 from ssfl.server.spool import Spool, check_stored
-from ssfl.server.state import RunState, Step, newest_counted
+from ssfl.server.state import RunState, Step, apply, newest_counted
 from ssfl.server.store import Store
 from ssfl.server.story import tell, tell_mask
+from ssfl.server.tally import Tally
 from ssfl.server.tasks import initializer
+from ssfl.server.timing import StepTimes
 from ssfl.server.waiting import waiting_for
 
 log = logging.getLogger(__name__)
@@ -71,6 +74,7 @@ class Conductor:
         write_model: Callable[["Conductor"], None],
         room: Room | None = None,
         snapshot_bytes: int = 0,
+        today: Clock = time.time,
     ) -> None:
         self.state = state
         self.model = model
@@ -81,6 +85,9 @@ class Conductor:
         self.connections = Connections(ledger)
         self.refusals = Refusals(clock, lambda name: ClientId(name) in self.state.members)
         self.clock = clock
+        self.tally = Tally()
+        self.tally.begin(state, ledger)
+        self._times = StepTimes(clock, today)
         self.store = store
         self.spool = spool
         self.model_written = asyncio.Event()
@@ -257,7 +264,7 @@ class Conductor:
         The bytes of the step that ends here go first; a fact that tells the totals tells the
         length of that file, too, so that both are of the same moment.
         """
-        told = [self._timed(fact) for fact in new_facts]
+        told = self._timed(new_facts)
         ends = any(isinstance(fact, _ENDS) for fact in told)
         detail, totals = (self.ledger.take(), self.ledger.rows()) if ends else ([], [])
         run_id, step = self.state.run_id, self.state.step
@@ -275,18 +282,32 @@ class Conductor:
                 else fact
                 for fact in told
             ]
+            began_s = self.clock()
             self.room.wait_for(
                 lambda: self._journal.append([facts.to_json(fact) for fact in facts_now])
             )
+            self.tally.syncs.observe(self.clock() - began_s)
             return facts_now
 
         return await asyncio.get_running_loop().run_in_executor(self._writer, write)
 
-    def _timed(self, fact: facts.Fact) -> facts.Fact:
-        if not isinstance(fact, facts.StepCommitted) or fact.report:
-            return fact
-        began_s = self.state.step_began_s  # 0: closed by an earlier process
-        return replace(fact, report={"seconds": self.clock() - began_s if began_s else None})
+    def _timed(self, new_facts: list[facts.Fact]) -> list[facts.Fact]:
+        """Return the facts, those that end a step with the times of it; count them all."""
+        state, told = self.state, list[facts.Fact]()
+        num_values = self.manifest.size if self.manifest else 0
+        for fact in new_facts:
+            now = fact
+            match fact:
+                case facts.StepStarted():
+                    self._times.begin(fact.step)
+                case facts.StepClosed():
+                    self._times.close()
+                case facts.StepCommitted() if state.step:
+                    now = replace(fact, report={**self._times.report(state.step), **fact.report})
+            self.tally.take(now, state, self.ledger, num_values)
+            state = apply(state, fact)
+            told.append(now)
+        return told
 
     def _tell_mask(self, fact: facts.Fact) -> None:
         model = self.model
@@ -363,7 +384,6 @@ class Conductor:
         return self._sum
 
     def _reduce(self, step: Step) -> None:
-        seconds = self.clock() - self.state.step_began_s
         loop = asyncio.get_running_loop()
 
         def job() -> None:
@@ -372,6 +392,7 @@ class Conductor:
             total, before = self._current(), self.model
             finished = total.finish(step)
             self._sum = None
+            self._times.sum()
             self.room.wait_for(lambda: self.store.save_step(step.number, finished.model))
             result = self.store.lean(finished.model)
             if before is not None:
@@ -380,7 +401,7 @@ class Conductor:
             failpoint("sum.stored")
             if step.work is Work.TRAIN and self._is_lossy and result.change is None:
                 log.warning("the mean's change does not fit the run's value type: kept as it is")
-            event = reduced(step.number, result, {"seconds": seconds, **finished.report})
+            event = reduced(step.number, result, finished.report)
             asyncio.run_coroutine_threadsafe(self.post(event, result), loop)
 
         self._work(job)

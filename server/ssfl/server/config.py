@@ -6,6 +6,7 @@ from pathlib import Path
 from ssfl.method.errors import SettingsError
 from ssfl.method.settings import RunSettings, setting
 from ssfl.program.addresses import is_loopback
+from ssfl.program.web import TlsFiles
 from ssfl.server.limits import MAX_CLIENTS, MAX_CONNECTIONS, MAX_MODEL_VALUES
 
 DEFAULT_PORT = 50051
@@ -133,6 +134,13 @@ class CoordinatorConfig:
                 "the run could never start"
             )
         self._validate_security()
+
+    @property
+    def tls_files(self) -> TlsFiles | None:
+        """The files for any port of this coordinator; None: it runs without TLS."""
+        if self.tls_cert is None or self.tls_key is None:
+            return None
+        return TlsFiles(self.tls_cert, self.tls_key, self.tls_ca)
 
     def _validate_security(self) -> None:
         if (self.tls_cert is None) != (self.tls_key is None):

@@ -60,12 +60,20 @@ class Desk:
         return await asyncio.to_thread(self.broadcasts.seen_by, client, work, model)
 
     def timing(self, member: Member, step: int) -> dict[str, float]:
-        """Return when the task went out and when the answer was whole, from the step's start."""
+        """Return when the task went out, and was out, and when the answer was whole.
+
+        In seconds from the step's start.
+        """
         now_s = self.conductor.clock()
         began_s = self.conductor.state.step_began_s
         presence = self.sessions.get(member.client, now_s)
-        asked_s = presence.asked_s if presence.asked_step == step else began_s
-        return {"asked_s": max(0.0, asked_s - began_s), "received_s": now_s - began_s}
+        known = presence.asked_step == step
+        asked_s, sent_s = (presence.asked_s, presence.sent_s) if known else (began_s, began_s)
+        return {
+            "asked_s": max(0.0, asked_s - began_s),
+            "sent_s": max(0.0, sent_s - began_s),
+            "received_s": now_s - began_s,
+        }
 
     def speaks(self, client: ClientId, peer: str) -> None:
         """Note which client a connection belongs to; `peer` as a call's context names it."""

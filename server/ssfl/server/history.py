@@ -79,7 +79,7 @@ class Newest:
         ]
         entry = {
             "rounds_done": started.round_number,
-            "seconds": fact.report.get("seconds"),
+            **{name: fact.report.get(name) for name in ("began", "seconds", "phases", "last")},
             "ledger": self.ledger,
             "missing": list(self.missing),
             "clients": clients,

@@ -280,6 +280,8 @@ class Intake:
         report = {**event.report, **found.report}
         counted = replace(event, largest=found.largest, report=report, stored=stored)
         reply = await self._conductor.post(counted)
+        if reply is Reply.STEP_CLOSED:
+            self._conductor.tally.late += 1
         if reply in (Reply.CONFLICT, Reply.STEP_CLOSED):  # it does not count: make room
             spool.forget(event.step, event.client, bytes.fromhex(event.digest))
         failpoint("ack.upload")
@@ -314,8 +316,10 @@ class Intake:
         self, step: int, member: Member, payload: transfer_pb2.Payload
     ) -> transfer_pb2.Receipt:
         """Return the answer to an upload of a step that is over: it may have counted."""
-        state = self._conductor.state
-        return receipt_of(late_reply(state, step, member.client, payload.digest.hex()))
+        reply = late_reply(self._conductor.state, step, member.client, payload.digest.hex())
+        if reply is Reply.STEP_CLOSED:
+            self._conductor.tally.late += 1
+        return receipt_of(reply)
 
     def _refuse_old_mask(
         self, header: update_pb2.SparseUpdate, receipt: transfer_pb2.Receipt

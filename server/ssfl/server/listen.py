@@ -128,6 +128,7 @@ def service_for(
         config.upload_slots,
         config.run.no_progress_s,
         conductor.clock,
+        conductor.tally.resumed,
     )
     limits = Limits(config.max_clients, config.max_model_values)
     return CoordinatorService(Desk(conductor, sessions), uploads, config.reference_coding, limits)

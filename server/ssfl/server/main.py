@@ -43,10 +43,10 @@ from ssfl.server.spool import Spool
 from ssfl.server.state import newest_counted
 from ssfl.server.store import Store
 from ssfl.server.tick import TICK_S, tick
+from ssfl.server.watch import Watch
 
 if TYPE_CHECKING:
     from ssfl.server.listen import Listener
-    from ssfl.server.metrics import MetricsServer
     from ssfl.server.tls import Security
 
 log = logging.getLogger("ssfl.coordinator")
@@ -88,7 +88,7 @@ def _run(config: CoordinatorConfig) -> int:
         security = read_security(config)
     try:
         with DirectoryLock(config.state_dir):
-            return asyncio.run(_serve(config, security))
+            return asyncio.run(_watched(config, security))
     except StateError as error:
         raise ProgramError(str(error), ExitCode.STATE) from error
     except OSError as error:
@@ -100,7 +100,15 @@ def _run(config: CoordinatorConfig) -> int:
         ) from error
 
 
-async def _serve(config: CoordinatorConfig, security: "Security | None") -> int:
+async def _watched(config: CoordinatorConfig, security: "Security | None") -> int:
+    watch = Watch(config)
+    try:
+        return await _serve(config, security, watch)
+    finally:
+        await watch.stop()
+
+
+async def _serve(config: CoordinatorConfig, security: "Security | None", watch: Watch) -> int:
     from ssfl.server.listen import Listener  # likewise
 
     asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(config.workers))
@@ -119,8 +127,11 @@ async def _serve(config: CoordinatorConfig, security: "Security | None") -> int:
     conductor = _open(config)
     sessions = Sessions()
     listener = Listener(config, conductor, sessions, security)
-    stop, metrics = _signals(), None
-    jobs: list[asyncio.Future[Any]] = [asyncio.ensure_future(conductor.serve())]
+    stop = _signals()
+    jobs: list[asyncio.Future[Any]] = [
+        asyncio.ensure_future(conductor.serve()),
+        asyncio.ensure_future(watch.health.beat()),
+    ]
     try:
         # What was under way is taken up before the first call can come in.
         await _first_of([*jobs, asyncio.ensure_future(_take_up(conductor, first))])
@@ -128,22 +139,19 @@ async def _serve(config: CoordinatorConfig, security: "Security | None") -> int:
         log.info("configuration", extra=settings.describe(config))
         print(f"ssfl-coordinator listening on {config.host}:{listener.port}", flush=True)
         print(f"ssfl-coordinator admin on {config.admin_host}:{listener.admin_port}", flush=True)
-        if config.metrics_port is not None:
-            metrics = _metrics(config, conductor)
-            shown = f"{config.admin_host}:{metrics.port}"
-            print(f"ssfl-coordinator metrics on {shown}", flush=True)
+        watch.open(conductor, sessions, listener.uploads)
+        watch.health.ready = True
         _greet(config, conductor)
         jobs.append(asyncio.ensure_future(tick(conductor, sessions)))
         jobs.append(asyncio.ensure_future(_accounts(conductor, config)))
-        jobs.append(asyncio.ensure_future(_asked_to_stop(stop, conductor, listener)))
+        jobs.append(asyncio.ensure_future(_asked_to_stop(stop, conductor, listener, watch)))
         given_up = asyncio.ensure_future(_given_up(conductor, config))
         jobs.append(given_up)
         if config.exit_when_done:
             jobs.append(asyncio.ensure_future(_all_delivered(conductor)))
         await _first_of(jobs)
     finally:
-        if metrics:
-            await asyncio.to_thread(metrics.stop)
+        watch.health.ready = False
         await listener.stop()
         for job in jobs:
             job.cancel()
@@ -215,14 +223,6 @@ def _open(config: CoordinatorConfig, clock: Clock = time.monotonic) -> Conductor
     return conductor
 
 
-def _metrics(config: CoordinatorConfig, conductor: Conductor) -> "MetricsServer":
-    from ssfl.server.metrics import MetricsServer, RunCollector  # only where it is asked for
-    from ssfl.server.tls import tls_files
-
-    collector = RunCollector(conductor, conductor.refusals.rows)
-    return MetricsServer(collector, config.admin_host, config.metrics_port or 0, tls_files(config))
-
-
 def _write(conductor: Conductor, config: CoordinatorConfig) -> None:
     write_outputs(conductor, config.out_dir)
     folder = run_folder(config.out_dir, conductor.state.run_id)
@@ -270,13 +270,16 @@ def _signals() -> _Stop:
     return stop
 
 
-async def _asked_to_stop(stop: _Stop, conductor: Conductor, listener: "Listener") -> None:
+async def _asked_to_stop(
+    stop: _Stop, conductor: Conductor, listener: "Listener", watch: Watch
+) -> None:
     """Return when a signal came and, unless it is urgent, what is under way is done or safe.
 
     Nothing new begins. A sum that is being made is finished, an upload that is coming in, too;
     who still computes is not waited for: it sends its result to the coordinator that comes next.
     """
     await stop.wait()
+    watch.health.ready = False
     if stop.now.is_set():
         return
     draining = asyncio.ensure_future(_drain(conductor, listener))

@@ -1,126 +1,183 @@
-"""What Prometheus may ask: every series of the coordinator is declared here.
+"""What Prometheus may ask of a coordinator; program/series.py declares every series.
 
-Nothing is counted twice: the values are read from the run's state when they are asked for. Names
-follow Prometheus: base units, `_total` for what only grows. Clients are counted, not named: the
-log and `ssfl status` name them.
+Nothing is counted twice: the values are read, when they are asked for, from the run's state, from
+the ledger, and from the tally of what happened since the process started. All three are values
+or are copied whole, so the thread that answers needs no lock.
 """
 
-import logging
-import ssl
-import sys
-import time
+import shutil
 from collections import Counter
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Iterator, Mapping
 
-from prometheus_client import CollectorRegistry, start_http_server
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
 
-from ssfl.program.exits import ExitCode, ProgramError
+from ssfl.method.strategies.contract import ClientId
+from ssfl.program import series
+from ssfl.program.malloc import heap_bytes
+from ssfl.program.metrics import build_info, histograms, many, maybe, one
 from ssfl.server.conductor import Conductor
+from ssfl.server.ledger import CONNECTION, Direction
+from ssfl.server.memory import folder_bytes, peak_memory_bytes
+from ssfl.server.sessions import Sessions
 from ssfl.server.state import Phase, RunState
-from ssfl.server.tls import TlsFiles
-from ssfl.server.waiting import client_state
+from ssfl.server.uploads import Uploads
+from ssfl.server.waiting import client_state, seconds_left
 
 STATES = ("waiting", "working", "reported", "lost", "left", "removed")
-log = logging.getLogger(__name__)
-
-TELL_EVERY_S = 60.0
-TIMEOUT_S = 10.0  # for a whole question
-Rows = Callable[[], list[dict[str, Any]]]
+AWAY = ("lost", "left", "removed")
+_DIGEST_CHARACTERS = 12
 
 
 class RunCollector(Collector):
     """The series of a run, as it stands."""
 
-    def __init__(self, conductor: Conductor, refusals: Rows) -> None:
+    def __init__(self, conductor: Conductor, sessions: Sessions, uploads: Uploads) -> None:
         self._conductor = conductor
-        self._refusals = refusals
+        self._sessions = sessions
+        self._uploads = uploads
 
     def collect(self) -> Iterator[Metric]:
         state, now_s = self._conductor.state, self._conductor.clock()
-        stall = state.stall
-        phase = GaugeMetricFamily("ssfl_run_phase", "1 for what the run is doing", labels=["phase"])
-        for one in Phase:
-            phase.add_metric([one.value], float(state.phase is one))
-        yield phase
-        yield GaugeMetricFamily(
-            "ssfl_run_stalled", "1 if too few clients are here to go on", float(stall is not None)
-        )
-        yield GaugeMetricFamily(
-            "ssfl_run_stalled_seconds",
-            "for how long the run could not go on",
-            now_s - stall.since_s if stall else 0.0,
-        )
-        yield GaugeMetricFamily(
-            "ssfl_run_missing_clients",
-            "clients that a stalled run waits for",
-            len(stall.missing) if stall else 0,
-        )
-        yield GaugeMetricFamily(
-            "ssfl_disk_full",
-            "1 if the coordinator waits for room on its disk",
-            float(bool(self._conductor.room.missing)),
-        )
-        yield CounterMetricFamily("ssfl_rounds", "rounds committed", float(state.rounds_done))
-        yield self._clients(state)
-        refused = CounterMetricFamily("ssfl_refusals", "calls refused", labels=["reason"])
-        by_reason: Counter[str] = Counter()
-        for row in self._refusals():
-            by_reason[row["reason"]] += row["count"]
-        for reason, count in sorted(by_reason.items()):
-            refused.add_metric([reason], float(count))
-        yield refused
+        yield build_info("coordinator")
+        yield from self._run(state, now_s)
+        yield from self._model(state)
+        yield from self._clients(state)
+        yield from self._each_client(state, now_s)
+        yield from self._bytes()
+        yield from self._trouble()
+        yield from self._disk_and_memory()
 
-    def _clients(self, state: RunState) -> GaugeMetricFamily:
-        series = GaugeMetricFamily("ssfl_clients", "clients by what they do", labels=["state"])
+    def _run(self, state: RunState, now_s: float) -> Iterator[Metric]:
+        tally, stall, settings = self._conductor.tally, state.stall, state.settings
+        yield many(series.RUN_PHASE, {phase.value: state.phase is phase for phase in Phase})
+        yield one(series.RUN_STALLED, stall is not None)
+        yield one(series.RUN_STALLED_SECONDS, now_s - stall.since_s if stall else 0.0)
+        yield one(series.RUN_MISSING, len(stall.missing) if stall else 0)
+        yield from maybe(
+            series.RUN_SECONDS_LEFT, seconds_left(state, self._conductor.history.seconds_per_round)
+        )
+        yield one(series.ROUNDS, state.rounds_done)
+        yield one(series.ROUNDS_PLANNED, settings.rounds)
+        yield one(series.ROUND_DEADLINE, settings.round_deadline_s)
+        yield one(series.STEPS_VOID, tally.void)
+        yield one(series.STEP_SECONDS, now_s - state.step_began_s if state.step else 0.0)
+        yield histograms(series.STEP_DURATION, dict(tally.steps))
+        yield histograms(series.ROUND_PHASE, dict(tally.phases))
+        yield one(series.RECOVERIES, tally.recovered)
+
+    def _model(self, state: RunState) -> Iterator[Metric]:
+        newest, manifest = self._conductor.history.newest, self._conductor.manifest
+        yield from maybe(series.ACCURACY, newest.get("pooled"))
+        yield from maybe(series.LOSS, newest.get("loss"))
+        if state.mask_digest:
+            yield many(series.MASK_INFO, {state.mask_digest[:_DIGEST_CHARACTERS]: 1.0})
+        yield one(series.MASK_EPOCH, state.mask_epoch)
+        yield one(series.MASK_KEPT, state.num_kept)
+        if manifest:
+            yield one(series.MODEL_VALUES, manifest.size)
+        if manifest and manifest.num_masked and state.mask_epoch:
+            yield one(series.MASK_DENSITY, state.num_kept / manifest.num_masked)
+
+    def _clients(self, state: RunState) -> Iterator[Metric]:
+        tally = self._conductor.tally
         counts = Counter(client_state(state, client) for client in state.members)
-        for one in STATES:
-            series.add_metric([one], counts[one])
-        return series
+        yield many(series.CLIENTS, {word: counts[word] for word in STATES})
+        again = {"no": tally.joined[False], "yes": tally.joined[True]}
+        yield many(series.JOINED, again)
+        yield many(series.SELECTED, dict(tally.selected))
+        yield many(series.REPORTED, dict(tally.reported))
+        yield one(series.LATE, tally.late)
+        yield one(series.LOST, tally.lost)
 
-
-class MetricsServer:
-    """Answers Prometheus on a port of its own, from a thread of its own."""
-
-    def __init__(self, collector: Collector, host: str, port: int, tls: TlsFiles | None) -> None:
-        """Listen; raise ProgramError(PORT_IN_USE) if the port cannot be had."""
-        registry = CollectorRegistry()
-        registry.register(collector)
-        security: dict[str, Any] = {}
-        if tls:
-            security = {"certfile": str(tls.certificate), "keyfile": str(tls.key)}
-        if tls and tls.authorities:
-            security |= {"client_cafile": str(tls.authorities), "client_auth_required": True}
-        try:
-            self._server, self._thread = start_http_server(port, host, registry, **security)
-        except OSError as error:
-            raise ProgramError(
-                f"cannot listen on {host}:{port}: {error.strerror}; choose another with "
-                "--metrics-port, or --metrics-port 0 for a free one",
-                ExitCode.PORT_IN_USE,
-            ) from error
-        self.port = self._server.server_port
-        self._told_s = -TELL_EVERY_S
-        self._server.handle_error = self._tell  # type: ignore[method-assign, assignment]
-        # Who connects and says nothing holds up nobody: the handshake is the handler's thread's.
-        if isinstance(self._server.socket, ssl.SSLSocket):
-            self._server.socket.do_handshake_on_connect = False  # type: ignore[attr-defined]
-        handler: Any = self._server.RequestHandlerClass
-        self._server.RequestHandlerClass = type("Handler", (handler,), {"timeout": TIMEOUT_S})
-
-    def _tell(self, _request: object, address: object) -> None:
-        """Say that a question failed, but not again and again: anybody may ask."""
-        if time.monotonic() - self._told_s >= TELL_EVERY_S:
-            self._told_s = time.monotonic()
-            host = address[0] if isinstance(address, tuple) else address
-            log.warning(
-                "a question at the metrics port failed: %s", sys.exception(), extra={"from": host}
+    def _each_client(self, state: RunState, now_s: float) -> Iterator[Metric]:
+        shown = self._shown(state, now_s)
+        results = dict(self._conductor.tally.results)
+        yield many(
+            series.CLIENT_LAST_SEEN,
+            {client: self._sessions.silent_s(client, now_s) for client in shown},
+        )
+        yield many(
+            series.CLIENT_UP,
+            {client: client_state(state, client) not in AWAY for client in shown},
+        )
+        yield many(
+            series.CLIENT_SAMPLES,
+            {client: state.members[client].num_samples for client in shown},
+        )
+        known = {client: results[client] for client in shown if client in results}
+        phases = {
+            (client, phase): seconds
+            for client, result in known.items()
+            for phase, seconds in (
+                ("broadcast", result.sent_s),
+                ("training", result.work_s),
+                ("upload", result.upload_s),
             )
+        }
+        yield many(series.CLIENT_PHASE, phases)
+        yield many(
+            series.CLIENT_THROUGHPUT,
+            {
+                client: result.upload_bytes / result.upload_s
+                for client, result in known.items()
+                if result.upload_s > 0
+            },
+        )
 
-    def stop(self) -> None:
-        """Answer no longer."""
-        self._server.shutdown()
-        self._server.server_close()
-        self._thread.join()
+    def _shown(self, state: RunState, now_s: float) -> list[ClientId]:
+        """Return whose series are shown: all, or of very many those that may hold up the run."""
+        members = sorted(state.members)
+        if len(members) <= series.CLIENTS_SHOWN:
+            return members
+        results = dict(self._conductor.tally.results)
+        here = [client for client in members if client_state(state, client) != "left"]
+        slow = sorted(here, key=lambda one: results[one].received_s if one in results else 0.0)
+        silent = sorted(here, key=lambda one: self._sessions.silent_s(one, now_s))
+        most = series.SLOWEST_SHOWN
+        return sorted({*slow[-most:], *silent[-most:]})
+
+    def _bytes(self) -> Iterator[Metric]:
+        tally, rows = self._conductor.tally, self._conductor.ledger.rows()
+        messages = [row for row in rows if row["phase"] != CONNECTION]
+        for one_series, count in (
+            (series.PAYLOAD_BYTES, "payload_bytes"),
+            (series.MESSAGE_BYTES, "message_bytes"),
+        ):
+            yield many(
+                one_series,
+                {(row["direction"], row["phase"], row["encoding"]): row[count] for row in messages},
+            )
+        carried = {
+            row["direction"]: row["socket_bytes"] for row in rows if row["phase"] == CONNECTION
+        }
+        yield many(series.SOCKET_BYTES, carried)
+        yield many(series.DENSE_BYTES, _by_name(tally.dense_bytes))
+        yield many(series.DENSE_RATIO, _by_name(tally.ratio_to_dense()))
+
+    def _trouble(self) -> Iterator[Metric]:
+        tally = self._conductor.tally
+        by_reason: Counter[str] = Counter()
+        for row in self._conductor.refusals.rows():
+            by_reason[row["reason"]] += row["count"]
+        yield many(series.REFUSALS, dict(sorted(by_reason.items())))
+        yield many(series.RESUMES, {way.value: tally.resumes[way] for way in Direction})
+        yield one(series.RETRIES, tally.retries)
+        yield histograms(series.JOURNAL_SYNC, {(): tally.syncs})
+
+    def _disk_and_memory(self) -> Iterator[Metric]:
+        conductor = self._conductor
+        yield one(series.JOURNAL_BYTES, conductor.told_bytes)
+        yield one(series.SPOOL_BYTES, folder_bytes(conductor.spool.root))
+        yield one(series.UPLOADS, self._uploads.in_flight)
+        yield one(series.UPLOAD_SLOTS, self._uploads.slots)
+        disk = shutil.disk_usage(conductor.store.root)
+        yield one(series.DISK_FREE, disk.free)
+        yield one(series.DISK_SIZE, disk.total)
+        yield one(series.DISK_FULL, bool(conductor.room.missing))
+        yield one(series.MEMORY_PEAK, peak_memory_bytes())
+        yield from maybe(series.HEAP, heap_bytes())
+
+
+def _by_name(counts: Mapping[Direction, float]) -> dict[str, float]:
+    return {direction.value: counts[direction] for direction in Direction if direction in counts}

@@ -237,6 +237,10 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServiceServicer):
         if presence.asked_step != task.step:
             presence.asked_step, presence.asked_s = task.step, clock()
             presence.steps_done = presence.steps_all = 0
+        elif task.offset:
+            self._conductor.tally.resumes[Direction.DOWN] += 1
+        elif task.step:
+            self._conductor.tally.retries += 1
         header = pb.NextTaskResponse(task=task)
         ledger.count(ready.phase, Direction.DOWN, header.ByteSize(), client=member.client)
         yield header
@@ -247,3 +251,4 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServiceServicer):
             )  # fmt: skip
             yield message
             sessions.heard(member.client, clock())
+        presence.sent_s = clock()

@@ -22,6 +22,7 @@ class Presence:
     steps_all: int = 0
     asked_step: int = 0  # the newest step whose task went out to it
     asked_s: float = 0.0
+    sent_s: float = 0.0  # when all of that task had been sent
 
 
 class Sessions:

@@ -49,6 +49,7 @@ async def look_for_lost(conductor: Conductor, sessions: Sessions) -> None:
         if not gone and not alive and client not in state.lost:
             silent_s = round(sessions.silent_s(client, now_s))
             log.warning("client lost", extra={"client": client, "silent_s": silent_s})
+            conductor.tally.lost += 1
             await conductor.post(events.Lost(client))
 
 

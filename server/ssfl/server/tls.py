@@ -16,28 +16,13 @@ import grpc
 
 from ssfl.program.exits import ProgramError
 from ssfl.program.tls import SERVER, KeyPair, read_authorities, read_pair, read_token
+from ssfl.program.web import TlsFiles
 from ssfl.server.config import CoordinatorConfig
 
 log = logging.getLogger("ssfl.tls")
 
 WARN_EVERY_S = 24 * 3600.0
 Stamp = tuple[tuple[int, int, int], ...]
-
-
-@dataclass(frozen=True, slots=True)
-class TlsFiles:
-    """The PEM files a port is served with; `authorities` None: clients need no certificate."""
-
-    certificate: Path
-    key: Path
-    authorities: Path | None
-
-
-def tls_files(config: CoordinatorConfig) -> TlsFiles | None:
-    """Return the files for any port of this coordinator; None: it runs without TLS."""
-    if config.tls_cert is None or config.tls_key is None:
-        return None
-    return TlsFiles(config.tls_cert, config.tls_key, config.tls_ca)
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +44,7 @@ class Security:
 
 def read_security(config: CoordinatorConfig) -> Security:
     """Read and check the files that the settings name; raise ProgramError(USAGE)."""
-    files = tls_files(config)
+    files = config.tls_files
     token = read_token(config.join_token_file) if config.join_token_file else ""
     return Security(Certificates(files) if files else None, token)
 

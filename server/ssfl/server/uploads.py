@@ -69,9 +69,12 @@ class Uploads:
         slots: int,
         no_progress_s: float,
         clock: Callable[[], float] = time.monotonic,
+        resumed: Callable[[], None] = lambda: None,
     ) -> None:
+        """`resumed` is called for every upload that goes on where it had been cut off."""
         self.slots = slots
         self._clock = clock
+        self._resumed = resumed
         self._spool = spool
         self._ledger = ledger
         self._no_progress_s = no_progress_s
@@ -114,6 +117,8 @@ class Uploads:
                 part.unlink()
                 raise DigestMismatch(expected.payload.digest, b"")
             granted_s, from_byte = self._clock(), receiver.offset
+            if from_byte:
+                self._resumed()
             yield respond(grant=pb.Grant(offset=from_byte))
             await self._chunks(expected, requests, receiver, part, turn)
             sent = Sent(receiver.num_bytes - from_byte, self._clock() - granted_s)

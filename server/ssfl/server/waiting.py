@@ -65,3 +65,10 @@ def client_state(state: RunState, client: ClientId) -> str:
     if state.step and client in state.step.uploads:
         return "reported"
     return "working" if state.step and client in state.step.cohort else "waiting"
+
+
+def seconds_left(state: RunState, pace: float | None) -> float | None:
+    """Return how long the run will take from here on, at the pace of so many seconds a round."""
+    if pace is None or state.finished:
+        return None
+    return pace * (state.settings.rounds - state.rounds_done)

@@ -1,0 +1,50 @@
+"""The HTTP ports of a coordinator, for those who watch: probes, metrics.
+
+The probes' port opens first, so that a coordinator that reads a large state is seen to be alive.
+"""
+
+import asyncio
+from collections.abc import Mapping
+
+from ssfl.program.web import Route, TlsFiles, WebServer
+from ssfl.server.conductor import Conductor
+from ssfl.server.config import CoordinatorConfig
+from ssfl.server.health import Health
+from ssfl.server.sessions import Sessions
+from ssfl.server.uploads import Uploads
+
+
+class Watch:
+    """Those of the ports that were asked for."""
+
+    def __init__(self, config: CoordinatorConfig) -> None:
+        """Answer probes from now on; raise ProgramError(PORT_IN_USE) if the port is taken."""
+        self.health = Health()
+        self._config = config
+        self._servers: list[WebServer] = []
+        if config.health_port is not None:
+            self._open("health", self.health.routes(), config.host, config.health_port, None)
+
+    def open(self, conductor: Conductor, sessions: Sessions, uploads: Uploads) -> None:
+        """Show the run; raise ProgramError(PORT_IN_USE) if a port is taken."""
+        config = self._config
+        tls = config.tls_files
+        if config.metrics_port is not None:
+            from ssfl.program.metrics import metrics_route  # only where it is asked for
+            from ssfl.server.metrics import RunCollector
+
+            route = metrics_route(RunCollector(conductor, sessions, uploads))
+            routes = {"/metrics": route, **self.health.routes()}
+            self._open("metrics", routes, config.metrics_host, config.metrics_port, tls)
+
+    async def stop(self) -> None:
+        """Answer no longer."""
+        for server in self._servers:
+            await asyncio.to_thread(server.stop)
+
+    def _open(
+        self, name: str, routes: Mapping[str, Route], host: str, port: int, tls: TlsFiles | None
+    ) -> None:
+        server = WebServer(routes, host, port, flag=f"--{name}-port", tls=tls)
+        self._servers.append(server)
+        print(f"ssfl-coordinator {name} on {host}:{server.port}", flush=True)
