@@ -12,6 +12,7 @@ from grpc import StatusCode
 from client.fakes import INITIAL, MANIFEST, FakeCall, FakeRpcError, FakeStub
 from ssfl.client.agent import Agent, Identity
 from ssfl.client.connection import Patience
+from ssfl.client.diary import Diary
 from ssfl.client.local_state import LocalState
 from ssfl.client.site import Personal, Scoring, Tested, Vector
 from ssfl.learning.evaluate import Evaluation
@@ -78,8 +79,11 @@ class Scene:
         self.pauses: list[float] = []
         self.manifest = MANIFEST
         identity = Identity("ann", 40, "cpu", {})
-        patience = Patience("there:1", 600.0, lambda: 0.0, self.pauses.append)
-        self.agent = Agent(stub, identity, self.local, patience, self._build, folder / "out")
+        self.diary = Diary()
+        patience = Patience("there:1", 600.0, lambda: 0.0, self.pauses.append, diary=self.diary)
+        self.agent = Agent(
+            stub, identity, self.local, patience, self._build, folder / "out", self.diary
+        )
 
     def _build(self, settings: RunSettings, _known: Manifest | None) -> Any:
         self.sites.append(FakeSite(settings, self.manifest))

@@ -16,7 +16,8 @@ anything else, a broken download goes on where it stopped, nothing is computed t
 
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
@@ -34,6 +35,7 @@ from ssfl.client.coding import (
     write_update,
 )
 from ssfl.client.connection import UNARY_TIMEOUT_S, Patience, Watchdog
+from ssfl.client.diary import Diary
 from ssfl.client.download import Download, Downloads
 from ssfl.client.errors import Refused, Resync, Unavailable, reason_of, translate
 from ssfl.client.held_model import HeldModel
@@ -80,6 +82,7 @@ class Agent:
         patience: Patience,
         build_site: Callable[[RunSettings, Manifest | None], Site],
         out_dir: Path,
+        diary: Diary | None = None,
     ) -> None:
         self._stub = stub
         self._identity = identity
@@ -87,6 +90,7 @@ class Agent:
         self._patience = patience
         self._build_site = build_site
         self._out_dir = out_dir
+        self._diary = diary or Diary()
         self._caller = pb.Caller()
         self._run_id = ""  # the run that the site was built for
         self._site: Site | None = None
@@ -122,6 +126,7 @@ class Agent:
             response = self._join_call()
         answer = self._answer or self._local.load()
         self._answer = answer if answer and answer.run_id == self._run_id else None
+        self._diary.joined()
 
     def _enter(self, response: pb.JoinResponse) -> None:
         """Build the model of a run we did not know: our first, or one begun with --fresh."""
@@ -131,7 +136,9 @@ class Agent:
         known = Manifest.from_json(response.manifest) if response.manifest else None
         self._site = self._build_site(settings, known)
         self._watchdog = Watchdog(settings.no_progress_s)
-        self._downloads = Downloads(self._watchdog, self._site.manifest, self._patience.reached)
+        self._downloads = Downloads(
+            self._watchdog, self._site.manifest, self._patience.reached, diary=self._diary
+        )
         self._settings = settings
         self._held = HeldModel(self._site.manifest, self._site.initial, self._own_mask)
 
@@ -229,12 +236,13 @@ class Agent:
         try:
             outcome = send(
                 rpc, request, answer.payload, self._watchdog,
-                wait_for_grant=not granted, reached=self._patience.reached,
+                wait_for_grant=not granted, reached=self._patience.reached, diary=self._diary,
             )  # fmt: skip
         except Resync:
             self._drop_answer()
             raise
         failpoint("client.receipt")
+        self._diary.results[word(outcome)] += 1
         log.info("%s sent", answer.kind, extra={"step": answer.step, "outcome": word(outcome)})
         if outcome in (transfer_pb2.OUTCOME_ACCEPTED, transfer_pb2.OUTCOME_ALREADY_ACCEPTED):
             self._local.accepted()
@@ -279,7 +287,7 @@ class Agent:
         work, step = download.task.score, download.task.step
         asked = scoring(work, *self._held.take_whole(download, work))
         began_s = time.monotonic()
-        with Progress(self._stub, self._caller, step):
+        with self._working("score", step):
             scores = self._site.score(asked)
         failpoint("client.scored")
         coded = write_scores(scores, work, self._settings, self._identity.client_id)
@@ -299,12 +307,13 @@ class Agent:
         mask, base = self._held.take(download, work)
         began_s = time.monotonic()
         try:
-            with Progress(self._stub, self._caller, step) as progress:
+            with self._working("train", step) as progress:
                 trained = self._site.train(mask, base, work.round_number, progress.on_step)
         except StepOver:
             log.info("round closed without us", extra={"round": work.round_number})
             return
         failpoint("client.trained")
+        self._diary.training_loss = trained.training_loss
         residual = self._local.residual(self._run_id, mask.digest, work.round_number)
         coded = write_update(
             trained.values, base, work, self._settings, self._identity.client_id, residual
@@ -342,7 +351,7 @@ class Agent:
         work, step = download.task.evaluate, download.task.step
         mask, base = self._held.take(download, work)
         began_s = time.monotonic()
-        with Progress(self._stub, self._caller, step):
+        with self._working("evaluate", step):
             tested = self._site.evaluate(mask, base)
         validation = tested.validation
         self._report(
@@ -361,7 +370,7 @@ class Agent:
         mask, base = self._held.take(download, work)
         began_s = time.monotonic()
         try:
-            with Progress(self._stub, self._caller, step) as progress:
+            with self._working("personalize", step) as progress:
                 own = self._site.personalize(mask, base, work.rounds_done, progress.on_step)
         except StepOver:
             log.info("the run ended before our own model was trained")
@@ -379,6 +388,13 @@ class Agent:
                 work_s=time.monotonic() - began_s,
             )
         )
+
+    @contextmanager
+    def _working(self, work: str, step: int) -> Iterator[Progress]:
+        """Say every few seconds how far the work is, and note how long it took."""
+        told = Progress(self._stub, self._caller, step, self._diary.step)
+        with self._diary.work(work), told as progress:
+            yield progress
 
     def _report(self, request: pb.ReportEvaluationRequest) -> None:
         try:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import grpc
 
+from ssfl.client.diary import Diary
 from ssfl.client.errors import Unavailable
 from ssfl.codec import MAX_CHUNK_BYTES
 from ssfl.method.manifest import MAX_MANIFEST_BYTES
@@ -111,6 +112,7 @@ class Patience:
         sleep: Callable[[float], None] = time.sleep,
         find_out: Callable[[], "Finding | None"] = lambda: None,
         retry: Callable[[], None] = lambda: None,
+        diary: Diary | None = None,
     ) -> None:
         """`find_out` says why the coordinator cannot be reached, where gRPC's words are poor."""
         self._address = address
@@ -120,11 +122,13 @@ class Patience:
         self._clock = clock
         self._sleep = sleep
         self._retry = retry
+        self._diary = diary or Diary()
         self._since_s: float | None = None
         self._pause_s = FIRST_PAUSE_S
 
     def reached(self) -> None:
         """The coordinator answered: start afresh."""
+        self._diary.reached()
         if self._since_s is not None:
             log.info("reached the coordinator", extra={"address": self._address})
         self._since_s, self._pause_s, self._was_reached = None, FIRST_PAUSE_S, True
@@ -140,6 +144,7 @@ class Patience:
         Later it may be a passing thing: a network that answers in the coordinator's place, say.
         """
         now_s = self._clock()
+        self._diary.failed()
         self._since_s = now_s if self._since_s is None else self._since_s
         finding = self._find_out()
         if finding and finding.final and not self._was_reached:

@@ -4,13 +4,14 @@ import hashlib
 import logging
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import grpc
 
 from ssfl.client.coding import check_size
 from ssfl.client.connection import Watchdog
+from ssfl.client.diary import Diary
 from ssfl.client.errors import Refused, Unavailable, translate
 from ssfl.codec import CodecError, Receiver
 from ssfl.method.manifest import Manifest
@@ -50,6 +51,7 @@ class Downloads:
     reached: Callable[[], None] = lambda: None  # the coordinator answered
     current: Download | None = None
     said: str = ""
+    diary: Diary = field(default_factory=Diary)
 
     def resume_fields(self) -> dict[str, Any]:
         """Return the request fields that let the coordinator go on where it stopped."""
@@ -62,7 +64,8 @@ class Downloads:
 
     def receive(self, call: Any) -> Download:
         """Return the task of a NextTask call, whole and checked against its digests."""
-        began_s = time.monotonic()
+        began_s = sent_s = time.monotonic()
+        offset = 0
         try:
             with self.watchdog.watch(call):
                 for response in self._responses(call):
@@ -71,6 +74,8 @@ class Downloads:
                             self._say(response.waiting.reason, time.monotonic() - began_s)
                         case "task":
                             self._begin(response.task)
+                            sent_s, offset = time.monotonic(), response.task.offset
+                            self.diary.begin_transfer("down", offset)
                         case "chunk":
                             self._chunk(response.chunk)
         except grpc.RpcError as error:
@@ -82,6 +87,8 @@ class Downloads:
         for number, payload in enumerate(download.payloads):
             if hashlib.sha256(download.payload(number)).digest() != payload.digest:
                 raise Unavailable("a download was damaged on the way")
+        num_bytes = len(download.buffer) - offset
+        self.diary.end_transfer("down", num_bytes, time.monotonic() - sent_s)
         return download
 
     def _say(self, reason: str, waited_s: float) -> None:

@@ -1,6 +1,7 @@
 """Signs of life while the client works, so that it is not taken for lost."""
 
 import threading
+from collections.abc import Callable
 from typing import Any
 
 import grpc
@@ -18,7 +19,15 @@ class StepOver(Exception):
 class Progress:
     """Reports every 10 s while inside the `with` block; a report that fails is not repeated."""
 
-    def __init__(self, stub: Any, caller: pb.Caller, step: int) -> None:
+    def __init__(
+        self,
+        stub: Any,
+        caller: pb.Caller,
+        step: int,
+        tell: Callable[[int, int], None] = lambda _done, _all: None,
+    ) -> None:
+        """`tell` is told of every step, too."""
+        self._tell = tell
         self._stub = stub
         self._caller = caller
         self._step = step
@@ -30,6 +39,7 @@ class Progress:
     def on_step(self, done: int, total: int) -> None:
         """Note how far the work is; raise StepOver when it has become pointless."""
         self._done, self._all = done, total
+        self._tell(done, total)
         if self._closed:
             raise StepOver
 

@@ -1,12 +1,15 @@
 """From a client's config to a finished run."""
 
 import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from ssfl.client.access import Access
 from ssfl.client.agent import Agent, Identity
 from ssfl.client.config import ClientConfig
 from ssfl.client.connection import Connection, Patience, open_channel
+from ssfl.client.diary import Diary
 from ssfl.client.errors import Refused
 from ssfl.client.local_state import LocalState
 from ssfl.client.site import Site
@@ -23,6 +26,28 @@ log = logging.getLogger("ssfl.client")
 
 def take_part(config: ClientConfig, client_id: str, folder: Path, access: Access) -> int:
     """Take part in a run; return the exit code."""
+    diary = Diary()
+    with _watched(diary, config):
+        return _take_part(config, client_id, folder, access, diary)
+
+
+@contextmanager
+def _watched(diary: Diary, config: ClientConfig) -> Iterator[None]:
+    if config.metrics_port is None:
+        yield
+        return
+    from ssfl.client.metrics import serve_metrics  # only where it is asked for
+
+    server = serve_metrics(diary, config.metrics_host, config.metrics_port)
+    try:
+        yield
+    finally:
+        server.stop()
+
+
+def _take_part(
+    config: ClientConfig, client_id: str, folder: Path, access: Access, diary: Diary
+) -> int:
     try:
         prepare_torch(config.threads)
         device = choose_device(config.device)
@@ -34,6 +59,7 @@ def take_part(config: ClientConfig, client_id: str, folder: Path, access: Access
     counts = classes if config.share_class_counts else {}
     labels = tuple(classes) if config.share_labels else ()
     identity = Identity(client_id, shard.num_samples, fingerprint(device), counts, labels)
+    diary.num_samples = shard.num_samples
     log.info(
         "shard loaded",
         extra={
@@ -49,6 +75,7 @@ def take_part(config: ClientConfig, client_id: str, folder: Path, access: Access
         config.give_up_after,
         find_out=access.find_out,
         retry=connection.renew,
+        diary=diary,
     )
     agent = Agent(
         connection,
@@ -57,6 +84,7 @@ def take_part(config: ClientConfig, client_id: str, folder: Path, access: Access
         patience,
         lambda settings, known: Site.build(task, shard, settings, client_id, device, known),
         config.out_dir,
+        diary,
     )
     try:
         with working_on(device):

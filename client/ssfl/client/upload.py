@@ -13,6 +13,7 @@ from typing import Any
 import grpc
 
 from ssfl.client.connection import Watchdog
+from ssfl.client.diary import Diary
 from ssfl.client.errors import SlotYielded, Unavailable, translate
 from ssfl.codec import ChunkSizer, pieces
 from ssfl.method.failpoints import failpoint
@@ -29,6 +30,7 @@ def send(
     *,
     wait_for_grant: bool = True,
     reached: Callable[[], None] = lambda: None,
+    diary: Diary | None = None,
 ) -> transfer_pb2.Outcome:
     """Upload a payload and return what became of it; `reached` is called at every answer.
 
@@ -37,7 +39,10 @@ def send(
     """
     while True:
         try:
-            return _send(rpc, header, payload, watchdog, reached, wait_for_grant=wait_for_grant)
+            return _send(
+                rpc, header, payload, watchdog, reached, diary or Diary(),
+                wait_for_grant=wait_for_grant,
+            )  # fmt: skip
         except SlotYielded as error:
             log.info("queueing again: %s", error)
             wait_for_grant = True  # to learn where to go on
@@ -49,11 +54,12 @@ def _send(
     payload: memoryview,
     watchdog: Watchdog,
     reached: Callable[[], None],
+    diary: Diary,
     *,
     wait_for_grant: bool,
 ) -> transfer_pb2.Outcome:
     granted = threading.Event()
-    offset = 0
+    offset, began_s = 0, time.monotonic()
     over = threading.Event()
 
     def requests() -> Iterator[Any]:
@@ -76,9 +82,12 @@ def _send(
                 reached()
                 match response.WhichOneof("part"):
                     case "grant":
-                        offset = response.grant.offset
+                        offset, began_s = response.grant.offset, time.monotonic()
+                        diary.begin_transfer("up", offset)
                         granted.set()
                     case "receipt":
+                        seconds = time.monotonic() - began_s
+                        diary.end_transfer("up", len(payload) - offset, seconds)
                         return response.receipt.outcome  # type: ignore[no-any-return]
     except grpc.RpcError as error:
         raise translate(error) from error

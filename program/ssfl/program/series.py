@@ -71,7 +71,7 @@ RUN_SECONDS_LEFT = _gauge(
 ROUNDS = _counter("ssfl_rounds", "rounds committed in this run, earlier processes included")
 ROUNDS_PLANNED = _gauge("ssfl_rounds_planned", "rounds that the run is to have")
 ROUND_DEADLINE = _gauge(
-    "ssfl_round_deadline_seconds", "how long a round may take (--round-deadline)"
+    "ssfl_round_deadline_seconds", "how long a round may take (--round-deadline-s)"
 )
 STEPS_VOID = _counter(
     "ssfl_steps_void", "steps that too few clients reported in, and were repeated"
