@@ -26,8 +26,16 @@ class Coordinator:
     """A running coordinator."""
 
     process: subprocess.Popen[str]
-    address: str
-    admin_address: str
+    addresses: dict[str, str]  # by name, as it prints them: listening, admin, metrics, …
+
+    @property
+    def address(self) -> str:
+        """Where clients go."""
+        return self.addresses["listening"]
+
+    @property
+    def admin_address(self) -> str:
+        return self.addresses["admin"]
 
     def resident_bytes(self) -> int:
         """Return its resident memory now, counted page by page (statm may lag by megabytes)."""
@@ -92,8 +100,8 @@ def coordinator(folder: Path, *flags: str, inside: Sequence[str] = ()) -> Iterat
             env=environment,
         )
     try:
-        addresses = [_address(process) for _ in ("clients", "admin")]
-        yield Coordinator(process, *addresses)
+        asked = [flag[2:].partition("-port")[0] for flag in flags if "-port" in flag]
+        yield Coordinator(process, _addresses(process, {"listening", "admin", *asked}))
     except BaseException as error:
         error.add_note(
             "the coordinator's log:\n" + (folder / "coordinator.log").read_text()[-4000:]
@@ -110,13 +118,16 @@ def coordinator(folder: Path, *flags: str, inside: Sequence[str] = ()) -> Iterat
             process.stdout.close()
 
 
-def _address(process: subprocess.Popen[str]) -> str:
+def _addresses(process: subprocess.Popen[str], wanted: set[str]) -> dict[str, str]:
     assert process.stdout is not None
-    line = process.stdout.readline()
-    found = re.search(r" on (\S+:\d+)$", line)
-    if found is None:
-        raise RuntimeError(f"the coordinator did not start: {line}")
-    return found[1]
+    addresses: dict[str, str] = {}
+    while not wanted <= addresses.keys():
+        line = process.stdout.readline()
+        found = re.search(r"(\w+) on (\S+:\d+)$", line)
+        if found is None:
+            raise RuntimeError(f"the coordinator did not start: {line}")
+        addresses[found[1]] = found[2]
+    return addresses
 
 
 class Watch:

@@ -96,7 +96,7 @@ async def measure(name: str, flags: list[str], clients: int) -> Row:
     try:
         assert process.stdout is not None
         address = f"127.0.0.1:{process.stdout.readline().strip()}"
-        server = Coordinator(process, address, "")
+        server = Coordinator(process, {"listening": address})
         started = server.resident_bytes()
         channels = [grpc.aio.insecure_channel(address, options=OPTIONS) for _ in range(clients)]
         polls = [channel.unary_stream("/Idle/Poll")(b"") for channel in channels]

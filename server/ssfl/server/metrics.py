@@ -146,7 +146,11 @@ class RunCollector(Collector):
         ):
             yield many(
                 one_series,
-                {(row["direction"], row["phase"], row["encoding"]): row[count] for row in messages},
+                {
+                    (row["direction"], row["phase"], row["encoding"]): row[count]
+                    for row in messages
+                    if row[count]
+                },
             )
         carried = {
             row["direction"]: row["socket_bytes"] for row in rows if row["phase"] == CONNECTION

@@ -27,6 +27,7 @@ from ssfl.server.state import Best, Member, RunState, Step, apply
 
 log = logging.getLogger(__name__)
 
+FILE = "snapshot.json"
 EVERY_BYTES = 1 << 21  # of the journal: an eighth of a second of replay
 _BLOCK_BYTES = 1 << 20
 _KINDS = (RunState, Member, Step, Best, Newest, facts.StepStarted, facts.UploadAccepted)
@@ -121,4 +122,4 @@ def _crc32(path: Path, start: int, stop: int, before: int = 0) -> int:
 
 
 def _path(journal: Path) -> Path:
-    return journal.with_name("snapshot.json")
+    return journal.with_name(FILE)
