@@ -313,6 +313,8 @@ class LightClient:
                     case "receipt":
                         told = Told("receipt", answer.step, response.receipt.outcome)
                         self.story.append(told)
+                        async with asyncio.timeout(SILENCE_S):
+                            await call.code()  # the coordinator ends the call, as for anybody
                         return
         except asyncio.InvalidStateError:  # of a write into a call that is over
             raise Broken("the upload was cut") from None

@@ -53,7 +53,7 @@ class Spool:
             sync_directory(self.root.parent)
             self._named = step
         path = folder / f"{client}.{digest.hex()[:16]}.part"
-        for other in folder.glob(f"{client}.*.part"):
+        for other in _named(folder, f"{client}.", ".part"):
             if other != path and other.stem.rpartition(".")[0] == client:
                 other.unlink(missing_ok=True)
         path.touch()
@@ -81,7 +81,7 @@ class Spool:
         plain.rename(part.with_suffix(".bin"))
         failpoint("spool.renamed")
         part.unlink(missing_ok=True)
-        for left in part.parent.glob(f"{part.stem}.*.plain"):  # by a call that was cut off
+        for left in _named(part.parent, f"{part.stem}.", ".plain"):  # by a call that was cut off
             left.unlink(missing_ok=True)
         sync_directory(part.parent)
         failpoint("spool.kept")
@@ -135,6 +135,12 @@ class Spool:
         for path in (self.root / str(step)).glob("*.part"):
             if path.stem.rpartition(".")[0] != client:
                 path.unlink(missing_ok=True)
+
+
+def _named(folder: Path, begin: str, end: str) -> list[Path]:
+    """Return the files with such names; `glob` would compile and keep a pattern for each."""
+    names = (entry.name for entry in os.scandir(folder))
+    return [folder / name for name in names if name.startswith(begin) and name.endswith(end)]
 
 
 def _sums(folder: Path, names: Iterable[str]) -> bytes:
