@@ -1,0 +1,75 @@
+"""Builds what Grafana and Kubernetes read: the dashboards, and rules.yml as a PrometheusRule.
+
+    python -m monitoring.build                                 # writes the files anew
+    python -m monitoring.build --docs https://docs.example.org  # with links to your copy of the docs
+
+The files are in the repository, so that nobody has to build them; a test says if they are stale.
+"""
+
+import argparse
+import json
+import re
+from pathlib import Path
+
+import yaml
+from monitoring.bytes_on_the_wire import bytes_on_the_wire
+from monitoring.clients_and_reliability import clients_and_reliability
+from monitoring.panels import DOCS, Json
+from monitoring.round_latency import round_latency
+
+HERE = Path(__file__).resolve().parent
+RULES = HERE / "rules.yml"
+_RUNBOOK = re.compile(r"(?<=runbook_url: )\S+(?=/operations\.html#)")
+_HEAD = "# Made of rules.yml by `python -m monitoring.build`: change it there.\n"
+
+
+def built(docs: str = DOCS) -> dict[Path, str]:
+    """Return what each file is to hold; `docs`: where the documentation is served."""
+    rules = _RUNBOOK.sub(docs, RULES.read_text("utf-8"))
+    tests = _RUNBOOK.sub(docs, (HERE / "rules_test.yml").read_text("utf-8"))
+    files = {
+        RULES: rules,
+        HERE / "rules_test.yml": tests,
+        HERE / "prometheus-rule.yaml": _HEAD + yaml.safe_dump(_custom(rules), sort_keys=False),
+    }
+    for name, dashboard in dashboards().items():
+        text = json.dumps(dashboard, indent=2, ensure_ascii=False) + "\n"
+        files[HERE / "dashboards" / f"{name}.json"] = text.replace(DOCS, docs)
+    return files
+
+
+def dashboards() -> dict[str, Json]:
+    """Return the dashboards by the name of their file."""
+    return {
+        "round-latency": round_latency(),
+        "bytes-on-the-wire": bytes_on_the_wire(),
+        "clients-and-reliability": clients_and_reliability(),
+    }
+
+
+def _custom(rules: str) -> Json:
+    """Return rules.yml as the Prometheus operator's own kind of object."""
+    return {
+        "apiVersion": "monitoring.coreos.com/v1",
+        "kind": "PrometheusRule",
+        "metadata": {
+            "name": "ssfl",
+            "labels": {"app.kubernetes.io/name": "ssfl", "app.kubernetes.io/part-of": "ssfl"},
+        },
+        "spec": {"groups": yaml.safe_load(rules)["groups"]},
+    }
+
+
+def main() -> None:
+    """Write the files."""
+    parser = argparse.ArgumentParser(prog="python -m monitoring.build", description=__doc__)
+    parser.add_argument("--docs", default=DOCS, help="address of the documentation site")
+    arguments = parser.parse_args()
+    for path, text in built(arguments.docs.rstrip("/")).items():
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(text, "utf-8")
+        print(path.relative_to(HERE.parent))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,254 @@
+"""The dashboard *Bytes on the wire*: what travels, in which form, and what dense would have cost."""
+
+from monitoring.panels import (
+    BLUE,
+    DIRECTIONS,
+    GREEN,
+    ORANGE,
+    SELECTED,
+    SKY,
+    Json,
+    Panel,
+    Query,
+    dashboard,
+    lines,
+    stat,
+)
+
+TITLE = "Bytes on the wire"
+NOTHING = "nothing sent yet"
+
+
+def bytes_on_the_wire() -> Json:
+    """Return the dashboard."""
+    return dashboard(
+        TITLE,
+        "What travels between coordinator and clients, by direction, phase and encoding, against "
+        "sending the dense model; the mask; the clients' links.",
+        [
+            ("How much", _first()),
+            ("What it is made of", _parts()),
+            ("The mask", _mask()),
+            ("Links", _links()),
+        ],
+    )
+
+
+def _first() -> list[Panel]:
+    values = f"ssfl_payload_bytes_total{{{SELECTED}"
+    return [
+        *(
+            stat(
+                f"Sent {direction}",
+                f"Encoded tensors that went {direction} in the whole run, restarts included.",
+                f'sum({values}, direction="{direction}"}})',
+                unit="decbytes",
+                no_data=NOTHING,
+            )
+            for direction in ("up", "down")
+        ),
+        *(
+            stat(
+                f"Of dense, {direction}",
+                "Values sent in rounds, as a share of what the dense model as float32 would have "
+                f"taken {direction}.",
+                f'ssfl_bytes_to_dense_ratio{{{SELECTED}, direction="{direction}"}}',
+                unit="percentunit",
+                no_data="no round yet",
+            )
+            for direction in ("up", "down")
+        ),
+        stat(
+            "Density",
+            "Share of the maskable weights that the mask keeps.",
+            f"ssfl_mask_density_ratio{{{SELECTED}}}",
+            unit="percentunit",
+            no_data="no mask yet",
+        ),
+        stat(
+            "Around the tensors",
+            "What messages add to the encoded tensors in them: headers, checksums, requests.",
+            f"sum(ssfl_message_bytes_total{{{SELECTED}}}) / "
+            f"sum(ssfl_payload_bytes_total{{{SELECTED}}}) - 1",
+            unit="percentunit",
+            no_data=NOTHING,
+        ),
+        lines(
+            "Bytes per second",
+            "Encoded tensors by direction, mean over 10 minutes.",
+            [
+                Query(
+                    "sum by (direction) "
+                    f"(instance_direction:ssfl_payload_bytes:rate10m{{{SELECTED}}})",
+                    "{{direction}}",
+                )
+            ],
+            unit="Bps",
+            colors=DIRECTIONS,
+            no_data=NOTHING,
+        ),
+        lines(
+            "Bytes per round",
+            "Encoded tensors of rounds divided by the rounds committed, over 10 minutes.",
+            [
+                Query(
+                    "sum by (direction) "
+                    f"(instance_direction:ssfl_payload_bytes:rate10m{{{SELECTED}}}) "
+                    "/ on () group_left () "
+                    f"sum(rate(ssfl_rounds_total{{{SELECTED}}}[10m]))",
+                    "{{direction}}",
+                )
+            ],
+            unit="decbytes",
+            colors=DIRECTIONS,
+            no_data="no round yet",
+        ),
+    ]
+
+
+def _parts() -> list[Panel]:
+    rate = f"rate(ssfl_payload_bytes_total{{{SELECTED}}}[10m])"
+    return [
+        lines(
+            "By phase",
+            "Encoded tensors by what the run was doing: initial model, scores, mask, values.",
+            [Query(f"sum by (phase) ({rate})", "{{phase}}")],
+            unit="Bps",
+            stacked=True,
+            no_data=NOTHING,
+        ),
+        lines(
+            "By encoding",
+            "Encoded tensors by their form on the wire.",
+            [Query(f"sum by (encoding) ({rate})", "{{encoding}}")],
+            unit="Bps",
+            stacked=True,
+            no_data=NOTHING,
+        ),
+        lines(
+            "Sent, against dense",
+            "Values of the rounds so far, and what the dense model would have taken for the same.",
+            [
+                Query(
+                    f"sum by (direction) (ssfl_dense_bytes_total{{{SELECTED}}})",
+                    "dense {{direction}}",
+                ),
+                Query(
+                    f"sum by (direction) (ssfl_payload_bytes_total{{{SELECTED}}})",
+                    "sent {{direction}}",
+                ),
+            ],
+            unit="decbytes",
+            colors={
+                "dense up": ORANGE,
+                "dense down": BLUE,
+                "sent up": ORANGE,
+                "sent down": BLUE,
+            },
+            dashed=["dense up", "dense down"],
+            logarithmic=True,
+            no_data="no round yet",
+        ),
+        lines(
+            "Tensors, messages, TCP",
+            "The same traffic at three heights: encoded tensors, whole messages, and what the "
+            "kernel counted. They should lie close together; a gap is overhead or retransmission.",
+            [
+                Query(f"sum(rate(ssfl_payload_bytes_total{{{SELECTED}}}[10m]))", "tensors"),
+                Query(f"sum(rate(ssfl_message_bytes_total{{{SELECTED}}}[10m]))", "messages"),
+                Query(f"sum(rate(ssfl_socket_bytes_total{{{SELECTED}}}[10m]))", "TCP"),
+            ],
+            unit="Bps",
+            colors={"tensors": GREEN, "messages": SKY, "TCP": BLUE},
+            no_data=NOTHING,
+        ),
+    ]
+
+
+def _mask() -> list[Panel]:
+    return [
+        lines(
+            "Kept weights",
+            "Weights that the mask keeps, and all values of the model (dashed). A purple mark is a "
+            "new mask.",
+            [
+                Query(f"ssfl_mask_kept_weights{{{SELECTED}}}", "kept"),
+                Query(f"ssfl_model_values{{{SELECTED}}}", "all values"),
+            ],
+            unit="short",
+            colors={"kept": GREEN, "all values": ORANGE},
+            dashed=["all values"],
+            logarithmic=True,
+            no_data="no mask yet",
+        ),
+        lines(
+            "Masks agreed",
+            "How many masks the clients agreed on so far; the legend has the newest one's digest.",
+            [
+                Query(
+                    f"ssfl_mask_epoch{{{SELECTED}}} * on (job, instance) group_left (mask_digest) "
+                    f"ssfl_mask_info{{{SELECTED}}}",
+                    "{{mask_digest}}",
+                )
+            ],
+            unit="short",
+            no_data="no mask yet",
+        ),
+    ]
+
+
+def _links() -> list[Panel]:
+    return [
+        lines(
+            "Slowest links",
+            "How fast the newest result of a client came in: the ten slowest.",
+            [
+                Query(
+                    "bottomk(10, max by (client) "
+                    f"(ssfl_client_upload_bytes_per_second{{{SELECTED}}}))",
+                    "{{client}}",
+                )
+            ],
+            unit="Bps",
+            no_data="no result yet",
+        ),
+        lines(
+            "Transfers that went on after a cut",
+            "Resumed uploads and downloads in 10 minutes, as the coordinator counts them.",
+            [
+                Query(
+                    f"sum by (direction) (increase(ssfl_resumes_total{{{SELECTED}}}[10m]))",
+                    "{{direction}}",
+                )
+            ],
+            unit="short",
+            bars=True,
+            colors=DIRECTIONS,
+            no_data="none",
+        ),
+        lines(
+            "Sites: bytes per second",
+            "Encoded tensors as the clients themselves count them, where they are scraped.",
+            [
+                Query(
+                    "sum by (instance, direction) (rate(ssfl_site_payload_bytes_total[10m]))",
+                    "{{instance}} {{direction}}",
+                )
+            ],
+            unit="Bps",
+            no_data="no client is scraped",
+        ),
+        lines(
+            "Sites: time of a transfer",
+            "0.9 quantile over 10 minutes, as the clients themselves measure it.",
+            [
+                Query(
+                    "histogram_quantile(0.9, sum by (instance, direction, le) "
+                    "(rate(ssfl_site_transfer_seconds_bucket[10m])))",
+                    "{{instance}} {{direction}}",
+                )
+            ],
+            unit="s",
+            no_data="no client is scraped",
+        ),
+    ]
