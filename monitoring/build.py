@@ -1,7 +1,7 @@
 """Builds what Grafana and Kubernetes read: the dashboards, and rules.yml as a PrometheusRule.
 
-    python -m monitoring.build                                 # writes the files anew
-    python -m monitoring.build --docs https://docs.example.org  # with links to your copy of the docs
+    python -m monitoring.build                                # writes the files anew
+    python -m monitoring.build --docs https://docs.example.org  # with links to your own docs
 
 The files are in the repository, so that nobody has to build them; a test says if they are stale.
 """

@@ -1,4 +1,4 @@
-"""The dashboard *Bytes on the wire*: what travels, in which form, and what dense would have cost."""
+"""The dashboard *Bytes on the wire*: what travels, how, and what dense would have cost."""
 
 from monitoring.panels import (
     BLUE,

@@ -1,4 +1,4 @@
-"""The dashboard *Clients and reliability*: who is here, who is late, what was refused or repeated."""
+"""The dashboard *Clients and reliability*: who is here or late, what was refused or repeated."""
 
 from monitoring.panels import (
     BLUE,
@@ -133,8 +133,7 @@ def _clients() -> list[Panel]:
                 ),
                 "samples": (f"max by (client) (ssfl_client_samples{{{SELECTED}}})", "short"),
                 "training": (
-                    "max by (client) "
-                    f'(ssfl_client_phase_seconds{{{SELECTED}, phase="training"}})',
+                    f'max by (client) (ssfl_client_phase_seconds{{{SELECTED}, phase="training"}})',
                     "s",
                 ),
                 "upload": (
@@ -164,8 +163,8 @@ def _clients() -> list[Panel]:
         ),
         lines(
             "Joined",
-            "Times a client joined in 10 minutes, for the first time or again (after a restart or a "
-            "cut).",
+            "Times a client joined in 10 minutes, for the first time or again (after a restart or "
+            "a cut).",
             [
                 Query(
                     f"sum by (again) (increase(ssfl_clients_joined_total{{{SELECTED}}}[10m]))",
@@ -199,8 +198,7 @@ def _trouble() -> list[Panel]:
             "Calls refused in 15 minutes; docs/recovery.md says what each reason means.",
             [
                 Query(
-                    "sum by (reason) "
-                    f"(instance_reason:ssfl_refusals:increase15m{{{SELECTED}}})",
+                    f"sum by (reason) (instance_reason:ssfl_refusals:increase15m{{{SELECTED}}})",
                     "{{reason}}",
                 )
             ],
@@ -295,8 +293,8 @@ def _sites() -> list[Panel]:
         ),
         lines(
             "Results, joins, tries",
-            "Per 10 minutes: results by what became of them, joins, calls that did not get through, "
-            "transfers that went on.",
+            "Per 10 minutes: results by what became of them, joins, calls that did not get "
+            "through, transfers that went on.",
             [
                 Query(
                     "sum by (outcome) (increase(ssfl_site_results_total[10m]))",

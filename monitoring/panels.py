@@ -1,9 +1,9 @@
 """The pieces of a Grafana dashboard, as JSON values: panels, rows, variables, links.
 
 A panel says what it shows (`title`), how to read it (`text`), its unit, and what to print when
-there is no data, since an empty panel at night raises questions. Colours are those of Okabe and Ito,
-which colour-blind readers can tell apart; no state is told by colour alone. Expressions choose the
-coordinators with SELECTED, by the variables at the head of each dashboard.
+there is no data, since an empty panel at night raises questions. Colours are those of Okabe and
+Ito, which colour-blind readers can tell apart; no state is told by colour alone. Expressions choose
+the coordinators with SELECTED, by the variables at the head of each dashboard.
 """
 
 import itertools
@@ -15,7 +15,6 @@ Json = dict[str, Any]
 
 DOCS = "http://localhost:8000"  # `make docs-serve`; another place: monitoring.build --docs URL
 SELECTED = 'job=~"$job", instance=~"$instance"'
-CLIENTS_SELECTED = 'job="ssfl-client"'
 SOURCE = {"type": "prometheus", "uid": "${datasource}"}
 
 # Okabe and Ito, "Color Universal Design" (2008).

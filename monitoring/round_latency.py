@@ -42,8 +42,8 @@ def _first() -> list[Panel]:
     return [
         stat(
             "The run is",
-            "What the run does now: gathering clients, score, train, evaluate, personalize, waiting "
-            "(too few clients are here), paused, finished or stopped.",
+            "What the run does now: gathering clients, score, train, evaluate, personalize, "
+            "waiting (too few clients are here), paused, finished or stopped.",
             f"ssfl_run_phase{{{SELECTED}}} == 1",
             legend="{{phase}}",
             no_data=NO_RUN,
@@ -148,9 +148,9 @@ def _phases() -> list[Panel]:
     return [
         lines(
             "A round's time by phase",
-            "Mean over 10 minutes, along the client that reported last: broadcast (until it had its "
-            "task), training, collection (until the round closed), aggregation (the sum), commit "
-            "(the journal). Stacked, they are the round.",
+            "Mean over 10 minutes, along the client that reported last: broadcast (until it had "
+            "its task), training, collection (until the round closed), aggregation (the sum), "
+            "commit (the journal). Stacked, they are the round.",
             [
                 Query(
                     "sum by (phase) "
@@ -274,7 +274,8 @@ def _machine() -> list[Panel]:
     return [
         lines(
             "Journal: time to the disk",
-            "Half and 99 of 100 writes of the journal, over 10 minutes. Every upload waits for one.",
+            "Half and 99 of 100 writes of the journal, over 10 minutes. Every upload waits for "
+            "one.",
             [
                 Query(f"histogram_quantile(0.5, sum by (le) (rate({sync}[10m])))", "half"),
                 Query(f"histogram_quantile(0.99, sum by (le) (rate({sync}[10m])))", "99 in 100"),
@@ -286,7 +287,8 @@ def _machine() -> list[Panel]:
         ),
         lines(
             "Memory of the coordinator",
-            "Resident now and at its peak, what the C library has in use, and the most it may have.",
+            "Resident now and at its peak, what the C library has in use, and the most it may "
+            "have.",
             [
                 Query(f"process_resident_memory_bytes{{{SELECTED}}}", "resident"),
                 Query(f"ssfl_memory_peak_bytes{{{SELECTED}}}", "peak"),

@@ -51,6 +51,8 @@ def test_a_stalled_run_and_refusals_can_be_seen(tmp_path: Path, manifest: Manife
         assert told["ssfl_run_stalled", ""] == 1
         assert told["ssfl_run_missing_clients", ""] == 1
         assert told["ssfl_clients", "lost"] == 1 and told["ssfl_clients", "working"] == 1
+        assert told["ssfl_client_pending", "c1"] == 1 and told["ssfl_client_pending", "c2"] == 1
+        assert ("ssfl_client_last_seen_seconds", "c2") in told
         assert told["ssfl_client_up", "c1"] == 1 and told["ssfl_client_up", "c2"] == 0
         assert told["ssfl_refusals_total", "bad_values"] == 3
         assert told["ssfl_disk_full", ""] == 0

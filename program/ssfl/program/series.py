@@ -112,9 +112,14 @@ REPORTED = _counter("ssfl_clients_reported", "results of clients that counted", 
 LATE = _counter("ssfl_clients_late", "results of clients that came when their step was closed")
 LOST = _counter("ssfl_clients_lost", "times a client was not heard of for 30 seconds")
 CLIENT_LAST_SEEN = _gauge(
-    "ssfl_client_last_seen_seconds", "since a client was last heard of", "client"
+    "ssfl_client_last_seen_seconds",
+    "since a client was last heard of; absent when it has left or was removed",
+    "client",
 )
 CLIENT_UP = _gauge("ssfl_client_up", "1 if a client is here, 0 if it is lost or has left", "client")
+CLIENT_PENDING = _gauge(
+    "ssfl_client_pending", "1 if the step under way waits for a client's result", "client"
+)
 CLIENT_SAMPLES = _gauge("ssfl_client_samples", "training samples of a client", "client")
 CLIENT_PHASE = _gauge(
     "ssfl_client_phase_seconds",
@@ -172,6 +177,9 @@ DISK_FREE = _gauge("ssfl_disk_free_bytes", "room on the disk of the state direct
 DISK_SIZE = _gauge("ssfl_disk_size_bytes", "size of the disk of the state directory")
 DISK_FULL = _gauge("ssfl_disk_full", "1 if the coordinator waits for room on its disk")
 MEMORY_PEAK = _gauge("ssfl_memory_peak_bytes", "largest resident memory so far")
+MEMORY_LIMIT = _gauge(
+    "ssfl_memory_limit_bytes", "memory that this process may have: of its cgroup or the machine"
+)
 HEAP = _gauge(
     "ssfl_heap_bytes", "memory in use as the C library counts it; absent where it does not"
 )

