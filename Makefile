@@ -2,7 +2,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help demo paper test soak soak-simulation soak-processes lint format docs docs-serve stubs constraints clean
+.PHONY: help demo paper monitoring test parts soak soak-simulation soak-processes lint format docs docs-serve stubs constraints clean
 
 PYTHON ?= python3
 BIN := .venv/bin
@@ -25,7 +25,21 @@ demo: .venv/installed-demo ## a whole run on this machine, with a report at the 
 paper: .venv/installed-demo ## the paper's claims tried at a small scale, about 15 minutes
 	@$(BIN)/ssfl paper
 
-test: lint ## format, lint, types and all tests
+monitoring: .venv/installed-demo ## a federation watched by Prometheus, broken on purpose: see the alerts fire and clear
+	@$(BIN)/python -m monitoring.live $(ARGS)
+
+# What tests need and pip cannot install; elsewhere such tests are skipped and say what they lack.
+APT_PARTS := prometheus prometheus-alertmanager
+parts:
+	@missing=$$(for one in $(APT_PARTS); do command -v $$one >/dev/null || echo $$one; done); \
+	if [ -z "$$missing" ]; then :; \
+	elif [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
+	  echo "installing" $$missing "..."; \
+	  { apt-get update && DEBIAN_FRONTEND=noninteractive apt-get install -y --no-install-recommends $$missing; } \
+	    >/dev/null 2>&1 || echo "could not install" $$missing": the tests that need them are skipped"; \
+	else echo "the tests that need" $$missing "are skipped: apt install them"; fi
+
+test: lint parts ## format, lint, types and all tests
 	@$(BIN)/python -m pytest --durations=10
 
 soak: soak-simulation soak-processes ## hours in short: thousands of simulated runs with crashes, 2,000 real rounds
@@ -87,5 +101,5 @@ constraints: ## pin what pip chooses today into constraints.txt
 	cat "$$folder/new" > constraints.txt; git diff --stat -- constraints.txt || true
 
 clean: ## remove .venv and every cache; your runs and shards stay
-	@rm -rf .venv .mypy_cache .pytest_cache .ruff_cache .hypothesis build dist site
+	@rm -rf .venv .mypy_cache .pytest_cache .ruff_cache .hypothesis .parts build dist site
 	@find . -name __pycache__ -type d -prune -exec rm -rf {} +

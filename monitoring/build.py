@@ -1,4 +1,4 @@
-"""Builds what Grafana and Kubernetes read: the dashboards, and rules.yml as a PrometheusRule.
+"""Builds what Grafana and Kubernetes read, dashboards and a PrometheusRule, and the docs' tables.
 
     python -m monitoring.build                                # writes the files anew
     python -m monitoring.build --docs https://docs.example.org  # with links to your own docs
@@ -16,9 +16,11 @@ from monitoring.bytes_on_the_wire import bytes_on_the_wire
 from monitoring.clients_and_reliability import clients_and_reliability
 from monitoring.panels import DOCS, Json
 from monitoring.round_latency import round_latency
+from monitoring.tables import filled_page
 
 HERE = Path(__file__).resolve().parent
 RULES = HERE / "rules.yml"
+PAGE = HERE.parent / "docs" / "monitoring.md"
 _RUNBOOK = re.compile(r"(?<=runbook_url: )\S+(?=/operations\.html#)")
 _HEAD = "# Made of rules.yml by `python -m monitoring.build`: change it there.\n"
 
@@ -30,6 +32,7 @@ def built(docs: str = DOCS) -> dict[Path, str]:
     files = {
         RULES: rules,
         HERE / "rules_test.yml": tests,
+        PAGE: filled_page(PAGE.read_text("utf-8"), yaml.safe_load(rules)),
         HERE / "prometheus-rule.yaml": _HEAD + yaml.safe_dump(_custom(rules), sort_keys=False),
     }
     for name, dashboard in dashboards().items():

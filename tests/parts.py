@@ -41,6 +41,6 @@ def npm_part(folder: Path) -> Path:
             timeout=300,
         )
         if done.returncode:
-            pytest.skip(f"needs the npm packages of {folder.name}: {done.stderr}")
+            pytest.skip(f"needs the npm packages of {folder.name}: {done.stderr!s}")
         (place / "installed").touch()
     return place

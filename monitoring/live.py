@@ -1,0 +1,267 @@
+"""`make monitoring`: a federation on this machine, watched by Prometheus, broken on purpose.
+
+A coordinator and four clients train on scikit-learn's digits. Prometheus has our scrape
+configuration and rules, asks every second, and is in a hurry: the `for:` of every alert is divided
+by HURRY. When the first round is on a dashboard's expression, two clients are killed and come back,
+then the coordinator is killed and comes back; each time the alert fires and clears. Then the
+federation goes on until Ctrl-C.
+"""
+
+import argparse
+import os
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from monitoring.build import HERE
+from monitoring.panels import UIDS
+from monitoring.round_latency import round_latency
+from monitoring.servers import Prometheus, free_port
+from rich.console import Console
+
+from ssfl.datasets.cut import Cut
+from ssfl.datasets.digits import digits
+from ssfl.datasets.make_shards import make_shards
+from ssfl.datasets.shards import shard_names
+from ssfl.program.exits import ExitCode, ProgramError, raise_on_sigterm
+from ssfl.tools.federation import COORDINATOR, Federation
+from ssfl.tools.local_run import fresh_folder, need
+from ssfl.tools.terminal import console
+
+HURRY = 30.0
+CLIENTS = 4
+SEEN_DEADLINE_S = 120.0  # the first round on a dashboard
+ALERT_DEADLINE_S = 180.0
+LOOK_S = 20.0  # before it is broken
+PANEL = "A round's time by phase"
+FOLDER = Path("runs/monitoring")
+
+
+class Scene:
+    """The federation and its Prometheus, and how we tell of them."""
+
+    def __init__(self, federation: Federation, prometheus: Prometheus, screen: Console) -> None:
+        self.federation = federation
+        self.prometheus = prometheus
+        self.began_s = time.monotonic()
+        self._screen = screen
+
+    def say(self, text: str) -> None:
+        """Print a line with the time since the start."""
+        self._screen.print(f"{time.monotonic() - self.began_s:6.1f} s  {text}", soft_wrap=True)
+
+    def wait(self, condition: Callable[[], object], what: str, deadline_s: float) -> None:
+        """Wait for something to be true; raise ProgramError if it takes too long."""
+        end_s = time.monotonic() + deadline_s
+        while not condition():
+            if time.monotonic() > end_s:
+                raise ProgramError(f"{what}: not within {deadline_s:g} s", ExitCode.BUG)
+            time.sleep(0.25)
+
+    def fires(self, alert: str) -> None:
+        """Wait for an alert and show it."""
+        self.wait(lambda: alert in self.prometheus.firing(), f"{alert} fires", ALERT_DEADLINE_S)
+        notes = self.prometheus.firing()[alert]
+        self.say(f"FIRES   {alert} ({notes['labels']['severity']})")
+        self.say(f"        {notes['annotations']['description']}")
+        self.say(f"        {notes['annotations']['runbook_url']}")
+
+    def clears(self, alert: str) -> None:
+        """Wait until an alert is over."""
+        self.wait(
+            lambda: alert not in self.prometheus.firing(), f"{alert} clears", ALERT_DEADLINE_S
+        )
+        self.say(f"CLEARS  {alert}")
+
+
+def main() -> int:
+    """Run it; Ctrl-C ends everything."""
+    parser = argparse.ArgumentParser(prog="python -m monitoring.live", description=__doc__)
+    parser.add_argument(
+        "--end-after",
+        choices=("round", "alerts"),
+        help="end when the first round was seen, or when every alert has cleared, not at Ctrl-C",
+    )
+    end_after = parser.parse_args().end_after
+    raise_on_sigterm()
+    screen = console()
+    try:
+        need("torch", "sklearn", extra="demo")
+        program = _program("prometheus")
+        _watch(program, screen, end_after)
+    except KeyboardInterrupt:
+        screen.print("ended: coordinator, clients and Prometheus are stopped")
+    except ProgramError as error:
+        print(f"make monitoring: error: {error}", file=sys.stderr)
+        return int(error.exit_code)
+    return int(ExitCode.DONE)
+
+
+def _watch(program: str, screen: Console, end_after: str | None) -> None:
+    fresh_folder(FOLDER)
+    make_shards(FOLDER / "shards", digits(), Cut(clients=CLIENTS, validation=0.0))
+    metrics = free_port()
+    flags = [
+        "--clients", str(CLIENTS), "--min-clients", str(CLIENTS), "--rounds", "2000",
+        "--sparsity", "0.9", "--learning-rate", "0.2", "--local-steps", "20",
+        "--metrics-port", str(metrics), "--reference-coding", "on",
+    ]  # fmt: skip
+    shards = FOLDER / "shards"
+    client_flags = ("--metrics-port", "0", "--threads", "1")
+    folder = FOLDER.resolve()
+    federation = Federation(folder, shards, flags, shard_names(shards), client_flags)
+    with Prometheus(program, folder / "prometheus", every_s=1, hurry=HURRY) as prometheus:
+        scene = Scene(federation, prometheus, screen)
+        with federation:
+            prometheus.targets({"coordinator": [f"localhost:{metrics}"], "client": []})
+            prometheus.run()
+            with _grafana(scene):
+                _play(scene, end_after)
+
+
+def _play(scene: Scene, end_after: str | None) -> None:
+    """Show the first round, then the two kinds of trouble."""
+    prometheus, federation = scene.prometheus, scene.federation
+    _tell_where(scene)
+    _scrape_clients(scene)
+    expr = _expression(PANEL)
+    scene.wait(lambda: _has_data(prometheus, expr), "the first round is seen", SEEN_DEADLINE_S)
+    scene.say(f"the first round is seen on the panel {PANEL!r}: {expr}")
+    for row in prometheus.ask(expr):
+        scene.say(f"        {row['metric'].get('phase', ''):12} {float(row['value'][1]):8.4f} s")
+    if end_after == "round":
+        return
+    if end_after is None:
+        scene.say(f"look around; in {LOOK_S:g} s two clients will be killed")
+        time.sleep(LOOK_S)
+
+    lost = federation.clients[-2:]
+    scene.say(f"BROKEN  {' and '.join(lost)} are killed; after 30 s of silence they are lost")
+    for client in lost:
+        federation.kill(client)
+    scene.fires("SsflClientsLost")
+    scene.fires("SsflRunStalled")
+    for client in lost:
+        federation.restart(client)
+    _scrape_clients(scene)
+    scene.say(f"MENDED  {' and '.join(lost)} are started again")
+    for alert in ("SsflRunStalled", "SsflClientsLost"):
+        scene.clears(alert)
+
+    scene.say("BROKEN  the coordinator is killed")
+    federation.kill(COORDINATOR)
+    scene.fires("SsflCoordinatorDown")
+    federation.restart(COORDINATOR)
+    scene.say("MENDED  the coordinator is started again, with the same state directory")
+    scene.clears("SsflCoordinatorDown")
+    rounds = prometheus.ask("ssfl_rounds_total")[0]["value"][1]
+    scene.wait(
+        lambda: prometheus.ask(f"ssfl_rounds_total > {rounds}"), "it goes on", ALERT_DEADLINE_S
+    )
+    scene.say("the run goes on where it was")
+    if end_after is None:
+        scene.say("and goes on, for you to look at; Ctrl-C ends everything")
+        while COORDINATOR not in federation.ended():
+            time.sleep(0.5)
+
+
+def _tell_where(scene: Scene) -> None:
+    prometheus = scene.prometheus
+    for line in (
+        f"1 coordinator and {CLIENTS} clients train on digits; logs are in {FOLDER}",
+        f"Prometheus   {prometheus.url}/graph   try: ssfl_rounds_total, ssfl_client_pending",
+        f"alerts       {prometheus.url}/alerts  (our rules; every `for:` divided by {HURRY:g})",
+        f"targets      {prometheus.url}/targets",
+    ):
+        scene.say(line)
+
+
+def _expression(title: str) -> str:
+    """Return the expression of a panel of *Round latency*, with its variables filled in."""
+    panels = round_latency()["panels"]
+    (panel,) = [one for one in panels if one["title"] == title]
+    expr: str = panel["targets"][0]["expr"]
+    return expr.replace("$job", ".*").replace("$instance", ".*")
+
+
+def _has_data(prometheus: Prometheus, expr: str) -> bool:
+    return any(row["value"][1] != "NaN" for row in prometheus.ask(expr))
+
+
+def _scrape_clients(scene: Scene) -> None:
+    """Tell Prometheus where the clients answer, as each of them printed it."""
+    federation = scene.federation
+    addresses: list[str] = []
+
+    def all_told() -> bool:
+        federation.ended()
+        texts = [(federation.folder / f"{name}.out").read_text() for name in federation.clients]
+        found = [text.rpartition(" metrics on ")[2].strip() for text in texts]
+        addresses[:] = [f"localhost:{one.rpartition(':')[2]}" for one in found if one]
+        return len(addresses) == len(texts)
+
+    scene.wait(all_told, "the clients print their metrics ports", SEEN_DEADLINE_S)
+    scene.prometheus.targets({"client": addresses})
+
+
+def _program(name: str) -> str:
+    """Return the path of a Debian package's program, installed if we may."""
+    found = shutil.which(name)
+    if not found and os.geteuid() == 0 and shutil.which("apt-get"):
+        print(f"installing {name} ...", flush=True)
+        for command in (["update"], ["install", "-y", "--no-install-recommends", name]):
+            subprocess.run(["apt-get", "-qq", *command], check=False, stdout=subprocess.DEVNULL)
+        found = shutil.which(name)
+    if not found:
+        raise ProgramError(
+            f"{name} is not installed: apt install {name}, or put its program on the PATH",
+            ExitCode.USAGE,
+        )
+    return found
+
+
+@contextmanager
+def _grafana(scene: Scene) -> Iterator[None]:
+    """Start Grafana with our dashboards where it is installed; else say how to get it."""
+    program, home = shutil.which("grafana-server"), Path("/usr/share/grafana")
+    if not program or not home.is_dir():
+        scene.say(
+            "no grafana-server here: the dashboards are in monitoring/dashboards (import them, or "
+            "`docker compose up` brings Grafana with them)"
+        )
+        yield
+        return
+    port, folder = free_port(), FOLDER.resolve() / "grafana"
+    folder.mkdir()
+    environment = os.environ | {
+        "GF_SERVER_HTTP_PORT": str(port),
+        "GF_SERVER_HTTP_ADDR": "127.0.0.1",
+        "GF_PATHS_DATA": str(folder),
+        "GF_PATHS_LOGS": str(folder),
+        "GF_PATHS_PROVISIONING": str(HERE / "grafana" / "provisioning"),
+        "GF_AUTH_ANONYMOUS_ENABLED": "true",
+        "PROMETHEUS_URL": scene.prometheus.url,
+        "SSFL_DASHBOARDS": str(HERE / "dashboards"),
+    }
+    process = subprocess.Popen(
+        [program, "--homepath", str(home)], env=environment, start_new_session=True,
+        stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+    )  # fmt: skip
+    scene.say(f"Grafana      http://localhost:{port}/d/{UIDS['Round latency']}")
+    try:
+        yield
+    finally:
+        process.terminate()
+        try:
+            process.wait(15)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

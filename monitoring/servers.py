@@ -1,0 +1,198 @@
+"""Real Prometheus and Alertmanager processes with our own configuration, in a hurry if asked.
+
+A rendered copy of prometheus.yml, rules.yml and alertmanager.yml differs from the original in four
+things only: the targets, how often they are asked, the `for:` of every alert divided by `hurry`,
+and where notes are sent. Expressions are never touched. Every wait has a deadline.
+"""
+
+import json
+import re
+import socket
+import subprocess
+import time
+import urllib.error
+import urllib.parse
+import urllib.request
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import yaml
+from monitoring.build import HERE
+
+START_DEADLINE_S = 60.0
+END_DEADLINE_S = 15.0
+ASK_TIMEOUT_S = 20.0
+_UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
+# Loopback needs no proxy, whatever the environment says.
+_OPENER = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+
+
+def free_port() -> int:
+    """Return a port that was free a moment ago."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+def seconds_of(duration: str) -> int:
+    """Return the seconds of a duration as Prometheus writes it.
+
+    >>> seconds_of("1h30m")
+    5400
+    """
+    parts = re.findall(r"(\d+)([smhd])", duration)
+    if "".join(number + unit for number, unit in parts) != duration:
+        raise ValueError(f"{duration!r} is no duration of Prometheus, such as 1h30m")
+    return sum(int(number) * _UNITS[unit] for number, unit in parts)
+
+
+def hurried_rules(hurry: float) -> dict[str, Any]:
+    """Return rules.yml with every `for:` divided."""
+    rules: dict[str, Any] = yaml.safe_load((HERE / "rules.yml").read_text("utf-8"))
+    for group in rules["groups"]:
+        for rule in group["rules"]:
+            if "for" in rule:
+                rule["for"] = f"{max(1, round(seconds_of(rule['for']) / hurry))}s"
+    return rules
+
+
+class Server:
+    """A process that answers HTTP on a port of its own."""
+
+    def __init__(self, name: str, folder: Path) -> None:
+        self.name, self.folder, self.port = name, folder, free_port()
+        self._process: subprocess.Popen[bytes] | None = None
+        folder.mkdir(parents=True, exist_ok=True)
+
+    @property
+    def url(self) -> str:
+        return f"http://localhost:{self.port}"
+
+    def start(self, *command: str) -> None:
+        """Start it and wait until it is ready."""
+        with (self.folder / f"{self.name}.log").open("wb") as log:
+            self._process = subprocess.Popen(
+                command, cwd=self.folder, stdin=subprocess.DEVNULL, stdout=log, stderr=log,
+                start_new_session=True,  # Ctrl-C reaches us alone; we end it in order
+            )  # fmt: skip
+        end_s = time.monotonic() + START_DEADLINE_S
+        while time.monotonic() < end_s and self._process.poll() is None:
+            try:
+                _OPENER.open(f"{self.url}/-/ready", timeout=ASK_TIMEOUT_S).close()
+                return
+            except OSError:
+                time.sleep(0.05)
+        log_tail = (self.folder / f"{self.name}.log").read_text("utf-8", "replace")[-2000:]
+        raise RuntimeError(f"{self.name} did not start:\n{log_tail}")
+
+    def get(self, path: str, **query: str) -> Any:
+        """Return the `data` of an answer of its API."""
+        address = f"{self.url}{path}?{urllib.parse.urlencode(query)}"
+        try:
+            with _OPENER.open(address, timeout=ASK_TIMEOUT_S) as answer:
+                return json.load(answer)["data"]
+        except urllib.error.HTTPError as error:
+            said = error.read().decode("utf-8", "replace")
+            raise RuntimeError(f"{self.name} refuses {query or path}: {said}") from error
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        process = self._process
+        if process and process.poll() is None:
+            process.terminate()
+            try:
+                process.wait(END_DEADLINE_S)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+
+
+class Prometheus(Server):
+    """Prometheus with our scrape configuration and rules."""
+
+    def __init__(
+        self, program: str, folder: Path, *, every_s: int, hurry: float, alertmanager: str = ""
+    ) -> None:
+        super().__init__("prometheus", folder)
+        config = yaml.safe_load((HERE / "prometheus.yml").read_text("utf-8"))
+        config["global"] = {
+            "scrape_interval": f"{every_s}s",
+            "scrape_timeout": f"{every_s}s",
+            "evaluation_interval": f"{every_s}s",
+        }
+        (folder / "prometheus.yml").write_text(yaml.safe_dump(config), "utf-8")
+        (folder / "rules.yml").write_text(yaml.safe_dump(hurried_rules(hurry)), "utf-8")
+        (folder / "targets").mkdir(exist_ok=True)
+        self.targets({"alertmanager": [alertmanager] if alertmanager else []})
+        self._program = program
+
+    def targets(self, targets: Mapping[str, Sequence[str]]) -> None:
+        """Say who is to be scraped, by kind: coordinator, client; it is seen at once."""
+        for kind, addresses in targets.items():
+            file = self.folder / "targets" / f"{kind}.yml"
+            new = file.with_suffix(".new")
+            new.write_text(yaml.safe_dump([{"targets": list(addresses)}]), "utf-8")
+            new.replace(file)
+
+    def run(self) -> Self:
+        """Start it and wait until it is ready."""
+        self.start(
+            self._program, "--config.file=prometheus.yml", "--storage.tsdb.path=data",
+            f"--web.listen-address=127.0.0.1:{self.port}",
+        )  # fmt: skip
+        return self
+
+    def ask(self, expr: str) -> list[dict[str, Any]]:
+        """Return what an expression gives now: labels as `metric`, and `value`."""
+        found: list[dict[str, Any]] = self.get("/api/v1/query", query=expr)["result"]
+        return found
+
+    def ask_since(self, expr: str, began: float, step_s: float = 1.0) -> list[dict[str, Any]]:
+        """Return what an expression gave since a time."""
+        found: list[dict[str, Any]] = self.get(
+            "/api/v1/query_range",
+            query=expr,
+            start=str(began),
+            end=str(time.time()),
+            step=str(step_s),
+        )["result"]
+        return found
+
+    def firing(self) -> dict[str, dict[str, Any]]:
+        """Return the alerts that fire now, by name."""
+        alerts = self.get("/api/v1/alerts")["alerts"]
+        return {one["labels"]["alertname"]: one for one in alerts if one["state"] == "firing"}
+
+
+class Alertmanager(Server):
+    """Alertmanager with our routing, its notes sent to one address without delay."""
+
+    def __init__(self, program: str, folder: Path, notes: str) -> None:
+        super().__init__("alertmanager", folder)
+        config = yaml.safe_load((HERE / "alertmanager.yml").read_text("utf-8"))
+        for route in (config["route"], *config["route"]["routes"]):
+            route |= {"group_wait": "0s", "group_interval": "1s"}
+        for receiver in config["receivers"]:
+            for webhook in receiver["webhook_configs"]:
+                path = urllib.parse.urlsplit(webhook["url"]).path
+                webhook["url"] = notes + path
+        (folder / "alertmanager.yml").write_text(yaml.safe_dump(config), "utf-8")
+        self._program = program
+
+    def run(self) -> Self:
+        """Start it and wait until it is ready."""
+        self.start(
+            self._program, "--config.file=alertmanager.yml", "--storage.path=data",
+            f"--web.listen-address=127.0.0.1:{self.port}", "--cluster.listen-address=",
+        )  # fmt: skip
+        return self

@@ -1,0 +1,181 @@
+"""Real Prometheus and Alertmanager watch a real federation that is broken on purpose.
+
+Alerts fire and clear, notes arrive, every expression of the dashboards has data, and `promtool`
+finds nothing to complain of in what the two programs show.
+"""
+
+import http.server
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import grpc
+import pytest
+from monitoring.build import HERE
+from monitoring.servers import Alertmanager, Prometheus, free_port
+
+from parts import part
+from ssfl.v1 import coordinator_pb2 as pb
+from ssfl.v1 import coordinator_pb2_grpc
+from system.programs import Coordinator, Program, Programs, until
+from watch.dashboard_files import NAMES, expressions
+
+pytestmark = pytest.mark.system
+
+ROOT = HERE.parent
+HURRY = 60.0  # minutes of `for:` are seconds
+RUN = (
+    "--clients=2", "--rounds=1000000", "--local-steps=2", "--model=mlp", "--sparsity=0.9",
+    "--scoring-batches=1", "--round-deadline-s=600",
+)  # fmt: skip
+
+
+class Notes(http.server.BaseHTTPRequestHandler):
+    """What Alertmanager sends, kept by path: (name of the alert, firing or resolved)."""
+
+    kept: dict[str, list[tuple[str, str]]]
+
+    def do_POST(self) -> None:
+        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        told = [(one["labels"]["alertname"], one["status"]) for one in body["alerts"]]
+        self.kept.setdefault(self.path, []).extend(told)
+        self.send_response(200)
+        self.end_headers()
+
+    def log_message(self, format: str, *args: object) -> None:
+        """Say nothing."""
+
+
+@contextmanager
+def notes_taken() -> Iterator[tuple[str, dict[str, list[tuple[str, str]]]]]:
+    """Yield an address for notes, and the notes."""
+    kept: dict[str, list[tuple[str, str]]] = {}
+    handler = type("Handler", (Notes,), {"kept": kept})
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        try:
+            yield f"http://127.0.0.1:{server.server_port}", kept
+        finally:
+            server.shutdown()
+            thread.join()
+
+
+def metrics_port(program: Program) -> int:
+    def line() -> str:
+        return next((one for one in program.out.splitlines() if " metrics on " in one), "")
+
+    return int(until(line, f"{program.name} prints its metrics port").rpartition(":")[2])
+
+
+def start_client(sites: Programs, coordinator: Coordinator, shard: str) -> Program:
+    return sites.client(shard, coordinator, "--metrics-port=0", "--threads=1")
+
+
+def be_refused(coordinator: Coordinator) -> None:
+    """Join with a protocol that does not exist."""
+    with grpc.insecure_channel(coordinator.address) as channel:
+        stub = coordinator_pb2_grpc.CoordinatorServiceStub(channel)
+        with pytest.raises(grpc.RpcError):
+            stub.Join(pb.JoinRequest(protocol_version=99, client_id="stranger"), timeout=20)
+
+
+def is_sound(port: int) -> None:
+    """Show a program's metrics to promtool, which must have nothing to say."""
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=20) as answer:
+        text = answer.read()
+    command = [part("promtool", "prometheus"), "check", "metrics"]
+    done = subprocess.run(command, input=text, capture_output=True, timeout=60, check=False)
+    assert (done.returncode, done.stdout + done.stderr) == (0, b""), done
+
+
+def test_make_monitoring_shows_the_first_round(here: Path) -> None:
+    """It fails by itself if that takes 2 minutes."""
+    part("prometheus", "prometheus")
+    command = [sys.executable, "-m", "monitoring.live", "--end-after=round"]
+    paths = [str(ROOT), *sys.path]
+    done = subprocess.run(
+        command, capture_output=True, encoding="utf-8", timeout=300, check=False, cwd=here,
+        env=os.environ | {"PYTHONPATH": os.pathsep.join(paths)},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "the first round is seen on the panel" in done.stdout
+    shown = re.findall(r"^ *[\d.]+ s +(\w+) +[\d.]+ s$", done.stdout, re.M)
+    assert sorted(shown) == ["aggregation", "broadcast", "collection", "commit", "training"]
+
+
+def test_a_broken_federation_is_seen_by_prometheus(sites: Programs) -> None:
+    began, folder = time.time(), sites.folder
+    program = part("prometheus", "prometheus")
+    manager_program = part("prometheus-alertmanager", "prometheus-alertmanager")
+    with (
+        notes_taken() as (address, notes),
+        Alertmanager(manager_program, folder / "alertmanager", address) as manager,
+        Prometheus(
+            program,
+            folder / "prometheus",
+            every_s=1,
+            hurry=HURRY,
+            alertmanager=f"localhost:{manager.port}",
+        ) as prometheus,
+    ):
+        manager.run()
+        prometheus.run()
+        port, metrics = free_port(), free_port()
+        flags = (*RUN, f"--metrics-port={metrics}")
+        coordinator = sites.coordinator(*flags, port=port)
+        prometheus.targets({"coordinator": [f"localhost:{metrics}"], "client": []})
+        until(lambda: prometheus.ask("ssfl_run_phase == 1"), "the coordinator is scraped")
+        clients = [start_client(sites, coordinator, f"shard_0{n}") for n in range(2)]
+        ports = [metrics_port(client) for client in clients]
+        prometheus.targets({"client": [f"localhost:{one}" for one in ports]})
+
+        until(lambda: prometheus.ask("ssfl_rounds_total > 3"), "rounds are seen")
+        until(lambda: prometheus.ask("ssfl_site_connected == 1"), "the clients are scraped")
+        is_sound(metrics)
+        is_sound(ports[0])
+        assert not prometheus.firing()
+        be_refused(coordinator)
+
+        clients[1].kill()
+        for alert in ("SsflClientsLost", "SsflRunStalled"):
+            until(lambda alert=alert: alert in prometheus.firing(), f"{alert} fires")  # type: ignore[misc]
+        stalled = prometheus.firing()["SsflRunStalled"]
+        assert "Missing: 1 clients" in stalled["annotations"]["description"]
+        assert "SsflRefusals" in prometheus.firing()
+        until(lambda: ("SsflRunStalled", "firing") in notes.get("/page", ()), "a page arrives")
+        again = start_client(sites, coordinator, "shard_01")
+        prometheus.targets(
+            {"client": [f"localhost:{one}" for one in (ports[0], metrics_port(again))]}
+        )
+        until(
+            lambda: not {"SsflClientsLost", "SsflRunStalled"} & prometheus.firing().keys(),
+            "the alerts clear",
+        )
+        until(lambda: ("SsflRunStalled", "resolved") in notes["/page"], "that is told, too")
+
+        coordinator.signal(signal.SIGTERM)
+        coordinator.ends()
+        until(lambda: "SsflCoordinatorDown" in prometheus.firing(), "SsflCoordinatorDown fires")
+        sites.coordinator(*flags, port=port)
+        until(lambda: "SsflCoordinatorDown" not in prometheus.firing(), "it clears")
+        before = prometheus.ask("ssfl_rounds_total")[0]["value"][1]
+        until(lambda: prometheus.ask(f"ssfl_rounds_total > {before}"), "the run goes on")
+
+        for name in NAMES:
+            empty = {
+                title: expr
+                for title, expr in expressions(name)
+                if not prometheus.ask_since(expr, began)
+            }
+            assert not empty, f"{name}: {empty}"
+        assert {name for name, _ in notes["/page"]} == {"SsflRunStalled", "SsflCoordinatorDown"}
