@@ -25,7 +25,7 @@ demo: .venv/installed-demo ## a whole run on this machine, with a report at the 
 paper: .venv/installed-demo ## the paper's claims tried at a small scale, about 15 minutes
 	@$(BIN)/ssfl paper
 
-monitoring: .venv/installed-demo ## a federation watched by Prometheus, broken on purpose: see the alerts fire and clear
+monitoring: .venv/installed-dev ## a federation watched by Prometheus, broken on purpose: see the alerts fire and clear
 	@$(BIN)/python -m monitoring.live $(ARGS)
 
 # What tests need and pip cannot install; elsewhere such tests are skipped and say what they lack.

@@ -89,7 +89,7 @@ def _first() -> list[Panel]:
         ),
         lines(
             "Bytes per round",
-            "Encoded tensors of rounds divided by the rounds committed, over 10 minutes.",
+            "Encoded tensors divided by the rounds committed, over 10 minutes.",
             [
                 Query(
                     "sum by (direction) "

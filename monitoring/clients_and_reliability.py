@@ -220,7 +220,7 @@ def _trouble() -> list[Panel]:
         ),
         lines(
             "Stalled",
-            "For how long the run could not go on, and how many clients it missed.",
+            "For how long the run could not go on, since too few clients were here.",
             [
                 Query(f"ssfl_run_stalled_seconds{{{SELECTED}}}", "stalled for"),
             ],

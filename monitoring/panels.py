@@ -319,7 +319,7 @@ def _mask_refresh() -> Json:
         "new mask",
         PURPLE,
         f"changes(ssfl_mask_epoch{{{SELECTED}}}[1m]) > 0",
-        "the clients agreed on mask {{instance}}",
+        "{{instance}} has a new mask",
     )
 
 

@@ -28,7 +28,8 @@ def round_latency() -> Json:
     return dashboard(
         TITLE,
         "Is the run moving, who holds it up, when will it finish, was anything refused, is disk or "
-        "memory running out? Below: where each round's time goes.",
+        "memory running out? Below: where each round's time goes. Where there are several "
+        "coordinators, choose one above.",
         [
             ("In a minute: moving, held up, finished when, refused, running out?", _first()),
             ("Where a round's time goes", _phases()),
@@ -64,7 +65,7 @@ def _first() -> list[Panel]:
         ),
         stat(
             "Age of the step",
-            "Time since the step under way began; 0 if none is. Red beyond the round's deadline.",
+            "Age of the step under way as a share of its deadline; 0 if none is. Red beyond it.",
             f"ssfl_step_elapsed_seconds{{{SELECTED}}} / ssfl_round_deadline_seconds{{{SELECTED}}}",
             unit="percentunit",
             bad=1.0,
@@ -153,7 +154,7 @@ def _phases() -> list[Panel]:
             "commit (the journal). Stacked, they are the round.",
             [
                 Query(
-                    "sum by (phase) "
+                    "avg by (phase) "
                     f"(instance_phase:ssfl_round_phase_seconds:mean10m{{{SELECTED}}})",
                     "{{phase}}",
                 )

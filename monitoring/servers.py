@@ -38,11 +38,7 @@ def free_port() -> int:
 
 
 def seconds_of(duration: str) -> int:
-    """Return the seconds of a duration as Prometheus writes it.
-
-    >>> seconds_of("1h30m")
-    5400
-    """
+    """Return the seconds of a duration as Prometheus writes it."""
     parts = re.findall(r"(\d+)([smhd])", duration)
     if "".join(number + unit for number, unit in parts) != duration:
         raise ValueError(f"{duration!r} is no duration of Prometheus, such as 1h30m")
