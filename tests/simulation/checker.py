@@ -258,6 +258,10 @@ class Checker:
         """A client was told that its goodbye is known."""
         _must(client in self._left, f"the goodbye of {client} is not in the journal")
 
+    def paused(self, *, is_paused: bool) -> None:
+        """An operator was told that the run is paused, or that it goes on."""
+        _must(self.is_paused is is_paused or self.is_finished, "what an operator was told is lost")
+
     def asked(self, client: str, step: int, work: str, digests: tuple[str, str]) -> None:
         """A client got a task: it must be that of the journal, with the model of the journal."""
         told = self._history.get(step)
