@@ -70,7 +70,8 @@ class _Teller:
             return
         if self._stalled:
             self._stalled = False
-            log.info("the run goes on", extra={"phase": state.phase.value})
+            if not state.paused:
+                log.info("the run goes on", extra={"phase": state.phase.value})
         quiet = state.phase is Phase.GATHERING
         patience_s = WAITING_EVERY_S if quiet else 3 * WAITING_EVERY_S
         if waiting and waiting != self._said and now_s - self._said_s >= patience_s:
