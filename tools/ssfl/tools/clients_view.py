@@ -53,25 +53,23 @@ def clients_view(status: pb.GetStatusResponse, *, show_all: bool = False) -> Gro
     counts = ", ".join(f"{count} {state}" for state, count in _counts(status).items() if count)
     head = Text(f"run {status.run_id}   {status.phase}   {len(ordered)} clients")
     head.append(f": {counts}" if counts else "")
-    table = Table(box=None, padding=(0, 2), pad_edge=False)
-    for column, side in _COLUMNS.items():
-        table.add_column(column, justify=side, overflow="fold")  # type: ignore[arg-type]
+    table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False)
+    table.add_column("client", overflow="fold")
+    table.add_column("state", no_wrap=True)
+    table.add_column("samples", no_wrap=True, justify="right")
+    table.add_column("last seen", no_wrap=True, justify="right")
+    table.add_column("work", no_wrap=True)
+    table.add_column("refused", overflow="fold")
     shown = ordered if show_all else ordered[:MAX_SHOWN]
     for one in shown:
         doing = Text(one.state, style=STATE_STYLE.get(one.state, ""))
         doing.append(" (waited for)" if one.client_id in missing else "")
         table.add_row(
-            Text(one.client_id), doing, f"{one.num_samples:,}", f"{one.last_seen_s:.0f} s ago",
+            Text(one.client_id), doing, f"{one.num_samples:,}", _ago(one.last_seen_s),
             _progress(one), _told(refused.get(one.client_id, {})),
         )  # fmt: skip
     rest = [_more(ordered[len(shown) :])] if len(ordered) > len(shown) else []
     return Group(head, table, *rest, *_others(status, refused), *_waiting(status))
-
-
-_COLUMNS = {
-    "client": "left", "state": "left", "samples": "right", "last seen": "right",
-    "work": "left", "refused": "left",
-}  # fmt: skip
 
 
 def _ordered(status: pb.GetStatusResponse) -> list[pb.ClientStatus]:
@@ -110,6 +108,17 @@ def _progress(one: pb.ClientStatus) -> str:
     if one.state not in ("working", "lost") or not one.steps_all:
         return ""
     return f"{one.steps_done} of {one.steps_all} ({one.steps_done / one.steps_all:.0%})"
+
+
+def _ago(seconds: float) -> str:
+    """Return a time for people.
+
+    >>> _ago(4.6), _ago(600), _ago(90000)
+    ('5 s ago', '10 min ago', '25 h ago')
+    """
+    if seconds < 120:
+        return f"{seconds:.0f} s ago"
+    return f"{seconds / 60:.0f} min ago" if seconds < 7200 else f"{seconds / 3600:.0f} h ago"
 
 
 def _told(reasons: dict[str, int]) -> str:
