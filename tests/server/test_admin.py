@@ -31,15 +31,15 @@ Ask = Callable[..., Awaitable[int]]
 
 @asynccontextmanager
 async def operator(conductor: Conductor) -> AsyncIterator[Ask]:
-    """Serve the admin port; yield a function that runs `ssfl refresh-mask` against it."""
+    """Serve the admin port; yield a function that runs a command of `ssfl` against it."""
     server = grpc.aio.server(interceptors=[StatusInterceptor(conductor.refusals)])
     service = AdminService(conductor, Sessions(), "out")
     admin_pb2_grpc.add_AdminServiceServicer_to_server(service, server)
     port = server.add_insecure_port("127.0.0.1:0")
     await server.start()
     try:
-        yield lambda *flags: asyncio.to_thread(
-            tools.main, ["refresh-mask", "--admin", f"127.0.0.1:{port}", *flags]
+        yield lambda command, *flags: asyncio.to_thread(
+            tools.main, [command, "--admin", f"127.0.0.1:{port}", *flags]
         )
     finally:
         await server.stop(0)
@@ -66,10 +66,10 @@ def test_a_mask_is_renewed_when_the_operator_asks(
     async def script(conductor: Conductor) -> None:
         steps = await Steps(conductor, manifest).training()
         async with operator(conductor) as ask:
-            assert await ask() == ExitCode.DONE
+            assert await ask("refresh-mask") == ExitCode.DONE
             said = "mask 1 will be renewed before the next round; 0 are done\n"
             assert capsys.readouterr().out == said
-            assert await ask("--json") == ExitCode.DONE, "asking twice is harmless"
+            assert await ask("refresh-mask", "--json") == ExitCode.DONE, "asking twice is harmless"
             told = json.loads(capsys.readouterr().out)
             assert told == {"mask_epoch": 1, "rounds_done": 0}
             before = conductor.model
@@ -117,11 +117,11 @@ def test_a_mask_that_cannot_be_renewed_is_refused_with_the_reason(
     async def script(conductor: Conductor) -> None:
         steps = Steps(conductor, manifest)
         async with operator(conductor) as ask:
-            assert await ask() == ExitCode.REFUSED, "before anyone has joined, too"
+            assert await ask("refresh-mask") == ExitCode.REFUSED, "before anyone has joined, too"
             assert sentence in capsys.readouterr().err
             await steps.begun()
             await steps.reaches(works.get(case, Work.TRAIN))
-            assert await ask() == ExitCode.REFUSED
+            assert await ask("refresh-mask") == ExitCode.REFUSED
             assert f"the coordinator refused: {sentence}" in capsys.readouterr().err
 
     conduct(tmp_path, script, settings)
@@ -133,11 +133,85 @@ def test_in_the_last_round_and_after_the_run_it_is_too_late(
     async def script(conductor: Conductor) -> None:
         await Steps(conductor, manifest).training()
         async with operator(conductor) as ask:
-            assert await ask() == ExitCode.REFUSED
+            assert await ask("refresh-mask") == ExitCode.REFUSED
             assert "the last round has begun or is done" in capsys.readouterr().err
             await conductor.post(events.StopAsked())
             assert conductor.state.finished
-            assert await ask() == ExitCode.REFUSED
+            assert await ask("refresh-mask") == ExitCode.REFUSED
             assert "over" in capsys.readouterr().err
 
     conduct(tmp_path, script, replace(SETTINGS, rounds=1))
+
+
+def test_a_pause_lasts_over_a_restart_and_until_an_operator_resumes(
+    tmp_path: Path, manifest: Manifest, capsys: pytest.CaptureFixture[str]
+) -> None:
+    async def until_paused(conductor: Conductor) -> None:
+        steps = await Steps(conductor, manifest).training()
+        async with operator(conductor) as ask:
+            assert await ask("pause") == ExitCode.DONE
+            assert "nothing new begins until `ssfl resume`; 0 rounds" in capsys.readouterr().out
+            assert await ask("pause", "--json") == ExitCode.DONE, "asking twice is harmless"
+            told = json.loads(capsys.readouterr().out)
+            assert told == {"paused": True, "was_paused": True, "rounds_done": 0}
+            await trained(steps)
+            while conductor.state.step:
+                await asyncio.sleep(0.01)
+            assert conductor.state.rounds_done == 1
+            assert await ask("status", "--json") == ExitCode.DONE
+            told = json.loads(capsys.readouterr().out)
+            assert (told["phase"], told["paused"]) == ("paused", True)
+            assert "an operator: paused since 20" in told["waiting_for"]
+            assert await ask("status") == ExitCode.DONE
+            assert "waiting for an operator: paused since" in capsys.readouterr().out
+
+    async def resumed(conductor: Conductor) -> None:
+        assert (conductor.state.phase, conductor.state.rounds_done) == ("paused", 1)
+        async with operator(conductor) as ask:
+            assert await ask("resume", "--json") == ExitCode.DONE
+            told = json.loads(capsys.readouterr().out)
+            assert told == {"paused": False, "was_paused": True}
+            assert conductor.state.step is not None
+            assert await ask("resume") == ExitCode.DONE
+            assert "was not paused" in capsys.readouterr().out
+            assert await ask("pause") == ExitCode.DONE
+            assert await ask("stop") == ExitCode.DONE
+            capsys.readouterr()
+            assert (conductor.state.phase, conductor.state.paused) == ("stopped", False)
+            for command in ("pause", "resume"):
+                assert await ask(command) == ExitCode.REFUSED
+                assert "is over: stopped" in capsys.readouterr().err
+
+    conduct(tmp_path, until_paused)
+    conduct(tmp_path, resumed)
+
+
+def test_a_paused_run_cannot_be_started(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    async def script(conductor: Conductor) -> None:
+        async with operator(conductor) as ask:
+            assert await ask("pause") == ExitCode.DONE
+            assert await ask("start") == ExitCode.REFUSED
+            assert "is paused: `ssfl resume` it, then start it" in capsys.readouterr().err
+
+    conduct(tmp_path, script)
+
+
+def test_the_clients_of_a_run_are_listed(
+    tmp_path: Path, manifest: Manifest, capsys: pytest.CaptureFixture[str]
+) -> None:
+    async def script(conductor: Conductor) -> None:
+        await Steps(conductor, manifest).training()
+        await conductor.post(events.Lost(C2))
+        async with operator(conductor) as ask:
+            assert await ask("clients", "--json") == ExitCode.DONE
+            told = json.loads(capsys.readouterr().out)
+            assert [(one["client_id"], one["state"]) for one in told["clients"]] == [
+                ("c2", "lost"), ("c1", "working"),
+            ]  # fmt: skip
+            assert told["clients"][0]["missing"], "the run cannot go on without it"
+            assert await ask("clients") == ExitCode.DONE
+            shown = capsys.readouterr().out
+            assert shown.index("c2") < shown.index("c1")
+            assert "2 clients: 1 lost, 1 working" in shown
+
+    conduct(tmp_path, script)

@@ -33,6 +33,8 @@ ONE_OF_EACH: list[Fact] = [
     ),
     facts.StepVoided(4, "1 of at least 2 reported", (C2,)),
     facts.RefreshRequested(),
+    facts.RunPaused(1.7e9),
+    facts.RunResumed(),
     facts.StopRequested(),
     facts.RunFinished(stopped=True, reason="accuracy reached", report={"ledger_bytes": 9}),
     facts.ClientLeft(C2, finished=False),

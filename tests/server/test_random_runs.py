@@ -68,6 +68,7 @@ class Trouble:
             getattr(self, kind)()
             if world.state.phase is not Phase.FINISHED and self.rng.random() < 0.05:
                 self.check_deadline()
+        world.post(events.ResumeAsked())
         world.finish_calmly()
         return world
 
@@ -90,6 +91,8 @@ class Trouble:
             "start": 3,
             "refresh": 1,
             "stop": 0.03,
+            "pause": 1,
+            "resume": 3,
         }
 
     def someone(self) -> ClientId:
@@ -162,6 +165,12 @@ class Trouble:
     def refresh(self) -> None:
         self.world.post(events.RefreshAsked())
 
+    def pause(self) -> None:
+        self.world.post(events.PauseAsked(1.7e9))
+
+    def resume(self) -> None:
+        self.world.post(events.ResumeAsked())
+
     def stop(self) -> None:
         self.world.post(events.StopAsked())
 
@@ -209,7 +218,7 @@ def check_masks(world: World) -> None:
 
 
 def test_every_seed_keeps_the_promises_and_reaches_the_end() -> None:
-    seen_rounds = seen_void = seen_stop = seen_renewed = 0
+    seen_rounds = seen_void = seen_stop = seen_renewed = seen_paused = 0
     for seed in range(NUM_RUNS):
         try:
             world = Trouble(seed).run()
@@ -221,11 +230,13 @@ def test_every_seed_keeps_the_promises_and_reaches_the_end() -> None:
         seen_void += len(world.void)
         seen_stop += world.state.stopped
         seen_renewed += world.state.mask_epoch > 2
+        seen_paused += world.num_pauses
     # The trouble is real, and the runs get somewhere in spite of it.
     assert seen_rounds > NUM_RUNS
     assert seen_void > NUM_RUNS / 4
     assert 0 < seen_stop < NUM_RUNS / 4
     assert seen_renewed > NUM_RUNS / 6
+    assert seen_paused > NUM_RUNS / 2
 
 
 @pytest.mark.parametrize("seed", [0, 1, 2])

@@ -8,10 +8,10 @@ import pytest
 
 from server.conducting import SETTINGS, begin, conduct
 from server.test_conductor import answer_all
-from server.test_recovery import RUNS, undisturbed
+from server.test_recovery import RUNS, new, undisturbed
 from ssfl.method.manifest import Manifest
 from ssfl.server import conductor as conductor_module
-from ssfl.server import snapshot
+from ssfl.server import events, snapshot
 from ssfl.server.conductor import Conductor
 from ssfl.server.errors import StateError
 from ssfl.server.history import Newest
@@ -59,6 +59,14 @@ def test_a_snapshot_and_the_rest_tell_what_the_whole_journal_does(
         known = read_snapshot(journal.path, settings)
         assert known.num_bytes == end
         assert replay(journal.path, known, journal.num_bytes) == whole
+
+
+def test_a_snapshot_knows_that_the_run_is_paused(tmp_path: Path) -> None:
+    world = new(EARLY)
+    world.post(events.PauseAsked(1.7e9))
+    journal = written(tmp_path, world.journal)
+    write_snapshot(journal.path, EARLY, journal.num_bytes)
+    assert read_snapshot(journal.path, EARLY).state.paused_at == 1.7e9
 
 
 def test_a_restart_reads_only_what_came_after_the_snapshot(

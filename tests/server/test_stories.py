@@ -29,8 +29,9 @@ from ssfl.server.waiting import waiting_for
 STORIES = sorted((Path(__file__).parent / "stories").glob("*.txt"))
 TOLD = {
     "one_scorer_lost", "scoring_quorum_gathers", "reproducible_removed",
-    "drain", "newcomer_saves_round", "over_selected", "paused", "removed", "replaced",
-    "scoring_quorum", "scoring_quorum_missed", "stall_since",
+    "drain", "newcomer_saves_round", "over_selected", "removed", "replaced",
+    "paused", "paused_gathering", "paused_void",
+    "scoring_quorum", "scoring_quorum_missed", "stall_since", "stood_still",
     "admin_start", "best_after_restart", "best_newcomer", "best_one_missing", "client_leaves",
     "countdown", "dense_fedavg", "duplicate_upload", "ends_at_target", "evaluate_last",
     "evaluation_every_round", "everyone_lost", "late_joiner", "late_upload", "lost_client",
@@ -96,14 +97,18 @@ class Story:
                 return events.StartAsked()
             case "refresh":
                 return events.RefreshAsked()
+            case "pause":
+                return events.PauseAsked(1.7e9)
+            case "resume":
+                return events.ResumeAsked()
             case "stop":
                 return events.StopAsked()
             case "remove" | "readmit":
                 return events.RemoveAsked(client, readmit=word == "readmit")
             case "drain":
                 return events.DrainAsked()
-            case "paused":
-                return events.Paused(float(options["seconds"]))
+            case "stood_still":
+                return events.StoodStill(float(options["seconds"]))
             case "tick":
                 return events.Tick()
             case "recovered" | "restart":
@@ -200,6 +205,10 @@ def _fact(fact: facts.Fact) -> str:
             return f"step {fact.step} void: {fact.reason}"
         case facts.RefreshRequested():
             return "a new mask requested"
+        case facts.RunPaused():
+            return "run paused"
+        case facts.RunResumed():
+            return "run resumed"
         case facts.StopRequested():
             return "stop requested"
         case facts.RunFinished():

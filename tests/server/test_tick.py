@@ -8,11 +8,12 @@ import pytest
 
 from server.conducting import C1, C2, begin, conduct
 from ssfl.method.manifest import Manifest
+from ssfl.server import events
 from ssfl.server import tick as module
 from ssfl.server.conductor import Conductor
 from ssfl.server.sessions import LOST_AFTER_S, Sessions
 from ssfl.server.state import Phase
-from ssfl.server.tick import look_for_lost, tick
+from ssfl.server.tick import _Teller, look_for_lost, tick
 
 
 class Clock:
@@ -107,3 +108,25 @@ def test_a_run_that_cannot_go_on_says_so_at_once_with_who_is_missing(
     told = next(one for one in caplog.records if "WAITING" in one.getMessage())
     assert "score: 1 of at least 2 reports can come (missing: c2 (lost))" in told.getMessage()
     assert "c2 (last seen" in told.missing  # type: ignore[attr-defined]
+
+
+def test_a_stalled_run_that_is_paused_does_not_go_on(
+    tmp_path: Path, manifest: Manifest, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+
+    async def script(conductor: Conductor) -> None:
+        await begin(conductor, manifest)
+        await conductor.post(events.Lost(C2))
+        teller = _Teller(conductor, Sessions())
+        teller.tell(1000.0)
+        await conductor.post(events.PauseAsked(1.7e9))
+        assert conductor.state.stall is None
+        teller.tell(1100.0)
+        await conductor.post(events.ResumeAsked())
+        teller.tell(1200.0)
+
+    conduct(tmp_path, script)
+    said = [one.getMessage()[:7] for one in caplog.records if one.name == "ssfl.coordinator"]
+    assert said == ["WAITING", "waiting", "WAITING"]
+    assert "the run goes on" not in caplog.text

@@ -53,6 +53,8 @@ class World:
     closed: dict[int, tuple[ClientId, ...]] = field(default_factory=dict)
     committed: dict[int, str] = field(default_factory=dict)
     void: set[int] = field(default_factory=set)
+    is_paused: bool = False
+    num_pauses: int = 0
 
     def __post_init__(self) -> None:
         self.state = RunState(self.settings)
@@ -165,6 +167,12 @@ class World:
             case facts.StepVoided():
                 assert fact.step not in self.closed
                 self.void.add(fact.step)
+            case facts.RunPaused():
+                self.is_paused, self.num_pauses = True, self.num_pauses + 1
+            case facts.RunResumed():
+                self.is_paused = False
+            case facts.RunStarted() | facts.StepStarted():
+                assert not self.is_paused, "a paused run began something"
 
     # -- the clients
 

@@ -81,6 +81,7 @@ class Checker:
         self.sessions: dict[str, int] = {}  # the newest of every client
         self.is_initialized = False
         self.is_finished = False
+        self.is_paused = False
         self.rounds_done = 0
         self.rounds_begun: dict[int, int] = defaultdict(int)
         self.commits: list[str] = []
@@ -125,7 +126,19 @@ class Checker:
         _must(not self.is_initialized, "the model was described twice")
         self.is_initialized = True
 
+    def _RunPaused(self, _fact: dict[str, Any]) -> None:
+        _must(not self.is_paused, "a paused run was paused")
+        self.is_paused = True
+
+    def _RunResumed(self, _fact: dict[str, Any]) -> None:
+        _must(self.is_paused, "a run was resumed that was not paused")
+        self.is_paused = False
+
+    def _RunStarted(self, _fact: dict[str, Any]) -> None:
+        _must(not self.is_paused, "a paused run began")
+
     def _StepStarted(self, fact: dict[str, Any]) -> None:
+        _must(not self.is_paused, "a paused run began a step")
         _must(self._step is None, "a step began inside another one")
         _must(fact["step"] == self._last_step + 1, "a step's number is not the next")
         _must(fact["attempt"] == self._attempt, "a void step did not raise the attempt")
@@ -191,6 +204,7 @@ class Checker:
 
     def _RunFinished(self, _fact: dict[str, Any]) -> None:
         _must(self._step is None or self._step.closed is None, "a run ended inside a sum")
+        _must(not self.is_paused, "a paused run ended by itself")
         self._step = None
         self.is_finished = True
 
@@ -243,6 +257,10 @@ class Checker:
     def left(self, client: str) -> None:
         """A client was told that its goodbye is known."""
         _must(client in self._left, f"the goodbye of {client} is not in the journal")
+
+    def paused(self, *, is_paused: bool) -> None:
+        """An operator was told that the run is paused, or that it goes on."""
+        _must(self.is_paused is is_paused or self.is_finished, "what an operator was told is lost")
 
     def asked(self, client: str, step: int, work: str, digests: tuple[str, str]) -> None:
         """A client got a task: it must be that of the journal, with the model of the journal."""

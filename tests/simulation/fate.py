@@ -56,6 +56,8 @@ class Fate:
             case "second coordinator":
                 if self._world.coordinator and self._world.network.handlers:
                     self._world.is_rivalled.set()
+            case "pause":
+                self._world.operator.process.spawn(self._pauses(episode.for_s))
             case "full disk":
                 self.fill(full=True)
                 until(episode.for_s, self._mend, "room")
@@ -91,6 +93,12 @@ class Fate:
     async def _mischief(self, agent: Agent, kind: str) -> None:
         try:
             await mischief(agent, kind)
+        except Violation as error:
+            self._world.fail(error)
+
+    async def _pauses(self, for_s: float) -> None:
+        try:
+            await self._world.operator.pauses(for_s)
         except Violation as error:
             self._world.fail(error)
 

@@ -42,6 +42,7 @@ KINDS = {
     "other bytes": 6,
     "not a number": 3,
 }
+PAUSED = 0.3  # of all runs are paused for a while by their operator
 
 
 @dataclass(frozen=True)
@@ -112,6 +113,9 @@ def plan_of(seed: int, *, quiet: bool = False, points: tuple[str, ...] = POINTS)
     ]
     if aim in AFTER_A_CRASH:
         episodes.append(Episode(rng.uniform(0, 20), "coordinator crash", 0))
+    operator = random.Random(f"operator {seed}")
+    if operator.random() < PAUSED:
+        episodes.append(Episode(operator.uniform(0, 30), "pause", operator.uniform(5, 60)))
     episodes.sort(key=lambda episode: episode.at_s)
     passage = 1 if aim.startswith((*ONCE, *AFTER_A_CRASH)) else rng.randint(1, 2)
     chance = rng.choice([0.0, 0.0, 0.004])

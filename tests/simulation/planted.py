@@ -135,6 +135,22 @@ def keeps_grants(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(asyncio.Semaphore, "acquire", _at_once)
 
 
+def forgets_a_pause(patch: pytest.MonkeyPatch) -> None:
+    """A coordinator that starts again forgets that the run is paused."""
+    recovered = _Decision._recovered
+
+    def forgetful(self: _Decision) -> None:
+        self.state = replace(self.state, paused_at=None)
+        recovered(self)
+
+    patch.setattr(_Decision, "_recovered", forgetful)
+
+
+def begins_in_a_pause(patch: pytest.MonkeyPatch) -> None:
+    """A paused run begins the next step."""
+    patch.setattr(_Decision, "_rests", property(lambda self: self.state.draining))
+
+
 async def _at_once(_self: asyncio.Semaphore) -> bool:
     return True
 
@@ -142,4 +158,5 @@ async def _at_once(_self: asyncio.Semaphore) -> bool:
 PLANTED: tuple[Plant, ...] = (
     folds_twice, accepts_twice, acknowledges_early, sums_another_set, forgets_the_spool,
     forgets_a_folder, forgets_the_journal, ignores_the_base, serves_old_sessions, keeps_grants,
+    forgets_a_pause, begins_in_a_pause,
 )  # fmt: skip

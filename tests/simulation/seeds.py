@@ -14,6 +14,7 @@ class Tally:
 
     runs: int = 0
     compared: int = 0  # with the undisturbed run
+    paused: int = 0  # by their operator
     strikes: Counter[str] = field(default_factory=Counter)
     seconds: float = 0.0  # virtual
     failures: list[Outcome] = field(default_factory=list)
@@ -45,6 +46,7 @@ def run_seeds(seeds: Iterable[int]) -> Iterator[Tally]:
         outcome = run_seed(seed)
         tally.runs += 1
         tally.compared += outcome.compared
+        tally.paused += any("RunPaused" in line for line in outcome.trace)
         tally.strikes += outcome.strikes
         tally.seconds += outcome.seconds
         if outcome.violation:

@@ -37,9 +37,10 @@ def test_every_seed_keeps_the_promises_and_every_failpoint_is_struck() -> None:
     missed = {p: tally.strikes[p] for p in POINTS if tally.strikes[p] < SEEDS_PER_POINT}
     assert not missed, f"struck less than {SEEDS_PER_POINT} times"
     assert tally.compared >= NUM_SEEDS // 4
+    assert tally.paused >= NUM_SEEDS // 8
     print(
         f"{NUM_SEEDS} seeds, {tally.strikes.total()} crashes at {len(POINTS)} failpoints, "
-        f"{tally.compared} compared with their undisturbed run, "
+        f"{tally.paused} paused, {tally.compared} compared with their undisturbed run, "
         f"{tally.seconds / 3600:.1f} h of virtual time, {time.process_time() - began_s:.0f} s CPU"
     )
 

@@ -28,9 +28,11 @@ from simulation.disk import Disk
 from simulation.fate import DISK_S, Fate
 from simulation.loop import CURRENT, START_S, Crash, Process, VirtualLoop, pause
 from simulation.network import NETWORK_S, UPLOADS, Call, Failed, Handlers, Network
+from simulation.operating import Operator
 from simulation.plan import Plan
 from ssfl.method import failpoints
 from ssfl.server import main
+from ssfl.server.admin import AdminService
 from ssfl.server.conductor import Conductor
 from ssfl.server.config import CoordinatorConfig
 from ssfl.server.disk import Room, is_full
@@ -120,6 +122,7 @@ class World:
         self.checker = Checker(plan.settings, sent=plan.initial_is_sent)
         self.network = Network(loop, self.rng, self)
         self.fate = Fate(self)
+        self.operator = Operator(self)
         self.trace: list[str] = []
         self.strikes: Counter[str] = Counter()
         self.passed: Counter[str] = Counter()
@@ -298,6 +301,7 @@ class World:
         jobs = [asyncio.ensure_future(conductor.serve())]
         await main._first_of([*jobs, asyncio.ensure_future(main._take_up(conductor, None))])
         self.network.handlers = Handlers(service, process, self._status(conductor))
+        self.operator.finds(process, AdminService(conductor, sessions, "out"))
         jobs.append(asyncio.ensure_future(tick(conductor, sessions)))
         await main._first_of(jobs)
 
@@ -369,7 +373,7 @@ class World:
                 self.checker.end()
         finally:
             agents = [process for _, process in self.agents.values()]
-            for process in (here, self.coordinator, *self.rivals, *agents):
+            for process in (here, self.operator.process, self.coordinator, *self.rivals, *agents):
                 if process is not None:
                     process.kill()
             await asyncio.sleep(5)

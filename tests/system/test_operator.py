@@ -1,4 +1,4 @@
-"""What an operator can do to a run: `ssfl status`, `start` and `stop`, with real processes."""
+"""What an operator can do to a run, with real processes: every command of `ssfl` that asks it."""
 
 import json
 
@@ -80,6 +80,49 @@ def test_stop_before_there_is_a_model_sends_everybody_home(programs: Programs) -
     assert got.task.finish.base_digest == b""
     raw.ann.leave(pb.LEAVE_REASON_FINISHED)
     assert raw.coordinator.ends() == ExitCode.STOPPED
+    raw.close()
+
+
+def test_a_paused_run_finishes_its_round_survives_a_crash_and_ends_with_the_same_bits(
+    raw: RawRun,
+) -> None:
+    raw.ann.answer(raw.training())
+    done = ssfl(raw.programs, "pause", raw.coordinator, "--json")
+    assert (done.ends(), json.loads(done.out)["was_paused"]) == (0, False)
+    status = raw.coordinator.status()
+    assert (status.phase, status.paused) == ("train", True)
+    assert status.waiting_for == "train of bob; then the run pauses"
+    raw.bob.answer(raw.bob.next_task())
+    until(lambda: raw.coordinator.status().phase == "paused", "the round is committed")
+    assert raw.coordinator.status().rounds_done == 1
+    raw.restart()
+    raw.coordinator.says("resumed")
+    assert raw.coordinator.status().phase == "paused"
+    raw.ann.join()
+    raw.bob.join()
+    shown = ssfl(raw.programs, "status", raw.coordinator)
+    assert "paused since" in shown.out and "`ssfl resume` lets it go on" in shown.out
+    steps = raw.coordinator.facts("StepStarted")
+    assert ssfl(raw.programs, "resume", raw.coordinator).ends() == 0
+    raw.goes_on()
+    assert len(raw.coordinator.facts("StepStarted")) > len(steps)
+    audit = raw.programs.run("ssfl", "audit", str(raw.coordinator.state_dir))
+    assert audit.ends() == 0, audit.err
+
+
+def test_a_paused_run_is_not_given_up(programs: Programs) -> None:
+    raw = RawRun(programs, programs.coordinator(*RUN, "--exit-on-stall"))
+    raw.training()
+    assert ssfl(programs, "pause", raw.coordinator).ends() == 0
+    raw.bob.leave(pb.LEAVE_REASON_STOPPING)
+    status = raw.coordinator.status()
+    assert (status.phase, status.HasField("stall")) == ("train", False)
+    listed = json.loads(ssfl(programs, "clients", raw.coordinator, "--json").out)
+    assert {one["client_id"]: one["state"] for one in listed["clients"]} == {
+        "ann": "working", "bob": "left",
+    }  # fmt: skip
+    assert ssfl(programs, "resume", raw.coordinator).ends() == 0
+    assert raw.coordinator.ends() == ExitCode.STALLED
     raw.close()
 
 

@@ -40,6 +40,15 @@ def test_the_view_tells_round_reports_accuracy_bytes_and_time_left() -> None:
     assert "waiting for train of c1" in text
 
 
+def test_a_run_that_will_pause_says_so() -> None:
+    answer = status()
+    assert "pauses" not in shown(answer)
+    answer.paused = True
+    assert "train   pauses after this step" in shown(answer)
+    answer.phase = "paused"
+    assert "pauses" not in shown(answer)
+
+
 def test_hundreds_of_clients_are_cut_short() -> None:
     text = shown(status(500))
     assert f"c{MAX_CLIENTS_SHOWN - 1} " in text

@@ -11,7 +11,7 @@ class GetStatusRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class GetStatusResponse(_message.Message):
-    __slots__ = ("run_id", "phase", "waiting_for", "rounds_done", "rounds_all", "mask_epoch", "num_kept", "num_masked", "num_values", "clients", "accuracy", "seconds_left", "ledger", "peak_memory_bytes", "model_digest", "out_dir", "delivered", "loss", "metrics", "refusals", "stall")
+    __slots__ = ("run_id", "phase", "waiting_for", "rounds_done", "rounds_all", "mask_epoch", "num_kept", "num_masked", "num_values", "clients", "accuracy", "seconds_left", "ledger", "peak_memory_bytes", "model_digest", "out_dir", "delivered", "loss", "metrics", "refusals", "stall", "paused")
     class MetricsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -40,6 +40,7 @@ class GetStatusResponse(_message.Message):
     METRICS_FIELD_NUMBER: _ClassVar[int]
     REFUSALS_FIELD_NUMBER: _ClassVar[int]
     STALL_FIELD_NUMBER: _ClassVar[int]
+    PAUSED_FIELD_NUMBER: _ClassVar[int]
     run_id: str
     phase: str
     waiting_for: str
@@ -61,7 +62,8 @@ class GetStatusResponse(_message.Message):
     metrics: _containers.ScalarMap[str, float]
     refusals: _containers.RepeatedCompositeFieldContainer[Refusals]
     stall: Stall
-    def __init__(self, run_id: _Optional[str] = ..., phase: _Optional[str] = ..., waiting_for: _Optional[str] = ..., rounds_done: _Optional[int] = ..., rounds_all: _Optional[int] = ..., mask_epoch: _Optional[int] = ..., num_kept: _Optional[int] = ..., num_masked: _Optional[int] = ..., num_values: _Optional[int] = ..., clients: _Optional[_Iterable[_Union[ClientStatus, _Mapping]]] = ..., accuracy: _Optional[float] = ..., seconds_left: _Optional[float] = ..., ledger: _Optional[_Iterable[_Union[LedgerEntry, _Mapping]]] = ..., peak_memory_bytes: _Optional[int] = ..., model_digest: _Optional[bytes] = ..., out_dir: _Optional[str] = ..., delivered: _Optional[bool] = ..., loss: _Optional[float] = ..., metrics: _Optional[_Mapping[str, float]] = ..., refusals: _Optional[_Iterable[_Union[Refusals, _Mapping]]] = ..., stall: _Optional[_Union[Stall, _Mapping]] = ...) -> None: ...
+    paused: bool
+    def __init__(self, run_id: _Optional[str] = ..., phase: _Optional[str] = ..., waiting_for: _Optional[str] = ..., rounds_done: _Optional[int] = ..., rounds_all: _Optional[int] = ..., mask_epoch: _Optional[int] = ..., num_kept: _Optional[int] = ..., num_masked: _Optional[int] = ..., num_values: _Optional[int] = ..., clients: _Optional[_Iterable[_Union[ClientStatus, _Mapping]]] = ..., accuracy: _Optional[float] = ..., seconds_left: _Optional[float] = ..., ledger: _Optional[_Iterable[_Union[LedgerEntry, _Mapping]]] = ..., peak_memory_bytes: _Optional[int] = ..., model_digest: _Optional[bytes] = ..., out_dir: _Optional[str] = ..., delivered: _Optional[bool] = ..., loss: _Optional[float] = ..., metrics: _Optional[_Mapping[str, float]] = ..., refusals: _Optional[_Iterable[_Union[Refusals, _Mapping]]] = ..., stall: _Optional[_Union[Stall, _Mapping]] = ..., paused: _Optional[bool] = ...) -> None: ...
 
 class Stall(_message.Message):
     __slots__ = ("reason", "missing", "unblock", "seconds")
@@ -136,6 +138,28 @@ class StartRunResponse(_message.Message):
     NUM_CLIENTS_FIELD_NUMBER: _ClassVar[int]
     num_clients: int
     def __init__(self, num_clients: _Optional[int] = ...) -> None: ...
+
+class PauseRunRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class PauseRunResponse(_message.Message):
+    __slots__ = ("was_paused", "rounds_done")
+    WAS_PAUSED_FIELD_NUMBER: _ClassVar[int]
+    ROUNDS_DONE_FIELD_NUMBER: _ClassVar[int]
+    was_paused: bool
+    rounds_done: int
+    def __init__(self, was_paused: _Optional[bool] = ..., rounds_done: _Optional[int] = ...) -> None: ...
+
+class ResumeRunRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class ResumeRunResponse(_message.Message):
+    __slots__ = ("was_paused",)
+    WAS_PAUSED_FIELD_NUMBER: _ClassVar[int]
+    was_paused: bool
+    def __init__(self, was_paused: _Optional[bool] = ...) -> None: ...
 
 class StopRunRequest(_message.Message):
     __slots__ = ()

@@ -49,6 +49,16 @@ class AdminServiceStub:
                 request_serializer=ssfl_dot_v1_dot_admin__pb2.StartRunRequest.SerializeToString,
                 response_deserializer=ssfl_dot_v1_dot_admin__pb2.StartRunResponse.FromString,
                 _registered_method=True)
+        self.PauseRun = channel.unary_unary(
+                '/ssfl.v1.AdminService/PauseRun',
+                request_serializer=ssfl_dot_v1_dot_admin__pb2.PauseRunRequest.SerializeToString,
+                response_deserializer=ssfl_dot_v1_dot_admin__pb2.PauseRunResponse.FromString,
+                _registered_method=True)
+        self.ResumeRun = channel.unary_unary(
+                '/ssfl.v1.AdminService/ResumeRun',
+                request_serializer=ssfl_dot_v1_dot_admin__pb2.ResumeRunRequest.SerializeToString,
+                response_deserializer=ssfl_dot_v1_dot_admin__pb2.ResumeRunResponse.FromString,
+                _registered_method=True)
         self.StopRun = channel.unary_unary(
                 '/ssfl.v1.AdminService/StopRun',
                 request_serializer=ssfl_dot_v1_dot_admin__pb2.StopRunRequest.SerializeToString,
@@ -84,7 +94,24 @@ class AdminServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def StartRun(self, request, context):
-        """Stop waiting for more clients and begin. Fewer than min_clients, or the run is over:
+        """Stop waiting for more clients and begin. Fewer than min_clients, or the run is paused or over:
+        FAILED_PRECONDITION.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def PauseRun(self, request, context):
+        """Finish the step under way, then begin nothing new until ResumeRun, also after a restart of the
+        coordinator. Clients stay and may join. Asking twice is once. The run is over already:
+        FAILED_PRECONDITION.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ResumeRun(self, request, context):
+        """Let a paused run go on; one that is not paused goes on anyway. The run is over already:
         FAILED_PRECONDITION.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
@@ -132,6 +159,16 @@ def add_AdminServiceServicer_to_server(servicer, server):
                     servicer.StartRun,
                     request_deserializer=ssfl_dot_v1_dot_admin__pb2.StartRunRequest.FromString,
                     response_serializer=ssfl_dot_v1_dot_admin__pb2.StartRunResponse.SerializeToString,
+            ),
+            'PauseRun': grpc.unary_unary_rpc_method_handler(
+                    servicer.PauseRun,
+                    request_deserializer=ssfl_dot_v1_dot_admin__pb2.PauseRunRequest.FromString,
+                    response_serializer=ssfl_dot_v1_dot_admin__pb2.PauseRunResponse.SerializeToString,
+            ),
+            'ResumeRun': grpc.unary_unary_rpc_method_handler(
+                    servicer.ResumeRun,
+                    request_deserializer=ssfl_dot_v1_dot_admin__pb2.ResumeRunRequest.FromString,
+                    response_serializer=ssfl_dot_v1_dot_admin__pb2.ResumeRunResponse.SerializeToString,
             ),
             'StopRun': grpc.unary_unary_rpc_method_handler(
                     servicer.StopRun,
@@ -230,6 +267,60 @@ class AdminService:
             '/ssfl.v1.AdminService/StartRun',
             ssfl_dot_v1_dot_admin__pb2.StartRunRequest.SerializeToString,
             ssfl_dot_v1_dot_admin__pb2.StartRunResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def PauseRun(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/ssfl.v1.AdminService/PauseRun',
+            ssfl_dot_v1_dot_admin__pb2.PauseRunRequest.SerializeToString,
+            ssfl_dot_v1_dot_admin__pb2.PauseRunResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ResumeRun(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/ssfl.v1.AdminService/ResumeRun',
+            ssfl_dot_v1_dot_admin__pb2.ResumeRunRequest.SerializeToString,
+            ssfl_dot_v1_dot_admin__pb2.ResumeRunResponse.FromString,
             options,
             channel_credentials,
             insecure,

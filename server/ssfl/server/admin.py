@@ -1,13 +1,14 @@
-"""The Admin service: status, history, start, refresh, stop."""
+"""The Admin service: status, history, start, pause, resume, refresh, remove, stop."""
 
 import asyncio
+import time
 from typing import Any
 
 from ssfl.method.strategies.contract import ClientId
 from ssfl.server import checks, events
 from ssfl.server.conductor import Conductor
 from ssfl.server.delivered import everyone_has_it
-from ssfl.server.errors import NoMask, RunOver, TooFewClients
+from ssfl.server.errors import IsPaused, NoMask, RunOver, TooFewClients
 from ssfl.server.events import Reply
 from ssfl.server.memory import peak_memory_bytes
 from ssfl.server.outputs import history_document, run_folder
@@ -53,6 +54,7 @@ class AdminService(admin_pb2_grpc.AdminServiceServicer):
             delivered=conductor.model_written.is_set() and everyone_has_it(conductor.state),
             stall=self._stall(),
             refusals=[pb.Refusals(**row) for row in conductor.refusals.rows()],
+            paused=state.paused,
         )
 
     async def GetHistory(
@@ -66,6 +68,8 @@ class AdminService(admin_pb2_grpc.AdminServiceServicer):
         self._check_not_over()
         reply = await self._conductor.post(events.StartAsked())
         state = self._conductor.state
+        if reply is Reply.PAUSED:
+            raise IsPaused(f"run {state.run_id} is paused: `ssfl resume` it, then start it")
         if reply is Reply.TOO_FEW_CLIENTS:
             settings = state.settings
             need = f"at least {settings.min_clients} are needed (--min-clients)"
@@ -73,6 +77,20 @@ class AdminService(admin_pb2_grpc.AdminServiceServicer):
                 need = f"a reproducible run needs all {settings.clients} (--clients)"
             raise TooFewClients(f"{len(state.ready)} clients have joined, {need}")
         return pb.StartRunResponse(num_clients=len(state.founders))
+
+    async def PauseRun(self, _request: pb.PauseRunRequest, _context: Any) -> pb.PauseRunResponse:
+        self._check_not_over()
+        was_paused = self._conductor.state.paused
+        await self._conductor.post(events.PauseAsked(time.time()))
+        self._check_not_over()  # it may have ended while we asked; a paused one does not
+        rounds_done = self._conductor.state.rounds_done
+        return pb.PauseRunResponse(was_paused=was_paused, rounds_done=rounds_done)
+
+    async def ResumeRun(self, _request: pb.ResumeRunRequest, _context: Any) -> pb.ResumeRunResponse:
+        self._check_not_over()
+        was_paused = self._conductor.state.paused
+        await self._conductor.post(events.ResumeAsked())
+        return pb.ResumeRunResponse(was_paused=was_paused)
 
     async def StopRun(self, _request: pb.StopRunRequest, _context: Any) -> pb.StopRunResponse:
         self._check_not_over()

@@ -22,7 +22,8 @@ Refusal
 ├─ UpdateConflict        other bytes were accepted from this client
 ├─ NoProgress            no byte for no_progress_s
 ├─ SlotYielded           others wait for the slot: ask for it again, at once
-├─ RunOver               `ssfl start`, `stop` or `refresh-mask` after the end
+├─ RunOver               `ssfl start`, `pause`, `resume`, `stop`, `refresh-mask` after the end
+├─ IsPaused              `ssfl start` before `ssfl resume`
 ├─ NoMask                `ssfl refresh-mask` where there is none to renew
 ├─ TooFewClients         `ssfl start` before enough have joined
 └─ ModelUnusable         the run's settings do not fit this model
@@ -174,6 +175,12 @@ class RunOver(Refusal):
     """There is nothing left to start or stop."""
 
     reason = "run_over"
+
+
+class IsPaused(Refusal):
+    """Nothing begins before an operator resumes the run."""
+
+    reason = "paused"
 
 
 class TooFewClients(Refusal):

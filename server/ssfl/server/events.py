@@ -97,6 +97,18 @@ class RefreshAsked:
 
 
 @dataclass(frozen=True, slots=True)
+class PauseAsked:
+    """`ssfl pause`."""
+
+    at: float  # unix seconds
+
+
+@dataclass(frozen=True, slots=True)
+class ResumeAsked:
+    """`ssfl resume`."""
+
+
+@dataclass(frozen=True, slots=True)
 class StopAsked:
     """`ssfl stop`."""
 
@@ -115,7 +127,7 @@ class DrainAsked:
 
 
 @dataclass(frozen=True, slots=True)
-class Paused:
+class StoodStill:
     """The coordinator itself stood still for so long: nobody else is to blame for that time."""
 
     seconds: float
@@ -133,7 +145,8 @@ class Recovered:
 
 Event = (
     Joined | Initialized | UploadReceived | StepReduced | Lost | Returned | Left
-    | StartAsked | RefreshAsked | StopAsked | RemoveAsked | DrainAsked | Paused | Tick | Recovered
+    | StartAsked | RefreshAsked | PauseAsked | ResumeAsked | StopAsked | RemoveAsked | DrainAsked
+    | StoodStill | Tick | Recovered
 )  # fmt: skip
 
 
@@ -146,6 +159,7 @@ class Reply(StrEnum):
     STEP_CLOSED = "step_closed"
     CONFLICT = "conflict"  # another upload of this client was accepted
     TOO_FEW_CLIENTS = "too_few_clients"
+    PAUSED = "paused"  # nothing begins before an operator resumes the run
     NO_MASK = "no_mask"  # none to renew: not agreed yet, or the strategy has none
 
 

@@ -132,6 +132,18 @@ class RefreshRequested:
 
 
 @dataclass(frozen=True, slots=True)
+class RunPaused:
+    """An operator paused the run: what is under way is finished, nothing new begins."""
+
+    at: float  # unix seconds, for people
+
+
+@dataclass(frozen=True, slots=True)
+class RunResumed:
+    """An operator let a paused run go on."""
+
+
+@dataclass(frozen=True, slots=True)
 class StopRequested:
     """An operator ended the run: it finishes as soon as no sum is being made."""
 
@@ -186,6 +198,8 @@ Fact = (
     | StepCommitted
     | StepVoided
     | RefreshRequested
+    | RunPaused
+    | RunResumed
     | StopRequested
     | RunFinished
     | ClientLeft
@@ -197,8 +211,9 @@ _KINDS: dict[str, type[Fact]] = {
     kind.__name__: kind
     for kind in (
         RunOpened, ClientJoined, ModelInitialized, RunStarted, StepStarted, ClientsAdded,
-        UploadAccepted, StepClosed, StepCommitted, StepVoided, RefreshRequested, StopRequested,
-        RunFinished, ClientLeft, ClientRemoved, ClientReadmitted, BytesCounted,
+        UploadAccepted, StepClosed, StepCommitted, StepVoided, RefreshRequested, RunPaused,
+        RunResumed, StopRequested, RunFinished, ClientLeft, ClientRemoved, ClientReadmitted,
+        BytesCounted,
     )
 }  # fmt: skip
 

@@ -160,8 +160,8 @@ def needed_next(state: RunState) -> int:
 
 
 def find_stall(state: RunState, now_s: float) -> Stall | None:
-    """Return why the run cannot go on with who is here; None if it can."""
-    if not state.founders or state.finished or state.draining:
+    """Return why the run cannot go on with who is here; None if it can, or is not to."""
+    if not state.founders or state.finished or state.draining or state.paused:
         return None
     step, settings = state.step, state.settings
     if step is None:

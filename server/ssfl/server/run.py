@@ -7,6 +7,7 @@ run that is replayed from its journal takes up exactly where it was.
     gathering -> score -> train -> … -> evaluate -> … -> (score -> train …) -> finished
 
 A run that cannot go on with the clients that are here says so (waiting) and goes on by itself.
+One that an operator paused finishes what is under way and begins nothing until it is resumed.
 """
 
 from collections.abc import Callable
@@ -95,12 +96,17 @@ class _Decision:
                 return self._start_asked()
             case events.RefreshAsked():
                 return self._refresh_asked()
+            case events.PauseAsked():
+                if not self.state.paused and not self.state.finished:
+                    self._fact(facts.RunPaused(event.at))
+            case events.ResumeAsked():
+                self._resume_asked()
             case events.RemoveAsked():
                 self._remove_asked(event)
             case events.DrainAsked():
                 self.state = replace(self.state, draining=True)
-            case events.Paused():
-                self._paused(event.seconds)
+            case events.StoodStill():
+                self._stood_still(event.seconds)
             case events.StopAsked():
                 if not self.state.stop_asked and not self.state.finished:
                     self._fact(facts.StopRequested())
@@ -219,6 +225,11 @@ class _Decision:
         self._move_on()
         return Reply.DONE
 
+    def _resume_asked(self) -> None:
+        if self.state.paused:
+            self._fact(facts.RunResumed())
+            self.state = replace(self.state, newcomer_s=self.now_s)  # a countdown begins anew
+
     def _remove_asked(self, event: events.RemoveAsked) -> None:
         is_removed = event.client in self.state.removed
         if event.readmit and is_removed:
@@ -226,7 +237,7 @@ class _Decision:
         if not event.readmit and not is_removed:
             self._fact(facts.ClientRemoved(event.client))
 
-    def _paused(self, seconds: float) -> None:
+    def _stood_still(self, seconds: float) -> None:
         """Move what is measured from an earlier moment, but not beyond now."""
         state = self.state
 
@@ -244,6 +255,8 @@ class _Decision:
     def _start_asked(self) -> Reply:
         if self.state.founders or self.state.finished:
             return Reply.DONE
+        if self.state.paused:
+            return Reply.PAUSED
         settings = self.state.settings
         enough = settings.clients if settings.reproducible else settings.min_clients
         if len(self.state.ready) < enough:
@@ -294,9 +307,14 @@ class _Decision:
         self._finish(stopped=True)
         return True
 
+    @property
+    def _rests(self) -> bool:
+        """Whether nothing new may begin: an operator wants a pause, or the process to end."""
+        return self.state.paused or self.state.draining
+
     def _start(self) -> bool:
         state = self.state
-        if state.founders or state.finished or not state.manifest_digest or state.draining:
+        if state.founders or state.finished or not state.manifest_digest or self._rests:
             return False
         ready, wanted = state.ready, state.settings.clients
         if wanted:
@@ -341,7 +359,7 @@ class _Decision:
 
     def _begin(self) -> bool:
         state = self.state
-        if not state.founders or state.step or state.finished or state.draining:
+        if not state.founders or state.step or state.finished or self._rests:
             return False
         settings, clients = state.settings, available(state)
         if _test_is_due(state) and state.rounds_evaluated < state.rounds_done and clients:

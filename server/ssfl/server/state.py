@@ -25,6 +25,7 @@ class Phase(StrEnum):
     EVALUATE = "evaluate"
     PERSONALIZE = "personalize"
     WAITING = "waiting"  # too few clients are here to go on
+    PAUSED = "paused"  # by an operator, and nothing is under way any more
     FINISHED = "finished"
     STOPPED = "stopped"  # finished early, by an operator
 
@@ -130,6 +131,7 @@ class RunState:
     scored_digest: str = ""  # of the whole model the mask was agreed on; empty: the initial one
     masked_round: int = 0  # rounds_done when the newest mask was agreed
     refresh_asked: bool = False
+    paused_at: float | None = None  # unix seconds; None: it is not paused
     known_labels: frozenset[int] = frozenset()  # of clients that were asked about a mask
     losses: tuple[float, ...] = ()  # mean client loss of the newest rounds under this mask
     best: Best | None = None
@@ -159,7 +161,14 @@ class RunState:
             return Phase.STOPPED if self.stopped else Phase.FINISHED
         if self.step and not self.stall:
             return Phase(self.step.work.value)
+        if self.paused:
+            return Phase.PAUSED
         return Phase.WAITING if self.founders else Phase.GATHERING
+
+    @property
+    def paused(self) -> bool:
+        """Whether an operator wants nothing new to begin."""
+        return self.paused_at is not None
 
     @property
     def loss_rate(self) -> float:
@@ -232,10 +241,14 @@ def apply(state: RunState, fact: Fact) -> RunState:
             return _committed(state, fact)
         case facts.RefreshRequested():
             return replace(state, refresh_asked=True)
+        case facts.RunPaused():
+            return replace(state, paused_at=fact.at)
+        case facts.RunResumed():
+            return replace(state, paused_at=None)
         case facts.StopRequested():
             return replace(state, stop_asked=True)
         case facts.RunFinished():
-            return replace(state, step=None, finished=True, stopped=fact.stopped)
+            return replace(state, step=None, finished=True, stopped=fact.stopped, paused_at=None)
         case facts.ClientLeft():
             member = replace(state.members[fact.client], left=True, has_final_model=fact.finished)
             return replace(state, members={**state.members, fact.client: member})

@@ -31,6 +31,7 @@ STATUS: dict[type[Exception], grpc.StatusCode] = {
     errors.NoProgress: grpc.StatusCode.DEADLINE_EXCEEDED,
     errors.SlotYielded: grpc.StatusCode.UNAVAILABLE,  # again, at once
     errors.RunOver: grpc.StatusCode.FAILED_PRECONDITION,
+    errors.IsPaused: grpc.StatusCode.FAILED_PRECONDITION,
     errors.NoMask: grpc.StatusCode.FAILED_PRECONDITION,
     errors.TooFewClients: grpc.StatusCode.FAILED_PRECONDITION,
     errors.ModelUnusable: grpc.StatusCode.FAILED_PRECONDITION,

@@ -39,9 +39,14 @@ def tell(fact: Fact, state: RunState, history: Newest) -> None:
             names = ", ".join(missing)
             log.warning("step closed without some clients", extra={"missing": names})
         case facts.StepVoided():
-            log.warning("step void, trying again", extra={"reason": fact.reason})
+            then = "to be tried again after the pause" if state.paused else "trying again"
+            log.warning("step void, %s", then, extra={"reason": fact.reason})
         case facts.StepCommitted():
             _committed(state, history)
+        case facts.RunPaused():
+            _say("run paused: nothing new begins until `ssfl resume`", rounds=state.rounds_done)
+        case facts.RunResumed():
+            _say("run resumed", rounds=state.rounds_done)
         case facts.RunFinished():
             digest = state.base_digest[:12] or "none"
             early = {"early": fact.reason} if fact.reason else {}

@@ -12,7 +12,7 @@ log = logging.getLogger("ssfl.coordinator")
 
 TICK_S = 0.5
 LOOK_EVERY_S = 10.0  # whether the run is still ours, also if nothing is to be written
-PAUSE_S = 5.0  # a longer gap between two ticks: this process, or its machine, stood still
+STILL_S = 5.0  # a longer gap between two ticks: this process, or its machine, stood still
 WAITING_EVERY_S = 10.0
 REMIND_EVERY_S = 60.0  # of a run that cannot go on
 
@@ -25,10 +25,10 @@ async def tick(conductor: Conductor, sessions: Sessions) -> None:
         await asyncio.sleep(TICK_S)
         now_s = conductor.clock()
         gap_s = now_s - before_s
-        if gap_s > PAUSE_S:
+        if gap_s > STILL_S:
             log.warning("this process stood still", extra={"seconds": round(gap_s, 1)})
             sessions.excuse(gap_s, now_s)
-            await conductor.post(events.Paused(gap_s))
+            await conductor.post(events.StoodStill(gap_s))
         if now_s - looked_s >= LOOK_EVERY_S:
             looked_s = now_s
             await conductor.check_ours()
@@ -70,7 +70,8 @@ class _Teller:
             return
         if self._stalled:
             self._stalled = False
-            log.info("the run goes on", extra={"phase": state.phase.value})
+            if not state.paused:
+                log.info("the run goes on", extra={"phase": state.phase.value})
         quiet = state.phase is Phase.GATHERING
         patience_s = WAITING_EVERY_S if quiet else 3 * WAITING_EVERY_S
         if waiting and waiting != self._said and now_s - self._said_s >= patience_s:

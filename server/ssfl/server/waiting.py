@@ -1,5 +1,7 @@
 """What a run waits for, in words."""
 
+import time
+
 from ssfl.method.strategies.contract import ClientId
 from ssfl.server.state import Phase, RunState
 
@@ -13,6 +15,8 @@ def waiting_for(state: RunState, now_s: float) -> str:
         return ""
     if state.draining and state.step is None:
         return "the coordinator, which is being stopped, to start again"
+    if state.paused_at is not None and state.step is None:
+        return _resume(state, state.paused_at)
     if state.stall:
         absent = named(state, state.stall.missing) or "nobody known"
         return f"{state.stall.reason} (missing: {absent}); it takes {state.stall.unblock}"
@@ -20,9 +24,10 @@ def waiting_for(state: RunState, now_s: float) -> str:
         return _gathering(state, now_s)
     if state.step is None:
         return "the next step"
+    then = "; then the run pauses" if state.paused else ""
     if state.step.closed is not None:
-        return "the sum"
-    return f"{state.step.work.value} of {named(state, sorted(state.step.pending))}"
+        return f"the sum{then}"
+    return f"{state.step.work.value} of {named(state, sorted(state.step.pending))}{then}"
 
 
 def named(state: RunState, clients: "tuple[ClientId, ...] | list[ClientId]") -> str:
@@ -38,6 +43,12 @@ def _named(state: RunState, client: ClientId) -> str:
     if state.members[client].left:
         return f"{client} (left)"
     return f"{client} (lost)" if client in state.lost else client
+
+
+def _resume(state: RunState, paused_at: float) -> str:
+    since = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(paused_at))
+    joined = "" if state.founders else f"; clients that have joined: {len(state.ready)}"
+    return f"an operator: paused since {since}, `ssfl resume` lets it go on{joined}"
 
 
 def _gathering(state: RunState, now_s: float) -> str:
@@ -69,6 +80,6 @@ def client_state(state: RunState, client: ClientId) -> str:
 
 def seconds_left(state: RunState, pace: float | None) -> float | None:
     """Return how long the run will take from here on, at the pace of so many seconds a round."""
-    if pace is None or state.finished:
+    if pace is None or state.finished or state.paused:
         return None
     return pace * (state.settings.rounds - state.rounds_done)

@@ -38,6 +38,14 @@ class AdminClient:
         response = self._call(self._stub.StartRun, pb.StartRunRequest())
         return int(response.num_clients)
 
+    def pause(self) -> pb.PauseRunResponse:
+        response: pb.PauseRunResponse = self._call(self._stub.PauseRun, pb.PauseRunRequest())
+        return response
+
+    def resume(self) -> bool:
+        """Let the run go on; tell whether it was paused."""
+        return bool(self._call(self._stub.ResumeRun, pb.ResumeRunRequest()).was_paused)
+
     def refresh_mask(self) -> pb.RefreshMaskResponse:
         response: pb.RefreshMaskResponse = self._call(
             self._stub.RefreshMask, pb.RefreshMaskRequest()

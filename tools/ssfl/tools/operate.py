@@ -1,4 +1,8 @@
-"""`ssfl status`, `start`, `refresh-mask`, `remove`, `stop`: for those who run a federation."""
+"""`ssfl status`, `clients`, `start`, `pause`, `resume`, `refresh-mask`, `remove`, `stop`.
+
+For those who run a federation. With `--json` each prints one JSON object; what went wrong is said
+on stderr, in words, and by the exit code.
+"""
 
 import json
 import os
@@ -14,6 +18,7 @@ from ssfl.program import settings
 from ssfl.program.addresses import split
 from ssfl.program.exits import ExitCode
 from ssfl.tools.admin_client import AdminClient
+from ssfl.tools.clients_view import clients_document, clients_view
 from ssfl.tools.screen import status_view
 from ssfl.tools.terminal import console
 
@@ -45,6 +50,13 @@ class OperateConfig:
 
 
 @dataclass(frozen=True, slots=True)
+class ClientsConfig(OperateConfig):
+    """How many to show."""
+
+    all: bool = setting(False, "show every client, not only the first rows; --json has all anyway")
+
+
+@dataclass(frozen=True, slots=True)
 class RemoveConfig(OperateConfig):
     """Whom to remove."""
 
@@ -73,11 +85,52 @@ def status(argv: Sequence[str]) -> int:
     return int(ExitCode.DONE)
 
 
+def clients(argv: Sequence[str]) -> int:
+    """Show every client, those in trouble first."""
+    config = settings.load(
+        ClientsConfig, argv, _environ(), "ssfl clients",
+        "Shows every client of a run: those in trouble first, then those that are waited for.",
+    )  # fmt: skip
+    answer = _coordinator(config).status()
+    if config.json:
+        print(json.dumps(clients_document(answer), indent=2))
+    else:
+        console().print(clients_view(answer, show_all=config.all))
+    return int(ExitCode.DONE)
+
+
 def start(argv: Sequence[str]) -> int:
     """Begin the run with the clients that have joined."""
     config = _load(argv, "ssfl start", "Begins the run with the clients that have joined.")
     num_clients = _coordinator(config).start()
     _answer(config, f'{{"num_clients": {num_clients}}}', f"started with {num_clients} clients")
+    return int(ExitCode.DONE)
+
+
+def pause(argv: Sequence[str]) -> int:
+    """Let the step under way finish, and begin nothing new."""
+    config = _load(
+        argv, "ssfl pause",
+        "Pauses the run: what is under way is finished and counts, nothing new begins until "
+        "`ssfl resume`, also if the coordinator starts again.",
+    )  # fmt: skip
+    answer = _coordinator(config).pause()
+    told = {"paused": True, "was_paused": answer.was_paused, "rounds_done": answer.rounds_done}
+    now = "the run was paused already" if answer.was_paused else "the run is paused"
+    then = "what is under way is finished, nothing new begins until `ssfl resume`"
+    _answer(config, json.dumps(told), f"{now}: {then}; {answer.rounds_done} rounds are done")
+    return int(ExitCode.DONE)
+
+
+def resume(argv: Sequence[str]) -> int:
+    """Let a paused run go on."""
+    config = _load(argv, "ssfl resume", "Lets a paused run go on where it was.")
+    was_paused = _coordinator(config).resume()
+    _answer(
+        config,
+        json.dumps({"paused": False, "was_paused": was_paused}),
+        "the run goes on" if was_paused else "the run was not paused: nothing to do",
+    )
     return int(ExitCode.DONE)
 
 

@@ -10,7 +10,7 @@ from ssfl.v1 import admin_pb2 as pb
 
 MAX_CLIENTS_SHOWN = 20
 MAX_REFUSALS_SHOWN = 8
-_STYLE = {
+STATE_STYLE = {
     "working": "yellow",
     "reported": "green",
     "lost": "bold red",
@@ -25,6 +25,8 @@ def status_view(status: pb.GetStatusResponse, title: str = "") -> Group:
     head = Text()
     head.append(title or f"run {status.run_id}", style="bold")
     head.append(f"   {status.phase}", style="cyan")
+    if status.paused and status.phase != "paused":
+        head.append("   pauses after this step", style="yellow")
     bar = Table.grid()
     bar.add_row(
         ProgressBar(total=max(1, status.rounds_all), completed=status.rounds_done, width=60)
@@ -88,7 +90,7 @@ def _refused(status: pb.GetStatusResponse) -> str:
 def _clients(status: pb.GetStatusResponse) -> Table:
     table = Table.grid(padding=(0, 2))
     for client in status.clients[:MAX_CLIENTS_SHOWN]:
-        doing = Text(client.state, style=_STYLE.get(client.state, ""))
+        doing = Text(client.state, style=STATE_STYLE.get(client.state, ""))
         steps = f"step {client.steps_done}/{client.steps_all}" if client.steps_all else ""
         seen = f"last seen {client.last_seen_s:.0f} s ago" if client.last_seen_s > 5 else ""
         table.add_row(client.client_id, f"{client.num_samples} samples", doing, steps, seen)

@@ -1,0 +1,99 @@
+"""The operator's pages: a runbook entry for every alert, JSON as documented, no field untold."""
+
+import re
+
+import pytest
+
+from docs.pages import ROOT
+from ssfl.tools.clients_view import clients_document
+from ssfl.v1 import admin_pb2, coordinator_pb2, saliency_pb2, update_pb2
+
+OPERATIONS = (ROOT / "docs" / "operations.md").read_text("utf-8")
+PRIVACY = (ROOT / "docs" / "privacy.md").read_text("utf-8")
+PARTS = ("- **Means.** ", "- **Urgent.** ", "- **Look at.** ", "- **Do.** ")
+ALERTS = {
+    "SsflCoordinatorDown": "Page", "SsflRunStalled": "Page", "SsflRunNotMoving": "Page",
+    "SsflDiskAlmostFull": "Page", "SsflDiskFull": "Page", "SsflRoundSlow": "Ticket",
+    "SsflClientsLost": "Ticket", "SsflClientSilent": "Ticket", "SsflRefusals": "Ticket",
+    "SsflStepsVoid": "Ticket", "SsflJournalSlow": "Ticket", "SsflMemoryGrowing": "Ticket",
+    "SsflSiteDisconnected": "Ticket",
+}  # fmt: skip
+
+# What a client sends, field by field, and the words by which the privacy page tells of it.
+# Fields that only name a message (run, step, digests) or check it say nothing of the data.
+NAMES_ONLY = {
+    "protocol_version", "token", "manifest_digest", "caller", "step", "initial_digest",
+    "mask_digest", "mask_epoch", "base_digest", "round_number", "attempt",
+}  # fmt: skip
+TOLD = {
+    "client_id": "its client id",
+    "num_samples": "number of training samples",
+    "manifest": "the model's description",
+    "fingerprint": "a fingerprint (versions of torch and numpy",
+    "class_counts": "`--share-class-counts`",
+    "encodings": "encodings",
+    "software": "version of ssfl",
+    "labels": "`--share-labels`",
+    "initial": "weights, if they do not follow from the seed",
+    "scores": "|gradient · weight\\|",
+    "work_s": "seconds",
+    "values": "the trained values inside the mask",
+    "base_evaluation": "how the base and the trained model do",
+    "personal_evaluation": "how the base and the trained model do",
+    "training_loss": "training loss",
+    "coding_error": "what a lossy code lost",
+    "correct": "(right, total, sum of losses, sums of other metrics)",
+    "total": "(right, total, sum of losses, sums of other metrics)",
+    "loss_sum": "(right, total, sum of losses, sums of other metrics)",
+    "metric_sums": "(right, total, sum of losses, sums of other metrics)",
+    "evaluation": "for the test split",
+    "validation": "the validation split",
+    "personal": "counts and sums of both models",
+    "steps_done": "steps done of all",
+    "steps_all": "steps done of all",
+    "reason": "why",
+    "detail": "a sentence of at most 200 characters",
+}
+SENT = (
+    coordinator_pb2.JoinRequest, coordinator_pb2.InitialModel, saliency_pb2.SaliencyReport,
+    update_pb2.SparseUpdate, update_pb2.Evaluation, coordinator_pb2.ReportEvaluationRequest,
+    coordinator_pb2.ProgressRequest, coordinator_pb2.LeaveRequest,
+)  # fmt: skip
+
+
+def section(name: str) -> str:
+    found = re.search(rf"^### {name}\n(.*?)(?=^### |\Z)", OPERATIONS, flags=re.M | re.S)
+    assert found, f"docs/operations.md has no section {name}"
+    return found[1]
+
+
+@pytest.mark.parametrize("name", [*ALERTS, "Node lost, coordinator pod stuck Terminating"])
+def test_every_alert_has_a_runbook_entry_with_all_its_parts(name: str) -> None:
+    text = section(name)
+    places = [text.find(part) for part in PARTS]
+    assert -1 not in places and places == sorted(places)
+    assert f"{PARTS[1]}{ALERTS.get(name, 'As')}" in text
+
+
+def test_the_runbook_has_no_entry_for_an_alert_that_is_not() -> None:
+    entries = re.findall(r"^### (Ssfl\w+)$", OPERATIONS, flags=re.M)
+    assert sorted(entries) == sorted(ALERTS)
+
+
+def test_the_json_of_the_clients_is_as_documented() -> None:
+    status = admin_pb2.GetStatusResponse(clients=[admin_pb2.ClientStatus(client_id="a")])
+    document = clients_document(status)
+    (row,) = [line for line in OPERATIONS.splitlines() if line.startswith("| `ssfl clients` |")]
+    assert re.findall(r"`(\w+)`", row.rpartition(" | ")[2]) == list(document)
+    (client,) = document["clients"]
+    told = re.search(r"A client in `ssfl clients --json` has (.*?)\n\n", OPERATIONS, flags=re.S)
+    assert told is not None
+    assert re.findall(r"`(\w+)`", told[1]) == list(client)
+
+
+@pytest.mark.parametrize("message", SENT, ids=lambda message: message.DESCRIPTOR.name)
+def test_the_privacy_page_tells_of_every_field_that_a_client_sends(message: type) -> None:
+    names = {field.name for field in message.DESCRIPTOR.fields} - NAMES_ONLY  # type: ignore[attr-defined]
+    assert names <= TOLD.keys(), "a new field: say in docs/privacy.md what it may tell"
+    plain = " ".join(PRIVACY.split())
+    assert [name for name in sorted(names) if TOLD[name] not in plain] == []
