@@ -6,20 +6,21 @@ nothing but the greeting of HTTP/2. Where a proxy stands in between it does not 
 find out is the proxy's.
 """
 
-import os
 import socket
 import ssl
+from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from enum import IntEnum
+from enum import IntEnum, StrEnum
 
-from ssfl.program.addresses import is_loopback, split
+from ssfl.program.addresses import split
+from ssfl.program.proxies import proxy_for
 from ssfl.program.tls import SYSTEM, ClientTls, told
 
 DEADLINE_S = 5.0  # for each of: connect, handshake, answer
 # The greeting of HTTP/2 with empty SETTINGS: a server answers with its own.
 GREETING = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes([0, 0, 0, 4, 0, 0, 0, 0, 0])
-PROXIES, NO_PROXIES = ("grpc_proxy", "https_proxy", "http_proxy"), ("no_grpc_proxy", "no_proxy")
+Connect = Callable[[], socket.socket]  # opens a new connection to the coordinator
 
 
 class Verify(IntEnum):
@@ -31,24 +32,38 @@ class Verify(IntEnum):
     WRONG_ADDRESS = 64
 
 
+class Whose(StrEnum):
+    """Who can mend it."""
+
+    SITE = "site"  # whoever started this program: its flags, files and clock
+    OPERATOR = "operator"  # whoever runs the coordinator
+    NETWORK = "network"  # whoever looks after what lies in between
+
+
 @dataclass(frozen=True, slots=True)
 class Finding:
     """What is wrong; `final`: trying again cannot help until a person has acted."""
 
     text: str
     final: bool
+    whose: Whose = Whose.NETWORK
+
+
+@dataclass(frozen=True, slots=True)
+class Secured:
+    """A connection with TLS, as it came about."""
+
+    version: str  # TLSv1.3
+    certificate: bytes  # of the far end, DER
 
 
 def find_out(address: str, tls: ClientTls | None, deadline_s: float = DEADLINE_S) -> Finding | None:
     """Say why `address` cannot be spoken to; None if nothing is wrong with it, or nobody knows."""
     host, port = split(address)
-    if _through_a_proxy(host):
+    if proxy_for(host) is not None:
         return None
     try:
-        with socket.create_connection((host, port), deadline_s) as connection:
-            if tls is None:
-                return _without_tls(connection, host, port, deadline_s)
-            return _with_tls(connection, host, address, tls)
+        return probe(lambda: socket.create_connection((host, port), deadline_s), address, tls)
     except socket.gaierror as error:
         return Finding(f"the name {host} is not known here ({error.strerror})", final=False)
     except TimeoutError:
@@ -57,9 +72,26 @@ def find_out(address: str, tls: ClientTls | None, deadline_s: float = DEADLINE_S
         return Finding(f"{address}: {error.strerror or error}", final=False)
 
 
-def _without_tls(
-    connection: socket.socket, host: str, port: int, deadline_s: float
-) -> Finding | None:
+def probe(connect: Connect, address: str, tls: ClientTls | None) -> Finding | None:
+    """Say what is wrong with the far end of a connection, as `find_out`; OSError: with the way."""
+    host, _ = split(address)
+    with connect() as connection:
+        if tls is None:
+            return _without_tls(connection, host, connect)
+        return _with_tls(connection, host, address, tls)
+
+
+def secure(connect: Connect, address: str, tls: ClientTls) -> Secured:
+    """Return what a handshake tells; ssl.SSLError or OSError if none comes about."""
+    host, _ = split(address)
+    with (
+        connect() as connection,
+        _context(tls).wrap_socket(connection, server_hostname=tls.server_name or host) as wrapped,
+    ):
+        return Secured(wrapped.version() or "", wrapped.getpeercert(binary_form=True) or b"")
+
+
+def _without_tls(connection: socket.socket, host: str, connect: Connect) -> Finding | None:
     connection.sendall(GREETING)
     try:
         answer = connection.recv(64)
@@ -70,10 +102,7 @@ def _without_tls(
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
     try:
-        with (
-            socket.create_connection((host, port), deadline_s) as again,
-            context.wrap_socket(again, server_hostname=host),
-        ):
+        with connect() as again, context.wrap_socket(again, server_hostname=host):
             pass
     except (ssl.SSLError, OSError):
         return None
@@ -81,6 +110,7 @@ def _without_tls(
         "the coordinator speaks TLS and this side does not: give --tls-ca, and --tls-cert and "
         "--tls-key if it asks for certificates",
         final=True,
+        whose=Whose.SITE,
     )
 
 
@@ -91,7 +121,7 @@ def _with_tls(connection: socket.socket, host: str, address: str, tls: ClientTls
         ) as wrapped:
             return _after_handshake(wrapped, address, tls)
     except ssl.SSLCertVerificationError as error:
-        return Finding(_why_not_trusted(error, address, tls), final=True)
+        return Finding(_why_not_trusted(error, address, tls), final=True, whose=_whose(error))
     except ssl.SSLError as error:
         return _why_broken(error, address, tls)
 
@@ -113,7 +143,7 @@ def _after_handshake(wrapped: ssl.SSLSocket, address: str, tls: ClientTls) -> Fi
         return _why_broken(error, address, tls)
     except ConnectionError:
         answer = b""
-    return None if answer else Finding(_why_refused(tls), final=True)
+    return None if answer else Finding(_why_refused(tls), final=True, whose=Whose.SITE)
 
 
 def _context(tls: ClientTls) -> ssl.SSLContext:
@@ -152,15 +182,23 @@ def _why_not_trusted(error: ssl.SSLCertVerificationError, address: str, tls: Cli
     )
 
 
+def _whose(error: ssl.SSLCertVerificationError) -> Whose:
+    """Return who can mend a certificate that is not trusted: a CA's file is this site's."""
+    theirs = (Verify.EXPIRED, Verify.WRONG_HOST, Verify.WRONG_ADDRESS)
+    return Whose.OPERATOR if error.verify_code in theirs else Whose.SITE
+
+
 def _why_broken(error: ssl.SSLError, address: str, tls: ClientTls) -> Finding | None:
     reason = error.reason or ""
     if "ALERT" in reason:
-        return Finding(f"{_why_refused(tls)} ({reason.lower().replace('_', ' ')})", final=True)
+        text = f"{_why_refused(tls)} ({reason.lower().replace('_', ' ')})"
+        return Finding(text, final=True, whose=Whose.SITE)
     if reason in ("WRONG_VERSION_NUMBER", "RECORD_LAYER_FAILURE", "HTTP_REQUEST"):
         return Finding(
             f"what answers at {address} does not speak TLS: leave --tls-ca away if the coordinator "
             "runs without, or start it with --tls-cert and --tls-key",
             final=True,
+            whose=Whose.SITE,
         )
     return None
 
@@ -179,13 +217,3 @@ def _why_refused(tls: ClientTls) -> str:
         f"made by {pair.issuer!r}, and the coordinator trusts another CA (its --tls-ca), or holds "
         "it for expired"
     )
-
-
-def _through_a_proxy(host: str) -> bool:
-    """Tell whether gRPC goes through a proxy to get there."""
-    if is_loopback(host):
-        return False
-    direct = [os.environ.get(name, "") for name in NO_PROXIES]
-    if any(part.strip() and host.endswith(part.strip()) for part in ",".join(direct).split(",")):
-        return False
-    return any(os.environ.get(name) for name in PROXIES)

@@ -357,3 +357,99 @@ class LeaveRequest(_message.Message):
 class LeaveResponse(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
+
+class CheckRequest(_message.Message):
+    __slots__ = ("client_id", "question", "echo", "noise", "download")
+    CLIENT_ID_FIELD_NUMBER: _ClassVar[int]
+    QUESTION_FIELD_NUMBER: _ClassVar[int]
+    ECHO_FIELD_NUMBER: _ClassVar[int]
+    NOISE_FIELD_NUMBER: _ClassVar[int]
+    DOWNLOAD_FIELD_NUMBER: _ClassVar[int]
+    client_id: str
+    question: CheckQuestion
+    echo: CheckEcho
+    noise: bytes
+    download: CheckDownload
+    def __init__(self, client_id: _Optional[str] = ..., question: _Optional[_Union[CheckQuestion, _Mapping]] = ..., echo: _Optional[_Union[CheckEcho, _Mapping]] = ..., noise: _Optional[bytes] = ..., download: _Optional[_Union[CheckDownload, _Mapping]] = ...) -> None: ...
+
+class CheckQuestion(_message.Message):
+    __slots__ = ("protocol_version", "token", "num_samples", "software")
+    PROTOCOL_VERSION_FIELD_NUMBER: _ClassVar[int]
+    TOKEN_FIELD_NUMBER: _ClassVar[int]
+    NUM_SAMPLES_FIELD_NUMBER: _ClassVar[int]
+    SOFTWARE_FIELD_NUMBER: _ClassVar[int]
+    protocol_version: int
+    token: bytes
+    num_samples: int
+    software: str
+    def __init__(self, protocol_version: _Optional[int] = ..., token: _Optional[bytes] = ..., num_samples: _Optional[int] = ..., software: _Optional[str] = ...) -> None: ...
+
+class CheckEcho(_message.Message):
+    __slots__ = ("number", "unix_time_s")
+    NUMBER_FIELD_NUMBER: _ClassVar[int]
+    UNIX_TIME_S_FIELD_NUMBER: _ClassVar[int]
+    number: int
+    unix_time_s: float
+    def __init__(self, number: _Optional[int] = ..., unix_time_s: _Optional[float] = ...) -> None: ...
+
+class CheckDownload(_message.Message):
+    __slots__ = ("num_bytes",)
+    NUM_BYTES_FIELD_NUMBER: _ClassVar[int]
+    num_bytes: int
+    def __init__(self, num_bytes: _Optional[int] = ...) -> None: ...
+
+class CheckResponse(_message.Message):
+    __slots__ = ("answer", "echo", "received", "noise", "sent")
+    ANSWER_FIELD_NUMBER: _ClassVar[int]
+    ECHO_FIELD_NUMBER: _ClassVar[int]
+    RECEIVED_FIELD_NUMBER: _ClassVar[int]
+    NOISE_FIELD_NUMBER: _ClassVar[int]
+    SENT_FIELD_NUMBER: _ClassVar[int]
+    answer: CheckAnswer
+    echo: CheckEcho
+    received: CheckReceived
+    noise: bytes
+    sent: CheckSent
+    def __init__(self, answer: _Optional[_Union[CheckAnswer, _Mapping]] = ..., echo: _Optional[_Union[CheckEcho, _Mapping]] = ..., received: _Optional[_Union[CheckReceived, _Mapping]] = ..., noise: _Optional[bytes] = ..., sent: _Optional[_Union[CheckSent, _Mapping]] = ...) -> None: ...
+
+class CheckAnswer(_message.Message):
+    __slots__ = ("protocol_version", "software", "unix_time_s", "run_id", "phase", "rounds_done", "num_clients", "refusal_reason", "refusal", "settings", "manifest", "reference_coding", "upload_slots")
+    PROTOCOL_VERSION_FIELD_NUMBER: _ClassVar[int]
+    SOFTWARE_FIELD_NUMBER: _ClassVar[int]
+    UNIX_TIME_S_FIELD_NUMBER: _ClassVar[int]
+    RUN_ID_FIELD_NUMBER: _ClassVar[int]
+    PHASE_FIELD_NUMBER: _ClassVar[int]
+    ROUNDS_DONE_FIELD_NUMBER: _ClassVar[int]
+    NUM_CLIENTS_FIELD_NUMBER: _ClassVar[int]
+    REFUSAL_REASON_FIELD_NUMBER: _ClassVar[int]
+    REFUSAL_FIELD_NUMBER: _ClassVar[int]
+    SETTINGS_FIELD_NUMBER: _ClassVar[int]
+    MANIFEST_FIELD_NUMBER: _ClassVar[int]
+    REFERENCE_CODING_FIELD_NUMBER: _ClassVar[int]
+    UPLOAD_SLOTS_FIELD_NUMBER: _ClassVar[int]
+    protocol_version: int
+    software: str
+    unix_time_s: float
+    run_id: str
+    phase: str
+    rounds_done: int
+    num_clients: int
+    refusal_reason: str
+    refusal: str
+    settings: _settings_pb2.RunSettings
+    manifest: bytes
+    reference_coding: bool
+    upload_slots: int
+    def __init__(self, protocol_version: _Optional[int] = ..., software: _Optional[str] = ..., unix_time_s: _Optional[float] = ..., run_id: _Optional[str] = ..., phase: _Optional[str] = ..., rounds_done: _Optional[int] = ..., num_clients: _Optional[int] = ..., refusal_reason: _Optional[str] = ..., refusal: _Optional[str] = ..., settings: _Optional[_Union[_settings_pb2.RunSettings, _Mapping]] = ..., manifest: _Optional[bytes] = ..., reference_coding: _Optional[bool] = ..., upload_slots: _Optional[int] = ...) -> None: ...
+
+class CheckReceived(_message.Message):
+    __slots__ = ("num_bytes",)
+    NUM_BYTES_FIELD_NUMBER: _ClassVar[int]
+    num_bytes: int
+    def __init__(self, num_bytes: _Optional[int] = ...) -> None: ...
+
+class CheckSent(_message.Message):
+    __slots__ = ("num_bytes",)
+    NUM_BYTES_FIELD_NUMBER: _ClassVar[int]
+    num_bytes: int
+    def __init__(self, num_bytes: _Optional[int] = ...) -> None: ...

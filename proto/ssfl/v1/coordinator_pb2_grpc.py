@@ -74,6 +74,11 @@ class CoordinatorServiceStub:
                 request_serializer=ssfl_dot_v1_dot_coordinator__pb2.LeaveRequest.SerializeToString,
                 response_deserializer=ssfl_dot_v1_dot_coordinator__pb2.LeaveResponse.FromString,
                 _registered_method=True)
+        self.Check = channel.stream_stream(
+                '/ssfl.v1.CoordinatorService/Check',
+                request_serializer=ssfl_dot_v1_dot_coordinator__pb2.CheckRequest.SerializeToString,
+                response_deserializer=ssfl_dot_v1_dot_coordinator__pb2.CheckResponse.FromString,
+                _registered_method=True)
 
 
 class CoordinatorServiceServicer:
@@ -137,6 +142,15 @@ class CoordinatorServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Check(self, request_iterator, context):
+        """Look before joining: would this client be let in, and how fast is the wire? Nothing of the run
+        changes, and no session is opened. One question first; then echoes, noise and a download, in any
+        order. (docs/wire-format.md, section Checks.)
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_CoordinatorServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -179,6 +193,11 @@ def add_CoordinatorServiceServicer_to_server(servicer, server):
                     servicer.Leave,
                     request_deserializer=ssfl_dot_v1_dot_coordinator__pb2.LeaveRequest.FromString,
                     response_serializer=ssfl_dot_v1_dot_coordinator__pb2.LeaveResponse.SerializeToString,
+            ),
+            'Check': grpc.stream_stream_rpc_method_handler(
+                    servicer.Check,
+                    request_deserializer=ssfl_dot_v1_dot_coordinator__pb2.CheckRequest.FromString,
+                    response_serializer=ssfl_dot_v1_dot_coordinator__pb2.CheckResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -397,6 +416,33 @@ class CoordinatorService:
             '/ssfl.v1.CoordinatorService/Leave',
             ssfl_dot_v1_dot_coordinator__pb2.LeaveRequest.SerializeToString,
             ssfl_dot_v1_dot_coordinator__pb2.LeaveResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Check(request_iterator,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.stream_stream(
+            request_iterator,
+            target,
+            '/ssfl.v1.CoordinatorService/Check',
+            ssfl_dot_v1_dot_coordinator__pb2.CheckRequest.SerializeToString,
+            ssfl_dot_v1_dot_coordinator__pb2.CheckResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -52,8 +52,12 @@ class Reader:
 
 def reader_of(member: Member, peer: str, reference_coding: str) -> Reader:
     """Return what a client reads, over the connection whose other end gRPC calls `peer`."""
-    coded = reference_coding == "on" or (reference_coding == "auto" and not is_loopback(peer))
-    return Reader(frozenset(member.encodings), coded)
+    return Reader(frozenset(member.encodings), is_coded(peer, reference_coding))
+
+
+def is_coded(peer: str, reference_coding: str) -> bool:
+    """Tell whether values are coded against a reference on a connection."""
+    return reference_coding == "on" or (reference_coding == "auto" and not is_loopback(peer))
 
 
 def is_loopback(peer: str) -> bool:

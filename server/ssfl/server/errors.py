@@ -13,6 +13,7 @@ Refusal
 ├─ TooManySamples        more claimed than --max-samples
 ├─ TooManyJoins          a flood of joins: back off, then join again
 ├─ TooManyCalls          one client holds too many calls open: back off
+├─ TooManyChecks         others measure their wire just now: try again
 ├─ UnknownClient         not of this run: join again
 ├─ SessionEnded          a newer Join replaced this session
 ├─ ManifestMismatch      another model: the first differing tensor is named
@@ -115,6 +116,12 @@ class TooManyCalls(Refusal):
     """One client holds more calls open than it needs."""
 
     reason = "too_many_calls"
+
+
+class TooManyChecks(Refusal):
+    """More checks at once, or one after the other, than a coordinator at work has time for."""
+
+    reason = "too_many_checks"
 
 
 class UnknownClient(Refusal):

@@ -18,6 +18,7 @@ from ssfl.server.events import Reply
 from ssfl.server.intake import Intake
 from ssfl.server.ledger import Direction
 from ssfl.server.limits import Joins, Limits
+from ssfl.server.preflight import Preflight
 from ssfl.server.samples import SampleCounts
 from ssfl.server.settings_message import settings_to_message
 from ssfl.server.state import Member
@@ -50,6 +51,7 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServiceServicer):
         self._samples = SampleCounts()
         self._intake = Intake(desk, uploads, self._limits)
         self._reference_coding = reference_coding
+        self._preflight = Preflight(desk, self._limits, uploads.slots, reference_coding)
         self._building = asyncio.Lock()
 
     async def Join(self, request: pb.JoinRequest, context: Any) -> pb.JoinResponse:
@@ -197,6 +199,11 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServiceServicer):
         response = pb.LeaveResponse()
         self._desk.control(request, response, member.client)
         return response
+
+    def Check(
+        self, requests: AsyncIterator[pb.CheckRequest], context: Any
+    ) -> AsyncIterator[pb.CheckResponse]:
+        return self._preflight.answer(requests, context.peer())
 
     async def _task(self, member: Member, request: pb.NextTaskRequest, peer: str) -> Ready | None:
         """Return the client's task, after making what it needs; None: it is to wait."""

@@ -22,6 +22,7 @@ STATUS: dict[type[Exception], grpc.StatusCode] = {
     errors.TooManySamples: grpc.StatusCode.FAILED_PRECONDITION,
     errors.TooManyJoins: grpc.StatusCode.RESOURCE_EXHAUSTED,  # back off, then again
     errors.TooManyCalls: grpc.StatusCode.RESOURCE_EXHAUSTED,
+    errors.TooManyChecks: grpc.StatusCode.RESOURCE_EXHAUSTED,
     errors.UnknownClient: grpc.StatusCode.NOT_FOUND,  # join again
     errors.SessionEnded: grpc.StatusCode.ABORTED,
     errors.ManifestMismatch: grpc.StatusCode.FAILED_PRECONDITION,

@@ -1,0 +1,70 @@
+"""Which proxy gRPC goes through to reach a host: the variables, as gRPC itself reads them.
+
+gRPC knows lower-case names only and the first of them that is set, asks the proxy with CONNECT, wants
+its address as http://host:port, and compares the parts of `no_proxy` with the end of the host's
+name. Whatever else is set it leaves alone, and goes the direct way.
+"""
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from urllib.parse import unquote, urlsplit
+
+from ssfl.program.addresses import is_loopback
+
+PROXIES, NO_PROXIES = ("grpc_proxy", "https_proxy", "http_proxy"), ("no_grpc_proxy", "no_proxy")
+_DEFAULT_PORT = 443  # gRPC's, although the scheme is http
+
+
+@dataclass(frozen=True, slots=True)
+class Proxy:
+    """A proxy, and the variable that names it."""
+
+    variable: str
+    host: str
+    port: int
+    credentials: str = ""  # user:password
+
+    @property
+    def address(self) -> str:
+        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
+
+def proxy_for(host: str, environ: Mapping[str, str] | None = None) -> Proxy | None:
+    """Return the proxy that gRPC asks on its way to `host`; None if it asks none."""
+    environ = os.environ if environ is None else environ
+    variable = _first(environ)
+    if not variable or is_loopback(host) or exempted_by(host, environ):
+        return None
+    try:
+        parts = urlsplit(environ[variable])
+        host, port = parts.hostname or "", parts.port or _DEFAULT_PORT
+    except ValueError:
+        return None
+    if parts.scheme != "http" or not host:
+        return None
+    user = f"{parts.username}:{parts.password or ''}" if parts.username else ""
+    return Proxy(variable, host, port, unquote(user))
+
+
+def exempted_by(host: str, environ: Mapping[str, str]) -> str:
+    """Return the variable that exempts `host` from every proxy; empty if none does."""
+    for name in NO_PROXIES:
+        parts = [part.strip() for part in environ.get(name, "").split(",")]
+        if any(part and host.endswith(part) for part in parts):
+            return name
+    return ""
+
+
+def left_alone(host: str, environ: Mapping[str, str]) -> str:
+    """Say which variable names a proxy that gRPC does not use for `host`, and why; or nothing."""
+    if is_loopback(host) or exempted_by(host, environ) or proxy_for(host, environ):
+        return ""
+    if variable := _first(environ):
+        return f"{variable} is not used: gRPC wants it as http://host:port"
+    upper = next((name.upper() for name in PROXIES if environ.get(name.upper())), "")
+    return f"{upper} is not used: gRPC reads {upper.lower()}, in lower case" if upper else ""
+
+
+def _first(environ: Mapping[str, str]) -> str:
+    return next((name for name in PROXIES if environ.get(name)), "")

@@ -1,0 +1,203 @@
+"""A look before joining: what `ssfl check` asks, and noise to measure its wire with.
+
+Nothing of the run changes: no session, no member, nothing in the journal. The question is answered
+from the state that is published. Measuring is bounded in bytes, in seconds and in how many do it at
+once, since it takes a share of the wire from those who train.
+"""
+
+import asyncio
+import os
+import time
+from collections.abc import AsyncIterator, Callable
+from importlib.metadata import version
+
+from ssfl.method.strategies.contract import ClientId
+from ssfl.server import checks
+from ssfl.server.coding import is_coded
+from ssfl.server.desk import Desk
+from ssfl.server.errors import InvalidRequest, NoProgress, Refusal, TooManyChecks
+from ssfl.server.ledger import Direction
+from ssfl.server.limits import Bucket, Limits
+from ssfl.server.settings_message import settings_to_message
+from ssfl.v1 import coordinator_pb2 as pb
+
+MAX_NOISE_BYTES = 8 << 20  # each way
+MAX_NOISE_S = 3.0  # of the way down; a client keeps to it on the way up
+MAX_PIECE_BYTES = 64 << 10
+MAX_ECHOES = 64
+CALL_S = 60.0  # a whole check
+SILENCE_S = 20.0  # without a message
+OPEN_CHECKS = 16
+MEASURING = 2  # at once
+QUESTIONS, QUESTION_EVERY_S = 100, 0.1  # so many at once, then one every so often
+MEASUREMENTS, MEASUREMENT_EVERY_S = 20, 10.0
+
+
+class Preflight:
+    """Answers checks."""
+
+    def __init__(
+        self,
+        desk: Desk,
+        limits: Limits,
+        upload_slots: int,
+        reference_coding: str,
+        wall: Callable[[], float] = time.time,
+    ) -> None:
+        self._desk = desk
+        self._conductor = desk.conductor
+        self._clock = desk.conductor.clock
+        self._limits = limits
+        self._upload_slots = upload_slots
+        self._reference_coding = reference_coding
+        self._wall = wall
+        now_s = self._clock()
+        self._questions = Bucket(QUESTIONS, QUESTION_EVERY_S, now_s)
+        self._measurements = Bucket(MEASUREMENTS, MEASUREMENT_EVERY_S, now_s)
+        self._open = self._measuring = 0
+
+    async def answer(
+        self, requests: AsyncIterator[pb.CheckRequest], peer: str = ""
+    ) -> AsyncIterator[pb.CheckResponse]:
+        """Answer one check, message by message."""
+        wait_s = self._questions.take(self._clock())
+        if wait_s or self._open >= OPEN_CHECKS:
+            raise _too_many(max(1.0, wait_s))
+        self._open += 1
+        call = _Call(self._clock() + CALL_S)
+        try:
+            request = await self._next(requests, call)
+            if request is None or request.WhichOneof("part") != "question":
+                raise InvalidRequest("a check begins with its question")
+            call.client_id = checks.check_client_id(request.client_id)
+            yield self._down(pb.CheckResponse(answer=self._answer(request, peer)))
+            while (request := await self._next(requests, call)) is not None:
+                async for response in self._respond(request, call):
+                    yield self._down(response)
+        finally:
+            self._open -= 1
+            self._measuring -= call.measures
+
+    async def _next(
+        self, requests: AsyncIterator[pb.CheckRequest], call: "_Call"
+    ) -> pb.CheckRequest | None:
+        """Return the next message, booked; None at the end."""
+        left_s = min(SILENCE_S, call.ends_s - self._clock())
+        try:
+            request = await asyncio.wait_for(anext(requests), max(0.0, left_s))
+        except TimeoutError:
+            raise NoProgress(
+                f"a check ends after {CALL_S:g} s, or {SILENCE_S:g} s without a message"
+            ) from None
+        except StopAsyncIteration:
+            return None
+        self._desk.ledger.count("control", Direction.UP, request.ByteSize())
+        if call.client_id and request.client_id != call.client_id:
+            raise InvalidRequest("a check is of one client: its id goes into every message")
+        return request
+
+    async def _respond(
+        self, request: pb.CheckRequest, call: "_Call"
+    ) -> AsyncIterator[pb.CheckResponse]:
+        match request.WhichOneof("part"):
+            case "echo":
+                call.echoes += 1
+                if call.echoes > MAX_ECHOES:
+                    raise InvalidRequest(f"more than {MAX_ECHOES} echoes")
+                echo = pb.CheckEcho(number=request.echo.number, unix_time_s=self._wall())
+                yield pb.CheckResponse(echo=echo)
+            case "noise":
+                self._begin_measuring(call)
+                call.received += len(request.noise)
+                if not 0 < len(request.noise) <= MAX_PIECE_BYTES:
+                    raise InvalidRequest(f"noise of {len(request.noise)} bytes in one message")
+                if call.received > MAX_NOISE_BYTES:
+                    raise InvalidRequest(f"more than {MAX_NOISE_BYTES} bytes of noise")
+                received = pb.CheckReceived(num_bytes=call.received)
+                yield pb.CheckResponse(received=received)
+            case "download":
+                self._begin_measuring(call)
+                async for response in self._download(request.download.num_bytes, call):
+                    yield response
+            case _:
+                raise InvalidRequest("a check has one question, then echoes, noise and a download")
+
+    async def _download(self, num_bytes: int, call: "_Call") -> AsyncIterator[pb.CheckResponse]:
+        if call.downloaded or not 0 < num_bytes <= MAX_NOISE_BYTES:
+            raise InvalidRequest(f"a check has one download, of 1 to {MAX_NOISE_BYTES} bytes")
+        call.downloaded = True
+        sent, ends_s = 0, self._clock() + MAX_NOISE_S
+        while sent < num_bytes and self._clock() < ends_s:
+            piece = os.urandom(min(MAX_PIECE_BYTES, num_bytes - sent))
+            sent += len(piece)
+            yield pb.CheckResponse(noise=piece)
+        yield pb.CheckResponse(sent=pb.CheckSent(num_bytes=sent))
+
+    def _begin_measuring(self, call: "_Call") -> None:
+        """Take one of the places for a measurement, unless the call has it; TooManyChecks."""
+        if call.measures:
+            return
+        if self._measuring >= MEASURING:
+            raise _too_many(MAX_NOISE_S)
+        if wait_s := self._measurements.take(self._clock()):
+            raise _too_many(wait_s)
+        call.measures = True
+        self._measuring += 1
+
+    def _answer(self, request: pb.CheckRequest, peer: str) -> pb.CheckAnswer:
+        state, manifest = self._conductor.state, self._conductor.manifest
+        refusal = self._refusal(request)
+        return pb.CheckAnswer(
+            protocol_version=checks.PROTOCOL_VERSION,
+            software=version("ssfl"),
+            unix_time_s=self._wall(),
+            run_id=state.run_id,
+            phase=state.phase.value,
+            rounds_done=state.rounds_done,
+            num_clients=len(state.members),
+            refusal_reason=refusal.reason if refusal else "",
+            refusal=str(refusal) if refusal else "",
+            settings=settings_to_message(state.settings),
+            manifest=manifest.json if manifest else b"",
+            reference_coding=is_coded(peer, self._reference_coding),
+            upload_slots=self._upload_slots,
+        )
+
+    def _refusal(self, request: pb.CheckRequest) -> Refusal | None:
+        """Return what a Join of this client would be refused with; None if it would get in."""
+        question, state = request.question, self._conductor.state
+        join = pb.JoinRequest(
+            protocol_version=question.protocol_version,
+            client_id=request.client_id,
+            token=question.token,
+            num_samples=question.num_samples or 1,
+            encodings=checks.MUST_READ,
+            software=question.software,
+        )
+        alive = self._desk.sessions.alive(ClientId(request.client_id), self._clock())
+        try:
+            client = checks.check_join(join, state, alive=alive)
+            self._limits.check_room(client, state)
+        except Refusal as refusal:
+            return refusal
+        return None
+
+    def _down(self, response: pb.CheckResponse) -> pb.CheckResponse:
+        self._desk.ledger.count("control", Direction.DOWN, response.ByteSize())
+        return response
+
+
+class _Call:
+    """What one check has used up."""
+
+    def __init__(self, ends_s: float) -> None:
+        self.ends_s = ends_s
+        self.client_id = ""
+        self.echoes = self.received = 0
+        self.downloaded = self.measures = False
+
+
+def _too_many(wait_s: float) -> TooManyChecks:
+    return TooManyChecks(
+        f"other sites are being checked just now: try again in {max(1.0, wait_s):.0f} s"
+    )
