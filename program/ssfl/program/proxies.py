@@ -1,8 +1,8 @@
 """Which proxy gRPC goes through to reach a host: the variables, as gRPC itself reads them.
 
-gRPC knows lower-case names only and the first of them that is set, asks the proxy with CONNECT, wants
-its address as http://host:port, and compares the parts of `no_proxy` with the end of the host's
-name. Whatever else is set it leaves alone, and goes the direct way.
+gRPC knows lower-case names only and the first of them that is set, asks the proxy with CONNECT,
+wants its address as http://host:port, and compares the parts of `no_proxy` with the end of the
+host's name. Whatever else is set it leaves alone, and goes the direct way.
 """
 
 import os
