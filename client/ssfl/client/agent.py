@@ -40,8 +40,9 @@ from ssfl.client.download import Download, Downloads
 from ssfl.client.errors import Refused, Resync, Unavailable, reason_of, translate
 from ssfl.client.held_model import HeldModel
 from ssfl.client.local_state import Answer, LocalState
-from ssfl.client.messages import evaluation_message, read_settings, scoring, word
+from ssfl.client.messages import evaluation_message, scoring, word
 from ssfl.client.progress import Progress, StepOver
+from ssfl.client.run_settings import read_settings
 from ssfl.client.site import Site
 from ssfl.client.upload import send
 from ssfl.method.controls import client_random_mask

@@ -26,6 +26,7 @@ COMMANDS = (
     Command("prepare", "shards", "shards", "cut a data set into shards, one per client"),
     Command("prepare", "init", "init", "write the model a run begins with, for --init"),
     Command("prepare", "certs", "certs", "a test CA and certificates, for TLS"),
+    Command("prepare", "check", "check", "can this site take part? Tried without joining"),
     Command("prepare", "plan", "plan", "predict a run's bytes and transfer times"),
     Command("run", "start", "operate", "stop waiting for more clients and begin"),
     Command("run", "pause", "operate", "finish what is under way, then begin nothing new"),

@@ -144,10 +144,10 @@ def _sections(plans: list[RunPlan]) -> Iterator[tuple[str, Iterable[tuple[str, C
     yield (
         "whole run, messages",
         [
-            ("mean client, up", lambda plan: _expected(plan.total("up").message, n)),
-            ("mean client, down", lambda plan: _expected(plan.total("down").message, n)),
-            ("coordinator, in", lambda plan: _expected(plan.total("up").message)),
-            ("coordinator, out", lambda plan: _expected(plan.total("down").message)),
+            ("mean client, up", lambda plan: expected(plan.total("up").message, n)),
+            ("mean client, down", lambda plan: expected(plan.total("down").message, n)),
+            ("coordinator, in", lambda plan: expected(plan.total("up").message)),
+            ("coordinator, out", lambda plan: expected(plan.total("down").message)),
             (
                 "both, at most",
                 lambda plan: _most(plan.total("up").message + plan.total("down").message),
@@ -171,7 +171,7 @@ def _sections(plans: list[RunPlan]) -> Iterator[tuple[str, Iterable[tuple[str, C
 def _transfer_rows(
     name: str, transfer: Callable[[RunPlan], Transfer]
 ) -> Iterator[tuple[str, Cell]]:
-    yield name, lambda plan: _expected(transfer(plan).payload)
+    yield name, lambda plan: expected(transfer(plan).payload)
     yield "  at most", lambda plan: _most(transfer(plan).payload)
     yield "  framing", lambda plan: _framing(transfer(plan))
 
@@ -189,18 +189,18 @@ def _break_even(plan: RunPlan, dense: RunPlan) -> str:
     return "never" if rounds is None else f"in round {rounds}"
 
 
-def _expected(size: Size, among: int = 1) -> str:
+def expected(size: Size, among: int = 1) -> str:
     """Return "4.50 MB", or "3.30–3.80 MB" where it is a range."""
     if not size.most:
         return NONE
     unit, divisor = _unit(size.high / among)
-    low, high = (_short(one / among / divisor) for one in (size.low, size.high))
+    low, high = (short(one / among / divisor) for one in (size.low, size.high))
     return f"{high} {unit}" if low == high else f"{low}–{high} {unit}"
 
 
 def _most(size: Size) -> str:
     """Return the bound where it is worth telling beside the expectation."""
-    return NONE if size.most < 1.01 * size.high else _expected(Size.fixed(size.most))
+    return NONE if size.most < 1.01 * size.high else expected(Size.fixed(size.most))
 
 
 def _framing(transfer: Transfer) -> str:
@@ -220,11 +220,11 @@ def _time(plan: RunPlan, chosen: Callable[[Times], Seconds]) -> str:
     seconds = chosen(plan.times)
     if not seconds.most:
         return NONE
-    first, second = (_short(one) for one in (seconds.low, seconds.high))
+    first, second = (short(one) for one in (seconds.low, seconds.high))
     return f"{second} s" if first == second else f"{first}–{second} s"
 
 
-def _short(number: float) -> str:
+def short(number: float) -> str:
     """Return three digits, or all of those before the point."""
     if number >= 100:
         return f"{number:,.0f}"

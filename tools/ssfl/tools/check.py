@@ -1,0 +1,229 @@
+"""`ssfl check`: can this site take part? Tried before it joins, without joining."""
+
+import json
+import os
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from rich.console import Console
+
+from ssfl.client.access import Access, read_access
+from ssfl.client.config import ClientConfig, settings_elsewhere
+from ssfl.method.errors import ManifestError, SettingsError
+from ssfl.method.manifest import Manifest
+from ssfl.method.settings import RunSettings, setting
+from ssfl.program import settings
+from ssfl.program.exits import ExitCode, ProgramError
+from ssfl.tools.check_coordinator import Talk, check_coordinator
+from ssfl.tools.check_disk import check_disk
+from ssfl.tools.check_forecast import Forecast, Terms, forecasts
+from ssfl.tools.check_network import Way, check_way
+from ssfl.tools.check_site import SiteCheck
+from ssfl.tools.check_steps import Advice, Found, Steps, Who, Wrong
+from ssfl.tools.check_view import (
+    Screen,
+    document,
+    forecast_notes,
+    forecast_table,
+    role_table,
+    tensor_table,
+    verdict_text,
+)
+from ssfl.tools.check_wire import TOKEN_BYTES, Question
+from ssfl.tools.terminal import console
+
+DESCRIPTION = (
+    "Finds out whether a site can take part, before it does: the way to the coordinator, what the "
+    "coordinator says of this client, and the site's own task, shard and model, on one batch. It "
+    "joins nothing and disturbs no run. Each failure says who must fix what. Give it the flags of "
+    "ssfl-client: without --coordinator only the site is checked, without --data only the way."
+)
+EXAMPLE = (
+    "For example: ssfl check --task my_task.py --data shard_00 --coordinator fl.example.org:50051 "
+    "--tls-ca ca.pem"
+)
+NOBODY = "ssfl-check"  # a client id to ask with, if neither --data nor --client-id gives one
+
+
+@dataclass(frozen=True, slots=True)
+class CheckConfig(ClientConfig):
+    """The settings of the client that is to be checked, by the same names."""
+
+    coordinator: str = setting("", "host:port of the coordinator; left out: only the site")
+    json: bool = setting(False, "answer as JSON, in bytes and seconds")
+
+    def validate(self) -> None:
+        """Raise SettingsError naming the flag at fault."""
+        if not (self.data or self.coordinator):
+            raise SettingsError(
+                "what is to be checked? --coordinator host:port, --data shard_00, or both"
+            )
+        whole = replace(
+            self, data=self.data or "shard", coordinator=self.coordinator or "localhost:1"
+        )
+        ClientConfig.validate(whole)  # which wants both
+
+    @property
+    def name(self) -> str:
+        """The client's id, as ssfl-client would choose it."""
+        if self.client_id or not self.data:
+            return self.client_id or NOBODY
+        name = Path(self.data).name.removesuffix(".npz")
+        return name if re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}", name) else NOBODY
+
+
+@dataclass
+class Checked:
+    """All that a check has found."""
+
+    steps: Steps
+    talk: Talk | None = None
+    settings: RunSettings | None = None  # of the run; None: not known
+    site: SiteCheck | None = None
+
+    def forecasts(self) -> list[Forecast]:
+        """Return what a round costs; nothing where the model is not known."""
+        manifest = self.manifest()
+        if manifest is None:
+            return []
+        answer = self.talk.answer if self.talk else None
+        terms = Terms()
+        if answer:
+            terms = Terms(answer.reference_coding, answer.upload_slots, answer.num_clients + 1)
+        return forecasts(
+            manifest,
+            self.settings or RunSettings(),
+            terms,
+            self.talk.link if self.talk else None,
+            self.site.pace if self.site else None,
+            is_run=self.settings is not None,
+        )
+
+    def manifest(self) -> Manifest | None:
+        """Return the model that this site builds; where no shard is checked, the run's."""
+        return self.site.manifest if self.site else self.run_manifest()
+
+    def run_manifest(self) -> Manifest | None:
+        """Return the run's model, if it is known and can be read."""
+        answer = self.talk.answer if self.talk else None
+        if answer is None or not answer.manifest:
+            return None
+        try:
+            return Manifest.from_json(answer.manifest)
+        except ManifestError:
+            return None
+
+
+def check(argv: Sequence[str]) -> int:
+    """Run the command."""
+    config = settings.load(
+        CheckConfig, argv, os.environ, "ssfl check", DESCRIPTION, EXAMPLE, settings_elsewhere()
+    )
+    if config.json:
+        checked = run_check(config, Steps())
+        print(json.dumps(_document(checked), indent=1))
+        return int(checked.steps.exit_code)
+    shown = console()
+    screen = Screen(shown)
+    checked = run_check(config, Steps(screen.begin, screen.done))
+    _show(checked, shown)
+    return int(checked.steps.exit_code)
+
+
+def run_check(config: CheckConfig, steps: Steps) -> Checked:
+    """Do all steps that the settings ask for."""
+    checked = Checked(steps)
+    if config.coordinator:
+        access = _check_files(config, steps)
+        check_way(steps, Way(config.coordinator, access.tls if access else None))
+        question = Question(config.name, _token(config))
+        checked.talk = check_coordinator(steps, access, question)
+        steps.run("settings", lambda: _settings(checked), ["call"])
+    if config.data:
+        run = checked.settings
+        known = checked.run_manifest()
+        checked.site = SiteCheck(
+            config, config.name, run or RunSettings(), known, is_run=run is not None
+        )
+        checked.site.check(steps)
+        check_disk(steps, config, run or RunSettings(), checked.site.manifest)
+    return checked
+
+
+def _check_files(config: CheckConfig, steps: Steps) -> Access | None:
+    """Read certificates and token; None if they will not do."""
+    steps.part = "network"
+
+    def read() -> Found[Access]:
+        try:
+            access = read_access(config)
+        except ProgramError as error:
+            text, _, what = str(error).rpartition(": ")
+            advice = Advice(Who.MACHINE, what)
+            raise Wrong(text or what, advice, ExitCode.USAGE) from error
+        held = [f"CA {config.tls_ca}"] if access.tls else ["no TLS"]
+        held += [f"certificate of {access.tls.pair.name}"] if access.tls and access.tls.pair else []
+        held += ["join token"] if access.token else []
+        return Found(access, ", ".join(held))
+
+    return steps.run("files", read)
+
+
+def _token(config: CheckConfig) -> bytes:
+    """Return the token that an earlier start of this client left; none is made."""
+    try:
+        token = (config.state_dir / config.name / "token").read_bytes()
+    except OSError:
+        return b""
+    return token if len(token) == TOKEN_BYTES else b""
+
+
+def _settings(checked: Checked) -> Found[None]:
+    """Read the run's settings as a client does."""
+    from ssfl.client.errors import Refused
+    from ssfl.client.run_settings import read_settings
+
+    answer = checked.talk.answer if checked.talk else None
+    assert answer is not None
+    try:
+        run = checked.settings = read_settings(answer.settings)
+    except Refused as error:
+        raise Wrong(
+            str(error),
+            Advice(Who.MACHINE, f"install ssfl {answer.software}, as the coordinator has"),
+            ExitCode.REFUSED,
+        ) from error
+    steps = f"{run.local_steps} local steps" if run.local_steps else f"{run.local_epochs} epochs"
+    kept = run.bytes_per_round or run.sparsity_schedule or run.sparsity
+    mask = f"{kept} sparse" if run.strategy == "ssfl" else "dense"
+    return Found(
+        None,
+        f"{run.model}, {mask}, {run.rounds} rounds of {steps}, batches of {run.batch_size}",
+    )
+
+
+def _show(checked: Checked, shown: Console) -> None:
+    """Print what the steps have led to."""
+    if manifest := checked.manifest():
+        shown.print()
+        shown.print(tensor_table(manifest))
+        shown.print(role_table(manifest))
+    if told := checked.forecasts():
+        shown.print()
+        shown.print(forecast_table(told, shown.width))
+        link = checked.talk.link if checked.talk else None
+        shown.print(forecast_notes(told, link, checked.site.pace if checked.site else None))
+    shown.print()
+    shown.print(verdict_text(checked.steps))
+
+
+def _document(checked: Checked) -> dict[str, object]:
+    return document(
+        checked.steps,
+        checked.manifest(),
+        checked.forecasts(),
+        checked.talk.link if checked.talk else None,
+        checked.site.pace if checked.site else None,
+    )

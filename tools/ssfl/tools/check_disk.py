@@ -1,0 +1,90 @@
+"""Room on disk: what a client keeps while it takes part, and what it keeps for good."""
+
+import os
+import shutil
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+from ssfl.client.config import ClientConfig
+from ssfl.codec import blocks, reference, scores, values_only
+from ssfl.datasets.words import size
+from ssfl.method.manifest import Manifest
+from ssfl.method.settings import RunSettings
+from ssfl.program.exits import ExitCode
+from ssfl.tools.check_steps import Advice, Found, Steps, Who, Wrong
+from ssfl.tools.plan_masks import planned_masks
+
+SPARE = 2  # so many times what is needed is comfortable
+RESIDUALS = 3  # files of a lossy run: the one in use, the one before, the one to come
+
+Free = Callable[[Path], int]
+
+
+def free_bytes(folder: Path) -> int:
+    """Return what this user may still write where a folder is, or will be."""
+    return shutil.disk_usage(folder).free
+
+
+def check_disk(
+    steps: Steps,
+    config: ClientConfig,
+    settings: RunSettings,
+    manifest: Manifest | None,
+    free: Free = free_bytes,
+) -> None:
+    """Compare the free bytes of both folders with what is needed."""
+    steps.part = "site"
+    needed: tuple[int | None, int | None] = (None, None)
+    if manifest:
+        needed = state_bytes(manifest, settings), output_bytes(manifest, settings)
+    steps.run("state disk", partial(_room, "--state-dir", config.state_dir, needed[0], free))
+    steps.run("output disk", partial(_room, "--out-dir", config.out_dir, needed[1], free))
+
+
+def state_bytes(manifest: Manifest, settings: RunSettings) -> int:
+    """Return the most a client's state takes: an unsent answer, and what lossy updates lost."""
+    count = max_travelling(manifest, settings)
+    update = blocks.max_encoded_bytes(reference.CODE, count)
+    compact = scores.max_encoded_bytes(manifest.num_masked)
+    report = max(values_only.encoded_bytes(manifest.num_masked), compact)
+    residuals = RESIDUALS if settings.value_type != "float32" else 0
+    return max(update, report) + residuals * values_only.encoded_bytes(count)
+
+
+def output_bytes(manifest: Manifest, settings: RunSettings) -> int:
+    """Return what the final model takes, with the site's own one if the run makes one."""
+    whole, kept = manifest.size, max_travelling(manifest, settings)
+    one = values_only.encoded_bytes(whole) + values_only.encoded_bytes(kept)
+    one += 2 * -(-manifest.num_masked // 8) + 3 * len(manifest.json)
+    return one * (2 if settings.personalize_epochs else 1)
+
+
+def max_travelling(manifest: Manifest, settings: RunSettings) -> int:
+    """Return the values of the largest update of a run."""
+    kept = max(mask.num_kept for mask in planned_masks(manifest, settings))
+    return kept + manifest.num_unmasked
+
+
+def _room(flag: str, folder: Path, needed: int | None, free: Free) -> Found[None]:
+    there = _nearest(folder)
+    if not os.access(there, os.W_OK):
+        raise Wrong(
+            f"{flag} {folder}: {there} cannot be written",
+            Advice(Who.MACHINE, f"let this user write there, or choose another with {flag}"),
+            ExitCode.STATE,
+        )
+    left = free(there)
+    if needed is None:
+        return Found(None, f"{size(left)} free in {folder} (the model is not known)")
+    text = f"{size(left)} free in {folder}, {size(needed)} needed"
+    advice = Advice(Who.MACHINE, f"make room, or choose another disk with {flag}")
+    if left < needed:
+        raise Wrong(text, advice, ExitCode.STATE)
+    return Found(None, text, advice if left < SPARE * needed else None)
+
+
+def _nearest(folder: Path) -> Path:
+    """Return the folder, or the closest one above it that exists."""
+    here = folder.absolute()
+    return next(one for one in (here, *here.parents) if one.is_dir())

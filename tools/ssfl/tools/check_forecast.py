@@ -1,0 +1,118 @@
+"""What a round will cost this site: bytes by sparsity, and seconds from what was measured."""
+
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+from ssfl.method.errors import DensityError
+from ssfl.method.manifest import Manifest
+from ssfl.method.settings import RunSettings
+from ssfl.tools.check_site import Pace
+from ssfl.tools.plan_link import Link
+from ssfl.tools.plan_result import RunPlan, Seconds
+from ssfl.tools.plan_run import plan_run
+from ssfl.tools.plan_sizes import Size
+
+SPARSITIES = ("0.5", "0.9", "0.95")
+FEWEST = 2  # clients, where the run does not say how many
+
+
+@dataclass(frozen=True, slots=True)
+class Forecast:
+    """One round of this site at one sparsity; seconds are None where nothing was measured."""
+
+    sparsity: str  # "dense" for a run without a mask
+    is_run: bool  # the run's own
+    num_kept: int
+    up: Size  # message bytes
+    down: Size
+    download: Seconds | None
+    work_s: float | None
+    upload: Seconds | None
+    scores: Size  # message bytes, once before training: up
+    mask: Size  # likewise, down
+
+    @property
+    def round(self) -> Seconds | None:
+        """Download, work and upload, one after the other."""
+        if self.download is None or self.upload is None or self.work_s is None:
+            return None
+        work = Seconds(self.work_s, self.work_s, self.work_s)
+        return self.download + work + self.upload
+
+    def document(self) -> dict[str, Any]:
+        """Return it as plain types."""
+        return {**asdict(self), "round": asdict(self.round) if self.round else None}
+
+
+@dataclass(frozen=True, slots=True)
+class Terms:
+    """What a coordinator tells of its ways, beside the run's settings."""
+
+    reference_coding: bool = True
+    upload_slots: int = 8
+    num_clients: int = FEWEST  # joined so far
+
+
+def forecasts(
+    manifest: Manifest,
+    settings: RunSettings,
+    terms: Terms,
+    link: Link | None,
+    pace: Pace | None,
+    *,
+    is_run: bool,
+) -> list[Forecast]:
+    """Return a forecast for each sparsity worth knowing, and for the run's own."""
+    clients = settings.clients or max(FEWEST, terms.num_clients)
+    run = replace(settings, clients=clients, clients_per_round=0, client_fraction=0.0)
+    found = []
+    for sparsity in SPARSITIES:
+        if is_run and _name(run) == sparsity:
+            continue
+        try:
+            found.append(_forecast(manifest, _at(run, sparsity), terms, link, pace, is_run=False))
+        except DensityError:  # a tiny model keeps nothing at it
+            continue
+    if is_run:
+        found.append(_forecast(manifest, run, terms, link, pace, is_run=True))
+    return sorted(found, key=lambda one: -one.num_kept)
+
+
+def _at(run: RunSettings, sparsity: str) -> RunSettings:
+    return replace(
+        run, strategy="ssfl", sparsity=sparsity, bytes_per_round="", sparsity_schedule="",
+        warmup_rounds=0, refresh_rounds="", refresh_every=0,
+    )  # fmt: skip
+
+
+def _name(run: RunSettings) -> str:
+    if run.strategy != "ssfl":
+        return "dense"
+    return run.bytes_per_round or run.sparsity_schedule or run.sparsity
+
+
+def _forecast(
+    manifest: Manifest,
+    run: RunSettings,
+    terms: Terms,
+    link: Link | None,
+    pace: Pace | None,
+    *,
+    is_run: bool,
+) -> Forecast:
+    plan: RunPlan = plan_run(
+        manifest, run, terms.upload_slots, reference_coding=terms.reference_coding, link=link
+    )
+    times = plan.times
+    return Forecast(
+        _name(run),
+        is_run,
+        plan.num_kept,
+        plan.update.message,
+        plan.base.message,
+        times.base if times else None,
+        pace.round_s if pace else None,
+        times.update if times else None,
+        plan.scores.message,
+        plan.mask.message,
+    )

@@ -1,0 +1,161 @@
+"""The steps of a check: each finds one thing out, and what is wrong has somebody who can mend it.
+
+A step that fails never ends the check. Those that cannot be tried without it are skipped; all
+others are tried all the same. Warnings that our modules log meanwhile become part of the step.
+"""
+
+import logging
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Generic, TypeVar
+
+from ssfl.program.exits import ExitCode
+
+Value = TypeVar("Value")
+
+
+class Verdict(StrEnum):
+    """How a step ended."""
+
+    OK = "ok"
+    WARNING = "warning"
+    FAILED = "FAILED"
+    SKIPPED = "skipped"
+
+
+class Who(StrEnum):
+    """Who can mend what is wrong."""
+
+    NETWORK = "this site's network people"
+    DATA = "this site's data people"
+    MACHINE = "whoever set up this machine"
+    OPERATOR = "whoever runs the coordinator"
+    AUTHOR = "whoever wrote the task"
+    YOU = "you"
+
+
+@dataclass(frozen=True, slots=True)
+class Advice:
+    """Who is to do what."""
+
+    who: Who
+    what: str
+
+
+@dataclass(frozen=True, slots=True)
+class Found(Generic[Value]):
+    """What a step found out; with advice it is a warning."""
+
+    value: Value
+    text: str
+    advice: Advice | None = None
+
+
+class Wrong(Exception):
+    """What a step found wrong, and who is to do what about it."""
+
+    def __init__(self, text: str, advice: Advice, exit_code: ExitCode) -> None:
+        super().__init__(text)
+        self.advice, self.exit_code = advice, exit_code
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One line of a check."""
+
+    part: str  # "network", "coordinator" or "site"
+    name: str
+    verdict: Verdict
+    text: str
+    advice: Advice | None = None
+    seconds: float = 0.0
+    exit_code: ExitCode = ExitCode.DONE
+
+
+class Steps:
+    """Runs steps one after the other; `begin` and `done` show them."""
+
+    def __init__(
+        self,
+        begin: Callable[[str], None] = lambda _name: None,
+        done: Callable[[Step], None] = lambda _step: None,
+    ) -> None:
+        self._begin, self._done = begin, done
+        self.all: list[Step] = []
+        self.part = ""  # of the steps to come
+
+    def run(
+        self, name: str, body: Callable[[], Found[Value]], needs: Sequence[str] = ()
+    ) -> Value | None:
+        """Return what a step found; None if it failed, or one that it needs did not pass."""
+        if missing := [one for one in needs if not self.passed(one)]:
+            self.skip(name, f"needs: {missing[0]}")
+            return None
+        self._begin(name)
+        began_s = time.monotonic()
+        with _heard() as warnings:
+            try:
+                found = body()
+            except Wrong as wrong:
+                self._add(name, Verdict.FAILED, str(wrong), wrong.advice, began_s, wrong.exit_code)
+                return None
+        advice = found.advice
+        if warnings and advice is None:
+            advice = Advice(Who.MACHINE, "; ".join(warnings))
+        self._add(name, Verdict.WARNING if advice else Verdict.OK, found.text, advice, began_s)
+        return found.value
+
+    def skip(self, name: str, why: str) -> None:
+        """Say that a step is not tried."""
+        self._add(name, Verdict.SKIPPED, why)
+
+    def passed(self, name: str) -> bool:
+        """Tell whether a step was tried and is not wrong."""
+        good = (Verdict.OK, Verdict.WARNING)
+        return any(step.name == name and step.verdict in good for step in self.all)
+
+    def of(self, verdict: Verdict) -> list[Step]:
+        return [step for step in self.all if step.verdict is verdict]
+
+    @property
+    def exit_code(self) -> ExitCode:
+        """The code of the first failure."""
+        failed = self.of(Verdict.FAILED)
+        return failed[0].exit_code if failed else ExitCode.DONE
+
+    def _add(
+        self,
+        name: str,
+        verdict: Verdict,
+        text: str,
+        advice: Advice | None = None,
+        began_s: float | None = None,
+        exit_code: ExitCode = ExitCode.DONE,
+    ) -> None:
+        seconds = 0.0 if began_s is None else time.monotonic() - began_s
+        step = Step(self.part, name, verdict, text, advice, seconds, exit_code)
+        self.all.append(step)
+        self._done(step)
+
+
+@contextmanager
+def _heard() -> Iterator[list[str]]:
+    """Collect what is logged as a warning inside, instead of letting it be printed."""
+    told: list[str] = []
+
+    class Listener(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            told.append(record.getMessage())
+
+    ours, listener = logging.getLogger("ssfl"), Listener(logging.WARNING)
+    before = ours.propagate
+    ours.addHandler(listener)
+    ours.propagate = False
+    try:
+        yield told
+    finally:
+        ours.removeHandler(listener)
+        ours.propagate = before
