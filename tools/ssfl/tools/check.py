@@ -160,9 +160,8 @@ def _check_files(config: CheckConfig, steps: Steps) -> Access | None:
         try:
             access = read_access(config)
         except ProgramError as error:
-            text, _, what = str(error).rpartition(": ")
-            advice = Advice(Who.MACHINE, what)
-            raise Wrong(text or what, advice, ExitCode.USAGE) from error
+            advice = Advice(Who.MACHINE, "mend this flag or file: a client would end here, too")
+            raise Wrong(str(error), advice, ExitCode.USAGE) from error
         held = [f"CA {config.tls_ca}"] if access.tls else ["no TLS"]
         held += [f"certificate of {access.tls.pair.name}"] if access.tls and access.tls.pair else []
         held += ["join token"] if access.token else []

@@ -128,7 +128,9 @@ class Talk:
     def clock(self) -> Found[None]:
         assert self._access is not None
         ahead_s = self._told.ahead_s
-        text = f"{abs(ahead_s):.2f} s {'behind' if ahead_s > 0 else 'ahead of'} the coordinator's"
+        if abs(ahead_s) < 1:
+            return Found(None, f"agrees with the coordinator's ({abs(ahead_s):.2f} s apart)")
+        text = f"{abs(ahead_s):.0f} s {'behind' if ahead_s > 0 else 'ahead of'} the coordinator's"
         if abs(ahead_s) <= SKEW_WARNS_S:
             return Found(None, text)
         advice = Advice(

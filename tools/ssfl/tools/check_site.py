@@ -80,11 +80,14 @@ class SiteCheck:
     def check(self, steps: Steps) -> None:
         """Try everything that a client does, once."""
         steps.part = "site"
-        device = steps.run("torch", self._torch)
+        steps.run("torch", self._torch)
+        device = steps.run("device", self._device, ["torch"])
         task = steps.run("task", self._task, ["torch"])
         shard = self.shard = steps.run("shard", lambda: self._shard(_there(task)), ["task"])
         model = steps.run(
-            "model", lambda: self._model(_there(task), _there(shard), _there(device)), ["shard"]
+            "model",
+            lambda: self._model(_there(task), _there(shard), _there(device)),
+            ["device", "shard"],
         )
         self.manifest = model.manifest if model else None
         if self._run_manifest:
@@ -101,16 +104,21 @@ class SiteCheck:
         )
         steps.run("memory", lambda: _memory(_there(device)), ["train"])
 
-    def _torch(self) -> "Found[torch.device]":
+    def _torch(self) -> Found[None]:
         if find_spec("torch") is None:
             raise Wrong(
                 "torch is not installed",
                 Advice(Who.MACHINE, "pip install 'ssfl[client]'"),
                 ExitCode.BAD_DATA,
             )
+        import torch
+
+        return Found(None, f"torch {torch.__version__}")
+
+    def _device(self) -> "Found[torch.device]":
         from ssfl.learning.device import choose_device, fingerprint, prepare_torch
 
-        with self._explained(Who.MACHINE, "choose another --device or --threads"):
+        with self._explained(Who.MACHINE, "choose another --device"):
             prepare_torch(self._config.threads)
             device = choose_device(self._config.device)
         return Found(device, f"{device.type}: {fingerprint(device)}")
@@ -146,11 +154,13 @@ class SiteCheck:
         self, task: "LoadedTask", shard: Shard, device: "torch.device"
     ) -> "Found[SiteModel]":
         from ssfl.client.site import SiteModel
+        from ssfl.learning.load_task import BUILT_IN
 
-        whose = self._config.task in ("image", "table")
-        who = Who.OPERATOR if whose else Who.AUTHOR
+        who, what = Who.AUTHOR, "mend the task: it builds no model for this shard"
+        if task.name in BUILT_IN:
+            who, what = Who.OPERATOR, "choose a --model that fits data of this shape"
         with (
-            self._explained(who, "make model and data fit (--model at the coordinator, --task)"),
+            self._explained(who, what),
             self._working(device),
         ):
             model = SiteModel.build(task, shard, self._settings, device, self._run_manifest)
@@ -177,13 +187,16 @@ class SiteCheck:
 
     def _score(self, task: "LoadedTask", shard: Shard, model: "SiteModel") -> "Found[Mask]":
         from ssfl.learning.first_batch import try_first_batch
+        from ssfl.learning.load_task import BUILT_IN
         from ssfl.learning.saliency import score_locally
         from ssfl.method.mask import top_k
 
         network, manifest, settings = model.network, model.manifest, self._settings
-        who = Who.DATA if task.name in ("image", "table") else Who.AUTHOR
+        who, what = Who.AUTHOR, "mend the task: it fails on this site's first batch"
+        if task.name in BUILT_IN:
+            who, what = Who.DATA, "look at the samples and labels of the first batch"
         device = next(network.parameters()).device
-        with self._explained(who, "mend what the first batch fails with"), self._working(device):
+        with self._explained(who, what), self._working(device):
             try_first_batch(network, task, shard, settings.batch_size)
             began_s = time.monotonic()
             scores = score_locally(network, manifest, task, shard, settings, self._client_id)
@@ -232,9 +245,12 @@ class SiteCheck:
         try:
             yield
         except DeviceError as error:
-            text, _, mend = str(error).rpartition(": ")
-            advice = Advice(Who.MACHINE, mend)
-            raise Wrong(text or mend, advice, ExitCode.BAD_DATA) from error
+            text, _, mend = str(error).partition(": try ")
+            text = text.partition("; --device")[0]
+            advice = Advice(
+                Who.MACHINE, f"try {mend}" if mend else "mend that, or try --device cpu"
+            )
+            raise Wrong(text, advice, ExitCode.BAD_DATA) from error
         except (DataError, LearningError, MethodError) as error:
             raise Wrong(str(error), Advice(who, what), ExitCode.BAD_DATA) from error
 

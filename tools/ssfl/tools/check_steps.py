@@ -92,7 +92,7 @@ class Steps:
     ) -> Value | None:
         """Return what a step found; None if it failed, or one that it needs did not pass."""
         if missing := [one for one in needs if not self.passed(one)]:
-            self.skip(name, f"needs: {missing[0]}")
+            self.skip(name, self._because(missing[0]))
             return None
         self._begin(name)
         began_s = time.monotonic()
@@ -116,6 +116,11 @@ class Steps:
         """Tell whether a step was tried and is not wrong."""
         good = (Verdict.OK, Verdict.WARNING)
         return any(step.name == name and step.verdict in good for step in self.all)
+
+    def _because(self, name: str) -> str:
+        """Say which failure hides a step: not the one before it, but the first of all."""
+        (step,) = (one for one in self.all if one.name == name)
+        return f"because {name} failed" if step.verdict is Verdict.FAILED else step.text
 
     def of(self, verdict: Verdict) -> list[Step]:
         return [step for step in self.all if step.verdict is verdict]

@@ -127,39 +127,43 @@ def totals(manifest: Manifest) -> dict[str, tuple[int, int]]:
 
 
 def forecast_table(forecasts: list[Forecast], width: int) -> Table:
-    """Return bytes and seconds of a round, a row per sparsity."""
+    """Return bytes and seconds of a round, a row per sparsity; no column without an entry."""
+    cells: dict[str, list[str]] = {
+        "kept": [f"{one.num_kept:,}" if width >= WIDE else NONE for one in forecasts],
+        "up": [expected(one.up) for one in forecasts],
+        "down": [expected(one.down) for one in forecasts],
+        "download": [_time(one.download) for one in forecasts],
+        "work": [NONE if one.work_s is None else seconds_told(one.work_s) for one in forecasts],
+        "upload": [_time(one.upload) for one in forecasts],
+        "round": [_time(one.round) for one in forecasts],
+    }
+    shown = {name: column for name, column in cells.items() if set(column) != {NONE}}
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
-    table.add_column("each round")
-    names = ["kept"] if width >= WIDE else []
-    for name in (*names, "up", "down", "download", "work", "upload", "round"):
-        table.add_column(name, justify="right")
-    for one in forecasts:
-        kept = [f"{one.num_kept:,}"] if names else []
-        table.add_row(
-            _sparsity(one), *kept, expected(one.up), expected(one.down), _time(one.download),
-            NONE if one.work_s is None else seconds_told(one.work_s), _time(one.upload),
-            _time(one.round), style="bold" if one.is_run else "",
-        )  # fmt: skip
+    table.add_column("sparsity", no_wrap=True)
+    for name in shown:
+        table.add_column(name, justify="right", no_wrap=True)
+    for one, row in zip(forecasts, zip(*shown.values(), strict=True), strict=True):
+        table.add_row(_sparsity(one), *row, style="bold" if one.is_run else "")
     return table
 
 
 def forecast_notes(forecasts: list[Forecast], link: Link | None, pace: Pace | None) -> str:
     """Return what a reader of the table has to know."""
     own = next((one for one in forecasts if one.is_run), forecasts[0])
-    once = ""
+    each, once = "One round of this site, at most as it is expected.", ""
     if own.scores.most:
-        at = "once" if own.is_run else f"once, at {_sparsity(own)}"
-        once = f"Before training, {at}: scores {expected(own.scores)} up"
+        at = "" if own.is_run else f", at {_sparsity(own)}"
+        once = f"Once before training{at}: scores {expected(own.scores)} up"
         once += f", mask {expected(own.mask)} down. " if own.mask.most else ". "
     if link is None:
-        return once + "Without a measured link there are no transfer times."
+        return f"{each} {once}Without a measured link there are no transfer times."
     if pace is None:
-        return once + "Without a trained batch there is no time of work."
+        return f"{each} {once}Without a trained batch there is no time of work."
     return (
-        f"{once}Times are at most what is expected: a round is download + work ({pace.num_steps:,} "
-        f"steps of {seconds_told(pace.step_s)}, 2 tests of {seconds_told(pace.test_s)}) + upload, "
-        "if nobody has to be waited for."
-    )
+        f"{each} It takes download + work ({pace.num_steps:,} steps of "
+        f"{seconds_told(pace.step_s)}, 2 tests of {seconds_told(pace.test_s)}) + upload, if nobody "
+        f"has to be waited for. {once}"
+    ).rstrip()
 
 
 def verdict_text(steps: Steps) -> Text:
@@ -222,8 +226,7 @@ def _sparsity(one: Forecast) -> str:
         name = f"{100 * float(one.sparsity):g} %"
     except ValueError:
         name = one.sparsity
-    sparse = "" if name == "dense" else " sparse"
-    return f"{name}{sparse}, this run" if one.is_run else f"{name}{sparse}"
+    return f"{name}, this run" if one.is_run else name
 
 
 def _time(seconds: Seconds | None) -> str:

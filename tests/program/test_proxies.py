@@ -1,0 +1,45 @@
+"""Which proxy gRPC asks: schemes, ports and names as it was seen to read them."""
+
+import pytest
+
+from ssfl.program.proxies import Proxy, exempted_by, left_alone, proxy_for
+
+HOST = "fl.example.org"
+
+
+@pytest.mark.parametrize(
+    ("environ", "expected"),
+    [
+        ({}, None),
+        ({"https_proxy": "http://p:3128"}, Proxy("https_proxy", "p", 3128)),
+        ({"http_proxy": "http://p"}, Proxy("http_proxy", "p", 443)),
+        ({"grpc_proxy": "http://g:1", "https_proxy": "http://p:2"}, Proxy("grpc_proxy", "g", 1)),
+        ({"https_proxy": "http://ann:s%40@p:3"}, Proxy("https_proxy", "p", 3, "ann:s@")),
+        ({"https_proxy": "https://p:3128"}, None),
+        ({"https_proxy": "p:3128"}, None),
+        ({"https_proxy": "http://p:port"}, None),
+        ({"HTTPS_PROXY": "http://p:3128"}, None),
+        ({"https_proxy": "http://p:1", "no_proxy": "other.org, example.org"}, None),
+        ({"https_proxy": "http://p:1", "no_grpc_proxy": HOST}, None),
+    ],
+)
+def test_the_variables_are_read_as_grpc_reads_them(
+    environ: dict[str, str], expected: Proxy | None
+) -> None:
+    assert proxy_for(HOST, environ) == expected
+
+
+def test_this_machine_is_never_behind_a_proxy() -> None:
+    assert proxy_for("localhost", {"https_proxy": "http://p:1"}) is None
+
+
+def test_a_proxy_that_is_not_used_is_told_with_the_reason() -> None:
+    assert "https_proxy is not used" in left_alone(HOST, {"https_proxy": "p:3128"})
+    assert "reads https_proxy, in lower case" in left_alone(HOST, {"HTTPS_PROXY": "http://p:1"})
+    assert left_alone(HOST, {"https_proxy": "http://p:1"}) == ""
+    assert left_alone(HOST, {"https_proxy": "p", "no_proxy": HOST}) == ""
+    assert exempted_by(HOST, {"no_proxy": "org"}) == "no_proxy"
+
+
+def test_an_ipv6_address_has_brackets() -> None:
+    assert Proxy("grpc_proxy", "::1", 80).address == "[::1]:80"

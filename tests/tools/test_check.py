@@ -1,0 +1,170 @@
+"""`ssfl check` as a command: what it prints, its JSON, its exit codes."""
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from ssfl.datasets.shards import write_shard
+from ssfl.method.manifest import Init, Manifest, Role, TensorSpec
+from ssfl.program.exits import ExitCode
+from ssfl.tools import check_wire
+from ssfl.tools import main as tools
+from ssfl.tools.check_steps import Advice, Found, Step, Steps, Verdict, Who, Wrong
+from ssfl.tools.check_view import step_text, verdict_text
+from tools.check_scene import small, with_coordinator
+
+NOWHERE = "127.0.0.1:9"
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder to stand in, with a shard."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(check_wire, "NOISE_BYTES", 1 << 16)
+    Path("shards").mkdir()
+    write_shard(Path("shards/shard_00.npz"), small())
+    return tmp_path
+
+
+def test_everything_is_printed_and_the_verdict_last(
+    here: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+
+    def body(address: str) -> None:
+        assert tools.main(["check", "--data", "shard_00", "--coordinator", address]) == 0
+
+    with_coordinator(here / "run", body)
+    shown = capsys.readouterr().out
+    lines = shown.splitlines()
+    assert max(map(len, lines)) <= 80
+    assert lines[-1] == "check passed: nothing is in the way"
+    parts = [line for line in lines if line in ("network", "coordinator", "site")]
+    assert parts == ["network", "coordinator", "site"]
+    assert re.search(r"^  ok       bandwidth    .* up, .* down, round trip", shown, re.MULTILINE)
+    assert re.search(r"conv2.weight +32x16x3x3 +masked +4,608", shown)
+    for row in ("50 %, this run", "90 %", "95 %"):
+        assert re.search(rf"^{row} +\S+ [kM]?B .*ms", shown, re.MULTILINE), row
+    assert "It takes download + work (15 steps of" in " ".join(shown.split())
+
+
+def test_json_is_one_object_with_every_tensor(
+    here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+
+    def body(address: str) -> None:
+        flags = ["--data", "shard_00", "--coordinator", address, "--json"]
+        assert tools.main(["check", *flags]) == ExitCode.DONE
+
+    with_coordinator(here / "run", body)
+    told = json.loads(capsys.readouterr().out)
+    assert (told["passed"], told["exit_code"]) == (True, 0)
+    assert {step["verdict"] for step in told["steps"]} <= {"ok", "warning", "skipped"}
+    assert sum(one["values"] for one in told["tensors"]) == 22_602
+    assert told["totals"]["masked"] == {"tensors": 4, "values": 22_416}
+    assert [one["sparsity"] for one in told["rounds"]] == ["0.5", "0.9", "0.95"]
+    own = told["rounds"][0]
+    assert own["is_run"] is True
+    whole = own["download"]["high"] + own["work_s"] + own["upload"]["high"]
+    assert own["round"]["high"] == pytest.approx(whole)
+    assert told["link"]["rtt_s"] > 0
+
+
+def test_a_failure_has_the_exit_code_of_the_first(
+    here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (here / "shards/shard_00.npz").write_bytes(b"no archive")
+    flags = ["--data", "shard_00", "--coordinator", NOWHERE]
+    assert tools.main(["check", *flags]) == ExitCode.UNREACHABLE
+    last = capsys.readouterr().out.splitlines()[-1]
+    assert last.startswith("check FAILED: tcp, shard; to be mended by whoever runs the coordinator")
+    assert tools.main(["check", "--data", "shard_00"]) == ExitCode.BAD_DATA
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        ([], "what is to be checked?"),
+        (["--coordinator", "nowhere"], "--coordinator must be host:port"),
+        (["--data", "a", "--client-id", "no/name"], "--client-id must be"),
+        (["--data", "a", "--rounds", "3"], "is a setting of the run"),
+    ],
+)
+def test_a_check_that_cannot_be_is_refused(
+    capsys: pytest.CaptureFixture[str], flags: list[str], said: str
+) -> None:
+    assert tools.main(["check", *flags]) == ExitCode.USAGE
+    assert said in capsys.readouterr().err
+
+
+def test_the_variables_of_a_client_are_read(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SSFL_COORDINATOR", NOWHERE)
+    assert tools.main(["check"]) == ExitCode.UNREACHABLE
+    assert f"{NOWHERE}: nothing listens there" in capsys.readouterr().out
+
+
+def test_long_lines_are_wrapped_below_their_text() -> None:
+    advice = Advice(Who.NETWORK, "allow outgoing TCP to fl.example.org:50051 (firewall or VPN)")
+    step = Step("network", "tcp", Verdict.FAILED, "no answer within 5 s " * 4, advice)
+    lines = step_text(step, 60).plain.splitlines()
+    assert lines[0].startswith("  FAILED   tcp          no answer")
+    assert all(len(line) <= 60 for line in lines)
+    assert all(line.startswith(" " * 24) for line in lines[1:])
+    assert "→ this site's network people:" in " ".join(" ".join(lines).split())
+
+
+def test_what_comes_from_elsewhere_moves_no_cursor() -> None:
+    step = Step("coordinator", "admission", Verdict.FAILED, "no\x1b[2Jway")
+    assert "\x1b" not in step_text(step, 80).plain
+
+
+def test_a_long_model_is_shortened_with_totals_by_role(capsys: pytest.CaptureFixture[str]) -> None:
+    from ssfl.tools.check_view import role_table, tensor_table
+    from ssfl.tools.terminal import console
+
+    tensors = [
+        TensorSpec(f"layer{n}.weight", (3, 5), Role.MASKED, Init("zeros")) for n in range(40)
+    ]
+    tensors.append(TensorSpec("norm.mean", (), Role.BUFFER, Init("zeros")))
+    manifest = Manifest(tuple(tensors))
+    console().print(tensor_table(manifest))
+    console().print(role_table(manifest))
+    shown = capsys.readouterr().out
+    assert "… 23 more (--json has all)" in shown
+    assert "layer39.weight" in shown
+    assert re.search(r"norm.mean +scalar +buffer +1\n", shown)
+    assert re.search(r"40 +masked +600 +99.8 %", shown)
+    assert "layer20" not in shown
+
+
+def test_warnings_of_our_modules_become_part_of_the_step() -> None:
+    import logging
+
+    steps = Steps()
+
+    def body() -> Found[int]:
+        logging.getLogger("ssfl.client").warning("a number adds up")
+        return Found(1, "done")
+
+    assert steps.run("score", body) == 1
+    (step,) = steps.all
+    assert (step.verdict, step.text) == (Verdict.WARNING, "done")
+    assert step.advice and step.advice.what == "a number adds up"
+    assert "1 warning" in verdict_text(steps).plain
+
+
+def test_a_skipped_step_names_the_failure_behind_it() -> None:
+    steps = Steps()
+
+    def wrong() -> Found[None]:
+        raise Wrong("no", Advice(Who.YOU, "x"), ExitCode.REFUSED)
+
+    steps.run("one", wrong)
+    steps.run("two", lambda: Found(None, ""), ["one"])
+    steps.run("three", lambda: Found(None, ""), ["two"])
+    assert [step.text for step in steps.all] == ["no", "because one failed", "because one failed"]
+    assert steps.exit_code is ExitCode.REFUSED

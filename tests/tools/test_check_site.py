@@ -1,0 +1,233 @@
+"""`ssfl check` and what can be wrong at a site: shard, task, model, device, disk."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from server.conducting import begin
+from ssfl.client.config import ClientConfig
+from ssfl.datasets.shards import write_shard
+from ssfl.learning.describe import manifest_of
+from ssfl.learning.load_task import load_task
+from ssfl.learning.models import build_model
+from ssfl.method.manifest import Manifest
+from ssfl.method.settings import RunSettings
+from ssfl.program.exits import ExitCode
+from ssfl.server.conductor import Conductor
+from ssfl.tools import check_site, check_wire
+from ssfl.tools.check_disk import check_disk, output_bytes, state_bytes
+from ssfl.tools.check_forecast import Terms, forecasts
+from ssfl.tools.check_site import Pace
+from ssfl.tools.check_steps import Steps, Verdict
+from ssfl.tools.plan_link import parse_link
+from tools.check_scene import checked, fails, small, steps_of, with_coordinator
+
+TASK = """
+from torch import nn
+from torch.nn import functional
+from ssfl.learning.image_task import load_shard
+
+def build_model(settings, shard):
+    return nn.Sequential(nn.Flatten(), nn.Linear({inputs}, 10))
+
+def loss(model, x, y):
+    return functional.cross_entropy(model(x), y)
+"""
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder to stand in, with one small shard."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(check_wire, "NOISE_BYTES", 1 << 16)
+    Path("shards").mkdir()
+    write_shard(Path("shards/ann.npz"), small())
+    return tmp_path
+
+
+def manifest(model: str = "mlp") -> Manifest:
+    description = load_task("image").description(RunSettings(model=model), small())
+    return manifest_of(build_model(model, (1, 8, 8), 10), description)
+
+
+@pytest.mark.usefixtures("here")
+def test_a_site_that_is_well_scores_and_trains_a_batch() -> None:
+    found = checked(data="ann")
+    assert found.steps.of(Verdict.FAILED) == []
+    assert [step.part for step in found.steps.all] == ["site"] * len(found.steps.all)
+    by_name = {step.name: step for step in found.steps.all}
+    assert by_name["shard"].text == (
+        "40 training samples of 1x8x8, 20 to test, 0 to validate; 10 classes"
+    )
+    assert by_name["score"].text.startswith("a batch of 16 samples in ")
+    assert "a round has 15 steps" in by_name["train"].text  # 5 epochs of 40 samples by 16
+    assert found.site and found.site.pace and found.site.pace.num_steps == 15
+    assert found.site.pace.step_s > 0
+    assert not Path(".ssfl").exists(), "a check writes nothing"
+
+
+def test_a_damaged_shard_is_for_the_data_people_and_hides_no_disk(here: Path) -> None:
+    whole = (here / "shards/ann.npz").read_bytes()
+    (here / "shards/ann.npz").write_bytes(whole[: len(whole) // 2])
+    found = checked(data="ann").steps
+    by_name = {step.name: step for step in found.all}
+    said = fails(by_name, "shard")
+    assert "this is not a numpy .npz archive" in said
+    assert "→ this site's data people: mend or make the shard again" in said
+    assert found.exit_code is ExitCode.BAD_DATA
+    assert by_name["train"].text == "because shard failed"
+    assert by_name["state disk"].verdict is Verdict.OK
+
+
+@pytest.mark.usefixtures("here")
+def test_a_shard_that_is_not_there_is_told() -> None:
+    assert "→ this site's data people" in fails(steps_of(data="bob"), "shard")
+
+
+@pytest.mark.usefixtures("here")
+def test_a_device_that_is_not_there_hides_no_shard() -> None:
+    found = steps_of(data="ann", device="cuda")
+    assert "whoever set up this machine: mend that, or try --device cpu" in fails(found, "device")
+    assert found["shard"].verdict is Verdict.OK
+
+
+@pytest.mark.usefixtures("here")
+def test_without_torch_it_is_said_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(check_site, "find_spec", lambda _name: None)
+    assert "pip install 'ssfl[client]'" in fails(steps_of(data="ann"), "torch")
+
+
+@pytest.mark.usefixtures("here")
+def test_a_task_that_fails_on_a_batch_is_for_its_author() -> None:
+    Path("my_task.py").write_text(TASK.format(inputs=63))
+    said = fails(steps_of(data="ann", task="my_task.py"), "score")
+    assert "a linear layer was built for 63 inputs and got 64" in said
+    assert "→ whoever wrote the task: mend the task" in said
+
+
+@pytest.mark.usefixtures("here")
+def test_a_task_that_cannot_be_read_is_for_its_author() -> None:
+    Path("my_task.py").write_text("def load_shard(path:")
+    assert "→ whoever wrote the task: mend the task (my_task.py)" in fails(
+        steps_of(data="ann", task="my_task.py"), "task"
+    )
+
+
+@pytest.mark.usefixtures("here")
+def test_samples_that_are_no_numbers_are_for_the_data_people() -> None:
+    shard = small()
+    x = shard.train_x.copy()
+    x[:, 0, 0, 0] = 3e38
+    write_shard(Path("shards/ann.npz"), replace(shard, train_x=x))
+    said = fails(steps_of(data="ann"), "score")
+    assert "→ this site's data people: look at the samples" in said
+
+
+def run_with(tmp_path: Path, model: str, **config: Any) -> dict[str, Any]:
+    """Check beside a run whose model is known: an mlp."""
+    found: dict[str, Any] = {}
+
+    async def prepare(conductor: Conductor) -> None:
+        await begin(conductor, manifest())
+
+    def body(address: str) -> None:
+        found.update(steps_of(data="ann", coordinator=address, **config))
+
+    settings = RunSettings(clients=2, rounds=2, model=model, seed=5)
+    with_coordinator(tmp_path / "run", body, prepare=prepare, settings=settings)
+    return found
+
+
+def test_the_runs_model_is_recognized(here: Path) -> None:
+    found = run_with(here, "mlp")
+    assert found["same model"].verdict is Verdict.OK
+    assert found["same model"].text == f"as the run's ({manifest().digest.hex()[:12]})"
+
+
+def test_a_model_that_differs_is_told_with_the_tensor(here: Path) -> None:
+    said = fails(run_with(here, "cnn"), "same model")
+    assert "this site builds another model than the run's: tensor 0: " in said
+    assert "whoever wrote the task: give every site the same task file" in said
+
+
+def test_more_samples_than_the_run_takes_are_told(here: Path) -> None:
+    found: dict[str, Any] = {}
+    settings = RunSettings(clients=2, model="mlp", max_samples=30)
+    with_coordinator(
+        here / "run",
+        lambda address: found.update(steps_of(data="ann", coordinator=address)),
+        settings=settings,
+    )
+    said = fails(found, "shard")
+    assert "ann claims 40 training samples, this run takes at most 30" in said
+    assert "→ whoever runs the coordinator: raise --max-samples" in said
+
+
+def disk(free: int, config: ClientConfig) -> tuple[Steps, Manifest]:
+    steps, model = Steps(), manifest()
+    check_disk(steps, config, RunSettings(model="mlp"), model, lambda _folder: free)
+    return steps, model
+
+
+@pytest.mark.usefixtures("here")
+def test_a_disk_that_is_nearly_full_is_told_with_what_is_needed() -> None:
+    config, model = ClientConfig(), manifest()
+    settings = RunSettings(model="mlp")
+    state, output = state_bytes(model, settings), output_bytes(model, settings)
+    assert output > 4 * model.size, "the whole model is kept"
+    assert state >= 4 * model.num_masked, "scores may be unsent"
+    steps, _ = disk(10 * output, config)
+    assert [step.verdict for step in steps.all] == [Verdict.OK, Verdict.OK]
+    steps, _ = disk(output + 1, config)
+    assert [step.verdict for step in steps.all] == [Verdict.WARNING, Verdict.WARNING]
+    steps, _ = disk(100, config)
+    assert steps.exit_code is ExitCode.STATE
+    said = fails({step.name: step for step in steps.all}, "state disk")
+    assert "0.1 kB free in .ssfl/clients" in said
+    assert "→ whoever set up this machine: make room" in said
+
+
+def test_a_final_model_fits_what_is_said_to_be_needed(tmp_path: Path) -> None:
+    from ssfl.method.mask import Mask
+    from ssfl.method.model_files import write_model
+
+    model, settings = manifest(), RunSettings(model="mlp", strategy="fedavg")
+    mask = Mask.full(model.num_masked)
+    write_model(tmp_path, model, mask, np.zeros(model.size, dtype=np.float32))
+    written = sum(file.stat().st_size for file in tmp_path.iterdir())
+    assert 0.98 * output_bytes(model, settings) < written <= output_bytes(model, settings)
+
+
+def test_lossy_runs_and_personal_models_need_more_room() -> None:
+    model, plain = manifest(), RunSettings(model="mlp")
+    lossy = replace(plain, value_type="int8")
+    assert state_bytes(model, lossy) > state_bytes(model, plain)
+    personal = replace(plain, personalize_epochs=1)
+    assert output_bytes(model, personal) == 2 * output_bytes(model, plain)
+
+
+def test_a_forecast_adds_download_work_and_upload() -> None:
+    link, pace = parse_link("20mbit/50ms"), Pace(0.1, 0.02, 0.5, num_steps=100)
+    run = RunSettings(model="mlp", sparsity="0.8")
+    rows = forecasts(manifest(), run, Terms(), link, pace, is_run=True)
+    assert [(one.sparsity, one.is_run) for one in rows] == [
+        ("0.5", False), ("0.8", True), ("0.9", False), ("0.95", False),
+    ]  # fmt: skip
+    for one in rows:
+        assert one.round and one.download and one.upload and one.work_s
+        assert one.work_s == pytest.approx(100 * 0.02 + 2 * 0.5)
+        assert one.round.high == pytest.approx(one.download.high + one.work_s + one.upload.high)
+        assert one.up.high <= one.up.most
+    sizes = [one.up.high for one in rows]
+    assert sizes == sorted(sizes, reverse=True)
+
+
+def test_a_forecast_of_a_dense_run_says_so() -> None:
+    run = RunSettings(model="mlp", strategy="fedavg")
+    rows = forecasts(manifest(), run, Terms(), None, None, is_run=True)
+    assert [one.sparsity for one in rows] == ["dense", "0.5", "0.9", "0.95"]
+    assert rows[0].round is None
+    assert rows[0].num_kept == manifest().num_masked
