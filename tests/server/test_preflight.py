@@ -99,17 +99,17 @@ def test_echoes_noise_and_a_download_come_back_to_the_byte(tmp_path: Path) -> No
     async def script(conductor: Conductor) -> None:
         async with served(conductor, "on") as stub:
             responses = await all_of(
-                stub, [asked(), echo(7), noise(1000), noise(24), download(70_000)]
+                stub, [asked(), echo(7), noise(1000), noise(24), download(70_000), download(9)]
             )
         assert [one.WhichOneof("part") for one in responses] == [
-            "answer", "echo", "received", "received", "noise", "noise", "sent",
+            "answer", "echo", "received", "received", "noise", "noise", "sent", "noise", "sent",
         ]  # fmt: skip
         assert responses[1].echo.number == 7
         assert responses[1].echo.unix_time_s >= responses[0].answer.unix_time_s
         assert responses[3].received.num_bytes == 1024
         assert [len(one.noise) for one in responses[4:6]] == [65_536, 70_000 - 65_536]
         assert len(set(responses[4].noise)) > 200, "it could be compressed"
-        assert responses[6].sent.num_bytes == 70_000
+        assert [responses[at].sent.num_bytes for at in (6, 8)] == [70_000, 9]
 
     conduct(tmp_path, script)
 
@@ -127,7 +127,8 @@ def test_echoes_noise_and_a_download_come_back_to_the_byte(tmp_path: Path) -> No
         ([asked(), *129 * [noise(preflight.MAX_PIECE_BYTES)]], "more than 8388608 bytes"),
         ([asked(), download(0)], "of 1 to 8388608 bytes"),
         ([asked(), download(preflight.MAX_NOISE_BYTES + 1)], "of 1 to 8388608 bytes"),
-        ([asked(), download(1), download(1)], "one download"),
+        ([asked(), download(1), download(preflight.MAX_NOISE_BYTES)], "of 1 to 8388608 bytes"),
+        ([asked(), *257 * [download(1)]], "at most 256 downloads"),
         ([asked(), *65 * [echo(1)]], "more than 64 echoes"),
     ],
 )

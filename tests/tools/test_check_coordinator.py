@@ -20,6 +20,7 @@ from ssfl.tools import check_wire
 from ssfl.tools.check_steps import Verdict
 from ssfl.v1 import coordinator_pb2 as pb
 from ssfl.v1 import coordinator_pb2_grpc, settings_pb2
+from system.proxy import Proxy
 from tools.check_scene import checked, fails, grpc_server, steps_of, with_coordinator
 
 TOKEN = "0123456789abcdef"
@@ -232,6 +233,20 @@ def test_a_wire_that_breaks_under_load_is_for_the_network_people() -> None:
     assert found["bandwidth"].verdict is Verdict.FAILED
     assert "a transfer did not come through: " in found["bandwidth"].text
     assert found["bandwidth"].advice.who == "this site's network people"
+
+
+def test_a_slow_wire_is_measured_and_not_the_buffers_before_it(tmp_path: Path) -> None:
+    bytes_per_s = 400_000
+
+    def body(address: str) -> None:
+        with Proxy(int(address.rpartition(":")[2])) as wire:
+            wire.limit(bytes_per_s)  # it may be slower, on a busy machine, but not faster
+            found = checked(coordinator=f"127.0.0.1:{wire.port}")
+        assert found.talk and found.talk.link
+        for rate in (found.talk.link.up_bits_per_s, found.talk.link.down_bits_per_s):
+            assert 0 < rate < 2 * 8 * bytes_per_s
+
+    with_coordinator(tmp_path, body)
 
 
 def test_a_coordinator_that_is_busy_with_checks_is_a_warning(

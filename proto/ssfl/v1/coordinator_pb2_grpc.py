@@ -144,7 +144,7 @@ class CoordinatorServiceServicer:
 
     def Check(self, request_iterator, context):
         """Look before joining: would this client be let in, and how fast is the wire? Nothing of the run
-        changes, and no session is opened. One question first; then echoes, noise and a download, in any
+        changes, and no session is opened. One question first; then echoes, noise and downloads, in any
         order. (docs/wire-format.md, section Checks.)
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)

@@ -22,9 +22,10 @@ from ssfl.server.settings_message import settings_to_message
 from ssfl.v1 import coordinator_pb2 as pb
 
 MAX_NOISE_BYTES = 8 << 20  # each way
-MAX_NOISE_S = 3.0  # of the way down; a client keeps to it on the way up
+MAX_NOISE_S = 3.0  # of one download; a client keeps to it on the way up
 MAX_PIECE_BYTES = 64 << 10
 MAX_ECHOES = 64
+MAX_DOWNLOADS = 256
 CALL_S = 60.0  # a whole check
 SILENCE_S = 20.0  # without a message
 OPEN_CHECKS = 16
@@ -120,13 +121,16 @@ class Preflight:
                 async for response in self._download(request.download.num_bytes, call):
                     yield response
             case _:
-                raise InvalidRequest("a check has one question, then echoes, noise and a download")
+                raise InvalidRequest("a check has one question, then echoes, noise and downloads")
 
     async def _download(self, num_bytes: int, call: "_Call") -> AsyncIterator[pb.CheckResponse]:
-        if call.downloaded or not 0 < num_bytes <= MAX_NOISE_BYTES:
-            raise InvalidRequest(f"a check has one download, of 1 to {MAX_NOISE_BYTES} bytes")
-        call.downloaded = True
-        sent, ends_s = 0, self._clock() + MAX_NOISE_S
+        call.downloads += 1
+        call.downloaded += num_bytes
+        if not num_bytes or call.downloaded > MAX_NOISE_BYTES or call.downloads > MAX_DOWNLOADS:
+            raise InvalidRequest(
+                f"at most {MAX_DOWNLOADS} downloads, of 1 to {MAX_NOISE_BYTES} bytes in all"
+            )
+        sent, ends_s = 0, min(call.ends_s, self._clock() + MAX_NOISE_S)
         while sent < num_bytes and self._clock() < ends_s:
             piece = os.urandom(min(MAX_PIECE_BYTES, num_bytes - sent))
             sent += len(piece)
@@ -193,8 +197,8 @@ class _Call:
     def __init__(self, ends_s: float) -> None:
         self.ends_s = ends_s
         self.client_id = ""
-        self.echoes = self.received = 0
-        self.downloaded = self.measures = False
+        self.echoes = self.received = self.downloads = self.downloaded = 0
+        self.measures = False
 
 
 def _too_many(wait_s: float) -> TooManyChecks:

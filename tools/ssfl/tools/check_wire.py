@@ -7,9 +7,11 @@ link's rate as `ssfl plan` means it: IP packets, headers included.
 import os
 import queue
 import secrets
+import threading
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from importlib.metadata import version
 from typing import Any
 
@@ -92,14 +94,29 @@ def measure(stub: Any, question: Question, rtt_s: float) -> Link:
         while up[-1][1] != stream.noise_bytes:
             received = stream.next().received.num_bytes
             up.append((time.monotonic(), received))
-        download = pb.CheckDownload(num_bytes=NOISE_BYTES)
-        stream.put(pb.CheckRequest(client_id=question.client_id, download=download))
-        down: Samples = [(time.monotonic(), 0)]
-        while (response := stream.next()).WhichOneof("part") == "noise":
-            down.append((time.monotonic(), down[-1][1] + len(response.noise)))
-        if down[-1][1] == 0:
-            raise Ended
+            stream.arrived(received)
+        down = _download(stream, question.client_id)
     return Link(link_rate(bytes_per_s(up)), link_rate(bytes_per_s(down)), rtt_s)
+
+
+def _download(stream: "_Stream", client_id: str) -> Samples:
+    """Ask for noise, part by part: no more at once than has come so far."""
+    samples: Samples = [(time.monotonic(), 0)]
+    ends_s, asked, parts = time.monotonic() + NOISE_S, 0, 0
+    while True:
+        now_s, received = samples[-1]
+        part = min(NOISE_BYTES - asked, max(LARGEST_PIECE, received) - (asked - received))
+        if part > 0 and now_s < ends_s and (part >= LARGEST_PIECE or not asked - received):
+            download = pb.CheckDownload(num_bytes=part)
+            stream.put(pb.CheckRequest(client_id=client_id, download=download))
+            asked, parts = asked + part, parts + 1
+        if not parts:
+            return samples
+        response = stream.next()
+        if response.WhichOneof("part") == "sent":
+            parts -= 1
+        else:
+            samples.append((time.monotonic(), received + len(response.noise)))
 
 
 def bytes_per_s(samples: Samples) -> float:
@@ -125,6 +142,8 @@ class _Stream:
 
     def __init__(self, stub: Any, deadline_s: float) -> None:
         self.noise_bytes = -1  # in all; -1: not known yet
+        self._arrived = 0  # of them, so far
+        self._news = threading.Condition()
         self._outgoing: queue.SimpleQueue[pb.CheckRequest | str | None] = queue.SimpleQueue()
         self._call = stub.Check(self._requests(), timeout=deadline_s)
 
@@ -142,6 +161,12 @@ class _Stream:
         """Send noise, as much as fits into its time."""
         self._outgoing.put(client_id)
 
+    def arrived(self, num_bytes: int) -> None:
+        """Note how much noise is there: it lets more go."""
+        with self._news:
+            self._arrived = num_bytes
+            self._news.notify()
+
     def next(self) -> pb.CheckResponse:
         try:
             response: pb.CheckResponse = next(self._call)
@@ -157,14 +182,20 @@ class _Stream:
                 yield item
 
     def _pieces(self, client_id: str) -> Iterator[pb.CheckRequest]:
+        """Yield noise; what is under way at once is bounded, so that a slow wire is not clogged."""
         size, sent, began_s = SMALLEST_PIECE, 0, time.monotonic()
         while self.noise_bytes < 0:
+            with self._news:
+                self._news.wait_for(partial(self._may_send, sent), NOISE_S)
             piece = os.urandom(min(size, NOISE_BYTES - sent))
             sent += len(piece)
             if sent == NOISE_BYTES or time.monotonic() - began_s > NOISE_S:
                 self.noise_bytes = sent  # before it goes: its receipt may be quick
             yield pb.CheckRequest(client_id=client_id, noise=piece)
             size = min(2 * size, LARGEST_PIECE)
+
+    def _may_send(self, sent: int) -> bool:
+        return sent - self._arrived <= max(LARGEST_PIECE, self._arrived)
 
 
 class Ended(grpc.RpcError):  # type: ignore[misc]  # grpc has no types
