@@ -127,7 +127,10 @@ def check(argv: Sequence[str]) -> int:
         return int(checked.steps.exit_code)
     shown = console()
     screen = Screen(shown)
-    checked = run_check(config, Steps(screen.begin, screen.done))
+    try:
+        checked = run_check(config, Steps(screen.begin, screen.done))
+    finally:
+        screen.close()
     _show(checked, shown)
     return int(checked.steps.exit_code)
 

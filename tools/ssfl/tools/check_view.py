@@ -43,7 +43,12 @@ class Screen:
         self._status.update(f"{name} …")
         self._status.start()
 
+    def close(self) -> None:
+        """Leave the terminal as it was, also after Ctrl-C."""
+        self._status.stop()
+
     def done(self, step: Step) -> None:
+        """Print a step that is over."""
         self._status.stop()
         if step.part != self._part:
             self._console.print(Text(step.part, style="bold"))
