@@ -1,0 +1,664 @@
+// Charts for people, drawn as SVG into an element: no library, no import, no build.
+//
+//   lineChart(element, {label, series: [{name, points: [[x, y]]}], xLabel, yLabel, format})
+//   stackedBars(element, {label, columns: [{name, parts: [number]}], parts: [name], xLabel, format})
+//   bars(element, {label, rows: [{name, parts: [number], note}], parts: [name], format})
+//   timeline(element, round, {label})       one round (of several: the newest), a row for each client
+//   densityBars(element, layers, {label})   what the mask keeps of each layer
+//
+// Every chart can be read without seeing it, and without a mouse: it is one stop of the Tab key, the
+// arrow keys, Home and End go from point to point, a screen reader is told each ("slider" with
+// a text), and below it the same numbers are a table. Series differ by line style, mark or pattern,
+// never by colour alone. Colours come from style.css (light and dark). Text only ever goes in as
+// text: names of clients and layers come from the network.
+//
+// A chart is drawn at the width that its element has, and again when that changes. Drawing into an
+// element that has a chart replaces it; the point that somebody reads stays the one being read.
+
+const SVG = "http://www.w3.org/2000/svg";
+const FONT = 12;
+const CHARACTER = 6.6; // width of one, on average, at this size
+const MOST_TICKS = 6;
+const TABLE_ROWS = 1000;
+const DASHES = ["", "7 4", "2 3", "9 3 2 3"];
+const MARKS = ["circle", "square", "triangle", "diamond"];
+const PATTERNS = ["plain", "dots", "stripes", "cross", "hatch"];
+
+const charts = new WeakMap(); // element -> what is drawn in it
+let lastId = 0;
+
+// ---- what the page and the report call
+
+/** Lines over numbers; a gap where y is null. `least` and `most` fix the range of y. */
+export function lineChart(element, chart) {
+  const series = chart.series.map((one) => ({
+    ...one,
+    points: one.points.filter(([x]) => Number.isFinite(x)),
+  }));
+  const xs = [...new Set(series.flatMap((one) => one.points.map(([x]) => x)))].sort((a, b) => a - b);
+  const format = chart.format ?? plainNumber;
+  const byX = series.map((one) => new Map(one.points));
+  show(element, {
+    ...chart,
+    count: xs.length,
+    legend: series.length > 1 ? series.map((one, k) => ({ name: one.name, line: k })) : [],
+    tell: (at) =>
+      `${chart.xLabel} ${plainNumber(xs[at])}: ` +
+      series.map((one, k) => `${one.name} ${shown(byX[k].get(xs[at]), format)}`).join(", "),
+    head: [chart.xLabel, ...series.map((one) => one.name)],
+    row: (at) => [plainNumber(xs[at]), ...byX.map((one) => shown(one.get(xs[at]), format))],
+    draw: (board) => drawLines(board, chart, series, xs, byX, format),
+  });
+}
+
+/** Upright columns of stacked parts: one column for each round. */
+export function stackedBars(element, chart) {
+  const format = chart.format ?? plainNumber;
+  const total = (column) => column.parts.reduce((sum, value) => sum + (value ?? 0), 0);
+  show(element, {
+    ...chart,
+    count: chart.columns.length,
+    legend: chart.parts.map((name, k) => ({ name, fill: k })),
+    tell: (at) => {
+      const column = chart.columns[at];
+      const parts = chart.parts.map((name, k) => `${name} ${shown(column.parts[k], format)}`);
+      return `${chart.xLabel} ${column.name}: ${format(total(column))}; ${parts.join(", ")}`;
+    },
+    head: [chart.xLabel, ...chart.parts, "together"],
+    row: (at) => {
+      const column = chart.columns[at];
+      const parts = chart.parts.map((_, k) => shown(column.parts[k], format));
+      return [column.name, ...parts, format(total(column))];
+    },
+    draw: (board) => drawColumns(board, chart, total, format),
+  });
+}
+
+/** Level bars of stacked parts, each under its name; `note` is said behind it. */
+export function bars(element, chart) {
+  const format = chart.format ?? plainNumber;
+  show(element, {
+    ...chart,
+    count: chart.rows.length,
+    legend: chart.parts.length > 1 ? chart.parts.map((name, k) => ({ name, fill: k })) : [],
+    tell: (at) => {
+      const row = chart.rows[at];
+      const parts = row.parts.map((value, k) => `${chart.parts[k]} ${shown(value, format)}`);
+      return `${row.name}: ${[...parts, ...(row.note ? [row.note] : [])].join(", ")}`;
+    },
+    head: [chart.nameLabel ?? "", ...chart.parts, ""],
+    row: (at) => {
+      const row = chart.rows[at];
+      const parts = chart.parts.map((_, k) => shown(row.parts[k], format));
+      return [row.name, ...parts, row.note ?? ""];
+    },
+    draw: (board) => drawBars(board, chart, format),
+  });
+}
+
+/** One round by client, the slowest first: broadcast, training, upload, wait for the round's end. */
+export function timeline(element, rounds, options = {}) {
+  const round = Array.isArray(rounds) ? rounds[rounds.length - 1] : rounds;
+  const rows = (round?.clients ?? [])
+    .filter((row) => Number.isFinite(row.received_s))
+    .sort((a, b) => b.received_s - a.received_s);
+  const end = Math.max(round?.seconds ?? 0, ...rows.map((row) => row.received_s), 0.001);
+  const pieces = rows.map((row) => piecesOf(row, end));
+  show(element, {
+    label: options.label ?? `Round ${round?.round}: who did what when`,
+    empty: options.empty ?? "no round has been completed yet",
+    count: rows.length,
+    scrolls: true,
+    legend: PIECES.map((name, k) => ({ name, fill: PIECE_FILLS[k] })),
+    tell: (at) =>
+      `${rows[at].client}: ` + pieces[at].map((one) => `${one.name} ${seconds(one.length)}`).join(", "),
+    head: ["client", ...PIECES, "received after"],
+    row: (at) => [
+      rows[at].client,
+      ...PIECES.map((name) => seconds(pieces[at].find((one) => one.name === name)?.length ?? 0)),
+      seconds(rows[at].received_s),
+    ],
+    draw: (board) => drawTimeline(board, rows, pieces, end, round),
+  });
+}
+
+/** What the mask keeps of each layer: rows, or for a deep model upright columns in its order. */
+export function densityBars(element, layers, options = {}) {
+  const label = options.label ?? "Kept weights by layer";
+  const note = (one) => `${grouped(one.kept)} of ${grouped(one.size)}`;
+  const kept = layers.reduce((sum, one) => sum + one.kept, 0);
+  const size = layers.reduce((sum, one) => sum + one.size, 0);
+  const empty = options.empty ?? "no mask has been agreed yet";
+  const reference = size ? { value: kept / size, name: `whole mask ${percent(kept / size)}` } : null;
+  if (layers.length > 24) {
+    stackedBars(element, {
+      label, empty, reference, most: 1, parts: ["kept"], format: percent, xLabel: "layer",
+      quiet: true, tall: 220, names: false,
+      columns: layers.map((one) => ({ name: one.name, parts: [one.density], note: note(one) })),
+    });
+  } else {
+    bars(element, {
+      label, empty, reference, most: 1, parts: ["kept"], format: percent, nameLabel: "layer",
+      rows: layers.map((one) => ({ name: one.name, parts: [one.density], note: note(one) })),
+    });
+  }
+}
+
+// ---- numbers for people
+
+/** 1,234.5 with at most four digits that matter. */
+export function plainNumber(value) {
+  if (!Number.isFinite(value)) return String(value);
+  const digits = Math.abs(value) >= 1000 ? 0 : 4;
+  return digits ? String(Number(value.toPrecision(digits))) : grouped(Math.round(value));
+}
+
+export function grouped(value) {
+  return value.toLocaleString("en-US");
+}
+
+export function percent(value) {
+  return `${Number((100 * value).toPrecision(3))} %`;
+}
+
+/** 850 B, 12.3 kB, 1.2 GB. */
+export function bytes(value) {
+  const units = ["B", "kB", "MB", "GB", "TB"];
+  let at = 0;
+  while (value >= 1000 && at < units.length - 1) [value, at] = [value / 1000, at + 1];
+  return `${at ? Number(value.toPrecision(3)) : Math.round(value)} ${units[at]}`;
+}
+
+/** 35 ms, 2.4 s, 3 min 20 s, 5 h 12 min. */
+export function seconds(value) {
+  if (value < 0.9995) return `${Math.round(1000 * value)} ms`;
+  if (value < 99.95) return `${Number(value.toPrecision(3))} s`;
+  const whole = Math.round(value);
+  if (whole < 3600) return `${Math.floor(whole / 60)} min ${whole % 60} s`;
+  if (whole < 48 * 3600) return `${Math.floor(whole / 3600)} h ${Math.floor((whole % 3600) / 60)} min`;
+  return `${Math.floor(whole / 86400)} d ${Math.floor((whole % 86400) / 3600)} h`;
+}
+
+function shown(value, format) {
+  return value === null || value === undefined ? "unknown" : format(value);
+}
+
+// ---- the frame of every chart: focus, tooltip, legend, table
+
+function show(element, chart) {
+  const before = charts.get(element);
+  if (before) {
+    const followed = before.at >= before.chart.count - 1; // who reads the newest goes on with it
+    before.chart = chart;
+    before.at = followed ? chart.count - 1 : Math.min(before.at, chart.count - 1);
+    return refresh(before);
+  }
+  const frame = { element, chart, at: -1, width: 0, id: `chart-${(lastId += 1)}` };
+  charts.set(element, frame);
+  build(frame);
+  refresh(frame);
+  new ResizeObserver(() => {
+    if (element.clientWidth !== frame.width) refresh(frame);
+  }).observe(element);
+}
+
+function build(frame) {
+  const { element } = frame;
+  element.classList.add("chart");
+  frame.scroll = html("div", { class: "chart-scroll" });
+  frame.plot = html("div", { class: "chart-plot", role: "slider", tabindex: "0" });
+  frame.tip = html("div", { class: "chart-tip", "aria-hidden": "true", hidden: "" });
+  frame.empty = html("p", { class: "chart-empty" });
+  frame.legend = html("ul", { class: "chart-legend", "aria-hidden": "true" });
+  frame.details = html("details", { class: "chart-table" });
+  frame.details.append(html("summary", {}, "as a table"));
+  frame.table = html("div", { class: "table-scroll", tabindex: "0", role: "region" });
+  frame.details.append(frame.table);
+  frame.scroll.append(frame.plot);
+  element.replaceChildren(frame.scroll, frame.tip, frame.empty, frame.legend, frame.details);
+  frame.details.addEventListener("toggle", () => fillTable(frame));
+  frame.plot.addEventListener("keydown", (event) => key(frame, event));
+  frame.plot.addEventListener("focus", () => point(frame, frame.at < 0 ? frame.chart.count - 1 : frame.at));
+  frame.plot.addEventListener("blur", () => hideTip(frame));
+  frame.plot.addEventListener("pointermove", (event) => point(frame, nearest(frame, event)));
+  frame.plot.addEventListener("pointerdown", (event) => point(frame, nearest(frame, event)));
+  frame.plot.addEventListener("pointerleave", () => {
+    if (document.activeElement !== frame.plot) hideTip(frame);
+  });
+}
+
+function refresh(frame) {
+  const { chart, plot } = frame;
+  const there = chart.count > 0;
+  frame.width = frame.element.clientWidth;
+  for (const part of [frame.scroll, frame.legend, frame.details]) part.hidden = !there;
+  frame.empty.hidden = there;
+  frame.empty.textContent = chart.empty ?? "nothing to show yet";
+  if (!there) return hideTip(frame);
+  const board = newBoard(frame);
+  chart.draw(board);
+  plot.replaceChildren(board.svg);
+  frame.board = board;
+  plot.setAttribute("aria-label", chart.label);
+  plot.setAttribute("aria-valuemin", "1");
+  plot.setAttribute("aria-valuemax", String(chart.count));
+  frame.table.setAttribute("aria-label", `${chart.label}, as a table`);
+  frame.scroll.classList.toggle("scrolls", Boolean(chart.scrolls));
+  announce(frame);
+  fillLegend(frame);
+  fillTable(frame);
+  if (!frame.tip.hidden) point(frame, frame.at);
+}
+
+function announce(frame) {
+  const at = frame.at < 0 ? frame.chart.count - 1 : frame.at;
+  frame.plot.setAttribute("aria-valuenow", String(at + 1));
+  frame.plot.setAttribute("aria-valuetext", frame.chart.tell(at));
+}
+
+function key(frame, event) {
+  const last = frame.chart.count - 1;
+  const at = frame.at < 0 ? last : frame.at;
+  const page = Math.max(1, Math.round(last / 10));
+  const to = {
+    ArrowRight: at + 1, ArrowDown: at + 1, ArrowLeft: at - 1, ArrowUp: at - 1,
+    PageDown: at + page, PageUp: at - page, Home: 0, End: last,
+  }[event.key]; // prettier-ignore
+  if (event.key === "Escape") hideTip(frame);
+  if (to === undefined) return;
+  event.preventDefault();
+  point(frame, Math.max(0, Math.min(last, to)));
+}
+
+/** Show the tooltip of point `at`. */
+function point(frame, at) {
+  if (at < 0 || at >= frame.chart.count) return;
+  frame.at = at;
+  announce(frame);
+  const [x, y] = frame.board.places[at];
+  const tip = frame.tip;
+  tip.textContent = frame.chart.tell(at);
+  tip.hidden = false;
+  frame.board.cursor(at);
+  if (frame.chart.scrolls && document.activeElement === frame.plot) {
+    const top = y - frame.scroll.clientHeight / 2;
+    if (Math.abs(y - frame.scroll.scrollTop - frame.scroll.clientHeight / 2) > frame.scroll.clientHeight / 2 - 24)
+      frame.scroll.scrollTop = top;
+  }
+  const shift = Math.max(0, Math.min(frame.width - tip.offsetWidth, x - tip.offsetWidth / 2));
+  const above = y - frame.scroll.scrollTop - tip.offsetHeight - 10;
+  tip.style.left = `${shift}px`;
+  tip.style.top = `${above < -tip.offsetHeight ? y - frame.scroll.scrollTop + 14 : above}px`;
+}
+
+function hideTip(frame) {
+  frame.tip.hidden = true;
+  frame.board?.cursor(-1);
+}
+
+function nearest(frame, event) {
+  const box = frame.plot.getBoundingClientRect();
+  const place = [event.clientX - box.left, event.clientY - box.top];
+  const along = frame.board.level ? 1 : 0;
+  let best = -1;
+  let distance = Infinity;
+  frame.board.places.forEach((one, at) => {
+    const off = Math.abs(one[along] - place[along]);
+    if (off < distance) [best, distance] = [at, off];
+  });
+  return best;
+}
+
+function fillLegend(frame) {
+  const key = JSON.stringify(frame.chart.legend);
+  if (frame.legendKey === key) return;
+  frame.legendKey = key;
+  frame.legend.hidden = frame.chart.legend.length === 0 || Boolean(frame.chart.quiet);
+  frame.legend.replaceChildren(
+    ...frame.chart.legend.map((one, k) => {
+      const item = html("li", {});
+      const swatch = svg("svg", { width: 26, height: 14, class: "swatch" });
+      if (one.fill !== undefined) {
+        patterns(swatch, `${frame.id}-key-${k}`);
+        block(swatch, { id: `${frame.id}-key-${k}` }, 1, 1, 24, 12, one.fill);
+      } else {
+        line(swatch, one.line, [[1, 7], [25, 7]]);
+        mark(swatch, one.line, 13, 7);
+      }
+      item.append(swatch, document.createTextNode(one.name));
+      return item;
+    }),
+  );
+}
+
+function fillTable(frame) {
+  const { chart, details, table } = frame;
+  if (!details.open || !chart.count) return;
+  const rows = Math.min(chart.count, TABLE_ROWS);
+  const made = html("table", {});
+  made.append(html("caption", {}, chart.label));
+  const head = html("tr", {});
+  for (const name of chart.head) head.append(name ? html("th", { scope: "col" }, name) : html("td", {}));
+  const body = html("tbody", {});
+  for (let at = chart.count - rows; at < chart.count; at += 1) {
+    const row = html("tr", {});
+    chart.row(at).forEach((text, k) => row.append(html(k ? "td" : "th", k ? {} : { scope: "row" }, text)));
+    body.append(row);
+  }
+  const top = html("thead", {});
+  top.append(head);
+  made.append(top, body);
+  const scrolled = table.scrollTop;
+  table.replaceChildren(made);
+  table.scrollTop = scrolled;
+}
+
+// ---- drawing
+
+function newBoard(frame) {
+  const width = Math.max(240, frame.width || 640);
+  const picture = svg("svg", { "aria-hidden": "true", focusable: "false" });
+  patterns(picture, frame.id);
+  const board = { svg: picture, id: frame.id, width, places: [], level: false, cursor: () => {} };
+  board.size = (height) => {
+    picture.setAttribute("viewBox", `0 0 ${width} ${height}`);
+    picture.setAttribute("width", String(width));
+    picture.setAttribute("height", String(height));
+  };
+  return board;
+}
+
+function drawLines(board, chart, series, xs, byX, format) {
+  const values = series.flatMap((one) => one.points.map(([, y]) => y)).filter(Number.isFinite);
+  const y = scale(chart.least ?? Math.min(...values), chart.most ?? Math.max(...values), format);
+  const x = scale(xs[0], xs[xs.length - 1], plainNumber, true);
+  const height = chart.tall ?? 240;
+  const area = axes(board, height, y, x, chart);
+  const put = (px, py) => [area.x(px), area.y(py)];
+  series.forEach((one, k) => {
+    for (const piece of piecesBetweenGaps(one.points)) {
+      line(board.svg, k, piece.map(([px, py]) => put(px, py)));
+      const every = Math.max(1, Math.ceil(piece.length / 8)); // marks tell lines apart, not points
+      piece.forEach(([px, py], at) => {
+        if (piece.length < 12 || at % every === 0) mark(board.svg, k, ...put(px, py));
+      });
+    }
+  });
+  const cursor = svg("g", { class: "cursor" });
+  board.svg.append(cursor);
+  board.places = xs.map((at) => {
+    const known = byX.map((one) => one.get(at)).filter(Number.isFinite);
+    return [area.x(at), known.length ? Math.min(...known.map(area.y)) : area.top];
+  });
+  board.cursor = (at) => {
+    cursor.replaceChildren();
+    if (at < 0) return;
+    const px = area.x(xs[at]);
+    cursor.append(svg("line", { x1: px, x2: px, y1: area.top, y2: area.bottom, class: "rule" }));
+    byX.forEach((one, k) => {
+      if (Number.isFinite(one.get(xs[at]))) mark(cursor, k, px, area.y(one.get(xs[at])), 5);
+    });
+  };
+}
+
+function drawColumns(board, chart, total, format) {
+  const { columns } = chart;
+  const most = chart.most ?? Math.max(...columns.map(total), 1e-9);
+  const y = scale(0, most, format);
+  const area = axes(board, chart.tall ?? 240, y, null, chart);
+  const step = (area.right - area.left) / columns.length;
+  const thick = Math.max(1, Math.min(48, step * 0.8));
+  const middle = (at) => area.left + step * (at + 0.5);
+  columns.forEach((column, at) => {
+    let below = 0;
+    column.parts.forEach((value, k) => {
+      const [low, high] = [area.y(below), area.y(below + (value ?? 0))];
+      block(board.svg, board, middle(at) - thick / 2, high, thick, low - high, k, thick < 4);
+      below += value ?? 0;
+    });
+  });
+  if (chart.names !== false) {
+    const widest = Math.max(...columns.map((column) => column.name.length), 1) * CHARACTER + 10;
+    const every = Math.max(1, Math.ceil(widest / step));
+    columns.forEach((column, at) => {
+      if (at % every === 0) text(board.svg, middle(at), area.bottom + 16, column.name, "middle");
+    });
+  }
+  reference(board, chart, area);
+  const cursor = outline(board);
+  board.places = columns.map((column, at) => [middle(at), area.y(total(column))]);
+  board.cursor = (at) =>
+    cursor(at < 0 ? null : [middle(at) - thick / 2 - 2, area.top, thick + 4, area.bottom - area.top]);
+}
+
+function drawBars(board, chart, format) {
+  const { rows } = chart;
+  const narrow = board.width < 480; // a phone: names above their bars
+  const names = Math.max(...rows.map((row) => row.name.length)) * CHARACTER + 12;
+  const notes = Math.max(...rows.map((row) => ending(chart, row, format).length)) * CHARACTER + 12;
+  const left = narrow ? 0 : Math.min(names, board.width * 0.34);
+  const right = board.width - Math.min(notes, board.width * (narrow ? 0.5 : 0.34));
+  const tall = narrow ? 40 : 26;
+  const most = chart.most ?? Math.max(...rows.map((row) => sum(row.parts)), 1e-9);
+  const x = (value) => left + ((right - left) * value) / most;
+  const height = rows.length * tall + (chart.reference ? 20 : 4);
+  board.size(height);
+  board.level = true;
+  rows.forEach((row, at) => {
+    const top = at * tall + (narrow ? 18 : 4);
+    const room = narrow ? board.width : left - 12;
+    if (narrow) text(board.svg, 0, top - 5, shortened(row.name, room), "start");
+    else text(board.svg, left - 8, top + 13, shortened(row.name, room), "end");
+    let before = 0;
+    row.parts.forEach((value, k) => {
+      block(board.svg, board, x(before), top, x(before + value) - x(before), 18, row.fill ?? k);
+      before += value;
+    });
+    text(board.svg, x(before) + 6, top + 13, ending(chart, row, format), "start", "strong");
+  });
+  if (chart.reference) {
+    const px = x(chart.reference.value);
+    const bottom = rows.length * tall + 2;
+    board.svg.append(svg("line", { x1: px, x2: px, y1: 0, y2: bottom, class: "reference" }));
+    const anchor = px > board.width / 2 ? "end" : "start";
+    text(board.svg, px, bottom + 13, chart.reference.name, anchor);
+  }
+  const cursor = outline(board);
+  board.places = rows.map((row, at) => [x(sum(row.parts)), at * tall + tall / 2]);
+  board.cursor = (at) => cursor(at < 0 ? null : [1, at * tall, board.width - 2, tall]);
+}
+
+function ending(chart, row, format) {
+  return row.ending ?? `${format(sum(row.parts))}${row.note && !chart.terse ? `, ${row.note}` : ""}`;
+}
+
+const PIECES = ["broadcast", "training", "upload", "wait for the round's end"];
+const PIECE_FILLS = [0, 1, 2, 4];
+
+/** Cut a client's time into pieces: [0, asked and downloaded), worked, sent, waited. */
+function piecesOf(row, end) {
+  const received = Math.max(0, row.received_s);
+  const upload = Math.min(Math.max(0, row.upload_s ?? 0), received);
+  const work = Math.min(Math.max(0, row.work_s ?? 0), received - upload);
+  const lengths = [received - upload - work, work, upload, Math.max(0, end - received)];
+  let start = 0;
+  return PIECES.map((name, k) => {
+    const piece = { name, start, length: lengths[k], fill: PIECE_FILLS[k] };
+    start += lengths[k];
+    return piece;
+  });
+}
+
+function drawTimeline(board, rows, pieces, end, round) {
+  const narrow = board.width < 480;
+  const names = Math.max(...rows.map((row) => row.client.length)) * CHARACTER + 12;
+  const left = narrow ? 0 : Math.min(names, board.width * 0.3);
+  const right = board.width - 12;
+  const tall = narrow ? 36 : 22;
+  const top = 22;
+  const x = (value) => left + ((right - left) * value) / end;
+  const height = top + rows.length * tall + 6;
+  board.size(height);
+  board.level = true;
+  for (const tick of ticksOf(0, end)) {
+    board.svg.append(svg("line", { x1: x(tick), x2: x(tick), y1: top - 4, y2: height, class: "grid" }));
+    const anchor = tick === 0 ? "start" : x(tick) > right - 24 ? "end" : "middle";
+    text(board.svg, x(tick), 12, seconds(tick).replace(/^0 ms$/, "0"), anchor);
+  }
+  rows.forEach((row, at) => {
+    const y = top + at * tall + (narrow ? 16 : 2);
+    if (narrow) text(board.svg, 0, y - 4, shortened(row.client, board.width), "start");
+    else text(board.svg, left - 8, y + 13, shortened(row.client, left - 12), "end", row.client === round.last ? "strong" : "");
+    for (const piece of pieces[at]) {
+      const width = x(piece.start + piece.length) - x(piece.start);
+      block(board.svg, board, x(piece.start), y, width, 16, piece.fill, width < 3);
+    }
+  });
+  const cursor = outline(board);
+  board.places = rows.map((row, at) => [x(row.received_s), top + at * tall + tall / 2]);
+  board.cursor = (at) => cursor(at < 0 ? null : [1, top + at * tall, board.width - 2, tall]);
+}
+
+function axes(board, height, y, x, chart) {
+  const left = Math.max(...y.ticks.map((tick) => y.format(tick).length)) * CHARACTER + 14;
+  const area = { left, right: board.width - 14, top: chart.yLabel ? 26 : 12, bottom: height - (chart.xLabel ? 40 : 22) };
+  area.y = (value) => area.bottom - ((area.bottom - area.top) * (value - y.low)) / (y.high - y.low);
+  area.x = (value) => area.left + ((area.right - area.left) * (value - x.low)) / (x.high - x.low);
+  board.size(height);
+  for (const tick of y.ticks) {
+    const at = area.y(tick);
+    board.svg.append(svg("line", { x1: area.left, x2: area.right, y1: at, y2: at, class: "grid" }));
+    text(board.svg, area.left - 8, at + 4, y.format(tick), "end");
+  }
+  for (const tick of x?.ticks ?? []) text(board.svg, area.x(tick), area.bottom + 17, x.format(tick), "middle");
+  if (chart.yLabel) text(board.svg, 0, 12, chart.yLabel, "start", "strong");
+  if (chart.xLabel) text(board.svg, area.right, height - 4, chart.xLabel, "end", "strong");
+  board.svg.append(svg("line", { x1: area.left, x2: area.right, y1: area.bottom, y2: area.bottom, class: "axis" }));
+  return area;
+}
+
+function reference(board, chart, area) {
+  if (!chart.reference) return;
+  const at = area.y(chart.reference.value);
+  board.svg.append(svg("line", { x1: area.left, x2: area.right, y1: at, y2: at, class: "reference" }));
+  text(board.svg, area.right, at - 5, chart.reference.name, "end", "strong halo");
+}
+
+function outline(board) {
+  const group = svg("g", { class: "cursor" });
+  board.svg.append(group);
+  return (box) => {
+    group.replaceChildren();
+    if (!box) return;
+    const [px, py, width, height] = box;
+    group.append(svg("rect", { x: px, y: py, width, height, class: "outline" }));
+  };
+}
+
+/** A range that contains low and high, its ticks at round numbers and how to write them. */
+function scale(low, high, format, whole = false) {
+  if (!Number.isFinite(low) || !Number.isFinite(high)) [low, high] = [0, 1];
+  if (low === high) [low, high] = whole ? [low - 1, high + 1] : [low - 0.5 * Math.abs(low || 1), high + 0.5 * Math.abs(high || 1)];
+  const ticks = ticksOf(low, high, whole);
+  if (whole) return { low, high, ticks, format };
+  const step = ticks.length > 1 ? ticks[1] - ticks[0] : high - low;
+  const bottom = Math.floor(low / step + 1e-9) * step;
+  const top = Math.ceil(high / step - 1e-9) * step;
+  return { low: bottom, high: top, ticks: ticksOf(bottom, top, false, step), format };
+}
+
+function ticksOf(low, high, whole = false, step = 0) {
+  if (!step) {
+    const rough = (high - low) / (MOST_TICKS - 1);
+    const power = 10 ** Math.floor(Math.log10(rough));
+    step = [1, 2, 5, 10].map((one) => one * power).find((one) => one >= rough - 1e-12);
+    if (whole) step = Math.max(1, Math.round(step));
+  }
+  const ticks = [];
+  for (let k = Math.ceil(low / step - 1e-9); k * step <= high + step * 1e-9; k += 1)
+    ticks.push(Number((k * step).toPrecision(12)));
+  return ticks;
+}
+
+function piecesBetweenGaps(points) {
+  const pieces = [[]];
+  for (const one of points) {
+    if (Number.isFinite(one[1])) pieces[pieces.length - 1].push(one);
+    else if (pieces[pieces.length - 1].length) pieces.push([]);
+  }
+  return pieces.filter((piece) => piece.length);
+}
+
+function line(parent, k, places) {
+  const path = places.map(([x, y], at) => `${at ? "L" : "M"}${x.toFixed(1)} ${y.toFixed(1)}`).join("");
+  const dash = DASHES[k % DASHES.length];
+  const more = dash ? { "stroke-dasharray": dash } : {};
+  parent.append(svg("path", { d: path, class: `line stroke-${k % 4}`, ...more }));
+}
+
+function mark(parent, k, x, y, size = 3.5) {
+  const look = { class: `mark fill-${k % 4}` };
+  const paths = {
+    square: `M${x - size} ${y - size}h${2 * size}v${2 * size}h${-2 * size}z`,
+    triangle: `M${x} ${y - size * 1.2}l${size * 1.2} ${size * 2.1}h${-size * 2.4}z`,
+    diamond: `M${x} ${y - size * 1.3}l${size * 1.3} ${size * 1.3}l${-size * 1.3} ${size * 1.3}l${-size * 1.3} ${-size * 1.3}z`,
+  };
+  const kind = MARKS[k % MARKS.length];
+  parent.append(
+    kind === "circle" ? svg("circle", { cx: x, cy: y, r: size, ...look }) : svg("path", { d: paths[kind], ...look }),
+  );
+}
+
+/** A filled box in the look of part `k`; `small` ones have no pattern and no edge. */
+function block(parent, board, x, y, width, height, k, small = false) {
+  if (width <= 0 || height <= 0) return;
+  const box = { x, y, width, height };
+  parent.append(svg("rect", { ...box, class: `fill-${k % 5}${small ? "" : " edged"}` }));
+  if (!small && PATTERNS[k % 5] !== "plain")
+    parent.append(svg("rect", { ...box, fill: `url(#${board.id}-${PATTERNS[k % 5]})` }));
+}
+
+function patterns(picture, id) {
+  const defs = svg("defs", {});
+  const tile = (name, size, ...shapes) => {
+    const one = svg("pattern", { id: `${id}-${name}`, width: size, height: size, patternUnits: "userSpaceOnUse" });
+    one.append(...shapes);
+    defs.append(one);
+  };
+  const ink = (d) => svg("path", { d, class: "ink" });
+  tile("dots", 6, svg("circle", { cx: 3, cy: 3, r: 1, class: "ink-dot" }));
+  tile("stripes", 6, ink("M-1 7L7 -1M-1 1L1 -1M5 7L7 5"));
+  tile("cross", 6, ink("M0 3H6M3 0V6"));
+  tile("hatch", 7, ink("M-1 -1L8 8M-1 6L1 8M6 -1L8 1"));
+  picture.append(defs);
+}
+
+function text(parent, x, y, content, anchor, look = "") {
+  parent.append(svg("text", { x, y, "text-anchor": anchor, "font-size": FONT, class: look }, content));
+}
+
+/** Cut a long name in its middle: both ends tell names apart. */
+function shortened(name, room) {
+  const most = Math.max(6, Math.floor(room / CHARACTER));
+  if (name.length <= most) return name;
+  const head = Math.ceil((most - 1) / 2);
+  return `${name.slice(0, head)}…${name.slice(name.length - (most - 1 - head))}`;
+}
+
+function sum(values) {
+  return values.reduce((all, one) => all + (one ?? 0), 0);
+}
+
+function svg(name, attributes, content) {
+  return fill(document.createElementNS(SVG, name), attributes, content);
+}
+
+function html(name, attributes, content) {
+  return fill(document.createElement(name), attributes, content);
+}
+
+function fill(node, attributes, content) {
+  for (const [name, value] of Object.entries(attributes)) if (value !== "" || name === "hidden") node.setAttribute(name, String(value));
+  if (content !== undefined) node.textContent = content;
+  return node;
+}
