@@ -1,0 +1,288 @@
+"""A run as charts and tables show it: bounded documents, made from history entries one by one.
+
+`RunView` takes the entries of `masks`, `rounds` and `evaluations` (history.py makes them) in any
+order between the lists, and gives documents that JSON can hold. Its memory grows with the clients
+of a run, never with its rounds: curves are thinned (a stride that doubles), of the timeline and of
+the masks the newest are kept.
+
+A round's bytes are those of phase `values` alone: what masks and evaluations sent in between is
+not in them, and a void attempt's are in those of the round that was tried again.
+"""
+
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from ssfl.server.history import Entry
+from ssfl.server.ledger import ONE_OFF, Direction
+
+MOST_POINTS = 2000  # of a curve; at this length every second point goes
+NEWEST_ROUNDS = 20  # in the timeline,
+SLOWEST_CLIENTS = 40  # with this many clients of a round each
+NEWEST_MASKS = 100
+BYTES_PER_VALUE = 4  # float32, as systems send that know no mask
+
+Rows = Iterable[Mapping[str, Any]]
+_TIMES = ("asked_s", "work_s", "upload_s", "received_s")
+
+
+class Thinned:
+    """Every n-th of the points added, the newest, and the extremes; n doubles with the length."""
+
+    def __init__(self, *extremes: Callable[[Entry], float | None]) -> None:
+        """`extremes`: what to keep the largest of, whatever the stride."""
+        self._kept: list[tuple[int, Entry]] = []
+        self._newest: tuple[int, Entry] | None = None
+        self._extremes: list[tuple[float, int, Entry] | None] = [None] * len(extremes)
+        self._sizes = extremes
+        self._stride = 1
+        self.num_added = 0
+
+    def add(self, point: Entry) -> None:
+        place, self.num_added = self.num_added, self.num_added + 1
+        self._newest = (place, point)
+        if place % self._stride == 0:
+            self._kept.append((place, point))
+        for number, size_of in enumerate(self._sizes):
+            size, largest = size_of(point), self._extremes[number]
+            if size is not None and (largest is None or size > largest[0]):
+                self._extremes[number] = (size, place, point)
+        if len(self._kept) >= MOST_POINTS:
+            self._kept = self._kept[::2]
+            self._stride *= 2
+
+    def points(self) -> list[Entry]:
+        """Return the points in the order they were added in."""
+        found = dict(self._kept)
+        found.update((place, point) for _, place, point in filter(None, self._extremes))
+        if self._newest:
+            found[self._newest[0]] = self._newest[1]
+        return [found[place] for place in sorted(found)]
+
+
+@dataclass(slots=True)
+class _Client:
+    """What one client did over the run."""
+
+    reported: int = 0
+    missed: int = 0
+    samples: int | None = None
+    timed: int = 0
+    work_s: float = 0.0
+    slowest_work_s: float = 0.0
+    upload_s: float = 0.0
+    upload_bytes: int = 0
+    loss: float | None = None
+    sent: dict[str, int] = field(default_factory=dict)  # message bytes by direction
+
+    def add(self, row: Mapping[str, Any]) -> None:
+        self.reported += 1
+        self.samples = row["num_samples"]
+        self.loss = row.get("training_loss", self.loss)
+        self.upload_bytes += row.get("upload_bytes") or 0
+        self.upload_s += row.get("upload_s") or 0.0
+        if (work_s := row.get("work_s")) is not None:
+            self.timed += 1
+            self.work_s += work_s
+            self.slowest_work_s = max(self.slowest_work_s, work_s)
+
+    def to_dict(self, name: str) -> Entry:
+        return {
+            "client": name,
+            "selected": self.reported + self.missed,
+            "reported": self.reported,
+            "missed": self.missed,
+            "samples": self.samples,
+            "work_s": self.work_s / self.timed if self.timed else None,
+            "slowest_work_s": self.slowest_work_s if self.timed else None,
+            "upload_s": self.upload_s / self.reported if self.reported else None,
+            "upload_bytes_per_s": self.upload_bytes / self.upload_s if self.upload_s else None,
+            "up_bytes": self.sent.get(Direction.UP),  # None: nobody told (add_bytes)
+            "down_bytes": self.sent.get(Direction.DOWN),
+            "loss": self.loss,
+        }
+
+
+class RunView:
+    """Takes a run's history entries; tells what they come to so far."""
+
+    def __init__(self) -> None:
+        self._curve = Thinned(
+            lambda point: point["accuracy"], _negative("loss"), lambda point: point["seconds"]
+        )
+        self._evaluations = Thinned(lambda point: point["accuracy"], _negative("loss"))
+        self._timeline: deque[Entry] = deque(maxlen=NEWEST_ROUNDS)
+        self._masks: deque[Entry] = deque(maxlen=NEWEST_MASKS)
+        self._layers: Mapping[str, Mapping[str, int]] = {}  # of the newest mask
+        self._clients: dict[str, _Client] = {}
+        self._values = {Direction.UP: 0, Direction.DOWN: 0}  # payload bytes up to the newest round
+        self._sent = 0  # message bytes, both ways and all phases, up to the newest round
+        self.num_rounds = 0
+        self.num_masks = 0
+        self.num_asked = 0  # clients, over all rounds
+        self.num_reported = 0
+        self.best: Entry | None = None  # the evaluation with the highest accuracy, or lowest loss
+        self.phase_seconds: dict[str, float] = {}  # sums over the rounds whose phases are known
+
+    def add(self, name: str, entry: Mapping[str, Any]) -> None:
+        """Take the next entry of the list `name`: masks, rounds or evaluations."""
+        match name:
+            case "masks":
+                self.num_masks += 1
+                self._masks.append({key: entry.get(key) for key in _OF_A_MASK})
+                self._layers = entry.get("layers") or {}
+            case "rounds":
+                self._add_round(entry)
+            case "evaluations":
+                self._add_evaluation(entry)
+
+    def add_bytes(self, rows: Rows) -> None:
+        """Take rows of ledger.csv (or of `Ledger.take`): the message bytes of each client."""
+        for row in rows:
+            if row["client"]:
+                sent = self._client(row["client"]).sent
+                way = row["direction"]
+                sent[way] = sent.get(way, 0) + int(row["message_bytes"] or 0)
+
+    def curve(self) -> list[Entry]:
+        """Return the rounds: test metrics of each one's base, duration, payload bytes.
+
+        `sent_bytes`: all messages, both ways, before the round; what its base has cost.
+        """
+        return self._curve.points()
+
+    def evaluations(self) -> list[Entry]:
+        """Return the tests of the global model by all clients."""
+        return self._evaluations.points()
+
+    def timeline(self) -> list[Entry]:
+        """Return the newest rounds, oldest first: who was asked, worked, sent, and when.
+
+        Of many clients, the slowest; `others` counts the rest.
+        """
+        return list(self._timeline)
+
+    def masks(self) -> list[Entry]:
+        """Return the newest masks, oldest first: when and why each was agreed."""
+        return list(self._masks)
+
+    def layers(self) -> list[Entry]:
+        """Return how much of every masked tensor the newest mask keeps."""
+        return layer_rows(self._layers)
+
+    def clients(self) -> list[Entry]:
+        """Return each client's part in the run, by name."""
+        return [self._clients[name].to_dict(name) for name in sorted(self._clients)]
+
+    def bytes(self, ledger_rows: Rows, num_values: int) -> Entry:
+        """Return the totals, and those of the rounds against a system that sends every value.
+
+        `dense`: 4 bytes for each value of the model, for the same transfers: up from every client
+        that reported, down to every one that was asked.
+        """
+        rows = [dict(row) for row in ledger_rows]
+        transfers = {Direction.UP: self.num_reported, Direction.DOWN: self.num_asked}
+        found: Entry = {"rows": rows}
+        for way, count in transfers.items():
+            values = payload(rows, way, ("values",))
+            dense = BYTES_PER_VALUE * num_values * count
+            ratio = values / dense if dense else None
+            found[way.value] = {"values": values, "dense": dense, "ratio": ratio}
+        found["one_off"] = {way.value: payload(rows, way, ONE_OFF) for way in Direction}
+        return found
+
+    def _client(self, name: str) -> _Client:
+        return self._clients.setdefault(name, _Client())
+
+    def _add_round(self, entry: Mapping[str, Any]) -> None:
+        clients: Sequence[Mapping[str, Any]] = entry["clients"]
+        missing: Sequence[str] = entry["missing"]
+        self.num_rounds += 1
+        self.num_reported += len(clients)
+        self.num_asked += len(clients) + len(missing)
+        for row in clients:
+            self._client(row["client"]).add(row)
+        for name in missing:
+            self._client(name).missed += 1
+        phases = entry.get("phases")
+        for phase, seconds in (phases or {}).items():
+            self.phase_seconds[phase] = self.phase_seconds.get(phase, 0.0) + (seconds or 0.0)
+        before, sent = self._values, self._sent
+        self._values = {way: payload(entry["ledger"], way, ("values",)) for way in Direction}
+        self._sent = sum(row["message_bytes"] for row in entry["ledger"])
+        timed = {"round": entry["round"], "seconds": entry.get("seconds"), "phases": phases}
+        self._curve.add(
+            {
+                **timed,
+                "accuracy": entry["pooled"],
+                "loss": entry["loss"],
+                "up_bytes": self._values[Direction.UP] - before[Direction.UP],
+                "down_bytes": self._values[Direction.DOWN] - before[Direction.DOWN],
+                "sent_bytes": sent,
+            }
+        )
+        slowest = sorted(clients, key=_received_s, reverse=True)[:SLOWEST_CLIENTS]
+        self._timeline.append(
+            {
+                **timed,
+                "began": entry.get("began"),
+                "last": entry.get("last"),
+                "clients": [_times_of(row) for row in slowest],
+                "missing": list(missing)[:SLOWEST_CLIENTS],
+                "num_missing": len(missing),
+                "others": len(clients) - len(slowest),
+            }
+        )
+
+    def _add_evaluation(self, entry: Mapping[str, Any]) -> None:
+        point = {
+            "rounds_done": entry["rounds_done"],
+            "accuracy": entry["pooled"],
+            "loss": entry["loss"],
+            "metrics": entry.get("metrics") or {},
+            "sent_bytes": sum(row["message_bytes"] for row in entry["ledger"]),
+        }
+        self._evaluations.add(point)
+        if self.best is None or _quality(point) > _quality(self.best):
+            self.best = point
+
+
+_OF_A_MASK = (
+    "step", "epoch", "rounds_done", "reason", "criterion", "num_batches", "num_kept", "digest",
+    "renewed",
+)  # fmt: skip
+
+
+def payload(rows: Rows, way: Direction, phases: Sequence[str]) -> int:
+    """Return the tensor bytes that ledger rows count in a direction, in these phases."""
+    return sum(
+        row["payload_bytes"]
+        for row in rows
+        if row["direction"] == way.value and row["phase"] in phases
+    )
+
+
+def layer_rows(layers: Mapping[str, Mapping[str, int]]) -> list[Entry]:
+    """Return kept, size and density of each masked tensor, as a history's mask has them."""
+    return [
+        {"name": name, **layer, "density": layer["kept"] / layer["size"] if layer["size"] else 0.0}
+        for name, layer in layers.items()
+    ]
+
+
+def _times_of(row: Mapping[str, Any]) -> Entry:
+    return {"client": row["client"], **{name: row.get(name) for name in _TIMES}}
+
+
+def _received_s(row: Mapping[str, Any]) -> float:
+    return float(row.get("received_s") or 0.0)
+
+
+def _negative(name: str) -> Callable[[Entry], float | None]:
+    return lambda point: None if point[name] is None else -point[name]
+
+
+def _quality(point: Entry) -> tuple[float, float]:
+    accuracy, loss = point["accuracy"], point["loss"]
+    return (-1.0 if accuracy is None else accuracy), (float("-inf") if loss is None else -loss)
