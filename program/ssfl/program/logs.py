@@ -56,7 +56,7 @@ class TextFormatter(logging.Formatter):
             colour = _RED if record.levelno >= logging.ERROR else _YELLOW
             parts.append(self._paint(record.levelname, colour))
         parts.append(record.getMessage())
-        if fields := _fields(record):
+        if fields := fields_of(record):
             shown = " ".join(f"{name}={_text(value)}" for name, value in fields.items())
             parts.append(" " + self._paint(shown, _DIM))
         return "\n".join([" ".join(parts), *self._traceback(record)])
@@ -80,8 +80,8 @@ class JsonFormatter(logging.Formatter):
         }
         if record.exc_info:
             line["exception"] = self.formatException(record.exc_info)
-        for name, value in _fields(record).items():
-            line[f"{name}_" if name in line else name] = _plain(value)
+        for name, value in fields_of(record).items():
+            line[f"{name}_" if name in line else name] = plain(value)
         return json.dumps(line, ensure_ascii=False, allow_nan=False)
 
 
@@ -89,12 +89,12 @@ def _wants_colour() -> bool:
     return sys.stderr.isatty() and "NO_COLOR" not in os.environ and os.environ.get("TERM") != "dumb"
 
 
-def _fields(record: logging.LogRecord) -> dict[str, Any]:
+def fields_of(record: logging.LogRecord) -> dict[str, Any]:
     return {name: value for name, value in vars(record).items() if name not in _STANDARD}
 
 
 def _text(value: object) -> str:
-    value = _plain(value[: _DIGEST_CHARACTERS // 2] if isinstance(value, bytes) else value)
+    value = plain(value[: _DIGEST_CHARACTERS // 2] if isinstance(value, bytes) else value)
     if isinstance(value, bool):
         return "yes" if value else "no"
     if isinstance(value, float):
@@ -104,7 +104,7 @@ def _text(value: object) -> str:
     return json.dumps(value, ensure_ascii=False)
 
 
-def _plain(value: object) -> Any:
+def plain(value: object) -> Any:
     """Return `value` in types that JSON has; NaN and infinities become their names."""
     if hasattr(value, "item") and getattr(value, "ndim", None) == 0:  # a numpy scalar
         value = value.item()
@@ -115,7 +115,7 @@ def _plain(value: object) -> Any:
     if isinstance(value, bytes):
         return value.hex()
     if isinstance(value, Mapping):
-        return {str(name): _plain(one) for name, one in value.items()}
+        return {str(name): plain(one) for name, one in value.items()}
     if isinstance(value, list | tuple | set | frozenset):
-        return [_plain(one) for one in value]
+        return [plain(one) for one in value]
     return str(value)

@@ -44,7 +44,7 @@ def history_blocks(journal: Path, stop: int, told: Mapping[str, Any]) -> Iterato
         waiting: dict[str, IO[bytes]] = {"masks": masks, "evaluations": evaluations}
         yield json.dumps(dict(told))[:-1].encode() + b',\n"rounds": ['
         between = b"\n"
-        for name, entry in _entries(journal, stop):
+        for name, entry in Follower(journal).entries(stop):
             if name in waiting:
                 waiting[name].write((b",\n" if waiting[name].tell() else b"\n") + _line(entry))
             else:
@@ -57,12 +57,21 @@ def history_blocks(journal: Path, stop: int, told: Mapping[str, Any]) -> Iterato
         yield b"]}\n"
 
 
-def _entries(journal: Path, stop: int) -> Iterator[tuple[str, Entry]]:
-    story = _Teller()
-    for _, record in records_of(journal, stop=stop):
-        story.add(facts.from_json(record))
-        yield from story.fresh
-        story.fresh.clear()
+class Follower:
+    """Reads a journal that grows: every entry once, from where it stopped the last time."""
+
+    def __init__(self, journal: Path) -> None:
+        self._journal = journal
+        self._story = _Teller()
+        self.num_bytes = 0  # read so far
+
+    def entries(self, stop: int) -> Iterator[tuple[str, Entry]]:
+        """Yield what is new up to byte `stop`, with the name of its list; may be left early."""
+        for end, record in records_of(self._journal, self.num_bytes, stop):
+            self.num_bytes = end
+            self._story.add(facts.from_json(record))
+            fresh, self._story.fresh = self._story.fresh, []
+            yield from fresh
 
 
 def _line(entry: Entry) -> bytes:

@@ -24,6 +24,10 @@ class Presence:
     asked_s: float = 0.0
     sent_s: float = 0.0  # when all of that task had been sent
 
+    def silent_s(self, now_s: float) -> float:
+        """Return for how long nothing was heard."""
+        return 0.0 if self.open_calls else max(0.0, now_s - self.last_seen_s)
+
 
 class Sessions:
     """Signs of life of every client."""
@@ -41,6 +45,10 @@ class Sessions:
         """Return what is known; a client of an earlier process counts as seen just now."""
         return self._presence.setdefault(client, Presence(now_s))
 
+    def look(self, client: ClientId) -> Presence | None:
+        """Return what is known, if anything is; for other threads: nothing is changed."""
+        return self._presence.get(client)
+
     def excuse(self, seconds: float, now_s: float) -> None:
         """The coordinator itself stood still for so long: nobody could be heard meanwhile."""
         for presence in self._presence.values():
@@ -48,8 +56,7 @@ class Sessions:
 
     def silent_s(self, client: ClientId, now_s: float) -> float:
         """Return how long nothing was heard of a client."""
-        presence = self.get(client, now_s)
-        return 0.0 if presence.open_calls else max(0.0, now_s - presence.last_seen_s)
+        return self.get(client, now_s).silent_s(now_s)
 
     def alive(self, client: ClientId, now_s: float) -> bool:
         """Tell whether the client has a call open or was heard of within 30 s."""

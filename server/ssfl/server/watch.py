@@ -1,4 +1,4 @@
-"""The HTTP ports of a coordinator, for those who watch: probes, metrics.
+"""The HTTP ports of a coordinator, for those who watch: probes, metrics, the status page.
 
 The probes' port opens first, so that a coordinator that reads a large state is seen to be alive.
 """
@@ -6,6 +6,7 @@ The probes' port opens first, so that a coordinator that reads a large state is 
 import asyncio
 from collections.abc import Mapping
 
+from ssfl.program.recent import Recent
 from ssfl.program.web import Route, TlsFiles, WebServer
 from ssfl.server.conductor import Conductor
 from ssfl.server.config import CoordinatorConfig
@@ -22,6 +23,9 @@ class Watch:
         self.health = Health()
         self._config = config
         self._servers: list[WebServer] = []
+        self._recent = Recent()
+        if config.status_port is not None:
+            self._recent.begin()
         if config.health_port is not None:
             self._open("health", self.health.routes(), config.host, config.health_port, None)
 
@@ -36,9 +40,17 @@ class Watch:
             route = metrics_route(RunCollector(conductor, sessions, uploads))
             routes = {"/metrics": route, **self.health.routes()}
             self._open("metrics", routes, config.metrics_host, config.metrics_port, tls)
+        if config.status_port is not None:
+            from ssfl.server.status_documents import Documents
+            from ssfl.server.status_page import page_routes
+
+            documents = Documents(conductor, sessions, self._recent)
+            routes = page_routes(documents, config.status_host)
+            self._open("status", routes, config.status_host, config.status_port, tls)
 
     async def stop(self) -> None:
         """Answer no longer."""
+        self._recent.end()
         for server in self._servers:
             await asyncio.to_thread(server.stop)
 

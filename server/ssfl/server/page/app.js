@@ -1,0 +1,456 @@
+// The status page: asks the coordinator every two seconds and shows what it says.
+//
+// The status says whether the rest has changed; only what did is fetched. A page that nobody looks
+// at asks rarely. When the coordinator is not reached, the page says since when, keeps what it
+// showed, asks less and less often, and goes on by itself. Text from the network goes in as text.
+
+import { bars, bytes, densityBars, grouped, lineChart, percent, seconds, stackedBars, timeline } from "./charts.js";
+
+const EVERY_MS = 2000;
+const HIDDEN_MS = 30000;
+const AWAY_MOST_MS = 15000;
+const PATIENCE_MS = 8000; // with one answer
+const ROWS = 50; // of clients on a page
+const EVENTS = 300;
+const PHASES = ["broadcast", "training", "collection", "aggregation", "commit"];
+const WORDS = {
+  gathering: "Gathering clients",
+  score: "Agreeing on a mask",
+  train: "Training",
+  evaluate: "Testing the model",
+  personalize: "Training personal models",
+  waiting: "Waiting",
+  paused: "Paused by an operator",
+  finished: "Finished",
+  stopped: "Stopped by an operator",
+};
+const COLUMNS = [
+  ["name", "client", (row) => row.name],
+  ["state", "state", (row) => row.state],
+  ["last_seen_s", "last seen", (row) => (row.last_seen_s === null ? "not since the start" : row.last_seen_s < 1 ? "now" : `${seconds(row.last_seen_s)} ago`)],
+  ["samples", "samples", (row) => grouped(row.samples)],
+  ["steps_done", "minibatches", (row) => (row.steps_all ? `${grouped(row.steps_done)} of ${grouped(row.steps_all)}` : "–")],
+  ["work_s", "training", (row) => known(row.work_s, seconds)],
+  ["upload_s", "upload", (row) => known(row.upload_s, seconds)],
+  ["bytes_per_s", "throughput", (row) => known(row.bytes_per_s, (rate) => `${bytes(rate)}/s`)],
+  ["refusals", "refused", (row) => grouped(row.refusals)],
+];
+
+const at = (id) => document.getElementById(id);
+const seen = { mark: "", events: 0, started: 0 };
+const table = { filter: "", state: "", sort: "name", order: "ascending", offset: 0 };
+let rounds = [];
+let picked = "newest";
+let reachedAt = null;
+let failures = 0;
+let timer = 0;
+let asking = false;
+
+// ---- asking
+
+async function ask(path) {
+  const answer = await fetch(path, { signal: AbortSignal.timeout(PATIENCE_MS), credentials: "same-origin" });
+  if (!answer.ok) throw new Error(`${path}: ${answer.status}`);
+  return answer.json();
+}
+
+async function turn() {
+  if (asking) return;
+  asking = true;
+  clearTimeout(timer);
+  try {
+    await askAll();
+    failures = 0;
+    reachedAt = new Date();
+  } catch (error) {
+    failures += 1;
+    console.info("the coordinator was not reached:", error.message);
+  }
+  asking = false;
+  showConnection();
+  const away = Math.min(AWAY_MOST_MS, EVERY_MS * 2 ** Math.min(failures, 4));
+  timer = setTimeout(turn, failures ? away : document.hidden ? HIDDEN_MS : EVERY_MS);
+}
+
+async function askAll() {
+  const status = await ask("api/v1/status");
+  if (status.started !== seen.started) Object.assign(seen, { mark: "", events: 0, started: status.started });
+  showStatus(status);
+  await askClients();
+  if (status.events !== seen.events || !at("events").childElementCount) {
+    const news = await ask(`api/v1/events?after=${seen.events}`);
+    showEvents(news.events, seen.events === 0);
+    seen.events = news.last;
+  }
+  if (status.history.mark !== seen.mark) {
+    const [curves, newest, mask] = await Promise.all(["rounds", "timeline", "layers"].map((name) => ask(`api/v1/${name}`)));
+    showCurves(curves);
+    showRounds(newest.rounds);
+    showLayers(mask, status);
+    seen.mark = status.history.mark;
+  }
+}
+
+async function askClients() {
+  const query = new URLSearchParams({ ...table, limit: ROWS });
+  const found = await ask(`api/v1/clients?${query}`);
+  if (table.offset && table.offset >= found.matching) {
+    table.offset = Math.max(0, Math.floor((found.matching - 1) / ROWS) * ROWS);
+    return askClients();
+  }
+  showClients(found);
+}
+
+function showConnection() {
+  const away = at("away");
+  away.hidden = failures === 0;
+  set(at("connection"), failures ? "not connected" : `live · ${clock(reachedAt)}`);
+  if (!failures) return;
+  const since = reachedAt ? `since ${clock(reachedAt)}` : "yet";
+  set(away, `Coordinator not reached ${since}. What is shown is from then; trying again by itself.`);
+}
+
+// ---- showing
+
+function showStatus(status) {
+  const word = status.paused && status.phase !== "paused" ? `${WORDS[status.phase]}, then paused` : (WORDS[status.phase] ?? status.phase);
+  document.title = `${word}${status.rounds.done ? ` ${status.rounds.done}/${status.rounds.all}` : ""} · ssfl`;
+  set(at("run-id"), status.run_id || "(not begun)");
+  set(at("version"), `ssfl ${status.version}`);
+  set(at("phase"), word);
+  set(at("waiting"), waitingText(status));
+  at("progress").max = Math.max(1, status.rounds.all);
+  at("progress").value = status.rounds.done;
+  set(at("announcer"), status.stall ? `${word}: ${status.stall.reason}` : word);
+  showFacts(status);
+  showNotices(status);
+  showBytes(status.bytes);
+}
+
+function waitingText(status) {
+  const done = { finished: "the model is written", stopped: "the model so far is written" }[status.phase];
+  if (done) return status.ended_early ? `${done}; ended early: ${status.ended_early}` : done;
+  return status.waiting_for ? `waits for ${status.waiting_for}` : "";
+}
+
+function showFacts(status) {
+  const { mask, step, clients } = status;
+  const here = clients.working + clients.waiting + clients.reported;
+  const all = Object.values(clients).reduce((sum, one) => sum + one, 0);
+  const ratio = (way) => (status.bytes[way].ratio === null ? "–" : percent(status.bytes[way].ratio));
+  const facts = [
+    ["Round", `${grouped(status.rounds.done)} of ${grouped(status.rounds.all)}`, step ? `${step.work}: ${step.reported} of ${step.asked} reported` : ""],
+    ["Time left", known(status.seconds_left, seconds), status.seconds_per_round === null ? "" : `${seconds(status.seconds_per_round)} a round`],
+    ["Accuracy", known(status.accuracy, percent), accuracyNote(status)],
+    ["Loss", known(status.loss, (loss) => loss.toPrecision(4)), ""],
+    ["Clients here", `${grouped(here)} of ${grouped(all)}`, clientsNote(clients)],
+    ["Mask density", known(mask.density, percent), mask.density === null ? "" : `${grouped(mask.kept)} kept, mask no. ${mask.epoch}`],
+    ["Sent up", ratio("up"), "of dense values"],
+    ["Sent down", ratio("down"), "of dense values"],
+    ["Memory", bytes(status.memory.peak_bytes), "at its peak"],
+    ["Disk free", bytes(status.disk.free_bytes), `of ${bytes(status.disk.size_bytes)}`],
+  ];
+  const list = at("facts");
+  while (list.childElementCount < facts.length) {
+    const group = make("div");
+    const value = make("dd");
+    value.append(make("span"), make("small"));
+    group.append(make("dt"), value);
+    list.append(group);
+  }
+  facts.forEach(([name, value, note], k) => {
+    const [term, shown] = list.children[k].children;
+    set(term, name);
+    set(shown.children[0], value);
+    set(shown.children[1], note);
+  });
+}
+
+function accuracyNote(status) {
+  const more = Object.entries(status.metrics).filter(([name]) => name !== "accuracy").slice(0, 2);
+  return more.map(([name, value]) => `${name} ${value.toPrecision(3)}`).join(", ");
+}
+
+function clientsNote(clients) {
+  const names = ["working", "reported", "lost", "left", "removed"];
+  return names.filter((name) => clients[name]).map((name) => `${clients[name]} ${name}`).join(", ");
+}
+
+function showNotices(status) {
+  const notices = [];
+  const { stall } = status;
+  if (stall) {
+    const more = stall.num_missing - stall.missing.length;
+    const missing = stall.missing.join(", ") + (more > 0 ? ` and ${more} more` : "");
+    notices.push(["bad", `The run cannot go on: ${stall.reason}, for ${seconds(stall.seconds)} now. Missing: ${missing || "nobody known"}. It takes ${stall.unblock}.`]);
+  }
+  if (status.disk.full) notices.push(["bad", "The disk is full: make room, then the run goes on by itself."]);
+  else if (status.disk.free_bytes < 0.05 * status.disk.size_bytes) notices.push(["", `Less than 5 % of the disk is free: ${bytes(status.disk.free_bytes)}.`]);
+  const refused = Object.entries(status.refusals).map(([reason, count]) => `${reason.replaceAll("_", " ")} ${grouped(count)}`);
+  if (refused.length) notices.push(["", `Calls refused since the coordinator started: ${refused.join(", ")}.`]);
+  if (status.history.read < 1) notices.push(["", `Reading what the run did so far: ${percent(status.history.read)}.`]);
+  const list = at("notices");
+  while (list.childElementCount > notices.length) list.lastChild.remove();
+  notices.forEach(([look, text], k) => {
+    const one = list.children[k] ?? list.appendChild(make("p"));
+    one.className = `notice ${look}`;
+    set(one, text);
+  });
+}
+
+function showBytes(sent) {
+  const rows = ["up", "down"].flatMap((way) => {
+    const { values, dense, ratio } = sent[way];
+    const share = ratio === null ? "" : ` (${percent(ratio)})`;
+    const from = way === "up" ? "from clients" : "to clients";
+    return [
+      { name: from, parts: [values], ending: `${bytes(values)}${share}` },
+      { name: `${from}, dense`, parts: [dense], ending: bytes(dense), fill: 4 },
+    ];
+  });
+  const once = sent.one_off.up + sent.one_off.down;
+  rows.push({ name: "once, for the mask", parts: [once], ending: bytes(once), fill: 2 });
+  const none = rows.every((row) => row.parts[0] === 0);
+  bars(at("bytes"), { label: "Bytes of values against sending every value as float32", nameLabel: "what", parts: ["bytes"], format: bytes, rows: none ? [] : rows, empty: "nothing has been sent yet" });
+  at("bytes-rows").hidden = none;
+  set(at("bytes-note"), none ? "" : "values of all rounds so far");
+  byteRows = sent.rows;
+  if (at("bytes-rows").open) fillByteRows();
+}
+
+let byteRows = [];
+
+function fillByteRows() {
+  const made = make("table");
+  const head = make("tr");
+  for (const name of ["phase", "direction", "encoding", "tensors", "messages", "TCP"]) {
+    const cell = make("th", name);
+    cell.scope = "col";
+    head.append(cell);
+  }
+  const top = make("thead");
+  top.append(head);
+  const body = make("tbody");
+  for (const one of byteRows) {
+    const row = make("tr");
+    const name = make("th", one.phase);
+    name.scope = "row";
+    row.append(name, ...[one.direction, one.encoding || "–", bytes(one.payload_bytes), bytes(one.message_bytes), known(one.socket_bytes, bytes)].map((text) => make("td", text)));
+    body.append(row);
+  }
+  made.append(top, body);
+  at("bytes-rows").querySelector(".table-scroll").replaceChildren(made);
+}
+
+function showCurves({ curve, evaluations }) {
+  const series = (name) => [
+    { name: "clients of the round", points: curve.map((point) => [point.round, point[name]]) },
+    { name: "all clients", points: evaluations.map((point) => [point.rounds_done, point[name]]) },
+  ].filter((one) => one.points.some(([, y]) => y !== null)); // prettier-ignore
+  lineChart(at("accuracy"), { label: "Accuracy by round", series: series("accuracy"), xLabel: "rounds done", format: percent, empty: "no round has been tested yet, or the task has no accuracy" });
+  lineChart(at("loss"), { label: "Loss by round", series: series("loss"), xLabel: "rounds done", empty: "no round has been tested yet" });
+}
+
+function showRounds(newest) {
+  rounds = newest;
+  const timed = newest.filter((one) => one.phases);
+  stackedBars(at("phases"), {
+    label: "Seconds of the newest rounds by phase", xLabel: "round", yLabel: "seconds", parts: PHASES, format: seconds, tall: 220,
+    columns: timed.map((one) => ({ name: String(one.round), parts: PHASES.map((phase) => one.phases[phase] ?? 0) })),
+    empty: "no round has been timed yet",
+  }); // prettier-ignore
+  const choice = at("round");
+  const names = ["newest", ...newest.map((one) => String(one.round)).reverse()];
+  if (names.length !== choice.length || [...choice.options].some((one, k) => one.value !== names[k])) {
+    choice.replaceChildren(...names.map((name) => new Option(name, name)));
+    if (!names.includes(picked)) picked = "newest";
+    choice.value = picked;
+  }
+  showTimeline();
+}
+
+function showTimeline() {
+  const round = picked === "newest" ? rounds[rounds.length - 1] : rounds.find((one) => String(one.round) === picked);
+  timeline(at("timeline"), round);
+  if (!round) return set(at("timeline-note"), "");
+  const notes = [`round ${round.round}`];
+  if (round.seconds !== null && round.seconds !== undefined) notes.push(seconds(round.seconds));
+  notes.push(round.others ? `the slowest ${round.clients.length} of ${round.clients.length + round.others} clients` : `${round.clients.length} clients, the slowest first`);
+  const missing = round.num_missing ?? round.missing.length;
+  if (missing) notes.push(`${missing} did not report: ${round.missing.slice(0, 5).join(", ")}${missing > 5 ? " …" : ""}`);
+  set(at("timeline-note"), notes.join(" · "));
+}
+
+function showLayers({ layers }, status) {
+  densityBars(at("layers"), layers, {
+    empty: status.strategy === "ssfl" ? "no mask has been agreed yet" : `strategy ${status.strategy} has no mask`,
+  });
+  set(at("layers-note"), layers.length ? `${layers.length} layers, mask no. ${status.mask.epoch}` : "");
+}
+
+function showClients(found) {
+  const { clients, all, matching, offset, states } = found;
+  set(at("clients-note"), all === matching ? `${grouped(all)} joined` : `${grouped(matching)} of ${grouped(all)}`);
+  const choice = at("state");
+  const names = ["", ...Object.keys(states)];
+  if (!choice.length) choice.replaceChildren(...names.map((name) => new Option(name, name)));
+  names.forEach((name, k) => set(choice.options[k], name ? `${name} (${grouped(states[name])})` : "all"));
+  const body = at("clients").tBodies[0];
+  while (body.rows.length > clients.length) body.lastChild.remove();
+  clients.forEach((client, k) => {
+    const row = body.rows[k] ?? body.appendChild(newRow());
+    COLUMNS.forEach(([name, , text], cell) => {
+      const place = name === "state" ? row.cells[cell].firstChild : row.cells[cell];
+      set(place, text(client));
+      if (name === "state" && place.className !== `word ${client.state}`) place.className = `word ${client.state}`;
+      if (name === "name" && place.title !== client.name) place.title = client.name;
+    });
+  });
+  at("pages").hidden = matching <= ROWS;
+  set(at("page-note"), `${grouped(offset + 1)} to ${grouped(offset + clients.length)} of ${grouped(matching)}`);
+  at("back").disabled = offset === 0;
+  at("next").disabled = offset + clients.length >= matching;
+}
+
+function newRow() {
+  const row = make("tr");
+  for (const [name] of COLUMNS) {
+    const cell = make(name === "name" ? "th" : "td");
+    if (name === "name") cell.scope = "row";
+    if (name === "state") cell.append(make("span"));
+    row.append(cell);
+  }
+  return row;
+}
+
+function buildHead() {
+  const row = make("tr");
+  for (const [name, label] of COLUMNS) {
+    const cell = make("th");
+    cell.scope = "col";
+    const button = make("button", label);
+    button.type = "button";
+    button.className = "sorts";
+    button.addEventListener("click", () => {
+      const turned = table.sort === name && table.order === "ascending" ? "descending" : "ascending";
+      Object.assign(table, { sort: name, order: turned, offset: 0 });
+      markSorted();
+      again();
+    });
+    cell.append(button);
+    row.append(cell);
+  }
+  at("clients").tHead.append(row);
+  markSorted();
+}
+
+function markSorted() {
+  COLUMNS.forEach(([name], k) => {
+    const cell = at("clients").tHead.rows[0].cells[k];
+    if (table.sort === name) cell.setAttribute("aria-sort", table.order);
+    else cell.removeAttribute("aria-sort");
+  });
+}
+
+function showEvents(news, anew) {
+  const list = at("events");
+  if (anew) list.replaceChildren();
+  for (const one of news) list.prepend(newEvent(one));
+  while (list.childElementCount > EVENTS) list.lastChild.remove();
+  if (!list.childElementCount) list.append(make("li", "nothing has happened yet"));
+  hideEvents();
+}
+
+function newEvent({ time, level, event, fields }) {
+  const item = make("li");
+  item.className = level;
+  const when = make("time", clock(new Date(1000 * time)));
+  when.dateTime = new Date(1000 * time).toISOString();
+  const what = make("div");
+  what.className = "what";
+  if (level !== "info") {
+    const word = make("span", `${level} `);
+    word.className = "level";
+    what.append(word);
+  }
+  const [first, ...rest] = event.split("\n");
+  what.append(make("span", first));
+  const shown = Object.entries(fields).map(([name, value]) => `${name}=${typeof value === "string" ? value : JSON.stringify(value)}`).join(" ");
+  if (shown) {
+    const more = make("span", ` ${shown}`);
+    more.className = "fields";
+    what.append(more);
+  }
+  if (rest.length) {
+    const details = make("details");
+    const whole = make("div", rest.join("\n"));
+    whole.className = "fields";
+    details.append(make("summary", `${rest.length} more lines`), whole);
+    what.append(details);
+  }
+  item.append(when, what);
+  return item;
+}
+
+function hideEvents() {
+  const only = at("only-bad").checked;
+  for (const item of at("events").children) item.hidden = only && item.className === "info";
+}
+
+// ---- small things
+
+function known(value, format) {
+  return value === null || value === undefined ? "–" : format(value);
+}
+
+function clock(date) {
+  return date.toLocaleTimeString([], { hour: "2-digit", minute: "2-digit", second: "2-digit", hour12: false });
+}
+
+/** Change a text only where it differs: a selection stays, a screen reader is not told again. */
+function set(node, text) {
+  if (node.textContent !== text) node.textContent = text;
+}
+
+function make(name, text) {
+  const node = document.createElement(name);
+  if (text !== undefined) node.textContent = text;
+  return node;
+}
+
+/** Ask for the clients again, now: what to show of them was changed. */
+async function again() {
+  try {
+    await askClients();
+  } catch (error) {
+    console.info("the coordinator was not reached:", error.message);
+  }
+}
+
+at("filter").addEventListener("input", (event) => {
+  Object.assign(table, { filter: event.target.value, offset: 0 });
+  again();
+});
+at("state").addEventListener("change", (event) => {
+  Object.assign(table, { state: event.target.value, offset: 0 });
+  again();
+});
+at("round").addEventListener("change", (event) => {
+  picked = event.target.value;
+  showTimeline();
+});
+at("back").addEventListener("click", () => {
+  table.offset = Math.max(0, table.offset - ROWS);
+  again();
+});
+at("next").addEventListener("click", () => {
+  table.offset += ROWS;
+  again();
+});
+at("only-bad").addEventListener("change", hideEvents);
+at("bytes-rows").addEventListener("toggle", fillByteRows);
+document.addEventListener("visibilitychange", () => {
+  if (!document.hidden) turn();
+});
+buildHead();
+turn();
