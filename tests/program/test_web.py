@@ -70,7 +70,8 @@ def test_a_question_for_another_path_is_told_which_there_are() -> None:
 
 def test_nothing_can_be_sent() -> None:
     with serving() as server:
-        assert get(server.port, "/echo", "POST")[0] == 501
+        for method in ("POST", "PUT", "PATCH", "DELETE", "OPTIONS"):
+            assert get(server.port, "/echo", method) == (405, "only GET and HEAD are answered\n")
 
 
 def test_a_route_that_fails_is_told_in_the_log_and_not_to_whoever_asks(

@@ -10,6 +10,7 @@ from benchmarks.light_client import LightClient
 from benchmarks.workload import SEED, manifest_of
 
 from ssfl.method.initialize import initial_vector
+from ssfl.method.manifest import Manifest
 
 MASKED, DENSE = 800, 30
 JOINED_S = 300.0
@@ -19,9 +20,14 @@ class LightRun:
     """Clients that take part, in a thread of their own, until the run is over."""
 
     def __init__(
-        self, port: int, num_clients: int, masked: int = MASKED, chunk_bytes: int = 256
+        self,
+        port: int,
+        num_clients: int,
+        masked: int = MASKED,
+        chunk_bytes: int = 256,
+        manifest: Manifest | None = None,
     ) -> None:
-        manifest = manifest_of(masked, DENSE)
+        manifest = manifest or manifest_of(masked, DENSE)
         initial = initial_vector(manifest, SEED)
         self.clients = [
             LightClient(f"localhost:{port}", number, manifest, initial, chunk_bytes)

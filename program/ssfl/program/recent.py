@@ -1,9 +1,10 @@
 """The newest log records, kept in memory for those who watch.
 
-At most MOST of them, each cut to a bounded size, as plain dictionaries: `number` (counts from 1),
-`time` (unix seconds), `level`, `event`, `fields`. Only our own loggers, from INFO on. Settings that
-name secrets or where they lie are left out, and of an exception only its name and sentence are
-kept: who may look at the page is not always who may read the log.
+At most MOST of them, and MOST_GRAVE older warnings and errors, each cut to a bounded size, as plain
+dictionaries: `number` (counts from 1), `time` (unix seconds), `level`, `event`, `fields`. Only our
+own loggers, from INFO on. Settings that name secrets or where they lie are left out, and of an
+exception only its name and sentence are kept: who may look at the page is not always who may read
+the log.
 """
 
 import logging
@@ -13,6 +14,7 @@ from typing import Any
 from ssfl.program.logs import fields_of, plain
 
 MOST = 300
+MOST_GRAVE = 100  # routine must not push them out
 EVENT_CHARACTERS = 4000  # a table of layers has some
 FIELD_CHARACTERS = 400
 MOST_FIELDS = 16
@@ -25,6 +27,7 @@ class Recent(logging.Handler):
     def __init__(self) -> None:
         super().__init__(logging.INFO)
         self._kept: deque[dict[str, Any]] = deque(maxlen=MOST)
+        self._grave: deque[dict[str, Any]] = deque(maxlen=MOST_GRAVE)
         self.last_number = 0
 
     def begin(self) -> None:
@@ -46,21 +49,24 @@ class Recent(logging.Handler):
             error = record.exc_info[1]
             fields = {"error": _short(f"{type(error).__name__}: {error}"), **fields}
         self.last_number += 1
-        self._kept.append(
-            {
-                "number": self.last_number,
-                "time": record.created,
-                "level": record.levelname.lower(),
-                "event": _cut(record.getMessage(), EVENT_CHARACTERS),
-                "fields": dict(list(fields.items())[:MOST_FIELDS]),
-            }
-        )
+        told = {
+            "number": self.last_number,
+            "time": record.created,
+            "level": record.levelname.lower(),
+            "event": _cut(record.getMessage(), EVENT_CHARACTERS),
+            "fields": dict(list(fields.items())[:MOST_FIELDS]),
+        }
+        self._kept.append(told)
+        if record.levelno >= logging.WARNING:
+            self._grave.append(told)
 
     def after(self, number: int) -> list[dict[str, Any]]:
         """Return the kept records behind `number`, oldest first."""
         self.acquire()
         try:
-            return [one for one in self._kept if one["number"] > number]
+            oldest = self._kept[0]["number"] if self._kept else 0
+            older = [one for one in self._grave if one["number"] < oldest]
+            return [one for one in (*older, *self._kept) if one["number"] > number]
         finally:
             self.release()
 

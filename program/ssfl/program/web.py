@@ -13,7 +13,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -207,6 +207,12 @@ class _Handler(BaseHTTPRequestHandler):
         self._send(answer)
 
     do_HEAD = do_GET
+
+    def do_POST(self) -> None:
+        refusal = text_answer("only GET and HEAD are answered", HTTPStatus.METHOD_NOT_ALLOWED)
+        self._send(replace(refusal, headers={"Allow": "GET, HEAD"}))
+
+    do_PUT = do_PATCH = do_DELETE = do_OPTIONS = do_POST
 
     def _send(self, answer: Answer) -> None:
         self.send_response(answer.status)

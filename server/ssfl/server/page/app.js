@@ -11,7 +11,8 @@ const HIDDEN_MS = 30000;
 const AWAY_MOST_MS = 15000;
 const PATIENCE_MS = 8000; // with one answer
 const ROWS = 50; // of clients on a page
-const EVENTS = 300;
+const EVENTS = 400;
+const SHORT = 8; // fields of an event: more are folded away
 const PHASES = ["broadcast", "training", "collection", "aggregation", "commit"];
 const WORDS = {
   gathering: "Gathering clients",
@@ -27,7 +28,7 @@ const WORDS = {
 const COLUMNS = [
   ["name", "client", (row) => row.name],
   ["state", "state", (row) => row.state],
-  ["last_seen_s", "last seen", (row) => (row.last_seen_s === null ? "not since the start" : row.last_seen_s < 1 ? "now" : `${seconds(row.last_seen_s)} ago`)],
+  ["last_seen_s", "last seen", (row) => lastSeen(row)],
   ["samples", "samples", (row) => grouped(row.samples)],
   ["steps_done", "minibatches", (row) => (row.steps_all ? `${grouped(row.steps_done)} of ${grouped(row.steps_all)}` : "–")],
   ["work_s", "training", (row) => known(row.work_s, seconds)],
@@ -140,7 +141,7 @@ function showFacts(status) {
   const ratio = (way) => (status.bytes[way].ratio === null ? "–" : percent(status.bytes[way].ratio));
   const facts = [
     ["Round", `${grouped(status.rounds.done)} of ${grouped(status.rounds.all)}`, step ? `${step.work}: ${step.reported} of ${step.asked} reported` : ""],
-    ["Time left", known(status.seconds_left, seconds), status.seconds_per_round === null ? "" : `${seconds(status.seconds_per_round)} a round`],
+    ["Time left", ["finished", "stopped"].includes(status.phase) ? "none" : known(status.seconds_left, seconds), status.seconds_per_round === null ? "" : `${seconds(status.seconds_per_round)} a round`],
     ["Accuracy", known(status.accuracy, percent), accuracyNote(status)],
     ["Loss", known(status.loss, (loss) => loss.toPrecision(4)), ""],
     ["Clients here", `${grouped(here)} of ${grouped(all)}`, clientsNote(clients)],
@@ -202,14 +203,13 @@ function showBytes(sent) {
   const rows = ["up", "down"].flatMap((way) => {
     const { values, dense, ratio } = sent[way];
     const share = ratio === null ? "" : ` (${percent(ratio)})`;
-    const from = way === "up" ? "from clients" : "to clients";
     return [
-      { name: from, parts: [values], ending: `${bytes(values)}${share}` },
-      { name: `${from}, dense`, parts: [dense], ending: bytes(dense), fill: 4 },
+      { name: `${way}: sent`, parts: [values], ending: `${bytes(values)}${share}` },
+      { name: `${way}: dense`, parts: [dense], ending: bytes(dense), fill: 4 },
     ];
   });
   const once = sent.one_off.up + sent.one_off.down;
-  rows.push({ name: "once, for the mask", parts: [once], ending: bytes(once), fill: 2 });
+  rows.push({ name: "mask, once", parts: [once], ending: bytes(once), fill: 2 });
   const none = rows.every((row) => row.parts[0] === 0);
   bars(at("bytes"), { label: "Bytes of values against sending every value as float32", nameLabel: "what", parts: ["bytes"], format: bytes, rows: none ? [] : rows, empty: "nothing has been sent yet" });
   at("bytes-rows").hidden = none;
@@ -247,7 +247,7 @@ function showCurves({ curve, evaluations }) {
     { name: "clients of the round", points: curve.map((point) => [point.round, point[name]]) },
     { name: "all clients", points: evaluations.map((point) => [point.rounds_done, point[name]]) },
   ].filter((one) => one.points.some(([, y]) => y !== null)); // prettier-ignore
-  lineChart(at("accuracy"), { label: "Accuracy by round", series: series("accuracy"), xLabel: "rounds done", format: percent, empty: "no round has been tested yet, or the task has no accuracy" });
+  lineChart(at("accuracy"), { label: "Accuracy by round", series: series("accuracy"), xLabel: "rounds done", format: percent, within: [0, 1], empty: "no round has been tested yet, or the task has no accuracy" });
   lineChart(at("loss"), { label: "Loss by round", series: series("loss"), xLabel: "rounds done", empty: "no round has been tested yet" });
 }
 
@@ -317,7 +317,10 @@ function newRow() {
   for (const [name] of COLUMNS) {
     const cell = make(name === "name" ? "th" : "td");
     if (name === "name") cell.scope = "row";
-    if (name === "state") cell.append(make("span"));
+    if (name === "state") {
+      cell.className = "words";
+      cell.append(make("span"));
+    }
     row.append(cell);
   }
   return row;
@@ -328,6 +331,7 @@ function buildHead() {
   for (const [name, label] of COLUMNS) {
     const cell = make("th");
     cell.scope = "col";
+    if (name === "state") cell.className = "words";
     const button = make("button", label);
     button.type = "button";
     button.className = "sorts";
@@ -375,12 +379,11 @@ function newEvent({ time, level, event, fields }) {
   }
   const [first, ...rest] = event.split("\n");
   what.append(make("span", first));
-  const shown = Object.entries(fields).map(([name, value]) => `${name}=${typeof value === "string" ? value : JSON.stringify(value)}`).join(" ");
-  if (shown) {
-    const more = make("span", ` ${shown}`);
-    more.className = "fields";
-    what.append(more);
-  }
+  const words = Object.entries(fields).map(([name, value]) => `${name}=${typeof value === "string" ? value : JSON.stringify(value)}`);
+  const shown = make("span", words.length ? ` ${words.join(" ")}` : "");
+  shown.className = "fields";
+  if (words.length <= SHORT) what.append(shown);
+  else rest.push(...words);
   if (rest.length) {
     const details = make("details");
     const whole = make("div", rest.join("\n"));
@@ -398,6 +401,11 @@ function hideEvents() {
 }
 
 // ---- small things
+
+function lastSeen({ state, last_seen_s: silent }) {
+  if (["left", "removed"].includes(state) || silent === null) return "–";
+  return silent < 1 ? "now" : `${seconds(silent)} ago`;
+}
 
 function known(value, format) {
   return value === null || value === undefined ? "–" : format(value);

@@ -29,7 +29,7 @@ let lastId = 0;
 
 // ---- what the page and the report call
 
-/** Lines over numbers; a gap where y is null. `least` and `most` fix the range of y. */
+/** Lines over numbers; a gap where y is null. `within`: what y can be, as [least, most]. */
 export function lineChart(element, chart) {
   const series = chart.series.map((one) => ({
     ...one,
@@ -41,7 +41,7 @@ export function lineChart(element, chart) {
   show(element, {
     ...chart,
     count: xs.length,
-    legend: series.length > 1 ? series.map((one, k) => ({ name: one.name, line: k })) : [],
+    legend: series.map((one, k) => ({ name: one.name, line: k })),
     tell: (at) =>
       `${chart.xLabel} ${plainNumber(xs[at])}: ` +
       series.map((one, k) => `${one.name} ${shown(byX[k].get(xs[at]), format)}`).join(", "),
@@ -80,7 +80,7 @@ export function bars(element, chart) {
   show(element, {
     ...chart,
     count: chart.rows.length,
-    legend: chart.parts.length > 1 ? chart.parts.map((name, k) => ({ name, fill: k })) : [],
+    legend: chart.parts.map((name, k) => ({ name, fill: k })),
     tell: (at) => {
       const row = chart.rows[at];
       const parts = row.parts.map((value, k) => `${chart.parts[k]} ${shown(value, format)}`);
@@ -132,8 +132,7 @@ export function densityBars(element, layers, options = {}) {
   const reference = size ? { value: kept / size, name: `whole mask ${percent(kept / size)}` } : null;
   if (layers.length > 24) {
     stackedBars(element, {
-      label, empty, reference, most: 1, parts: ["kept"], format: percent, xLabel: "layer",
-      quiet: true, tall: 220, names: false,
+      label, empty, reference, parts: ["kept"], format: percent, xLabel: "layer", names: false,
       columns: layers.map((one) => ({ name: one.name, parts: [one.density], note: note(one) })),
     });
   } else {
@@ -311,9 +310,9 @@ function nearest(frame, event) {
 
 function fillLegend(frame) {
   const key = JSON.stringify(frame.chart.legend);
+  frame.legend.hidden = frame.chart.legend.length < 2;
   if (frame.legendKey === key) return;
   frame.legendKey = key;
-  frame.legend.hidden = frame.chart.legend.length === 0 || Boolean(frame.chart.quiet);
   frame.legend.replaceChildren(
     ...frame.chart.legend.map((one, k) => {
       const item = html("li", {});
@@ -370,7 +369,7 @@ function newBoard(frame) {
 
 function drawLines(board, chart, series, xs, byX, format) {
   const values = series.flatMap((one) => one.points.map(([, y]) => y)).filter(Number.isFinite);
-  const y = scale(chart.least ?? Math.min(...values), chart.most ?? Math.max(...values), format);
+  const y = scale(Math.min(...values), Math.max(...values), format, false, chart.within);
   const x = scale(xs[0], xs[xs.length - 1], plainNumber, true);
   const height = chart.tall ?? 240;
   const area = axes(board, height, y, x, chart);
@@ -444,18 +443,6 @@ function drawBars(board, chart, format) {
   const height = rows.length * tall + (chart.reference ? 20 : 4);
   board.size(height);
   board.level = true;
-  rows.forEach((row, at) => {
-    const top = at * tall + (narrow ? 18 : 4);
-    const room = narrow ? board.width : left - 12;
-    if (narrow) text(board.svg, 0, top - 5, shortened(row.name, room), "start");
-    else text(board.svg, left - 8, top + 13, shortened(row.name, room), "end");
-    let before = 0;
-    row.parts.forEach((value, k) => {
-      block(board.svg, board, x(before), top, x(before + value) - x(before), 18, row.fill ?? k);
-      before += value;
-    });
-    text(board.svg, x(before) + 6, top + 13, ending(chart, row, format), "start", "strong");
-  });
   if (chart.reference) {
     const px = x(chart.reference.value);
     const bottom = rows.length * tall + 2;
@@ -463,6 +450,18 @@ function drawBars(board, chart, format) {
     const anchor = px > board.width / 2 ? "end" : "start";
     text(board.svg, px, bottom + 13, chart.reference.name, anchor);
   }
+  rows.forEach((row, at) => {
+    const top = at * tall + (narrow ? 18 : 4);
+    const room = narrow ? board.width : left - 12;
+    if (narrow) text(board.svg, 0, top - 5, shortened(row.name, room), "start", "halo");
+    else text(board.svg, left - 8, top + 13, shortened(row.name, room), "end");
+    let before = 0;
+    row.parts.forEach((value, k) => {
+      block(board.svg, board, x(before), top, x(before + value) - x(before), 18, row.fill ?? k);
+      before += value;
+    });
+    text(board.svg, x(before) + 6, top + 13, ending(chart, row, format), "start", "strong halo");
+  });
   const cursor = outline(board);
   board.places = rows.map((row, at) => [x(sum(row.parts)), at * tall + tall / 2]);
   board.cursor = (at) => cursor(at < 0 ? null : [1, at * tall, board.width - 2, tall]);
@@ -507,7 +506,7 @@ function drawTimeline(board, rows, pieces, end, round) {
   }
   rows.forEach((row, at) => {
     const y = top + at * tall + (narrow ? 16 : 2);
-    if (narrow) text(board.svg, 0, y - 4, shortened(row.client, board.width), "start");
+    if (narrow) text(board.svg, 0, y - 4, shortened(row.client, board.width), "start", "halo");
     else text(board.svg, left - 8, y + 13, shortened(row.client, left - 12), "end", row.client === round.last ? "strong" : "");
     for (const piece of pieces[at]) {
       const width = x(piece.start + piece.length) - x(piece.start);
@@ -521,7 +520,7 @@ function drawTimeline(board, rows, pieces, end, round) {
 
 function axes(board, height, y, x, chart) {
   const left = Math.max(...y.ticks.map((tick) => y.format(tick).length)) * CHARACTER + 14;
-  const area = { left, right: board.width - 14, top: chart.yLabel ? 26 : 12, bottom: height - (chart.xLabel ? 40 : 22) };
+  const area = { left, right: board.width - 14, top: chart.yLabel || chart.reference ? 26 : 12, bottom: height - (chart.xLabel ? 40 : 22) };
   area.y = (value) => area.bottom - ((area.bottom - area.top) * (value - y.low)) / (y.high - y.low);
   area.x = (value) => area.left + ((area.right - area.left) * (value - x.low)) / (x.high - x.low);
   board.size(height);
@@ -541,7 +540,7 @@ function reference(board, chart, area) {
   if (!chart.reference) return;
   const at = area.y(chart.reference.value);
   board.svg.append(svg("line", { x1: area.left, x2: area.right, y1: at, y2: at, class: "reference" }));
-  text(board.svg, area.right, at - 5, chart.reference.name, "end", "strong halo");
+  text(board.svg, area.right, area.top - 2, `dashed: ${chart.reference.name}`, "end", "strong halo");
 }
 
 function outline(board) {
@@ -556,14 +555,14 @@ function outline(board) {
 }
 
 /** A range that contains low and high, its ticks at round numbers and how to write them. */
-function scale(low, high, format, whole = false) {
+function scale(low, high, format, whole = false, within = [-Infinity, Infinity]) {
   if (!Number.isFinite(low) || !Number.isFinite(high)) [low, high] = [0, 1];
   if (low === high) [low, high] = whole ? [low - 1, high + 1] : [low - 0.5 * Math.abs(low || 1), high + 0.5 * Math.abs(high || 1)];
   const ticks = ticksOf(low, high, whole);
   if (whole) return { low, high, ticks, format };
   const step = ticks.length > 1 ? ticks[1] - ticks[0] : high - low;
-  const bottom = Math.floor(low / step + 1e-9) * step;
-  const top = Math.ceil(high / step - 1e-9) * step;
+  const bottom = Math.max(within[0], Math.floor(low / step + 1e-9) * step);
+  const top = Math.min(within[1], Math.ceil(high / step - 1e-9) * step);
   return { low: bottom, high: top, ticks: ticksOf(bottom, top, false, step), format };
 }
 
@@ -629,7 +628,7 @@ function patterns(picture, id) {
   tile("dots", 6, svg("circle", { cx: 3, cy: 3, r: 1, class: "ink-dot" }));
   tile("stripes", 6, ink("M-1 7L7 -1M-1 1L1 -1M5 7L7 5"));
   tile("cross", 6, ink("M0 3H6M3 0V6"));
-  tile("hatch", 7, ink("M-1 -1L8 8M-1 6L1 8M6 -1L8 1"));
+  tile("hatch", 7, svg("path", { d: "M-1 -1L8 8M-1 6L1 8M6 -1L8 1", class: "ink-wait" }));
   picture.append(defs);
 }
 

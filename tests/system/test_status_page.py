@@ -1,0 +1,169 @@
+"""The status page in a real browser, on real runs: 5 clients and a crash, 500 clients, phone, dark.
+
+Screenshots are left in the test's folder.
+"""
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+from urllib.request import urlopen
+
+import grpc
+import pytest
+
+from ssfl.method.manifest import Init, Manifest, Role, TensorSpec
+from system.browsing import Browser
+from system.light_run import LightRun, free_port
+from system.programs import Programs, until
+from system.raw_client import RawClient
+
+pytestmark = pytest.mark.system
+
+HOSTILE = '<img src=x onerror="document.title=1">'  # a tensor may be called anything printable
+UNFOLD = "document.querySelectorAll('details').forEach((one) => { one.open = true; })"
+LAYERS = 160  # as many as a ResNet-50 has
+WIDE: dict[str, Any] = {}
+DARK = {"scheme": "dark"}
+PHONE = {"width": 360, "height": 740}
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    with Browser() as browser:
+        yield browser
+
+
+def deep_manifest() -> Manifest:
+    """A model of many layers, one with a name that means harm."""
+    names = [HOSTILE, *(f"layer{number // 9}.{number % 9}.weight" for number in range(1, LAYERS))]
+    masked = [
+        TensorSpec(name, (8 + number % 50,), Role.MASKED, Init("normal", 0.125))
+        for number, name in enumerate(names)
+    ]
+    dense = TensorSpec("bias", (10,), Role.DENSE, Init("zeros"))
+    return Manifest((*masked, dense), {"name": "deep"})
+
+
+@contextmanager
+def joined(address: str) -> Iterator[list[RawClient]]:
+    """Five clients that have joined, and do nothing that they are not told to."""
+    clients = [RawClient(address, f"site_{number}") for number in range(5)]
+    try:
+        for client in clients:
+            client.join()
+        yield clients
+    finally:
+        for client in clients:
+            client.close()
+
+
+def all_answer(clients: list[RawClient]) -> None:
+    for client in clients:
+        client.answer(client.next_task())
+
+
+def is_back(client: RawClient) -> bool:
+    try:
+        client.join()
+    except grpc.RpcError as error:
+        assert error.code() is grpc.StatusCode.UNAVAILABLE
+        return False
+    return True
+
+
+def asked(port: int, path: str) -> Any:
+    with urlopen(f"http://127.0.0.1:{port}/api/v1/{path}", timeout=20) as answer:
+        return json.load(answer)
+
+
+def look_at(browser: Browser, port: int, folder: Path, **looks: dict[str, Any]) -> None:
+    """Open the page in some looks: nothing wrong in the console, for axe, or with its width."""
+    for look, how in looks.items():
+        browser.do("open", url=f"http://127.0.0.1:{port}/", **how)
+        browser.do("text", selector="#clients-note", fits="joined")
+        browser.do("text", selector="#timeline-note", fits="^round [0-9]+ · ")
+        browser.do("text", selector="#events li time", fits=":")
+        browser.do("shot", file=str(folder / f"{look}.png"))
+        browser.do("evaluate", code=UNFOLD)
+        assert browser.do("axe") == [], look
+        width = browser.do("evaluate", code="document.documentElement.scrollWidth - innerWidth")
+        assert width <= 0, f"{look} has to be scrolled sideways"
+        assert browser.do("said") == [], look
+
+
+def test_a_run_is_watched_through_a_crash_to_its_end(
+    programs: Programs, browser: Browser, tmp_path: Path
+) -> None:
+    port, shown = free_port(), free_port()
+    flags = ("--clients=5", "--rounds=9", "--evaluate-every=1", f"--status-port={shown}")
+    coordinator = programs.coordinator(*flags, port=port)
+    told = f"ssfl-coordinator status on 127.0.0.1:{shown}\n"
+    until(lambda: told in coordinator.out, "the coordinator says where the page is")
+    browser.do("open", url=f"http://127.0.0.1:{shown}/")
+    browser.do("text", selector="#phase", fits="^Gathering clients$")
+    browser.do("text", selector="#waiting", fits="0 of 5 have joined")
+    with joined(coordinator.address) as clients:
+        all_answer(clients[:1])  # what the model is
+        for _ in range(7):
+            all_answer(clients)  # the scores; three rounds, each with an evaluation
+        all_answer(clients[:2])
+        # By itself, without being loaded again.
+        browser.do("text", selector="#facts", fits="Round3 of 9")
+        browser.do("text", selector="#waiting", fits="train of site_2, site_3, site_4$")
+        browser.do("text", selector="#clients", fits="site_1reported.*site_2working")
+        look_at(browser, shown, tmp_path, phone=PHONE, dark=DARK, wide=WIDE)
+        coordinator.kill()
+        browser.do("text", selector="#away", fits="^Coordinator not reached since [0-9:]+")
+        browser.do("text", selector="#facts", fits="Round3 of 9")  # what was known stays
+        browser.do("shot", file=str(tmp_path / "away.png"))
+        assert browser.do("axe") == []
+        again = programs.coordinator(*flags, port=port)
+        for client in clients:
+            until(lambda client=client: is_back(client), "the site is back")  # type: ignore[misc]
+        all_answer(clients[2:])
+        browser.do("text", selector="#connection", fits="^live")
+        browser.do("text", selector="#facts", fits="Round4 of 9")
+        assert browser.do("evaluate", code="document.getElementById('away').hidden")
+        rounds = [point["round"] for point in asked(shown, "rounds")["curve"]]
+        assert rounds == [0, 1, 2, 3]  # those before the crash, too
+        read = browser.do("attribute", selector="#accuracy .chart-plot", name="aria-valuetext")
+        assert read == "rounds done 3: all clients 50 %"
+        programs.run("ssfl", "stop", f"--admin=localhost:{again.admin_port}")
+        browser.do("text", selector="#phase", fits="^Stopped by an operator$")
+    # A fetch that fails is told by the browser itself; nothing else was.
+    assert all("ERR_CONNECTION_REFUSED" in line for line in browser.do("said"))
+
+
+def test_500_clients_and_160_layers_stay_readable(
+    programs: Programs, browser: Browser, tmp_path: Path
+) -> None:
+    shown = free_port()
+    flags = ("--clients=500", "--rounds=1", "--evaluate-every=0", f"--status-port={shown}")
+    coordinator = programs.coordinator(*flags)
+    with LightRun(coordinator.port, 500, chunk_bytes=1 << 16, manifest=deep_manifest()) as light:
+        light.finish()
+    until(lambda: asked(shown, "status")["phase"] == "finished", "the run is over")
+    look_at(browser, shown, tmp_path, phone_many=PHONE, wide_many=WIDE)
+    browser.do("text", selector="#page-note", fits="^1 to 50 of 500$")
+    assert browser.do("count", selector="#clients tbody tr") == 50
+    browser.do("click", selector="#next")
+    browser.do("text", selector="#page-note", fits="^51 to 100 of 500$")
+    browser.do("fill", selector="#filter", value="client_49")
+    browser.do("text", selector="#clients-note", fits="^10 of 500$")
+    browser.do("click", selector="#clients th:nth-child(1) button")
+    browser.do("text", selector="#clients tbody tr:first-child", fits="client_499")
+    assert browser.do("attribute", selector="#clients th", name="aria-sort") == "descending"
+    browser.do("text", selector="#timeline-note", fits="the slowest 40 of 500 clients")
+    browser.do("select", selector="#round", value="0")
+    browser.do("text", selector="#timeline-note", fits="^round 0")
+    browser.do("focus", selector="#layers .chart-plot")
+    browser.do("press", key="Home")
+    assert HOSTILE in browser.do("text", selector="#layers .chart-tip")
+    browser.do("press", key="ArrowRight")
+    told = browser.do("attribute", selector="#layers .chart-plot", name="aria-valuetext")
+    assert told.startswith("layer layer0.1.weight: ")
+    assert browser.do("evaluate", code="document.title").startswith("Finished")
+    assert browser.do("count", selector="img") == 0
+    assert browser.do("said") == []
