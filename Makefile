@@ -29,7 +29,7 @@ monitoring: .venv/installed-dev ## a federation watched by Prometheus, broken on
 	@$(BIN)/python -m monitoring.live $(ARGS)
 
 # What tests need and pip cannot install; elsewhere such tests are skipped and say what they lack.
-APT_PARTS := prometheus prometheus-alertmanager
+APT_PARTS := prometheus prometheus-alertmanager chromium
 parts:
 	@missing=$$(for one in $(APT_PARTS); do command -v $$one >/dev/null || echo $$one; done); \
 	if [ -z "$$missing" ]; then :; \

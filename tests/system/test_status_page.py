@@ -4,6 +4,7 @@ Screenshots are left in the test's folder.
 """
 
 import json
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -21,6 +22,7 @@ from system.raw_client import RawClient
 
 pytestmark = pytest.mark.system
 
+ROOT = Path(__file__).resolve().parents[2]
 HOSTILE = '<img src=x onerror="document.title=1">'  # a tensor may be called anything printable
 UNFOLD = "document.querySelectorAll('details').forEach((one) => { one.open = true; })"
 LAYERS = 160  # as many as a ResNet-50 has
@@ -73,6 +75,27 @@ def is_back(client: RawClient) -> bool:
     return True
 
 
+def examples() -> dict[str, Any]:
+    """Return the documents that docs/status-page.md shows, by name."""
+    page = (ROOT / "docs" / "status-page.md").read_text("utf-8")
+    found = re.findall(r"^### /api/v1/(\w+)\n.*?^```json\n(.*?)^```$", page, re.M | re.S)
+    return {name: json.loads(text) for name, text in found}
+
+
+def same_shape(real: Any, shown: Any, where: str) -> None:
+    """Fail unless both have the same fields; what is empty or not known on one side may differ."""
+    if isinstance(real, dict) and isinstance(shown, dict):
+        if where.rpartition(".")[2] not in ("metrics", "refusals", "fields"):  # names of their own
+            assert list(real) == list(shown), where
+            for name in real:
+                same_shape(real[name], shown[name], f"{where}.{name}")
+    elif isinstance(real, list) and isinstance(shown, list):
+        if real and shown:
+            same_shape(real[-1], shown[-1], where)
+    elif real is not None and shown is not None:
+        assert isinstance(real, str) == isinstance(shown, str), where
+
+
 def asked(port: int, path: str) -> Any:
     with urlopen(f"http://127.0.0.1:{port}/api/v1/{path}", timeout=20) as answer:
         return json.load(answer)
@@ -113,6 +136,9 @@ def test_a_run_is_watched_through_a_crash_to_its_end(
         browser.do("text", selector="#facts", fits="Round3 of 9")
         browser.do("text", selector="#waiting", fits="train of site_2, site_3, site_4$")
         browser.do("text", selector="#clients", fits="site_1reported.*site_2working")
+        for name, document in examples().items():
+            same_shape(asked(shown, name), document, name)
+        assert len(examples()) == 6
         look_at(browser, shown, tmp_path, phone=PHONE, dark=DARK, wide=WIDE)
         coordinator.kill()
         browser.do("text", selector="#away", fits="^Coordinator not reached since [0-9:]+")

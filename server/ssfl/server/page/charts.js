@@ -44,7 +44,11 @@ export function lineChart(element, chart) {
     legend: series.map((one, k) => ({ name: one.name, line: k })),
     tell: (at) =>
       `${chart.xLabel} ${plainNumber(xs[at])}: ` +
-      series.map((one, k) => `${one.name} ${shown(byX[k].get(xs[at]), format)}`).join(", "),
+      series
+        .map((one, k) => [one.name, byX[k].get(xs[at])])
+        .filter(([, y]) => Number.isFinite(y))
+        .map(([name, y]) => `${name} ${format(y)}`)
+        .join(", "),
     head: [chart.xLabel, ...series.map((one) => one.name)],
     row: (at) => [plainNumber(xs[at]), ...byX.map((one) => shown(one.get(xs[at]), format))],
     draw: (board) => drawLines(board, chart, series, xs, byX, format),
