@@ -46,6 +46,7 @@ class Documents:
         self._sessions = sessions
         self._recent = recent
         self._started = time.time()
+        self._version = version("ssfl")  # looked up once: it takes milliseconds
         self._view = RunView()
         self._follower = Follower(conductor.journal_path)
         self._newest: dict[str, Mapping[str, Any]] = {}  # each client's newest result
@@ -71,11 +72,11 @@ class Documents:
         newest = history.newest
         return {
             "run_id": state.run_id,
-            "version": version("ssfl"),
+            "version": self._version,
             "time": time.time(),
             "started": self._started,
             "phase": state.phase.value,
-            "paused": bool(getattr(state, "paused", False)),
+            "paused": state.paused,
             "waiting_for": conductor.waiting_for(),
             "stall": self._stall(state.stall),
             "ended_early": state.end_reason,
