@@ -56,7 +56,8 @@ class Sessions:
 
     def silent_s(self, client: ClientId, now_s: float) -> float:
         """Return how long nothing was heard of a client."""
-        return self.get(client, now_s).silent_s(now_s)
+        presence = self._presence.get(client)
+        return presence.silent_s(now_s) if presence else 0.0
 
     def alive(self, client: ClientId, now_s: float) -> bool:
         """Tell whether the client has a call open or was heard of within 30 s."""
