@@ -20,7 +20,7 @@ def commands() -> list[list[str]]:
 
 
 def test_every_folder_that_is_applied_is_there() -> None:
-    applied = [words[3] for words in commands() if words[:3] == ["kubectl", "apply", "-k"]]
+    applied = [words[-1] for words in commands() if words[:2] == ["kubectl", "apply"]]
     assert sorted(applied) == [f"k8s/overlays/{name}" for name in OVERLAYS]
     for folder in applied:
         assert (ROOT / folder / "kustomization.yaml").is_file()
