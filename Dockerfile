@@ -8,8 +8,8 @@
 # Any image with python3 (3.11 or newer) and its venv module.
 ARG BASE=python:3.11-slim-bookworm
 
-# -- the wheel of this checkout, and a pip that stays out of the images
-FROM ${BASE} AS build
+# -- a pip that stays out of the images, and an environment for them
+FROM ${BASE} AS tools
 # For a mirror, or for a folder of wheels where there is no network.
 ARG PIP_INDEX_URL=""
 ARG PIP_FIND_LINKS=""
@@ -21,21 +21,26 @@ COPY constraints.txt ./
 RUN python3 -m venv /pip \
     && /pip/bin/pip install --constraint constraints.txt hatchling \
     && python3 -m venv --without-pip /opt/ssfl
+
+# -- the wheel of this checkout
+FROM tools AS wheel
 COPY . ./
 RUN /pip/bin/pip wheel --no-build-isolation --no-deps --wheel-dir /wheels .
 
-FROM build AS coordinator-packages
+FROM tools AS coordinator-packages
+COPY --from=wheel /wheels /wheels
 RUN /pip/bin/pip --python /opt/ssfl/bin/python install --constraint constraints.txt /wheels/*.whl
 
-FROM build AS client-packages
+FROM tools AS client-packages
 # torch alone decides between CPU and GPU: its packages come from here, all others from PyPI. For a
 # GPU: --build-arg TORCH_INDEX=https://download.pytorch.org/whl/cu130. Empty: from PyPI, too.
 ARG TORCH_INDEX=https://download.pytorch.org/whl/cpu
+RUN /pip/bin/pip --python /opt/ssfl/bin/python install --no-deps \
+        ${TORCH_INDEX:+--index-url "${TORCH_INDEX}"} "$(grep '^torch==' constraints.txt)"
 # `data` reads tables and images and has sample data; `client` alone trains on finished shards.
 ARG CLIENT_EXTRAS=client,data
-RUN /pip/bin/pip --python /opt/ssfl/bin/python install --no-deps \
-        ${TORCH_INDEX:+--index-url "${TORCH_INDEX}"} "$(grep '^torch==' constraints.txt)" \
-    && /pip/bin/pip --python /opt/ssfl/bin/python install --constraint constraints.txt \
+COPY --from=wheel /wheels /wheels
+RUN /pip/bin/pip --python /opt/ssfl/bin/python install --constraint constraints.txt \
         "$(echo /wheels/*.whl)[${CLIENT_EXTRAS}]"
 
 # -- what both images share
