@@ -14,7 +14,7 @@ BIN=$(realpath "${BIN:-.venv/bin}")
 PARTS=$PWD/.parts
 CLIENTS=4
 FOLDER=$(mktemp -d)
-RUN=(--clients="$CLIENTS" --rounds=5 --reproducible --seed=7 --exit-when-done)
+RUN=(--clients="$CLIENTS" --rounds=5 --reproducible --seed=7)
 # What podman needs where no systemd and no network plug-ins are.
 PODMAN=(podman --cgroup-manager=cgroupfs --runtime=runc)
 CONTAINED=(--network=host --ulimit=nofile=1024:1024 --ulimit=nproc=1024:1024 --no-healthcheck
@@ -83,20 +83,29 @@ $(buildah images --format '{{.Size}}' "localhost/ssfl-$target:try") with the bas
 
 volume() { install --directory --owner=10001 --group=10001 "$FOLDER/$1"; }
 
+# start_coordinator PORT [flags]: in a container, until it is ready
+start_coordinator() {
+  local port=$1 health
+  shift
+  health=$(free_port)
+  "${PODMAN[@]}" run --detach --replace --name=ssfl-try-coordinator "${CONTAINED[@]}" \
+    --env=SSFL_HOST=127.0.0.1 --volume="$FOLDER/coordinator:/var/lib/ssfl" \
+    localhost/ssfl-coordinator:try "${RUN[@]}" --port="$port" --admin-port=0 --health-port="$health" \
+    "$@" >/dev/null
+  until curl --silent --fail --noproxy '*' "http://127.0.0.1:$health/readyz" >/dev/null; do
+    [[ $("${PODMAN[@]}" inspect --format '{{.State.Running}}' ssfl-try-coordinator) == true ]] \
+      || fail "$("${PODMAN[@]}" logs --tail=20 ssfl-try-coordinator 2>&1)"
+    sleep 0.2
+  done
+}
+
 inside() {
-  local port health name index code
-  port=$(free_port) health=$(free_port)
+  local port name index code
+  port=$(free_port)
   for name in data coordinator $(seq -f 'client-%g' 0 $((CLIENTS - 1))); do volume "$name"; done
   "${PODMAN[@]}" run --rm "${CONTAINED[@]}" --volume="$FOLDER/data:/data" --entrypoint=ssfl \
     localhost/ssfl-client:try shards --clients="$CLIENTS" --out=/data >/dev/null
-  "${PODMAN[@]}" run --detach --name=ssfl-try-coordinator "${CONTAINED[@]}" \
-    --env=SSFL_HOST=127.0.0.1 --volume="$FOLDER/coordinator:/var/lib/ssfl" \
-    localhost/ssfl-coordinator:try "${RUN[@]}" --port="$port" --admin-port=0 --health-port="$health" >/dev/null
-  until curl --silent --fail --noproxy '*' "http://127.0.0.1:$health/readyz" >/dev/null; do
-    "${PODMAN[@]}" container exists ssfl-try-coordinator || fail "no coordinator"
-    (( SECONDS < 1800 )) || fail "the coordinator is not ready"
-    sleep 0.2
-  done
+  start_coordinator "$port" --exit-when-done
   for (( index = 0; index < CLIENTS; index++ )); do
     "${PODMAN[@]}" run --detach --name="ssfl-try-client-$index" "${CONTAINED[@]}" \
       --env=SSFL_METRICS_PORT=0 --volume="$FOLDER/data:/data:ro" \
@@ -109,11 +118,20 @@ inside() {
   done
 }
 
+# SIGTERM reaches the program, which ends by itself: 143, and not 137 of a kill.
+stops() {
+  local code
+  start_coordinator 0
+  "${PODMAN[@]}" stop --time=30 ssfl-try-coordinator >/dev/null
+  code=$("${PODMAN[@]}" inspect --format '{{.State.ExitCode}}' ssfl-try-coordinator)
+  [[ $code == 143 ]] || fail "the coordinator was asked to stop and ended with $code"
+}
+
 outside() {
   local port index clients=()
   port=$(free_port)
   mkdir "$FOLDER/outside"
-  (cd "$FOLDER/outside" && exec "$BIN/ssfl-coordinator" "${RUN[@]}" --port="$port" --admin-port=0) \
+  (cd "$FOLDER/outside" && exec "$BIN/ssfl-coordinator" "${RUN[@]}" --port="$port" --admin-port=0 --exit-when-done) \
     >"$FOLDER/outside.log" 2>&1 &
   clients+=($!)
   for (( index = 0; index < CLIENTS; index++ )); do
@@ -137,6 +155,7 @@ make_base
 build_images
 show_sizes
 inside
+stops
 outside
 echo "inside   $(digest "$FOLDER/coordinator")"
 echo "outside  $(digest "$FOLDER/outside")"
