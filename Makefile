@@ -2,7 +2,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help demo paper monitoring test parts soak soak-simulation soak-processes lint format docs docs-serve stubs constraints clean
+.PHONY: help demo paper monitoring test parts soak soak-simulation soak-processes lint format images try-images docs docs-serve stubs constraints clean
 
 PYTHON ?= python3
 BIN := .venv/bin
@@ -55,9 +55,19 @@ lint: .venv/installed-dev ## format, lint and types only
 	$(call part,ruff format --check,$(BIN)/ruff format --check --quiet .)
 	$(call part,ruff check,$(BIN)/ruff check --quiet .)
 	$(call part,mypy,$(BIN)/mypy --no-error-summary)
+	$(call part,yamllint,$(BIN)/yamllint --strict k8s monitoring compose.yaml mkdocs.yml .yamllint.yaml)
+	$(call part,hadolint,$(BIN)/hadolint Dockerfile)
 
 format: .venv/installed-dev ## rewrite the sources in our format
 	@$(BIN)/ruff check --quiet --fix . ; $(BIN)/ruff format .
+
+BUILD ?= $(if $(shell command -v docker),docker build,buildah bud --format docker)
+images: ## build both container images, with docker or buildah
+	@$(BUILD) --target coordinator --tag ssfl-coordinator:local .
+	@$(BUILD) --target client --tag ssfl-client:local .
+
+try-images: .venv/installed-demo ## build both images and run a federation in containers (root, some minutes)
+	@BIN=$(BIN) k8s/try-images.sh
 
 docs: .venv/installed-dev ## build the documentation into site/
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet

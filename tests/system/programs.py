@@ -185,7 +185,7 @@ class Programs:
         ports = [f"--port={port}", "--admin-port=0"]
         state = [f"--state-dir=.ssfl/{state_of}"] if state_of else []
         command: list[str | Path] = [self.scripts / "ssfl-coordinator", *ports, *state, *flags]
-        program = Coordinator(name, command, self.folder, _environment() | env)
+        program = Coordinator(name, command, self.folder, environment() | env)
         self.started.append(program)
         return program
 
@@ -198,14 +198,14 @@ class Programs:
             self.scripts / "ssfl-client", f"--data={shard}", f"--coordinator={address}", *flags,
         ]  # fmt: skip
         name = f"{shard}-{len(self.started)}"
-        program = Program(name, command, self.folder, _environment() | env)
+        program = Program(name, command, self.folder, environment() | env)
         self.started.append(program)
         return program
 
     def start(self, script: str, *flags: str) -> Program:
         """Start a script."""
         name = f"{script}-{len(self.started)}"
-        program = Program(name, [self.scripts / script, *flags], self.folder, _environment())
+        program = Program(name, [self.scripts / script, *flags], self.folder, environment())
         self.started.append(program)
         return program
 
@@ -225,7 +225,7 @@ class Programs:
             print(program.out + program.err)
 
 
-def _environment() -> dict[str, str]:
+def environment() -> dict[str, str]:
     """The environment without settings of ours and without colour."""
     inherited = {name: value for name, value in os.environ.items() if name[:5] != "SSFL_"}
     return inherited | {"NO_COLOR": "1"}

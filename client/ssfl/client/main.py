@@ -9,6 +9,7 @@ from pathlib import Path
 
 from ssfl.client.access import Access, read_access
 from ssfl.client.config import ClientConfig, settings_elsewhere
+from ssfl.datasets.shards import full_name
 from ssfl.program import logs, settings
 from ssfl.program.exits import (
     ExitCode,
@@ -43,7 +44,7 @@ def _main(argv: Sequence[str]) -> int:
     raise_on_sigterm()
     keep_chunk_buffers()
     log.info("configuration", extra=settings.describe(config))
-    client_id = config.client_id or _id_of(config.data)
+    client_id = config.client_id or _id_of(full_name(config.data, config.data_root))
     access = read_access(config)
     folder = config.state_dir / client_id
     with DirectoryLock(folder):

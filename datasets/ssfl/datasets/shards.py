@@ -16,6 +16,7 @@ Reading never unpickles, and anything that is not such a file raises ShardError.
 needs numpy only.
 """
 
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from itertools import pairwise
@@ -38,6 +39,7 @@ OPTIONAL = ("format", "val_x", "val_y", "class_names")
 SUMMARY = "shards.json"  # what `ssfl shards` writes beside the shards
 PICTURE = "classes.png"
 MAKE_SOME = "make some with: ssfl shards"
+MOST_ZEROS = 5  # that may be left out before the number in a name
 MAX_NUM_CLASSES = 1_000_000  # before an absurd number becomes the width of a network
 _PIXEL_MAX = {np.dtype(np.uint8): 255, np.dtype(np.uint16): 65535}
 _BLOCK_BYTES = 1 << 26  # how much is checked for NaN at once
@@ -130,7 +132,8 @@ def find_shard(data: str, data_root: Path) -> Path:
     named = Path(data)
     is_bare = named.name == data
     try:
-        for place in [data_root / data, named] if is_bare else [named]:
+        places = [data_root / data, named, data_root / full_name(data, data_root)]
+        for place in places if is_bare else [named]:
             for path in (place, Path(f"{place}.npz")):
                 if named.name and path.exists():
                     return path
@@ -144,6 +147,28 @@ def find_shard(data: str, data_root: Path) -> Path:
         )
     except OSError as error:
         raise ShardError(f"cannot look for the shard {data}: {error}") from error
+
+
+def full_name(data: str, data_root: Path) -> str:
+    """Return the name of a shard that was given by its number without leading zeros.
+
+    `shard_7` is `shard_07` if only that is under `data_root`: what numbers the members of a job
+    counts 0, 1, 2. Whatever else is given is returned as it is.
+    """
+    parts = re.fullmatch(r"(.*?)(\d+)(?:\.npz)?", data)
+    if not parts or Path(data).name != data or _is_there(data_root / data):
+        return data
+    start, number = parts.groups()
+    padded = [start + number.zfill(len(number) + zeros) for zeros in range(1, MOST_ZEROS + 1)]
+    found = [name for name in padded if _is_there(data_root / name)]
+    return found[0] if len(found) == 1 else data
+
+
+def _is_there(place: Path) -> bool:
+    try:
+        return place.exists() or Path(f"{place}.npz").exists()
+    except OSError:  # `find_shard` says what is wrong
+        return False
 
 
 def shard_names(folder: Path) -> list[str]:

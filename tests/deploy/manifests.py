@@ -1,0 +1,46 @@
+"""The manifests as they are applied: each overlay rendered once, its documents found by kind."""
+
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from deploy.kubectl import ROOT, kustomize
+
+K8S = ROOT / "k8s"
+OVERLAYS = ("local", "production", "site")
+Document = dict[str, Any]
+
+
+@cache
+def _rendered(folder: Path) -> str:
+    return kustomize(folder)
+
+
+def render(folder: Path) -> list[Document]:
+    """Return the documents that a folder makes; they are the caller's to change."""
+    return [one for one in yaml.safe_load_all(_rendered(folder)) if one]
+
+
+def overlay(name: str) -> list[Document]:
+    return render(K8S / "overlays" / name)
+
+
+def find(documents: list[Document], kind: str, name: str = "") -> Document:
+    """Return the one document of a kind, and of a name; a generated name may have a suffix."""
+    found = [
+        one for one in documents if one["kind"] == kind and name in ("", one["metadata"]["name"])
+    ]
+    assert len(found) == 1, f"{len(found)} of {kind} {name}"
+    return found[0]
+
+
+def pod_of(document: Document) -> Document:
+    """Return the pod's spec of a StatefulSet or Job."""
+    spec: Document = document["spec"]["template"]["spec"]
+    return spec
+
+
+def workloads(documents: list[Document]) -> list[Document]:
+    return [one for one in documents if one["kind"] in ("StatefulSet", "Job")]

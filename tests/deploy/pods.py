@@ -1,0 +1,243 @@
+"""Pods without Kubernetes: each container's own command, variables, probes, volumes, as processes.
+
+What a node does is done here: $(VARIABLES) are filled in, volumes are folders, secrets are files,
+init containers come first, a probe is asked, SIGTERM has the pod's grace period. Three things are
+not as in a cluster, each changed in one place: paths below a mount lie in the test's folder, ports
+are free ones of this machine, and names of services are `localhost`. A flag, path, port or key that
+does not fit is found by the real program.
+"""
+
+import base64
+import http.client
+import re
+import shutil
+import signal
+import socket
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from deploy.image import Image, image
+from deploy.manifests import Document, find
+from system.programs import SCRIPTS, Program, environment, until
+
+PORT_FLAG = re.compile(r"(--(?:[a-z]+-)?port=)(\d+)")
+ADDRESS = re.compile(r"\b([a-z0-9.-]+):(\d+)\b")
+
+
+def free_port() -> int:
+    with socket.socket() as one:
+        one.bind(("127.0.0.1", 0))
+        port: int = one.getsockname()[1]
+        return port
+
+
+@dataclass
+class Cluster:
+    """What pods of one test share: manifests, secrets, claims, and where services are."""
+
+    folder: Path
+    documents: list[Document]
+    services: dict[str, "Pod"] = field(default_factory=dict)  # host:port -> who answers
+
+    def secret(self, name: str, **files: bytes) -> None:
+        """Add a secret, as `kubectl create secret` does."""
+        data = {key: base64.b64encode(value).decode() for key, value in files.items()}
+        metadata = {"name": name}
+        self.documents.append({"kind": "Secret", "metadata": metadata, "data": data})
+
+    def tls_secret(self, name: str, certs: Path, who: str) -> None:
+        """Add a secret in the layout of kubernetes.io/tls, from what `ssfl certs` wrote."""
+        files = {
+            "tls.crt": certs / f"{who}.pem",
+            "tls.key": certs / f"{who}-key.pem",
+            "ca.crt": certs / "ca.pem",
+        }
+        self.secret(name, **{key: file.read_bytes() for key, file in files.items()})
+
+    def settings(self, name: str) -> dict[str, str]:
+        """Return the ConfigMap that kustomize made under this name, to be edited by a test."""
+        (found,) = [
+            one["data"]
+            for one in self.documents
+            if one["kind"] == "ConfigMap" and re.fullmatch(rf"{name}-[a-z0-9]+", _name(one))
+        ]
+        settings: dict[str, str] = found
+        return settings
+
+
+def _name(document: Document) -> str:
+    name: str = document["metadata"]["name"]
+    return name
+
+
+class Pod:
+    """One pod of a StatefulSet or Job. It may be started again, with the volumes it had."""
+
+    def __init__(self, cluster: Cluster, owner: Document, index: int = 0) -> None:
+        self.cluster = cluster
+        self.owner = owner
+        self.index = index
+        self.name = f"{_name(owner)}-{index}"
+        self.spec: Document = owner["spec"]["template"]["spec"]
+        self.folder = cluster.folder / self.name
+        self.volumes = {one["name"]: self._volume(one) for one in self._volumes()}
+        self.ports: dict[int, int] = {}  # as in the manifest -> on this machine
+        self.starts = 0
+        (self.container,) = self.spec["containers"]
+        self.running: Program | None = None
+
+    # -- its life
+
+    def prepare(self, like: "Pod | None" = None) -> None:
+        """Run the init containers to their end, or take over what those of a like pod made."""
+        for container in self.spec.get("initContainers", []):
+            if like is None:
+                assert self._run(container).ends() == 0, f"{self.name}: {container['name']}"
+                continue
+            for name in (mount["name"] for mount in container["volumeMounts"]):
+                shutil.copytree(like.volumes[name], self.volumes[name], dirs_exist_ok=True)
+
+    def start(self) -> Program:
+        """Start the container, or start it again: with the ports and volumes it had."""
+        self.starts += 1
+        self.running = self._run(self.container)
+        return self.running
+
+    @property
+    def program(self) -> Program:
+        assert self.running
+        return self.running
+
+    def succeeds(self, probe: str) -> bool:
+        """Ask what a probe of the container asks, once."""
+        asked = self.container[probe]["httpGet"]
+        port = self.ports[self.port_number(asked["port"])]
+        try:
+            link = http.client.HTTPConnection("127.0.0.1", port, timeout=10)
+            link.request("GET", asked["path"])
+            return 200 <= link.getresponse().status < 400
+        except OSError:
+            return False
+
+    def waits_for(self, probe: str) -> None:
+        """Wait until a probe succeeds, for as long as Kubernetes would wait for a start."""
+
+        def answered() -> bool:
+            assert self.program.running, f"{self.name} ended:\n{self.program.err}"
+            return self.succeeds(probe)
+
+        until(answered, f"{probe} of {self.name}")
+
+    def terminate(self) -> int:
+        """End the pod as Kubernetes does; return the exit code. The grace period must suffice."""
+        grace_s = self.spec["terminationGracePeriodSeconds"]
+        began_s = time.monotonic()
+        self.program.signal(signal.SIGTERM)
+        code = self.program.ends(grace_s)
+        assert time.monotonic() - began_s < grace_s
+        return code
+
+    def execute(self, command: str, *arguments: str) -> Program:
+        """Run a command as `kubectl exec` does, to its end."""
+        name = f"{self.name}-exec-{self.starts}-{command}"
+        words: list[str | Path] = [SCRIPTS / command, *arguments]
+        program = Program(name, words, self._folder(), self._environment(self.container))
+        program.ends()
+        return program
+
+    # -- what the node makes of the manifest
+
+    def _run(self, container: Document) -> Program:
+        variables = self._variables(container)
+        words = [*container.get("command", self._image(container).entrypoint)]
+        words += container.get("args", [])
+        command, *arguments = [self._local(_filled(word, variables)) for word in words]
+        script = SCRIPTS / command
+        assert script.is_file(), f"{self.name}: there is no command {command}"
+        name = f"{self.name}-{container['name']}-{self.starts}"
+        return Program(name, [script, *arguments], self._folder(), self._environment(container))
+
+    def _environment(self, container: Document) -> dict[str, str]:
+        local = {name: self._local(text) for name, text in self._variables(container).items()}
+        return environment() | {"TMPDIR": str(self.path("/tmp"))} | local
+
+    def _variables(self, container: Document) -> dict[str, str]:
+        variables = dict(self._image(container).environment)
+        if self.spec.get("enableServiceLinks", True):
+            variables["SSFL_COORDINATOR_PORT"] = "tcp://10.0.0.1:50051"
+        for source in container.get("envFrom", []):
+            variables |= self._find("ConfigMap", source["configMapRef"]["name"])["data"]
+        own: list[Document] = [*container.get("env", [])]
+        for one in own:
+            assert isinstance(one["value"], str)
+            variables[one["name"]] = _filled(one["value"], variables)
+        if self.owner["kind"] == "Job":  # added after the container's own
+            variables["JOB_COMPLETION_INDEX"] = str(self.index)
+        return variables
+
+    def _image(self, container: Document) -> Image:
+        place, _, _ = container["image"].rpartition(":")
+        return image(place.rpartition("/")[2].removeprefix("ssfl-"))
+
+    def _find(self, kind: str, name: str) -> Document:
+        return find(self.cluster.documents, kind, name)
+
+    def port_number(self, port: str | int) -> int:
+        named = {one["name"]: one["containerPort"] for one in self.container["ports"]}
+        return named[port] if isinstance(port, str) else port
+
+    def _volumes(self) -> list[Document]:
+        claims = self.owner["spec"].get("volumeClaimTemplates", [])
+        templates = [{"name": one["metadata"]["name"], "own": {}} for one in claims]
+        return [*templates, *self.spec["volumes"]]
+
+    def _volume(self, volume: Document) -> Path:
+        name, source = volume["name"], next(key for key in volume if key != "name")
+        folder: Path = self.folder / "volumes" / name
+        if source == "persistentVolumeClaim":
+            claim = self._find("PersistentVolumeClaim", volume[source]["claimName"])
+            folder = self.cluster.folder / "claims" / _name(claim)
+        folder.mkdir(parents=True, exist_ok=True)
+        if source == "secret":
+            for key, text in self._find("Secret", volume[source]["secretName"])["data"].items():
+                (folder / key).write_bytes(base64.b64decode(text))
+        else:
+            assert source in ("own", "emptyDir", "persistentVolumeClaim"), source
+        return folder
+
+    # -- what is not as in a cluster
+
+    def path(self, inside: str) -> Path:
+        """Return where a path inside the container is on this machine."""
+        mounts: list[tuple[str, Path]] = [
+            (one["mountPath"], self.volumes[one["name"]])
+            for container in [*self.spec.get("initContainers", []), self.container]
+            for one in container["volumeMounts"]
+        ]
+        for mount, folder in sorted(mounts, key=lambda pair: -len(pair[0])):
+            if inside == mount or inside.startswith(f"{mount}/"):
+                return folder / inside.removeprefix(mount).lstrip("/")
+        raise AssertionError(f"{self.name}: {inside} is in no volume, and the rest is read-only")
+
+    def _folder(self) -> Path:
+        return self.path(self._image(self.container).folder)
+
+    def _local(self, word: str) -> str:
+        """Return a word of the command, or a variable, with this machine's paths and ports."""
+        flag, equals, value = word.rpartition("=")
+        if value.startswith("/"):
+            return f"{flag}{equals}{self.path(value)}"
+        if found := PORT_FLAG.fullmatch(word):
+            port = self.ports.setdefault(int(found[2]), free_port())
+            return f"{found[1]}{port}"
+        if ADDRESS.fullmatch(value) and value in self.cluster.services:
+            called = self.cluster.services[value]
+            return f"{flag}{equals}localhost:{called.ports[called.port_number('grpc')]}"
+        return word
+
+
+def _filled(word: str, variables: dict[str, Any]) -> str:
+    """Return a word with its $(VARIABLES); one that is not known stays as it is."""
+    return re.sub(r"\$\((\w+)\)", lambda found: variables.get(found[1], found[0]), word)

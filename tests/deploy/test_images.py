@@ -1,0 +1,158 @@
+"""The Dockerfile and compose.yaml, as far as they can be tried without building an image."""
+
+import re
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from datasets.small_shard import small_shard
+from deploy.image import image
+from deploy.kubectl import ROOT
+from deploy.manifests import overlay, pod_of, workloads
+from deploy.pods import free_port
+from ssfl.client.config import ClientConfig, settings_elsewhere
+from ssfl.datasets.shards import write_shard
+from ssfl.program import settings
+from ssfl.program.exits import ExitCode
+from ssfl.server.config import CoordinatorConfig, client_settings
+from system.programs import SCRIPTS, Program, environment, until
+
+TARGETS = ("coordinator", "client")
+COMPOSE: dict[str, Any] = yaml.safe_load((ROOT / "compose.yaml").read_text("utf-8"))
+OURS = {
+    name: service
+    for name, service in COMPOSE["services"].items()
+    if service["image"].startswith("ssfl-")
+}
+
+
+def is_healthy(target: str, port: int) -> bool:
+    """Run the health check of an image, on another port."""
+    command, *words = image(target).health
+    assert command == "python"
+    words = [re.sub(r"(?<='127\.0\.0\.1', )\d+", str(port), word) for word in words]
+    return (
+        subprocess.run([sys.executable, *words], capture_output=True, check=False).returncode == 0
+    )
+
+
+def started(target: str, folder: Path, *flags: str) -> Program:
+    """Start what an image starts, with its variables; /var/lib/ssfl and /data are in a folder."""
+    found = image(target)
+    assert found.stop_signal == "SIGTERM"
+    variables = {
+        name: re.sub("^/(var/lib/ssfl|data)", str(folder), value)
+        for name, value in found.environment.items()
+    }
+    (command,) = found.entrypoint
+    return Program(target, [SCRIPTS / command, *flags], folder, environment() | variables)
+
+
+@pytest.mark.system
+def test_the_health_checks_say_whether_the_programs_work(tmp_path: Path) -> None:
+    port, health, metrics = free_port(), free_port(), free_port()
+    assert not is_healthy("coordinator", health)
+    write_shard(tmp_path / "shard_00.npz", small_shard())
+    programs = [
+        started("coordinator", tmp_path, "--insecure", "--admin-port=0", f"--port={port}",
+                f"--health-port={health}"),
+        started("client", tmp_path, "--data=shard_0", f"--coordinator=localhost:{port}",
+                f"--metrics-port={metrics}"),
+    ]  # fmt: skip
+    try:
+        until(lambda: is_healthy("coordinator", health), "the coordinator is healthy")
+        until(lambda: is_healthy("client", metrics), "the client is healthy")
+        for program in reversed(programs):
+            program.process.terminate()
+            assert program.ends() == ExitCode.TERMINATED
+        assert not is_healthy("client", metrics)
+    finally:
+        for program in programs:
+            if program.running:
+                program.kill()
+            print(program.err)
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_the_ports_of_the_health_checks_are_those_of_the_variables(target: str) -> None:
+    found = image(target)
+    name = {"coordinator": "SSFL_HEALTH_PORT", "client": "SSFL_METRICS_PORT"}[target]
+    assert re.findall(r"'127\.0\.0\.1', (\d+)", " ".join(found.health)) == [found.environment[name]]
+    assert found.user == "10001:10001"
+
+
+def test_images_have_the_version_of_the_project() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]["version"]
+    text = (ROOT / "Dockerfile").read_text("utf-8")
+    assert re.findall(r'image\.version="(.*)"', text) == [project]
+    for name in ("production", "site"):
+        for workload in workloads(overlay(name)):
+            assert workload["metadata"]["labels"]["app.kubernetes.io/version"] == project
+            for container in pod_of(workload)["containers"]:
+                assert container["image"].endswith(f":{project}")
+
+
+def test_what_the_wheel_is_made_of_gets_into_the_build() -> None:
+    ignore = (ROOT / ".dockerignore").read_text("utf-8").splitlines()
+    assert "*" in ignore
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))
+    packages = project["tool"]["hatch"]["build"]["targets"]["wheel"]["packages"]
+    needed = {one.partition("/")[0] for one in packages}
+    needed |= {"LICENSE", "README.md", "constraints.txt", "pyproject.toml"}
+    assert {f"!{one}" for one in needed} == {one for one in ignore if one[0] == "!"}
+
+
+@pytest.mark.parametrize("name", OURS)
+def test_the_programs_take_the_flags_that_compose_gives_them(name: str) -> None:
+    service = OURS[name]
+    target = service["build"]["target"]
+    assert target in TARGETS
+    if "entrypoint" in service:
+        assert service["entrypoint"] == ["ssfl", "shards"]
+        return
+    variables = image(target).environment | service.get("environment", {})
+    if target == "coordinator":
+        settings.load(
+            CoordinatorConfig, service["command"], variables, name, "",
+            known_elsewhere=client_settings(),
+        )  # fmt: skip
+    else:
+        settings.load(
+            ClientConfig, service["command"], variables, name, "",
+            known_elsewhere=settings_elsewhere(),
+        )  # fmt: skip
+
+
+def test_compose_refers_only_to_what_there_is() -> None:
+    services, volumes = COMPOSE["services"], COMPOSE["volumes"]
+    for service in services.values():
+        assert set(service.get("depends_on", {})) <= set(services)
+        assert not service["image"].endswith(":latest")
+        for volume in service.get("volumes", []):
+            source = volume.partition(":")[0]
+            assert (ROOT / source).exists() if source[0] == "." else source in volumes, volume
+        for config in service.get("configs", []):
+            assert config["source"] in COMPOSE["configs"]
+    for service in OURS.values():
+        assert service["read_only"] is True
+        assert service["cap_drop"] == ["ALL"]
+
+
+def test_prometheus_of_compose_asks_every_program() -> None:
+    targets = [
+        target
+        for config in COMPOSE["configs"].values()
+        for group in yaml.safe_load(config["content"])
+        for target in group["targets"]
+    ]
+    expected = {
+        f"{name}:{9464 if name == 'coordinator' else 9465}" for name in OURS if name != "shards"
+    }
+    assert set(targets) == expected
+    assert "--metrics-port=9464" in OURS["coordinator"]["command"]
+    assert image("client").environment["SSFL_METRICS_PORT"] == "9465"

@@ -1,0 +1,287 @@
+"""The manifests as documents: their schemas, and what must fit together in them."""
+
+import os
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import kubernetes_validate
+import pytest
+import yaml
+
+from deploy.crds import SCHEMAS
+from deploy.image import image
+from deploy.manifests import K8S, OVERLAYS, Document, find, overlay, pod_of, render, workloads
+from ssfl.client.config import ClientConfig, settings_elsewhere
+from ssfl.program import settings
+from ssfl.program.exits import ExitCode
+from ssfl.server.config import CoordinatorConfig, client_settings
+from ssfl.server.main import DRAIN_S
+
+VERSIONS = ("1.29", "1.33", "1.37")  # the oldest with all we use, and the newest that we know
+LABELS = {"name", "instance", "component", "part-of"}
+MARGIN_S = 5  # after the drain: the last files, and the interpreter's end
+
+
+@pytest.fixture(scope="module")
+def everything(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[Document]]:
+    """Each overlay, and those with the components that are left out by default."""
+    found = {name: overlay(name) for name in OVERLAYS}
+    for name, component in (("production", "ingress"), ("site", "gpu")):
+        folder = tmp_path_factory.mktemp(component)
+        document = {
+            "apiVersion": "kustomize.config.k8s.io/v1beta1",
+            "kind": "Kustomization",
+            "resources": [os.path.relpath(K8S / "overlays" / name, folder.resolve())],
+            "components": [os.path.relpath(K8S / "components" / component, folder.resolve())],
+        }
+        (folder / "kustomization.yaml").write_text(yaml.safe_dump(document))
+        found[f"{name} with {component}"] = render(folder)
+    return found
+
+
+CASES = (*OVERLAYS, "production with ingress", "site with gpu")
+
+
+def containers(pod: Document) -> list[Document]:
+    return [*pod.get("initContainers", []), *pod["containers"]]
+
+
+def check(document: Document, version: str) -> None:
+    """Raise what is wrong with a document."""
+    ours = SCHEMAS.get((document["apiVersion"], document["kind"]))
+    if ours:
+        jsonschema.validate(document, ours)
+    else:
+        kubernetes_validate.validate(document, version, strict=True)
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+@pytest.mark.parametrize("case", CASES)
+def test_every_document_has_the_shape_that_kubernetes_asks_for(
+    everything: dict[str, list[Document]], case: str, version: str
+) -> None:
+    assert everything[case]
+    for document in everything[case]:
+        check(document, version)
+
+
+@pytest.mark.parametrize("kind", ["StatefulSet", "ServiceMonitor", "Gateway", "TLSRoute"])
+def test_a_field_that_does_not_exist_is_found(kind: str) -> None:
+    document = find(overlay("production"), kind)
+    check(document, VERSIONS[-1])
+    document["spec"]["replica"] = 1
+    with pytest.raises(jsonschema.ValidationError):
+        check(document, VERSIONS[-1])
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_every_pod_keeps_to_the_restricted_standard(
+    everything: dict[str, list[Document]], case: str
+) -> None:
+    namespace = find(everything[case], "Namespace")["metadata"]["labels"]
+    assert namespace["pod-security.kubernetes.io/enforce"] == "restricted"
+    for workload in workloads(everything[case]):
+        pod = pod_of(workload)
+        user, _, group = image("client").user.partition(":")
+        security = pod["securityContext"]
+        assert security["runAsNonRoot"] is True
+        assert (security["runAsUser"], security["runAsGroup"]) == (int(user), int(group))
+        assert security["seccompProfile"] == {"type": "RuntimeDefault"}
+        assert pod["automountServiceAccountToken"] is False
+        assert not {"hostNetwork", "hostPID", "hostIPC"} & set(pod)
+        kinds = {key for volume in pod["volumes"] for key in volume if key != "name"}
+        assert kinds <= {"emptyDir", "secret", "configMap", "persistentVolumeClaim"}
+        for container in containers(pod):
+            assert container["securityContext"] == {
+                "allowPrivilegeEscalation": False,
+                "readOnlyRootFilesystem": True,
+                "capabilities": {"drop": ["ALL"]},
+            }
+            assert set(container["resources"]) == {"requests", "limits"}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_variables_of_services_are_not_taken_for_settings(
+    everything: dict[str, list[Document]], case: str
+) -> None:
+    """SSFL_COORDINATOR_PORT, say, which Kubernetes sets for a service of this name."""
+    for workload in workloads(everything[case]):
+        assert pod_of(workload)["enableServiceLinks"] is False
+
+
+@pytest.mark.parametrize("case", OVERLAYS)
+def test_everything_has_the_recommended_labels(
+    everything: dict[str, list[Document]], case: str
+) -> None:
+    for document in everything[case]:
+        if document["kind"] in ("Namespace", "ConfigMap", "PrometheusRule"):
+            continue
+        places = [document["metadata"]]
+        if document in workloads(everything[case]):
+            places.append(document["spec"]["template"]["metadata"])
+        for place in places:
+            names = {key.partition("app.kubernetes.io/")[2] for key in place["labels"]}
+            assert names >= LABELS, document["kind"]
+
+
+def test_labels_that_change_with_a_release_are_not_in_what_cannot_be_changed() -> None:
+    stateful = find(overlay("production"), "StatefulSet")
+    assert stateful["metadata"]["labels"]["app.kubernetes.io/version"]
+    for claim in stateful["spec"]["volumeClaimTemplates"]:
+        assert "app.kubernetes.io/version" not in claim["metadata"]["labels"]
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_the_programs_take_the_flags_of_every_variant(
+    everything: dict[str, list[Document]], case: str
+) -> None:
+    """test_pods.py runs the overlays; this is for what their components change."""
+    for workload in workloads(everything[case]):
+        (container,) = pod_of(workload)["containers"]
+        variables = {one["name"]: one["value"] for one in container.get("env", [])}
+        for source in container.get("envFrom", []):
+            name = source["configMapRef"]["name"]
+            variables |= find(everything[case], "ConfigMap", name)["data"]
+        if workload["kind"] == "StatefulSet":
+            settings.load(
+                CoordinatorConfig, container["args"], variables, case, "",
+                known_elsewhere=client_settings(),
+            )  # fmt: skip
+        else:
+            settings.load(
+                ClientConfig, container["args"], variables, case, "",
+                known_elsewhere=settings_elsewhere(),
+            )  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ["local", "production"])
+def test_the_coordinator_is_one_pod_that_resumes_by_itself(name: str) -> None:
+    stateful = find(overlay(name), "StatefulSet")
+    pod = pod_of(stateful)
+    assert stateful["spec"]["replicas"] == 1
+    (claim,) = stateful["spec"]["volumeClaimTemplates"]
+    assert claim["spec"]["accessModes"] == ["ReadWriteOncePod"]
+    (container,) = pod["containers"]
+    words = [*container["args"], *settings_of(overlay(name), container)]
+    assert not re.search("fresh|exit_when_done|exit-when-done", " ".join(words), re.IGNORECASE)
+    assert pod["terminationGracePeriodSeconds"] >= DRAIN_S + MARGIN_S
+    assert container["readinessProbe"]["httpGet"]["path"] == "/readyz"
+    assert container["livenessProbe"]["httpGet"]["path"] == "/healthz"
+    assert CoordinatorConfig().exit_when_done is False
+
+
+def settings_of(documents: list[Document], container: Document) -> Iterator[str]:
+    for source in container["envFrom"]:
+        yield from find(documents, "ConfigMap", source["configMapRef"]["name"])["data"]
+    yield from (one["name"] for one in container.get("env", []))
+
+
+def test_the_policy_for_failures_is_that_of_our_exit_codes() -> None:
+    """k8s/README.md says for each code what happens, and why; the manifest must agree."""
+    page = (K8S / "README.md").read_text("utf-8")
+    rows = re.findall(r"^\| (\d+) \| [^|]+ \| (Complete|Count|FailIndex) \|", page, re.MULTILINE)
+    told = {int(code): action for code, action in rows}
+    assert set(told) == {int(code) for code in ExitCode}
+    for name in ("local", "site"):
+        spec = find(overlay(name), "Job")["spec"]
+        ignore, fail = spec["podFailurePolicy"]["rules"]
+        assert ignore["action"] == "Ignore"
+        assert [one["type"] for one in ignore["onPodConditions"]] == ["DisruptionTarget"]
+        assert fail["action"] == "FailIndex"
+        assert fail["onExitCodes"]["operator"] == "In"
+        failing = {code for code, action in told.items() if action == "FailIndex"}
+        assert set(fail["onExitCodes"]["values"]) == failing
+        (container,) = spec["template"]["spec"]["containers"]
+        assert fail["onExitCodes"]["containerName"] == container["name"]
+        assert spec["completionMode"] == "Indexed"
+        assert spec["backoffLimitPerIndex"] > 0
+        assert spec["podReplacementPolicy"] == "Failed"
+        assert spec["template"]["spec"]["restartPolicy"] == "Never"
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_names_in_one_document_are_found_in_another(
+    everything: dict[str, list[Document]], case: str
+) -> None:
+    documents = everything[case]
+    for workload in workloads(documents):
+        labels = workload["spec"]["template"]["metadata"]["labels"]
+        for container in pod_of(workload)["containers"]:
+            ports = {one["name"] for one in container["ports"]}
+            for probe in ("startupProbe", "livenessProbe"):
+                assert container[probe]["httpGet"]["port"] in ports
+        for document in documents:
+            selected = selector_of(document)
+            if selected and selected.items() <= labels.items():
+                assert set(ports_named(document)) <= ports, document["kind"]
+    names = {one["metadata"]["name"] for one in documents if one["kind"] == "Service"}
+    called = set(re.findall(r"'(?:service|backendRefs)': \[?\{'name': '([\w-]+)'", str(documents)))
+    assert called <= names
+
+
+def test_whatever_selects_pods_selects_some() -> None:
+    for name in OVERLAYS:
+        documents = overlay(name)
+        labels = [one["spec"]["template"]["metadata"]["labels"] for one in workloads(documents)]
+        labels += [one["metadata"]["labels"] for one in documents if one["kind"] == "Service"]
+        for document in documents:
+            selected = selector_of(document)
+            found = [one for one in labels if selected.items() <= one.items()]
+            assert found, f"{document['kind']} of {name}"
+
+
+def selector_of(document: Document) -> dict[str, str]:
+    spec: Any = document.get("spec", {})
+    if document["kind"] == "Service":
+        return dict(spec["selector"])
+    selector = spec.get("selector") or spec.get("podSelector") or {}
+    return dict(selector.get("matchLabels", {}))
+
+
+def ports_named(document: Document) -> Iterator[str]:
+    """Yield the names of container ports that a Service or NetworkPolicy refers to."""
+    spec = document["spec"]
+    if document["kind"] == "Service":
+        yield from (one["targetPort"] for one in spec["ports"])
+    if document["kind"] == "NetworkPolicy":
+        for rule in spec["ingress"]:
+            yield from (one["port"] for one in rule["ports"])
+
+
+def test_a_site_can_call_out_and_nobody_can_call_it() -> None:
+    documents = overlay("site")
+    policy = find(documents, "NetworkPolicy")["spec"]
+    assert set(policy["policyTypes"]) == {"Ingress", "Egress"}
+    assert policy["ingress"] == []
+    ports = {one["port"] for rule in policy["egress"] for one in rule["ports"]}
+    address = (K8S / "overlays/site/site.env").read_text("utf-8")
+    (port,) = re.findall(r"^SSFL_COORDINATOR=.*:(\d+)$", address, re.MULTILINE)
+    assert ports == {53, int(port)}
+    assert not [one for one in documents if one["kind"] in ("Service", "StatefulSet")]
+
+
+def test_production_has_what_a_coordinator_needs_there() -> None:
+    kinds = {one["kind"] for one in overlay("production")}
+    assert kinds >= {
+        *{"StatefulSet", "Service", "PodDisruptionBudget", "NetworkPolicy", "ServiceMonitor"},
+        *{"PrometheusRule", "Gateway", "TLSRoute", "ConfigMap", "Namespace"},
+    }
+    assert "Job" not in kinds
+    policy = find(overlay("production"), "NetworkPolicy")["spec"]
+    assert policy["egress"] == []
+
+
+def test_every_yaml_file_belongs_to_an_overlay_or_component() -> None:
+    named = set()
+    for file in K8S.rglob("kustomization.yaml"):
+        document = yaml.safe_load(file.read_text("utf-8"))
+        local = [*document.get("resources", []), *document.get("components", [])]
+        local += [one["path"] for one in document.get("patches", []) if "path" in one]
+        local += [one for made in document.get("configMapGenerator", []) for one in made["envs"]]
+        named |= {(file.parent / Path(one)).resolve() for one in local}
+    for file in K8S.rglob("*"):
+        if file.suffix in (".yaml", ".env") and file.name != "kustomization.yaml":
+            assert file.resolve() in named, file

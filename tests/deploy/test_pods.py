@@ -1,0 +1,184 @@
+"""The pods of every overlay, played as processes of this machine (pods.py says how)."""
+
+import base64
+import json
+import socket
+import ssl
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from datasets.small_shard import small_shard
+from deploy.manifests import find, overlay
+from deploy.pods import Cluster, Pod
+from program.pems import make
+from ssfl.datasets.shards import write_shard
+from ssfl.program.exits import ExitCode
+from system.programs import until
+
+pytestmark = pytest.mark.system
+
+SITES = ("hospital-a", "hospital-b")
+Place = Callable[..., Pod]
+
+
+@pytest.fixture
+def place() -> Iterator[Place]:
+    """Make pods that end with the test."""
+    made: list[Pod] = []
+
+    def new(cluster: Cluster, kind: str, index: int = 0) -> Pod:
+        made.append(Pod(cluster, find(cluster.documents, kind), index))
+        return made[-1]
+
+    try:
+        yield new
+    finally:
+        for pod in made:
+            if pod.running and pod.running.running:
+                pod.running.kill()
+            if pod.running:
+                print(f"--- {pod.name}\n{pod.running.out}{pod.running.err}")
+
+
+def status(coordinator: Pod) -> dict[str, Any]:
+    """Ask what the run is doing, by `kubectl exec … -- ssfl status`."""
+    admin = f"--admin=localhost:{coordinator.ports[50052]}"
+    asked = coordinator.execute("ssfl", "status", "--json", admin)
+    assert asked.ends() == 0, asked.err
+    answer: dict[str, Any] = json.loads(asked.out)
+    return answer
+
+
+def models(*pods: Pod) -> list[bytes]:
+    """Return the final models that lie in the pods' volumes."""
+    folders = {pod.path("/var/lib/ssfl/runs") for pod in pods}
+    return [file.read_bytes() for one in folders for file in one.glob("*/*/model.safetensors")]
+
+
+def test_the_local_overlay_runs_a_federation_stays_up_and_resumes(
+    tmp_path: Path, place: Place
+) -> None:
+    cluster = Cluster(tmp_path, overlay("local"))
+    coordinator = place(cluster, "StatefulSet")
+    cluster.services["ssfl-coordinator:50051"] = coordinator
+    coordinator.start()
+    coordinator.waits_for("startupProbe")
+    coordinator.waits_for("readinessProbe")
+
+    job = find(cluster.documents, "Job")["spec"]
+    assert job["completions"] == job["parallelism"] == 4
+    clients = [place(cluster, "Job", index) for index in range(job["completions"])]
+    clients[0].prepare()
+    for client in clients[1:]:
+        client.prepare(like=clients[0])  # the same data, by the same seed
+    for client in clients:
+        client.start()
+    for client in clients:
+        client.waits_for("startupProbe")
+        assert client.succeeds("livenessProbe")
+    assert [client.program.ends() for client in clients] == [ExitCode.DONE] * 4
+    assert {one["client_id"] for one in status(coordinator)["clients"]} == {
+        "shard_00", "shard_01", "shard_02", "shard_03",
+    }  # fmt: skip
+
+    # A finished run stays up; ended and started again, it is what it was, without any flag.
+    assert coordinator.program.running
+    assert coordinator.succeeds("readinessProbe")
+    assert coordinator.terminate() == ExitCode.TERMINATED
+    coordinator.start()
+    coordinator.waits_for("readinessProbe")
+    assert status(coordinator)["phase"] == "finished"
+    assert coordinator.succeeds("livenessProbe")
+    found = models(coordinator, *clients)
+    assert len(found) == 5
+    assert len(set(found)) == 1
+
+
+def test_production_and_sites_run_under_mutual_tls_through_a_crash(
+    tmp_path: Path, place: Place
+) -> None:
+    certs = make(tmp_path / "certs", *SITES, "prometheus", hosts=("ssfl-coordinator",))
+    cluster = Cluster(tmp_path / "coordinator", overlay("production"))
+    for name in ("coordinator", "admin", "prometheus"):
+        cluster.tls_secret(f"ssfl-{name}-tls", certs, name)
+    # As a person edits run.env: a small run.
+    cluster.settings("ssfl-run").update(SSFL_CLIENTS="2", SSFL_ROUNDS="4", SSFL_MODEL="mlp")
+    coordinator = place(cluster, "StatefulSet")
+    coordinator.start()
+    coordinator.waits_for("startupProbe")
+    coordinator.waits_for("readinessProbe")
+    assert status(coordinator)["phase"] == "gathering"
+
+    sites = [site(tmp_path / name, name, coordinator, certs, place) for name in SITES]
+    sites[0].start()
+    until(lambda: joined(coordinator), "a site has joined")
+    before = status(coordinator)
+    coordinator.program.kill()
+    coordinator.start()
+    coordinator.waits_for("readinessProbe")
+    assert "ssfl_run_phase{" in scraped(cluster, coordinator)
+    assert joined(coordinator) == [SITES[0]]
+    assert status(coordinator)["run_id"] == before["run_id"]
+
+    # A pod of the same Job, with the same volume: the same client.
+    sites[0].waits_for("startupProbe")
+    assert sites[0].terminate() == ExitCode.TERMINATED
+    for one in sites:
+        one.start()
+    assert [one.program.ends() for one in sites] == [ExitCode.DONE] * 2
+    assert coordinator.succeeds("livenessProbe")
+    found = models(coordinator, *sites)
+    assert len(found) == 3
+    assert len(set(found)) == 1
+    assert coordinator.terminate() == ExitCode.TERMINATED
+
+
+def joined(coordinator: Pod) -> list[str]:
+    return [one["client_id"] for one in status(coordinator)["clients"]]
+
+
+def site(folder: Path, name: str, coordinator: Pod, certs: Path, place: Place) -> Pod:
+    """Return the pod of a site, with its secret, its data and its site.env."""
+    cluster = Cluster(folder, overlay("site"))
+    cluster.services["fl.example.org:443"] = coordinator
+    cluster.tls_secret("ssfl-client-tls", certs, name)
+    settings = cluster.settings("ssfl-site")
+    assert settings["SSFL_CLIENT_ID"] == SITES[0]
+    settings["SSFL_CLIENT_ID"] = name
+    pod = place(cluster, "Job")
+    write_shard(pod.path("/data") / settings["SSFL_DATA"], small_shard())
+    return pod
+
+
+def scraped(cluster: Cluster, coordinator: Pod) -> str:
+    """Ask for the metrics as the ServiceMonitor tells Prometheus to."""
+    (endpoint,) = find(cluster.documents, "ServiceMonitor")["spec"]["endpoints"]
+    service = find(cluster.documents, "Service", "ssfl-coordinator")["spec"]
+    (port,) = [one for one in service["ports"] if one["name"] == endpoint["port"]]
+    number = coordinator.ports[coordinator.port_number(port["targetPort"])]
+    tls = endpoint["tlsConfig"]
+    files = {
+        key: secret_file(cluster, one) for key, one in
+        (("ca", tls["ca"]["secret"]), ("cert", tls["cert"]["secret"]), ("key", tls["keySecret"]))
+    }  # fmt: skip
+    context = ssl.create_default_context(cafile=files["ca"])
+    context.load_cert_chain(files["cert"], files["key"])
+    with (
+        socket.create_connection(("127.0.0.1", number), timeout=20) as plain,
+        context.wrap_socket(plain, server_hostname=tls["serverName"]) as link,
+    ):
+        link.sendall(f"GET {endpoint['path']} HTTP/1.0\r\n\r\n".encode())
+        answer = b"".join(iter(lambda: link.recv(65536), b"")).decode()
+    assert " 200 " in answer.splitlines()[0]
+    return answer
+
+
+def secret_file(cluster: Cluster, reference: dict[str, str]) -> Path:
+    """Return a file with one key of a secret."""
+    text = find(cluster.documents, "Secret", reference["name"])["data"][reference["key"]]
+    file = cluster.folder / f"{reference['name']}-{reference['key']}"
+    file.write_bytes(base64.b64decode(text))
+    return file

@@ -1,0 +1,52 @@
+"""k8s/README.md: what of its commands can be tried without a cluster."""
+
+import re
+import shlex
+from pathlib import Path
+
+from deploy.kubectl import ROOT
+from deploy.manifests import K8S, OVERLAYS, overlay, pod_of, workloads
+from docs.pages import blocks_of
+from ssfl.tools.main import main
+
+PAGE = (K8S / "README.md").read_text("utf-8")
+
+
+def commands() -> list[list[str]]:
+    """Return every command of the shell blocks, lines that go on joined."""
+    blocks = [block.text for block in blocks_of(PAGE) if block.kind == "sh"]
+    lines = "\n".join(blocks).replace("\\\n", " ").splitlines()
+    return [shlex.split(line) for line in lines]
+
+
+def test_every_folder_that_is_applied_is_there() -> None:
+    applied = [words[-1] for words in commands() if words[:2] == ["kubectl", "apply"]]
+    assert sorted(applied) == [f"k8s/overlays/{name}" for name in OVERLAYS]
+    for folder in applied:
+        assert (ROOT / folder / "kustomization.yaml").is_file()
+
+
+def test_every_file_and_folder_that_is_named_is_there() -> None:
+    for name in re.findall(r"`((?:base|overlays|components)[\w./-]*|\w+\.(?:yaml|env))`", PAGE):
+        assert list(K8S.rglob(name.rpartition("/")[2])) or (ROOT / name).exists(), name
+
+
+def test_the_certificates_and_secrets_are_those_that_are_mounted(tmp_path: Path) -> None:
+    (made,) = [words[1:] for words in commands() if words[:2] == ["ssfl", "certs"]]
+    made[made.index("--out") + 1] = str(tmp_path)
+    assert main(made) == 0
+    secrets = {f"ssfl-{name}-tls" for name in ("coordinator", "admin", "prometheus")}
+    for name in ("coordinator", "admin", "prometheus", "hospital-a"):
+        assert (tmp_path / f"{name}.pem").is_file()
+        assert (tmp_path / f"{name}-key.pem").is_file()
+    created = [words for words in commands() if words[3:6] == ["create", "secret", "generic"]]
+    assert [words[6] for words in created] == ["ssfl-$name-tls", "ssfl-client-tls"]
+    assert "for name in coordinator admin prometheus; do" in PAGE
+    mounted = {
+        volume["secret"]["secretName"]
+        for name in OVERLAYS
+        for workload in workloads(overlay(name))
+        for volume in pod_of(workload)["volumes"]
+        if "secret" in volume
+    }
+    assert mounted == secrets - {"ssfl-prometheus-tls"} | {"ssfl-client-tls"}
