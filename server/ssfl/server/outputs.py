@@ -9,6 +9,8 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+from ssfl.method.manifest import Manifest
+from ssfl.method.mask import Mask
 from ssfl.method.model_files import write_model
 from ssfl.method.model_state import ModelState
 from ssfl.program.files import write_atomic
@@ -61,18 +63,23 @@ def run_document(
         "ledger": ledger,
     }
     if model and model.mask:
-        document["mask"] = {
-            "epoch": model.mask_epoch,
-            "digest": model.mask.digest.hex(),
-            "num_kept": model.mask.num_kept,
-            "num_masked": model.mask.size,
-            "num_values": model.manifest.size,
-            "layers": {
-                name: {"kept": kept, "size": size}
-                for name, (kept, size) in model.mask.kept_by_tensor(model.manifest).items()
-            },
-        }
+        document["mask"] = mask_document(model.manifest, model.mask, model.mask_epoch)
     return document
+
+
+def mask_document(manifest: Manifest, mask: Mask, epoch: int) -> dict[str, Any]:
+    """Return what history.json tells of the newest mask."""
+    return {
+        "epoch": epoch,
+        "digest": mask.digest.hex(),
+        "num_kept": mask.num_kept,
+        "num_masked": mask.size,
+        "num_values": manifest.size,
+        "layers": {
+            name: {"kept": kept, "size": size}
+            for name, (kept, size) in mask.kept_by_tensor(manifest).items()
+        },
+    }
 
 
 def _not_voted(state: RunState, history: Newest) -> list[str]:
