@@ -18,6 +18,7 @@ from ssfl.server.conductor import Conductor
 from ssfl.server.history import Newest
 from ssfl.server.history_file import history_blocks
 from ssfl.server.ledger_file import copy_ledger
+from ssfl.server.report import write_report
 from ssfl.server.state import RunState
 
 log = logging.getLogger(__name__)
@@ -123,3 +124,19 @@ def write_accounts(conductor: Conductor, out_dir: Path) -> None:
         told = run_document(conductor.state, conductor.model, newest, ledger)
         blocks = history_blocks(conductor.journal_path, conductor.told_bytes, told)
         write_atomic(folder / "history.json", blocks)
+
+
+def write_run_report(conductor: Conductor, out_dir: Path) -> None:
+    """Write the report of a finished run beside its accounts, from which it is made.
+
+    A convenience, which can be made again: whatever goes wrong here must not harm the run.
+    """
+    folder = Path(run_folder(out_dir, conductor.state.run_id))
+    try:
+        with _ACCOUNTS:
+            report = write_report(folder)
+    except Exception as error:  # noqa: BLE001
+        again = f"ssfl report {folder}"
+        log.warning("the report was not written: %s", error, extra={"to_try_again": again})
+    else:
+        log.info("report written", extra={"file": str(report)})

@@ -169,11 +169,7 @@ def _bytes(told: Mapping[str, Any], view: RunView, against: Against | None) -> E
     }
     found["evaluation"] = {way.value: payload(rows, way, ("evaluation",)) for way in Direction}
     if against:
-        clients = len(told["clients"])
-        found["formulas"] = formulas(
-            against, rows, view.num_reported, view.num_asked, view.num_votes, clients,
-            view.num_masks,
-        )  # fmt: skip
+        found["formulas"] = formulas(against, rows, view, len(told["clients"]))
         kept = told["mask"]["num_kept"]
         by_paper = paper_break_even(against.num_values, against.num_masked, kept)
         found["break_even"] = {"round": against.break_even, "paper": by_paper}

@@ -12,7 +12,7 @@ from typing import Any
 
 from ssfl.server.history import Entry
 from ssfl.server.ledger import Direction
-from ssfl.server.view import BYTES_PER_VALUE, payload
+from ssfl.server.view import BYTES_PER_VALUE, RunView, payload
 
 KeptFrom = Sequence[tuple[int, int]]  # round from which on, how many weights the mask keeps
 _ROUNDS_AND_BEFORE = ("initial", "scores", "mask", "values")  # evaluations are extra, ours or not
@@ -67,48 +67,51 @@ class Against:
 
 
 def formulas(
-    against: Against, rows: Sequence[Mapping[str, Any]], reported: int, asked: int, voted: int,
-    clients: int, masks: int,
-) -> list[Entry]:  # fmt: skip
+    against: Against, rows: Sequence[Mapping[str, Any]], view: RunView, num_clients: int
+) -> list[Entry]:
     """Return lines of what each kind of transfer comes to: dense, by the paper, and here.
 
-    `voted`: scores that counted, over all masks; `clients` got the model and every mask.
+    What every one of `num_clients` got once is the model, and each mask.
     """
     values, masked = against.num_values, against.num_masked
-
-    def line(
-        what: str, times: int, formula: str, paper: float, ours: int, dense: int | None, kept: int
-    ) -> Entry:
-        return {
-            "what": what, "transfers": times, "dense_bytes": dense, "formula": formula,
-            "paper_bytes": round(paper), "kept_bytes": kept, "bytes": ours,
-            "to_paper": ours / paper if paper else None,
-            "to_dense": ours / dense if dense else None,
-        }  # fmt: skip
-
-    four, up, down = BYTES_PER_VALUE, Direction.UP, Direction.DOWN
+    tests, up, down = view.num_tests, Direction.UP, Direction.DOWN
+    newest = against.changes[-1][1] if against.changes else masked
     out = [
-        line(
-            "updates up", reported, "4sP", four * against.paper_values_up,
-            payload(rows, up, ("values",)), four * values * reported,
-            four * against.kept_values_up,
-        ),
-        line(
-            "models down", asked, "4sP", four * against.paper_values_down,
-            payload(rows, down, ("values",)), four * values * asked,
-            four * against.kept_values_down,
-        ),
+        _line("updates up", view.num_reported, "4sP", against.paper_values_up,
+              payload(rows, up, ("values",)), values, against.kept_values_up),
+        _line("models down", view.num_asked, "4sP", against.paper_values_down,
+              payload(rows, down, ("values",)), values, against.kept_values_down),
+        _line("models down to test", tests, "4sP", tests * newest / masked * values,
+              payload(rows, down, ("evaluation",)), values, tests * (newest + values - masked)),
+        _line("initial model", num_clients, "4P", num_clients * values,
+              payload(rows, down, ("initial",)), values, num_clients * values),
     ]  # fmt: skip
-    once = [
-        ("initial model", down, "initial", clients, "4P", four * values),
-        ("scores up", up, "scores", voted, "4W", four * masked),
-        ("mask down", down, "mask", clients * masks, "W/8", -(-masked // 8)),
-    ]
-    for what, way, phase, times, formula, each in once if masks else once[:1]:
-        ours = payload(rows, way, (phase,))
-        dense = four * values * times if phase == "initial" else None
-        out.append(line(what, times, formula, each * times, ours, dense, each * times))
+    if view.num_masks:
+        scores, masks = view.num_votes * masked, num_clients * view.num_masks
+        out += [
+            _line("scores up", view.num_votes, "4W", scores, payload(rows, up, ("scores",))),
+            _line("mask down", masks, "W/8", masks * masked / 32, payload(rows, down, ("mask",))),
+        ]
     return out
+
+
+def _line(
+    what: str, times: int, formula: str, paper_values: float, num_bytes: int,
+    dense_values: int = 0, kept_values: int | None = None,
+) -> Entry:  # fmt: skip
+    """Numbers of values become float32; `dense_values` are those of one transfer."""
+    paper, dense = BYTES_PER_VALUE * paper_values, BYTES_PER_VALUE * dense_values * times
+    return {
+        "what": what,
+        "transfers": times,
+        "dense_bytes": dense or None,
+        "formula": formula,
+        "paper_bytes": round(paper),
+        "kept_bytes": None if kept_values is None else BYTES_PER_VALUE * kept_values,
+        "bytes": num_bytes,
+        "to_paper": num_bytes / paper if paper else None,
+        "to_dense": num_bytes / dense if dense else None,
+    }
 
 
 def paper_break_even(num_values: int, num_masked: int, num_kept: int) -> float | None:

@@ -125,6 +125,7 @@ class RunView:
         self.num_votes = 0  # clients whose scores counted, over all masks
         self.num_asked = 0  # clients, over all rounds
         self.num_reported = 0
+        self.num_tests = 0  # of a model by a client, over all evaluations
         self.best: Entry | None = None  # the evaluation with the highest accuracy, or lowest loss
         self.num_timed = 0  # rounds whose duration is known,
         self.seconds = 0.0  # their sum,
@@ -259,6 +260,7 @@ class RunView:
         )
 
     def _add_evaluation(self, entry: Mapping[str, Any]) -> None:
+        self.num_tests += len(entry.get("clients") or ()) + len(entry.get("missing") or ())
         point = {
             "rounds_done": entry["rounds_done"],
             "accuracy": entry["pooled"],

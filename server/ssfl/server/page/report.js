@@ -27,7 +27,7 @@ function frameOf(root, title, verdict, software) {
   root.replaceChildren(
     node("header", { class: "bar" }, node("h1", {}, title), node("p", { class: "verdict" }, verdict)),
     node("main", {}, page),
-    node("footer", { class: "foot" }, `Written by ssfl ${software}. Numbers: report.json beside this file.`),
+    node("footer", { class: "foot" }, `Written by ssfl ${software}. The same numbers are in the JSON beside this file.`),
   );
   document.title = `${title}: ${verdict}`;
   return page;
@@ -125,23 +125,24 @@ function bytesCard(page, data) {
       { name: "here / dense", of: (one) => one.to_dense, as: ratioText },
     ], lines); // prettier-ignore
     words(made, breakEven(data));
+    words(made, "A model that went out to be tested is not sent again to the round after it: the two lines of models down belong together.", "faint");
   }
   table(made, "Ledger: every byte by phase, direction and encoding", [
     { name: "phase", of: (row) => row.phase, words: true },
     { name: "direction", of: (row) => row.direction, words: true },
-    { name: "encoding", of: (row) => row.encoding || "none: headers", words: true },
+    { name: "encoding", of: (row) => row.encoding || (row.phase === "connection" ? "–" : "none: headers"), words: true },
     { name: "payload", of: (row) => row.payload_bytes, as: bytes },
     { name: "messages", of: (row) => row.message_bytes, as: bytes },
     { name: "TCP", of: (row) => row.socket_bytes, as: bytes },
     { name: "bytes of messages", of: (row) => row.message_bytes, as: grouped },
-  ], data.bytes.rows, { sorts: true }); // prettier-ignore
+  ], data.bytes.rows, { sorts: true, whole: true }); // prettier-ignore
   const total = data.bytes.total;
   words(made, ["up", "down"].map((way) => `${way}: ${bytes(total[way].payload_bytes)} of payload in ${bytes(total[way].message_bytes)} of messages, ${bytes(total[way].socket_bytes)} on the connections`).join("; ") + ".");
 }
 
 function breakEven(data) {
   const { round, paper } = data.bytes.break_even;
-  const here = round === null ? "Less than a dense run: not yet" : `Less than a dense run: from round ${round} on`;
+  const here = round === null ? "Less than a dense run: not yet" : `Less than a dense run after ${round} ${round === 1 ? "round" : "rounds"}`;
   const formula = paper === null ? "the mask keeps everything" : `by the paper's formulas after ${plainNumber(paper)} rounds of a client, (4P + 4W + W/8) / 8(W − k)`;
   return `${here}; ${formula}.`;
 }

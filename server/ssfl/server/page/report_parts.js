@@ -46,9 +46,9 @@ function facts(parent, rows) {
 
 /**
  * A table. columns: [{name, of: row => value, as: value => text, words}]. A click on a column's
- * name sorts by it, if `sorts`.
+ * name sorts by it, if `sorts`; a long one scrolls, unless it is `whole`.
  */
-function table(parent, caption, columns, rows, { sorts = false } = {}) {
+function table(parent, caption, columns, rows, { sorts = false, whole = false } = {}) {
   const made = node("table", {}, node("caption", {}, caption));
   const heads = columns.map((column, at) => {
     const head = node("th", { scope: "col", ...(column.words ? { class: "words" } : {}) });
@@ -74,7 +74,8 @@ function table(parent, caption, columns, rows, { sorts = false } = {}) {
     const order = (a, b) => compared(columns[at].of(a), columns[at].of(b));
     fillIn([...rows].sort((a, b) => (falling ? order(b, a) : order(a, b))));
   }
-  parent.append(node("div", { class: "table-scroll", tabindex: "0", role: "region", "aria-label": caption }, made));
+  const look = whole ? "table-scroll whole" : "table-scroll";
+  parent.append(node("div", { class: look, tabindex: "0", role: "region", "aria-label": caption }, made));
 }
 
 function tableRow(columns, row) {
