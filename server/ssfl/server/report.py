@@ -7,11 +7,12 @@ Memory does not grow with the rounds: they are read one by one (report_source.py
 
 import csv
 import io
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
+from ssfl.method.files import atomic_file
 from ssfl.method.settings import RunSettings
 from ssfl.program.files import write_atomic
 from ssfl.server.history import Entry
@@ -19,7 +20,7 @@ from ssfl.server.ledger import Direction
 from ssfl.server.mask_picture import mask_pictures
 from ssfl.server.report_bytes import Against, formulas, kept_from, paper_break_even
 from ssfl.server.report_page import page, to_json
-from ssfl.server.report_source import ReportError, Source, open_folder
+from ssfl.server.report_source import LISTS, ReportError, Source, open_folder
 from ssfl.server.view import RunView, layer_rows, payload
 
 FORMAT = 1  # of report.json
@@ -29,15 +30,16 @@ ROUND_COLUMNS = (
     "round", "began", "seconds", *(f"{phase}_s" for phase in PHASES), "last", "clients", "missing",
     "attempt", "accuracy", "mean_accuracy", "loss", "training_loss", "up_bytes", "down_bytes",
 )  # fmt: skip
-_LINES = 1000  # of a CSV at a time
 
 
 def write_report(folder: Path) -> Path:
     """Make the report of the run in `folder` and put it there; return the HTML file's path."""
     source = open_folder(folder)
-    write_atomic(folder / ROUNDS, round_lines(source))
-    document = report_document(source)
-    write_atomic(folder / CLIENTS, _csv(document["clients"]))
+    with atomic_file(folder / ROUNDS) as file:
+        document = report_document(source, RoundTable(file).add)
+    write_atomic(
+        folder / CLIENTS, _csv(document["clients"], list(RunView.no_rounds("")), header=True)
+    )
     write_atomic(folder / JSON, to_json(document))
     write_atomic(folder / HTML, page(title_of(document), document))
     return folder / HTML
@@ -47,22 +49,29 @@ def title_of(document: Mapping[str, Any]) -> str:
     return f"ssfl run {document['run_id']}"
 
 
-def report_document(source: Source) -> dict[str, Any]:
-    """Return everything the report shows, of a size that does not depend on the rounds."""
+def report_document(
+    source: Source, on_round: Callable[[Entry], None] | None = None
+) -> dict[str, Any]:
+    """Return everything the report shows, of a size that does not depend on the rounds.
+
+    `on_round` is called with the entry of every round.
+    """
     told, view = source.told, RunView()
     mask = told.get("mask") or {}
     against = None
     if mask.get("num_masked"):
-        changes = kept_from(entry for name, entry in source.entries() if name == "masks")
+        changes = kept_from(entry for _, entry in source.entries(["masks"]))
         against = Against(mask["num_values"], mask["num_masked"], changes)
     newest: Entry = {}
     try:
-        for name, entry in source.entries():
+        for name, entry in source.entries(LISTS):
             view.add(name, entry)
             if name == "rounds":
                 newest = entry
                 if against:
                     against.add(entry)
+                if on_round:
+                    on_round(entry)
         view.add_bytes(source.ledger_rows())
     except (KeyError, TypeError, AttributeError) as error:
         where = source.folder
@@ -185,39 +194,33 @@ def _clients(samples: Mapping[str, int], rows: Sequence[Entry]) -> list[Entry]:
     return sorted([*rows, *more], key=lambda row: str(row["client"]))
 
 
-def round_lines(source: Source) -> Iterator[bytes]:
-    """Yield rounds.csv: a line for every round."""
-    before = dict.fromkeys(Direction, 0)
-    lines: list[Entry] = []
-    first = True
-    for name, entry in source.entries():
-        if name != "rounds":
-            continue
+class RoundTable:
+    """rounds.csv as it grows: a line for every round."""
+
+    def __init__(self, file: BinaryIO) -> None:
+        self._file = file
+        self._before = dict.fromkeys(Direction, 0)
+        file.write(_csv([], ROUND_COLUMNS, header=True))
+
+    def add(self, entry: Mapping[str, Any]) -> None:
         so_far = {way: payload(entry["ledger"], way, ("values",)) for way in Direction}
         phases = entry.get("phases") or {}
-        lines.append(
-            {
-                **{name: entry.get(name) for name in ROUND_COLUMNS},
-                **{f"{phase}_s": phases.get(phase) for phase in PHASES},
-                "clients": len(entry["clients"]),
-                "missing": len(entry["missing"]),
-                "accuracy": entry["pooled"],
-                "mean_accuracy": entry.get("mean"),
-                "up_bytes": so_far[Direction.UP] - before[Direction.UP],
-                "down_bytes": so_far[Direction.DOWN] - before[Direction.DOWN],
-            }
-        )
-        before = so_far
-        if len(lines) >= _LINES:
-            yield _csv(lines, ROUND_COLUMNS, header=first)
-            lines, first = [], False
-    yield _csv(lines, ROUND_COLUMNS, header=first)
+        line = {
+            **{name: entry.get(name) for name in ROUND_COLUMNS},
+            **{f"{phase}_s": phases.get(phase) for phase in PHASES},
+            "clients": len(entry["clients"]),
+            "missing": len(entry["missing"]),
+            "accuracy": entry["pooled"],
+            "mean_accuracy": entry.get("mean"),
+            "up_bytes": so_far[Direction.UP] - self._before[Direction.UP],
+            "down_bytes": so_far[Direction.DOWN] - self._before[Direction.DOWN],
+        }
+        self._before = so_far
+        self._file.write(_csv([line], ROUND_COLUMNS, header=False))
 
 
-def _csv(rows: Iterable[Entry], columns: Sequence[str] = (), *, header: bool = True) -> bytes:
-    rows = list(rows)
+def _csv(rows: Iterable[Entry], columns: Sequence[str], *, header: bool) -> bytes:
     text = io.StringIO(newline="")
-    columns = columns or list(RunView.no_rounds(""))
     writer = csv.DictWriter(text, columns, extrasaction="ignore", lineterminator="\n")
     if header:
         writer.writeheader()

@@ -8,7 +8,7 @@ another way, as by another program, is read whole.
 import csv
 import json
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -37,12 +37,12 @@ class ReportError(Exception):
 class Source:
     """One run: what is known at its end, and its steps one by one, as often as they are asked for.
 
-    `told` is history.json without the lists of `LISTS`.
+    `told` is history.json without the lists of `LISTS`; `entries` yields those of the lists named.
     """
 
     folder: Path
     told: dict[str, Any]
-    entries: Callable[[], Entries]
+    entries: Callable[[Sequence[str]], Entries]
     ledger: Path | None  # ledger.csv, where there is one
     model: tuple[Manifest, Mask] | None  # None: the run has agreed on no mask yet
     ledger_bytes: int | None = None  # of ledger.csv, if it may have grown since
@@ -82,14 +82,14 @@ def open_folder(folder: Path) -> Source:
     return Source(folder, told, entries, ledger if ledger.is_file() else None, _mask(folder, told))
 
 
-def _open_history(path: Path) -> tuple[dict[str, Any], Callable[[], Entries]]:
+def _open_history(path: Path) -> tuple[dict[str, Any], Callable[[Sequence[str]], Entries]]:
     with path.open(encoding="utf-8") as file:
         first, second = file.readline().rstrip("\n"), file.readline()
     if first.endswith(",") and _LIST.fullmatch(second):
-        return _object(first[:-1] + "}"), lambda: _lines(path)
+        return _object(first[:-1] + "}"), lambda names: _lines(path, names)
     whole = _object(path.read_text("utf-8"))
     lists = {name: whole.pop(name, []) for name in LISTS}
-    return whole, lambda: ((name, entry) for name in LISTS for entry in lists[name])
+    return whole, lambda names: ((name, entry) for name in names for entry in lists[name])
 
 
 def _object(text: str) -> dict[str, Any]:
@@ -99,7 +99,7 @@ def _object(text: str) -> dict[str, Any]:
     return found
 
 
-def _lines(path: Path) -> Entries:
+def _lines(path: Path, names: Sequence[str]) -> Entries:
     decode = json.JSONDecoder().raw_decode
     name, end = "", ""
     try:
@@ -108,6 +108,9 @@ def _lines(path: Path) -> Entries:
             for line in file:
                 if start := _LIST.match(line):
                     name, end = start[1], "]}" if (start[2] or "").startswith("]}") else ""
+                    continue
+                if name not in names:
+                    end = line[-3:].strip().lstrip("}")
                     continue
                 entry, at = decode(line)
                 end = line[at:].strip()

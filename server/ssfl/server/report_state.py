@@ -40,7 +40,7 @@ def open_state(folder: Path) -> Source:
     return Source(
         folder,
         document,
-        lambda: entries(journal, told.num_bytes),
+        lambda names: (one for one in entries(journal, told.num_bytes) if one[0] in names),
         path if path.is_file() else None,
         model,
         num_bytes,

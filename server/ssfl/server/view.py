@@ -231,7 +231,7 @@ class RunView:
             self.phase_seconds[phase] = self.phase_seconds.get(phase, 0.0) + (seconds or 0.0)
         before, sent = self._values, self._sent
         self._values = {way: payload(entry["ledger"], way, ("values",)) for way in Direction}
-        self._sent = sum(row["message_bytes"] for row in entry["ledger"])
+        self._sent = sent_bytes(entry["ledger"])
         timed = {"round": entry["round"], "seconds": entry.get("seconds"), "phases": phases}
         self._curve.add(
             {
@@ -266,7 +266,7 @@ class RunView:
             "accuracy": entry["pooled"],
             "loss": entry["loss"],
             "metrics": entry.get("metrics") or {},
-            "sent_bytes": sum(row["message_bytes"] for row in entry["ledger"]),
+            "sent_bytes": sent_bytes(entry["ledger"]),
         }
         self._evaluations.add(point)
         if self.best is None or _quality(point) > _quality(self.best):
@@ -285,6 +285,14 @@ def payload(rows: Rows, way: Direction, phases: Sequence[str]) -> int:
         row["payload_bytes"]
         for row in rows
         if row["direction"] == way.value and row["phase"] in phases
+    )
+
+
+def sent_bytes(rows: Rows) -> int:
+    """Return the bytes of all messages; a simulation, which sends none, counts payload alone."""
+    return sum(
+        row["payload_bytes"] if row["message_bytes"] is None else row["message_bytes"]
+        for row in rows
     )
 
 

@@ -10,6 +10,7 @@ from ssfl.server.ledger import CONNECTION, PHASES
 from ssfl.server.mask_picture import tensor_bits
 from ssfl.server.report import report_document
 from ssfl.server.report_source import Source
+from ssfl.server.view import sent_bytes
 
 FORMAT = 1
 LINES = 12  # of what is compared at equal rounds, or bytes
@@ -106,7 +107,8 @@ def _ledger_line(
         count: [sum(row.get(count) or 0 for row in rows) for rows in there]
         for count in ("payload_bytes", "message_bytes", "socket_bytes")
     }
-    counted = sums["socket_bytes" if phase == CONNECTION else "message_bytes"]
+    sent = [sent_bytes(rows) for rows in there]
+    counted = sums["socket_bytes"] if phase == CONNECTION else sent
     return {
         "phase": phase,
         "direction": direction,

@@ -44,9 +44,10 @@ function summary(page, data) {
   rows.push(["rounds", `${data.rounds_done}`, data.times.mean_s === null ? "" : `${secondsText(data.times.mean_s)} each on average`]);
   rows.push(["clients", `${data.clients.length}`]);
   if (data.mask) rows.push(["kept weights", percentText(data.mask.num_kept / data.mask.num_masked), `${grouped(data.mask.num_kept)} of ${grouped(data.mask.num_masked)}`]);
-  for (const way of ["up", "down"]) {
-    const one = data.bytes[way];
-    if (one.ratio !== null) rows.push([`rounds, ${way}`, bytes(one.values), `${percentText(one.ratio)} of dense (${bytes(one.dense)})`]);
+  for (const [name, what] of [["updates up", ["updates up"]], ["models down", ["models down", "models down to test"]]]) {
+    const lines = (data.bytes.formulas ?? []).filter((one) => what.includes(one.what));
+    const [here, dense] = ["bytes", "dense_bytes"].map((key) => lines.reduce((all, one) => all + (one[key] ?? 0), 0));
+    if (dense) rows.push([name, bytes(here), `${percentText(here / dense)} of dense, ${bytes(dense)}`]);
   }
   const once = data.bytes.one_off.up + data.bytes.one_off.down;
   rows.push(["one-off", bytes(once), "model, scores and mask"]);
