@@ -10,7 +10,7 @@ from ssfl.method.mask import Mask
 from ssfl.server import facts
 from ssfl.server.errors import StateError
 from ssfl.server.history import Newest
-from ssfl.server.history_file import entries
+from ssfl.server.history_file import Follower
 from ssfl.server.journal import records_of
 from ssfl.server.outputs import mask_document, run_document
 from ssfl.server.recover import settings_of
@@ -40,7 +40,7 @@ def open_state(folder: Path) -> Source:
     return Source(
         folder,
         document,
-        lambda names: (one for one in entries(journal, told.num_bytes) if one[0] in names),
+        lambda names: (one for one in Follower(journal).entries(told.num_bytes) if one[0] in names),
         path if path.is_file() else None,
         model,
         num_bytes,

@@ -17,8 +17,6 @@ from ssfl.method.errors import DensityError, SettingsError
 from ssfl.method.settings import setting
 from ssfl.program import settings
 from ssfl.program.exits import ExitCode, ProgramError, raise_on_sigterm
-from ssfl.server.report_source import open_folder
-from ssfl.tools.compare import comparison_document
 from ssfl.tools.crash import CLIENTS, LEAST_ROUNDS, MOST_SPARSE, ROUNDS, crash, width_for
 from ssfl.tools.federation import Federation
 from ssfl.tools.local_run import (
@@ -28,9 +26,9 @@ from ssfl.tools.local_run import (
     fresh_folder,
     need,
     results_table,
+    say_compared,
     say_where,
 )
-from ssfl.tools.report import write_pages
 from ssfl.tools.terminal import console
 
 DESCRIPTION = (
@@ -105,15 +103,8 @@ def demo(argv: Sequence[str]) -> int:
     screen.print(results_table([dense, ssfl], "the same federation, dense and sparse"))
     drawn = draw(config.out, [dense, ssfl])
     say_where(screen, config.out, ssfl, drawn, time.monotonic() - began_s)
-    screen.print(f"both compared  {_compare(config.out, dense, ssfl)}", soft_wrap=True)
+    say_compared(screen, config.out, dense, ssfl)
     return int(ExitCode.DONE)
-
-
-def _compare(out: Path, dense: Result, ssfl: Result) -> Path:
-    """Write the report of both runs; return its HTML file."""
-    sources = open_folder(dense.models), open_folder(ssfl.models)
-    write_pages(out / "comparison.html", comparison_document(*sources, names=("dense", "ssfl")))
-    return out / "comparison.html"
 
 
 def _prepare(config: DemoConfig) -> Path:

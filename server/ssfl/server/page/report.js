@@ -63,7 +63,7 @@ function curves(page, data) {
   const accuracy = of("accuracy");
   if (accuracy.length) {
     lineChart(place(card(page, "Test accuracy", { half: true })), {
-      label: "Test accuracy by round", series: accuracy, xLabel: "rounds done", format: percent,
+      label: "Test accuracy by round", series: accuracy, xLabel: "rounds done", format: percent, within: [0, 1],
     });
   }
   lineChart(place(card(page, "Test loss", { half: true })), {
@@ -75,7 +75,7 @@ function curves(page, data) {
   ]);
   const [unit, name] = byteUnit(Math.max(...data.curve.map((one) => Math.max(one.up_bytes, one.down_bytes)), 0));
   lineChart(place(card(page, "Values sent in a round", { half: true, note: "payload, all clients together" })), {
-    label: "Payload bytes by round", xLabel: "round", yLabel: name, least: 0, empty: "no round is done yet",
+    label: "Payload bytes by round", xLabel: "round", yLabel: name, within: [0, Infinity], empty: "no round is done yet",
     series: ["up", "down"].map((way) => ({ name: way, points: data.curve.map((one) => [one.round, one[`${way}_bytes`] / unit]) })),
   });
 }
@@ -87,7 +87,7 @@ function overBytes(made, key, runs) {
   const [unit, unitName] = byteUnit(most);
   lineChart(place(made), {
     label: `Test ${key} against bytes sent`, xLabel: `${unitName} sent`, format: key === "accuracy" ? percent : plainNumber,
-    empty: "nothing has been tested yet",
+    within: key === "accuracy" ? [0, 1] : undefined, empty: "nothing has been tested yet",
     series: spent.map((one) => ({ ...one, points: one.points.map(([x, y]) => [x / unit, y]) })),
   });
 }
@@ -116,7 +116,7 @@ function bytesCard(page, data) {
       ]),
     });
     table(made, "P: values of the model, W: masked, D = P − W, k: kept, s = k / W", [
-      { name: "", of: (one) => one.what, words: true },
+      { name: "what", of: (one) => one.what, words: true },
       { name: "transfers", of: (one) => one.transfers, as: grouped },
       { name: "dense 4P", of: (one) => one.dense_bytes, as: bytes },
       { name: "formula", of: (one) => one.formula },
@@ -168,7 +168,7 @@ function timesCard(page, data) {
     });
   }
   lineChart(place(made), {
-    label: "Seconds of every round", xLabel: "round", least: 0, format: seconds, empty: "no round's time is known",
+    label: "Seconds of every round", xLabel: "round", within: [0, Infinity], format: seconds, empty: "no round's time is known",
     series: [{ name: "round", points: data.curve.filter((one) => one.seconds !== null).map((one) => [one.round, one.seconds]) }],
   });
   if (!timed.length) return;

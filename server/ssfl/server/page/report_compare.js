@@ -45,7 +45,7 @@ function outcomes(page, data) {
     ...phaseRows(data),
   ].map(([name, values, as]) => ({ name, values: values.map((one) => one ?? null), as }));
   table(made, `${data.names[1]} / ${data.names[0]}: the ratio`, [
-    { name: "", of: (row) => row.name, words: true },
+    { name: "what", of: (row) => row.name, words: true },
     ...data.names.map((name, k) => ({ name, of: (row) => (row.values[k] === null ? null : row.as(row.values[k])) })),
     { name: "ratio", of: (row) => (row.values[0] && row.values[1] !== null ? row.values[1] / row.values[0] : null), as: ratioText },
   ], rows); // prettier-ignore
@@ -61,7 +61,7 @@ function phaseRows(data) {
 function atEqual(made, data, lines, what, whereText, form) {
   if (!lines.length) return words(made, "The runs were not both tested where they could be compared.");
   const sign = (value) => `${value > 0 ? "+" : ""}${data.measure === "accuracy" ? `${Number((100 * value).toPrecision(2))} points` : plainNumber(value)}`;
-  table(made, `Test ${data.measure} of the newest model tested by then`, [
+  table(made, `Test ${data.measure} of the newest model tested, at equal ${what}`, [
     { name: what, of: (one) => one.at, as: whereText },
     ...data.names.map((name, k) => ({ name, of: (one) => one.values[k], as: form })),
     { name: `${data.names[1]} − ${data.names[0]}`, of: (one) => one.difference, as: sign },
