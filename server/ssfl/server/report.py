@@ -186,12 +186,14 @@ def _bytes(told: Mapping[str, Any], view: RunView, against: Against | None) -> E
 
 
 def _clients(samples: Mapping[str, int], rows: Sequence[Entry]) -> list[Entry]:
-    """Return the rows of all members, also of those that no round has asked yet."""
-    known = {row["client"] for row in rows}
-    empty = RunView.no_rounds
-    more = [{**empty(name), "samples": count} for name, count in samples.items()
-            if name not in known]  # fmt: skip
-    return sorted([*rows, *more], key=lambda row: str(row["client"]))
+    """Return the rows of all members, also of those that have not reported yet."""
+    known = {row["client"]: row for row in rows}
+    found = [
+        {**row, "samples": samples.get(name) if row["samples"] is None else row["samples"]}
+        for name in {**known, **samples}
+        for row in [known.get(name) or RunView.no_rounds(name)]
+    ]
+    return sorted(found, key=lambda row: str(row["client"]))
 
 
 class RoundTable:

@@ -234,7 +234,7 @@ function maskCard(page, data) {
 function incidentsCard(page, data) {
   if (!data.incidents.length && !data.num_void && !data.not_voted.length) return;
   const made = card(page, "What went wrong", { note: "as far as the history tells; refusals are in the coordinator's log" });
-  if (data.num_void) words(made, `${data.num_void} steps were void: too few clients reported, and they were tried again.`);
+  if (data.num_void) words(made, `${data.num_void} ${data.num_void === 1 ? "step was" : "steps were"} void: too few clients reported, and it was tried again.`);
   if (data.not_voted.length) words(made, `Had no say in the newest mask: ${data.not_voted.join(", ")}.`);
   if (!data.incidents.length) return;
   table(made, "Rounds that clients missed, or that were tried again", [
