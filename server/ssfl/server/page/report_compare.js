@@ -48,7 +48,7 @@ function outcomes(page, data) {
     { name: "what", of: (row) => row.name, words: true },
     ...data.names.map((name, k) => ({ name, of: (row) => (row.values[k] === null ? null : row.as(row.values[k])) })),
     { name: "ratio", of: (row) => (row.values[0] && row.values[1] !== null ? row.values[1] / row.values[0] : null), as: ratioText },
-  ], rows); // prettier-ignore
+  ], rows, { whole: true }); // prettier-ignore
   const same = data.runs[0].model_digest && data.runs[0].model_digest === data.runs[1].model_digest;
   words(made, same ? "Both ended with the same model, bit for bit." : "The final models differ.", "faint");
 }
