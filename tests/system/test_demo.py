@@ -29,6 +29,10 @@ def test_the_demo_ends_with_a_table_a_digest_and_the_artifacts(programs: Program
     history = json.loads((folder / "history.json").read_text())
     assert history["rounds_done"] == 2
     assert f"model digest  {history['model_digest']}" in demo.out
+    assert demo.out.splitlines()[-1] == "both compared  demo/comparison.html"
+    compared = json.loads((out / "comparison.json").read_text("utf-8"))
+    assert compared["names"] == ["dense", "ssfl"]
+    assert compared["overlap"]["common"] == history["mask"]["num_kept"]
     _loads_into_plain_pytorch(folder / "model.safetensors", history["mask"]["num_kept"])
 
 

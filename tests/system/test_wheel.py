@@ -63,3 +63,4 @@ def test_the_wheel_runs_a_federation(
     finished = run_federation(sites)
     assert finished.digest == undisturbed.digest
     assert len(list(sites.folder.glob("runs/*/*/model.safetensors"))) == 1 + len(SHARDS)
+    assert list(sites.folder.glob("runs/*/coordinator/report.html"))  # with its script and style

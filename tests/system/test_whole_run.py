@@ -1,6 +1,7 @@
 """A federation from Join to the final model, with real processes."""
 
 import hashlib
+import json
 from pathlib import Path
 
 import numpy as np
@@ -48,6 +49,22 @@ def test_the_mask_has_exactly_k_ones_and_the_model_is_zero_elsewhere(undisturbed
     weights = np.concatenate([model[f"{layer}.weight"].reshape(-1) for layer in (1, 3, 5)])
     assert np.array_equal(weights[bits == 1], kept["values"][:KEPT])
     assert not weights[bits == 0].any()
+
+
+def test_the_run_leaves_a_report_of_itself(undisturbed: Finished) -> None:
+    folder = outputs(undisturbed)["coordinator"]
+    assert (folder / "report.html").read_text("utf-8").startswith("<!doctype html>")
+    found = json.loads((folder / "report.json").read_text("utf-8"))
+    assert found["verdict"]["word"] == "finished"
+    assert found["model_digest"] == undisturbed.digest
+    assert len(found["curve"]) == ROUNDS
+    assert all(point["phases"] for point in found["curve"])
+    assert sum(layer["kept"] for layer in found["layers"]) == KEPT
+    updates = found["bytes"]["formulas"][0]
+    assert updates["bytes"] == updates["kept_bytes"]  # loopback: float32 as it is
+    names = {row["client"]: row for row in found["clients"]}
+    assert sorted(names) == sorted(SHARDS)
+    assert all(row["reported"] == ROUNDS and row["up_bytes"] for row in names.values())
 
 
 def test_an_update_is_four_bytes_a_value_and_at_most_512_more(undisturbed: Finished) -> None:

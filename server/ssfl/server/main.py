@@ -28,7 +28,7 @@ from ssfl.server.first_model import FirstModel, begin_with, read_first_model
 from ssfl.server.handshakes import Handshakes, heard
 from ssfl.server.journal import Journal, holds_journal
 from ssfl.server.ledger import Ledger
-from ssfl.server.outputs import run_folder, write_accounts, write_outputs
+from ssfl.server.outputs import run_folder, write_accounts, write_outputs, write_run_report
 from ssfl.server.recover import (
     check_beginning,
     check_newest,
@@ -158,6 +158,7 @@ async def _serve(config: CoordinatorConfig, security: "Security | None", watch: 
         await asyncio.gather(*jobs, return_exceptions=True)
     if conductor.model_written.is_set():
         write_accounts(conductor, config.out_dir)  # with what was fetched since
+        write_run_report(conductor, config.out_dir)
     if given_up.done() and not given_up.cancelled():
         raise ProgramError(
             f"gave up waiting for {given_up.result()}. The state is kept: start again with the "
@@ -315,8 +316,11 @@ async def _given_up(conductor: Conductor, config: CoordinatorConfig) -> str:
 
 
 async def _accounts(conductor: Conductor, config: CoordinatorConfig) -> None:
-    """Book what connections carry; write the books again when every site has the final model."""
-    written = -1
+    """Book what connections carry; write the report when the run is over.
+
+    Books and report are written again when every site has the final model.
+    """
+    written, is_reported = -1, False
     while True:
         await asyncio.sleep(CONNECTIONS_EVERY_S)
         await conductor.connections.count()
@@ -324,7 +328,10 @@ async def _accounts(conductor: Conductor, config: CoordinatorConfig) -> None:
         done = conductor.model_written.is_set() and everyone_has_it(conductor.state)
         if done and so_far != written:
             await asyncio.to_thread(write_accounts, conductor, config.out_dir)
-            written = so_far
+            written, is_reported = so_far, False
+        if conductor.model_written.is_set() and not is_reported:
+            await asyncio.to_thread(write_run_report, conductor, config.out_dir)
+            is_reported = True
 
 
 async def _all_delivered(conductor: Conductor) -> None:

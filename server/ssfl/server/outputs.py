@@ -9,6 +9,8 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+from ssfl.method.manifest import Manifest
+from ssfl.method.mask import Mask
 from ssfl.method.model_files import write_model
 from ssfl.method.model_state import ModelState
 from ssfl.program.files import write_atomic
@@ -16,6 +18,7 @@ from ssfl.server.conductor import Conductor
 from ssfl.server.history import Newest
 from ssfl.server.history_file import history_blocks
 from ssfl.server.ledger_file import copy_ledger
+from ssfl.server.report import write_report
 from ssfl.server.state import RunState
 
 log = logging.getLogger(__name__)
@@ -61,18 +64,23 @@ def run_document(
         "ledger": ledger,
     }
     if model and model.mask:
-        document["mask"] = {
-            "epoch": model.mask_epoch,
-            "digest": model.mask.digest.hex(),
-            "num_kept": model.mask.num_kept,
-            "num_masked": model.mask.size,
-            "num_values": model.manifest.size,
-            "layers": {
-                name: {"kept": kept, "size": size}
-                for name, (kept, size) in model.mask.kept_by_tensor(model.manifest).items()
-            },
-        }
+        document["mask"] = mask_document(model.manifest, model.mask, model.mask_epoch)
     return document
+
+
+def mask_document(manifest: Manifest, mask: Mask, epoch: int) -> dict[str, Any]:
+    """Return what history.json tells of the newest mask."""
+    return {
+        "epoch": epoch,
+        "digest": mask.digest.hex(),
+        "num_kept": mask.num_kept,
+        "num_masked": mask.size,
+        "num_values": manifest.size,
+        "layers": {
+            name: {"kept": kept, "size": size}
+            for name, (kept, size) in mask.kept_by_tensor(manifest).items()
+        },
+    }
 
 
 def _not_voted(state: RunState, history: Newest) -> list[str]:
@@ -116,3 +124,19 @@ def write_accounts(conductor: Conductor, out_dir: Path) -> None:
         told = run_document(conductor.state, conductor.model, newest, ledger)
         blocks = history_blocks(conductor.journal_path, conductor.told_bytes, told)
         write_atomic(folder / "history.json", blocks)
+
+
+def write_run_report(conductor: Conductor, out_dir: Path) -> None:
+    """Write the report of a finished run beside its accounts, from which it is made.
+
+    A convenience, which can be made again: whatever goes wrong here must not harm the run.
+    """
+    folder = Path(run_folder(out_dir, conductor.state.run_id))
+    try:
+        with _ACCOUNTS:
+            report = write_report(folder)
+    except Exception as error:  # noqa: BLE001
+        again = f"ssfl report {folder}"
+        log.warning("the report was not written: %s", error, extra={"to_try_again": again})
+    else:
+        log.info("report written", extra={"file": str(report)})

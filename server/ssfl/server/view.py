@@ -21,6 +21,7 @@ MOST_POINTS = 2000  # of a curve; at this length every second point goes
 NEWEST_ROUNDS = 20  # in the timeline,
 SLOWEST_CLIENTS = 40  # with this many clients of a round each
 NEWEST_MASKS = 100
+NEWEST_INCIDENTS = 100
 BYTES_PER_VALUE = 4  # float32, as systems send that know no mask
 
 Rows = Iterable[Mapping[str, Any]]
@@ -114,15 +115,21 @@ class RunView:
         self._evaluations = Thinned(lambda point: point["accuracy"], _negative("loss"))
         self._timeline: deque[Entry] = deque(maxlen=NEWEST_ROUNDS)
         self._masks: deque[Entry] = deque(maxlen=NEWEST_MASKS)
+        self._incidents: deque[Entry] = deque(maxlen=NEWEST_INCIDENTS)
         self._layers: Mapping[str, Mapping[str, int]] = {}  # of the newest mask
         self._clients: dict[str, _Client] = {}
         self._values = {Direction.UP: 0, Direction.DOWN: 0}  # payload bytes up to the newest round
         self._sent = 0  # message bytes, both ways and all phases, up to the newest round
         self.num_rounds = 0
         self.num_masks = 0
+        self.num_votes = 0  # clients whose scores counted, over all masks
         self.num_asked = 0  # clients, over all rounds
         self.num_reported = 0
+        self.num_tests = 0  # of a model by a client, over all evaluations
         self.best: Entry | None = None  # the evaluation with the highest accuracy, or lowest loss
+        self.num_timed = 0  # rounds whose duration is known,
+        self.seconds = 0.0  # their sum,
+        self.slowest_s = 0.0
         self.phase_seconds: dict[str, float] = {}  # sums over the rounds whose phases are known
 
     def add(self, name: str, entry: Mapping[str, Any]) -> None:
@@ -130,6 +137,7 @@ class RunView:
         match name:
             case "masks":
                 self.num_masks += 1
+                self.num_votes += len(entry.get("votes") or ())
                 self._masks.append({key: entry.get(key) for key in _OF_A_MASK})
                 self._layers = entry.get("layers") or {}
             case "rounds":
@@ -167,6 +175,10 @@ class RunView:
         """Return the newest masks, oldest first: when and why each was agreed."""
         return list(self._masks)
 
+    def incidents(self) -> list[Entry]:
+        """Return the newest rounds that clients missed or that had to be tried again."""
+        return list(self._incidents)
+
     def layers(self) -> list[Entry]:
         """Return how much of every masked tensor the newest mask keeps."""
         return layer_rows(self._layers)
@@ -192,6 +204,11 @@ class RunView:
         found["one_off"] = {way.value: payload(rows, way, ONE_OFF) for way in Direction}
         return found
 
+    @staticmethod
+    def no_rounds(name: str) -> Entry:
+        """Return the row of a client that no round has asked."""
+        return _Client().to_dict(name)
+
     def _client(self, name: str) -> _Client:
         return self._clients.setdefault(name, _Client())
 
@@ -205,12 +222,16 @@ class RunView:
             self._client(row["client"]).add(row)
         for name in missing:
             self._client(name).missed += 1
+        if (took_s := entry.get("seconds")) is not None:
+            self.num_timed += 1
+            self.seconds += took_s
+            self.slowest_s = max(self.slowest_s, took_s)
         phases = entry.get("phases")
         for phase, seconds in (phases or {}).items():
             self.phase_seconds[phase] = self.phase_seconds.get(phase, 0.0) + (seconds or 0.0)
         before, sent = self._values, self._sent
         self._values = {way: payload(entry["ledger"], way, ("values",)) for way in Direction}
-        self._sent = sum(row["message_bytes"] for row in entry["ledger"])
+        self._sent = sent_bytes(entry["ledger"])
         timed = {"round": entry["round"], "seconds": entry.get("seconds"), "phases": phases}
         self._curve.add(
             {
@@ -222,6 +243,10 @@ class RunView:
                 "sent_bytes": sent,
             }
         )
+        lost = {"missing": list(missing)[:SLOWEST_CLIENTS], "num_missing": len(missing)}
+        if missing or entry.get("attempt"):
+            attempts = entry.get("attempt", 0)
+            self._incidents.append({"round": entry["round"], "void_attempts": attempts, **lost})
         slowest = sorted(clients, key=_received_s, reverse=True)[:SLOWEST_CLIENTS]
         self._timeline.append(
             {
@@ -229,19 +254,19 @@ class RunView:
                 "began": entry.get("began"),
                 "last": entry.get("last"),
                 "clients": [_times_of(row) for row in slowest],
-                "missing": list(missing)[:SLOWEST_CLIENTS],
-                "num_missing": len(missing),
+                **lost,
                 "others": len(clients) - len(slowest),
             }
         )
 
     def _add_evaluation(self, entry: Mapping[str, Any]) -> None:
+        self.num_tests += len(entry.get("clients") or ()) + len(entry.get("missing") or ())
         point = {
             "rounds_done": entry["rounds_done"],
             "accuracy": entry["pooled"],
             "loss": entry["loss"],
             "metrics": entry.get("metrics") or {},
-            "sent_bytes": sum(row["message_bytes"] for row in entry["ledger"]),
+            "sent_bytes": sent_bytes(entry["ledger"]),
         }
         self._evaluations.add(point)
         if self.best is None or _quality(point) > _quality(self.best):
@@ -260,6 +285,14 @@ def payload(rows: Rows, way: Direction, phases: Sequence[str]) -> int:
         row["payload_bytes"]
         for row in rows
         if row["direction"] == way.value and row["phase"] in phases
+    )
+
+
+def sent_bytes(rows: Rows) -> int:
+    """Return the bytes of all messages; a simulation, which sends none, counts payload alone."""
+    return sum(
+        row["payload_bytes"] if row["message_bytes"] is None else row["message_bytes"]
+        for row in rows
     )
 
 

@@ -26,6 +26,7 @@ from ssfl.tools.local_run import (
     fresh_folder,
     need,
     results_table,
+    say_compared,
     say_where,
 )
 from ssfl.tools.terminal import console
@@ -102,6 +103,7 @@ def demo(argv: Sequence[str]) -> int:
     screen.print(results_table([dense, ssfl], "the same federation, dense and sparse"))
     drawn = draw(config.out, [dense, ssfl])
     say_where(screen, config.out, ssfl, drawn, time.monotonic() - began_s)
+    say_compared(screen, config.out, dense, ssfl)
     return int(ExitCode.DONE)
 
 

@@ -15,7 +15,10 @@ from rich.table import Table
 
 from ssfl.program.exits import ExitCode, ProgramError
 from ssfl.program.lock import DirectoryLock
+from ssfl.server.report_source import open_folder
+from ssfl.tools.compare import comparison_document
 from ssfl.tools.federation import Federation
+from ssfl.tools.report import write_pages
 from ssfl.tools.screen import megabytes, status_line, status_view
 from ssfl.v1 import admin_pb2
 
@@ -206,6 +209,7 @@ def say_where(
         ("mask", result.models / "mask.bin"),
         ("manifest", result.models / "manifest.json"),
         ("history", result.models / "history.json"),
+        ("report", result.models / "report.html"),
         ("plots", pictures),
         ("logs", f"{out}/{result.name}/*.log"),
     ):
@@ -214,3 +218,11 @@ def say_where(
             shown = where.relative_to(Path.cwd())
         console.print(f"{what:<12}  {shown}", soft_wrap=True)
     console.print(f"all done in {seconds:.0f} s")
+
+
+def say_compared(console: Console, out: Path, dense: Result, ssfl: Result) -> None:
+    """Write the report of both runs and say where it is."""
+    sources = open_folder(dense.models), open_folder(ssfl.models)
+    page = out / "comparison.html"
+    write_pages(page, comparison_document(*sources, names=("dense", "ssfl")))
+    console.print(f"both compared  {page}", soft_wrap=True)

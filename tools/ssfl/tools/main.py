@@ -37,6 +37,7 @@ COMMANDS = (
     Command("watch", "status", "operate", "what the run is doing, who takes part, how far it is"),
     Command("watch", "clients", "operate", "every client, those in trouble first"),
     Command("watch", "audit", "audit", "compute a run again from its journal, check every file"),
+    Command("watch", "report", "report", "a run as one page: curves, bytes, times, mask; or two"),
     Command("study", "paper", "paper", "the paper's claims, tried at a small scale"),
     Command("use", "model", "model", "test the final model on any shard, or export it"),
 )

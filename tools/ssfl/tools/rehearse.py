@@ -13,7 +13,15 @@ from ssfl.method.settings import RunSettings, setting
 from ssfl.program import settings
 from ssfl.program.exits import ExitCode, ProgramError, raise_on_sigterm
 from ssfl.tools.federation import Federation, client_ids
-from ssfl.tools.local_run import draw, federate, fresh_folder, need, results_table, say_where
+from ssfl.tools.local_run import (
+    draw,
+    federate,
+    fresh_folder,
+    need,
+    results_table,
+    say_compared,
+    say_where,
+)
 from ssfl.tools.terminal import console
 
 DESCRIPTION = (
@@ -75,6 +83,8 @@ def rehearse(argv: Sequence[str]) -> int:
     screen.print(results_table(results, title))
     drawn = draw(config.out, results) if importlib.util.find_spec("matplotlib") else []
     say_where(screen, config.out, results[0], drawn, time.monotonic() - began_s)
+    if config.dense:
+        say_compared(screen, config.out, results[1], results[0])
     return int(ExitCode.DONE)
 
 

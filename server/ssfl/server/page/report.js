@@ -1,0 +1,283 @@
+// The report of one run, or of two beside each other, from the JSON in the page. Stands behind
+// charts.js, report_parts.js and report_compare.js in one script.
+
+function bytesText(value) {
+  return value === null || value === undefined ? "–" : bytes(value);
+}
+
+function secondsText(value) {
+  return value === null || value === undefined ? "–" : seconds(value);
+}
+
+function runReport(data, root) {
+  const page = frameOf(root, `Run ${data.run_id}`, data.verdict.text, data.software);
+  summary(page, data);
+  curves(page, data);
+  bytesCard(page, data);
+  timesCard(page, data);
+  clientsCard(page, data);
+  maskCard(page, data);
+  incidentsCard(page, data);
+  settingsCard(page, data);
+  modelCard(page, data);
+}
+
+function frameOf(root, title, verdict, software) {
+  const page = node("div", { class: "cards" });
+  root.replaceChildren(
+    node("header", { class: "bar" }, node("h1", {}, title), node("p", { class: "verdict" }, verdict)),
+    node("main", {}, page),
+    node("footer", { class: "foot" }, `Written by ssfl ${software}. The same numbers are in the JSON beside this file.`),
+  );
+  document.title = `${title}: ${verdict}`;
+  return page;
+}
+
+function summary(page, data) {
+  const made = card(page, "What came out");
+  const { final, best, by } = data.quality;
+  const rows = [];
+  if (final && final.accuracy !== null) rows.push(["test accuracy", percentText(final.accuracy), `after ${final.rounds_done} rounds, by ${by}`]);
+  if (final) rows.push(["test loss", lossText(final.loss), final.accuracy === null ? `after ${final.rounds_done} rounds, by ${by}` : ""]);
+  for (const [name, value] of Object.entries(final?.metrics ?? {})) rows.push([name, lossText(value)]);
+  if (best) rows.push(["best", best.accuracy === null ? `loss ${lossText(best.loss)}` : percentText(best.accuracy), `after ${best.rounds_done} rounds`]);
+  rows.push(["rounds", `${data.rounds_done}`, data.times.mean_s === null ? "" : `${secondsText(data.times.mean_s)} each on average`]);
+  rows.push(["clients", `${data.clients.length}`]);
+  if (data.mask) rows.push(["kept weights", percentText(data.mask.num_kept / data.mask.num_masked), `${grouped(data.mask.num_kept)} of ${grouped(data.mask.num_masked)}`]);
+  for (const [name, what] of [["updates up", ["updates up"]], ["models down", ["models down", "models down to test"]]]) {
+    const lines = (data.bytes.formulas ?? []).filter((one) => what.includes(one.what));
+    const [here, dense] = ["bytes", "dense_bytes"].map((key) => lines.reduce((all, one) => all + (one[key] ?? 0), 0));
+    if (dense) rows.push([name, bytes(here), `${percentText(here / dense)} of dense, ${bytes(dense)}`]);
+  }
+  const once = data.bytes.one_off.up + data.bytes.one_off.down;
+  rows.push(["one-off", bytes(once), "model, scores and mask"]);
+  facts(made, rows);
+  if (!final) words(made, "Nothing has been tested yet.", "notice");
+}
+
+function curves(page, data) {
+  const of = (key) => [
+    { name: "clients of the round", points: data.curve.map((one) => [one.round, one[key]]) },
+    { name: "all clients", points: data.evaluations.map((one) => [one.rounds_done, one[key]]) },
+  ].filter((one) => one.points.some(([, y]) => y !== null)); // prettier-ignore
+  const accuracy = of("accuracy");
+  if (accuracy.length) {
+    lineChart(place(card(page, "Test accuracy", { half: true })), {
+      label: "Test accuracy by round", series: accuracy, xLabel: "rounds done", format: percent, within: [0, 1],
+    });
+  }
+  lineChart(place(card(page, "Test loss", { half: true })), {
+    label: "Test loss by round", series: of("loss"), xLabel: "rounds done", empty: "nothing has been tested yet",
+  });
+  const key = accuracy.length ? "accuracy" : "loss";
+  overBytes(card(page, "What a byte buys", { half: true, note: "all messages, both ways, one-off included" }), key, [
+    { name: "this run", data },
+  ]);
+  const [unit, name] = byteUnit(Math.max(...data.curve.map((one) => Math.max(one.up_bytes, one.down_bytes)), 0));
+  lineChart(place(card(page, "Values sent in a round", { half: true, note: "payload, all clients together" })), {
+    label: "Payload bytes by round", xLabel: "round", yLabel: name, within: [0, Infinity], empty: "no round is done yet",
+    series: ["up", "down"].map((way) => ({ name: way, points: data.curve.map((one) => [one.round, one[`${way}_bytes`] / unit]) })),
+  });
+}
+
+/** Accuracy or loss against the bytes spent so far; runs: [{name, data}]. */
+function overBytes(made, key, runs) {
+  const spent = runs.map(({ name, data }) => ({ name, points: pointsOverBytes(data, key) }));
+  const most = Math.max(...spent.flatMap((one) => one.points.map(([x]) => x)), 0);
+  const [unit, unitName] = byteUnit(most);
+  lineChart(place(made), {
+    label: `Test ${key} against bytes sent`, xLabel: `${unitName} sent`, format: key === "accuracy" ? percent : plainNumber,
+    within: key === "accuracy" ? [0, 1] : undefined, empty: "nothing has been tested yet",
+    series: spent.map((one) => ({ ...one, points: one.points.map(([x, y]) => [x / unit, y]) })),
+  });
+}
+
+function pointsOverBytes(data, key) {
+  const tests = data.curve.some((one) => one[key] !== null) ? data.curve : [];
+  const last = data.evaluations[data.evaluations.length - 1];
+  const points = tests.map((one) => [one.sent_bytes, one[key]]);
+  if (last && last[key] !== null) points.push([last.sent_bytes, last[key]]);
+  return points.sort((a, b) => a[0] - b[0]);
+}
+
+function bytesCard(page, data) {
+  const made = card(page, "Bytes against dense and the paper", { note: "payload: encoded tensors alone" });
+  made.classList.add("long");
+  const lines = data.bytes.formulas ?? [];
+  if (lines.length) {
+    bars(place(made), {
+      label: "Bytes of the rounds: dense, the paper's formula, kept values as float32, and here", parts: ["bytes"], format: bytes,
+      nameLabel: "what",
+      rows: lines.slice(0, 2).flatMap((one) => [
+        { name: `${one.what}: dense, 4P`, parts: [one.dense_bytes], fill: 4 },
+        { name: `${one.what}: the paper, 4sP`, parts: [one.paper_bytes], fill: 1 },
+        { name: `${one.what}: kept float32, 4(k+D)`, parts: [one.kept_bytes], fill: 2 },
+        { name: `${one.what}: here`, parts: [one.bytes], fill: 0, note: one.to_dense === null ? "" : `${percent(one.to_dense)} of dense` },
+      ]),
+    });
+    table(made, "P: values of the model, W: masked, D = P − W, k: kept, s = k / W", [
+      { name: "what", of: (one) => one.what, words: true },
+      { name: "transfers", of: (one) => one.transfers, as: grouped },
+      { name: "dense 4P", of: (one) => one.dense_bytes, as: bytes },
+      { name: "formula", of: (one) => one.formula },
+      { name: "by the paper", of: (one) => one.paper_bytes, as: bytes },
+      { name: "here", of: (one) => one.bytes, as: bytes },
+      { name: "here / paper", of: (one) => one.to_paper, as: ratioText },
+      { name: "here / dense", of: (one) => one.to_dense, as: ratioText },
+    ], lines); // prettier-ignore
+    words(made, breakEven(data));
+    words(made, "A model that went out to be tested is not sent again to the round after it: the two lines of models down belong together.", "faint");
+  }
+  table(made, "Ledger: every byte by phase, direction and encoding", [
+    { name: "phase", of: (row) => row.phase, words: true },
+    { name: "direction", of: (row) => row.direction, words: true },
+    { name: "encoding", of: (row) => row.encoding || (row.phase === "connection" ? "–" : "none: headers"), words: true },
+    { name: "payload", of: (row) => row.payload_bytes, as: bytes },
+    { name: "messages", of: (row) => row.message_bytes, as: bytes },
+    { name: "TCP", of: (row) => row.socket_bytes, as: bytes },
+    { name: "bytes of messages", of: (row) => row.message_bytes, as: grouped },
+  ], data.bytes.rows, { sorts: true, whole: true }); // prettier-ignore
+  const total = data.bytes.total;
+  words(made, ["up", "down"].map((way) => `${way}: ${bytes(total[way].payload_bytes)} of payload in ${bytes(total[way].message_bytes)} of messages, ${bytes(total[way].socket_bytes)} on the connections`).join("; ") + ".");
+}
+
+function breakEven(data) {
+  const { round, paper } = data.bytes.break_even;
+  const here = round === null ? "Less than a dense run: not yet" : `Less than a dense run after ${round} ${round === 1 ? "round" : "rounds"}`;
+  const formula = paper === null ? "the mask keeps everything" : `by the paper's formulas after ${plainNumber(paper)} rounds of a client, (4P + 4W + W/8) / 8(W − k)`;
+  return `${here}; ${formula}.`;
+}
+
+function timesCard(page, data) {
+  const timed = data.timeline;
+  const parts = ["broadcast", "training", "collection", "aggregation", "commit"];
+  const phased = timed.filter((one) => one.phases);
+  const made = card(page, "Time");
+  made.classList.add("long");
+  facts(made, [
+    ["rounds, together", secondsText(data.times.num_timed ? data.times.seconds : null), data.times.num_timed < data.times.num_rounds ? `of ${data.times.num_timed} of ${data.times.num_rounds}: the rest is not known` : ""],
+    ["on average", secondsText(data.times.mean_s)],
+    ["slowest", secondsText(data.times.slowest_s)],
+    ...Object.entries(data.times.phases).map(([name, value]) => [name, secondsText(value), "over all rounds"]),
+  ]);
+  if (phased.length) {
+    made.append(node("h3", {}, "Newest rounds by phase"));
+    stackedBars(place(made), {
+      label: "Newest rounds by phase", parts, xLabel: "round", format: seconds,
+      columns: phased.map((one) => ({ name: String(one.round), parts: parts.map((name) => one.phases[name] ?? 0) })),
+    });
+  }
+  lineChart(place(made), {
+    label: "Seconds of every round", xLabel: "round", within: [0, Infinity], format: seconds, empty: "no round's time is known",
+    series: [{ name: "round", points: data.curve.filter((one) => one.seconds !== null).map((one) => [one.round, one.seconds]) }],
+  });
+  if (!timed.length) return;
+  made.append(node("h3", {}, "A round by client"));
+  const choice = node("select", {}, ...timed.map((one, at) => node("option", { value: at }, `round ${one.round}`)));
+  choice.value = String(timed.length - 1);
+  made.append(node("div", { class: "tools" }, node("label", {}, "of the newest", choice)));
+  const drawn = place(made);
+  const more = node("p", { class: "faint" });
+  made.append(more);
+  const draw = () => {
+    const one = timed[Number(choice.value)];
+    timeline(drawn, one);
+    const lost = one.num_missing ? `did not report: ${one.missing.join(", ")}${one.num_missing > one.missing.length ? " …" : ""}` : "";
+    const others = one.others ? `${grouped(one.others)} faster clients are not shown` : "";
+    more.textContent = [lost, others].filter(Boolean).join("; ");
+  };
+  choice.addEventListener("change", draw);
+  draw();
+}
+
+function clientsCard(page, data) {
+  const made = card(page, "Clients", { note: `${grouped(data.clients.length)}; a click on a column sorts` });
+  made.classList.add("long");
+  table(made, "Each client over the run", [
+    { name: "client", of: (row) => row.client, words: true },
+    { name: "samples", of: (row) => row.samples, as: grouped },
+    { name: "asked", of: (row) => row.selected, as: grouped },
+    { name: "reported", of: (row) => row.reported, as: grouped },
+    { name: "missed", of: (row) => row.missed, as: grouped },
+    { name: "work", of: (row) => row.work_s, as: seconds },
+    { name: "slowest work", of: (row) => row.slowest_work_s, as: seconds },
+    { name: "upload", of: (row) => row.upload_s, as: seconds },
+    { name: "upload per s", of: (row) => row.upload_bytes_per_s, as: bytes },
+    { name: "up", of: (row) => row.up_bytes, as: bytes },
+    { name: "down", of: (row) => row.down_bytes, as: bytes },
+    { name: "newest loss", of: (row) => row.loss, as: plainNumber },
+  ], data.clients, { sorts: true }); // prettier-ignore
+  words(made, "Work and upload are means over the rounds a client reported in; up and down are all its messages.", "faint");
+}
+
+function maskCard(page, data) {
+  const made = card(page, "Mask");
+  made.classList.add("long");
+  densityBars(place(made), data.layers);
+  if (data.pictures.length) {
+    made.append(node("h3", {}, "The mask itself"));
+    words(made, "A picture for each masked tensor: rows are the outputs of the layer, columns its inputs, in at most 64 × 64 blocks.", "faint");
+    maskPictures(made, data.pictures);
+    if (data.pictures.length < data.layers.length) words(made, `The ${data.pictures.length} largest of ${data.layers.length} tensors.`, "faint");
+  }
+  if (!data.masks.length) return;
+  table(made, data.num_masks > data.masks.length ? `The newest ${data.masks.length} of ${data.num_masks} masks` : "Every mask that was agreed", [
+    { name: "mask", of: (one) => one.epoch },
+    { name: "after rounds", of: (one) => one.rounds_done },
+    { name: "why", of: (one) => one.reason || "the first", words: true },
+    { name: "criterion", of: (one) => one.criterion, words: true },
+    { name: "kept", of: (one) => one.num_kept, as: grouped },
+    { name: "digest", of: (one) => one.digest?.slice(0, 12) },
+  ], data.masks); // prettier-ignore
+}
+
+function incidentsCard(page, data) {
+  if (!data.incidents.length && !data.num_void && !data.not_voted.length) return;
+  const made = card(page, "What went wrong", { note: "as far as the history tells; refusals are in the coordinator's log" });
+  if (data.num_void) words(made, `${data.num_void} ${data.num_void === 1 ? "step was" : "steps were"} void: too few clients reported, and it was tried again.`);
+  if (data.not_voted.length) words(made, `Had no say in the newest mask: ${data.not_voted.join(", ")}.`);
+  if (!data.incidents.length) return;
+  table(made, "Rounds that clients missed, or that were tried again", [
+    { name: "round", of: (one) => one.round },
+    { name: "void attempts", of: (one) => one.void_attempts },
+    { name: "missed by", of: (one) => one.num_missing },
+    { name: "who", of: (one) => one.missing.join(", "), words: true },
+  ], data.incidents); // prettier-ignore
+}
+
+const SETTING_COLUMNS = [
+  { name: "setting", of: (row) => row.name, words: true },
+  { name: "value", of: (row) => String(row.value) || '""', words: true },
+  { name: "default", of: (row) => (row.default === null ? "–" : String(row.default) || '""'), words: true },
+];
+
+function settingsCard(page, data) {
+  const made = card(page, "Settings", { half: true });
+  made.classList.add("long");
+  const changed = data.settings.filter((row) => row.changed);
+  if (changed.length) table(made, "Not the default", SETTING_COLUMNS, changed);
+  else words(made, "All settings are the defaults.");
+  const rest = folded(made, `the ${data.settings.length - changed.length} that are the default`);
+  table(rest, "The default", SETTING_COLUMNS.slice(0, 2), data.settings.filter((row) => !row.changed));
+}
+
+function modelCard(page, data) {
+  const made = card(page, "Model", { half: true });
+  words(made, data.verdict.word === "not finished" ? "The newest model's digest:" : "The final model's digest:");
+  words(made, data.model_digest || "there is none yet", "mono digest");
+  if (data.verdict.word !== "not finished") {
+    words(made, "To load it, beside this file:");
+    listing(made, "how to load the model", [
+      "from safetensors.torch import load_file",
+      "",
+      'model.load_state_dict(load_file("model.safetensors"))',
+    ]);
+    words(made, "To test it on a shard, and to compute the run again from its journal:");
+    listing(made, "how to test and audit the model", ["ssfl model evaluate . --data SHARD", "ssfl audit STATE_DIR"]);
+  }
+}
+
+const told = JSON.parse(document.getElementById("data").textContent);
+const shownAt = document.getElementById("report");
+if (told.kind === "comparison") comparison(told, shownAt);
+else runReport(told, shownAt);

@@ -1,0 +1,230 @@
+"""The report of a run: report.html, report.json, rounds.csv and clients.csv beside its history.
+
+Made from the files of the run alone, so that it can be made again at any time, with the same
+result: when the run is over the coordinator makes it, and `ssfl report` makes it of any folder.
+Memory does not grow with the rounds: they are read one by one (report_source.py, view.py).
+"""
+
+import csv
+import io
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from ssfl.method.files import atomic_file
+from ssfl.method.settings import RunSettings
+from ssfl.program.files import write_atomic
+from ssfl.server.history import Entry
+from ssfl.server.ledger import Direction
+from ssfl.server.mask_picture import mask_pictures
+from ssfl.server.report_bytes import Against, formulas, kept_from, paper_break_even
+from ssfl.server.report_page import page, to_json
+from ssfl.server.report_source import LISTS, ReportError, Source, open_folder
+from ssfl.server.view import RunView, layer_rows, payload
+
+FORMAT = 1  # of report.json
+HTML, JSON, ROUNDS, CLIENTS = "report.html", "report.json", "rounds.csv", "clients.csv"
+PHASES = ("broadcast", "training", "collection", "aggregation", "commit")
+ROUND_COLUMNS = (
+    "round", "began", "seconds", *(f"{phase}_s" for phase in PHASES), "last", "clients", "missing",
+    "attempt", "accuracy", "mean_accuracy", "loss", "training_loss", "up_bytes", "down_bytes",
+)  # fmt: skip
+
+
+def write_report(folder: Path) -> Path:
+    """Make the report of the run in `folder` and put it there; return the HTML file's path."""
+    source = open_folder(folder)
+    with atomic_file(folder / ROUNDS) as file:
+        document = report_document(source, RoundTable(file).add)
+    write_atomic(
+        folder / CLIENTS, _csv(document["clients"], list(RunView.no_rounds("")), header=True)
+    )
+    write_atomic(folder / JSON, to_json(document))
+    write_atomic(folder / HTML, page(title_of(document), document))
+    return folder / HTML
+
+
+def title_of(document: Mapping[str, Any]) -> str:
+    return f"ssfl run {document['run_id']}"
+
+
+def report_document(
+    source: Source, on_round: Callable[[Entry], None] | None = None
+) -> dict[str, Any]:
+    """Return everything the report shows, of a size that does not depend on the rounds.
+
+    `on_round` is called with the entry of every round.
+    """
+    told, view = source.told, RunView()
+    mask = told.get("mask") or {}
+    against = None
+    if mask.get("num_masked"):
+        changes = kept_from(entry for _, entry in source.entries(["masks"]))
+        against = Against(mask["num_values"], mask["num_masked"], changes)
+    newest: Entry = {}
+    try:
+        for name, entry in source.entries(LISTS):
+            view.add(name, entry)
+            if name == "rounds":
+                newest = entry
+                if against:
+                    against.add(entry)
+                if on_round:
+                    on_round(entry)
+        view.add_bytes(source.ledger_rows())
+    except (KeyError, TypeError, AttributeError) as error:
+        where = source.folder
+        raise ReportError(f"{where} holds an entry of another kind: {error!r}") from error
+    return {
+        "format": FORMAT,
+        "kind": "run",
+        "run_id": told["run_id"],
+        "software": told.get("software", ""),
+        "verdict": verdict(told),
+        "rounds_done": told["rounds_done"],
+        "rounds_planned": told["settings"].get("rounds"),
+        "settings": setting_rows(told["settings"]),
+        "quality": _quality(told, view, newest),
+        "curve": view.curve(),
+        "evaluations": view.evaluations(),
+        "timeline": view.timeline(),
+        "times": _times(view),
+        "bytes": _bytes(told, view, against),
+        "mask": {key: mask[key] for key in mask if key != "layers"} or None,
+        "layers": layer_rows(mask.get("layers") or {}),
+        "masks": view.masks(),
+        "num_masks": view.num_masks,
+        "pictures": mask_pictures(*source.model) if source.model else [],
+        "votes": told.get("votes") or [],
+        "not_voted": told.get("not_voted") or [],
+        "densities": told.get("densities") or [],
+        "clients": _clients(told["clients"], view.clients()),
+        "personal": told.get("personal"),
+        "incidents": view.incidents(),
+        "num_void": told.get("num_void", 0),
+        "model_digest": told.get("model_digest", ""),
+        "best": told.get("best"),
+    }
+
+
+def verdict(told: Mapping[str, Any]) -> Entry:
+    """Return in a word and a sentence how the run ended, or that it has not."""
+    done, planned = told["rounds_done"], told["settings"].get("rounds")
+    count = f"{done} of {planned} rounds"
+    if told.get("stopped"):
+        return {"word": "stopped", "text": f"stopped by an operator after {count}"}
+    if told.get("ended_early"):
+        return {"word": "ended early", "text": f"ended after {count}: {told['ended_early']}"}
+    if told["finished"]:
+        return {"word": "finished", "text": f"finished all {done} rounds"}
+    return {"word": "not finished", "text": f"not finished: {count} so far"}
+
+
+def setting_rows(settings: Mapping[str, Any]) -> list[Entry]:
+    """Return the settings, those that differ from the defaults first."""
+    defaults = asdict(RunSettings())
+    rows = [
+        {
+            "name": name, "value": value, "default": defaults.get(name),
+            "changed": name not in defaults or value != defaults[name],
+        }
+        for name, value in settings.items()
+    ]  # fmt: skip
+    return sorted(rows, key=lambda row: not row["changed"])
+
+
+def _quality(told: Mapping[str, Any], view: RunView, newest: Entry) -> Entry:
+    """Return the test metrics of the final model and of the best one that all clients tested."""
+    tested = view.evaluations()
+    final = tested[-1] if tested else None
+    curve = view.curve()
+    if final is None and curve:  # only the clients of each round have tested anything yet
+        final = {"rounds_done": curve[-1]["round"], "metrics": newest.get("metrics") or {},
+                 "accuracy": curve[-1]["accuracy"], "loss": curve[-1]["loss"]}  # fmt: skip
+    chosen_on = (told.get("best") or {}).get("chosen_on")
+    return {
+        "final": final,
+        "by": "all clients" if tested else "the clients of the newest round",
+        "best": view.best,
+        "best_chosen_on": chosen_on,
+        "mean_accuracy": newest.get("mean"),
+        "personal_accuracy": newest.get("personal"),
+    }
+
+
+def _times(view: RunView) -> Entry:
+    known = view.num_timed
+    return {
+        "num_rounds": view.num_rounds,
+        "num_timed": known,
+        "seconds": view.seconds,
+        "mean_s": view.seconds / known if known else None,
+        "slowest_s": view.slowest_s if known else None,
+        "phases": view.phase_seconds,
+    }
+
+
+def _bytes(told: Mapping[str, Any], view: RunView, against: Against | None) -> Entry:
+    rows: Sequence[Mapping[str, Any]] = told["ledger"]
+    found = view.bytes(rows, against.num_values if against else 0)
+    counts = ("payload_bytes", "message_bytes", "socket_bytes")
+    found["total"] = {
+        way.value: {
+            count: sum(row.get(count) or 0 for row in rows if row["direction"] == way)
+            for count in counts
+        }
+        for way in Direction
+    }
+    found["evaluation"] = {way.value: payload(rows, way, ("evaluation",)) for way in Direction}
+    if against:
+        found["formulas"] = formulas(against, rows, view, len(told["clients"]))
+        kept = told["mask"]["num_kept"]
+        by_paper = paper_break_even(against.num_values, against.num_masked, kept)
+        found["break_even"] = {"round": against.break_even, "paper": by_paper}
+    return found
+
+
+def _clients(samples: Mapping[str, int], rows: Sequence[Entry]) -> list[Entry]:
+    """Return the rows of all members, also of those that have not reported yet."""
+    known = {row["client"]: row for row in rows}
+    found = [
+        {**row, "samples": samples.get(name) if row["samples"] is None else row["samples"]}
+        for name in {**known, **samples}
+        for row in [known.get(name) or RunView.no_rounds(name)]
+    ]
+    return sorted(found, key=lambda row: str(row["client"]))
+
+
+class RoundTable:
+    """rounds.csv as it grows: a line for every round."""
+
+    def __init__(self, file: BinaryIO) -> None:
+        self._file = file
+        self._before = dict.fromkeys(Direction, 0)
+        file.write(_csv([], ROUND_COLUMNS, header=True))
+
+    def add(self, entry: Mapping[str, Any]) -> None:
+        so_far = {way: payload(entry["ledger"], way, ("values",)) for way in Direction}
+        phases = entry.get("phases") or {}
+        line = {
+            **{name: entry.get(name) for name in ROUND_COLUMNS},
+            **{f"{phase}_s": phases.get(phase) for phase in PHASES},
+            "clients": len(entry["clients"]),
+            "missing": len(entry["missing"]),
+            "accuracy": entry["pooled"],
+            "mean_accuracy": entry.get("mean"),
+            "up_bytes": so_far[Direction.UP] - self._before[Direction.UP],
+            "down_bytes": so_far[Direction.DOWN] - self._before[Direction.DOWN],
+        }
+        self._before = so_far
+        self._file.write(_csv([line], ROUND_COLUMNS, header=False))
+
+
+def _csv(rows: Iterable[Entry], columns: Sequence[str], *, header: bool) -> bytes:
+    text = io.StringIO(newline="")
+    writer = csv.DictWriter(text, columns, extrasaction="ignore", lineterminator="\n")
+    if header:
+        writer.writeheader()
+    writer.writerows(rows)
+    return text.getvalue().encode()

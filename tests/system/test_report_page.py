@@ -1,0 +1,131 @@
+"""Reports in a real browser, opened from the file system: wide, dark, on a phone, on paper.
+
+Screenshots are left in the test's folder.
+"""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ssfl.server.report import write_report
+from ssfl.tools.compare import comparison_document
+from ssfl.tools.report import open_run, write_pages
+from system.browsing import Browser
+from tools.report_scene import make_results, make_state, rewrite
+
+pytestmark = pytest.mark.system
+
+HOSTILE = '</script><img src=x onerror="document.title=1">'
+UNFOLD = "document.querySelectorAll('details').forEach((one) => { one.open = true; })"
+TOO_WIDE = "document.documentElement.scrollWidth - document.documentElement.clientWidth"
+SECOND_CELLS = (
+    "[...document.querySelectorAll(`{} tbody tr`)].map((row) => row.children[{}].textContent)"
+)
+CLIENTS = "[aria-label='Each client over the run']"
+LOOKS: dict[str, dict[str, Any]] = {
+    "wide": {"width": 1200},
+    "dark": {"width": 1200, "scheme": "dark"},
+    "phone": {"width": 360, "height": 740},
+}
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    with Browser() as browser:
+        yield browser
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A finished run with a client, and a layer, of a name that means harm."""
+    folder = tmp_path_factory.mktemp("run")
+    make_results(make_state(folder / "state"), folder / "r1" / "coordinator")
+    rewrite(folder / "r1", _with_harm)
+    return folder / "r1"
+
+
+def _with_harm(history: dict[str, Any]) -> None:
+    history["clients"][HOSTILE] = 5
+    history["mask"]["layers"][HOSTILE] = {"kept": 1, "size": 2}
+    history["num_void"] = 1
+    for number, entry in enumerate(history["rounds"]):
+        entry["missing"] = [HOSTILE]
+        parts = ("broadcast", "training", "collection", "aggregation", "commit")
+        entry["phases"] = {name: 0.1 * (number + k) for k, name in enumerate(parts)}
+        for row in entry["clients"]:
+            row.update(asked_s=0.0, work_s=1.0, upload_s=0.5, received_s=2.0)
+
+
+def look_at(browser: Browser, page: Path, look: str, picture: Path) -> None:
+    """Open a page; whatever is wrong with it in this look fails."""
+    browser.do("open", url=page.as_uri(), **LOOKS[look])
+    browser.do("text", selector="h1", fits=".")
+    assert browser.do("evaluate", code=TOO_WIDE) == 0
+    browser.do("shot", file=str(picture))
+    browser.do("evaluate", code=UNFOLD)
+    assert browser.do("axe") == []
+    assert browser.do("said") == []
+
+
+@pytest.mark.parametrize("look", LOOKS)
+def test_the_report_of_a_run_is_sound(
+    look: str, browser: Browser, run: Path, tmp_path: Path
+) -> None:
+    page = write_report(run / "coordinator")
+    look_at(browser, page, look, tmp_path / f"report-{look}.png")
+    title = browser.do("evaluate", code="document.title")
+    assert title == "Run r1: finished all 3 rounds"
+    assert browser.do("count", selector=".chart-plot svg") >= 8
+    assert browser.do("count", selector=".pictures canvas") == 3
+    assert browser.do("count", selector="img") == 0  # what harm would have made
+
+
+def test_the_table_of_clients_sorts(browser: Browser, run: Path) -> None:
+    browser.do("open", url=write_report(run / "coordinator").as_uri(), **LOOKS["wide"])
+    missed = SECOND_CELLS.format(CLIENTS, 4)
+    names = SECOND_CELLS.format(CLIENTS, 0)
+    assert browser.do("evaluate", code=missed) == ["3", "0", "0", "0"]  # "<" comes first
+    button = f"{CLIENTS} th:nth-child(5) button"
+    browser.do("click", selector=button)
+    assert browser.do("evaluate", code=names)[0] == HOSTILE
+    browser.do("click", selector=button)
+    assert browser.do("evaluate", code=names)[-1] == HOSTILE
+    head = f"{CLIENTS} th:nth-child(5)"
+    assert browser.do("attribute", selector=head, name="aria-sort") == "ascending"
+
+
+def test_an_older_round_can_be_chosen(browser: Browser, run: Path) -> None:
+    browser.do("open", url=write_report(run / "coordinator").as_uri(), **LOOKS["wide"])
+    browser.do("select", selector="select", value="0")
+    label = "[aria-label='Round 0: who did what when']"
+    assert browser.do("count", selector=label) == 1
+    assert browser.do("said") == []
+
+
+@pytest.mark.parametrize("look", LOOKS)
+def test_the_comparison_of_two_runs_is_sound(
+    look: str, browser: Browser, run: Path, tmp_path: Path
+) -> None:
+    page = tmp_path / "comparison.html"
+    write_pages(page, comparison_document(open_run(run), open_run(run.parent / "state")))
+    look_at(browser, page, look, tmp_path / f"comparison-{look}.png")
+    assert browser.do("text", selector="h1") == "A and B: two runs compared"
+
+
+def test_a_run_that_has_not_begun_shows_what_there_is(
+    browser: Browser, run: Path, tmp_path: Path
+) -> None:
+    def begun(history: dict[str, Any]) -> None:
+        history.update(finished=False, rounds_done=0, best=None, ledger=[], mask=None)
+        history.update(rounds=[], masks=[], evaluations=[])
+
+    copied = tmp_path / "r1"
+    (copied / "coordinator").mkdir(parents=True)
+    source = run / "coordinator" / "history.json"
+    (copied / "coordinator" / "history.json").write_bytes(source.read_bytes())
+    rewrite(copied, begun)
+    page = write_report(copied / "coordinator")
+    look_at(browser, page, "wide", tmp_path / "begun.png")
+    assert "Nothing has been tested yet." in browser.do("text", selector="main")

@@ -1,0 +1,120 @@
+"""`ssfl report`: what a run came to as one HTML file, or two runs beside each other."""
+
+import webbrowser
+from collections.abc import Mapping, Sequence
+from dataclasses import MISSING, dataclass
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from ssfl.method.settings import setting
+from ssfl.program import settings
+from ssfl.program.exits import ExitCode, ProgramError
+from ssfl.program.files import write_atomic
+from ssfl.server.report import report_document, title_of, write_report
+from ssfl.server.report_page import page, to_json
+from ssfl.server.report_source import HISTORY, ReportError, Source, open_folder
+from ssfl.server.report_state import JOURNAL, open_state
+from ssfl.tools.compare import comparison_document
+from ssfl.tools.terminal import console
+
+DESCRIPTION = (
+    "Makes the report of a run from what its coordinator wrote: one HTML file that needs nothing "
+    "else, and the same as JSON and CSV. Of a run that is not over, name the coordinator's state "
+    "directory. With two runs, the report compares them."
+)
+EPILOG = (
+    "A run's own report is written into its folder; that of a state directory, or of two runs, "
+    "into the current one. --out names another HTML file; the JSON goes beside it."
+)
+SHOWN = 12  # runs listed before "…"
+_DEPTHS = ("*", "*/*", "*/*/*", "*/*/*/*")
+LEFT = "a coordinator writes history.json into runs/<run>/coordinator/"
+
+
+@dataclass(frozen=True, slots=True)
+class ReportConfig:
+    """Which run, or which two."""
+
+    run: Path = setting(MISSING, "the folder of a run, or a state directory", positional=True)
+    other: str = setting("", "another, to compare the first with", positional=True)
+    out: str = setting("", "the HTML file to write", metavar="FILE")
+    json: bool = setting(False, "print the report as JSON, write nothing")
+    open: bool = setting(False, "show the report in a browser")
+
+
+def report(argv: Sequence[str]) -> int:
+    """Run the command."""
+    config = settings.load(ReportConfig, argv, None, "ssfl report", DESCRIPTION, EPILOG)
+    try:
+        if config.other:
+            pair = (open_run(config.run), open_run(Path(config.other)))
+            written = _give(config, comparison_document(*pair), Path("comparison.html"))
+        else:
+            written = _of_one(config, open_run(config.run))
+    except ReportError as error:
+        raise ProgramError(str(error), ExitCode.BAD_DATA) from error
+    except OSError as error:
+        raise ProgramError(
+            f"cannot write {error.filename or ''}: {error.strerror}; --out names another file",
+            ExitCode.USAGE,
+        ) from error
+    if written:
+        console().print(f"report: {written}", soft_wrap=True)
+        if config.open and not webbrowser.open(written.absolute().as_uri()):
+            console().print("no browser could be started: open the file yourself")
+    return int(ExitCode.DONE)
+
+
+def _of_one(config: ReportConfig, source: Source) -> Path | None:
+    is_results = (source.folder / HISTORY).is_file()
+    if is_results and not config.json and not config.out:
+        return write_report(source.folder)
+    return _give(config, report_document(source), Path(f"report-{source.told['run_id']}.html"))
+
+
+def _give(config: ReportConfig, document: Mapping[str, Any], usual: Path) -> Path | None:
+    """Print the document, or write it; return the HTML file."""
+    if config.json:
+        print(to_json(document).decode(), end="")
+        return None
+    html = Path(config.out) if config.out else usual
+    if html.suffix.lower() not in (".html", ".htm"):
+        raise ProgramError(f"--out must end in .html, got {html}", ExitCode.USAGE)
+    write_pages(html, document)
+    return html
+
+
+def write_pages(html: Path, document: Mapping[str, Any]) -> None:
+    """Write a report's HTML file, and its JSON beside it."""
+    title = document["title"] if "title" in document else title_of(document)
+    write_atomic(html, page(title, document))
+    write_atomic(html.with_suffix(".json"), to_json(document))
+
+
+def open_run(where: Path) -> Source:
+    """Return the run in, or just below, a folder; ReportError says what would do."""
+    if where.name == HISTORY:
+        where = where.parent
+    if not where.is_dir():
+        raise ReportError(f"there is no folder {where}: {LEFT}{_nearby(Path('runs'))}")
+    patterns = (".", "coordinator", "*/coordinator", "models/*/coordinator")
+    for pattern in patterns:
+        found = [one.parent for one in islice(where.glob(f"{pattern}/{HISTORY}"), SHOWN + 1)]
+        if len(found) > 1:
+            raise ReportError(f"{where} holds several runs: name one of them{_nearby(where)}")
+        if found:
+            return open_folder(found[0])
+    for state in (where, where / "state"):
+        if (state / JOURNAL).is_file():
+            return open_state(state)
+    raise ReportError(
+        f"{where} is not a run: it holds neither {HISTORY} nor a journal; {LEFT}{_nearby(where)}"
+    )
+
+
+def _nearby(folder: Path) -> str:
+    below = (file for depth in _DEPTHS for file in folder.glob(f"{depth}/{HISTORY}"))
+    found = sorted(str(file.parent) for file in islice(below, SHOWN + 1))
+    more = " …" if len(found) > SHOWN else ""
+    return f"; there are: {', '.join(found[:SHOWN])}{more}" if found else ""
