@@ -16,7 +16,7 @@ import pytest
 from program import pems
 from ssfl.program.exits import ExitCode, ProgramError
 from ssfl.program.web import (
-    MAX_CONNECTIONS,
+    MAX_FROM_ONE,
     Answer,
     Request,
     Route,
@@ -96,11 +96,76 @@ def test_a_port_in_use_is_told() -> None:
 def test_who_connects_and_says_nothing_holds_up_nobody() -> None:
     with serving() as server:
         silent = [
-            socket.create_connection(("127.0.0.1", server.port)) for _ in range(MAX_CONNECTIONS - 1)
+            socket.create_connection(("127.0.0.1", server.port)) for _ in range(MAX_FROM_ONE - 1)
         ]
         assert get(server.port, "/echo")[0] == 200
         for one in silent:
             one.close()
+
+
+def test_one_address_cannot_take_every_place() -> None:
+    with serving() as server:
+        silent = [
+            socket.create_connection(("127.0.0.1", server.port)) for _ in range(2 * MAX_FROM_ONE)
+        ]
+        refused = [one for one in silent if _is_closed(one)]
+        assert len(refused) >= MAX_FROM_ONE
+        with socket.socket() as other:
+            other.bind(("127.0.0.2", 0))
+            other.settimeout(TIMEOUT_S)
+            other.connect(("127.0.0.1", server.port))
+            other.sendall(b"GET /echo HTTP/1.0\r\n\r\n")
+            assert other.recv(100).startswith(b"HTTP/1.0 200")
+        for one in silent:
+            one.close()
+
+
+def _is_closed(connection: socket.socket) -> bool:
+    connection.settimeout(0.2)
+    try:
+        return connection.recv(1) == b""
+    except TimeoutError:
+        return False
+    except ConnectionError:
+        return True
+
+
+def test_a_connection_is_cut_in_time_also_if_it_goes_on_speaking(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr("ssfl.program.web.CONNECTION_S", 0.3)
+    folder = pems.make(tmp_path / "tls")
+    files = TlsFiles(folder / "coordinator.pem", folder / "coordinator-key.pem")
+    trusted = ssl.create_default_context(cafile=str(folder / "ca.pem"))
+    for tls in (None, files):
+        with serving(tls) as server:
+            one = socket.create_connection(("127.0.0.1", server.port))
+            if tls:
+                one = trusted.wrap_socket(one, server_hostname="localhost")
+            one.settimeout(TIMEOUT_S)
+            with one, pytest.raises(OSError):
+                while True:  # byte by byte, for ever: only being cut off ends it
+                    one.sendall(b"x")
+
+
+def test_a_certificate_must_have_one_of_the_names(tmp_path: Path) -> None:
+    folder = pems.make(tmp_path / "tls", "site", "prometheus")
+    files = TlsFiles(
+        folder / "coordinator.pem",
+        folder / "coordinator-key.pem",
+        folder / "ca.pem",
+        ("admin", "prometheus"),
+    )
+    with serving(files) as server:
+        for name, is_heard in (("site", False), ("prometheus", True), ("admin", True)):
+            trusted = ssl.create_default_context(cafile=str(folder / "ca.pem"))
+            trusted.load_cert_chain(folder / f"{name}.pem", folder / f"{name}-key.pem")
+            url = f"https://localhost:{server.port}/echo"
+            try:
+                with urlopen(url, timeout=TIMEOUT_S, context=trusted) as answer:
+                    assert answer.status == 200 and is_heard
+            except OSError:
+                assert not is_heard, name
 
 
 def test_who_connects_to_tls_and_says_nothing_holds_up_nobody(tmp_path: Path) -> None:

@@ -215,22 +215,24 @@ def test_reports_must_be_possible() -> None:
     good = update_pb2.Evaluation(correct=3, total=3, loss_sum=0.5)
     check_report(1.0, 0.0, evaluations=[good, update_pb2.Evaluation()])
     with pytest.raises(InvalidRequest, match="4 of 3 samples cannot be correct"):
-        check_report(evaluations=[good, update_pb2.Evaluation(correct=4, total=3)])
+        check_report(0.0, evaluations=[good, update_pb2.Evaluation(correct=4, total=3)])
     with pytest.raises(InvalidRequest, match="tested on 4294967296 samples"):
-        check_report(evaluations=[update_pb2.Evaluation(total=1 << 32)])
+        check_report(0.0, evaluations=[update_pb2.Evaluation(total=1 << 32)])
     for name in ("", "my error", "x" * 41, "größe"):
         with pytest.raises(InvalidRequest, match="a metric cannot be called"):
-            check_report(evaluations=[update_pb2.Evaluation(metric_sums={name: 1.0})])
+            check_report(0.0, evaluations=[update_pb2.Evaluation(metric_sums={name: 1.0})])
     with pytest.raises(InvalidRequest, match="17 metrics; 16 are the most"):
         many = {str(number): 1.0 for number in range(17)}
-        check_report(evaluations=[update_pb2.Evaluation(metric_sums=many)])
+        check_report(0.0, evaluations=[update_pb2.Evaluation(metric_sums=many)])
     for wrong in (float("nan"), float("inf"), -float("inf"), 1e300, -1e31):
         with pytest.raises(InvalidRequest, match="within"):
             check_report(1.0, wrong)
+        with pytest.raises(InvalidRequest, match="cannot have taken"):
+            check_report(wrong)
         with pytest.raises(InvalidRequest, match="within"):
-            check_report(evaluations=[update_pb2.Evaluation(loss_sum=wrong)])
+            check_report(0.0, evaluations=[update_pb2.Evaluation(loss_sum=wrong)])
         with pytest.raises(InvalidRequest, match="within"):
-            check_report(evaluations=[update_pb2.Evaluation(metric_sums={"a": wrong})])
+            check_report(0.0, evaluations=[update_pb2.Evaluation(metric_sums={"a": wrong})])
 
 
 def test_a_reproducible_run_takes_its_clients_and_no_more() -> None:

@@ -292,7 +292,7 @@ class World:
             upload_slots=self.plan.upload_slots,
             run=self.settings,
         )
-        conductor = main._open(config, self.loop.time)
+        conductor = main._conductor(config, main._read(config), self.loop.time)
         conductor.room = Room(pause)
         self._files += (conductor._journal, conductor.ledger_file)
         self._look()

@@ -393,7 +393,7 @@ class Agent:
     @contextmanager
     def _working(self, work: str, step: int) -> Iterator[Progress]:
         """Say every few seconds how far the work is, and note how long it took."""
-        told = Progress(self._stub, self._caller, step, self._diary.step)
+        told = Progress(self._stub, self._caller, step, self._diary)
         with self._diary.work(work), told as progress:
             yield progress
 

@@ -38,8 +38,12 @@ class Diary:
         """The coordinator answered."""
         self.connected = True
 
+    def unheard(self) -> None:
+        """A word to the coordinator was lost; the work goes on."""
+        self.connected = False
+
     def failed(self) -> None:
-        """The coordinator did not."""
+        """The coordinator did not: join again."""
         self.connected = False
         self.retries += 1
         self.state = "joining"

@@ -1,11 +1,11 @@
 """Signs of life while the client works, so that it is not taken for lost."""
 
 import threading
-from collections.abc import Callable
 from typing import Any
 
 import grpc
 
+from ssfl.client.diary import Diary
 from ssfl.v1 import coordinator_pb2 as pb
 
 PROGRESS_EVERY_S = 10.0
@@ -24,10 +24,9 @@ class Progress:
         stub: Any,
         caller: pb.Caller,
         step: int,
-        tell: Callable[[int, int], None] = lambda _done, _all: None,
+        diary: Diary | None = None,
     ) -> None:
-        """`tell` is told of every step, too."""
-        self._tell = tell
+        self._diary = diary or Diary()
         self._stub = stub
         self._caller = caller
         self._step = step
@@ -39,7 +38,7 @@ class Progress:
     def on_step(self, done: int, total: int) -> None:
         """Note how far the work is; raise StepOver when it has become pointless."""
         self._done, self._all = done, total
-        self._tell(done, total)
+        self._diary.step(done, total)
         if self._closed:
             raise StepOver
 
@@ -59,5 +58,6 @@ class Progress:
             try:
                 response = self._stub.Progress(request, timeout=_TIMEOUT_S)
                 self._closed = response.step_closed
+                self._diary.reached()
             except grpc.RpcError:
-                continue  # the upload will find out what is wrong
+                self._diary.unheard()  # the upload will find out what is wrong

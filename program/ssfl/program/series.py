@@ -18,7 +18,7 @@ SECONDS = (
 # Of one fsync: from 0.1 ms on a good disk to the 10 s of a failing one.
 SYNC_SECONDS = (0.0001, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 1.0, 2.5, 10.0)
 CLIENTS_SHOWN = 200  # with more, only
-SLOWEST_SHOWN = 20  # those that took longest in the newest round, and as many not heard of longest
+SLOWEST_SHOWN = 20  # those whose newest result took longest, and as many not heard of longest
 
 
 class Kind(StrEnum):
@@ -84,14 +84,14 @@ ROUND_PHASE = _seconds(
     "ssfl_round_phase_seconds",
     "where a round's time went, along its last report: broadcast (until that client had its task), "
     "training (it computed), collection (until the round closed), aggregation (the sum), commit "
-    "(the journal); they add up to the round",
+    "(until the new model was on the disk); they add up to the round",
     "phase",
 )
 ACCURACY = _gauge(
     "ssfl_model_accuracy_ratio", "newest pooled accuracy of the global model; absent before it"
 )
 LOSS = _gauge("ssfl_model_loss", "newest pooled loss of the global model; absent before it")
-RECOVERIES = _counter("ssfl_recoveries", "1 if this process took up a run of an earlier one")
+RECOVERED = _gauge("ssfl_run_recovered", "1 if this process took up a run of an earlier one")
 
 # -- the mask
 
@@ -135,14 +135,14 @@ CLIENT_THROUGHPUT = _gauge(
 
 PAYLOAD_BYTES = _counter(
     "ssfl_payload_bytes",
-    "encoded tensors, earlier processes included",
+    "encoded tensors",
     "direction",
     "phase",
     "encoding",
 )
 MESSAGE_BYTES = _counter(
     "ssfl_message_bytes",
-    "whole messages, tensors included, earlier processes included",
+    "whole messages, tensors included",
     "direction",
     "phase",
     "encoding",
@@ -150,12 +150,13 @@ MESSAGE_BYTES = _counter(
 SOCKET_BYTES = _counter("ssfl_socket_bytes", "what TCP carried, as the kernel counts", "direction")
 DENSE_BYTES = _counter(
     "ssfl_dense_bytes",
-    "what sending every value of the model as float32 would have taken for the same rounds",
+    "what the same updates, and models that clients lacked, would have taken as float32; to be "
+    "compared with ssfl_payload_bytes_total of the phases values and evaluation",
     "direction",
 )
 DENSE_RATIO = _gauge(
     "ssfl_bytes_to_dense_ratio",
-    "values sent in rounds since this process started, as a share of the dense model's",
+    "payload of values and evaluations as a share of ssfl_dense_bytes_total, at the newest round",
     "direction",
 )
 

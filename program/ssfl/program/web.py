@@ -1,17 +1,20 @@
 """A small HTTP server for those who watch: metrics, probes, the status page.
 
 It answers GET and HEAD, from threads of its own, and keeps nothing between two questions. A
-question has ten seconds in all parts, and at most MAX_CONNECTIONS are heard at once, so whoever
-connects and says nothing holds up nobody. With TLS the files on the disk are followed: renewed
-ones are used from the next connection on.
+connection is closed after CONNECTION_S, whatever it did by then; at most MAX_CONNECTIONS are heard
+at once, and MAX_FROM_ONE from one address, so that nobody who connects and says nothing shuts
+others out. With TLS the files on the disk are followed: renewed ones are used from the next
+connection on.
 """
 
+import contextlib
 import logging
 import socket
 import ssl
 import sys
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from http import HTTPStatus
@@ -24,8 +27,10 @@ from ssfl.program.exits import ExitCode, ProgramError
 
 log = logging.getLogger("ssfl.web")
 
-TIMEOUT_S = 10.0  # for each thing that is waited for
+CONNECTION_S = 10.0  # for a question and its answer
 MAX_CONNECTIONS = 32
+MAX_FROM_ONE = 16
+POLL_S = 0.5  # `stop` is noticed after so long
 TELL_EVERY_S = 60.0
 TEXT = "text/plain; charset=utf-8"
 
@@ -59,6 +64,7 @@ class TlsFiles:
     certificate: Path
     key: Path
     authorities: Path | None = None
+    names: tuple[str, ...] = ()  # one of which the certificate must have; empty: any will do
 
     def context(self) -> ssl.SSLContext:
         """Read the files; raise OSError or ssl.SSLError if they will not do."""
@@ -108,7 +114,7 @@ class WebServer:
             ) from error
         self.port = self._server.server_port
         self._thread = threading.Thread(
-            target=self._server.serve_forever, args=(0.1,), name=f"web{flag}", daemon=True
+            target=self._server.serve_forever, args=(POLL_S,), name=f"web{flag}", daemon=True
         )
         self._thread.start()
 
@@ -131,7 +137,8 @@ class _Server(ThreadingHTTPServer):
         self._tls = tls
         self._stamp = tls.stamp() if tls else ()
         self._context = tls.context() if tls else None
-        self._room = threading.BoundedSemaphore(MAX_CONNECTIONS)
+        self._lock = threading.Lock()
+        self._open: Counter[str] = Counter()  # connections by address
         self._told_s = -TELL_EVERY_S
         super().__init__(place, handler)
 
@@ -143,14 +150,24 @@ class _Server(ThreadingHTTPServer):
         self.server_name, self.server_port = str(self.server_address[0]), self.server_address[1]
 
     def process_request(self, request: Any, client_address: Any) -> None:
-        if not self._room.acquire(blocking=False):
+        host = str(client_address[0])
+        with self._lock:
+            full = self._open.total() >= MAX_CONNECTIONS or self._open[host] >= MAX_FROM_ONE
+            if not full:
+                self._open[host] += 1
+        if full:
             self.shutdown_request(request)
-            return
-        super().process_request(request, client_address)
+        else:
+            super().process_request(request, client_address)
 
     def process_request_thread(self, request: Any, client_address: Any) -> None:
+        host = str(client_address[0])
+        twin = request.dup()  # TLS takes the other over
+        ending = threading.Timer(CONNECTION_S, _cut, (twin,))
+        ending.daemon = True
+        ending.start()
         try:
-            request.settimeout(TIMEOUT_S)
+            request.settimeout(CONNECTION_S)
             secured = self._secured(request)
         except (OSError, ssl.SSLError):
             self.handle_error(request, client_address)
@@ -158,7 +175,12 @@ class _Server(ThreadingHTTPServer):
         else:
             super().process_request_thread(secured, client_address)
         finally:
-            self._room.release()
+            ending.cancel()
+            twin.close()
+            with self._lock:
+                self._open[host] -= 1
+                if not self._open[host]:
+                    del self._open[host]
 
     def _secured(self, request: Any) -> Any:
         if self._tls is None:
@@ -171,7 +193,12 @@ class _Server(ThreadingHTTPServer):
         except OSError as error:  # just being replaced, perhaps: the old ones go on
             self._tell("the TLS files could not be read again: %s", error)
         assert self._context is not None
-        return self._context.wrap_socket(request, server_side=True)
+        secured = self._context.wrap_socket(request, server_side=True)
+        if self._tls.names and not names_in(secured.getpeercert()) & set(self._tls.names):
+            wanted = " or ".join(self._tls.names)
+            secured.close()
+            raise ssl.SSLError(f"the certificate of whoever asks must be of {wanted}")
+        return secured
 
     def handle_error(self, _request: Any, client_address: Any) -> None:
         host = client_address[0] if isinstance(client_address, tuple) else client_address
@@ -184,9 +211,23 @@ class _Server(ThreadingHTTPServer):
             log.warning(text, *words, **more)
 
 
+def _cut(request: socket.socket) -> None:
+    with contextlib.suppress(OSError):  # it is over already
+        request.shutdown(socket.SHUT_RDWR)
+
+
+def names_in(certificate: Mapping[str, Any] | None) -> set[str]:
+    """Return the common names and DNS names of a certificate, as Python's ssl tells it."""
+    told = certificate or {}
+    common = {
+        value for part in told.get("subject", ()) for name, value in part if name == "commonName"
+    }
+    return common | {value for kind, value in told.get("subjectAltName", ()) if kind == "DNS"}
+
+
 class _Handler(BaseHTTPRequestHandler):
     routes: Mapping[str, Route]
-    timeout = TIMEOUT_S
+    timeout = CONNECTION_S
     server_version = "ssfl"
     sys_version = ""
 

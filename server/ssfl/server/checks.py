@@ -152,8 +152,12 @@ def session_ended(member: Member) -> SessionEnded:
     return SessionEnded(f"another process has joined as {member.client} since: this one must stop")
 
 
-def check_report(*numbers: float, evaluations: Sequence[update_pb2.Evaluation] = ()) -> None:
+def check_report(
+    work_s: float, *numbers: float, evaluations: Sequence[update_pb2.Evaluation] = ()
+) -> None:
     """Raise InvalidRequest unless what a client reports of itself can be true."""
+    if not 0 <= work_s <= MAX_NUMBER:
+        raise InvalidRequest(f"the work cannot have taken {work_s:g} s")
     for tested in evaluations:
         if tested.correct > tested.total:
             raise InvalidRequest(f"{tested.correct} of {tested.total} samples cannot be correct")

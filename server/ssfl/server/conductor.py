@@ -282,14 +282,15 @@ class Conductor:
                 else fact
                 for fact in told
             ]
-            began_s = self.clock()
-            self.room.wait_for(
-                lambda: self._journal.append([facts.to_json(fact) for fact in facts_now])
-            )
-            self.tally.syncs.observe(self.clock() - began_s)
+            self.room.wait_for(lambda: self._append(facts_now))
             return facts_now
 
         return await asyncio.get_running_loop().run_in_executor(self._writer, write)
+
+    def _append(self, new_facts: list[facts.Fact]) -> None:
+        began_s = self.clock()
+        self._journal.append([facts.to_json(fact) for fact in new_facts])
+        self.tally.syncs.observe(self.clock() - began_s)
 
     def _timed(self, new_facts: list[facts.Fact]) -> list[facts.Fact]:
         """Return the facts, those that end a step with the times of it; count them all."""

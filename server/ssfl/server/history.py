@@ -38,7 +38,7 @@ class Newest:
     num_void: int = 0
     last_work: Work | None = None  # of the newest committed step
     num_timed: int = 0  # rounds whose duration is known,
-    timed_s: float = 0.0  # and their sum
+    timed_s: float = 0.0  # and their sum, with that of the tests between them
     # Of the open step.
     started: facts.StepStarted | None = None
     uploads: dict[ClientId, facts.UploadAccepted] = field(default_factory=dict)
@@ -146,6 +146,7 @@ class Newest:
                 self.newest_mask = entry
             case "evaluations":
                 self.newest_evaluation = entry
+                self.timed_s += entry["seconds"] or 0.0  # part of what a round costs
             case _:
                 self.newest_round = entry
                 if entry["seconds"] is not None:
@@ -169,7 +170,7 @@ class Newest:
 
     @property
     def seconds_per_round(self) -> float | None:
-        """Mean duration of the rounds so far."""
+        """Mean duration of the rounds so far, with the tests between them."""
         return self.timed_s / self.num_timed if self.num_timed else None
 
     def _personal(self) -> dict[str, Any] | None:

@@ -10,7 +10,7 @@ import sys
 import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -26,6 +26,7 @@ from ssfl.server.delivered import everyone_has_it
 from ssfl.server.errors import StateError
 from ssfl.server.first_model import FirstModel, begin_with, read_first_model
 from ssfl.server.handshakes import Handshakes, heard
+from ssfl.server.history import Newest
 from ssfl.server.journal import Journal, holds_journal
 from ssfl.server.ledger import Ledger
 from ssfl.server.outputs import run_folder, write_accounts, write_outputs, write_run_report
@@ -40,7 +41,7 @@ from ssfl.server.recover import (
 from ssfl.server.sessions import LOST_AFTER_S, Sessions
 from ssfl.server.snapshot import read_snapshot
 from ssfl.server.spool import Spool
-from ssfl.server.state import newest_counted
+from ssfl.server.state import RunState, newest_counted
 from ssfl.server.store import Store
 from ssfl.server.tick import TICK_S, tick
 from ssfl.server.watch import Watch
@@ -102,9 +103,11 @@ def _run(config: CoordinatorConfig) -> int:
 
 async def _watched(config: CoordinatorConfig, security: "Security | None") -> int:
     watch = Watch(config)
+    beating = asyncio.ensure_future(watch.health.beat())
     try:
         return await _serve(config, security, watch)
     finally:
+        beating.cancel()
         await watch.stop()
 
 
@@ -124,14 +127,11 @@ async def _serve(config: CoordinatorConfig, security: "Security | None", watch: 
             "use --state-dir with its new place, and no --fresh",
             extra={"to": str(moved)},
         )
-    conductor = _open(config)
+    conductor = _conductor(config, await asyncio.to_thread(_read, config))
     sessions = Sessions()
     listener = Listener(config, conductor, sessions, security)
     stop = _signals()
-    jobs: list[asyncio.Future[Any]] = [
-        asyncio.ensure_future(conductor.serve()),
-        asyncio.ensure_future(watch.health.beat()),
-    ]
+    jobs: list[asyncio.Future[Any]] = [asyncio.ensure_future(conductor.serve())]
     try:
         # What was under way is taken up before the first call can come in.
         await _first_of([*jobs, asyncio.ensure_future(_take_up(conductor, first))])
@@ -187,7 +187,21 @@ async def _first_of(jobs: Sequence[asyncio.Future[Any]]) -> None:
             job.result()
 
 
-def _open(config: CoordinatorConfig, clock: Clock = time.monotonic) -> Conductor:
+@dataclass(frozen=True, slots=True)
+class _Read:
+    """A run as the state directory has it."""
+
+    state: RunState
+    newest: Newest
+    journal: Journal
+    store: Store
+    spool: Spool
+    ledger: Ledger
+    snapshot_bytes: int
+
+
+def _read(config: CoordinatorConfig) -> _Read:
+    """Read the state directory; that may take a while, so the event loop does not wait for it."""
     remove_leftovers(config.state_dir)
     store = Store(config.state_dir, config.run.seed)
     if store.holds_something() and not holds_journal(config.state_dir / "journal"):
@@ -207,20 +221,24 @@ def _open(config: CoordinatorConfig, clock: Clock = time.monotonic) -> Conductor
     spool = Spool(config.state_dir / "spool", accepted)
     spool.set_aside(*newest_counted(state))  # a crash may have come before it
     spool.drop_others(state.step.number if state.step else -1)
+    return _Read(state, newest, journal, store, spool, ledger, known.num_bytes)
+
+
+def _conductor(config: CoordinatorConfig, read: _Read, clock: Clock = time.monotonic) -> Conductor:
     conductor = Conductor(
-        state,
+        read.state,
         None,
-        journal,
-        store,
-        spool,
-        newest,
-        ledger,
+        read.journal,
+        read.store,
+        read.spool,
+        read.newest,
+        read.ledger,
         clock,
         lambda conductor: _write(conductor, config),
-        snapshot_bytes=known.num_bytes,
+        snapshot_bytes=read.snapshot_bytes,
     )
-    if manifest := load_manifest(state, store):
-        conductor.take_up(manifest, lambda: load_models(state, manifest, store))
+    if manifest := load_manifest(read.state, read.store):
+        conductor.take_up(manifest, lambda: load_models(read.state, manifest, read.store))
     return conductor
 
 

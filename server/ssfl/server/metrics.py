@@ -65,7 +65,7 @@ class RunCollector(Collector):
         yield one(series.STEP_SECONDS, now_s - state.step_began_s if state.step else 0.0)
         yield histograms(series.STEP_DURATION, dict(tally.steps))
         yield histograms(series.ROUND_PHASE, dict(tally.phases))
-        yield one(series.RECOVERIES, tally.recovered)
+        yield one(series.RECOVERED, tally.recovered)
 
     def _model(self, state: RunState) -> Iterator[Metric]:
         newest, manifest = self._conductor.history.newest, self._conductor.manifest
@@ -138,14 +138,15 @@ class RunCollector(Collector):
         if len(members) <= series.CLIENTS_SHOWN:
             return members
         results = dict(self._conductor.tally.results)
-        here = [client for client in members if client_state(state, client) != "left"]
+        here = [client for client in members if client_state(state, client) not in GONE]
         slow = sorted(here, key=lambda one: results[one].received_s if one in results else 0.0)
         silent = sorted(here, key=lambda one: self._sessions.silent_s(one, now_s))
         most = series.SLOWEST_SHOWN
         return sorted({*slow[-most:], *silent[-most:]})
 
     def _bytes(self) -> Iterator[Metric]:
-        tally, rows = self._conductor.tally, self._conductor.ledger.rows()
+        tally = self._conductor.tally
+        rows = tally.bytes_since_start(self._conductor.ledger)
         messages = [row for row in rows if row["phase"] != CONNECTION]
         for one_series, count in (
             (series.PAYLOAD_BYTES, "payload_bytes"),
@@ -163,8 +164,8 @@ class RunCollector(Collector):
             row["direction"]: row["socket_bytes"] for row in rows if row["phase"] == CONNECTION
         }
         yield many(series.SOCKET_BYTES, carried)
-        yield many(series.DENSE_BYTES, _by_name(tally.dense_bytes))
-        yield many(series.DENSE_RATIO, _by_name(tally.ratio_to_dense()))
+        yield many(series.DENSE_BYTES, _by_name(dict(tally.dense_bytes)))
+        yield many(series.DENSE_RATIO, _by_name(tally.ratios))
 
     def _trouble(self) -> Iterator[Metric]:
         tally = self._conductor.tally

@@ -6,17 +6,20 @@ What the run's state and the ledger tell is not counted again here. `server/metr
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 from ssfl.method.strategies.contract import ClientId, Work
 from ssfl.program.histogram import Histogram
 from ssfl.program.series import SECONDS, SYNC_SECONDS
 from ssfl.server import facts
+from ssfl.server.dense import BYTES_PER_VALUE, COMPARED, Holders
 from ssfl.server.facts import Fact
 from ssfl.server.ledger import Direction, Ledger
 from ssfl.server.state import RunState
 from ssfl.server.timing import PHASES
 
-BYTES_PER_VALUE = 4  # of a model that is sent whole
+Key = tuple[str, str, str]  # phase, direction, encoding
+Counted = tuple[int, int, int]  # payload, message, socket
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,13 +57,15 @@ class Tally:
     )
     phases: dict[str, Histogram] = field(default_factory=lambda: _histograms(PHASES))
     syncs: Histogram = field(default_factory=lambda: Histogram(SYNC_SECONDS))
-    _before: Mapping[Direction, int] = field(default_factory=dict)  # values, by earlier processes
-    _values: Mapping[Direction, int] = field(default_factory=dict)  # at the newest commit
+    # At the newest commit: bytes sent since the start, as a share of the dense model's.
+    ratios: Mapping[Direction, float] = field(default_factory=dict)
+    _before: Mapping[Key, Counted] = field(default_factory=dict)  # by earlier processes
+    _holders: Holders = field(default_factory=Holders)
 
     def begin(self, state: RunState, ledger: Ledger) -> None:
         """Note what earlier processes did."""
         self.recovered = bool(state.members)
-        self._before = values_bytes(ledger)
+        self._before = {_key(row): _counted(row) for row in ledger.rows()}
 
     def take(self, fact: Fact, before: RunState, ledger: Ledger, num_values: int) -> None:
         """Count a fact; `before` is the state it came upon, `num_values` those of the model."""
@@ -69,9 +74,9 @@ class Tally:
                 member = before.members.get(fact.client)
                 self.joined[bool(member and member.manifest_digest)] += 1
             case facts.StepStarted():
-                self._asked(fact.work, len(fact.cohort), num_values)
+                self._asked(fact.work, fact.cohort, num_values)
             case facts.ClientsAdded() if before.step:
-                self._asked(before.step.work, len(fact.cohort), num_values)
+                self._asked(before.step.work, fact.cohort, num_values)
             case facts.UploadAccepted() if before.step:
                 self._reported(fact, before.step.work, num_values)
             case facts.StepVoided():
@@ -83,18 +88,27 @@ class Tally:
         """An upload went on where it had been cut off."""
         self.resumes[Direction.UP] += 1
 
-    def ratio_to_dense(self) -> dict[Direction, float]:
-        """Return what rounds sent since this process started, as a share of the dense model's."""
-        return {
-            direction: (self._values.get(direction, 0) - self._before.get(direction, 0)) / dense
-            for direction, dense in self.dense_bytes.items()
-            if self._values
-        }
+    def bytes_since_start(self, ledger: Ledger) -> list[dict[str, Any]]:
+        """Return the ledger's rows without what earlier processes counted."""
+        rows = []
+        for row in ledger.rows():
+            payload, message, socket = self._before.get(_key(row), (0, 0, 0))
+            now = _counted(row)
+            rows.append(
+                row
+                | {
+                    "payload_bytes": now[0] - payload,
+                    "message_bytes": now[1] - message,
+                    "socket_bytes": now[2] - socket,
+                }
+            )
+        return rows
 
-    def _asked(self, work: Work, clients: int, num_values: int) -> None:
-        self.selected[work.value] += clients
-        if work is Work.TRAIN:
-            self.dense_bytes[Direction.DOWN] += clients * BYTES_PER_VALUE * num_values
+    def _asked(self, work: Work, cohort: Mapping[ClientId, int], num_values: int) -> None:
+        self.selected[work.value] += len(cohort)
+        if work is not Work.SCORE:
+            models = self._holders.asked(cohort)
+            self.dense_bytes[Direction.DOWN] += models * BYTES_PER_VALUE * num_values
 
     def _reported(self, fact: facts.UploadAccepted, work: Work, num_values: int) -> None:
         self.reported[work.value] += 1
@@ -108,19 +122,27 @@ class Tally:
             )  # fmt: skip
 
     def _committed(self, fact: facts.StepCommitted, work: Work, ledger: Ledger) -> None:
+        if not work.is_test:
+            self._holders.renewed()
         if work is Work.TRAIN:
-            self._values = values_bytes(ledger)
+            self.ratios = self._compare(ledger)
         if (seconds := fact.report.get("seconds")) is not None:
             self.steps[work.value].observe(seconds)
         if work is Work.TRAIN and (phases := fact.report.get("phases")):
             for name, seconds in phases.items():
                 self.phases[name].observe(seconds)
 
+    def _compare(self, ledger: Ledger) -> dict[Direction, float]:
+        sent = dict.fromkeys(Direction, 0)
+        for row in self.bytes_since_start(ledger):
+            if row["phase"] in COMPARED:
+                sent[Direction(row["direction"])] += row["payload_bytes"]
+        return {way: sent[way] / dense for way, dense in self.dense_bytes.items() if dense}
 
-def values_bytes(ledger: Ledger) -> dict[Direction, int]:
-    """Return the bytes of encoded values so far."""
-    found = dict.fromkeys(Direction, 0)
-    for row in ledger.rows():
-        if row["phase"] == "values":
-            found[Direction(row["direction"])] += row["payload_bytes"]
-    return found
+
+def _key(row: Mapping[str, Any]) -> Key:
+    return str(row["phase"]), str(row["direction"]), str(row["encoding"])
+
+
+def _counted(row: Mapping[str, Any]) -> Counted:
+    return row["payload_bytes"], row["message_bytes"], row["socket_bytes"] or 0

@@ -11,9 +11,10 @@ collection. A step that was taken up after a restart is not timed: its beginning
 """
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
+from ssfl.method.strategies.contract import ClientId
 from ssfl.server.state import Step
 
 PHASES = ("broadcast", "training", "collection", "aggregation", "commit")
@@ -52,8 +53,8 @@ class StepTimes:
         last = max(step.closed or (), key=lambda client: _received_s(step, client), default=None)
         report = step.uploads[last].report if last is not None else {}
         until_closed = max(0.0, closed_s - self._began_s)
-        broadcast = min(until_closed, float(report.get("sent_s", report.get("asked_s", 0.0))))
-        training = min(until_closed - broadcast, float(report.get("work_s", 0.0)))
+        broadcast = min(until_closed, _seconds(report, "sent_s"))
+        training = min(until_closed - broadcast, _seconds(report, "work_s"))
         phases = {
             "broadcast": broadcast,
             "training": training,
@@ -69,5 +70,9 @@ class StepTimes:
         }
 
 
-def _received_s(step: Step, client: Any) -> float:
-    return float(step.uploads[client].report.get("received_s", 0.0))
+def _received_s(step: Step, client: ClientId) -> float:
+    return _seconds(step.uploads[client].report, "received_s")
+
+
+def _seconds(report: Mapping[str, Any], name: str) -> float:
+    return max(0.0, float(report.get(name, 0.0)))

@@ -1,11 +1,16 @@
 """The HTTP ports of a coordinator, for those who watch: probes, metrics, the status page.
 
 The probes' port opens first, so that a coordinator that reads a large state is seen to be alive.
+On loopback all is plain HTTP. Beyond it metrics and page have the coordinator's certificate, and
+where sites must show theirs, whoever asks must be one of WATCHERS: a site is not to read about
+the others.
 """
 
 import asyncio
 from collections.abc import Mapping
+from dataclasses import replace
 
+from ssfl.program.addresses import is_loopback
 from ssfl.program.recent import Recent
 from ssfl.program.web import Route, TlsFiles, WebServer
 from ssfl.server.conductor import Conductor
@@ -13,6 +18,8 @@ from ssfl.server.config import CoordinatorConfig
 from ssfl.server.health import Health
 from ssfl.server.sessions import Sessions
 from ssfl.server.uploads import Uploads
+
+WATCHERS = ("admin", "prometheus")
 
 
 class Watch:
@@ -27,26 +34,25 @@ class Watch:
         if config.status_port is not None:
             self._recent.begin()
         if config.health_port is not None:
-            self._open("health", self.health.routes(), config.host, config.health_port, None)
+            self._open("health", self.health.routes(), config.host, config.health_port, plain=True)
 
     def open(self, conductor: Conductor, sessions: Sessions, uploads: Uploads) -> None:
         """Show the run; raise ProgramError(PORT_IN_USE) if a port is taken."""
         config = self._config
-        tls = config.tls_files
         if config.metrics_port is not None:
             from ssfl.program.metrics import metrics_route  # only where it is asked for
             from ssfl.server.metrics import RunCollector
 
             route = metrics_route(RunCollector(conductor, sessions, uploads))
             routes = {"/metrics": route, **self.health.routes()}
-            self._open("metrics", routes, config.metrics_host, config.metrics_port, tls)
+            self._open("metrics", routes, config.metrics_host, config.metrics_port)
         if config.status_port is not None:
             from ssfl.server.status_documents import Documents
             from ssfl.server.status_page import page_routes
 
             documents = Documents(conductor, sessions, self._recent)
             routes = page_routes(documents, config.status_host)
-            self._open("status", routes, config.status_host, config.status_port, tls)
+            self._open("status", routes, config.status_host, config.status_port)
 
     async def stop(self) -> None:
         """Answer no longer."""
@@ -55,8 +61,13 @@ class Watch:
             await asyncio.to_thread(server.stop)
 
     def _open(
-        self, name: str, routes: Mapping[str, Route], host: str, port: int, tls: TlsFiles | None
+        self, name: str, routes: Mapping[str, Route], host: str, port: int, *, plain: bool = False
     ) -> None:
+        tls = None if plain or is_loopback(host) else self._tls()
         server = WebServer(routes, host, port, flag=f"--{name}-port", tls=tls)
         self._servers.append(server)
         print(f"ssfl-coordinator {name} on {host}:{server.port}", flush=True)
+
+    def _tls(self) -> TlsFiles | None:
+        files = self._config.tls_files
+        return replace(files, names=WATCHERS) if files and files.authorities else files
