@@ -163,6 +163,8 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServiceServicer):
                 report["personal"] = evaluation_of(request.personal)
             event = events.UploadReceived(request.step, member.client, "", report=report)
             reply = await self._conductor.post(event)
+        if reply is Reply.STEP_CLOSED:
+            self._conductor.tally.late += 1
         failpoint("ack.evaluation")
         response = pb.ReportEvaluationResponse(outcome=outcome_of(reply))
         self._desk.ledger.count(
