@@ -68,6 +68,12 @@ def test_a_question_for_another_path_is_told_which_there_are() -> None:
         assert get(server.port, "/etc/passwd") == (404, "nothing here; there are: /broken, /echo\n")
 
 
+def test_a_question_that_cannot_be_read_is_told_so() -> None:
+    with serving() as server:
+        many = "&".join(f"a{number}=1" for number in range(30))
+        assert get(server.port, f"/echo?{many}")[0] == 400
+
+
 def test_nothing_can_be_sent() -> None:
     with serving() as server:
         for method in ("POST", "PUT", "PATCH", "DELETE", "OPTIONS"):

@@ -25,7 +25,7 @@ Samples = dict[tuple[str, str], float]
 def asking(conductor: Conductor) -> Callable[[], Samples]:
     """Return what asks as Prometheus does: every sample by name and the values of its labels."""
     uploads = Uploads(conductor.spool, conductor.ledger, 8, 60.0, conductor.clock)
-    route = metrics_route(RunCollector(conductor, Sessions(), uploads))
+    route = metrics_route(RunCollector(conductor, Sessions(), uploads, Path("runs")))
 
     def ask() -> Samples:
         text = route(Request("/metrics")).body.decode()
@@ -67,7 +67,7 @@ def test_only_declared_series_are_shown(tmp_path: Path, manifest: Manifest) -> N
     async def script(conductor: Conductor) -> None:
         await begin(conductor, manifest)
         uploads = Uploads(conductor.spool, conductor.ledger, 8, 60.0, conductor.clock)
-        shown = list(RunCollector(conductor, Sessions(), uploads).collect())
+        shown = list(RunCollector(conductor, Sessions(), uploads, Path("runs")).collect())
         declared = {one.name: one for one in series.COORDINATOR}
         assert len({family.name for family in shown}) == len(shown)
         for family in shown:

@@ -11,20 +11,22 @@ from ssfl.method import failpoints
 from ssfl.method.manifest import Manifest
 from ssfl.server import events
 from ssfl.server.conductor import Conductor
-from ssfl.server.outputs import write_outputs, write_run_report
+from ssfl.server.outputs import Accounts
 
 
 def stopped(state: Path, out: Path, manifest: Manifest) -> Path:
     """Begin a run, stop it, and return the folder of its results."""
+    accounts = Accounts(out)
 
     async def script(conductor: Conductor) -> None:
         await begin(conductor, manifest)
         await conductor.post(events.StopAsked())
         await conductor.model_written.wait()
-        write_run_report(conductor, out)
+        accounts.report(conductor)
+        accounts.report(conductor)  # no news, or a failure just now: nothing happens
 
     state.mkdir()
-    conduct(state, script, write_model=lambda conductor: write_outputs(conductor, out))
+    conduct(state, script, write_model=accounts.write_outputs)
     (folder,) = out.glob("*/coordinator")
     return folder
 

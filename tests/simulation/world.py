@@ -39,6 +39,7 @@ from ssfl.server.disk import Room, is_full
 from ssfl.server.errors import Fenced
 from ssfl.server.interceptors import StatusInterceptor
 from ssfl.server.listen import service_for
+from ssfl.server.outputs import Accounts
 from ssfl.server.sessions import Sessions
 from ssfl.server.tick import tick
 from ssfl.v1 import coordinator_pb2 as pb
@@ -292,7 +293,9 @@ class World:
             upload_slots=self.plan.upload_slots,
             run=self.settings,
         )
-        conductor = main._conductor(config, main._read(config), self.loop.time)
+        conductor = main._conductor(
+            config, main._read(config), Accounts(config.out_dir), self.loop.time
+        )
         conductor.room = Room(pause)
         self._files += (conductor._journal, conductor.ledger_file)
         self._look()

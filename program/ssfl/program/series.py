@@ -71,7 +71,8 @@ RUN_SECONDS_LEFT = _gauge(
 ROUNDS = _counter("ssfl_rounds", "rounds committed in this run, earlier processes included")
 ROUNDS_PLANNED = _gauge("ssfl_rounds_planned", "rounds that the run is to have")
 ROUND_DEADLINE = _gauge(
-    "ssfl_round_deadline_seconds", "how long a round may take (--round-deadline-s)"
+    "ssfl_round_deadline_seconds",
+    "how long a round may take (--round-deadline-s); absent in a reproducible run, which waits",
 )
 STEPS_VOID = _counter(
     "ssfl_steps_void", "steps that too few clients reported in, and were repeated"
@@ -174,8 +175,12 @@ JOURNAL_BYTES = _gauge("ssfl_journal_bytes", "length of the journal")
 SPOOL_BYTES = _gauge("ssfl_spool_bytes", "uploads on the disk that are not yet in a model")
 UPLOADS = _gauge("ssfl_uploads_in_flight", "uploads that are coming in now")
 UPLOAD_SLOTS = _gauge("ssfl_upload_slots", "uploads that may come in at once (--upload-slots)")
-DISK_FREE = _gauge("ssfl_disk_free_bytes", "room on the disk of the state directory")
-DISK_SIZE = _gauge("ssfl_disk_size_bytes", "size of the disk of the state directory")
+DISK_FREE = _gauge(
+    "ssfl_disk_free_bytes", "room on the disk of --state-dir and of --out-dir", "disk"
+)
+DISK_SIZE = _gauge(
+    "ssfl_disk_size_bytes", "size of the disk of --state-dir and of --out-dir", "disk"
+)
 DISK_FULL = _gauge("ssfl_disk_full", "1 if the coordinator waits for room on its disk")
 MEMORY_PEAK = _gauge("ssfl_memory_peak_bytes", "largest resident memory so far")
 MEMORY_LIMIT = _gauge(

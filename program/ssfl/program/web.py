@@ -107,9 +107,10 @@ class WebServer:
             self._server = _Server((host, port), handler, tls)
         except (ssl.SSLError, OSError) as error:
             why = error.strerror or str(error)
+            place = "--host" if flag == "--health-port" else flag.replace("-port", "-host")
             raise ProgramError(
                 f"cannot listen on {host}:{port}: {why}; choose another with {flag}, or {flag} 0 "
-                "for a free one",
+                f"for a free one (the host is set with {place})",
                 ExitCode.PORT_IN_USE,
             ) from error
         self.port = self._server.server_port
@@ -232,8 +233,12 @@ class _Handler(BaseHTTPRequestHandler):
     sys_version = ""
 
     def do_GET(self) -> None:
-        url = urlsplit(self.path)
-        query = dict(parse_qsl(url.query, max_num_fields=20))
+        try:
+            url = urlsplit(self.path)
+            query = dict(parse_qsl(url.query, max_num_fields=20))
+        except ValueError as error:
+            self._send(text_answer(f"no such question: {error}", HTTPStatus.BAD_REQUEST))
+            return
         headers = {name.lower(): value for name, value in self.headers.items()}
         route = self.routes.get(url.path)
         if route is None:

@@ -193,6 +193,8 @@ class Conductor:
             raise
         finally:
             handling.cancel()
+            if self._failure.done():
+                self._failure.exception()  # of one that came while we were being stopped
             self.room.close()
             while not self._queue.empty():  # nobody will answer these any more
                 self._queue.get_nowait().reply.cancel()

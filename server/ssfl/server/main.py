@@ -29,7 +29,7 @@ from ssfl.server.handshakes import Handshakes, heard
 from ssfl.server.history import Newest
 from ssfl.server.journal import Journal, holds_journal
 from ssfl.server.ledger import Ledger
-from ssfl.server.outputs import run_folder, write_accounts, write_outputs, write_run_report
+from ssfl.server.outputs import Accounts, run_folder
 from ssfl.server.recover import (
     check_beginning,
     check_newest,
@@ -127,7 +127,8 @@ async def _serve(config: CoordinatorConfig, security: "Security | None", watch: 
             "use --state-dir with its new place, and no --fresh",
             extra={"to": str(moved)},
         )
-    conductor = _conductor(config, await asyncio.to_thread(_read, config))
+    accounts = Accounts(config.out_dir)
+    conductor = _conductor(config, await asyncio.to_thread(_read, config), accounts)
     sessions = Sessions()
     listener = Listener(config, conductor, sessions, security)
     stop = _signals()
@@ -143,7 +144,7 @@ async def _serve(config: CoordinatorConfig, security: "Security | None", watch: 
         watch.health.ready = True
         _greet(config, conductor)
         jobs.append(asyncio.ensure_future(tick(conductor, sessions)))
-        jobs.append(asyncio.ensure_future(_accounts(conductor, config)))
+        jobs.append(asyncio.ensure_future(_accounts(conductor, accounts)))
         jobs.append(asyncio.ensure_future(_asked_to_stop(stop, conductor, listener, watch)))
         given_up = asyncio.ensure_future(_given_up(conductor, config))
         jobs.append(given_up)
@@ -157,8 +158,9 @@ async def _serve(config: CoordinatorConfig, security: "Security | None", watch: 
             job.cancel()
         await asyncio.gather(*jobs, return_exceptions=True)
     if conductor.model_written.is_set():
-        write_accounts(conductor, config.out_dir)  # with what was fetched since
-        write_run_report(conductor, config.out_dir)
+        accounts.write(conductor)  # with what was fetched since
+        if not accounts.has_report:  # an older one will do: `ssfl report` makes it anew
+            accounts.report(conductor)
     if given_up.done() and not given_up.cancelled():
         raise ProgramError(
             f"gave up waiting for {given_up.result()}. The state is kept: start again with the "
@@ -167,7 +169,7 @@ async def _serve(config: CoordinatorConfig, security: "Security | None", watch: 
         )
     if stop.is_set():
         again = "; start again with the same flags, without --fresh, to go on"
-        hint = "" if conductor.state.finished else again
+        hint = "" if conductor.model_written.is_set() else again
         log.info("coordinator stopped%s", hint)
         return int(stop.exit_code)
     return int(ExitCode.STOPPED if conductor.state.stopped else ExitCode.DONE)
@@ -224,7 +226,9 @@ def _read(config: CoordinatorConfig) -> _Read:
     return _Read(state, newest, journal, store, spool, ledger, known.num_bytes)
 
 
-def _conductor(config: CoordinatorConfig, read: _Read, clock: Clock = time.monotonic) -> Conductor:
+def _conductor(
+    config: CoordinatorConfig, read: _Read, accounts: Accounts, clock: Clock = time.monotonic
+) -> Conductor:
     conductor = Conductor(
         read.state,
         None,
@@ -234,7 +238,7 @@ def _conductor(config: CoordinatorConfig, read: _Read, clock: Clock = time.monot
         read.newest,
         read.ledger,
         clock,
-        lambda conductor: _write(conductor, config),
+        lambda conductor: _write(conductor, config, accounts),
         snapshot_bytes=read.snapshot_bytes,
     )
     if manifest := load_manifest(read.state, read.store):
@@ -242,8 +246,8 @@ def _conductor(config: CoordinatorConfig, read: _Read, clock: Clock = time.monot
     return conductor
 
 
-def _write(conductor: Conductor, config: CoordinatorConfig) -> None:
-    write_outputs(conductor, config.out_dir)
+def _write(conductor: Conductor, config: CoordinatorConfig, accounts: Accounts) -> None:
+    accounts.write_outputs(conductor)
     folder = run_folder(config.out_dir, conductor.state.run_id)
     log.info("results written", extra={"folder": folder})
     if not config.exit_when_done:
@@ -333,23 +337,19 @@ async def _given_up(conductor: Conductor, config: CoordinatorConfig) -> str:
             return conductor.waiting_for()
 
 
-async def _accounts(conductor: Conductor, config: CoordinatorConfig) -> None:
+async def _accounts(conductor: Conductor, accounts: Accounts) -> None:
     """Book what connections carry; write the report when the run is over.
 
     Books and report are written again when every site has the final model.
     """
-    written, is_reported = -1, False
     while True:
         await asyncio.sleep(CONNECTIONS_EVERY_S)
         await conductor.connections.count()
-        so_far = conductor.history.account[1]
-        done = conductor.model_written.is_set() and everyone_has_it(conductor.state)
-        if done and so_far != written:
-            await asyncio.to_thread(write_accounts, conductor, config.out_dir)
-            written, is_reported = so_far, False
-        if conductor.model_written.is_set() and not is_reported:
-            await asyncio.to_thread(write_run_report, conductor, config.out_dir)
-            is_reported = True
+        if not conductor.model_written.is_set():
+            continue
+        if everyone_has_it(conductor.state):
+            await asyncio.to_thread(accounts.write, conductor)
+        await asyncio.to_thread(accounts.report, conductor)
 
 
 async def _all_delivered(conductor: Conductor) -> None:

@@ -8,6 +8,7 @@ or are copied whole, so the thread that answers needs no lock.
 import shutil
 from collections import Counter
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 
 from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
@@ -33,7 +34,10 @@ _DIGEST_CHARACTERS = 12
 class RunCollector(Collector):
     """The series of a run, as it stands."""
 
-    def __init__(self, conductor: Conductor, sessions: Sessions, uploads: Uploads) -> None:
+    def __init__(
+        self, conductor: Conductor, sessions: Sessions, uploads: Uploads, out_dir: Path
+    ) -> None:
+        self._out_dir = out_dir
         self._conductor = conductor
         self._sessions = sessions
         self._uploads = uploads
@@ -60,7 +64,8 @@ class RunCollector(Collector):
         )
         yield one(series.ROUNDS, state.rounds_done)
         yield one(series.ROUNDS_PLANNED, settings.rounds)
-        yield one(series.ROUND_DEADLINE, settings.round_deadline_s)
+        if not settings.reproducible:
+            yield one(series.ROUND_DEADLINE, settings.round_deadline_s)
         yield one(series.STEPS_VOID, tally.void)
         yield one(series.STEP_SECONDS, now_s - state.step_began_s if state.step else 0.0)
         yield histograms(series.STEP_DURATION, dict(tally.steps))
@@ -183,13 +188,21 @@ class RunCollector(Collector):
         yield one(series.SPOOL_BYTES, folder_bytes(conductor.spool.root))
         yield one(series.UPLOADS, self._uploads.in_flight)
         yield one(series.UPLOAD_SLOTS, self._uploads.slots)
-        disk = shutil.disk_usage(conductor.store.root)
-        yield one(series.DISK_FREE, disk.free)
-        yield one(series.DISK_SIZE, disk.total)
+        disks = {"state": conductor.store.root, "out": self._out_dir}
+        usage = {name: shutil.disk_usage(existing(folder)) for name, folder in disks.items()}
+        yield many(series.DISK_FREE, {name: found.free for name, found in usage.items()})
+        yield many(series.DISK_SIZE, {name: found.total for name, found in usage.items()})
         yield one(series.DISK_FULL, bool(conductor.room.missing))
         yield one(series.MEMORY_PEAK, peak_memory_bytes())
         yield one(series.MEMORY_LIMIT, memory_limit_bytes())
         yield from maybe(series.HEAP, heap_bytes())
+
+
+def existing(folder: Path) -> Path:
+    """Return a folder, or the one it will be made in."""
+    while not folder.exists() and folder != folder.parent:
+        folder = folder.parent
+    return folder
 
 
 def _by_name(counts: Mapping[Direction, float]) -> dict[str, float]:

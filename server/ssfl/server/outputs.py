@@ -2,6 +2,7 @@
 
 import logging
 import threading
+import time
 from collections.abc import Callable
 from copy import copy
 from dataclasses import asdict
@@ -23,6 +24,7 @@ from ssfl.server.state import RunState
 
 log = logging.getLogger(__name__)
 
+REPORT_AGAIN_S = 60.0  # after a failure
 _ACCOUNTS = threading.Lock()  # who writes them last has looked last
 
 
@@ -126,17 +128,51 @@ def write_accounts(conductor: Conductor, out_dir: Path) -> None:
         write_atomic(folder / "history.json", blocks)
 
 
-def write_run_report(conductor: Conductor, out_dir: Path) -> None:
-    """Write the report of a finished run beside its accounts, from which it is made.
+class Accounts:
+    """History, bytes and report of a finished run: each written again only if there is news."""
 
-    A convenience, which can be made again: whatever goes wrong here must not harm the run.
-    """
-    folder = Path(run_folder(out_dir, conductor.state.run_id))
-    try:
-        with _ACCOUNTS:
-            report = write_report(folder)
-    except Exception as error:  # noqa: BLE001
-        again = f"ssfl report {folder}"
-        log.warning("the report was not written: %s", error, extra={"to_try_again": again})
-    else:
-        log.info("report written", extra={"file": str(report)})
+    def __init__(self, out_dir: Path) -> None:
+        self._out_dir = out_dir
+        self._written = -1  # the length of the ledger's file that the books tell of
+        self._reported = -1  # likewise of the report
+        self._failed_s: float | None = None
+
+    def write_outputs(self, conductor: Conductor) -> None:
+        """Write the final model and the books."""
+        so_far = conductor.history.account[1]
+        write_outputs(conductor, self._out_dir)
+        self._written = so_far
+
+    def write(self, conductor: Conductor) -> None:
+        """Bring the books up to date."""
+        so_far = conductor.history.account[1]
+        if so_far != self._written:
+            write_accounts(conductor, self._out_dir)
+            self._written = so_far
+
+    def report(self, conductor: Conductor) -> None:
+        """Bring the report up to date with the books; if that failed, try again after a while.
+
+        A convenience, which can be made again: whatever goes wrong here must not harm the run.
+        """
+        now_s = time.monotonic()
+        if self._failed_s is not None and now_s - self._failed_s < REPORT_AGAIN_S:
+            return
+        if self._reported == self._written:
+            return
+        folder = Path(run_folder(self._out_dir, conductor.state.run_id))
+        about = self._written
+        try:
+            with _ACCOUNTS:
+                report = write_report(folder)
+        except Exception as error:  # noqa: BLE001
+            self._failed_s = now_s
+            again = f"ssfl report {folder}"
+            log.warning("the report was not written: %s", error, extra={"to_try_again": again})
+        else:
+            self._reported, self._failed_s = about, None
+            log.info("report written", extra={"file": str(report)})
+
+    @property
+    def has_report(self) -> bool:
+        return self._reported >= 0

@@ -43,7 +43,7 @@ class Watch:
             from ssfl.program.metrics import metrics_route  # only where it is asked for
             from ssfl.server.metrics import RunCollector
 
-            route = metrics_route(RunCollector(conductor, sessions, uploads))
+            route = metrics_route(RunCollector(conductor, sessions, uploads, config.out_dir))
             routes = {"/metrics": route, **self.health.routes()}
             self._open("metrics", routes, config.metrics_host, config.metrics_port)
         if config.status_port is not None:
