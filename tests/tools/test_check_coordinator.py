@@ -58,7 +58,7 @@ def test_the_runs_model_has_a_forecast_also_without_a_shard(tmp_path: Path) -> N
     def body(address: str) -> None:
         found = checked(coordinator=address)
         assert found.manifest() == TOY
-        own = [one for one in found.forecasts() if one.is_run]
+        own = [one for one in found.rounds if one.is_run]
         assert [(one.sparsity, one.num_kept, one.work_s) for one in own] == [("0.5", 2, None)]
         assert own[0].download is not None
 
