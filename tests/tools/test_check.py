@@ -157,6 +157,22 @@ def test_warnings_of_our_modules_become_part_of_the_step() -> None:
     assert "1 warning" in verdict_text(steps).plain
 
 
+def test_what_nobody_has_thought_of_is_a_failed_step_with_its_traceback(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    steps = Steps()
+
+    def broken() -> Found[None]:
+        raise ZeroDivisionError("no link")
+
+    assert steps.run("one", broken) is None
+    assert steps.run("two", lambda: Found(2, "")) == 2, "the others are tried"
+    assert steps.all[0].verdict is Verdict.FAILED
+    assert steps.all[0].text == "unexpected: ZeroDivisionError: no link"
+    assert steps.exit_code is ExitCode.BUG
+    assert "in broken" in capsys.readouterr().err
+
+
 def test_a_skipped_step_names_the_failure_behind_it() -> None:
     steps = Steps()
 

@@ -228,6 +228,13 @@ def test_settings_of_a_later_version_are_told() -> None:
     assert "the run's settings are not for this version" in found["settings"].text
 
 
+def test_a_model_that_cannot_be_read_is_told_and_hides_nothing() -> None:
+    found = pretended(manifest=b"{}")
+    assert found["run's model"].verdict is Verdict.FAILED
+    assert "the run's model cannot be read here: " in found["run's model"].text
+    assert found["settings"].verdict is Verdict.OK
+
+
 def test_a_wire_that_breaks_under_load_is_for_the_network_people() -> None:
     found = pretended()
     assert found["bandwidth"].verdict is Verdict.FAILED
