@@ -72,6 +72,19 @@ def test_json_is_one_object_with_every_tensor(
     assert told["link"]["rtt_s"] > 0
 
 
+def test_what_a_task_prints_is_no_part_of_the_json(
+    here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    task = here / "loud_task.py"
+    task.write_text(
+        "from ssfl.learning.image_task import build_model, load_shard, loss\nprint('I am loud')\n"
+    )
+    tools.main(["check", "--data", "shard_00", "--task", str(task), "--json"])
+    told = capsys.readouterr()
+    assert json.loads(told.out)["passed"] is True
+    assert "I am loud" in told.err
+
+
 def test_a_failure_has_the_exit_code_of_the_first(
     here: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -213,10 +213,16 @@ def test_a_model_too_small_for_the_runs_sparsity_is_told_and_everything_else_tri
     found = beside(here, RunSettings(clients=2, sparsity="0.95"), task="tiny_task.py")
     said = fails(by_name(found), "round")
     assert "sparsity 0.95 keeps none of the model's 5 masked weights" in said
-    assert "→ whoever runs the coordinator: choose settings that fit" in said
+    assert "→ whoever runs the coordinator: begin the run with settings that fit" in said
     assert [step.name for step in found.steps.of(Verdict.FAILED)] == ["round"]
     assert by_name(found)["state disk"].text.endswith("(what is needed is not known)")
     assert [one.sparsity for one in found.rounds] == ["0.5"], "the others keep nothing, too"
+
+
+def test_a_kind_of_model_that_the_run_cannot_have_is_told(here: Path) -> None:
+    run = RunSettings(clients=2, model="resnet20", norm="batch", value_type="int8")
+    said = fails(by_name(beside(here, run)), "round")
+    assert "the model has running statistics (norm1.running_mean)" in said
 
 
 @pytest.mark.usefixtures("here")

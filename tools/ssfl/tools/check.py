@@ -3,7 +3,9 @@
 import json
 import os
 import re
+import sys
 from collections.abc import Sequence
+from contextlib import redirect_stdout
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -114,7 +116,8 @@ def check(argv: Sequence[str]) -> int:
         CheckConfig, argv, os.environ, "ssfl check", DESCRIPTION, EXAMPLE, settings_elsewhere()
     )
     if config.json:
-        checked = run_check(config, Steps())
+        with redirect_stdout(sys.stderr):  # a task may print
+            checked = run_check(config, Steps())
         print(json.dumps(_document(checked), indent=1))
         return int(checked.steps.exit_code)
     shown = console()
@@ -243,7 +246,7 @@ def _round(checked: Checked) -> Found[None]:
         try:
             begin_model(checked.settings, manifest, np.zeros(manifest.size, np.float32))
         except ModelUnusable as error:
-            what = "choose settings that fit: the model is too small, or of another kind"
+            what = "begin the run with settings that fit this model, or choose another model"
             raise Wrong(str(error), Advice(Who.OPERATOR, what), ExitCode.REFUSED) from error
     own = next((one for one in rounds if one.is_run), rounds[0] if rounds else None)
     if own is None:
