@@ -114,6 +114,35 @@ def test_echoes_noise_and_a_download_come_back_to_the_byte(tmp_path: Path) -> No
     conduct(tmp_path, script)
 
 
+def test_what_a_measurement_takes_is_logged_and_no_part_of_the_runs_bytes(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    asking = [asked(), echo(7)]
+    piece = preflight.MAX_PIECE_BYTES
+    measuring = [*20 * [noise(piece)], download(30 * piece), download(1)]
+
+    async def script(conductor: Conductor) -> None:
+        async with served(conductor, "on") as stub:
+            answers = await all_of(stub, [*asking, *measuring])
+        booked = {
+            row["direction"]: row["message_bytes"]
+            for row in conductor.ledger.rows()
+            if row["phase"] == "control"
+        }
+        assert booked == {
+            "up": sum(one.ByteSize() for one in asking),
+            "down": sum(one.ByteSize() for one in answers[:2]),
+        }
+        up = sum(one.ByteSize() for one in measuring)
+        down = sum(one.ByteSize() for one in answers[2:])
+        assert up > 20 * piece
+        assert down > 30 * piece
+        assert f"new measured its wire: {up} bytes up, {down} down" in caplog.messages
+
+    with caplog.at_level("INFO", "ssfl.server.preflight"):
+        conduct(tmp_path, script)
+
+
 @pytest.mark.parametrize(
     ("requests", "said"),
     [

@@ -104,7 +104,7 @@ def test_a_snapshot_that_does_not_fit_is_ignored(
         case "changed":
             path.write_bytes(data.replace(b"rounds_done", b"rounds_dane", 1))
         case "other version":
-            monkeypatch.setattr(snapshot, "version", lambda _: "99")
+            monkeypatch.setattr(snapshot, "ssfl_version", lambda: "99")
         case "longer":  # the journal was restored from a backup
             with journal.path.open("r+b") as file:
                 file.truncate(half(journal) - 1)

@@ -72,6 +72,19 @@ def test_json_is_one_object_with_every_tensor(
     assert told["link"]["rtt_s"] > 0
 
 
+def test_what_a_task_prints_is_no_part_of_the_json(
+    here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    task = here / "loud_task.py"
+    task.write_text(
+        "from ssfl.learning.image_task import build_model, load_shard, loss\nprint('I am loud')\n"
+    )
+    tools.main(["check", "--data", "shard_00", "--task", str(task), "--json"])
+    told = capsys.readouterr()
+    assert json.loads(told.out)["passed"] is True
+    assert "I am loud" in told.err
+
+
 def test_a_failure_has_the_exit_code_of_the_first(
     here: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -155,6 +168,22 @@ def test_warnings_of_our_modules_become_part_of_the_step() -> None:
     assert (step.verdict, step.text) == (Verdict.WARNING, "done")
     assert step.advice and step.advice.what == "a number adds up"
     assert "1 warning" in verdict_text(steps).plain
+
+
+def test_what_nobody_has_thought_of_is_a_failed_step_with_its_traceback(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    steps = Steps()
+
+    def broken() -> Found[None]:
+        raise ZeroDivisionError("no link")
+
+    assert steps.run("one", broken) is None
+    assert steps.run("two", lambda: Found(2, "")) == 2, "the others are tried"
+    assert steps.all[0].verdict is Verdict.FAILED
+    assert steps.all[0].text == "unexpected: ZeroDivisionError: no link"
+    assert steps.exit_code is ExitCode.BUG
+    assert "in broken" in capsys.readouterr().err
 
 
 def test_a_skipped_step_names_the_failure_behind_it() -> None:

@@ -58,7 +58,7 @@ def test_the_runs_model_has_a_forecast_also_without_a_shard(tmp_path: Path) -> N
     def body(address: str) -> None:
         found = checked(coordinator=address)
         assert found.manifest() == TOY
-        own = [one for one in found.forecasts() if one.is_run]
+        own = [one for one in found.rounds if one.is_run]
         assert [(one.sparsity, one.num_kept, one.work_s) for one in own] == [("0.5", 2, None)]
         assert own[0].download is not None
 
@@ -226,6 +226,13 @@ def test_settings_of_a_later_version_are_told() -> None:
     found = pretended(settings=told)
     assert found["settings"].verdict is Verdict.FAILED
     assert "the run's settings are not for this version" in found["settings"].text
+
+
+def test_a_model_that_cannot_be_read_is_told_and_hides_nothing() -> None:
+    found = pretended(manifest=b"{}")
+    assert found["run's model"].verdict is Verdict.FAILED
+    assert "the run's model cannot be read here: " in found["run's model"].text
+    assert found["settings"].verdict is Verdict.OK
 
 
 def test_a_wire_that_breaks_under_load_is_for_the_network_people() -> None:

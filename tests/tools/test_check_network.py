@@ -93,6 +93,12 @@ def test_a_name_that_nobody_knows_is_for_the_network_people() -> None:
     assert "network people: make no-such-host.invalid known to this machine" in failure(steps)
 
 
+def test_a_name_that_cannot_be_is_told_at_once() -> None:
+    verdicts, steps = way("fl..example.org:50051")
+    assert "no host can be called so" in verdicts["name"][1]
+    assert "if it is misspelt, mend --coordinator" in failure(steps)
+
+
 def test_a_name_server_that_does_not_answer_is_not_waited_for(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

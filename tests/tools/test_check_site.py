@@ -18,10 +18,11 @@ from ssfl.method.settings import RunSettings
 from ssfl.program.exits import ExitCode
 from ssfl.server.conductor import Conductor
 from ssfl.tools import check_site, check_wire
+from ssfl.tools.check import Checked
 from ssfl.tools.check_disk import check_disk, output_bytes, state_bytes
 from ssfl.tools.check_forecast import Terms, forecasts
 from ssfl.tools.check_site import Pace
-from ssfl.tools.check_steps import Steps, Verdict
+from ssfl.tools.check_steps import Step, Steps, Verdict
 from ssfl.tools.plan_link import parse_link
 from tools.check_scene import checked, fails, small, steps_of, with_coordinator
 
@@ -38,6 +39,28 @@ def loss(model, x, y):
 """
 
 
+TINY_TASK = """
+import torch
+from torch import nn
+from torch.nn import functional
+from ssfl.learning.image_task import load_shard
+
+class Tiny(nn.Module):  # five weights that can be pruned, ten biases
+    def __init__(self):
+        super().__init__()
+        self.pick, self.bias = nn.Linear(5, 1, bias=False), nn.Parameter(torch.zeros(10))
+
+    def forward(self, x):
+        return self.pick(x.flatten(1)[:, 30:35]) + self.bias
+
+def build_model(settings, shard):
+    return Tiny()
+
+def loss(model, x, y):
+    return functional.cross_entropy(model(x), y)
+"""
+
+
 @pytest.fixture
 def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder to stand in, with one small shard."""
@@ -46,6 +69,10 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     Path("shards").mkdir()
     write_shard(Path("shards/ann.npz"), small())
     return tmp_path
+
+
+def by_name(found: Checked) -> dict[str, Step]:
+    return {step.name: step for step in found.steps.all}
 
 
 def manifest(model: str = "mlp") -> Manifest:
@@ -58,12 +85,12 @@ def test_a_site_that_is_well_scores_and_trains_a_batch() -> None:
     found = checked(data="ann")
     assert found.steps.of(Verdict.FAILED) == []
     assert [step.part for step in found.steps.all] == ["site"] * len(found.steps.all)
-    by_name = {step.name: step for step in found.steps.all}
-    assert by_name["shard"].text == (
+    named = by_name(found)
+    assert named["shard"].text == (
         "40 training samples of 1x8x8, 20 to test, 0 to validate; 10 classes"
     )
-    assert by_name["score"].text.startswith("a batch of 16 samples in ")
-    assert "a round has 15 steps" in by_name["train"].text  # 5 epochs of 40 samples by 16
+    assert named["score"].text.startswith("a batch of 16 samples in ")
+    assert "a round has 15 steps" in named["train"].text  # 5 epochs of 40 samples by 16
     assert found.site and found.site.pace and found.site.pace.num_steps == 15
     assert found.site.pace.step_s > 0
     assert not Path(".ssfl").exists(), "a check writes nothing"
@@ -72,14 +99,15 @@ def test_a_site_that_is_well_scores_and_trains_a_batch() -> None:
 def test_a_damaged_shard_is_for_the_data_people_and_hides_no_disk(here: Path) -> None:
     whole = (here / "shards/ann.npz").read_bytes()
     (here / "shards/ann.npz").write_bytes(whole[: len(whole) // 2])
-    found = checked(data="ann").steps
-    by_name = {step.name: step for step in found.all}
-    said = fails(by_name, "shard")
+    found = checked(data="ann")
+    named = by_name(found)
+    said = fails(named, "shard")
     assert "this is not a numpy .npz archive" in said
     assert "→ this site's data people: mend or make the shard again" in said
-    assert found.exit_code is ExitCode.BAD_DATA
-    assert by_name["train"].text == "because shard failed"
-    assert by_name["state disk"].verdict is Verdict.OK
+    assert found.steps.exit_code is ExitCode.BAD_DATA
+    assert named["train"].text == "because shard failed"
+    assert named["round"].text == "because shard failed"
+    assert named["state disk"].verdict is Verdict.OK
 
 
 @pytest.mark.usefixtures("here")
@@ -153,17 +181,56 @@ def test_a_model_that_differs_is_told_with_the_tensor(here: Path) -> None:
     assert "whoever wrote the task: give every site the same task file" in said
 
 
-def test_more_samples_than_the_run_takes_are_told(here: Path) -> None:
-    found: dict[str, Any] = {}
-    settings = RunSettings(clients=2, model="mlp", max_samples=30)
+def beside(here: Path, settings: RunSettings, **config: Any) -> Checked:
+    """Check beside a run that gathers its clients."""
+    found: list[Checked] = []
     with_coordinator(
         here / "run",
-        lambda address: found.update(steps_of(data="ann", coordinator=address)),
+        lambda address: found.append(checked(data="ann", coordinator=address, **config)),
         settings=settings,
     )
-    said = fails(found, "shard")
+    return found[0]
+
+
+def test_more_samples_than_the_run_takes_are_told_by_the_coordinator(here: Path) -> None:
+    run = RunSettings(clients=2, model="mlp", max_samples=30)
+    said = fails(by_name(beside(here, run)), "samples")
     assert "ann claims 40 training samples, this run takes at most 30" in said
     assert "→ whoever runs the coordinator: raise --max-samples" in said
+
+
+def test_samples_that_the_run_cuts_are_told_with_their_weight(here: Path) -> None:
+    run = RunSettings(clients=2, model="mlp", max_samples=30, samples_over_max="clip")
+    found = by_name(beside(here, run))
+    assert found["samples"].verdict is Verdict.OK
+    assert found["samples"].text == "let in with 40 training samples, to weigh as if it had 30"
+
+
+def test_a_model_too_small_for_the_runs_sparsity_is_told_and_everything_else_tried(
+    here: Path,
+) -> None:
+    Path("tiny_task.py").write_text(TINY_TASK)
+    found = beside(here, RunSettings(clients=2, sparsity="0.95"), task="tiny_task.py")
+    said = fails(by_name(found), "round")
+    assert "sparsity 0.95 keeps none of the model's 5 masked weights" in said
+    assert "→ whoever runs the coordinator: begin the run with settings that fit" in said
+    assert [step.name for step in found.steps.of(Verdict.FAILED)] == ["round"]
+    assert by_name(found)["state disk"].text.endswith("(what is needed is not known)")
+    assert [one.sparsity for one in found.rounds] == ["0.5"], "the others keep nothing, too"
+
+
+def test_a_kind_of_model_that_the_run_cannot_have_is_told(here: Path) -> None:
+    run = RunSettings(clients=2, model="resnet20", norm="batch", value_type="int8")
+    said = fails(by_name(beside(here, run)), "round")
+    assert "the model has running statistics (norm1.running_mean)" in said
+
+
+@pytest.mark.usefixtures("here")
+def test_a_tiny_model_passes_where_no_run_asks_for_its_sparsity() -> None:
+    Path("tiny_task.py").write_text(TINY_TASK)
+    found = checked(data="ann", task="tiny_task.py")
+    assert found.steps.of(Verdict.FAILED) == []
+    assert by_name(found)["round"].text.endswith(" down at 50 %")
 
 
 def disk(free: int, config: ClientConfig) -> tuple[Steps, Manifest]:
@@ -188,6 +255,15 @@ def test_a_disk_that_is_nearly_full_is_told_with_what_is_needed() -> None:
     said = fails({step.name: step for step in steps.all}, "state disk")
     assert "0.1 kB free in .ssfl/clients" in said
     assert "→ whoever set up this machine: make room" in said
+
+
+@pytest.mark.usefixtures("here")
+def test_a_folder_that_is_a_file_is_told() -> None:
+    Path("runs").write_text("not a folder")
+    steps, _ = disk(10**9, ClientConfig(out_dir=Path("runs/ann")))
+    said = fails({step.name: step for step in steps.all}, "output disk")
+    assert "--out-dir runs/ann: " in said
+    assert "runs is no folder" in said
 
 
 def test_a_final_model_fits_what_is_said_to_be_needed(tmp_path: Path) -> None:

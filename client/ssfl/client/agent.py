@@ -19,7 +19,6 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -52,6 +51,7 @@ from ssfl.method.mask import Mask
 from ssfl.method.model_files import write_model
 from ssfl.method.model_state import values_digest
 from ssfl.method.settings import RunSettings
+from ssfl.program.version import ssfl_version
 from ssfl.v1 import coordinator_pb2 as pb
 from ssfl.v1 import saliency_pb2, transfer_pb2, update_pb2
 
@@ -171,7 +171,7 @@ class Agent:
             class_counts=self._identity.class_counts,
             encodings=ENCODINGS,
             labels=self._identity.labels,
-            software=f"ssfl {version('ssfl')}",
+            software=f"ssfl {ssfl_version()}",
         )
         response: pb.JoinResponse = self._stub.Join(request, timeout=UNARY_TIMEOUT_S)
         self._caller = pb.Caller(

@@ -1,6 +1,5 @@
 """What was written, for a table, a picture and a program: `shards.json`."""
 
-import importlib.metadata
 import json
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -12,6 +11,7 @@ import numpy.typing as npt
 from ssfl.datasets.assign import Assignment
 from ssfl.datasets.cut import Cut
 from ssfl.datasets.shards import FORMAT
+from ssfl.program.version import ssfl_version
 
 Counts = npt.NDArray[np.int64]
 
@@ -74,7 +74,7 @@ def summary_json(summary: ShardSummary) -> str:
         "classes" if summary.num_classes else "intervals": list(summary.group_names),
         **({"columns": list(summary.columns)} if summary.columns else {}),
         "versions": {
-            "ssfl": importlib.metadata.version("ssfl"),
+            "ssfl": ssfl_version(),
             "numpy": np.__version__,
             "shard_format": FORMAT,
         },

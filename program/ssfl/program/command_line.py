@@ -2,7 +2,6 @@
 
 import argparse
 import difflib
-import importlib.metadata
 import shutil
 import textwrap
 from collections.abc import Iterable, Mapping, Sequence
@@ -11,6 +10,7 @@ from typing import Any, NoReturn
 
 from ssfl.program.exits import ExitCode, usage_error
 from ssfl.program.options import Option, duration_told
+from ssfl.program.version import ssfl_version
 
 CONFIG_FLAG = "--config"
 _WIDEST = 96
@@ -94,7 +94,7 @@ def _build(
     other.add_argument(
         "--version",
         action="version",
-        version=f"{prog} {_version()}",
+        version=f"{prog} {ssfl_version()}",
         help="show the version and exit",
     )
     other.add_argument("-h", "--help", action="help", help="show this text and exit")
@@ -177,7 +177,3 @@ def _wrap(text: str) -> str:
 
 def _width() -> int:
     return min(shutil.get_terminal_size().columns - 2, _WIDEST)
-
-
-def _version() -> str:
-    return importlib.metadata.version("ssfl")

@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Iterator, Mapping
-from importlib.metadata import version
 from typing import Any
 
 from prometheus_client import CollectorRegistry
@@ -18,6 +17,7 @@ from prometheus_client.registry import Collector
 
 from ssfl.program.histogram import Histogram
 from ssfl.program.series import BUILD_INFO, Series
+from ssfl.program.version import ssfl_version
 from ssfl.program.web import Answer, Request, Route
 
 ByLabels = Mapping[Any, float]  # a label, or a tuple of them
@@ -60,7 +60,7 @@ def _bound(seconds: float) -> str:
 
 def build_info(program: str) -> Metric:
     """Return what is running here."""
-    return many(BUILD_INFO, {(version("ssfl"), program): 1.0})
+    return many(BUILD_INFO, {(ssfl_version(), program): 1.0})
 
 
 def metrics_route(collector: Collector) -> Route:

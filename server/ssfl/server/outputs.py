@@ -6,7 +6,6 @@ import time
 from collections.abc import Callable
 from copy import copy
 from dataclasses import asdict
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +14,7 @@ from ssfl.method.mask import Mask
 from ssfl.method.model_files import write_model
 from ssfl.method.model_state import ModelState
 from ssfl.program.files import write_atomic
+from ssfl.program.version import ssfl_version
 from ssfl.server.conductor import Conductor
 from ssfl.server.history import Newest
 from ssfl.server.history_file import history_blocks
@@ -51,7 +51,7 @@ def run_document(
     """Return the content of history.json: settings, model, mask, rounds, evaluations, bytes."""
     document: dict[str, Any] = {
         "format": 1,
-        "software": version("ssfl"),
+        "software": ssfl_version(),
         "run_id": state.run_id,
         "settings": asdict(state.settings),
         "rounds_done": state.rounds_done,

@@ -2,16 +2,19 @@
 
 Nothing of the run changes: no session, no member, nothing in the journal. The question is answered
 from the state that is published. Measuring is bounded in bytes, in seconds and in how many do it at
-once, since it takes a share of the wire from those who train.
+once, since it takes a share of the wire from those who train. What is measured with is no part of
+the run's bytes: the ledger has question, answer and echoes alone; the rest is logged.
 """
 
 import asyncio
+import logging
 import os
 import time
 from collections.abc import AsyncIterator, Callable
-from importlib.metadata import version
+from typing import TypeVar
 
 from ssfl.method.strategies.contract import ClientId
+from ssfl.program.version import ssfl_version
 from ssfl.server import checks
 from ssfl.server.coding import is_coded
 from ssfl.server.desk import Desk
@@ -32,6 +35,11 @@ OPEN_CHECKS = 16
 MEASURING = 2  # at once
 QUESTIONS, QUESTION_EVERY_S = 100, 0.1  # so many at once, then one every so often
 MEASUREMENTS, MEASUREMENT_EVERY_S = 20, 10.0
+CONTROL = ("question", "answer", "echo")  # messages the ledger has; all others measure
+
+log = logging.getLogger(__name__)
+
+Message = TypeVar("Message", pb.CheckRequest, pb.CheckResponse)
 
 
 class Preflight:
@@ -71,13 +79,17 @@ class Preflight:
             if request is None or request.WhichOneof("part") != "question":
                 raise InvalidRequest("a check begins with its question")
             call.client_id = checks.check_client_id(request.client_id)
-            yield self._down(pb.CheckResponse(answer=self._answer(request, peer)))
+            answer = pb.CheckResponse(answer=self._answer(request, peer))
+            yield self._book(answer, call, Direction.DOWN)
             while (request := await self._next(requests, call)) is not None:
                 async for response in self._respond(request, call):
-                    yield self._down(response)
+                    yield self._book(response, call, Direction.DOWN)
         finally:
             self._open -= 1
             self._measuring -= call.measures
+            if call.measures:
+                up, down = call.measured[Direction.UP], call.measured[Direction.DOWN]
+                log.info("%s measured its wire: %d bytes up, %d down", call.client_id, up, down)
 
     async def _next(
         self, requests: AsyncIterator[pb.CheckRequest], call: "_Call"
@@ -92,7 +104,7 @@ class Preflight:
             ) from None
         except StopAsyncIteration:
             return None
-        self._desk.ledger.count("control", Direction.UP, request.ByteSize())
+        self._book(request, call, Direction.UP)
         if call.client_id and request.client_id != call.client_id:
             raise InvalidRequest("a check is of one client: its id goes into every message")
         return request
@@ -153,7 +165,7 @@ class Preflight:
         refusal = self._refusal(request)
         return pb.CheckAnswer(
             protocol_version=checks.PROTOCOL_VERSION,
-            software=version("ssfl"),
+            software=ssfl_version(),
             unix_time_s=self._wall(),
             run_id=state.run_id,
             phase=state.phase.value,
@@ -186,9 +198,14 @@ class Preflight:
             return refusal
         return None
 
-    def _down(self, response: pb.CheckResponse) -> pb.CheckResponse:
-        self._desk.ledger.count("control", Direction.DOWN, response.ByteSize())
-        return response
+    def _book(self, message: Message, call: "_Call", direction: Direction) -> Message:
+        """Count a message: in the run's ledger, unless it is part of a measurement."""
+        num_bytes = message.ByteSize()
+        if message.WhichOneof("part") in CONTROL:
+            self._desk.ledger.count("control", direction, num_bytes)
+        else:
+            call.measured[direction] += num_bytes
+        return message
 
 
 class _Call:
@@ -199,6 +216,7 @@ class _Call:
         self.client_id = ""
         self.echoes = self.received = self.downloads = self.downloaded = 0
         self.measures = False
+        self.measured = dict.fromkeys(Direction, 0)  # message bytes
 
 
 def _too_many(wait_s: float) -> TooManyChecks:

@@ -5,7 +5,6 @@ import logging
 import secrets
 import time
 from dataclasses import asdict, fields, replace
-from importlib.metadata import version
 from pathlib import Path
 
 from ssfl.method.errors import SettingsError
@@ -14,6 +13,7 @@ from ssfl.method.model_state import ModelState, Stored
 from ssfl.method.settings import RunSettings
 from ssfl.method.strategies import strategy_for
 from ssfl.method.strategies.contract import Work
+from ssfl.program.version import ssfl_version
 from ssfl.server import facts
 from ssfl.server.errors import StateError
 from ssfl.server.history import Newest
@@ -92,7 +92,7 @@ def open_run(
     opened = next(records_of(journal.path), None)
     if opened is None:
         run_id = f"{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(3)}"
-        first = facts.RunOpened(run_id, asdict(settings), version("ssfl"))
+        first = facts.RunOpened(run_id, asdict(settings), ssfl_version())
         journal.append([facts.to_json(first)])
         return apply(known.state, first), known.newest
     try:

@@ -4,11 +4,11 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import AsyncIterator
-from importlib.metadata import version
 from typing import Any
 
 from ssfl.method.failpoints import failpoint
 from ssfl.method.strategies.contract import ClientId, Work
+from ssfl.program.version import ssfl_version
 from ssfl.server import checks, events
 from ssfl.server.broadcast import NotBuilt
 from ssfl.server.coding import reader_of
@@ -98,7 +98,7 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServiceServicer):
             settings=settings_to_message(state.settings),
             manifest=manifest.json if manifest else b"",
             protocol_version=checks.PROTOCOL_VERSION,
-            software=version("ssfl"),
+            software=ssfl_version(),
         )
         self._desk.control(request, response, client)
         return response

@@ -13,12 +13,12 @@ import json
 import logging
 import zlib
 from dataclasses import dataclass, fields, replace
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 from ssfl.method.settings import RunSettings
 from ssfl.program.files import write_atomic
+from ssfl.program.version import ssfl_version
 from ssfl.server import facts
 from ssfl.server.history import Newest
 from ssfl.server.journal import records_of
@@ -109,7 +109,7 @@ def _kinds() -> list[str]:
         f"{kind.__name__}: " + ", ".join(f"{one.name} {one.type}" for one in fields(kind))
         for kind in _KINDS
     ]
-    return [version("ssfl"), *names]
+    return [ssfl_version(), *names]
 
 
 def _crc32(path: Path, start: int, stop: int, before: int = 0) -> int:

@@ -13,11 +13,11 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Mapping
-from importlib.metadata import version
 from typing import Any
 
 from ssfl.method.strategies.contract import ClientId
 from ssfl.program.recent import Recent
+from ssfl.program.version import ssfl_version
 from ssfl.server.conductor import Conductor
 from ssfl.server.history_file import Follower
 from ssfl.server.memory import peak_memory_bytes
@@ -46,7 +46,6 @@ class Documents:
         self._sessions = sessions
         self._recent = recent
         self._started = time.time()
-        self._version = version("ssfl")  # looked up once: it takes milliseconds
         self._view = RunView()
         self._follower = Follower(conductor.journal_path)
         self._newest: dict[str, Mapping[str, Any]] = {}  # each client's newest result
@@ -72,7 +71,7 @@ class Documents:
         newest = history.newest
         return {
             "run_id": state.run_id,
-            "version": self._version,
+            "version": ssfl_version(),
             "time": time.time(),
             "started": self._started,
             "phase": state.phase.value,

@@ -3,10 +3,13 @@
 import json
 import os
 import re
+import sys
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from contextlib import redirect_stdout
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+import numpy as np
 from rich.console import Console
 
 from ssfl.client.access import Access, read_access
@@ -28,10 +31,12 @@ from ssfl.tools.check_view import (
     forecast_notes,
     forecast_table,
     role_table,
+    sparsity_told,
     tensor_table,
     verdict_text,
 )
 from ssfl.tools.check_wire import TOKEN_BYTES, Question
+from ssfl.tools.plan_view import expected
 from ssfl.tools.terminal import console
 
 DESCRIPTION = (
@@ -81,13 +86,12 @@ class Checked:
     steps: Steps
     talk: Talk | None = None
     settings: RunSettings | None = None  # of the run; None: not known
+    run_manifest: Manifest | None = None  # of the run's model; None: it has none, or is not known
     site: SiteCheck | None = None
+    rounds: list[Forecast] = field(default_factory=list)  # what a round costs, by sparsity
 
-    def forecasts(self) -> list[Forecast]:
-        """Return what a round costs; nothing where the model is not known."""
-        manifest = self.manifest()
-        if manifest is None:
-            return []
+    def forecasts(self, manifest: Manifest) -> list[Forecast]:
+        """Return what a round costs."""
         answer = self.talk.answer if self.talk else None
         terms = Terms()
         if answer:
@@ -103,17 +107,7 @@ class Checked:
 
     def manifest(self) -> Manifest | None:
         """Return the model that this site builds; where no shard is checked, the run's."""
-        return self.site.manifest if self.site else self.run_manifest()
-
-    def run_manifest(self) -> Manifest | None:
-        """Return the run's model, if it is known and can be read."""
-        answer = self.talk.answer if self.talk else None
-        if answer is None or not answer.manifest:
-            return None
-        try:
-            return Manifest.from_json(answer.manifest)
-        except ManifestError:
-            return None
+        return self.site.manifest if self.site else self.run_manifest
 
 
 def check(argv: Sequence[str]) -> int:
@@ -122,7 +116,8 @@ def check(argv: Sequence[str]) -> int:
         CheckConfig, argv, os.environ, "ssfl check", DESCRIPTION, EXAMPLE, settings_elsewhere()
     )
     if config.json:
-        checked = run_check(config, Steps())
+        with redirect_stdout(sys.stderr):  # a task may print
+            checked = run_check(config, Steps())
         print(json.dumps(_document(checked), indent=1))
         return int(checked.steps.exit_code)
     shown = console()
@@ -138,21 +133,37 @@ def check(argv: Sequence[str]) -> int:
 def run_check(config: CheckConfig, steps: Steps) -> Checked:
     """Do all steps that the settings ask for."""
     checked = Checked(steps)
-    if config.coordinator:
-        access = _check_files(config, steps)
-        check_way(steps, Way(config.coordinator, access.tls if access else None))
-        question = Question(config.name, _token(config))
-        checked.talk = check_coordinator(steps, access, question)
-        steps.run("settings", lambda: _settings(checked), ["call"])
-    if config.data:
-        run = checked.settings
-        known = checked.run_manifest()
-        checked.site = SiteCheck(
-            config, config.name, run or RunSettings(), known, is_run=run is not None
-        )
-        checked.site.check(steps)
-        check_disk(steps, config, run or RunSettings(), checked.site.manifest)
+    try:
+        if config.coordinator:
+            _check_coordinator(config, checked)
+        if config.data:
+            _check_site(config, checked)
+    finally:
+        if checked.talk:
+            checked.talk.close()
+    if checked.site or checked.run_manifest:
+        steps.run("round", lambda: _round(checked), ["model"] if checked.site else [])
     return checked
+
+
+def _check_coordinator(config: CheckConfig, checked: Checked) -> None:
+    steps = checked.steps
+    access = _check_files(config, steps)
+    check_way(steps, Way(config.coordinator, access.tls if access else None))
+    question = Question(config.name, _token(config))
+    checked.talk = check_coordinator(steps, access, question)
+    steps.run("settings", lambda: _settings(checked), ["call"])
+    steps.run("run's model", lambda: _run_model(checked), ["call"])
+
+
+def _check_site(config: CheckConfig, checked: Checked) -> None:
+    run = checked.settings
+    checked.site = SiteCheck(
+        config, config.name, run or RunSettings(), checked.run_manifest, checked.talk,
+        is_run=run is not None,
+    )  # fmt: skip
+    checked.site.check(checked.steps)
+    check_disk(checked.steps, config, run or RunSettings(), checked.site.manifest)
 
 
 def _check_files(config: CheckConfig, steps: Steps) -> Access | None:
@@ -206,13 +217,50 @@ def _settings(checked: Checked) -> Found[None]:
     )
 
 
+def _run_model(checked: Checked) -> Found[None]:
+    """Read the description of the run's model."""
+    answer = checked.talk.answer if checked.talk else None
+    assert answer is not None
+    if not answer.manifest:
+        return Found(None, "none yet: the first client describes one")
+    try:
+        model = checked.run_manifest = Manifest.from_json(answer.manifest)
+    except ManifestError as error:
+        raise Wrong(
+            f"the run's model cannot be read here: {error}",
+            Advice(Who.MACHINE, f"install ssfl {answer.software}, as the coordinator has"),
+            ExitCode.REFUSED,
+        ) from error
+    return Found(None, f"{model.size:,} values, {model.num_masked:,} can be pruned")
+
+
+def _round(checked: Checked) -> Found[None]:
+    """Forecast a round, and find out whether the run's settings fit the model at all."""
+    from ssfl.server.errors import ModelUnusable
+    from ssfl.server.first_model import begin_model
+
+    manifest = checked.manifest()
+    assert manifest is not None
+    rounds = checked.rounds = checked.forecasts(manifest)
+    if checked.settings:
+        try:
+            begin_model(checked.settings, manifest, np.zeros(manifest.size, np.float32))
+        except ModelUnusable as error:
+            what = "begin the run with settings that fit this model, or choose another model"
+            raise Wrong(str(error), Advice(Who.OPERATOR, what), ExitCode.REFUSED) from error
+    own = next((one for one in rounds if one.is_run), rounds[0] if rounds else None)
+    if own is None:
+        return Found(None, "so small a model keeps nothing at the sparsities we know of")
+    return Found(None, f"{expected(own.up)} up, {expected(own.down)} down at {sparsity_told(own)}")
+
+
 def _show(checked: Checked, shown: Console) -> None:
     """Print what the steps have led to."""
     if manifest := checked.manifest():
         shown.print()
         shown.print(tensor_table(manifest))
         shown.print(role_table(manifest))
-    if told := checked.forecasts():
+    if told := checked.rounds:
         shown.print()
         shown.print(forecast_table(told, shown.width))
         link = checked.talk.link if checked.talk else None
@@ -225,7 +273,7 @@ def _document(checked: Checked) -> dict[str, object]:
     return document(
         checked.steps,
         checked.manifest(),
-        checked.forecasts(),
+        checked.rounds,
         checked.talk.link if checked.talk else None,
         checked.site.pace if checked.site else None,
     )

@@ -1,7 +1,7 @@
 """What a coordinator says of a client that has not joined: version, admission, clock, bandwidth."""
 
 import re
-from importlib.metadata import version
+from dataclasses import replace
 from typing import Any
 
 import grpc
@@ -9,9 +9,11 @@ import grpc
 from ssfl.client.access import Access
 from ssfl.client.connection import open_channel, stub_for
 from ssfl.client.errors import reason_of
+from ssfl.datasets.words import counted
 from ssfl.program.exits import ExitCode
+from ssfl.program.version import ssfl_version
 from ssfl.tools.check_steps import Advice, Found, Steps, Who, Wrong
-from ssfl.tools.check_wire import PROTOCOL_VERSION, Question, Told, ask, measure
+from ssfl.tools.check_wire import PROTOCOL_VERSION, Question, Told, answer_to, ask, measure
 from ssfl.tools.plan_link import Link
 from ssfl.v1 import coordinator_pb2 as pb
 
@@ -50,7 +52,10 @@ _ADVICE = {  # what a refusal asks for; docs/wire-format.md has all reasons
 
 
 def check_coordinator(steps: Steps, access: Access | None, question: Question) -> "Talk":
-    """Ask the coordinator; what it told is None where it could not be asked."""
+    """Ask the coordinator; what it told is None where it could not be asked.
+
+    More can be asked until the talk is closed.
+    """
     steps.part = "coordinator"
     talk = Talk(access, question)
     steps.run("call", talk.ask, ["http/2"])
@@ -58,7 +63,6 @@ def check_coordinator(steps: Steps, access: Access | None, question: Question) -
     steps.run("admission", talk.admission, ["call"])
     steps.run("clock", talk.clock, ["call"])
     steps.run("bandwidth", talk.bandwidth, ["call"])
-    talk.close()
     return talk
 
 
@@ -100,7 +104,7 @@ class Talk:
         )
 
     def version(self) -> Found[None]:
-        answer, ours = self._told.answer, version("ssfl")
+        answer, ours = self._told.answer, ssfl_version()
         if answer.protocol_version < PROTOCOL_VERSION:
             raise Wrong(
                 f"the coordinator speaks protocol {answer.protocol_version}, this site "
@@ -119,11 +123,23 @@ class Talk:
 
     def admission(self) -> Found[None]:
         answer = self._told.answer
-        if answer.refusal_reason:
-            advice = advice_on(answer.refusal_reason, answer.refusal)
-            raise Wrong(answer.refusal, advice, ExitCode.REFUSED)
+        _raise_refusal(answer)
         over = " (the run is over: it would get the final model)" if _is_over(answer) else ""
         return Found(None, f"{self._question.client_id} would be let in{over}")
+
+    def samples(self, num_samples: int) -> Found[None]:
+        """Ask once more, now that the shard is read: would it be let in with so many samples?"""
+        try:
+            answer = answer_to(self._stub, replace(self._question, num_samples=num_samples))
+        except grpc.RpcError as error:
+            if reason_of(error) == "too_many_checks":
+                return Found(None, f"not asked: {error.details()}", Advice(Who.YOU, "try again"))
+            raise self._refused(error) from error
+        _raise_refusal(answer)
+        run, text = answer.settings, counted(num_samples, "training sample")
+        if run.samples_over_max == "clip" and 0 < run.max_samples < num_samples:
+            return Found(None, f"let in with {text}, to weigh as if it had {run.max_samples:,}")
+        return Found(None, f"let in with {text}")
 
     def clock(self) -> Found[None]:
         assert self._access is not None
@@ -175,7 +191,7 @@ class Talk:
             return Wrong(
                 f"what answers does not know this call: a coordinator older than {CHECKED_SINCE}, "
                 "or another gRPC service",
-                Advice(Who.OPERATOR, f"upgrade the coordinator to ssfl {version('ssfl')}"),
+                Advice(Who.OPERATOR, f"upgrade the coordinator to ssfl {ssfl_version()}"),
                 ExitCode.REFUSED,
             )
         return Wrong(
@@ -187,6 +203,13 @@ class Talk:
             ),
             ExitCode.UNREACHABLE,
         )
+
+
+def _raise_refusal(answer: pb.CheckAnswer) -> None:
+    """Raise Wrong if a Join would be refused."""
+    if answer.refusal_reason:
+        advice = advice_on(answer.refusal_reason, answer.refusal)
+        raise Wrong(answer.refusal, advice, ExitCode.REFUSED)
 
 
 def advice_on(reason: str, text: str) -> Advice:

@@ -9,6 +9,7 @@ from pathlib import Path
 from ssfl.client.config import ClientConfig
 from ssfl.codec import blocks, reference, scores, values_only
 from ssfl.datasets.words import size
+from ssfl.method.errors import DensityError
 from ssfl.method.manifest import Manifest
 from ssfl.method.settings import RunSettings
 from ssfl.program.exits import ExitCode
@@ -35,11 +36,24 @@ def check_disk(
 ) -> None:
     """Compare the free bytes of both folders with what is needed."""
     steps.part = "site"
-    needed: tuple[int | None, int | None] = (None, None)
-    if manifest:
-        needed = state_bytes(manifest, settings), output_bytes(manifest, settings)
-    steps.run("state disk", partial(_room, "--state-dir", config.state_dir, needed[0], free))
-    steps.run("output disk", partial(_room, "--out-dir", config.out_dir, needed[1], free))
+    for name, flag, folder, needed in (
+        ("state disk", "--state-dir", config.state_dir, state_bytes),
+        ("output disk", "--out-dir", config.out_dir, output_bytes),
+    ):
+        room = partial(_needed, needed, manifest, settings)
+        steps.run(name, partial(_room, flag, folder, room, free))
+
+
+def _needed(
+    needed: Callable[[Manifest, RunSettings], int], manifest: Manifest | None, settings: RunSettings
+) -> int | None:
+    """Return the bytes that are needed; None where nobody can know."""
+    if manifest is None:
+        return None
+    try:
+        return needed(manifest, settings)
+    except DensityError:  # so small a model: another step tells it
+        return None
 
 
 def state_bytes(manifest: Manifest, settings: RunSettings) -> int:
@@ -66,17 +80,18 @@ def max_travelling(manifest: Manifest, settings: RunSettings) -> int:
     return kept + manifest.num_unmasked
 
 
-def _room(flag: str, folder: Path, needed: int | None, free: Free) -> Found[None]:
+def _room(flag: str, folder: Path, room: Callable[[], int | None], free: Free) -> Found[None]:
     there = _nearest(folder)
-    if not os.access(there, os.W_OK):
+    if not there.is_dir() or not os.access(there, os.W_OK | os.X_OK):
+        what = "cannot be written" if there.is_dir() else "is no folder"
         raise Wrong(
-            f"{flag} {folder}: {there} cannot be written",
+            f"{flag} {folder}: {there} {what}",
             Advice(Who.MACHINE, f"let this user write there, or choose another with {flag}"),
             ExitCode.STATE,
         )
-    left = free(there)
+    left, needed = free(there), room()
     if needed is None:
-        return Found(None, f"{size(left)} free in {folder} (the model is not known)")
+        return Found(None, f"{size(left)} free in {folder} (what is needed is not known)")
     text = f"{size(left)} free in {folder}, {size(needed)} needed"
     advice = Advice(Who.MACHINE, f"make room, or choose another disk with {flag}")
     if left < needed:
@@ -85,6 +100,6 @@ def _room(flag: str, folder: Path, needed: int | None, free: Free) -> Found[None
 
 
 def _nearest(folder: Path) -> Path:
-    """Return the folder, or the closest one above it that exists."""
+    """Return the path, or the closest one above it that exists."""
     here = folder.absolute()
-    return next(one for one in (here, *here.parents) if one.is_dir())
+    return next(one for one in (here, *here.parents) if os.path.lexists(one))

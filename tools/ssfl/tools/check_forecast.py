@@ -1,5 +1,6 @@
 """What a round will cost this site: bytes by sparsity, and seconds from what was measured."""
 
+from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -62,19 +63,18 @@ def forecasts(
     *,
     is_run: bool,
 ) -> list[Forecast]:
-    """Return a forecast for each sparsity worth knowing, and for the run's own."""
+    """Return a forecast for each sparsity worth knowing, and for the run's own.
+
+    One at which so small a model keeps nothing is left out.
+    """
     clients = settings.clients or max(FEWEST, terms.num_clients)
     run = replace(settings, clients=clients, clients_per_round=0, client_fraction=0.0)
+    others = [one for one in SPARSITIES if not (is_run and _name(run) == one)]
+    wanted = [(_at(run, one), False) for one in others] + [(run, True)] * is_run
     found = []
-    for sparsity in SPARSITIES:
-        if is_run and _name(run) == sparsity:
-            continue
-        try:
-            found.append(_forecast(manifest, _at(run, sparsity), terms, link, pace, is_run=False))
-        except DensityError:  # a tiny model keeps nothing at it
-            continue
-    if is_run:
-        found.append(_forecast(manifest, run, terms, link, pace, is_run=True))
+    for settings_of_one, is_own in wanted:
+        with suppress(DensityError):
+            found.append(_forecast(manifest, settings_of_one, terms, link, pace, is_run=is_own))
     return sorted(found, key=lambda one: -one.num_kept)
 
 

@@ -136,6 +136,8 @@ def _look_up(host: str, port: int, deadline_s: float) -> list[Any]:
             answers.put(list(socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)))
         except OSError as error:
             answers.put(error)
+        except UnicodeError:  # of the codec for names: two dots in a row, or 64 letters in one part
+            answers.put(socket.gaierror(socket.EAI_NONAME, "no host can be called so"))
 
     threading.Thread(target=ask, name="look-up", daemon=True).start()
     try:
@@ -191,8 +193,8 @@ def _shown(places: list[Any]) -> str:
 
 
 def _unreachable(way: Way, error: OSError) -> Wrong:
-    host, port = way.next_hop
-    target = f"{host}:{port}"
+    _, port = way.next_hop
+    target = way.proxy.address if way.proxy else way.address
     if error.errno == errno.ECONNREFUSED and way.proxy:
         what = f"start the proxy at {target}, or mend {way.proxy.variable}"
         advice, text = Advice(Who.NETWORK, what), f"{target}: nothing listens there"

@@ -21,11 +21,8 @@ from ssfl.datasets.words import counted, size
 from ssfl.method.errors import MethodError
 from ssfl.method.manifest import Manifest
 from ssfl.method.settings import RunSettings
-from ssfl.method.strategies.contract import ClientId
 from ssfl.program.exits import ExitCode
-from ssfl.server.errors import TooManySamples
-from ssfl.server.weights import check_samples
-from ssfl.tools.check_coordinator import advice_on
+from ssfl.tools.check_coordinator import Talk
 from ssfl.tools.check_steps import Advice, Found, Steps, Who, Wrong
 
 if TYPE_CHECKING:
@@ -66,12 +63,14 @@ class SiteCheck:
         client_id: str,
         settings: RunSettings,
         run_manifest: Manifest | None,
+        talk: Talk | None = None,
         *,
         is_run: bool,
     ) -> None:
         """`is_run`: the settings are those of the run, not our defaults."""
         self._config, self._client_id = config, client_id
         self._settings, self._run_manifest, self._is_run = settings, run_manifest, is_run
+        self._talk = talk
         self.shard: Shard | None = None
         self.manifest: Manifest | None = None
         self.pace: Pace | None = None
@@ -84,16 +83,20 @@ class SiteCheck:
         device = steps.run("device", self._device, ["torch"])
         task = steps.run("task", self._task, ["torch"])
         shard = self.shard = steps.run("shard", lambda: self._shard(_there(task)), ["task"])
+        if talk := self._talk:
+            count = shard.num_samples if shard else 0
+            steps.run("samples", lambda: talk.samples(count), ["admission", "shard"])
         model = steps.run(
             "model",
             lambda: self._model(_there(task), _there(shard), _there(device)),
             ["device", "shard"],
         )
         self.manifest = model.manifest if model else None
-        if self._run_manifest:
-            steps.run("same model", lambda: self._same(_there(model)), ["model"])
-        elif self._is_run:
-            steps.skip("same model", "the run has no model yet: its first client describes one")
+        if self._run_manifest is None and steps.passed("run's model"):
+            steps.skip("same model", "the run has none yet")
+        elif self._talk:
+            known = ["settings", "run's model", "model"]
+            steps.run("same model", lambda: self._same(_there(model)), known)
         mask = steps.run(
             "score", lambda: self._score(_there(task), _there(shard), _there(model)), ["model"]
         )
@@ -136,11 +139,6 @@ class SiteCheck:
         with self._explained(Who.DATA, mend):
             path = find_shard(self._config.data, self._config.data_root)
             shard = task.load_shard(path)
-        try:
-            check_samples(ClientId(self._client_id), shard.num_samples, self._settings)
-        except TooManySamples as error:
-            advice = advice_on(error.reason, str(error))
-            raise Wrong(str(error), advice, ExitCode.REFUSED) from error
         shape = "x".join(map(str, shard.input_shape)) or "one number"
         classes = counted(shard.num_classes, "class") if shard.num_classes else "numbers to predict"
         tested = f"{len(shard.test_x):,} to test, {len(shard.val_x):,} to validate"

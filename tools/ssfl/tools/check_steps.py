@@ -1,11 +1,13 @@
 """The steps of a check: each finds one thing out, and what is wrong has somebody who can mend it.
 
-A step that fails never ends the check. Those that cannot be tried without it are skipped; all
-others are tried all the same. Warnings that our modules log meanwhile become part of the step.
+A step that fails never ends the check, not even by what nobody has thought of. Those that cannot
+be tried without it are skipped; all others are tried all the same. Warnings that our modules log
+meanwhile become part of the step.
 """
 
 import logging
 import time
+import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -100,7 +102,11 @@ class Steps:
             try:
                 found = body()
             except Wrong as wrong:
-                self._add(name, Verdict.FAILED, str(wrong), wrong.advice, began_s, wrong.exit_code)
+                self._fail(name, wrong, began_s)
+                return None
+            except Exception as error:  # noqa: BLE001  the other steps are to be tried
+                self._fail(name, _unexpected(error), began_s)
+                traceback.print_exc()
                 return None
         advice = found.advice
         if warnings and advice is None:
@@ -116,6 +122,9 @@ class Steps:
         """Tell whether a step was tried and is not wrong."""
         good = (Verdict.OK, Verdict.WARNING)
         return any(step.name == name and step.verdict in good for step in self.all)
+
+    def _fail(self, name: str, wrong: Wrong, began_s: float) -> None:
+        self._add(name, Verdict.FAILED, str(wrong), wrong.advice, began_s, wrong.exit_code)
 
     def _because(self, name: str) -> str:
         """Say which failure hides a step: not the one before it, but the first of all."""
@@ -144,6 +153,14 @@ class Steps:
         step = Step(self.part, name, verdict, text, advice, seconds, exit_code)
         self.all.append(step)
         self._done(step)
+
+
+def _unexpected(error: Exception) -> Wrong:
+    return Wrong(
+        f"unexpected: {type(error).__name__}: {error}",
+        Advice(Who.YOU, "report this with its traceback: a check should not end so"),
+        ExitCode.BUG,
+    )
 
 
 @contextmanager

@@ -148,7 +148,7 @@ def forecast_table(forecasts: list[Forecast], width: int) -> Table:
     for name in shown:
         table.add_column(name, justify="right", no_wrap=True)
     for one, row in zip(forecasts, zip(*shown.values(), strict=True), strict=True):
-        table.add_row(_sparsity(one), *row, style="bold" if one.is_run else "")
+        table.add_row(sparsity_told(one), *row, style="bold" if one.is_run else "")
     return table
 
 
@@ -157,7 +157,7 @@ def forecast_notes(forecasts: list[Forecast], link: Link | None, pace: Pace | No
     own = next((one for one in forecasts if one.is_run), forecasts[0])
     each, once = "One round of this site, at most as it is expected.", ""
     if own.scores.most:
-        at = "" if own.is_run else f", at {_sparsity(own)}"
+        at = "" if own.is_run else f", at {sparsity_told(own)}"
         once = f"Once before training{at}: scores {expected(own.scores)} up"
         once += f", mask {expected(own.mask)} down. " if own.mask.most else ". "
     if link is None:
@@ -226,7 +226,8 @@ def _shape(tensor: TensorSpec) -> str:
     return "x".join(map(str, tensor.shape)) or "scalar"
 
 
-def _sparsity(one: Forecast) -> str:
+def sparsity_told(one: Forecast) -> str:
+    """Return a forecast's sparsity in percent, or by its name."""
     try:
         name = f"{100 * float(one.sparsity):g} %"
     except ValueError:

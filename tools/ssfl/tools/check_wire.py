@@ -12,11 +12,11 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
-from importlib.metadata import version
 from typing import Any
 
 import grpc
 
+from ssfl.program.version import ssfl_version
 from ssfl.tools.plan_link import (
     FRAME_BYTES,
     FRAME_HEADER_BYTES,
@@ -45,7 +45,7 @@ class Question:
 
     client_id: str
     token: bytes = b""  # of an earlier start of the client; empty: there was none
-    num_samples: int = 0
+    num_samples: int = 0  # of its shard; 0: not known yet
 
     def message(self) -> pb.CheckRequest:
         token = self.token or secrets.token_bytes(TOKEN_BYTES)
@@ -53,7 +53,7 @@ class Question:
             protocol_version=PROTOCOL_VERSION,
             token=token,
             num_samples=self.num_samples,
-            software=version("ssfl"),
+            software=ssfl_version(),
         )
         return pb.CheckRequest(client_id=self.client_id, question=question)
 
@@ -82,6 +82,13 @@ def ask(stub: Any, question: Question) -> Told:
             if took_s < rtt_s:
                 rtt_s, ahead_s = took_s, told.unix_time_s - (wall_s + took_s / 2)
         return Told(answer, rtt_s, ahead_s)
+
+
+def answer_to(stub: Any, question: Question) -> pb.CheckAnswer:
+    """Ask the question alone; grpc.RpcError if it is refused."""
+    with _Stream(stub, ASK_S) as stream:
+        stream.put(question.message())
+        return stream.next().answer
 
 
 def measure(stub: Any, question: Question, rtt_s: float) -> Link:

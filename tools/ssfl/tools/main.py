@@ -4,9 +4,9 @@ import importlib
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from importlib.metadata import version
 
 from ssfl.program.exits import ExitCode, ProgramError, run_program
+from ssfl.program.version import ssfl_version
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +50,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(_help())
         return int(ExitCode.DONE if arguments else ExitCode.USAGE)
     if arguments[0] == "--version":
-        print(f"ssfl {version('ssfl')}")
+        print(f"ssfl {ssfl_version()}")
         return int(ExitCode.DONE)
     name = arguments[0]
     return run_program(lambda: _run(name, arguments[1:]), f"ssfl {name}")

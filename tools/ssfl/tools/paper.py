@@ -3,7 +3,6 @@
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +17,7 @@ from ssfl.method.settings import setting
 from ssfl.program import settings
 from ssfl.program.exits import ExitCode, ProgramError, raise_on_sigterm, usage_error
 from ssfl.program.files import write_atomic
+from ssfl.program.version import ssfl_version
 from ssfl.study.errors import StudyError
 from ssfl.tools.local_run import need
 from ssfl.tools.terminal import console
@@ -97,7 +97,7 @@ def _run(config: PaperConfig) -> int:
             "data": recipe.data.source,
             "clients": recipe.data.clients,
             "seeds": list(recipe.seeds),
-            "software": version("ssfl"),
+            "software": ssfl_version(),
             **result,
         }
         documents.append(document)

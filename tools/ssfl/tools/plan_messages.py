@@ -9,7 +9,6 @@ import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import lru_cache
-from importlib.metadata import version
 from typing import Any
 
 from ssfl.client.coding import ENCODINGS
@@ -18,6 +17,7 @@ from ssfl.method.exact_sum import VALUE_BOUND, fraction_bits
 from ssfl.method.manifest import Manifest
 from ssfl.method.settings import RunSettings
 from ssfl.method.strategies.ssfl import ENOUGH_BATCHES
+from ssfl.program.version import ssfl_version
 from ssfl.server.checks import PROTOCOL_VERSION
 from ssfl.server.coding import LOSSY
 from ssfl.server.settings_message import settings_to_message
@@ -103,7 +103,7 @@ class Messages:
             manifest_digest=DIGEST if built else b"",
             fingerprint=FINGERPRINT,
             encodings=ENCODINGS,
-            software=f"ssfl {version('ssfl')}",
+            software=f"ssfl {ssfl_version()}",
         ).ByteSize()
 
     def join_response(self, *, described: bool) -> int:
@@ -113,7 +113,7 @@ class Messages:
             settings=settings_to_message(self.settings),
             manifest=self.manifest.json if described else b"",
             protocol_version=PROTOCOL_VERSION,
-            software=version("ssfl"),
+            software=ssfl_version(),
         ).ByteSize()
 
     def ask(self, *, finished_step: int, mask: bool, base: bool) -> int:
