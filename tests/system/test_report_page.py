@@ -11,7 +11,7 @@ import pytest
 
 from ssfl.server.report import write_report
 from ssfl.tools.compare import comparison_document
-from ssfl.tools.report import open_run, write_pages
+from ssfl.tools.report import open_run, write_comparison
 from system.browsing import Browser
 from tools.report_scene import make_results, make_state, rewrite
 
@@ -109,7 +109,7 @@ def test_the_comparison_of_two_runs_is_sound(
     look: str, browser: Browser, run: Path, tmp_path: Path
 ) -> None:
     page = tmp_path / "comparison.html"
-    write_pages(page, comparison_document(open_run(run), open_run(run.parent / "state")))
+    write_comparison(page, comparison_document(open_run(run), open_run(run.parent / "state")))
     look_at(browser, page, look, tmp_path / f"comparison-{look}.png")
     assert browser.do("text", selector="h1") == "A and B: two runs compared"
 
