@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -11,6 +12,7 @@ from ssfl.program.recent import (
     MOST,
     MOST_FIELDS,
     MOST_GRAVE,
+    SHOWN,
     Recent,
 )
 
@@ -60,19 +62,37 @@ def test_routine_pushes_out_routine_but_not_errors(recent: Recent) -> None:
 
 
 def test_a_record_has_a_bounded_size(recent: Recent) -> None:
-    many = {f"field_{number}": "x" * 10_000 for number in range(100)}
-    log.info("y" * 100_000, extra=many)
+    log.info("y" * 100_000, extra=dict.fromkeys(SHOWN, "x" * 10_000))
     (one,) = recent.after(0)
     assert len(one["event"]) == EVENT_CHARACTERS
     assert len(one["fields"]) == MOST_FIELDS
     assert {len(value) for value in one["fields"].values()} == {FIELD_CHARACTERS}
 
 
-def test_secrets_and_where_they_lie_are_left_out(recent: Recent) -> None:
-    secrets = {"join_token_file": "/secret", "tls_key": "/secret", "session_token": "secret"}
-    log.info("configuration", extra={"port": 1, **secrets})
+def test_only_fields_that_are_known_to_be_harmless_are_kept(recent: Recent) -> None:
+    secrets = {"join_token_file": "/secret", "state_dir": "/secret", "pass": "secret", "port": 1}
+    log.info("configuration", extra={"rounds": 3, "error": "no /etc/secret/file", **secrets})
     (one,) = recent.after(0)
-    assert one["fields"] == {"port": 1}
+    assert one["fields"] == {"rounds": 3, "error": "no file"}
+
+
+@pytest.mark.parametrize(
+    ("event", "words", "told"),
+    [
+        ("%s is too short", (Path("/srv/a secret/ledger.csv"),), "ledger.csv is too short"),
+        ("no: %s", (OSError(28, "No space", "/srv/a secret/x"),), "no: No space: x"),
+        ("will not do: %s", ("'/a secret/k.pem': bad",), "will not do: k.pem: bad"),
+        ("the key /srv/secret/k.pem: bad", (), "the key k.pem: bad"),
+        ("in (~/secret/a, ../secret/b)", (), "in (a, b)"),
+        ("open http://localhost:8080/ at 3/4, 2 MB/s", (), None),
+    ],
+)
+def test_of_a_path_its_last_part_is_told(
+    recent: Recent, event: str, words: tuple[object, ...], told: str | None
+) -> None:
+    log.warning(event, *words)
+    (one,) = recent.after(0)
+    assert one["event"] == (told or event)
 
 
 def test_of_an_exception_its_sentence_is_told_and_no_code(recent: Recent) -> None:
@@ -83,3 +103,12 @@ def test_of_an_exception_its_sentence_is_told_and_no_code(recent: Recent) -> Non
     (one,) = recent.after(0)
     assert one["fields"] == {"error": "ValueError: the disk is on fire"}
     assert "Traceback" not in str(one)
+
+
+def test_of_a_systems_error_the_folder_is_not_told(recent: Recent) -> None:
+    try:
+        Path("/nowhere/a secret/file").read_bytes()
+    except OSError:
+        log.exception("cannot go on")
+    (one,) = recent.after(0)
+    assert one["fields"] == {"error": "FileNotFoundError: No such file or directory: file"}

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import logging
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -197,11 +198,18 @@ def test_no_answer_holds_what_clients_prove_their_names_with(
             await conductor.post(events.Joined(name, secret, 10, digest, f"cpu {secret}"))
         assert secret in conductor.state.members[C1].token  # the run has it
         assert secret.encode() in conductor.journal_path.read_bytes()
-        routes = page_routes(Documents(conductor, Sessions(), Recent()), "127.0.0.1")
+        recent = Recent()
+        recent.begin()
+        where = {"state_dir": str(tmp_path), "session_token": secret, "folder": tmp_path}
+        logging.getLogger("ssfl.run").warning("cannot read %s", tmp_path / "x", extra=where)
+        recent.end()
+        routes = page_routes(Documents(conductor, Sessions(), recent), "127.0.0.1")
         for path in API:
             answer = routes[path](Request(path, {}, HERE))
             assert secret.encode() not in answer.body
             assert b"token" not in answer.body and str(tmp_path).encode() not in answer.body
+        (told,) = json.loads(routes["/api/v1/events"](Request("", {}, HERE)).body)["events"]
+        assert (told["event"], told["fields"]) == ("cannot read x", {})
         # A name is data: the answer cannot be taken for a page, and the page shows it as text.
         told = json.loads(routes["/api/v1/clients"](Request("", {}, HERE)).body)
         assert hostile in [row["name"] for row in told["clients"]]

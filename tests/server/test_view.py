@@ -139,19 +139,37 @@ def test_of_many_clients_the_timeline_shows_the_slowest() -> None:
     assert names == [f"{number:03}" for number in range(499, 459, -1)]
     assert shown["others"] == 460
     assert len(shown["missing"]) == 40 and shown["num_missing"] == 60
-    assert set(shown["clients"][0]) == {"client", "asked_s", "work_s", "upload_s", "received_s"}
+    times = {"client", "asked_s", "sent_s", "work_s", "upload_s", "received_s"}
+    assert set(shown["clients"][0]) == times
 
 
 def test_bytes_stand_against_dense_for_the_same_transfers() -> None:
     run = RunView()
     run.add("rounds", round_entry(0, [client_row("a"), client_row("b")], missing=("c",)))
     run.add("rounds", round_entry(1, [client_row("a")]))
-    rows = ledger_of(800, 600)
+    rows = ledger_of(5800, 5600)  # the next round is under way
     told = run.bytes(rows, num_values=1000)
     assert told["rows"] == rows
     assert told["up"] == {"values": 800, "dense": 3 * 4000, "ratio": 800 / 12_000}
-    assert told["down"] == {"values": 600, "dense": 4 * 4000, "ratio": 600 / 16_000}
+    assert told["down"] == {"values": 1500, "dense": 4 * 4000, "ratio": 1500 / 16_000}
     assert told["one_off"] == {"up": 100, "down": 20}
+
+
+def test_a_model_that_was_tested_is_not_sent_again_by_others_either() -> None:
+    run = RunView()
+
+    def models(name: str, number: int, *clients: str, missing: tuple[str, ...] = ()) -> int:
+        before = run.num_models
+        run.add(name, round_entry(number, [client_row(one) for one in clients], missing))
+        return run.num_models - before
+
+    assert models("rounds", 0, "a", "b", missing=("c",)) == 3
+    assert models("evaluations", 1, "a", "b", "d", missing=("e",)) == 4
+    assert models("rounds", 1, "a", "c", missing=("e",)) == 1  # c alone has not tested it
+    assert models("evaluations", 2, "a", "c") == 2
+    run.add("masks", mask_entry(2))
+    assert models("rounds", 2, "a", "c") == 2  # it is another one
+    assert run.num_updates == 6
 
 
 def test_before_the_first_round_there_is_no_ratio() -> None:

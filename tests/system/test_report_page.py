@@ -3,6 +3,7 @@
 Screenshots are left in the test's folder.
 """
 
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ import pytest
 
 from ssfl.server.report import write_report
 from ssfl.tools.compare import comparison_document
-from ssfl.tools.report import open_run, write_pages
+from ssfl.tools.report import open_run, write_comparison
 from system.browsing import Browser
 from tools.report_scene import make_results, make_state, rewrite
 
@@ -55,7 +56,7 @@ def _with_harm(history: dict[str, Any]) -> None:
         parts = ("broadcast", "training", "collection", "aggregation", "commit")
         entry["phases"] = {name: 0.1 * (number + k) for k, name in enumerate(parts)}
         for row in entry["clients"]:
-            row.update(asked_s=0.0, work_s=1.0, upload_s=0.5, received_s=2.0)
+            row.update(asked_s=0.0, sent_s=0.1, work_s=1.0, upload_s=0.5, received_s=2.0)
 
 
 def look_at(browser: Browser, page: Path, look: str, picture: Path) -> None:
@@ -80,6 +81,8 @@ def test_the_report_of_a_run_is_sound(
     assert browser.do("count", selector=".chart-plot svg") >= 8
     assert browser.do("count", selector=".pictures canvas") == 3
     assert browser.do("count", selector="img") == 0  # what harm would have made
+    facts = browser.do("text", selector="dl.facts")
+    assert re.search(r"best model, saved[0-9.]+ %after \d rounds, chosen on the \w+ data", facts)
 
 
 def test_the_table_of_clients_sorts(browser: Browser, run: Path) -> None:
@@ -100,7 +103,8 @@ def test_an_older_round_can_be_chosen(browser: Browser, run: Path) -> None:
     browser.do("open", url=write_report(run / "coordinator").as_uri(), **LOOKS["wide"])
     browser.do("select", selector="select", value="0")
     label = "[aria-label='Round 0: who did what when']"
-    assert browser.do("count", selector=label) == 1
+    read = browser.do("attribute", selector=label, name="aria-valuetext")
+    assert ": broadcast 100 ms, training 1 s, queue to upload 400 ms, upload 500 ms, wait" in read
     assert browser.do("said") == []
 
 
@@ -109,7 +113,7 @@ def test_the_comparison_of_two_runs_is_sound(
     look: str, browser: Browser, run: Path, tmp_path: Path
 ) -> None:
     page = tmp_path / "comparison.html"
-    write_pages(page, comparison_document(open_run(run), open_run(run.parent / "state")))
+    write_comparison(page, comparison_document(open_run(run), open_run(run.parent / "state")))
     look_at(browser, page, look, tmp_path / f"comparison-{look}.png")
     assert browser.do("text", selector="h1") == "A and B: two runs compared"
 

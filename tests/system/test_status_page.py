@@ -12,23 +12,43 @@ from typing import Any
 from urllib.request import urlopen
 
 import grpc
+import numpy as np
 import pytest
 
+from program.pems import channel_credentials, flags, make
 from ssfl.method.manifest import Init, Manifest, Role, TensorSpec
 from system.browsing import Browser
 from system.light_run import LightRun, free_port
 from system.programs import Programs, until
-from system.raw_client import RawClient
+from system.raw_client import MASKED, UNMASKED, RawClient, Received
 
 pytestmark = pytest.mark.system
 
 ROOT = Path(__file__).resolve().parents[2]
 HOSTILE = '<img src=x onerror="document.title=1">'  # a tensor may be called anything printable
 UNFOLD = "document.querySelectorAll('details').forEach((one) => { one.open = true; })"
+# Answers to filter=client_4 wait for `release`, which returns what the page says of its connection;
+# what it says of its clients is noted.
+HOLD_BACK = """(() => {
+  const [ask, note] = [window.fetch, document.getElementById("clients-note")];
+  Object.assign(window, { held: [], noted: [] });
+  window.fetch = async (path, ...rest) => {
+    const answer = await ask(path, ...rest);
+    if (path.includes("filter=client_4&")) await new Promise((go) => window.held.push(go));
+    return answer;
+  };
+  new MutationObserver(() => window.noted.push(note.textContent)).observe(note, {childList: true});
+  window.release = () => {
+    window.held.forEach((go) => go());
+    return document.getElementById("connection").textContent;
+  };
+})()"""
 LAYERS = 160  # as many as a ResNet-50 has
 WIDE: dict[str, Any] = {}
 DARK = {"scheme": "dark"}
 PHONE = {"width": 360, "height": 740}
+WAYS = ("up", "down")
+VALUES = MASKED + UNMASKED
 
 
 @pytest.fixture(scope="module")
@@ -48,10 +68,27 @@ def deep_manifest() -> Manifest:
     return Manifest((*masked, dense), {"name": "deep"})
 
 
+class Holder(RawClient):
+    """Keeps the model it was sent, and says so: one that it has tested is not sent it again."""
+
+    held_digest = held = b""
+
+    def next_task(self, **fields: Any) -> Received:
+        got = super().next_task(base_digest=self.held_digest, **fields)
+        work = getattr(got.task, got.kind)
+        if got.kind in ("train", "evaluate", "finish") and work.HasField("base"):
+            self.held_digest, self.held = work.base_digest, got.data[-work.base.num_bytes :]
+        return got
+
+    def trained(self, _got: Received) -> bytes:
+        base = np.frombuffer(self.held, dtype="<f4")
+        return bytes((base + self.delta).astype("<f4").tobytes())
+
+
 @contextmanager
 def joined(address: str) -> Iterator[list[RawClient]]:
     """Five clients that have joined, and do nothing that they are not told to."""
-    clients = [RawClient(address, f"site_{number}") for number in range(5)]
+    clients: list[RawClient] = [Holder(address, f"site_{number}") for number in range(5)]
     try:
         for client in clients:
             client.join()
@@ -138,6 +175,7 @@ def test_a_run_is_watched_through_a_crash_to_its_end(
         browser.do("text", selector="#clients", fits="site_1reported.*site_2working")
         for name, document in examples().items():
             same_shape(asked(shown, name), document, name)
+        check_bytes(asked(shown, "status"), updates=3 * 5, models=4 * 5)
         assert len(examples()) == 6
         look_at(browser, shown, tmp_path, phone=PHONE, dark=DARK, wide=WIDE)
         coordinator.kill()
@@ -156,10 +194,62 @@ def test_a_run_is_watched_through_a_crash_to_its_end(
         assert rounds == [0, 1, 2, 3]  # those before the crash, too
         read = browser.do("attribute", selector="#accuracy .chart-plot", name="aria-valuetext")
         assert read == "rounds done 3: all clients 50 %"
+        told = asked(
+            shown, "status"
+        )  # two of the updates were in a ledger that was not written yet
+        assert told["bytes"]["up"]["dense"] == told["bytes"]["down"]["dense"] == 20 * 4 * VALUES
         programs.run("ssfl", "stop", f"--admin=localhost:{again.admin_port}")
         browser.do("text", selector="#phase", fits="^Stopped by an operator$")
+        again.says("report written")
+        (file,) = programs.folder.glob("runs/*/coordinator/report.json")
+        report = json.loads(file.read_bytes())
+        assert {way: report["bytes"][way] for way in WAYS} == {
+            way: told["bytes"][way] for way in WAYS
+        }
     # A fetch that fails is told by the browser itself; nothing else was.
     assert all("ERR_CONNECTION_REFUSED" in line for line in browser.do("said"))
+
+
+def check_bytes(status: Any, updates: int, models: int) -> None:
+    """Fail unless the bytes are those of so many transfers, at four for every kept value."""
+    mask = status["mask"]
+    kept = mask["kept"] + mask["values"] - mask["masked"]
+    for way, transfers in zip(WAYS, (updates, models), strict=True):
+        assert status["bytes"][way] == {
+            "values": 4 * kept * transfers,
+            "dense": 4 * mask["values"] * transfers,
+            "ratio": kept / mask["values"],
+        }
+
+
+def test_the_page_tells_neither_the_token_nor_where_anything_lies(
+    programs: Programs, tmp_path: Path
+) -> None:
+    certs, token = make(tmp_path / "certificates"), "a-token-of-twenty-six-chars"
+    (tmp_path / "token file").write_text(token)
+    shown, folders = free_port(), {"state-dir": tmp_path / "the state", "out-dir": tmp_path / "out"}
+    coordinator = programs.coordinator(
+        *flags(certs, "coordinator"),
+        *(f"--{name}={folder}" for name, folder in folders.items()),
+        f"--join-token-file={tmp_path / 'token file'}",
+        f"--status-port={shown}",
+    )
+    coordinator.credentials = channel_credentials(certs, certs, "admin")
+    with pytest.raises(grpc.RpcError):  # without the token
+        RawClient(coordinator.address, "admin", credentials=coordinator.credentials).join()
+    (certs / "coordinator-key.pem").write_text("no key")
+    coordinator.status()
+    admin = (f"--admin=localhost:{coordinator.admin_port}", *flags(certs, "admin"))
+    assert programs.run("ssfl", "stop", *admin).ends() == 0
+    coordinator.says("report written")
+    answers = {name: json.dumps(asked(shown, name)) for name in examples()}
+    for name, answer in answers.items():
+        for secret in (tmp_path, programs.folder, token):
+            assert str(secret) not in answer, name
+    # The log has told of them, and so has the page, without.
+    for event in ("configuration", "new run", "call refused: ", "the new TLS files will not do"):
+        assert event in answers["events"]
+    assert coordinator.err.count(str(tmp_path)) >= 4
 
 
 def test_500_clients_and_160_layers_stay_readable(
@@ -178,6 +268,15 @@ def test_500_clients_and_160_layers_stay_readable(
     browser.do("text", selector="#page-note", fits="^51 to 100 of 500$")
     browser.do("fill", selector="#filter", value="client_49")
     browser.do("text", selector="#clients-note", fits="^10 of 500$")
+    # An answer that comes after that to a later question is not shown.
+    browser.do("evaluate", code=HOLD_BACK)
+    browser.do("fill", selector="#filter", value="client_4")
+    until(lambda: browser.do("evaluate", code="window.held.length"), "the question is on its way")
+    browser.do("fill", selector="#filter", value="client_49")
+    browser.do("text", selector="#clients-note", fits="^10 of 500$")
+    now = browser.do("evaluate", code="window.release()")
+    until(lambda: browser.do("text", selector="#connection") != now, "the page has asked again")
+    assert browser.do("evaluate", code="window.noted").count("100 of 500") == 0
     browser.do("click", selector="#clients th:nth-child(1) button")
     browser.do("text", selector="#clients tbody tr:first-child", fits="client_499")
     assert browser.do("attribute", selector="#clients th", name="aria-sort") == "descending"

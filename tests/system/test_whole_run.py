@@ -62,6 +62,7 @@ def test_the_run_leaves_a_report_of_itself(undisturbed: Finished) -> None:
     assert sum(layer["kept"] for layer in found["layers"]) == KEPT
     updates = found["bytes"]["formulas"][0]
     assert updates["bytes"] == updates["kept_bytes"]  # loopback: float32 as it is
+    assert found["bytes"]["up"]["ratio"] == (KEPT + UNMASKED) / (MASKED + UNMASKED)
     names = {row["client"]: row for row in found["clients"]}
     assert sorted(names) == sorted(SHARDS)
     assert all(row["reported"] == ROUNDS and row["up_bytes"] for row in names.values())

@@ -16,9 +16,10 @@ import pytest
 from ssfl.program.exits import ExitCode
 from ssfl.server import report
 from ssfl.server.mask_picture import MOST_BLOCKS, block_shares
-from ssfl.server.report_bytes import Against, kept_from, paper_break_even
+from ssfl.server.report_bytes import Against, paper_break_even
 from ssfl.server.report_source import open_folder
 from ssfl.server.report_state import open_state
+from ssfl.server.view import RunView
 from ssfl.tools import main as tools
 from tools.report_scene import MASKED, VALUES, document, make_state, rewrite, told
 
@@ -101,7 +102,7 @@ def test_what_it_says_is_what_the_history_says(
     assert found["verdict"] == {"word": "finished", "text": "finished all 3 rounds"}
     last = history["evaluations"][-1]
     assert found["quality"]["final"]["accuracy"] == last["pooled"]
-    assert found["quality"]["best"]["accuracy"] == history["best"]["accuracy"]
+    assert found["quality"]["best"]["chosen_accuracy"] == history["best"]["accuracy"]
     assert found["model_digest"] == history["model_digest"]
     kept = history["mask"]["num_kept"]
     assert sum(layer["kept"] for layer in found["layers"]) == kept
@@ -125,6 +126,10 @@ def test_bytes_stand_beside_the_papers_formulas(
     ours = [row for row in found["rows"] if (row["phase"], row["direction"]) == ("values", "up")]
     assert updates["bytes"] == sum(row["payload_bytes"] for row in ours) > 0
     assert updates["to_dense"] == updates["bytes"] / updates["dense_bytes"]
+    # Evaluations after rounds 2 and 3: round 2 trains on what was tested before it.
+    assert lines["models down"]["transfers"] == 12
+    for what, way in (("updates up", "up"), ("models down", "down")):
+        assert found[way]["ratio"] == lines[what]["to_dense"]
     assert lines["scores up"]["paper_bytes"] == 3 * 4 * MASKED
     assert lines["mask down"]["paper_bytes"] == 3 * MASKED // 8
     assert lines["initial model"]["paper_bytes"] == 3 * 4 * VALUES
@@ -133,18 +138,22 @@ def test_bytes_stand_beside_the_papers_formulas(
 
 
 def test_rounds_before_the_first_mask_count_as_dense_by_the_formulas() -> None:
-    masks = [
-        {"rounds_done": 2, "num_kept": 50},
-        {"rounds_done": 3, "num_kept": 50},
-        {"rounds_done": 4, "num_kept": 10},
-    ]
-    changes = kept_from(masks)
-    assert changes == [(2, 50), (4, 10)]
-    against = Against(120, 100, changes)
+    against, view = Against(120, 100), RunView()
+    kept = {2: 50, 3: 50, 4: 10}
     for number in range(5):
-        against.add({"round": number, "clients": [{}], "missing": [], "ledger": []})
+        entries: list[tuple[str, Any]] = []
+        if number in kept:
+            entries.append(("masks", {"num_kept": kept[number]}))
+        row = {"client": "a", "num_samples": 1}
+        tested: dict[str, Any] = {"pooled": None, "loss": 0.5, "rounds_done": number, "ledger": []}
+        entries.append(("rounds", {"round": number, "clients": [row], "missing": [], **tested}))
+        entries.append(("evaluations", {"clients": [row], **tested}))  # sent to test, not to train
+        for name, entry in entries:
+            view.add(name, entry)
+            against.add(name, entry, view)
     assert against.kept_values_up == 120 + 120 + 70 + 70 + 30
-    assert against.dense_bytes == 5 * 2 * 4 * 120
+    assert against.kept_values_down == 120 + (120 + 120) + (70 + 70) + (70 + 70) + (30 + 30)
+    assert against.break_even == 1  # nothing was sent at all
     assert paper_break_even(120, 100, 100) is None
 
 
@@ -175,7 +184,13 @@ def test_a_state_directory_tells_the_same(
 ) -> None:
     assert document(capsys, reported_state) == document(capsys, run)
     assert tools.main(["report", str(reported_state)]) == ExitCode.DONE
-    assert sorted(file.name for file in Path().iterdir()) == ["report-r1.html", "report-r1.json"]
+    assert sorted(file.name for file in Path().iterdir()) == [
+        "report-r1-clients.csv", "report-r1-rounds.csv", "report-r1.html", "report-r1.json",
+    ]  # fmt: skip
+    assert tools.main(["report", str(run)]) == ExitCode.DONE
+    for table in ("rounds", "clients"):
+        ours = Path(f"report-r1-{table}.csv").read_bytes()
+        assert ours == (run / "coordinator" / f"{table}.csv").read_bytes()
 
 
 def test_a_run_in_progress_is_reported_as_such(
@@ -280,9 +295,11 @@ def test_memory_does_not_grow_with_rounds(run: Path) -> None:
     assert len((folder / "rounds.csv").read_text().splitlines()) == 5001
 
 
-def test_out_names_the_html_file_and_the_json_goes_beside_it(run: Path) -> None:
+def test_out_names_the_html_file_and_the_rest_goes_beside_it(run: Path) -> None:
     assert tools.main(["report", str(run), "--out", "mine.html"]) == ExitCode.DONE
-    assert sorted(file.name for file in Path().iterdir()) == ["mine.html", "mine.json"]
+    assert sorted(file.name for file in Path().iterdir()) == [
+        "mine-clients.csv", "mine-rounds.csv", "mine.html", "mine.json",
+    ]  # fmt: skip
     assert not (run / "coordinator" / "report.html").exists()
 
 

@@ -2,13 +2,17 @@
 
 At most MOST of them, and MOST_GRAVE older warnings and errors, each cut to a bounded size, as plain
 dictionaries: `number` (counts from 1), `time` (unix seconds), `level`, `event`, `fields`. Only our
-own loggers, from INFO on. Settings that name secrets or where they lie are left out, and of an
-exception only its name and sentence are kept: who may look at the page is not always who may read
-the log.
+own loggers, from INFO on.
+
+Who may look at the page is not always who may read the log. So only the fields in SHOWN are kept;
+of a path, in a text or a field, only its last part; of an exception only its name and sentence.
 """
 
 import logging
+import re
 from collections import deque
+from collections.abc import Mapping
+from pathlib import PurePath
 from typing import Any
 
 from ssfl.program.logs import fields_of, plain
@@ -18,7 +22,33 @@ MOST_GRAVE = 100  # routine must not push them out
 EVENT_CHARACTERS = 4000  # a table of layers has some
 FIELD_CHARACTERS = 400
 MOST_FIELDS = 16
-SECRETS = ("token", "tls_", "key", "password", "secret")  # in the name of a field
+SHOWN = frozenset(
+    (
+        *("run", "phase", "step", "round", "rounds", "rounds_done", "attempt", "epoch", "early"),
+        *("client", "clients", "reported", "missing", "num_samples", "was", "has_final_model"),
+        *(
+            "reason",
+            "method",
+            "times",
+            "times_since_last_told",
+            "from",
+            "error",
+            "silent_s",
+            "for_s",
+        ),
+        *("seconds", "bytes", "size", "tensor", "kept", "of", "density", "density_of_all", "new"),
+        *("accuracy", "base_accuracy", "pooled", "mean", "loss", "training_loss", "best", "model"),
+        *("global", "personal", "coding_error", "lost", "limit", "norms", "largest", "value_type"),
+        *("values", "digest", "manifest", "max_connections", "wanted"),
+    )
+)
+_PATH = re.compile(
+    r"""
+    '(?P<single>[/~][^'\n]*)' | "(?P<double>[/~][^"\n]*)"  # as Python quotes a file's name
+    | (?<![\w/.~-])(?P<bare>(?:~|\.{1,2})?/(?!/)[^\s'",;()]+)  # no URL, no part of a word
+    """,
+    re.VERBOSE,
+)
 
 
 class Recent(logging.Handler):
@@ -41,19 +71,17 @@ class Recent(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
         """Keep a record; called with the handler's lock held."""
         fields = {
-            name: _short(plain(value))
-            for name, value in fields_of(record).items()
-            if not any(word in name for word in SECRETS)
+            name: _short(plain(value)) for name, value in fields_of(record).items() if name in SHOWN
         }
         if record.exc_info and record.exc_info[1]:
             error = record.exc_info[1]
-            fields = {"error": _short(f"{type(error).__name__}: {error}"), **fields}
+            fields = {"error": _short(f"{type(error).__name__}: {_told(error)}"), **fields}
         self.last_number += 1
         told = {
             "number": self.last_number,
             "time": record.created,
             "level": record.levelname.lower(),
-            "event": _cut(record.getMessage(), EVENT_CHARACTERS),
+            "event": _cut(_without_paths(_message(record)), EVENT_CHARACTERS),
             "fields": dict(list(fields.items())[:MOST_FIELDS]),
         }
         self._kept.append(told)
@@ -75,7 +103,34 @@ def _short(value: Any) -> Any:
     """Return a value that is short as text, too."""
     if value is None or isinstance(value, bool | int | float):
         return value
-    return _cut(value if isinstance(value, str) else str(value), FIELD_CHARACTERS)
+    return _cut(_without_paths(str(value)), FIELD_CHARACTERS)
+
+
+def _message(record: logging.LogRecord) -> str:
+    """Return a record's text; of paths that are given as such, which may hold any character, the
+    last part."""
+    args = record.args
+    if not args or isinstance(args, Mapping):
+        return record.getMessage()
+    return str(record.msg) % tuple(_told(one) for one in args)
+
+
+def _told(value: object) -> object:
+    """Return a path's last part, a system's error with no more than that of its file."""
+    if isinstance(value, PurePath):
+        return value.name
+    if isinstance(value, OSError) and value.filename is not None:
+        return f"{value.strerror}: {PurePath(str(value.filename)).name}"
+    return value
+
+
+def _without_paths(text: str) -> str:
+    """Return a text with the last part of each path in it.
+
+    >>> _without_paths("cannot read '/state/a run/journal': see /srv/keys/coordinator.key.")
+    'cannot read journal: see coordinator.key.'
+    """
+    return _PATH.sub(lambda found: PurePath(found[found.lastgroup or 0]).name, text)
 
 
 def _cut(text: str, most: int) -> str:

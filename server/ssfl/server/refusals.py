@@ -52,6 +52,20 @@ class Refusals:
             for (client, reason), count in sorted(self._counts.items())
         ]
 
+    def by_reason(self) -> dict[str, int]:
+        """Return how often each reason was given, sorted by reason."""
+        return self._totals(1)
+
+    def by_client(self) -> dict[str, int]:
+        """Return how often each client was refused something, sorted by name."""
+        return self._totals(0)
+
+    def _totals(self, part: int) -> dict[str, int]:
+        totals: Counter[str] = Counter()
+        for key, count in list(self._counts.items()):
+            totals[key[part]] += count
+        return dict(sorted(totals.items()))
+
     def _named(self, client: str) -> str:
         """Return the name to count under."""
         if not _NAME.fullmatch(client):

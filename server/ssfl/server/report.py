@@ -18,14 +18,14 @@ from ssfl.program.files import write_atomic
 from ssfl.server.history import Entry
 from ssfl.server.ledger import Direction
 from ssfl.server.mask_picture import mask_pictures
-from ssfl.server.report_bytes import Against, formulas, kept_from, paper_break_even
+from ssfl.server.report_bytes import Against, formulas, paper_break_even
 from ssfl.server.report_page import page, to_json
 from ssfl.server.report_source import LISTS, ReportError, Source, open_folder
-from ssfl.server.view import RunView, layer_rows, payload
+from ssfl.server.timing import PHASES
+from ssfl.server.view import RunView, layer_rows
 
 FORMAT = 1  # of report.json
 HTML, JSON, ROUNDS, CLIENTS = "report.html", "report.json", "rounds.csv", "clients.csv"
-PHASES = ("broadcast", "training", "collection", "aggregation", "commit")
 ROUND_COLUMNS = (
     "round", "began", "seconds", *(f"{phase}_s" for phase in PHASES), "last", "clients", "missing",
     "attempt", "accuracy", "mean_accuracy", "loss", "training_loss", "up_bytes", "down_bytes",
@@ -34,15 +34,17 @@ ROUND_COLUMNS = (
 
 def write_report(folder: Path) -> Path:
     """Make the report of the run in `folder` and put it there; return the HTML file's path."""
-    source = open_folder(folder)
-    with atomic_file(folder / ROUNDS) as file:
-        document = report_document(source, RoundTable(file).add)
-    write_atomic(
-        folder / CLIENTS, _csv(document["clients"], list(RunView.no_rounds("")), header=True)
-    )
-    write_atomic(folder / JSON, to_json(document))
-    write_atomic(folder / HTML, page(title_of(document), document))
+    write_files(open_folder(folder), folder / HTML, folder / ROUNDS, folder / CLIENTS)
     return folder / HTML
+
+
+def write_files(source: Source, html: Path, rounds: Path, clients: Path) -> None:
+    """Make the report of a run: the HTML file, its JSON beside it, and two tables."""
+    with atomic_file(rounds) as file:
+        document = report_document(source, RoundTable(file).add)
+    write_atomic(clients, _csv(document["clients"], list(RunView.no_rounds("")), header=True))
+    write_atomic(html.with_suffix(".json"), to_json(document))
+    write_atomic(html, page(title_of(document), document))
 
 
 def title_of(document: Mapping[str, Any]) -> str:
@@ -50,28 +52,30 @@ def title_of(document: Mapping[str, Any]) -> str:
 
 
 def report_document(
-    source: Source, on_round: Callable[[Entry], None] | None = None
+    source: Source, on_round: Callable[[Entry, Entry], None] | None = None
 ) -> dict[str, Any]:
     """Return everything the report shows, of a size that does not depend on the rounds.
 
-    `on_round` is called with the entry of every round.
+    `on_round` is called with the entry of every round, and its point of the curve.
     """
     told, view = source.told, RunView()
     mask = told.get("mask") or {}
     against = None
     if mask.get("num_masked"):
-        changes = kept_from(entry for _, entry in source.entries(["masks"]))
-        against = Against(mask["num_values"], mask["num_masked"], changes)
+        against = Against(mask["num_values"], mask["num_masked"])
     newest: Entry = {}
+    best = _Best(told.get("best"))
     try:
         for name, entry in source.entries(LISTS):
             view.add(name, entry)
+            if against:
+                against.add(name, entry, view)
+            if name == "evaluations":
+                best.look_at(entry)
             if name == "rounds":
                 newest = entry
-                if against:
-                    against.add(entry)
                 if on_round:
-                    on_round(entry)
+                    on_round(entry, view.newest_round)
         view.add_bytes(source.ledger_rows())
     except (KeyError, TypeError, AttributeError) as error:
         where = source.folder
@@ -85,7 +89,7 @@ def report_document(
         "rounds_done": told["rounds_done"],
         "rounds_planned": told["settings"].get("rounds"),
         "settings": setting_rows(told["settings"]),
-        "quality": _quality(told, view, newest),
+        "quality": _quality(best.tested, view, newest),
         "curve": view.curve(),
         "evaluations": view.evaluations(),
         "timeline": view.timeline(),
@@ -134,20 +138,42 @@ def setting_rows(settings: Mapping[str, Any]) -> list[Entry]:
     return sorted(rows, key=lambda row: not row["changed"])
 
 
-def _quality(told: Mapping[str, Any], view: RunView, newest: Entry) -> Entry:
-    """Return the test metrics of the final model and of the best one that all clients tested."""
+class _Best:
+    """Finds how the saved best model did in all clients' test: it may be chosen on other data."""
+
+    def __init__(self, saved: Mapping[str, Any] | None) -> None:
+        self._saved = saved or {}
+        self.tested: Entry | None = None
+
+    def look_at(self, evaluation: Mapping[str, Any]) -> None:
+        if self._saved and evaluation["rounds_done"] == self._saved["rounds_done"]:
+            self.tested = {
+                "rounds_done": evaluation["rounds_done"],
+                "accuracy": evaluation["pooled"],
+                "loss": evaluation["loss"],
+                "chosen_on": self._saved.get("chosen_on", "test"),
+                "chosen_accuracy": self._saved.get("accuracy"),
+                "chosen_loss": self._saved.get("loss"),
+            }
+
+
+def _quality(best: Entry | None, view: RunView, newest: Entry) -> Entry:
+    """Return the test metrics of the final model, of the best saved one, and the best in a test.
+
+    `mean_accuracy` and `personal_accuracy` are of the clients of the newest round: of the model it
+    began with, and of each one's own after training.
+    """
     tested = view.evaluations()
     final = tested[-1] if tested else None
     curve = view.curve()
     if final is None and curve:  # only the clients of each round have tested anything yet
         final = {"rounds_done": curve[-1]["round"], "metrics": newest.get("metrics") or {},
                  "accuracy": curve[-1]["accuracy"], "loss": curve[-1]["loss"]}  # fmt: skip
-    chosen_on = (told.get("best") or {}).get("chosen_on")
     return {
         "final": final,
         "by": "all clients" if tested else "the clients of the newest round",
-        "best": view.best,
-        "best_chosen_on": chosen_on,
+        "best": best,
+        "highest": view.best,
         "mean_accuracy": newest.get("mean"),
         "personal_accuracy": newest.get("personal"),
     }
@@ -176,7 +202,6 @@ def _bytes(told: Mapping[str, Any], view: RunView, against: Against | None) -> E
         }
         for way in Direction
     }
-    found["evaluation"] = {way.value: payload(rows, way, ("evaluation",)) for way in Direction}
     if against:
         found["formulas"] = formulas(against, rows, view, len(told["clients"]))
         kept = told["mask"]["num_kept"]
@@ -201,23 +226,19 @@ class RoundTable:
 
     def __init__(self, file: BinaryIO) -> None:
         self._file = file
-        self._before = dict.fromkeys(Direction, 0)
         file.write(_csv([], ROUND_COLUMNS, header=True))
 
-    def add(self, entry: Mapping[str, Any]) -> None:
-        so_far = {way: payload(entry["ledger"], way, ("values",)) for way in Direction}
+    def add(self, entry: Mapping[str, Any], point: Mapping[str, Any]) -> None:
+        """Write a round: its entry, and its point of the curve."""
         phases = entry.get("phases") or {}
         line = {
             **{name: entry.get(name) for name in ROUND_COLUMNS},
             **{f"{phase}_s": phases.get(phase) for phase in PHASES},
             "clients": len(entry["clients"]),
             "missing": len(entry["missing"]),
-            "accuracy": entry["pooled"],
             "mean_accuracy": entry.get("mean"),
-            "up_bytes": so_far[Direction.UP] - self._before[Direction.UP],
-            "down_bytes": so_far[Direction.DOWN] - self._before[Direction.DOWN],
+            **{name: point[name] for name in ("accuracy", "up_bytes", "down_bytes")},
         }
-        self._before = so_far
         self._file.write(_csv([line], ROUND_COLUMNS, header=False))
 
 

@@ -3,67 +3,52 @@
 P values of the model, W of them masked, D = P - W not, k kept: then float32 costs 4P dense, 4sP by
 the paper (s = k / W, norms and biases pruned like the rest), 4(k + D) as kept values; and before
 the first round 4P for the model, 4W for scores and W / 8 for the mask. Payload bytes, as in the
-paper: messages and TCP around them are in the ledger's other columns.
+paper: messages and TCP around them are in the ledger's other columns. dense.py says which transfers
+are compared.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from ssfl.server.dense import BYTES_PER_VALUE, COMPARED
 from ssfl.server.history import Entry
-from ssfl.server.ledger import Direction
-from ssfl.server.view import BYTES_PER_VALUE, RunView, payload
-
-KeptFrom = Sequence[tuple[int, int]]  # round from which on, how many weights the mask keeps
-_ROUNDS_AND_BEFORE = ("initial", "scores", "mask", "values")  # evaluations are extra, ours or not
-
-
-def kept_from(masks: Iterable[Mapping[str, Any]]) -> KeptFrom:
-    """Return when the number of kept weights changed: as short as it is constant."""
-    changes: list[tuple[int, int]] = []
-    for mask in masks:
-        if not changes or changes[-1][1] != mask["num_kept"]:
-            changes.append((mask["rounds_done"], mask["num_kept"]))
-    return changes
+from ssfl.server.ledger import ONE_OFF, Direction
+from ssfl.server.view import RunView, payload
 
 
 @dataclass
 class Against:
-    """Sums, round by round, what others would have sent; rounds before the first mask are dense."""
+    """Sums, entry by entry, what others would have sent; before the first mask all is dense."""
 
     num_values: int
     num_masked: int
-    changes: KeptFrom
-    kept_values_up: int = 0  # k + D for every client that reported,
-    kept_values_down: int = 0  # and that was asked
+    kept_values_up: int = 0  # k + D for every update,
+    kept_values_down: int = 0  # and for every model sent
     paper_values_up: float = 0.0  # sP
     paper_values_down: float = 0.0
-    dense_bytes: int = 0  # both ways, so far
     break_even: int | None = None  # rounds after which less had been sent than by a dense system
-    _place: int = 0  # in `changes`
+    _kept: int | None = None  # by the newest mask
+    _updates: int = 0  # counted so far
+    _models: int = 0
 
-    def add(self, entry: Mapping[str, Any]) -> None:
-        """Take the next round."""
-        reported = len(entry["clients"])
-        asked = reported + len(entry["missing"])
-        kept = self._kept(entry["round"])
+    def add(self, name: str, entry: Mapping[str, Any], view: RunView) -> None:
+        """Take the next entry of the list `name`, which `view` has just taken."""
+        if name == "masks":
+            self._kept = entry["num_kept"]
+            return
+        kept = self.num_masked if self._kept is None else self._kept
+        updates, self._updates = view.num_updates - self._updates, view.num_updates
+        models, self._models = view.num_models - self._models, view.num_models
         values, share = kept + self.num_values - self.num_masked, kept / self.num_masked
-        self.kept_values_up += reported * values
-        self.kept_values_down += asked * values
-        self.paper_values_up += reported * share * self.num_values
-        self.paper_values_down += asked * share * self.num_values
-        self.dense_bytes += BYTES_PER_VALUE * self.num_values * (reported + asked)
-        sent = sum(payload(entry["ledger"], way, _ROUNDS_AND_BEFORE) for way in Direction)
-        if self.break_even is None and sent < self.dense_bytes:
-            self.break_even = entry["round"] + 1
-
-    def _kept(self, number: int) -> int:
-        later = self._place + 1
-        while later < len(self.changes) and self.changes[later][0] <= number:
-            self._place, later = later, later + 1
-        if not self.changes or number < self.changes[self._place][0]:
-            return self.num_masked
-        return self.changes[self._place][1]
+        self.kept_values_up += updates * values
+        self.kept_values_down += models * values
+        self.paper_values_up += updates * share * self.num_values
+        self.paper_values_down += models * share * self.num_values
+        if name == "rounds" and self.break_even is None:
+            sent = sum(payload(entry["ledger"], way, (*ONE_OFF, *COMPARED)) for way in Direction)
+            if sent < BYTES_PER_VALUE * self.num_values * (self._updates + self._models):
+                self.break_even = entry["round"] + 1
 
 
 def formulas(
@@ -74,15 +59,13 @@ def formulas(
     What every one of `num_clients` got once is the model, and each mask.
     """
     values, masked = against.num_values, against.num_masked
-    tests, up, down = view.num_tests, Direction.UP, Direction.DOWN
-    newest = against.changes[-1][1] if against.changes else masked
+    up, down = Direction.UP, Direction.DOWN
+    compared = view.bytes(rows, values)
     out = [
-        _line("updates up", view.num_reported, "4sP", against.paper_values_up,
-              payload(rows, up, ("values",)), values, against.kept_values_up),
-        _line("models down", view.num_asked, "4sP", against.paper_values_down,
-              payload(rows, down, ("values",)), values, against.kept_values_down),
-        _line("models down to test", tests, "4sP", tests * newest / masked * values,
-              payload(rows, down, ("evaluation",)), values, tests * (newest + values - masked)),
+        _line("updates up", view.num_updates, "4sP", against.paper_values_up,
+              compared["up"]["values"], values, against.kept_values_up),
+        _line("models down", view.num_models, "4sP", against.paper_values_down,
+              compared["down"]["values"], values, against.kept_values_down),
         _line("initial model", num_clients, "4P", num_clients * values,
               payload(rows, down, ("initial",)), values, num_clients * values),
     ]  # fmt: skip

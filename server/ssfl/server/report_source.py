@@ -1,15 +1,17 @@
 """What a report is made from: the folder a coordinator wrote, or its state directory.
 
 history.json has a line for each round, mask and evaluation (history_file.py) and is read line by
-line, so that the memory needed does not depend on the number of rounds. One that was written in
-another way, as by another program, is read whole.
+line, so that the memory needed does not depend on the number of rounds: once for each list, since
+entries are told in the order they came about in. One that was written in another way, as by another
+program, is read whole.
 """
 
 import csv
 import json
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from heapq import merge
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -20,7 +22,7 @@ from ssfl.method.model_files import MANIFEST, MASK
 from ssfl.server.history import Entry
 
 HISTORY, LEDGER = "history.json", "ledger.csv"
-LISTS = ("rounds", "masks", "evaluations")
+LISTS = ("evaluations", "masks", "rounds")  # of one model, in the order they come about in
 NEEDED = ("run_id", "settings", "rounds_done", "finished", "clients", "ledger")
 FORMAT = 1  # of history.json
 _LIST = re.compile(r'"(rounds|masks|evaluations)": \[(\]\}?,?)?\n?')
@@ -37,7 +39,8 @@ class ReportError(Exception):
 class Source:
     """One run: what is known at its end, and its steps one by one, as often as they are asked for.
 
-    `told` is history.json without the lists of `LISTS`; `entries` yields those of the lists named.
+    `told` is history.json without the lists of `LISTS`; `entries` yields those of the lists named,
+    in the order they came about in.
     """
 
     folder: Path
@@ -86,10 +89,21 @@ def _open_history(path: Path) -> tuple[dict[str, Any], Callable[[Sequence[str]],
     with path.open(encoding="utf-8") as file:
         first, second = file.readline().rstrip("\n"), file.readline()
     if first.endswith(",") and _LIST.fullmatch(second):
-        return _object(first[:-1] + "}"), lambda names: _lines(path, names)
+        return _object(first[:-1] + "}"), lambda names: _in_order(
+            _lines(path, name) for name in names
+        )
     whole = _object(path.read_text("utf-8"))
     lists = {name: whole.pop(name, []) for name in LISTS}
-    return whole, lambda names: ((name, entry) for name in names for entry in lists[name])
+    return whole, lambda names: _in_order(_named(name, lists[name]) for name in names)
+
+
+def _named(name: str, entries: Iterable[Entry]) -> Entries:
+    return ((name, entry) for entry in entries)
+
+
+def _in_order(lists: Iterable[Entries]) -> Entries:
+    """Merge lists: all clients test a model before its mask is renewed, and it is trained on."""
+    return merge(*lists, key=lambda one: (one[1]["rounds_done"], LISTS.index(one[0])))
 
 
 def _object(text: str) -> dict[str, Any]:
@@ -99,7 +113,7 @@ def _object(text: str) -> dict[str, Any]:
     return found
 
 
-def _lines(path: Path, names: Sequence[str]) -> Entries:
+def _lines(path: Path, wanted: str) -> Entries:
     decode = json.JSONDecoder().raw_decode
     name, end = "", ""
     try:
@@ -109,7 +123,7 @@ def _lines(path: Path, names: Sequence[str]) -> Entries:
                 if start := _LIST.match(line):
                     name, end = start[1], "]}" if (start[2] or "").startswith("]}") else ""
                     continue
-                if name not in names:
+                if name != wanted:
                     end = line[-3:].strip().lstrip("}")
                     continue
                 entry, at = decode(line)

@@ -24,13 +24,12 @@ from ssfl.server.memory import peak_memory_bytes
 from ssfl.server.sessions import Sessions
 from ssfl.server.state import Phase, RunState, Stall
 from ssfl.server.view import RunView
-from ssfl.server.waiting import client_state, seconds_left
+from ssfl.server.waiting import STATES, client_state, seconds_left
 
 READ_S = 0.2  # of the journal, at one question
 MOST_NAMES = 20  # of missing clients
 MOST_POINTS = 1000  # of a curve, at one question
 MOST_ROWS = 200  # of clients, at one question
-STATES = ("working", "waiting", "reported", "lost", "left", "removed")
 SORTS = (
     *("name", "state", "samples", "last_seen_s", "steps_done", "work_s", "upload_s"),
     *("bytes_per_s", "refusals"),
@@ -97,7 +96,7 @@ class Documents:
             },
             "clients": self._counts(state),
             "bytes": sent,
-            "refusals": self._refusals(),
+            "refusals": self._conductor.refusals.by_reason(),
             "memory": {"peak_bytes": peak_memory_bytes()},
             "disk": {
                 "free_bytes": usage.free,
@@ -119,9 +118,7 @@ class Documents:
     ) -> Document:
         """Return some clients: those with `filter` in their name, in a state, sorted."""
         run, now_s = self._conductor.state, self._conductor.clock()
-        refused: Counter[str] = Counter()
-        for row in self._conductor.refusals.rows():
-            refused[row["client_id"]] += row["count"]
+        refused = self._conductor.refusals.by_client()
         rows = [
             self._client(run, client, now_s, refused)
             for client in run.members
@@ -215,12 +212,6 @@ class Documents:
             "reported": len(step.uploads),
             "seconds": self._conductor.clock() - began_s if began_s else None,
         }
-
-    def _refusals(self) -> dict[str, int]:
-        counts: Counter[str] = Counter()
-        for row in self._conductor.refusals.rows():
-            counts[row["reason"]] += row["count"]
-        return dict(sorted(counts.items()))
 
 
 def thinned(points: list[Document], most: int) -> list[Document]:

@@ -16,14 +16,8 @@ from importlib.resources import files
 
 from ssfl.program.addresses import is_loopback
 from ssfl.program.web import Answer, Request, Route, text_answer
-from ssfl.server.status_documents import (
-    MOST_POINTS,
-    MOST_ROWS,
-    SORTS,
-    STATES,
-    Document,
-    Documents,
-)
+from ssfl.server.status_documents import MOST_POINTS, MOST_ROWS, SORTS, Document, Documents
+from ssfl.server.waiting import STATES
 
 POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; "

@@ -1,12 +1,13 @@
 """A run as charts and tables show it: bounded documents, made from history entries one by one.
 
-`RunView` takes the entries of `masks`, `rounds` and `evaluations` (history.py makes them) in any
-order between the lists, and gives documents that JSON can hold. Its memory grows with the clients
+`RunView` takes the entries of `masks`, `rounds` and `evaluations` (history.py makes them) in the
+order they came about in, and gives documents that JSON can hold. Its memory grows with the clients
 of a run, never with its rounds: curves are thinned (a stride that doubles), of the timeline and of
 the masks the newest are kept.
 
-A round's bytes are those of phase `values` alone: what masks and evaluations sent in between is
-not in them, and a void attempt's are in those of the round that was tried again.
+Bytes that stand against dense (dense.py) are those at the newest entry, never those of a step under
+way: so both sides are of the same transfers. A round's bytes are what came to them since the round
+before it: with a test of its model by all clients, and with attempts that were void.
 """
 
 from collections import deque
@@ -14,6 +15,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from ssfl.server.dense import BYTES_PER_VALUE, COMPARED, Holders
 from ssfl.server.history import Entry
 from ssfl.server.ledger import ONE_OFF, Direction
 
@@ -22,10 +24,9 @@ NEWEST_ROUNDS = 20  # in the timeline,
 SLOWEST_CLIENTS = 40  # with this many clients of a round each
 NEWEST_MASKS = 100
 NEWEST_INCIDENTS = 100
-BYTES_PER_VALUE = 4  # float32, as systems send that know no mask
 
 Rows = Iterable[Mapping[str, Any]]
-_TIMES = ("asked_s", "work_s", "upload_s", "received_s")
+_TIMES = ("asked_s", "sent_s", "work_s", "upload_s", "received_s")
 
 
 class Thinned:
@@ -118,14 +119,16 @@ class RunView:
         self._incidents: deque[Entry] = deque(maxlen=NEWEST_INCIDENTS)
         self._layers: Mapping[str, Mapping[str, int]] = {}  # of the newest mask
         self._clients: dict[str, _Client] = {}
-        self._values = {Direction.UP: 0, Direction.DOWN: 0}  # payload bytes up to the newest round
+        self._holders = Holders()
+        self._values = dict.fromkeys(Direction, 0)  # bytes to compare, up to the newest entry,
+        self._values_before = dict.fromkeys(Direction, 0)  # and up to the newest round
         self._sent = 0  # message bytes, both ways and all phases, up to the newest round
+        self.newest_round: Entry = {}  # the newest point of the curve
         self.num_rounds = 0
         self.num_masks = 0
         self.num_votes = 0  # clients whose scores counted, over all masks
-        self.num_asked = 0  # clients, over all rounds
-        self.num_reported = 0
-        self.num_tests = 0  # of a model by a client, over all evaluations
+        self.num_updates = 0  # that counted, over all rounds
+        self.num_models = 0  # to clients that were asked to train or test, and did not hold it yet
         self.best: Entry | None = None  # the evaluation with the highest accuracy, or lowest loss
         self.num_timed = 0  # rounds whose duration is known,
         self.seconds = 0.0  # their sum,
@@ -140,6 +143,7 @@ class RunView:
                 self.num_votes += len(entry.get("votes") or ())
                 self._masks.append({key: entry.get(key) for key in _OF_A_MASK})
                 self._layers = entry.get("layers") or {}
+                self._holders.renewed()
             case "rounds":
                 self._add_round(entry)
             case "evaluations":
@@ -154,7 +158,7 @@ class RunView:
                 sent[way] = sent.get(way, 0) + int(row["message_bytes"] or 0)
 
     def curve(self) -> list[Entry]:
-        """Return the rounds: test metrics of each one's base, duration, payload bytes.
+        """Return the rounds: test metrics of each one's base, duration, bytes of values.
 
         `sent_bytes`: all messages, both ways, before the round; what its base has cost.
         """
@@ -188,17 +192,12 @@ class RunView:
         return [self._clients[name].to_dict(name) for name in sorted(self._clients)]
 
     def bytes(self, ledger_rows: Rows, num_values: int) -> Entry:
-        """Return the totals, and those of the rounds against a system that sends every value.
-
-        `dense`: 4 bytes for each value of the model, for the same transfers: up from every client
-        that reported, down to every one that was asked.
-        """
+        """Return these totals; and against dense (dense.py), the values at the newest entry."""
         rows = [dict(row) for row in ledger_rows]
-        transfers = {Direction.UP: self.num_reported, Direction.DOWN: self.num_asked}
+        transfers = {Direction.UP: self.num_updates, Direction.DOWN: self.num_models}
         found: Entry = {"rows": rows}
         for way, count in transfers.items():
-            values = payload(rows, way, ("values",))
-            dense = BYTES_PER_VALUE * num_values * count
+            values, dense = self._values[way], BYTES_PER_VALUE * num_values * count
             ratio = values / dense if dense else None
             found[way.value] = {"values": values, "dense": dense, "ratio": ratio}
         found["one_off"] = {way.value: payload(rows, way, ONE_OFF) for way in Direction}
@@ -212,12 +211,19 @@ class RunView:
     def _client(self, name: str) -> _Client:
         return self._clients.setdefault(name, _Client())
 
+    def _count(self, entry: Mapping[str, Any]) -> None:
+        """Count who was asked, and had to be sent the model; note the bytes so far."""
+        names = [row["client"] for row in entry.get("clients") or ()]
+        self.num_models += self._holders.asked([*names, *(entry.get("missing") or ())])
+        self._values = {way: payload(entry["ledger"], way, COMPARED) for way in Direction}
+
     def _add_round(self, entry: Mapping[str, Any]) -> None:
         clients: Sequence[Mapping[str, Any]] = entry["clients"]
         missing: Sequence[str] = entry["missing"]
         self.num_rounds += 1
-        self.num_reported += len(clients)
-        self.num_asked += len(clients) + len(missing)
+        self.num_updates += len(clients)
+        self._count(entry)
+        self._holders.renewed()  # its commit makes another model
         for row in clients:
             self._client(row["client"]).add(row)
         for name in missing:
@@ -229,20 +235,18 @@ class RunView:
         phases = entry.get("phases")
         for phase, seconds in (phases or {}).items():
             self.phase_seconds[phase] = self.phase_seconds.get(phase, 0.0) + (seconds or 0.0)
-        before, sent = self._values, self._sent
-        self._values = {way: payload(entry["ledger"], way, ("values",)) for way in Direction}
-        self._sent = sent_bytes(entry["ledger"])
+        before, self._values_before = self._values_before, self._values
+        sent, self._sent = self._sent, sent_bytes(entry["ledger"])
         timed = {"round": entry["round"], "seconds": entry.get("seconds"), "phases": phases}
-        self._curve.add(
-            {
-                **timed,
-                "accuracy": entry["pooled"],
-                "loss": entry["loss"],
-                "up_bytes": self._values[Direction.UP] - before[Direction.UP],
-                "down_bytes": self._values[Direction.DOWN] - before[Direction.DOWN],
-                "sent_bytes": sent,
-            }
-        )
+        self.newest_round = {
+            **timed,
+            "accuracy": entry["pooled"],
+            "loss": entry["loss"],
+            "up_bytes": self._values[Direction.UP] - before[Direction.UP],
+            "down_bytes": self._values[Direction.DOWN] - before[Direction.DOWN],
+            "sent_bytes": sent,
+        }
+        self._curve.add(self.newest_round)
         lost = {"missing": list(missing)[:SLOWEST_CLIENTS], "num_missing": len(missing)}
         if missing or entry.get("attempt"):
             attempts = entry.get("attempt", 0)
@@ -260,7 +264,7 @@ class RunView:
         )
 
     def _add_evaluation(self, entry: Mapping[str, Any]) -> None:
-        self.num_tests += len(entry.get("clients") or ()) + len(entry.get("missing") or ())
+        self._count(entry)
         point = {
             "rounds_done": entry["rounds_done"],
             "accuracy": entry["pooled"],

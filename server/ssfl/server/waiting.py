@@ -7,6 +7,7 @@ from ssfl.server.state import Phase, RunState
 
 QUIET_S = 15.0  # with neither --clients nor `ssfl start`: begin after so long without a newcomer
 NAMES = 5  # shown; the rest is counted
+STATES = ("working", "waiting", "reported", "lost", "left", "removed")  # of a client
 
 
 def waiting_for(state: RunState, now_s: float) -> str:
@@ -66,7 +67,7 @@ def _gathering(state: RunState, now_s: float) -> str:
 
 
 def client_state(state: RunState, client: ClientId) -> str:
-    """Return waiting, working, reported, lost, left or removed."""
+    """Return one of STATES."""
     if client in state.removed:
         return "removed"
     if state.members[client].left:

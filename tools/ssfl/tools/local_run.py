@@ -18,7 +18,7 @@ from ssfl.program.lock import DirectoryLock
 from ssfl.server.report_source import open_folder
 from ssfl.tools.compare import comparison_document
 from ssfl.tools.federation import Federation
-from ssfl.tools.report import write_pages
+from ssfl.tools.report import write_comparison
 from ssfl.tools.screen import megabytes, status_line, status_view
 from ssfl.v1 import admin_pb2
 
@@ -224,5 +224,5 @@ def say_compared(console: Console, out: Path, dense: Result, ssfl: Result) -> No
     """Write the report of both runs and say where it is."""
     sources = open_folder(dense.models), open_folder(ssfl.models)
     page = out / "comparison.html"
-    write_pages(page, comparison_document(*sources, names=("dense", "ssfl")))
+    write_comparison(page, comparison_document(*sources, names=("dense", "ssfl")))
     console.print(f"both compared  {page}", soft_wrap=True)

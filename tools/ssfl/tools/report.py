@@ -11,7 +11,7 @@ from ssfl.method.settings import setting
 from ssfl.program import settings
 from ssfl.program.exits import ExitCode, ProgramError
 from ssfl.program.files import write_atomic
-from ssfl.server.report import report_document, title_of, write_report
+from ssfl.server.report import report_document, write_files, write_report
 from ssfl.server.report_page import page, to_json
 from ssfl.server.report_source import HISTORY, ReportError, Source, open_folder
 from ssfl.server.report_state import JOURNAL, open_state
@@ -25,7 +25,8 @@ DESCRIPTION = (
 )
 EPILOG = (
     "A run's own report is written into its folder; that of a state directory, or of two runs, "
-    "into the current one. --out names another HTML file; the JSON goes beside it."
+    "into the current one. --out names another HTML file. JSON and CSV go beside it: with "
+    "x.html, x.json, x-rounds.csv and x-clients.csv; a comparison has no CSV."
 )
 SHOWN = 12  # runs listed before "…"
 _DEPTHS = ("*", "*/*", "*/*/*", "*/*/*/*")
@@ -49,7 +50,7 @@ def report(argv: Sequence[str]) -> int:
     try:
         if config.other:
             pair = (open_run(config.run), open_run(Path(config.other)))
-            written = _give(config, comparison_document(*pair), Path("comparison.html"))
+            written = _of_two(config, comparison_document(*pair))
         else:
             written = _of_one(config, open_run(config.run))
     except ReportError as error:
@@ -67,28 +68,42 @@ def report(argv: Sequence[str]) -> int:
 
 
 def _of_one(config: ReportConfig, source: Source) -> Path | None:
-    is_results = (source.folder / HISTORY).is_file()
-    if is_results and not config.json and not config.out:
-        return write_report(source.folder)
-    return _give(config, report_document(source), Path(f"report-{source.told['run_id']}.html"))
-
-
-def _give(config: ReportConfig, document: Mapping[str, Any], usual: Path) -> Path | None:
-    """Print the document, or write it; return the HTML file."""
+    """Print the report of a run, or write it; return the HTML file."""
     if config.json:
-        print(to_json(document).decode(), end="")
+        _print(report_document(source))
         return None
-    html = Path(config.out) if config.out else usual
-    if html.suffix.lower() not in (".html", ".htm"):
-        raise ProgramError(f"--out must end in .html, got {html}", ExitCode.USAGE)
-    write_pages(html, document)
+    if (source.folder / HISTORY).is_file() and not config.out:
+        return write_report(source.folder)
+    html = _html(config, f"report-{source.told['run_id']}.html")
+    tables = (html.with_name(f"{html.stem}-{name}.csv") for name in ("rounds", "clients"))
+    write_files(source, html, *tables)
     return html
 
 
-def write_pages(html: Path, document: Mapping[str, Any]) -> None:
-    """Write a report's HTML file, and its JSON beside it."""
-    title = document["title"] if "title" in document else title_of(document)
-    write_atomic(html, page(title, document))
+def _of_two(config: ReportConfig, document: Mapping[str, Any]) -> Path | None:
+    """Print the comparison of two runs, or write it; return the HTML file."""
+    if config.json:
+        _print(document)
+        return None
+    html = _html(config, "comparison.html")
+    write_comparison(html, document)
+    return html
+
+
+def _print(document: Mapping[str, Any]) -> None:
+    print(to_json(document).decode(), end="")
+
+
+def _html(config: ReportConfig, usual: str) -> Path:
+    html = Path(config.out or usual)
+    if html.suffix.lower() not in (".html", ".htm"):
+        raise ProgramError(f"--out must end in .html, got {html}", ExitCode.USAGE)
+    return html
+
+
+def write_comparison(html: Path, document: Mapping[str, Any]) -> None:
+    """Write the HTML file of two runs compared, and its JSON beside it."""
+    write_atomic(html, page(document["title"], document))
     write_atomic(html.with_suffix(".json"), to_json(document))
 
 

@@ -4,7 +4,7 @@
 // at asks rarely. When the coordinator is not reached, the page says since when, keeps what it
 // showed, asks less and less often, and goes on by itself. Text from the network goes in as text.
 
-import { bars, bytes, densityBars, grouped, lineChart, percent, seconds, stackedBars, timeline } from "./charts.js";
+import { bars, bytes, densityBars, grouped, lineChart, percent, phaseBars, seconds, timeline } from "./charts.js";
 
 const EVERY_MS = 2000;
 const HIDDEN_MS = 30000;
@@ -13,7 +13,6 @@ const PATIENCE_MS = 8000; // with one answer
 const ROWS = 50; // of clients on a page
 const EVENTS = 400;
 const SHORT = 8; // fields of an event: more are folded away
-const PHASES = ["broadcast", "training", "collection", "aggregation", "commit"];
 const WORDS = {
   gathering: "Gathering clients",
   score: "Agreeing on a mask",
@@ -42,6 +41,7 @@ const seen = { mark: "", events: 0, started: 0 };
 const table = { filter: "", state: "", sort: "name", order: "ascending", offset: 0 };
 let rounds = [];
 let picked = "newest";
+let questions = 0; // about clients, so far
 let reachedAt = null;
 let failures = 0;
 let timer = 0;
@@ -93,8 +93,10 @@ async function askAll() {
 }
 
 async function askClients() {
+  const question = (questions += 1);
   const query = new URLSearchParams({ ...table, limit: ROWS });
   const found = await ask(`api/v1/clients?${query}`);
+  if (question !== questions) return; // what to show has been asked for since, perhaps otherwise
   if (table.offset && table.offset >= found.matching) {
     table.offset = Math.max(0, Math.floor((found.matching - 1) / ROWS) * ROWS);
     return askClients();
@@ -213,7 +215,7 @@ function showBytes(sent) {
   const none = rows.every((row) => row.parts[0] === 0);
   bars(at("bytes"), { label: "Bytes of values against sending every value as float32", nameLabel: "what", parts: ["bytes"], format: bytes, rows: none ? [] : rows, empty: "nothing has been sent yet" });
   at("bytes-rows").hidden = none;
-  set(at("bytes-note"), none ? "" : "values of all rounds so far");
+  set(at("bytes-note"), none ? "" : "values to train on and to test, up to the newest step that ended");
   byteRows = sent.rows;
   if (at("bytes-rows").open) fillByteRows();
 }
@@ -253,12 +255,7 @@ function showCurves({ curve, evaluations }) {
 
 function showRounds(newest) {
   rounds = newest;
-  const timed = newest.filter((one) => one.phases);
-  stackedBars(at("phases"), {
-    label: "Seconds of the newest rounds by phase", xLabel: "round", yLabel: "seconds", parts: PHASES, format: seconds, tall: 220,
-    columns: timed.map((one) => ({ name: String(one.round), parts: PHASES.map((phase) => one.phases[phase] ?? 0) })),
-    empty: "no round has been timed yet",
-  }); // prettier-ignore
+  phaseBars(at("phases"), newest, { yLabel: "seconds", tall: 220, empty: "no round has been timed yet" });
   const choice = at("round");
   const names = ["newest", ...newest.map((one) => String(one.round)).reverse()];
   if (names.length !== choice.length || [...choice.options].some((one, k) => one.value !== names[k])) {

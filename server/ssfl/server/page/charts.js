@@ -3,6 +3,7 @@
 //   lineChart(element, {label, series: [{name, points: [[x, y]]}], xLabel, yLabel, format})
 //   stackedBars(element, {label, columns: [{name, parts: [number]}], parts: [name], xLabel, format})
 //   bars(element, {label, rows: [{name, parts: [number], note}], parts: [name], format})
+//   phaseBars(element, rounds, {label})     seconds of rounds by phase, a column for each
 //   timeline(element, round, {label})       one round (of several: the newest), a row for each client
 //   densityBars(element, layers, {label})   what the mask keeps of each layer
 //
@@ -100,7 +101,17 @@ export function bars(element, chart) {
   });
 }
 
-/** One round by client, the slowest first: broadcast, training, upload, wait for the round's end. */
+/** Seconds of the rounds that were timed, by phase. */
+export function phaseBars(element, rounds, options = {}) {
+  const timed = rounds.filter((one) => one.phases);
+  const parts = [...new Set(timed.flatMap((one) => Object.keys(one.phases)))];
+  stackedBars(element, {
+    label: "Seconds of the newest rounds by phase", xLabel: "round", format: seconds, ...options, parts,
+    columns: timed.map((one) => ({ name: String(one.round), parts: parts.map((name) => one.phases[name] ?? 0) })),
+  }); // prettier-ignore
+}
+
+/** One round by client, the slowest first: what each did when (PIECES). */
 export function timeline(element, rounds, options = {}) {
   const round = Array.isArray(rounds) ? rounds[rounds.length - 1] : rounds;
   const rows = (round?.clients ?? [])
@@ -475,15 +486,17 @@ function ending(chart, row, format) {
   return row.ending ?? `${format(sum(row.parts))}${row.note && !chart.terse ? `, ${row.note}` : ""}`;
 }
 
-const PIECES = ["broadcast", "training", "upload", "wait for the round's end"];
-const PIECE_FILLS = [0, 1, 2, 4];
+const PIECES = ["broadcast", "training", "queue to upload", "upload", "wait for the round's end"];
+const PIECE_FILLS = [0, 1, 3, 2, 4];
 
-/** Cut a client's time into pieces: [0, asked and downloaded), worked, sent, waited. */
+/** Cut a client's time into pieces: had its task, worked, queued for a slot, sent, waited. */
 function piecesOf(row, end) {
   const received = Math.max(0, row.received_s);
   const upload = Math.min(Math.max(0, row.upload_s ?? 0), received);
   const work = Math.min(Math.max(0, row.work_s ?? 0), received - upload);
-  const lengths = [received - upload - work, work, upload, Math.max(0, end - received)];
+  const rest = received - upload - work;
+  const broadcast = Math.min(Math.max(0, row.sent_s ?? row.asked_s ?? rest), rest);
+  const lengths = [broadcast, work, rest - broadcast, upload, Math.max(0, end - received)];
   let start = 0;
   return PIECES.map((name, k) => {
     const piece = { name, start, length: lengths[k], fill: PIECE_FILLS[k] };

@@ -35,24 +35,37 @@ function frameOf(root, title, verdict, software) {
 
 function summary(page, data) {
   const made = card(page, "What came out");
-  const { final, best, by } = data.quality;
+  const { final, best, highest, by, mean_accuracy: mean, personal_accuracy: own } = data.quality;
   const rows = [];
   if (final && final.accuracy !== null) rows.push(["test accuracy", percentText(final.accuracy), `after ${final.rounds_done} rounds, by ${by}`]);
   if (final) rows.push(["test loss", lossText(final.loss), final.accuracy === null ? `after ${final.rounds_done} rounds, by ${by}` : ""]);
   for (const [name, value] of Object.entries(final?.metrics ?? {})) rows.push([name, lossText(value)]);
-  if (best) rows.push(["best", best.accuracy === null ? `loss ${lossText(best.loss)}` : percentText(best.accuracy), `after ${best.rounds_done} rounds`]);
+  if (best) rows.push(["best model, saved", testText(best), `after ${best.rounds_done} rounds, ${chosenText(best)}`]);
+  else if (highest) rows.push(["best test", testText(highest), `after ${highest.rounds_done} rounds, by all clients`]);
+  if (mean !== null) rows.push(["mean over clients", percentText(mean), "test accuracy of the model that the newest round began with"]);
+  if (own !== null) rows.push(["after own training", percentText(own), "mean over the clients of the newest round"]);
+  if (data.personal) rows.push(["personal models", percentText(data.personal.personal.mean), `mean over clients; the global model: ${percentText(data.personal.global.mean)}`]);
   rows.push(["rounds", `${data.rounds_done}`, data.times.mean_s === null ? "" : `${secondsText(data.times.mean_s)} each on average`]);
   rows.push(["clients", `${data.clients.length}`]);
   if (data.mask) rows.push(["kept weights", percentText(data.mask.num_kept / data.mask.num_masked), `${grouped(data.mask.num_kept)} of ${grouped(data.mask.num_masked)}`]);
-  for (const [name, what] of [["updates up", ["updates up"]], ["models down", ["models down", "models down to test"]]]) {
-    const lines = (data.bytes.formulas ?? []).filter((one) => what.includes(one.what));
-    const [here, dense] = ["bytes", "dense_bytes"].map((key) => lines.reduce((all, one) => all + (one[key] ?? 0), 0));
-    if (dense) rows.push([name, bytes(here), `${percentText(here / dense)} of dense, ${bytes(dense)}`]);
+  for (const [name, way] of [["updates up", "up"], ["models down", "down"]]) {
+    const { values, dense, ratio } = data.bytes[way];
+    if (dense) rows.push([name, bytes(values), `${percentText(ratio)} of dense, ${bytes(dense)}`]);
   }
   const once = data.bytes.one_off.up + data.bytes.one_off.down;
   rows.push(["one-off", bytes(once), "model, scores and mask"]);
   facts(made, rows);
   if (!final) words(made, "Nothing has been tested yet.", "notice");
+}
+
+function testText({ accuracy, loss }) {
+  return accuracy === null ? `loss ${lossText(loss)}` : percentText(accuracy);
+}
+
+function chosenText(best) {
+  if (best.chosen_on === "test") return "chosen on the test data";
+  const there = testText({ accuracy: best.chosen_accuracy, loss: best.chosen_loss });
+  return `chosen on the ${best.chosen_on} data: ${there} there`;
 }
 
 function curves(page, data) {
@@ -74,7 +87,7 @@ function curves(page, data) {
     { name: "this run", data },
   ]);
   const [unit, name] = byteUnit(Math.max(...data.curve.map((one) => Math.max(one.up_bytes, one.down_bytes)), 0));
-  lineChart(place(card(page, "Values sent in a round", { half: true, note: "payload, all clients together" })), {
+  lineChart(place(card(page, "Values sent in a round", { half: true, note: "payload, all clients together, to train on and to test" })), {
     label: "Payload bytes by round", xLabel: "round", yLabel: name, within: [0, Infinity], empty: "no round is done yet",
     series: ["up", "down"].map((way) => ({ name: way, points: data.curve.map((one) => [one.round, one[`${way}_bytes`] / unit]) })),
   });
@@ -126,7 +139,7 @@ function bytesCard(page, data) {
       { name: "here / dense", of: (one) => one.to_dense, as: ratioText },
     ], lines); // prettier-ignore
     words(made, breakEven(data));
-    words(made, "A model that went out to be tested is not sent again to the round after it: the two lines of models down belong together.", "faint");
+    words(made, "Models down: to train on or to test; a client that has tested a model is not sent it again to train on.", "faint");
   }
   table(made, "Ledger: every byte by phase, direction and encoding", [
     { name: "phase", of: (row) => row.phase, words: true },
@@ -150,8 +163,6 @@ function breakEven(data) {
 
 function timesCard(page, data) {
   const timed = data.timeline;
-  const parts = ["broadcast", "training", "collection", "aggregation", "commit"];
-  const phased = timed.filter((one) => one.phases);
   const made = card(page, "Time");
   made.classList.add("long");
   facts(made, [
@@ -160,12 +171,9 @@ function timesCard(page, data) {
     ["slowest", secondsText(data.times.slowest_s)],
     ...Object.entries(data.times.phases).map(([name, value]) => [name, secondsText(value), "over all rounds"]),
   ]);
-  if (phased.length) {
+  if (timed.some((one) => one.phases)) {
     made.append(node("h3", {}, "Newest rounds by phase"));
-    stackedBars(place(made), {
-      label: "Newest rounds by phase", parts, xLabel: "round", format: seconds,
-      columns: phased.map((one) => ({ name: String(one.round), parts: parts.map((name) => one.phases[name] ?? 0) })),
-    });
+    phaseBars(place(made), timed);
   }
   lineChart(place(made), {
     label: "Seconds of every round", xLabel: "round", within: [0, Infinity], format: seconds, empty: "no round's time is known",
