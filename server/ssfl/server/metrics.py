@@ -23,9 +23,8 @@ from ssfl.server.memory import folder_bytes, memory_limit_bytes, peak_memory_byt
 from ssfl.server.sessions import Sessions
 from ssfl.server.state import Phase, RunState
 from ssfl.server.uploads import Uploads
-from ssfl.server.waiting import client_state, seconds_left
+from ssfl.server.waiting import STATES, client_state, seconds_left
 
-STATES = ("waiting", "working", "reported", "lost", "left", "removed")
 GONE = ("left", "removed")
 AWAY = ("lost", *GONE)
 _DIGEST_CHARACTERS = 12
@@ -174,10 +173,7 @@ class RunCollector(Collector):
 
     def _trouble(self) -> Iterator[Metric]:
         tally = self._conductor.tally
-        by_reason: Counter[str] = Counter()
-        for row in self._conductor.refusals.rows():
-            by_reason[row["reason"]] += row["count"]
-        yield many(series.REFUSALS, dict(sorted(by_reason.items())))
+        yield many(series.REFUSALS, self._conductor.refusals.by_reason())
         yield many(series.RESUMES, {way.value: tally.resumes[way] for way in Direction})
         yield one(series.RETRIES, tally.retries)
         yield histograms(series.JOURNAL_SYNC, {(): tally.syncs})
