@@ -42,7 +42,10 @@ class Cluster:
     services: dict[str, "Pod"] = field(default_factory=dict)  # host:port -> who answers
 
     def secret(self, name: str, **files: bytes) -> None:
-        """Add a secret, as `kubectl create secret` does."""
+        """Add a secret, as `kubectl create secret` does, or replace it."""
+        self.documents = [
+            one for one in self.documents if (one["kind"], _name(one)) != ("Secret", name)
+        ]
         data = {key: base64.b64encode(value).decode() for key, value in files.items()}
         metadata = {"name": name}
         self.documents.append({"kind": "Secret", "metadata": metadata, "data": data})
