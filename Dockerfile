@@ -61,7 +61,8 @@ LABEL org.opencontainers.image.title="ssfl-coordinator" \
 COPY --from=coordinator-packages /opt/ssfl /opt/ssfl
 ENV SSFL_HOST=0.0.0.0 SSFL_HEALTH_PORT=50053 SSFL_STATE_DIR=/var/lib/ssfl/coordinator
 EXPOSE 50051
-HEALTHCHECK --interval=10s --timeout=5s --start-period=60s \
+# Unhealthy only after the 5 minutes that reading a large state may take.
+HEALTHCHECK --interval=10s --timeout=5s --start-period=300s \
     CMD ["python", "-c", "from http.client import HTTPConnection as H; c = H('127.0.0.1', 50053, timeout=4); c.request('GET', '/readyz'); raise SystemExit(c.getresponse().status != 200)"]
 ENTRYPOINT ["ssfl-coordinator"]
 

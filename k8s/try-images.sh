@@ -17,14 +17,17 @@ FOLDER=$(mktemp -d)
 RUN=(--clients="$CLIENTS" --rounds=5 --reproducible --seed=7)
 # What podman needs where no systemd and no network plug-ins are.
 PODMAN=(podman --cgroup-manager=cgroupfs --runtime=runc)
-CONTAINED=(--network=host --ulimit=nofile=1024:1024 --ulimit=nproc=1024:1024 --no-healthcheck
+BOUNDS=(--ulimit=nofile=1024:1024 --ulimit=nproc=1024:1024
   --read-only --cap-drop=ALL --security-opt=no-new-privileges)
+CONTAINED=("${BOUNDS[@]}" --network=host --no-healthcheck)
+# Nothing but its own loopback, so that every port is free; health checks when we ask for them.
+ALONE=("${BOUNDS[@]}" --network=none --health-interval=disable)
 
 fail() { echo "$*" >&2; exit 1; }
 
 end() {
   local name
-  for name in coordinator $(seq -f 'client-%g' 0 $((CLIENTS - 1))); do
+  for name in health coordinator $(seq -f 'client-%g' 0 $((CLIENTS - 1))); do
     "${PODMAN[@]}" rm --force --time=0 "ssfl-try-$name" >/dev/null 2>&1 || true
   done
   rm -rf "$FOLDER"
@@ -127,6 +130,23 @@ stops() {
   [[ $code == 143 ]] || fail "the coordinator was asked to stop and ended with $code"
 }
 
+# health_check TARGET [flags]: the image's own HEALTHCHECK passes, and fails if the program hangs.
+health_check() {
+  local target=$1 name=ssfl-try-health
+  shift
+  "${PODMAN[@]}" run --detach --replace --name="$name" "${ALONE[@]}" --volume="$FOLDER/data:/data:ro" \
+    "localhost/ssfl-$target:try" "$@" >/dev/null 2>"$FOLDER/health.log" || fail "$(cat "$FOLDER/health.log")"
+  until "${PODMAN[@]}" healthcheck run "$name" >/dev/null; do
+    [[ $("${PODMAN[@]}" inspect --format '{{.State.Running}}' "$name") == true ]] \
+      || fail "$("${PODMAN[@]}" logs --tail=20 "$name" 2>&1)"
+    sleep 0.5
+  done
+  "${PODMAN[@]}" kill --signal=STOP "$name" >/dev/null
+  if "${PODMAN[@]}" healthcheck run "$name" >/dev/null; then fail "a $target that hangs is called healthy"; fi
+  "${PODMAN[@]}" rm --force --time=0 "$name" >/dev/null 2>&1
+  printf '%-12s health check: passes, and fails when it hangs\n' "$target"
+}
+
 outside() {
   local port index clients=()
   port=$(free_port)
@@ -156,6 +176,8 @@ build_images
 show_sizes
 inside
 stops
+health_check coordinator --insecure
+health_check client --data=shard_0
 outside
 echo "inside   $(digest "$FOLDER/coordinator")"
 echo "outside  $(digest "$FOLDER/outside")"

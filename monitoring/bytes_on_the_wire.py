@@ -17,6 +17,7 @@ from monitoring.panels import (
 
 TITLE = "Bytes on the wire"
 NOTHING = "nothing sent yet"
+COMPARED = "values|evaluation"  # the phases that ssfl_dense_bytes_total is about
 
 
 def bytes_on_the_wire() -> Json:
@@ -35,13 +36,13 @@ def bytes_on_the_wire() -> Json:
 
 
 def _first() -> list[Panel]:
-    values = f"ssfl_payload_bytes_total{{{SELECTED}"
     return [
         *(
             stat(
                 f"Sent {direction}",
-                f"Encoded tensors that went {direction} in the whole run, restarts included.",
-                f'sum({values}, direction="{direction}"}})',
+                f"Encoded tensors that went {direction} since the coordinator's process started; "
+                "the status page and the report have those of the whole run.",
+                f'sum(ssfl_payload_bytes_total{{{SELECTED}, direction="{direction}"}})',
                 unit="decbytes",
                 no_data=NOTHING,
             )
@@ -50,8 +51,8 @@ def _first() -> list[Panel]:
         *(
             stat(
                 f"Of dense, {direction}",
-                "Values sent in rounds, as a share of what the dense model as float32 would have "
-                f"taken {direction}.",
+                "Values sent to train and to test since the coordinator's process started, as a "
+                f"share of what the dense model as float32 would have taken {direction}.",
                 f'ssfl_bytes_to_dense_ratio{{{SELECTED}, direction="{direction}"}}',
                 unit="percentunit",
                 no_data="no round yet",
@@ -127,14 +128,16 @@ def _parts() -> list[Panel]:
         ),
         lines(
             "Sent, against dense",
-            "Values of the rounds so far, and what the dense model would have taken for the same.",
+            "Values sent to train and to test since the coordinator's process started, and what "
+            "the dense model as float32 would have taken for the same (dashed).",
             [
                 Query(
                     f"sum by (direction) (ssfl_dense_bytes_total{{{SELECTED}}})",
                     "dense {{direction}}",
                 ),
                 Query(
-                    f"sum by (direction) (ssfl_payload_bytes_total{{{SELECTED}}})",
+                    "sum by (direction) "
+                    f'(ssfl_payload_bytes_total{{{SELECTED}, phase=~"{COMPARED}"}})',
                     "sent {{direction}}",
                 ),
             ],

@@ -86,7 +86,7 @@ def _first() -> list[Panel]:
         stat(
             "Coordinator",
             "Whether it took up the run of an earlier process (after a crash or an upgrade).",
-            f"max(ssfl_recoveries_total{{{SELECTED}}})",
+            f"max(ssfl_run_recovered{{{SELECTED}}})",
             words={"0": "began the run", "1": "took it up again"},
             no_data=NO_RUN,
         ),

@@ -1,5 +1,6 @@
 """The manifests as they are applied: each overlay rendered once, its documents found by kind."""
 
+import os
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,18 @@ def render(folder: Path) -> list[Document]:
 
 def overlay(name: str) -> list[Document]:
     return render(K8S / "overlays" / name)
+
+
+def variant(name: str, component: str, folder: Path) -> list[Document]:
+    """Return an overlay with a component that it leaves out by default; `folder` is empty."""
+    document = {
+        "apiVersion": "kustomize.config.k8s.io/v1beta1",
+        "kind": "Kustomization",
+        "resources": [os.path.relpath(K8S / "overlays" / name, folder.resolve())],
+        "components": [os.path.relpath(K8S / "components" / component, folder.resolve())],
+    }
+    (folder / "kustomization.yaml").write_text(yaml.safe_dump(document))
+    return render(folder)
 
 
 def find(documents: list[Document], kind: str, name: str = "") -> Document:

@@ -42,7 +42,10 @@ class Cluster:
     services: dict[str, "Pod"] = field(default_factory=dict)  # host:port -> who answers
 
     def secret(self, name: str, **files: bytes) -> None:
-        """Add a secret, as `kubectl create secret` does."""
+        """Add a secret, as `kubectl create secret` does, or replace it."""
+        self.documents = [
+            one for one in self.documents if (one["kind"], _name(one)) != ("Secret", name)
+        ]
         data = {key: base64.b64encode(value).decode() for key, value in files.items()}
         metadata = {"name": name}
         self.documents.append({"kind": "Secret", "metadata": metadata, "data": data})
@@ -87,6 +90,7 @@ class Pod:
         self.starts = 0
         (self.container,) = self.spec["containers"]
         self.running: Program | None = None
+        self._localize_files()
 
     # -- its life
 
@@ -121,6 +125,13 @@ class Pod:
         except OSError:
             return False
 
+    def forwarded(self, port: int, path: str) -> tuple[int, bytes]:
+        """Ask the pod's own loopback, as `kubectl port-forward` does; return status and body."""
+        link = http.client.HTTPConnection("localhost", self.ports[port], timeout=10)
+        link.request("GET", path)
+        answer = link.getresponse()
+        return answer.status, answer.read()
+
     def waits_for(self, probe: str) -> None:
         """Wait until a probe succeeds, for as long as Kubernetes would wait for a start."""
 
@@ -142,7 +153,7 @@ class Pod:
     def execute(self, command: str, *arguments: str) -> Program:
         """Run a command as `kubectl exec` does, to its end."""
         name = f"{self.name}-exec-{self.starts}-{command}"
-        words: list[str | Path] = [SCRIPTS / command, *arguments]
+        words: list[str | Path] = [SCRIPTS / command, *map(self._local, arguments)]
         program = Program(name, words, self._folder(), self._environment(self.container))
         program.ends()
         return program
@@ -203,6 +214,9 @@ class Pod:
         if source == "secret":
             for key, text in self._find("Secret", volume[source]["secretName"])["data"].items():
                 (folder / key).write_bytes(base64.b64decode(text))
+        elif source == "configMap":
+            for key, text in self._find("ConfigMap", volume[source]["name"])["data"].items():
+                (folder / key).write_text(text, "utf-8")
         else:
             assert source in ("own", "emptyDir", "persistentVolumeClaim"), source
         return folder
@@ -212,7 +226,7 @@ class Pod:
     def path(self, inside: str) -> Path:
         """Return where a path inside the container is on this machine."""
         mounts: list[tuple[str, Path]] = [
-            (one["mountPath"], self.volumes[one["name"]])
+            (one["mountPath"], self.volumes[one["name"]] / one.get("subPath", ""))
             for container in [*self.spec.get("initContainers", []), self.container]
             for one in container["volumeMounts"]
         ]
@@ -220,6 +234,14 @@ class Pod:
             if inside == mount or inside.startswith(f"{mount}/"):
                 return folder / inside.removeprefix(mount).lstrip("/")
         raise AssertionError(f"{self.name}: {inside} is in no volume, and the rest is read-only")
+
+    def _localize_files(self) -> None:
+        """Give settings files from ConfigMaps this machine's paths."""
+        for volume in self._volumes():
+            for file in self.volumes[volume["name"]].iterdir() if "configMap" in volume else ():
+                text = file.read_text("utf-8")
+                text = re.sub(r'(?<=")/[^"]+(?=")', lambda found: str(self.path(found[0])), text)
+                file.write_text(text, "utf-8")
 
     def _folder(self) -> Path:
         return self.path(self._image(self.container).folder)

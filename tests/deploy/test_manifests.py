@@ -1,6 +1,5 @@
 """The manifests as documents: their schemas, and what must fit together in them."""
 
-import os
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,7 +12,7 @@ import yaml
 
 from deploy.crds import SCHEMAS
 from deploy.image import image
-from deploy.manifests import K8S, OVERLAYS, Document, find, overlay, pod_of, render, workloads
+from deploy.manifests import K8S, OVERLAYS, Document, find, overlay, pod_of, variant, workloads
 from ssfl.client.config import ClientConfig, settings_elsewhere
 from ssfl.program import settings
 from ssfl.program.exits import ExitCode
@@ -31,14 +30,7 @@ def everything(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[Docum
     found = {name: overlay(name) for name in OVERLAYS}
     for name, component in (("production", "ingress"), ("site", "gpu")):
         folder = tmp_path_factory.mktemp(component)
-        document = {
-            "apiVersion": "kustomize.config.k8s.io/v1beta1",
-            "kind": "Kustomization",
-            "resources": [os.path.relpath(K8S / "overlays" / name, folder.resolve())],
-            "components": [os.path.relpath(K8S / "components" / component, folder.resolve())],
-        }
-        (folder / "kustomization.yaml").write_text(yaml.safe_dump(document))
-        found[f"{name} with {component}"] = render(folder)
+        found[f"{name} with {component}"] = variant(name, component, folder)
     return found
 
 
@@ -146,10 +138,13 @@ def test_the_programs_take_the_flags_of_every_variant(
             name = source["configMapRef"]["name"]
             variables |= find(everything[case], "ConfigMap", name)["data"]
         if workload["kind"] == "StatefulSet":
-            settings.load(
+            config = settings.load(
                 CoordinatorConfig, container["args"], variables, case, "",
                 known_elsewhere=client_settings(),
             )  # fmt: skip
+            assert bool(config.tls_ca) is (case == "production")
+            assert bool(config.join_token_file) is (case == "production with ingress")
+            assert (config.status_host, config.status_port) == ("127.0.0.1", 8080)
         else:
             settings.load(
                 ClientConfig, container["args"], variables, case, "",
@@ -168,6 +163,10 @@ def test_the_coordinator_is_one_pod_that_resumes_by_itself(name: str) -> None:
     words = [*container["args"], *settings_of(overlay(name), container)]
     assert not re.search("fresh|exit_when_done|exit-when-done", " ".join(words), re.IGNORECASE)
     assert pod["terminationGracePeriodSeconds"] >= DRAIN_S + MARGIN_S
+    # Alive it is at once: only readiness gives it the time to read a large state.
+    startup = container["startupProbe"]
+    assert startup["httpGet"]["path"] == "/readyz"
+    assert startup["periodSeconds"] * startup["failureThreshold"] >= 300
     assert container["readinessProbe"]["httpGet"]["path"] == "/readyz"
     assert container["livenessProbe"]["httpGet"]["path"] == "/healthz"
     assert CoordinatorConfig().exit_when_done is False
@@ -280,8 +279,9 @@ def test_every_yaml_file_belongs_to_an_overlay_or_component() -> None:
         document = yaml.safe_load(file.read_text("utf-8"))
         local = [*document.get("resources", []), *document.get("components", [])]
         local += [one["path"] for one in document.get("patches", []) if "path" in one]
-        local += [one for made in document.get("configMapGenerator", []) for one in made["envs"]]
+        for made in document.get("configMapGenerator", []):
+            local += [*made.get("envs", []), *made.get("files", [])]
         named |= {(file.parent / Path(one)).resolve() for one in local}
     for file in K8S.rglob("*"):
-        if file.suffix in (".yaml", ".env") and file.name != "kustomization.yaml":
+        if file.suffix in (".yaml", ".env", ".toml") and file.name != "kustomization.yaml":
             assert file.resolve() in named, file

@@ -5,22 +5,24 @@ import json
 import socket
 import ssl
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from datasets.small_shard import small_shard
-from deploy.manifests import find, overlay
+from deploy.manifests import find, overlay, variant
 from deploy.pods import Cluster, Pod
 from program.pems import make
 from ssfl.datasets.shards import write_shard
 from ssfl.program.exits import ExitCode
-from system.programs import until
+from system.programs import SCRIPTS, Program, environment, until
 
 pytestmark = pytest.mark.system
 
 SITES = ("hospital-a", "hospital-b")
+OPERATOR = "/etc/ssfl/operator.toml"
 Place = Callable[..., Pod]
 
 
@@ -44,9 +46,11 @@ def place() -> Iterator[Place]:
 
 
 def status(coordinator: Pod) -> dict[str, Any]:
-    """Ask what the run is doing, by `kubectl exec … -- ssfl status`."""
+    """Ask what the run is doing, by `kubectl exec … -- ssfl status`, as k8s/README.md has it."""
+    mounts = [one["mountPath"] for one in coordinator.container["volumeMounts"]]
+    who = ["--config", OPERATOR] if OPERATOR in mounts else []
     admin = f"--admin=localhost:{coordinator.ports[50052]}"
-    asked = coordinator.execute("ssfl", "status", "--json", admin)
+    asked = coordinator.execute("ssfl", "status", "--json", admin, *who)
     assert asked.ends() == 0, asked.err
     answer: dict[str, Any] = json.loads(asked.out)
     return answer
@@ -80,6 +84,7 @@ def test_the_local_overlay_runs_a_federation_stays_up_and_resumes(
         client.waits_for("startupProbe")
         assert client.succeeds("livenessProbe")
     assert [client.program.ends() for client in clients] == [ExitCode.DONE] * 4
+    assert page(coordinator)["phase"] == "finished"
     assert {one["client_id"] for one in status(coordinator)["clients"]} == {
         "shard_00", "shard_01", "shard_02", "shard_03",
     }  # fmt: skip
@@ -119,7 +124,12 @@ def test_production_and_sites_run_under_mutual_tls_through_a_crash(
     coordinator.program.kill()
     coordinator.start()
     coordinator.waits_for("readinessProbe")
-    assert "ssfl_run_phase{" in scraped(cluster, coordinator)
+    answer = scraped(cluster, coordinator)
+    assert " 200 " in answer.splitlines()[0] and "ssfl_run_phase{" in answer
+    cluster.tls_secret("ssfl-prometheus-tls", certs, SITES[0])  # a site may not read about others
+    with suppress(OSError):  # cut off, or closed without a word
+        assert scraped(cluster, coordinator) == ""
+    assert page(coordinator)["run_id"] == before["run_id"]
     assert joined(coordinator) == [SITES[0]]
     assert status(coordinator)["run_id"] == before["run_id"]
 
@@ -134,6 +144,48 @@ def test_production_and_sites_run_under_mutual_tls_through_a_crash(
     assert len(found) == 3
     assert len(set(found)) == 1
     assert coordinator.terminate() == ExitCode.TERMINATED
+
+
+def test_behind_an_ingress_sites_show_a_token_and_no_certificate(
+    tmp_path: Path, place: Place
+) -> None:
+    """What is behind the proxy, which ends TLS and has no certificate of its own to show."""
+    certs = make(tmp_path / "certs", hosts=("ssfl-coordinator",))
+    (tmp_path / "kustomize").mkdir()
+    documents = variant("production", "ingress", tmp_path / "kustomize")
+    cluster = Cluster(tmp_path / "coordinator", documents)
+    for name in ("coordinator", "admin"):
+        cluster.tls_secret(f"ssfl-{name}-tls", certs, name)
+    cluster.secret("ssfl-join-token", token=b"0123456789abcdef" * 4)
+    cluster.settings("ssfl-run").update(
+        SSFL_CLIENTS="1", SSFL_MIN_CLIENTS="1", SSFL_ROUNDS="1", SSFL_MODEL="mlp"
+    )
+    coordinator = place(cluster, "StatefulSet")
+    coordinator.start()
+    coordinator.waits_for("startupProbe")
+    assert status(coordinator)["phase"] == "gathering"
+
+    token, shard = tmp_path / "token", tmp_path / "shard.npz"
+    write_shard(shard, small_shard())
+    command: list[str | Path] = [
+        SCRIPTS / "ssfl-client", f"--data={shard}", f"--join-token-file={token}",
+        f"--coordinator=localhost:{coordinator.ports[50051]}", f"--tls-ca={certs / 'ca.pem'}",
+    ]  # fmt: skip
+    token.write_text("another" * 8)
+    stranger = Program("stranger", [*command, "--client-id=stranger"], tmp_path, environment())
+    assert stranger.ends() == ExitCode.REFUSED
+    token.write_text("0123456789abcdef" * 4)
+    client = Program("client", command, tmp_path, environment())
+    assert client.ends() == ExitCode.DONE
+    assert joined(coordinator) == ["shard"]
+
+
+def page(coordinator: Pod) -> dict[str, Any]:
+    """Ask the status page by `kubectl port-forward`."""
+    code, body = coordinator.forwarded(8080, "/api/v1/status")
+    assert code == 200
+    answer: dict[str, Any] = json.loads(body)
+    return answer
 
 
 def joined(coordinator: Pod) -> list[str]:
@@ -154,7 +206,7 @@ def site(folder: Path, name: str, coordinator: Pod, certs: Path, place: Place) -
 
 
 def scraped(cluster: Cluster, coordinator: Pod) -> str:
-    """Ask for the metrics as the ServiceMonitor tells Prometheus to."""
+    """Ask for the metrics as the ServiceMonitor tells Prometheus to; return the whole answer."""
     (endpoint,) = find(cluster.documents, "ServiceMonitor")["spec"]["endpoints"]
     service = find(cluster.documents, "Service", "ssfl-coordinator")["spec"]
     (port,) = [one for one in service["ports"] if one["name"] == endpoint["port"]]
@@ -171,9 +223,7 @@ def scraped(cluster: Cluster, coordinator: Pod) -> str:
         context.wrap_socket(plain, server_hostname=tls["serverName"]) as link,
     ):
         link.sendall(f"GET {endpoint['path']} HTTP/1.0\r\n\r\n".encode())
-        answer = b"".join(iter(lambda: link.recv(65536), b"")).decode()
-    assert " 200 " in answer.splitlines()[0]
-    return answer
+        return b"".join(iter(lambda: link.recv(65536), b"")).decode()
 
 
 def secret_file(cluster: Cluster, reference: dict[str, str]) -> Path:

@@ -5,7 +5,7 @@ import shlex
 from pathlib import Path
 
 from deploy.kubectl import ROOT
-from deploy.manifests import K8S, OVERLAYS, overlay, pod_of, workloads
+from deploy.manifests import K8S, OVERLAYS, find, overlay, pod_of, workloads
 from docs.pages import blocks_of
 from ssfl.tools.main import main
 
@@ -29,6 +29,25 @@ def test_every_folder_that_is_applied_is_there() -> None:
 def test_every_file_and_folder_that_is_named_is_there() -> None:
     for name in re.findall(r"`((?:base|overlays|components)[\w./-]*|\w+\.(?:yaml|env))`", PAGE):
         assert list(K8S.rglob(name.rpartition("/")[2])) or (ROOT / name).exists(), name
+
+
+def test_the_operators_file_is_where_the_production_pod_has_it() -> None:
+    """test_pods.py runs `ssfl status` with it."""
+    told = [words for words in commands() if words[3:4] == ["exec"]]
+    assert [words[words.index("--") + 1 :] for words in told] == [
+        ["ssfl", "status"],
+        ["ssfl", "status", "--config", "/etc/ssfl/operator.toml"],
+    ]
+    (coordinator,) = workloads(overlay("production"))
+    (container,) = pod_of(coordinator)["containers"]
+    assert "/etc/ssfl/operator.toml" in [one["mountPath"] for one in container["volumeMounts"]]
+
+
+def test_the_forwarded_port_is_that_of_the_status_page() -> None:
+    (command,) = [words for words in commands() if words[3:4] == ["port-forward"]]
+    for name in ("local", "production"):
+        (container,) = pod_of(find(overlay(name), "StatefulSet"))["containers"]
+        assert f"--status-port={command[5]}" in container["args"]
 
 
 def test_the_certificates_and_secrets_are_those_that_are_mounted(tmp_path: Path) -> None:

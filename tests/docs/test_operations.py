@@ -3,21 +3,23 @@
 import re
 
 import pytest
+import yaml
 
 from docs.pages import ROOT
+from ssfl.program.exits import ExitCode
 from ssfl.tools.clients_view import clients_document
 from ssfl.v1 import admin_pb2, coordinator_pb2, saliency_pb2, update_pb2
 
 OPERATIONS = (ROOT / "docs" / "operations.md").read_text("utf-8")
 PRIVACY = (ROOT / "docs" / "privacy.md").read_text("utf-8")
 PARTS = ("- **Means.** ", "- **Urgent.** ", "- **Look at.** ", "- **Do.** ")
+RULES = yaml.safe_load((ROOT / "monitoring" / "rules.yml").read_text("utf-8"))["groups"]
 ALERTS = {
-    "SsflCoordinatorDown": "Page", "SsflRunStalled": "Page", "SsflRunNotMoving": "Page",
-    "SsflDiskAlmostFull": "Page", "SsflDiskFull": "Page", "SsflRoundSlow": "Ticket",
-    "SsflClientsLost": "Ticket", "SsflClientSilent": "Ticket", "SsflRefusals": "Ticket",
-    "SsflStepsVoid": "Ticket", "SsflJournalSlow": "Ticket", "SsflMemoryGrowing": "Ticket",
-    "SsflSiteDisconnected": "Ticket",
-}  # fmt: skip
+    rule["alert"]: str(rule["labels"]["severity"]).capitalize()
+    for group in RULES
+    for rule in group["rules"]
+    if "alert" in rule
+}
 
 # What a client sends, field by field, and the words by which the privacy page tells of it.
 # Fields that only name a message (run, step, digests) or check it say nothing of the data.
@@ -78,6 +80,23 @@ def test_every_alert_has_a_runbook_entry_with_all_its_parts(name: str) -> None:
 def test_the_runbook_has_no_entry_for_an_alert_that_is_not() -> None:
     entries = re.findall(r"^### (Ssfl\w+)$", OPERATIONS, flags=re.M)
     assert sorted(entries) == sorted(ALERTS)
+
+
+def test_the_pages_have_the_right_number_of_alerts() -> None:
+    assert len(ALERTS) == 13
+    for page in ("README.md", "docs/monitoring.md"):
+        assert "thirteen alerts" in (ROOT / page).read_text("utf-8")
+
+
+def test_a_site_is_started_again_unless_its_job_would_give_it_up() -> None:
+    """By hand and in Kubernetes alike: what ended for good stays so, all else is tried again."""
+    job = yaml.safe_load((ROOT / "k8s" / "base" / "client" / "job.yaml").read_text("utf-8"))
+    _, fail = job["spec"]["podFailurePolicy"]["rules"]
+    told = re.search(r"starts its client, .* another code than ([\d, or]+) \|", OPERATIONS)
+    assert told is not None
+    codes = [int(code) for code in re.findall(r"\d+", told[1])]
+    assert codes == [ExitCode.DONE, *fail["onExitCodes"]["values"]]
+    assert set(codes) < {int(code) for code in ExitCode}
 
 
 def test_the_json_of_the_clients_is_as_documented() -> None:

@@ -12,6 +12,7 @@ from monitoring.panels import UIDS
 
 from parts import npm_part
 from ssfl.program import series
+from ssfl.server.dense import COMPARED
 from watch.dashboard_files import NAMES, dashboard, expressions, metric_names, panels
 
 TYPES = Path(__file__).parent / "grafana-types"
@@ -75,6 +76,13 @@ def test_every_series_is_shown_or_alerted_on() -> None:
     seen = {name.removesuffix("_bucket").removesuffix("_sum") for name in used}
     not_shown = {one.shown for one in (*series.COORDINATOR, *series.CLIENT)} - seen
     assert not_shown <= {"ssfl_build_info"}
+
+
+def test_what_is_shown_beside_dense_is_what_dense_stands_for() -> None:
+    (panel,) = [one for one in panels("bytes-on-the-wire") if one["title"] == "Sent, against dense"]
+    dense, sent = [target["expr"] for target in panel["targets"]]
+    assert "ssfl_dense_bytes_total" in dense
+    assert f'phase=~"{"|".join(COMPARED)}"' in sent
 
 
 @pytest.mark.parametrize("name", NAMES)
