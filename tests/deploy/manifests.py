@@ -1,6 +1,6 @@
 """The manifests as they are applied: each overlay rendered once, its documents found by kind."""
 
-import os
+import shutil
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -29,15 +29,18 @@ def overlay(name: str) -> list[Document]:
 
 
 def variant(name: str, component: str, folder: Path) -> list[Document]:
-    """Return an overlay with a component that it leaves out by default; `folder` is empty."""
-    document = {
-        "apiVersion": "kustomize.config.k8s.io/v1beta1",
-        "kind": "Kustomization",
-        "resources": [os.path.relpath(K8S / "overlays" / name, folder.resolve())],
-        "components": [os.path.relpath(K8S / "components" / component, folder.resolve())],
-    }
-    (folder / "kustomization.yaml").write_text(yaml.safe_dump(document))
-    return render(folder)
+    """Return an overlay with a component that it leaves out by default, switched on as its
+    kustomization.yaml says; `folder` is empty.
+    """
+    for tree in (K8S, K8S.parent / "monitoring"):
+        shutil.copytree(tree, folder / tree.name)
+    file = folder / "k8s" / "overlays" / name / "kustomization.yaml"
+    text = file.read_text()
+    left_out = f"  # - ../../components/{component}\n"
+    assert left_out in text
+    text = text.replace("  - ../../components/gateway\n", "")  # one way in at a time
+    file.write_text(text.replace(left_out, left_out.replace("# ", "")))
+    return render(file.parent)
 
 
 def find(documents: list[Document], kind: str, name: str = "") -> Document:
