@@ -8,6 +8,7 @@ from monitoring.panels import (
     RED,
     SELECTED,
     SKY,
+    YELLOW,
     Json,
     Panel,
     Query,
@@ -129,14 +130,15 @@ def _first() -> list[Panel]:
         ),
         lines(
             "Disk and memory in use",
-            "Share of the disk of the state directory, and of the memory the coordinator may have.",
+            "Share of the disk of the state directory (and of the results, if that is another), "
+            "and of the memory the coordinator may have.",
             [
-                Query(f"1 - instance:ssfl_disk_free:ratio{{{SELECTED}}}", "disk"),
+                Query(f"1 - instance_disk:ssfl_disk_free:ratio{{{SELECTED}}}", "{{disk}} disk"),
                 Query(f"instance:ssfl_memory_used:ratio{{{SELECTED}}}", "memory"),
             ],
             unit="percentunit",
             most=1.0,
-            colors={"disk": ORANGE, "memory": BLUE},
+            colors={"state disk": ORANGE, "out disk": YELLOW, "memory": BLUE},
             no_data=NO_RUN,
             width=6,
         ),
@@ -307,7 +309,7 @@ def _machine() -> list[Panel]:
             "Disk of the state directory",
             "Free room, uploads that wait for their round's commit (spool), and the journal.",
             [
-                Query(f"ssfl_disk_free_bytes{{{SELECTED}}}", "free"),
+                Query(f"ssfl_disk_free_bytes{{{SELECTED}, disk='state'}}", "free"),
                 Query(f"ssfl_spool_bytes{{{SELECTED}}}", "spool"),
                 Query(f"ssfl_journal_bytes{{{SELECTED}}}", "journal"),
             ],

@@ -14,7 +14,7 @@ from ssfl.program.metrics import metrics_route
 from ssfl.program.web import Request
 from ssfl.server import events
 from ssfl.server.conductor import Conductor
-from ssfl.server.metrics import RunCollector
+from ssfl.server.metrics import RunCollector, disks
 from ssfl.server.sessions import Sessions
 from ssfl.server.tally import Result
 from ssfl.server.uploads import Uploads
@@ -61,6 +61,14 @@ def test_a_stalled_run_and_refusals_can_be_seen(tmp_path: Path, manifest: Manife
         assert C1 in conductor.state.members
 
     conduct(tmp_path, script)
+
+
+def test_a_disk_is_shown_once(tmp_path: Path) -> None:
+    assert disks(tmp_path, tmp_path / "not" / "made" / "yet") == {"state": tmp_path}
+    assert disks(tmp_path / "state", Path("/proc/runs")) == {
+        "state": tmp_path,
+        "out": Path("/proc"),
+    }
 
 
 def test_only_declared_series_are_shown(tmp_path: Path, manifest: Manifest) -> None:

@@ -176,11 +176,11 @@ SPOOL_BYTES = _gauge("ssfl_spool_bytes", "uploads on the disk that are not yet i
 UPLOADS = _gauge("ssfl_uploads_in_flight", "uploads that are coming in now")
 UPLOAD_SLOTS = _gauge("ssfl_upload_slots", "uploads that may come in at once (--upload-slots)")
 DISK_FREE = _gauge(
-    "ssfl_disk_free_bytes", "room on the disk of --state-dir and of --out-dir", "disk"
+    "ssfl_disk_free_bytes",
+    "room on the disk of --state-dir (state), and of --out-dir (out) if that is another",
+    "disk",
 )
-DISK_SIZE = _gauge(
-    "ssfl_disk_size_bytes", "size of the disk of --state-dir and of --out-dir", "disk"
-)
+DISK_SIZE = _gauge("ssfl_disk_size_bytes", "size of these disks", "disk")
 DISK_FULL = _gauge("ssfl_disk_full", "1 if the coordinator waits for room on its disk")
 MEMORY_PEAK = _gauge("ssfl_memory_peak_bytes", "largest resident memory so far")
 MEMORY_LIMIT = _gauge(

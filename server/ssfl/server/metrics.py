@@ -184,8 +184,10 @@ class RunCollector(Collector):
         yield one(series.SPOOL_BYTES, folder_bytes(conductor.spool.root))
         yield one(series.UPLOADS, self._uploads.in_flight)
         yield one(series.UPLOAD_SLOTS, self._uploads.slots)
-        disks = {"state": conductor.store.root, "out": self._out_dir}
-        usage = {name: shutil.disk_usage(existing(folder)) for name, folder in disks.items()}
+        usage = {
+            name: shutil.disk_usage(folder)
+            for name, folder in disks(conductor.store.root, self._out_dir).items()
+        }
         yield many(series.DISK_FREE, {name: found.free for name, found in usage.items()})
         yield many(series.DISK_SIZE, {name: found.total for name, found in usage.items()})
         yield one(series.DISK_FULL, bool(conductor.room.missing))
@@ -194,7 +196,14 @@ class RunCollector(Collector):
         yield from maybe(series.HEAP, heap_bytes())
 
 
-def existing(folder: Path) -> Path:
+def disks(state_dir: Path, out_dir: Path) -> dict[str, Path]:
+    """Return a folder on each disk that is written to: `out` only if it is not that of `state`."""
+    state, out = _existing(state_dir), _existing(out_dir)
+    same = state.stat().st_dev == out.stat().st_dev
+    return {"state": state} if same else {"state": state, "out": out}
+
+
+def _existing(folder: Path) -> Path:
     """Return a folder, or the one it will be made in."""
     while not folder.exists() and folder != folder.parent:
         folder = folder.parent
