@@ -7,6 +7,7 @@ from monitoring.panels import (
     ORANGE,
     SELECTED,
     SKY,
+    WINDOW,
     Json,
     Panel,
     Query,
@@ -33,6 +34,10 @@ def bytes_on_the_wire() -> Json:
             ("Links", _links()),
         ],
     )
+
+
+def _rate(height: str) -> str:
+    return f"rate(ssfl_{height}_bytes_total{{{SELECTED}}}[{WINDOW}])"
 
 
 def _first() -> list[Panel]:
@@ -76,44 +81,36 @@ def _first() -> list[Panel]:
         ),
         lines(
             "Bytes per second",
-            "Encoded tensors by direction, mean over 10 minutes.",
-            [
-                Query(
-                    "sum by (direction) "
-                    f"(instance_direction:ssfl_payload_bytes:rate10m{{{SELECTED}}})",
-                    "{{direction}}",
-                )
-            ],
+            "Encoded tensors by direction, mean over the window.",
+            [Query(f"sum by (direction) ({_rate('payload')})", "{{direction}}")],
             unit="Bps",
             colors=DIRECTIONS,
             no_data=NOTHING,
         ),
         lines(
             "Bytes per round",
-            "Encoded tensors divided by the rounds committed, over 10 minutes.",
+            "Encoded tensors divided by the rounds committed, over the window: the more rounds it "
+            "holds, the better.",
             [
                 Query(
-                    "sum by (direction) "
-                    f"(instance_direction:ssfl_payload_bytes:rate10m{{{SELECTED}}}) "
-                    "/ on () group_left () "
-                    f"sum(rate(ssfl_rounds_total{{{SELECTED}}}[10m]))",
+                    f"sum by (direction) ({_rate('payload')}) / on () group_left () "
+                    f"(sum(rate(ssfl_rounds_total{{{SELECTED}}}[{WINDOW}])) > 0)",
                     "{{direction}}",
                 )
             ],
             unit="decbytes",
             colors=DIRECTIONS,
-            no_data="no round yet",
+            no_data="no round ended in this window: choose a longer one above",
         ),
     ]
 
 
 def _parts() -> list[Panel]:
-    rate = f"rate(ssfl_payload_bytes_total{{{SELECTED}}}[10m])"
     return [
         lines(
             "By phase",
             "Encoded tensors by what the run was doing: initial model, scores, mask, values.",
-            [Query(f"sum by (phase) ({rate})", "{{phase}}")],
+            [Query(f"sum by (phase) ({_rate('payload')}) > 0", "{{phase}}")],
             unit="Bps",
             stacked=True,
             no_data=NOTHING,
@@ -121,7 +118,7 @@ def _parts() -> list[Panel]:
         lines(
             "By encoding",
             "Encoded tensors by their form on the wire.",
-            [Query(f"sum by (encoding) ({rate})", "{{encoding}}")],
+            [Query(f"sum by (encoding) ({_rate('payload')}) > 0", "{{encoding}}")],
             unit="Bps",
             stacked=True,
             no_data=NOTHING,
@@ -157,9 +154,9 @@ def _parts() -> list[Panel]:
             "The same traffic at three heights: encoded tensors, whole messages, and what the "
             "kernel counted. They should lie close together; a gap is overhead or retransmission.",
             [
-                Query(f"sum(rate(ssfl_payload_bytes_total{{{SELECTED}}}[10m]))", "tensors"),
-                Query(f"sum(rate(ssfl_message_bytes_total{{{SELECTED}}}[10m]))", "messages"),
-                Query(f"sum(rate(ssfl_socket_bytes_total{{{SELECTED}}}[10m]))", "TCP"),
+                Query(f"sum({_rate('payload')})", "tensors"),
+                Query(f"sum({_rate('message')})", "messages"),
+                Query(f"sum({_rate('socket')})", "TCP"),
             ],
             unit="Bps",
             colors={"tensors": GREEN, "messages": SKY, "TCP": BLUE},
@@ -217,10 +214,10 @@ def _links() -> list[Panel]:
         ),
         lines(
             "Transfers that went on after a cut",
-            "Resumed uploads and downloads in 10 minutes, as the coordinator counts them.",
+            "Resumed uploads and downloads in the window, as the coordinator counts them.",
             [
                 Query(
-                    f"sum by (direction) (increase(ssfl_resumes_total{{{SELECTED}}}[10m]))",
+                    f"sum by (direction) (increase(ssfl_resumes_total{{{SELECTED}}}[{WINDOW}]))",
                     "{{direction}}",
                 )
             ],
@@ -234,7 +231,7 @@ def _links() -> list[Panel]:
             "Encoded tensors as the clients themselves count them, where they are scraped.",
             [
                 Query(
-                    "sum by (instance, direction) (rate(ssfl_site_payload_bytes_total[10m]))",
+                    "sum by (instance, direction) (rate(ssfl_site_payload_bytes_total[$window]))",
                     "{{instance}} {{direction}}",
                 )
             ],
@@ -243,11 +240,11 @@ def _links() -> list[Panel]:
         ),
         lines(
             "Sites: time of a transfer",
-            "0.9 quantile over 10 minutes, as the clients themselves measure it.",
+            "0.9 quantile over the window, as the clients themselves measure it.",
             [
                 Query(
                     "histogram_quantile(0.9, sum by (instance, direction, le) "
-                    "(rate(ssfl_site_transfer_seconds_bucket[10m])))",
+                    "(rate(ssfl_site_transfer_seconds_bucket[$window])))",
                     "{{instance}} {{direction}}",
                 )
             ],

@@ -9,6 +9,7 @@ from monitoring.panels import (
     RED,
     SELECTED,
     SKY,
+    WINDOW,
     YELLOW,
     Json,
     Panel,
@@ -70,11 +71,12 @@ def _first() -> list[Panel]:
         ),
         stat(
             "Counted of asked",
-            "Of the results asked for in the last hour, the share that counted.",
-            f"sum(increase(ssfl_clients_reported_total{{{SELECTED}}}[1h])) / "
-            f"sum(increase(ssfl_clients_selected_total{{{SELECTED}}}[1h]))",
+            "Of the results asked for in the window, the share that counted. The step under way "
+            "has none yet: choose a window of several rounds.",
+            f"sum(increase(ssfl_clients_reported_total{{{SELECTED}}}[{WINDOW}])) / "
+            f"(sum(increase(ssfl_clients_selected_total{{{SELECTED}}}[{WINDOW}])) > 0)",
             unit="percentunit",
-            no_data="nobody was asked in the last hour",
+            no_data="nobody was asked in this window",
         ),
         stat(
             "Void steps",
@@ -95,7 +97,7 @@ def _first() -> list[Panel]:
 
 def _clients() -> list[Panel]:
     def rate(name: str) -> str:
-        return f"sum(increase({name}{{{SELECTED}}}[10m]))"
+        return f"sum(increase({name}{{{SELECTED}}}[{WINDOW}]))"
 
     return [
         lines(
@@ -110,7 +112,7 @@ def _clients() -> list[Panel]:
         ),
         lines(
             "Asked, counted, late, lost",
-            "Per 10 minutes: clients asked to work, results that counted, results that came when "
+            "In the window: clients asked to work, results that counted, results that came when "
             "their step was closed, clients lost.",
             [
                 Query(rate("ssfl_clients_selected_total"), "asked"),
@@ -163,11 +165,11 @@ def _clients() -> list[Panel]:
         ),
         lines(
             "Joined",
-            "Times a client joined in 10 minutes, for the first time or again (after a restart or "
+            "Times a client joined in the window, for the first time or again (after a restart or "
             "a cut).",
             [
                 Query(
-                    f"sum by (again) (increase(ssfl_clients_joined_total{{{SELECTED}}}[10m]))",
+                    f"sum by (again) (increase(ssfl_clients_joined_total{{{SELECTED}}}[{WINDOW}]))",
                     "again: {{again}}",
                 )
             ],
@@ -198,7 +200,8 @@ def _trouble() -> list[Panel]:
             "Calls refused in 15 minutes; docs/recovery.md says what each reason means.",
             [
                 Query(
-                    f"sum by (reason) (instance_reason:ssfl_refusals:increase15m{{{SELECTED}}})",
+                    "sum by (reason) "
+                    f"(instance_reason:ssfl_refusals:increase15m{{{SELECTED}}}) > 0",
                     "{{reason}}",
                 )
             ],
@@ -208,14 +211,26 @@ def _trouble() -> list[Panel]:
         ),
         lines(
             "Sent again, gone on, void",
-            "Per 10 minutes: tasks sent again, transfers that went on after a cut, void steps.",
+            "In the window: tasks sent again, transfers that went on after a cut, void steps, and "
+            "how often the coordinator was started.",
             [
-                Query(f"sum(increase(ssfl_retries_total{{{SELECTED}}}[10m]))", "tasks again"),
-                Query(f"sum(increase(ssfl_resumes_total{{{SELECTED}}}[10m]))", "transfers"),
-                Query(f"sum(increase(ssfl_steps_void_total{{{SELECTED}}}[10m]))", "void steps"),
+                Query(f"sum(increase(ssfl_retries_total{{{SELECTED}}}[{WINDOW}]))", "tasks again"),
+                Query(f"sum(increase(ssfl_resumes_total{{{SELECTED}}}[{WINDOW}]))", "transfers"),
+                Query(
+                    f"sum(increase(ssfl_steps_void_total{{{SELECTED}}}[{WINDOW}]))", "void steps"
+                ),
+                Query(
+                    f"sum(changes(process_start_time_seconds{{{SELECTED}}}[{WINDOW}]))",
+                    "coordinator started",
+                ),
             ],
             unit="short",
-            colors={"tasks again": ORANGE, "transfers": BLUE, "void steps": RED},
+            colors={
+                "tasks again": ORANGE,
+                "transfers": BLUE,
+                "void steps": RED,
+                "coordinator started": PURPLE,
+            },
             no_data=NO_RUN,
         ),
         lines(
@@ -270,11 +285,11 @@ def _sites() -> list[Panel]:
         ),
         lines(
             "Time to compute a result",
-            "0.9 quantile over 10 minutes, by kind of work.",
+            "0.9 quantile over the window, by kind of work.",
             [
                 Query(
                     "histogram_quantile(0.9, sum by (instance, work, le) "
-                    "(rate(ssfl_site_work_seconds_bucket[10m])))",
+                    "(rate(ssfl_site_work_seconds_bucket[$window])))",
                     "{{instance}} {{work}}",
                 )
             ],
@@ -293,16 +308,16 @@ def _sites() -> list[Panel]:
         ),
         lines(
             "Results, joins, tries",
-            "Per 10 minutes: results by what became of them, joins, calls that did not get "
+            "In the window: results by what became of them, joins, calls that did not get "
             "through, transfers that went on.",
             [
                 Query(
-                    "sum by (outcome) (increase(ssfl_site_results_total[10m]))",
+                    "sum by (outcome) (increase(ssfl_site_results_total[$window]))",
                     "result {{outcome}}",
                 ),
-                Query("sum(increase(ssfl_site_joins_total[10m]))", "joins"),
-                Query("sum(increase(ssfl_site_retries_total[10m]))", "not reached"),
-                Query("sum(increase(ssfl_site_resumes_total[10m]))", "gone on"),
+                Query("sum(increase(ssfl_site_joins_total[$window]))", "joins"),
+                Query("sum(increase(ssfl_site_retries_total[$window]))", "not reached"),
+                Query("sum(increase(ssfl_site_resumes_total[$window]))", "gone on"),
             ],
             unit="short",
             colors={"joins": SKY, "not reached": RED, "gone on": PURPLE},

@@ -18,7 +18,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from monitoring.build import HERE
-from monitoring.panels import UIDS
+from monitoring.panels import UIDS, WINDOW
 from monitoring.round_latency import round_latency
 from monitoring.servers import Prometheus, free_port
 from rich.console import Console
@@ -185,7 +185,7 @@ def _expression(title: str) -> str:
     panels = round_latency()["panels"]
     (panel,) = [one for one in panels if one["title"] == title]
     expr: str = panel["targets"][0]["expr"]
-    return expr.replace("$job", ".*").replace("$instance", ".*")
+    return expr.replace("$job", ".*").replace("$instance", ".*").replace(WINDOW, "10m")
 
 
 def _has_data(prometheus: Prometheus, expr: str) -> bool:

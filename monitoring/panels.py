@@ -3,7 +3,9 @@
 A panel says what it shows (`title`), how to read it (`text`), its unit, and what to print when
 there is no data, since an empty panel at night raises questions. Colours are those of Okabe and
 Ito, which colour-blind readers can tell apart; no state is told by colour alone. Expressions choose
-the coordinators with SELECTED, by the variables at the head of each dashboard.
+the coordinators with SELECTED, by the variables at the head of each dashboard, and the time that
+means are over with WINDOW: a sixth of what is shown unless somebody chooses, so that a look at the
+day suits rounds of an hour as a look at the hour suits rounds of a second.
 """
 
 import itertools
@@ -15,6 +17,7 @@ Json = dict[str, Any]
 
 DOCS = "http://localhost:8000"  # `make docs-serve`; another place: monitoring.build --docs URL
 SELECTED = 'job=~"$job", instance=~"$instance"'
+WINDOW = "$window"  # of means and counts: longer than a round, else there is nothing to show
 SOURCE = {"type": "prometheus", "uid": "${datasource}"}
 
 # Okabe and Ito, "Color Universal Design" (2008).
@@ -318,7 +321,7 @@ def _mask_refresh() -> Json:
     return _annotation(
         "new mask",
         PURPLE,
-        f"changes(ssfl_mask_epoch{{{SELECTED}}}[1m]) > 0",
+        f"changes(ssfl_mask_epoch{{{SELECTED}}}[2m]) > 0",  # two steps: no change falls between
         "{{instance}} has a new mask",
     )
 
@@ -327,7 +330,7 @@ def _recoveries() -> Json:
     return _annotation(
         "coordinator started",
         GREY,
-        f"changes(process_start_time_seconds{{{SELECTED}}}[1m]) > 0",
+        f"time() - process_start_time_seconds{{{SELECTED}}} < 90",
         "the coordinator {{instance}} started again",
     )
 
@@ -359,7 +362,26 @@ def _variables() -> list[Json]:
         },
         _choice("job", "job", "label_values(ssfl_run_phase, job)"),
         _choice("instance", "coordinator", 'label_values(ssfl_run_phase{job=~"$job"}, instance)'),
+        _window(),
     ]
+
+
+def _window() -> Json:
+    times = ("10m", "1h", "6h", "1d")
+    auto = {"selected": True, "text": "auto", "value": "$__auto_interval_window"}
+    return {
+        "name": "window",
+        "label": "means over",
+        "type": "interval",
+        "query": ",".join(times),
+        "current": auto,
+        "options": [auto, *({"selected": False, "text": one, "value": one} for one in times)],
+        "auto": True,
+        "auto_count": 6,
+        "auto_min": "10m",
+        "refresh": 2,
+        "hide": 0,
+    }
 
 
 def _choice(name: str, label: str, query: str) -> Json:

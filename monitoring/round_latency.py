@@ -8,6 +8,7 @@ from monitoring.panels import (
     RED,
     SELECTED,
     SKY,
+    WINDOW,
     YELLOW,
     Json,
     Panel,
@@ -20,8 +21,14 @@ from monitoring.panels import (
 )
 
 TITLE = "Round latency"
+# Refusals that the alert SsflRefusals leaves out: they are part of going on after a restart or a
+# cut, have an alert of their own, or answer an operator's command.
+ROUTINE = (
+    "join_again|unknown_client|session_ended|stale_base|stale_mask|slot_yielded|run_over|no_progress|"
+    "disk_full|too_few_clients|no_mask|paused|removed|too_many_checks"
+)
 NO_RUN = "no coordinator seen"
-NO_ROUND = "no round yet"
+NO_ROUND = "no round ended in this window: choose a longer one above"
 
 
 def round_latency() -> Json:
@@ -59,10 +66,10 @@ def _first() -> list[Panel]:
         ),
         stat(
             "To the end",
-            "Time to the end of the run at the pace so far.",
+            "Time to the end of the run at the pace of its newest rounds.",
             f"ssfl_run_seconds_left{{{SELECTED}}}",
             unit="dtdurations",
-            no_data="not known yet, or over",
+            no_data="not known yet, stalled, or over",
         ),
         stat(
             "Age of the step",
@@ -70,12 +77,14 @@ def _first() -> list[Panel]:
             f"ssfl_step_elapsed_seconds{{{SELECTED}}} / ssfl_round_deadline_seconds{{{SELECTED}}}",
             unit="percentunit",
             bad=1.0,
-            no_data=NO_RUN,
+            no_data="no deadline (--reproducible): its age is below",
         ),
         stat(
             "Refused in 15 minutes",
-            "Calls the coordinator refused, for any reason. By reason: Clients and reliability.",
-            f"sum(instance_reason:ssfl_refusals:increase15m{{{SELECTED}}}) or vector(0)",
+            "Calls refused for a reason that an honest, well-configured client does not meet. All "
+            "reasons: Clients and reliability.",
+            "ceil(sum(instance_reason:ssfl_refusals:increase15m"
+            f'{{{SELECTED}, reason!~"{ROUTINE}"}}))',
             bad=1.0,
             no_data=NO_RUN,
         ),
@@ -88,8 +97,8 @@ def _first() -> list[Panel]:
         ),
         table(
             "Who holds it up",
-            "Clients that the step under way waits for, with the time since each was last heard of "
-            "and what its newest result took. Empty between steps.",
+            "Clients that the step under way, or a stalled run, waits for, with the time since "
+            "each was last heard of and what its newest result took. Empty between steps.",
             {
                 "silent for": (
                     f"max by (client) (ssfl_client_last_seen_seconds{{{SELECTED}}} "
@@ -110,7 +119,7 @@ def _first() -> list[Panel]:
             },
             key="client",
             sort="silent for",
-            no_data="nobody: no step waits for a client",
+            no_data="nobody: nothing waits for a client",
             width=12,
         ),
         lines(
@@ -147,20 +156,18 @@ def _first() -> list[Panel]:
 
 def _phases() -> list[Panel]:
     step = f'ssfl_step_duration_seconds_bucket{{{SELECTED}, work="train"}}'
-    phase = f"instance_phase_le:ssfl_round_phase_seconds_bucket:rate10m{{{SELECTED}}}"
+    phase = f"rate(ssfl_round_phase_seconds_bucket{{{SELECTED}}}[{WINDOW}])"
+    spent, rounds = (
+        f"sum by (phase) (rate(ssfl_round_phase_seconds_{part}{{{SELECTED}}}[{WINDOW}]))"
+        for part in ("sum", "count")
+    )
     return [
         lines(
             "A round's time by phase",
-            "Mean over 10 minutes, along the client that reported last: broadcast (until it had "
+            "Mean over the window, along the client that reported last: broadcast (until it had "
             "its task), training, collection (until the round closed), aggregation (the sum), "
             "commit (the journal). Stacked, they are the round.",
-            [
-                Query(
-                    "avg by (phase) "
-                    f"(instance_phase:ssfl_round_phase_seconds:mean10m{{{SELECTED}}})",
-                    "{{phase}}",
-                )
-            ],
+            [Query(f"{spent} / ({rounds} > 0)", "{{phase}}")],
             unit="s",
             stacked=True,
             colors=PHASES,
@@ -168,10 +175,10 @@ def _phases() -> list[Panel]:
         ),
         lines(
             "Rounds: half, nine in ten, all but one in a hundred",
-            "Quantiles of the time from the start of a round to its commit, over 10 minutes.",
+            "Quantiles of the time from the start of a round to its commit, over the window.",
             [
                 Query(
-                    f"histogram_quantile({share}, sum by (le) (rate({step}[10m])))",
+                    f"histogram_quantile({share}, sum by (le) (rate({step}[{WINDOW}])))",
                     name,
                 )
                 for share, name in ((0.5, "half"), (0.9, "9 in 10"), (0.99, "99 in 100"))
@@ -188,7 +195,7 @@ def _phases() -> list[Panel]:
         ),
         lines(
             "Phases: nine rounds in ten",
-            "0.9 quantile of each phase over 10 minutes; logarithmic, since training may take an "
+            "0.9 quantile of each phase over the window; logarithmic, since training may take an "
             "hour and the commit milliseconds.",
             [
                 Query(
@@ -243,8 +250,8 @@ def _results() -> list[Panel]:
     return [
         lines(
             "Rounds per minute",
-            "Committed rounds, over 10 minutes.",
-            [Query(f"60 * rate(ssfl_rounds_total{{{SELECTED}}}[10m])", "rounds per minute")],
+            "Committed rounds, over the window.",
+            [Query(f"60 * rate(ssfl_rounds_total{{{SELECTED}}}[{WINDOW}])", "rounds per minute")],
             unit="short",
             colors={"rounds per minute": BLUE},
             no_data=NO_ROUND,
@@ -277,11 +284,13 @@ def _machine() -> list[Panel]:
     return [
         lines(
             "Journal: time to the disk",
-            "Half and 99 of 100 writes of the journal, over 10 minutes. Every upload waits for "
+            "Half and 99 of 100 writes of the journal, over the window. Every upload waits for "
             "one.",
             [
-                Query(f"histogram_quantile(0.5, sum by (le) (rate({sync}[10m])))", "half"),
-                Query(f"histogram_quantile(0.99, sum by (le) (rate({sync}[10m])))", "99 in 100"),
+                Query(f"histogram_quantile(0.5, sum by (le) (rate({sync}[{WINDOW}])))", "half"),
+                Query(
+                    f"histogram_quantile(0.99, sum by (le) (rate({sync}[{WINDOW}])))", "99 in 100"
+                ),
             ],
             unit="s",
             colors={"half": GREEN, "99 in 100": RED},

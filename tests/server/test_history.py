@@ -227,10 +227,22 @@ def test_accuracy_is_that_of_the_newest_model_and_all_clients_count_more_than_a_
     assert told(*ROUND_0, *EVALUATION, *sampled).newest["pooled"] == 9 / 40
 
 
-def test_pace_is_the_mean_over_rounds() -> None:
+def round_of(seconds: float | None) -> tuple[Fact, ...]:
+    return (*ROUND_0[:-1], committed(2, seconds=seconds))
+
+
+def test_pace_is_that_of_the_usual_round_of_late() -> None:
     assert told(*SCORING).seconds_per_round is None
-    faster = (*ROUND_0[:-1], committed(2, seconds=1.0))
-    assert told(*ROUND_0, *faster).seconds_per_round == 2.0
+    assert told(*round_of(3.0), *round_of(1.0)).seconds_per_round == 2.0
+    night = told(*round_of(1.0), *round_of(30_000.0), *round_of(None), *round_of(2.0))
+    assert night.seconds_per_round == 2.0
+    later = told(*(fact for n in range(60) for fact in round_of(1.0 if n < 40 else 5.0)))
+    assert later.seconds_per_round == 5.0 and len(later.round_times) == 20
+
+
+def test_pace_has_its_share_of_the_tests_between_rounds() -> None:
+    tested = (*EVALUATION[:-1], committed(3, seconds=8.0))
+    assert told(*round_of(1.0), *round_of(1.0), *tested).seconds_per_round == 5.0
 
 
 NOTHING: dict[str, object] = {"pooled": None, "mean": None, "loss": None, "metrics": {}}

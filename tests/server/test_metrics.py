@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 from prometheus_client.parser import text_string_to_metric_families
@@ -14,10 +15,13 @@ from ssfl.program.metrics import metrics_route
 from ssfl.program.web import Request
 from ssfl.server import events
 from ssfl.server.conductor import Conductor
+from ssfl.server.ledger import CARRIED, Direction, encoding_word
 from ssfl.server.metrics import RunCollector, disks
 from ssfl.server.sessions import Sessions
+from ssfl.server.state import Stall
 from ssfl.server.tally import Result
 from ssfl.server.uploads import Uploads
+from ssfl.v1 import transfer_pb2
 
 Samples = dict[tuple[str, str], float]
 
@@ -63,6 +67,25 @@ def test_a_stalled_run_and_refusals_can_be_seen(tmp_path: Path, manifest: Manife
     conduct(tmp_path, script)
 
 
+def test_what_may_be_counted_begins_at_zero(tmp_path: Path) -> None:
+    """`increase` does not see a series begin, and scores, say, are sent but once."""
+
+    async def script(conductor: Conductor) -> None:
+        told = asking(conductor)()
+        assert told["ssfl_payload_bytes_total", "up,scores,scores"] == 0
+        assert told["ssfl_refusals_total", "bad_values"] == told["ssfl_refusals_total", "internal"]
+        assert told["ssfl_clients_selected_total", "personalize"] == 0
+        conductor.ledger.count("scores", Direction.UP, 50, 40, encoding="scores")
+        assert asking(conductor)()["ssfl_payload_bytes_total", "up,scores,scores"] == 40
+
+    conduct(tmp_path, script)
+
+
+def test_what_tensors_travel_as_is_named_as_on_the_wire() -> None:
+    words = {encoding_word(number) for number in transfer_pb2.Encoding.values()}
+    assert {word for encodings in CARRIED.values() for word in encodings} < words
+
+
 def test_a_disk_is_shown_once(tmp_path: Path) -> None:
     assert disks(tmp_path, tmp_path / "not" / "made" / "yet") == {"state": tmp_path}
     assert disks(tmp_path / "state", Path("/proc/runs")) == {
@@ -106,5 +129,13 @@ def test_of_very_many_clients_the_slowest_and_the_most_silent_are_shown(
         assert len(shown) <= 2 * series.SLOWEST_SHOWN
         assert {f"c{number:03}" for number in range(480, 500)} <= shown
         assert told["ssfl_client_upload_bytes_per_second", "c499"] == 200.0
+        # The quickest of all is the one that everybody waits for, and another never ended.
+        stall = Stall("too few clients", (ClientId("c003"),), "1 more client", 0.0)
+        conductor.state = replace(conductor.state, stall=stall)
+        del conductor.tally.results[ClientId("c007")]
+        told = asking(conductor)()
+        shown = {label for name, label in told if name == "ssfl_client_samples"}
+        assert len(shown) <= 2 * series.SLOWEST_SHOWN and {"c003", "c007"} <= shown
+        assert told["ssfl_client_pending", "c003"] == 1
 
     conduct(tmp_path, script, settings)

@@ -69,6 +69,16 @@ def test_a_join_counts_when_it_comes_with_the_model() -> None:
     assert run.tally.joined == {False: 2}
     run.tell(facts.ClientJoined(A, 9, "t", 5, "m", "cpu"))
     assert run.tally.joined == {False: 2, True: 1}
+    run.join(B)  # started again: it first asks for the model, then joins with it
+    assert run.tally.joined == {False: 2, True: 2}
+
+
+def test_a_client_that_joined_an_earlier_process_joins_again() -> None:
+    run = begun()
+    later = Tally()
+    later.begin(run.state, run.ledger)
+    later.take(facts.ClientJoined(A, 9, "t", 5, "m", "cpu"), run.state, run.ledger, VALUES)
+    assert later.joined == {True: 1}
 
 
 def test_bytes_against_dense_are_the_share_of_kept_values_in_every_moment() -> None:

@@ -6,6 +6,7 @@ finds nothing to complain of in what the two programs show.
 
 import http.server
 import json
+import math
 import os
 import re
 import signal
@@ -17,6 +18,7 @@ import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import grpc
 import pytest
@@ -32,6 +34,7 @@ from watch.dashboard_files import NAMES, expressions
 pytestmark = pytest.mark.system
 
 ROOT = HERE.parent
+BYTES = "bytes-on-the-wire"
 HURRY = 60.0  # minutes of `for:` are seconds
 RUN = (
     "--clients=2", "--rounds=1000000", "--local-steps=2", "--model=mlp", "--sparsity=0.9",
@@ -89,6 +92,19 @@ def be_refused(coordinator: Coordinator) -> None:
             stub.Join(pb.JoinRequest(protocol_version=99, client_id="stranger"), timeout=20)
 
 
+def kinds_of_bytes(prometheus: Prometheus) -> set[tuple[str, ...]]:
+    """Return the labels of all counters of tensor bytes."""
+    names = ("direction", "phase", "encoding")
+    rows = prometheus.ask("ssfl_payload_bytes_total")
+    return {tuple(row["metric"][name] for name in names) for row in rows}
+
+
+def numbers(rows: list[dict[str, Any]]) -> list[float]:
+    """Return what can be drawn of an answer."""
+    found = (float(value) for row in rows for _, value in row["values"])
+    return [value for value in found if math.isfinite(value)]
+
+
 def is_sound(port: int) -> None:
     """Show a program's metrics to promtool, which must have nothing to say."""
     with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=20) as answer:
@@ -135,6 +151,7 @@ def test_a_broken_federation_is_seen_by_prometheus(sites: Programs) -> None:
         coordinator = sites.coordinator(*flags, port=port)
         prometheus.targets({"coordinator": [f"localhost:{metrics}"], "client": []})
         until(lambda: prometheus.ask("ssfl_run_phase == 1"), "the coordinator is scraped")
+        kinds = kinds_of_bytes(prometheus)
         clients = [start_client(sites, coordinator, f"shard_0{n}") for n in range(2)]
         ports = [metrics_port(client) for client in clients]
         prometheus.targets({"client": [f"localhost:{one}" for one in ports]})
@@ -149,6 +166,10 @@ def test_a_broken_federation_is_seen_by_prometheus(sites: Programs) -> None:
         clients[1].kill()
         for alert in ("SsflClientsLost", "SsflRunStalled"):
             until(lambda alert=alert: alert in prometheus.firing(), f"{alert} fires")  # type: ignore[misc]
+        assert [row["metric"]["client"] for row in prometheus.ask("ssfl_client_pending == 1")] == [
+            "shard_01"
+        ]
+        assert not prometheus.ask("ssfl_run_seconds_left"), "nobody knows"
         stalled = prometheus.firing()["SsflRunStalled"]
         assert "Missing: 1 clients" in stalled["annotations"]["description"]
         assert "SsflRefusals" in prometheus.firing()
@@ -175,7 +196,11 @@ def test_a_broken_federation_is_seen_by_prometheus(sites: Programs) -> None:
             empty = {
                 title: expr
                 for title, expr in expressions(name)
-                if not prometheus.ask_since(expr, began)
+                if not numbers(prometheus.ask_since(expr, began))
             }
             assert not empty, f"{name}: {empty}"
+        (by_phase,) = [expr for title, expr in expressions(BYTES) if title == "By phase"]
+        sent = {row["metric"]["phase"] for row in prometheus.ask_since(by_phase, began)}
+        assert sent >= {"scores", "mask", "values"}, "what was sent but once is seen, too"
+        assert kinds_of_bytes(prometheus) == kinds, "every series was there from the start"
         assert {name for name, _ in notes["/page"]} == {"SsflRunStalled", "SsflCoordinatorDown"}

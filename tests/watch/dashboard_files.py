@@ -11,7 +11,7 @@ from monitoring.build import HERE
 FILES = sorted((HERE / "dashboards").glob("*.json"))
 NAMES = [file.stem for file in FILES]
 # What Grafana puts in the place of its variables.
-VARIABLES = {"$job": ".*", "$instance": ".*", "$__rate_interval": "1m"}
+VARIABLES = {"$job": ".*", "$instance": ".*", "$__rate_interval": "1m", "$window": "10m"}
 
 
 def dashboard(name: str) -> dict[str, Any]:

@@ -1,6 +1,7 @@
 """The dashboards are what the code builds, parse, and show only series that exist."""
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -9,10 +10,12 @@ import pytest
 import yaml
 from monitoring.build import HERE, built
 from monitoring.panels import UIDS
+from monitoring.round_latency import ROUTINE
 
 from parts import npm_part
 from ssfl.program import series
 from ssfl.server.dense import COMPARED
+from ssfl.server.status import all_reasons
 from watch.dashboard_files import NAMES, dashboard, expressions, metric_names, panels
 
 TYPES = Path(__file__).parent / "grafana-types"
@@ -85,6 +88,21 @@ def test_what_is_shown_beside_dense_is_what_dense_stands_for() -> None:
     assert f'phase=~"{"|".join(COMPARED)}"' in sent
 
 
+def test_what_is_red_as_refused_is_what_the_alert_tells() -> None:
+    (alert,) = [rule for rule in rules() if rule.get("alert") == "SsflRefusals"]
+    assert f'{{reason!~"{ROUTINE}"}}' in alert["expr"]
+    assert set(ROUTINE.split("|")) < set(all_reasons())
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_means_are_over_the_window_that_was_chosen(name: str) -> None:
+    """Ten minutes are right for rounds of a second, and hold no round of an hour."""
+    for panel in panels(name):
+        for target in panel["targets"]:
+            spans = re.findall(r"\[([^]]+)\]", target["expr"])
+            assert set(spans) <= {"$window", "$__rate_interval", "1h"}, panel["title"]
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_every_panel_can_be_read(name: str) -> None:
     places: set[tuple[int, int]] = set()
@@ -111,7 +129,7 @@ def test_dashboards_lead_to_each_other_and_to_the_runbook(name: str) -> None:
     assert urls[:2] == [f"/d/{uid}" for uid in others]
     assert urls[2].endswith("/operations.html")
     variables = [one["name"] for one in dashboard(name)["templating"]["list"]]
-    assert variables == ["datasource", "job", "instance"]
+    assert variables == ["datasource", "job", "instance", "window"]
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -23,7 +23,7 @@ RECORDS = [
 ]
 TESTS: list[dict[str, Any]] = yaml.safe_load((HERE / "rules_test.yml").read_text("utf-8"))["tests"]
 PAGES = {
-    *{"SsflCoordinatorDown", "SsflRunStalled", "SsflRunNotMoving"},
+    *{"SsflCoordinatorDown", "SsflCoordinatorRestarting", "SsflRunStalled", "SsflRunNotMoving"},
     *{"SsflDiskAlmostFull", "SsflDiskFull"},
 }
 
@@ -101,7 +101,7 @@ def test_every_alert_says_what_where_and_what_to_do(name: str) -> None:
 @pytest.mark.parametrize("name", RECORDS)
 def test_every_recording_rule_has_a_good_name_and_is_seen_to_have_values(name: str) -> None:
     assert re.fullmatch(
-        r"instance[a-z_]*:ssfl_[a-z_]+:[a-z0-9_]+", name
+        r"(instance[a-z_]*|job):ssfl_[a-z_]+:[a-z0-9_]+", name
     )  # level, metric, operation
     asked = [one for test in TESTS for one in test.get("promql_expr_test", ())]
     assert any(name in one["expr"] and one.get("exp_samples") for one in asked)

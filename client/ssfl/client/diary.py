@@ -15,6 +15,7 @@ from ssfl.program.series import SECONDS
 WORKS = ("score", "train", "evaluate", "personalize")
 STATES = ("joining", "waiting", "downloading", *WORKS, "uploading")
 DIRECTIONS = ("up", "down")
+OUTCOMES = ("accepted", "already_accepted", "step_closed")
 
 
 class Diary:

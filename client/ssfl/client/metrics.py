@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
 
-from ssfl.client.diary import DIRECTIONS, STATES, Diary
+from ssfl.client.diary import DIRECTIONS, OUTCOMES, STATES, Diary
 from ssfl.program import series
 from ssfl.program.metrics import build_info, histograms, many, maybe, metrics_route, one
 from ssfl.program.web import Answer, Request, WebServer, text_answer
@@ -23,7 +23,7 @@ class SiteCollector(Collector):
         yield one(series.SITE_CONNECTED, diary.connected)
         yield many(series.SITE_STATE, {word: diary.state == word for word in STATES})
         yield one(series.SITE_SAMPLES, diary.num_samples)
-        yield many(series.SITE_RESULTS, dict(diary.results))
+        yield many(series.SITE_RESULTS, {word: diary.results[word] for word in OUTCOMES})
         yield histograms(series.SITE_WORK, diary.works)
         yield histograms(series.SITE_TRANSFER, diary.transfers)
         yield many(series.SITE_BYTES, {way: diary.payload_bytes[way] for way in DIRECTIONS})

@@ -5,6 +5,8 @@ a reason, a state, the digest of the mask; `client` for at most CLIENTS_SHOWN cl
 once (a run's id, a round's number) is never a label.
 
 A counter starts anew with its process unless its text says otherwise; `rate` and `increase` know.
+They do not see a series begin, so counters are there from the start, at 0, for every label they
+may get.
 """
 
 from dataclasses import dataclass
@@ -66,7 +68,8 @@ RUN_STALLED_SECONDS = _gauge(
 )
 RUN_MISSING = _gauge("ssfl_run_missing_clients", "clients that a stalled run waits for")
 RUN_SECONDS_LEFT = _gauge(
-    "ssfl_run_seconds_left", "to the end, from the pace so far; absent while unknown"
+    "ssfl_run_seconds_left",
+    "to the end, at the pace of the newest rounds; absent while unknown or stalled",
 )
 ROUNDS = _counter("ssfl_rounds", "rounds committed in this run, earlier processes included")
 ROUNDS_PLANNED = _gauge("ssfl_rounds_planned", "rounds that the run is to have")
@@ -92,7 +95,11 @@ ACCURACY = _gauge(
     "ssfl_model_accuracy_ratio", "newest pooled accuracy of the global model; absent before it"
 )
 LOSS = _gauge("ssfl_model_loss", "newest pooled loss of the global model; absent before it")
-RECOVERED = _gauge("ssfl_run_recovered", "1 if this process took up a run of an earlier one")
+RECOVERED = _gauge(
+    "ssfl_run_recovered",
+    "1 if this process took up a run of an earlier one; how often, changes() of "
+    "process_start_time_seconds tells",
+)
 
 # -- the mask
 
@@ -119,7 +126,9 @@ CLIENT_LAST_SEEN = _gauge(
 )
 CLIENT_UP = _gauge("ssfl_client_up", "1 if a client is here, 0 if it is lost or has left", "client")
 CLIENT_PENDING = _gauge(
-    "ssfl_client_pending", "1 if the step under way waits for a client's result", "client"
+    "ssfl_client_pending",
+    "1 if the step under way waits for a client's result, or a stalled run for the client",
+    "client",
 )
 CLIENT_SAMPLES = _gauge("ssfl_client_samples", "training samples of a client", "client")
 CLIENT_PHASE = _gauge(

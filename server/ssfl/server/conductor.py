@@ -31,7 +31,7 @@ from ssfl.server.history import Newest
 from ssfl.server.journal import Journal
 from ssfl.server.ledger import Ledger
 from ssfl.server.ledger_file import LedgerFile
-from ssfl.server.refusals import Refusals
+from ssfl.server.refusals import OUTLIER, Refusals
 from ssfl.server.run import advance
 from ssfl.server.snapshot import EVERY_BYTES, write_snapshot
 from ssfl.server.sockets import Connections
@@ -322,7 +322,7 @@ class Conductor:
     def _count_outliers(self, fact: facts.Fact) -> None:
         if isinstance(fact, facts.StepCommitted):
             for client in fact.report.get("outliers", []):
-                self.refusals.count(client, "outlier", f"the scores of {client} did not count")
+                self.refusals.count(client, OUTLIER, f"the scores of {client} did not count")
 
     def _do(self, action: Action) -> None:
         match action:

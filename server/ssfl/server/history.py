@@ -9,6 +9,7 @@ trained model. `loss` and `metrics` are pooled, too. A round's accuracies are th
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from statistics import median
 from typing import Any
 
 from ssfl.method.strategies.contract import ClientId, Work
@@ -17,6 +18,8 @@ from ssfl.server.facts import Fact
 from ssfl.server.quality import accuracies
 
 Entry = dict[str, Any]
+
+PACE_STEPS = 20  # so many of the newest rounds, and tests, tell how long the next will take
 
 
 @dataclass
@@ -37,8 +40,11 @@ class Newest:
     account: tuple[list[Entry], int] = field(default_factory=lambda: ([], 0))
     num_void: int = 0
     last_work: Work | None = None  # of the newest committed step
-    num_timed: int = 0  # rounds whose duration is known,
-    timed_s: float = 0.0  # and their sum, with that of the tests between them
+    # Seconds of the newest rounds and tests, as far as they are known, and how many there were.
+    round_times: tuple[float, ...] = ()
+    test_times: tuple[float, ...] = ()
+    num_timed: int = 0
+    num_tests_timed: int = 0
     # Of the open step.
     started: facts.StepStarted | None = None
     uploads: dict[ClientId, facts.UploadAccepted] = field(default_factory=dict)
@@ -146,12 +152,14 @@ class Newest:
                 self.newest_mask = entry
             case "evaluations":
                 self.newest_evaluation = entry
-                self.timed_s += entry["seconds"] or 0.0  # part of what a round costs
+                if entry["seconds"] is not None:
+                    self.num_tests_timed += 1
+                    self.test_times = (*self.test_times, entry["seconds"])[-PACE_STEPS:]
             case _:
                 self.newest_round = entry
                 if entry["seconds"] is not None:
                     self.num_timed += 1
-                    self.timed_s += entry["seconds"]
+                    self.round_times = (*self.round_times, entry["seconds"])[-PACE_STEPS:]
 
     @property
     def ledger(self) -> list[dict[str, Any]]:
@@ -170,8 +178,15 @@ class Newest:
 
     @property
     def seconds_per_round(self) -> float | None:
-        """Mean duration of the rounds so far, with the tests between them."""
-        return self.timed_s / self.num_timed if self.num_timed else None
+        """The usual duration of a round of late, with its share of the tests between rounds.
+
+        Medians: a night in which somebody was waited for says nothing about the rounds to come.
+        """
+        rounds, tests = self.round_times, self.test_times
+        if not rounds:
+            return None
+        share = self.num_tests_timed / self.num_timed
+        return median(rounds) + (share * median(tests) if tests else 0.0)
 
     def _personal(self) -> dict[str, Any] | None:
         """Return the end of a run with personal models: means over clients, and every client."""

@@ -26,6 +26,19 @@ class Direction(StrEnum):
     DOWN = "down"
 
 
+_VALUES = ("values_only", "reference", "bfloat16", "int8", "grid")
+# What tensors travel as, by phase and direction.
+CARRIED = {
+    ("initial", Direction.UP): ("dense",),
+    ("initial", Direction.DOWN): ("dense", "reference"),
+    ("scores", Direction.UP): ("scores", "dense"),
+    ("mask", Direction.DOWN): ("bitmask_sorted", "bitmask", "bitmask_zstd"),
+    ("values", Direction.UP): _VALUES,
+    ("values", Direction.DOWN): _VALUES,
+    ("evaluation", Direction.DOWN): _VALUES,
+}
+
+
 @dataclass(slots=True)
 class _Bytes:
     payload: int = 0

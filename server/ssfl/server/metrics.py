@@ -13,21 +13,29 @@ from pathlib import Path
 from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
 
-from ssfl.method.strategies.contract import ClientId
+from ssfl.method.strategies.contract import ClientId, Work
 from ssfl.program import series
 from ssfl.program.malloc import heap_bytes
 from ssfl.program.metrics import build_info, histograms, many, maybe, one
 from ssfl.server.conductor import Conductor
-from ssfl.server.ledger import CONNECTION, Direction
+from ssfl.server.ledger import CARRIED, CONNECTION, Direction
 from ssfl.server.memory import folder_bytes, memory_limit_bytes, peak_memory_bytes
 from ssfl.server.sessions import Sessions
 from ssfl.server.state import Phase, RunState
+from ssfl.server.status import all_reasons
 from ssfl.server.uploads import Uploads
 from ssfl.server.waiting import STATES, client_state, seconds_left
 
 GONE = ("left", "removed")
 AWAY = ("lost", *GONE)
 _DIGEST_CHARACTERS = 12
+# `rate` and `increase` do not see a series begin: what may come is there from the start, as 0.
+_FROM_ZERO = {
+    (direction.value, phase, encoding): 0
+    for (phase, direction), encodings in CARRIED.items()
+    for encoding in encodings
+}
+_REASONS = all_reasons()
 
 
 class RunCollector(Collector):
@@ -90,8 +98,8 @@ class RunCollector(Collector):
         yield many(series.CLIENTS, {word: counts[word] for word in STATES})
         again = {"no": tally.joined[False], "yes": tally.joined[True]}
         yield many(series.JOINED, again)
-        yield many(series.SELECTED, dict(tally.selected))
-        yield many(series.REPORTED, dict(tally.reported))
+        yield many(series.SELECTED, {work.value: tally.selected[work.value] for work in Work})
+        yield many(series.REPORTED, {work.value: tally.reported[work.value] for work in Work})
         yield one(series.LATE, tally.late)
         yield one(series.LOST, tally.lost)
 
@@ -110,7 +118,7 @@ class RunCollector(Collector):
             series.CLIENT_UP,
             {client: client_state(state, client) not in AWAY for client in shown},
         )
-        waited_for = state.step.pending if state.step and state.step.closed is None else set()
+        waited_for = _waited_for(state)
         yield many(series.CLIENT_PENDING, {client: client in waited_for for client in shown})
         yield many(
             series.CLIENT_SAMPLES,
@@ -141,9 +149,14 @@ class RunCollector(Collector):
         members = sorted(state.members)
         if len(members) <= series.CLIENTS_SHOWN:
             return members
-        results = dict(self._conductor.tally.results)
+        results, waited_for = dict(self._conductor.tally.results), _waited_for(state)
         here = [client for client in members if client_state(state, client) not in GONE]
-        slow = sorted(here, key=lambda one: results[one].received_s if one in results else 0.0)
+
+        def slowness(client: ClientId) -> tuple[bool, float]:
+            result = results.get(client)  # none: it may never have come to an end
+            return client in waited_for, result.received_s if result else float("inf")
+
+        slow = sorted(here, key=slowness)
         silent = sorted(here, key=lambda one: self._sessions.silent_s(one, now_s))
         most = series.SLOWEST_SHOWN
         return sorted({*slow[-most:], *silent[-most:]})
@@ -158,7 +171,8 @@ class RunCollector(Collector):
         ):
             yield many(
                 one_series,
-                {
+                _FROM_ZERO
+                | {
                     (row["direction"], row["phase"], row["encoding"]): row[count]
                     for row in messages
                     if row[count]
@@ -173,7 +187,8 @@ class RunCollector(Collector):
 
     def _trouble(self) -> Iterator[Metric]:
         tally = self._conductor.tally
-        yield many(series.REFUSALS, self._conductor.refusals.by_reason())
+        refused = dict.fromkeys(_REASONS, 0) | self._conductor.refusals.by_reason()
+        yield many(series.REFUSALS, refused)
         yield many(series.RESUMES, {way.value: tally.resumes[way] for way in Direction})
         yield one(series.RETRIES, tally.retries)
         yield histograms(series.JOURNAL_SYNC, {(): tally.syncs})
@@ -194,6 +209,12 @@ class RunCollector(Collector):
         yield one(series.MEMORY_PEAK, peak_memory_bytes())
         yield one(series.MEMORY_LIMIT, memory_limit_bytes())
         yield from maybe(series.HEAP, heap_bytes())
+
+
+def _waited_for(state: RunState) -> set[ClientId]:
+    """Return whose result the step under way lacks, and who is missing to a run that stalled."""
+    pending = state.step.pending if state.step and state.step.closed is None else ()
+    return {*pending, *(state.stall.missing if state.stall else ())}
 
 
 def disks(state_dir: Path, out_dir: Path) -> dict[str, Path]:

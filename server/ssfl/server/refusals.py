@@ -17,6 +17,7 @@ log = logging.getLogger(__name__)
 MAX_MEMBERS, MAX_STRANGERS = 200, 50  # names that are kept
 EVERY_S = 60.0
 OTHERS, UNNAMED = "others", "unnamed"
+OUTLIER = "outlier"  # the reason for scores that were left out of the mean
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 
 

@@ -5,6 +5,7 @@ import grpc
 from ssfl.codec.errors import ChecksumMismatch, CodecError, DigestMismatch
 from ssfl.method.errors import ManifestError
 from ssfl.server import errors
+from ssfl.server.refusals import OUTLIER
 
 STATUS: dict[type[Exception], grpc.StatusCode] = {
     CodecError: grpc.StatusCode.INVALID_ARGUMENT,  # resending the same bytes cannot help
@@ -43,6 +44,17 @@ REASONS: dict[type[Exception], str] = {
     DigestMismatch: "digest_mismatch",
     ManifestError: "bad_manifest",
 }
+
+
+def all_reasons() -> list[str]:
+    """Return every word that `reason_of` knows, and that of scores that did not count."""
+    found = {"internal", OUTLIER, *REASONS.values()}
+    kinds = [errors.Refusal]
+    while kinds:
+        kind = kinds.pop()
+        kinds += kind.__subclasses__()
+        found.add(kind.reason)
+    return sorted(found - {errors.Refusal.reason})  # the base's is never given
 
 
 def status_of(error: Exception) -> grpc.StatusCode:

@@ -59,20 +59,22 @@ class Tally:
     syncs: Histogram = field(default_factory=lambda: Histogram(SYNC_SECONDS))
     # At the newest commit: bytes sent since the start, as a share of the dense model's.
     ratios: Mapping[Direction, float] = field(default_factory=dict)
+    _known: set[ClientId] = field(default_factory=set)  # who has joined, earlier processes included
     _before: Mapping[Key, Counted] = field(default_factory=dict)  # by earlier processes
     _holders: Holders = field(default_factory=Holders)
 
     def begin(self, state: RunState, ledger: Ledger) -> None:
         """Note what earlier processes did."""
         self.recovered = bool(state.members)
+        self._known = set(state.members)
         self._before = {_key(row): _counted(row) for row in ledger.rows()}
 
     def take(self, fact: Fact, before: RunState, ledger: Ledger, num_values: int) -> None:
         """Count a fact; `before` is the state it came upon, `num_values` those of the model."""
         match fact:
             case facts.ClientJoined() if fact.manifest_digest:  # the first is only to be told
-                member = before.members.get(fact.client)
-                self.joined[bool(member and member.manifest_digest)] += 1
+                self.joined[fact.client in self._known] += 1
+                self._known.add(fact.client)
             case facts.StepStarted():
                 self._asked(fact.work, fact.cohort, num_values)
             case facts.ClientsAdded() if before.step:

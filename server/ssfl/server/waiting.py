@@ -80,7 +80,10 @@ def client_state(state: RunState, client: ClientId) -> str:
 
 
 def seconds_left(state: RunState, pace: float | None) -> float | None:
-    """Return how long the run will take from here on, at the pace of so many seconds a round."""
-    if pace is None or state.finished or state.paused:
+    """Return how long the run will take from here on, at the pace of so many seconds a round.
+
+    None if nobody can know: no round is done yet, or the run stands still.
+    """
+    if pace is None or state.finished or state.paused or state.stall:
         return None
     return pace * (state.settings.rounds - state.rounds_done)

@@ -1,7 +1,7 @@
 // One dashboard against the types of Grafana: `tsc` compiles this file with DASHBOARD in its place.
 // JSON has no enumerations: where the types want one, its value as text or number is right.
 import type * as grafana from '@grafana/schema';
-import type { Dashboard, Panel, RowPanel } from './node_modules/@grafana/schema/dist/esm/raw/dashboard/x/dashboard_types.gen';
+import type { Dashboard, Panel, RowPanel, VariableModel } from './node_modules/@grafana/schema/dist/esm/raw/dashboard/x/dashboard_types.gen';
 import type { Options as Heatmap } from './node_modules/@grafana/schema/dist/esm/raw/composable/heatmap/panelcfg/x/HeatmapPanelCfg_types.gen';
 import type { Options as Stat } from './node_modules/@grafana/schema/dist/esm/raw/composable/stat/panelcfg/x/StatPanelCfg_types.gen';
 import type { Options as Table } from './node_modules/@grafana/schema/dist/esm/raw/composable/table/panelcfg/x/TablePanelCfg_types.gen';
@@ -45,9 +45,12 @@ type OurPanel =
   | Shown<'heatmap', Heatmap, {}>;
 // What a Prometheus annotation has beyond the general one.
 type Annotation = grafana.AnnotationQuery & { expr: string; step: string; titleFormat: string; textFormat: string };
-type Ours = Omit<Dashboard, 'annotations' | 'panels'> & {
+// What a variable of type `interval` has beyond the general one.
+type Variable = VariableModel & { auto?: boolean; auto_count?: number; auto_min?: string };
+type Ours = Omit<Dashboard, 'annotations' | 'panels' | 'templating'> & {
   annotations: { list: Array<Annotation> };
   panels: Array<OurPanel>;
+  templating: { list: Array<Variable> };
 };
 
 export const dashboard: Plain<Ours> = DASHBOARD;
