@@ -15,7 +15,7 @@ from ssfl.program.metrics import metrics_route
 from ssfl.program.web import Request
 from ssfl.server import events
 from ssfl.server.conductor import Conductor
-from ssfl.server.ledger import CARRIED, Direction, encoding_word
+from ssfl.server.ledger import CARRIED, Direction
 from ssfl.server.metrics import RunCollector, disks
 from ssfl.server.sessions import Sessions
 from ssfl.server.state import Stall
@@ -82,7 +82,8 @@ def test_what_may_be_counted_begins_at_zero(tmp_path: Path) -> None:
 
 
 def test_what_tensors_travel_as_is_named_as_on_the_wire() -> None:
-    words = {encoding_word(number) for number in transfer_pb2.Encoding.values()}
+    names = transfer_pb2.Encoding.keys()
+    words = {name.removeprefix("ENCODING_").lower() for name in names}
     assert {word for encodings in CARRIED.values() for word in encodings} < words
 
 
