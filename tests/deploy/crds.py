@@ -47,6 +47,7 @@ ENDPOINT = record(
     {
         "path": TEXT, "interval": DURATION, "scheme": {"enum": ["http", "https"]},
         "tlsConfig": TLS,
+        "relabelings": listed(record({"sourceLabels": listed(TEXT), "targetLabel": TEXT})),
     },
 )  # fmt: skip
 ALERT = record({"alert": TEXT, "expr": TEXT, "labels": texts(), "annotations": texts()},
@@ -81,16 +82,16 @@ SCHEMAS: dict[tuple[str, str], Schema] = {
             record({"gatewayClassName": TEXT, "listeners": listed(LISTENER)}),
         ),
         document(
-            "gateway.networking.k8s.io/v1alpha2",
+            "gateway.networking.k8s.io/v1",
             "TLSRoute",
             record(
                 {
+                    "hostnames": listed(TEXT),
                     "parentRefs": listed(record({"name": TEXT}, {"sectionName": TEXT})),
                     "rules": listed(
                         record({"backendRefs": listed(record({"name": TEXT, "port": PORT}))})
                     ),
-                },
-                {"hostnames": listed(TEXT)},
+                }
             ),
         ),
     )

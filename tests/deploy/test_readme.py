@@ -4,8 +4,11 @@ import re
 import shlex
 from pathlib import Path
 
+import kubernetes_validate
+import yaml
+
 from deploy.kubectl import ROOT
-from deploy.manifests import K8S, OVERLAYS, find, overlay, pod_of, workloads
+from deploy.manifests import K8S, OVERLAYS, Document, find, overlay, pod_of, workloads
 from docs.pages import blocks_of
 from ssfl.tools.main import main
 
@@ -24,6 +27,36 @@ def test_every_folder_that_is_applied_is_there() -> None:
     assert sorted(applied) == [f"k8s/overlays/{name}" for name in OVERLAYS]
     for folder in applied:
         assert (ROOT / folder / "kustomization.yaml").is_file()
+
+
+def test_the_pod_that_takes_a_sites_data_fits_what_the_site_mounts() -> None:
+    (block,) = [one.text for one in blocks_of(PAGE) if one.kind == "yaml"]
+    pod = yaml.safe_load(block)
+    for version in ("1.29", "1.37"):
+        kubernetes_validate.validate(pod, version, strict=True)
+    assert f"# {pod['metadata']['name']}.yaml" in block
+    client = pod_of(find(overlay("site"), "Job"))
+    for name, value in pod["spec"]["securityContext"].items():
+        assert client["securityContext"][name] == value
+    assert pod["spec"]["containers"][0]["image"] == client["containers"][0]["image"]
+    (mount,) = pod["spec"]["containers"][0]["volumeMounts"]
+    (volume,) = pod["spec"]["volumes"]
+    assert {"name": "data", "mountPath": mount["mountPath"], "readOnly": True} in [
+        {key: one.get(key) for key in ("name", "mountPath", "readOnly")}
+        for one in client["containers"][0]["volumeMounts"]
+    ]
+    claim = volume["persistentVolumeClaim"]
+    assert {"name": "data", "persistentVolumeClaim": {**claim, "readOnly": True}} in client[
+        "volumes"
+    ]
+    (copied,) = [words[-1] for words in commands() if "shard.npz" in words]
+    data = find(overlay("site"), "ConfigMap", next(iter(_sources(client))))["data"]["SSFL_DATA"]
+    assert copied == f"{pod['metadata']['name']}:{mount['mountPath']}/{data}"
+
+
+def _sources(pod: Document) -> list[str]:
+    """Return the names of the ConfigMaps whose keys are variables of a pod."""
+    return [one["configMapRef"]["name"] for one in pod["containers"][0]["envFrom"]]
 
 
 def test_every_file_and_folder_that_is_named_is_there() -> None:

@@ -59,7 +59,7 @@ TOLD = {
 SENT = (
     coordinator_pb2.JoinRequest, coordinator_pb2.InitialModel, saliency_pb2.SaliencyReport,
     update_pb2.SparseUpdate, update_pb2.Evaluation, coordinator_pb2.ReportEvaluationRequest,
-    coordinator_pb2.ProgressRequest, coordinator_pb2.LeaveRequest,
+    coordinator_pb2.ProgressRequest, coordinator_pb2.LeaveRequest, coordinator_pb2.CheckQuestion,
 )  # fmt: skip
 
 

@@ -1,6 +1,7 @@
 """Snapshots: what they hold is what the journal tells, and without them nothing is lost."""
 
 import logging
+import stat
 from dataclasses import replace
 from pathlib import Path
 
@@ -67,6 +68,12 @@ def test_a_snapshot_knows_that_the_run_is_paused(tmp_path: Path) -> None:
     journal = written(tmp_path, world.journal)
     write_snapshot(journal.path, EARLY, journal.num_bytes)
     assert read_snapshot(journal.path, EARLY).state.paused_at == 1.7e9
+
+
+def test_nobody_else_may_read_a_snapshot_for_it_has_the_clients_tokens(journal: Journal) -> None:
+    write_snapshot(journal.path, EARLY, journal.num_bytes)
+    for name in ("journal", "snapshot.json"):
+        assert stat.S_IMODE((journal.path.parent / name).stat().st_mode) == 0o600
 
 
 def test_a_restart_reads_only_what_came_after_the_snapshot(

@@ -1,5 +1,6 @@
 import hashlib
 import os
+import stat
 from pathlib import Path
 
 import numpy as np
@@ -39,6 +40,11 @@ def test_an_upload_resumes_at_the_length_of_its_file(spool: Spool) -> None:
     again = spool.part(3, C1, ONE)
     assert again == part and again.stat().st_size == 7
     assert again.read_bytes() == b"abcdefg"
+
+
+def test_nobody_else_may_look_at_uploads(spool: Spool) -> None:
+    folder = spool.part(3, C1, ONE).parent
+    assert stat.S_IMODE(folder.stat().st_mode) == 0o700
 
 
 def test_another_digest_replaces_an_unfinished_upload(spool: Spool) -> None:

@@ -13,15 +13,18 @@ TEMPORARY = ".tmp"  # ends the name of a file being written, which begins with a
 
 
 @contextmanager
-def atomic_file(path: Path) -> Iterator[BinaryIO]:
+def atomic_file(path: Path, *, private: bool = False) -> Iterator[BinaryIO]:
     """Yield a file to write; when the block ends, it takes the place of `path`, whole.
 
-    Then content and name are on the disk. If the block fails, `path` is as it was.
+    Then content and name are on the disk. If the block fails, `path` is as it was. Nobody but
+    its owner may read a `private` one.
     """
     kind = path.name.partition("-")[0].partition(".")[0]
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}{TEMPORARY}")
     try:
         with temporary.open("xb") as file:
+            if private:
+                os.fchmod(file.fileno(), 0o600)
             yield file
             file.flush()
             failpoint(f"{kind}.written")

@@ -14,13 +14,14 @@ __all__ = ["remove_leftovers", "sync_directory", "write_atomic"]
 Bytes = bytes | bytearray | memoryview | npt.NDArray[Any]
 
 
-def write_atomic(path: Path, data: Bytes | Iterable[Bytes]) -> None:
+def write_atomic(path: Path, data: Bytes | Iterable[Bytes], *, private: bool = False) -> None:
     """Write `data`, one buffer or several in order, so that `path` is replaced whole or not at all.
 
-    When this returns, content and name are on the disk. Arrays must be C-contiguous.
+    When this returns, content and name are on the disk. Arrays must be C-contiguous. Nobody but
+    its owner may read a `private` one.
     """
     buffers = [data] if isinstance(data, bytes | bytearray | memoryview | np.ndarray) else data
-    with atomic_file(path) as file:
+    with atomic_file(path, private=private) as file:
         for buffer in buffers:
             file.write(buffer.data if isinstance(buffer, np.ndarray) else buffer)
 

@@ -47,7 +47,7 @@ class Spool:
     def part(self, step: int, client: ClientId, digest: bytes) -> Path:
         """Return the file of an upload in progress; an unfinished other upload is dropped."""
         folder = self.root / str(step)
-        folder.mkdir(parents=True, exist_ok=True)
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)  # what sites sent, in clear
         if step != self._named:  # else a file in it could be synced and still be gone
             sync_directory(self.root)
             sync_directory(self.root.parent)
