@@ -31,7 +31,8 @@ monitoring: .venv/installed-dev ## a federation watched by Prometheus, broken on
 # What tests need and pip cannot install; elsewhere such tests are skipped and say what they lack.
 APT_PARTS := prometheus prometheus-alertmanager chromium
 parts:
-	@missing=$$(for one in $(APT_PARTS); do command -v $$one >/dev/null || echo $$one; done); \
+	@missing=$$(for one in $(APT_PARTS); do command -v $$one >/dev/null || echo $$one; done; \
+	  [ -d /usr/share/datasets/fashion-mnist ] || echo dataset-fashion-mnist); \
 	if [ -z "$$missing" ]; then :; \
 	elif [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
 	  echo "installing" $$missing "..."; \
