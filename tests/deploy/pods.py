@@ -1,10 +1,12 @@
 """Pods without Kubernetes: each container's own command, variables, probes, volumes, as processes.
 
 What a node does is done here: $(VARIABLES) are filled in, volumes are folders, secrets are files,
-init containers come first, a probe is asked, SIGTERM has the pod's grace period. Three things are
-not as in a cluster, each changed in one place: paths below a mount lie in the test's folder, ports
-are free ones of this machine, and names of services are `localhost`. A flag, path, port or key that
-does not fit is found by the real program.
+init containers come first, a probe is asked at the pod's address (POD_IP: a port that listens on
+the pod's own loopback is not found there), SIGTERM has the pod's grace period. A name and port that
+a client calls lead to a pod by the Service, and from outside by the Gateway and its route. Three
+things are not as in a cluster, each changed in one place: paths below a mount lie in the test's
+folder, ports are free ones of this machine, and names of services are `localhost`. A flag, path,
+port or key that does not fit is found by the real program.
 """
 
 import base64
@@ -24,6 +26,7 @@ from system.programs import SCRIPTS, Program, environment, until
 
 PORT_FLAG = re.compile(r"(--(?:[a-z]+-)?port=)(\d+)")
 ADDRESS = re.compile(r"\b([a-z0-9.-]+):(\d+)\b")
+POD_IP = "127.0.0.2"
 
 
 def free_port() -> int:
@@ -39,7 +42,19 @@ class Cluster:
 
     folder: Path
     documents: list[Document]
-    services: dict[str, "Pod"] = field(default_factory=dict)  # host:port -> who answers
+    called: dict[str, int] = field(default_factory=dict)  # host:port -> port of this machine
+
+    def serve(self, pod: "Pod", cluster: "Cluster | None" = None) -> None:
+        """Let this cluster's pods call one, of another `cluster` perhaps, by the names it has."""
+        documents = (cluster or self).documents
+        inside = {}
+        for service in (one for one in documents if one["kind"] == "Service"):
+            assert service["spec"]["selector"].items() <= pod.labels.items()
+            for port in service["spec"]["ports"]:
+                number = pod.ports.get(pod.port_number(port["targetPort"]))
+                if number is not None:
+                    inside[f"{_name(service)}:{port['port']}"] = number
+        self.called |= inside if cluster is None else _from_outside(documents, inside)
 
     def secret(self, name: str, **files: bytes) -> None:
         """Add a secret, as `kubectl create secret` does, or replace it."""
@@ -84,6 +99,7 @@ class Pod:
         self.index = index
         self.name = f"{_name(owner)}-{index}"
         self.spec: Document = owner["spec"]["template"]["spec"]
+        self.labels: dict[str, str] = owner["spec"]["template"]["metadata"]["labels"]
         self.folder = cluster.folder / self.name
         self.volumes = {one["name"]: self._volume(one) for one in self._volumes()}
         self.ports: dict[int, int] = {}  # as in the manifest -> on this machine
@@ -119,7 +135,7 @@ class Pod:
         asked = self.container[probe]["httpGet"]
         port = self.ports[self.port_number(asked["port"])]
         try:
-            link = http.client.HTTPConnection("127.0.0.1", port, timeout=10)
+            link = http.client.HTTPConnection(POD_IP, port, timeout=10)
             link.request("GET", asked["path"])
             return 200 <= link.getresponse().status < 400
         except OSError:
@@ -254,10 +270,25 @@ class Pod:
         if found := PORT_FLAG.fullmatch(word):
             port = self.ports.setdefault(int(found[2]), free_port())
             return f"{found[1]}{port}"
-        if ADDRESS.fullmatch(value) and value in self.cluster.services:
-            called = self.cluster.services[value]
-            return f"{flag}{equals}localhost:{called.ports[called.port_number('grpc')]}"
+        if ADDRESS.fullmatch(value) and value in self.cluster.called:
+            return f"{flag}{equals}localhost:{self.cluster.called[value]}"
         return word
+
+
+def _from_outside(documents: list[Document], inside: dict[str, int]) -> dict[str, int]:
+    """Return where a Gateway's listeners lead, by the routes that refer to them."""
+    found = {}
+    gateway, route = find(documents, "Gateway"), find(documents, "TLSRoute")
+    (parent,) = route["spec"]["parentRefs"]
+    assert parent["name"] == _name(gateway)
+    (rule,) = route["spec"]["rules"]
+    (backend,) = rule["backendRefs"]
+    for listener in gateway["spec"]["listeners"]:
+        if listener["name"] == parent["sectionName"]:
+            assert listener["hostname"] in route["spec"]["hostnames"]
+            place = f"{listener['hostname']}:{listener['port']}"
+            found[place] = inside[f"{backend['name']}:{backend['port']}"]
+    return found
 
 
 def _filled(word: str, variables: dict[str, Any]) -> str:

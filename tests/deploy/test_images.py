@@ -1,34 +1,23 @@
-"""The Dockerfile and compose.yaml, as far as they can be tried without building an image."""
+"""The Dockerfile, as far as it can be tried without building an image."""
 
 import re
 import subprocess
 import sys
 import tomllib
 from pathlib import Path
-from typing import Any
 
 import pytest
-import yaml
 
 from datasets.small_shard import small_shard
 from deploy.image import image
 from deploy.kubectl import ROOT
 from deploy.manifests import overlay, pod_of, workloads
 from deploy.pods import free_port
-from ssfl.client.config import ClientConfig, settings_elsewhere
 from ssfl.datasets.shards import write_shard
-from ssfl.program import settings
 from ssfl.program.exits import ExitCode
-from ssfl.server.config import CoordinatorConfig, client_settings
 from system.programs import SCRIPTS, Program, environment, until
 
 TARGETS = ("coordinator", "client")
-COMPOSE: dict[str, Any] = yaml.safe_load((ROOT / "compose.yaml").read_text("utf-8"))
-OURS = {
-    name: service
-    for name, service in COMPOSE["services"].items()
-    if service["image"].startswith("ssfl-")
-}
 
 
 def is_healthy(target: str, port: int) -> bool:
@@ -105,54 +94,3 @@ def test_what_the_wheel_is_made_of_gets_into_the_build() -> None:
     needed = {one.partition("/")[0] for one in packages}
     needed |= {"LICENSE", "README.md", "constraints.txt", "pyproject.toml"}
     assert {f"!{one}" for one in needed} == {one for one in ignore if one[0] == "!"}
-
-
-@pytest.mark.parametrize("name", OURS)
-def test_the_programs_take_the_flags_that_compose_gives_them(name: str) -> None:
-    service = OURS[name]
-    target = service["build"]["target"]
-    assert target in TARGETS
-    if "entrypoint" in service:
-        assert service["entrypoint"] == ["ssfl", "shards"]
-        return
-    variables = image(target).environment | service.get("environment", {})
-    if target == "coordinator":
-        settings.load(
-            CoordinatorConfig, service["command"], variables, name, "",
-            known_elsewhere=client_settings(),
-        )  # fmt: skip
-    else:
-        settings.load(
-            ClientConfig, service["command"], variables, name, "",
-            known_elsewhere=settings_elsewhere(),
-        )  # fmt: skip
-
-
-def test_compose_refers_only_to_what_there_is() -> None:
-    services, volumes = COMPOSE["services"], COMPOSE["volumes"]
-    for service in services.values():
-        assert set(service.get("depends_on", {})) <= set(services)
-        assert not service["image"].endswith(":latest")
-        for volume in service.get("volumes", []):
-            source = volume.partition(":")[0]
-            assert (ROOT / source).exists() if source[0] == "." else source in volumes, volume
-        for config in service.get("configs", []):
-            assert config["source"] in COMPOSE["configs"]
-    for service in OURS.values():
-        assert service["read_only"] is True
-        assert service["cap_drop"] == ["ALL"]
-
-
-def test_prometheus_of_compose_asks_every_program() -> None:
-    targets = [
-        target
-        for config in COMPOSE["configs"].values()
-        for group in yaml.safe_load(config["content"])
-        for target in group["targets"]
-    ]
-    expected = {
-        f"{name}:{9464 if name == 'coordinator' else 9465}" for name in OURS if name != "shards"
-    }
-    assert set(targets) == expected
-    assert "--metrics-port=9464" in OURS["coordinator"]["command"]
-    assert image("client").environment["SSFL_METRICS_PORT"] == "9465"

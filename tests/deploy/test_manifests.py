@@ -81,6 +81,7 @@ def test_every_pod_keeps_to_the_restricted_standard(
         security = pod["securityContext"]
         assert security["runAsNonRoot"] is True
         assert (security["runAsUser"], security["runAsGroup"]) == (int(user), int(group))
+        assert security["fsGroup"] == int(group)  # else secrets and volumes are root's alone
         assert security["seccompProfile"] == {"type": "RuntimeDefault"}
         assert pod["automountServiceAccountToken"] is False
         assert not {"hostNetwork", "hostPID", "hostIPC"} & set(pod)
@@ -93,6 +94,31 @@ def test_every_pod_keeps_to_the_restricted_standard(
                 "capabilities": {"drop": ["ALL"]},
             }
             assert set(container["resources"]) == {"requests", "limits"}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_what_is_written_is_on_a_volume_that_can_be(
+    everything: dict[str, list[Document]], case: str
+) -> None:
+    for workload in workloads(everything[case]):
+        (container,) = pod_of(workload)["containers"]
+        target = workload["metadata"]["name"].removeprefix("ssfl-")
+        words = [f"{name}={value}" for name, value in image(target).environment.items()]
+        words += container["args"]
+        for source in container.get("envFrom", []):
+            data = find(everything[case], "ConfigMap", source["configMapRef"]["name"])["data"]
+            words += [f"{name}={value}" for name, value in data.items()]
+        folders = [
+            word.rpartition("=")[2] for word in words if re.match(r".*(state|out).dir=", word, re.I)
+        ]
+        assert len(folders) >= 2
+        for folder in (*folders, "/tmp"):
+            mounts = [
+                mount
+                for mount in container["volumeMounts"]
+                if folder == mount["mountPath"] or folder.startswith(f"{mount['mountPath']}/")
+            ]
+            assert [mount.get("readOnly", False) for mount in mounts] == [False], folder
 
 
 @pytest.mark.parametrize("case", CASES)

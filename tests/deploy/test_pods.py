@@ -13,7 +13,7 @@ import pytest
 
 from datasets.small_shard import small_shard
 from deploy.manifests import find, overlay, variant
-from deploy.pods import Cluster, Pod
+from deploy.pods import POD_IP, Cluster, Pod
 from program.pems import make
 from ssfl.datasets.shards import write_shard
 from ssfl.program.exits import ExitCode
@@ -67,10 +67,10 @@ def test_the_local_overlay_runs_a_federation_stays_up_and_resumes(
 ) -> None:
     cluster = Cluster(tmp_path, overlay("local"))
     coordinator = place(cluster, "StatefulSet")
-    cluster.services["ssfl-coordinator:50051"] = coordinator
     coordinator.start()
     coordinator.waits_for("startupProbe")
     coordinator.waits_for("readinessProbe")
+    cluster.serve(coordinator)
 
     job = find(cluster.documents, "Job")["spec"]
     assert job["completions"] == job["parallelism"] == 4
@@ -195,7 +195,7 @@ def joined(coordinator: Pod) -> list[str]:
 def site(folder: Path, name: str, coordinator: Pod, certs: Path, place: Place) -> Pod:
     """Return the pod of a site, with its secret, its data and its site.env."""
     cluster = Cluster(folder, overlay("site"))
-    cluster.services["fl.example.org:443"] = coordinator
+    cluster.serve(coordinator, coordinator.cluster)
     cluster.tls_secret("ssfl-client-tls", certs, name)
     settings = cluster.settings("ssfl-site")
     assert settings["SSFL_CLIENT_ID"] == SITES[0]
@@ -219,7 +219,7 @@ def scraped(cluster: Cluster, coordinator: Pod) -> str:
     context = ssl.create_default_context(cafile=files["ca"])
     context.load_cert_chain(files["cert"], files["key"])
     with (
-        socket.create_connection(("127.0.0.1", number), timeout=20) as plain,
+        socket.create_connection((POD_IP, number), timeout=20) as plain,
         context.wrap_socket(plain, server_hostname=tls["serverName"]) as link,
     ):
         link.sendall(f"GET {endpoint['path']} HTTP/1.0\r\n\r\n".encode())

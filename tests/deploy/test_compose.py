@@ -1,0 +1,146 @@
+"""compose.yaml and what it mounts: fields, flags, folders, and who asks whom."""
+
+from fnmatch import fnmatch
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+import yaml
+
+from deploy import compose_schema
+from deploy.crds import Schema
+from deploy.image import image
+from deploy.kubectl import ROOT
+from ssfl.client.config import ClientConfig, settings_elsewhere
+from ssfl.program import settings
+from ssfl.server.config import CoordinatorConfig, client_settings
+from ssfl.tools.main import main
+
+TARGETS = ("coordinator", "client")
+COMPOSE: dict[str, Any] = yaml.safe_load((ROOT / "compose.yaml").read_text("utf-8"))
+OURS = {
+    name: service
+    for name, service in COMPOSE["services"].items()
+    if service["image"].startswith("ssfl-")
+}
+PROVISIONING = ROOT / "monitoring" / "grafana" / "provisioning"
+
+
+def mounts(name: str) -> dict[str, str]:
+    """Return what lies where in a container: sources by target."""
+    service = COMPOSE["services"][name]
+    pairs = [one.split(":")[:2] for one in service.get("volumes", [])]
+    pairs += [(one["source"], one["target"]) for one in service.get("configs", [])]
+    return {target: source for source, target in pairs}
+
+
+def test_every_field_is_one_that_compose_knows() -> None:
+    jsonschema.validate(COMPOSE, compose_schema.COMPOSE)
+
+
+@pytest.mark.parametrize(
+    ("file", "schema"),
+    [
+        ("dashboards/ssfl.yml", compose_schema.PROVIDERS),
+        ("datasources/prometheus.yml", compose_schema.DATASOURCES),
+    ],
+)
+def test_every_field_of_the_provisioning_is_one_that_grafana_knows(
+    file: str, schema: Schema
+) -> None:
+    jsonschema.validate(yaml.safe_load((PROVISIONING / file).read_text("utf-8")), schema)
+    assert len(list(PROVISIONING.rglob("*.yml"))) == 2
+
+
+@pytest.mark.parametrize("name", OURS)
+def test_our_programs_write_only_where_something_is_mounted(name: str) -> None:
+    assert OURS[name]["tmpfs"] == ["/tmp"]
+    expected = {"shards": {"/data"}, "coordinator": {"/var/lib/ssfl"}}
+    assert set(mounts(name)) == expected.get(name, {"/data", "/var/lib/ssfl"})
+    assert image("client").environment["SSFL_DATA_ROOT"] == "/data"
+
+
+def test_the_sample_data_is_made_by_flags_that_there_are(tmp_path: Path) -> None:
+    service = OURS["shards"]
+    command, *words = service["entrypoint"]
+    assert (command, words) == ("ssfl", ["shards"])
+    words += [one.replace("/data", str(tmp_path)) for one in service["command"]]
+    assert main(words) == 0
+    made = {file.stem for file in tmp_path.glob("*.npz")}
+    taken = {
+        one.partition("=")[2]
+        for name in OURS if name.startswith("client-") for one in OURS[name]["command"]
+    }  # fmt: skip
+    assert made == taken
+
+
+def test_prometheus_and_grafana_find_their_files_where_they_are_mounted() -> None:
+    found = mounts("prometheus")
+    config = yaml.safe_load((ROOT / "monitoring" / "prometheus.yml").read_text("utf-8"))
+    assert found["/etc/prometheus/prometheus.yml"] == "./monitoring/prometheus.yml"
+    assert [f"/etc/prometheus/{one}" in found for one in config["rule_files"]] == [True]
+    for job in config["scrape_configs"]:
+        (pattern,) = job["file_sd_configs"][0]["files"]
+        assert [one for one in found if fnmatch(one, f"/etc/prometheus/{pattern}")], pattern
+    found = mounts("grafana")
+    variables = COMPOSE["services"]["grafana"]["environment"]
+    assert found[variables["SSFL_DASHBOARDS"]] == "./monitoring/dashboards"
+    assert found["/etc/grafana/provisioning"] == "./monitoring/grafana/provisioning"
+    used = {"${SSFL_DASHBOARDS}", "${PROMETHEUS_URL}"}
+    texts = "".join(file.read_text("utf-8") for file in PROVISIONING.rglob("*.yml"))
+    assert all(one in texts and one[2:-1] in variables for one in used)
+    host, _, port = variables["PROMETHEUS_URL"].removeprefix("http://").partition(":")
+    assert host in COMPOSE["services"] and port == "9090"
+
+
+@pytest.mark.parametrize("name", OURS)
+def test_the_programs_take_the_flags_that_compose_gives_them(name: str) -> None:
+    service = OURS[name]
+    target = service["build"]["target"]
+    assert target in TARGETS
+    if "entrypoint" in service:
+        return  # it is run above
+    variables = image(target).environment | service.get("environment", {})
+    if target == "coordinator":
+        config = settings.load(
+            CoordinatorConfig, service["command"], variables, name, "",
+            known_elsewhere=client_settings(),
+        )  # fmt: skip
+        assert (config.host, config.metrics_host, config.status_host) == ("0.0.0.0",) * 3
+    else:
+        client = settings.load(
+            ClientConfig, service["command"], variables, name, "",
+            known_elsewhere=settings_elsewhere(),
+        )  # fmt: skip
+        assert client.metrics_host == "0.0.0.0"
+
+
+def test_compose_refers_only_to_what_there_is() -> None:
+    services, volumes = COMPOSE["services"], COMPOSE["volumes"]
+    for service in services.values():
+        assert set(service.get("depends_on", {})) <= set(services)
+        assert not service["image"].endswith(":latest")
+        for volume in service.get("volumes", []):
+            source = volume.partition(":")[0]
+            assert (ROOT / source).exists() if source[0] == "." else source in volumes, volume
+        for config in service.get("configs", []):
+            assert config["source"] in COMPOSE["configs"]
+    for service in OURS.values():
+        assert service["read_only"] is True
+        assert service["cap_drop"] == ["ALL"]
+
+
+def test_prometheus_of_compose_asks_every_program() -> None:
+    targets = [
+        target
+        for config in COMPOSE["configs"].values()
+        for group in yaml.safe_load(config["content"])
+        for target in group["targets"]
+    ]
+    expected = {
+        f"{name}:{9464 if name == 'coordinator' else 9465}" for name in OURS if name != "shards"
+    }
+    assert set(targets) == expected
+    assert "--metrics-port=9464" in OURS["coordinator"]["command"]
+    assert image("client").environment["SSFL_METRICS_PORT"] == "9465"
