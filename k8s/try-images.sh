@@ -1,7 +1,7 @@
 #!/bin/bash
 # Builds both images without Docker and without any registry, and runs a federation in containers:
 # no root, read-only, shards on a volume. Its model must have the digest of the same federation
-# outside. Needs root, and apt-get install buildah podman debootstrap; takes some minutes.
+# outside. Needs root, and apt-get install buildah podman runc debootstrap; takes some minutes.
 #
 #   k8s/try-images.sh            everything
 #   BASE=image k8s/try-images.sh with a base image that is here already
@@ -168,8 +168,8 @@ digest() {
 }
 
 [[ $(id -u) == 0 ]] || fail "needs root: buildah and podman are used as root here"
-for command in buildah podman debootstrap curl; do
-  command -v "$command" >/dev/null || fail "needs $command: apt-get install buildah podman debootstrap curl"
+for command in buildah podman runc debootstrap curl; do
+  command -v "$command" >/dev/null || fail "needs $command: apt-get install buildah podman runc debootstrap curl"
 done
 make_base
 build_images
