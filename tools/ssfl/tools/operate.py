@@ -111,8 +111,9 @@ def pause(argv: Sequence[str]) -> int:
     """Let the step under way finish, and begin nothing new."""
     config = _load(
         argv, "ssfl pause",
-        "Pauses the run: what is under way is finished and counts, nothing new begins until "
-        "`ssfl resume`, also if the coordinator starts again.",
+        "Pauses the run: what is under way is finished and counts (with too few clients here for "
+        "it, it is tried again later), nothing new begins until `ssfl resume`, also if the "
+        "coordinator starts again.",
     )  # fmt: skip
     answer = _coordinator(config).pause()
     told = {"paused": True, "was_paused": answer.was_paused, "rounds_done": answer.rounds_done}
