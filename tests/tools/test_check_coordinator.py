@@ -93,6 +93,14 @@ def test_a_name_that_is_not_in_the_certificate_is_found(tmp_path: Path) -> None:
         good = steps_of(client_id="ann", **files)
         assert good["call"].text.endswith("certificate accepted")
         assert good["bandwidth"].verdict is Verdict.OK, "every message has the name"
+        unnamed = steps_of(**files)
+        assert unnamed["client id"].text == "ann, as its certificate says"
+        assert unnamed["admission"].text == "ann would be let in"
+        found = checked(data="no name.npz", **files).steps
+        assert fails({step.name: step for step in found.all}, "client id")
+        assert [step.text for step in found.all if step.name == "admission"] == [
+            "because client id failed"
+        ]
         found = checked(client_id="bob", **files).steps
         said = fails({step.name: step for step in found.all}, "call")
         assert "calls itself 'bob', but its certificate is of 'ann'" in said

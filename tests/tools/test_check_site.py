@@ -235,7 +235,8 @@ def test_a_tiny_model_passes_where_no_run_asks_for_its_sparsity() -> None:
 
 def disk(free: int, config: ClientConfig) -> tuple[Steps, Manifest]:
     steps, model = Steps(), manifest()
-    check_disk(steps, config, RunSettings(model="mlp"), model, lambda _folder: free)
+    folder = config.state_dir / "ann"
+    check_disk(steps, config, folder, RunSettings(model="mlp"), model, lambda _folder: free)
     return steps, model
 
 
@@ -264,6 +265,41 @@ def test_a_folder_that_is_a_file_is_told() -> None:
     said = fails({step.name: step for step in steps.all}, "output disk")
     assert "--out-dir runs/ann: " in said
     assert "runs is no folder" in said
+
+
+@pytest.mark.usefixtures("here")
+@pytest.mark.parametrize(
+    ("left", "said"),
+    [
+        ("ann", "ann is no folder → whoever set up this machine: let this user write there"),
+        ("ann/token/x", "ann/token cannot be used: Is a directory → whoever set up this machine"),
+        ("ann/lock/x", "ann/lock cannot be used: Is a directory → whoever set up this machine"),
+    ],
+)
+def test_what_an_earlier_client_left_must_be_of_use(left: str, said: str) -> None:
+    """Root, who runs tests, may read everything: folders and files stand for another user's."""
+    file = Path("state") / left
+    file.parent.mkdir(parents=True)
+    file.write_text("")
+    steps, _ = disk(10**9, ClientConfig(state_dir=Path("state")))
+    assert said in fails({step.name: step for step in steps.all}, "state disk")
+    assert steps.exit_code is ExitCode.STATE
+
+
+def test_a_name_that_no_client_can_have_is_told(here: Path) -> None:
+    write_shard(here / "my shard.npz", small())
+    found = checked(data="my shard.npz")
+    said = fails(by_name(found), "client id")
+    assert "'my shard' cannot be a client id" in said
+    assert said.endswith("→ whoever set up this machine: choose a name with --client-id")
+    assert found.steps.exit_code is ExitCode.USAGE
+    assert by_name(found)["train"].verdict is Verdict.OK, "everything else is tried"
+    assert checked(data="my shard.npz", client_id="ann").steps.exit_code is ExitCode.DONE
+
+
+def test_a_shard_given_without_its_zeros_is_the_same_client(here: Path) -> None:
+    write_shard(here / "shards/shard_07.npz", small())
+    assert steps_of(data="shard_7")["client id"].text == "shard_07"
 
 
 def test_a_final_model_fits_what_is_said_to_be_needed(tmp_path: Path) -> None:

@@ -60,7 +60,7 @@ def check_coordinator(steps: Steps, access: Access | None, question: Question) -
     talk = Talk(access, question)
     steps.run("call", talk.ask, ["http/2"])
     steps.run("version", talk.version, ["call"])
-    steps.run("admission", talk.admission, ["call"])
+    steps.run("admission", talk.admission, ["call", "client id"])
     steps.run("clock", talk.clock, ["call"])
     steps.run("bandwidth", talk.bandwidth, ["call"])
     return talk
