@@ -34,6 +34,7 @@ def test_the_documented_codes_never_change() -> None:
         "PORT_IN_USE": 7,
         "STOPPED": 8,
         "STALLED": 9,
+        "NOT_YET": 10,
         "INTERRUPTED": 130,
         "TERMINATED": 143,
     }

@@ -19,7 +19,7 @@ from ssfl.server.limits import Limits
 from ssfl.tools import check_wire
 from ssfl.tools.check_steps import Verdict
 from ssfl.v1 import coordinator_pb2 as pb
-from ssfl.v1 import coordinator_pb2_grpc, settings_pb2
+from ssfl.v1 import admin_pb2, admin_pb2_grpc, coordinator_pb2_grpc, settings_pb2
 from system.proxy import Proxy
 from tools.check_scene import checked, fails, grpc_server, steps_of, with_coordinator
 
@@ -188,6 +188,20 @@ def test_an_older_coordinator_is_told_from_a_broken_one() -> None:
     assert "a coordinator older than 0.1.0" in said
     assert "→ whoever runs the coordinator: upgrade the coordinator" in said
     assert found.exit_code is ExitCode.REFUSED
+
+
+def test_the_admin_port_is_told_from_the_one_for_clients() -> None:
+    with grpc_server(admin=admin_pb2_grpc.AdminServiceServicer()) as address:
+        assert "older than 0.1.0" in fails(steps_of(coordinator=address), "call"), "it knows none"
+
+    class Admin(admin_pb2_grpc.AdminServiceServicer):
+        def GetStatus(self, _request: Any, _context: Any) -> admin_pb2.GetStatusResponse:
+            return admin_pb2.GetStatusResponse()
+
+    with grpc_server(admin=Admin()) as address:
+        said = fails(steps_of(coordinator=address), "call")
+    assert "this is the coordinator's admin port" in said
+    assert "→ whoever set up this machine: give the port for clients with --coordinator" in said
 
 
 class Pretended(coordinator_pb2_grpc.CoordinatorServiceServicer):

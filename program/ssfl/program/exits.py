@@ -33,6 +33,7 @@ class ExitCode(IntEnum):
     PORT_IN_USE = 7, "the port is in use"
     STOPPED = 8, "ended by an operator before it was done"
     STALLED = 9, "the run lost its quorum and was given up; started again, it goes on"
+    NOT_YET = 10, "the coordinator was asked, and has not done it yet; it may still do it"
     INTERRUPTED = 130, "interrupted (Ctrl-C)"
     TERMINATED = 143, "terminated (SIGTERM)"
 
