@@ -23,6 +23,7 @@ from ssfl.tools.check_disk import check_disk, output_bytes, state_bytes
 from ssfl.tools.check_forecast import Terms, forecasts
 from ssfl.tools.check_site import Pace
 from ssfl.tools.check_steps import Step, Steps, Verdict
+from ssfl.tools.check_view import forecast_notes, sparsity_told
 from ssfl.tools.plan_link import parse_link
 from tools.check_scene import checked, fails, small, steps_of, with_coordinator
 
@@ -335,6 +336,47 @@ def test_a_forecast_adds_download_work_and_upload() -> None:
         assert one.up.high <= one.up.most
     sizes = [one.up.high for one in rows]
     assert sizes == sorted(sizes, reverse=True)
+
+
+def test_a_run_by_bytes_is_told_in_bytes_not_in_percent() -> None:
+    run = RunSettings(model="mlp", bytes_per_round="20000")
+    rows = forecasts(manifest(), run, Terms(), None, None, is_run=True)
+    assert [sparsity_told(one) for one in rows if one.is_run] == ["20.0 kB a round, this run"]
+
+
+def test_one_sparsity_has_one_row_however_it_is_written() -> None:
+    run = RunSettings(model="mlp", sparsity="0.90")
+    rows = forecasts(manifest(), run, Terms(), None, None, is_run=True)
+    assert [sparsity_told(one) for one in rows] == ["50 %", "90 %, this run", "95 %"]
+
+
+def noted(run: RunSettings, terms: Terms) -> tuple[list[str], str]:
+    """Return the rows of a forecast, and the note below it."""
+    rows = forecasts(manifest(), run, terms, None, None, is_run=True)
+    return [sparsity_told(one) for one in rows], forecast_notes(rows, None, None)
+
+
+def test_a_warm_up_has_a_row_of_its_own_until_it_is_over() -> None:
+    run = RunSettings(model="mlp", warmup_rounds=2)
+    rows, note = noted(run, Terms())
+    assert rows == ["dense, the first 2 rounds", "50 %", "90 %, this run", "95 %"]
+    assert "Before round 2: scores" in note
+    rows, note = noted(run, Terms(rounds_done=3, has_begun=True))
+    assert rows == ["50 %", "90 %, this run", "95 %"]
+    assert "scores" not in note and "Once, with the first task: mask" in note
+
+
+def test_who_comes_later_does_not_score_and_a_schedule_scores_several_times() -> None:
+    _, note = noted(RunSettings(model="mlp"), Terms())
+    assert "Once before training: scores" in note
+    _, note = noted(RunSettings(model="mlp"), Terms(has_begun=True))
+    assert "scores" not in note and "Once, with the first task: mask" in note
+    run = RunSettings(model="mlp", rounds=50, sparsity_schedule="0:0.98,10:0.95,30:0.9")
+    _, note = noted(run, Terms())
+    assert "Before round 0, 10, 30: scores" in note
+    assert "(this run's row: from round 30 on)" in note
+    _, note = noted(run, Terms(rounds_done=12, has_begun=True))
+    assert "Before round 30: scores" in note
 
 
 def test_a_forecast_of_a_dense_run_says_so() -> None:

@@ -19,7 +19,7 @@ from ssfl.program import settings
 from ssfl.program.exits import ExitCode, ProgramError
 from ssfl.tools.check_coordinator import Talk, check_coordinator
 from ssfl.tools.check_disk import check_disk
-from ssfl.tools.check_forecast import Forecast, Terms, forecasts
+from ssfl.tools.check_forecast import Forecast, Terms, forecasts, sparsity_of
 from ssfl.tools.check_network import Way, check_way
 from ssfl.tools.check_site import SiteCheck
 from ssfl.tools.check_steps import Advice, Found, Steps, Who, Wrong
@@ -86,7 +86,11 @@ class Checked:
         answer = self.talk.answer if self.talk else None
         terms = Terms()
         if answer:
-            terms = Terms(answer.reference_coding, answer.upload_slots, answer.num_clients + 1)
+            begun = answer.rounds_done or answer.phase not in ("gathering", "paused")
+            terms = Terms(
+                answer.reference_coding, answer.upload_slots, answer.num_clients + 1,
+                answer.rounds_done, has_begun=bool(begun),
+            )  # fmt: skip
         return forecasts(
             manifest,
             self.settings or RunSettings(),
@@ -225,8 +229,8 @@ def _settings(checked: Checked) -> Found[None]:
             ExitCode.REFUSED,
         ) from error
     steps = f"{run.local_steps} local steps" if run.local_steps else f"{run.local_epochs} epochs"
-    kept = run.bytes_per_round or run.sparsity_schedule or run.sparsity
-    mask = f"{kept} sparse" if run.strategy == "ssfl" else "dense"
+    told = sparsity_of(run)
+    mask = told if run.strategy != "ssfl" or run.bytes_per_round else f"{told} sparse"
     return Found(
         None,
         f"{run.model}, {mask}, {run.rounds} rounds of {steps}, batches of {run.batch_size}",

@@ -28,6 +28,7 @@ INDENT, VERDICT, NAME = 2, 9, 13  # columns
 FIRST, LAST = 12, 6  # tensors shown of a long model
 WIDE = 100  # columns: room for how many values are kept
 NONE = "·"
+ROUNDS_TOLD = 5
 
 
 class Screen:
@@ -155,11 +156,7 @@ def forecast_table(forecasts: list[Forecast], width: int) -> Table:
 def forecast_notes(forecasts: list[Forecast], link: Link | None, pace: Pace | None) -> str:
     """Return what a reader of the table has to know."""
     own = next((one for one in forecasts if one.is_run), forecasts[0])
-    each, once = "One round of this site, at most as it is expected.", ""
-    if own.scores.most:
-        at = "" if own.is_run else f", at {sparsity_told(own)}"
-        once = f"Once before training{at}: scores {expected(own.scores)} up"
-        once += f", mask {expected(own.mask)} down. " if own.mask.most else ". "
+    each, once = "One round of this site, at most as it is expected.", _once(own)
     if link is None:
         return f"{each} {once}Without a measured link there are no transfer times."
     if pace is None:
@@ -169,6 +166,23 @@ def forecast_notes(forecasts: list[Forecast], link: Link | None, pace: Pace | No
         f"{seconds_told(pace.step_s)}, 2 tests of {seconds_told(pace.test_s)}) + upload, if nobody "
         f"has to be waited for. {once}"
     ).rstrip()
+
+
+def _once(own: Forecast) -> str:
+    """Say what travels besides, when this site scores or first gets a mask."""
+    before, at = own.scored_before, "" if own.is_run else f", at {sparsity_told(own)}"
+    of_last = f" (this run's row: from round {own.masked_from} on)" if own.masked_from else ""
+    mask = f"mask {expected(own.mask)} down" if own.mask.most else ""
+    if not before or not own.scores.most:
+        return f"Once, with the first task: {mask}{of_last}. " if mask else ""
+    when = f"Once before training{at}" if before == (0,) else f"Before round {_rounds(before)}"
+    told = ", ".join(filter(None, [f"scores {expected(own.scores)} up", mask]))
+    return f"{when}: {told}{of_last}. "
+
+
+def _rounds(numbers: tuple[int, ...]) -> str:
+    told = ", ".join(map(str, numbers[:ROUNDS_TOLD]))
+    return f"{told} and {more} more" if (more := len(numbers) - ROUNDS_TOLD) > 0 else told
 
 
 def verdict_text(steps: Steps) -> Text:
@@ -232,7 +246,7 @@ def sparsity_told(one: Forecast) -> str:
         name = f"{100 * float(one.sparsity):g} %"
     except ValueError:
         name = one.sparsity
-    return f"{name}, this run" if one.is_run else name
+    return f"{name}, {one.rounds}" if one.rounds else name
 
 
 def _time(seconds: Seconds | None) -> str:
