@@ -2,9 +2,7 @@
 
 import json
 import os
-import sys
 from collections.abc import Sequence
-from contextlib import redirect_stdout
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -22,7 +20,7 @@ from ssfl.tools.check_disk import check_disk
 from ssfl.tools.check_forecast import Forecast, Terms, forecasts, sparsity_of
 from ssfl.tools.check_network import Way, check_way
 from ssfl.tools.check_site import SiteCheck
-from ssfl.tools.check_steps import Advice, Found, Steps, Who, Wrong
+from ssfl.tools.check_steps import Advice, Ended, Found, Steps, Who, Wrong
 from ssfl.tools.check_view import (
     Screen,
     document,
@@ -35,7 +33,7 @@ from ssfl.tools.check_view import (
 )
 from ssfl.tools.check_wire import TOKEN_BYTES, Question
 from ssfl.tools.plan_view import expected
-from ssfl.tools.terminal import console
+from ssfl.tools.terminal import console, stdout_aside
 
 DESCRIPTION = (
     "Finds out whether a site can take part, before it does: the way to the coordinator, what the "
@@ -111,7 +109,7 @@ def check(argv: Sequence[str]) -> int:
         CheckConfig, argv, os.environ, "ssfl check", DESCRIPTION, EXAMPLE, settings_elsewhere()
     )
     if config.json:
-        with redirect_stdout(sys.stderr):  # a task may print
+        with stdout_aside():  # a task may print
             checked = run_check(config, Steps())
         print(json.dumps(_document(checked), indent=1))
         return int(checked.steps.exit_code)
@@ -126,18 +124,20 @@ def check(argv: Sequence[str]) -> int:
 
 
 def run_check(config: CheckConfig, steps: Steps) -> Checked:
-    """Do all steps that the settings ask for."""
+    """Do all steps that the settings ask for; those before Ctrl-C, if that ends it."""
     checked = Checked(steps)
     try:
         if config.coordinator:
             _check_coordinator(config, checked)
         if config.data:
             _check_site(config, checked)
+        if checked.site or checked.run_manifest:
+            steps.run("round", lambda: _round(checked), ["model"] if checked.site else [])
+    except Ended:  # the step says so
+        pass
     finally:
         if checked.talk:
             checked.talk.close()
-    if checked.site or checked.run_manifest:
-        steps.run("round", lambda: _round(checked), ["model"] if checked.site else [])
     return checked
 
 

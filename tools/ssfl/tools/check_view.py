@@ -188,6 +188,8 @@ def _rounds(numbers: tuple[int, ...]) -> str:
 def verdict_text(steps: Steps) -> Text:
     """Return the last line."""
     failed, warned = steps.of(Verdict.FAILED), steps.of(Verdict.WARNING)
+    if steps.is_ended:
+        return Text(f"check not finished: ended at {failed[-1].name}", style="bold red")
     warnings = f"{len(warned)} warning{'s' if len(warned) > 1 else ''}"
     if not failed:
         also = f", {warnings}" if warned else ""
