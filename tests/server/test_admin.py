@@ -204,6 +204,69 @@ def test_a_paused_run_cannot_be_started(tmp_path: Path, capsys: pytest.CaptureFi
     conduct(tmp_path, script)
 
 
+def test_a_run_that_has_begun_is_not_started_again(
+    tmp_path: Path, manifest: Manifest, capsys: pytest.CaptureFixture[str]
+) -> None:
+    async def script(conductor: Conductor) -> None:
+        await Steps(conductor, manifest).training()
+        async with operator(conductor) as ask:
+            assert await ask("start", "--json") == ExitCode.DONE
+            told = json.loads(capsys.readouterr().out)
+            assert told == {"num_clients": 2, "was_started": True}
+            assert await ask("start") == ExitCode.DONE
+            assert "had begun already with 2 clients" in capsys.readouterr().out
+            assert await ask("pause") == ExitCode.DONE
+            assert await ask("start") == ExitCode.REFUSED
+            assert "is paused: `ssfl resume` lets it go on" in capsys.readouterr().err
+
+    conduct(tmp_path, script)
+
+
+def test_a_site_is_removed_and_readmitted_once(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    async def script(conductor: Conductor) -> None:
+        async with operator(conductor) as ask:
+            for flags, said in (
+                (["eve", "--readmit"], "eve was not removed: nothing to do (it had not joined"),
+                (["eve"], "eve is removed and will be refused (it had not joined this run)"),
+                (["eve"], "eve was removed already"),
+                (["eve", "--readmit"], "eve may join again"),
+            ):
+                assert await ask("remove", *flags) == ExitCode.DONE
+                assert said in capsys.readouterr().out
+            assert await ask("remove", "eve", "--json") == ExitCode.DONE
+            assert json.loads(capsys.readouterr().out) == {
+                "site": "eve", "removed": True, "was_member": False, "was_removed": False,
+            }  # fmt: skip
+            assert await ask("remove", "a/b") == ExitCode.USAGE
+            assert "no client is called 'a/b'" in capsys.readouterr().err
+
+    conduct(tmp_path, script)
+
+
+def test_status_as_json_has_numbers_and_hex(
+    tmp_path: Path, manifest: Manifest, capsys: pytest.CaptureFixture[str]
+) -> None:
+    async def script(conductor: Conductor) -> None:
+        await Steps(conductor, manifest).training()
+        async with operator(conductor) as ask:
+            assert await ask("refresh-mask") == ExitCode.DONE
+            assert await ask("status") == ExitCode.DONE
+            assert "the mask is to be renewed" in capsys.readouterr().out
+            assert await ask("stop") == ExitCode.DONE
+            capsys.readouterr()
+            assert await ask("status", "--json") == ExitCode.DONE
+            told = json.loads(capsys.readouterr().out)
+            assert [one["num_samples"] for one in told["clients"]] == [10, 10]
+            assert told["num_values"] == manifest.size
+            assert told["model_digest"] == conductor.state.base_digest
+            assert told["metrics"] == {} and "accuracy" not in told and "stall" not in told
+            assert told["refresh_asked"] is False, "it is over"
+
+    conduct(tmp_path, script)
+
+
 def test_a_command_that_waits_for_room_on_the_disk_says_so_and_takes_effect_later(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

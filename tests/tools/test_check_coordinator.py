@@ -123,6 +123,17 @@ def test_a_removed_client_is_for_whoever_runs_the_coordinator(tmp_path: Path) ->
     with_coordinator(tmp_path, body, prepare=prepare)
 
 
+def test_a_run_that_was_stopped_before_its_first_round_promises_no_model(tmp_path: Path) -> None:
+    async def prepare(conductor: Conductor) -> None:
+        await conductor.post(events.StopAsked())
+
+    def body(address: str) -> None:
+        said = steps_of(coordinator=address, client_id="ann")["admission"].text
+        assert said.startswith("ann would be let in (the run was stopped before its first round")
+
+    with_coordinator(tmp_path, body, prepare=prepare)
+
+
 def test_a_run_that_is_full_is_for_whoever_runs_the_coordinator(tmp_path: Path) -> None:
     async def prepare(conductor: Conductor) -> None:
         await begin(conductor, TOY)

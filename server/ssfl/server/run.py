@@ -255,10 +255,10 @@ class _Decision:
         )
 
     def _start_asked(self) -> Reply:
-        if self.state.founders or self.state.finished:
-            return Reply.DONE
         if self.state.paused:
             return Reply.PAUSED
+        if self.state.founders or self.state.finished:
+            return Reply.DONE
         settings = self.state.settings
         enough = settings.clients if settings.reproducible else settings.min_clients
         if len(self.state.ready) < enough:

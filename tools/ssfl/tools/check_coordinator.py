@@ -127,6 +127,8 @@ class Talk:
         answer = self._told.answer
         _raise_refusal(answer)
         over = " (the run is over: it would get the final model)" if _is_over(answer) else ""
+        if answer.phase == "stopped" and not answer.rounds_done:
+            over = " (the run was stopped before its first round: nothing is learnt any more)"
         return Found(None, f"{self._question.client_id} would be let in{over}")
 
     def samples(self, num_samples: int) -> Found[None]:

@@ -10,14 +10,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from google.protobuf.json_format import MessageToJson
-
+from ssfl.client.config import CLIENT_ID
 from ssfl.method.errors import SettingsError
 from ssfl.method.settings import setting
 from ssfl.program import settings
 from ssfl.program.addresses import split
 from ssfl.program.exits import ExitCode
-from ssfl.tools.admin_client import AdminClient
+from ssfl.tools.admin_client import AdminClient, plain_document
 from ssfl.tools.clients_view import clients_document, clients_view
 from ssfl.tools.screen import status_view
 from ssfl.tools.terminal import console
@@ -68,6 +67,11 @@ class RemoveConfig(OperateConfig):
         OperateConfig.validate(self)
         if not self.site:
             raise SettingsError("which site? For example: ssfl remove shard_07")
+        if not CLIENT_ID.fullmatch(self.site):
+            raise SettingsError(
+                f"no client is called {self.site!r} (letters, digits, '.', '_', '-'): "
+                "`ssfl clients` lists their names"
+            )
 
 
 def status(argv: Sequence[str]) -> int:
@@ -75,11 +79,7 @@ def status(argv: Sequence[str]) -> int:
     config = _load(argv, "ssfl status", "Shows what a run is doing and who takes part.")
     answer = _coordinator(config).status()
     if config.json:
-        print(
-            MessageToJson(
-                answer, preserving_proto_field_name=True, always_print_fields_with_no_presence=True
-            )
-        )
+        print(json.dumps(plain_document(answer), indent=2))
     else:
         console().print(status_view(answer))
     return int(ExitCode.DONE)
@@ -102,8 +102,10 @@ def clients(argv: Sequence[str]) -> int:
 def start(argv: Sequence[str]) -> int:
     """Begin the run with the clients that have joined."""
     config = _load(argv, "ssfl start", "Begins the run with the clients that have joined.")
-    num_clients = _coordinator(config).start()
-    _answer(config, f'{{"num_clients": {num_clients}}}', f"started with {num_clients} clients")
+    answer = _coordinator(config).start()
+    told = {"num_clients": answer.num_clients, "was_started": answer.was_started}
+    now = "the run had begun already" if answer.was_started else "started"
+    _answer(config, json.dumps(told), f"{now} with {answer.num_clients} clients")
     return int(ExitCode.DONE)
 
 
@@ -155,11 +157,16 @@ def remove(argv: Sequence[str]) -> int:
     config = settings.load(
         RemoveConfig, argv, _environ(), "ssfl remove", "Refuses a site from now on."
     )
-    was_member = _coordinator(config).remove(config.site, readmit=config.readmit)
+    answer = _coordinator(config).remove(config.site, readmit=config.readmit)
     done = "may join again" if config.readmit else "is removed and will be refused"
-    known = "" if was_member else " (it had not joined this run)"
-    answer = {"site": config.site, "removed": not config.readmit, "was_member": was_member}
-    _answer(config, json.dumps(answer), f"{config.site} {done}{known}")
+    if config.readmit is not answer.was_removed:  # nothing has changed
+        done = "was not removed: nothing to do" if config.readmit else "was removed already"
+    known = "" if answer.was_member else " (it had not joined this run)"
+    told = {
+        "site": config.site, "removed": not config.readmit, "was_member": answer.was_member,
+        "was_removed": answer.was_removed,
+    }  # fmt: skip
+    _answer(config, json.dumps(told), f"{config.site} {done}{known}")
     return int(ExitCode.DONE)
 
 
