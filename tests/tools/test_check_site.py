@@ -1,11 +1,13 @@
 """`ssfl check` and what can be wrong at a site: shard, task, model, device, disk."""
 
 from dataclasses import replace
+from io import StringIO
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from rich.console import Console
 
 from server.conducting import begin
 from ssfl.client.config import ClientConfig
@@ -23,7 +25,7 @@ from ssfl.tools.check_disk import check_disk, output_bytes, state_bytes
 from ssfl.tools.check_forecast import Terms, forecasts
 from ssfl.tools.check_site import Pace
 from ssfl.tools.check_steps import Step, Steps, Verdict
-from ssfl.tools.check_view import forecast_notes, sparsity_told
+from ssfl.tools.check_view import forecast_notes, forecast_table, sparsity_told
 from ssfl.tools.plan_link import parse_link
 from tools.check_scene import checked, fails, small, steps_of, with_coordinator
 
@@ -336,6 +338,16 @@ def test_a_forecast_adds_download_work_and_upload() -> None:
         assert one.up.high <= one.up.most
     sizes = [one.up.high for one in rows]
     assert sizes == sorted(sizes, reverse=True)
+
+
+def test_a_narrow_terminal_has_whole_cells_of_what_matters() -> None:
+    link, pace = parse_link("20mbit/50ms"), Pace(0.1, 0.02, 0.5, num_steps=100)
+    rows = forecasts(manifest(), RunSettings(model="mlp"), Terms(), link, pace, is_run=True)
+    console = Console(width=60, file=StringIO())
+    console.print(forecast_table(rows, console.width))
+    lines = console.file.getvalue().splitlines()  # type: ignore[attr-defined]
+    assert lines[0].split() == ["sparsity", "up", "down", "round"]
+    assert all(line.rstrip().endswith(" s") and "…" not in line for line in lines[1:])
 
 
 def test_a_run_by_bytes_is_told_in_bytes_not_in_percent() -> None:

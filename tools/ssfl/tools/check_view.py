@@ -27,6 +27,7 @@ STYLES = {
 INDENT, VERDICT, NAME = 2, 9, 13  # columns
 FIRST, LAST = 12, 6  # tensors shown of a long model
 WIDE = 100  # columns: room for how many values are kept
+NARROW = 80  # below, only what a round costs in all
 NONE = "·"
 ROUNDS_TOLD = 5
 
@@ -143,7 +144,11 @@ def forecast_table(forecasts: list[Forecast], width: int) -> Table:
         "upload": [_time(one.upload) for one in forecasts],
         "round": [_time(one.round) for one in forecasts],
     }
-    shown = {name: column for name, column in cells.items() if set(column) != {NONE}}
+    shown = {
+        name: column
+        for name, column in cells.items()
+        if set(column) != {NONE} and (width >= NARROW or name in ("up", "down", "round"))
+    }
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
     table.add_column("sparsity", no_wrap=True)
     for name in shown:

@@ -95,7 +95,8 @@ def clients(argv: Sequence[str]) -> int:
     if config.json:
         print(json.dumps(clients_document(answer), indent=2))
     else:
-        console().print(clients_view(answer, show_all=config.all))
+        shown = console()
+        shown.print(clients_view(answer, show_all=config.all, width=shown.width))
     return int(ExitCode.DONE)
 
 
