@@ -55,7 +55,8 @@ def fails(found: Found, name: str) -> str:
     failed = [step for step in found.values() if step.verdict is Verdict.FAILED]
     assert [step.name for step in failed][:1] == [name], found
     assert failed[0].advice is not None
-    return f"{failed[0].text} → {failed[0].advice.who}: {failed[0].advice.what}"
+    told = " or ".join(f"{one.who}: {one.what}" for one in failed[0].advice.each())
+    return f"{failed[0].text} → {told}"
 
 
 def with_coordinator(

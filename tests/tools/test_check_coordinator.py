@@ -18,8 +18,8 @@ from ssfl.server.conductor import Conductor
 from ssfl.server.limits import Limits
 from ssfl.tools import check_wire
 from ssfl.tools.check_steps import Verdict
-from ssfl.v1 import coordinator_pb2 as pb
 from ssfl.v1 import admin_pb2, admin_pb2_grpc, coordinator_pb2_grpc, settings_pb2
+from ssfl.v1 import coordinator_pb2 as pb
 from system.proxy import Proxy
 from tools.check_scene import checked, fails, grpc_server, steps_of, with_coordinator
 

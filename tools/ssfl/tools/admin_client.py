@@ -17,27 +17,6 @@ TIMEOUT_S = 10.0
 STATUS_S = 5.0  # to find out why a call failed
 
 
-def plain_document(message: Any) -> dict[str, Any]:
-    """Return a message as JSON has it: numbers as numbers, bytes in hex, the fields that are set.
-
-    (protobuf's own JSON has 64-bit numbers as text, and bytes in base64.)
-    """
-    return {
-        field.name: _plain(field, getattr(message, field.name))
-        for field in message.DESCRIPTOR.fields
-        if not field.has_presence or message.HasField(field.name)
-    }
-
-
-def _plain(field: Any, value: Any) -> Any:
-    if field.message_type and field.message_type.GetOptions().map_entry:
-        return dict(value)
-    if field.message_type:
-        is_one = field.has_presence
-        return plain_document(value) if is_one else [plain_document(one) for one in value]
-    return value.hex() if isinstance(value, bytes) else value
-
-
 class AdminClient:
     """A coordinator as its operator sees it."""
 

@@ -73,9 +73,7 @@ def _check_left(folder: Path) -> None:
             ) from error
 
 
-def _needed(
-    needed: Needed, manifest: Manifest | None, settings: RunSettings
-) -> int | None:
+def _needed(needed: Needed, manifest: Manifest | None, settings: RunSettings) -> int | None:
     """Return the bytes that are needed; None where nobody can know."""
     if manifest is None:
         return None

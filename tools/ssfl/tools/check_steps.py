@@ -46,10 +46,15 @@ class Who(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Advice:
-    """Who is to do what."""
+    """Who is to do what; `others` could do something else instead."""
 
     who: Who
     what: str
+    others: tuple["Advice", ...] = ()
+
+    def each(self) -> tuple["Advice", ...]:
+        """Return everybody's own."""
+        return (self, *self.others)
 
 
 @dataclass(frozen=True, slots=True)

@@ -69,8 +69,8 @@ def step_text(step: Step, width: int) -> Text:
         text.stylize("dim")
     for line in lines[1:]:
         text.append("\n" + " " * margin + line)
-    if step.advice:
-        told = f"→ {step.advice.who}: {step.advice.what}"
+    for place, advice in enumerate(step.advice.each() if step.advice else ()):
+        told = f"{'or' if place else '→'} {advice.who}: {advice.what}"
         for number, line in enumerate(_wrapped(told, width - margin)):
             text.append("\n" + " " * (margin + 2 * bool(number)) + line, style="bold")
     return text
@@ -224,6 +224,10 @@ def document(
                 "text": step.text,
                 "who": step.advice.who if step.advice else None,
                 "what": step.advice.what if step.advice else None,
+                "or": [
+                    {"who": one.who, "what": one.what}
+                    for one in (step.advice.others if step.advice else ())
+                ],
                 "seconds": round(step.seconds, 4),
             }
             for step in steps.all

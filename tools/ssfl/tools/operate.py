@@ -9,6 +9,7 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from ssfl.client.config import CLIENT_ID
 from ssfl.method.errors import SettingsError
@@ -16,10 +17,12 @@ from ssfl.method.settings import setting
 from ssfl.program import settings
 from ssfl.program.addresses import split
 from ssfl.program.exits import ExitCode
-from ssfl.tools.admin_client import AdminClient, plain_document
 from ssfl.tools.clients_view import clients_document, clients_view
 from ssfl.tools.screen import status_view
 from ssfl.tools.terminal import console
+
+if TYPE_CHECKING:
+    from ssfl.tools.admin_client import AdminClient
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,6 +186,27 @@ def stop(argv: Sequence[str]) -> int:
     return int(ExitCode.DONE)
 
 
+def plain_document(message: Any) -> dict[str, Any]:
+    """Return a message as JSON has it: numbers as numbers, bytes in hex, the fields that are set.
+
+    (protobuf's own JSON has 64-bit numbers as text, and bytes in base64.)
+    """
+    return {
+        field.name: _plain(field, getattr(message, field.name))
+        for field in message.DESCRIPTOR.fields
+        if not field.has_presence or message.HasField(field.name)
+    }
+
+
+def _plain(field: Any, value: Any) -> Any:
+    if field.message_type and field.message_type.GetOptions().map_entry:
+        return dict(value)
+    if field.message_type:
+        is_one = field.has_presence
+        return plain_document(value) if is_one else [plain_document(one) for one in value]
+    return value.hex() if isinstance(value, bytes) else value
+
+
 def _load(argv: Sequence[str], prog: str, description: str) -> OperateConfig:
     return settings.load(OperateConfig, argv, _environ(), prog, description)
 
@@ -193,7 +217,10 @@ def _environ() -> dict[str, str]:
     return {name: value for name, value in os.environ.items() if name in ours}
 
 
-def _coordinator(config: OperateConfig) -> AdminClient:
+def _coordinator(config: OperateConfig) -> "AdminClient":
+    os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # what is wrong we say; read at the import
+    from ssfl.tools.admin_client import AdminClient
+
     tls = None
     if config.tls_ca or config.tls_cert or config.tls_key or config.tls_server_name:
         from ssfl.program.tls import client_tls
