@@ -1,3 +1,4 @@
+import os
 import signal
 import subprocess
 import sys
@@ -34,6 +35,7 @@ def test_the_documented_codes_never_change() -> None:
         "PORT_IN_USE": 7,
         "STOPPED": 8,
         "STALLED": 9,
+        "NOT_YET": 10,
         "INTERRUPTED": 130,
         "TERMINATED": 143,
     }
@@ -131,6 +133,26 @@ sys.exit(run_program(body, "ssfl-client"))
         out, err = process.communicate(timeout=30)
     assert (process.returncode, out, err) == (143, "cleaned up\n", "ssfl-client: terminated\n")
     assert time.monotonic() - started < 30
+
+
+def run(body: str, **environ: str) -> subprocess.CompletedProcess[bytes]:
+    code = f"import sys; from ssfl.program.exits import run_program as r\n{body}"
+    return subprocess.run(
+        ["sh", "-c", f'exec "$0" -c "$1" {environ.pop("to", "")}', sys.executable, code],
+        env={**os.environ, **environ}, capture_output=True, timeout=60, check=False,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("length", [1, 10**6])
+def test_an_output_that_cannot_be_written_is_told(length: int) -> None:
+    ended = run(f"sys.exit(r(lambda: print('x' * {length}), 'ssfl status'))", to="> /dev/full")
+    said = b"ssfl status: error: the output cannot be written: No space left on device\n"
+    assert (ended.returncode, ended.stderr) == (1, said)
+
+
+def test_what_an_encoding_lacks_is_replaced() -> None:
+    ended = run("sys.exit(r(lambda: print('a \\u2192 b')))", PYTHONIOENCODING="latin-1")
+    assert (ended.returncode, ended.stdout, ended.stderr) == (0, b"a ? b\n", b"")
 
 
 def test_a_reader_that_has_seen_enough_is_no_error() -> None:

@@ -175,6 +175,9 @@ def test_the_machines_own_roots_are_found_or_asked_for(
 
 def test_a_join_token_is_one_line_of_some_length(tmp_path: Path) -> None:
     file = tmp_path / "token"
+    missing = refused(lambda: read_token(file))
+    assert "there is no file" in missing and "the operator of the coordinator has it" in missing
+    assert "ssfl certs" not in missing, "which makes none"
     file.write_text("0123456789abcdef\n")
     assert read_token(file) == "0123456789abcdef"
     for wrong in ("", "short", "0123456789abcdef\nagain", "0123456789abcdeé", "x" * 600):

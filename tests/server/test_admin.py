@@ -2,10 +2,11 @@
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import grpc.aio
 import numpy as np
@@ -14,25 +15,32 @@ import pytest
 from server.conducting import SETTINGS, conduct
 from server.steps import C1, C2, Steps, announced
 from ssfl.codec import values_only
+from ssfl.method.failpoints import install, strike
 from ssfl.method.manifest import Manifest
 from ssfl.method.settings import RunSettings
 from ssfl.method.strategies.contract import Work
 from ssfl.program.exits import ExitCode
-from ssfl.server import events
+from ssfl.server import disk, events
 from ssfl.server.admin import AdminService
 from ssfl.server.conductor import Conductor
 from ssfl.server.interceptors import StatusInterceptor
 from ssfl.server.sessions import Sessions
+from ssfl.tools import admin_client
 from ssfl.tools import main as tools
 from ssfl.v1 import admin_pb2_grpc, transfer_pb2
+from tools.check_scene import grpc_server
 
 Ask = Callable[..., Awaitable[int]]
 
 
 @asynccontextmanager
-async def operator(conductor: Conductor) -> AsyncIterator[Ask]:
+async def operator(
+    conductor: Conductor, interceptors: Sequence[Any] | None = None
+) -> AsyncIterator[Ask]:
     """Serve the admin port; yield a function that runs a command of `ssfl` against it."""
-    server = grpc.aio.server(interceptors=[StatusInterceptor(conductor.refusals)])
+    if interceptors is None:
+        interceptors = [StatusInterceptor(conductor.refusals)]
+    server = grpc.aio.server(interceptors=interceptors)
     service = AdminService(conductor, Sessions(), "out")
     admin_pb2_grpc.add_AdminServiceServicer_to_server(service, server)
     port = server.add_insecure_port("127.0.0.1:0")
@@ -192,6 +200,114 @@ def test_a_paused_run_cannot_be_started(tmp_path: Path, capsys: pytest.CaptureFi
             assert await ask("pause") == ExitCode.DONE
             assert await ask("start") == ExitCode.REFUSED
             assert "is paused: `ssfl resume` it, then start it" in capsys.readouterr().err
+
+    conduct(tmp_path, script)
+
+
+def test_a_run_that_has_begun_is_not_started_again(
+    tmp_path: Path, manifest: Manifest, capsys: pytest.CaptureFixture[str]
+) -> None:
+    async def script(conductor: Conductor) -> None:
+        await Steps(conductor, manifest).training()
+        async with operator(conductor) as ask:
+            assert await ask("start", "--json") == ExitCode.DONE
+            told = json.loads(capsys.readouterr().out)
+            assert told == {"num_clients": 2, "was_started": True}
+            assert await ask("start") == ExitCode.DONE
+            assert "had begun already with 2 clients" in capsys.readouterr().out
+            assert await ask("pause") == ExitCode.DONE
+            assert await ask("start") == ExitCode.REFUSED
+            assert "is paused: `ssfl resume` lets it go on" in capsys.readouterr().err
+
+    conduct(tmp_path, script)
+
+
+def test_a_site_is_removed_and_readmitted_once(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    async def script(conductor: Conductor) -> None:
+        async with operator(conductor) as ask:
+            for flags, said in (
+                (["eve", "--readmit"], "eve was not removed: nothing to do (it had not joined"),
+                (["eve"], "eve is removed and will be refused (it had not joined this run)"),
+                (["eve"], "eve was removed already"),
+                (["eve", "--readmit"], "eve may join again"),
+            ):
+                assert await ask("remove", *flags) == ExitCode.DONE
+                assert said in capsys.readouterr().out
+            assert await ask("remove", "eve", "--json") == ExitCode.DONE
+            assert json.loads(capsys.readouterr().out) == {
+                "site": "eve", "removed": True, "was_member": False, "was_removed": False,
+            }  # fmt: skip
+            assert await ask("remove", "a/b") == ExitCode.USAGE
+            assert "no client is called 'a/b'" in capsys.readouterr().err
+
+    conduct(tmp_path, script)
+
+
+def test_status_as_json_has_numbers_and_hex(
+    tmp_path: Path, manifest: Manifest, capsys: pytest.CaptureFixture[str]
+) -> None:
+    async def script(conductor: Conductor) -> None:
+        await Steps(conductor, manifest).training()
+        async with operator(conductor) as ask:
+            assert await ask("refresh-mask") == ExitCode.DONE
+            assert await ask("status") == ExitCode.DONE
+            assert "the mask is to be renewed" in capsys.readouterr().out
+            assert await ask("stop") == ExitCode.DONE
+            capsys.readouterr()
+            assert await ask("status", "--json") == ExitCode.DONE
+            told = json.loads(capsys.readouterr().out)
+            assert [one["num_samples"] for one in told["clients"]] == [10, 10]
+            assert told["num_values"] == manifest.size
+            assert told["model_digest"] == conductor.state.base_digest
+            assert told["metrics"] == {} and "accuracy" not in told and "stall" not in told
+            assert told["refresh_asked"] is False, "it is over"
+
+    conduct(tmp_path, script)
+
+
+def test_a_command_that_waits_for_room_on_the_disk_says_so_and_takes_effect_later(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(admin_client, "TIMEOUT_S", 0.5)
+    monkeypatch.setattr(disk, "LOOK_EVERY_S", 0.01)
+
+    def hook(name: str) -> None:
+        if name == "journal.append":
+            strike("full", name)
+
+    async def script(conductor: Conductor) -> None:
+        async with operator(conductor) as ask:
+            install(hook)
+            try:
+                assert await ask("pause") == ExitCode.NOT_YET
+            finally:
+                install(None)
+            said = capsys.readouterr().err
+            assert "the coordinator is there, but has not done it within 0.5 s" in said
+            assert "(it waits for room on the disk of --state-dir, which has " in said
+            while not conductor.state.paused:
+                await asyncio.sleep(0.01)
+
+    conduct(tmp_path, script)
+
+
+def test_another_port_than_the_admin_port_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+    with grpc_server() as address:
+        assert tools.main(["status", "--admin", address]) == ExitCode.USAGE
+    assert f"{address} is not an admin port, perhaps the one for" in capsys.readouterr().err
+
+
+def test_a_command_that_an_older_coordinator_does_not_know_is_told(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(AdminService, "PauseRun", admin_pb2_grpc.AdminServiceServicer.PauseRun)
+
+    async def script(conductor: Conductor) -> None:
+        async with operator(conductor, interceptors=()) as ask:
+            assert await ask("pause") == ExitCode.REFUSED
+            assert "is of an earlier version" in capsys.readouterr().err
 
     conduct(tmp_path, script)
 

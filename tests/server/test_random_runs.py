@@ -68,6 +68,8 @@ class Trouble:
             getattr(self, kind)()
             if world.state.phase is not Phase.FINISHED and self.rng.random() < 0.05:
                 self.check_deadline()
+            if self.rng.random() < 0.01:
+                self.check_pause()
         world.post(events.ResumeAsked())
         world.finish_calmly()
         return world
@@ -187,6 +189,15 @@ class Trouble:
         world.post(events.Tick())
         after = world.state.step
         assert after is None or after.number > before.number or after.closed is not None
+
+    def check_pause(self) -> None:
+        """A paused run waits for nobody who is away: nothing but a sum is under way."""
+        self.pause()
+        for client in self.world.state.members:
+            self.world.post(events.Lost(client))
+        step = self.world.state.step
+        assert step is None or step.closed is not None
+        assert self.world.state.stall is None
 
 
 def check_end(world: World) -> None:

@@ -30,7 +30,7 @@ STORIES = sorted((Path(__file__).parent / "stories").glob("*.txt"))
 TOLD = {
     "one_scorer_lost", "scoring_quorum_gathers", "reproducible_removed",
     "drain", "newcomer_saves_round", "over_selected", "removed", "replaced",
-    "paused", "paused_gathering", "paused_void",
+    "paused", "paused_gathering", "paused_stalled", "paused_void", "paused_when_stalled",
     "scoring_quorum", "scoring_quorum_missed", "stall_since", "stood_still",
     "admin_start", "best_after_restart", "best_newcomer", "best_one_missing", "client_leaves",
     "countdown", "dense_fedavg", "duplicate_upload", "ends_at_target", "evaluate_last",

@@ -60,10 +60,10 @@ class RawRun:
         self.bob.answer(self.bob.next_task())
         return self.ann.next_task()
 
-    def restart(self) -> None:
+    def restart(self, *flags: str) -> None:
         """kill -9, then start again with the same state and the same port."""
         self.coordinator.kill()
-        self.coordinator = self.programs.coordinator(*RUN, port=self.coordinator.port)
+        self.coordinator = self.programs.coordinator(*RUN, *flags, port=self.coordinator.port)
 
     def goes_on(self) -> None:
         """Both clients take part honestly to the end: the result must be the one by hand."""

@@ -28,6 +28,8 @@ def test_start_begins_a_run_that_waits_for_more(programs: Programs) -> None:
     assert early.ends() == ExitCode.REFUSED
     assert "1 clients have joined, at least 2 are needed" in early.err
     assert raw.coordinator.status().phase == "gathering"
+    raw.coordinator.says("call refused: 1 clients have joined")
+    assert not raw.coordinator.status().refusals, "an operator's slip is no client's refusal"
     raw.bob.join()
     assert "starting in" in raw.coordinator.status().waiting_for
     assert ssfl(programs, "start", raw.coordinator).ends() == 0
@@ -116,13 +118,44 @@ def test_a_paused_run_is_not_given_up(programs: Programs) -> None:
     assert ssfl(programs, "pause", raw.coordinator).ends() == 0
     raw.bob.leave(pb.LEAVE_REASON_STOPPING)
     status = raw.coordinator.status()
-    assert (status.phase, status.HasField("stall")) == ("train", False)
+    assert (status.phase, status.HasField("stall")) == ("paused", False)
     listed = json.loads(ssfl(programs, "clients", raw.coordinator, "--json").out)
     assert {one["client_id"]: one["state"] for one in listed["clients"]} == {
-        "ann": "working", "bob": "left",
+        "ann": "waiting", "bob": "left",
     }  # fmt: skip
     assert ssfl(programs, "resume", raw.coordinator).ends() == 0
     assert raw.coordinator.ends() == ExitCode.STALLED
+    raw.close()
+
+
+@pytest.mark.parametrize("pause_first", [True, False])
+def test_a_pause_waits_for_nobody_who_is_away_and_the_bits_stay_the_same(
+    programs: Programs, *, pause_first: bool
+) -> None:
+    """Bob is away in a round that ann has sent: it is void, and both make it again."""
+    raw = RawRun(programs, programs.coordinator(*RUN, "--reproducible"))
+    raw.ann.answer(raw.training())
+
+    def pauses() -> None:
+        assert ssfl(programs, "pause", raw.coordinator).ends() == 0
+
+    def goes_away() -> None:
+        raw.bob.leave(pb.LEAVE_REASON_STOPPING)
+
+    for happens in (pauses, goes_away) if pause_first else (goes_away, pauses):
+        happens()
+    status = raw.coordinator.status()
+    assert (status.phase, status.paused, status.HasField("stall")) == ("paused", True, False)
+    assert "to be tried again after the pause" in raw.coordinator.says("step void")
+    raw.restart("--reproducible")
+    assert raw.coordinator.status().phase == "paused"
+    raw.ann.join()
+    raw.bob.join()
+    assert ssfl(programs, "resume", raw.coordinator).ends() == 0
+    raw.goes_on()
+    assert len(raw.coordinator.facts("StepVoided")) == 1
+    audit = programs.run("ssfl", "audit", str(raw.coordinator.state_dir))
+    assert audit.ends() == 0, audit.err
     raw.close()
 
 

@@ -111,7 +111,9 @@ def test_hand_made_clients_need_nothing_but_their_certificates(
     assert coordinator.status().model_digest == sha256(expected.tobytes())
 
 
-def test_the_admin_port_is_for_the_certificate_of_admin(programs: Programs, certs: Path) -> None:
+def test_the_admin_port_is_for_the_certificate_of_admin(
+    programs: Programs, certs: Path, strangers: Path
+) -> None:
     coordinator = mutual(programs, certs, *RUN)
     done = status(programs, coordinator, "--json", *flags(certs, "admin"))
     assert done.ends() == 0
@@ -124,6 +126,11 @@ def test_the_admin_port_is_for_the_certificate_of_admin(programs: Programs, cert
     nobody = status(programs, coordinator, f"--tls-ca={certs / 'ca.pem'}")
     assert nobody.ends() == ExitCode.REFUSED
     assert "asks for a certificate and this side has none" in nobody.err
+    wrong = status(programs, coordinator, *flags(strangers, "ann"))
+    assert wrong.ends() == ExitCode.REFUSED
+    assert wrong.err.startswith("ssfl status: error: the certificate of the coordinator at"), (
+        "and nothing of gRPC's own"
+    )
     plain = status(programs, coordinator)
     assert plain.ends() == ExitCode.REFUSED
     assert "the coordinator speaks TLS and this side does not: give --tls-ca" in plain.err

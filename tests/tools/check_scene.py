@@ -28,7 +28,7 @@ from ssfl.server.sessions import Sessions
 from ssfl.server.uploads import Uploads
 from ssfl.tools.check import CheckConfig, Checked, run_check
 from ssfl.tools.check_steps import Step, Steps, Verdict
-from ssfl.v1 import coordinator_pb2_grpc
+from ssfl.v1 import admin_pb2_grpc, coordinator_pb2_grpc
 
 Found = dict[str, Step]
 
@@ -55,7 +55,8 @@ def fails(found: Found, name: str) -> str:
     failed = [step for step in found.values() if step.verdict is Verdict.FAILED]
     assert [step.name for step in failed][:1] == [name], found
     assert failed[0].advice is not None
-    return f"{failed[0].text} → {failed[0].advice.who}: {failed[0].advice.what}"
+    told = " or ".join(f"{one.who}: {one.what}" for one in failed[0].advice.each())
+    return f"{failed[0].text} → {told}"
 
 
 def with_coordinator(
@@ -121,13 +122,15 @@ def credentials_of(certs: Path, *, mutual: bool = True) -> grpc.ServerCredential
 
 @contextmanager
 def grpc_server(
-    servicer: Any = None, credentials: grpc.ServerCredentials | None = None
+    servicer: Any = None, credentials: grpc.ServerCredentials | None = None, admin: Any = None
 ) -> Iterator[str]:
     """A gRPC server that is no coordinator, or a pretended one."""
     with ThreadPoolExecutor(2) as pool:
         serving = grpc.server(pool)
         if servicer is not None:
             coordinator_pb2_grpc.add_CoordinatorServiceServicer_to_server(servicer, serving)
+        if admin is not None:
+            admin_pb2_grpc.add_AdminServiceServicer_to_server(admin, serving)
         if credentials:
             port = serving.add_secure_port("127.0.0.1:0", credentials)
         else:

@@ -1,7 +1,9 @@
 """`ssfl check` as a command: what it prints, its JSON, its exit codes."""
 
+import io
 import json
 import re
+import sys
 from pathlib import Path
 
 import pytest
@@ -9,11 +11,11 @@ import pytest
 from ssfl.datasets.shards import write_shard
 from ssfl.method.manifest import Init, Manifest, Role, TensorSpec
 from ssfl.program.exits import ExitCode
-from ssfl.tools import check_wire
+from ssfl.tools import check_steps, check_wire
 from ssfl.tools import main as tools
 from ssfl.tools.check_steps import Advice, Found, Step, Steps, Verdict, Who, Wrong
 from ssfl.tools.check_view import step_text, verdict_text
-from tools.check_scene import small, with_coordinator
+from tools.check_scene import checked, small, with_coordinator
 
 NOWHERE = "127.0.0.1:9"
 
@@ -73,16 +75,17 @@ def test_json_is_one_object_with_every_tensor(
 
 
 def test_what_a_task_prints_is_no_part_of_the_json(
-    here: Path, capsys: pytest.CaptureFixture[str]
+    here: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     task = here / "loud_task.py"
     task.write_text(
         "from ssfl.learning.image_task import build_model, load_shard, loss\nprint('I am loud')\n"
+        "import os\nos.write(1, b'very loud\\n')\nos.system('echo from a shell')\n"
     )
     tools.main(["check", "--data", "shard_00", "--task", str(task), "--json"])
-    told = capsys.readouterr()
+    told = capfd.readouterr()
     assert json.loads(told.out)["passed"] is True
-    assert "I am loud" in told.err
+    assert all(text in told.err for text in ("I am loud", "very loud", "from a shell"))
 
 
 def test_a_failure_has_the_exit_code_of_the_first(
@@ -184,6 +187,47 @@ def test_what_nobody_has_thought_of_is_a_failed_step_with_its_traceback(
     assert steps.all[0].text == "unexpected: ZeroDivisionError: no link"
     assert steps.exit_code is ExitCode.BUG
     assert "in broken" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("raised", ["SystemExit(3)", "type('Odd', (BaseException,), {})('x')"])
+def test_a_task_that_would_end_the_program_is_a_failed_step(here: Path, raised: str) -> None:
+    task = here / "ends_task.py"
+    task.write_text(
+        "from ssfl.learning.image_task import load_shard, loss\n"
+        f"def build_model(settings, shard):\n    raise {raised}\n"
+    )
+    found = checked(data="shard_00", task=str(task)).steps
+    named = {step.name: step for step in found.all}
+    assert named["model"].verdict is Verdict.FAILED
+    assert named["model"].advice and named["model"].advice.who is Who.AUTHOR
+    assert named["state disk"].verdict is Verdict.OK, "the others are tried"
+    assert found.exit_code is ExitCode.BAD_DATA
+
+
+def test_a_step_that_takes_long_is_named_and_ctrl_c_in_it_is_told(
+    here: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(check_steps, "LONG_S", 0.01)
+    monkeypatch.setattr(check_steps, "AGAIN_S", 0.01)
+    task = here / "long_task.py"
+    task.write_text(
+        "from ssfl.learning.image_task import load_shard, loss\n"
+        "import io, sys, time\n"
+        "def build_model(settings, shard):\n"
+        "    while sys.stderr.getvalue().count('still at: model') < 2:\n"
+        "        time.sleep(0.001)\n"
+        "    raise KeyboardInterrupt\n"
+    )
+    monkeypatch.setattr(sys, "stderr", io.StringIO())
+    flags = ["check", "--data", "shard_00", "--task", str(task)]
+    assert tools.main([*flags, "--json"]) == ExitCode.INTERRUPTED
+    told = json.loads(capsys.readouterr().out)
+    assert (told["passed"], told["exit_code"]) == (False, 130)
+    last = told["steps"][-1]
+    assert (last["name"], last["text"]) == ("model", "ended by you after 0 s")
+    monkeypatch.setattr(sys, "stderr", io.StringIO())
+    assert tools.main(flags) == ExitCode.INTERRUPTED
+    assert capsys.readouterr().out.splitlines()[-1] == "check not finished: ended at model"
 
 
 def test_a_skipped_step_names_the_failure_behind_it() -> None:

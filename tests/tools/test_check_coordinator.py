@@ -18,8 +18,8 @@ from ssfl.server.conductor import Conductor
 from ssfl.server.limits import Limits
 from ssfl.tools import check_wire
 from ssfl.tools.check_steps import Verdict
+from ssfl.v1 import admin_pb2, admin_pb2_grpc, coordinator_pb2_grpc, settings_pb2
 from ssfl.v1 import coordinator_pb2 as pb
-from ssfl.v1 import coordinator_pb2_grpc, settings_pb2
 from system.proxy import Proxy
 from tools.check_scene import checked, fails, grpc_server, steps_of, with_coordinator
 
@@ -93,6 +93,14 @@ def test_a_name_that_is_not_in_the_certificate_is_found(tmp_path: Path) -> None:
         good = steps_of(client_id="ann", **files)
         assert good["call"].text.endswith("certificate accepted")
         assert good["bandwidth"].verdict is Verdict.OK, "every message has the name"
+        unnamed = steps_of(**files)
+        assert unnamed["client id"].text == "ann, as its certificate says"
+        assert unnamed["admission"].text == "ann would be let in"
+        found = checked(data="no name.npz", **files).steps
+        assert fails({step.name: step for step in found.all}, "client id")
+        assert [step.text for step in found.all if step.name == "admission"] == [
+            "because client id failed"
+        ]
         found = checked(client_id="bob", **files).steps
         said = fails({step.name: step for step in found.all}, "call")
         assert "calls itself 'bob', but its certificate is of 'ann'" in said
@@ -111,6 +119,17 @@ def test_a_removed_client_is_for_whoever_runs_the_coordinator(tmp_path: Path) ->
         assert "c1 was removed from this run" in said
         assert "→ whoever runs the coordinator: take the removal back" in said
         assert found["bandwidth"].verdict is Verdict.OK, "what can be tried is tried"
+
+    with_coordinator(tmp_path, body, prepare=prepare)
+
+
+def test_a_run_that_was_stopped_before_its_first_round_promises_no_model(tmp_path: Path) -> None:
+    async def prepare(conductor: Conductor) -> None:
+        await conductor.post(events.StopAsked())
+
+    def body(address: str) -> None:
+        said = steps_of(coordinator=address, client_id="ann")["admission"].text
+        assert said.startswith("ann would be let in (the run was stopped before its first round")
 
     with_coordinator(tmp_path, body, prepare=prepare)
 
@@ -180,6 +199,20 @@ def test_an_older_coordinator_is_told_from_a_broken_one() -> None:
     assert "a coordinator older than 0.1.0" in said
     assert "→ whoever runs the coordinator: upgrade the coordinator" in said
     assert found.exit_code is ExitCode.REFUSED
+
+
+def test_the_admin_port_is_told_from_the_one_for_clients() -> None:
+    with grpc_server(admin=admin_pb2_grpc.AdminServiceServicer()) as address:
+        assert "older than 0.1.0" in fails(steps_of(coordinator=address), "call"), "it knows none"
+
+    class Admin(admin_pb2_grpc.AdminServiceServicer):
+        def GetStatus(self, _request: Any, _context: Any) -> admin_pb2.GetStatusResponse:
+            return admin_pb2.GetStatusResponse()
+
+    with grpc_server(admin=Admin()) as address:
+        said = fails(steps_of(coordinator=address), "call")
+    assert "this is the coordinator's admin port" in said
+    assert "→ whoever set up this machine: give the port for clients with --coordinator" in said
 
 
 class Pretended(coordinator_pb2_grpc.CoordinatorServiceServicer):

@@ -11,6 +11,7 @@ from program.pems import make, make_expired
 from ssfl.program.exits import ExitCode
 from ssfl.tools.check_network import Way, check_way
 from ssfl.tools.check_steps import Found, Steps, Verdict
+from ssfl.tools.check_view import step_text
 from tools.check_scene import (
     checked,
     credentials_of,
@@ -165,7 +166,7 @@ def test_a_wrong_ca_is_for_whoever_set_up_the_machine(certs: Path, others: Path)
         found = checked(coordinator=address, **tls(others, "ann")).steps
     said = fails({step.name: step for step in found.all}, "tls")
     assert "was not made by a CA in" in said
-    assert "→ whoever set up this machine: Ask its operator for the CA's file" in said
+    assert "→ whoever set up this machine: ask its operator for the CA's file" in said
     assert found.exit_code is ExitCode.REFUSED
 
 
@@ -173,7 +174,8 @@ def test_an_expired_coordinator_is_for_whoever_runs_it(tmp_path: Path) -> None:
     old = make_expired(tmp_path / "old")
     with grpc_server(credentials=credentials_of(old, mutual=False)) as address:
         said = fails(steps_of(coordinator=address, **tls(old)), "tls")
-    assert "has expired → whoever runs the coordinator: its operator must renew it" in said
+    assert "has expired → whoever runs the coordinator: renew it" in said
+    assert "or whoever set up this machine: set this machine's clock" in said
 
 
 def test_an_expired_certificate_of_the_site_is_found_in_its_file(tmp_path: Path) -> None:
@@ -191,7 +193,25 @@ def test_a_wrong_name_is_told_with_what_would_do(certs: Path) -> None:
     with grpc_server(credentials=credentials_of(certs)) as address:
         more = tls(certs, "ann") | {"tls_server_name": "fl.example.org"}
         said = fails(steps_of(coordinator=address, **more), "tls")
-    assert "is not for fl.example.org → whoever runs the coordinator: use a name" in said
+    assert "is not for fl.example.org → whoever set up this machine: use a name" in said
+    assert "or whoever runs the coordinator: add this name to it" in said
+
+
+def test_a_certificate_of_another_ca_is_told_with_whom_to_ask(certs: Path, others: Path) -> None:
+    with grpc_server(credentials=credentials_of(certs)) as address:
+        said = fails(steps_of(coordinator=address, **tls(others, "ann", certs)), "tls")
+    assert "does not accept the certificate" in said
+    assert "→ whoever set up this machine: ask its operator for a certificate of the CA" in said
+
+
+def test_a_coordinator_without_tls_is_told_with_what_each_end_can_do(certs: Path) -> None:
+    with grpc_server() as address:
+        found = steps_of(coordinator=address, **tls(certs, "ann"))
+    said = fails(found, "tls")
+    assert "does not speak TLS → whoever set up this machine: leave --tls-ca away" in said
+    assert "or whoever runs the coordinator: start it with --tls-cert and --tls-key" in said
+    lines = step_text(found["tls"], 200).plain.splitlines()
+    assert lines[2].strip().startswith("or whoever runs the coordinator: start it with")
 
 
 def test_a_certificate_that_is_missing_is_asked_for(certs: Path) -> None:

@@ -1,11 +1,13 @@
 """`ssfl check` and what can be wrong at a site: shard, task, model, device, disk."""
 
 from dataclasses import replace
+from io import StringIO
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from rich.console import Console
 
 from server.conducting import begin
 from ssfl.client.config import ClientConfig
@@ -23,6 +25,7 @@ from ssfl.tools.check_disk import check_disk, output_bytes, state_bytes
 from ssfl.tools.check_forecast import Terms, forecasts
 from ssfl.tools.check_site import Pace
 from ssfl.tools.check_steps import Step, Steps, Verdict
+from ssfl.tools.check_view import forecast_notes, forecast_table, sparsity_told
 from ssfl.tools.plan_link import parse_link
 from tools.check_scene import checked, fails, small, steps_of, with_coordinator
 
@@ -235,7 +238,8 @@ def test_a_tiny_model_passes_where_no_run_asks_for_its_sparsity() -> None:
 
 def disk(free: int, config: ClientConfig) -> tuple[Steps, Manifest]:
     steps, model = Steps(), manifest()
-    check_disk(steps, config, RunSettings(model="mlp"), model, lambda _folder: free)
+    folder = config.state_dir / "ann"
+    check_disk(steps, config, folder, RunSettings(model="mlp"), model, lambda _folder: free)
     return steps, model
 
 
@@ -264,6 +268,41 @@ def test_a_folder_that_is_a_file_is_told() -> None:
     said = fails({step.name: step for step in steps.all}, "output disk")
     assert "--out-dir runs/ann: " in said
     assert "runs is no folder" in said
+
+
+@pytest.mark.usefixtures("here")
+@pytest.mark.parametrize(
+    ("left", "said"),
+    [
+        ("ann", "ann is no folder → whoever set up this machine: let this user write there"),
+        ("ann/token/x", "ann/token cannot be used: Is a directory → whoever set up this machine"),
+        ("ann/lock/x", "ann/lock cannot be used: Is a directory → whoever set up this machine"),
+    ],
+)
+def test_what_an_earlier_client_left_must_be_of_use(left: str, said: str) -> None:
+    """Root, who runs tests, may read everything: folders and files stand for another user's."""
+    file = Path("state") / left
+    file.parent.mkdir(parents=True)
+    file.write_text("")
+    steps, _ = disk(10**9, ClientConfig(state_dir=Path("state")))
+    assert said in fails({step.name: step for step in steps.all}, "state disk")
+    assert steps.exit_code is ExitCode.STATE
+
+
+def test_a_name_that_no_client_can_have_is_told(here: Path) -> None:
+    write_shard(here / "my shard.npz", small())
+    found = checked(data="my shard.npz")
+    said = fails(by_name(found), "client id")
+    assert "'my shard' cannot be a client id" in said
+    assert said.endswith("→ whoever set up this machine: choose a name with --client-id")
+    assert found.steps.exit_code is ExitCode.USAGE
+    assert by_name(found)["train"].verdict is Verdict.OK, "everything else is tried"
+    assert checked(data="my shard.npz", client_id="ann").steps.exit_code is ExitCode.DONE
+
+
+def test_a_shard_given_without_its_zeros_is_the_same_client(here: Path) -> None:
+    write_shard(here / "shards/shard_07.npz", small())
+    assert steps_of(data="shard_7")["client id"].text == "shard_07"
 
 
 def test_a_final_model_fits_what_is_said_to_be_needed(tmp_path: Path) -> None:
@@ -299,6 +338,57 @@ def test_a_forecast_adds_download_work_and_upload() -> None:
         assert one.up.high <= one.up.most
     sizes = [one.up.high for one in rows]
     assert sizes == sorted(sizes, reverse=True)
+
+
+def test_a_narrow_terminal_has_whole_cells_of_what_matters() -> None:
+    link, pace = parse_link("20mbit/50ms"), Pace(0.1, 0.02, 0.5, num_steps=100)
+    rows = forecasts(manifest(), RunSettings(model="mlp"), Terms(), link, pace, is_run=True)
+    console = Console(width=60, file=StringIO())
+    console.print(forecast_table(rows, console.width))
+    lines = console.file.getvalue().splitlines()  # type: ignore[attr-defined]
+    assert lines[0].split() == ["sparsity", "up", "down", "round"]
+    assert all(line.rstrip().endswith(" s") and "…" not in line for line in lines[1:])
+
+
+def test_a_run_by_bytes_is_told_in_bytes_not_in_percent() -> None:
+    run = RunSettings(model="mlp", bytes_per_round="20000")
+    rows = forecasts(manifest(), run, Terms(), None, None, is_run=True)
+    assert [sparsity_told(one) for one in rows if one.is_run] == ["20.0 kB a round, this run"]
+
+
+def test_one_sparsity_has_one_row_however_it_is_written() -> None:
+    run = RunSettings(model="mlp", sparsity="0.90")
+    rows = forecasts(manifest(), run, Terms(), None, None, is_run=True)
+    assert [sparsity_told(one) for one in rows] == ["50 %", "90 %, this run", "95 %"]
+
+
+def noted(run: RunSettings, terms: Terms) -> tuple[list[str], str]:
+    """Return the rows of a forecast, and the note below it."""
+    rows = forecasts(manifest(), run, terms, None, None, is_run=True)
+    return [sparsity_told(one) for one in rows], forecast_notes(rows, None, None)
+
+
+def test_a_warm_up_has_a_row_of_its_own_until_it_is_over() -> None:
+    run = RunSettings(model="mlp", warmup_rounds=2)
+    rows, note = noted(run, Terms())
+    assert rows == ["dense, the first 2 rounds", "50 %", "90 %, this run", "95 %"]
+    assert "Before round 2: scores" in note
+    rows, note = noted(run, Terms(rounds_done=3, has_begun=True))
+    assert rows == ["50 %", "90 %, this run", "95 %"]
+    assert "scores" not in note and "Once, with the first task: mask" in note
+
+
+def test_who_comes_later_does_not_score_and_a_schedule_scores_several_times() -> None:
+    _, note = noted(RunSettings(model="mlp"), Terms())
+    assert "Once before training: scores" in note
+    _, note = noted(RunSettings(model="mlp"), Terms(has_begun=True))
+    assert "scores" not in note and "Once, with the first task: mask" in note
+    run = RunSettings(model="mlp", rounds=50, sparsity_schedule="0:0.98,10:0.95,30:0.9")
+    _, note = noted(run, Terms())
+    assert "Before round 0, 10, 30: scores" in note
+    assert "(this run's row: from round 30 on)" in note
+    _, note = noted(run, Terms(rounds_done=12, has_begun=True))
+    assert "Before round 30: scores" in note
 
 
 def test_a_forecast_of_a_dense_run_says_so() -> None:

@@ -30,7 +30,7 @@ MIXED = (
 def shown(answer: pb.GetStatusResponse, *, show_all: bool = False, width: int = 120) -> str:
     console = Console(width=width, file=StringIO(), markup=False, highlight=False, emoji=False)
     with console.capture() as captured:
-        console.print(clients_view(answer, show_all=show_all))
+        console.print(clients_view(answer, show_all=show_all, width=width))
     return captured.get()
 
 
@@ -78,6 +78,22 @@ def test_a_long_name_is_folded_not_cut_and_markup_is_text() -> None:
     text = shown(status(client(name, "lost")), width=80)
     assert "[red]xxx" in text
     assert text.count("x") == 90
+
+
+def test_a_narrow_terminal_has_the_names_and_spares_other_columns() -> None:
+    for width in (60, 50, 40):
+        text = shown(mixed(), width=width)
+        assert max(map(len, text.splitlines())) <= width
+        names = {line.split("  ")[0] for line in text.splitlines()}
+        assert {"needed", "silent", "eve", "near"} <= names, text
+        head = next(line for line in text.splitlines() if line.startswith("client "))
+        assert "state" in head and "samples" not in head and "work" not in head
+
+
+def test_a_column_without_an_entry_is_left_out() -> None:
+    text = shown(status(client("ann", "waiting")))
+    head = next(line for line in text.splitlines() if line.startswith("client "))
+    assert head.split() == ["client", "state", "samples", "last", "seen"]
 
 
 def test_a_run_without_clients_says_so() -> None:

@@ -4,8 +4,10 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
+from ssfl.datasets.shards import full_name
 from ssfl.method.errors import SettingsError
 from ssfl.method.settings import RunSettings, setting
+from ssfl.program.exits import ExitCode, ProgramError
 from ssfl.program.settings import setting_names
 
 # Settings of ssfl-coordinator alone (compared with its own list by tests/test_settings_split.py).
@@ -16,6 +18,7 @@ COORDINATOR_SETTINGS = (
     "max_clients", "max_connections", "max_model_values",
 )  # fmt: skip
 SECURITY = "Security settings"
+CLIENT_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 ELSEWHERE = "is a setting of the run: it lives on the coordinator and reaches every client in Join"
 
 
@@ -84,11 +87,25 @@ class ClientConfig:
             )
         if self.threads < 0:
             raise SettingsError(f"--threads must be 0 (every core) or more, got {self.threads}")
-        if self.client_id and not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}", self.client_id):
+        if self.client_id and not CLIENT_ID.fullmatch(self.client_id):
             raise SettingsError(
                 "--client-id must be 1 to 64 letters, digits, '.', '_' or '-', "
                 f"got {self.client_id!r}"
             )
+
+
+def client_id_of(config: ClientConfig) -> str:
+    """Return the client's name, by default that of its shard; ProgramError if it cannot be one."""
+    if config.client_id:
+        return config.client_id
+    name = Path(full_name(config.data, config.data_root)).name.removesuffix(".npz")
+    if not CLIENT_ID.fullmatch(name):
+        raise ProgramError(
+            f"{name!r} cannot be a client id (letters, digits, '.', '_', '-'): "
+            "choose one with --client-id",
+            ExitCode.USAGE,
+        )
+    return name
 
 
 def settings_elsewhere() -> dict[str, str]:

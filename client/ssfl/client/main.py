@@ -2,14 +2,12 @@
 
 import logging
 import os
-import re
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 from ssfl.client.access import Access, read_access
-from ssfl.client.config import ClientConfig, settings_elsewhere
-from ssfl.datasets.shards import full_name
+from ssfl.client.config import ClientConfig, client_id_of, settings_elsewhere
 from ssfl.program import logs, settings
 from ssfl.program.exits import (
     ExitCode,
@@ -44,7 +42,7 @@ def _main(argv: Sequence[str]) -> int:
     raise_on_sigterm()
     keep_chunk_buffers()
     log.info("configuration", extra=settings.describe(config))
-    client_id = config.client_id or _id_of(full_name(config.data, config.data_root))
+    client_id = client_id_of(config)
     access = read_access(config)
     folder = config.state_dir / client_id
     with DirectoryLock(folder):
@@ -62,18 +60,6 @@ def _take_part(config: ClientConfig, client_id: str, folder: Path, access: Acces
         from ssfl.client.take_part import take_part
 
     return take_part(config, client_id, folder, access)
-
-
-def _id_of(data: str) -> str:
-    """Return the default client id: the shard's name."""
-    name = Path(data).name.removesuffix(".npz")
-    if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}", name):
-        raise ProgramError(
-            f"{name!r} cannot be a client id (letters, digits, '.', '_', '-'): "
-            "choose one with --client-id",
-            ExitCode.USAGE,
-        )
-    return name
 
 
 if __name__ == "__main__":

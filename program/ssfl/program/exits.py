@@ -1,5 +1,6 @@
 """How a program ends: one documented exit code per thing its caller can do about it."""
 
+import io
 import os
 import signal
 import sys
@@ -24,7 +25,7 @@ class ExitCode(IntEnum):
         return member
 
     DONE = 0, "done"
-    BUG = 1, "unexpected: a bug; the traceback is shown"
+    BUG = 1, "unexpected: a bug, and its traceback; or the output cannot be written"
     USAGE = 2, "a flag, variable or settings file is wrong"
     BAD_DATA = 3, "the shard, task or model does not fit"
     UNREACHABLE = 4, "the coordinator was not reached before the deadline"
@@ -33,6 +34,7 @@ class ExitCode(IntEnum):
     PORT_IN_USE = 7, "the port is in use"
     STOPPED = 8, "ended by an operator before it was done"
     STALLED = 9, "the run lost its quorum and was given up; started again, it goes on"
+    NOT_YET = 10, "the coordinator was asked, and has not done it yet; it may still do it"
     INTERRUPTED = 130, "interrupted (Ctrl-C)"
     TERMINATED = 143, "terminated (SIGTERM)"
 
@@ -79,12 +81,14 @@ def run_program(main_body: Callable[[], int | None], prog: str = "") -> int:
     `prog` begins the message; the default is the name the program was started by.
     """
     prog = prog or Path(sys.argv[0]).name
+    if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors == "strict":
+        sys.stdout.reconfigure(errors="replace")  # an arrow that Latin-1 lacks is no reason to end
     try:
         code = int(main_body() or ExitCode.DONE)
         sys.stdout.flush()
         return code
     except BrokenPipeError:  # `| head` has seen enough
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _give_stdout_up()
         return int(ExitCode.DONE)
     except ProgramError as error:
         _tell(f"{prog}: error: {error}")
@@ -95,9 +99,27 @@ def run_program(main_body: Callable[[], int | None], prog: str = "") -> int:
     except Terminated:
         _tell(f"{prog}: terminated")
         return int(ExitCode.TERMINATED)
-    except Exception:  # noqa: BLE001  the last resort of the whole program
-        traceback.print_exc()
+    except Exception as error:  # noqa: BLE001  the last resort of the whole program
+        if isinstance(error, OSError) and not error.filename and not _can_print():
+            _give_stdout_up()
+            _tell(f"{prog}: error: the output cannot be written: {error.strerror}")
+        else:
+            traceback.print_exc()
         return int(ExitCode.BUG)
+
+
+def _can_print() -> bool:
+    """Tell whether stdout takes anything: an error of writing does not say of which file."""
+    try:
+        print(flush=True)
+    except OSError:
+        return False
+    return True
+
+
+def _give_stdout_up() -> None:
+    """Throw away what cannot be printed: Python would try it again at its end, and complain."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def plain(text: str) -> str:

@@ -8,6 +8,8 @@ from typing import Self
 
 from ssfl.program.exits import ExitCode, ProgramError
 
+LOCK = "lock"
+
 
 class DirectoryLock:
     """Holds `path/lock` while entered; the kernel lets go when the process ends, however it ends.
@@ -24,7 +26,7 @@ class DirectoryLock:
         """Take the lock, or raise ProgramError(STATE) naming the process that has it."""
         try:
             self._folder.mkdir(parents=True, exist_ok=True)
-            descriptor = os.open(self._folder / "lock", os.O_RDWR | os.O_CREAT, 0o644)
+            descriptor = os.open(self._folder / LOCK, os.O_RDWR | os.O_CREAT, 0o644)
         except OSError as error:
             raise self._error(f"cannot be used: {error.strerror}") from error
         try:

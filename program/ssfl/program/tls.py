@@ -26,6 +26,8 @@ SYSTEM = "system"  # --tls-ca: the roots that this machine trusts
 SOON = timedelta(days=30)  # a certificate that ends within this time is told about
 MAX_FILE_BYTES = 4 << 20  # the roots of a system are a quarter of a megabyte
 MIN_TOKEN, MAX_TOKEN = 16, 512  # characters
+TOKEN_FLAG = "--join-token-file"
+TOKEN_HINT = "the operator of the coordinator has it, or makes one: openssl rand -hex 32"
 
 SERVER, CLIENT = ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.CLIENT_AUTH
 
@@ -149,13 +151,12 @@ def system_roots() -> bytes:
 
 def read_token(file: Path) -> str:
     """Return the join token in a file, without the white space around it."""
-    flag = "--join-token-file"
-    raw = _read(file, flag)
+    flag, raw = TOKEN_FLAG, _read(file, TOKEN_FLAG)
     token = raw.decode("ascii", errors="replace").strip()
     if not (MIN_TOKEN <= len(token) <= MAX_TOKEN and token.isprintable() and token.isascii()):
         raise usage_error(
             f"{flag}: {file} must hold one line of {MIN_TOKEN} to {MAX_TOKEN} plain characters; "
-            "make one with: openssl rand -hex 32"
+            + TOKEN_HINT
         )
     return token
 
@@ -181,9 +182,8 @@ def _read(file: Path, flag: str) -> bytes:
         with file.open("rb") as opened:
             data = opened.read(MAX_FILE_BYTES + 1)
     except FileNotFoundError:
-        raise usage_error(
-            f"{flag}: there is no file {file} (`ssfl certs` makes some to try)"
-        ) from None
+        hint = TOKEN_HINT if flag == TOKEN_FLAG else "`ssfl certs` makes some to try"
+        raise usage_error(f"{flag}: there is no file {file} ({hint})") from None
     except OSError as error:
         raise usage_error(f"{flag}: {file} cannot be read: {error.strerror}") from None
     if len(data) > MAX_FILE_BYTES:

@@ -9,7 +9,7 @@ find out is the proxy's.
 import socket
 import ssl
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from enum import IntEnum, StrEnum
 
@@ -33,20 +33,29 @@ class Verify(IntEnum):
 
 
 class Whose(StrEnum):
-    """Who can mend it."""
+    """Who can mend it; the value begins what is said of others than whoever reads it."""
 
-    SITE = "site"  # whoever started this program: its flags, files and clock
-    OPERATOR = "operator"  # whoever runs the coordinator
-    NETWORK = "network"  # whoever looks after what lies in between
+    SITE = ""  # whoever started this program: its flags, files and clock
+    OPERATOR = "its operator can "  # who runs the coordinator
+    NETWORK = "those who look after the network can "  # what lies in between
+
+
+Remedy = tuple[Whose, str]  # who can do what
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
     """What is wrong; `final`: trying again cannot help until a person has acted."""
 
-    text: str
+    wrong: str
     final: bool
-    whose: Whose = Whose.NETWORK
+    remedies: tuple[Remedy, ...] = ()  # each would do
+
+    @property
+    def text(self) -> str:
+        """All of it in a sentence."""
+        told = "; or ".join(f"{whose.value}{what}" for whose, what in self.remedies)
+        return f"{self.wrong}: {told}" if told else self.wrong
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,12 +115,12 @@ def _without_tls(connection: socket.socket, host: str, connect: Connect) -> Find
             pass
     except (ssl.SSLError, OSError):
         return None
-    return Finding(
-        "the coordinator speaks TLS and this side does not: give --tls-ca, and --tls-cert and "
-        "--tls-key if it asks for certificates",
-        final=True,
-        whose=Whose.SITE,
-    )
+    what = "give --tls-ca, and --tls-cert and --tls-key if it asks for certificates"
+    return _final("the coordinator speaks TLS and this side does not", (Whose.SITE, what))
+
+
+def _final(wrong: str, *remedies: Remedy) -> Finding:
+    return Finding(wrong, final=True, remedies=remedies)
 
 
 def _with_tls(connection: socket.socket, host: str, address: str, tls: ClientTls) -> Finding | None:
@@ -121,7 +130,7 @@ def _with_tls(connection: socket.socket, host: str, address: str, tls: ClientTls
         ) as wrapped:
             return _after_handshake(wrapped, address, tls)
     except ssl.SSLCertVerificationError as error:
-        return Finding(_why_not_trusted(error, address, tls), final=True, whose=_whose(error))
+        return _why_not_trusted(error, address, tls)
     except ssl.SSLError as error:
         return _why_broken(error, address, tls)
 
@@ -129,10 +138,10 @@ def _with_tls(connection: socket.socket, host: str, address: str, tls: ClientTls
 def _after_handshake(wrapped: ssl.SSLSocket, address: str, tls: ClientTls) -> Finding | None:
     """With TLS 1.3 a client's own certificate is judged after its handshake is over."""
     if wrapped.selected_alpn_protocol() != "h2":
-        return Finding(
-            f"what answers at {address} speaks TLS, but not HTTP/2: is it a coordinator, and does "
-            "what stands in between pass HTTP/2 on?",
-            final=True,
+        return _final(
+            f"what answers at {address} speaks TLS, but not HTTP/2",
+            (Whose.NETWORK, "let what stands in between pass HTTP/2 on"),
+            (Whose.SITE, "give the address of the coordinator itself, if this is another server"),
         )
     wrapped.sendall(GREETING)
     try:
@@ -143,7 +152,7 @@ def _after_handshake(wrapped: ssl.SSLSocket, address: str, tls: ClientTls) -> Fi
         return _why_broken(error, address, tls)
     except ConnectionError:
         answer = b""
-    return None if answer else Finding(_why_refused(tls), final=True, whose=Whose.SITE)
+    return None if answer else _why_refused(tls)
 
 
 def _context(tls: ClientTls) -> ssl.SSLContext:
@@ -156,64 +165,59 @@ def _context(tls: ClientTls) -> ssl.SSLContext:
     return context
 
 
-def _why_not_trusted(error: ssl.SSLCertVerificationError, address: str, tls: ClientTls) -> str:
+def _why_not_trusted(error: ssl.SSLCertVerificationError, address: str, tls: ClientTls) -> Finding:
     host = tls.server_name or address.rpartition(":")[0]
+    theirs = f"the certificate of the coordinator at {address}"
+    clock = (Whose.SITE, "set this machine's clock, if it is wrong")
     match error.verify_code:
         case Verify.EXPIRED:
-            return (
-                f"the certificate of the coordinator at {address} has expired: its operator must "
-                "renew it (or this machine's clock is wrong)"
-            )
+            return _final(f"{theirs} has expired", (Whose.OPERATOR, "renew it"), clock)
         case Verify.NOT_YET_VALID:
-            return (
-                f"the certificate of the coordinator at {address} is not valid yet: is this "
-                "machine's clock right?"
-            )
+            return _final(f"{theirs} is not valid yet", clock)
         case Verify.WRONG_HOST | Verify.WRONG_ADDRESS:
-            return (
-                f"the certificate of the coordinator at {address} is not for {host}: use a name "
-                "that is in it, let its operator add this one (`ssfl certs --host`), or say with "
-                "--tls-server-name which name it must have"
+            return _final(
+                f"{theirs} is not for {host}",
+                (
+                    Whose.SITE,
+                    "use a name that is in it, or say with --tls-server-name which name it must "
+                    "have",
+                ),
+                (Whose.OPERATOR, "add this name to it (`ssfl certs --host`)"),
             )
     trusts = "this machine trusts" if tls.trusts == SYSTEM else f"in {tls.trusts} (--tls-ca)"
-    return (
-        f"the certificate of the coordinator at {address} was not made by a CA {trusts}: "
-        f"{error.verify_message}. Ask its operator for the CA's file"
+    return _final(
+        f"{theirs} was not made by a CA {trusts} ({error.verify_message})",
+        (Whose.SITE, "ask its operator for the CA's file"),
     )
-
-
-def _whose(error: ssl.SSLCertVerificationError) -> Whose:
-    """Return who can mend a certificate that is not trusted: a CA's file is this site's."""
-    theirs = (Verify.EXPIRED, Verify.WRONG_HOST, Verify.WRONG_ADDRESS)
-    return Whose.OPERATOR if error.verify_code in theirs else Whose.SITE
 
 
 def _why_broken(error: ssl.SSLError, address: str, tls: ClientTls) -> Finding | None:
     reason = error.reason or ""
     if "ALERT" in reason:
-        text = f"{_why_refused(tls)} ({reason.lower().replace('_', ' ')})"
-        return Finding(text, final=True, whose=Whose.SITE)
+        refused = _why_refused(tls)
+        return replace(refused, wrong=f"{refused.wrong} ({reason.lower().replace('_', ' ')})")
     if reason in ("WRONG_VERSION_NUMBER", "RECORD_LAYER_FAILURE", "HTTP_REQUEST"):
-        return Finding(
-            f"what answers at {address} does not speak TLS: leave --tls-ca away if the coordinator "
-            "runs without, or start it with --tls-cert and --tls-key",
-            final=True,
-            whose=Whose.SITE,
+        return _final(
+            f"what answers at {address} does not speak TLS",
+            (Whose.SITE, "leave --tls-ca away, if the coordinator is to run without"),
+            (Whose.OPERATOR, "start it with --tls-cert and --tls-key"),
         )
     return None
 
 
-def _why_refused(tls: ClientTls) -> str:
+def _why_refused(tls: ClientTls) -> Finding:
     pair = tls.pair
     if pair is None:
-        return (
-            "the coordinator asks for a certificate and this side has none: give --tls-cert and "
-            "--tls-key"
+        return _final(
+            "the coordinator asks for a certificate and this side has none",
+            (Whose.SITE, "give --tls-cert and --tls-key"),
         )
     if pair.ends <= datetime.now(UTC):
-        return f"the certificate {pair.file} expired on {told(pair.ends)}: renew it"
-    return (
-        f"the coordinator does not accept the certificate {pair.file} of {pair.name!r}: it was "
-        f"made by {pair.issuer!r}, and the coordinator trusts another CA (its --tls-ca), or holds "
-        "it for expired"
+        wrong = f"the certificate {pair.file} expired on {told(pair.ends)}"
+        return _final(wrong, (Whose.SITE, "renew it"))
+    return _final(
+        f"the coordinator does not accept the certificate {pair.file} of {pair.name!r}, made by "
+        f"{pair.issuer!r}; it trusts another CA (its --tls-ca), or holds it for expired",
+        (Whose.SITE, "ask its operator for a certificate of the CA that it trusts"),
+        (Whose.OPERATOR, "set the clock of the coordinator's machine, if it is wrong"),
     )

@@ -11,7 +11,7 @@ class GetStatusRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class GetStatusResponse(_message.Message):
-    __slots__ = ("run_id", "phase", "waiting_for", "rounds_done", "rounds_all", "mask_epoch", "num_kept", "num_masked", "num_values", "clients", "accuracy", "seconds_left", "ledger", "peak_memory_bytes", "model_digest", "out_dir", "delivered", "loss", "metrics", "refusals", "stall", "paused")
+    __slots__ = ("run_id", "phase", "waiting_for", "rounds_done", "rounds_all", "mask_epoch", "num_kept", "num_masked", "num_values", "clients", "accuracy", "seconds_left", "ledger", "peak_memory_bytes", "model_digest", "out_dir", "delivered", "loss", "metrics", "refusals", "stall", "paused", "refresh_asked")
     class MetricsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -41,6 +41,7 @@ class GetStatusResponse(_message.Message):
     REFUSALS_FIELD_NUMBER: _ClassVar[int]
     STALL_FIELD_NUMBER: _ClassVar[int]
     PAUSED_FIELD_NUMBER: _ClassVar[int]
+    REFRESH_ASKED_FIELD_NUMBER: _ClassVar[int]
     run_id: str
     phase: str
     waiting_for: str
@@ -63,7 +64,8 @@ class GetStatusResponse(_message.Message):
     refusals: _containers.RepeatedCompositeFieldContainer[Refusals]
     stall: Stall
     paused: bool
-    def __init__(self, run_id: _Optional[str] = ..., phase: _Optional[str] = ..., waiting_for: _Optional[str] = ..., rounds_done: _Optional[int] = ..., rounds_all: _Optional[int] = ..., mask_epoch: _Optional[int] = ..., num_kept: _Optional[int] = ..., num_masked: _Optional[int] = ..., num_values: _Optional[int] = ..., clients: _Optional[_Iterable[_Union[ClientStatus, _Mapping]]] = ..., accuracy: _Optional[float] = ..., seconds_left: _Optional[float] = ..., ledger: _Optional[_Iterable[_Union[LedgerEntry, _Mapping]]] = ..., peak_memory_bytes: _Optional[int] = ..., model_digest: _Optional[bytes] = ..., out_dir: _Optional[str] = ..., delivered: _Optional[bool] = ..., loss: _Optional[float] = ..., metrics: _Optional[_Mapping[str, float]] = ..., refusals: _Optional[_Iterable[_Union[Refusals, _Mapping]]] = ..., stall: _Optional[_Union[Stall, _Mapping]] = ..., paused: _Optional[bool] = ...) -> None: ...
+    refresh_asked: bool
+    def __init__(self, run_id: _Optional[str] = ..., phase: _Optional[str] = ..., waiting_for: _Optional[str] = ..., rounds_done: _Optional[int] = ..., rounds_all: _Optional[int] = ..., mask_epoch: _Optional[int] = ..., num_kept: _Optional[int] = ..., num_masked: _Optional[int] = ..., num_values: _Optional[int] = ..., clients: _Optional[_Iterable[_Union[ClientStatus, _Mapping]]] = ..., accuracy: _Optional[float] = ..., seconds_left: _Optional[float] = ..., ledger: _Optional[_Iterable[_Union[LedgerEntry, _Mapping]]] = ..., peak_memory_bytes: _Optional[int] = ..., model_digest: _Optional[bytes] = ..., out_dir: _Optional[str] = ..., delivered: _Optional[bool] = ..., loss: _Optional[float] = ..., metrics: _Optional[_Mapping[str, float]] = ..., refusals: _Optional[_Iterable[_Union[Refusals, _Mapping]]] = ..., stall: _Optional[_Union[Stall, _Mapping]] = ..., paused: _Optional[bool] = ..., refresh_asked: _Optional[bool] = ...) -> None: ...
 
 class Stall(_message.Message):
     __slots__ = ("reason", "missing", "unblock", "seconds")
@@ -134,10 +136,12 @@ class StartRunRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class StartRunResponse(_message.Message):
-    __slots__ = ("num_clients",)
+    __slots__ = ("num_clients", "was_started")
     NUM_CLIENTS_FIELD_NUMBER: _ClassVar[int]
+    WAS_STARTED_FIELD_NUMBER: _ClassVar[int]
     num_clients: int
-    def __init__(self, num_clients: _Optional[int] = ...) -> None: ...
+    was_started: bool
+    def __init__(self, num_clients: _Optional[int] = ..., was_started: _Optional[bool] = ...) -> None: ...
 
 class PauseRunRequest(_message.Message):
     __slots__ = ()
@@ -190,7 +194,9 @@ class RemoveClientRequest(_message.Message):
     def __init__(self, client_id: _Optional[str] = ..., readmit: _Optional[bool] = ...) -> None: ...
 
 class RemoveClientResponse(_message.Message):
-    __slots__ = ("was_member",)
+    __slots__ = ("was_member", "was_removed")
     WAS_MEMBER_FIELD_NUMBER: _ClassVar[int]
+    WAS_REMOVED_FIELD_NUMBER: _ClassVar[int]
     was_member: bool
-    def __init__(self, was_member: _Optional[bool] = ...) -> None: ...
+    was_removed: bool
+    def __init__(self, was_member: _Optional[bool] = ..., was_removed: _Optional[bool] = ...) -> None: ...

@@ -102,8 +102,8 @@ class AdminServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def PauseRun(self, request, context):
-        """Finish the step under way, then begin nothing new until ResumeRun, also after a restart of the
-        coordinator. Clients stay and may join. Asking twice is once. The run is over already:
+        """Finish the step under way, or give it up if too few clients are here for it; then begin nothing
+        new until ResumeRun, also after a restart of the coordinator. Clients stay and may join. Asking twice is once. The run is over already:
         FAILED_PRECONDITION.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)

@@ -55,6 +55,7 @@ class AdminService(admin_pb2_grpc.AdminServiceServicer):
             stall=self._stall(),
             refusals=[pb.Refusals(**row) for row in conductor.refusals.rows()],
             paused=state.paused,
+            refresh_asked=state.refresh_asked and not state.finished,
         )
 
     async def GetHistory(
@@ -66,17 +67,19 @@ class AdminService(admin_pb2_grpc.AdminServiceServicer):
 
     async def StartRun(self, _request: pb.StartRunRequest, _context: Any) -> pb.StartRunResponse:
         self._check_not_over()
+        was_started = bool(self._conductor.state.founders)
         reply = await self._conductor.post(events.StartAsked())
         state = self._conductor.state
         if reply is Reply.PAUSED:
-            raise IsPaused(f"run {state.run_id} is paused: `ssfl resume` it, then start it")
+            then = "lets it go on" if state.founders else "it, then start it"
+            raise IsPaused(f"run {state.run_id} is paused: `ssfl resume` {then}")
         if reply is Reply.TOO_FEW_CLIENTS:
             settings = state.settings
             need = f"at least {settings.min_clients} are needed (--min-clients)"
             if settings.reproducible:
                 need = f"a reproducible run needs all {settings.clients} (--clients)"
             raise TooFewClients(f"{len(state.ready)} clients have joined, {need}")
-        return pb.StartRunResponse(num_clients=len(state.founders))
+        return pb.StartRunResponse(num_clients=len(state.founders), was_started=was_started)
 
     async def PauseRun(self, _request: pb.PauseRunRequest, _context: Any) -> pb.PauseRunResponse:
         self._check_not_over()
@@ -111,9 +114,11 @@ class AdminService(admin_pb2_grpc.AdminServiceServicer):
     ) -> pb.RemoveClientResponse:
         client = ClientId(request.client_id)
         checks.check_client_id(client)
-        known = client in self._conductor.state.members
+        before = self._conductor.state
         await self._conductor.post(events.RemoveAsked(client, request.readmit))
-        return pb.RemoveClientResponse(was_member=known)
+        return pb.RemoveClientResponse(
+            was_member=client in before.members, was_removed=client in before.removed
+        )
 
     def _stall(self) -> pb.Stall | None:
         state, now_s = self._conductor.state, self._conductor.clock()

@@ -16,6 +16,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TypeVar
 
 from ssfl.method.failpoints import failpoint
 from ssfl.method.manifest import Manifest
@@ -25,7 +26,7 @@ from ssfl.method.strategies.contract import ClientId, Work
 from ssfl.program.malloc import give_back
 from ssfl.server import events, facts
 from ssfl.server.aggregate import StepSum, reduced
-from ssfl.server.disk import Room
+from ssfl.server.disk import Disk, Room
 from ssfl.server.events import Action, Event, Persist, Reply
 from ssfl.server.history import Newest
 from ssfl.server.journal import Journal
@@ -47,6 +48,7 @@ from ssfl.server.waiting import waiting_for
 log = logging.getLogger(__name__)
 
 Clock = Callable[[], float]
+Result = TypeVar("Result")
 _TELL_BYTES = (facts.StepCommitted, facts.RunFinished, facts.BytesCounted)
 _ENDS = (*_TELL_BYTES, facts.StepStarted, facts.StepVoided)  # of a step, or of a time without one
 
@@ -75,6 +77,7 @@ class Conductor:
         room: Room | None = None,
         snapshot_bytes: int = 0,
         today: Clock = time.time,
+        out_dir: Path | None = None,
     ) -> None:
         self.state = state
         self.model = model
@@ -92,6 +95,8 @@ class Conductor:
         self.spool = spool
         self.model_written = asyncio.Event()
         self.room = room or Room()
+        self._disk = Disk("--state-dir", store.root)
+        self._out_disk = Disk("--out-dir", out_dir) if out_dir else self._disk
         self._manifest: Manifest | None = None  # of a model that is being read
         self._earlier: Sequence[ModelState] = ()
         self._model_read = asyncio.Event()
@@ -276,7 +281,7 @@ class Conductor:
             length = self.ledger_file.num_bytes
             if detail:
                 self._journal.check_ours()
-                length = self.room.wait_for(lambda: self.ledger_file.append(detail, run_id, *where))
+                length = self._kept(lambda: self.ledger_file.append(detail, run_id, *where))
             account = {"ledger": totals, "ledger_bytes": length}
             facts_now = [
                 replace(fact, report={**fact.report, **account})
@@ -284,7 +289,7 @@ class Conductor:
                 else fact
                 for fact in told
             ]
-            self.room.wait_for(lambda: self._append(facts_now))
+            self._kept(lambda: self._append(facts_now))
             return facts_now
 
         return await asyncio.get_running_loop().run_in_executor(self._writer, write)
@@ -337,12 +342,10 @@ class Conductor:
             case events.DropSpool():
                 self._work(lambda: self._drop(action.step))
             case events.KeepBest():
-                self._work(
-                    lambda: self.room.wait_for(lambda: self.store.keep_best(action.best.step))
-                )
+                self._work(lambda: self._kept(lambda: self.store.keep_best(action.best.step)))
             case events.WriteModel():
                 self._work(
-                    lambda: self.room.wait_for(lambda: self._write_model(self)),
+                    lambda: self.room.wait_for(lambda: self._write_model(self), self._out_disk),
                     then=self.model_written.set,
                 )
 
@@ -362,6 +365,10 @@ class Conductor:
                 then()
 
         future.add_done_callback(done)
+
+    def _kept(self, job: Callable[[], Result]) -> Result:
+        """Do a job that writes to the state directory, when there is room for it."""
+        return self.room.wait_for(job, self._disk)
 
     def _open_step(self, step: Step) -> None:
         def job() -> None:
@@ -396,7 +403,7 @@ class Conductor:
             finished = total.finish(step)
             self._sum = None
             self._times.sum()
-            self.room.wait_for(lambda: self.store.save_step(step.number, finished.model))
+            self._kept(lambda: self.store.save_step(step.number, finished.model))
             result = self.store.lean(finished.model)
             if before is not None:
                 before.release()
@@ -410,7 +417,7 @@ class Conductor:
         self._work(job)
 
     def _drop(self, step: int) -> None:
-        self.room.wait_for(lambda: self.spool.set_aside(*newest_counted(self.state)))
+        self._kept(lambda: self.spool.set_aside(*newest_counted(self.state)))
         self.spool.drop_through(step)
         self.store.drop_older(self.state.model_step, self.state.mask_epoch)
         gc.collect()  # calls that are over hold their last messages in cycles

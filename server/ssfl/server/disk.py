@@ -6,9 +6,12 @@ coordinator whose disk is full stands still and goes on by itself when there is 
 
 import errno
 import logging
+import shutil
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
 from typing import TypeVar
 
 from ssfl.server.errors import DiskFull
@@ -39,13 +42,26 @@ def refused_if_full() -> Iterator[None]:
         ) from error
 
 
+@dataclass(frozen=True, slots=True)
+class Disk:
+    """Where something is written: a folder, and the flag that names it."""
+
+    flag: str
+    folder: Path
+
+    def told(self) -> str:
+        """Say which disk it is and how much is free there; no path, as the status page shows it."""
+        places = (self.folder, *self.folder.absolute().parents)
+        there = next(place for place in places if place.exists())
+        return f"the disk of {self.flag}, which has {shutil.disk_usage(there).free / 1e6:.3f} MB"
+
+
 class Room:
     """Lets jobs wait for room on the disk."""
 
     def __init__(self, pause: Callable[[float], object] | None = None) -> None:
         """`pause` waits for so many seconds; by default until then or until `close`."""
-        self.missing = ""  # what could not be written; empty while there is room
-        self._waiting = 0  # jobs: those of several threads
+        self._waiting: list[tuple[Disk, str]] = []  # a job each, of several threads, and why
         self._lock = threading.Lock()
         self._closing = threading.Event()
         self._pause = pause or self._closing.wait
@@ -54,41 +70,46 @@ class Room:
         """Wait no longer: a job that finds no room fails from now on."""
         self._closing.set()
 
-    def wait_for(self, job: Callable[[], Result]) -> Result:
+    @property
+    def missing(self) -> str:
+        """What is waited for, in words; empty while there is room."""
+        for disk, why in self._waiting[:1]:
+            return f"room on {disk.told()} free ({why})"
+        return ""
+
+    def wait_for(self, job: Callable[[], Result], disk: Disk) -> Result:
         """Do a job that may be repeated, again and again until the disk has room for it."""
-        waits = False
+        waits = ""  # why
         while True:
             try:
                 result = job()
             except OSError as error:
                 if not is_full(error) or self._closing.is_set():
                     if waits:
-                        self._end_waiting()
+                        self._end_waiting(disk, waits)
                     raise
                 if not waits:
-                    waits = True
-                    self._begin_waiting(error)
+                    waits = error.strerror or str(error)
+                    self._begin_waiting(disk, waits)
                 self._pause(LOOK_EVERY_S)
             else:
                 if waits:
-                    self._end_waiting()
+                    self._end_waiting(disk, waits)
                 return result
 
-    def _begin_waiting(self, error: OSError) -> None:
+    def _begin_waiting(self, disk: Disk, why: str) -> None:
         with self._lock:
-            self._waiting += 1
-            if self._waiting > 1:
+            self._waiting.append((disk, why))
+            if len(self._waiting) > 1:
                 return
-            self.missing = f"room on the disk: {error}"
         log.error(
             "the disk is full: make room, then the run goes on by itself",
-            extra={"error": str(error)},
+            extra={"error": why, "folder": str(disk.folder)},
         )
 
-    def _end_waiting(self) -> None:
+    def _end_waiting(self, disk: Disk, why: str) -> None:
         with self._lock:
-            self._waiting -= 1
+            self._waiting.remove((disk, why))
             if self._waiting:
                 return
-            self.missing = ""
         log.warning("nothing waits for room on the disk any more")

@@ -133,7 +133,7 @@ class RefreshRequested:
 
 @dataclass(frozen=True, slots=True)
 class RunPaused:
-    """An operator paused the run: what is under way is finished, nothing new begins."""
+    """An operator paused the run: what is under way is finished or void, nothing new begins."""
 
     at: float  # unix seconds, for people
 

@@ -19,6 +19,7 @@ from ssfl.server.desk import Desk
 from ssfl.server.identity import IdentityInterceptor
 from ssfl.server.interceptors import StatusInterceptor
 from ssfl.server.limits import MAX_METADATA_BYTES, MAX_STREAMS, Limits, connections_that_fit
+from ssfl.server.refusals import Refusals
 from ssfl.server.service import CoordinatorService
 from ssfl.server.sessions import Sessions
 from ssfl.server.uploads import Uploads
@@ -88,7 +89,9 @@ class Listener:
         names = (name, "grpc.health.v1.Health", reflection.SERVICE_NAME)
         reflection.enable_server_reflection(names, self._clients)
         operator = IdentityInterceptor(certificates=mutual, admin=True)
-        self._admin = grpc.aio.server(interceptors=[status, operator], options=OPTIONS)
+        # An operator's slips are logged, too, but are no refusals of clients: counted apart.
+        slips = StatusInterceptor(Refusals(conductor.clock, lambda _name: False))
+        self._admin = grpc.aio.server(interceptors=[slips, operator], options=OPTIONS)
         admin_pb2_grpc.add_AdminServiceServicer_to_server(
             AdminService(conductor, sessions, str(config.out_dir)), self._admin
         )

@@ -240,6 +240,7 @@ def _conductor(
         clock,
         lambda conductor: _write(conductor, config, accounts),
         snapshot_bytes=read.snapshot_bytes,
+        out_dir=config.out_dir,
     )
     if manifest := load_manifest(read.state, read.store):
         conductor.take_up(manifest, lambda: load_models(read.state, manifest, read.store))

@@ -161,7 +161,7 @@ def needed_next(state: RunState) -> int:
 
 def find_stall(state: RunState, now_s: float) -> Stall | None:
     """Return why the run cannot go on with who is here; None if it can, or is not to."""
-    if not state.founders or state.finished or state.draining or state.paused:
+    if not state.founders or state.finished or state.draining:
         return None
     step, settings = state.step, state.settings
     if step is None:
@@ -205,7 +205,11 @@ class Verdict:
 
 
 def verdict(state: RunState, step: Step, now_s: float) -> Verdict | None:
-    """Return how a step ends if it ends now; None while it goes on."""
+    """Return how a step ends if it ends now; None while it goes on.
+
+    In a pause nobody is waited for who is away: a step that cannot be finished without them is
+    void, and tried again afterwards. Otherwise the pause would never come.
+    """
     pending = step.pending - state.removed
     away = {client for client in pending if is_away(state, client)}
     reported = len(step.uploads)
@@ -217,7 +221,8 @@ def verdict(state: RunState, step: Step, now_s: float) -> Verdict | None:
     reached = bool(step.goal) and reported >= step.goal
     waits = pending - away or reported < quorum(state, step)
     if pending and waits and not reached and not late:
-        return None
+        stall = find_stall(state, now_s) if state.paused else None
+        return Verdict(stall.reason, tuple(sorted(away))) if stall else None
     lost = tuple(sorted(pending if late else away))
     enough = least(state, step)
     if not step.work.is_test and reported < enough:

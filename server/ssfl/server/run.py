@@ -7,7 +7,8 @@ run that is replayed from its journal takes up exactly where it was.
     gathering -> score -> train -> … -> evaluate -> … -> (score -> train …) -> finished
 
 A run that cannot go on with the clients that are here says so (waiting) and goes on by itself.
-One that an operator paused finishes what is under way and begins nothing until it is resumed.
+One that an operator paused finishes what is under way, or gives it up if too few are here for it,
+and begins nothing until it is resumed.
 """
 
 from collections.abc import Callable
@@ -120,8 +121,9 @@ class _Decision:
         return Reply.DONE
 
     def look_for_stall(self) -> None:
-        """Note whether the run can go on; since when it cannot is remembered."""
-        before, now = self.state.stall, find_stall(self.state, self.now_s)
+        """Note whether the run can go on, if it is to; since when it cannot is remembered."""
+        before = self.state.stall
+        now = None if self.state.paused else find_stall(self.state, self.now_s)
         if before and now:
             now = replace(now, since_s=before.since_s)
         if now != before:
@@ -253,10 +255,10 @@ class _Decision:
         )
 
     def _start_asked(self) -> Reply:
-        if self.state.founders or self.state.finished:
-            return Reply.DONE
         if self.state.paused:
             return Reply.PAUSED
+        if self.state.founders or self.state.finished:
+            return Reply.DONE
         settings = self.state.settings
         enough = settings.clients if settings.reproducible else settings.min_clients
         if len(self.state.ready) < enough:

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from ssfl.program.tls import ClientTls
 
 TIMEOUT_S = 10.0
+STATUS_S = 5.0  # to find out why a call failed
 
 
 class AdminClient:
@@ -34,9 +35,9 @@ class AdminClient:
         response = self._call(self._stub.GetHistory, pb.GetHistoryRequest())
         return str(response.history_json)
 
-    def start(self) -> int:
-        response = self._call(self._stub.StartRun, pb.StartRunRequest())
-        return int(response.num_clients)
+    def start(self) -> pb.StartRunResponse:
+        response: pb.StartRunResponse = self._call(self._stub.StartRun, pb.StartRunRequest())
+        return response
 
     def pause(self) -> pb.PauseRunResponse:
         response: pb.PauseRunResponse = self._call(self._stub.PauseRun, pb.PauseRunRequest())
@@ -52,9 +53,10 @@ class AdminClient:
         )
         return response
 
-    def remove(self, client_id: str, *, readmit: bool) -> bool:
+    def remove(self, client_id: str, *, readmit: bool) -> pb.RemoveClientResponse:
         request = pb.RemoveClientRequest(client_id=client_id, readmit=readmit)
-        return bool(self._call(self._stub.RemoveClient, request).was_member)
+        response: pb.RemoveClientResponse = self._call(self._stub.RemoveClient, request)
+        return response
 
     def stop(self) -> None:
         self._call(self._stub.StopRun, pb.StopRunRequest())
@@ -66,16 +68,60 @@ class AdminClient:
         try:
             return rpc(request, timeout=TIMEOUT_S)
         except grpc.RpcError as error:
-            code, text = error.code(), error.details()
-            if code in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED):
-                from ssfl.program.tls_probe import find_out  # only where something went wrong
+            match error.code():
+                case grpc.StatusCode.DEADLINE_EXCEEDED:
+                    wrong = self._late(error)
+                case grpc.StatusCode.UNAVAILABLE:
+                    wrong = self._unreachable(error)
+                case grpc.StatusCode.UNIMPLEMENTED:
+                    wrong = self._not_known()
+                case _:
+                    text = f"the coordinator refused: {error.details()}"
+                    wrong = ProgramError(text, ExitCode.REFUSED)
+            raise wrong from error
 
-                finding = find_out(self.address, self._tls)
-                if finding and finding.final:
-                    raise ProgramError(finding.text, ExitCode.REFUSED) from error
-                raise ProgramError(
-                    f"no coordinator answers on its admin port {self.address} "
-                    f"(--admin; it prints the port when it starts): {text}",
-                    ExitCode.UNREACHABLE,
-                ) from error
-            raise ProgramError(f"the coordinator refused: {text}", ExitCode.REFUSED) from error
+    def _late(self, error: grpc.RpcError) -> ProgramError:
+        """Return what is wrong if there was no answer in time: the disk may be full."""
+        status = self._status_now()
+        if status is None:
+            return self._unreachable(error)
+        return ProgramError(
+            f"the coordinator is there, but has not done it within {TIMEOUT_S:g} s (it waits for "
+            f"{status.waiting_for or 'nothing'}); it may still do it: look at `ssfl status`",
+            ExitCode.NOT_YET,
+        )
+
+    def _unreachable(self, error: grpc.RpcError) -> ProgramError:
+        from ssfl.program.tls_probe import find_out  # only where something went wrong
+
+        finding = find_out(self.address, self._tls)
+        if finding and finding.final:
+            return ProgramError(finding.text, ExitCode.REFUSED)
+        return ProgramError(
+            f"no coordinator answers on its admin port {self.address} "
+            f"(--admin; it prints the port when it starts): {error.details()}",
+            ExitCode.UNREACHABLE,
+        )
+
+    def _not_known(self) -> ProgramError:
+        """Return what is wrong if the call is not known: it is another port, or an old version."""
+        if self._status_now() is not None:
+            return ProgramError(
+                "the coordinator is of an earlier version, which does not know this command",
+                ExitCode.REFUSED,
+            )
+        return ProgramError(
+            f"--admin: {self.address} is not an admin port, perhaps the one for clients; the "
+            "coordinator prints both when it starts",
+            ExitCode.USAGE,
+        )
+
+    def _status_now(self) -> pb.GetStatusResponse | None:
+        """Return the status, which is answered from memory; None if it is not."""
+        try:
+            status: pb.GetStatusResponse = self._stub.GetStatus(
+                pb.GetStatusRequest(), timeout=STATUS_S
+            )
+        except grpc.RpcError:
+            return None
+        return status

@@ -2,18 +2,14 @@
 
 import json
 import os
-import re
-import sys
 from collections.abc import Sequence
-from contextlib import redirect_stdout
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 
 import numpy as np
 from rich.console import Console
 
 from ssfl.client.access import Access, read_access
-from ssfl.client.config import ClientConfig, settings_elsewhere
+from ssfl.client.config import CLIENT_ID, ClientConfig, client_id_of, settings_elsewhere
 from ssfl.method.errors import ManifestError, SettingsError
 from ssfl.method.manifest import Manifest
 from ssfl.method.settings import RunSettings, setting
@@ -21,10 +17,10 @@ from ssfl.program import settings
 from ssfl.program.exits import ExitCode, ProgramError
 from ssfl.tools.check_coordinator import Talk, check_coordinator
 from ssfl.tools.check_disk import check_disk
-from ssfl.tools.check_forecast import Forecast, Terms, forecasts
+from ssfl.tools.check_forecast import Forecast, Terms, forecasts, sparsity_of
 from ssfl.tools.check_network import Way, check_way
 from ssfl.tools.check_site import SiteCheck
-from ssfl.tools.check_steps import Advice, Found, Steps, Who, Wrong
+from ssfl.tools.check_steps import Advice, Ended, Found, Steps, Who, Wrong
 from ssfl.tools.check_view import (
     Screen,
     document,
@@ -37,7 +33,7 @@ from ssfl.tools.check_view import (
 )
 from ssfl.tools.check_wire import TOKEN_BYTES, Question
 from ssfl.tools.plan_view import expected
-from ssfl.tools.terminal import console
+from ssfl.tools.terminal import console, stdout_aside
 
 DESCRIPTION = (
     "Finds out whether a site can take part, before it does: the way to the coordinator, what the "
@@ -49,7 +45,7 @@ EXAMPLE = (
     "For example: ssfl check --task my_task.py --data shard_00 --coordinator fl.example.org:50051 "
     "--tls-ca ca.pem"
 )
-NOBODY = "ssfl-check"  # a client id to ask with, if neither --data nor --client-id gives one
+NOBODY = "ssfl-check"  # a client id to ask with, where nothing names the client
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,20 +66,13 @@ class CheckConfig(ClientConfig):
         )
         ClientConfig.validate(whole)  # which wants both
 
-    @property
-    def name(self) -> str:
-        """The client's id, as ssfl-client would choose it."""
-        if self.client_id or not self.data:
-            return self.client_id or NOBODY
-        name = Path(self.data).name.removesuffix(".npz")
-        return name if re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}", name) else NOBODY
-
 
 @dataclass
 class Checked:
     """All that a check has found."""
 
     steps: Steps
+    client_id: str = NOBODY
     talk: Talk | None = None
     settings: RunSettings | None = None  # of the run; None: not known
     run_manifest: Manifest | None = None  # of the run's model; None: it has none, or is not known
@@ -95,7 +84,11 @@ class Checked:
         answer = self.talk.answer if self.talk else None
         terms = Terms()
         if answer:
-            terms = Terms(answer.reference_coding, answer.upload_slots, answer.num_clients + 1)
+            begun = answer.rounds_done or answer.phase not in ("gathering", "paused")
+            terms = Terms(
+                answer.reference_coding, answer.upload_slots, answer.num_clients + 1,
+                answer.rounds_done, has_begun=bool(begun),
+            )  # fmt: skip
         return forecasts(
             manifest,
             self.settings or RunSettings(),
@@ -116,7 +109,7 @@ def check(argv: Sequence[str]) -> int:
         CheckConfig, argv, os.environ, "ssfl check", DESCRIPTION, EXAMPLE, settings_elsewhere()
     )
     if config.json:
-        with redirect_stdout(sys.stderr):  # a task may print
+        with stdout_aside():  # a task may print
             checked = run_check(config, Steps())
         print(json.dumps(_document(checked), indent=1))
         return int(checked.steps.exit_code)
@@ -131,18 +124,20 @@ def check(argv: Sequence[str]) -> int:
 
 
 def run_check(config: CheckConfig, steps: Steps) -> Checked:
-    """Do all steps that the settings ask for."""
+    """Do all steps that the settings ask for; those before Ctrl-C, if that ends it."""
     checked = Checked(steps)
     try:
         if config.coordinator:
             _check_coordinator(config, checked)
         if config.data:
             _check_site(config, checked)
+        if checked.site or checked.run_manifest:
+            steps.run("round", lambda: _round(checked), ["model"] if checked.site else [])
+    except Ended:  # the step says so
+        pass
     finally:
         if checked.talk:
             checked.talk.close()
-    if checked.site or checked.run_manifest:
-        steps.run("round", lambda: _round(checked), ["model"] if checked.site else [])
     return checked
 
 
@@ -150,20 +145,25 @@ def _check_coordinator(config: CheckConfig, checked: Checked) -> None:
     steps = checked.steps
     access = _check_files(config, steps)
     check_way(steps, Way(config.coordinator, access.tls if access else None))
-    question = Question(config.name, _token(config))
+    steps.part = "coordinator"
+    _check_client_id(config, checked, access)
+    question = Question(checked.client_id, _token(config, checked.client_id))
     checked.talk = check_coordinator(steps, access, question)
     steps.run("settings", lambda: _settings(checked), ["call"])
     steps.run("run's model", lambda: _run_model(checked), ["call"])
 
 
 def _check_site(config: CheckConfig, checked: Checked) -> None:
-    run = checked.settings
+    run, checked.steps.part = checked.settings, "site"
+    if not config.coordinator:
+        _check_client_id(config, checked, None)
     checked.site = SiteCheck(
-        config, config.name, run or RunSettings(), checked.run_manifest, checked.talk,
+        config, checked.client_id, run or RunSettings(), checked.run_manifest, checked.talk,
         is_run=run is not None,
     )  # fmt: skip
     checked.site.check(checked.steps)
-    check_disk(checked.steps, config, run or RunSettings(), checked.site.manifest)
+    state_dir = config.state_dir / checked.client_id
+    check_disk(checked.steps, config, state_dir, run or RunSettings(), checked.site.manifest)
 
 
 def _check_files(config: CheckConfig, steps: Steps) -> Access | None:
@@ -184,10 +184,30 @@ def _check_files(config: CheckConfig, steps: Steps) -> Access | None:
     return steps.run("files", read)
 
 
-def _token(config: CheckConfig) -> bytes:
+def _check_client_id(config: CheckConfig, checked: Checked, access: Access | None) -> None:
+    """Find out the name that ssfl-client would have; without one, ask as who is certified."""
+    pair = access.tls.pair if access and access.tls else None
+    certified = pair.name if pair and CLIENT_ID.fullmatch(pair.name) else ""
+
+    def find() -> Found[str]:
+        if config.client_id or config.data:
+            try:
+                name = client_id_of(config)
+            except ProgramError as error:
+                advice = Advice(Who.MACHINE, "choose a name with --client-id")
+                raise Wrong(str(error).partition(": choose")[0], advice, error.exit_code) from error
+            return Found(name, name)
+        if certified:
+            return Found(certified, f"{certified}, as its certificate says")
+        return Found(NOBODY, f"{NOBODY}, for want of --client-id or --data")
+
+    checked.client_id = checked.steps.run("client id", find) or certified or NOBODY
+
+
+def _token(config: CheckConfig, client_id: str) -> bytes:
     """Return the token that an earlier start of this client left; none is made."""
     try:
-        token = (config.state_dir / config.name / "token").read_bytes()
+        token = (config.state_dir / client_id / "token").read_bytes()
     except OSError:
         return b""
     return token if len(token) == TOKEN_BYTES else b""
@@ -209,8 +229,8 @@ def _settings(checked: Checked) -> Found[None]:
             ExitCode.REFUSED,
         ) from error
     steps = f"{run.local_steps} local steps" if run.local_steps else f"{run.local_epochs} epochs"
-    kept = run.bytes_per_round or run.sparsity_schedule or run.sparsity
-    mask = f"{kept} sparse" if run.strategy == "ssfl" else "dense"
+    told = sparsity_of(run)
+    mask = told if run.strategy != "ssfl" or run.bytes_per_round else f"{told} sparse"
     return Found(
         None,
         f"{run.model}, {mask}, {run.rounds} rounds of {steps}, batches of {run.batch_size}",

@@ -15,10 +15,12 @@ from ssfl.program.version import ssfl_version
 from ssfl.tools.check_steps import Advice, Found, Steps, Who, Wrong
 from ssfl.tools.check_wire import PROTOCOL_VERSION, Question, Told, answer_to, ask, measure
 from ssfl.tools.plan_link import Link
+from ssfl.v1 import admin_pb2, admin_pb2_grpc
 from ssfl.v1 import coordinator_pb2 as pb
 
 SKEW_WARNS_S, SKEW_FAILS_S = 30.0, 300.0
 CHECKED_SINCE = "0.1.0"  # the first version whose coordinators know the call
+ADMIN_S = 5.0  # to find out whether it is the admin port
 FAST_BITS_PER_S = 1e10  # above this a measurement says little
 _ADVICE = {  # what a refusal asks for; docs/wire-format.md has all reasons
     "unauthenticated": Advice(
@@ -60,7 +62,7 @@ def check_coordinator(steps: Steps, access: Access | None, question: Question) -
     talk = Talk(access, question)
     steps.run("call", talk.ask, ["http/2"])
     steps.run("version", talk.version, ["call"])
-    steps.run("admission", talk.admission, ["call"])
+    steps.run("admission", talk.admission, ["call", "client id"])
     steps.run("clock", talk.clock, ["call"])
     steps.run("bandwidth", talk.bandwidth, ["call"])
     return talk
@@ -125,6 +127,8 @@ class Talk:
         answer = self._told.answer
         _raise_refusal(answer)
         over = " (the run is over: it would get the final model)" if _is_over(answer) else ""
+        if answer.phase == "stopped" and not answer.rounds_done:
+            over = " (the run was stopped before its first round: nothing is learnt any more)"
         return Found(None, f"{self._question.client_id} would be let in{over}")
 
     def samples(self, num_samples: int) -> Found[None]:
@@ -187,6 +191,16 @@ class Talk:
         if reason:
             code = ExitCode.UNREACHABLE if reason == "too_many_checks" else ExitCode.REFUSED
             return Wrong(text, advice_on(reason, text), code)
+        if error.code() is grpc.StatusCode.UNIMPLEMENTED and self._is_admin_port():
+            return Wrong(
+                "this is the coordinator's admin port, for its operator, not the one for clients",
+                Advice(
+                    Who.MACHINE,
+                    "give the port for clients with --coordinator; the coordinator prints both at "
+                    "its start",
+                ),
+                ExitCode.REFUSED,
+            )
         if error.code() is grpc.StatusCode.UNIMPLEMENTED:
             return Wrong(
                 f"what answers does not know this call: a coordinator older than {CHECKED_SINCE}, "
@@ -203,6 +217,15 @@ class Talk:
             ),
             ExitCode.UNREACHABLE,
         )
+
+    def _is_admin_port(self) -> bool:
+        """Tell whether the far end knows what operators ask; whether it answers is all the same."""
+        admin: Any = admin_pb2_grpc.AdminServiceStub(self._channel)
+        try:
+            admin.GetStatus(admin_pb2.GetStatusRequest(), timeout=ADMIN_S)
+        except grpc.RpcError as error:
+            return bool(error.code() is not grpc.StatusCode.UNIMPLEMENTED)
+        return True
 
 
 def _raise_refusal(answer: pb.CheckAnswer) -> None:

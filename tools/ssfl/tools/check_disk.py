@@ -13,6 +13,7 @@ from ssfl.method.errors import DensityError
 from ssfl.method.manifest import Manifest
 from ssfl.method.settings import RunSettings
 from ssfl.program.exits import ExitCode
+from ssfl.program.lock import LOCK
 from ssfl.tools.check_steps import Advice, Found, Steps, Who, Wrong
 from ssfl.tools.plan_masks import planned_masks
 
@@ -20,6 +21,7 @@ SPARE = 2  # so many times what is needed is comfortable
 RESIDUALS = 3  # files of a lossy run: the one in use, the one before, the one to come
 
 Free = Callable[[Path], int]
+Needed = Callable[[Manifest, RunSettings], int]
 
 
 def free_bytes(folder: Path) -> int:
@@ -30,23 +32,48 @@ def free_bytes(folder: Path) -> int:
 def check_disk(
     steps: Steps,
     config: ClientConfig,
+    state_dir: Path,
     settings: RunSettings,
     manifest: Manifest | None,
     free: Free = free_bytes,
 ) -> None:
-    """Compare the free bytes of both folders with what is needed."""
+    """Compare the free bytes of both folders with what is needed; `state_dir` is the client's own.
+
+    What is in the latter must be of use to this user, too: a client that was once started by
+    another one left it.
+    """
     steps.part = "site"
-    for name, flag, folder, needed in (
-        ("state disk", "--state-dir", config.state_dir, state_bytes),
-        ("output disk", "--out-dir", config.out_dir, output_bytes),
-    ):
-        room = partial(_needed, needed, manifest, settings)
-        steps.run(name, partial(_room, flag, folder, room, free))
+
+    def state() -> Found[None]:
+        found = _room("--state-dir", state_dir, room_for(state_bytes), free)
+        _check_left(state_dir)
+        return found
+
+    def room_for(needed: Needed) -> Callable[[], int | None]:
+        return partial(_needed, needed, manifest, settings)
+
+    steps.run("state disk", state)
+    steps.run(
+        "output disk", lambda: _room("--out-dir", config.out_dir, room_for(output_bytes), free)
+    )
 
 
-def _needed(
-    needed: Callable[[Manifest, RunSettings], int], manifest: Manifest | None, settings: RunSettings
-) -> int | None:
+def _check_left(folder: Path) -> None:
+    """Raise Wrong if a client could not take up what an earlier one left in its folder."""
+    for file in sorted(folder.iterdir()) if folder.exists() else []:
+        try:
+            file.open("r+b" if file.name == LOCK else "rb").close()
+        except FileNotFoundError:  # of a client that runs: it has just replaced it
+            continue
+        except OSError as error:
+            raise Wrong(
+                f"--state-dir: {file} cannot be used: {error.strerror}",
+                Advice(Who.MACHINE, f"let this user read and write all of {folder}"),
+                ExitCode.STATE,
+            ) from error
+
+
+def _needed(needed: Needed, manifest: Manifest | None, settings: RunSettings) -> int | None:
     """Return the bytes that are needed; None where nobody can know."""
     if manifest is None:
         return None
@@ -82,7 +109,7 @@ def max_travelling(manifest: Manifest, settings: RunSettings) -> int:
 
 def _room(flag: str, folder: Path, room: Callable[[], int | None], free: Free) -> Found[None]:
     there = _nearest(folder)
-    if not there.is_dir() or not os.access(there, os.W_OK | os.X_OK):
+    if not there.is_dir() or not os.access(there, os.R_OK | os.W_OK | os.X_OK):
         what = "cannot be written" if there.is_dir() else "is no folder"
         raise Wrong(
             f"{flag} {folder}: {there} {what}",

@@ -13,7 +13,7 @@ import ssl
 import threading
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
@@ -278,16 +278,10 @@ def _tls(way: Way) -> Found[None]:
             ExitCode.UNREACHABLE,
         ) from error
     if finding:
-        raise _tls_wrong(finding.text, whose[finding.whose])
+        first, *others = (Advice(whose[who], what) for who, what in finding.remedies)
+        advice = replace(first, others=tuple(others))
+        raise Wrong(finding.wrong, advice, ExitCode.REFUSED)
     return _secured(way)
-
-
-def _tls_wrong(told: str, who: Who) -> Wrong:
-    """Divide what a probe tells into what is wrong, and what to do about it."""
-    text, _, what = told.partition(": ")
-    why, _, rest = what.partition(". ")  # OpenSSL's own words
-    text, what = (f"{text}: {why}", rest) if rest else (text, what)
-    return Wrong(text, Advice(who, what or text), ExitCode.REFUSED)
 
 
 def _secured(way: Way) -> Found[None]:

@@ -2,10 +2,13 @@
 
 A step that fails never ends the check, not even by what nobody has thought of. Those that cannot
 be tried without it are skipped; all others are tried all the same. Warnings that our modules log
-meanwhile become part of the step.
+meanwhile become part of the step. One that takes long is named on stderr; Ctrl-C in it ends the
+check, and is told as its failure.
 """
 
 import logging
+import sys
+import threading
 import time
 import traceback
 from collections.abc import Callable, Iterator, Sequence
@@ -14,8 +17,10 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Generic, TypeVar
 
-from ssfl.program.exits import ExitCode
+from ssfl.program.exits import ExitCode, Terminated
 
+LONG_S, AGAIN_S = 15.0, 60.0  # after so long a step is named, and again and again
+ENDED = (ExitCode.INTERRUPTED, ExitCode.TERMINATED)
 Value = TypeVar("Value")
 
 
@@ -41,10 +46,15 @@ class Who(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Advice:
-    """Who is to do what."""
+    """Who is to do what; `others` could do something else instead."""
 
     who: Who
     what: str
+    others: tuple["Advice", ...] = ()
+
+    def each(self) -> tuple["Advice", ...]:
+        """Return everybody's own."""
+        return (self, *self.others)
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +72,10 @@ class Wrong(Exception):
     def __init__(self, text: str, advice: Advice, exit_code: ExitCode) -> None:
         super().__init__(text)
         self.advice, self.exit_code = advice, exit_code
+
+
+class Ended(BaseException):
+    """Somebody ended the check, in a step that says so; like Ctrl-C, nothing swallows it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,13 +112,16 @@ class Steps:
             return None
         self._begin(name)
         began_s = time.monotonic()
-        with _heard() as warnings:
+        with _heard() as warnings, _named(name):
             try:
                 found = body()
             except Wrong as wrong:
                 self._fail(name, wrong, began_s)
                 return None
-            except Exception as error:  # noqa: BLE001  the other steps are to be tried
+            except (KeyboardInterrupt, Terminated) as error:
+                self._fail(name, _ended(error, began_s), began_s)
+                raise Ended from error
+            except BaseException as error:  # noqa: BLE001  the other steps are to be tried
                 self._fail(name, _unexpected(error), began_s)
                 traceback.print_exc()
                 return None
@@ -136,9 +153,14 @@ class Steps:
 
     @property
     def exit_code(self) -> ExitCode:
-        """The code of the first failure."""
-        failed = self.of(Verdict.FAILED)
-        return failed[0].exit_code if failed else ExitCode.DONE
+        """The code of the first failure, unless somebody ended the check."""
+        codes = [step.exit_code for step in self.of(Verdict.FAILED)]
+        return codes[-1] if self.is_ended else codes[0] if codes else ExitCode.DONE
+
+    @property
+    def is_ended(self) -> bool:
+        """Whether somebody ended the check, in its last step."""
+        return bool(self.all) and self.all[-1].exit_code in ENDED
 
     def _add(
         self,
@@ -155,12 +177,45 @@ class Steps:
         self._done(step)
 
 
-def _unexpected(error: Exception) -> Wrong:
+def _unexpected(error: BaseException) -> Wrong:
+    if not isinstance(error, Exception):  # none of ours: a client would end by it, without a word
+        return Wrong(
+            f"{type(error).__name__}: {error}",
+            Advice(Who.AUTHOR, "see the traceback: a task must not end the program it is part of"),
+            ExitCode.BAD_DATA,
+        )
     return Wrong(
         f"unexpected: {type(error).__name__}: {error}",
         Advice(Who.YOU, "report this with its traceback: a check should not end so"),
         ExitCode.BUG,
     )
+
+
+def _ended(error: BaseException, began_s: float) -> Wrong:
+    seconds = time.monotonic() - began_s
+    code = ExitCode.TERMINATED if isinstance(error, Terminated) else ExitCode.INTERRUPTED
+    advice = Advice(Who.YOU, "give it more time, or find out what it does there")
+    return Wrong(f"ended by you after {seconds:.0f} s", advice, code)
+
+
+@contextmanager
+def _named(name: str) -> Iterator[None]:
+    """Say on stderr that a step is not over, if it takes long: nobody can tell by itself."""
+    over, began_s = threading.Event(), time.monotonic()
+
+    def watch() -> None:
+        wait_s = LONG_S
+        while not over.wait(wait_s):
+            took_s, wait_s = time.monotonic() - began_s, AGAIN_S
+            print(f"still at: {name}, {took_s:.0f} s; Ctrl-C ends it", file=sys.stderr, flush=True)
+
+    watcher = threading.Thread(target=watch, name="watch", daemon=True)
+    watcher.start()
+    try:
+        yield
+    finally:
+        over.set()
+        watcher.join()
 
 
 @contextmanager

@@ -27,7 +27,9 @@ STYLES = {
 INDENT, VERDICT, NAME = 2, 9, 13  # columns
 FIRST, LAST = 12, 6  # tensors shown of a long model
 WIDE = 100  # columns: room for how many values are kept
+NARROW = 80  # below, only what a round costs in all
 NONE = "·"
+ROUNDS_TOLD = 5
 
 
 class Screen:
@@ -67,8 +69,8 @@ def step_text(step: Step, width: int) -> Text:
         text.stylize("dim")
     for line in lines[1:]:
         text.append("\n" + " " * margin + line)
-    if step.advice:
-        told = f"→ {step.advice.who}: {step.advice.what}"
+    for place, advice in enumerate(step.advice.each() if step.advice else ()):
+        told = f"{'or' if place else '→'} {advice.who}: {advice.what}"
         for number, line in enumerate(_wrapped(told, width - margin)):
             text.append("\n" + " " * (margin + 2 * bool(number)) + line, style="bold")
     return text
@@ -142,7 +144,11 @@ def forecast_table(forecasts: list[Forecast], width: int) -> Table:
         "upload": [_time(one.upload) for one in forecasts],
         "round": [_time(one.round) for one in forecasts],
     }
-    shown = {name: column for name, column in cells.items() if set(column) != {NONE}}
+    shown = {
+        name: column
+        for name, column in cells.items()
+        if set(column) != {NONE} and (width >= NARROW or name in ("up", "down", "round"))
+    }
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
     table.add_column("sparsity", no_wrap=True)
     for name in shown:
@@ -155,11 +161,7 @@ def forecast_table(forecasts: list[Forecast], width: int) -> Table:
 def forecast_notes(forecasts: list[Forecast], link: Link | None, pace: Pace | None) -> str:
     """Return what a reader of the table has to know."""
     own = next((one for one in forecasts if one.is_run), forecasts[0])
-    each, once = "One round of this site, at most as it is expected.", ""
-    if own.scores.most:
-        at = "" if own.is_run else f", at {sparsity_told(own)}"
-        once = f"Once before training{at}: scores {expected(own.scores)} up"
-        once += f", mask {expected(own.mask)} down. " if own.mask.most else ". "
+    each, once = "One round of this site, at most as it is expected.", _once(own)
     if link is None:
         return f"{each} {once}Without a measured link there are no transfer times."
     if pace is None:
@@ -171,9 +173,28 @@ def forecast_notes(forecasts: list[Forecast], link: Link | None, pace: Pace | No
     ).rstrip()
 
 
+def _once(own: Forecast) -> str:
+    """Say what travels besides, when this site scores or first gets a mask."""
+    before, at = own.scored_before, "" if own.is_run else f", at {sparsity_told(own)}"
+    of_last = f" (this run's row: from round {own.masked_from} on)" if own.masked_from else ""
+    mask = f"mask {expected(own.mask)} down" if own.mask.most else ""
+    if not before or not own.scores.most:
+        return f"Once, with the first task: {mask}{of_last}. " if mask else ""
+    when = f"Once before training{at}" if before == (0,) else f"Before round {_rounds(before)}"
+    told = ", ".join(filter(None, [f"scores {expected(own.scores)} up", mask]))
+    return f"{when}: {told}{of_last}. "
+
+
+def _rounds(numbers: tuple[int, ...]) -> str:
+    told = ", ".join(map(str, numbers[:ROUNDS_TOLD]))
+    return f"{told} and {more} more" if (more := len(numbers) - ROUNDS_TOLD) > 0 else told
+
+
 def verdict_text(steps: Steps) -> Text:
     """Return the last line."""
     failed, warned = steps.of(Verdict.FAILED), steps.of(Verdict.WARNING)
+    if steps.is_ended:
+        return Text(f"check not finished: ended at {failed[-1].name}", style="bold red")
     warnings = f"{len(warned)} warning{'s' if len(warned) > 1 else ''}"
     if not failed:
         also = f", {warnings}" if warned else ""
@@ -203,6 +224,10 @@ def document(
                 "text": step.text,
                 "who": step.advice.who if step.advice else None,
                 "what": step.advice.what if step.advice else None,
+                "or": [
+                    {"who": one.who, "what": one.what}
+                    for one in (step.advice.others if step.advice else ())
+                ],
                 "seconds": round(step.seconds, 4),
             }
             for step in steps.all
@@ -232,7 +257,7 @@ def sparsity_told(one: Forecast) -> str:
         name = f"{100 * float(one.sparsity):g} %"
     except ValueError:
         name = one.sparsity
-    return f"{name}, this run" if one.is_run else name
+    return f"{name}, {one.rounds}" if one.rounds else name
 
 
 def _time(seconds: Seconds | None) -> str:

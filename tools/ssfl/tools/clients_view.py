@@ -16,6 +16,8 @@ from ssfl.tools.screen import STATE_STYLE
 from ssfl.v1 import admin_pb2 as pb
 
 MAX_SHOWN = 40
+WIDE = 80  # columns: below, some are spared
+SPARED, FOLDED = ("work", "samples"), ("client", "refused")
 STATES = ("lost", "working", "waiting", "reported", "left", "removed")  # most interesting first
 
 Refused = dict[str, dict[str, int]]  # client -> reason -> count
@@ -47,29 +49,48 @@ def clients_document(status: pb.GetStatusResponse) -> dict[str, Any]:
     }
 
 
-def clients_view(status: pb.GetStatusResponse, *, show_all: bool = False) -> Group:
-    """Return the table for people, cut after MAX_SHOWN rows unless all are wanted."""
+def clients_view(
+    status: pb.GetStatusResponse, *, show_all: bool = False, width: int = WIDE
+) -> Group:
+    """Return the table for people, cut after MAX_SHOWN rows unless all are wanted.
+
+    Columns without an entry are left out and, where there is no room, those one can do without:
+    the names stay whole.
+    """
     ordered, refused, missing = _ordered(status), _refused(status), _missing(status)
     counts = ", ".join(f"{count} {state}" for state, count in _counts(status).items() if count)
     head = Text(f"run {status.run_id}   {status.phase}   {len(ordered)} clients")
     head.append(f": {counts}" if counts else "")
-    table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False)
-    table.add_column("client", overflow="fold")
-    table.add_column("state", no_wrap=True)
-    table.add_column("samples", no_wrap=True, justify="right")
-    table.add_column("last seen", no_wrap=True, justify="right")
-    table.add_column("work", no_wrap=True)
-    table.add_column("refused", overflow="fold")
     shown = ordered if show_all else ordered[:MAX_SHOWN]
-    for one in shown:
-        doing = Text(one.state, style=STATE_STYLE.get(one.state, ""))
-        doing.append(" (waited for)" if one.client_id in missing else "")
-        table.add_row(
-            Text(one.client_id), doing, f"{one.num_samples:,}", _ago(one.last_seen_s),
-            _progress(one), _told(refused.get(one.client_id, {})),
-        )  # fmt: skip
+    cells = {
+        "client": [Text(one.client_id) for one in shown],
+        "state": [_doing(one, is_missing=one.client_id in missing) for one in shown],
+        "samples": [Text(f"{one.num_samples:,}") for one in shown],
+        "last seen": [Text(_ago(one.last_seen_s)) for one in shown],
+        "work": [Text(_progress(one)) for one in shown],
+        "refused": [Text(_told(refused.get(one.client_id, {}))) for one in shown],
+    }
+    spared = SPARED if width < WIDE else ()
+    kept = {name: column for name, column in cells.items() if any(column) and name not in spared}
+    table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False)
+    longest = max((len(one.client_id) for one in shown), default=0)
+    for name in kept:
+        table.add_column(
+            name,
+            no_wrap=name not in FOLDED,
+            overflow="fold" if name in FOLDED else "ellipsis",
+            min_width=min(longest, width // 3) if name == "client" else None,
+            justify="right" if name in ("samples", "last seen") else "left",
+        )
+    for row in zip(*kept.values(), strict=True):
+        table.add_row(*row)
     rest = [_more(ordered[len(shown) :])] if len(ordered) > len(shown) else []
     return Group(head, table, *rest, *_others(status, refused), *_waiting(status))
+
+
+def _doing(one: pb.ClientStatus, *, is_missing: bool) -> Text:
+    doing = Text(one.state, style=STATE_STYLE.get(one.state, ""))
+    return doing.append(" (waited for)" if is_missing else "")
 
 
 def _ordered(status: pb.GetStatusResponse) -> list[pb.ClientStatus]:

@@ -9,18 +9,20 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
-from google.protobuf.json_format import MessageToJson
-
+from ssfl.client.config import CLIENT_ID
 from ssfl.method.errors import SettingsError
 from ssfl.method.settings import setting
 from ssfl.program import settings
 from ssfl.program.addresses import split
 from ssfl.program.exits import ExitCode
-from ssfl.tools.admin_client import AdminClient
 from ssfl.tools.clients_view import clients_document, clients_view
 from ssfl.tools.screen import status_view
 from ssfl.tools.terminal import console
+
+if TYPE_CHECKING:
+    from ssfl.tools.admin_client import AdminClient
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +70,11 @@ class RemoveConfig(OperateConfig):
         OperateConfig.validate(self)
         if not self.site:
             raise SettingsError("which site? For example: ssfl remove shard_07")
+        if not CLIENT_ID.fullmatch(self.site):
+            raise SettingsError(
+                f"no client is called {self.site!r} (letters, digits, '.', '_', '-'): "
+                "`ssfl clients` lists their names"
+            )
 
 
 def status(argv: Sequence[str]) -> int:
@@ -75,11 +82,7 @@ def status(argv: Sequence[str]) -> int:
     config = _load(argv, "ssfl status", "Shows what a run is doing and who takes part.")
     answer = _coordinator(config).status()
     if config.json:
-        print(
-            MessageToJson(
-                answer, preserving_proto_field_name=True, always_print_fields_with_no_presence=True
-            )
-        )
+        print(json.dumps(plain_document(answer), indent=2))
     else:
         console().print(status_view(answer))
     return int(ExitCode.DONE)
@@ -95,15 +98,18 @@ def clients(argv: Sequence[str]) -> int:
     if config.json:
         print(json.dumps(clients_document(answer), indent=2))
     else:
-        console().print(clients_view(answer, show_all=config.all))
+        shown = console()
+        shown.print(clients_view(answer, show_all=config.all, width=shown.width))
     return int(ExitCode.DONE)
 
 
 def start(argv: Sequence[str]) -> int:
     """Begin the run with the clients that have joined."""
     config = _load(argv, "ssfl start", "Begins the run with the clients that have joined.")
-    num_clients = _coordinator(config).start()
-    _answer(config, f'{{"num_clients": {num_clients}}}', f"started with {num_clients} clients")
+    answer = _coordinator(config).start()
+    told = {"num_clients": answer.num_clients, "was_started": answer.was_started}
+    now = "the run had begun already" if answer.was_started else "started"
+    _answer(config, json.dumps(told), f"{now} with {answer.num_clients} clients")
     return int(ExitCode.DONE)
 
 
@@ -111,8 +117,9 @@ def pause(argv: Sequence[str]) -> int:
     """Let the step under way finish, and begin nothing new."""
     config = _load(
         argv, "ssfl pause",
-        "Pauses the run: what is under way is finished and counts, nothing new begins until "
-        "`ssfl resume`, also if the coordinator starts again.",
+        "Pauses the run: what is under way is finished and counts (with too few clients here for "
+        "it, it is tried again later), nothing new begins until `ssfl resume`, also if the "
+        "coordinator starts again.",
     )  # fmt: skip
     answer = _coordinator(config).pause()
     told = {"paused": True, "was_paused": answer.was_paused, "rounds_done": answer.rounds_done}
@@ -154,11 +161,16 @@ def remove(argv: Sequence[str]) -> int:
     config = settings.load(
         RemoveConfig, argv, _environ(), "ssfl remove", "Refuses a site from now on."
     )
-    was_member = _coordinator(config).remove(config.site, readmit=config.readmit)
+    answer = _coordinator(config).remove(config.site, readmit=config.readmit)
     done = "may join again" if config.readmit else "is removed and will be refused"
-    known = "" if was_member else " (it had not joined this run)"
-    answer = {"site": config.site, "removed": not config.readmit, "was_member": was_member}
-    _answer(config, json.dumps(answer), f"{config.site} {done}{known}")
+    if config.readmit is not answer.was_removed:  # nothing has changed
+        done = "was not removed: nothing to do" if config.readmit else "was removed already"
+    known = "" if answer.was_member else " (it had not joined this run)"
+    told = {
+        "site": config.site, "removed": not config.readmit, "was_member": answer.was_member,
+        "was_removed": answer.was_removed,
+    }  # fmt: skip
+    _answer(config, json.dumps(told), f"{config.site} {done}{known}")
     return int(ExitCode.DONE)
 
 
@@ -174,6 +186,27 @@ def stop(argv: Sequence[str]) -> int:
     return int(ExitCode.DONE)
 
 
+def plain_document(message: Any) -> dict[str, Any]:
+    """Return a message as JSON has it: numbers as numbers, bytes in hex, the fields that are set.
+
+    (protobuf's own JSON has 64-bit numbers as text, and bytes in base64.)
+    """
+    return {
+        field.name: _plain(field, getattr(message, field.name))
+        for field in message.DESCRIPTOR.fields
+        if not field.has_presence or message.HasField(field.name)
+    }
+
+
+def _plain(field: Any, value: Any) -> Any:
+    if field.message_type and field.message_type.GetOptions().map_entry:
+        return dict(value)
+    if field.message_type:
+        is_one = field.has_presence
+        return plain_document(value) if is_one else [plain_document(one) for one in value]
+    return value.hex() if isinstance(value, bytes) else value
+
+
 def _load(argv: Sequence[str], prog: str, description: str) -> OperateConfig:
     return settings.load(OperateConfig, argv, _environ(), prog, description)
 
@@ -184,7 +217,10 @@ def _environ() -> dict[str, str]:
     return {name: value for name, value in os.environ.items() if name in ours}
 
 
-def _coordinator(config: OperateConfig) -> AdminClient:
+def _coordinator(config: OperateConfig) -> "AdminClient":
+    os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # what is wrong we say; read at the import
+    from ssfl.tools.admin_client import AdminClient
+
     tls = None
     if config.tls_ca or config.tls_cert or config.tls_key or config.tls_server_name:
         from ssfl.program.tls import client_tls

@@ -27,6 +27,8 @@ def status_view(status: pb.GetStatusResponse, title: str = "") -> Group:
     head.append(f"   {status.phase}", style="cyan")
     if status.paused and status.phase != "paused":
         head.append("   pauses after this step", style="yellow")
+    if status.refresh_asked:
+        head.append("   the mask is to be renewed", style="yellow")
     bar = Table.grid()
     bar.add_row(
         ProgressBar(total=max(1, status.rounds_all), completed=status.rounds_done, width=60)

@@ -2,10 +2,26 @@
 
 import os
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, redirect_stdout
 
 from rich.console import Console
 
 WIDE = 120  # columns of what goes to a file or a pipe
+
+
+@contextmanager
+def stdout_aside() -> Iterator[None]:
+    """Let whatever is printed inside go to stderr, also by libraries and by other programs."""
+    sys.stdout.flush()
+    ours = os.dup(1)
+    os.dup2(2, 1)
+    try:
+        with redirect_stdout(sys.stderr):
+            yield
+    finally:
+        os.dup2(ours, 1)
+        os.close(ours)
 
 
 def console() -> Console:
