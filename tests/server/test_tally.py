@@ -93,6 +93,29 @@ def test_a_model_that_was_sent_to_be_tested_is_not_expected_again_to_be_trained(
     assert run.tally.dense_bytes[Direction.DOWN] == 3 * 2 * 4 * VALUES
 
 
+def test_the_first_model_is_not_expected_if_no_values_were_sent() -> None:
+    run = begun()
+    run.start(Work.TRAIN)
+    run.commit(Work.TRAIN)
+    assert run.tally.dense_bytes[Direction.DOWN] == 0
+    run.start(Work.TRAIN, A, B)
+    run.commit(Work.TRAIN)
+    assert run.tally.ratios[Direction.DOWN] == KEPT / VALUES
+
+
+def test_who_has_scored_is_not_expected_to_be_sent_the_model_of_the_new_mask() -> None:
+    run = begun()
+    for sent in ((), (A, B)):
+        run.start(Work.TRAIN, *sent)
+        run.commit(Work.TRAIN)
+    run.start(Work.SCORE, A, B)  # to be scored
+    run.commit(Work.SCORE)
+    run.start(Work.TRAIN)
+    run.commit(Work.TRAIN)
+    assert run.tally.dense_bytes[Direction.DOWN] == 2 * 2 * 4 * VALUES
+    assert run.tally.ratios[Direction.DOWN] == KEPT / VALUES
+
+
 def test_bytes_of_an_earlier_process_are_not_counted_again() -> None:
     before = Ledger()
     before.count("values", Direction.UP, 5_000, 4_000, client=A)

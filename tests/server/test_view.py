@@ -167,9 +167,19 @@ def test_a_model_that_was_tested_is_not_sent_again_by_others_either() -> None:
     assert models("evaluations", 1, "a", "b", "d", missing=("e",)) == 4
     assert models("rounds", 1, "a", "c", missing=("e",)) == 1  # c alone has not tested it
     assert models("evaluations", 2, "a", "c") == 2
-    run.add("masks", mask_entry(2))
-    assert models("rounds", 2, "a", "c") == 2  # it is another one
-    assert run.num_updates == 6
+    run.add("masks", {**mask_entry(2), "votes": {"a": 0.5, "b": 0.5}})
+    assert run.num_models == 11  # b was sent what it had to score
+    assert models("rounds", 2, "a", "b", "c") == 1  # who scored makes the new one itself
+    assert run.num_updates == 7
+
+
+def test_the_first_model_is_no_transfer_unless_values_were_sent() -> None:
+    run = RunView()
+    nothing = {**round_entry(0, [client_row("a"), client_row("b")]), "ledger": []}
+    run.add("rounds", nothing)
+    assert run.num_models == 0
+    run.add("rounds", round_entry(1, [client_row("a"), client_row("b")]))
+    assert run.num_models == 2
 
 
 def test_before_the_first_round_there_is_no_ratio() -> None:

@@ -151,8 +151,9 @@ MESSAGE_BYTES = _counter(
 SOCKET_BYTES = _counter("ssfl_socket_bytes", "what TCP carried, as the kernel counts", "direction")
 DENSE_BYTES = _counter(
     "ssfl_dense_bytes",
-    "what the same updates, and models that clients lacked, would have taken as float32; to be "
-    "compared with ssfl_payload_bytes_total of the phases values and evaluation",
+    "what the same updates, and models sent as values to clients that lacked them, would have "
+    "taken as float32; to be compared with ssfl_payload_bytes_total of the phases values and "
+    "evaluation",
     "direction",
 )
 DENSE_RATIO = _gauge(

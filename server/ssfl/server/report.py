@@ -15,6 +15,7 @@ from typing import Any, BinaryIO
 from ssfl.method.files import atomic_file
 from ssfl.method.settings import RunSettings
 from ssfl.program.files import write_atomic
+from ssfl.server.dense import has_own_masks
 from ssfl.server.history import Entry
 from ssfl.server.ledger import Direction
 from ssfl.server.mask_picture import mask_pictures
@@ -58,7 +59,9 @@ def report_document(
 
     `on_round` is called with the entry of every round, and its point of the curve.
     """
-    told, view = source.told, RunView()
+    told, settings = source.told, source.told["settings"]
+    own_masks = has_own_masks(settings.get("strategy", ""), settings.get("criterion", ""))
+    view = RunView(own_masks=own_masks)
     mask = told.get("mask") or {}
     against = None
     if mask.get("num_masked"):

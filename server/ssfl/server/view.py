@@ -109,7 +109,8 @@ class _Client:
 class RunView:
     """Takes a run's history entries; tells what they come to so far."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, own_masks: bool = False) -> None:
+        """`own_masks`: each client trains under a mask of its own."""
         self._curve = Thinned(
             lambda point: point["accuracy"], _negative("loss"), lambda point: point["seconds"]
         )
@@ -119,7 +120,7 @@ class RunView:
         self._incidents: deque[Entry] = deque(maxlen=NEWEST_INCIDENTS)
         self._layers: Mapping[str, Mapping[str, int]] = {}  # of the newest mask
         self._clients: dict[str, _Client] = {}
-        self._holders = Holders()
+        self._holders = Holders(own_masks=own_masks)
         self._values = dict.fromkeys(Direction, 0)  # bytes to compare, up to the newest entry,
         self._values_before = dict.fromkeys(Direction, 0)  # and up to the newest round
         self._sent = 0  # message bytes, both ways and all phases, up to the newest round
@@ -128,7 +129,7 @@ class RunView:
         self.num_masks = 0
         self.num_votes = 0  # clients whose scores counted, over all masks
         self.num_updates = 0  # that counted, over all rounds
-        self.num_models = 0  # to clients that were asked to train or test, and did not hold it yet
+        self.num_models = 0  # that were sent as values (dense.py)
         self.best: Entry | None = None  # the evaluation with the highest accuracy, or lowest loss
         self.num_timed = 0  # rounds whose duration is known,
         self.seconds = 0.0  # their sum,
@@ -143,7 +144,7 @@ class RunView:
                 self.num_votes += len(entry.get("votes") or ())
                 self._masks.append({key: entry.get(key) for key in _OF_A_MASK})
                 self._layers = entry.get("layers") or {}
-                self._holders.renewed()
+                self.num_models += self._holders.scored(entry.get("votes") or ())
             case "rounds":
                 self._add_round(entry)
             case "evaluations":
@@ -211,10 +212,11 @@ class RunView:
     def _client(self, name: str) -> _Client:
         return self._clients.setdefault(name, _Client())
 
-    def _count(self, entry: Mapping[str, Any]) -> None:
+    def _count(self, entry: Mapping[str, Any], *, to_test: bool = False) -> None:
         """Count who was asked, and had to be sent the model; note the bytes so far."""
         names = [row["client"] for row in entry.get("clients") or ()]
-        self.num_models += self._holders.asked([*names, *(entry.get("missing") or ())])
+        names += entry.get("missing") or ()
+        self.num_models += self._holders.asked(names, to_test=to_test)
         self._values = {way: payload(entry["ledger"], way, COMPARED) for way in Direction}
 
     def _add_round(self, entry: Mapping[str, Any]) -> None:
@@ -223,7 +225,7 @@ class RunView:
         self.num_rounds += 1
         self.num_updates += len(clients)
         self._count(entry)
-        self._holders.renewed()  # its commit makes another model
+        self.num_models += self._holders.trained(self._values[Direction.DOWN])
         for row in clients:
             self._client(row["client"]).add(row)
         for name in missing:
@@ -264,7 +266,7 @@ class RunView:
         )
 
     def _add_evaluation(self, entry: Mapping[str, Any]) -> None:
-        self._count(entry)
+        self._count(entry, to_test=True)
         point = {
             "rounds_done": entry["rounds_done"],
             "accuracy": entry["pooled"],

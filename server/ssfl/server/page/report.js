@@ -139,7 +139,7 @@ function bytesCard(page, data) {
       { name: "here / dense", of: (one) => one.to_dense, as: ratioText },
     ], lines); // prettier-ignore
     words(made, breakEven(data));
-    words(made, "Models down: to train on or to test; a client that has tested a model is not sent it again to train on.", "faint");
+    words(made, "Models down: sent as values to train on, to test or to score, to clients that did not hold them yet. The first model, built from the seed or sent as initial, has a row of its own.", "faint");
   }
   table(made, "Ledger: every byte by phase, direction and encoding", [
     { name: "phase", of: (row) => row.phase, words: true },
