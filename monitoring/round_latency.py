@@ -151,8 +151,8 @@ def _phases() -> list[Panel]:
     return [
         lines(
             "A round's time by phase",
-            "Mean over 10 minutes, along the client that reported last: broadcast (until it had "
-            "its task), training, collection (until the round closed), aggregation (the sum), "
+            "Mean over 10 minutes, along the client that reported last: broadcast (it was sent its "
+            "task), training, collection (the rest until the round closed), aggregation (the sum), "
             "commit (the journal). Stacked, they are the round.",
             [
                 Query(
@@ -203,7 +203,7 @@ def _phases() -> list[Panel]:
         ),
         table(
             "Slowest clients",
-            "What the newest result of a client took: until it had its task, training, upload.",
+            "What the newest result of a client took: to send it its task, training, upload.",
             {
                 "whole": (
                     f"topk(20, sum by (client) (ssfl_client_phase_seconds{{{SELECTED}}}))",

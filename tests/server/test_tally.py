@@ -12,7 +12,14 @@ A, B = ClientId("a"), ClientId("b")
 VALUES, KEPT = 100, 10
 TESTED = {"correct": 1, "total": 2, "loss_sum": 1.0, "metric_sums": {}}
 REPORT = {
-    **{"sent_s": 0.1, "work_s": 1.0, "upload_s": 0.5, "received_s": 2.0, "upload_bytes": 40},
+    **{
+        "asked_s": 0.5,
+        "sent_s": 0.75,
+        "work_s": 1.0,
+        "upload_s": 0.5,
+        "received_s": 2.0,
+        "upload_bytes": 40,
+    },
     **{"training_loss": 1.0, "evaluation": TESTED, "personal": TESTED},
 }
 
@@ -137,6 +144,7 @@ def test_times_are_counted_by_work_and_by_phase() -> None:
     assert run.tally.phases["training"].total == 1.0
     assert run.tally.reported == {"train": 2, "evaluate": 2}
     assert run.tally.results[A].upload_bytes == 40
+    assert run.tally.results[A].broadcast_s == 0.25  # not what it was waited for
 
 
 def test_void_steps_are_counted() -> None:

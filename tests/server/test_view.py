@@ -143,6 +143,16 @@ def test_of_many_clients_the_timeline_shows_the_slowest() -> None:
     assert set(shown["clients"][0]) == times
 
 
+def test_a_round_that_waited_for_a_client_to_come_back_is_told() -> None:
+    run = RunView()
+    away = {**client_row("a"), "asked_s": 45.0}
+    run.add("rounds", round_entry(0, [away, {**client_row("b"), "asked_s": 29.0}]))
+    run.add("rounds", round_entry(1, [client_row("a")]))
+    nobody = {"missing": [], "num_missing": 0, "void_attempts": 0}
+    late = {"late": [{"client": "a", "asked_s": 45.0}], "num_late": 1}
+    assert run.incidents() == [{"round": 0, **nobody, **late}]
+
+
 def test_bytes_stand_against_dense_for_the_same_transfers() -> None:
     run = RunView()
     run.add("rounds", round_entry(0, [client_row("a"), client_row("b")], missing=("c",)))

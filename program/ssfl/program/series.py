@@ -83,9 +83,9 @@ STEP_DURATION = _seconds(
 )
 ROUND_PHASE = _seconds(
     "ssfl_round_phase_seconds",
-    "where a round's time went, along its last report: broadcast (until that client had its task), "
-    "training (it computed), collection (until the round closed), aggregation (the sum), commit "
-    "(until the new model was on the disk); they add up to the round",
+    "where a round's time went, along its last report: broadcast (that client was sent its task), "
+    "training (it computed), collection (the rest until the round closed), aggregation (the sum), "
+    "commit (until the new model was on the disk); they add up to the round",
     "phase",
 )
 ACCURACY = _gauge(
@@ -124,7 +124,7 @@ CLIENT_PENDING = _gauge(
 CLIENT_SAMPLES = _gauge("ssfl_client_samples", "training samples of a client", "client")
 CLIENT_PHASE = _gauge(
     "ssfl_client_phase_seconds",
-    "a client's newest result: broadcast (until it had its task), training, upload",
+    "a client's newest result: broadcast (it was sent its task), training, upload",
     "client",
     "phase",
 )

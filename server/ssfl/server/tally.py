@@ -31,6 +31,12 @@ class Result:
     upload_s: float
     received_s: float
     upload_bytes: int
+    asked_s: float = 0.0  # its task began to go out
+
+    @property
+    def broadcast_s(self) -> float:
+        """How long it took to send it its task."""
+        return max(0.0, self.sent_s - self.asked_s)
 
 
 def _histograms(names: tuple[str, ...]) -> dict[str, Histogram]:
@@ -125,7 +131,7 @@ class Tally:
         if "upload_s" in report:  # tests have none: they would hide the round before them
             self.results[fact.client] = Result(
                 report["sent_s"], report["work_s"], report["upload_s"],
-                report["received_s"], report["upload_bytes"],
+                report["received_s"], report["upload_bytes"], report.get("asked_s", 0.0),
             )  # fmt: skip
 
     def _committed(

@@ -24,6 +24,7 @@ NEWEST_ROUNDS = 20  # in the timeline,
 SLOWEST_CLIENTS = 40  # with this many clients of a round each
 NEWEST_MASKS = 100
 NEWEST_INCIDENTS = 100
+LATE_S = 30.0  # a client of which nothing is heard for so long is lost
 
 Rows = Iterable[Mapping[str, Any]]
 _TIMES = ("asked_s", "sent_s", "work_s", "upload_s", "received_s")
@@ -181,7 +182,10 @@ class RunView:
         return list(self._masks)
 
     def incidents(self) -> list[Entry]:
-        """Return the newest rounds that clients missed or that had to be tried again."""
+        """Return the newest rounds that clients missed, or held up, or that were tried again.
+
+        `late` are those that took their task only LATE_S after the round's start: they were away.
+        """
         return list(self._incidents)
 
     def layers(self) -> list[Entry]:
@@ -250,9 +254,17 @@ class RunView:
         }
         self._curve.add(self.newest_round)
         lost = {"missing": list(missing)[:SLOWEST_CLIENTS], "num_missing": len(missing)}
-        if missing or entry.get("attempt"):
+        late = [
+            {"client": row["client"], "asked_s": row["asked_s"]}
+            for row in clients
+            if (row.get("asked_s") or 0.0) >= LATE_S
+        ]
+        if missing or late or entry.get("attempt"):
             attempts = entry.get("attempt", 0)
-            self._incidents.append({"round": entry["round"], "void_attempts": attempts, **lost})
+            told = {"late": late[:SLOWEST_CLIENTS], "num_late": len(late)}
+            self._incidents.append(
+                {"round": entry["round"], "void_attempts": attempts, **lost, **told}
+            )
         slowest = sorted(clients, key=_received_s, reverse=True)[:SLOWEST_CLIENTS]
         self._timeline.append(
             {

@@ -124,7 +124,7 @@ export function timeline(element, rounds, options = {}) {
     empty: options.empty ?? "no round has been completed yet",
     count: rows.length,
     scrolls: true,
-    legend: PIECES.map((name, k) => ({ name, fill: PIECE_FILLS[k] })),
+    legend: PIECE_LEGEND,
     tell: (at) =>
       `${rows[at].client}: ` + pieces[at].map((one) => `${one.name} ${seconds(one.length)}`).join(", "),
     head: ["client", ...PIECES, "received after"],
@@ -486,17 +486,19 @@ function ending(chart, row, format) {
   return row.ending ?? `${format(sum(row.parts))}${row.note && !chart.terse ? `, ${row.note}` : ""}`;
 }
 
-const PIECES = ["broadcast", "training", "queue to upload", "upload", "wait for the round's end"];
-const PIECE_FILLS = [0, 1, 3, 2, 4];
+const PIECES = ["until it took its task", "broadcast", "training", "queue to upload", "upload", "wait for the round's end"];
+const PIECE_FILLS = [4, 0, 1, 3, 2, 4];
+const PIECE_LEGEND = [...PIECES.slice(1, -1).map((name, k) => ({ name, fill: PIECE_FILLS[k + 1] })), { name: "waiting", fill: 4 }];
 
-/** Cut a client's time into pieces: had its task, worked, queued for a slot, sent, waited. */
+/** Cut a client's time into pieces: was away, was sent its task, worked, queued for a slot, sent, waited. */
 function piecesOf(row, end) {
   const received = Math.max(0, row.received_s);
   const upload = Math.min(Math.max(0, row.upload_s ?? 0), received);
   const work = Math.min(Math.max(0, row.work_s ?? 0), received - upload);
   const rest = received - upload - work;
-  const broadcast = Math.min(Math.max(0, row.sent_s ?? row.asked_s ?? rest), rest);
-  const lengths = [broadcast, work, rest - broadcast, upload, Math.max(0, end - received)];
+  const away = Math.min(Math.max(0, row.asked_s ?? 0), rest);
+  const broadcast = Math.min(Math.max(0, (row.sent_s ?? row.asked_s ?? rest) - away), rest - away);
+  const lengths = [away, broadcast, work, rest - away - broadcast, upload, Math.max(0, end - received)];
   let start = 0;
   return PIECES.map((name, k) => {
     const piece = { name, start, length: lengths[k], fill: PIECE_FILLS[k] };

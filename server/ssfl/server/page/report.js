@@ -245,11 +245,13 @@ function incidentsCard(page, data) {
   if (data.num_void) words(made, `${data.num_void} ${data.num_void === 1 ? "step was" : "steps were"} void: too few clients reported, and it was tried again.`);
   if (data.not_voted.length) words(made, `Had no say in the newest mask: ${data.not_voted.join(", ")}.`);
   if (!data.incidents.length) return;
-  table(made, "Rounds that clients missed, or that were tried again", [
+  const some = (names, all) => names.join(", ") + (all > names.length ? " …" : "");
+  table(made, "Rounds that clients missed or held up, or that were tried again", [
     { name: "round", of: (one) => one.round },
     { name: "void attempts", of: (one) => one.void_attempts },
     { name: "missed by", of: (one) => one.num_missing },
-    { name: "who", of: (one) => one.missing.join(", "), words: true },
+    { name: "who", of: (one) => some(one.missing, one.num_missing), words: true },
+    { name: "waited for, until it was back", of: (one) => some(one.late.map((row) => `${row.client} ${seconds(row.asked_s)}`), one.num_late), words: true },
   ], data.incidents); // prettier-ignore
 }
 
