@@ -211,7 +211,7 @@ function showBytes(sent) {
     ];
   });
   const once = sent.one_off.up + sent.one_off.down;
-  rows.push({ name: "mask, once", parts: [once], ending: bytes(once), fill: 2 });
+  if (once) rows.push({ name: "initial, scores, masks", parts: [once], ending: bytes(once), fill: 2 });
   const none = rows.every((row) => row.parts[0] === 0);
   bars(at("bytes"), { label: "Bytes of values against sending every value as float32", nameLabel: "what", parts: ["bytes"], format: bytes, rows: none ? [] : rows, empty: "nothing has been sent yet" });
   at("bytes-rows").hidden = none;
@@ -255,7 +255,7 @@ function showCurves({ curve, evaluations }) {
 
 function showRounds(newest) {
   rounds = newest;
-  phaseBars(at("phases"), newest, { yLabel: "seconds", tall: 220, empty: "no round has been timed yet" });
+  phaseBars(at("phases"), newest, { yLabel: "time", tall: 220, empty: "no round has been timed yet" });
   const choice = at("round");
   const names = ["newest", ...newest.map((one) => String(one.round)).reverse()];
   if (names.length !== choice.length || [...choice.options].some((one, k) => one.value !== names[k])) {

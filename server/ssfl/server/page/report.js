@@ -173,10 +173,11 @@ function timesCard(page, data) {
   ]);
   if (timed.some((one) => one.phases)) {
     made.append(node("h3", {}, "Newest rounds by phase"));
-    phaseBars(place(made), timed);
+    phaseBars(place(made), timed, { yLabel: "time" });
   }
+  made.append(node("h3", {}, "Every round"));
   lineChart(place(made), {
-    label: "Seconds of every round", xLabel: "round", within: [0, Infinity], format: seconds, empty: "no round's time is known",
+    label: "Time of every round", xLabel: "round", yLabel: "time", zero: true, within: [0, Infinity], format: seconds, empty: "no round's time is known",
     series: [{ name: "round", points: data.curve.filter((one) => one.seconds !== null).map((one) => [one.round, one.seconds]) }],
   });
   if (!timed.length) return;
