@@ -2,6 +2,7 @@
 
 import json
 from importlib.resources import files
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -82,5 +83,5 @@ def test_ticks_do_not_touch_each_other_however_narrow_the_page(room: int) -> Non
             at, width = room * tick["at"] / end, len(tick["text"]) * 6.6
             left = min(max(0.0, at - width / 2), room - width)
             boxes.append((left, left + width))
-        for (_, right), (left, _) in zip(boxes, boxes[1:], strict=False):
+        for (_, right), (left, _) in pairwise(boxes):
             assert right < left, (end, room, ticks)

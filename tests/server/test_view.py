@@ -57,7 +57,7 @@ def test_a_round_is_told_with_its_own_payload_bytes() -> None:
     sent = sum(row["message_bytes"] for row in ledger_of(800, 600))
     assert newest == {
         "round": 2, "accuracy": 0.0002, "loss": 1 / 3, "seconds": 2.0, "phases": None,
-        "up_bytes": 400, "down_bytes": 300, "sent_bytes": sent,
+        "metrics": {}, "up_bytes": 400, "down_bytes": 300, "sent_bytes": sent,
     }  # fmt: skip
 
 
@@ -141,6 +141,15 @@ def test_of_many_clients_the_timeline_shows_the_slowest() -> None:
     assert len(shown["missing"]) == 40 and shown["num_missing"] == 60
     times = {"client", "asked_s", "sent_s", "work_s", "upload_s", "received_s"}
     assert set(shown["clients"][0]) == times
+
+
+def test_the_run_lasts_from_its_first_step_to_the_end_of_its_newest() -> None:
+    run = RunView()
+    assert RunView().began is None
+    run.add("rounds", {**round_entry(0, [client_row("a")]), "began": 100.0})
+    run.add("evaluations", {**evaluation_entry(1, 0.5, 0.5), "began": 150.0, "seconds": 3.0})
+    run.add("rounds", round_entry(1, [client_row("a")]))  # taken up after a restart: not timed
+    assert (run.began, run.ended) == (100.0, 153.0)
 
 
 def test_a_round_that_waited_for_a_client_to_come_back_is_told() -> None:

@@ -136,6 +136,8 @@ class RunView:
         self.seconds = 0.0  # their sum,
         self.slowest_s = 0.0
         self.phase_seconds: dict[str, float] = {}  # sums over the rounds whose phases are known
+        self.began: float | None = None  # unix seconds of the first round or test,
+        self.ended: float | None = None  # and of the end of the newest; None: not known
 
     def add(self, name: str, entry: Mapping[str, Any]) -> None:
         """Take the next entry of the list `name`: masks, rounds or evaluations."""
@@ -217,11 +219,14 @@ class RunView:
         return self._clients.setdefault(name, _Client())
 
     def _count(self, entry: Mapping[str, Any], *, to_test: bool = False) -> None:
-        """Count who was asked, and had to be sent the model; note the bytes so far."""
+        """Count who was asked, and had to be sent the model; note bytes and time so far."""
         names = [row["client"] for row in entry.get("clients") or ()]
         names += entry.get("missing") or ()
         self.num_models += self._holders.asked(names, to_test=to_test)
         self._values = {way: payload(entry["ledger"], way, COMPARED) for way in Direction}
+        if (began := entry.get("began")) is not None:
+            self.began = began if self.began is None else self.began
+            self.ended = began + (entry.get("seconds") or 0.0)
 
     def _add_round(self, entry: Mapping[str, Any]) -> None:
         clients: Sequence[Mapping[str, Any]] = entry["clients"]
@@ -248,6 +253,7 @@ class RunView:
             **timed,
             "accuracy": entry["pooled"],
             "loss": entry["loss"],
+            "metrics": entry.get("metrics") or {},
             "up_bytes": self._values[Direction.UP] - before[Direction.UP],
             "down_bytes": self._values[Direction.DOWN] - before[Direction.DOWN],
             "sent_bytes": sent,

@@ -171,6 +171,18 @@ export function grouped(value) {
   return value.toLocaleString("en-US");
 }
 
+/** 1 client, 2 clients. */
+export function counted(count, one) {
+  return `${grouped(count)} ${one}${count === 1 ? "" : "s"}`;
+}
+
+/** What to draw of tests: accuracy or, where a task has none, its first metric; null: loss alone. */
+export function measureOf(points) {
+  if (points.some((one) => one.accuracy !== null)) return { name: "accuracy", of: (one) => one.accuracy, isShare: true };
+  const name = points.flatMap((one) => Object.keys(one.metrics ?? {}))[0];
+  return name === undefined ? null : { name, of: (one) => one.metrics?.[name] ?? null, isShare: false };
+}
+
 /** 12.3 %; near a hundred with two digits more, and 100 % for nothing else than all. */
 export function percent(value) {
   const hundredfold = 100 * value;
@@ -354,7 +366,6 @@ function fillTable(frame) {
   if (!details.open || !chart.count) return;
   const rows = Math.min(chart.count, TABLE_ROWS);
   const made = html("table", {});
-  made.append(html("caption", {}, chart.label));
   const head = html("tr", {});
   for (const name of chart.head) head.append(name ? html("th", { scope: "col" }, name) : html("td", {}));
   const body = html("tbody", {});
