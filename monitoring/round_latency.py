@@ -164,8 +164,8 @@ def _phases() -> list[Panel]:
     return [
         lines(
             "A round's time by phase",
-            "Mean over the window, along the client that reported last: broadcast (until it had "
-            "its task), training, collection (until the round closed), aggregation (the sum), "
+            "Mean over the window, along the client that reported last: broadcast (it was sent its "
+            "task), training, collection (the rest until the round closed), aggregation (the sum), "
             "commit (the journal). Stacked, they are the round.",
             [Query(f"{spent} / ({rounds} > 0)", "{{phase}}")],
             unit="s",
@@ -210,7 +210,7 @@ def _phases() -> list[Panel]:
         ),
         table(
             "Slowest clients",
-            "What the newest result of a client took: until it had its task, training, upload.",
+            "What the newest result of a client took: to send it its task, training, upload.",
             {
                 "whole": (
                     f"topk(20, sum by (client) (ssfl_client_phase_seconds{{{SELECTED}}}))",

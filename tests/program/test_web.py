@@ -4,6 +4,8 @@ import logging
 import shutil
 import socket
 import ssl
+import struct
+import threading
 import urllib.error
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -87,6 +89,36 @@ def test_a_route_that_fails_is_told_in_the_log_and_not_to_whoever_asks(
         assert get(server.port, "/broken") == (500, "unexpected: see the log\n")
         assert get(server.port, "/echo")[0] == 200
     assert [record.getMessage() for record in caplog.records] == ["a question failed: planned"]
+
+
+def test_who_hangs_up_is_no_warning(caplog: pytest.LogCaptureFixture) -> None:
+    left = threading.Event()
+
+    def slow(_request: Request) -> Answer:
+        assert left.wait(TIMEOUT_S)
+        return text_answer("x" * 10_000_000)
+
+    said = threading.Event()
+
+    class Watcher(logging.Handler):
+        def emit(self, _record: logging.LogRecord) -> None:
+            said.set()
+
+    watcher = Watcher()
+    logging.getLogger("ssfl.web").addHandler(watcher)
+    server = WebServer({**ROUTES, "/slow": slow}, "127.0.0.1", 0, flag="--x-port")
+    try:
+        with caplog.at_level(logging.DEBUG, "ssfl.web"):
+            asker = socket.create_connection(("127.0.0.1", server.port))
+            asker.sendall(b"GET /slow HTTP/1.0\r\n\r\n")
+            asker.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            asker.close()  # with a reset
+            left.set()
+            assert said.wait(TIMEOUT_S)
+    finally:
+        server.stop()
+        logging.getLogger("ssfl.web").removeHandler(watcher)
+    assert [record.levelname for record in caplog.records] == ["DEBUG"]
 
 
 def test_a_port_in_use_is_told() -> None:

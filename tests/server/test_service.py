@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import replace
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -38,10 +39,12 @@ ALL = tuple(range(1, 11))
 
 
 @asynccontextmanager
-async def served(conductor: Conductor, reference_coding: str) -> AsyncIterator[Any]:
+async def served(
+    conductor: Conductor, reference_coding: str, sessions: Sessions | None = None
+) -> AsyncIterator[Any]:
     """Serve a conductor on a port of its own; yield a stub that calls it."""
     uploads = Uploads(conductor.spool, conductor.ledger, slots=8, no_progress_s=30.0)
-    service = CoordinatorService(Desk(conductor, Sessions()), uploads, reference_coding)
+    service = CoordinatorService(Desk(conductor, sessions or Sessions()), uploads, reference_coding)
     server = grpc.aio.server(interceptors=[StatusInterceptor(conductor.refusals)])
     coordinator_pb2_grpc.add_CoordinatorServiceServicer_to_server(service, server)
     port = server.add_insecure_port("127.0.0.1:0")
@@ -153,6 +156,27 @@ def test_each_client_gets_its_own_form_and_each_is_made_once(
         assert built == {Form.VALUES_TO_PREVIOUS: 1, Form.VALUES_TO_NOTHING: 1}
 
     tell(tmp_path, manifest, story)
+
+
+def test_a_client_that_was_away_was_asked_when_it_takes_its_task_again(
+    tmp_path: Path, manifest: Manifest
+) -> None:
+    async def script(conductor: Conductor) -> None:
+        steps, sessions = await Steps(conductor, manifest).training(), Sessions()
+        asked = pb.NextTaskRequest(caller=steps.caller(C1))
+        seconds = count(1.0)
+        conductor.clock = lambda: next(seconds)
+        async with served(conductor, "off", sessions) as stub:
+            task, data = await task_of(stub, asked)
+            first_s = sessions.get(C1, 0.0).asked_s
+            await task_of(stub, asked)
+            again_s = sessions.get(C1, 0.0).asked_s
+            assert again_s > first_s
+            asked.task_digest, asked.offset = task.task_digest, len(data) // 2
+            await task_of(stub, asked)
+            assert sessions.get(C1, 0.0).asked_s == again_s  # it goes on
+
+    conduct(tmp_path, script, SETTINGS)
 
 
 @pytest.mark.parametrize(

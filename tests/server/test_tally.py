@@ -12,7 +12,14 @@ A, B = ClientId("a"), ClientId("b")
 VALUES, KEPT = 100, 10
 TESTED = {"correct": 1, "total": 2, "loss_sum": 1.0, "metric_sums": {}}
 REPORT = {
-    **{"sent_s": 0.1, "work_s": 1.0, "upload_s": 0.5, "received_s": 2.0, "upload_bytes": 40},
+    **{
+        "asked_s": 0.5,
+        "sent_s": 0.75,
+        "work_s": 1.0,
+        "upload_s": 0.5,
+        "received_s": 2.0,
+        "upload_bytes": 40,
+    },
     **{"training_loss": 1.0, "evaluation": TESTED, "personal": TESTED},
 }
 
@@ -103,6 +110,29 @@ def test_a_model_that_was_sent_to_be_tested_is_not_expected_again_to_be_trained(
     assert run.tally.dense_bytes[Direction.DOWN] == 3 * 2 * 4 * VALUES
 
 
+def test_the_first_model_is_not_expected_if_no_values_were_sent() -> None:
+    run = begun()
+    run.start(Work.TRAIN)
+    run.commit(Work.TRAIN)
+    assert run.tally.dense_bytes[Direction.DOWN] == 0
+    run.start(Work.TRAIN, A, B)
+    run.commit(Work.TRAIN)
+    assert run.tally.ratios[Direction.DOWN] == KEPT / VALUES
+
+
+def test_who_has_scored_is_not_expected_to_be_sent_the_model_of_the_new_mask() -> None:
+    run = begun()
+    for sent in ((), (A, B)):
+        run.start(Work.TRAIN, *sent)
+        run.commit(Work.TRAIN)
+    run.start(Work.SCORE, A, B)  # to be scored
+    run.commit(Work.SCORE)
+    run.start(Work.TRAIN)
+    run.commit(Work.TRAIN)
+    assert run.tally.dense_bytes[Direction.DOWN] == 2 * 2 * 4 * VALUES
+    assert run.tally.ratios[Direction.DOWN] == KEPT / VALUES
+
+
 def test_bytes_of_an_earlier_process_are_not_counted_again() -> None:
     before = Ledger()
     before.count("values", Direction.UP, 5_000, 4_000, client=A)
@@ -124,6 +154,7 @@ def test_times_are_counted_by_work_and_by_phase() -> None:
     assert run.tally.phases["training"].total == 1.0
     assert run.tally.reported == {"train": 2, "evaluate": 2}
     assert run.tally.results[A].upload_bytes == 40
+    assert run.tally.results[A].broadcast_s == 0.25  # not what it was waited for
 
 
 def test_void_steps_are_counted() -> None:

@@ -53,6 +53,12 @@ def test_every_phase_is_told_along_the_last_report() -> None:
     }  # fmt: skip
 
 
+def test_waiting_for_a_client_that_was_away_is_no_broadcast() -> None:
+    phases = timed(step(asked_s=3.0, sent_s=3.5, work_s=4.0))
+    assert (phases["broadcast"], phases["training"]) == (0.5, 4.0)
+    assert phases["collection"] == 10.0 - 4.5
+
+
 def test_what_a_client_claims_cannot_be_longer_than_the_step() -> None:
     phases = timed(step(work_s=1e6))
     assert (phases["training"], phases["collection"]) == (9.0, 0.0)

@@ -57,7 +57,7 @@ def test_a_round_is_told_with_its_own_payload_bytes() -> None:
     sent = sum(row["message_bytes"] for row in ledger_of(800, 600))
     assert newest == {
         "round": 2, "accuracy": 0.0002, "loss": 1 / 3, "seconds": 2.0, "phases": None,
-        "up_bytes": 400, "down_bytes": 300, "sent_bytes": sent,
+        "metrics": {}, "up_bytes": 400, "down_bytes": 300, "sent_bytes": sent,
     }  # fmt: skip
 
 
@@ -143,6 +143,25 @@ def test_of_many_clients_the_timeline_shows_the_slowest() -> None:
     assert set(shown["clients"][0]) == times
 
 
+def test_the_run_lasts_from_its_first_step_to_the_end_of_its_newest() -> None:
+    run = RunView()
+    assert RunView().began is None
+    run.add("rounds", {**round_entry(0, [client_row("a")]), "began": 100.0})
+    run.add("evaluations", {**evaluation_entry(1, 0.5, 0.5), "began": 150.0, "seconds": 3.0})
+    run.add("rounds", round_entry(1, [client_row("a")]))  # taken up after a restart: not timed
+    assert (run.began, run.ended) == (100.0, 153.0)
+
+
+def test_a_round_that_waited_for_a_client_to_come_back_is_told() -> None:
+    run = RunView()
+    away = {**client_row("a"), "asked_s": 45.0}
+    run.add("rounds", round_entry(0, [away, {**client_row("b"), "asked_s": 29.0}]))
+    run.add("rounds", round_entry(1, [client_row("a")]))
+    nobody = {"missing": [], "num_missing": 0, "void_attempts": 0}
+    late = {"late": [{"client": "a", "asked_s": 45.0}], "num_late": 1}
+    assert run.incidents() == [{"round": 0, **nobody, **late}]
+
+
 def test_bytes_stand_against_dense_for_the_same_transfers() -> None:
     run = RunView()
     run.add("rounds", round_entry(0, [client_row("a"), client_row("b")], missing=("c",)))
@@ -167,9 +186,19 @@ def test_a_model_that_was_tested_is_not_sent_again_by_others_either() -> None:
     assert models("evaluations", 1, "a", "b", "d", missing=("e",)) == 4
     assert models("rounds", 1, "a", "c", missing=("e",)) == 1  # c alone has not tested it
     assert models("evaluations", 2, "a", "c") == 2
-    run.add("masks", mask_entry(2))
-    assert models("rounds", 2, "a", "c") == 2  # it is another one
-    assert run.num_updates == 6
+    run.add("masks", {**mask_entry(2), "votes": {"a": 0.5, "b": 0.5}})
+    assert run.num_models == 11  # b was sent what it had to score
+    assert models("rounds", 2, "a", "b", "c") == 1  # who scored makes the new one itself
+    assert run.num_updates == 7
+
+
+def test_the_first_model_is_no_transfer_unless_values_were_sent() -> None:
+    run = RunView()
+    nothing = {**round_entry(0, [client_row("a"), client_row("b")]), "ledger": []}
+    run.add("rounds", nothing)
+    assert run.num_models == 0
+    run.add("rounds", round_entry(1, [client_row("a"), client_row("b")]))
+    assert run.num_models == 2
 
 
 def test_before_the_first_round_there_is_no_ratio() -> None:

@@ -5,6 +5,7 @@ import csv
 import hashlib
 import json
 import re
+import shutil
 import tracemalloc
 from html.parser import HTMLParser
 from pathlib import Path
@@ -21,6 +22,7 @@ from ssfl.server.report_source import open_folder
 from ssfl.server.report_state import open_state
 from ssfl.server.view import RunView
 from ssfl.tools import main as tools
+from ssfl.tools.report import open_run
 from tools.report_scene import MASKED, VALUES, document, make_state, rewrite, told
 
 HOSTILE = "</script><script>alert('&')</script>\u2028<!--"
@@ -63,6 +65,11 @@ def test_a_run_is_reported_beside_its_history(
     history = told(run)
     assert [row["round"] for row in rounds] == ["0", "1", "2"]
     assert [float(row["accuracy"]) for row in rounds] == [e["pooled"] for e in history["rounds"]]
+    with (folder / "evaluations.csv").open(newline="") as file:
+        tests = list(csv.DictReader(file))
+    assert [row["rounds_done"] for row in tests] == ["2", "3"]
+    assert [float(row["loss"]) for row in tests] == [e["loss"] for e in history["evaluations"]]
+    assert {(row["clients"], row["missing"]) for row in tests} == {("3", "0")}
     with (folder / "clients.csv").open(newline="") as file:
         clients = list(csv.DictReader(file))
     assert [row["client"] for row in clients] == sorted(history["clients"])
@@ -70,7 +77,7 @@ def test_a_run_is_reported_beside_its_history(
 
 
 def test_made_again_it_is_the_same(run: Path) -> None:
-    files = ("report.html", "report.json", "rounds.csv", "clients.csv")
+    files = ("report.html", "report.json", "rounds.csv", "evaluations.csv", "clients.csv")
     written = []
     for _ in range(2):
         assert tools.main(["report", str(run / "coordinator")]) == ExitCode.DONE
@@ -126,8 +133,10 @@ def test_bytes_stand_beside_the_papers_formulas(
     ours = [row for row in found["rows"] if (row["phase"], row["direction"]) == ("values", "up")]
     assert updates["bytes"] == sum(row["payload_bytes"] for row in ours) > 0
     assert updates["to_dense"] == updates["bytes"] / updates["dense_bytes"]
-    # Evaluations after rounds 2 and 3: round 2 trains on what was tested before it.
-    assert lines["models down"]["transfers"] == 12
+    # Evaluations after rounds 2 and 3: round 2 trains on what was tested before it. Nobody is sent
+    # the first model: it follows from the seed.
+    assert lines["models down"]["transfers"] == 9
+    assert lines["models down"]["kept_bytes"] == lines["models down"]["bytes"]
     for what, way in (("updates up", "up"), ("models down", "down")):
         assert found[way]["ratio"] == lines[what]["to_dense"]
     assert lines["scores up"]["paper_bytes"] == 3 * 4 * MASKED
@@ -152,7 +161,7 @@ def test_rounds_before_the_first_mask_count_as_dense_by_the_formulas() -> None:
             view.add(name, entry)
             against.add(name, entry, view)
     assert against.kept_values_up == 120 + 120 + 70 + 70 + 30
-    assert against.kept_values_down == 120 + (120 + 120) + (70 + 70) + (70 + 70) + (30 + 30)
+    assert against.kept_values_down == 120 + 120 + (70 + 70) + (70 + 70) + (30 + 30)
     assert against.break_even == 1  # nothing was sent at all
     assert paper_break_even(120, 100, 100) is None
 
@@ -185,10 +194,11 @@ def test_a_state_directory_tells_the_same(
     assert document(capsys, reported_state) == document(capsys, run)
     assert tools.main(["report", str(reported_state)]) == ExitCode.DONE
     assert sorted(file.name for file in Path().iterdir()) == [
-        "report-r1-clients.csv", "report-r1-rounds.csv", "report-r1.html", "report-r1.json",
+        "report-r1-clients.csv", "report-r1-evaluations.csv", "report-r1-rounds.csv",
+        "report-r1.html", "report-r1.json",
     ]  # fmt: skip
     assert tools.main(["report", str(run)]) == ExitCode.DONE
-    for table in ("rounds", "clients"):
+    for table in ("rounds", "evaluations", "clients"):
         ours = Path(f"report-r1-{table}.csv").read_bytes()
         assert ours == (run / "coordinator" / f"{table}.csv").read_bytes()
 
@@ -298,9 +308,67 @@ def test_memory_does_not_grow_with_rounds(run: Path) -> None:
 def test_out_names_the_html_file_and_the_rest_goes_beside_it(run: Path) -> None:
     assert tools.main(["report", str(run), "--out", "mine.html"]) == ExitCode.DONE
     assert sorted(file.name for file in Path().iterdir()) == [
-        "mine-clients.csv", "mine-rounds.csv", "mine.html", "mine.json",
+        "mine-clients.csv", "mine-evaluations.csv", "mine-rounds.csv", "mine.html", "mine.json",
     ]  # fmt: skip
     assert not (run / "coordinator" / "report.html").exists()
+
+
+def test_results_are_preferred_to_the_state_beside_them(
+    run: Path, reported_state: Path, tmp_path: Path
+) -> None:
+    both = tmp_path / "both"
+    shutil.copytree(reported_state, both / "state")
+    assert open_run(both).folder == both / "state"
+    shutil.copytree(run, both / "runs" / "another")
+    assert open_run(both).folder == both / "state"  # it is not the same run
+    shutil.copytree(run, both / "runs" / "r1")
+    assert open_run(both).folder == both / "runs" / "r1" / "coordinator"
+
+
+def test_it_says_when_the_run_began_and_ended(
+    run: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def timed(history: dict[str, Any]) -> None:
+        for number, entry in enumerate(history["rounds"]):
+            entry.update(began=1000.0 + 10 * number, seconds=8.0)
+        history["evaluations"][-1].update(began=1030.0, seconds=4.0)
+
+    rewrite(run, timed)
+    found = document(capsys, run)["times"]
+    assert (found["began"], found["ended"], found["whole_s"]) == (1000.0, 1034.0, 34.0)
+
+
+def test_one_round_is_told_as_one() -> None:
+    told = {"rounds_done": 1, "settings": {"rounds": 1}, "finished": True}
+    assert report.verdict(told)["text"] == "finished its one round"
+
+
+def test_runs_that_were_coded_otherwise_say_so_among_the_settings(
+    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    coded = tmp_path / "coded"
+    shutil.copytree(run, coded)
+
+    def otherwise(history: dict[str, Any]) -> None:
+        for row in history["ledger"]:
+            if (row["phase"], row["direction"]) == ("values", "up"):
+                row["encoding"] = "reference"
+
+    rewrite(coded, otherwise)
+    assert document(capsys, run, coded)["settings"] == [
+        {"name": "encoding of values up", "values": ["values_only", "reference"]}
+    ]
+    assert document(capsys, coded)["encodings"] == {"up": ["reference"], "down": ["values_only"]}
+
+
+def test_a_dense_run_has_no_mask_to_compare(
+    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    dense = make_state(tmp_path / "dense", strategy="fedavg")
+    assert document(capsys, dense, run)["overlap"]["why_not"] == "strategy fedavg has no mask"
+    found = document(capsys, dense)
+    assert found["bytes"]["up"]["ratio"] == found["bytes"]["down"]["ratio"] == 1.0
+    assert found["bytes"]["break_even"]["round"] is None
 
 
 def test_a_run_compared_with_itself_has_no_differences(
@@ -344,3 +412,20 @@ def test_models_of_different_shape_have_no_common_weights(
 ) -> None:
     found = document(capsys, run, make_state(tmp_path / "other", width=6, rounds=1))
     assert found["overlap"]["why_not"] == "the models have different tensors"
+
+
+def test_the_page_tells_every_column_and_field(
+    run: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    page = (Path(__file__).parents[2] / "docs" / "report.md").read_text("utf-8")
+    columns = {
+        "rounds": report.ROUND_COLUMNS,
+        "evaluations": report.EVALUATION_COLUMNS,
+        "clients": report.CLIENT_COLUMNS,
+    }
+    for name, expected in columns.items():
+        (rows,) = re.findall(rf"^`{name}\.csv`:\n\n\| column .*\n\|.*\n((?:\|.*\n)+)", page, re.M)
+        assert re.findall(r"^\| `(\w+)` \|", rows, re.M) == list(expected), name
+    (rows,) = re.findall(r"^\| field \| what \|\n\|.*\n((?:\|.*\n)+)", page, re.M)
+    fields = re.findall(r"`(\w+)`", "".join(row.split("|")[1] for row in rows.splitlines()))
+    assert sorted(fields) == sorted(document(capsys, run))

@@ -69,7 +69,12 @@ def test_a_file_that_cannot_be_written_is_a_plain_error(
     run: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert "must end in .html" in refused(capsys, run, "--out", "report.pdf")
-    assert "cannot write" in refused(capsys, run, "--out", "no/such/folder/report.html")
+    missing = (
+        "cannot write no/such/folder/report.html: No such file or directory (there is no folder"
+    )
+    assert missing in refused(capsys, run, "--out", "no/such/folder/report.html")
+    Path("there.html").mkdir()  # what cannot be replaced by a file
+    assert "cannot write there.html: Is a directory;" in refused(capsys, run, "--out", "there.html")
 
 
 def test_a_torn_journal_is_told_up_to_its_last_record(

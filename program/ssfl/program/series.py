@@ -86,9 +86,9 @@ STEP_DURATION = _seconds(
 )
 ROUND_PHASE = _seconds(
     "ssfl_round_phase_seconds",
-    "where a round's time went, along its last report: broadcast (until that client had its task), "
-    "training (it computed), collection (until the round closed), aggregation (the sum), commit "
-    "(until the new model was on the disk); they add up to the round",
+    "where a round's time went, along its last report: broadcast (that client was sent its task), "
+    "training (it computed), collection (the rest until the round closed), aggregation (the sum), "
+    "commit (until the new model was on the disk); they add up to the round",
     "phase",
 )
 ACCURACY = _gauge(
@@ -133,7 +133,7 @@ CLIENT_PENDING = _gauge(
 CLIENT_SAMPLES = _gauge("ssfl_client_samples", "training samples of a client", "client")
 CLIENT_PHASE = _gauge(
     "ssfl_client_phase_seconds",
-    "a client's newest result: broadcast (until it had its task), training, upload",
+    "a client's newest result: broadcast (it was sent its task), training, upload",
     "client",
     "phase",
 )
@@ -160,8 +160,9 @@ MESSAGE_BYTES = _counter(
 SOCKET_BYTES = _counter("ssfl_socket_bytes", "what TCP carried, as the kernel counts", "direction")
 DENSE_BYTES = _counter(
     "ssfl_dense_bytes",
-    "what the same updates, and models that clients lacked, would have taken as float32; to be "
-    "compared with ssfl_payload_bytes_total of the phases values and evaluation",
+    "what the same updates, and models sent as values to clients that lacked them, would have "
+    "taken as float32; to be compared with ssfl_payload_bytes_total of the phases values and "
+    "evaluation",
     "direction",
 )
 DENSE_RATIO = _gauge(

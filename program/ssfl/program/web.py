@@ -2,9 +2,9 @@
 
 It answers GET and HEAD, from threads of its own, and keeps nothing between two questions. A
 connection is closed after CONNECTION_S, whatever it did by then; at most MAX_CONNECTIONS are heard
-at once, and MAX_FROM_ONE from one address, so that nobody who connects and says nothing shuts
-others out. With TLS the files on the disk are followed: renewed ones are used from the next
-connection on.
+at once, and MAX_FROM_ONE from one address, so that no other machine which connects and says nothing
+shuts the rest out; all programs of this one share the address of loopback, and those places. With
+TLS the files on the disk are followed: renewed ones are used from the next connection on.
 """
 
 import contextlib
@@ -33,6 +33,8 @@ MAX_FROM_ONE = 16
 POLL_S = 0.5  # `stop` is noticed after so long
 TELL_EVERY_S = 60.0
 TEXT = "text/plain; charset=utf-8"
+# A browser that is closed or goes on to another page does this: nothing is wrong here.
+_GONE = (ConnectionError, TimeoutError, ssl.SSLEOFError, ssl.SSLZeroReturnError)
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,7 +205,11 @@ class _Server(ThreadingHTTPServer):
 
     def handle_error(self, _request: Any, client_address: Any) -> None:
         host = client_address[0] if isinstance(client_address, tuple) else client_address
-        self._tell("a question failed: %s", sys.exception(), extra={"from": host})
+        error = sys.exception()
+        if isinstance(error, _GONE):
+            log.debug("who asked has gone: %s", error, extra={"from": host})
+        else:
+            self._tell("a question failed: %s", error, extra={"from": host})
 
     def _tell(self, text: str, *words: object, **more: Any) -> None:
         """Say it, but not again and again: anybody may ask."""

@@ -62,7 +62,8 @@ class Desk:
     def timing(self, member: Member, step: int) -> dict[str, float]:
         """Return when the task went out, and was out, and when the answer was whole.
 
-        In seconds from the step's start.
+        In seconds from the step's start. A client that was away and takes its task again, from its
+        first byte, was asked when it did.
         """
         now_s = self.conductor.clock()
         began_s = self.conductor.state.step_began_s

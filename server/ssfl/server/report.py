@@ -1,4 +1,4 @@
-"""The report of a run: report.html, report.json, rounds.csv and clients.csv beside its history.
+"""The report of a run: report.html, report.json and tables as CSV, beside its history.
 
 Made from the files of the run alone, so that it can be made again at any time, with the same
 result: when the run is over the coordinator makes it, and `ssfl report` makes it of any folder.
@@ -7,6 +7,7 @@ Memory does not grow with the rounds: they are read one by one (report_source.py
 
 import csv
 import io
+import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -15,6 +16,7 @@ from typing import Any, BinaryIO
 from ssfl.method.files import atomic_file
 from ssfl.method.settings import RunSettings
 from ssfl.program.files import write_atomic
+from ssfl.server.dense import COMPARED, has_own_masks
 from ssfl.server.history import Entry
 from ssfl.server.ledger import Direction
 from ssfl.server.mask_picture import mask_pictures
@@ -22,27 +24,38 @@ from ssfl.server.report_bytes import Against, formulas, paper_break_even
 from ssfl.server.report_page import page, to_json
 from ssfl.server.report_source import LISTS, ReportError, Source, open_folder
 from ssfl.server.timing import PHASES
-from ssfl.server.view import RunView, layer_rows
+from ssfl.server.view import RunView, layer_rows, sent_bytes
 
 FORMAT = 1  # of report.json
-HTML, JSON, ROUNDS, CLIENTS = "report.html", "report.json", "rounds.csv", "clients.csv"
+HTML, JSON = "report.html", "report.json"
+TABLES = ("rounds", "evaluations", "clients")  # with .csv behind
 ROUND_COLUMNS = (
     "round", "began", "seconds", *(f"{phase}_s" for phase in PHASES), "last", "clients", "missing",
     "attempt", "accuracy", "mean_accuracy", "loss", "training_loss", "up_bytes", "down_bytes",
 )  # fmt: skip
+EVALUATION_COLUMNS = (
+    "rounds_done", "began", "seconds", "clients", "missing", "accuracy", "mean_accuracy", "loss",
+    "validation_accuracy", "validation_loss", "metrics", "sent_bytes",
+)  # fmt: skip
+CLIENT_COLUMNS = tuple(RunView.no_rounds(""))
 
 
 def write_report(folder: Path) -> Path:
     """Make the report of the run in `folder` and put it there; return the HTML file's path."""
-    write_files(open_folder(folder), folder / HTML, folder / ROUNDS, folder / CLIENTS)
+    write_files(open_folder(folder), folder / HTML)
     return folder / HTML
 
 
-def write_files(source: Source, html: Path, rounds: Path, clients: Path) -> None:
-    """Make the report of a run: the HTML file, its JSON beside it, and two tables."""
-    with atomic_file(rounds) as file:
-        document = report_document(source, RoundTable(file).add)
-    write_atomic(clients, _csv(document["clients"], list(RunView.no_rounds("")), header=True))
+def write_files(source: Source, html: Path, before: str = "") -> None:
+    """Make the report of a run: the HTML file, and beside it its JSON and tables.
+
+    The names of the tables begin with `before`.
+    """
+    rounds, evaluations, clients = (html.with_name(f"{before}{name}.csv") for name in TABLES)
+    with atomic_file(rounds) as file, atomic_file(evaluations) as other:
+        add_round, add_test = RoundTable(file).add, EvaluationTable(other).add
+        document = report_document(source, add_round, add_test)
+    write_atomic(clients, _csv(document["clients"], CLIENT_COLUMNS, header=True))
     write_atomic(html.with_suffix(".json"), to_json(document))
     write_atomic(html, page(title_of(document), document))
 
@@ -52,13 +65,18 @@ def title_of(document: Mapping[str, Any]) -> str:
 
 
 def report_document(
-    source: Source, on_round: Callable[[Entry, Entry], None] | None = None
+    source: Source,
+    on_round: Callable[[Entry, Entry], None] | None = None,
+    on_test: Callable[[Entry], None] | None = None,
 ) -> dict[str, Any]:
     """Return everything the report shows, of a size that does not depend on the rounds.
 
-    `on_round` is called with the entry of every round, and its point of the curve.
+    `on_round` is called with the entry of every round, and its point of the curve, `on_test` with
+    that of every test by all clients.
     """
-    told, view = source.told, RunView()
+    told, settings = source.told, source.told["settings"]
+    own_masks = has_own_masks(settings.get("strategy", ""), settings.get("criterion", ""))
+    view = RunView(own_masks=own_masks)
     mask = told.get("mask") or {}
     against = None
     if mask.get("num_masked"):
@@ -72,6 +90,8 @@ def report_document(
                 against.add(name, entry, view)
             if name == "evaluations":
                 best.look_at(entry)
+                if on_test:
+                    on_test(entry)
             if name == "rounds":
                 newest = entry
                 if on_round:
@@ -87,8 +107,10 @@ def report_document(
         "software": told.get("software", ""),
         "verdict": verdict(told),
         "rounds_done": told["rounds_done"],
-        "rounds_planned": told["settings"].get("rounds"),
-        "settings": setting_rows(told["settings"]),
+        "rounds_planned": settings.get("rounds"),
+        "strategy": settings.get("strategy", ""),
+        "settings": setting_rows(settings),
+        "encodings": encodings(told["ledger"]),
         "quality": _quality(best.tested, view, newest),
         "curve": view.curve(),
         "evaluations": view.evaluations(),
@@ -121,7 +143,8 @@ def verdict(told: Mapping[str, Any]) -> Entry:
     if told.get("ended_early"):
         return {"word": "ended early", "text": f"ended after {count}: {told['ended_early']}"}
     if told["finished"]:
-        return {"word": "finished", "text": f"finished all {done} rounds"}
+        all_of_them = f"all {done} rounds" if done != 1 else "its one round"
+        return {"word": "finished", "text": f"finished {all_of_them}"}
     return {"word": "not finished", "text": f"not finished: {count} so far"}
 
 
@@ -136,6 +159,15 @@ def setting_rows(settings: Mapping[str, Any]) -> list[Entry]:
         for name, value in settings.items()
     ]  # fmt: skip
     return sorted(rows, key=lambda row: not row["changed"])
+
+
+def encodings(rows: Iterable[Mapping[str, Any]]) -> dict[str, list[str]]:
+    """Return how values travelled, by direction: what --reference-coding came to on the links."""
+    found: dict[str, set[str]] = {way.value: set() for way in Direction}
+    for row in rows:
+        if row["phase"] in COMPARED and row["payload_bytes"]:
+            found[row["direction"]].add(row["encoding"])
+    return {way: sorted(words) for way, words in found.items()}
 
 
 class _Best:
@@ -181,7 +213,11 @@ def _quality(best: Entry | None, view: RunView, newest: Entry) -> Entry:
 
 def _times(view: RunView) -> Entry:
     known = view.num_timed
+    began, ended = view.began, view.ended
     return {
+        "began": began,
+        "ended": ended,
+        "whole_s": None if began is None or ended is None else ended - began,
         "num_rounds": view.num_rounds,
         "num_timed": known,
         "seconds": view.seconds,
@@ -240,6 +276,30 @@ class RoundTable:
             **{name: point[name] for name in ("accuracy", "up_bytes", "down_bytes")},
         }
         self._file.write(_csv([line], ROUND_COLUMNS, header=False))
+
+
+class EvaluationTable:
+    """evaluations.csv as it grows: a line for every test of the global model by all clients."""
+
+    def __init__(self, file: BinaryIO) -> None:
+        self._file = file
+        file.write(_csv([], EVALUATION_COLUMNS, header=True))
+
+    def add(self, entry: Mapping[str, Any]) -> None:
+        """Write a test."""
+        validation = entry.get("validation") or {}
+        line = {
+            **{name: entry.get(name) for name in EVALUATION_COLUMNS},
+            "clients": len(entry["clients"]),
+            "missing": len(entry["missing"]),
+            "accuracy": entry["pooled"],
+            "mean_accuracy": entry.get("mean"),
+            "validation_accuracy": validation.get("pooled"),
+            "validation_loss": validation.get("loss"),
+            "metrics": json.dumps(entry.get("metrics") or {}),
+            "sent_bytes": sent_bytes(entry["ledger"]),
+        }
+        self._file.write(_csv([line], EVALUATION_COLUMNS, header=False))
 
 
 def _csv(rows: Iterable[Entry], columns: Sequence[str], *, header: bool) -> bytes:

@@ -34,9 +34,6 @@ class Against:
 
     def add(self, name: str, entry: Mapping[str, Any], view: RunView) -> None:
         """Take the next entry of the list `name`, which `view` has just taken."""
-        if name == "masks":
-            self._kept = entry["num_kept"]
-            return
         kept = self.num_masked if self._kept is None else self._kept
         updates, self._updates = view.num_updates - self._updates, view.num_updates
         models, self._models = view.num_models - self._models, view.num_models
@@ -45,6 +42,8 @@ class Against:
         self.kept_values_down += models * values
         self.paper_values_up += updates * share * self.num_values
         self.paper_values_down += models * share * self.num_values
+        if name == "masks":
+            self._kept = entry["num_kept"]  # what was sent to be scored is under the mask before
         if name == "rounds" and self.break_even is None:
             sent = sum(payload(entry["ledger"], way, (*ONE_OFF, *COMPARED)) for way in Direction)
             if sent < BYTES_PER_VALUE * self.num_values * (self._updates + self._models):

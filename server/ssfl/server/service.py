@@ -249,6 +249,7 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServiceServicer):
         elif task.offset:
             self._conductor.tally.resumes[Direction.DOWN] += 1
         elif task.step:
+            presence.asked_s = clock()  # it begins anew: what was before is no sending
             self._conductor.tally.retries += 1
         header = pb.NextTaskResponse(task=task)
         ledger.count(ready.phase, Direction.DOWN, header.ByteSize(), client=member.client)

@@ -21,7 +21,7 @@ class Presence:
     steps_done: int = 0
     steps_all: int = 0
     asked_step: int = 0  # the newest step whose task went out to it
-    asked_s: float = 0.0
+    asked_s: float = 0.0  # from its first byte on
     sent_s: float = 0.0  # when all of that task had been sent
 
     def silent_s(self, now_s: float) -> float:

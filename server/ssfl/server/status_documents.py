@@ -19,6 +19,7 @@ from ssfl.method.strategies.contract import ClientId
 from ssfl.program.recent import Recent
 from ssfl.program.version import ssfl_version
 from ssfl.server.conductor import Conductor
+from ssfl.server.dense import has_own_masks
 from ssfl.server.history_file import Follower
 from ssfl.server.memory import peak_memory_bytes
 from ssfl.server.sessions import Sessions
@@ -45,7 +46,9 @@ class Documents:
         self._sessions = sessions
         self._recent = recent
         self._started = time.time()
-        self._view = RunView()
+        settings = conductor.state.settings
+        own_masks = has_own_masks(settings.strategy, settings.criterion)
+        self._view = RunView(own_masks=own_masks)
         self._follower = Follower(conductor.journal_path)
         self._newest: dict[str, Mapping[str, Any]] = {}  # each client's newest result
         self._lock = threading.Lock()

@@ -12,10 +12,10 @@ from ssfl.method.strategies.contract import ClientId, Work
 from ssfl.program.histogram import Histogram
 from ssfl.program.series import SECONDS, SYNC_SECONDS
 from ssfl.server import facts
-from ssfl.server.dense import BYTES_PER_VALUE, COMPARED, Holders
+from ssfl.server.dense import BYTES_PER_VALUE, COMPARED, Holders, has_own_masks
 from ssfl.server.facts import Fact
 from ssfl.server.ledger import Direction, Ledger
-from ssfl.server.state import RunState
+from ssfl.server.state import RunState, Step
 from ssfl.server.timing import PHASES
 
 Key = tuple[str, str, str]  # phase, direction, encoding
@@ -31,6 +31,12 @@ class Result:
     upload_s: float
     received_s: float
     upload_bytes: int
+    asked_s: float = 0.0  # its task began to go out
+
+    @property
+    def broadcast_s(self) -> float:
+        """How long it took to send it its task."""
+        return max(0.0, self.sent_s - self.asked_s)
 
 
 def _histograms(names: tuple[str, ...]) -> dict[str, Histogram]:
@@ -68,6 +74,9 @@ class Tally:
         self.recovered = bool(state.members)
         self._known = set(state.members)
         self._before = {_key(row): _counted(row) for row in ledger.rows()}
+        settings = state.settings
+        own_masks = has_own_masks(settings.strategy, settings.criterion)
+        self._holders = Holders(is_first=state.rounds_done == 0, own_masks=own_masks)
 
     def take(self, fact: Fact, before: RunState, ledger: Ledger, num_values: int) -> None:
         """Count a fact; `before` is the state it came upon, `num_values` those of the model."""
@@ -76,15 +85,15 @@ class Tally:
                 self.joined[fact.client in self._known] += 1
                 self._known.add(fact.client)
             case facts.StepStarted():
-                self._asked(fact.work, fact.cohort, num_values)
+                self._asked(fact.work, before, fact.cohort, num_values)
             case facts.ClientsAdded() if before.step:
-                self._asked(before.step.work, fact.cohort, num_values)
+                self._asked(before.step.work, before, fact.cohort, num_values)
             case facts.UploadAccepted() if before.step:
                 self._reported(fact, before.step.work, num_values)
             case facts.StepVoided():
                 self.void += 1
             case facts.StepCommitted() if before.step:
-                self._committed(fact, before.step.work, ledger)
+                self._committed(fact, before.step, ledger, num_values)
 
     def resumed(self) -> None:
         """An upload went on where it had been cut off."""
@@ -106,11 +115,15 @@ class Tally:
             )
         return rows
 
-    def _asked(self, work: Work, cohort: Mapping[ClientId, int], num_values: int) -> None:
+    def _asked(
+        self, work: Work, state: RunState, cohort: Mapping[ClientId, int], num_values: int
+    ) -> None:
         self.selected[work.value] += len(cohort)
-        if work is not Work.SCORE:
-            models = self._holders.asked(cohort)
-            self.dense_bytes[Direction.DOWN] += models * BYTES_PER_VALUE * num_values
+        if work is not Work.SCORE or state.rounds_done:  # before the first round it is `initial`
+            self._models_sent(self._holders.asked(cohort, to_test=work.is_test), num_values)
+
+    def _models_sent(self, count: int, num_values: int) -> None:
+        self.dense_bytes[Direction.DOWN] += count * BYTES_PER_VALUE * num_values
 
     def _reported(self, fact: facts.UploadAccepted, work: Work, num_values: int) -> None:
         self.reported[work.value] += 1
@@ -120,26 +133,33 @@ class Tally:
         if "upload_s" in report:  # tests have none: they would hide the round before them
             self.results[fact.client] = Result(
                 report["sent_s"], report["work_s"], report["upload_s"],
-                report["received_s"], report["upload_bytes"],
+                report["received_s"], report["upload_bytes"], report.get("asked_s", 0.0),
             )  # fmt: skip
 
-    def _committed(self, fact: facts.StepCommitted, work: Work, ledger: Ledger) -> None:
-        if not work.is_test:
-            self._holders.renewed()
+    def _committed(
+        self, fact: facts.StepCommitted, step: Step, ledger: Ledger, num_values: int
+    ) -> None:
+        work = step.work
+        if work is Work.SCORE:
+            self._models_sent(self._holders.scored(step.uploads), num_values)
         if work is Work.TRAIN:
-            self.ratios = self._compare(ledger)
+            sent = self._compared(ledger)
+            self._models_sent(self._holders.trained(sent[Direction.DOWN]), num_values)
+            dense = self.dense_bytes
+            self.ratios = {way: sent[way] / dense[way] for way in Direction if dense[way]}
         if (seconds := fact.report.get("seconds")) is not None:
             self.steps[work.value].observe(seconds)
         if work is Work.TRAIN and (phases := fact.report.get("phases")):
             for name, seconds in phases.items():
                 self.phases[name].observe(seconds)
 
-    def _compare(self, ledger: Ledger) -> dict[Direction, float]:
+    def _compared(self, ledger: Ledger) -> dict[Direction, int]:
+        """Return the bytes to compare with dense."""
         sent = dict.fromkeys(Direction, 0)
         for row in self.bytes_since_start(ledger):
             if row["phase"] in COMPARED:
                 sent[Direction(row["direction"])] += row["payload_bytes"]
-        return {way: sent[way] / dense for way, dense in self.dense_bytes.items() if dense}
+        return sent
 
 
 def _key(row: Mapping[str, Any]) -> Key:

@@ -1,13 +1,14 @@
 """Where the time of a step went, along the client whose result came last.
 
-    broadcast    from the start until that client had its task
+    broadcast    that client was being sent its task
     training     it computed, by its own word
-    collection   until the step closed: its upload, and whatever it queued for
+    collection   the rest until the step closed: its upload, and whatever it queued for
     aggregation  until the sum was made
     commit       until the new model was on the disk
 
-They add up to the step's seconds. Deciding to end a step early, or waiting for a deadline, is
-collection. A step that was taken up after a restart is not timed: its beginning is not known.
+They add up to the step's seconds. Waiting for a client that was away before it took its task,
+deciding to end a step early, or waiting for a deadline, is collection. A step that was taken up
+after a restart is not timed: its beginning is not known.
 """
 
 import time
@@ -53,7 +54,8 @@ class StepTimes:
         last = max(step.closed or (), key=lambda client: _received_s(step, client), default=None)
         report = step.uploads[last].report if last is not None else {}
         until_closed = max(0.0, closed_s - self._began_s)
-        broadcast = min(until_closed, _seconds(report, "sent_s"))
+        sending = max(0.0, _seconds(report, "sent_s") - _seconds(report, "asked_s"))
+        broadcast = min(until_closed, sending)
         training = min(until_closed - broadcast, _seconds(report, "work_s"))
         phases = {
             "broadcast": broadcast,

@@ -24,6 +24,7 @@ NEWEST_ROUNDS = 20  # in the timeline,
 SLOWEST_CLIENTS = 40  # with this many clients of a round each
 NEWEST_MASKS = 100
 NEWEST_INCIDENTS = 100
+LATE_S = 30.0  # a client of which nothing is heard for so long is lost
 
 Rows = Iterable[Mapping[str, Any]]
 _TIMES = ("asked_s", "sent_s", "work_s", "upload_s", "received_s")
@@ -109,7 +110,8 @@ class _Client:
 class RunView:
     """Takes a run's history entries; tells what they come to so far."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, own_masks: bool = False) -> None:
+        """`own_masks`: each client trains under a mask of its own."""
         self._curve = Thinned(
             lambda point: point["accuracy"], _negative("loss"), lambda point: point["seconds"]
         )
@@ -119,7 +121,7 @@ class RunView:
         self._incidents: deque[Entry] = deque(maxlen=NEWEST_INCIDENTS)
         self._layers: Mapping[str, Mapping[str, int]] = {}  # of the newest mask
         self._clients: dict[str, _Client] = {}
-        self._holders = Holders()
+        self._holders = Holders(own_masks=own_masks)
         self._values = dict.fromkeys(Direction, 0)  # bytes to compare, up to the newest entry,
         self._values_before = dict.fromkeys(Direction, 0)  # and up to the newest round
         self._sent = 0  # message bytes, both ways and all phases, up to the newest round
@@ -128,12 +130,14 @@ class RunView:
         self.num_masks = 0
         self.num_votes = 0  # clients whose scores counted, over all masks
         self.num_updates = 0  # that counted, over all rounds
-        self.num_models = 0  # to clients that were asked to train or test, and did not hold it yet
+        self.num_models = 0  # that were sent as values (dense.py)
         self.best: Entry | None = None  # the evaluation with the highest accuracy, or lowest loss
         self.num_timed = 0  # rounds whose duration is known,
         self.seconds = 0.0  # their sum,
         self.slowest_s = 0.0
         self.phase_seconds: dict[str, float] = {}  # sums over the rounds whose phases are known
+        self.began: float | None = None  # unix seconds of the first round or test,
+        self.ended: float | None = None  # and of the end of the newest; None: not known
 
     def add(self, name: str, entry: Mapping[str, Any]) -> None:
         """Take the next entry of the list `name`: masks, rounds or evaluations."""
@@ -143,7 +147,7 @@ class RunView:
                 self.num_votes += len(entry.get("votes") or ())
                 self._masks.append({key: entry.get(key) for key in _OF_A_MASK})
                 self._layers = entry.get("layers") or {}
-                self._holders.renewed()
+                self.num_models += self._holders.scored(entry.get("votes") or ())
             case "rounds":
                 self._add_round(entry)
             case "evaluations":
@@ -180,7 +184,10 @@ class RunView:
         return list(self._masks)
 
     def incidents(self) -> list[Entry]:
-        """Return the newest rounds that clients missed or that had to be tried again."""
+        """Return the newest rounds that clients missed, or held up, or that were tried again.
+
+        `late` are those that took their task only LATE_S after the round's start: they were away.
+        """
         return list(self._incidents)
 
     def layers(self) -> list[Entry]:
@@ -211,11 +218,15 @@ class RunView:
     def _client(self, name: str) -> _Client:
         return self._clients.setdefault(name, _Client())
 
-    def _count(self, entry: Mapping[str, Any]) -> None:
-        """Count who was asked, and had to be sent the model; note the bytes so far."""
+    def _count(self, entry: Mapping[str, Any], *, to_test: bool = False) -> None:
+        """Count who was asked, and had to be sent the model; note bytes and time so far."""
         names = [row["client"] for row in entry.get("clients") or ()]
-        self.num_models += self._holders.asked([*names, *(entry.get("missing") or ())])
+        names += entry.get("missing") or ()
+        self.num_models += self._holders.asked(names, to_test=to_test)
         self._values = {way: payload(entry["ledger"], way, COMPARED) for way in Direction}
+        if (began := entry.get("began")) is not None:
+            self.began = began if self.began is None else self.began
+            self.ended = began + (entry.get("seconds") or 0.0)
 
     def _add_round(self, entry: Mapping[str, Any]) -> None:
         clients: Sequence[Mapping[str, Any]] = entry["clients"]
@@ -223,7 +234,7 @@ class RunView:
         self.num_rounds += 1
         self.num_updates += len(clients)
         self._count(entry)
-        self._holders.renewed()  # its commit makes another model
+        self.num_models += self._holders.trained(self._values[Direction.DOWN])
         for row in clients:
             self._client(row["client"]).add(row)
         for name in missing:
@@ -242,15 +253,24 @@ class RunView:
             **timed,
             "accuracy": entry["pooled"],
             "loss": entry["loss"],
+            "metrics": entry.get("metrics") or {},
             "up_bytes": self._values[Direction.UP] - before[Direction.UP],
             "down_bytes": self._values[Direction.DOWN] - before[Direction.DOWN],
             "sent_bytes": sent,
         }
         self._curve.add(self.newest_round)
         lost = {"missing": list(missing)[:SLOWEST_CLIENTS], "num_missing": len(missing)}
-        if missing or entry.get("attempt"):
+        late = [
+            {"client": row["client"], "asked_s": row["asked_s"]}
+            for row in clients
+            if (row.get("asked_s") or 0.0) >= LATE_S
+        ]
+        if missing or late or entry.get("attempt"):
             attempts = entry.get("attempt", 0)
-            self._incidents.append({"round": entry["round"], "void_attempts": attempts, **lost})
+            told = {"late": late[:SLOWEST_CLIENTS], "num_late": len(late)}
+            self._incidents.append(
+                {"round": entry["round"], "void_attempts": attempts, **lost, **told}
+            )
         slowest = sorted(clients, key=_received_s, reverse=True)[:SLOWEST_CLIENTS]
         self._timeline.append(
             {
@@ -264,7 +284,7 @@ class RunView:
         )
 
     def _add_evaluation(self, entry: Mapping[str, Any]) -> None:
-        self._count(entry)
+        self._count(entry, to_test=True)
         point = {
             "rounds_done": entry["rounds_done"],
             "accuracy": entry["pooled"],

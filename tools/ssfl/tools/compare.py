@@ -16,7 +16,7 @@ FORMAT = 1
 LINES = 12  # of what is compared at equal rounds, or bytes
 _KEPT = (
     "run_id", "software", "verdict", "rounds_done", "quality", "curve", "evaluations", "times",
-    "bytes", "mask", "model_digest",
+    "bytes", "mask", "model_digest", "strategy", "encodings",
 )  # fmt: skip
 
 Point = tuple[float, float]  # where a model was tested, and what came out
@@ -36,7 +36,10 @@ def comparison_document(
         "title": f"ssfl runs {first.told['run_id']} and {second.told['run_id']}",
         "names": list(names),
         "runs": [{key: one[key] for key in _KEPT} for one in reports],
-        "settings": _differing(first.told["settings"], second.told["settings"]),
+        "settings": [
+            *_differing(first.told["settings"], second.told["settings"]),
+            *_coded_otherwise(*(one["encodings"] for one in reports)),
+        ],
         "measure": measure,
         "at_equal_rounds": _at_equal(by_round, whole=True),
         "at_equal_bytes": _at_equal(by_bytes, whole=False),
@@ -50,6 +53,18 @@ def _differing(one: Mapping[str, Any], other: Mapping[str, Any]) -> list[Entry]:
         {"name": name, "values": [one.get(name), other.get(name)]}
         for name in dict.fromkeys([*one, *other])
         if one.get(name) != other.get(name)
+    ]
+
+
+def _coded_otherwise(one: Mapping[str, list[str]], other: Mapping[str, list[str]]) -> list[Entry]:
+    """Return how values travelled, where that differs: by --reference-coding, or by the links."""
+    return [
+        {
+            "name": f"encoding of values {way}",
+            "values": [", ".join(one[way]), ", ".join(other[way])],
+        }
+        for way in one
+        if one[way] != other[way]
     ]
 
 
@@ -121,6 +136,8 @@ def _ledger_line(
 
 def _overlap(first: Source, second: Source) -> dict[str, Any]:
     """Return which share of the weights that one mask keeps the other keeps, too."""
+    if "fedavg" in (source.told["settings"].get("strategy") for source in (first, second)):
+        return {"why_not": "strategy fedavg has no mask", "layers": []}
     if first.model is None or second.model is None:
         return {"why_not": "a run has left no mask", "layers": []}
     (manifest, one), (theirs, other) = first.model, second.model

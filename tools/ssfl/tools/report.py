@@ -1,7 +1,8 @@
 """`ssfl report`: what a run came to as one HTML file, or two runs beside each other."""
 
 import webbrowser
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import MISSING, dataclass
 from itertools import islice
 from pathlib import Path
@@ -11,7 +12,7 @@ from ssfl.method.settings import setting
 from ssfl.program import settings
 from ssfl.program.exits import ExitCode, ProgramError
 from ssfl.program.files import write_atomic
-from ssfl.server.report import report_document, write_files, write_report
+from ssfl.server.report import HTML, report_document, write_files, write_report
 from ssfl.server.report_page import page, to_json
 from ssfl.server.report_source import HISTORY, ReportError, Source, open_folder
 from ssfl.server.report_state import JOURNAL, open_state
@@ -25,8 +26,8 @@ DESCRIPTION = (
 )
 EPILOG = (
     "A run's own report is written into its folder; that of a state directory, or of two runs, "
-    "into the current one. --out names another HTML file. JSON and CSV go beside it: with "
-    "x.html, x.json, x-rounds.csv and x-clients.csv; a comparison has no CSV."
+    "into the current one. --out names another HTML file. JSON and CSV go beside it: with x.html, "
+    "x.json, x-rounds.csv, x-evaluations.csv and x-clients.csv; a comparison has no CSV."
 )
 SHOWN = 12  # runs listed before "…"
 _DEPTHS = ("*", "*/*", "*/*/*", "*/*/*/*")
@@ -55,11 +56,6 @@ def report(argv: Sequence[str]) -> int:
             written = _of_one(config, open_run(config.run))
     except ReportError as error:
         raise ProgramError(str(error), ExitCode.BAD_DATA) from error
-    except OSError as error:
-        raise ProgramError(
-            f"cannot write {error.filename or ''}: {error.strerror}; --out names another file",
-            ExitCode.USAGE,
-        ) from error
     if written:
         console().print(f"report: {written}", soft_wrap=True)
         if config.open and not webbrowser.open(written.absolute().as_uri()):
@@ -73,10 +69,11 @@ def _of_one(config: ReportConfig, source: Source) -> Path | None:
         _print(report_document(source))
         return None
     if (source.folder / HISTORY).is_file() and not config.out:
-        return write_report(source.folder)
+        with _writing(source.folder / HTML):
+            return write_report(source.folder)
     html = _html(config, f"report-{source.told['run_id']}.html")
-    tables = (html.with_name(f"{html.stem}-{name}.csv") for name in ("rounds", "clients"))
-    write_files(source, html, *tables)
+    with _writing(html):
+        write_files(source, html, f"{html.stem}-")
     return html
 
 
@@ -86,8 +83,22 @@ def _of_two(config: ReportConfig, document: Mapping[str, Any]) -> Path | None:
         _print(document)
         return None
     html = _html(config, "comparison.html")
-    write_comparison(html, document)
+    with _writing(html):
+        write_comparison(html, document)
     return html
+
+
+@contextmanager
+def _writing(html: Path) -> Iterator[None]:
+    """Say which file could not be written: the one asked for, not its temporary one."""
+    try:
+        yield
+    except OSError as error:
+        folder = "" if html.parent.is_dir() else f" (there is no folder {html.parent})"
+        raise ProgramError(
+            f"cannot write {html}: {error.strerror}{folder}; --out names another file",
+            ExitCode.USAGE,
+        ) from error
 
 
 def _print(document: Mapping[str, Any]) -> None:
@@ -113,19 +124,31 @@ def open_run(where: Path) -> Source:
         where = where.parent
     if not where.is_dir():
         raise ReportError(f"there is no folder {where}: {LEFT}{_nearby(Path('runs'))}")
-    patterns = (".", "coordinator", "*/coordinator", "models/*/coordinator")
-    for pattern in patterns:
-        found = [one.parent for one in islice(where.glob(f"{pattern}/{HISTORY}"), SHOWN + 1)]
-        if len(found) > 1:
-            raise ReportError(f"{where} holds several runs: name one of them{_nearby(where)}")
-        if found:
-            return open_folder(found[0])
+    for pattern in (".", "coordinator", "*/coordinator", "models/*/coordinator"):
+        if found := _only(where, pattern):
+            return open_folder(found)
     for state in (where, where / "state"):
         if (state / JOURNAL).is_file():
-            return open_state(state)
+            return _newest(open_state(state), where / "runs")
+    if found := _only(where, "runs/*/coordinator"):
+        return open_folder(found)
     raise ReportError(
         f"{where} is not a run: it holds neither {HISTORY} nor a journal; {LEFT}{_nearby(where)}"
     )
+
+
+def _only(where: Path, pattern: str) -> Path | None:
+    """Return the folder of results that fits; ReportError if several do."""
+    found = [one.parent for one in islice(where.glob(f"{pattern}/{HISTORY}"), SHOWN + 1)]
+    if len(found) > 1:
+        raise ReportError(f"{where} holds several runs: name one of them{_nearby(where)}")
+    return found[0] if found else None
+
+
+def _newest(state: Source, runs: Path) -> Source:
+    """Return the results of a state's run, where it has left some, else the state."""
+    results = runs / state.told["run_id"] / "coordinator"
+    return open_folder(results) if (results / HISTORY).is_file() else state
 
 
 def _nearby(folder: Path) -> str:

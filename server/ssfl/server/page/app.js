@@ -4,7 +4,7 @@
 // at asks rarely. When the coordinator is not reached, the page says since when, keeps what it
 // showed, asks less and less often, and goes on by itself. Text from the network goes in as text.
 
-import { bars, bytes, densityBars, grouped, lineChart, percent, phaseBars, seconds, timeline } from "./charts.js";
+import { bars, bytes, counted, densityBars, grouped, lineChart, measureOf, percent, phaseBars, plainNumber, seconds, timeline } from "./charts.js";
 
 const EVERY_MS = 2000;
 const HIDDEN_MS = 30000;
@@ -144,16 +144,18 @@ function showFacts(status) {
   const facts = [
     ["Round", `${grouped(status.rounds.done)} of ${grouped(status.rounds.all)}`, step ? `${step.work}: ${step.reported} of ${step.asked} reported` : ""],
     ["Time left", ["finished", "stopped"].includes(status.phase) ? "none" : known(status.seconds_left, seconds), status.seconds_per_round === null ? "" : `${seconds(status.seconds_per_round)} a round`],
-    ["Accuracy", known(status.accuracy, percent), accuracyNote(status)],
-    ["Loss", known(status.loss, (loss) => loss.toPrecision(4)), ""],
+    ...qualityFacts(status),
     ["Clients here", `${grouped(here)} of ${grouped(all)}`, clientsNote(clients)],
-    ["Mask density", known(mask.density, percent), mask.density === null ? "" : `${grouped(mask.kept)} kept, mask no. ${mask.epoch}`],
+    status.strategy === "ssfl"
+      ? ["Mask density", known(mask.density, percent), mask.density === null ? "" : `${grouped(mask.kept)} kept, mask no. ${mask.epoch}`]
+      : ["Mask", "none", `strategy ${status.strategy}`],
     ["Sent up", ratio("up"), "of dense values"],
     ["Sent down", ratio("down"), "of dense values"],
     ["Memory", bytes(status.memory.peak_bytes), "at its peak"],
     ["Disk free", bytes(status.disk.free_bytes), `of ${bytes(status.disk.size_bytes)}`],
   ];
   const list = at("facts");
+  while (list.childElementCount > facts.length) list.lastChild.remove();
   while (list.childElementCount < facts.length) {
     const group = make("div");
     const value = make("dd");
@@ -169,9 +171,14 @@ function showFacts(status) {
   });
 }
 
-function accuracyNote(status) {
-  const more = Object.entries(status.metrics).filter(([name]) => name !== "accuracy").slice(0, 2);
-  return more.map(([name, value]) => `${name} ${value.toPrecision(3)}`).join(", ");
+/** Accuracy and loss; of a task without accuracy its first metric, if it has one. */
+function qualityFacts({ accuracy, loss, metrics }) {
+  const more = Object.entries(metrics).filter(([name]) => name !== "accuracy");
+  const lossFact = ["Loss", known(loss, (value) => value.toPrecision(4)), ""];
+  const first = accuracy === null && loss !== null ? more.shift() : null;
+  if (first === undefined) return [lossFact];
+  const note = more.slice(0, 2).map(([name, value]) => `${name} ${value.toPrecision(3)}`).join(", ");
+  return [first ? [first[0], plainNumber(first[1]), note] : ["Accuracy", known(accuracy, percent), note], lossFact];
 }
 
 function clientsNote(clients) {
@@ -211,7 +218,7 @@ function showBytes(sent) {
     ];
   });
   const once = sent.one_off.up + sent.one_off.down;
-  rows.push({ name: "mask, once", parts: [once], ending: bytes(once), fill: 2 });
+  if (once) rows.push({ name: "initial, scores, masks", parts: [once], ending: bytes(once), fill: 2 });
   const none = rows.every((row) => row.parts[0] === 0);
   bars(at("bytes"), { label: "Bytes of values against sending every value as float32", nameLabel: "what", parts: ["bytes"], format: bytes, rows: none ? [] : rows, empty: "nothing has been sent yet" });
   at("bytes-rows").hidden = none;
@@ -245,17 +252,26 @@ function fillByteRows() {
 }
 
 function showCurves({ curve, evaluations }) {
-  const series = (name) => [
-    { name: "clients of the round", points: curve.map((point) => [point.round, point[name]]) },
-    { name: "all clients", points: evaluations.map((point) => [point.rounds_done, point[name]]) },
+  const series = (of) => [
+    { name: "clients of the round", points: curve.map((point) => [point.round, of(point)]) },
+    { name: "all clients", points: evaluations.map((point) => [point.rounds_done, of(point)]) },
   ].filter((one) => one.points.some(([, y]) => y !== null)); // prettier-ignore
-  lineChart(at("accuracy"), { label: "Accuracy by round", series: series("accuracy"), xLabel: "rounds done", format: percent, within: [0, 1], empty: "no round has been tested yet, or the task has no accuracy" });
-  lineChart(at("loss"), { label: "Loss by round", series: series("loss"), xLabel: "rounds done", empty: "no round has been tested yet" });
+  const loss = series((point) => point.loss);
+  const found = measureOf([...evaluations, ...curve]);
+  const measure = found ?? { name: "accuracy", of: (point) => point.accuracy, isShare: true };
+  const alone = loss.length > 0 && !found; // the task has a loss and nothing else
+  at("accuracy").closest(".card").hidden = alone;
+  at("loss").closest(".card").classList.toggle("half", !alone);
+  const title = measure.isShare ? "Accuracy" : measure.name;
+  set(at("accuracy-title"), title);
+  const look = measure.isShare ? { format: percent, within: [0, 1] } : {};
+  lineChart(at("accuracy"), { label: `${title} by round`, series: series(measure.of), xLabel: "rounds done", ...look, empty: "no round has been tested yet" });
+  lineChart(at("loss"), { label: "Loss by round", series: loss, xLabel: "rounds done", empty: "no round has been tested yet" });
 }
 
 function showRounds(newest) {
   rounds = newest;
-  phaseBars(at("phases"), newest, { yLabel: "seconds", tall: 220, empty: "no round has been timed yet" });
+  phaseBars(at("phases"), newest, { yLabel: "time", tall: 220, empty: "no round has been timed yet" });
   const choice = at("round");
   const names = ["newest", ...newest.map((one) => String(one.round)).reverse()];
   if (names.length !== choice.length || [...choice.options].some((one, k) => one.value !== names[k])) {
@@ -272,7 +288,7 @@ function showTimeline() {
   if (!round) return set(at("timeline-note"), "");
   const notes = [`round ${round.round}`];
   if (round.seconds !== null && round.seconds !== undefined) notes.push(seconds(round.seconds));
-  notes.push(round.others ? `the slowest ${round.clients.length} of ${round.clients.length + round.others} clients` : `${round.clients.length} clients, the slowest first`);
+  notes.push(round.others ? `the slowest ${round.clients.length} of ${round.clients.length + round.others} clients` : `${counted(round.clients.length, "client")}, the slowest first`);
   const missing = round.num_missing ?? round.missing.length;
   if (missing) notes.push(`${missing} did not report: ${round.missing.slice(0, 5).join(", ")}${missing > 5 ? " …" : ""}`);
   set(at("timeline-note"), notes.join(" · "));

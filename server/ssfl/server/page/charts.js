@@ -124,7 +124,7 @@ export function timeline(element, rounds, options = {}) {
     empty: options.empty ?? "no round has been completed yet",
     count: rows.length,
     scrolls: true,
-    legend: PIECES.map((name, k) => ({ name, fill: PIECE_FILLS[k] })),
+    legend: PIECE_LEGEND,
     tell: (at) =>
       `${rows[at].client}: ` + pieces[at].map((one) => `${one.name} ${seconds(one.length)}`).join(", "),
     head: ["client", ...PIECES, "received after"],
@@ -171,8 +171,24 @@ export function grouped(value) {
   return value.toLocaleString("en-US");
 }
 
+/** 1 client, 2 clients. */
+export function counted(count, one) {
+  return `${grouped(count)} ${one}${count === 1 ? "" : "s"}`;
+}
+
+/** What to draw of tests: accuracy or, where a task has none, its first metric; null: loss alone. */
+export function measureOf(points) {
+  if (points.some((one) => one.accuracy !== null)) return { name: "accuracy", of: (one) => one.accuracy, isShare: true };
+  const name = points.flatMap((one) => Object.keys(one.metrics ?? {}))[0];
+  return name === undefined ? null : { name, of: (one) => one.metrics?.[name] ?? null, isShare: false };
+}
+
+/** 12.3 %; near a hundred with two digits more, and 100 % for nothing else than all. */
 export function percent(value) {
-  return `${Number((100 * value).toPrecision(3))} %`;
+  const hundredfold = 100 * value;
+  if (value === 1 || hundredfold < 99 || hundredfold > 101) return `${Number(hundredfold.toPrecision(3))} %`;
+  const rounded = Number(hundredfold.toFixed(2));
+  return `${rounded !== 100 ? rounded : value < 1 ? 99.99 : 100.01} %`;
 }
 
 /** 850 B, 12.3 kB, 1.2 GB. */
@@ -350,7 +366,6 @@ function fillTable(frame) {
   if (!details.open || !chart.count) return;
   const rows = Math.min(chart.count, TABLE_ROWS);
   const made = html("table", {});
-  made.append(html("caption", {}, chart.label));
   const head = html("tr", {});
   for (const name of chart.head) head.append(name ? html("th", { scope: "col" }, name) : html("td", {}));
   const body = html("tbody", {});
@@ -384,8 +399,9 @@ function newBoard(frame) {
 
 function drawLines(board, chart, series, xs, byX, format) {
   const values = series.flatMap((one) => one.points.map(([, y]) => y)).filter(Number.isFinite);
-  const y = scale(Math.min(...values), Math.max(...values), format, false, chart.within);
-  const x = scale(xs[0], xs[xs.length - 1], plainNumber, true);
+  const low = Math.min(...values, ...(chart.zero ? [0] : []));
+  const y = scale(low, Math.max(...values), format, { within: chart.within });
+  const x = scale(xs[0], xs[xs.length - 1], plainNumber, { whole: true, room: board.width - 80 });
   const height = chart.tall ?? 240;
   const area = axes(board, height, y, x, chart);
   const put = (px, py) => [area.x(px), area.y(py)];
@@ -486,17 +502,19 @@ function ending(chart, row, format) {
   return row.ending ?? `${format(sum(row.parts))}${row.note && !chart.terse ? `, ${row.note}` : ""}`;
 }
 
-const PIECES = ["broadcast", "training", "queue to upload", "upload", "wait for the round's end"];
-const PIECE_FILLS = [0, 1, 3, 2, 4];
+const PIECES = ["until it took its task", "broadcast", "training", "queue to upload", "upload", "wait for the round's end"];
+const PIECE_FILLS = [4, 0, 1, 3, 2, 4];
+const PIECE_LEGEND = [...PIECES.slice(1, -1).map((name, k) => ({ name, fill: PIECE_FILLS[k + 1] })), { name: "waiting", fill: 4 }];
 
-/** Cut a client's time into pieces: had its task, worked, queued for a slot, sent, waited. */
+/** Cut a client's time into pieces: was away, was sent its task, worked, queued for a slot, sent, waited. */
 function piecesOf(row, end) {
   const received = Math.max(0, row.received_s);
   const upload = Math.min(Math.max(0, row.upload_s ?? 0), received);
   const work = Math.min(Math.max(0, row.work_s ?? 0), received - upload);
   const rest = received - upload - work;
-  const broadcast = Math.min(Math.max(0, row.sent_s ?? row.asked_s ?? rest), rest);
-  const lengths = [broadcast, work, rest - broadcast, upload, Math.max(0, end - received)];
+  const away = Math.min(Math.max(0, row.asked_s ?? 0), rest);
+  const broadcast = Math.min(Math.max(0, (row.sent_s ?? row.asked_s ?? rest) - away), rest - away);
+  const lengths = [away, broadcast, work, rest - away - broadcast, upload, Math.max(0, end - received)];
   let start = 0;
   return PIECES.map((name, k) => {
     const piece = { name, start, length: lengths[k], fill: PIECE_FILLS[k] };
@@ -511,15 +529,16 @@ function drawTimeline(board, rows, pieces, end, round) {
   const left = narrow ? 0 : Math.min(names, board.width * 0.3);
   const right = board.width - 12;
   const tall = narrow ? 36 : 22;
-  const top = 22;
+  const top = 38;
   const x = (value) => left + ((right - left) * value) / end;
   const height = top + rows.length * tall + 6;
   board.size(height);
   board.level = true;
-  for (const tick of ticksOf(0, end)) {
-    board.svg.append(svg("line", { x1: x(tick), x2: x(tick), y1: top - 4, y2: height, class: "grid" }));
-    const anchor = tick === 0 ? "start" : x(tick) > right - 24 ? "end" : "middle";
-    text(board.svg, x(tick), 12, seconds(tick).replace(/^0 ms$/, "0"), anchor);
+  text(board.svg, left, 12, "time since the round began", "start", "strong");
+  for (const { at, text: told } of timeTicks(end, right - left)) {
+    board.svg.append(svg("line", { x1: x(at), x2: x(at), y1: top - 4, y2: height, class: "grid" }));
+    const anchor = at === 0 ? "start" : x(at) > right - (told.length * CHARACTER) / 2 ? "end" : "middle";
+    text(board.svg, x(at), 29, told, anchor);
   }
   rows.forEach((row, at) => {
     const y = top + at * tall + (narrow ? 16 : 2);
@@ -571,25 +590,76 @@ function outline(board) {
   };
 }
 
-/** A range that contains low and high, its ticks at round numbers and how to write them. */
-function scale(low, high, format, whole = false, within = [-Infinity, Infinity]) {
+/**
+ * A range that contains low and high, its ticks at round numbers and how to write them; in a row of
+ * `room` pixels, as many as can be read.
+ */
+function scale(low, high, format, { whole = false, within = [-Infinity, Infinity], room = Infinity } = {}) {
   if (!Number.isFinite(low) || !Number.isFinite(high)) [low, high] = [0, 1];
   if (low === high) [low, high] = whole ? [low - 1, high + 1] : [low - 0.5 * Math.abs(low || 1), high + 0.5 * Math.abs(high || 1)];
-  const ticks = ticksOf(low, high, whole);
-  if (whole) return { low, high, ticks, format };
-  const step = ticks.length > 1 ? ticks[1] - ticks[0] : high - low;
+  if (whole) {
+    const ticks = fitting(room, format, high - low, (most) => ticksOf(low, high, wholeStep(high - low, most)));
+    return { low, high, ticks, format };
+  }
+  const isTime = format === seconds;
+  const step = (isTime ? timeStep : decimalStep)(high - low, MOST_TICKS);
   const bottom = Math.max(within[0], Math.floor(low / step + 1e-9) * step);
   const top = Math.min(within[1], Math.ceil(high / step - 1e-9) * step);
-  return { low: bottom, high: top, ticks: ticksOf(bottom, top, false, step), format };
+  const told = isTime ? (tick) => timeText(tick, top) : format;
+  return { low: bottom, high: top, ticks: ticksOf(bottom, top, step), format: told };
 }
 
-function ticksOf(low, high, whole = false, step = 0) {
-  if (!step) {
-    const rough = (high - low) / (MOST_TICKS - 1);
-    const power = 10 ** Math.floor(Math.log10(rough));
-    step = [1, 2, 5, 10].map((one) => one * power).find((one) => one >= rough - 1e-12);
-    if (whole) step = Math.max(1, Math.round(step));
+/** Ticks of a time axis from 0 to `end`, `room` pixels long: where, and what is written there. */
+export function timeTicks(end, room) {
+  const told = (tick) => timeText(tick, end);
+  return fitting(room, told, end, (most) => ticksOf(0, end, timeStep(end, most))).map((at) => ({ at, text: told(at) }));
+}
+
+/** As many ticks as can be written beside each other, with room for the outer ones to move inwards. */
+function fitting(room, format, length, ticksFor) {
+  for (let most = MOST_TICKS; most > 2; most -= 1) {
+    const ticks = ticksFor(most);
+    const widest = Math.max(...ticks.map((tick) => format(tick).length)) * CHARACTER;
+    if (ticks.length < 2 || 1.5 * widest + 8 <= (room * (ticks[1] - ticks[0])) / length) return ticks;
   }
+  return ticksFor(2);
+}
+
+const TIME_STEPS = [1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 10800, 21600, 43200, 86400];
+
+/** The distance of ticks that people count time in: 1, 2, 5, 10, 15 or 30 s or min, or hours. */
+function timeStep(length, most) {
+  const rough = length / (most - 1);
+  if (rough <= 0.5) return decimalStep(length, most);
+  return TIME_STEPS.find((one) => one >= rough - 1e-9) ?? 86400 * Math.max(1, decimalStep(length / 86400, most));
+}
+
+/** 250 ms, 7.5 s, 1 min 30 s, 2 h: in the units that suit an axis up to `end`. */
+function timeText(value, end) {
+  if (value === 0) return "0";
+  if (end < 1) return `${Number((1000 * value).toPrecision(6))} ms`;
+  if (end < 100) return `${Number(value.toPrecision(6))} s`;
+  const units = [["d", 86400], ["h", 3600], ["min", 60], ["s", 1]]; // prettier-ignore
+  let rest = Math.round(value);
+  const parts = units.map(([name, size]) => {
+    const count = Math.floor(rest / size);
+    rest -= count * size;
+    return count ? `${count} ${name}` : "";
+  });
+  return parts.filter(Boolean).join(" ");
+}
+
+function decimalStep(length, most) {
+  const rough = length / (most - 1);
+  const power = 10 ** Math.floor(Math.log10(rough));
+  return [1, 2, 5, 10].map((one) => one * power).find((one) => one >= rough - 1e-12 * power);
+}
+
+function wholeStep(length, most) {
+  return Math.max(1, Math.round(decimalStep(length, most)));
+}
+
+function ticksOf(low, high, step) {
   const ticks = [];
   for (let k = Math.ceil(low / step - 1e-9); k * step <= high + step * 1e-9; k += 1)
     ticks.push(Number((k * step).toPrecision(12)));
@@ -654,8 +724,8 @@ function text(parent, x, y, content, anchor, look = "") {
 }
 
 /** Cut a long name in its middle: both ends tell names apart. */
-function shortened(name, room) {
-  const most = Math.max(6, Math.floor(room / CHARACTER));
+export function shortened(name, room) {
+  const most = Math.max(6, Math.floor(room / CHARACTER + 1e-6)); // a room made of characters fits them
   if (name.length <= most) return name;
   const head = Math.ceil((most - 1) / 2);
   return `${name.slice(0, head)}…${name.slice(name.length - (most - 1 - head))}`;

@@ -37,17 +37,17 @@ function summary(page, data) {
   const made = card(page, "What came out");
   const { final, best, highest, by, mean_accuracy: mean, personal_accuracy: own } = data.quality;
   const rows = [];
-  if (final && final.accuracy !== null) rows.push(["test accuracy", percentText(final.accuracy), `after ${final.rounds_done} rounds, by ${by}`]);
-  if (final) rows.push(["test loss", lossText(final.loss), final.accuracy === null ? `after ${final.rounds_done} rounds, by ${by}` : ""]);
+  if (final && final.accuracy !== null) rows.push(["test accuracy", percentText(final.accuracy), `after ${counted(final.rounds_done, "round")}, by ${by}`]);
+  if (final) rows.push(["test loss", lossText(final.loss), final.accuracy === null ? `after ${counted(final.rounds_done, "round")}, by ${by}` : ""]);
   for (const [name, value] of Object.entries(final?.metrics ?? {})) rows.push([name, lossText(value)]);
-  if (best) rows.push(["best model, saved", testText(best), `after ${best.rounds_done} rounds, ${chosenText(best)}`]);
-  else if (highest) rows.push(["best test", testText(highest), `after ${highest.rounds_done} rounds, by all clients`]);
+  if (best) rows.push(["best model, saved", testText(best), `after ${counted(best.rounds_done, "round")}, ${chosenText(best)}`]);
+  else if (highest) rows.push(["best test", testText(highest), `after ${counted(highest.rounds_done, "round")}, by all clients`]);
   if (mean !== null) rows.push(["mean over clients", percentText(mean), "test accuracy of the model that the newest round began with"]);
   if (own !== null) rows.push(["after own training", percentText(own), "mean over the clients of the newest round"]);
   if (data.personal) rows.push(["personal models", percentText(data.personal.personal.mean), `mean over clients; the global model: ${percentText(data.personal.global.mean)}`]);
   rows.push(["rounds", `${data.rounds_done}`, data.times.mean_s === null ? "" : `${secondsText(data.times.mean_s)} each on average`]);
   rows.push(["clients", `${data.clients.length}`]);
-  if (data.mask) rows.push(["kept weights", percentText(data.mask.num_kept / data.mask.num_masked), `${grouped(data.mask.num_kept)} of ${grouped(data.mask.num_masked)}`]);
+  if (data.mask && hasMask(data)) rows.push(["kept weights", percentText(data.mask.num_kept / data.mask.num_masked), `${grouped(data.mask.num_kept)} of ${grouped(data.mask.num_masked)}`]);
   for (const [name, way] of [["updates up", "up"], ["models down", "down"]]) {
     const { values, dense, ratio } = data.bytes[way];
     if (dense) rows.push([name, bytes(values), `${percentText(ratio)} of dense, ${bytes(dense)}`]);
@@ -56,6 +56,10 @@ function summary(page, data) {
   rows.push(["one-off", bytes(once), "model, scores and mask"]);
   facts(made, rows);
   if (!final) words(made, "Nothing has been tested yet.", "notice");
+}
+
+function hasMask(data) {
+  return data.strategy !== "fedavg";
 }
 
 function testText({ accuracy, loss }) {
@@ -69,20 +73,21 @@ function chosenText(best) {
 }
 
 function curves(page, data) {
-  const of = (key) => [
-    { name: "clients of the round", points: data.curve.map((one) => [one.round, one[key]]) },
-    { name: "all clients", points: data.evaluations.map((one) => [one.rounds_done, one[key]]) },
+  const of = (read) => [
+    { name: "clients of the round", points: data.curve.map((one) => [one.round, read(one)]) },
+    { name: "all clients", points: data.evaluations.map((one) => [one.rounds_done, read(one)]) },
   ].filter((one) => one.points.some(([, y]) => y !== null)); // prettier-ignore
-  const accuracy = of("accuracy");
-  if (accuracy.length) {
-    lineChart(place(card(page, "Test accuracy", { half: true })), {
-      label: "Test accuracy by round", series: accuracy, xLabel: "rounds done", format: percent, within: [0, 1],
+  const measure = measureOf([...data.evaluations, ...data.curve]);
+  if (measure) {
+    const look = measure.isShare ? { format: percent, within: [0, 1] } : {};
+    lineChart(place(card(page, `Test ${measure.name}`, { half: true })), {
+      label: `Test ${measure.name} by round`, series: of(measure.of), xLabel: "rounds done", ...look,
     });
   }
-  lineChart(place(card(page, "Test loss", { half: true })), {
-    label: "Test loss by round", series: of("loss"), xLabel: "rounds done", empty: "nothing has been tested yet",
+  lineChart(place(card(page, "Test loss", { half: Boolean(measure) })), {
+    label: "Test loss by round", series: of((one) => one.loss), xLabel: "rounds done", empty: "nothing has been tested yet",
   });
-  const key = accuracy.length ? "accuracy" : "loss";
+  const key = measure?.isShare ? "accuracy" : "loss";
   overBytes(card(page, "What a byte buys", { half: true, note: "all messages, both ways, one-off included" }), key, [
     { name: "this run", data },
   ]);
@@ -139,7 +144,7 @@ function bytesCard(page, data) {
       { name: "here / dense", of: (one) => one.to_dense, as: ratioText },
     ], lines); // prettier-ignore
     words(made, breakEven(data));
-    words(made, "Models down: to train on or to test; a client that has tested a model is not sent it again to train on.", "faint");
+    words(made, "Models down: sent as values to train on, to test or to score, to clients that did not hold them yet. The first model, built from the seed or sent as initial, has a row of its own.", "faint");
   }
   table(made, "Ledger: every byte by phase, direction and encoding", [
     { name: "phase", of: (row) => row.phase, words: true },
@@ -165,7 +170,11 @@ function timesCard(page, data) {
   const timed = data.timeline;
   const made = card(page, "Time");
   made.classList.add("long");
+  const over = data.verdict.word !== "not finished";
   facts(made, [
+    ["began", dateText(data.times.began), "the first round, or test"],
+    [over ? "ended" : "newest step ended", dateText(data.times.ended)],
+    ["in all", secondsText(data.times.whole_s), "with whatever was waited for"],
     ["rounds, together", secondsText(data.times.num_timed ? data.times.seconds : null), data.times.num_timed < data.times.num_rounds ? `of ${data.times.num_timed} of ${data.times.num_rounds}: the rest is not known` : ""],
     ["on average", secondsText(data.times.mean_s)],
     ["slowest", secondsText(data.times.slowest_s)],
@@ -173,10 +182,11 @@ function timesCard(page, data) {
   ]);
   if (timed.some((one) => one.phases)) {
     made.append(node("h3", {}, "Newest rounds by phase"));
-    phaseBars(place(made), timed);
+    phaseBars(place(made), timed, { yLabel: "time" });
   }
+  made.append(node("h3", {}, "Every round"));
   lineChart(place(made), {
-    label: "Seconds of every round", xLabel: "round", within: [0, Infinity], format: seconds, empty: "no round's time is known",
+    label: "Time of every round", xLabel: "round", yLabel: "time", zero: true, within: [0, Infinity], format: seconds, empty: "no round's time is known",
     series: [{ name: "round", points: data.curve.filter((one) => one.seconds !== null).map((one) => [one.round, one.seconds]) }],
   });
   if (!timed.length) return;
@@ -220,6 +230,7 @@ function clientsCard(page, data) {
 
 function maskCard(page, data) {
   const made = card(page, "Mask");
+  if (!hasMask(data)) return words(made, `Strategy ${data.strategy} has no mask: every weight is trained and sent.`);
   made.classList.add("long");
   densityBars(place(made), data.layers);
   if (data.pictures.length) {
@@ -245,11 +256,13 @@ function incidentsCard(page, data) {
   if (data.num_void) words(made, `${data.num_void} ${data.num_void === 1 ? "step was" : "steps were"} void: too few clients reported, and it was tried again.`);
   if (data.not_voted.length) words(made, `Had no say in the newest mask: ${data.not_voted.join(", ")}.`);
   if (!data.incidents.length) return;
-  table(made, "Rounds that clients missed, or that were tried again", [
+  const some = (names, all) => names.join(", ") + (all > names.length ? " …" : "");
+  table(made, "Rounds that clients missed or held up, or that were tried again", [
     { name: "round", of: (one) => one.round },
     { name: "void attempts", of: (one) => one.void_attempts },
     { name: "missed by", of: (one) => one.num_missing },
-    { name: "who", of: (one) => one.missing.join(", "), words: true },
+    { name: "who", of: (one) => some(one.missing, one.num_missing), words: true },
+    { name: "waited for, until it was back", of: (one) => some(one.late.map((row) => `${row.client} ${seconds(row.asked_s)}`), one.num_late), words: true },
   ], data.incidents); // prettier-ignore
 }
 
@@ -265,6 +278,7 @@ function settingsCard(page, data) {
   const changed = data.settings.filter((row) => row.changed);
   if (changed.length) table(made, "Not the default", SETTING_COLUMNS, changed);
   else words(made, "All settings are the defaults.");
+  words(made, `Values were sent, as the links and --reference-coding had it, ${["up", "down"].map((way) => `${way} as ${data.encodings[way].join(", ") || "nothing yet"}`).join(" and ")}.`, "faint");
   const rest = folded(made, `the ${data.settings.length - changed.length} that are the default`);
   table(rest, "The default", SETTING_COLUMNS.slice(0, 2), data.settings.filter((row) => !row.changed));
 }

@@ -43,6 +43,7 @@ function outcomes(page, data) {
     ["one-off payload", of((run) => run.bytes.one_off.up + run.bytes.one_off.down), bytes],
     ["mean round", of((run) => run.times.mean_s), secondsText],
     ["slowest round", of((run) => run.times.slowest_s), secondsText],
+    ["from beginning to end", of((run) => run.times.whole_s), secondsText],
     ["all rounds", of((run) => (run.times.num_timed ? run.times.seconds : null)), secondsText],
     ...phaseRows(data),
   ].map(([name, values, as]) => ({ name, values: values.map((one) => one ?? null), as }));
@@ -51,8 +52,14 @@ function outcomes(page, data) {
     ...data.names.map((name, k) => ({ name, of: (row) => (row.values[k] === null ? null : row.as(row.values[k])) })),
     { name: "ratio", of: (row) => (row.values[0] && row.values[1] !== null ? row.values[1] / row.values[0] : null), as: ratioText },
   ], rows, { whole: true }); // prettier-ignore
-  const same = data.runs[0].model_digest && data.runs[0].model_digest === data.runs[1].model_digest;
-  words(made, same ? "Both ended with the same model, bit for bit." : "The final models differ.", "faint");
+  words(made, modelsText(data), "faint");
+}
+
+function modelsText({ names, runs }) {
+  const without = names.filter((_, k) => !runs[k].model_digest);
+  if (without.length) return `${without.join(" and ")} ${without.length === 1 ? "has" : "have"} no model yet.`;
+  const newest = runs.some((run) => run.verdict.word === "not finished") ? "newest" : "final";
+  return runs[0].model_digest === runs[1].model_digest ? `The ${newest} models are the same, bit for bit.` : `The ${newest} models differ.`;
 }
 
 function phaseRows(data) {

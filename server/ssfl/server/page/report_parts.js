@@ -49,7 +49,7 @@ function facts(parent, rows) {
  * name sorts by it, if `sorts`; a long one scrolls, unless it is `whole`.
  */
 function table(parent, caption, columns, rows, { sorts = false, whole = false } = {}) {
-  const made = node("table", {}, node("caption", {}, caption));
+  const made = node("table");
   const heads = columns.map((column, at) => {
     const head = node("th", { scope: "col", ...(column.words ? { class: "words" } : {}) });
     if (!sorts) head.append(column.name);
@@ -75,6 +75,8 @@ function table(parent, caption, columns, rows, { sorts = false, whole = false } 
     fillIn([...rows].sort((a, b) => (falling ? order(b, a) : order(a, b))));
   }
   const look = whole ? "table-scroll whole" : "table-scroll";
+  // What the table says stands above it: it is not scrolled away with the columns.
+  parent.append(node("p", { class: "caption" }, caption));
   parent.append(node("div", { class: look, tabindex: "0", role: "region", "aria-label": caption }, made));
 }
 
@@ -117,6 +119,11 @@ function byteUnit(most) {
 
 function ratioText(value) {
   return value === null || value === undefined ? "–" : `${Number(value.toPrecision(3))}`;
+}
+
+/** A time of day, the same wherever the report is read. */
+function dateText(value) {
+  return value === null || value === undefined ? "–" : `${new Date(1000 * value).toISOString().slice(0, 19).replace("T", " ")} UTC`;
 }
 
 function percentText(value) {
