@@ -22,10 +22,10 @@ from monitoring.panels import (
 
 TITLE = "Round latency"
 # Refusals that the alert SsflRefusals leaves out: they are part of going on after a restart or a
-# cut, have an alert of their own, or answer an operator's command.
+# cut, have an alert of their own, or follow from an operator's command.
 ROUTINE = (
     "join_again|unknown_client|session_ended|stale_base|stale_mask|slot_yielded|run_over|no_progress|"
-    "disk_full|too_few_clients|no_mask|paused|removed|too_many_checks"
+    "disk_full|removed|too_many_checks"
 )
 NO_RUN = "no coordinator seen"
 NO_ROUND = "no round ended in this window: choose a longer one above"

@@ -129,7 +129,7 @@ class RunCollector(Collector):
             (client, phase): seconds
             for client, result in known.items()
             for phase, seconds in (
-                ("broadcast", result.sent_s),
+                ("broadcast", result.broadcast_s),
                 ("training", result.work_s),
                 ("upload", result.upload_s),
             )
