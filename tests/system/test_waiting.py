@@ -95,7 +95,9 @@ def test_a_removed_site_is_refused_until_it_is_readmitted(raw: RawRun) -> None:
     raw.training()
     admin = f"--admin=localhost:{raw.coordinator.admin_port}"
     done = raw.programs.run("ssfl", "remove", "bob", admin, "--json")
-    assert json.loads(done.out) == {"site": "bob", "removed": True, "was_member": True}
+    assert json.loads(done.out) == {
+        "site": "bob", "removed": True, "was_member": True, "was_removed": False,
+    }  # fmt: skip
     with refused(grpc.StatusCode.PERMISSION_DENIED, "removed", "bob was removed"):
         raw.bob.next_task()
     with refused(grpc.StatusCode.PERMISSION_DENIED, "removed", "ask there why"):
