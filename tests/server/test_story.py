@@ -7,9 +7,10 @@ from typing import Any
 import pytest
 
 from ssfl.method.settings import RunSettings
-from ssfl.method.strategies.contract import ClientId
+from ssfl.method.strategies.contract import ClientId, Work
+from ssfl.server.history import Newest
 from ssfl.server.state import Member, RunState
-from ssfl.server.story import _tell_clipped, _tell_fingerprints, _warn_of_coding
+from ssfl.server.story import _committed, _tell_clipped, _tell_fingerprints, _warn_of_coding
 
 
 def entry(coding_error: float, *encodings: str) -> dict[str, Any]:
@@ -63,3 +64,13 @@ def test_whose_update_was_shortened_is_told_with_its_length(
     _tell_clipped({"round": 3, "clients": rows}, 1.0)
     told = vars(caplog.records[0])
     assert (told["round"], told["limit"], told["norms"]) == (3, 1.0, "c1 12.5")
+
+
+def test_what_coding_lost_is_told_with_three_digits(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "ssfl.run")
+    tested: dict[str, Any] = {"pooled": None, "loss": None, "metrics": {}}
+    newest = {**entry(0.012345678901234, "int8"), "round": 3, "training_loss": 1.0, **tested}
+    _committed(
+        RunState(RunSettings(value_type="int8")), Newest(last_work=Work.TRAIN, newest_round=newest)
+    )
+    assert vars(caplog.records[0])["coding_error"] == "0.0123"

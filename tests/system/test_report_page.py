@@ -4,7 +4,7 @@ Screenshots are left in the test's folder.
 """
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -104,7 +104,7 @@ def test_an_older_round_can_be_chosen(browser: Browser, run: Path) -> None:
     browser.do("select", selector="select", value="0")
     label = "[aria-label='Round 0: who did what when']"
     read = browser.do("attribute", selector=label, name="aria-valuetext")
-    assert ": broadcast 100 ms, training 1 s, queue to upload 400 ms, upload 500 ms, wait" in read
+    assert ", broadcast 100 ms, training 1 s, queue to upload 400 ms, upload 500 ms, wait" in read
     assert browser.do("said") == []
 
 
@@ -118,6 +118,45 @@ def test_the_comparison_of_two_runs_is_sound(
     assert browser.do("text", selector="h1") == "A and B: two runs compared"
 
 
+def copy_of(run: Path, folder: Path, change: Callable[[dict[str, Any]], None]) -> Path:
+    """Write the report of a run whose history is changed."""
+    copied = folder / "r1"
+    (copied / "coordinator").mkdir(parents=True)
+    source = run / "coordinator" / "history.json"
+    (copied / "coordinator" / "history.json").write_bytes(source.read_bytes())
+    rewrite(copied, change)
+    return write_report(copied / "coordinator")
+
+
+@pytest.mark.parametrize("metrics", [{"mae": 0.25}, {}])
+def test_a_task_without_accuracy_leaves_no_hole(
+    metrics: dict[str, float], browser: Browser, run: Path, tmp_path: Path
+) -> None:
+    def without(history: dict[str, Any]) -> None:
+        for entry in (*history["rounds"], *history["evaluations"]):
+            entry.update(pooled=None, mean=None, metrics=metrics)
+
+    page = copy_of(run, tmp_path, without)
+    look_at(browser, page, "wide", tmp_path / "without.png")
+    titles = "[...document.querySelectorAll('.card.half h2')].map((one) => one.textContent)"
+    halves = browser.do("evaluate", code=titles)
+    assert ("Test mae" in halves) == ("Test loss" in halves) == bool(metrics)
+    assert len(halves) % 2 == 0
+
+
+def test_on_a_phone_captions_stay_and_heads_stand_on_one_line(browser: Browser, run: Path) -> None:
+    browser.do("open", url=write_report(run / "coordinator").as_uri(), width=390, height=844)
+    inside = ".table-scroll caption, .table-scroll .caption"
+    assert browser.do("count", selector=inside) == 0
+    assert browser.do("count", selector="p.caption") > 5
+    ends = """[...document.querySelectorAll(`%s thead button`)].map((button) => {
+      const range = document.createRange();
+      range.selectNodeContents(button);
+      return Math.round(range.getBoundingClientRect().bottom);
+    })"""
+    assert len(set(browser.do("evaluate", code=ends % CLIENTS))) == 1
+
+
 def test_a_run_that_has_not_begun_shows_what_there_is(
     browser: Browser, run: Path, tmp_path: Path
 ) -> None:
@@ -125,11 +164,6 @@ def test_a_run_that_has_not_begun_shows_what_there_is(
         history.update(finished=False, rounds_done=0, best=None, ledger=[], mask=None)
         history.update(rounds=[], masks=[], evaluations=[])
 
-    copied = tmp_path / "r1"
-    (copied / "coordinator").mkdir(parents=True)
-    source = run / "coordinator" / "history.json"
-    (copied / "coordinator" / "history.json").write_bytes(source.read_bytes())
-    rewrite(copied, begun)
-    page = write_report(copied / "coordinator")
+    page = copy_of(run, tmp_path, begun)
     look_at(browser, page, "wide", tmp_path / "begun.png")
     assert "Nothing has been tested yet." in browser.do("text", selector="main")

@@ -236,6 +236,32 @@ def check_bytes(status: Any, updates: int, models: int) -> None:
         }
 
 
+def test_a_dense_run_without_accuracy_shows_no_mask_and_its_first_metric(
+    programs: Programs, browser: Browser, tmp_path: Path
+) -> None:
+    shown = free_port()
+    flags = ("--clients=5", "--rounds=4", "--evaluate-every=1", "--strategy=fedavg")
+    coordinator = programs.coordinator(*flags, f"--status-port={shown}")
+    with joined(coordinator.address) as clients:
+        for client in clients:
+            client.tested = {"total": 2, "loss_sum": 1.0, "metric_sums": {"mae": 0.5}}
+        all_answer(clients[:1])
+        for _ in range(4):
+            all_answer(clients)
+        browser.do("open", url=f"http://127.0.0.1:{shown}/", width=390, height=844)
+        browser.do("text", selector="#facts", fits="Round2 of 4.*mae0.25Loss0.5000")
+        facts = browser.do("text", selector="#facts", fits="Masknonestrategy fedavg")
+        assert "Accuracy" not in facts and facts.count("100 %of dense values") == 2
+        browser.do("text", selector="#accuracy-title", fits="^mae$")
+        read = browser.do("attribute", selector="#accuracy .chart-plot", name="aria-valuetext")
+        assert read == "rounds done 2: all clients 0.25"
+        assert browser.do("text", selector="#layers .chart-empty") == "strategy fedavg has no mask"
+        assert "initial, scores, masks" not in browser.do("text", selector="#bytes")
+        browser.do("shot", file=str(tmp_path / "dense.png"))
+        assert browser.do("evaluate", code="document.documentElement.scrollWidth - innerWidth") <= 0
+        assert browser.do("said") == []
+
+
 def test_the_page_tells_neither_the_token_nor_where_anything_lies(
     programs: Programs, tmp_path: Path
 ) -> None:

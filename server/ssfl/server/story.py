@@ -148,7 +148,7 @@ def _committed(state: RunState, history: Newest) -> None:
             **_tested("base_accuracy", newest),
             training_loss=f"{newest['training_loss']:.4f}",
             model=state.base_digest[:12],
-            **({"coding_error": f"{newest['coding_error']:.4f}"} if newest["coding_error"] else {}),
+            **({"coding_error": f"{newest['coding_error']:.3g}"} if newest["coding_error"] else {}),
         )
         _warn_of_coding(newest, state.settings.value_type)
         _tell_clipped(newest, state.settings.max_update_norm)
