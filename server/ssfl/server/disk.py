@@ -42,6 +42,11 @@ def refused_if_full() -> Iterator[None]:
         ) from error
 
 
+def existing(folder: Path) -> Path:
+    """Return a folder, or the one above it that there is: it will be made on that disk."""
+    return next(place for place in (folder, *folder.absolute().parents) if place.exists())
+
+
 @dataclass(frozen=True, slots=True)
 class Disk:
     """Where something is written: a folder, and the flag that names it."""
@@ -51,9 +56,8 @@ class Disk:
 
     def told(self) -> str:
         """Say which disk it is and how much is free there; no path, as the status page shows it."""
-        places = (self.folder, *self.folder.absolute().parents)
-        there = next(place for place in places if place.exists())
-        return f"the disk of {self.flag}, which has {shutil.disk_usage(there).free / 1e6:.3f} MB"
+        free = shutil.disk_usage(existing(self.folder)).free
+        return f"the disk of {self.flag}, which has {free / 1e6:.3f} MB"
 
 
 class Room:

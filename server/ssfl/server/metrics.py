@@ -18,6 +18,7 @@ from ssfl.program import series
 from ssfl.program.malloc import heap_bytes
 from ssfl.program.metrics import build_info, histograms, many, maybe, one
 from ssfl.server.conductor import Conductor
+from ssfl.server.disk import existing
 from ssfl.server.ledger import CARRIED, CONNECTION, Direction
 from ssfl.server.memory import folder_bytes, memory_limit_bytes, peak_memory_bytes
 from ssfl.server.sessions import Sessions
@@ -219,16 +220,9 @@ def _waited_for(state: RunState) -> set[ClientId]:
 
 def disks(state_dir: Path, out_dir: Path) -> dict[str, Path]:
     """Return a folder on each disk that is written to: `out` only if it is not that of `state`."""
-    state, out = _existing(state_dir), _existing(out_dir)
+    state, out = existing(state_dir), existing(out_dir)
     same = state.stat().st_dev == out.stat().st_dev
     return {"state": state} if same else {"state": state, "out": out}
-
-
-def _existing(folder: Path) -> Path:
-    """Return a folder, or the one it will be made in."""
-    while not folder.exists() and folder != folder.parent:
-        folder = folder.parent
-    return folder
 
 
 def _by_name(counts: Mapping[Direction, float]) -> dict[str, float]:
