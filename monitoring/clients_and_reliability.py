@@ -197,7 +197,7 @@ def _trouble() -> list[Panel]:
     return [
         lines(
             "Refused, by reason",
-            "Calls refused in 15 minutes; docs/recovery.md says what each reason means.",
+            "Calls refused in 15 minutes; docs/wire-format.md says what each reason means.",
             [
                 Query(
                     "sum by (reason) "

@@ -94,15 +94,14 @@ def stat(
     unit: str = "short",
     no_data: str,
     bad: float | None = None,
-    below: bool = False,
     words: dict[str, str] | None = None,
     legend: str = "",
     width: int = 4,
 ) -> Panel:
-    """One number; `bad`: from there on (or `below` it) it is red and the word says so."""
-    steps: list[Json] = [{"color": RED if below else BLUE, "value": None}]
+    """One number; `bad`: from there on it is red and the word says so."""
+    steps: list[Json] = [{"color": BLUE, "value": None}]
     if bad is not None:
-        steps.append({"color": BLUE if below else RED, "value": bad})
+        steps.append({"color": RED, "value": bad})
     defaults: Json = {
         "color": {"mode": "thresholds"},
         "thresholds": {"mode": "absolute", "steps": steps},

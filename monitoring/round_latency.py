@@ -69,7 +69,7 @@ def _first() -> list[Panel]:
             "Time to the end of the run at the pace of its newest rounds.",
             f"ssfl_run_seconds_left{{{SELECTED}}}",
             unit="dtdurations",
-            no_data="not known yet, stalled, or over",
+            no_data="not known yet, stalled, paused, or over",
         ),
         stat(
             "Age of the step",

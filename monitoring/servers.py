@@ -1,8 +1,9 @@
 """Real Prometheus and Alertmanager processes with our own configuration, in a hurry if asked.
 
-A rendered copy of prometheus.yml, rules.yml and alertmanager.yml differs from the original in four
+A rendered copy of prometheus.yml, rules.yml and alertmanager.yml differs from the original in five
 things only: the targets, how often they are asked, the `for:` of every alert divided by `hurry`,
-and where notes are sent. Expressions are never touched. Every wait has a deadline.
+where notes are sent, and that they are sent at once. Expressions are never touched. Every wait has
+a deadline.
 """
 
 import json

@@ -24,7 +24,10 @@ def _alerts(rules: dict[str, Any]) -> str:
             if "alert" not in rule:
                 continue
             name = rule["alert"]
-            said = re.sub(r"\{\{ \$labels\.(\w+) \}\}", r"`\1`", rule["annotations"]["summary"])
+            said = re.sub(
+                r"\{\{ (?:or )?\$labels\.(\w+)[^}]* \}\}", r"`\1`", rule["annotations"]["summary"]
+            )
+            assert "{{" not in said, said
             link = f"[{name}](operations.md#{name.lower()})"
             severity = rule["labels"]["severity"]
             lines.append(f"| {link} | {severity} | {rule.get('for', 'at once')} | {said} |")

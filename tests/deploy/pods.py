@@ -135,7 +135,8 @@ class Pod:
         asked = self.container[probe]["httpGet"]
         port = self.ports[self.port_number(asked["port"])]
         try:
-            link = http.client.HTTPConnection(POD_IP, port, timeout=10)
+            timeout_s = self.container[probe]["timeoutSeconds"]
+            link = http.client.HTTPConnection(POD_IP, port, timeout=timeout_s)
             link.request("GET", asked["path"])
             return 200 <= link.getresponse().status < 400
         except OSError:
@@ -149,7 +150,7 @@ class Pod:
         return answer.status, answer.read()
 
     def waits_for(self, probe: str) -> None:
-        """Wait until a probe succeeds, for as long as Kubernetes would wait for a start."""
+        """Wait until a probe succeeds; test_manifests.py sees to the real deadlines."""
 
         def answered() -> bool:
             assert self.program.running, f"{self.name} ended:\n{self.program.err}"
@@ -169,7 +170,8 @@ class Pod:
     def execute(self, command: str, *arguments: str) -> Program:
         """Run a command as `kubectl exec` does, to its end."""
         name = f"{self.name}-exec-{self.starts}-{command}"
-        words: list[str | Path] = [SCRIPTS / command, *map(self._local, arguments)]
+        local = [self._local(word, self.container) for word in arguments]
+        words: list[str | Path] = [SCRIPTS / command, *local]
         program = Program(name, words, self._folder(), self._environment(self.container))
         program.ends()
         return program
@@ -180,15 +182,17 @@ class Pod:
         variables = self._variables(container)
         words = [*container.get("command", self._image(container).entrypoint)]
         words += container.get("args", [])
-        command, *arguments = [self._local(_filled(word, variables)) for word in words]
+        command, *arguments = [self._local(_filled(word, variables), container) for word in words]
         script = SCRIPTS / command
         assert script.is_file(), f"{self.name}: there is no command {command}"
         name = f"{self.name}-{container['name']}-{self.starts}"
         return Program(name, [script, *arguments], self._folder(), self._environment(container))
 
     def _environment(self, container: Document) -> dict[str, str]:
-        local = {name: self._local(text) for name, text in self._variables(container).items()}
-        return environment() | {"TMPDIR": str(self.path("/tmp"))} | local
+        local = {
+            name: self._local(text, container) for name, text in self._variables(container).items()
+        }
+        return environment() | {"TMPDIR": str(self.path("/tmp", container))} | local
 
     def _variables(self, container: Document) -> dict[str, str]:
         variables = dict(self._image(container).environment)
@@ -239,12 +243,11 @@ class Pod:
 
     # -- what is not as in a cluster
 
-    def path(self, inside: str) -> Path:
-        """Return where a path inside the container is on this machine."""
+    def path(self, inside: str, container: Document | None = None) -> Path:
+        """Return where a path inside the container, or an init container, is on this machine."""
         mounts: list[tuple[str, Path]] = [
             (one["mountPath"], self.volumes[one["name"]] / one.get("subPath", ""))
-            for container in [*self.spec.get("initContainers", []), self.container]
-            for one in container["volumeMounts"]
+            for one in (container or self.container)["volumeMounts"]
         ]
         for mount, folder in sorted(mounts, key=lambda pair: -len(pair[0])):
             if inside == mount or inside.startswith(f"{mount}/"):
@@ -262,11 +265,11 @@ class Pod:
     def _folder(self) -> Path:
         return self.path(self._image(self.container).folder)
 
-    def _local(self, word: str) -> str:
+    def _local(self, word: str, container: Document) -> str:
         """Return a word of the command, or a variable, with this machine's paths and ports."""
         flag, equals, value = word.rpartition("=")
         if value.startswith("/"):
-            return f"{flag}{equals}{self.path(value)}"
+            return f"{flag}{equals}{self.path(value, container)}"
         if found := PORT_FLAG.fullmatch(word):
             port = self.ports.setdefault(int(found[2]), free_port())
             return f"{found[1]}{port}"

@@ -276,6 +276,17 @@ def ports_named(document: Document) -> Iterator[str]:
             yield from (one["port"] for one in rule["ports"])
 
 
+@pytest.mark.parametrize("name", ["local", "site"])
+def test_a_client_has_the_time_to_load_torch_and_to_end(name: str) -> None:
+    pod = pod_of(find(overlay(name), "Job"))
+    (container,) = pod["containers"]
+    startup, alive = container["startupProbe"], container["livenessProbe"]
+    assert startup["httpGet"]["path"] == alive["httpGet"]["path"] == "/healthz"
+    assert startup["periodSeconds"] * startup["failureThreshold"] >= 300
+    assert alive["periodSeconds"] * alive["failureThreshold"] >= 300
+    assert pod["terminationGracePeriodSeconds"] >= DRAIN_S + MARGIN_S
+
+
 def test_a_site_can_call_out_and_nobody_can_call_it() -> None:
     documents = overlay("site")
     policy = find(documents, "NetworkPolicy")["spec"]

@@ -15,8 +15,9 @@ from ssfl.program.metrics import metrics_route
 from ssfl.program.web import Request
 from ssfl.server import events
 from ssfl.server.conductor import Conductor
+from ssfl.server.disk import disks
 from ssfl.server.ledger import CARRIED, Direction
-from ssfl.server.metrics import RunCollector, disks
+from ssfl.server.metrics import RunCollector
 from ssfl.server.sessions import Sessions
 from ssfl.server.state import Stall
 from ssfl.server.tally import Result

@@ -34,7 +34,9 @@ Ask = Callable[..., Any]
 
 def asking(conductor: Conductor, sessions: Sessions | None = None) -> Ask:
     """Return what asks for a document and reads it."""
-    found = page_routes(Documents(conductor, sessions or Sessions(), Recent()), "127.0.0.1")
+    found = page_routes(
+        Documents(conductor, sessions or Sessions(), Recent(), Path("runs")), "127.0.0.1"
+    )
 
     def ask(name: str, **query: str) -> Any:
         answer = found[f"/api/v1/{name}"](Request(name, query, HERE))
@@ -129,7 +131,7 @@ def test_a_question_that_will_not_do_is_told_why(
 
 def test_every_answer_says_how_it_may_be_used(tmp_path: Path) -> None:
     async def script(conductor: Conductor) -> None:
-        routes = page_routes(Documents(conductor, Sessions(), Recent()), "127.0.0.1")
+        routes = page_routes(Documents(conductor, Sessions(), Recent(), Path("runs")), "127.0.0.1")
         assert set(routes) == {*API, *FILES}
         for path, route in routes.items():
             answer = route(Request(path, {}, HERE))
@@ -163,7 +165,7 @@ def test_a_site_that_points_its_name_at_loopback_is_told_nothing(
     tmp_path: Path, served_on: str, host: str, status: int
 ) -> None:
     async def script(conductor: Conductor) -> None:
-        routes = page_routes(Documents(conductor, Sessions(), Recent()), served_on)
+        routes = page_routes(Documents(conductor, Sessions(), Recent(), Path("runs")), served_on)
         for path, route in routes.items():
             answer = route(Request(path, {}, {"host": host}))
             assert answer.status == status, path
@@ -174,7 +176,7 @@ def test_a_site_that_points_its_name_at_loopback_is_told_nothing(
 
 def test_what_has_not_changed_is_not_sent_again(tmp_path: Path, manifest: Manifest) -> None:
     async def script(conductor: Conductor) -> None:
-        routes = page_routes(Documents(conductor, Sessions(), Recent()), "127.0.0.1")
+        routes = page_routes(Documents(conductor, Sessions(), Recent(), Path("runs")), "127.0.0.1")
         for path in ("/", "/app.js", "/api/v1/rounds", "/api/v1/timeline", "/api/v1/layers"):
             first = routes[path](Request(path, {}, HERE))
             known = {**HERE, "if-none-match": first.headers["ETag"]}
@@ -203,7 +205,7 @@ def test_no_answer_holds_what_clients_prove_their_names_with(
         where = {"state_dir": str(tmp_path), "session_token": secret, "folder": tmp_path}
         logging.getLogger("ssfl.run").warning("cannot read %s", tmp_path / "x", extra=where)
         recent.end()
-        routes = page_routes(Documents(conductor, Sessions(), recent), "127.0.0.1")
+        routes = page_routes(Documents(conductor, Sessions(), recent, Path("runs")), "127.0.0.1")
         for path in API:
             answer = routes[path](Request(path, {}, HERE))
             assert secret.encode() not in answer.body
@@ -229,7 +231,7 @@ def test_a_long_journal_is_read_in_several_looks(
     journal.close()
 
     async def script(conductor: Conductor) -> None:
-        documents = Documents(conductor, Sessions(), Recent())
+        documents = Documents(conductor, Sessions(), Recent(), Path("runs"))
         documents._follower = Follower(journal.path)
         conductor.told_bytes = journal.num_bytes
         monkeypatch.setattr(status_documents, "READ_S", -1.0)  # one entry at a look

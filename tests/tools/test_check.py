@@ -2,6 +2,7 @@
 
 import io
 import json
+import logging
 import re
 import sys
 from pathlib import Path
@@ -158,8 +159,6 @@ def test_a_long_model_is_shortened_with_totals_by_role(capsys: pytest.CaptureFix
 
 
 def test_warnings_of_our_modules_become_part_of_the_step() -> None:
-    import logging
-
     steps = Steps()
 
     def body() -> Found[int]:
@@ -171,6 +170,17 @@ def test_warnings_of_our_modules_become_part_of_the_step() -> None:
     assert (step.verdict, step.text) == (Verdict.WARNING, "done")
     assert step.advice and step.advice.what == "a number adds up"
     assert "1 warning" in verdict_text(steps).plain
+
+
+def test_a_step_with_advice_of_its_own_tells_what_our_modules_warned_of_too() -> None:
+    def body() -> Found[None]:
+        logging.getLogger("ssfl.anything").warning("the file is old")
+        return Found(None, "done", Advice(Who.NETWORK, "open the port"))
+
+    steps = Steps()
+    steps.run("step", body)
+    (step,) = steps.all
+    assert step.advice == Advice(Who.NETWORK, "open the port; the file is old")
 
 
 def test_what_nobody_has_thought_of_is_a_failed_step_with_its_traceback(

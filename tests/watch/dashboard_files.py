@@ -3,7 +3,6 @@
 import json
 import re
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 from monitoring.build import HERE
@@ -49,8 +48,3 @@ def metric_names(expr: str) -> set[str]:
     bare = re.sub(r"\b(by|on|without|ignoring|group_left|group_right)\s*\([^)]*\)", " ", bare)
     words = re.findall(r"(?<![\w:])[a-zA-Z_:][\w:]*(?!\s*\(|[\w:])", bare)
     return set(words) - {"and", "or", "unless", "offset", "bool"}
-
-
-def folder() -> Path:
-    """Return where everything for monitoring is."""
-    return HERE

@@ -20,7 +20,7 @@ SECONDS = (
 # Of one fsync: from 0.1 ms on a good disk to the 10 s of a failing one.
 SYNC_SECONDS = (0.0001, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 1.0, 2.5, 10.0)
 CLIENTS_SHOWN = 200  # with more, only
-SLOWEST_SHOWN = 20  # those whose newest result took longest, and as many not heard of longest
+SLOWEST_SHOWN = 20  # who is waited for, then the slowest; and as many not heard of longest
 
 
 class Kind(StrEnum):
@@ -69,7 +69,7 @@ RUN_STALLED_SECONDS = _gauge(
 RUN_MISSING = _gauge("ssfl_run_missing_clients", "clients that a stalled run waits for")
 RUN_SECONDS_LEFT = _gauge(
     "ssfl_run_seconds_left",
-    "to the end, at the pace of the newest rounds; absent while unknown or stalled",
+    "to the end, at the pace of the newest rounds; absent while unknown, stalled, paused or over",
 )
 ROUNDS = _counter("ssfl_rounds", "rounds committed in this run, earlier processes included")
 ROUNDS_PLANNED = _gauge("ssfl_rounds_planned", "rounds that the run is to have")
@@ -124,7 +124,9 @@ CLIENT_LAST_SEEN = _gauge(
     "since a client was last heard of; absent when it has left or was removed",
     "client",
 )
-CLIENT_UP = _gauge("ssfl_client_up", "1 if a client is here, 0 if it is lost or has left", "client")
+CLIENT_UP = _gauge(
+    "ssfl_client_up", "1 if a client is here, 0 if it is lost, has left or was removed", "client"
+)
 CLIENT_PENDING = _gauge(
     "ssfl_client_pending",
     "1 if the step under way waits for a client's result, or a stalled run for the client",

@@ -47,6 +47,13 @@ def existing(folder: Path) -> Path:
     return next(place for place in (folder, *folder.absolute().parents) if place.exists())
 
 
+def disks(state_dir: Path, out_dir: Path) -> dict[str, Path]:
+    """Return a folder on each disk that is written to: `out` only if it is not that of `state`."""
+    state, out = existing(state_dir), existing(out_dir)
+    same = state.stat().st_dev == out.stat().st_dev
+    return {"state": state} if same else {"state": state, "out": out}
+
+
 @dataclass(frozen=True, slots=True)
 class Disk:
     """Where something is written: a folder, and the flag that names it."""

@@ -18,7 +18,7 @@ from ssfl.program import series
 from ssfl.program.malloc import heap_bytes
 from ssfl.program.metrics import build_info, histograms, many, maybe, one
 from ssfl.server.conductor import Conductor
-from ssfl.server.disk import existing
+from ssfl.server.disk import disks
 from ssfl.server.ledger import CARRIED, CONNECTION, Direction
 from ssfl.server.memory import folder_bytes, memory_limit_bytes, peak_memory_bytes
 from ssfl.server.sessions import Sessions
@@ -182,8 +182,9 @@ class RunCollector(Collector):
         carried = {
             row["direction"]: row["socket_bytes"] for row in rows if row["phase"] == CONNECTION
         }
-        yield many(series.SOCKET_BYTES, carried)
-        yield many(series.DENSE_BYTES, _by_name(dict(tally.dense_bytes)))
+        nothing = {way.value: 0 for way in Direction}
+        yield many(series.SOCKET_BYTES, nothing | carried)
+        yield many(series.DENSE_BYTES, nothing | _by_name(dict(tally.dense_bytes)))
         yield many(series.DENSE_RATIO, _by_name(tally.ratios))
 
     def _trouble(self) -> Iterator[Metric]:
@@ -216,13 +217,6 @@ def _waited_for(state: RunState) -> set[ClientId]:
     """Return whose result the step under way lacks, and who is missing to a run that stalled."""
     pending = state.step.pending if state.step and state.step.closed is None else ()
     return {*pending, *(state.stall.missing if state.stall else ())}
-
-
-def disks(state_dir: Path, out_dir: Path) -> dict[str, Path]:
-    """Return a folder on each disk that is written to: `out` only if it is not that of `state`."""
-    state, out = existing(state_dir), existing(out_dir)
-    same = state.stat().st_dev == out.stat().st_dev
-    return {"state": state} if same else {"state": state, "out": out}
 
 
 def _by_name(counts: Mapping[Direction, float]) -> dict[str, float]:

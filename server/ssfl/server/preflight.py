@@ -25,7 +25,7 @@ from ssfl.server.settings_message import settings_to_message
 from ssfl.v1 import coordinator_pb2 as pb
 
 MAX_NOISE_BYTES = 8 << 20  # each way
-MAX_NOISE_S = 3.0  # of one download; a client keeps to it on the way up
+MAX_NOISE_S = 3.0  # of one download; our client keeps to it in all, each way
 MAX_PIECE_BYTES = 64 << 10
 MAX_ECHOES = 64
 MAX_DOWNLOADS = 256

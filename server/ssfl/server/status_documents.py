@@ -5,7 +5,8 @@ run is now is read from the published state, a value; what it did is read from t
 where the last question stopped, for at most READ_S at a time, so that the first look at a long
 run holds up nobody (`history.read` says how far it is). So curves survive a restart, too.
 
-Never told: tokens of any kind, certificates, fingerprints, labels, paths.
+Never told: tokens of any kind, certificates, fingerprints, class counts, paths. Labels that sites
+share are told as the reason for a new mask.
 """
 
 import shutil
@@ -13,6 +14,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from ssfl.method.strategies.contract import ClientId
@@ -20,6 +22,7 @@ from ssfl.program.recent import Recent
 from ssfl.program.version import ssfl_version
 from ssfl.server.conductor import Conductor
 from ssfl.server.dense import has_own_masks
+from ssfl.server.disk import disks
 from ssfl.server.history_file import Follower
 from ssfl.server.memory import peak_memory_bytes
 from ssfl.server.sessions import Sessions
@@ -41,7 +44,10 @@ Document = dict[str, Any]
 class Documents:
     """Answers questions about one run; any thread may ask."""
 
-    def __init__(self, conductor: Conductor, sessions: Sessions, recent: Recent) -> None:
+    def __init__(
+        self, conductor: Conductor, sessions: Sessions, recent: Recent, out_dir: Path
+    ) -> None:
+        self._out_dir = out_dir
         self._conductor = conductor
         self._sessions = sessions
         self._recent = recent
@@ -69,7 +75,8 @@ class Documents:
             read = self._follower.num_bytes
             sent = self._view.bytes(conductor.ledger.rows(), num_values)
         masked = manifest.num_masked if manifest else 0
-        usage = shutil.disk_usage(conductor.store.root)
+        places = disks(conductor.store.root, self._out_dir).values()
+        usage = min(map(shutil.disk_usage, places), key=lambda one: one.free / max(1, one.total))
         newest = history.newest
         return {
             "run_id": state.run_id,

@@ -24,7 +24,7 @@ Counted = tuple[int, int, int]  # payload, message, socket
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """A client's newest scores or update, in seconds from the start of its step."""
+    """A client's newest scores or update; moments are seconds from the start of its step."""
 
     sent_s: float  # it had its task
     work_s: float
@@ -63,7 +63,7 @@ class Tally:
     )
     phases: dict[str, Histogram] = field(default_factory=lambda: _histograms(PHASES))
     syncs: Histogram = field(default_factory=lambda: Histogram(SYNC_SECONDS))
-    # At the newest commit: bytes sent since the start, as a share of the dense model's.
+    # At the newest commit of a round: bytes sent since the start, as a share of the dense model's.
     ratios: Mapping[Direction, float] = field(default_factory=dict)
     _known: set[ClientId] = field(default_factory=set)  # who has joined, earlier processes included
     _before: Mapping[Key, Counted] = field(default_factory=dict)  # by earlier processes

@@ -24,7 +24,7 @@ NEWEST_ROUNDS = 20  # in the timeline,
 SLOWEST_CLIENTS = 40  # with this many clients of a round each
 NEWEST_MASKS = 100
 NEWEST_INCIDENTS = 100
-LATE_S = 30.0  # a client of which nothing is heard for so long is lost
+LATE_S = 30.0  # whoever is asked so long after a round's start was away, or replaces somebody
 
 Rows = Iterable[Mapping[str, Any]]
 _TIMES = ("asked_s", "sent_s", "work_s", "upload_s", "received_s")
@@ -164,7 +164,7 @@ class RunView:
     def curve(self) -> list[Entry]:
         """Return the rounds: test metrics of each one's base, duration, bytes of values.
 
-        `sent_bytes`: all messages, both ways, before the round; what its base has cost.
+        `sent_bytes`: all messages, both ways, until its base was committed: what that has cost.
         """
         return self._curve.points()
 

@@ -1,4 +1,4 @@
-"""What a run waits for, in words."""
+"""What a run waits for, in words; what each client does, and how long the run will take."""
 
 import time
 

@@ -50,7 +50,7 @@ class Watch:
             from ssfl.server.status_documents import Documents
             from ssfl.server.status_page import page_routes
 
-            documents = Documents(conductor, sessions, self._recent)
+            documents = Documents(conductor, sessions, self._recent, config.out_dir)
             routes = page_routes(documents, config.status_host)
             self._open("status", routes, config.status_host, config.status_port)
 

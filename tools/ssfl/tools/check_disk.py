@@ -25,7 +25,7 @@ Needed = Callable[[Manifest, RunSettings], int]
 
 
 def free_bytes(folder: Path) -> int:
-    """Return what this user may still write where a folder is, or will be."""
+    """Return what this user may still write where a folder is."""
     return shutil.disk_usage(folder).free
 
 

@@ -71,7 +71,6 @@ class SiteCheck:
         self._config, self._client_id = config, client_id
         self._settings, self._run_manifest, self._is_run = settings, run_manifest, is_run
         self._talk = talk
-        self.shard: Shard | None = None
         self.manifest: Manifest | None = None
         self.pace: Pace | None = None
         self._score_s = 0.0
@@ -82,7 +81,7 @@ class SiteCheck:
         steps.run("torch", self._torch)
         device = steps.run("device", self._device, ["torch"])
         task = steps.run("task", self._task, ["torch"])
-        shard = self.shard = steps.run("shard", lambda: self._shard(_there(task)), ["task"])
+        shard = steps.run("shard", lambda: self._shard(_there(task)), ["task"])
         if talk := self._talk:
             count = shard.num_samples if shard else 0
             steps.run("samples", lambda: talk.samples(count), ["admission", "shard"])

@@ -2,8 +2,8 @@
 
 A step that fails never ends the check, not even by what nobody has thought of. Those that cannot
 be tried without it are skipped; all others are tried all the same. Warnings that our modules log
-meanwhile become part of the step. One that takes long is named on stderr; Ctrl-C in it ends the
-check, and is told as its failure.
+meanwhile become part of a step that passes. One that takes long is named on stderr; Ctrl-C in it
+ends the check, and is told as its failure.
 """
 
 import logging
@@ -13,7 +13,7 @@ import time
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Generic, TypeVar
 
@@ -125,9 +125,13 @@ class Steps:
                 self._fail(name, _unexpected(error), began_s)
                 traceback.print_exc()
                 return None
-        advice = found.advice
-        if warnings and advice is None:
-            advice = Advice(Who.MACHINE, "; ".join(warnings))
+        advice, heard = found.advice, "; ".join(warnings)
+        if heard:
+            advice = (
+                replace(advice, what=f"{advice.what}; {heard}")
+                if advice
+                else Advice(Who.MACHINE, heard)
+            )
         self._add(name, Verdict.WARNING if advice else Verdict.OK, found.text, advice, began_s)
         return found.value
 

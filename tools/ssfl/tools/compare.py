@@ -73,10 +73,15 @@ def _tests(report: Mapping[str, Any], measure: str, over: str = "rounds") -> lis
 
     Of the same model, the test by all clients counts, not that by the round's.
     """
-    where = ("round", "rounds_done") if over == "rounds" else ("sent_bytes", "sent_bytes")
-    found = {point[where[0]]: point[measure] for point in report["curve"]}
-    found |= {point[where[1]]: point[measure] for point in report["evaluations"]}
-    return sorted((at, value) for at, value in found.items() if value is not None)
+    curve, evaluations = report["curve"], report["evaluations"]
+    found = {point["round"]: point[measure] for point in curve}
+    found |= {point["rounds_done"]: point[measure] for point in evaluations}
+    places = {rounds: rounds for rounds in found}
+    if over == "bytes":  # an evaluation by all has its own bytes behind it, too: the model's count
+        places = {point["rounds_done"]: point["sent_bytes"] for point in evaluations}
+        places |= {point["round"]: point["sent_bytes"] for point in curve}
+    tests = {places[rounds]: value for rounds, value in found.items()}
+    return sorted((at, value) for at, value in tests.items() if value is not None)
 
 
 def _at_equal(runs: Sequence[Sequence[Point]], *, whole: bool) -> list[Entry]:

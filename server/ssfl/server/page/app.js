@@ -1,6 +1,6 @@
 // The status page: asks the coordinator every two seconds and shows what it says.
 //
-// The status says whether the rest has changed; only what did is fetched. A page that nobody looks
+// The status says whether curves, timeline, layers and events have changed; only what did is fetched. A page that nobody looks
 // at asks rarely. When the coordinator is not reached, the page says since when, keeps what it
 // showed, asks less and less often, and goes on by itself. Text from the network goes in as text.
 

@@ -1,10 +1,6 @@
 // The report of one run, or of two beside each other, from the JSON in the page. Stands behind
 // charts.js, report_parts.js and report_compare.js in one script.
 
-function bytesText(value) {
-  return value === null || value === undefined ? "–" : bytes(value);
-}
-
 function secondsText(value) {
   return value === null || value === undefined ? "–" : seconds(value);
 }
