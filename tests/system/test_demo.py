@@ -32,7 +32,7 @@ def test_the_demo_ends_with_a_table_a_digest_and_the_artifacts(programs: Program
     assert demo.out.splitlines()[-1] == "both compared  demo/comparison.html"
     compared = json.loads((out / "comparison.json").read_text("utf-8"))
     assert compared["names"] == ["dense", "ssfl"]
-    assert compared["overlap"]["common"] == history["mask"]["num_kept"]
+    assert compared["overlap"]["why_not"] == "strategy fedavg has no mask"
     _loads_into_plain_pytorch(folder / "model.safetensors", history["mask"]["num_kept"])
 
 
