@@ -4,17 +4,18 @@
 
 Two real `ssfl-coordinator` processes at the same time and, in this process, light clients of both
 that only echo (light_client.py), so that the coordinators are as busy as they can be. One has
-neither port. The other is watched: Prometheus asks for /metrics (every 5 seconds: three times as
-often as usual) and one browser has the status page open (the documents that the page asks for,
-every 2 seconds). In every turn of some seconds the CPU seconds per round of both are compared; the
-median of those ratios is told. Two processes of the same program differ by a percent or so by
-themselves: as a measure of that, a third coordinator, not watched either, is compared with the
-first in the same way. Writes benchmarks/results/watch_overhead.json and .png; exit code 1 above the
-bar.
+neither port. The other is watched: Prometheus asks for /metrics every 15 seconds, as our
+prometheus.yml says, and one browser has the status page open: status, clients and new events every
+2 seconds, curves, timeline and layers every 10, as page/app.js asks. In every turn of some seconds
+the CPU seconds per round of both are compared; the median of those ratios is told. Two processes of
+the same program differ by a percent or so by themselves: as a measure of that, a third coordinator,
+not watched either, is compared with the first in the same way. Writes
+benchmarks/results/watch_overhead.json and .png; exit code 1 above the bar.
 """
 
 import argparse
 import asyncio
+import json
 import sys
 import tempfile
 import time
@@ -34,9 +35,10 @@ from ssfl.method.initialize import initial_vector
 
 BAR = 0.02
 MASKED, DENSE = 4000, 100
-SCRAPE_S, PAGE_S = 5.0, 2.0
-# What app.js asks for at every look.
-DOCUMENTS = ("status", "clients", "rounds", "timeline", "layers", "events")
+SCRAPE_S, PAGE_S, DRAWN_S = 15.0, 2.0, 10.0
+# What app.js asks for: at every look, and to draw.
+LOOKED = ("status", "clients?limit=50")
+DRAWN = ("rounds", "timeline", "layers")
 ROUNDS = 100_000  # more than there is time for: the run is ended
 
 
@@ -62,28 +64,34 @@ class Federation:
         return len({told.step for told in self.clients[0].tells("train")})
 
 
-def ask(url: str) -> int:
-    """Return how many bytes the answer has."""
+def ask(url: str) -> bytes:
+    """Return the answer."""
     with urlopen(url, timeout=30) as answer:
-        return len(answer.read())
+        body: bytes = answer.read()
+        return body
 
 
 async def watch(server: Coordinator, counts: dict[str, list[float]]) -> None:
     """Ask as Prometheus and a browser do, until cancelled."""
 
     async def every(seconds: float, name: str, urls: list[str]) -> None:
+        newest = 0  # event
         while True:
             began_s = time.monotonic()
             for url in urls:
                 await asyncio.to_thread(ask, url)
+            if name == "looks":
+                news = await asyncio.to_thread(ask, f"{page}/events?after={newest}")
+                newest = json.loads(news)["last"]
             counts[name].append(time.monotonic() - began_s)
-            await asyncio.sleep(seconds - (time.monotonic() - began_s))
+            await asyncio.sleep(max(0.0, seconds - (time.monotonic() - began_s)))
 
-    metrics = [f"http://{server.addresses['metrics']}/metrics"]
-    page = [f"http://{server.addresses['status']}/api/v1/{name}" for name in DOCUMENTS]
+    page = f"http://{server.addresses['status']}/api/v1"
+    metrics = f"http://{server.addresses['metrics']}/metrics"
     async with asyncio.TaskGroup() as group:
-        group.create_task(every(SCRAPE_S, "scrapes", metrics))
-        group.create_task(every(PAGE_S, "looks", page))
+        group.create_task(every(SCRAPE_S, "scrapes", [metrics]))
+        group.create_task(every(PAGE_S, "looks", [f"{page}/{name}" for name in LOOKED]))
+        group.create_task(every(DRAWN_S, "drawings", [f"{page}/{name}" for name in DRAWN]))
 
 
 async def turns(federations: dict[str, Federation], args: argparse.Namespace) -> list[Turn]:
@@ -108,7 +116,7 @@ async def measure(args: argparse.Namespace, folder: Path) -> dict[str, Any]:
     initial = initial_vector(manifest, SEED)
     flags = [f"--clients={args.clients}", f"--rounds={ROUNDS}", "--evaluate-every=0"]
     ports = {"unwatched": [], "again": [], "watched": ["--metrics-port=0", "--status-port=0"]}
-    counts: dict[str, list[float]] = {"scrapes": [], "looks": []}
+    counts: dict[str, list[float]] = {"scrapes": [], "looks": [], "drawings": []}
     with ExitStack() as stack:
         federations = {}
         for name, more in ports.items():
@@ -140,15 +148,16 @@ async def measure(args: argparse.Namespace, folder: Path) -> dict[str, Any]:
                 job.cancel()
             await asyncio.gather(measuring, *jobs, return_exceptions=True)
         sizes = {
-            name: await asyncio.to_thread(
-                ask, f"http://{watched.addresses['status']}/api/v1/{name}"
+            name: len(
+                await asyncio.to_thread(ask, f"http://{watched.addresses['status']}/api/v1/{name}")
             )
-            for name in DOCUMENTS
+            for name in (*LOOKED, *DRAWN)
         }
     return {
         "clients": args.clients,
         "scrape_every_s": SCRAPE_S,
         "look_every_s": PAGE_S,
+        "draw_every_s": DRAWN_S,
         "answer_ms": {name: 1e3 * float(np.median(times)) for name, times in counts.items()},
         "document_bytes": sizes,
         **figures(found),
@@ -182,6 +191,7 @@ def show(result: dict[str, Any]) -> bool:
         ("coordinator unwatched", f"{result['cpu_ms_per_round']:.2f} ms of CPU a round"),
         ("answer to Prometheus", f"{result['answer_ms']['scrapes']:.0f} ms"),
         ("a look of the page", f"{result['answer_ms']['looks']:.0f} ms"),
+        ("what it draws", f"{result['answer_ms']['drawings']:.0f} ms"),
         ("another, unwatched", percent("same_program")),
         ("watched", f"{percent('overhead')}, bar {100 * BAR:g} %: " + ("met" if met else "FAILED")),
     ]

@@ -7,6 +7,7 @@
 import { bars, bytes, counted, densityBars, grouped, lineChart, measureOf, percent, phaseBars, plainNumber, seconds, timeline } from "./charts.js";
 
 const EVERY_MS = 2000;
+const DRAWN_MS = 10000; // curves, timeline and layers are asked for at most so often while a run moves
 const HIDDEN_MS = 30000;
 const AWAY_MOST_MS = 15000;
 const PATIENCE_MS = 8000; // with one answer
@@ -37,7 +38,7 @@ const COLUMNS = [
 ];
 
 const at = (id) => document.getElementById(id);
-const seen = { mark: "", events: 0, started: 0 };
+const seen = { mark: "", events: 0, started: 0, phase: "", drawnAt: 0 };
 const table = { filter: "", state: "", sort: "name", order: "ascending", offset: 0 };
 let rounds = [];
 let picked = "newest";
@@ -75,7 +76,7 @@ async function turn() {
 
 async function askAll() {
   const status = await ask("api/v1/status");
-  if (status.started !== seen.started) Object.assign(seen, { mark: "", events: 0, started: status.started });
+  if (status.started !== seen.started) Object.assign(seen, { mark: "", events: 0, started: status.started, drawnAt: 0 });
   showStatus(status);
   await askClients();
   if (status.events !== seen.events || !at("events").childElementCount) {
@@ -83,12 +84,13 @@ async function askAll() {
     showEvents(news.events, seen.events === 0);
     seen.events = news.last;
   }
-  if (status.history.mark !== seen.mark) {
+  const moves = ["train", "evaluate"].includes(status.phase) && ["train", "evaluate"].includes(seen.phase);
+  if (status.history.mark !== seen.mark && (!moves || Date.now() - seen.drawnAt >= DRAWN_MS)) {
     const [curves, newest, mask] = await Promise.all(["rounds", "timeline", "layers"].map((name) => ask(`api/v1/${name}`)));
     showCurves(curves);
     showRounds(newest.rounds);
     showLayers(mask, status);
-    seen.mark = status.history.mark;
+    Object.assign(seen, { mark: status.history.mark, phase: status.phase, drawnAt: Date.now() });
   }
 }
 
