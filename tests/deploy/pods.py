@@ -27,6 +27,7 @@ from system.programs import SCRIPTS, Program, environment, until
 PORT_FLAG = re.compile(r"(--(?:[a-z]+-)?port=)(\d+)")
 ADDRESS = re.compile(r"\b([a-z0-9.-]+):(\d+)\b")
 POD_IP = "127.0.0.2"
+READ_ONLY = Path("/proc/read-only")  # nothing is there, and nobody can put anything there
 
 
 def free_port() -> int:
@@ -190,7 +191,8 @@ class Pod:
 
     def _environment(self, container: Document) -> dict[str, str]:
         local = {
-            name: self._local(text, container) for name, text in self._variables(container).items()
+            name: self._local(text, container, READ_ONLY)
+            for name, text in self._variables(container).items()
         }
         return environment() | {"TMPDIR": str(self.path("/tmp", container))} | local
 
@@ -243,8 +245,13 @@ class Pod:
 
     # -- what is not as in a cluster
 
-    def path(self, inside: str, container: Document | None = None) -> Path:
-        """Return where a path inside the container, or an init container, is on this machine."""
+    def path(
+        self, inside: str, container: Document | None = None, elsewhere: Path | None = None
+    ) -> Path:
+        """Return where a path inside the container, or an init container, is on this machine.
+
+        `elsewhere`: where paths in no volume are; without it, there must be none.
+        """
         mounts: list[tuple[str, Path]] = [
             (one["mountPath"], self.volumes[one["name"]] / one.get("subPath", ""))
             for one in (container or self.container)["volumeMounts"]
@@ -252,6 +259,8 @@ class Pod:
         for mount, folder in sorted(mounts, key=lambda pair: -len(pair[0])):
             if inside == mount or inside.startswith(f"{mount}/"):
                 return folder / inside.removeprefix(mount).lstrip("/")
+        if elsewhere:
+            return elsewhere / inside.lstrip("/")
         raise AssertionError(f"{self.name}: {inside} is in no volume, and the rest is read-only")
 
     def _localize_files(self) -> None:
@@ -265,11 +274,11 @@ class Pod:
     def _folder(self) -> Path:
         return self.path(self._image(self.container).folder)
 
-    def _local(self, word: str, container: Document) -> str:
+    def _local(self, word: str, container: Document, elsewhere: Path | None = None) -> str:
         """Return a word of the command, or a variable, with this machine's paths and ports."""
         flag, equals, value = word.rpartition("=")
         if value.startswith("/"):
-            return f"{flag}{equals}{self.path(value, container)}"
+            return f"{flag}{equals}{self.path(value, container, elsewhere)}"
         if found := PORT_FLAG.fullmatch(word):
             port = self.ports.setdefault(int(found[2]), free_port())
             return f"{found[1]}{port}"
