@@ -146,9 +146,8 @@ def figures(looks: list[Look]) -> dict[str, Any]:
     half = len(looks) // 2
     third, last = looks[half : half + half // 2], looks[half + half // 2 :]
     heap = [float(np.median([one.heap_bytes for one in part])) for part in (third, last)]
-    growth = {  # medians: a file that is just being written is open in some looks
-        name: int(np.median([getattr(one, name) for one in last]))
-        - int(np.median([getattr(one, name) for one in third]))
+    growth = {  # the least: what comes and goes is there in some looks, what leaks in all
+        name: min(getattr(one, name) for one in last) - min(getattr(one, name) for one in third)
         for name in ("threads", "descriptors", "files")
     }
     return {
