@@ -91,6 +91,7 @@ def test_the_same_host_is_told_about_once_a_minute(caplog: pytest.LogCaptureFixt
 def write_and_log() -> None:
     """Write what the C core writes, a record at a time, and what Python writes."""
     assert os.environ["GRPC_TRACE"] == "handshaker"
+    assert os.environ.get("GRPC_VERBOSITY", "info").lower() == "info"
     for one in (GOOD, record(), OTHER) * 20:  # less than the pipe holds
         os.write(2, one.encode())
     print("from Python", file=sys.stderr)
@@ -103,10 +104,15 @@ def test_a_read_that_ends_inside_a_record_keeps_it_for_the_next() -> None:
     assert _whole(first) == (first, b"")
 
 
+@pytest.mark.parametrize(("level", "others"), [("", 20), ("info", 20), ("ERROR", 20), ("none", 0)])
 def test_what_the_c_core_writes_is_sorted_and_nothing_else_is_touched(
-    capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, level: str, others: int
 ) -> None:
+    """`level` is what whoever started it wants to see of gRPC's own lines."""
     monkeypatch.delenv("GRPC_TRACE", raising=False)
+    monkeypatch.delenv("GRPC_VERBOSITY", raising=False)
+    if level:
+        monkeypatch.setenv("GRPC_VERBOSITY", level)
     handshakes = Handshakes()
     handlers = list(logging.getLogger().handlers)
     with (
@@ -119,10 +125,11 @@ def test_what_the_c_core_writes_is_sorted_and_nothing_else_is_touched(
         assert sys.stderr is stderr
     logging.getLogger().handlers[:] = handlers
     assert "GRPC_TRACE" not in os.environ
+    assert os.environ.get("GRPC_VERBOSITY", "") == level
     os.write(2, b"afterwards\n")
     err = capfd.readouterr().err
     assert handshakes.failed == 20
-    assert err.count("something else\nwith a second line\n") == 20
+    assert err.count("something else\nwith a second line\n") == others
     assert err.count("a TLS handshake failed: the client showed no certificate") == 1
     assert "CallNext" not in err
     for line in ("from Python\n", "our log", "afterwards\n"):

@@ -221,13 +221,16 @@ def test_a_client_whose_own_files_will_not_do_ends_before_it_calls(
     assert not (here / ".ssfl").exists()
 
 
-def test_an_expired_client_is_told_at_the_coordinator(programs: Programs, tmp_path: Path) -> None:
+def test_an_expired_client_is_told_at_the_coordinator(
+    programs: Programs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Our client does not even try with it; another one, or one that goes on running, does."""
     make_expired(tmp_path / "own", "ann")
     own = make(tmp_path / "own", "admin")  # by the same CA, today
     for name in ("coordinator.pem", "coordinator-key.pem"):
         (own / name).unlink()
     make(own)
+    monkeypatch.setenv("GRPC_VERBOSITY", "NONE")  # that is for gRPC's own lines
     coordinator = mutual(programs, own, *RUN)
     with raw_client(coordinator, "ann", channel_credentials(own, own, "ann")) as ann:
         with pytest.raises(grpc.RpcError) as caught:

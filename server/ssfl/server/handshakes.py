@@ -24,6 +24,8 @@ from ssfl.program import logs
 log = logging.getLogger("ssfl.tls")
 
 TRACE = "handshaker"
+# Levels of gRPC's own that keep traces back, and what they let through of the rest.
+SILENT = {"NONE": "", "ERROR": "EF"}
 SAME_EVERY_S = 60.0  # the same failure of the same host is told so often
 MAX_HOSTS = 1000  # remembered for that
 READ_BYTES = 1 << 16
@@ -115,8 +117,11 @@ def heard(handshakes: Handshakes, log_format: str, log_level: str) -> Iterator[N
     Must be entered before grpc is imported. Our own log goes to stderr directly, past the pipe
     that stands in for file descriptor 2.
     """
-    own = os.environ.get("GRPC_TRACE", "")
+    found = {name: os.environ.get(name, "") for name in ("GRPC_TRACE", "GRPC_VERBOSITY")}
+    own, level = found["GRPC_TRACE"], found["GRPC_VERBOSITY"].upper()
     os.environ["GRPC_TRACE"] = f"{own},{TRACE}" if own else TRACE
+    if level in SILENT:
+        os.environ["GRPC_VERBOSITY"] = "INFO"
     real, stderr = os.dup(2), sys.stderr
     reading, writing = os.pipe()
     os.set_blocking(writing, False)  # a flood of lines must not hold up the C core
@@ -127,7 +132,11 @@ def heard(handshakes: Handshakes, log_format: str, log_level: str) -> Iterator[N
     logs.setup(log_format, log_level)
 
     def take(record: str) -> bool:
-        return handshakes.take(record) and not own  # who asked for traces sees them
+        """Return whether a record is not to be seen."""
+        taken = handshakes.take(record)
+        if level in SILENT and _RECORD.match(record.encode()):
+            return record[0] not in SILENT[level]
+        return taken and not own  # who asked for traces sees them
 
     reader = threading.Thread(target=_read, args=(reading, real, take), name="handshakes")
     reader.daemon = True
@@ -135,8 +144,9 @@ def heard(handshakes: Handshakes, log_format: str, log_level: str) -> Iterator[N
     try:
         yield
     finally:
-        os.environ.pop("GRPC_TRACE")
-        os.environ.update({"GRPC_TRACE": own} if own else {})
+        for name, value in found.items():
+            os.environ.pop(name, None)
+            os.environ.update({name: value} if value else {})
         os.dup2(real, 2)  # closes the pipe, which ends the reader
         reader.join(timeout=5)
         sys.stderr.flush()

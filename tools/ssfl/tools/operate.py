@@ -6,6 +6,7 @@ on stderr, in words, and by the exit code.
 
 import json
 import os
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -218,7 +219,8 @@ def _environ() -> dict[str, str]:
 
 
 def _coordinator(config: OperateConfig) -> "AdminClient":
-    os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # what is wrong we say; read at the import
+    if "grpc" not in sys.modules:  # which reads it
+        os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # what is wrong we say
     from ssfl.tools.admin_client import AdminClient
 
     tls = None

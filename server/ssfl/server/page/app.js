@@ -6,7 +6,11 @@
 
 import { bars, bytes, counted, densityBars, grouped, lineChart, measureOf, percent, phaseBars, plainNumber, seconds, timeline } from "./charts.js";
 
+// A coordinator that is busy answers late. The page then asks less often: its rest is so many times
+// the time that the answers took, within these bounds.
+const REST = 50;
 const EVERY_MS = 2000;
+const EVERY_MOST_MS = 10000;
 const DRAWN_MS = 10000; // curves, timeline and layers are asked for at most so often while a run moves
 const HIDDEN_MS = 30000;
 const AWAY_MOST_MS = 15000;
@@ -60,6 +64,7 @@ async function turn() {
   if (asking) return;
   asking = true;
   clearTimeout(timer);
+  const began = Date.now();
   try {
     await askAll();
     failures = 0;
@@ -71,7 +76,8 @@ async function turn() {
   asking = false;
   showConnection();
   const away = Math.min(AWAY_MOST_MS, EVERY_MS * 2 ** Math.min(failures, 4));
-  timer = setTimeout(turn, failures ? away : document.hidden ? HIDDEN_MS : EVERY_MS);
+  const rest = Math.min(EVERY_MOST_MS, Math.max(EVERY_MS, REST * (Date.now() - began)));
+  timer = setTimeout(turn, failures ? away : document.hidden ? HIDDEN_MS : rest);
 }
 
 async function askAll() {
