@@ -30,7 +30,7 @@ log = logging.getLogger("ssfl.web")
 CONNECTION_S = 10.0  # for a question and its answer
 MAX_CONNECTIONS = 32
 MAX_FROM_ONE = 16
-POLL_S = 0.5  # `stop` is noticed after so long
+POLL_S = 0.5  # `stop`, and a connection that is over, are noticed after so long
 TELL_EVERY_S = 60.0
 TEXT = "text/plain; charset=utf-8"
 # A browser that is closed or goes on to another page does this: nothing is wrong here.
@@ -142,6 +142,7 @@ class _Server(ThreadingHTTPServer):
         self._context = tls.context() if tls else None
         self._lock = threading.Lock()
         self._open: Counter[str] = Counter()  # connections by address
+        self._ends: dict[socket.socket, float] = {}  # when each is cut, by the monotonic clock
         self._told_s = -TELL_EVERY_S
         super().__init__(place, handler)
 
@@ -166,9 +167,8 @@ class _Server(ThreadingHTTPServer):
     def process_request_thread(self, request: Any, client_address: Any) -> None:
         host = str(client_address[0])
         twin = request.dup()  # TLS takes the other over
-        ending = threading.Timer(CONNECTION_S, _cut, (twin,))
-        ending.daemon = True
-        ending.start()
+        with self._lock:
+            self._ends[twin] = time.monotonic() + CONNECTION_S
         try:
             request.settimeout(CONNECTION_S)
             secured = self._secured(request)
@@ -178,12 +178,20 @@ class _Server(ThreadingHTTPServer):
         else:
             super().process_request_thread(secured, client_address)
         finally:
-            ending.cancel()
-            twin.close()
             with self._lock:
+                del self._ends[twin]
+                twin.close()
                 self._open[host] -= 1
                 if not self._open[host]:
                     del self._open[host]
+
+    def service_actions(self) -> None:
+        """Cut connections whose time is over; called every POLL_S, and with each new one."""
+        now_s = time.monotonic()
+        with self._lock:
+            for twin in [one for one, end_s in self._ends.items() if now_s >= end_s]:
+                with contextlib.suppress(OSError):  # it is over already
+                    twin.shutdown(socket.SHUT_RDWR)
 
     def _secured(self, request: Any) -> Any:
         if self._tls is None:
@@ -216,11 +224,6 @@ class _Server(ThreadingHTTPServer):
         if time.monotonic() - self._told_s >= TELL_EVERY_S:
             self._told_s = time.monotonic()
             log.warning(text, *words, **more)
-
-
-def _cut(request: socket.socket) -> None:
-    with contextlib.suppress(OSError):  # it is over already
-        request.shutdown(socket.SHUT_RDWR)
 
 
 def names_in(certificate: Mapping[str, Any] | None) -> set[str]:
