@@ -5,8 +5,9 @@
 Two real `ssfl-coordinator` processes at the same time and, in this process, light clients of both
 that only echo (light_client.py), so that the coordinators are as busy as they can be. One has
 neither port. The other is watched: Prometheus asks for /metrics every 15 seconds, as our
-prometheus.yml says, and one browser has the status page open: status, clients and new events every
-2 seconds, curves, timeline and layers every 10, as page/app.js asks. In every turn of some seconds
+prometheus.yml says, and one browser has the status page open: status, clients and new events, and
+every 10 seconds curves, timeline and layers; between two looks it rests 50 times as long as the
+answers took, at least 2 and at most 10 seconds, as page/app.js does. In every turn of some seconds
 the CPU seconds per round of both are compared; the median of those ratios is told. Two processes of
 the same program differ by a percent or so by themselves: as a measure of that, a third coordinator,
 not watched either, is compared with the first in the same way. Writes
@@ -35,8 +36,9 @@ from ssfl.method.initialize import initial_vector
 
 BAR = 0.02
 MASKED, DENSE = 4000, 100
-SCRAPE_S, PAGE_S, DRAWN_S = 15.0, 2.0, 10.0
-# What app.js asks for: at every look, and to draw.
+SCRAPE_S = 15.0
+# What app.js does: how long it rests, what it asks for at every look, and to draw.
+REST, REST_LEAST_S, REST_MOST_S, DRAWN_S = 50, 2.0, 10.0, 10.0
 LOOKED = ("status", "clients?limit=50")
 DRAWN = ("rounds", "timeline", "layers")
 ROUNDS = 100_000  # more than there is time for: the run is ended
@@ -71,27 +73,34 @@ def ask(url: str) -> bytes:
         return body
 
 
-async def watch(server: Coordinator, counts: dict[str, list[float]]) -> None:
-    """Ask as Prometheus and a browser do, until cancelled."""
+async def scrape(server: Coordinator, times: list[float]) -> None:
+    """Ask as Prometheus does, until cancelled."""
+    while True:
+        began_s = time.monotonic()
+        await asyncio.to_thread(ask, f"http://{server.addresses['metrics']}/metrics")
+        times.append(time.monotonic() - began_s)
+        await asyncio.sleep(max(0.0, SCRAPE_S - times[-1]))
 
-    async def every(seconds: float, name: str, urls: list[str]) -> None:
-        newest = 0  # event
-        while True:
-            began_s = time.monotonic()
-            for url in urls:
-                await asyncio.to_thread(ask, url)
-            if name == "looks":
-                news = await asyncio.to_thread(ask, f"{page}/events?after={newest}")
-                newest = json.loads(news)["last"]
-            counts[name].append(time.monotonic() - began_s)
-            await asyncio.sleep(max(0.0, seconds - (time.monotonic() - began_s)))
 
+async def look(server: Coordinator, times: dict[str, list[float]]) -> None:
+    """Ask as a browser with the status page does, until cancelled."""
     page = f"http://{server.addresses['status']}/api/v1"
-    metrics = f"http://{server.addresses['metrics']}/metrics"
-    async with asyncio.TaskGroup() as group:
-        group.create_task(every(SCRAPE_S, "scrapes", [metrics]))
-        group.create_task(every(PAGE_S, "looks", [f"{page}/{name}" for name in LOOKED]))
-        group.create_task(every(DRAWN_S, "drawings", [f"{page}/{name}" for name in DRAWN]))
+    newest, drawn_s = 0, 0.0  # event; when the drawings were asked for
+    while True:
+        began_s = time.monotonic()
+        for name in LOOKED:
+            await asyncio.to_thread(ask, f"{page}/{name}")
+        news = await asyncio.to_thread(ask, f"{page}/events?after={newest}")
+        newest = json.loads(news)["last"]
+        looked_s = time.monotonic()
+        times["looks"].append(looked_s - began_s)
+        if looked_s - drawn_s >= DRAWN_S:
+            await asyncio.gather(*(asyncio.to_thread(ask, f"{page}/{name}") for name in DRAWN))
+            drawn_s = time.monotonic()
+            times["drawings"].append(drawn_s - looked_s)
+        rest_s = min(REST_MOST_S, max(REST_LEAST_S, REST * (time.monotonic() - began_s)))
+        times["rests"].append(rest_s)
+        await asyncio.sleep(rest_s)
 
 
 async def turns(federations: dict[str, Federation], args: argparse.Namespace) -> list[Turn]:
@@ -116,7 +125,7 @@ async def measure(args: argparse.Namespace, folder: Path) -> dict[str, Any]:
     initial = initial_vector(manifest, SEED)
     flags = [f"--clients={args.clients}", f"--rounds={ROUNDS}", "--evaluate-every=0"]
     ports = {"unwatched": [], "again": [], "watched": ["--metrics-port=0", "--status-port=0"]}
-    counts: dict[str, list[float]] = {"scrapes": [], "looks": [], "drawings": []}
+    times: dict[str, list[float]] = {name: [] for name in ("scrapes", "looks", "drawings", "rests")}
     with ExitStack() as stack:
         federations = {}
         for name, more in ports.items():
@@ -133,7 +142,8 @@ async def measure(args: argparse.Namespace, folder: Path) -> dict[str, Any]:
             for one in federations.values()
             for client in one.clients
         ]
-        jobs.append(asyncio.ensure_future(watch(watched, counts)))
+        jobs.append(asyncio.ensure_future(scrape(watched, times["scrapes"])))
+        jobs.append(asyncio.ensure_future(look(watched, times)))
         measuring = asyncio.ensure_future(turns(federations, args))
         try:
             async with asyncio.timeout(args.timeout_s):
@@ -156,9 +166,12 @@ async def measure(args: argparse.Namespace, folder: Path) -> dict[str, Any]:
     return {
         "clients": args.clients,
         "scrape_every_s": SCRAPE_S,
-        "look_every_s": PAGE_S,
-        "draw_every_s": DRAWN_S,
-        "answer_ms": {name: 1e3 * float(np.median(times)) for name, times in counts.items()},
+        "looks": len(times["looks"]),
+        "drawings": len(times["drawings"]),
+        "rest_s": float(np.median(times["rests"])),
+        "answer_ms": {
+            name: 1e3 * float(np.median(times[name])) for name in ("scrapes", "looks", "drawings")
+        },
         "document_bytes": sizes,
         **figures(found),
         "turns": [asdict(turn) for turn in found],
@@ -192,6 +205,7 @@ def show(result: dict[str, Any]) -> bool:
         ("answer to Prometheus", f"{result['answer_ms']['scrapes']:.0f} ms"),
         ("a look of the page", f"{result['answer_ms']['looks']:.0f} ms"),
         ("what it draws", f"{result['answer_ms']['drawings']:.0f} ms"),
+        ("between two looks", f"{result['rest_s']:.1f} s"),
         ("another, unwatched", percent("same_program")),
         ("watched", f"{percent('overhead')}, bar {100 * BAR:g} %: " + ("met" if met else "FAILED")),
     ]
