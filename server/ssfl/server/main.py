@@ -74,7 +74,6 @@ def _main(argv: Sequence[str]) -> int:
     )
     logs.setup(config.log_format, config.log_level)
     keep_chunk_buffers()
-    gc.freeze()  # what was imported stays: not to be looked through after every step
     if config.tls_cert is None:
         return _run(config)
     with heard(Handshakes(), config.log_format, config.log_level):
@@ -141,6 +140,8 @@ async def _serve(config: CoordinatorConfig, security: "Security | None", watch: 
         print(f"ssfl-coordinator listening on {config.host}:{listener.port}", flush=True)
         print(f"ssfl-coordinator admin on {config.admin_host}:{listener.admin_port}", flush=True)
         watch.open(conductor, sessions, listener.uploads)
+        gc.collect()
+        gc.freeze()  # what is loaded by now stays: not to be looked through after every step
         watch.health.ready = True
         _greet(config, conductor)
         jobs.append(asyncio.ensure_future(tick(conductor, sessions)))
