@@ -1,6 +1,7 @@
 """Receiving an upload, without a network: requests in, answers out, the file in the spool."""
 
 import asyncio
+import threading
 import zlib
 from collections.abc import AsyncIterator, Awaitable, Callable
 from hashlib import sha256
@@ -122,6 +123,33 @@ def test_a_cut_upload_goes_on_where_it_stopped(tmp_path: Path) -> None:
         again = Desk(tmp_path)  # also after a restart of the coordinator
         assert await again.receive(chunk(60, PAYLOAD[60:])) == ["grant 60", "OUTCOME_ACCEPTED"]
         assert again.kept == [PAYLOAD]
+
+    run(story())
+
+
+def test_a_chunk_that_is_written_while_the_call_is_cut_off_counts_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def story() -> None:
+        desk, loop = Desk(tmp_path), asyncio.get_running_loop()
+        writes, goes_on = asyncio.Event(), threading.Event()
+
+        def held(part: Path, data: bytes) -> None:
+            loop.call_soon_threadsafe(writes.set)
+            assert goes_on.wait(DEADLINE_S)
+            append(part, data)
+
+        with monkeypatch.context() as patched:
+            patched.setattr(module, "append", held)
+            call = asyncio.ensure_future(desk.receive(chunk(0, PAYLOAD[:60]), hangs=True))
+            await writes.wait()
+            call.cancel()
+            goes_on.set()
+            await asyncio.wait({call})
+        assert call.cancelled()
+        assert await desk.receive(chunk(60, PAYLOAD[60:])) == ["grant 60", "OUTCOME_ACCEPTED"]
+        (row,) = desk.ledger.rows()
+        assert row["payload_bytes"] == 100
 
     run(story())
 

@@ -167,11 +167,11 @@ class Uploads:
                     receiver.offset = since_byte = 0
                 first_chunk = False
                 receiver.check(chunk.offset, chunk.data, chunk.crc32)
+                self._ledger.count(  # before it is written: the call may be cut off meanwhile
+                    expected.phase, Direction.UP, request.ByteSize(), len(chunk.data),
+                    client=expected.client, encoding=encoding_word(expected.payload.encoding),
+                )  # fmt: skip
                 await _written(part, chunk.data)
-            self._ledger.count(
-                expected.phase, Direction.UP, request.ByteSize(), len(chunk.data),
-                client=expected.client, encoding=encoding_word(expected.payload.encoding),
-            )  # fmt: skip
             if receiver.complete:
                 return
             if receiver.offset - since_byte >= MIN_PROGRESS:
