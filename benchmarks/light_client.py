@@ -10,6 +10,7 @@ What a client saw is in its `story`: grants, receipts and joins, by step.
 
 import asyncio
 import hashlib
+import time
 import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -31,6 +32,9 @@ Vector = npt.NDArray[np.float32]
 PAUSE_S = 0.05  # before joining again
 SILENCE_S = 60.0  # a long poll hears of the coordinator every 15 s
 UNARY_S = 20.0
+# For as long a client with the final model goes on to say goodbye: a coordinator that has noted it,
+# and died before it answered, may end without hearing it again.
+GOODBYE_S = 5.0
 _TRY_AGAIN = (
     grpc.StatusCode.UNAVAILABLE,
     grpc.StatusCode.DEADLINE_EXCEEDED,
@@ -104,17 +108,20 @@ class LightClient:
         self._download: Download | None = None
         self._base = b""
         self._mask_digest = b""
+        self._patient_until_s = 0.0
 
     async def take_part(self) -> None:
         """Be in the run until its end, whatever happens."""
         async with grpc.aio.insecure_channel(self.address, options=OPTIONS + _RECONNECT) as channel:
             stub: Any = coordinator_pb2_grpc.CoordinatorServiceStub(channel)
-            while not self.final_digest:
+            while True:
                 try:
                     await self._join(stub)
-                    await self._work(stub)
+                    return await self._work(stub)
                 except (grpc.RpcError, Broken, TimeoutError) as error:
                     self._take_in(error)
+                    if self.final_digest and time.monotonic() > self._patient_until_s:
+                        return
                     await asyncio.sleep(PAUSE_S)
 
     def tells(self, what: str) -> list[Told]:
@@ -274,9 +281,11 @@ class LightClient:
         await stub.ReportEvaluation(request, timeout=UNARY_S)
 
     async def _finish(self, stub: Any) -> None:
+        if not self.final_digest:
+            self.final_digest = hashlib.sha256(self._base).digest()
+            self._patient_until_s = time.monotonic() + GOODBYE_S
         reason = pb.LEAVE_REASON_FINISHED
         await stub.Leave(pb.LeaveRequest(caller=self._caller, reason=reason), timeout=UNARY_S)
-        self.final_digest = hashlib.sha256(self._base).digest()
 
     async def _send_answer(self, stub: Any) -> None:
         answer = self._answer

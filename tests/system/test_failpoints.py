@@ -83,6 +83,15 @@ def test_every_point_of_the_coordinator_is_survived(programs: Programs) -> None:
     nothing_counts_twice(last, light)
 
 
+def test_a_client_ends_though_nobody_answers_its_goodbye(programs: Programs) -> None:
+    run = ("--clients=1", "--min-clients=1", "--rounds=1", "--exit-when-done")
+    coordinator = programs.coordinator(*run, FAILPOINTS="ack.leave=kill@1")
+    with LightRun(coordinator.port, 1) as light:
+        assert coordinator.ends() == -signal.SIGKILL
+        (digest,) = light.finish()
+    assert digest
+
+
 def nothing_counts_twice(coordinator: Coordinator, light: LightRun) -> None:
     """An upload counts once; what was acknowledged is neither asked for nor sent again."""
     facts = coordinator.facts("UploadAccepted")
