@@ -117,7 +117,8 @@ class LightClient:
             while True:
                 try:
                     await self._join(stub)
-                    return await self._work(stub)
+                    await self._work(stub)
+                    return
                 except (grpc.RpcError, Broken, TimeoutError) as error:
                     self._take_in(error)
                     if self.final_digest and time.monotonic() > self._patient_until_s:

@@ -2,21 +2,25 @@
 
     python -m benchmarks.watch_overhead
 
-Three real `ssfl-coordinator` processes at the same time and, in this process, light clients that
-only echo (light_client.py), so that the coordinators are as busy as they can be. Two have neither
-port. The third is watched: Prometheus asks for /metrics every 15 seconds, as our prometheus.yml
-says, and one browser has the status page open: status, clients and new events, and every 10 seconds
-curves, timeline and layers; between two looks it rests 50 times as long as the answers took, at
-least 2 and at most 10 seconds, as page/app.js does. What is compared is all CPU seconds over the
-same number of rounds: of the watched one with the mean of both others, and, since processes of the
-same program differ by themselves, of these with each other. How sure that is, 90 % intervals tell,
-by drawing turns of some rounds again and again (bootstrap). Writes
+Three real `ssfl-coordinator` processes at the same time, on one core, and in this process, on
+another, light clients that only echo (light_client.py), so that the coordinators are as busy as
+they can be. Two have neither port. The third is watched: Prometheus asks for /metrics every 15
+seconds, as our prometheus.yml says, and one browser has the status page open: status, clients and
+new events, and every 10 seconds curves and timeline (layers come only with a new mask); between two
+looks it rests 100 times as long as the answers took, at least 2 and at most 10 seconds, as
+page/app.js does.
+
+What is compared is CPU time by round, over the same stretch of time: of the watched one with that
+of both others, and, since processes of the same program differ by themselves, of these with each
+other. The speed of a machine comes and goes; coordinators that share a core share that. How sure
+the figures are, 90 % intervals tell, by drawing slices of time again and again (bootstrap). Writes
 benchmarks/results/watch_overhead.json and .png; exit code 1 above the bar.
 """
 
 import argparse
 import asyncio
 import json
+import os
 import sys
 import tempfile
 import time
@@ -39,12 +43,15 @@ BAR = 0.02
 MASKED, DENSE = 4000, 100
 SCRAPE_S = 15.0
 # What app.js does: how long it rests, what it asks for at every look, and to draw.
-REST, REST_LEAST_S, REST_MOST_S, DRAWN_S = 50, 2.0, 10.0, 10.0
+REST, REST_LEAST_S, REST_MOST_S, DRAWN_S = 100, 2.0, 10.0, 10.0
 LOOKED = ("status", "clients?limit=50")
-DRAWN = ("rounds", "timeline", "layers")
-POLL_S = 0.005
+DRAWN = ("rounds", "timeline")
 DRAWS = 10_000
+QUIET = ["unwatched", "again"]
 ROUNDS = 100_000  # more than there is time for: the run is ended
+
+
+Slice = dict[str, tuple[float, float]]  # CPU seconds and rounds, by coordinator
 
 
 @dataclass
@@ -54,18 +61,28 @@ class Federation:
     server: Coordinator
     clients: list[LightClient]
 
-    async def turns(self, args: argparse.Namespace) -> list[float]:
-        """Return the CPU seconds of every turn; each begins and ends where a round begins."""
-        marks = []
-        for number in range(args.turns + 1):
-            wanted = args.warm_up + number * args.turn_rounds
-            while self._rounds_begun() < wanted:
-                await asyncio.sleep(POLL_S)
-            marks.append(self.server.cpu_s())
-        return [after - before for before, after in pairwise(marks)]
+    def mark(self) -> tuple[float, float]:
+        """Return CPU seconds and rounds so far; of the one under way, the share that was sent."""
+        sent = sum(len(client.sent_bytes) for client in self.clients)
+        return self.server.cpu_s(), sent / len(self.clients)
 
-    def _rounds_begun(self) -> int:
-        return len({told.step for told in self.clients[0].tells("train")})
+
+async def slices(federations: dict[str, Federation], args: argparse.Namespace) -> list[Slice]:
+    """Return what each coordinator did in one slice of time after the other."""
+    while min(one.mark()[1] for one in federations.values()) < args.warm_up:
+        await asyncio.sleep(0.1)
+    marks = [{name: one.mark() for name, one in federations.items()}]
+    for number in range(args.slices):
+        await asyncio.sleep(args.slice_s)
+        marks.append({name: one.mark() for name, one in federations.items()})
+        print(f"{number + 1} of {args.slices} slices", end="\r", file=sys.stderr, flush=True)
+    return [
+        {
+            name: (after[name][0] - before[name][0], after[name][1] - before[name][1])
+            for name in federations
+        }
+        for before, after in pairwise(marks)
+    ]
 
 
 def ask(url: str) -> bytes:
@@ -112,11 +129,14 @@ async def measure(args: argparse.Namespace, folder: Path) -> dict[str, Any]:
     flags = [f"--clients={args.clients}", f"--rounds={ROUNDS}", "--evaluate-every=0"]
     ports = {"unwatched": [], "again": [], "watched": ["--metrics-port=0", "--status-port=0"]}
     times: dict[str, list[float]] = {name: [] for name in ("scrapes", "looks", "drawings", "rests")}
+    first, *_, last = sorted(os.sched_getaffinity(0))  # two cores, which main() has seen to
+    os.sched_setaffinity(0, {last})
     with ExitStack() as stack:
         federations = {}
         for name, more in ports.items():
             (folder / name).mkdir()
-            server = stack.enter_context(coordinator(folder / name, *flags, *more))
+            on_core = ["taskset", "--cpu-list", str(first)]
+            server = stack.enter_context(coordinator(folder / name, *flags, *more, inside=on_core))
             clients = [
                 LightClient(server.address, number, manifest, initial)
                 for number in range(args.clients)
@@ -130,14 +150,14 @@ async def measure(args: argparse.Namespace, folder: Path) -> dict[str, Any]:
         ]
         jobs.append(asyncio.ensure_future(scrape(watched, times["scrapes"])))
         jobs.append(asyncio.ensure_future(look(watched, times)))
-        measuring = asyncio.gather(*(one.turns(args) for one in federations.values()))
+        measuring = asyncio.ensure_future(slices(federations, args))
         try:
             async with asyncio.timeout(args.timeout_s):
                 await asyncio.wait({measuring, *jobs}, return_when=asyncio.FIRST_COMPLETED)
             for job in jobs:
                 if job.done():
                     job.result()
-            turns = dict(zip(federations, measuring.result(), strict=True))
+            found = measuring.result()
         finally:
             measuring.cancel()
             for job in jobs:
@@ -159,24 +179,38 @@ async def measure(args: argparse.Namespace, folder: Path) -> dict[str, Any]:
             name: 1e3 * float(np.median(times[name])) for name in ("scrapes", "looks", "drawings")
         },
         "document_bytes": sizes,
-        "turn_rounds": args.turn_rounds,
-        "turn_cpu_s": turns,
-        **figures(turns, args.turn_rounds),
+        "slice_s": args.slice_s,
+        "slices": found,
+        **figures(found),
     }
 
 
-def figures(turns: dict[str, list[float]], turn_rounds: int) -> dict[str, Any]:
+def figures(found: list[Slice]) -> dict[str, Any]:
     """Return what the watched coordinator took more than the others, and how those differ."""
-    first, second, watched = (np.array(turns[name]) for name in ("unwatched", "again", "watched"))
-    quiet = (first + second) / 2
-    drawn = np.random.default_rng(SEED).integers(len(first), size=(DRAWS, len(first)))
+    cpu_s, rounds = (
+        {name: np.array([one[name][place] for one in found]) for name in found[0]}
+        for place in (0, 1)
+    )
+
+    def more(one: list[str], other: list[str], drawn: Any) -> Any:
+        """Return by how much CPU time by round differs, over slices that were drawn."""
+        per_round = [
+            sum(cpu_s[name][drawn].sum(axis=-1) for name in names)
+            / sum(rounds[name][drawn].sum(axis=-1) for name in names)
+            for names in (one, other)
+        ]
+        return per_round[0] / per_round[1] - 1
+
+    every = np.arange(len(found))
+    drawn = np.random.default_rng(SEED).integers(len(found), size=(DRAWS, len(found)))
+    compared = {"overhead": (["watched"], QUIET), "same_program": (QUIET[1:], QUIET[:1])}
     told: dict[str, Any] = {}
-    for key, one, other in (("overhead", watched, quiet), ("same_program", second, first)):
-        again = one[drawn].sum(axis=1) / other[drawn].sum(axis=1) - 1
-        told[key] = float(one.sum() / other.sum() - 1)
-        told[f"{key}_90"] = [float(q) for q in np.quantile(again, [0.05, 0.95])]
-    told["cpu_ms_per_round"] = 1e3 * float(quiet.mean()) / turn_rounds
-    told["rounds"] = turn_rounds * len(watched)
+    for key, (one, other) in compared.items():
+        told[key] = float(more(one, other, every))
+        told[f"{key}_90"] = [float(q) for q in np.quantile(more(one, other, drawn), [0.05, 0.95])]
+    quiet_s, quiet = (sum(each[name].sum() for name in QUIET) for each in (cpu_s, rounds))
+    told["cpu_ms_per_round"] = 1e3 * float(quiet_s / quiet)
+    told["rounds"] = {name: float(each.sum()) for name, each in rounds.items()}
     return told
 
 
@@ -189,7 +223,8 @@ def show(result: dict[str, Any]) -> bool:
         return f"{100 * result[key]:+.2f} % (90 %: {100 * low:+.2f} to {100 * high:+.2f})"
 
     rows = [
-        ("clients, rounds", f"{result['clients']}, {result['rounds']:,}"),
+        ("clients", f"{result['clients']}"),
+        ("rounds of each", ", ".join(f"{rounds:.0f}" for rounds in result["rounds"].values())),
         ("coordinator unwatched", f"{result['cpu_ms_per_round']:.2f} ms of CPU a round"),
         ("answer to Prometheus", f"{result['answer_ms']['scrapes']:.0f} ms"),
         ("a look of the page", f"{result['answer_ms']['looks']:.0f} ms"),
@@ -204,19 +239,20 @@ def show(result: dict[str, Any]) -> bool:
 
 
 def plot(result: dict[str, Any], path: Path) -> None:
-    """Draw CPU per round, turn by turn."""
+    """Draw CPU per round, slice by slice."""
     import matplotlib.pyplot as plt
 
     figure, axes = plt.subplots(figsize=(8, 3.5), layout="constrained")
     for name, mark in (("unwatched", "o-"), ("again", "^-"), ("watched", "s-")):
         axes.plot(
-            [1e3 * cpu_s / result["turn_rounds"] for cpu_s in result["turn_cpu_s"][name]],
+            [result["slice_s"] * (place + 1) for place in range(len(result["slices"]))],
+            [1e3 * cpu_s / rounds for cpu_s, rounds in (one[name] for one in result["slices"])],
             mark,
             lw=0.8,
             ms=4,
             label="another, unwatched" if name == "again" else name,
         )
-    axes.set(xlabel="turn", ylabel="coordinator's CPU, ms a round", ylim=0)
+    axes.set(xlabel="seconds", ylabel="coordinator's CPU, ms a round", ylim=0)
     axes.set_title(
         f"metrics and status page: {100 * result['overhead']:+.2f} % of the coordinator's CPU",
         fontsize=10,
@@ -229,13 +265,15 @@ def plot(result: dict[str, Any], path: Path) -> None:
 def main() -> int:
     parser = argparse.ArgumentParser(description=str(__doc__).partition("\n")[0])
     parser.add_argument("--clients", type=int, default=20)
-    parser.add_argument("--turns", type=int, default=20)
-    parser.add_argument("--turn-rounds", type=int, default=30)
+    parser.add_argument("--slices", type=int, default=30)
+    parser.add_argument("--slice-s", type=float, default=10.0)
     parser.add_argument("--warm-up", type=int, default=50, help="rounds")
     parser.add_argument("--timeout-s", type=float, default=1800.0)
     parser.add_argument("--out", type=Path, default=environment.RESULTS, help="folder of results")
     parser.add_argument("--no-plot", action="store_true")
     args = parser.parse_args()
+    if len(os.sched_getaffinity(0)) < 2:
+        parser.error("it takes two cores: one for the coordinators, one for their clients")
     with tempfile.TemporaryDirectory(prefix="ssfl-watch-") as folder:
         result = asyncio.run(measure(args, Path(folder)))
     environment.write(args.out / "watch_overhead.json", result)

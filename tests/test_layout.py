@@ -26,7 +26,7 @@ WALLS: dict[str, set[str]] = {
     },
     "server": {
         *{"google.protobuf", "grpc", "grpc_health", "grpc_reflection"},
-        *{"numpy", "prometheus_client", "rich", "safetensors", "zstandard"},
+        *{"numpy", "orjson", "prometheus_client", "rich", "safetensors", "zstandard"},
         *{"ssfl.codec", "ssfl.method", "ssfl.program", "ssfl.v1"},
     },
     "client": {

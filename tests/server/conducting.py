@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
+from hashlib import sha256
 from pathlib import Path
 
 from ssfl.method.initialize import initial_vector
@@ -10,12 +11,14 @@ from ssfl.method.manifest import Manifest
 from ssfl.method.settings import RunSettings
 from ssfl.method.strategies import strategy_for
 from ssfl.method.strategies.contract import ClientId
+from ssfl.method.streams import Stream
 from ssfl.server import events
 from ssfl.server.conductor import Conductor
+from ssfl.server.events import Event, Reply
 from ssfl.server.journal import Journal
 from ssfl.server.ledger import Ledger
 from ssfl.server.recover import load_manifest, load_models, open_run
-from ssfl.server.spool import Spool
+from ssfl.server.spool import Spool, append
 from ssfl.server.store import Store
 
 SETTINGS = RunSettings(clients=2, rounds=2, sparsity="0.5", seed=5)
@@ -37,6 +40,39 @@ async def begin(conductor: Conductor, manifest: Manifest) -> None:
     model = strategy_for(SETTINGS).begin(manifest, initial)
     described = events.Initialized(C1, digest, model.initial_digest.hex(), 0, "", 0, "")
     await conductor.post(described, model)
+
+
+def spooled(conductor: Conductor, client: ClientId) -> Event:
+    """Put a client's answer to the open step into the spool; return the event that tells of it."""
+    step, model = conductor.state.step, conductor.model
+    assert step is not None and model is not None
+    size = model.manifest.num_masked if model.values is None else model.values.size
+    values = Stream(0, "answer", client, step.round_number).uniform(size).astype("<f4")
+    digest = sha256(values.tobytes()).digest()
+    append(conductor.spool.part(step.number, client, digest), values.tobytes())
+    part = conductor.spool.part(step.number, client, digest)
+    conductor.spool.keep(part, part)
+    report = {
+        "training_loss": 1.0,
+        "evaluation": {"correct": 1, "total": 2, "loss_sum": 1.0},
+        "personal": {"correct": 1, "total": 2, "loss_sum": 1.0},
+    }
+    return events.UploadReceived(step.number, client, digest.hex(), float(values.max()), report)
+
+
+async def step_over(conductor: Conductor, number: int) -> None:
+    """Wait until a step is committed."""
+    while conductor.state.step is not None and conductor.state.step.number == number:
+        await conductor.news().wait()
+
+
+async def answer_all(conductor: Conductor) -> None:
+    """Let both clients answer the open step; wait until it is committed."""
+    step = conductor.state.step
+    assert step is not None
+    for client in sorted(step.pending):
+        assert await conductor.post(spooled(conductor, client)) is Reply.ACCEPTED
+    await step_over(conductor, step.number)
 
 
 def write_final(conductor: Conductor) -> None:

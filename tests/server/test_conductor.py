@@ -2,14 +2,13 @@
 
 import asyncio
 import re
-from hashlib import sha256
 from pathlib import Path
 
 import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
-from server.conducting import C1, C2, SETTINGS, begin, conduct
+from server.conducting import C1, C2, SETTINGS, answer_all, begin, conduct, spooled, step_over
 from ssfl.method.failpoints import install, strike
 from ssfl.method.initialize import initial_vector
 from ssfl.method.manifest import Manifest
@@ -20,46 +19,12 @@ from ssfl.server import events, facts
 from ssfl.server.conductor import Conductor
 from ssfl.server.disk import Room
 from ssfl.server.errors import StateError
-from ssfl.server.events import Event, Reply
+from ssfl.server.events import Reply
 from ssfl.server.journal import Journal
 from ssfl.server.ledger import Ledger
 from ssfl.server.outputs import write_outputs
 from ssfl.server.recover import open_run
-from ssfl.server.spool import append
 from ssfl.server.state import RunState
-
-
-def spooled(conductor: Conductor, client: ClientId) -> Event:
-    """Put a client's answer to the open step into the spool; return the event that tells of it."""
-    step, model = conductor.state.step, conductor.model
-    assert step is not None and model is not None
-    size = model.manifest.num_masked if model.values is None else model.values.size
-    values = Stream(0, "answer", client, step.round_number).uniform(size).astype("<f4")
-    digest = sha256(values.tobytes()).digest()
-    append(conductor.spool.part(step.number, client, digest), values.tobytes())
-    part = conductor.spool.part(step.number, client, digest)
-    conductor.spool.keep(part, part)
-    report = {
-        "training_loss": 1.0,
-        "evaluation": {"correct": 1, "total": 2, "loss_sum": 1.0},
-        "personal": {"correct": 1, "total": 2, "loss_sum": 1.0},
-    }
-    return events.UploadReceived(step.number, client, digest.hex(), float(values.max()), report)
-
-
-async def step_over(conductor: Conductor, number: int) -> None:
-    """Wait until a step is committed."""
-    while conductor.state.step is not None and conductor.state.step.number == number:
-        await conductor.news().wait()
-
-
-async def answer_all(conductor: Conductor) -> None:
-    """Let both clients answer the open step; wait until it is committed."""
-    step = conductor.state.step
-    assert step is not None
-    for client in sorted(step.pending):
-        assert await conductor.post(spooled(conductor, client)) is Reply.ACCEPTED
-    await step_over(conductor, step.number)
 
 
 def journalled(folder: Path) -> list[str]:

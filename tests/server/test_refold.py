@@ -5,8 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from server.conducting import conduct
-from server.test_conductor import spooled, step_over
+from server.conducting import conduct, spooled, step_over
 from ssfl.method.initialize import initial_vector
 from ssfl.method.manifest import Manifest
 from ssfl.method.settings import RunSettings

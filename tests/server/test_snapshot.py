@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from server.conducting import SETTINGS, begin, conduct
-from server.test_conductor import answer_all
+from server.conducting import SETTINGS, answer_all, begin, conduct
 from server.test_recovery import RUNS, new, undisturbed
 from ssfl.method.manifest import Manifest
 from ssfl.server import conductor as conductor_module

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from server.conducting import C1, C2, SETTINGS, begin, conduct
+from server.conducting import C1, C2, SETTINGS, answer_all, begin, conduct
 from server.world import World
 from ssfl.method.manifest import Manifest
 from ssfl.method.settings import RunSettings
@@ -19,7 +19,7 @@ from ssfl.program.recent import Recent
 from ssfl.program.web import Answer, Request
 from ssfl.server import events, status_documents
 from ssfl.server.conductor import Conductor
-from ssfl.server.history_file import Follower
+from ssfl.server.following import Following
 from ssfl.server.journal import Journal
 from ssfl.server.sessions import Sessions
 from ssfl.server.status_documents import Documents, thinned
@@ -182,7 +182,9 @@ def test_what_has_not_changed_is_not_sent_again(tmp_path: Path, manifest: Manife
             known = {**HERE, "if-none-match": first.headers["ETag"]}
             again = routes[path](Request(path, {}, known))
             assert (again.status, again.body) == (304, b"")
-        await begin(conductor, manifest)  # the journal has grown
+        await begin(conductor, manifest)
+        assert routes["/api/v1/layers"](Request("", {}, known)).status == 304
+        await answer_all(conductor)  # there is a mask
         assert routes["/api/v1/layers"](Request("", {}, known)).status == 200
         assert routes["/app.js"](Request("", {}, known)).status == 200  # another file's
 
@@ -232,7 +234,7 @@ def test_a_long_journal_is_read_in_several_looks(
 
     async def script(conductor: Conductor) -> None:
         documents = Documents(conductor, Sessions(), Recent(), Path("runs"))
-        documents._follower = Follower(journal.path)
+        documents._following = Following(journal.path, conductor.fresh, lambda: journal.num_bytes)
         conductor.told_bytes = journal.num_bytes
         monkeypatch.setattr(status_documents, "READ_S", -1.0)  # one entry at a look
         read = [documents.status()["history"] for _ in range(12)]

@@ -28,6 +28,7 @@ from ssfl.server import events, facts
 from ssfl.server.aggregate import StepSum, reduced
 from ssfl.server.disk import Disk, Room
 from ssfl.server.events import Action, Event, Persist, Reply
+from ssfl.server.fresh import Fresh, Told
 from ssfl.server.history import Newest
 from ssfl.server.journal import Journal
 from ssfl.server.ledger import Ledger
@@ -82,6 +83,7 @@ class Conductor:
         self.state = state
         self.model = model
         self.history = history
+        self.fresh = Fresh()
         self.told_bytes = journal.num_bytes  # of the journal: what state and history tell
         self.ledger = ledger
         self.ledger_file = LedgerFile(store.root / "ledger.csv", history.account[1])
@@ -253,8 +255,8 @@ class Conductor:
         for fact in new_facts:
             self.history.add(fact)
             tell(fact, state, self.history)
-            self._tell_mask(fact)
-            self._count_outliers(fact)
+            if isinstance(fact, facts.StepCommitted):
+                self._tell_commit(fact)
         if _tasks_key(state) != tasks_before:
             self._wake()
         for posted, reply in zip(batch, replies, strict=True):
@@ -317,17 +319,14 @@ class Conductor:
             told.append(now)
         return told
 
-    def _tell_mask(self, fact: facts.Fact) -> None:
-        model = self.model
-        if not isinstance(fact, facts.StepCommitted) or not model or not model.mask:
-            return
-        if self.history.newest_mask.get("step") == fact.step:
-            tell_mask(model.mask, model.manifest, self.history)
-
-    def _count_outliers(self, fact: facts.Fact) -> None:
-        if isinstance(fact, facts.StepCommitted):
-            for client in fact.report.get("outliers", []):
-                self.refusals.count(client, OUTLIER, f"the scores of {client} did not count")
+    def _tell_commit(self, fact: facts.StepCommitted) -> None:
+        model, history = self.model, self.history
+        if entry := history.newest_entry:
+            self.fresh.add(Told(fact.step, *entry), self.told_bytes)
+        if model and model.mask and history.newest_mask.get("step") == fact.step:
+            tell_mask(model.mask, model.manifest, history)
+        for client in fact.report.get("outliers", []):
+            self.refusals.count(client, OUTLIER, f"the scores of {client} did not count")
 
     def _do(self, action: Action) -> None:
         match action:

@@ -167,6 +167,19 @@ class Newest:
         return self.account[0]
 
     @property
+    def newest_entry(self) -> tuple[str, Entry] | None:
+        """What the newest committed step has added, with the name of its list; None: nothing."""
+        match self.last_work:
+            case Work.SCORE:
+                return "masks", self.newest_mask
+            case Work.TRAIN:
+                return "rounds", self.newest_round
+            case Work.EVALUATE:
+                return "evaluations", self.newest_evaluation
+            case _:
+                return None
+
+    @property
     def newest(self) -> Entry:
         """The newest test of a global model: `pooled`, `loss`, `metrics`; empty before it."""
         tested = [

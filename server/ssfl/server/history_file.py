@@ -9,27 +9,16 @@ needed does not depend on the number of rounds. For a worker thread: it takes ab
 import json
 import tempfile
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any
 
 from ssfl.server import facts
+from ssfl.server.fresh import Told
 from ssfl.server.history import Entry, Newest
 from ssfl.server.journal import records_of
 
 _IN_MEMORY = 1 << 20  # bytes of a list that has to wait for its turn; more go to a temporary file
 _BLOCK_BYTES = 1 << 18
-
-
-@dataclass
-class _Teller(Newest):
-    """Hands on what a `History` would keep."""
-
-    fresh: list[tuple[str, Entry]] = field(default_factory=list)  # with the name of its list
-
-    def _keep(self, name: str, entry: Entry) -> None:
-        super()._keep(name, entry)
-        self.fresh.append((name, entry))
 
 
 def history_blocks(journal: Path, stop: int, told: Mapping[str, Any]) -> Iterator[bytes]:
@@ -44,7 +33,7 @@ def history_blocks(journal: Path, stop: int, told: Mapping[str, Any]) -> Iterato
         waiting: dict[str, IO[bytes]] = {"masks": masks, "evaluations": evaluations}
         yield json.dumps(dict(told))[:-1].encode() + b',\n"rounds": ['
         between = b"\n"
-        for name, entry in Follower(journal).entries(stop):
+        for _, name, entry in Follower(journal).entries(stop):
             if name in waiting:
                 waiting[name].write((b",\n" if waiting[name].tell() else b"\n") + _line(entry))
             else:
@@ -62,16 +51,23 @@ class Follower:
 
     def __init__(self, journal: Path) -> None:
         self._journal = journal
-        self._story = _Teller()
+        self._story = Newest()
         self.num_bytes = 0  # read so far
 
-    def entries(self, stop: int) -> Iterator[tuple[str, Entry]]:
-        """Yield what is new up to byte `stop`, with the name of its list; may be left early."""
+    def resume(self, num_bytes: int) -> None:
+        """Go on from there, where a record begins; a step that has begun before is passed over."""
+        self._story, self.num_bytes = Newest(), num_bytes
+
+    def entries(self, stop: int) -> Iterator[Told]:
+        """Yield what is new up to byte `stop`; may be left early."""
         for end, record in records_of(self._journal, self.num_bytes, stop):
             self.num_bytes = end
-            self._story.add(facts.from_json(record))
-            fresh, self._story.fresh = self._story.fresh, []
-            yield from fresh
+            fact = facts.from_json(record)
+            if self._story.started is None and not isinstance(fact, facts.StepStarted):
+                continue
+            self._story.add(fact)
+            if isinstance(fact, facts.StepCommitted) and (entry := self._story.newest_entry):
+                yield Told(fact.step, *entry)
 
 
 def _line(entry: Entry) -> bytes:

@@ -40,7 +40,11 @@ def open_state(folder: Path) -> Source:
     return Source(
         folder,
         document,
-        lambda names: (one for one in Follower(journal).entries(told.num_bytes) if one[0] in names),
+        lambda names: (
+            (one.name, one.entry)
+            for one in Follower(journal).entries(told.num_bytes)
+            if one.name in names
+        ),
         path if path.is_file() else None,
         model,
         num_bytes,

@@ -1,9 +1,10 @@
 """What the status page shows, as JSON-able documents; docs/status-page.md describes each.
 
 Made when somebody asks, in the thread that answers: nothing here is called by the run. What the
-run is now is read from the published state, a value; what it did is read from the journal, from
-where the last question stopped, for at most READ_S at a time, so that the first look at a long
-run holds up nobody (`history.read` says how far it is). So curves survive a restart, too.
+run is now is read from the published state, a value. What it did is read from the journal, for at
+most READ_S at a time, so that the first look at a long run holds up nobody (`history.read` says how
+far it is); so curves survive a restart, too. What comes after is taken as the run makes it
+(following.py).
 
 Never told: tokens of any kind, certificates, fingerprints, class counts, paths. Labels that sites
 share are told as the reason for a new mask.
@@ -23,7 +24,7 @@ from ssfl.program.version import ssfl_version
 from ssfl.server.conductor import Conductor
 from ssfl.server.dense import has_own_masks
 from ssfl.server.disk import disks
-from ssfl.server.history_file import Follower
+from ssfl.server.following import Following
 from ssfl.server.memory import peak_memory_bytes
 from ssfl.server.sessions import Sessions
 from ssfl.server.state import Phase, RunState, Stall
@@ -55,7 +56,10 @@ class Documents:
         settings = conductor.state.settings
         own_masks = has_own_masks(settings.strategy, settings.criterion)
         self._view = RunView(own_masks=own_masks)
-        self._follower = Follower(conductor.journal_path)
+        self._following = Following(
+            conductor.journal_path, conductor.fresh, lambda: conductor.told_bytes
+        )
+        self._num_entries = 0
         self._newest: dict[str, Mapping[str, Any]] = {}  # each client's newest result
         self._lock = threading.Lock()
 
@@ -63,7 +67,7 @@ class Documents:
         """Read on in the journal; return what changes when the documents made of it do."""
         with self._lock:
             self._read()
-            return f"{self._started:.3f}-{self._follower.num_bytes}"
+            return f"{self._started:.3f}-{self._num_entries}"
 
     def status(self) -> Document:
         """Return what the run is doing, in how many clients, and what it has come to."""
@@ -72,7 +76,8 @@ class Documents:
         stop, num_values = conductor.told_bytes, manifest.size if manifest else 0
         mark = self.history_mark()
         with self._lock:
-            read = self._follower.num_bytes
+            read = self._following.read_bytes
+            num_masks = self._view.num_masks
             sent = self._view.bytes(conductor.ledger.rows(), num_values)
         masked = manifest.num_masked if manifest else 0
         places = disks(conductor.store.root, self._out_dir).values()
@@ -113,7 +118,11 @@ class Documents:
                 "size_bytes": usage.total,
                 "full": bool(conductor.room.missing),
             },
-            "history": {"mark": mark, "read": min(1.0, read / stop) if stop else 1.0},
+            "history": {
+                "mark": mark,
+                "read": min(1.0, read / stop) if stop else 1.0,
+                "masks": num_masks,
+            },
             "events": self._recent.last_number,
         }
 
@@ -167,14 +176,12 @@ class Documents:
         return {"events": self._recent.after(after), "last": self._recent.last_number}
 
     def _read(self) -> None:
-        """Take in what the run has journalled since; not all of it, if that would take long."""
-        deadline_s = time.monotonic() + READ_S
-        for name, entry in self._follower.entries(self._conductor.told_bytes):
+        """Take in what the run did since; not all of it, if that would take long."""
+        for _, name, entry in self._following.entries(READ_S):
+            self._num_entries += 1
             self._view.add(name, entry)
             if name == "rounds":
                 self._newest.update((row["client"], row) for row in entry["clients"])
-            if time.monotonic() > deadline_s:
-                return
 
     def _client(
         self, state: RunState, client: ClientId, now_s: float, refused: Mapping[str, int]

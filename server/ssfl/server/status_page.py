@@ -9,10 +9,11 @@ A document that has not changed since the ETag in If-None-Match is answered with
 """
 
 import hashlib
-import json
 from collections.abc import Callable
 from http import HTTPStatus
 from importlib.resources import files
+
+import orjson
 
 from ssfl.program.addresses import is_loopback
 from ssfl.program.web import Answer, Request, Route, text_answer
@@ -124,7 +125,7 @@ def _unless_known(request: Request, mark: str, kind: str, make: Callable[[], byt
 
 
 def _json(document: Document) -> bytes:
-    return json.dumps(document, allow_nan=False, separators=(",", ":")).encode()
+    return orjson.dumps(document)  # ten times as fast as json: the run waits less for its turn
 
 
 def _clients(documents: Documents, request: Request) -> Document:

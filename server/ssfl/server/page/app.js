@@ -8,7 +8,7 @@ import { bars, bytes, counted, densityBars, grouped, lineChart, measureOf, perce
 
 // A coordinator that is busy answers late. The page then asks less often: its rest is so many times
 // the time that the answers took, within these bounds.
-const REST = 50;
+const REST = 100;
 const EVERY_MS = 2000;
 const EVERY_MOST_MS = 10000;
 const DRAWN_MS = 10000; // curves, timeline and layers are asked for at most so often while a run moves
@@ -42,7 +42,7 @@ const COLUMNS = [
 ];
 
 const at = (id) => document.getElementById(id);
-const seen = { mark: "", events: 0, started: 0, phase: "", drawnAt: 0 };
+const seen = { mark: "", events: 0, masks: -1, started: 0, phase: "", drawnAt: 0 };
 const table = { filter: "", state: "", sort: "name", order: "ascending", offset: 0 };
 let rounds = [];
 let picked = "newest";
@@ -82,7 +82,7 @@ async function turn() {
 
 async function askAll() {
   const status = await ask("api/v1/status");
-  if (status.started !== seen.started) Object.assign(seen, { mark: "", events: 0, started: status.started, drawnAt: 0 });
+  if (status.started !== seen.started) Object.assign(seen, { mark: "", events: 0, masks: -1, started: status.started, drawnAt: 0 });
   showStatus(status);
   await askClients();
   if (status.events !== seen.events || !at("events").childElementCount) {
@@ -92,11 +92,13 @@ async function askAll() {
   }
   const moves = ["train", "evaluate"].includes(status.phase) && ["train", "evaluate"].includes(seen.phase);
   if (status.history.mark !== seen.mark && (!moves || Date.now() - seen.drawnAt >= DRAWN_MS)) {
-    const [curves, newest, mask] = await Promise.all(["rounds", "timeline", "layers"].map((name) => ask(`api/v1/${name}`)));
+    const { mark, masks } = status.history;
+    const names = ["rounds", "timeline", ...(masks === seen.masks ? [] : ["layers"])];
+    const [curves, newest, mask] = await Promise.all(names.map((name) => ask(`api/v1/${name}`)));
     showCurves(curves);
     showRounds(newest.rounds);
-    showLayers(mask, status);
-    Object.assign(seen, { mark: status.history.mark, phase: status.phase, drawnAt: Date.now() });
+    if (mask) showLayers(mask, status);
+    Object.assign(seen, { mark, masks, phase: status.phase, drawnAt: Date.now() });
   }
 }
 
