@@ -7,8 +7,8 @@ another, light clients that only echo (light_client.py), so that the coordinator
 they can be. Two have neither port. The third is watched: Prometheus asks for /metrics every 15
 seconds, as our prometheus.yml says, and one browser has the status page open: status, clients and
 new events, and every 10 seconds curves and timeline (layers come only with a new mask); between two
-looks it rests 100 times as long as the answers took, at least 2 and at most 10 seconds, as
-page/app.js does.
+looks it rests 200 times as long as the coordinator says that its answers took, at least 2 and at
+most 10 seconds, as page/app.js does.
 
 What is compared is CPU time by round, over the same stretch of time: of the watched one with that
 of both others, and, since processes of the same program differ by themselves, of these with each
@@ -21,6 +21,7 @@ import argparse
 import asyncio
 import json
 import os
+import re
 import sys
 import tempfile
 import time
@@ -43,8 +44,8 @@ BAR = 0.02
 MASKED, DENSE = 4000, 100
 SCRAPE_S = 15.0
 # What app.js does: how long it rests, what it asks for at every look, and to draw.
-REST, REST_LEAST_S, REST_MOST_S, DRAWN_S = 100, 2.0, 10.0, 10.0
-LOOKED = ("status", "clients?limit=50")
+REST, REST_LEAST_S, REST_MOST_S, DRAWN_S = 200, 2.0, 10.0, 10.0
+LOOKED = "look?limit=50"
 DRAWN = ("rounds", "timeline")
 DRAWS = 10_000
 QUIET = ["unwatched", "again"]
@@ -85,20 +86,21 @@ async def slices(federations: dict[str, Federation], args: argparse.Namespace) -
     ]
 
 
-def ask(url: str) -> bytes:
-    """Return the answer."""
+def ask(url: str) -> tuple[bytes, float]:
+    """Return the answer, and the seconds that it took by the word of who answered."""
     with urlopen(url, timeout=30) as answer:
-        body: bytes = answer.read()
-        return body
+        took = re.search(r"dur=([\d.]+)", answer.headers["Server-Timing"])
+        assert took is not None
+        return answer.read(), float(took[1]) / 1e3
 
 
 async def scrape(server: Coordinator, times: list[float]) -> None:
     """Ask as Prometheus does, until cancelled."""
     while True:
         began_s = time.monotonic()
-        await asyncio.to_thread(ask, f"http://{server.addresses['metrics']}/metrics")
-        times.append(time.monotonic() - began_s)
-        await asyncio.sleep(max(0.0, SCRAPE_S - times[-1]))
+        _, took_s = await asyncio.to_thread(ask, f"http://{server.addresses['metrics']}/metrics")
+        times.append(took_s)
+        await asyncio.sleep(max(0.0, SCRAPE_S - (time.monotonic() - began_s)))
 
 
 async def look(server: Coordinator, times: dict[str, list[float]]) -> None:
@@ -106,18 +108,17 @@ async def look(server: Coordinator, times: dict[str, list[float]]) -> None:
     page = f"http://{server.addresses['status']}/api/v1"
     newest, drawn_s = 0, 0.0  # event; when the drawings were asked for
     while True:
-        began_s = time.monotonic()
-        for name in LOOKED:
-            await asyncio.to_thread(ask, f"{page}/{name}")
-        news = await asyncio.to_thread(ask, f"{page}/events?after={newest}")
-        newest = json.loads(news)["last"]
-        looked_s = time.monotonic()
-        times["looks"].append(looked_s - began_s)
-        if looked_s - drawn_s >= DRAWN_S:
-            await asyncio.gather(*(asyncio.to_thread(ask, f"{page}/{name}") for name in DRAWN))
+        found, took_s = await asyncio.to_thread(ask, f"{page}/{LOOKED}&after={newest}")
+        newest = json.loads(found)["events"]["last"]
+        times["looks"].append(took_s)
+        took = [took_s]
+        if time.monotonic() - drawn_s >= DRAWN_S:
+            drawn = [asyncio.to_thread(ask, f"{page}/{name}") for name in DRAWN]
+            drawing = [took_s for _, took_s in await asyncio.gather(*drawn)]
             drawn_s = time.monotonic()
-            times["drawings"].append(drawn_s - looked_s)
-        rest_s = min(REST_MOST_S, max(REST_LEAST_S, REST * (time.monotonic() - began_s)))
+            times["drawings"].append(sum(drawing))
+            took += drawing
+        rest_s = min(REST_MOST_S, max(REST_LEAST_S, REST * sum(took)))
         times["rests"].append(rest_s)
         await asyncio.sleep(rest_s)
 
@@ -163,11 +164,10 @@ async def measure(args: argparse.Namespace, folder: Path) -> dict[str, Any]:
             for job in jobs:
                 job.cancel()
             await asyncio.gather(measuring, *jobs, return_exceptions=True)
+        page = f"http://{watched.addresses['status']}/api/v1"
         sizes = {
-            name: len(
-                await asyncio.to_thread(ask, f"http://{watched.addresses['status']}/api/v1/{name}")
-            )
-            for name in (*LOOKED, *DRAWN)
+            name: len((await asyncio.to_thread(ask, f"{page}/{name}"))[0])
+            for name in (LOOKED, *DRAWN)
         }
     return {
         "clients": args.clients,

@@ -65,6 +65,29 @@ def test_a_question_is_answered_by_its_route() -> None:
         assert get(server.port, "/echo", "HEAD") == (200, "")
 
 
+def test_an_answer_tells_how_long_it_took() -> None:
+    release = threading.Event()
+
+    def slow(_request: Request) -> Answer:
+        assert release.wait(TIMEOUT_S)
+        return text_answer("done")
+
+    server = WebServer({"/slow": slow, "/echo": echo}, "127.0.0.1", 0, flag="--x-port")
+    timer = threading.Timer(0.2, release.set)
+    timer.start()
+    try:
+        told = {}
+        for path in ("/slow", "/echo"):
+            with urlopen(f"http://127.0.0.1:{server.port}{path}", timeout=TIMEOUT_S) as answer:
+                name, _, took = answer.headers["Server-Timing"].partition(";dur=")
+            assert name == "answer"
+            told[path] = float(took)
+    finally:
+        timer.join()
+        server.stop()
+    assert told["/slow"] >= 150.0 > told["/echo"] >= 0.0
+
+
 def test_a_question_for_another_path_is_told_which_there_are() -> None:
     with serving() as server:
         assert get(server.port, "/etc/passwd") == (404, "nothing here; there are: /broken, /echo\n")

@@ -27,7 +27,8 @@ from ssfl.server.status_page import FILES, page_file, page_routes
 
 HERE = {"host": "localhost:8080"}
 API = tuple(
-    f"/api/v1/{name}" for name in ("status", "clients", "rounds", "timeline", "layers", "events")
+    f"/api/v1/{name}"
+    for name in ("status", "clients", "rounds", "timeline", "layers", "events", "look")
 )
 Ask = Callable[..., Any]
 

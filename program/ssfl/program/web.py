@@ -241,6 +241,14 @@ class _Handler(BaseHTTPRequestHandler):
     server_version = "ssfl"
     sys_version = ""
 
+    began_s = 0.0
+
+    def parse_request(self) -> bool:
+        """Read the question, and note when that was done: `Server-Timing` tells of the rest."""
+        found = super().parse_request()
+        self.began_s = time.monotonic()
+        return found
+
     def do_GET(self) -> None:
         try:
             url = urlsplit(self.path)
@@ -277,6 +285,7 @@ class _Handler(BaseHTTPRequestHandler):
             "Cache-Control": "no-store",
             "X-Content-Type-Options": "nosniff",
             "Referrer-Policy": "no-referrer",
+            "Server-Timing": f"answer;dur={1e3 * (time.monotonic() - self.began_s):.1f}",
             **answer.headers,
         }
         for name, value in headers.items():

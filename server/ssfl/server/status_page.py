@@ -68,8 +68,13 @@ def page_routes(documents: Documents, host: str) -> dict[str, Route]:
         ),
         "/api/v1/timeline": _document(lambda _: documents.timeline(), history),
         "/api/v1/layers": _document(lambda _: documents.layers(), history),
-        "/api/v1/events": _document(
-            lambda request: documents.events(_number(request, "after", 0, 0, 2**53))
+        "/api/v1/events": _document(lambda request: _events(documents, request)),
+        "/api/v1/look": _document(
+            lambda request: {
+                "status": documents.status(),
+                "clients": _clients(documents, request),
+                "events": _events(documents, request),
+            }
         ),
     }
     return {path: _guarded(route, host) for path, route in found.items()}
@@ -138,6 +143,10 @@ def _clients(documents: Documents, request: Request) -> Document:
         offset=_number(request, "offset", 0, 0, 2**31),
         limit=_number(request, "limit", ROWS, 1, MOST_ROWS),
     )
+
+
+def _events(documents: Documents, request: Request) -> Document:
+    return documents.events(_number(request, "after", 0, 0, 2**53))
 
 
 def _number(request: Request, name: str, default: int, least: int, most: int) -> int:

@@ -1,14 +1,14 @@
 // The status page: asks the coordinator every two seconds and shows what it says.
 //
-// The status says whether curves, timeline, layers and events have changed; only what did is fetched. A page that nobody looks
-// at asks rarely. When the coordinator is not reached, the page says since when, keeps what it
+// One look tells of the status, the clients and new events; the status says whether curves, timeline and layers have
+// changed, and only what did is fetched. A page that nobody looks at asks rarely. When the coordinator is not reached, the page says since when, keeps what it
 // showed, asks less and less often, and goes on by itself. Text from the network goes in as text.
 
 import { bars, bytes, counted, densityBars, grouped, lineChart, measureOf, percent, phaseBars, plainNumber, seconds, timeline } from "./charts.js";
 
-// A coordinator that is busy answers late. The page then asks less often: its rest is so many times
-// the time that the answers took, within these bounds.
-const REST = 100;
+// A coordinator that is busy takes longer to answer. The page then asks less often: its rest is so
+// many times the time that the coordinator says it took (not that of the network), within bounds.
+const REST = 200;
 const EVERY_MS = 2000;
 const EVERY_MOST_MS = 10000;
 const DRAWN_MS = 10000; // curves, timeline and layers are asked for at most so often while a run moves
@@ -51,12 +51,14 @@ let reachedAt = null;
 let failures = 0;
 let timer = 0;
 let asking = false;
+let answeredMs = 0; // what the coordinator took for the answers of one turn
 
 // ---- asking
 
 async function ask(path) {
   const answer = await fetch(path, { signal: AbortSignal.timeout(PATIENCE_MS), credentials: "same-origin" });
   if (!answer.ok) throw new Error(`${path}: ${answer.status}`);
+  answeredMs += Number(/dur=([\d.]+)/.exec(answer.headers.get("server-timing"))?.[1] ?? 0);
   return answer.json();
 }
 
@@ -64,7 +66,7 @@ async function turn() {
   if (asking) return;
   asking = true;
   clearTimeout(timer);
-  const began = Date.now();
+  answeredMs = 0;
   try {
     await askAll();
     failures = 0;
@@ -76,19 +78,23 @@ async function turn() {
   asking = false;
   showConnection();
   const away = Math.min(AWAY_MOST_MS, EVERY_MS * 2 ** Math.min(failures, 4));
-  const rest = Math.min(EVERY_MOST_MS, Math.max(EVERY_MS, REST * (Date.now() - began)));
+  const rest = Math.min(EVERY_MOST_MS, Math.max(EVERY_MS, REST * answeredMs));
   timer = setTimeout(turn, failures ? away : document.hidden ? HIDDEN_MS : rest);
 }
 
 async function askAll() {
-  const status = await ask("api/v1/status");
-  if (status.started !== seen.started) Object.assign(seen, { mark: "", events: 0, masks: -1, started: status.started, drawnAt: 0 });
+  const question = (questions += 1);
+  const query = new URLSearchParams({ ...table, limit: ROWS, after: seen.events });
+  let { status, clients, events } = await ask(`api/v1/look?${query}`);
+  if (status.started !== seen.started) {
+    if (seen.events) events = await ask("api/v1/events"); // its numbers begin again
+    Object.assign(seen, { mark: "", events: 0, masks: -1, started: status.started, drawnAt: 0 });
+  }
   showStatus(status);
-  await askClients();
-  if (status.events !== seen.events || !at("events").childElementCount) {
-    const news = await ask(`api/v1/events?after=${seen.events}`);
-    showEvents(news.events, seen.events === 0);
-    seen.events = news.last;
+  await showFound(clients, question);
+  if (events.last !== seen.events || !at("events").childElementCount) {
+    showEvents(events.events, seen.events === 0);
+    seen.events = events.last;
   }
   const moves = ["train", "evaluate"].includes(status.phase) && ["train", "evaluate"].includes(seen.phase);
   if (status.history.mark !== seen.mark && (!moves || Date.now() - seen.drawnAt >= DRAWN_MS)) {
@@ -105,7 +111,10 @@ async function askAll() {
 async function askClients() {
   const question = (questions += 1);
   const query = new URLSearchParams({ ...table, limit: ROWS });
-  const found = await ask(`api/v1/clients?${query}`);
+  return showFound(await ask(`api/v1/clients?${query}`), question);
+}
+
+async function showFound(found, question) {
   if (question !== questions) return; // what to show has been asked for since, perhaps otherwise
   if (table.offset && table.offset >= found.matching) {
     table.offset = Math.max(0, Math.floor((found.matching - 1) / ROWS) * ROWS);
