@@ -7,14 +7,16 @@ another, light clients that only echo (light_client.py), so that the coordinator
 they can be. Two have neither port. The third is watched: Prometheus asks for /metrics every 15
 seconds, as our prometheus.yml says, and one browser has the status page open: status, clients and
 new events, and every 10 seconds curves and timeline (layers come only with a new mask); between two
-looks it rests 200 times as long as the coordinator says that its answers took, at least 2 and at
+looks it rests 500 times as long as the coordinator says that its answers took, at least 2 and at
 most 10 seconds, as page/app.js does.
 
 What is compared is CPU time by round, over the same stretch of time: of the watched one with that
-of both others, and, since processes of the same program differ by themselves, of these with each
-other. The speed of a machine comes and goes; coordinators that share a core share that. How sure
-the figures are, 90 % intervals tell, by drawing slices of time again and again (bootstrap). Writes
-benchmarks/results/watch_overhead.json and .png; exit code 1 above the bar.
+of both others. Processes of the same program differ by about a percent by themselves, for as long
+as they live: so all of them are started anew several times, and the two that nobody watches are
+compared with each other, too. 95 % intervals are Student's, over these goes. The speed of a machine
+comes and goes; coordinators that share a core share that. With --any-core they, and their clients,
+take whichever is free. Writes benchmarks/results/watch_overhead.json and .png; exit code 1 above
+the bar.
 """
 
 import argparse
@@ -25,9 +27,9 @@ import re
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 from urllib.request import urlopen
@@ -39,20 +41,21 @@ from benchmarks.light_client import LightClient
 from benchmarks.workload import SEED, manifest_of
 
 from ssfl.method.initialize import initial_vector
+from ssfl.study.statistics import spread
 
 BAR = 0.02
 MASKED, DENSE = 4000, 100
 SCRAPE_S = 15.0
 # What app.js does: how long it rests, what it asks for at every look, and to draw.
-REST, REST_LEAST_S, REST_MOST_S, DRAWN_S = 200, 2.0, 10.0, 10.0
+REST, REST_LEAST_S, REST_MOST_S, DRAWN_S = 500, 2.0, 10.0, 10.0
 LOOKED = "look?limit=50"
 DRAWN = ("rounds", "timeline")
-DRAWS = 10_000
-QUIET = ["unwatched", "again"]
+QUIET = ("unwatched", "again")
 ROUNDS = 100_000  # more than there is time for: the run is ended
 
 
-Slice = dict[str, tuple[float, float]]  # CPU seconds and rounds, by coordinator
+Times = dict[str, list[float]]
+Stretch = dict[str, tuple[float, float]]  # CPU seconds and rounds, by coordinator
 
 
 @dataclass
@@ -68,22 +71,17 @@ class Federation:
         return self.server.cpu_s(), sent / len(self.clients)
 
 
-async def slices(federations: dict[str, Federation], args: argparse.Namespace) -> list[Slice]:
-    """Return what each coordinator did in one slice of time after the other."""
+async def stretch(federations: dict[str, Federation], args: argparse.Namespace) -> Stretch:
+    """Return what each coordinator did in the same stretch of time."""
     while min(one.mark()[1] for one in federations.values()) < args.warm_up:
         await asyncio.sleep(0.1)
-    marks = [{name: one.mark() for name, one in federations.items()}]
-    for number in range(args.slices):
-        await asyncio.sleep(args.slice_s)
-        marks.append({name: one.mark() for name, one in federations.items()})
-        print(f"{number + 1} of {args.slices} slices", end="\r", file=sys.stderr, flush=True)
-    return [
-        {
-            name: (after[name][0] - before[name][0], after[name][1] - before[name][1])
-            for name in federations
-        }
-        for before, after in pairwise(marks)
-    ]
+    before = {name: one.mark() for name, one in federations.items()}
+    await asyncio.sleep(args.seconds)
+    after = {name: one.mark() for name, one in federations.items()}
+    return {
+        name: (after[name][0] - before[name][0], after[name][1] - before[name][1])
+        for name in federations
+    }
 
 
 def ask(url: str) -> tuple[bytes, float]:
@@ -103,7 +101,7 @@ async def scrape(server: Coordinator, times: list[float]) -> None:
         await asyncio.sleep(max(0.0, SCRAPE_S - (time.monotonic() - began_s)))
 
 
-async def look(server: Coordinator, times: dict[str, list[float]]) -> None:
+async def look(server: Coordinator, times: Times) -> None:
     """Ask as a browser with the status page does, until cancelled."""
     page = f"http://{server.addresses['status']}/api/v1"
     newest, drawn_s = 0, 0.0  # event; when the drawings were asked for
@@ -123,20 +121,18 @@ async def look(server: Coordinator, times: dict[str, list[float]]) -> None:
         await asyncio.sleep(rest_s)
 
 
-async def measure(args: argparse.Namespace, folder: Path) -> dict[str, Any]:
-    """Run the federations; return their figures."""
+async def go(
+    args: argparse.Namespace, on_core: Sequence[str], folder: Path, times: Times
+) -> Stretch:
+    """Run the federations with processes of their own; return what each coordinator took."""
     manifest = manifest_of(MASKED, DENSE)
     initial = initial_vector(manifest, SEED)
     flags = [f"--clients={args.clients}", f"--rounds={ROUNDS}", "--evaluate-every=0"]
     ports = {"unwatched": [], "again": [], "watched": ["--metrics-port=0", "--status-port=0"]}
-    times: dict[str, list[float]] = {name: [] for name in ("scrapes", "looks", "drawings", "rests")}
-    first, *_, last = sorted(os.sched_getaffinity(0))  # two cores, which main() has seen to
-    os.sched_setaffinity(0, {last})
     with ExitStack() as stack:
         federations = {}
         for name, more in ports.items():
             (folder / name).mkdir()
-            on_core = ["taskset", "--cpu-list", str(first)]
             server = stack.enter_context(coordinator(folder / name, *flags, *more, inside=on_core))
             clients = [
                 LightClient(server.address, number, manifest, initial)
@@ -151,26 +147,34 @@ async def measure(args: argparse.Namespace, folder: Path) -> dict[str, Any]:
         ]
         jobs.append(asyncio.ensure_future(scrape(watched, times["scrapes"])))
         jobs.append(asyncio.ensure_future(look(watched, times)))
-        measuring = asyncio.ensure_future(slices(federations, args))
+        measuring = asyncio.ensure_future(stretch(federations, args))
         try:
             async with asyncio.timeout(args.timeout_s):
                 await asyncio.wait({measuring, *jobs}, return_when=asyncio.FIRST_COMPLETED)
             for job in jobs:
                 if job.done():
                     job.result()
-            found = measuring.result()
+            return measuring.result()
         finally:
             measuring.cancel()
             for job in jobs:
                 job.cancel()
             await asyncio.gather(measuring, *jobs, return_exceptions=True)
-        page = f"http://{watched.addresses['status']}/api/v1"
-        sizes = {
-            name: len((await asyncio.to_thread(ask, f"{page}/{name}"))[0])
-            for name in (LOOKED, *DRAWN)
-        }
+
+
+def measure(args: argparse.Namespace, on_core: Sequence[str]) -> dict[str, Any]:
+    """Go several times; return the figures. `on_core` puts a coordinator where it belongs."""
+    times: Times = {name: [] for name in ("scrapes", "looks", "drawings", "rests")}
+    found: list[Stretch] = []
+    for number in range(args.goes):
+        with tempfile.TemporaryDirectory(prefix="ssfl-watch-") as folder:
+            found.append(asyncio.run(go(args, on_core, Path(folder), times)))
+        more = compared(found[-1])["overhead"]
+        print(f"{number + 1} of {args.goes}: {100 * more:+.2f} %", file=sys.stderr, flush=True)
+    quiet = [one[name] for one in found for name in QUIET]
     return {
         "clients": args.clients,
+        "any_core": args.any_core,
         "scrape_every_s": SCRAPE_S,
         "looks": len(times["looks"]),
         "drawings": len(times["drawings"]),
@@ -178,39 +182,34 @@ async def measure(args: argparse.Namespace, folder: Path) -> dict[str, Any]:
         "answer_ms": {
             name: 1e3 * float(np.median(times[name])) for name in ("scrapes", "looks", "drawings")
         },
-        "document_bytes": sizes,
-        "slice_s": args.slice_s,
-        "slices": found,
+        "goes": found,
+        "rounds": sum(one["watched"][1] for one in found),
+        "cpu_ms_per_round": 1e3 * sum(cpu_s for cpu_s, _ in quiet) / sum(n for _, n in quiet),
         **figures(found),
     }
 
 
-def figures(found: list[Slice]) -> dict[str, Any]:
+def compared(found: Stretch) -> dict[str, float]:
     """Return what the watched coordinator took more than the others, and how those differ."""
-    cpu_s, rounds = (
-        {name: np.array([one[name][place] for one in found]) for name in found[0]}
-        for place in (0, 1)
-    )
 
-    def more(one: list[str], other: list[str], drawn: Any) -> Any:
-        """Return by how much CPU time by round differs, over slices that were drawn."""
-        per_round = [
-            sum(cpu_s[name][drawn].sum(axis=-1) for name in names)
-            / sum(rounds[name][drawn].sum(axis=-1) for name in names)
-            for names in (one, other)
-        ]
-        return per_round[0] / per_round[1] - 1
+    def per_round(*names: str) -> float:
+        return sum(found[name][0] for name in names) / sum(found[name][1] for name in names)
 
-    every = np.arange(len(found))
-    drawn = np.random.default_rng(SEED).integers(len(found), size=(DRAWS, len(found)))
-    compared = {"overhead": (["watched"], QUIET), "same_program": (QUIET[1:], QUIET[:1])}
+    return {
+        "overhead": per_round("watched") / per_round(*QUIET) - 1,
+        "same_program": per_round(QUIET[1]) / per_round(QUIET[0]) - 1,
+    }
+
+
+def figures(found: list[Stretch]) -> dict[str, Any]:
+    """Return the means over all goes, with their 95 % intervals."""
     told: dict[str, Any] = {}
-    for key, (one, other) in compared.items():
-        told[key] = float(more(one, other, every))
-        told[f"{key}_90"] = [float(q) for q in np.quantile(more(one, other, drawn), [0.05, 0.95])]
-    quiet_s, quiet = (sum(each[name].sum() for name in QUIET) for each in (cpu_s, rounds))
-    told["cpu_ms_per_round"] = 1e3 * float(quiet_s / quiet)
-    told["rounds"] = {name: float(each.sum()) for name, each in rounds.items()}
+    for key in compared(found[0]):
+        each = [compared(one)[key] for one in found]
+        over_all = spread(each)
+        told[key] = over_all.mean
+        told[f"{key}_95"] = [over_all.low, over_all.high]
+        told[f"{key}_of_goes"] = each
     return told
 
 
@@ -219,12 +218,14 @@ def show(result: dict[str, Any]) -> bool:
     met = bool(result["overhead"] <= BAR)
 
     def percent(key: str) -> str:
-        low, high = result[f"{key}_90"]
-        return f"{100 * result[key]:+.2f} % (90 %: {100 * low:+.2f} to {100 * high:+.2f})"
+        low, high = result[f"{key}_95"]
+        return f"{100 * result[key]:+.2f} % (95 %: {100 * low:+.2f} to {100 * high:+.2f})"
 
     rows = [
-        ("clients", f"{result['clients']}"),
-        ("rounds of each", ", ".join(f"{rounds:.0f}" for rounds in result["rounds"].values())),
+        (
+            "clients, goes, rounds",
+            f"{result['clients']}, {len(result['goes'])}, {result['rounds']:.0f}",
+        ),
         ("coordinator unwatched", f"{result['cpu_ms_per_round']:.2f} ms of CPU a round"),
         ("answer to Prometheus", f"{result['answer_ms']['scrapes']:.0f} ms"),
         ("a look of the page", f"{result['answer_ms']['looks']:.0f} ms"),
@@ -239,20 +240,21 @@ def show(result: dict[str, Any]) -> bool:
 
 
 def plot(result: dict[str, Any], path: Path) -> None:
-    """Draw CPU per round, slice by slice."""
+    """Draw every go: what the watched one took more, and how the two others differ."""
     import matplotlib.pyplot as plt
 
     figure, axes = plt.subplots(figsize=(8, 3.5), layout="constrained")
-    for name, mark in (("unwatched", "o-"), ("again", "^-"), ("watched", "s-")):
-        axes.plot(
-            [result["slice_s"] * (place + 1) for place in range(len(result["slices"]))],
-            [1e3 * cpu_s / rounds for cpu_s, rounds in (one[name] for one in result["slices"])],
-            mark,
-            lw=0.8,
-            ms=4,
-            label="another, unwatched" if name == "again" else name,
-        )
-    axes.set(xlabel="seconds", ylabel="coordinator's CPU, ms a round", ylim=0)
+    for key, mark, label in (
+        ("overhead", "s", "watched, against those unwatched"),
+        ("same_program", "^", "the two unwatched, one against the other"),
+    ):
+        each = [100 * more for more in result[f"{key}_of_goes"]]
+        (drawn,) = axes.plot(range(1, len(each) + 1), each, mark, ms=6, label=label)
+        low, high = (100 * end for end in result[f"{key}_95"])
+        axes.axhspan(low, high, color=drawn.get_color(), alpha=0.15, lw=0)
+    axes.axhline(100 * BAR, color="black", ls="--", lw=0.8, label="the bar")
+    axes.axhline(0, color="black", lw=0.5)
+    axes.set(xlabel="go, with processes of its own", ylabel="CPU a round, % more")
     axes.set_title(
         f"metrics and status page: {100 * result['overhead']:+.2f} % of the coordinator's CPU",
         fontsize=10,
@@ -265,17 +267,22 @@ def plot(result: dict[str, Any], path: Path) -> None:
 def main() -> int:
     parser = argparse.ArgumentParser(description=str(__doc__).partition("\n")[0])
     parser.add_argument("--clients", type=int, default=20)
-    parser.add_argument("--slices", type=int, default=30)
-    parser.add_argument("--slice-s", type=float, default=10.0)
-    parser.add_argument("--warm-up", type=int, default=50, help="rounds")
-    parser.add_argument("--timeout-s", type=float, default=1800.0)
+    parser.add_argument("--goes", type=int, default=8, help="each with new processes; at least 2")
+    parser.add_argument("--seconds", type=float, default=60.0, help="of each, without the warm-up")
+    parser.add_argument("--warm-up", type=int, default=25, help="rounds")
+    parser.add_argument("--any-core", action="store_true", help="do not keep them on two cores")
+    parser.add_argument("--timeout-s", type=float, default=600.0, help="for a go")
     parser.add_argument("--out", type=Path, default=environment.RESULTS, help="folder of results")
     parser.add_argument("--no-plot", action="store_true")
     args = parser.parse_args()
     if len(os.sched_getaffinity(0)) < 2:
         parser.error("it takes two cores: one for the coordinators, one for their clients")
-    with tempfile.TemporaryDirectory(prefix="ssfl-watch-") as folder:
-        result = asyncio.run(measure(args, Path(folder)))
+    if args.goes < 2:
+        parser.error("--goes: one go cannot tell how much they differ")
+    first, *_, last = sorted(os.sched_getaffinity(0))
+    if not args.any_core:
+        os.sched_setaffinity(0, {last})  # the clients
+    result = measure(args, [] if args.any_core else ["taskset", "--cpu-list", str(first)])
     environment.write(args.out / "watch_overhead.json", result)
     if not args.no_plot:
         plot(result, args.out / "watch_overhead.png")

@@ -8,7 +8,7 @@ import { bars, bytes, counted, densityBars, grouped, lineChart, measureOf, perce
 
 // A coordinator that is busy takes longer to answer. The page then asks less often: its rest is so
 // many times the time that the coordinator says it took (not that of the network), within bounds.
-const REST = 200;
+const REST = 500;
 const EVERY_MS = 2000;
 const EVERY_MOST_MS = 10000;
 const DRAWN_MS = 10000; // curves, timeline and layers are asked for at most so often while a run moves
