@@ -32,8 +32,8 @@ Vector = npt.NDArray[np.float32]
 PAUSE_S = 0.05  # before joining again
 SILENCE_S = 60.0  # a long poll hears of the coordinator every 15 s
 UNARY_S = 20.0
-# For as long a client with the final model goes on to say goodbye: a coordinator that has noted it,
-# and died before it answered, may end without hearing it again.
+# So long after it has the final model, a client begins to say goodbye once more: a coordinator that
+# has noted it, and died before it answered, may end without hearing it again.
 GOODBYE_S = 5.0
 _TRY_AGAIN = (
     grpc.StatusCode.UNAVAILABLE,

@@ -11,12 +11,13 @@ looks it rests 500 times as long as the coordinator says that its answers took, 
 most 10 seconds, as page/app.js does.
 
 What is compared is CPU time by round, over the same stretch of time: of the watched one with that
-of both others. Processes of the same program differ by about a percent by themselves, for as long
-as they live: so all of them are started anew several times, and the two that nobody watches are
-compared with each other, too. 95 % intervals are Student's, over these goes. The speed of a machine
-comes and goes; coordinators that share a core share that. With --any-core they, and their clients,
-take whichever is free. Writes benchmarks/results/watch_overhead.json and .png; exit code 1 above
-the bar.
+of both others. Processes of the same program differ by themselves for as long as they live, and who
+is started first takes some percent more than who comes after: so all of them are started anew
+several times and change places, and the two that nobody watches are compared with each other, too.
+What names and places do is told apart by least squares; 95 % intervals are Student's, from what
+that leaves unexplained. The speed of a machine comes and goes; coordinators that share a core share
+that. With --any-core they, and their clients, take whichever is free. Writes
+benchmarks/results/watch_overhead.json and .png; exit code 1 if the estimate is above the bar.
 """
 
 import argparse
@@ -41,7 +42,7 @@ from benchmarks.light_client import LightClient
 from benchmarks.workload import SEED, manifest_of
 
 from ssfl.method.initialize import initial_vector
-from ssfl.study.statistics import spread
+from ssfl.study.statistics import t_quantile
 
 BAR = 0.02
 MASKED, DENSE = 4000, 100
@@ -51,6 +52,14 @@ REST, REST_LEAST_S, REST_MOST_S, DRAWN_S = 500, 2.0, 10.0, 10.0
 LOOKED = "look?limit=50"
 DRAWN = ("rounds", "timeline")
 QUIET = ("unwatched", "again")
+NAMES = (*QUIET, "watched")
+# Of first place, second place, again, watched: against third place, and unwatched.
+COMPARED = {
+    "overhead": (0.0, 0.0, -0.5, 1.0),
+    "same_program": (0.0, 0.0, 1.0, 0.0),
+    "first_place": (1.0, -0.5, 0.0, 0.0),
+}
+PORTS = ("--metrics-port=0", "--status-port=0")
 ROUNDS = 100_000  # more than there is time for: the run is ended
 
 
@@ -122,17 +131,21 @@ async def look(server: Coordinator, times: Times) -> None:
 
 
 async def go(
-    args: argparse.Namespace, on_core: Sequence[str], folder: Path, times: Times
+    args: argparse.Namespace,
+    order: Sequence[str],
+    on_core: Sequence[str],
+    folder: Path,
+    times: Times,
 ) -> Stretch:
     """Run the federations with processes of their own; return what each coordinator took."""
     manifest = manifest_of(MASKED, DENSE)
     initial = initial_vector(manifest, SEED)
     flags = [f"--clients={args.clients}", f"--rounds={ROUNDS}", "--evaluate-every=0"]
-    ports = {"unwatched": [], "again": [], "watched": ["--metrics-port=0", "--status-port=0"]}
     with ExitStack() as stack:
         federations = {}
-        for name, more in ports.items():
+        for name in order:
             (folder / name).mkdir()
+            more = PORTS if name == "watched" else ()
             server = stack.enter_context(coordinator(folder / name, *flags, *more, inside=on_core))
             clients = [
                 LightClient(server.address, number, manifest, initial)
@@ -162,15 +175,16 @@ async def go(
             await asyncio.gather(measuring, *jobs, return_exceptions=True)
 
 
-def measure(args: argparse.Namespace, on_core: Sequence[str]) -> dict[str, Any]:
+async def measure(args: argparse.Namespace, on_core: Sequence[str]) -> dict[str, Any]:
     """Go several times; return the figures. `on_core` puts a coordinator where it belongs."""
     times: Times = {name: [] for name in ("scrapes", "looks", "drawings", "rests")}
     found: list[Stretch] = []
     for number in range(args.goes):
         with tempfile.TemporaryDirectory(prefix="ssfl-watch-") as folder:
-            found.append(asyncio.run(go(args, on_core, Path(folder), times)))
-        more = compared(found[-1])["overhead"]
-        print(f"{number + 1} of {args.goes}: {100 * more:+.2f} %", file=sys.stderr, flush=True)
+            place = number % len(NAMES)
+            order = NAMES[place:] + NAMES[:place]
+            found.append(await go(args, order, on_core, Path(folder), times))
+        print(f"{number + 1} of {args.goes} goes", file=sys.stderr, flush=True)
     quiet = [one[name] for one in found for name in QUIET]
     return {
         "clients": args.clients,
@@ -189,27 +203,43 @@ def measure(args: argparse.Namespace, on_core: Sequence[str]) -> dict[str, Any]:
     }
 
 
-def compared(found: Stretch) -> dict[str, float]:
-    """Return what the watched coordinator took more than the others, and how those differ."""
-
-    def per_round(*names: str) -> float:
-        return sum(found[name][0] for name in names) / sum(found[name][1] for name in names)
-
-    return {
-        "overhead": per_round("watched") / per_round(*QUIET) - 1,
-        "same_program": per_round(QUIET[1]) / per_round(QUIET[0]) - 1,
-    }
-
-
 def figures(found: list[Stretch]) -> dict[str, Any]:
-    """Return the means over all goes, with their 95 % intervals."""
+    """Return what being watched takes more, how the others differ, and what a place does.
+
+    A process's CPU time by round is taken for the product of what the go, its place in it (who is
+    started first, second, third) and its name do; by least squares of the logarithms.
+    """
+    seen, taken = [], []
+    for number, one in enumerate(found):
+        for place, (name, (cpu_s, rounds)) in enumerate(one.items()):
+            row = np.zeros(len(found) + 4)
+            row[number] = 1
+            if place < 2:
+                row[len(found) + place] = 1
+            row[-2:] = name == "again", name == "watched"
+            seen.append(row)
+            taken.append(np.log(cpu_s / rounds))
+    design, logs = np.array(seen), np.array(taken)
+    effects, *_ = np.linalg.lstsq(design, logs)
+    left = logs - design @ effects
+    freedom = len(logs) - design.shape[1]
+    spread = left @ left / freedom * np.linalg.inv(design.T @ design)
     told: dict[str, Any] = {}
-    for key in compared(found[0]):
-        each = [compared(one)[key] for one in found]
-        over_all = spread(each)
-        told[key] = over_all.mean
-        told[f"{key}_95"] = [over_all.low, over_all.high]
-        told[f"{key}_of_goes"] = each
+    for key, parts in COMPARED.items():
+        weights = np.zeros(len(effects))
+        weights[-4:] = parts
+        half = t_quantile(0.975, freedom) * np.sqrt(weights @ spread @ weights)
+        more = weights @ effects
+        told[key] = float(np.expm1(more))
+        told[f"{key}_95"] = [float(np.expm1(more - half)), float(np.expm1(more + half))]
+    of_place = design[:, -4:-2] @ effects[-4:-2]
+    even = np.exp(logs - of_place).reshape(len(found), -1)  # without what places do
+    names = [list(one) for one in found]
+    each = [dict(zip(*pair, strict=True)) for pair in zip(names, even.tolist(), strict=True)]
+    told["overhead_of_goes"] = [
+        one["watched"] / np.mean([one[name] for name in QUIET]) - 1 for one in each
+    ]
+    told["same_program_of_goes"] = [one["again"] / one["unwatched"] - 1 for one in each]
     return told
 
 
@@ -232,6 +262,7 @@ def show(result: dict[str, Any]) -> bool:
         ("what it draws", f"{result['answer_ms']['drawings']:.0f} ms"),
         ("between two looks", f"{result['rest_s']:.1f} s"),
         ("two that nobody watches", percent("same_program")),
+        ("who is started first", percent("first_place")),
         ("watched", f"{percent('overhead')}, bar {100 * BAR:g} %: " + ("met" if met else "FAILED")),
     ]
     for name, value in rows:
@@ -267,7 +298,7 @@ def plot(result: dict[str, Any], path: Path) -> None:
 def main() -> int:
     parser = argparse.ArgumentParser(description=str(__doc__).partition("\n")[0])
     parser.add_argument("--clients", type=int, default=20)
-    parser.add_argument("--goes", type=int, default=8, help="each with new processes; at least 2")
+    parser.add_argument("--goes", type=int, default=9, help="each with new processes")
     parser.add_argument("--seconds", type=float, default=60.0, help="of each, without the warm-up")
     parser.add_argument("--warm-up", type=int, default=25, help="rounds")
     parser.add_argument("--any-core", action="store_true", help="do not keep them on two cores")
@@ -277,12 +308,13 @@ def main() -> int:
     args = parser.parse_args()
     if len(os.sched_getaffinity(0)) < 2:
         parser.error("it takes two cores: one for the coordinators, one for their clients")
-    if args.goes < 2:
-        parser.error("--goes: one go cannot tell how much they differ")
+    if args.goes < 6 or args.goes % 3:
+        parser.error("--goes: 6, 9, 12 …: each coordinator has each place as often as the others")
     first, *_, last = sorted(os.sched_getaffinity(0))
     if not args.any_core:
         os.sched_setaffinity(0, {last})  # the clients
-    result = measure(args, [] if args.any_core else ["taskset", "--cpu-list", str(first)])
+    on_core = [] if args.any_core else ["taskset", "--cpu-list", str(first)]
+    result = asyncio.run(measure(args, on_core))
     environment.write(args.out / "watch_overhead.json", result)
     if not args.no_plot:
         plot(result, args.out / "watch_overhead.png")

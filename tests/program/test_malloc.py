@@ -35,3 +35,19 @@ def test_the_chunks_of_several_uploads_are_not_mapped_afresh_each_time() -> None
 def test_without_glibc_nothing_happens(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ctypes, "CDLL", lambda _name: object())
     malloc.keep_chunk_buffers()
+
+
+def test_garbage_is_cleared_when_much_has_passed(monkeypatch: pytest.MonkeyPatch) -> None:
+    cleared: list[str] = []
+    monkeypatch.setattr(malloc.gc, "collect", lambda: cleared.append("cycles"))
+    monkeypatch.setattr(malloc, "give_back", lambda: cleared.append("holes"))
+    garbage, mib = malloc.Garbage(), 1 << 20
+    for passed in (0, 3 * mib, 4 * mib - 1):
+        garbage.passed(passed)
+        assert cleared == []
+    garbage.passed(4 * mib)
+    assert cleared == ["cycles", "holes"]
+    garbage.passed(7 * mib)
+    assert len(cleared) == 2
+    garbage.passed(100 * mib)
+    assert len(cleared) == 4

@@ -222,6 +222,25 @@ def test_no_answer_holds_what_clients_prove_their_names_with(
     conduct(tmp_path, script)
 
 
+def test_text_that_is_no_unicode_does_not_blind_the_page(tmp_path: Path) -> None:
+    async def script(conductor: Conductor) -> None:
+        recent = Recent()
+        recent.begin()
+        logging.getLogger("ssfl.run").warning("a model called \ud800 was refused")
+        recent.end()
+        routes = page_routes(Documents(conductor, Sessions(), recent, Path("runs")), "127.0.0.1")
+        look = json.loads(routes["/api/v1/look"](Request("", {}, HERE)).body)
+        assert list(look) == ["status", "clients", "events"]
+        (told,) = look["events"]["events"]
+        assert told["event"] == "a model called \ud800 was refused"
+        later = json.loads(routes["/api/v1/look"](Request("", {"after": "1"}, HERE)).body)
+        assert later["events"] == {"events": [], "last": 1}
+        anew = json.loads(routes["/api/v1/events"](Request("", {"after": "9"}, HERE)).body)
+        assert anew == {"events": [], "last": 1}, "its numbers have begun again"
+
+    conduct(tmp_path, script)
+
+
 def test_a_long_journal_is_read_in_several_looks(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

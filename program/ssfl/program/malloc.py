@@ -1,9 +1,11 @@
-"""Keep glibc from giving the buffers of messages back to the kernel after each one."""
+"""Memory of messages: kept by glibc from one to the next, cleared away when many have passed."""
 
 import ctypes
+import gc
 
 _M_TRIM_THRESHOLD, _M_TOP_PAD, _M_MMAP_THRESHOLD, _M_ARENA_MAX = -1, -2, -3, -8  # malloc.h
 _MIB = 2**20
+_WORTH_CLEARING = 4 * _MIB
 
 
 def keep_chunk_buffers() -> None:
@@ -33,6 +35,20 @@ def give_back() -> None:
         ctypes.CDLL(None).malloc_trim(0)
     except (AttributeError, OSError, TypeError):
         return
+
+
+class Garbage:
+    """What messages leave behind: cycles that hold them, and holes in the heaps."""
+
+    def __init__(self) -> None:
+        self._cleared_bytes = 0
+
+    def passed(self, num_bytes: int) -> None:
+        """Clear it away, if by now so many bytes have passed that it is worth a millisecond."""
+        if num_bytes - self._cleared_bytes >= _WORTH_CLEARING:
+            self._cleared_bytes = num_bytes
+            gc.collect()
+            give_back()
 
 
 class _Mallinfo2(ctypes.Structure):

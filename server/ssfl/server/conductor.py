@@ -9,7 +9,6 @@ The caller's duties around the pure core, in order:
 """
 
 import asyncio
-import gc
 import logging
 import time
 from collections.abc import Callable, Sequence
@@ -23,7 +22,7 @@ from ssfl.method.manifest import Manifest
 from ssfl.method.model_state import ModelState
 from ssfl.method.strategies import strategy_for
 from ssfl.method.strategies.contract import ClientId, Work
-from ssfl.program.malloc import give_back
+from ssfl.program.malloc import Garbage, give_back
 from ssfl.server import events, facts
 from ssfl.server.aggregate import StepSum, reduced
 from ssfl.server.disk import Disk, Room
@@ -93,6 +92,7 @@ class Conductor:
         self.tally = Tally()
         self.tally.begin(state, ledger)
         self._times = StepTimes(clock, today)
+        self._garbage = Garbage()
         self.store = store
         self.spool = spool
         self.model_written = asyncio.Event()
@@ -419,8 +419,7 @@ class Conductor:
         self._kept(lambda: self.spool.set_aside(*newest_counted(self.state)))
         self.spool.drop_through(step)
         self.store.drop_older(self.state.model_step, self.state.mask_epoch)
-        gc.collect()  # calls that are over hold their last messages in cycles
-        give_back()
+        self._garbage.passed(sum(row["payload_bytes"] for row in self.ledger.rows()))
         self._keep_snapshot()
 
     def _keep_snapshot(self) -> None:

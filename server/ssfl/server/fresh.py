@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from ssfl.server.history import Entry
 
-MOST_ROWS = 4000  # of clients, in all entries that wait: some megabytes
+MOST_ROWS = 4000  # clients and layers, in all entries that wait: some megabytes
 
 
 class Told(NamedTuple):
@@ -40,7 +40,8 @@ class Fresh:
             if self._waiting is None:
                 return
             self._waiting.append((told, num_bytes))
-            self._num_rows += 1 + len(told.entry.get("clients") or ())
+            parts = (one for one in told.entry.values() if isinstance(one, list | dict))
+            self._num_rows += 1 + sum(map(len, parts))
             if self._num_rows > MOST_ROWS:
                 self._waiting = None
 

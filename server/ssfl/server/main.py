@@ -141,7 +141,7 @@ async def _serve(config: CoordinatorConfig, security: "Security | None", watch: 
         print(f"ssfl-coordinator admin on {config.admin_host}:{listener.admin_port}", flush=True)
         watch.open(conductor, sessions, listener.uploads)
         gc.collect()
-        gc.freeze()  # what is loaded by now stays: not to be looked through after every step
+        gc.freeze()  # what is loaded by now stays: not to be looked through again and again
         watch.health.ready = True
         _greet(config, conductor)
         jobs.append(asyncio.ensure_future(tick(conductor, sessions)))

@@ -64,7 +64,7 @@ class Documents:
         self._lock = threading.Lock()
 
     def history_mark(self) -> str:
-        """Read on in the journal; return what changes when the documents made of it do."""
+        """Take in what the run did; return what changes when the documents made of it do."""
         with self._lock:
             self._read()
             return f"{self._started:.3f}-{self._num_entries}"
@@ -173,7 +173,9 @@ class Documents:
 
     def events(self, after: int) -> Document:
         """Return the newest log records behind number `after`."""
-        return {"events": self._recent.after(after), "last": self._recent.last_number}
+        found = self._recent.after(after)
+        newest = found[-1]["number"] if found else min(after, self._recent.last_number)
+        return {"events": found, "last": newest}
 
     def _read(self) -> None:
         """Take in what the run did since; not all of it, if that would take long."""

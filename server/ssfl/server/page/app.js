@@ -103,7 +103,7 @@ async function askAll() {
     const [curves, newest, mask] = await Promise.all(names.map((name) => ask(`api/v1/${name}`)));
     showCurves(curves);
     showRounds(newest.rounds);
-    if (mask) showLayers(mask, status);
+    if (mask) showLayers(mask, status.strategy);
     Object.assign(seen, { mark, masks, phase: status.phase, drawnAt: Date.now() });
   }
 }
@@ -313,11 +313,11 @@ function showTimeline() {
   set(at("timeline-note"), notes.join(" · "));
 }
 
-function showLayers({ layers }, status) {
+function showLayers({ layers, masks }, strategy) {
   densityBars(at("layers"), layers, {
-    empty: status.strategy === "ssfl" ? "no mask has been agreed yet" : `strategy ${status.strategy} has no mask`,
+    empty: strategy === "ssfl" ? "no mask has been agreed yet" : `strategy ${strategy} has no mask`,
   });
-  set(at("layers-note"), layers.length ? `${layers.length} layers, mask no. ${status.mask.epoch}` : "");
+  set(at("layers-note"), layers.length ? `${layers.length} layers, mask no. ${masks.at(-1).epoch}` : "");
 }
 
 function showClients(found) {
