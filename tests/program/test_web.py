@@ -70,18 +70,13 @@ def test_an_answer_tells_how_long_it_took() -> None:
         threading.Event().wait(0.2)
         return text_answer("done")
 
-    server = WebServer({"/slow": slow, "/echo": echo}, "127.0.0.1", 0, flag="--x-port")
+    server = WebServer({"/slow": slow}, "127.0.0.1", 0, flag="--x-port")
     try:
-        told = {}
-        for path in ("/slow", "/echo"):
-            with urlopen(f"http://127.0.0.1:{server.port}{path}", timeout=TIMEOUT_S) as answer:
-                name, _, took = answer.headers["Server-Timing"].partition(";dur=")
-            assert name == "answer"
-            told[path] = float(took)
+        with urlopen(f"http://127.0.0.1:{server.port}/slow", timeout=TIMEOUT_S) as answer:
+            name, _, took = answer.headers["Server-Timing"].partition(";dur=")
     finally:
         server.stop()
-    assert told["/slow"] >= 150.0
-    assert told["/echo"] >= 0.0
+    assert name == "answer" and 150.0 <= float(took) < 1e3 * TIMEOUT_S
 
 
 def test_a_question_for_another_path_is_told_which_there_are() -> None:

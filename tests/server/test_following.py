@@ -1,7 +1,7 @@
 """Entries of a run that goes on, by turns from the journal and from the run: each exactly once."""
 
 import random
-from collections.abc import Callable
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -49,24 +49,23 @@ def records() -> list[bytes]:
 
 
 @pytest.fixture
-def begin(tmp_path: Path, records: list[bytes]) -> Callable[[], tuple[Run, Following]]:
-    def begun() -> tuple[Run, Following]:
-        run = Run(tmp_path, list(records))
-        return run, Following(run.journal.path, run.fresh, lambda: run.told_bytes)
+def run(tmp_path: Path, records: list[bytes]) -> Iterator[Run]:
+    begun = Run(tmp_path, list(records))
+    yield begun
+    begun.journal.close()
 
-    return begun
+
+@pytest.fixture
+def follows(run: Run) -> Following:
+    return Following(run.journal.path, run.fresh, lambda: run.told_bytes)
 
 
 @pytest.mark.parametrize("seed", range(60))
 def test_every_entry_is_told_once_and_in_order(
-    seed: int,
-    tmp_path: Path,
-    begin: Callable[[], tuple[Run, Following]],
-    monkeypatch: pytest.MonkeyPatch,
+    seed: int, run: Run, follows: Following, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     draw = random.Random(seed)
     monkeypatch.setattr(fresh, "MOST_ROWS", draw.choice((5, 12, 1000)))
-    run, follows = begin()
     found: list[Told] = []
     while run.rest:
         for _ in range(draw.choice((1, 3, 40))):  # batches between two questions
@@ -75,15 +74,11 @@ def test_every_entry_is_told_once_and_in_order(
     while follows.read_bytes < run.told_bytes:
         found += follows.entries(-1.0)
     found += follows.entries(60.0)
-    run.journal.close()
-    assert found == list(Follower(tmp_path / "journal").entries(run.told_bytes))
+    assert found == list(Follower(run.journal.path).entries(run.told_bytes))
     assert [one.name for one in found].count("rounds") == SETTINGS.rounds
 
 
-def test_whoever_keeps_asking_reads_the_journal_once(
-    begin: Callable[[], tuple[Run, Following]],
-) -> None:
-    run, follows = begin()
+def test_whoever_keeps_asking_reads_the_journal_once(run: Run, follows: Following) -> None:
     run.go_on(len(run.rest) // 2)
     found = list(follows.entries(60.0))
     assert 0 < [one.name for one in found].count("rounds") < SETTINGS.rounds
@@ -91,18 +86,15 @@ def test_whoever_keeps_asking_reads_the_journal_once(
     while run.rest:
         run.go_on(4, journal=False)
         found += follows.entries(60.0)
-    run.journal.close()
     assert [one.name for one in found].count("rounds") == SETTINGS.rounds
 
 
 def test_nothing_waits_for_somebody_who_has_stopped_asking(
-    begin: Callable[[], tuple[Run, Following]], monkeypatch: pytest.MonkeyPatch
+    run: Run, follows: Following, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(fresh, "MOST_ROWS", 20)
-    run, follows = begin()
     assert run.fresh.take() is None, "nobody has asked yet"
     list(follows.entries(60.0))
     assert run.fresh.take() == []
     run.go_on(len(run.rest))
     assert run.fresh.take() is None
-    run.journal.close()

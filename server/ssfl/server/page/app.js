@@ -1,8 +1,9 @@
 // The status page: asks the coordinator every two seconds and shows what it says.
 //
-// One look tells of the status, the clients and new events; the status says whether curves, timeline and layers have
-// changed, and only what did is fetched. A page that nobody looks at asks rarely. When the coordinator is not reached, the page says since when, keeps what it
-// showed, asks less and less often, and goes on by itself. Text from the network goes in as text.
+// One look tells of the status, the clients and new events; the status says whether curves, timeline
+// and layers have changed, and only what did is fetched. A page that nobody looks at asks rarely. When
+// the coordinator is not reached, the page says since when, keeps what it showed, asks less and less
+// often, and goes on by itself. Text from the network goes in as text.
 
 import { bars, bytes, counted, densityBars, grouped, lineChart, measureOf, percent, phaseBars, plainNumber, seconds, timeline } from "./charts.js";
 
