@@ -16,7 +16,7 @@ import numpy as np
 from ssfl.client.agent import Agent, Identity
 from ssfl.client.connection import Connection, Patience, open_channel
 from ssfl.client.local_state import LocalState
-from ssfl.client.site import Scoring, Tested, Vector
+from ssfl.client.local_work import Scoring, Tested, Vector
 from ssfl.learning.evaluate import Evaluation
 from ssfl.learning.trained import Trained
 from ssfl.method.initialize import initial_vector

@@ -12,8 +12,8 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from ssfl.datasets.digits import digits
-from ssfl.datasets.shards import Shard
+from ssfl.datasets.published.digits import digits
+from ssfl.datasets.shards.shard_file import Shard
 
 FASHION_MNIST = Path("/usr/share/datasets/fashion-mnist")
 SIDE = 32

@@ -28,7 +28,7 @@ from benchmarks.bytes_rounds import Cost
 from benchmarks.coordinator_process import Coordinator, coordinator
 from benchmarks.update_bytes import INFO_BYTES, RECEIVED_AT, SENT_AT
 
-from ssfl.datasets.shards import write_shard
+from ssfl.datasets.shards.shard_file import write_shard
 
 MODEL = CASES[0]
 CLIENTS, ROUNDS = 2, 2

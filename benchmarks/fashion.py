@@ -20,9 +20,9 @@ import torch
 from benchmarks import environment
 from benchmarks.parallel import add_processes_flag
 
-from ssfl.client.site import Scoring, Site
-from ssfl.datasets.partition import count_classes, partition, partition_test
-from ssfl.datasets.shards import Shard
+from ssfl.client.local_work import Scoring, Site
+from ssfl.datasets.shards.partition import count_classes, partition, partition_test
+from ssfl.datasets.shards.shard_file import Shard
 from ssfl.learning.load_task import load_task
 from ssfl.method.density import kept_for_sparsity
 from ssfl.method.exact_sum import MAX_SCORE_FRACTION_BITS, VALUE_BOUND, ExactSum, fraction_bits

@@ -13,7 +13,7 @@ from pathlib import Path
 from torch import Tensor, nn
 from torch.nn import functional
 
-from ssfl.datasets.shards import Shard, read_shard
+from ssfl.datasets.shards.shard_file import Shard, read_shard
 from ssfl.method.settings import RunSettings
 
 HIDDEN = 256

@@ -25,7 +25,7 @@ from benchmarks import environment
 from benchmarks.coordinator_process import Coordinator
 from benchmarks.raw_client import OPTIONS
 
-from ssfl.server.listen import OPTIONS as OURS
+from ssfl.server.rpc.listen import OPTIONS as OURS
 
 CHUNK_BYTES, CHUNKS, AT_ONCE = 1 << 20, 8, 8
 UPLOAD_S = 5.0  # a server that has not begun to serve an upload by then never will

@@ -12,12 +12,12 @@ from typing import Any
 
 from ssfl.method.settings import RunSettings
 from ssfl.method.strategies.contract import ClientId, Work
-from ssfl.server import events, facts
-from ssfl.server.events import Event, Persist
-from ssfl.server.journal import Journal
-from ssfl.server.ledger import Direction, Ledger
-from ssfl.server.run import advance
-from ssfl.server.state import RunState, Step, apply
+from ssfl.server.accounting.ledger import Direction, Ledger
+from ssfl.server.run import events, facts
+from ssfl.server.run.events import Event, Persist
+from ssfl.server.run.machine import advance
+from ssfl.server.run.state import RunState, Step, apply
+from ssfl.server.storage.journal import Journal
 
 RECORDS_AT_ONCE = 1000  # a sync for each would take minutes
 TEST = {"correct": 312, "total": 400, "loss_sum": 231.48210525512695, "metric_sums": {}}

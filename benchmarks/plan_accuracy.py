@@ -45,9 +45,9 @@ from benchmarks.workload import Workload, digest, manifest_of
 
 from ssfl.method.settings import RunSettings
 from ssfl.program.exits import raise_on_sigterm
-from ssfl.tools.plan_link import Link
-from ssfl.tools.plan_result import RunPlan, Seconds
-from ssfl.tools.plan_run import Site, plan_run
+from ssfl.tools.plan.link import Link
+from ssfl.tools.plan.result import RunPlan, Seconds
+from ssfl.tools.plan.whole_run import Site, plan_run
 from ssfl.v1 import transfer_pb2
 
 BYTES_BAR = 0.01
@@ -193,10 +193,10 @@ def run_scenario(scenario: Scenario) -> dict[str, Any]:
 def run_coded() -> dict[str, Any]:
     """Run real clients over a link; return the bytes of what is entropy-coded, by phase."""
     # Here, so that the processes of the raw clients do without torch.
-    from ssfl.datasets.cut import Cut
-    from ssfl.datasets.digits import digits
-    from ssfl.datasets.make_shards import make_shards
-    from ssfl.datasets.shards import read_shard
+    from ssfl.datasets.published.digits import digits
+    from ssfl.datasets.shards.options import Cut
+    from ssfl.datasets.shards.shard_file import read_shard
+    from ssfl.datasets.shards.write import make_shards
     from ssfl.learning.describe import manifest_of as describe
     from ssfl.learning.models import build_model
 

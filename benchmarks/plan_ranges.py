@@ -5,7 +5,7 @@
 `ssfl plan` gives a hard bound and an expected range for scores, masks and coded values. This
 measures them on scikit-learn's digits: real saliency of five networks at five sparsities, and
 real federated training of three, every update and every base encoded in every value code. The
-ranges in tools/ssfl/tools/plan_sizes.py must hold all of it. Writes
+ranges in tools/ssfl/tools/plan/sizes.py must hold all of it. Writes
 benchmarks/results/plan_ranges.json; exit code 1 if something lies outside. About 1.5 minutes.
 """
 
@@ -21,16 +21,16 @@ import numpy.typing as npt
 import torch
 from benchmarks import environment
 
-from ssfl.client.site import Scoring, Site
+from ssfl.client.local_work import Scoring, Site
 from ssfl.codec import blocks, masks, reference, scores, sorted_bits
-from ssfl.datasets.digits import digits
-from ssfl.datasets.shards import Shard
+from ssfl.datasets.published.digits import digits
+from ssfl.datasets.shards.shard_file import Shard
 from ssfl.learning.load_task import load_task
 from ssfl.method.mask import Mask, top_k
 from ssfl.method.settings import RunSettings
 from ssfl.method.strategies import Ssfl
 from ssfl.method.value_types import lossy_code
-from ssfl.tools.plan_sizes import Coding, Size, mask_size
+from ssfl.tools.plan.sizes import Coding, Size, mask_size
 
 CLIENTS, SAMPLES = 4, 200
 ROUNDS = 12

@@ -26,8 +26,8 @@ from benchmarks.workload import digest
 
 from ssfl.method.initialize import initial_vector
 from ssfl.method.settings import RunSettings
-from ssfl.server.snapshot import write_snapshot
-from ssfl.server.store import Store
+from ssfl.server.recovery.snapshot import write_snapshot
+from ssfl.server.storage.model_store import Store
 from ssfl.v1 import coordinator_pb2 as pb
 from ssfl.v1 import coordinator_pb2_grpc
 

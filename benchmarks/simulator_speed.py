@@ -44,7 +44,7 @@ from benchmarks.simulator_speed_runs import (
 )
 
 from ssfl.datasets.errors import DataError
-from ssfl.datasets.shards import Shard
+from ssfl.datasets.shards.shard_file import Shard
 
 CPU_BAR_S = 10.0
 RATIO_BAR = 2.0

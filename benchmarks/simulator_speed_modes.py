@@ -8,10 +8,10 @@ from typing import Any
 
 from benchmarks.simulator_speed_runs import KINDS, SETTINGS
 
-from ssfl.program.settings import Setting
+from ssfl.program.settings.loading import Setting
 from ssfl.study.data import BENCHMARK_S
+from ssfl.study.intervals import mean_and_sd, paired_difference
 from ssfl.study.run_spec import RunSpec
-from ssfl.study.statistics import mean_and_sd, paired_difference
 from ssfl.study.summary import by_seed
 from ssfl.study.sweep import run_all
 

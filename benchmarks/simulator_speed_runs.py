@@ -17,8 +17,8 @@ from typing import Any
 import numpy as np
 from benchmarks.environment import ROOT
 
-from ssfl.datasets.shards import Shard
-from ssfl.program.settings import Setting
+from ssfl.datasets.shards.shard_file import Shard
+from ssfl.program.settings.loading import Setting
 from ssfl.study.data import BENCHMARK_S
 from ssfl.study.one_run import run_one, shards_of
 from ssfl.study.run_spec import RunSpec

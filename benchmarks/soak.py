@@ -33,7 +33,7 @@ from benchmarks.light_client import LightClient
 from benchmarks.workload import SEED, manifest_of
 
 from ssfl.method.initialize import initial_vector
-from ssfl.server.snapshot import FILE as SNAPSHOT
+from ssfl.server.recovery.snapshot import FILE as SNAPSHOT
 
 BAR_MB_PER_1000_ROUNDS = 1.0
 BAR_MB_OF_A_SHORT_RUN = 1.0  # a kilobyte for each client and round would be 2 MB in 100 rounds

@@ -42,7 +42,7 @@ from benchmarks.light_client import LightClient
 from benchmarks.workload import SEED, manifest_of
 
 from ssfl.method.initialize import initial_vector
-from ssfl.study.statistics import t_quantile
+from ssfl.study.intervals import t_quantile
 
 BAR = 0.02
 MASKED, DENSE = 4000, 100

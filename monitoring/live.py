@@ -23,13 +23,13 @@ from monitoring.round_latency import round_latency
 from monitoring.servers import Prometheus, free_port
 from rich.console import Console
 
-from ssfl.datasets.cut import Cut
-from ssfl.datasets.digits import digits
-from ssfl.datasets.make_shards import make_shards
-from ssfl.datasets.shards import shard_names
+from ssfl.datasets.published.digits import digits
+from ssfl.datasets.shards.options import Cut
+from ssfl.datasets.shards.shard_file import shard_names
+from ssfl.datasets.shards.write import make_shards
 from ssfl.program.exits import ExitCode, ProgramError, raise_on_sigterm
-from ssfl.tools.federation import COORDINATOR, Federation
-from ssfl.tools.local_run import fresh_folder, need
+from ssfl.tools.local.local_run import fresh_folder, need
+from ssfl.tools.local.processes import COORDINATOR, Federation
 from ssfl.tools.terminal import console
 
 HURRY = 30.0

@@ -3,7 +3,7 @@
 import re
 from typing import Any
 
-from ssfl.program import series
+from ssfl.program.monitor import series
 
 
 def filled_page(page: str, rules: dict[str, Any]) -> str:

@@ -11,15 +11,25 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
-PACKAGES = ("codec", "method", "program", "datasets", "learning", "server", "client", "tools")
+PACKAGES = (
+    *("durable", "codec", "method", "program", "datasets", "learning"),
+    *("server", "client", "tools"),
+)
 MAX_LINES = 450
 
 # What each package may import besides the standard library and itself.
 WALLS: dict[str, set[str]] = {
+    "durable": {"numpy"},
     "codec": {"numpy", "zstandard"},
-    "method": {"numpy", "safetensors", "ssfl.codec"},
-    "program": {"cryptography", "numpy", "prometheus_client", "ssfl.method"},
-    "datasets": {"numpy", "PIL", "pyarrow", "sklearn", "ssfl.method", "ssfl.program"},
+    "method": {"numpy", "ssfl.codec"},
+    "program": {
+        *{"cryptography", "numpy", "prometheus_client", "safetensors"},
+        *{"ssfl.codec", "ssfl.durable", "ssfl.method"},
+    },
+    "datasets": {
+        *{"numpy", "PIL", "pyarrow", "sklearn"},
+        *{"ssfl.durable", "ssfl.method", "ssfl.program"},
+    },
     "learning": {
         *{"numpy", "safetensors", "torch"},
         *{"ssfl.codec", "ssfl.datasets", "ssfl.method", "ssfl.program"},
@@ -27,12 +37,12 @@ WALLS: dict[str, set[str]] = {
     "server": {
         *{"google.protobuf", "grpc", "grpc_health", "grpc_reflection"},
         *{"numpy", "orjson", "prometheus_client", "rich", "safetensors", "zstandard"},
-        *{"ssfl.codec", "ssfl.method", "ssfl.program", "ssfl.v1"},
+        *{"ssfl.codec", "ssfl.durable", "ssfl.method", "ssfl.program", "ssfl.v1"},
     },
     "client": {
         *{"google.protobuf", "grpc", "numpy", "prometheus_client", "rich", "safetensors", "torch"},
         "zstandard",
-        *{"ssfl.codec", "ssfl.datasets", "ssfl.learning"},
+        *{"ssfl.codec", "ssfl.datasets", "ssfl.durable", "ssfl.learning"},
         *{"ssfl.method", "ssfl.program", "ssfl.v1"},
     },
 }
@@ -41,8 +51,8 @@ WALLS: dict[str, set[str]] = {
 NEVER_LOADED = {
     "ssfl.codec": {"torch", "grpc", "rich"},
     "ssfl.method": {"torch", "grpc", "rich"},
-    "ssfl.program.settings": {"torch", "grpc", "rich"},
-    "ssfl.datasets.make_shards": {"torch", "grpc", "sklearn", "pyarrow", "PIL", "matplotlib"},
+    "ssfl.program.settings.loading": {"torch", "grpc", "rich"},
+    "ssfl.datasets.shards.write": {"torch", "grpc", "sklearn", "pyarrow", "PIL", "matplotlib"},
     "ssfl.server.main": {
         *{"torch", "sklearn", "matplotlib", "ssfl.learning", "ssfl.client"},
         *{"grpc", "cryptography"},  # handshakes must be traced first; only TLS needs it

@@ -8,10 +8,10 @@ from google.protobuf.descriptor import FieldDescriptor
 from ssfl.client import config as client_config
 from ssfl.client.config import ClientConfig
 from ssfl.method.settings import RunSettings
-from ssfl.program.settings import setting_names
+from ssfl.program.settings.loading import setting_names
 from ssfl.server import config as server_config
+from ssfl.server.broadcast.settings_message import settings_to_message
 from ssfl.server.config import CoordinatorConfig
-from ssfl.server.settings_message import settings_to_message
 from ssfl.v1 import settings_pb2
 
 CLIENT = set(setting_names(ClientConfig))

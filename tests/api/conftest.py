@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 
 from ssfl import api
-from ssfl.datasets.digits import digits
+from ssfl.datasets.published.digits import digits
 from ssfl.method.streams import Stream
 
 

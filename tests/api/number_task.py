@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from ssfl.datasets.shards import Shard, read_shard
+from ssfl.datasets.shards.shard_file import Shard, read_shard
 from ssfl.method.settings import RunSettings
 
 

@@ -8,9 +8,9 @@ import pytest
 
 from ssfl import api
 from ssfl.api.data import by_client
-from ssfl.datasets.cut import Cut
 from ssfl.datasets.errors import PartitionError, ShardError, SourceError
-from ssfl.datasets.shards import write_shard
+from ssfl.datasets.shards.options import Cut
+from ssfl.datasets.shards.shard_file import write_shard
 from ssfl.method.errors import SettingsError
 from ssfl.tools.main import main
 

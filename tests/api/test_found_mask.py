@@ -6,7 +6,7 @@ import torch
 
 from ssfl import api
 from ssfl.api.keywords import run_settings
-from ssfl.client.site import Scoring, Site
+from ssfl.client.local_work import Scoring, Site
 from ssfl.learning.errors import ModelError, TaskError
 from ssfl.learning.load_task import load_task
 from ssfl.method.errors import SettingsError

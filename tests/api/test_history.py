@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from ssfl.api import RunHistory, Traffic
-from ssfl.tools.plots import accuracy_curve
+from ssfl.tools.report.plots import accuracy_curve
 
 
 def test_of(correct: int | None, total: int = 10, **metrics: float) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from safetensors.numpy import load_file, save_file
 
 from ssfl import api
 from ssfl.method.errors import ModelFileError
-from ssfl.method.model_files import write_model
+from ssfl.program.model_io.safetensors_model import write_model
 
 NUMBERS = Path(__file__).with_name("number_task.py")
 QUICK: dict[str, Any] = {"rounds": 2, "local_steps": 1}

@@ -11,8 +11,7 @@ import pytest
 from grpc import StatusCode
 from safetensors.numpy import load_file
 
-from client.fakes import INITIAL, MANIFEST, FakeCall, FakeRpcError, FakeStub
-from client.scene import (
+from client.agent_harness import (
     FINISH,
     GONE,
     JOIN_AGAIN,
@@ -29,6 +28,7 @@ from client.scene import (
     refusal,
     train_task,
 )
+from client.fakes import INITIAL, MANIFEST, FakeCall, FakeRpcError, FakeStub
 from ssfl.client.connection import FIRST_PAUSE_S, Patience
 from ssfl.client.errors import Refused
 from ssfl.client.local_state import Answer

@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 from grpc import StatusCode
 
-from client.fakes import INITIAL, FakeCall, FakeStub
-from client.scene import (
+from client.agent_harness import (
     GONE,
     MASK,
     MODEL,
@@ -25,8 +24,9 @@ from client.scene import (
     refusal,
     train_task,
 )
+from client.fakes import INITIAL, FakeCall, FakeStub
 from ssfl.client.errors import Refused
-from ssfl.client.site import Vector
+from ssfl.client.local_work import Vector
 from ssfl.codec import blocks, grid, masks, reference
 from ssfl.method.mask import Mask
 from ssfl.method.model_state import values_digest

@@ -9,8 +9,7 @@ import pytest
 from grpc import StatusCode
 from safetensors.numpy import load_file
 
-from client.fakes import INITIAL, MANIFEST, FakeCall, FakeStub
-from client.scene import (
+from client.agent_harness import (
     FINISH,
     MASK,
     MODEL,
@@ -27,11 +26,12 @@ from client.scene import (
     refusal,
     train_task,
 )
+from client.fakes import INITIAL, MANIFEST, FakeCall, FakeStub
 from ssfl.client.agent import Agent, Identity
 from ssfl.client.connection import Patience
 from ssfl.client.errors import Refused
+from ssfl.client.local_work import Vector
 from ssfl.client.progress import StepOver
-from ssfl.client.site import Vector
 from ssfl.codec import blocks, masks, reference
 from ssfl.learning.evaluate import Evaluation
 from ssfl.learning.trained import Trained

@@ -10,7 +10,7 @@ from client.fakes import FakeCall
 from ssfl.client.connection import FIRST_PAUSE_S, LONGEST_PAUSE_S, Patience, Watchdog
 from ssfl.client.errors import Unavailable
 from ssfl.program.exits import ExitCode, ProgramError
-from ssfl.program.tls_probe import Finding
+from ssfl.program.tls.probe import Finding
 
 GONE = Unavailable("connection refused")
 

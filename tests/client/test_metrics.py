@@ -3,11 +3,11 @@
 from pathlib import Path
 from urllib.request import urlopen
 
+from client.agent_harness import FINISH, GONE, MODEL, Scene, accepted, call_of, joined, train_task
 from client.fakes import FakeStub
-from client.scene import FINISH, GONE, MODEL, Scene, accepted, call_of, joined, train_task
-from ssfl.client.diary import Diary
+from ssfl.client.client_stats import Diary
 from ssfl.client.metrics import SiteCollector, serve_metrics
-from ssfl.program import series
+from ssfl.program.monitor import series
 from ssfl.v1 import coordinator_pb2 as pb
 
 

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from ssfl.datasets.shards import Shard
+from ssfl.datasets.shards.shard_file import Shard
 from ssfl.method.streams import Stream
 
 

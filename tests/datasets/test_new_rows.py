@@ -3,12 +3,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from ssfl.datasets.cut import Cut
 from ssfl.datasets.errors import SourceError
-from ssfl.datasets.make_shards import make_shards
 from ssfl.datasets.new_rows import prepare_rows
+from ssfl.datasets.shards.options import Cut
+from ssfl.datasets.shards.write import make_shards
 from ssfl.datasets.source import SourceOptions
-from ssfl.datasets.tables import read_table
+from ssfl.datasets.tables.table import read_table
 
 ROWS = [
     {

@@ -165,7 +165,7 @@ def test_asking_for_a_source_loads_no_library_it_does_not_need(tmp_path: Path) -
         [sys.executable, "-c", script], capture_output=True, text=True, check=True
     )
     loaded = set(done.stdout.split())
-    assert "ssfl.datasets.arrays" in loaded
+    assert "ssfl.datasets.arrays.numpy_archive" in loaded
     assert loaded & {"torch", "sklearn", "PIL", "pyarrow", "ssl"} == set()
 
 

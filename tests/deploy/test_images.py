@@ -13,7 +13,7 @@ from deploy.image import image
 from deploy.kubectl import ROOT
 from deploy.manifests import overlay, pod_of, workloads
 from deploy.pods import free_port
-from ssfl.datasets.shards import write_shard
+from ssfl.datasets.shards.shard_file import write_shard
 from ssfl.program.exits import ExitCode
 from system.programs import SCRIPTS, Program, environment, until
 

@@ -14,8 +14,8 @@ import pytest
 from datasets.small_shard import small_shard
 from deploy.manifests import find, overlay, variant
 from deploy.pods import POD_IP, Cluster, Pod
-from program.pems import make
-from ssfl.datasets.shards import write_shard
+from program.tls.pems import make
+from ssfl.datasets.shards.shard_file import write_shard
 from ssfl.program.exits import ExitCode
 from system.programs import SCRIPTS, Program, environment, until
 

@@ -68,7 +68,7 @@ class Block:
         return found[1] if found and self.kind in FILES else ""
 
     def as_step(self) -> dict[str, Any] | None:
-        """What to do for it, for `play.py`; None for nothing."""
+        """What to do for it, for `run_blocks.py`; None for nothing."""
         step = {"line": self.line, "text": self.text}
         if self.reason:
             return None

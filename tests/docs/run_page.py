@@ -14,7 +14,7 @@ import psutil
 
 from docs.pages import Block, blocks_of, problem
 
-PLAY = Path(__file__).with_name("play.py")
+PLAY = Path(__file__).with_name("run_blocks.py")
 DEADLINE_S = 560.0  # below pytest's own, so that the message can say where a page hangs
 SHOWN = 6000  # characters of output
 

@@ -7,7 +7,7 @@ import yaml
 
 from docs.pages import ROOT
 from ssfl.program.exits import ExitCode
-from ssfl.tools.clients_view import clients_document
+from ssfl.tools.operate.clients_view import clients_document
 from ssfl.v1 import admin_pb2, coordinator_pb2, saliency_pb2, update_pb2
 
 OPERATIONS = (ROOT / "docs" / "operations.md").read_text("utf-8")

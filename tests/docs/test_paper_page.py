@@ -5,7 +5,7 @@ import json
 from pathlib import Path
 
 from ssfl.experiments import EXPERIMENTS
-from ssfl.tools.paper import _explanation
+from ssfl.tools.simulate.paper import _explanation
 
 ROOT = Path(__file__).resolve().parents[2]
 _spec = importlib.util.spec_from_file_location("paper_page", ROOT / "benchmarks/paper_page.py")

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from ssfl.client.config import ClientConfig
 from ssfl.method.settings import RunSettings
-from ssfl.program.settings import setting_names
+from ssfl.program.settings.loading import setting_names
 from ssfl.server.config import CoordinatorConfig
 
 ROOT = Path(__file__).parents[2]

@@ -119,8 +119,8 @@ def test_the_reference_has_the_promises_of_the_code(site: dict[Path, Seen]) -> N
     assert {
         "ssfl.api.simulate",
         "ssfl.learning.task.Task.build_model",
-        "ssfl.datasets.shards.Shard",
-        "ssfl.datasets.partition",
+        "ssfl.datasets.shards.shard_file.Shard",
+        "ssfl.datasets.shards.partition",
         "ssfl.method.settings.RunSettings",
         "ssfl.codec.contract.Encoding.encoded_bytes",
     } <= anchors

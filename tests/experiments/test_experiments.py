@@ -13,7 +13,7 @@ from ssfl.experiments.contract import Runs, difference
 from ssfl.experiments.recipe import DIGITS, SETTINGS, Recipe, percent
 from ssfl.study.data import BENCHMARK_S
 from ssfl.study.sweep import RunSpec, run_all
-from ssfl.tools.paper import _cells, _rounded
+from ssfl.tools.simulate.paper import _cells, _rounded
 
 SMALL = Recipe(
     replace(DIGITS, clients=10),

@@ -3,7 +3,7 @@
 import pytest
 
 from datasets.small_shard import small_shard
-from ssfl.datasets.shards import Shard
+from ssfl.datasets.shards.shard_file import Shard
 from ssfl.learning.device import prepare_torch
 
 

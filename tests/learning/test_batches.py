@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from ssfl.datasets.shards import Shard, class_counts
+from ssfl.datasets.shards.shard_file import Shard, class_counts
 from ssfl.learning.batches import (
     balanced_batch,
     count_steps,

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from learning.fake_device import FakeDevice
-from ssfl.datasets.shards import Shard
+from ssfl.datasets.shards.shard_file import Shard
 from ssfl.learning import device, image_task
 from ssfl.learning.describe import manifest_of
 from ssfl.learning.device import choose_device, fingerprint, prepare_torch, working_on

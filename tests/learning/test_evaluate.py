@@ -4,7 +4,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from ssfl.datasets.shards import Shard
+from ssfl.datasets.shards.shard_file import Shard
 from ssfl.learning import image_task
 from ssfl.learning.evaluate import BATCH_SIZE, Evaluation, eval_mode, evaluate
 

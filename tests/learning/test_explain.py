@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from ssfl.datasets.shards import Shard
+from ssfl.datasets.shards.shard_file import Shard
 from ssfl.learning.errors import TaskError
 from ssfl.learning.explain import describe, explain
 from ssfl.learning.first_batch import try_first_batch

@@ -5,7 +5,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from ssfl.datasets.shards import Shard
+from ssfl.datasets.shards.shard_file import Shard
 from ssfl.learning import image_task
 from ssfl.learning.batches import scoring_batches, take
 from ssfl.learning.describe import manifest_of

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from ssfl.datasets.shards import Shard, write_shard
+from ssfl.datasets.shards.shard_file import Shard, write_shard
 from ssfl.learning import image_task
 from ssfl.learning.errors import ModelError
 from ssfl.learning.task import Task

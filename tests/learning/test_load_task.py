@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from ssfl.datasets.shards import Shard
+from ssfl.datasets.shards.shard_file import Shard
 from ssfl.learning import image_task
 from ssfl.learning.errors import ModelError, TaskError
 from ssfl.learning.load_task import load_task
@@ -14,7 +14,7 @@ from ssfl.method.settings import RunSettings
 
 GOOD = """
 from torch import nn
-from ssfl.datasets.shards import read_shard as load_shard
+from ssfl.datasets.shards.shard_file import read_shard as load_shard
 
 def build_model(settings, shard):
     return nn.Linear(2, 2)
@@ -257,8 +257,8 @@ def test_what_a_model_draws_from_torch_repeats_with_the_seed(tmp_path: Path, sha
 
 def test_data_of_the_wrong_kind_are_told_with_the_authors_line(tmp_path: Path) -> None:
     source = GOOD.replace(
-        "from ssfl.datasets.shards import read_shard as load_shard",
-        "from ssfl.datasets.shards import Shard\n"
+        "from ssfl.datasets.shards.shard_file import read_shard as load_shard",
+        "from ssfl.datasets.shards.shard_file import Shard\n"
         "def load_shard(path):\n    return Shard([1], [0], [], [], 2)\n",
     )
     with pytest.raises(TaskError) as caught:

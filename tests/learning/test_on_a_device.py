@@ -12,8 +12,8 @@ import torch
 from torch import Tensor, nn
 
 from learning.fake_device import FakeDevice
-from ssfl.client.site import Scoring, Site
-from ssfl.datasets.shards import Shard
+from ssfl.client.local_work import Scoring, Site
+from ssfl.datasets.shards.shard_file import Shard
 from ssfl.learning.batches import take
 from ssfl.learning.describe import manifest_of
 from ssfl.learning.errors import TaskError
@@ -31,7 +31,7 @@ from ssfl.method.streams import Stream
 TASK = """
 from torch import nn
 from torch.nn import functional
-from ssfl.datasets.shards import read_shard as load_shard
+from ssfl.datasets.shards.shard_file import read_shard as load_shard
 
 def build_model(settings, shard):
     return nn.Sequential(

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from ssfl.datasets.shards import Shard
+from ssfl.datasets.shards.shard_file import Shard
 from ssfl.learning import image_task
 from ssfl.learning.batches import balanced_batch, scoring_batches
 from ssfl.learning.describe import manifest_of

@@ -5,7 +5,7 @@ import pytest
 from torch import nn
 
 from ssfl.datasets.errors import ShardError
-from ssfl.datasets.shards import Shard, write_shard
+from ssfl.datasets.shards.shard_file import Shard, write_shard
 from ssfl.learning import table_task
 from ssfl.learning.describe import manifest_of
 from ssfl.learning.errors import ModelError

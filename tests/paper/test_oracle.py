@@ -18,7 +18,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from paper import oracle
-from ssfl.datasets.shards import Shard
+from ssfl.datasets.shards.shard_file import Shard
 from ssfl.learning import image_task
 from ssfl.learning.describe import manifest_of
 from ssfl.learning.flatten import write_vector

@@ -16,7 +16,7 @@ import grpc
 import grpc.aio
 
 from simulation.loop import STEP_S, Process
-from ssfl.server.interceptors import StatusInterceptor
+from ssfl.server.rpc.interceptors import StatusInterceptor
 from ssfl.v1 import coordinator_pb2 as pb
 from ssfl.v1 import coordinator_pb2_grpc
 

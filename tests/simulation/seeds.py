@@ -4,8 +4,8 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
+from simulation.harness import Outcome, calm, simulate
 from simulation.plan import Plan, plan_of
-from simulation.world import Outcome, calm, simulate
 
 
 @dataclass

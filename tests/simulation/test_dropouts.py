@@ -14,11 +14,11 @@ import pytest
 
 from ssfl.method.settings import RunSettings
 from ssfl.method.strategies.contract import ClientId
-from ssfl.server import events, facts
-from ssfl.server.events import Event
-from ssfl.server.run import advance
-from ssfl.server.sessions import LOST_AFTER_S
-from ssfl.server.state import RunState
+from ssfl.server.loop.presence import LOST_AFTER_S
+from ssfl.server.run import events, facts
+from ssfl.server.run.events import Event
+from ssfl.server.run.machine import advance
+from ssfl.server.run.state import RunState
 
 CLIENTS, GOAL, ROUNDS = 100, 10, 200
 DEADLINE_S = 600.0

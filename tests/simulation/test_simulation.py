@@ -12,10 +12,10 @@ from pathlib import Path
 
 import pytest
 
+from simulation.harness import calm, simulate
 from simulation.plan import POINTS, plan_of
-from simulation.planted import PLANTED, Plant
+from simulation.planted_bugs import PLANTED, Plant
 from simulation.seeds import run_seeds, told
-from simulation.world import calm, simulate
 
 TESTS = Path(__file__).resolve().parents[1]
 SEEDS_PER_POINT = 5

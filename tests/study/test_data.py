@@ -5,11 +5,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ssfl.datasets.cut import Cut
-from ssfl.datasets.digits import digits
 from ssfl.datasets.errors import PartitionError, SourceError
-from ssfl.datasets.make_shards import make_shards
-from ssfl.datasets.shards import Shard, read_shard
+from ssfl.datasets.published.digits import digits
+from ssfl.datasets.shards.options import Cut
+from ssfl.datasets.shards.shard_file import Shard, read_shard
+from ssfl.datasets.shards.write import make_shards
 from ssfl.method.errors import SettingsError
 from ssfl.study.data import (
     BENCHMARK_S,

@@ -12,7 +12,7 @@ import torch
 from learning.fake_device import FakeDevice
 from ssfl.learning.errors import DeviceError
 from ssfl.program.exits import ExitCode
-from ssfl.program.settings import Setting
+from ssfl.program.settings.loading import Setting
 from ssfl.study.data import DataSpec
 from ssfl.study.errors import StudyError
 from ssfl.study.one_run import run_one
@@ -21,7 +21,7 @@ from ssfl.tools.main import main
 
 TASK = """
 from torch import nn
-from ssfl.datasets.shards import read_shard as load_shard
+from ssfl.datasets.shards.shard_file import read_shard as load_shard
 from ssfl.learning.image_task import loss, metrics
 
 def build_model(settings, shard):

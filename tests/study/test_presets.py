@@ -17,9 +17,9 @@ from typing import Any
 import pytest
 from PIL import Image
 
-from datasets.cifar_files import HUNDRED, TEN, binary_batch, pixels, write_files
+from datasets.published.cifar_files import HUNDRED, TEN, binary_batch, pixels, write_files
 from ssfl.program.exits import ExitCode
-from ssfl.program.options import Value
+from ssfl.program.settings.options import Value
 from ssfl.study.data import DataSpec
 from ssfl.study.grid import Study, read_grid
 from ssfl.study.sweep import RunResult, run_all

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from ssfl import api
-from ssfl.datasets.cut import Cut
-from ssfl.datasets.digits import digits
-from ssfl.datasets.make_shards import make_shards
+from ssfl.datasets.published.digits import digits
+from ssfl.datasets.shards.options import Cut
+from ssfl.datasets.shards.write import make_shards
 from ssfl.method.settings import RunSettings
 from ssfl.study.data import DataSpec
 from ssfl.study.errors import StudyError

@@ -13,9 +13,8 @@ import psutil
 import pytest
 
 from ssfl import api
+from ssfl.durable.lock import DirectoryLock, DirectoryUnusable
 from ssfl.method.errors import SettingsError
-from ssfl.program.exits import ProgramError
-from ssfl.program.lock import DirectoryLock
 from ssfl.study.data import DataSpec, build_shards
 from ssfl.study.errors import StudyError
 from ssfl.study.one_run import run_one
@@ -134,7 +133,7 @@ def test_what_cannot_be_run_is_refused_before_anything_is(tmp_path: Path) -> Non
 def test_a_folder_in_use_and_a_damaged_run_are_told(tmp_path: Path) -> None:
     with (
         DirectoryLock(tmp_path / "runs"),
-        pytest.raises(ProgramError, match=f"in use by process {os.getpid()}"),
+        pytest.raises(DirectoryUnusable, match=f"in use by process {os.getpid()}"),
     ):
         run_all([spec()], tmp_path)
     stored = tmp_path / "runs" / spec().file_name()

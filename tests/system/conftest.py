@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from ssfl.datasets.digits import digits
-from ssfl.datasets.shards import Shard, write_shard
+from ssfl.datasets.published.digits import digits
+from ssfl.datasets.shards.shard_file import Shard, write_shard
 from system.federation import SHARDS, Finished, run_federation
 from system.programs import Programs
 from system.raw_client import RUN as RAW_RUN

@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 
 import grpc
 
-from ssfl.server.journal import Journal
+from ssfl.server.storage.journal import Journal
 from ssfl.v1 import admin_pb2, admin_pb2_grpc
 
 SCRIPTS = Path(sys.executable).parent

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from ssfl.method.failpoints import KEEP_POINTS
+from ssfl.durable.failpoints import KEEP_POINTS
 from ssfl.program.exits import ExitCode
 from system.programs import Coordinator, Program, Programs, until
 from system.raw_client import RUN, expected_values, survive

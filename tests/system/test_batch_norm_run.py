@@ -9,7 +9,7 @@ import numpy.typing as npt
 import pytest
 from safetensors.numpy import load_file
 
-from ssfl.datasets.shards import read_shard
+from ssfl.datasets.shards.shard_file import read_shard
 from ssfl.learning import image_task
 from ssfl.learning.describe import manifest_of
 from ssfl.learning.device import prepare_torch

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from ssfl import api
-from ssfl.datasets.shards import read_shard
+from ssfl.datasets.shards.shard_file import read_shard
 from ssfl.program.exits import ExitCode
 from system.programs import Program, Programs
 

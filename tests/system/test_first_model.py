@@ -18,7 +18,7 @@ import numpy as np
 from torch import nn
 from torch.nn import functional
 
-from ssfl.datasets.shards import Shard
+from ssfl.datasets.shards.shard_file import Shard
 
 
 def load_shard(path):

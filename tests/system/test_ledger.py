@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from ssfl.program.exits import ExitCode
-from ssfl.server.ledger_file import COLUMNS
+from ssfl.server.accounting.ledger_file import COLUMNS
 from ssfl.v1 import coordinator_pb2 as pb
 from system.federation import ROUNDS, SHARDS, Finished
 from system.programs import Coordinator, Programs, until

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from ssfl.server.ledger import PHASES
+from ssfl.server.accounting.ledger import PHASES
 from ssfl.tools import main as tools
 from system.federation import SHARDS, finish
 from system.programs import Programs

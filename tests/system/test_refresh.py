@@ -6,8 +6,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from ssfl.datasets.digits import digits
-from ssfl.datasets.shards import Shard, write_shard
+from ssfl.datasets.published.digits import digits
+from ssfl.datasets.shards.shard_file import Shard, write_shard
 from system.federation import HELD_TASK, RUN, SHARDS, Finished, Hold, finish, first_gradient_of
 from system.programs import Coordinator, Program, Programs, until
 

@@ -8,7 +8,7 @@ import numpy as np
 import psutil
 import pytest
 
-from ssfl.datasets.shards import Shard, write_shard
+from ssfl.datasets.shards.shard_file import Shard, write_shard
 from ssfl.method.streams import Stream
 from ssfl.program.exits import ExitCode
 from system.programs import Program, Programs, until
@@ -19,7 +19,7 @@ TASK = """
 from torch import nn
 from torch.nn import functional
 
-from ssfl.datasets.shards import read_shard
+from ssfl.datasets.shards.shard_file import read_shard
 
 
 def load_shard(path):

@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 
-from ssfl.server.report import write_report
-from ssfl.tools.compare import comparison_document
-from ssfl.tools.report import open_run, write_comparison
+from ssfl.server.report.contents import write_report
+from ssfl.tools.report.command import open_run, write_comparison
+from ssfl.tools.report.compare import comparison_document
 from system.browsing import Browser
-from tools.report_scene import make_results, make_state, rewrite
+from tools.report.report_fixtures import make_results, make_state, rewrite
 
 pytestmark = pytest.mark.system
 

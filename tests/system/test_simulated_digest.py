@@ -8,7 +8,7 @@ import pytest
 
 from ssfl import api
 from ssfl.api import RunHistory
-from ssfl.datasets.shards import write_shard
+from ssfl.datasets.shards.shard_file import write_shard
 from system.federation import ROUNDS, RUN, Finished, finish, run_federation
 from system.programs import Programs
 

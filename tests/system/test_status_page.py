@@ -15,7 +15,7 @@ import grpc
 import numpy as np
 import pytest
 
-from program.pems import channel_credentials, flags, make
+from program.tls.pems import channel_credentials, flags, make
 from ssfl.method.manifest import Init, Manifest, Role, TensorSpec
 from ssfl.v1 import coordinator_pb2 as pb
 from ssfl.v1 import transfer_pb2

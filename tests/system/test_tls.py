@@ -15,12 +15,12 @@ import numpy as np
 import pytest
 from grpc import StatusCode
 
-from program.pems import channel_credentials, flags, make, make_expired, trust
+from program.tls.pems import channel_credentials, flags, make, make_expired, trust
 from ssfl.client.connection import with_token
 from ssfl.client.main import main as client_main
 from ssfl.program.exits import ExitCode
-from ssfl.program.tls import ClientTls
-from ssfl.program.tls_probe import find_out
+from ssfl.program.tls.pem import ClientTls
+from ssfl.program.tls.probe import find_out
 from ssfl.server.main import main
 from ssfl.v1 import coordinator_pb2 as pb
 from system.federation import RUN as REAL_RUN

@@ -43,7 +43,7 @@ def test_the_wheel_runs_a_federation(
     (found,) = lines(python, "import importlib.util as u", "print(u.find_spec('torch'))")
     assert found == "None"
     assert "demo" in call(clean / "bin" / "ssfl", "--help")
-    page = "from ssfl.server.status_page import FILES, page_file"
+    page = "from ssfl.server.watch.status_page import FILES, page_file"
     assert lines(python, page, "print(all(page_file(n) for n, _ in FILES.values()))") == ["True"]
     lacking = sites.run("ssfl-client", "--data=shard_00")
     assert lacking.ends() == ExitCode.BAD_DATA

@@ -13,9 +13,9 @@ from monitoring.panels import UIDS
 from monitoring.round_latency import ROUTINE
 
 from parts import npm_part
-from ssfl.program import series
-from ssfl.server.dense import COMPARED
-from ssfl.server.status import all_reasons
+from ssfl.program.monitor import series
+from ssfl.server.accounting.dense_equivalent import COMPARED
+from ssfl.server.rpc.status_codes import all_reasons
 from watch.dashboard_files import NAMES, dashboard, expressions, metric_names, panels
 
 TYPES = Path(__file__).parent / "grafana-types"

@@ -11,7 +11,7 @@ import yaml
 from monitoring.build import HERE
 
 from parts import part
-from program.pems import make
+from program.tls.pems import make
 
 MEMORY = Path("/dev/shm")  # promtool syncs many small files
 RULES = yaml.safe_load((HERE / "rules.yml").read_text("utf-8"))

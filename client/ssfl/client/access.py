@@ -8,8 +8,8 @@ from ssfl.client.config import ClientConfig
 from ssfl.program.addresses import is_loopback, split
 
 if TYPE_CHECKING:
-    from ssfl.program.tls import ClientTls
-    from ssfl.program.tls_probe import Finding
+    from ssfl.program.tls.pem import ClientTls
+    from ssfl.program.tls.probe import Finding
 
 log = logging.getLogger("ssfl.client")
 
@@ -24,7 +24,7 @@ class Access:
 
     def find_out(self) -> "Finding | None":
         """Say why the coordinator cannot be spoken to, if that can be found out."""
-        from ssfl.program.tls_probe import find_out  # only where something went wrong
+        from ssfl.program.tls.probe import find_out  # only where something went wrong
 
         return find_out(self.address, self.tls)
 
@@ -34,7 +34,7 @@ def read_access(config: ClientConfig) -> Access:
     files = (config.tls_ca, config.tls_cert, config.tls_key, config.tls_server_name)
     if not (any(files) or config.join_token_file):
         return Access(config.coordinator)
-    from ssfl.program.tls import client_tls, read_token
+    from ssfl.program.tls.pem import client_tls, read_token
 
     tls = client_tls(*files)
     token = read_token(config.join_token_file) if config.join_token_file else ""

@@ -26,6 +26,7 @@ import grpc
 import numpy as np
 import numpy.typing as npt
 
+from ssfl.client.client_stats import Diary
 from ssfl.client.coding import (
     ENCODINGS,
     Coded,
@@ -34,23 +35,22 @@ from ssfl.client.coding import (
     write_update,
 )
 from ssfl.client.connection import UNARY_TIMEOUT_S, Patience, Watchdog
-from ssfl.client.diary import Diary
 from ssfl.client.download import Download, Downloads
 from ssfl.client.errors import Refused, Resync, Unavailable, reason_of, translate
 from ssfl.client.held_model import HeldModel
 from ssfl.client.local_state import Answer, LocalState
+from ssfl.client.local_work import Site
 from ssfl.client.messages import evaluation_message, scoring, word
 from ssfl.client.progress import Progress, StepOver
 from ssfl.client.run_settings import read_settings
-from ssfl.client.site import Site
 from ssfl.client.upload import send
+from ssfl.durable.failpoints import failpoint
 from ssfl.method.controls import client_random_mask
-from ssfl.method.failpoints import failpoint
 from ssfl.method.manifest import Manifest
 from ssfl.method.mask import Mask
-from ssfl.method.model_files import write_model
 from ssfl.method.model_state import values_digest
 from ssfl.method.settings import RunSettings
+from ssfl.program.model_io.safetensors_model import write_model
 from ssfl.program.version import ssfl_version
 from ssfl.v1 import coordinator_pb2 as pb
 from ssfl.v1 import saliency_pb2, transfer_pb2, update_pb2

@@ -4,11 +4,11 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-from ssfl.datasets.shards import full_name
+from ssfl.datasets.shards.shard_file import full_name
 from ssfl.method.errors import SettingsError
 from ssfl.method.settings import RunSettings, setting
 from ssfl.program.exits import ExitCode, ProgramError
-from ssfl.program.settings import setting_names
+from ssfl.program.settings.loading import setting_names
 
 # Settings of ssfl-coordinator alone (compared with its own list by tests/test_settings_split.py).
 COORDINATOR_SETTINGS = (

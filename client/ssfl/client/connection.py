@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import grpc
 
-from ssfl.client.diary import Diary
+from ssfl.client.client_stats import Diary
 from ssfl.client.errors import Unavailable
 from ssfl.codec import MAX_CHUNK_BYTES
 from ssfl.method.manifest import MAX_MANIFEST_BYTES
@@ -21,8 +21,8 @@ from ssfl.program.exits import ExitCode, ProgramError
 from ssfl.v1 import coordinator_pb2_grpc
 
 if TYPE_CHECKING:
-    from ssfl.program.tls import ClientTls
-    from ssfl.program.tls_probe import Finding
+    from ssfl.program.tls.pem import ClientTls
+    from ssfl.program.tls.probe import Finding
 
 log = logging.getLogger(__name__)
 

@@ -9,9 +9,9 @@ from typing import Any
 
 import grpc
 
+from ssfl.client.client_stats import Diary
 from ssfl.client.coding import check_size
 from ssfl.client.connection import Watchdog
-from ssfl.client.diary import Diary
 from ssfl.client.errors import Refused, Unavailable, translate
 from ssfl.codec import CodecError, Receiver
 from ssfl.method.manifest import Manifest

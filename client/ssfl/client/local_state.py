@@ -18,7 +18,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from ssfl.program.files import remove_leftovers, write_atomic
+from ssfl.durable.files import remove_leftovers, write_atomic
 
 TOKEN_BYTES = 16
 _DIGEST_BYTES = 32

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from ssfl.client.access import Access, read_access
 from ssfl.client.config import ClientConfig, client_id_of, settings_elsewhere
+from ssfl.durable.lock import DirectoryLock
 from ssfl.program import logs, settings
 from ssfl.program.exits import (
     ExitCode,
@@ -16,7 +17,6 @@ from ssfl.program.exits import (
     raise_on_sigterm,
     run_program,
 )
-from ssfl.program.lock import DirectoryLock
 from ssfl.program.malloc import keep_chunk_buffers
 
 log = logging.getLogger("ssfl.client")

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from ssfl.client.site import Scoring, Vector
+from ssfl.client.local_work import Scoring, Vector
 from ssfl.learning.evaluate import Evaluation
 from ssfl.method.mask import Mask
 from ssfl.v1 import coordinator_pb2 as pb

@@ -5,10 +5,10 @@ from collections.abc import Iterator
 from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
 
-from ssfl.client.diary import DIRECTIONS, OUTCOMES, STATES, Diary
-from ssfl.program import series
-from ssfl.program.metrics import build_info, histograms, many, maybe, metrics_route, one
-from ssfl.program.web import Answer, Request, WebServer, text_answer
+from ssfl.client.client_stats import DIRECTIONS, OUTCOMES, STATES, Diary
+from ssfl.program.monitor import series
+from ssfl.program.monitor.metrics import build_info, histograms, many, maybe, metrics_route, one
+from ssfl.program.monitor.web import Answer, Request, WebServer, text_answer
 
 
 class SiteCollector(Collector):

@@ -5,7 +5,7 @@ from typing import Any
 
 import grpc
 
-from ssfl.client.diary import Diary
+from ssfl.client.client_stats import Diary
 from ssfl.v1 import coordinator_pb2 as pb
 
 PROGRESS_EVERY_S = 10.0

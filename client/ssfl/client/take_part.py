@@ -7,14 +7,14 @@ from pathlib import Path
 
 from ssfl.client.access import Access
 from ssfl.client.agent import Agent, Identity
+from ssfl.client.client_stats import Diary
 from ssfl.client.config import ClientConfig
 from ssfl.client.connection import Connection, Patience, open_channel
-from ssfl.client.diary import Diary
 from ssfl.client.errors import Refused
 from ssfl.client.local_state import LocalState
-from ssfl.client.site import Site
+from ssfl.client.local_work import Site
 from ssfl.datasets.errors import DataError
-from ssfl.datasets.shards import class_counts, find_shard
+from ssfl.datasets.shards.shard_file import class_counts, find_shard
 from ssfl.learning.device import choose_device, fingerprint, prepare_torch, working_on
 from ssfl.learning.errors import LearningError
 from ssfl.learning.load_task import load_task

@@ -12,11 +12,11 @@ from typing import Any
 
 import grpc
 
+from ssfl.client.client_stats import Diary
 from ssfl.client.connection import Watchdog
-from ssfl.client.diary import Diary
 from ssfl.client.errors import SlotYielded, Unavailable, translate
 from ssfl.codec import ChunkSizer, pieces
-from ssfl.method.failpoints import failpoint
+from ssfl.durable.failpoints import failpoint
 from ssfl.v1 import transfer_pb2
 
 log = logging.getLogger(__name__)

@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ssfl.datasets.errors import ShardError
-from ssfl.datasets.words import size
+from ssfl.datasets.wording import size
 
 Array = npt.NDArray[Any]
 

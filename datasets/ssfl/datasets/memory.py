@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ssfl.datasets.errors import SourceError
-from ssfl.datasets.words import size
+from ssfl.datasets.wording import size
 
 
 def empty_array(shape: tuple[int, ...], dtype: npt.DTypeLike, what: str) -> npt.NDArray[Any]:

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ssfl.datasets.errors import SourceError
-from ssfl.datasets.shards import SUMMARY
+from ssfl.datasets.shards.shard_file import SUMMARY
 
 _FLAGS = {"true": 1.0, "false": 0.0, "1": 1.0, "0": 0.0}
 

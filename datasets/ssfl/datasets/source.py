@@ -87,18 +87,18 @@ def read_source(options: SourceOptions, on_progress: Progress | None = None) -> 
     _check_uses(options, kind)
     path = Path(options.source).expanduser()
     if kind in ("digits", "published"):
-        from ssfl.datasets.known import read_known
+        from ssfl.datasets.registry import read_known
 
         return read_known(options, on_progress)
     if kind == "arrays":
-        from ssfl.datasets.arrays import read_arrays
+        from ssfl.datasets.arrays.numpy_archive import read_arrays
 
         return read_arrays(path, options)
     if kind == "table":
-        from ssfl.datasets.tables import read_table
+        from ssfl.datasets.tables.table import read_table
 
         return read_table(path, options, on_progress)
-    from ssfl.datasets.image_folders import read_image_folder
+    from ssfl.datasets.images.folders import read_image_folder
 
     return read_image_folder(path, options, on_progress)
 

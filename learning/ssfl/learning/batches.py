@@ -7,7 +7,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
-from ssfl.datasets.shards import Array, Shard
+from ssfl.datasets.shards.shard_file import Array, Shard
 from ssfl.method.settings import RunSettings
 from ssfl.method.streams import Stream
 

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from ssfl.datasets.shards import Array, Shard
+from ssfl.datasets.shards.shard_file import Array, Shard
 from ssfl.learning.batches import take
 from ssfl.learning.task import ACCURACY, Task
 

@@ -4,7 +4,7 @@ import re
 
 from torch import Tensor
 
-from ssfl.learning.words import times
+from ssfl.learning.wording import times
 
 _MEANINGS = (
     (

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from ssfl.datasets.shards import Shard
+from ssfl.datasets.shards.shard_file import Shard
 from ssfl.learning.batches import take
 from ssfl.learning.errors import TaskError
 from ssfl.learning.evaluate import eval_mode

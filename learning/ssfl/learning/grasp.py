@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from ssfl.datasets.shards import Shard
+from ssfl.datasets.shards.shard_file import Shard
 from ssfl.learning.batches import scoring_batches, take
 from ssfl.learning.errors import DivergedError, ModelError
 from ssfl.learning.saliency import scoring_mode, trained_places

@@ -8,23 +8,23 @@ from pathlib import Path
 from torch import Tensor, nn
 from torch.nn import functional
 
-from ssfl.datasets import shards
 from ssfl.datasets.errors import ShardError
+from ssfl.datasets.shards import shard_file
 from ssfl.learning import models
 from ssfl.method.settings import RunSettings
 
 
-def load_shard(path: Path) -> shards.Shard:
-    shard = shards.read_shard(path)
+def load_shard(path: Path) -> shard_file.Shard:
+    shard = shard_file.read_shard(path)
     if len(shard.input_shape) == 3 and shard.num_classes:
         return shard
-    told = f"{path}: {shards.describe_samples(shard)}, not images with classes"
+    told = f"{path}: {shard_file.describe_samples(shard)}, not images with classes"
     if len(shard.input_shape) == 1 and shard.train_x.dtype.kind == "f":
         raise ShardError(f"{told}: use --task table")
     raise ShardError(f"{told}: give a task of your own with --task, see docs/tasks.md")
 
 
-def build_model(settings: RunSettings, shard: shards.Shard) -> nn.Module:
+def build_model(settings: RunSettings, shard: shard_file.Shard) -> nn.Module:
     return models.build_model(
         settings.model,
         shard.input_shape,

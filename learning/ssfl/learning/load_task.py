@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from ssfl.datasets.errors import DataError
-from ssfl.datasets.shards import Shard
+from ssfl.datasets.shards.shard_file import Shard
 from ssfl.learning.errors import LearningError, TaskError
 from ssfl.learning.explain import explain
 from ssfl.learning.task import ACCURACY, MAX_METRICS

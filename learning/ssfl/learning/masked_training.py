@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from ssfl.datasets.shards import Shard
+from ssfl.datasets.shards.shard_file import Shard
 from ssfl.learning.batches import count_steps, take, training_batches
 from ssfl.learning.errors import DivergedError, ModelError
 from ssfl.learning.flatten import masked_parameters

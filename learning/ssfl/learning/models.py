@@ -16,7 +16,7 @@ from torch import nn
 
 from ssfl.learning.errors import ModelError
 from ssfl.learning.resnet import RESNETS, resnet
-from ssfl.learning.words import times
+from ssfl.learning.wording import times
 from ssfl.method.manifest import MAX_PARAMETERS
 from ssfl.method.settings import MODELS, NORMS
 

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from ssfl.learning.errors import ModelError
 from ssfl.learning.flatten import named_tensors
-from ssfl.learning.words import times
+from ssfl.learning.wording import times
 from ssfl.method.manifest import Manifest
 
 _CONVERT = (

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from ssfl.datasets.shards import Shard
+from ssfl.datasets.shards.shard_file import Shard
 from ssfl.learning.batches import Indices, scoring_batches, take
 from ssfl.learning.errors import DivergedError, ModelError
 from ssfl.learning.evaluate import eval_mode

@@ -24,7 +24,7 @@ from torch.func import functional_call
 from ssfl.learning.describe import NORM_LAYERS
 from ssfl.learning.errors import ModelError
 from ssfl.learning.evaluate import eval_mode
-from ssfl.learning.words import times
+from ssfl.learning.wording import times
 from ssfl.method.manifest import Manifest
 from ssfl.method.mask import largest
 

@@ -9,8 +9,8 @@ from pathlib import Path
 from torch import Tensor, nn
 from torch.nn import functional
 
-from ssfl.datasets import shards
 from ssfl.datasets.errors import ShardError
+from ssfl.datasets.shards import shard_file
 from ssfl.learning import models
 from ssfl.learning.errors import ModelError
 from ssfl.method.settings import RunSettings
@@ -18,14 +18,14 @@ from ssfl.method.settings import RunSettings
 NETWORKS = ("mlp", RunSettings().model)  # the latter: nobody chose one
 
 
-def load_shard(path: Path) -> shards.Shard:
-    shard = shards.read_shard(path)
+def load_shard(path: Path) -> shard_file.Shard:
+    shard = shard_file.read_shard(path)
     if len(shard.input_shape) != 1 or shard.train_x.dtype.kind != "f":
-        raise ShardError(f"{path}: {shards.describe_samples(shard)}, not rows of a table")
+        raise ShardError(f"{path}: {shard_file.describe_samples(shard)}, not rows of a table")
     return shard
 
 
-def build_model(settings: RunSettings, shard: shards.Shard) -> nn.Module:
+def build_model(settings: RunSettings, shard: shard_file.Shard) -> nn.Module:
     if settings.model not in NETWORKS:
         raise ModelError(
             f"--task table has one network, mlp; this run has --model {settings.model}"

@@ -6,7 +6,7 @@ A task is a file, or an importable module, with these functions (`metrics` may b
     from torch import nn
     from torch.nn import functional
 
-    from ssfl.datasets.shards import Shard
+    from ssfl.datasets.shards.shard_file import Shard
 
 
     def load_shard(path):
@@ -38,7 +38,7 @@ from typing import Protocol
 
 from torch import Tensor, nn
 
-from ssfl.datasets.shards import Shard
+from ssfl.datasets.shards.shard_file import Shard
 from ssfl.method.settings import RunSettings
 
 ACCURACY = "accuracy"  # the metric that is counted in whole samples and shown as per cent

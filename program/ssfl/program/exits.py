@@ -12,6 +12,8 @@ from pathlib import Path
 from types import FrameType
 from typing import NoReturn
 
+from ssfl.durable.lock import DirectoryUnusable
+
 
 class ExitCode(IntEnum):
     """Every exit code of every program, with the line that --help shows for it."""
@@ -93,6 +95,9 @@ def run_program(main_body: Callable[[], int | None], prog: str = "") -> int:
     except ProgramError as error:
         _tell(f"{prog}: error: {error}")
         return int(error.exit_code)
+    except DirectoryUnusable as error:
+        _tell(f"{prog}: error: {error}")
+        return int(ExitCode.STATE)
     except KeyboardInterrupt:
         _tell(f"{prog}: interrupted")
         return int(ExitCode.INTERRUPTED)

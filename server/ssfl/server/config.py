@@ -6,8 +6,8 @@ from pathlib import Path
 from ssfl.method.errors import SettingsError
 from ssfl.method.settings import RunSettings, setting
 from ssfl.program.addresses import is_loopback
-from ssfl.program.web import TlsFiles
-from ssfl.server.limits import MAX_CLIENTS, MAX_CONNECTIONS, MAX_MODEL_VALUES
+from ssfl.program.monitor.web import TlsFiles
+from ssfl.server.loop.limits import MAX_CLIENTS, MAX_CONNECTIONS, MAX_MODEL_VALUES
 
 DEFAULT_PORT = 50051
 DEFAULT_ADMIN_PORT = 50052

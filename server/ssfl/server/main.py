@@ -14,23 +14,20 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from ssfl.durable.files import remove_leftovers
+from ssfl.durable.lock import DirectoryLock
 from ssfl.program import logs, settings
 from ssfl.program.exits import ExitCode, ProgramError, run_program
-from ssfl.program.files import remove_leftovers
-from ssfl.program.lock import DirectoryLock
 from ssfl.program.malloc import keep_chunk_buffers
-from ssfl.server import events
-from ssfl.server.conductor import Clock, Conductor
+from ssfl.server.accounting.ledger import Ledger
 from ssfl.server.config import CoordinatorConfig, client_settings, warnings_of
-from ssfl.server.delivered import everyone_has_it
 from ssfl.server.errors import StateError
-from ssfl.server.first_model import FirstModel, begin_with, read_first_model
-from ssfl.server.handshakes import Handshakes, heard
-from ssfl.server.history import Newest
-from ssfl.server.journal import Journal, holds_journal
-from ssfl.server.ledger import Ledger
-from ssfl.server.outputs import Accounts, run_folder
-from ssfl.server.recover import (
+from ssfl.server.history.run_history import Newest
+from ssfl.server.loop.first_model import FirstModel, begin_with, read_first_model
+from ssfl.server.loop.presence import LOST_AFTER_S, Sessions
+from ssfl.server.loop.run_loop import Clock, Conductor
+from ssfl.server.loop.ticker import TICK_S, tick
+from ssfl.server.recovery.recover import (
     check_beginning,
     check_newest,
     load_manifest,
@@ -38,17 +35,20 @@ from ssfl.server.recover import (
     move_aside,
     open_run,
 )
-from ssfl.server.sessions import LOST_AFTER_S, Sessions
-from ssfl.server.snapshot import read_snapshot
-from ssfl.server.spool import Spool
-from ssfl.server.state import RunState, newest_counted
-from ssfl.server.store import Store
-from ssfl.server.tick import TICK_S, tick
-from ssfl.server.watch import Watch
+from ssfl.server.recovery.snapshot import read_snapshot
+from ssfl.server.report.outputs import Accounts, run_folder
+from ssfl.server.rpc.handshake_log import Handshakes, heard
+from ssfl.server.run import events
+from ssfl.server.run.delivered import everyone_has_it
+from ssfl.server.run.state import RunState, newest_counted
+from ssfl.server.storage.journal import Journal, holds_journal
+from ssfl.server.storage.model_store import Store
+from ssfl.server.storage.spool import Spool
+from ssfl.server.watch.http_ports import Watch
 
 if TYPE_CHECKING:
-    from ssfl.server.listen import Listener
-    from ssfl.server.tls import Security
+    from ssfl.server.rpc.listen import Listener
+    from ssfl.server.rpc.tls import Security
 
 log = logging.getLogger("ssfl.coordinator")
 
@@ -83,7 +83,9 @@ def _main(argv: Sequence[str]) -> int:
 def _run(config: CoordinatorConfig) -> int:
     security = None
     if config.tls_cert or config.join_token_file:
-        from ssfl.server.tls import read_security  # loads grpc, for which `heard` must not be late
+        from ssfl.server.rpc.tls import (
+            read_security,  # loads grpc, for which `heard` must not be late
+        )
 
         security = read_security(config)
     try:
@@ -111,7 +113,7 @@ async def _watched(config: CoordinatorConfig, security: "Security | None") -> in
 
 
 async def _serve(config: CoordinatorConfig, security: "Security | None", watch: Watch) -> int:
-    from ssfl.server.listen import Listener  # likewise
+    from ssfl.server.rpc.listen import Listener  # likewise
 
     asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(config.workers))
     first = None

@@ -20,7 +20,7 @@ from ssfl.api.runs import load_model, read_run
 from ssfl.api.simulation import Simulated, simulate
 from ssfl.api.traffic import Traffic
 from ssfl.datasets.data_set import DataSet
-from ssfl.datasets.shards import Shard
+from ssfl.datasets.shards.shard_file import Shard
 
 __all__ = [
     "DataSet",

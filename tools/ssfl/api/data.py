@@ -7,14 +7,14 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from ssfl.api.errors import in_keywords
-from ssfl.datasets.cut import Cut
 from ssfl.datasets.data_set import DataSet
 from ssfl.datasets.errors import ShardError
-from ssfl.datasets.make_shards import make_shards
-from ssfl.datasets.shards import MAKE_SOME, Shard, find_shard, read_shard, shard_names
+from ssfl.datasets.shards.options import Cut
+from ssfl.datasets.shards.shard_file import MAKE_SOME, Shard, find_shard, read_shard, shard_names
+from ssfl.datasets.shards.write import make_shards
 from ssfl.datasets.source import SourceOptions, read_source
 from ssfl.learning.load_task import load_task
-from ssfl.program.command_line import closest
+from ssfl.program.settings.command_line import closest
 
 Shards = Sequence[Shard] | Mapping[str, Shard]
 

@@ -6,7 +6,7 @@ from ssfl.api.errors import in_keywords
 from ssfl.method.errors import SettingsError
 from ssfl.method.profiles import with_profile
 from ssfl.method.settings import RunSettings
-from ssfl.program.settings import Setting, values_by_name
+from ssfl.program.settings.loading import Setting, values_by_name
 
 __all__ = ["Setting", "run_settings"]
 

@@ -11,8 +11,8 @@ from ssfl.api.errors import RunError, in_keywords
 from ssfl.api.history import RunHistory
 from ssfl.method.errors import ModelFileError
 from ssfl.program.exits import ProgramError
-from ssfl.tools.model_folder import MODEL, read_model
-from ssfl.tools.model_network import HISTORY, build_network, shard_of_zeros, task_of
+from ssfl.tools.model.folder import MODEL, read_model
+from ssfl.tools.model.network import HISTORY, build_network, shard_of_zeros, task_of
 
 
 def read_run(folder: str | Path) -> RunHistory:

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ssfl.server.ledger import ONE_OFF
+from ssfl.server.accounting.ledger import ONE_OFF
 
 Doubles = npt.NDArray[np.float64]
 Row = Mapping[str, Any]

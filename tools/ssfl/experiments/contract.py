@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from ssfl.experiments.recipe import MEAN, Recipe
-from ssfl.study.statistics import paired_difference
+from ssfl.study.intervals import paired_difference
 from ssfl.study.summary import by_name, by_seed
 from ssfl.study.sweep import RunResult, RunSpec
 

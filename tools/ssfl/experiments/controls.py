@@ -4,8 +4,8 @@ from collections.abc import Iterable, Mapping
 
 from ssfl.experiments.contract import Experiment, Result, Runs
 from ssfl.experiments.recipe import ACCURACY, DENSE, Recipe
-from ssfl.program.settings import Setting
-from ssfl.study.pictures import layer_density_picture, sparsity_picture
+from ssfl.program.settings.loading import Setting
+from ssfl.study.charts import layer_density_picture, sparsity_picture
 from ssfl.study.sweep import RunSpec
 
 OWN_MASKS: Mapping[str, Setting] = {"criterion": "client-random", "personalize_epochs": 0}

@@ -11,8 +11,8 @@ from typing import Any
 
 from ssfl.experiments.contract import Experiment, Result, Runs, difference
 from ssfl.experiments.recipe import DENSE, Recipe, percent
-from ssfl.program.settings import Setting
-from ssfl.study.pictures import ood_picture
+from ssfl.program.settings.loading import Setting
+from ssfl.study.charts import ood_picture
 from ssfl.study.sweep import RunSpec
 
 SPARSITIES = ("0.5", "0.95", "0.98")

@@ -6,14 +6,14 @@ from dataclasses import replace
 from ssfl.api.quiet_torch import as_at_a_client
 from ssfl.experiments.contract import Experiment, Result, Runs, difference
 from ssfl.experiments.recipe import ACCURACY, DENSE, PERSONAL, Recipe, percent
-from ssfl.program.settings import Setting
-from ssfl.study.mask_error import FULL_GRADIENT, MEAN_OF_SCORES, mask_error
-from ssfl.study.pictures import (
+from ssfl.program.settings.loading import Setting
+from ssfl.study.charts import (
     client_accuracy_picture,
     differences_picture,
     mask_error_picture,
     partition_picture,
 )
+from ssfl.study.mask_error import FULL_GRADIENT, MEAN_OF_SCORES, mask_error
 from ssfl.study.sweep import RunSpec
 
 WARM_SPARSITIES = ("0.5", "0.8", "0.95")

@@ -4,8 +4,8 @@ from collections.abc import Iterable, Mapping
 
 from ssfl.experiments.contract import Experiment, Result, Runs
 from ssfl.experiments.recipe import ACCURACY, PERSONAL, Recipe
-from ssfl.program.settings import Setting
-from ssfl.study.pictures import partition_picture
+from ssfl.program.settings.loading import Setting
+from ssfl.study.charts import partition_picture
 from ssfl.study.sweep import RunSpec
 
 SPARSITY = "0.95"

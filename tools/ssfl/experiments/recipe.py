@@ -14,7 +14,7 @@ one seed share data, initial weights and sampled clients, so differences are pai
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from ssfl.program.settings import Setting
+from ssfl.program.settings.loading import Setting
 from ssfl.study.data import BENCHMARK_S, DataSpec, first_available
 from ssfl.study.sweep import RunSpec
 

@@ -5,7 +5,7 @@ from typing import Any
 
 from ssfl.experiments.contract import Experiment, Result, Runs
 from ssfl.experiments.recipe import ACCURACY, DENSE, FINE_TUNED, PERSONAL, Recipe, percent
-from ssfl.study.pictures import convergence_picture, sparsity_picture
+from ssfl.study.charts import convergence_picture, sparsity_picture
 from ssfl.study.sweep import RunSpec
 
 SPARSITIES = ("0.5", "0.7", "0.8", "0.9", "0.95", "0.98")

@@ -5,7 +5,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from ssfl.client.coding import Coded, write_scores, write_update
-from ssfl.client.site import Tested, Vector
+from ssfl.client.local_work import Tested, Vector
 from ssfl.learning.evaluate import Evaluation
 from ssfl.learning.trained import Trained
 from ssfl.method.model_state import ModelState

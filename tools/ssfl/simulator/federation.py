@@ -19,7 +19,7 @@ import numpy.typing as npt
 
 from ssfl.client.messages import scoring
 from ssfl.codec.values_only import encoded_bytes
-from ssfl.datasets.shards import Shard, class_counts
+from ssfl.datasets.shards.shard_file import Shard, class_counts
 from ssfl.learning.load_task import LoadedTask
 from ssfl.method.manifest import Manifest
 from ssfl.method.mask import Mask
@@ -28,23 +28,23 @@ from ssfl.method.norm_clip import clip
 from ssfl.method.settings import RunSettings
 from ssfl.method.strategies import strategy_for
 from ssfl.method.strategies.contract import ClientId, Work
-from ssfl.server import events, facts
-from ssfl.server.aggregate import StepSum, reduced
-from ssfl.server.broadcast import NotBuilt
-from ssfl.server.broadcasts import Broadcasts
-from ssfl.server.coded_uploads import score_blocks, update_blocks
-from ssfl.server.coding import Reader
-from ssfl.server.first_model import begin_model, initialized
-from ssfl.server.history import History
-from ssfl.server.ledger import Direction, Ledger, encoding_word
-from ssfl.server.outputs import run_document
-from ssfl.server.run import advance
-from ssfl.server.state import RunState, Step
-from ssfl.server.tasks import Ready, task_for
-from ssfl.server.verify import largest_score, largest_value
-from ssfl.server.weights import check_samples
+from ssfl.server.accounting.ledger import Direction, Ledger, encoding_word
+from ssfl.server.aggregate.step_sum import StepSum, reduced
+from ssfl.server.broadcast.payloads import NotBuilt
+from ssfl.server.broadcast.per_client import Broadcasts
+from ssfl.server.broadcast.tasks import Ready, task_for
+from ssfl.server.history.run_history import History
+from ssfl.server.loop.first_model import begin_model, initialized
+from ssfl.server.report.outputs import run_document
+from ssfl.server.run import events, facts
+from ssfl.server.run.machine import advance
+from ssfl.server.run.state import RunState, Step
+from ssfl.server.run.weights import check_samples
+from ssfl.server.uploads.decode import score_blocks, update_blocks
+from ssfl.server.uploads.encoding_choice import Reader
+from ssfl.server.uploads.verify import largest_score, largest_value
 from ssfl.simulator.clients import Answer, SimulatedClient
-from ssfl.simulator.crew import Crew, ExactCrew
+from ssfl.simulator.executors import Crew, ExactCrew
 from ssfl.v1 import transfer_pb2
 
 Vector = npt.NDArray[np.float32]

@@ -18,16 +18,16 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ssfl.datasets.cut import Cut
 from ssfl.datasets.data_set import DataSet
-from ssfl.datasets.digits import digits
 from ssfl.datasets.errors import PartitionError, SourceError
-from ssfl.datasets.known import KNOWN
-from ssfl.datasets.originals import MissingFiles, cache_folder
-from ssfl.datasets.partition import KINDS, count_classes, partition, partition_test
-from ssfl.datasets.shards import Array, Shard, find_shard, read_shard, shard_names
+from ssfl.datasets.published.digits import digits
+from ssfl.datasets.published.originals import MissingFiles, cache_folder
+from ssfl.datasets.registry import KNOWN
+from ssfl.datasets.shards.options import Cut
+from ssfl.datasets.shards.partition import KINDS, count_classes, partition, partition_test
+from ssfl.datasets.shards.shard_file import Array, Shard, find_shard, read_shard, shard_names
+from ssfl.datasets.shards.split import choose_share
 from ssfl.datasets.source import EMBEDDED, NAMES
-from ssfl.datasets.split import choose_share
 from ssfl.method.errors import SettingsError
 from ssfl.method.streams import Stream
 

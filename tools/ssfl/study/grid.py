@@ -36,9 +36,9 @@ from pathlib import Path
 from typing import Any
 
 from ssfl.method.settings import RunSettings
-from ssfl.program.command_line import closest
 from ssfl.program.exits import ProgramError
-from ssfl.program.options import Option, Value, options_of
+from ssfl.program.settings.command_line import closest
+from ssfl.program.settings.options import Option, Value, options_of
 from ssfl.study.data import DataSpec
 from ssfl.study.errors import StudyError
 from ssfl.study.run_spec import CPU, DEVICES, ELSEWHERE, IMAGE, MODES, RunSpec

@@ -26,7 +26,7 @@ import numpy.typing as npt
 import torch
 from torch import nn
 
-from ssfl.datasets.shards import Shard
+from ssfl.datasets.shards.shard_file import Shard
 from ssfl.learning import image_task
 from ssfl.learning.batches import scoring_batches, take
 from ssfl.learning.describe import manifest_of

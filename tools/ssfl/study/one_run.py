@@ -9,12 +9,12 @@ import torch
 
 from ssfl.api.data import read_shards
 from ssfl.api.quiet_torch import as_at_a_client
-from ssfl.datasets.shards import Shard
+from ssfl.datasets.shards.shard_file import Shard
 from ssfl.datasets.source import NAMES
 from ssfl.learning.device import choose_device, working_on
 from ssfl.learning.load_task import LoadedTask, load_task
 from ssfl.method.settings import RunSettings
-from ssfl.simulator.crew import ExactCrew
+from ssfl.simulator.executors import ExactCrew
 from ssfl.simulator.federation import Federation, MakeCrew
 from ssfl.study.data import build_shards
 from ssfl.study.run_spec import RunSpec
@@ -78,7 +78,7 @@ def _simulated(
 def _crew(mode: str, device: torch.device, cores: int) -> MakeCrew:
     if mode == "exact":
         return partial(ExactCrew, device=device)
-    from ssfl.simulator.fast_crew import fast_crew
+    from ssfl.simulator.batched_executor import fast_crew
 
     return partial(fast_crew, device=device, cores=cores)
 

@@ -11,8 +11,8 @@ for themselves (`personalize_epochs`), else as of their last round.
 from collections.abc import Mapping
 from typing import Any
 
-from ssfl.server.ledger import ONE_OFF
-from ssfl.study.statistics import ACCURACIES, last_accuracies, last_rounds_mean
+from ssfl.server.accounting.ledger import ONE_OFF
+from ssfl.study.intervals import ACCURACIES, last_accuracies, last_rounds_mean
 
 LAST = 10
 

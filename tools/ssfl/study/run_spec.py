@@ -10,11 +10,11 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from ssfl.datasets.shards import find_shard, shard_names
+from ssfl.datasets.shards.shard_file import find_shard, shard_names
 from ssfl.datasets.source import NAMES
 from ssfl.method.profiles import with_profile
 from ssfl.method.settings import MAX_SEED, RunSettings
-from ssfl.program.settings import Setting, values_by_name
+from ssfl.program.settings.loading import Setting, values_by_name
 from ssfl.study.data import DataSpec, arrivals
 from ssfl.study.errors import StudyError
 

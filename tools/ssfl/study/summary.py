@@ -10,11 +10,11 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from ssfl.program.command_line import closest
-from ssfl.program.files import write_atomic
+from ssfl.durable.files import write_atomic
+from ssfl.program.settings.command_line import closest
 from ssfl.study.errors import StudyError
+from ssfl.study.intervals import ACCURACIES, spread
 from ssfl.study.outcome import LAST
-from ssfl.study.statistics import ACCURACIES, spread
 from ssfl.study.sweep import RunResult
 
 SUMMARY = "summary.json"

@@ -23,9 +23,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
 
+from ssfl.durable.files import remove_leftovers
+from ssfl.durable.lock import DirectoryLock
 from ssfl.learning.cores import usable_cores
-from ssfl.program.files import remove_leftovers
-from ssfl.program.lock import DirectoryLock
 from ssfl.study.errors import StudyError
 from ssfl.study.outcome import outcome_of
 from ssfl.study.run_spec import RunSpec

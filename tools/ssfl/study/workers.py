@@ -22,7 +22,7 @@ from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 
-from ssfl.program.files import write_atomic
+from ssfl.durable.files import write_atomic
 from ssfl.study.errors import EXPECTED
 from ssfl.study.run_spec import RunSpec
 

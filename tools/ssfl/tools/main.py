@@ -20,26 +20,41 @@ class Command:
 
 
 COMMANDS = (
-    Command("try", "demo", "demo", "a real federation on this machine, sparse and dense, compared"),
-    Command("try", "rehearse", "rehearse", "your task and shards, all on this machine"),
-    Command("study", "simulate", "simulate", "many runs without sockets: seeds and sweeps, stored"),
-    Command("prepare", "shards", "shards", "cut a data set into shards, one per client"),
-    Command("prepare", "init", "init", "write the model a run begins with, for --init"),
-    Command("prepare", "certs", "certs", "a test CA and certificates, for TLS"),
-    Command("prepare", "check", "check", "can this site take part? Tried without joining"),
-    Command("prepare", "plan", "plan", "predict a run's bytes and transfer times"),
-    Command("run", "start", "operate", "stop waiting for more clients and begin"),
-    Command("run", "pause", "operate", "finish what is under way, then begin nothing new"),
-    Command("run", "resume", "operate", "let a paused run go on"),
-    Command("run", "refresh-mask", "operate", "let all clients agree on a new mask"),
-    Command("run", "stop", "operate", "end the run now; the last model becomes the final one"),
-    Command("run", "remove", "operate", "refuse a site from now on, or take that back"),
-    Command("watch", "status", "operate", "what the run is doing, who takes part, how far it is"),
-    Command("watch", "clients", "operate", "every client, those in trouble first"),
-    Command("watch", "audit", "audit", "compute a run again from its journal, check every file"),
-    Command("watch", "report", "report", "a run as one page: curves, bytes, times, mask; or two"),
-    Command("study", "paper", "paper", "the paper's claims, tried at a small scale"),
-    Command("use", "model", "model", "test the final model on any shard, or export it"),
+    Command(
+        "try", "demo", "local.demo", "a real federation on this machine, sparse and dense, compared"
+    ),
+    Command("try", "rehearse", "local.rehearse", "your task and shards, all on this machine"),
+    Command(
+        "study",
+        "simulate",
+        "simulate.command",
+        "many runs without sockets: seeds and sweeps, stored",
+    ),
+    Command("prepare", "shards", "shards.command", "cut a data set into shards, one per client"),
+    Command("prepare", "init", "model.init", "write the model a run begins with, for --init"),
+    Command("prepare", "certs", "certs.command", "a test CA and certificates, for TLS"),
+    Command("prepare", "check", "check.command", "can this site take part? Tried without joining"),
+    Command("prepare", "plan", "plan.command", "predict a run's bytes and transfer times"),
+    Command("run", "start", "operate.command", "stop waiting for more clients and begin"),
+    Command("run", "pause", "operate.command", "finish what is under way, then begin nothing new"),
+    Command("run", "resume", "operate.command", "let a paused run go on"),
+    Command("run", "refresh-mask", "operate.command", "let all clients agree on a new mask"),
+    Command(
+        "run", "stop", "operate.command", "end the run now; the last model becomes the final one"
+    ),
+    Command("run", "remove", "operate.command", "refuse a site from now on, or take that back"),
+    Command(
+        "watch", "status", "operate.command", "what the run is doing, who takes part, how far it is"
+    ),
+    Command("watch", "clients", "operate.command", "every client, those in trouble first"),
+    Command(
+        "watch", "audit", "report.audit", "compute a run again from its journal, check every file"
+    ),
+    Command(
+        "watch", "report", "report.command", "a run as one page: curves, bytes, times, mask; or two"
+    ),
+    Command("study", "paper", "simulate.paper", "the paper's claims, tried at a small scale"),
+    Command("use", "model", "model.command", "test the final model on any shard, or export it"),
 )
 
 

@@ -1,0 +1,184 @@
+"""What a site computes: its model, its data, and the work the coordinator asks for."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import nn
+
+from ssfl.datasets.shards.shard_file import Shard
+from ssfl.learning.describe import manifest_of
+from ssfl.learning.errors import ModelError
+from ssfl.learning.evaluate import Evaluation, evaluate, validate
+from ssfl.learning.first_batch import try_first_batch
+from ssfl.learning.flatten import first_weights, read_vector, write_vector
+from ssfl.learning.grasp import grasp_locally
+from ssfl.learning.load_task import LoadedTask
+from ssfl.learning.masked_training import train_locally
+from ssfl.learning.personalize import personal_settings
+from ssfl.learning.saliency import score_locally
+from ssfl.learning.synflow import synflow_scores
+from ssfl.learning.trained import Trained
+from ssfl.method.manifest import Manifest
+from ssfl.method.mask import Mask
+from ssfl.method.settings import RunSettings
+
+Vector = npt.NDArray[np.float32]
+OnStep = Callable[[int, int], None]
+
+
+@dataclass(frozen=True, eq=False)
+class Scoring:
+    """What is to be scored, and how."""
+
+    whole: Vector  # (manifest.size,) trained values on the mask, resting ones off it
+    mask: Mask | None = None  # the mask of now; None before the first
+    criterion: str = "saliency"
+    num_batches: int = 1
+    num_kept: int = 0  # of the mask to come
+    epoch: int = 0  # names the draw of minibatches
+
+
+@dataclass(frozen=True, eq=False)
+class Tested:
+    """A global model on a site's test split and, if it has one, on its validation split."""
+
+    evaluation: Evaluation
+    validation: Evaluation | None
+
+
+@dataclass(frozen=True, eq=False)
+class Personal:
+    """A model of the site's own, and how it and the global one do on the site's test split."""
+
+    values: Vector
+    evaluation: Evaluation
+    personal: Evaluation
+
+
+@dataclass(frozen=True, eq=False)
+class SiteModel:
+    """The network of a site, its manifest and where it starts."""
+
+    network: nn.Module
+    manifest: Manifest
+    initial: Vector
+
+    @classmethod
+    def build(
+        cls,
+        task: LoadedTask,
+        shard: Shard,
+        settings: RunSettings,
+        device: torch.device,
+        run_manifest: Manifest | None = None,
+    ) -> "SiteModel":
+        """Build the model; where its tensors start is up to the run, once that is known."""
+        network = task.build_model(settings, shard).to(device)
+        manifest = manifest_of(
+            network,
+            task.description(settings, shard),
+            own_weights=task.own_weights,
+            initialization=settings.initialization,
+        )
+        if run_manifest and manifest.differs_only_in_rules(run_manifest):
+            manifest = run_manifest
+        initial = first_weights(network, manifest, settings.seed)
+        write_vector(network, manifest, initial)
+        return cls(network, manifest, initial)
+
+
+class Site:
+    """One client's half of the method."""
+
+    def __init__(
+        self,
+        task: LoadedTask,
+        shard: Shard,
+        settings: RunSettings,
+        client_id: str,
+        model: SiteModel,
+    ) -> None:
+        """Take a model; one may serve several sites that work one after the other."""
+        self._task = task
+        self._shard = shard
+        self._settings = settings
+        self._client_id = client_id
+        self._model = model.network
+        self.manifest = model.manifest
+        self.initial = model.initial
+
+    @classmethod
+    def build(
+        cls,
+        task: LoadedTask,
+        shard: Shard,
+        settings: RunSettings,
+        client_id: str,
+        device: torch.device,
+        run_manifest: Manifest | None = None,
+    ) -> "Site":
+        """Build a site with a model of its own, and try it on a batch."""
+        model = SiteModel.build(task, shard, settings, device, run_manifest)
+        try_first_batch(model.network, task, shard, settings.batch_size)
+        return cls(task, shard, settings, client_id, model)
+
+    def score(self, asked: Scoring) -> Vector:
+        """Return the score of every masked weight; larger ones are kept."""
+        shard, manifest, settings = self._shard, self.manifest, self._settings
+        weights = None
+        if asked.mask is not None and settings.scoring_point == "masked":
+            weights = asked.whole[: manifest.num_masked]
+            write_vector(self._model, manifest, asked.mask.scatter(asked.mask.gather(asked.whole)))
+        else:
+            write_vector(self._model, manifest, asked.whole)
+        match asked.criterion:
+            case "saliency":
+                return score_locally(
+                    self._model, manifest, self._task, shard, settings, self._client_id,
+                    asked.epoch, asked.num_batches, weights,
+                )  # fmt: skip
+            case "grasp":
+                return grasp_locally(
+                    self._model, manifest, self._task, shard, settings, self._client_id,
+                    asked.epoch, asked.num_batches,
+                )  # fmt: skip
+            case "synflow":
+                return synflow_scores(self._model, manifest, shard.input_shape, asked.num_kept)
+            case unknown:
+                raise ModelError(f"the coordinator asks for unknown scores: {unknown!r}")
+
+    def train(self, mask: Mask, base: Vector, round_number: int, on_step: OnStep) -> Trained:
+        """Return the values after a round of local training from the base."""
+        tested = self._test(mask, base)
+        report = train_locally(
+            self._model, self.manifest, mask, self._task, self._shard, self._settings,
+            round_number, self._client_id, on_step,
+        )  # fmt: skip
+        personal = evaluate(self._model, self._task, self._shard)
+        values = mask.gather(read_vector(self._model, self.manifest))
+        return Trained(values, report.mean_loss, tested, personal)
+
+    def evaluate(self, mask: Mask, values: Vector) -> Tested:
+        """Test a global model on the site's test split, and on its validation split."""
+        tested = self._test(mask, values)
+        return Tested(tested, validate(self._model, self._task, self._shard))
+
+    def personalize(
+        self, mask: Mask, values: Vector, rounds_done: int, on_step: OnStep
+    ) -> Personal:
+        """Train the final model for this site alone, and test both."""
+        tested = self._test(mask, values)
+        train_locally(
+            self._model, self.manifest, mask, self._task, self._shard,
+            personal_settings(self._settings), rounds_done, self._client_id, on_step,
+        )  # fmt: skip
+        personal = evaluate(self._model, self._task, self._shard)
+        own = mask.gather(read_vector(self._model, self.manifest))
+        return Personal(own, tested, personal)
+
+    def _test(self, mask: Mask, values: Vector) -> Evaluation:
+        write_vector(self._model, self.manifest, mask.scatter(values))
+        return evaluate(self._model, self._task, self._shard)

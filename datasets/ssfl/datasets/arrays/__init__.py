@@ -1,0 +1,1 @@
+"""Numpy archives as data sets."""

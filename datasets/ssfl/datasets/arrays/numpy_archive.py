@@ -1,0 +1,203 @@
+"""Numpy archives: samples and labels under any of the usual names.
+
+    x_train y_train x_test y_test                      as Keras names them
+    train_images train_labels val_images … test_images as MedMNIST does
+    x y, data target, images labels                    no test samples: a share is set aside
+
+A name is a part (train, val, test or none) and a role (samples or labels), in any order and case.
+Validation samples join the training samples, since shards set aside their own. A second archive
+may hold the test samples. Nothing is unpickled.
+"""
+
+import zipfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ssfl.datasets.archive import read_archive
+from ssfl.datasets.arrays.samples import read_samples
+from ssfl.datasets.arrays.targets import Targets, read_targets
+from ssfl.datasets.data_set import DataSet
+from ssfl.datasets.errors import ShardError, SourceError
+from ssfl.datasets.source import SourceOptions
+from ssfl.datasets.wording import listed
+
+Array = npt.NDArray[Any]
+
+_PARTS = {
+    "train": "train",
+    "training": "train",
+    "val": "val",
+    "valid": "val",
+    "validation": "val",
+    "test": "test",
+    "testing": "test",
+}
+_ROLES = {
+    **dict.fromkeys(("x", "images", "image", "data", "features", "inputs", "samples"), "samples"),
+    **dict.fromkeys(("y", "labels", "label", "targets", "target"), "labels"),
+}
+_USUAL = "x_train and y_train (also x_test and y_test), or x and y"
+
+
+@dataclass(frozen=True)
+class _Pair:
+    """The samples and labels of one part, as they are in the archive."""
+
+    x_name: str
+    y_name: str
+    x: Array
+    y: Array
+
+
+def read_arrays(path: Path, options: SourceOptions) -> DataSet:
+    """Return the data set in an archive; raise SourceError naming the file and the array."""
+    try:
+        pairs, unused = _read_pairs(path)
+        pairs = {part: pair for part, pair in pairs.items() if len(pair.x) or part != "test"}
+        train = [pairs[part] for part in ("", "train", "val") if part in pairs]
+        if "" in pairs and "train" in pairs:
+            names = f"{pairs[''].x_name} and {pairs['train'].x_name}"
+            raise SourceError(f"{names} are both training samples: keep one")
+        if not train or (len(train) == 1 and "val" in pairs):
+            raise SourceError(f"there are no training samples; expected {_USUAL}")
+        if not len(train[0].x):
+            raise SourceError(f"{train[0].x_name} holds no samples")
+    except SourceError as error:
+        raise SourceError(f"{path}: {error}") from error
+    test = pairs.get("test")
+    if options.test is not None:
+        if test is not None:
+            raise SourceError(f"{path} has test samples of its own: leave --test away")
+        test = _read_test(options.test.expanduser())
+    train = [pair for pair in train if len(pair.x)]
+    notes = [f"{path.name}: {', '.join(unused)} not used"] if unused else []
+    if "val" in pairs:
+        notes.append(f"{len(pairs['val'].x):,} validation samples joined the training samples")
+    try:
+        return _put_together(path.stem, train, test, options, notes)
+    except SourceError as error:
+        raise SourceError(f"{path}: {error}") from error
+
+
+def _put_together(
+    name: str, train: list[_Pair], test: _Pair | None, options: SourceOptions, notes: list[str]
+) -> DataSet:
+    pairs = [*train, *([test] if test else [])]
+    samples = read_samples([(pair.x_name, pair.x) for pair in pairs], options.layout)
+    targets = read_targets([(pair.y_name, pair.y) for pair in pairs], options.target)
+    x, count = list(samples.values), len(train)
+    if test and targets.class_names:
+        _refuse_unknown(test, list(targets.values[:count]), targets.values[count], targets)
+    return DataSet(
+        name,
+        _join(x[:count]),
+        _join(list(targets.values[:count])),
+        x[count] if test else x[0][:0],
+        targets.values[count] if test else _none_like(targets),
+        targets.class_names,
+        (*notes, *samples.notes, *targets.notes),
+    )
+
+
+def _refuse_unknown(test: _Pair, train_y: list[Array], test_y: Array, targets: Targets) -> None:
+    """Raise if there are test samples of a class that nobody can learn."""
+    unknown = np.setdiff1d(test_y, np.concatenate(train_y))
+    if unknown.size:
+        names = listed([targets.class_names[label] for label in unknown])
+        raise SourceError(
+            f"{test.y_name} holds labels that no training sample has: {names}; leave these samples "
+            "out, or correct the labels (do those for training count from 0, and these from 1?)"
+        )
+
+
+def _read_test(path: Path) -> _Pair:
+    if not path.is_file():
+        raise SourceError(f"there is no file {path} (--test)")
+    try:
+        pairs, _ = _read_pairs(path)
+        if "test" not in pairs and len(pairs) != 1:
+            raise SourceError(f"it is not clear which arrays are for testing: {', '.join(pairs)}")
+    except SourceError as error:
+        raise SourceError(f"{path}: {error}") from error
+    pair = pairs["test"] if "test" in pairs else next(iter(pairs.values()))
+    if not len(pair.x):
+        raise SourceError(f"{path} (--test): {pair.x_name} holds no samples")
+    return _Pair(f"{pair.x_name} of {path.name}", f"{pair.y_name} of {path.name}", pair.x, pair.y)
+
+
+def _read_pairs(path: Path) -> tuple[dict[str, _Pair], list[str]]:
+    """Return the pairs by part ("": none was said), and the arrays that are none of them."""
+    names = _names(path)
+    chosen: dict[tuple[str, str], str] = {}
+    unused = []
+    for name in names:
+        key = _meaning(name)
+        if key is None:
+            unused.append(name)
+        elif key in chosen:
+            raise SourceError(
+                f"{chosen[key]} and {name} are both {' '.join(key).strip()}: keep one"
+            )
+        else:
+            chosen[key] = name
+    parts = sorted({part for part, _ in chosen})
+    for part in parts:
+        for role in ("samples", "labels"):
+            if (part, role) not in chosen:
+                held = ", ".join(name for key, name in chosen.items() if key[0] == part)
+                raise SourceError(f"there are no {role} to go with {held}; expected {_USUAL}")
+    if not parts:
+        held = listed(names) or "nothing"
+        raise SourceError(f"no samples and labels: it holds {held}; expected {_USUAL}")
+    try:
+        arrays = read_archive(path, list(chosen.values()), [])
+    except ShardError as error:
+        raise SourceError(str(error)) from error
+    pairs = {}
+    for part in parts:
+        x_name, y_name = chosen[part, "samples"], chosen[part, "labels"]
+        pairs[part] = _Pair(x_name, y_name, arrays[x_name], arrays[y_name])
+        _check_counts(pairs[part])
+    return pairs, unused
+
+
+def _names(path: Path) -> list[str]:
+    try:
+        read_archive(path, [], [])  # is it one at all?
+        with zipfile.ZipFile(path) as archive:
+            files = archive.namelist()
+    except (ShardError, OSError, zipfile.BadZipFile) as error:
+        raise SourceError(str(error)) from error
+    return [file.removesuffix(".npy") for file in files if file.endswith(".npy")]
+
+
+def _meaning(name: str) -> tuple[str, str] | None:
+    """Return the part and role a name stands for; None if it stands for neither."""
+    words = name.lower().replace("-", "_").split("_")
+    roles = [_ROLES[word] for word in words if word in _ROLES]
+    parts = [_PARTS[word] for word in words if word in _PARTS]
+    if len(roles) != 1 or len(parts) > 1 or len(roles) + len(parts) != len(words):
+        return None
+    return (parts[0] if parts else ""), roles[0]
+
+
+def _check_counts(pair: _Pair) -> None:
+    for name, array in ((pair.x_name, pair.x), (pair.y_name, pair.y)):
+        if array.ndim == 0:
+            raise SourceError(f"{name} is a single value, not one per sample")
+    if len(pair.x) != len(pair.y):
+        raise SourceError(
+            f"{pair.x_name} has {len(pair.x):,} samples, {pair.y_name} {len(pair.y):,} labels"
+        )
+
+
+def _join(parts: list[Array]) -> Array:
+    return parts[0] if len(parts) == 1 else np.concatenate(parts)
+
+
+def _none_like(targets: Targets) -> Array:
+    return targets.values[0][:0]

@@ -1,0 +1,125 @@
+"""Folders of images as data sets: a class for each folder, all images in one array.
+
+Every file's head is read first, so that a wrong size is found before an hour of decoding; then
+each image is decoded into its place of an array made once.
+"""
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from ssfl.datasets.arrays.samples import dark_note
+from ssfl.datasets.data_set import Array, DataSet
+from ssfl.datasets.errors import SourceError
+from ssfl.datasets.images.trees import ImageTree, find_images
+from ssfl.datasets.memory import empty_array
+from ssfl.datasets.source import Progress, SourceOptions
+
+if TYPE_CHECKING:  # Pillow is imported when images are read
+    from ssfl.datasets.images.files import ImageForm, ImageInfo
+
+_REPORT_EVERY = 100  # images
+_SUGGESTED = 64
+
+
+def read_image_folder(
+    path: Path, options: SourceOptions, on_progress: Progress | None = None
+) -> DataSet:
+    """Return the images as a data set; raise SourceError with what is wrong and what to do."""
+    try:
+        from ssfl.datasets.images.files import image_endings
+    except ImportError as error:
+        raise SourceError("images are read with Pillow: pip install 'ssfl[data]'") from error
+    tree = find_images(path, options.test, image_endings())
+    infos = _inspect(tree, on_progress)
+    form = _form(infos, options)
+    class_names = tuple(tree.train)
+    train_x, train_y = _read(tree.train, class_names, form, "training", on_progress)
+    test_x, test_y = _read(tree.test, class_names, form, "test", on_progress)
+    dark = dark_note("the training set", train_x)
+    notes = (*tree.notes, *_notes(infos, form, options), *([dark] if dark else []))
+    name = path.resolve().name
+    return DataSet(name, train_x, train_y, test_x, test_y, class_names, notes)
+
+
+def _inspect(tree: ImageTree, on_progress: Progress | None) -> "dict[Path, ImageInfo]":
+    from ssfl.datasets.images.files import inspect
+
+    parts = (*tree.train.values(), *tree.test.values())
+    paths = [path for images in parts for path in images]
+    infos = {}
+    for done, path in enumerate(paths, 1):
+        infos[path] = inspect(path)
+        _report(on_progress, "images looked at", done, len(paths))
+    return infos
+
+
+def _form(infos: "dict[Path, ImageInfo]", options: SourceOptions) -> "ImageForm":
+    """Return what all images become: their own size, or the size asked for."""
+    from ssfl.datasets.images.files import ImageForm, shown
+
+    kinds = {info.kind for info in infos.values()}
+    channels = 3 if "colour" in kinds and not options.grey else 1
+    dtype = np.uint16 if "deep" in kinds and channels == 1 else np.uint8
+    if options.image_size:
+        return ImageForm(channels, dtype, options.image_size, options.image_size, True)
+    (first, wanted), *others = infos.items()
+    for path, info in others:
+        if (info.width, info.height) != (wanted.width, wanted.height):
+            raise SourceError(
+                f"the images differ in size: {shown(first)} has {wanted.width} x {wanted.height} "
+                f"pixels, {shown(path)} has {info.width} x {info.height}; "
+                f"make them one size with --image-size {_SUGGESTED}"
+            )
+    return ImageForm(channels, dtype, wanted.height, wanted.width, False)
+
+
+def _read(
+    classes: dict[str, list[Path]],
+    class_names: tuple[str, ...],
+    form: "ImageForm",
+    part: str,
+    on_progress: Progress | None,
+) -> tuple[Array, Array]:
+    """Return the pixels and classes of one part, class by class."""
+    from ssfl.datasets.images.files import decode
+
+    count = sum(len(images) for images in classes.values())
+    x = empty_array((count, *form.shape), form.dtype, f"{count} {part} images")
+    y = np.empty(count, np.int64)
+    place = 0
+    for label, class_name in enumerate(class_names):
+        for path in classes.get(class_name, ()):
+            x[place], y[place] = decode(path, form), label
+            place += 1
+            _report(on_progress, f"{part} images read", place, count)
+    return x, y
+
+
+def _notes(infos: "dict[Path, ImageInfo]", form: "ImageForm", options: SourceOptions) -> list[str]:
+    """Return what was done to the pixels, and to how many images."""
+    size = (form.width, form.height)
+    seen = list(infos.values())
+    of_kind = {kind: sum(info.kind == kind for info in seen) for kind in ("grey", "deep", "colour")}
+    is_colour, is_deep = form.channels == 3, form.dtype == np.uint16
+    done = {
+        f"cut and scaled to {options.image_size} x {options.image_size}": sum(
+            (info.width, info.height) != size for info in seen
+        ),
+        "grey, given three equal channels since others have colours": is_colour
+        * (of_kind["grey"] + of_kind["deep"]),
+        "turned from colour to grey": (not is_colour) * of_kind["colour"],
+        "with 16 bits, kept as uint16": is_deep * of_kind["deep"],
+        "with 8 bits, scaled to 16 since others have 16": is_deep
+        * (of_kind["grey"] + of_kind["colour"]),
+        "with 16 bits, narrowed to 8": (not is_deep) * of_kind["deep"],
+        "with transparent parts, put on white": sum(info.has_alpha for info in seen),
+        "with several frames, of which the first is read": sum(info.has_frames for info in seen),
+    }
+    return [f"images {what}: {count:,} of {len(seen):,}" for what, count in done.items() if count]
+
+
+def _report(on_progress: Progress | None, what: str, done: int, count: int) -> None:
+    if on_progress and (done % _REPORT_EVERY == 0 or done == count):
+        on_progress(what, done, count)

@@ -1,0 +1,227 @@
+"""Fetching published files: resumed, checked, and only then under their own name.
+
+A download goes to `<name>.part`. Cut off, it goes on from there, in this run or the next, if the
+server can send a part and still has the same file (its ETag or date is kept beside the part).
+Length and checksum are checked before the part gets its name; a part with a wrong checksum is
+removed. Every wait has an end. Proxies are taken from the environment (https_proxy).
+"""
+
+import fcntl
+import http.client
+import os
+import re
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO
+
+from ssfl.datasets.errors import DownloadError
+from ssfl.datasets.published.originals import new_md5
+
+Progress = Callable[[str, int, int], None]
+
+_PIECE = 1 << 18
+_MOST_BYTES = 1 << 30  # the largest published file has 248 MB
+_OK, _PARTIAL, _NOT_SATISFIABLE = 200, 206, 416
+_WORTH_A_RETRY = (408, 425, 429, 500, 502, 503, 504)
+
+
+@dataclass(frozen=True, slots=True)
+class Patience:
+    """How long to wait, and how often to try again."""
+
+    timeout: float = 30.0  # seconds without a byte before a try is given up
+    pauses: tuple[float, ...] = (1.0, 3.0, 10.0)  # seconds before each further try
+
+
+PATIENT = Patience()
+
+
+class _TryAgainError(Exception):
+    """This try failed in a way the next may not."""
+
+
+def fetch(
+    url: str,
+    path: Path,
+    md5: str,
+    on_progress: Progress | None = None,
+    patience: Patience = PATIENT,
+) -> None:
+    """Put the file at `url` at `path`; raise DownloadError if it cannot be had or is another."""
+    part = path.with_name(path.name + ".part")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with part.open("ab") as file:
+            _lock(file, part)
+            try:
+                _fetch_part(url, path, file, on_progress, patience)
+            finally:
+                if part.stat().st_size == 0:  # nothing came: leave nothing
+                    part.unlink()
+            _check(url, path, part, md5)
+            os.fsync(file.fileno())
+            part.replace(path)
+        _validator_path(part).unlink(missing_ok=True)
+    except OSError as error:
+        raise DownloadError(f"cannot write {error.filename or path}: {error.strerror}") from error
+
+
+def by_hand(url: str, path: Path) -> str:
+    """Return how to do without us."""
+    return f"fetch {url} by hand and put it at {path}, or name another address with --mirror"
+
+
+def _fetch_part(
+    url: str, path: Path, file: IO[bytes], on_progress: Progress | None, patience: Patience
+) -> None:
+    for pause in (*patience.pauses, None):
+        try:
+            _try(url, path, file, on_progress, patience.timeout)
+            return
+        except _TryAgainError as error:
+            if pause is None:
+                times = f"{len(patience.pauses) + 1} times" if patience.pauses else "once"
+                raise DownloadError(
+                    f"cannot fetch {url} ({error}; tried {times}): {by_hand(url, path)}"
+                ) from error
+            time.sleep(pause)
+
+
+def _try(
+    url: str, path: Path, file: IO[bytes], on_progress: Progress | None, timeout: float
+) -> None:
+    have = file.seek(0, os.SEEK_END)
+    validator = _validator_path(Path(file.name))
+    request = urllib.request.Request(
+        url, headers={"User-Agent": "ssfl", "Accept-Encoding": "identity"}
+    )
+    if have:
+        request.add_header("Range", f"bytes={have}-")
+        if validator.is_file():
+            request.add_header("If-Range", validator.read_text("latin-1"))
+    opener = urllib.request.build_opener()  # of its own: it reads the proxies now
+    try:
+        with opener.open(request, timeout=timeout) as response:
+            total = _begin(response, file, have, validator)
+            _receive(response, file, total, path.name, on_progress)
+    except urllib.error.HTTPError as error:
+        with error:
+            _refused(error, url, path, file, have)
+    except (http.client.InvalidURL, ValueError) as error:
+        raise DownloadError(f"{url} is no address to fetch from: {error}") from error
+    except (OSError, http.client.HTTPException) as error:
+        if isinstance(error, OSError) and error.filename:
+            raise  # of our own files, not of the network
+        raise _TryAgainError(_reason(error)) from error
+
+
+def _begin(
+    response: http.client.HTTPResponse, file: IO[bytes], have: int, validator: Path
+) -> int | None:
+    """Place `file` where the answer begins; return how long the whole is, if it is said."""
+    sent = re.fullmatch(r"bytes (\d+)-\d+/(\d+|\*)", response.headers.get("Content-Range", ""))
+    if response.status == _PARTIAL and sent and int(sent[1]) == have:
+        return None if sent[2] == "*" else _bounded(int(sent[2]))
+    # The whole file: the server cannot send parts, or has another file than it had.
+    file.truncate(0)
+    if response.status == _PARTIAL:
+        raise _TryAgainError("the server sent another part than was asked for")
+    etag, date = response.headers.get("ETag", ""), response.headers.get("Last-Modified", "")
+    known = etag if etag and not etag.startswith("W/") else date
+    if known:
+        validator.write_text(known, "latin-1")
+    else:
+        validator.unlink(missing_ok=True)
+    length = response.headers.get("Content-Length", "")
+    return _bounded(int(length)) if length.isdecimal() else None
+
+
+def _receive(
+    response: http.client.HTTPResponse,
+    file: IO[bytes],
+    total: int | None,
+    what: str,
+    on_progress: Progress | None,
+) -> None:
+    have = file.seek(0, os.SEEK_END)
+    while piece := response.read(_PIECE):
+        _write(file, piece)
+        have = _bounded(have + len(piece))
+        if on_progress:
+            on_progress(what, have, total or 0)
+    if total is not None and have != total:
+        raise _TryAgainError(f"the connection ended after {have:,} of {total:,} bytes")
+
+
+def _write(file: IO[bytes], piece: bytes) -> None:
+    """Write through to the file, so that a full disk is told from a broken connection."""
+    try:
+        file.write(piece)
+        file.flush()
+    except OSError as error:
+        raise DownloadError(f"cannot write {file.name}: {error.strerror}") from error
+
+
+def _refused(
+    error: urllib.error.HTTPError, url: str, path: Path, file: IO[bytes], have: int
+) -> None:
+    if error.code == _NOT_SATISFIABLE and have:
+        whole = re.fullmatch(r"bytes \*/(\d+)", error.headers.get("Content-Range", ""))
+        if whole and int(whole[1]) == have:
+            return  # all of it was here already
+        file.truncate(0)
+        raise _TryAgainError("the server has a shorter file than before")
+    answer = f"the server answered {error.code} {error.reason}"
+    if error.code in _WORTH_A_RETRY:
+        raise _TryAgainError(answer)
+    raise DownloadError(f"cannot fetch {url} ({answer}): {by_hand(url, path)}")
+
+
+def _check(url: str, path: Path, part: Path, md5: str) -> None:
+    made = new_md5()
+    with part.open("rb") as file:
+        while piece := file.read(_PIECE):
+            made.update(piece)
+    if made.hexdigest() == md5:
+        return
+    size = part.stat().st_size
+    part.unlink()
+    _validator_path(part).unlink(missing_ok=True)
+    raise DownloadError(
+        f"what came from {url} ({size:,} bytes) is not the published file: its MD5 is "
+        f"{made.hexdigest()}, expected {md5}; it was removed. Try again, or {by_hand(url, path)}"
+    )
+
+
+def _bounded(length: int) -> int:
+    if length > _MOST_BYTES:
+        raise DownloadError(f"the server sends more than {_MOST_BYTES:,} bytes: not the file")
+    return length
+
+
+def _reason(error: Exception) -> str:
+    inner = error.reason if isinstance(error, urllib.error.URLError) else error
+    if isinstance(inner, TimeoutError):
+        return "no answer in time"
+    if isinstance(inner, OSError) and inner.strerror:
+        return inner.strerror
+    return str(inner) or type(inner).__name__
+
+
+def _lock(file: IO[bytes], part: Path) -> None:
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        # Whoever held it may have finished just now: then this is the finished file.
+        is_ours = os.path.samestat(os.fstat(file.fileno()), part.stat())
+    except (BlockingIOError, FileNotFoundError):
+        is_ours = False
+    if not is_ours:
+        raise DownloadError(f"another download to {part} is under way: wait for it")
+
+
+def _validator_path(part: Path) -> Path:
+    return part.with_name(part.name + ".etag")

@@ -1,0 +1,171 @@
+"""IDX, the format of MNIST and Fashion-MNIST: four files, plain or gzip-compressed.
+
+A file is 00 00 08 (unsigned bytes), the number of axes, each axis as a big-endian uint32, then the
+bytes. Both ways to write the names are read: train-images-idx3-ubyte and train-images.idx3-ubyte.
+Whether a file is compressed is told by its first bytes, not by its name: browsers unpack some.
+"""
+
+import gzip
+import io
+import math
+import struct
+import zlib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import IO, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ssfl.datasets.data_set import DataSet
+from ssfl.datasets.errors import SourceError
+from ssfl.datasets.published.originals import FETCH_AGAIN, MissingFiles, not_published
+
+FILES = (
+    "train-images-idx3-ubyte",
+    "train-labels-idx1-ubyte",
+    "t10k-images-idx3-ubyte",
+    "t10k-labels-idx1-ubyte",
+)
+_FOLDERS = ("", "raw", "MNIST/raw", "FashionMNIST/raw")  # the latter as torchvision keeps them
+_GZIP = b"\x1f\x8b"
+_GZIP_RATIO = 1032  # deflate never does better
+_MOST_BYTES = 1 << 30  # of an unpacked file; MNIST's largest is 47 MB
+
+Bytes = npt.NDArray[np.uint8]
+
+
+def read_idx_set(
+    name: str, folder: Path, class_names: tuple[str, ...], published: Mapping[str, str]
+) -> DataSet:
+    """Return the set whose four files lie in `folder`; raise MissingFiles if some do not.
+
+    `published` has the checksum of each file, unpacked.
+    """
+    paths = find_files(folder)
+    arrays = [read_idx(path, axes=3 if "images" in file else 1) for file, path in paths.items()]
+    notes: tuple[str, ...] = ()
+    for file, array in zip(FILES, arrays, strict=True):
+        notes += not_published(file, _file_of(array), published)
+    train_x, train_y, test_x, test_y = arrays
+    _check_pair(paths, "train", train_x, train_y, len(class_names))
+    _check_pair(paths, "t10k", test_x, test_y, len(class_names))
+    if not len(train_x):
+        raise SourceError(f"{paths[FILES[0]]} holds no images")
+    if train_x.shape[1:] != test_x.shape[1:]:
+        shapes = f"{_size(train_x)} and {_size(test_x)}"
+        raise SourceError(f"the train and t10k images in {folder} have different sizes: {shapes}")
+    return DataSet(
+        name,
+        train_x[:, None],
+        train_y.astype(np.int64),
+        test_x[:, None],
+        test_y.astype(np.int64),
+        class_names,
+        notes,
+    )
+
+
+def find_files(folder: Path) -> dict[str, Path]:
+    """Return where each of FILES is; raise MissingFiles naming those that are nowhere."""
+    if folder.is_file():
+        raise SourceError(f"{folder} is a file; --path must be the folder with all four IDX files")
+    fewest: list[str] = list(FILES)
+    for inner in _FOLDERS:
+        found = {file: path for file in FILES if (path := _find(folder / inner, file))}
+        missing = [file for file in FILES if file not in found]
+        if not missing:
+            return found
+        fewest = min(fewest, missing, key=len)
+    raise MissingFiles(fewest, partly=len(fewest) < len(FILES))
+
+
+def read_idx(path: Path, axes: int) -> Bytes:
+    """Return the array in a file, which must have so many axes."""
+    try:
+        size = path.stat().st_size
+        with path.open("rb") as file:
+            start = file.read(2)
+            file.seek(0)
+            if start == _GZIP:
+                with gzip.open(file, "rb") as unpacked:
+                    return _read(unpacked, axes, min(size * _GZIP_RATIO, _MOST_BYTES), False)
+            return _read(file, axes, size, True)
+    except SourceError as error:
+        raise SourceError(f"{path}: {error}") from error
+    except (OSError, EOFError, zlib.error) as error:
+        raise SourceError(f"{path} cannot be read ({error}): {FETCH_AGAIN}") from error
+
+
+def _read(file: IO[bytes] | gzip.GzipFile, axes: int, most: int, is_exact: bool) -> Bytes:
+    """Return the array; `most` is how many bytes the file has, or can have, in all."""
+    header = file.read(4 + 4 * axes)
+    if not header:
+        raise SourceError("the file is empty")
+    magic = bytes((0, 0, 8, axes))
+    if header[:4] != magic:
+        raise SourceError(
+            f"an IDX file of {axes} axes of bytes begins with {magic.hex(' ')}, "
+            f"this one with {header[:4].hex(' ')}"
+        )
+    if len(header) < 4 + 4 * axes:
+        raise SourceError("the file ends within its header")
+    shape = struct.unpack(f">{axes}I", header[4:])
+    length = math.prod(shape)
+    says = f"the header says {' x '.join(map(str, shape))} bytes"
+    if len(header) + length > most:
+        raise SourceError(f"{says}, but the file holds at most {most - len(header):,}")
+    data = _read_all(file, length)
+    if len(data) < length:
+        raise SourceError(f"{says}, but the file holds only {len(data):,}")
+    if file.read(1):
+        more = f"{most - len(header):,}" if is_exact else "more"
+        raise SourceError(f"{says}, but the file holds {more}")
+    return np.frombuffer(data, dtype=np.uint8).reshape(shape)
+
+
+def _read_all(file: IO[bytes] | gzip.GzipFile, length: int) -> bytes:
+    """Return up to `length` bytes; memory grows with what comes, not with what was announced."""
+    parts = io.BytesIO()
+    while parts.tell() < length:
+        part = file.read(min(length - parts.tell(), 1 << 20))
+        if not part:
+            break
+        parts.write(part)
+    return parts.getvalue()
+
+
+def _find(folder: Path, file: str) -> Path | None:
+    dotted = file.replace("-idx", ".idx")
+    for name in (file, f"{file}.gz", dotted, f"{dotted}.gz"):
+        if (folder / name).is_file():
+            return folder / name
+    return None
+
+
+def _check_pair(
+    paths: Mapping[str, Path], part: str, images: Bytes, labels: Bytes, num_classes: int
+) -> None:
+    image_path, label_path = paths[f"{part}-images-idx3-ubyte"], paths[f"{part}-labels-idx1-ubyte"]
+    if len(images) != len(labels):
+        raise SourceError(
+            f"{image_path} holds {len(images):,} images, {label_path} {len(labels):,} labels"
+        )
+    if 0 in images.shape[1:]:
+        raise SourceError(f"{image_path}: images of {_size(images)} pixels")
+    if len(labels) and labels.max() >= num_classes:
+        sample = int(np.argmax(labels >= num_classes))
+        raise SourceError(
+            f"{label_path}: label {labels[sample]} of sample {sample}, "
+            f"but the classes are 0 … {num_classes - 1}"
+        )
+
+
+def _size(images: npt.NDArray[Any]) -> str:
+    return " x ".join(map(str, images.shape[1:]))
+
+
+def _file_of(array: Bytes) -> bytes:
+    """Return the plain file an array comes from."""
+    header = bytes((0, 0, 8, array.ndim)) + struct.pack(f">{array.ndim}I", *array.shape)
+    return header + array.tobytes()

@@ -1,0 +1,156 @@
+"""The data sets known by name: where their files are, how they are read, where they come from."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from ssfl.datasets.data_set import DataSet
+from ssfl.datasets.errors import SourceError
+from ssfl.datasets.published.cifar import read_cifar
+from ssfl.datasets.published.digits import digits
+from ssfl.datasets.published.download import PATIENT, Patience, fetch
+from ssfl.datasets.published.idx import FILES as IDX_FILES
+from ssfl.datasets.published.idx import read_idx_set
+from ssfl.datasets.published.originals import MissingFiles, cache_folder
+from ssfl.datasets.published.tiny_imagenet import read_tiny_imagenet
+from ssfl.datasets.source import EMBEDDED, Progress, SourceOptions
+
+DIGITS = tuple("0123456789")
+CLOTHES = (
+    *("T-shirt/top", "Trouser", "Pullover", "Dress", "Coat"),
+    *("Sandal", "Shirt", "Sneaker", "Bag", "Ankle boot"),
+)
+
+# MD5 of the IDX files, unpacked: how they were compressed again does not matter.
+_MNIST_PLAIN = {
+    "train-images-idx3-ubyte": "6bbc9ace898e44ae57da46a324031adb",
+    "train-labels-idx1-ubyte": "a25bea736e30d166cdddb491f175f624",
+    "t10k-images-idx3-ubyte": "2646ac647ad5339dbf082846283269ea",
+    "t10k-labels-idx1-ubyte": "27ae3e4e09519cfbb04c329615203637",
+}
+_FASHION_PLAIN = {
+    "train-images-idx3-ubyte": "f4a8712d7a061bf5bd6d2ca38dc4d50a",
+    "train-labels-idx1-ubyte": "9018921c3c673c538a1fc5bad174d6f9",
+    "t10k-images-idx3-ubyte": "8181f5470baa50b63fa0f6fddb340f0a",
+    "t10k-labels-idx1-ubyte": "15d484375f8d13e6eb1aabb0c3f46965",
+}
+_IDX_EXPECTED = f"{', '.join(IDX_FILES)} (plain or .gz)"
+
+
+@dataclass(frozen=True)
+class Known:
+    """A published data set."""
+
+    read: Callable[[Path, Progress | None], DataSet]
+    expects: str  # what a folder with it holds, in words
+    address: str  # the folder on the web, with a slash at the end
+    files: dict[str, str]  # what to fetch from there: name and MD5
+    system: Path | None = None  # where a package of the system puts it
+    package: str = ""  # how to install that
+
+
+KNOWN = {
+    "mnist": Known(
+        read=lambda place, _: read_idx_set("mnist", place, DIGITS, _MNIST_PLAIN),
+        expects=_IDX_EXPECTED,
+        address="https://ossci-datasets.s3.amazonaws.com/mnist/",
+        files={
+            "train-images-idx3-ubyte.gz": "f68b3c2dcbeaaa9fbdd348bbdeb94873",
+            "train-labels-idx1-ubyte.gz": "d53e105ee54ea40749a09fcbcd1e9432",
+            "t10k-images-idx3-ubyte.gz": "9fb629c4189551a2d022fa330f9573f3",
+            "t10k-labels-idx1-ubyte.gz": "ec29112dd5afa0611ce80d1b7f02629c",
+        },
+    ),
+    "fashion-mnist": Known(
+        read=lambda place, _: read_idx_set("fashion-mnist", place, CLOTHES, _FASHION_PLAIN),
+        expects=_IDX_EXPECTED,
+        address="http://fashion-mnist.s3-website.eu-central-1.amazonaws.com/",
+        files={
+            "train-images-idx3-ubyte.gz": "8d4fb7e6c68d591d4c3dfef9ec88bf0d",
+            "train-labels-idx1-ubyte.gz": "25c81989df183df01b3e8a0aad5dffbe",
+            "t10k-images-idx3-ubyte.gz": "bef4ecab320f06d8554ea6380940ec79",
+            "t10k-labels-idx1-ubyte.gz": "bb300cfdad3c16e7a12a480ee83cd310",
+        },
+        system=Path("/usr/share/datasets/fashion-mnist"),
+        package="apt install dataset-fashion-mnist",
+    ),
+    "cifar10": Known(
+        read=lambda place, _: read_cifar("cifar10", place),
+        expects="cifar-10-binary.tar.gz or cifar-10-python.tar.gz, or what is in one of them",
+        address="https://www.cs.toronto.edu/~kriz/",
+        files={"cifar-10-binary.tar.gz": "c32a1d4ab5d03f1284b67883e8d87530"},
+    ),
+    "cifar100": Known(
+        read=lambda place, _: read_cifar("cifar100", place),
+        expects="cifar-100-binary.tar.gz or cifar-100-python.tar.gz, or what is in one of them",
+        address="https://www.cs.toronto.edu/~kriz/",
+        files={"cifar-100-binary.tar.gz": "03b5dce01913d631647c71ecec9e9cb8"},
+    ),
+    "tiny-imagenet": Known(
+        read=read_tiny_imagenet,
+        expects="tiny-imagenet-200.zip, or what is in it",
+        address="http://cs231n.stanford.edu/",
+        files={"tiny-imagenet-200.zip": "90528d7ca1a48142e341f4ef8d21d0de"},
+    ),
+}
+
+
+def read_known(
+    options: SourceOptions, on_progress: Progress | None = None, patience: Patience = PATIENT
+) -> DataSet:
+    """Return a set by its name; with `download`, what is missing is fetched first."""
+    if options.source == EMBEDDED:
+        return digits()
+    known = KNOWN[options.source]
+    places = _places(options, known)
+    missing: tuple[str, ...] = ()
+    for place in places:
+        try:
+            return known.read(place, on_progress)
+        except MissingFiles as error:
+            missing = error.missing if error.partly else missing
+    if not options.download:
+        raise SourceError(_how_to_get(options, known, places, missing))
+    _download(known, options.mirror, places[0], on_progress, patience)
+    try:
+        return known.read(places[0], on_progress)
+    except MissingFiles as error:
+        raise SourceError(f"{places[0]} still lacks {', '.join(error.missing)}") from error
+
+
+def _places(options: SourceOptions, known: Known) -> list[Path]:
+    """Return where to look; downloads go to the first."""
+    if options.path is None:
+        return [cache_folder(options.source), *([known.system] if known.system else [])]
+    path = options.path.expanduser()
+    if path.suffix.lower() == ".npz":
+        raise SourceError(f"{path} is a numpy archive: name it as the source, --source {path}")
+    if not path.exists() and not options.download:
+        raise SourceError(
+            f"there is no folder or file {path} (--path) to find {options.source} in; "
+            f"expected there: {known.expects}"
+        )
+    return [path]
+
+
+def _how_to_get(
+    options: SourceOptions, known: Known, places: list[Path], missing: tuple[str, ...]
+) -> str:
+    """Return the sentence for files that are not there; `missing`: of a set that is so in part."""
+    what = f"{', '.join(missing)} of {options.source}" if missing else options.source
+    debian = f", or on Debian {known.package}" if known.package else ""
+    return (
+        f"{what} not found in {' or '.join(map(str, places))}; expected there: {known.expects}. "
+        f"Say where it is with --path, fetch it with --download{debian}"
+    )
+
+
+def _download(
+    known: Known, mirror: str, folder: Path, on_progress: Progress | None, patience: Patience
+) -> None:
+    address = mirror or known.address
+    if not address.lower().startswith(("http://", "https://")):
+        raise SourceError(f"--mirror must begin with http:// or https://, got {mirror!r}")
+    for name, md5 in known.files.items():
+        if not (folder / name).is_file():
+            fetch(f"{address.rstrip('/')}/{name}", folder / name, md5, on_progress, patience)

@@ -1,0 +1,128 @@
+"""Deciding which client gets which samples, before anything is written."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from ssfl.datasets.shards.options import Cut
+from ssfl.datasets.data_set import DataSet
+from ssfl.datasets.errors import PartitionError
+from ssfl.datasets.shards.partition import count_classes, partition, partition_test
+from ssfl.datasets.shards.shard_file import Shard, check_inputs, check_pair
+from ssfl.datasets.shards.split import choose_share, groups_of
+from ssfl.method.streams import Stream
+
+Indices = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, eq=False)
+class Assignment:
+    """The samples of every client: indices into the data set, and their counts per group."""
+
+    data: DataSet
+    train: list[Indices]  # into data.train_x
+    val: list[Indices]  # into data.train_x
+    test: list[Indices]  # into data.test_x, or into data.train_x if `test_set_aside`
+    test_set_aside: bool
+    group_names: tuple[str, ...]  # classes; or intervals, if the targets are numbers
+    train_counts: Indices  # (clients, groups), as the two below
+    val_counts: Indices
+    test_counts: Indices
+
+    def shards(self) -> Iterator[Shard]:
+        """Yield the shards, client after client; one is in memory at a time."""
+        data = self.data
+        whole_test = (
+            (data.train_x, data.train_y) if self.test_set_aside else (data.test_x, data.test_y)
+        )
+        for train, val, test in zip(self.train, self.val, self.test, strict=True):
+            yield Shard(
+                data.train_x[train],
+                data.train_y[train],
+                whole_test[0][test],
+                whole_test[1][test],
+                data.num_classes,
+                data.train_x[val],
+                data.train_y[val],
+                data.class_names,
+            )
+
+
+def assign(data: DataSet, cut: Cut) -> Assignment:
+    """Cut a data set; raise PartitionError if that is impossible, saying what would do."""
+    _check(data, cut)
+    groups = groups_of(data)
+    aside = _set_aside(data, groups.train, cut)
+    rest = np.delete(np.arange(len(groups.train)), aside)
+    parts = partition(
+        groups.train[rest],
+        cut.clients,
+        cut.partition,
+        cut.alpha,
+        cut.seed,
+        cut.classes_per_client,
+        groups.names,
+    )
+    parts = [rest[part] for part in parts]
+    counts = count_classes(groups.train, parts, len(groups.names))
+    test_groups = groups.train[aside] if len(aside) else groups.test
+    test = partition_test(test_groups, counts)
+    val = [part[_validation(groups.train[part], client, cut)] for client, part in enumerate(parts)]
+    val_counts = count_classes(groups.train, val, len(groups.names))
+    return Assignment(
+        data,
+        [np.setdiff1d(part, one, assume_unique=True) for part, one in zip(parts, val, strict=True)],
+        val,
+        [aside[part] for part in test] if len(aside) else test,
+        bool(len(aside)),
+        groups.names,
+        counts - val_counts,
+        val_counts,
+        count_classes(test_groups, test, len(groups.names)),
+    )
+
+
+def _validation(groups: Indices, client: int, cut: Cut) -> Indices:
+    stream = Stream(cut.seed, "partition", "validation", client)
+    return choose_share(groups, cut.validation, stream, keep_each=False)
+
+
+def _set_aside(data: DataSet, groups: Indices, cut: Cut) -> Indices:
+    """Return the training samples that become test samples, if the data set has none."""
+    share = 0.0 if len(data.test_y) else cut.test_share
+    # A class is never set aside whole: nobody could learn what is tested.
+    return choose_share(groups, share, Stream(cut.seed, "partition", "test"), keep_each=True)
+
+
+def _check(data: DataSet, cut: Cut) -> None:
+    if not len(data.train_y):
+        raise PartitionError("the data set has no training samples")
+    if cut.partition == "classes" and not data.num_classes:
+        raise PartitionError(
+            "--partition classes needs classes, but the targets are numbers: "
+            "ask for iid, dirichlet or dirichlet-unbalanced"
+        )
+    for part, x, y in (
+        ("train", data.train_x, data.train_y),
+        ("test", data.test_x, data.test_y),
+    ):
+        check_inputs(f"{part}_x", x)
+        check_pair(part, x, y, data.num_classes)
+    _refuse_constant(data)
+
+
+def _refuse_constant(data: DataSet) -> None:
+    """Raise if the training samples are all of one class, or have the same number to predict."""
+    first = data.train_y[0]
+    if (data.train_y != first).any():
+        return
+    if data.num_classes:
+        raise PartitionError(
+            f"all training samples are of one class ({data.class_names[first]!r}), "
+            "but a classifier needs at least two"
+        )
+    raise PartitionError(
+        "the number to predict is the same in all training samples, so there is nothing to learn"
+    )

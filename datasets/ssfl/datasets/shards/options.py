@@ -1,0 +1,39 @@
+"""How a data set is to be cut among clients; each field is a flag of `ssfl shards`."""
+
+from dataclasses import dataclass
+
+from ssfl.datasets.shards.partition import KINDS, LEAST_ALPHA, MOST_ALPHA
+from ssfl.method.errors import SettingsError
+from ssfl.method.settings import MAX_SEED, setting
+
+
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """How many shards, who gets what, and what is kept for validation and testing."""
+
+    clients: int = setting(8, "how many shards", least=1, most=100_000)
+    partition: str = setting(
+        "dirichlet", "how classes are spread over clients, see below", choices=KINDS
+    )
+    alpha: float = setting(
+        0.3, "of both Dirichlet partitions: near 0 a client has one class, from 100 all alike",
+        positive=True,
+    )  # fmt: skip
+    classes_per_client: int = setting(
+        2, "of the partition `classes`: how many classes each client has", least=1
+    )
+    validation: float = setting(
+        0.1, "share of each client's training samples that is kept for validation"
+    )
+    test_share: float = setting(
+        0.2, "share of each class set aside for testing if the data set has no test samples"
+    )
+    seed: int = setting(0, "the same seed gives the same shards", most=MAX_SEED)
+
+    def validate(self) -> None:
+        """Raise SettingsError naming the flag at fault."""
+        for flag, share in (("validation", self.validation), ("test-share", self.test_share)):
+            if not 0 <= share < 1:
+                raise SettingsError(f"--{flag} must be at least 0 and below 1, got {share:g}")
+        if not LEAST_ALPHA <= self.alpha <= MOST_ALPHA:
+            raise SettingsError(f"--alpha must be between 0.000001 and 1000000, got {self.alpha:g}")

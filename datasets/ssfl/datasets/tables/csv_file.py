@@ -1,0 +1,248 @@
+"""CSV files as tables, streamed: with commas, tabs or semicolons, plain or gzipped, UTF-8.
+
+All rows are looked at before a column is said to hold numbers, so that a "1.5" or a "?" a million
+rows down changes the column and not the outcome. Empty cells and the usual words for them (NA,
+null, NaN, …: pyarrow's list) are missing, in text columns too. In files with semicolons, numbers
+may have a decimal comma, as spreadsheets of many countries write them; beside such numbers, 1.350
+could be a thousand or a fraction and is refused.
+"""
+
+import csv
+import gzip
+import io
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.csv as pyarrow_csv
+
+from ssfl.datasets.errors import SourceError
+from ssfl.datasets.source import Progress
+from ssfl.datasets.tables.arrow_cells import reading, to_cells
+from ssfl.datasets.tables.cells import Cells, ColumnType, Contents, ignore_flag
+from ssfl.datasets.tables.csv_head import CsvHead, is_number, read_head
+from ssfl.datasets.wording import size
+
+_BLOCK_BYTES = 4 << 20
+_FLAGS = ("true", "True", "TRUE", "false", "False", "FALSE")
+_NO_ROWS = "the file has a header but no rows"
+_FEW = 0.2  # a share of cells that are no numbers, as if by mistake
+_COMMA = "numbers with a decimal comma"
+_THOUSANDS = (
+    r"^\s*[+-]?[1-9][0-9]{0,2}\.[0-9]{3}\s*$"  # 1.350: with a decimal comma elsewhere, what?
+)
+
+# What a column may turn out to hold, when the cells so far fit the first of each list.
+_KINDS = ("whole", "number", _COMMA, "flag", "dates", "text")
+_NEXT = {
+    "nothing": _KINDS,
+    "whole": ("whole", "number", _COMMA, "text"),
+    "number": ("number", _COMMA, "text"),
+    _COMMA: (_COMMA, "text"),
+    "flag": ("flag", "text"),
+    "dates": ("dates", "text"),
+    "text": ("text",),
+}
+_CALLED = {"whole": "whole numbers", "number": "numbers", "flag": "true and false"}
+_ARROW = {"whole": pa.int64(), "number": pa.float64(), "flag": pa.bool_()}
+
+
+@dataclass(frozen=True, eq=False)
+class CsvTable:
+    """A CSV file; `Table` says what the parts mean."""
+
+    path: Path
+    names: tuple[str, ...]
+    notes: tuple[str, ...]
+    head: CsvHead
+
+    def contents(
+        self, columns: Collection[str], as_text: Collection[str], on_progress: Progress | None
+    ) -> Contents:
+        """Return the narrowest kind that fits all cells of each column."""
+        found = {name: "text" if name in as_text else "nothing" for name in columns}
+        why = dict.fromkeys(columns, "")
+        thousands: dict[str, str] = {}  # by column, where the first cell is that may be one
+        row = 0
+        for batch in self._stream(dict.fromkeys(columns, pa.string()), on_progress):
+            for name, kind in found.items():
+                column = batch.column(name)
+                found[name] = self._kind(column, kind)
+                if found[name] == "text" and kind != "text":
+                    why[name] = _odd_one(column, row)
+                if found[name] in ("number", _COMMA) and name not in thousands:
+                    thousands |= self._thousands(name, column, row)
+            row += batch.num_rows
+        if not row:
+            raise SourceError(f"{self.path}: {_NO_ROWS}")
+        self._refuse_thousands(found, thousands)
+        types = {name: _column_type(kind, why[name]) for name, kind in found.items()}
+        return Contents(types, row)
+
+    def _thousands(self, name: str, column: Any, rows_before: int) -> dict[str, str]:
+        """Return where a column holds a number as 1.350, in a file that may have decimal commas."""
+        if self.head.delimiter != ";":
+            return {}
+        place = pc.index(pc.match_substring_regex(column, _THOUSANDS), True).as_py()
+        return {} if place < 0 else {name: f"{column[place]} in row {rows_before + place + 1}"}
+
+    def _refuse_thousands(self, found: dict[str, str], thousands: dict[str, str]) -> None:
+        with_comma = [name for name, kind in found.items() if kind == _COMMA]
+        for name, cell in thousands.items():
+            if with_comma and found[name] in ("number", _COMMA):
+                raise SourceError(
+                    f"{self.path}: column {name} holds {cell}: is the point for thousands? "
+                    f"Column {with_comma[0]} has decimal commas. Write {name} with a decimal "
+                    f"comma and nothing for thousands, or leave it out with {ignore_flag(name)}"
+                )
+
+    def batches(self, types: dict[str, ColumnType]) -> Iterator[dict[str, Cells]]:
+        """Yield the columns, a block of the file at a time."""
+        arrow = {
+            name: pa.string() if one.called == _COMMA else _ARROW.get(one.kind, pa.string())
+            for name, one in types.items()
+        }
+        for batch in self._stream(arrow):
+            yield {name: _cells(batch.column(name), one) for name, one in types.items()}
+
+    def _stream(self, types: dict[str, Any], on_progress: Progress | None = None) -> Iterator[Any]:
+        """Yield pyarrow's batches of the given columns."""
+        convert = pyarrow_csv.ConvertOptions(
+            column_types=types, include_columns=list(types), strings_can_be_null=True
+        )
+        parse = pyarrow_csv.ParseOptions(delimiter=self.head.delimiter, newlines_in_values=True)
+        read = pyarrow_csv.ReadOptions(block_size=_BLOCK_BYTES)
+        with reading(self.path):
+            try:
+                with pa.OSFile(str(self.path)) as file:
+                    for batch in pyarrow_csv.open_csv(self._unpacked(file), read, parse, convert):
+                        if on_progress:
+                            what = f"bytes of {self.path.name} looked at"
+                            on_progress(what, file.tell(), file.size())
+                        yield batch
+            except (pa.ArrowInvalid, UnicodeError) as error:
+                reason = _what_is_wrong(self.path, self.head, str(error))
+                if reason:
+                    raise SourceError(f"{self.path}: {reason}") from error
+                raise
+
+    def _unpacked(self, file: Any) -> Any:
+        is_gzip = self.path.name.lower().endswith(".gz")
+        return pa.CompressedInputStream(file, "gzip") if is_gzip else file
+
+    def _kind(self, column: Any, kind: str) -> str:
+        """Return what still fits, given what fitted the rows before."""
+        if kind == "text" or column.null_count == len(column):
+            return kind
+        return next(one for one in _NEXT[kind] if _fits(column, one, self.head.delimiter))
+
+
+def open_csv(path: Path) -> CsvTable:
+    """Return the table, its header checked."""
+    with reading(path):
+        head = read_head(path)
+    names = tuple(name for name in head.names if name)
+    notes = head.notes
+    if names != head.names:
+        notes += ("the first column left out: it has no name, as the index of a pandas table",)
+    return CsvTable(path, names, notes, head)
+
+
+def _fits(column: Any, kind: str, delimiter: str) -> bool:
+    """Return whether every cell that is not missing can be read as this kind."""
+    try:
+        if kind == "flag":
+            return bool(pc.all(pc.is_in(column.drop_null(), pa.array(_FLAGS))).as_py())
+        if kind == "dates":
+            column.cast(pa.timestamp("us"))
+        elif kind == _COMMA:
+            if delimiter != ";":
+                return False
+            _with_point(column).cast(pa.float64())
+        elif kind != "text":
+            _cast_trimmed(column, _ARROW[kind])
+    except pa.ArrowInvalid:
+        return False
+    return True
+
+
+def _cast_trimmed(column: Any, arrow: Any) -> Any:
+    """Cast; spaces around numbers do not matter, but taking them off costs time."""
+    try:
+        return column.cast(arrow)
+    except pa.ArrowInvalid:
+        return pc.utf8_trim_whitespace(column).cast(arrow)
+
+
+def _with_point(column: Any) -> Any:
+    return pc.replace_substring(pc.utf8_trim_whitespace(column), ",", ".")
+
+
+def _odd_one(column: Any, rows_before: int) -> str:
+    """Return which cell keeps a column from being numbers; nothing if many do."""
+    cells = column.to_pylist()
+    odd = [row for row, cell in enumerate(cells) if cell and not is_number(cell.replace(",", "."))]
+    if not odd or len(odd) > _FEW * len(cells):
+        return ""
+    return f"most cells are numbers, but row {rows_before + odd[0] + 1} holds {cells[odd[0]]!r:.40}"
+
+
+def _column_type(kind: str, why: str) -> ColumnType:
+    if kind == _COMMA:
+        return ColumnType("number", _COMMA)
+    return ColumnType("other" if kind == "dates" else kind, _CALLED.get(kind, kind), why)
+
+
+def _cells(column: Any, type_: ColumnType) -> Cells:
+    return to_cells(_with_point(column) if type_.called == _COMMA else column, type_.kind)
+
+
+def _what_is_wrong(path: Path, head: CsvHead, message: str) -> str:
+    """Return a sentence for what pyarrow could not parse, having looked for the place."""
+    if "straddl" in message:
+        return f"a row is longer than {size(_BLOCK_BYTES)}; is the quote at its beginning closed?"
+    if "Empty CSV" in message:
+        return _NO_ROWS
+    if "UTF8" in message or "utf-8" in message:
+        line = _first_line_not_utf8(path)
+        return f"line {line} is not UTF-8 text; save the file as UTF-8 (in Excel: CSV UTF-8)"
+    if "Expected" in message and "columns" in message:
+        return _ragged_row(path, head)
+    return ""
+
+
+def _open_bytes(path: Path) -> IO[bytes]:
+    if path.name.lower().endswith(".gz"):
+        return gzip.open(path, "rb")  # type: ignore[return-value]  # has all that is used of IO
+    return path.open("rb")
+
+
+def _first_line_not_utf8(path: Path) -> int:
+    with _open_bytes(path) as file:
+        for number, line in enumerate(file, 1):
+            try:
+                line.decode("utf-8")
+            except UnicodeDecodeError:
+                return number
+    return 1
+
+
+def _ragged_row(path: Path, head: CsvHead) -> str:
+    """Return which row has another number of cells than the header."""
+    width = len(head.names)
+    with io.TextIOWrapper(_open_bytes(path), "utf-8-sig", errors="replace", newline="") as file:
+        reader = csv.reader(file, delimiter=head.delimiter)
+        try:
+            for cells in reader:
+                if cells and len(cells) != width:
+                    return (
+                        f"the row that ends in line {reader.line_num} does not fit the header: "
+                        f"cells {len(cells)}, columns {width}; repair it, close open quotes, or "
+                        f"put quotes around cells that hold a {head.delimiter_name}"
+                    )
+        except csv.Error as error:
+            return f"line {reader.line_num} cannot be read ({error}); is a quote left open?"
+    return f"a row has another number of cells than the {width} columns of the header"

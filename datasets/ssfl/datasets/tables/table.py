@@ -1,0 +1,226 @@
+"""Tables, CSV or Parquet, as data sets: one column to predict, the others as inputs.
+
+The file is read three times, a batch of rows at a time: to see what the columns hold (CSV only),
+to survey them, and to write the inputs into one array, so that reading holds little more than the
+result. Rows are counted from 1, without the header.
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from ssfl.datasets.data_set import Array, DataSet
+from ssfl.datasets.errors import SourceError
+from ssfl.datasets.memory import empty_array
+from ssfl.datasets.source import Progress, SourceOptions
+from ssfl.datasets.tables.cells import NUMBERS, Cells, Contents, Table, ignore_flag
+from ssfl.datasets.tables.columns import Choice, Survey, check_types, choose
+from ssfl.datasets.tables.features import Feature, feature_notes, make_features, refuse_overflow
+from ssfl.datasets.tables.targets import Target, make_target, target_notes
+from ssfl.datasets.wording import counted, listed
+
+Mask = npt.NDArray[np.bool_]
+
+
+@dataclass(frozen=True, eq=False)
+class _Part:
+    """One table, surveyed: the training rows or the test rows."""
+
+    table: Table
+    contents: Contents
+    choice: Choice
+    missing: str  # what to do about missing cells
+    surveys: dict[str, Survey]
+    rows: int  # that are kept
+    on_progress: Progress | None
+
+
+def read_table(path: Path, options: SourceOptions, on_progress: Progress | None = None) -> DataSet:
+    """Return the table as a data set; raise SourceError with what is wrong and what to do."""
+    table = _open(path)
+    choice = choose(table, options.label, options.ignore)
+    contents = table.contents(choice.columns, (), on_progress)
+    train = _survey(table, choice, contents, options.missing, on_progress)
+    label = train.surveys[choice.label]
+    target = make_target(label, options.target, standardize=options.standardize)
+    surveys = [train.surveys[name] for name in choice.features]
+    features = make_features(surveys, options.standardize)
+    train_x, train_y, _ = _fill(train, features, target)
+    notes = [*table.notes, *_row_notes(train)]
+    notes += feature_notes(surveys, features, options.standardize) + target_notes(label, target)
+    if options.test is None:
+        test_x, test_y = train_x[:0], train_y[:0]
+    else:
+        test = _open_test(options.test, train, options.missing, on_progress)
+        test_x, test_y, unknown = _fill(test, features, target)
+        notes += [*test.table.notes, *_row_notes(test)]
+        notes += [_unknown_note(name, count) for name, count in unknown.items()]
+    name = path.name.split(".")[0] or path.name
+    return DataSet(
+        name,
+        train_x,
+        train_y,
+        test_x,
+        test_y,
+        target.class_names,
+        tuple(notes),
+        tuple(feature.told() for feature in features),
+    )
+
+
+def _open(path: Path) -> Table:
+    try:
+        import pyarrow  # noqa: F401
+    except ImportError as error:
+        raise SourceError("tables are read with pyarrow: pip install 'ssfl[data]'") from error
+    if path.is_dir():
+        raise SourceError(f"{path}: this is a folder, not a table")
+    if not path.is_file():
+        raise SourceError(f"{path}: there is no such file")
+    name = path.name.lower()
+    if name.endswith(".parquet"):
+        from ssfl.datasets.tables.parquet_file import open_parquet
+
+        return open_parquet(path)
+    if name.endswith((".csv", ".tsv", ".csv.gz", ".tsv.gz")):
+        from ssfl.datasets.tables.csv_file import open_csv
+
+        return open_csv(path)
+    raise SourceError(f"{path}: a table ends in .csv, .tsv, .csv.gz, .tsv.gz or .parquet")
+
+
+def _open_test(path: Path, train: _Part, missing: str, on_progress: Progress | None) -> _Part:
+    """Return the test table, surveyed, with the columns and types of the training table."""
+    table, choice = _open(path), train.choice
+    lacking = [name for name in choice.columns if name not in table.names]
+    if lacking:
+        raise SourceError(
+            f"{path}: the test table lacks columns of {train.table.path}: {listed(lacking)}"
+        )
+    expected = train.contents.types
+    as_text = [name for name, one in expected.items() if one.kind == "text"]
+    contents = table.contents(choice.columns, as_text, on_progress)
+    for name, one in contents.types.items():
+        if not _is_readable_as(one.kind, expected[name].kind):
+            why = f" ({one.why})" if one.why else ""
+            raise SourceError(
+                f"{path}: column {name} holds {one.called}{why}, "
+                f"but {expected[name].called} in {train.table.path}"
+            )
+    return _survey(table, choice, contents, missing, on_progress)
+
+
+def _is_readable_as(kind: str, train: str) -> bool:
+    return kind in (train, "nothing") or (kind in NUMBERS and train in NUMBERS)
+
+
+def _survey(
+    table: Table,
+    choice: Choice,
+    contents: Contents,
+    missing: str,
+    on_progress: Progress | None,
+) -> _Part:
+    """Return what the columns hold; raise SourceError if cells are missing that may not be."""
+    check_types(table.path, contents.types, choice.label)
+    surveys = {
+        name: Survey(table.path, name, one, name == choice.label)
+        for name, one in contents.types.items()
+    }
+    kept_rows = done = 0
+    for batch in table.batches(contents.types):
+        kept = _kept(batch, choice, missing)
+        for name, cells in batch.items():
+            surveys[name].add(cells, kept)
+        kept_rows += int(kept.sum())
+        done += len(kept)
+        if on_progress:
+            on_progress(f"rows of {table.path.name} surveyed", done, contents.rows)
+    part = _Part(table, contents, choice, missing, surveys, kept_rows, on_progress)
+    _check_missing(part)
+    return part
+
+
+def _kept(batch: dict[str, Cells], choice: Choice, missing: str) -> Mask:
+    """Return which rows are used: with a label, and whole if incomplete ones are dropped."""
+    kept = ~batch[choice.label].missing
+    if missing == "drop":
+        for cells in batch.values():
+            kept &= ~cells.missing
+    return kept
+
+
+def _check_missing(part: _Part) -> None:
+    path = part.table.path
+    gaps = [survey for survey in part.surveys.values() if survey.missing]
+    if gaps and part.missing == "refuse":
+        shown = [f"{one.name} ({one.missing:,}, first in row {one.first_missing})" for one in gaps]
+        inputs = [one for one in gaps if not one.is_label]
+        others = ""
+        if inputs:
+            worst = max(inputs, key=lambda one: one.missing)
+            others = (
+                f", put the mean there with --missing mean, "
+                f"or leave columns out with {ignore_flag(worst.name)}"
+            )
+        raise SourceError(
+            f"{path}: cells are missing in {counted(len(gaps), 'column')}: {listed(shown)}. "
+            f"Drop these rows with --missing drop{others}"
+        )
+    if not part.rows:
+        empty = [one.name for one in gaps if one.missing == one.rows]
+        hint = f"; empty in every row: {listed(empty)}" if empty else ""
+        raise SourceError(
+            f"{path}: no row is left of {part.contents.rows:,} when incomplete ones are "
+            f"dropped{hint}"
+        )
+
+
+def _fill(
+    part: _Part, features: tuple[Feature, ...], target: Target
+) -> tuple[Array, Array, dict[str, int]]:
+    """Return inputs, targets and how many cells of each column held an unknown text."""
+    width = sum(feature.width for feature in features)
+    x = empty_array((part.rows, width), np.float32, str(part.table.path))
+    y = empty_array((part.rows,), target.dtype, str(part.table.path))
+    unknown: dict[str, int] = {}
+    start = done = 0
+    for batch in part.table.batches(part.contents.types):
+        kept = _kept(batch, part.choice, part.missing)
+        rows = np.flatnonzero(kept) + done + 1
+        stop = start + len(rows)
+        for feature in features:
+            unusable = feature.write(batch[feature.name].take(kept), x[start:stop])
+            if unusable.any() and feature.kind != "text":
+                refuse_overflow(part.table.path, feature, int(rows[unusable][0]))
+            if unusable.any():
+                unknown[feature.name] = unknown.get(feature.name, 0) + int(unusable.sum())
+        y[start:stop] = target.encode(part.table.path, batch[target.name].take(kept), rows)
+        start, done = stop, done + len(kept)
+        if part.on_progress:
+            part.on_progress(f"rows of {part.table.path.name} read", done, part.contents.rows)
+    return x, y, unknown
+
+
+def _row_notes(part: _Part) -> list[str]:
+    name, dropped = part.table.path.name, part.contents.rows - part.rows
+    notes = []
+    if dropped:
+        lost = "a missing cell" if part.missing == "drop" else f"no {part.choice.label}"
+        notes.append(
+            f"{counted(dropped, 'row')} of {part.contents.rows:,} in {name} dropped: {lost}"
+        )
+    filled = [part.surveys[feature] for feature in part.choice.features]
+    cells = sum(survey.missing for survey in filled)
+    if part.missing == "mean" and cells:
+        notes.append(
+            f"{counted(cells, 'missing cell')} in {name} filled with the training mean or the most "
+            f"frequent text: {listed([one.name for one in filled if one.missing])}"
+        )
+    return notes
+
+
+def _unknown_note(name: str, count: int) -> str:
+    return f"{counted(count, 'test row')} with a text in {name} that no training row has: all 0"

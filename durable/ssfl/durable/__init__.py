@@ -1,0 +1,4 @@
+"""Files, locks and failpoints that survive a crash: the lowest layer.
+
+It knows nothing of models, runs or networks.
+"""

@@ -1,0 +1,68 @@
+"""One process per state directory."""
+
+import fcntl
+import os
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+LOCK = "lock"
+
+
+class DirectoryUnusable(Exception):
+    """The directory cannot be locked: another process uses it, or it cannot be written."""
+
+
+class DirectoryLock:
+    """Holds `path/lock` while entered; the kernel lets go when the process ends, however it ends.
+
+    The folder is made if it is missing. The file stays when the lock is released: removing it
+    would let two processes hold locks on two files of one name.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._folder = path
+        self._descriptor = -1
+
+    def acquire(self) -> None:
+        """Take the lock, or raise DirectoryUnusable naming the process that holds it."""
+        try:
+            self._folder.mkdir(parents=True, exist_ok=True)
+            descriptor = os.open(self._folder / LOCK, os.O_RDWR | os.O_CREAT, 0o644)
+        except OSError as error:
+            raise self._error(f"cannot be used: {error.strerror}") from error
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            holder = os.pread(descriptor, 32, 0).decode("ascii", "replace").strip()
+            os.close(descriptor)
+            if isinstance(error, BlockingIOError):
+                raise self._error(
+                    f"is in use by process {holder or 'unknown'}: wait for it, or end it"
+                    + (f" with `kill {holder}`" if holder.isdigit() else "")
+                ) from None
+            raise self._error(f"cannot be locked: {error.strerror}") from error
+        os.ftruncate(descriptor, 0)
+        os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
+        self._descriptor = descriptor
+
+    def release(self) -> None:
+        """Let go; harmless when not held."""
+        if self._descriptor >= 0:
+            os.close(self._descriptor)
+            self._descriptor = -1
+
+    def __enter__(self) -> Self:
+        self.acquire()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.release()
+
+    def _error(self, what: str) -> DirectoryUnusable:
+        return DirectoryUnusable(f"the state directory {self._folder} {what}")

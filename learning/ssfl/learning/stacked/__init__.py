@@ -1,0 +1,1 @@
+"""Many clients trained in one batched step, for the fast simulator. No scoring and no files."""

@@ -1,0 +1,94 @@
+"""A model on disk, for anyone to use: safetensors, mask and manifest.
+
+What a run leaves:
+
+model.safetensors   every tensor by name, pruned weights zero: load it into plain PyTorch
+kept.safetensors    `values`, the kept values as they travelled, and `mask`, packed bits
+mask.bin            packed mask bits alone
+manifest.json       names, shapes and roles
+
+Two kinds of file stand alone, every tensor by name and the manifest in the metadata: what a run may
+begin with, written by `ssfl init`, and what `ssfl model export` writes, which also holds the mask.
+`ssfl.program.model_io.stored_model` reads them all.
+"""
+
+import base64
+import json
+from collections.abc import Mapping
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+from safetensors.numpy import save
+
+from ssfl.durable.files import atomic_file
+from ssfl.method.errors import ModelFileError
+from ssfl.method.manifest import Manifest
+from ssfl.method.mask import Mask
+from ssfl.method.model_state import values_digest
+
+MODEL, KEPT = "model.safetensors", "kept.safetensors"
+MASK, MANIFEST = "mask.bin", "manifest.json"
+MAX_ALONE = 500_000_000  # weights: 83 MB of base64; a safetensors header ends at 100 MB
+
+
+def write_model(
+    folder: Path, manifest: Manifest, mask: Mask, values: npt.NDArray[np.float32]
+) -> None:
+    """Write the four files into an existing folder."""
+    metadata = _metadata(digests_of(manifest, mask, values))
+    tensors = manifest.unflatten(mask.scatter(values))
+    packed = np.frombuffer(mask.bits, dtype=np.uint8)
+    contents = {
+        MODEL: save(tensors, metadata),
+        KEPT: save({"values": values, "mask": packed}, metadata),
+        MASK: mask.bits,
+        MANIFEST: manifest.json,
+    }
+    for name, data in contents.items():
+        _write(folder / name, data)
+
+
+def write_initial(path: Path, manifest: Manifest, initial: npt.NDArray[np.float32]) -> None:
+    """Write the model a run is to begin with: its manifest and every tensor."""
+    mask = mask_of(manifest, initial)
+    digests = digests_of(manifest, mask, mask.gather(initial))
+    metadata = _metadata({"manifest": manifest.json.decode(), **digests})
+    _write(path, save(manifest.unflatten(initial), metadata))
+
+
+def stand_alone(
+    manifest: Manifest, mask: Mask, vector: npt.NDArray[np.float32], digests: Mapping[str, str]
+) -> bytes:
+    """Return a model as one file: every tensor, and in the metadata manifest, mask and digests."""
+    if mask.size > MAX_ALONE:
+        raise ModelFileError(
+            f"a mask of {mask.size:,} weights is too large for the metadata of one file, which "
+            f"hold {MAX_ALONE:,}: take the folder's files together"
+        )
+    told = {"manifest": manifest.json.decode(), "mask": base64.b64encode(mask.bits).decode()}
+    data: bytes = save(manifest.unflatten(vector), _metadata({**told, **digests}))
+    return data
+
+
+def digests_of(manifest: Manifest, mask: Mask, values: npt.NDArray[np.float32]) -> dict[str, str]:
+    """Return the digests that model files tell, by their names in the metadata."""
+    return {
+        "manifest_digest": manifest.digest.hex(),
+        "mask_digest": mask.digest.hex(),
+        "model_digest": values_digest(values).hex(),
+    }
+
+
+def mask_of(manifest: Manifest, vector: npt.NDArray[np.float32]) -> Mask:
+    """Return the mask of a model that has none but its zeros; -0.0 is kept."""
+    return Mask.from_bools(vector[: manifest.num_masked].view(np.uint32) != 0)
+
+
+def _metadata(told: Mapping[str, str]) -> dict[str, str]:
+    return {"ssfl": json.dumps(told)}  # one key: safetensors writes several in any order
+
+
+def _write(path: Path, data: bytes) -> None:
+    with atomic_file(path) as file:
+        file.write(data)

@@ -1,0 +1,183 @@
+"""A program's settings from flags, SSFL_* variables and a TOML file, in that order of strength.
+
+A setting whose metadata has `presets` (the run's `profile`) names a set of defaults for others:
+weaker than whatever is given, stronger than the plain defaults.
+
+`load` returns the config or raises ProgramError(USAGE) with a sentence that names what is wrong
+and where it was written; `ssfl.program.settings.options` says what a config dataclass may declare.
+"""
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import MISSING
+from pathlib import Path
+from typing import Any, TypeVar
+
+from ssfl.method.errors import SettingsError
+from ssfl.method.profiles import weaker
+from ssfl.program.exits import ProgramError, usage_error
+from ssfl.program.settings.command_line import closest, read_flags
+from ssfl.program.settings.options import Option, Value, nested_of, options_of, setting_names
+from ssfl.program.settings.sources import CONFIG_VARIABLE, Given, read_environment, read_file
+
+__all__ = ["describe", "load", "read_given", "setting_names", "values_by_name"]
+
+Config = TypeVar("Config")
+Setting = str | float | bool  # a number may be given where a flag would be text: sparsity=0.9
+
+
+def load(
+    config_class: type[Config],
+    argv: Sequence[str],
+    environ: Mapping[str, str] | None,
+    prog: str,
+    description: str,
+    epilog: str = "",
+    known_elsewhere: Mapping[str, str] | None = None,
+) -> Config:
+    """Build and validate a config; --help and --version print and raise SystemExit.
+
+    `known_elsewhere` maps settings of other programs to the sentence that says so. Such a flag
+    or key is refused with it; such a variable is ignored, as programs may share an environment.
+    With `environ` None the program takes no variables, and its --help says so.
+    """
+    options = tuple(options_of(config_class))
+    given = read_given(options, argv, environ, prog, description, epilog, known_elsewhere)
+    given = _presets(options, given) | given
+    config = _assemble(config_class, options, given)
+    _validate(config, options, given)
+    return config
+
+
+def read_given(
+    options: Sequence[Option],
+    argv: Sequence[str],
+    environ: Mapping[str, str] | None,
+    prog: str,
+    description: str,
+    epilog: str = "",
+    known_elsewhere: Mapping[str, str] | None = None,
+) -> dict[str, Given]:
+    """Return what was given for each setting, and where, without any default: see `load`."""
+    elsewhere = known_elsewhere or {}
+    _check_names(options)
+    epilog = "\n\n".join(part for part in (epilog, *_presets_told(options)) if part)
+    flags = read_flags(
+        options, argv, prog, description, epilog, elsewhere, variables=environ is not None
+    )
+    environ = environ or {}
+    file = flags.pop("config", "") or environ.get(CONFIG_VARIABLE, "")
+    given = read_file(Path(file).expanduser(), options, prog, elsewhere) if file else {}
+    given |= read_environment(environ, options, prog, elsewhere)
+    return given | {
+        option.name: Given(flags[option.name], option.shown)
+        for option in options
+        if option.name in flags
+    }
+
+
+def values_by_name(config_class: type, given: Mapping[str, Setting], what: str) -> dict[str, Value]:
+    """Return settings given by name, each as its flag would read it.
+
+    Raises TypeError for a name that is no setting of `what`, SettingsError for a wrong value.
+    """
+    options = {option.name: option for option in options_of(config_class)}
+    for name in given:
+        if name not in options:
+            raise TypeError(f"{name} is no setting of {what}{closest(name, options)}")
+    try:
+        return {name: options[name].parse(str(value), name) for name, value in given.items()}
+    except ProgramError as error:
+        raise SettingsError(str(error)) from None
+
+
+def describe(config: object) -> dict[str, Value]:
+    """Return every effective setting by name, flat and in plain types, for the log."""
+    flat: dict[str, Value] = {}
+    for option in options_of(type(config)):
+        holder = getattr(config, option.owner) if option.owner else config
+        value = getattr(holder, option.name)
+        flat[option.name] = str(value) if isinstance(value, Path) else value
+    return flat
+
+
+def _check_names(options: Iterable[Option]) -> None:
+    names = [option.name for option in options]
+    if len(set(names)) != len(names) or "config" in names:
+        raise TypeError(f"settings must have names of their own, and none may be config: {names}")
+
+
+def _presets(options: Sequence[Option], given: Mapping[str, Given]) -> dict[str, Given]:
+    """Return the defaults that the chosen presets set for settings which are not given."""
+    found = {}
+    names = {option.name for option in options}
+    for option in _with_presets(options):
+        chosen = _value(option, given.get(option.name))
+        for name, value in weaker(option.metadata["presets"][chosen], given).items():
+            if name in names:
+                found[name] = Given(str(value), f"{option.shown} {chosen}")
+    return found
+
+
+def _presets_told(options: Sequence[Option]) -> list[str]:
+    """Return what --help says about presets, a paragraph each."""
+    told = []
+    for option in _with_presets(options):
+        told.append(
+            f"{option.shown} sets other defaults: whatever is given by a flag, a variable or a "
+            "file beats them."
+        )
+        plain = {one.name: one.default for one in options}
+        for name, preset in option.metadata["presets"].items():
+            others = [
+                f"{one} {value}" for one, value in preset.items() if value != plain.get(one, value)
+            ]
+            told.append(f"{option.shown} {name}: {', '.join(others) or 'the defaults above'}")
+    return told
+
+
+def _with_presets(options: Sequence[Option]) -> list[Option]:
+    return [option for option in options if "presets" in option.metadata]
+
+
+def _assemble(
+    config_class: type[Config], options: Iterable[Option], given: Mapping[str, Given]
+) -> Config:
+    nested = nested_of(config_class)
+    values: dict[str, dict[str, Any]] = {owner: {} for owner in ["", *nested]}
+    for option in options:
+        values[option.owner][option.name] = _value(option, given.get(option.name))
+    held = {owner: kind(**values[owner]) for owner, kind in nested.items()}
+    return config_class(**values[""], **held)
+
+
+def _value(option: Option, given: Given | None) -> Any:
+    if given is not None:
+        return option.parse(given.text, given.subject)
+    if option.default is MISSING:
+        raise usage_error(f"{option.shown} is needed: {option.metadata.get('help', '')}")
+    return option.default
+
+
+def _validate(config: object, options: Sequence[Option], given: Mapping[str, Given]) -> None:
+    holders = [getattr(config, owner) for owner in nested_of(type(config))]
+    for holder in [*holders, config]:
+        check = getattr(holder, "validate", None)
+        if check is None:
+            continue
+        try:
+            check()
+        except SettingsError as error:
+            raise usage_error(f"{error}{_origins(str(error), options, given)}") from error
+
+
+def _origins(message: str, options: Iterable[Option], given: Mapping[str, Given]) -> str:
+    """Say where the flags a message names were set, if not on the command line."""
+    named = set(re.findall(r"--[a-z][a-z0-9-]*", message))
+    set_elsewhere = {
+        option.flag: given[option.name].subject
+        for option in options
+        if option.flag in named and option.name in given
+    }
+    notes = [f"{flag} is set by {at}" for flag, at in set_elsewhere.items() if flag != at]
+    return f" ({'; '.join(notes)})" if notes else ""

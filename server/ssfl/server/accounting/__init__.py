@@ -1,0 +1,4 @@
+"""What a run costs: bytes by phase and client, sockets, memory.
+
+It never decides anything about a run.
+"""

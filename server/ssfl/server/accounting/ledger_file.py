@@ -1,0 +1,99 @@
+"""ledger.csv: the bytes of a run by round, step, client, phase, direction and encoding.
+
+Rows are appended when a step ends, and for what passes outside steps (gathering, fetching the
+final model), where round and step are empty; a step that was interrupted by an orderly restart has
+rows of both processes. The journal's record that follows says how long the file is: after a crash
+it is cut to that length, so that no row is there twice, none written with a commit is lost,
+and the sums of its rows are the totals that the journal holds. What a killed process had counted
+since the last commit is not in either.
+"""
+
+import csv
+import io
+import logging
+import os
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from ssfl.durable.failpoints import failpoint
+from ssfl.durable.files import sync_directory, write_atomic
+
+log = logging.getLogger(__name__)
+
+COLUMNS = (
+    "run_id", "round", "step", "client", "phase", "direction", "encoding",
+    "payload_bytes", "message_bytes", "socket_bytes",
+)  # fmt: skip
+BLOCK_BYTES = 1 << 20
+
+
+class LedgerFile:
+    """The open file; for one thread at a time."""
+
+    def __init__(self, path: Path, num_bytes: int) -> None:
+        """Open or create `path`, cutting what is beyond the `num_bytes` the journal speaks of."""
+        self.path = path
+        self._file = path.open("a+b", buffering=0)
+        sync_directory(path.parent)
+        found = self._file.seek(0, os.SEEK_END)
+        if found < num_bytes:
+            log.warning("%s is shorter than it was: rows of earlier steps are missing", path)
+            num_bytes = _whole_lines(path)
+        if found > num_bytes:
+            self._file.truncate(num_bytes)
+            os.fsync(self._file.fileno())
+        self.num_bytes = num_bytes
+        self._is_torn = False  # by a write that failed
+
+    def append(
+        self,
+        rows: Iterable[Mapping[str, Any]],
+        run_id: str,
+        round_number: int | str,
+        step: int | str,
+    ) -> int:
+        """Write rows (`Ledger.take`), return the file's length when they are on disk."""
+        text = io.StringIO(newline="")
+        writer = csv.DictWriter(text, COLUMNS, lineterminator="\n")
+        if not self.num_bytes:
+            writer.writeheader()
+        where = {"run_id": run_id, "round": round_number, "step": step}
+        writer.writerows({**where, **row} for row in rows)
+        failpoint("ledger.append")
+        view = memoryview(text.getvalue().encode())
+        length = self.num_bytes + len(view)
+        if self._is_torn:
+            self._file.truncate(self.num_bytes)
+        self._is_torn = True  # until it is known to be whole
+        while view:
+            view = view[self._file.write(view) :]
+        failpoint("ledger.written")
+        os.fsync(self._file.fileno())
+        self._is_torn = False
+        self.num_bytes = length
+        return length
+
+    def close(self) -> None:
+        self._file.close()
+
+
+def copy_ledger(source: Path, target: Path, num_bytes: int) -> None:
+    """Copy the first `num_bytes`, whatever is appended meanwhile."""
+    write_atomic(target, _blocks(source, num_bytes))
+
+
+def _blocks(path: Path, num_bytes: int) -> Iterator[bytes]:
+    with path.open("rb") as file:
+        while block := file.read(min(BLOCK_BYTES, num_bytes)):
+            num_bytes -= len(block)
+            yield block
+
+
+def _whole_lines(path: Path) -> int:
+    """Return the length of a file up to its last line's end."""
+    at = 0
+    with path.open("rb") as file:
+        for line in file:
+            at += len(line) if line.endswith(b"\n") else 0
+    return at

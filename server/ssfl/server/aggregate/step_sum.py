@@ -1,0 +1,234 @@
+"""The sum of the open step: fold verified uploads, then make the next model.
+
+Memory, whatever the number of clients: updates are added as they come to one 64-bit sum over the
+step's values. Scores are as many as the model has weights, and their grid is known only when
+the last is here: then they are added block by block, so that only their mean is ever held whole.
+Runs on one worker thread, so folds never overlap; the result does not depend on their order.
+"""
+
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from ssfl.method.exact_sum import MAX_SCORE_FRACTION_BITS, VALUE_BOUND, ExactSum, fraction_bits
+from ssfl.method.mask import Mask
+from ssfl.method.model_state import ModelState
+from ssfl.method.nested import density_rows
+from ssfl.method.strategies.contract import ClientId, Reducer, Strategy, Work
+from ssfl.server.errors import StateError
+from ssfl.server.run.events import StepReduced
+from ssfl.server.run.outliers import outliers
+from ssfl.server.run.state import Step
+
+_BLOCK = 1 << 18  # values
+
+log = logging.getLogger("ssfl.run")
+
+
+def update_fraction_bits(step: Step) -> int:
+    """Return the grid of a training step: fixed by its cohort, so it can be announced."""
+    if step.fraction_bits is not None:
+        return step.fraction_bits
+    return fraction_bits(VALUE_BOUND, sum(step.weights.values()))
+
+
+def _check_count(values: npt.NDArray[np.float32], count: int, client: ClientId) -> None:
+    """Raise StateError if a file that was verified has become shorter since."""
+    if values.size != count:
+        raise StateError(
+            f"the accepted upload of {client} in the spool is shorter than it was: restore the "
+            "state directory from a backup, or use --fresh to begin again"
+        )
+
+
+class Verified(Protocol):
+    """Where the verified uploads are: the spool, or the memory of a simulation."""
+
+    def read(
+        self, step: int, client: ClientId, digest: bytes, start: int, count: int
+    ) -> npt.NDArray[np.float32]:
+        """Return up to `count` values of an upload, from value number `start` on."""
+        ...
+
+
+class StepSum:
+    """Sums the uploads of one step."""
+
+    def __init__(
+        self,
+        step: Step,
+        model: ModelState,
+        verified: Verified,
+        strategy: Strategy,
+        score_outliers: str = "exclude",
+    ) -> None:
+        self.number, self.work = step.number, step.work
+        self._model = model
+        self._verified = verified
+        self._strategy = strategy
+        self._excludes = step.work is Work.SCORE and score_outliers == "exclude"
+        self._folded: set[ClientId] = set()
+        self._sum: ExactSum | None = None
+        self._holders: npt.NDArray[np.int64] | None = None  # weight of those who hold each value
+        if step.work is Work.TRAIN:
+            assert model.values is not None
+            self._size = model.values.size
+            self._sum = ExactSum(self._size, update_fraction_bits(step))
+            if step.reducer is Reducer.WEIGHTED_SUM_BY_HOLDER:
+                self._holders = np.zeros(self._size, dtype=np.int64)
+        else:
+            self._size = model.manifest.num_masked
+
+    def fold(self, client: ClientId, digest: str, weight: int) -> None:
+        """Add a client's verified upload; scores wait until their largest is known."""
+        if self._sum is not None:
+            self._add(self._sum, client, digest, weight)
+
+    def finish(self, step: Step) -> "Finished":
+        """Return the next model from exactly the uploads of `step.closed`."""
+        before, reduced, excluded = self._model, self.reduce(step), self._outliers(step)
+        model = self._strategy.finish(step.work, before, reduced, step.round_number)
+        if step.work is Work.TRAIN:
+            return Finished(model, {}, None)
+        report: dict[str, Any] = {"outliers": list(excluded)} if excluded else {}
+        if step.criterion == "saliency":  # whose masks of other sparsities are nested
+            report["densities"] = density_rows(reduced, before.manifest)
+        assert model.mask is not None
+        report["layers"] = {
+            name: {"kept": kept, "size": size}
+            for name, (kept, size) in model.mask.kept_by_tensor(model.manifest).items()
+        }
+        if before.mask is not None:
+            report["renewed"] = {"reason": step.reason, **compare(before.mask, model.mask)}
+        return Finished(model, report, reduced)
+
+    def reduce(self, step: Step) -> npt.NDArray[np.float32]:
+        """Return the mean of the uploads of `step.closed` that count, and free the sum.
+
+        All count but scores that dwarf the others'. Nobody's mean is zeros: a strategy that asks
+        nobody does not look at it.
+        """
+        assert step.closed is not None
+        if not step.closed:
+            return np.zeros(self._size, dtype=np.float32)
+        if step.work is Work.SCORE:
+            return self._mean_scores(step)
+        total = self._sum
+        if total is None or not self._folded <= set(step.closed):
+            total = self._restart(step)
+        for client in self._counting(step):
+            if client not in self._folded:
+                self._add(total, client, step.uploads[client].digest, step.weights[client])
+        self._sum = None  # the strategy will need room
+        if self._holders is None:
+            return total.mean()
+        mean, values = total.mean(np.maximum(self._holders, 1)), self._model.values
+        assert values is not None
+        return np.where(self._holders > 0, mean, values)  # what nobody held stays
+
+    def _restart(self, step: Step) -> ExactSum:
+        """Begin anew: somebody was folded who does not count."""
+        self._folded.clear()
+        if self._holders is not None:
+            self._holders[:] = 0
+        return ExactSum(self._size, update_fraction_bits(step))
+
+    def _mean_scores(self, step: Step) -> npt.NDArray[np.float32]:
+        """Return the mean; the grid follows from the largest score of those that count."""
+        self._warn_of_outliers(step)
+        counting = self._counting(step)
+        largest = max(step.uploads[client].largest for client in counting)
+        weights = step.weights
+        weight = sum(weights[client] for client in counting)
+        bits = fraction_bits(largest, weight, MAX_SCORE_FRACTION_BITS)
+        mean = np.empty(self._size, dtype=np.float32)
+        for start in range(0, self._size, _BLOCK):
+            block = mean[start : start + _BLOCK]
+            total = ExactSum(block.size, bits)
+            for client in counting:
+                name = bytes.fromhex(step.uploads[client].digest)
+                scores = self._verified.read(self.number, client, name, start, _BLOCK)
+                _check_count(scores, block.size, client)
+                total.fold_at(0, scores, weights[client])
+            total.total_weight = weight
+            block[:] = total.mean()
+        return mean
+
+    def _outliers(self, step: Step) -> tuple[ClientId, ...]:
+        """Return whose scores do not count."""
+        return outliers(step.uploads, step.closed or ()) if self._excludes else ()
+
+    def _counting(self, step: Step) -> list[ClientId]:
+        """Return whose uploads make the mean."""
+        excluded = self._outliers(step)
+        return [client for client in step.closed or () if client not in excluded]
+
+    def _warn_of_outliers(self, step: Step) -> None:
+        """Say who reports scores beside which all others vanish: the grid follows the largest."""
+        for client in outliers(step.uploads, step.closed or ()):
+            log.warning(
+                "one client's largest score dwarfs those of the others: "
+                + ("its scores do not count" if self._excludes else "the mask may be its alone"),
+                extra={"client": client, "largest": step.uploads[client].largest},
+            )
+
+    def _add(self, total: ExactSum, client: ClientId, digest: str, weight: int) -> None:
+        name = bytes.fromhex(digest)
+        seen = self._strategy.seen_by(client, self.work, self._model)
+        if seen is self._model:
+            for start in range(0, self._size, _BLOCK):
+                values = self._verified.read(self.number, client, name, start, _BLOCK)
+                _check_count(values, min(_BLOCK, self._size - start), client)
+                total.fold_at(start, values, weight)
+        else:
+            assert seen.mask is not None and seen.values is not None
+            values = self._verified.read(self.number, client, name, 0, seen.values.size)
+            _check_count(values, seen.values.size, client)
+            total.fold_at(0, seen.mask.scatter(values), weight)
+            if self._holders is not None:
+                ones = np.ones(seen.values.size, dtype=np.float32)
+                self._holders += seen.mask.scatter(ones).astype(np.int64) * weight
+        total.total_weight += weight
+        self._folded.add(client)
+
+
+@dataclass(frozen=True, eq=False)
+class Finished:
+    """What a step made: the next model, what is to be told of it, and the mean scores, if any."""
+
+    model: ModelState
+    report: Mapping[str, Any]
+    scores: npt.NDArray[np.float32] | None
+
+
+def reduced(step: int, model: ModelState, report: Mapping[str, Any]) -> StepReduced:
+    """Return the event that makes the model of a step current."""
+    assert model.mask is not None and model.values is not None
+    return StepReduced(
+        step,
+        model.mask_epoch,
+        model.mask.digest.hex(),
+        model.mask.num_kept,
+        model.base_digest.hex(),
+        report,
+        "" if model.scored is None else model.scored_digest.hex(),
+    )
+
+
+def compare(before: Mask, after: Mask) -> dict[str, Any]:
+    """Return how a mask differs from the one before."""
+    old, new = before.bools(), after.bools()
+    both = int(np.count_nonzero(old & new))
+    either = before.num_kept + after.num_kept - both
+    return {
+        "kept_before": before.num_kept,
+        "kept": after.num_kept,
+        "added": after.num_kept - both,
+        "dropped": before.num_kept - both,
+        "replaced": 1 - both / max(1, after.num_kept),  # share of the new mask that is new
+        "jaccard_distance": 1 - both / max(1, either),
+    }

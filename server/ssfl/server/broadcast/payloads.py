@@ -1,0 +1,308 @@
+"""The payloads of one model, in the forms clients may need, each made once.
+
+Mask: packed bits (zstd), sorted bits with or without the initial weights, the difference to the
+mask before. Values: as they are, as the coded change of a lossy run, or coded against the values
+before, against the initial weights the mask keeps (which a client can make itself), or against
+nothing. A form is made when the first client needs it, on a worker thread, and every client that
+needs it is sent the same buffer.
+"""
+
+import hashlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import StrEnum
+
+import numpy as np
+import numpy.typing as npt
+
+from ssfl.codec import blocks, masks, reference, sorted_bits, values_only
+from ssfl.method.mask import Mask
+from ssfl.method.model_state import ModelState, values_digest, vector_of
+from ssfl.method.settings import RunSettings
+from ssfl.server.errors import InvalidRequest
+from ssfl.server.uploads.encoding_choice import LOSSY, Reader
+from ssfl.v1 import coordinator_pb2 as pb
+from ssfl.v1 import transfer_pb2
+
+Vector = npt.NDArray[np.float32]
+
+
+class Form(StrEnum):
+    """A payload that a client may need."""
+
+    INITIAL = "initial"
+    MASK = "mask"
+    MASK_SORTED = "mask sorted"
+    MASK_SORTED_BY_WEIGHT = "mask sorted by weight"
+    MASK_DIFFERENCE = "mask difference"
+    VALUES = "values"
+    VALUES_CHANGE = "values as a change"
+    VALUES_TO_PREVIOUS = "values to previous"
+    VALUES_TO_FIRST = "values to first"
+    VALUES_TO_INITIAL = "values to initial"
+    VALUES_TO_NOTHING = "values to nothing"
+    RESTING = "resting"
+    FIRST = "first base"  # no payload: what a client makes itself
+    WHOLE = "whole"  # no payload: what is scored
+
+
+_MASK_FORMS = (
+    Form.MASK, Form.MASK_SORTED, Form.MASK_SORTED_BY_WEIGHT, Form.MASK_DIFFERENCE,
+)  # fmt: skip
+
+
+class NotBuilt(Exception):
+    """A form is needed that has not been made yet."""
+
+    def __init__(self, form: Form) -> None:
+        super().__init__(form)
+        self.form = form
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """One payload of a task: what it is for in the ledger, and its bytes."""
+
+    phase: str
+    payload: transfer_pb2.Payload
+    data: memoryview
+
+
+@dataclass(frozen=True, slots=True)
+class _First:
+    """What a mask keeps of the model it was agreed on: the base of its first round."""
+
+    values: Vector
+    digest: bytes
+
+
+class Broadcast:
+    """The payloads of a model; `before` is the broadcast of the model it follows."""
+
+    def __init__(
+        self,
+        model: ModelState,
+        settings: RunSettings,
+        before: "Broadcast | None" = None,
+        *,
+        is_personal: bool = False,
+    ) -> None:
+        self.model = model
+        self.is_personal = is_personal  # the mask is one client's, which makes it itself
+        self._settings = settings
+        self._before = before.model if before else None
+        self._mask_before = _other_mask(before, model)
+        self._parts: dict[Form, Part] = {}
+        self._serialized: dict[tuple[bytes, ...], dict[int, bytes]] = {}
+        same_mask = before is not None and _mask_digest(before.model) == _mask_digest(model)
+        self._first: _First | None = None
+        if before and same_mask and before.model.scored_digest == model.scored_digest:
+            self._first = before._first  # a renewed mask may be the same as before: not its base
+        self._whole_digest = model.initial_digest if model.mask is None else b""
+        if before and same_mask:
+            for form in _MASK_FORMS:
+                if form in before._parts:
+                    self._parts[form] = before._parts[form]
+
+    def serialized(self, parts: tuple[Part, ...]) -> dict[int, bytes]:
+        """Return the chunks of these parts that were serialized before, by offset."""
+        return self._serialized.setdefault(tuple(part.payload.digest for part in parts), {})
+
+    def built(self, form: Form) -> bool:
+        """Tell whether a form has been made."""
+        if form is Form.FIRST:
+            return self._first is not None
+        return self._whole_digest != b"" if form is Form.WHOLE else form in self._parts
+
+    def part(self, form: Form) -> Part:
+        """Return a payload; raise NotBuilt if it has to be made first."""
+        if form not in self._parts:
+            raise NotBuilt(form)
+        return self._parts[form]
+
+    def whole_digest(self) -> bytes:
+        """Return the digest of the model to score; raise NotBuilt while it is not known."""
+        if not self._whole_digest:
+            raise NotBuilt(Form.WHOLE)
+        return self._whole_digest
+
+    def resting_for(self, request: pb.NextTaskRequest, reader: Reader) -> Part | None:
+        """Return where pruned weights rest; None if the client holds or needs none of it."""
+        if not self.model.resting_digest or request.scored_digest == self.model.resting_digest:
+            return None
+        if not reader.knows_references:
+            raise InvalidRequest(
+                "a mask is renewed, and this client cannot read coded values: update its program"
+            )
+        return self.part(Form.RESTING)
+
+    def mask_for(self, request: pb.NextTaskRequest, reader: Reader) -> Part | None:
+        """Return the mask in the smallest form the client can read; None if it needs none."""
+        mask = self.model.mask
+        assert mask is not None
+        if mask.num_kept == mask.size or request.mask_digest == mask.digest or self.is_personal:
+            return None
+        forms = [Form.MASK]
+        if reader.reads(transfer_pb2.ENCODING_BITMASK_SORTED):
+            holds_weights = request.initial_digest == self.model.initial_digest
+            forms.append(Form.MASK_SORTED_BY_WEIGHT if holds_weights else Form.MASK_SORTED)
+            before = self._mask_before
+            if reader.knows_references and before and request.mask_digest == before.digest:
+                forms.append(Form.MASK_DIFFERENCE)
+        return self._smallest(forms)
+
+    def base_for(self, request: pb.NextTaskRequest, reader: Reader) -> Part | None:
+        """Return the values in the form that suits the client; None if it needs none."""
+        model = self.model
+        if request.base_digest == model.base_digest:
+            return None
+        holds_initial = request.initial_digest == model.initial_digest
+        scored = model.scored_digest
+        holds_scored = scored in (request.scored_digest, request.initial_digest)
+        if reader.knows_references and holds_scored:
+            if self._first is None:
+                raise NotBuilt(Form.FIRST)
+            if self._first.digest == model.base_digest:
+                return None
+        holds_previous = self._values_before(request.base_digest) is not None
+        if model.change and holds_previous and reader.reads(LOSSY[self._settings.value_type]):
+            return self.part(Form.VALUES_CHANGE)
+        if not (reader.coded and reader.knows_references):
+            return self.part(Form.VALUES)
+        if holds_previous:
+            return self.part(Form.VALUES_TO_PREVIOUS)
+        forms = [Form.VALUES_TO_NOTHING]
+        if holds_scored:
+            forms.append(Form.VALUES_TO_FIRST)
+        elif holds_initial:  # what the mask added starts there
+            forms.append(Form.VALUES_TO_INITIAL)
+        return self._smallest(forms)
+
+    def build(self, form: Form) -> None:
+        """Make a form; takes a while, so it runs on a worker thread."""
+        makers: dict[Form, Callable[[], Part]] = {
+            Form.INITIAL: self._initial,
+            Form.MASK: self._packed_mask,
+            Form.MASK_SORTED: lambda: self._sorted_mask(None),
+            Form.MASK_SORTED_BY_WEIGHT: lambda: self._sorted_mask(self._masked_weights()),
+            Form.MASK_DIFFERENCE: self._mask_difference,
+            Form.VALUES: self._values,
+            Form.VALUES_CHANGE: self._values_change,
+            Form.VALUES_TO_PREVIOUS: self._values_to_previous,
+            Form.VALUES_TO_FIRST: self._values_to_first,
+            Form.VALUES_TO_INITIAL: self._values_to_initial,
+            Form.VALUES_TO_NOTHING: lambda: self._coded_values(None, b""),
+            Form.RESTING: self._resting,
+        }
+        if form is Form.FIRST:
+            self._make_first()
+        elif form is Form.WHOLE:
+            self._whole_digest = self.model.whole_digest
+        else:
+            self._parts[form] = makers[form]()
+        self.model.release()
+
+    def _smallest(self, forms: list[Form]) -> Part:
+        return min((self.part(form) for form in forms), key=lambda part: len(part.data))
+
+    def _values_before(self, digest: bytes) -> Vector | None:
+        """Return the values of the model before, if it has this digest and our mask."""
+        before = self._before
+        if before is None or before.values is None or before.base_digest != digest:
+            return None
+        return before.values if _mask_digest(before) == _mask_digest(self.model) else None
+
+    def _make_first(self) -> _First:
+        if self._first is None:
+            values = self.model.first_base()
+            self._first = _First(values, values_digest(values))
+        return self._first
+
+    def _masked_weights(self) -> Vector:
+        return self.model.initial[: self.model.manifest.num_masked]
+
+    def _initial(self) -> Part:
+        data = values_only.encode(self.model.initial)
+        return _part("initial", transfer_pb2.ENCODING_DENSE, data)
+
+    def _packed_mask(self) -> Part:
+        assert self.model.mask is not None
+        return _packed(self.model.mask.bits, b"")
+
+    def _sorted_mask(self, weights: Vector | None) -> Part:
+        assert self.model.mask is not None
+        data = sorted_bits.encode(self.model.mask.bits, self.model.manifest.masked_shapes, weights)
+        return _part("mask", transfer_pb2.ENCODING_BITMASK_SORTED, data)
+
+    def _mask_difference(self) -> Part:
+        mask, before = self.model.mask, self._mask_before
+        assert mask is not None and before is not None
+        bits = masks.difference(mask.bits, before.bits)
+        data = sorted_bits.encode(bits, self.model.manifest.masked_shapes)
+        sorted_part = _part("mask", transfer_pb2.ENCODING_BITMASK_SORTED, data, before.digest)
+        return min(sorted_part, _packed(bits, before.digest), key=lambda part: len(part.data))
+
+    def _values(self) -> Part:
+        assert self.model.values is not None
+        data = values_only.encode(self.model.values)
+        return _part("values", transfer_pb2.ENCODING_VALUES_ONLY, data)
+
+    def _values_change(self) -> Part:
+        assert self.model.change is not None and self._before is not None
+        encoding = LOSSY[self._settings.value_type]
+        return _part("values", encoding, self.model.change, self._before.base_digest)
+
+    def _values_to_previous(self) -> Part:
+        assert self._before is not None
+        return self._coded_values(self._before.values, self._before.base_digest)
+
+    def _values_to_first(self) -> Part:
+        first = self._make_first()
+        return self._coded_values(first.values, first.digest)
+
+    def _values_to_initial(self) -> Part:
+        assert self.model.mask is not None
+        values = self.model.mask.gather(self.model.initial)
+        return self._coded_values(values, values_digest(values))
+
+    def _resting(self) -> Part:
+        assert self.model.resting is not None
+        data = blocks.encode(reference.CODE, vector_of(self.model.resting), self.model.initial)
+        encoding = transfer_pb2.ENCODING_REFERENCE
+        return _part("initial", encoding, data, self.model.initial_digest)
+
+    def _coded_values(self, against: Vector | None, digest: bytes) -> Part:
+        assert self.model.values is not None
+        data = blocks.encode(reference.CODE, self.model.values, against)
+        return _part("values", transfer_pb2.ENCODING_REFERENCE, data, digest)
+
+
+def _other_mask(before: Broadcast | None, model: ModelState) -> Mask | None:
+    """Return the mask that the model's one replaced, which clients may still hold."""
+    if before is None or _mask_digest(before.model) == _mask_digest(model):
+        return before._mask_before if before else None
+    return before.model.mask
+
+
+def _mask_digest(model: ModelState) -> bytes:
+    return model.mask.digest if model.mask else b""
+
+
+def _packed(bits: bytes, reference_digest: bytes) -> Part:
+    frame = masks.compress(bits)
+    if frame is None:
+        data = memoryview(bits)
+        return _part("mask", transfer_pb2.ENCODING_BITMASK, data, reference_digest)
+    return _part("mask", transfer_pb2.ENCODING_BITMASK_ZSTD, memoryview(frame), reference_digest)
+
+
+def _part(
+    phase: str, encoding: transfer_pb2.Encoding, data: memoryview, reference_digest: bytes = b""
+) -> Part:
+    payload = transfer_pb2.Payload(
+        encoding=encoding,
+        num_bytes=len(data),
+        digest=hashlib.sha256(data).digest(),
+        reference_digest=reference_digest,
+    )
+    return Part(phase, payload, data)

@@ -1,0 +1,222 @@
+"""Which task a client gets now, and the bytes that go with it.
+
+Payloads of a model are encoded once (broadcast.py), and chunks serialized once: every client is
+sent the same buffers, so a broadcast to hundreds costs no memory for each of them.
+"""
+
+import hashlib
+import zlib
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from ssfl.method.exact_sum import VALUE_BOUND
+from ssfl.method.strategies import strategy_for
+from ssfl.method.strategies.contract import ClientId, Work
+from ssfl.server.accounting.ledger import encoding_word
+from ssfl.server.aggregate.step_sum import update_fraction_bits
+from ssfl.server.broadcast.payloads import Broadcast, Form, Part
+from ssfl.server.run.state import Member, RunState, Step
+from ssfl.server.uploads.encoding_choice import Reader
+from ssfl.v1 import coordinator_pb2 as pb
+from ssfl.v1 import mask_pb2, transfer_pb2
+
+CHUNK_BYTES = 1 << 16  # gRPC holds a copy for each client that is being sent one
+
+
+@dataclass(frozen=True, slots=True)
+class Ready:
+    """A task with everything that is to be sent."""
+
+    task: pb.Task
+    parts: tuple[Part, ...]
+    phase: str  # of the header, in the ledger
+    serialized: dict[int, bytes] = field(default_factory=dict)  # by offset, for all who get these
+
+    def messages(self, offset: int) -> Iterator[tuple[int, int, bytes]]:
+        """Yield (offset, payload bytes, serialized message) of every chunk from `offset` on.
+
+        A part is cut at multiples of CHUNK_BYTES; a resumed download begins with a shorter chunk.
+        """
+        start = 0  # of the part in the whole
+        for part in self.parts:
+            while offset < start + len(part.data):
+                begin = offset - start
+                end = min(len(part.data), (begin // CHUNK_BYTES + 1) * CHUNK_BYTES)
+                message = self.serialized.get(offset)
+                if message is None:
+                    message = _chunk(offset, bytes(part.data[begin:end]))
+                    if begin % CHUNK_BYTES == 0:
+                        self.serialized[offset] = message
+                yield offset, end - begin, message
+                offset = start + end
+            start += len(part.data)
+
+    def phase_at(self, offset: int) -> str:
+        """Return what the byte at `offset` of the payloads is for, in the ledger."""
+        part = self._part_at(offset)
+        if part and (part.phase == "mask" or self.phase == "initial"):
+            return part.phase
+        return self.phase
+
+    def encoding_at(self, offset: int) -> str:
+        """Return how the byte at `offset` of the payloads is encoded, in the ledger."""
+        part = self._part_at(offset)
+        return encoding_word(part.payload.encoding) if part else ""
+
+    def _part_at(self, offset: int) -> Part | None:
+        end = 0
+        for part in self.parts:
+            end += len(part.data)
+            if offset < end:
+                return part
+        return None
+
+
+def _chunk(offset: int, data: bytes) -> bytes:
+    chunk = transfer_pb2.Chunk(offset=offset, data=data, crc32=zlib.crc32(data))
+    return pb.NextTaskResponse(chunk=chunk).SerializeToString()
+
+
+def initializer(state: RunState) -> Member | None:
+    """Return the client that is to describe the model: the first that can and is not lost."""
+    able = [m for m in state.members.values() if m.manifest_digest and not m.left]
+    present = [m for m in able if m.client not in state.lost | state.removed]
+    return min(present, key=lambda m: m.session, default=None)
+
+
+def task_for(
+    state: RunState,
+    broadcast: Broadcast | None,
+    client: ClientId,
+    request: pb.NextTaskRequest,
+    upload_slots: int,
+    reader: Reader,
+) -> Ready | None:
+    """Return what this client is to do now; None: wait. Raises NotBuilt for what is to be made."""
+    if state.finished:
+        return _finish(state, broadcast, request, reader)
+    if not state.manifest_digest:
+        chosen = initializer(state)
+        if chosen is None or chosen.client != client:
+            return None
+        return _ready(pb.Task(initialize=pb.InitializeTask()), (), "control")
+    step = state.step
+    if step is None or step.closed is not None or broadcast is None:
+        return None
+    if client not in step.pending or request.finished_step == step.number:
+        return None
+    match step.work:
+        case Work.SCORE:
+            score, parts = _score(state, step, broadcast, request, reader)
+            return _ready(pb.Task(step=step.number, score=score), parts, "initial", broadcast)
+        case Work.TRAIN:
+            train = pb.TrainTask(
+                round_number=step.round_number,
+                attempt=step.attempt,
+                upload_granted=len(step.cohort) <= upload_slots,
+                fraction_bits=update_fraction_bits(step),
+                value_bound=VALUE_BOUND,
+                update_encoding=reader.update_encoding(state.settings),
+            )
+            parts = _set_model(train, broadcast, request, reader)
+            return _ready(pb.Task(step=step.number, train=train), parts, "values", broadcast)
+        case Work.EVALUATE:
+            test = pb.EvaluateTask(rounds_done=state.rounds_done)
+            parts = _set_model(test, broadcast, request, reader)
+            return _ready(pb.Task(step=step.number, evaluate=test), parts, "evaluation", broadcast)
+        case Work.PERSONALIZE:
+            own = pb.PersonalizeTask(rounds_done=state.rounds_done)
+            parts = _set_model(own, broadcast, request, reader)
+            return _ready(pb.Task(step=step.number, personalize=own), parts, "values", broadcast)
+
+
+def _score(
+    state: RunState,
+    step: Step,
+    broadcast: Broadcast,
+    request: pb.NextTaskRequest,
+    reader: Reader,
+) -> tuple[pb.ScoreTask, tuple[Part, ...]]:
+    """Return the task and its payloads: what the client lacks of the whole model."""
+    model, strategy = broadcast.model, strategy_for(state.settings)
+    work = pb.ScoreTask(
+        criterion=step.criterion,
+        manifest_digest=model.manifest.digest,
+        initial_digest=broadcast.whole_digest(),
+        num_batches=step.num_batches,
+        num_kept=strategy.num_kept(model.manifest, step.round_number),
+        scoring_epoch=model.mask_epoch,
+    )
+    decisive = strategy.num_decisive(model.manifest, step.round_number)
+    compact = state.settings.scores == "compact" and decisive > 0
+    if compact and reader.reads(transfer_pb2.ENCODING_SCORES):
+        work.report_encoding = transfer_pb2.ENCODING_SCORES
+        work.num_coded = decisive
+    parts: tuple[Part, ...] = ()
+    if request.initial_digest != model.initial_digest:
+        part = broadcast.part(Form.INITIAL)
+        work.initial.CopyFrom(part.payload)
+        parts = (part,)
+        request = _holding_initial(request, model.initial_digest)
+    if model.mask is not None:
+        parts += _set_model(work, broadcast, request, reader)
+        work.resting_digest = model.resting_digest
+        if resting := broadcast.resting_for(request, reader):
+            work.resting.CopyFrom(resting.payload)
+            parts += (resting,)
+    return work, parts
+
+
+def _holding_initial(request: pb.NextTaskRequest, digest: bytes) -> pb.NextTaskRequest:
+    """Return the request of a client that gets the initial weights with the same task."""
+    told = pb.NextTaskRequest()
+    told.CopyFrom(request)
+    told.initial_digest = digest
+    return told
+
+
+def _finish(
+    state: RunState, broadcast: Broadcast | None, request: pb.NextTaskRequest, reader: Reader
+) -> Ready | None:
+    work = pb.FinishTask(rounds_done=state.rounds_done, stopped=state.stopped)
+    if broadcast is None or broadcast.model.values is None:
+        return _ready(pb.Task(finish=work), (), "control")
+    parts = _set_model(work, broadcast, request, reader)
+    return _ready(pb.Task(step=state.last_step + 1, finish=work), parts, "values", broadcast)
+
+
+def _set_model(
+    work: pb.ScoreTask | pb.TrainTask | pb.EvaluateTask | pb.PersonalizeTask | pb.FinishTask,
+    broadcast: Broadcast,
+    request: pb.NextTaskRequest,
+    reader: Reader,
+) -> tuple[Part, ...]:
+    """Fill in mask and base; return the payloads that the client lacks."""
+    model = broadcast.model
+    assert model.mask is not None
+    mask, base = broadcast.mask_for(request, reader), broadcast.base_for(request, reader)
+    work.mask.CopyFrom(
+        mask_pb2.MaskBroadcast(
+            mask_digest=model.mask.digest,
+            mask_epoch=model.mask_epoch,
+            num_kept=model.mask.num_kept,
+            all_kept=model.mask.num_kept == model.mask.size,
+            from_seed=broadcast.is_personal,
+            mask=mask.payload if mask else None,
+        )
+    )
+    work.base_digest = model.base_digest
+    if base:
+        work.base.CopyFrom(base.payload)
+    return tuple(part for part in (mask, base) if part)
+
+
+def _ready(
+    task: pb.Task, parts: tuple[Part, ...], phase: str, broadcast: Broadcast | None = None
+) -> Ready:
+    named = pb.Task()
+    named.CopyFrom(task)
+    if task.HasField("train"):
+        named.train.ClearField("upload_granted")  # may change while it is being sent
+    task.task_digest = hashlib.sha256(named.SerializeToString(deterministic=True)).digest()[:16]
+    return Ready(task, parts, phase, broadcast.serialized(parts) if broadcast else {})

@@ -1,0 +1,1 @@
+"""What happened, for people: entries, times, counters and log lines. It never changes a run."""

@@ -1,0 +1,63 @@
+"""A run's entries, each once and in order: from the journal, and then as the run makes them.
+
+The journal has them all, also those of before a restart; reading it costs more. So it is read
+until nothing is left, and what comes after is taken from the run itself (fresh.py), until nobody
+has asked for a while: then from the journal again.
+"""
+
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from ssfl.server.history.history_file import Follower
+from ssfl.server.history.live_entries import Fresh, Told
+
+
+class Following:
+    """Where one reader is in the story of a run that goes on."""
+
+    def __init__(self, journal: Path, fresh: Fresh, told_bytes: Callable[[], int]) -> None:
+        """`told_bytes`: how much of the journal is told by now."""
+        self._fresh = fresh
+        self._follower = Follower(journal)
+        self._told_bytes = told_bytes
+        self._is_live = False  # the journal is read
+        self._step = -1  # of the newest entry
+        # How long the journal was with the newest entry, and with one before it; None: not known.
+        # What was written between the two has the newest entry, so the next step begins behind
+        # the second of them, or later.
+        self._lengths: tuple[int | None, int | None] = (None, None)
+
+    @property
+    def read_bytes(self) -> int:
+        """How much of the journal is told by what was taken."""
+        return self._told_bytes() if self._is_live else self._follower.num_bytes
+
+    def entries(self, seconds: float) -> Iterator[Told]:
+        """Yield what is new; of a long journal, what can be read in so many seconds."""
+        told = self._fresh.take() if self._is_live else None
+        if told is None:
+            yield from self._from_journal(seconds)
+            return
+        for one, num_bytes in told:
+            if num_bytes != self._lengths[0]:
+                self._lengths = num_bytes, self._lengths[0]
+            yield from self._once(one)
+
+    def _from_journal(self, seconds: float) -> Iterator[Told]:
+        if self._is_live and self._lengths[1] is not None:
+            self._follower.resume(self._lengths[1])
+        self._is_live, self._lengths = False, (None, None)
+        self._fresh.follow()  # before the end is looked up: nothing falls in between
+        end_s, stop = time.monotonic() + seconds, self._told_bytes()
+        for one in self._follower.entries(stop):
+            yield from self._once(one)
+            if time.monotonic() > end_s:
+                return
+        self._is_live = True
+
+    def _once(self, told: Told) -> Iterator[Told]:
+        """Yield it, unless journal and run have both told it."""
+        if told.step > self._step:
+            self._step = told.step
+            yield told

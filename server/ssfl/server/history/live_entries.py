@@ -1,0 +1,54 @@
+"""The newest entries of a run's story, for whoever follows it while it goes on.
+
+Handed over as the run makes them, so that the status page need not read them from the journal
+again. What waits is bounded: with more than that, whoever followed has stopped asking, nothing is
+kept from then on, and the journal has the rest.
+"""
+
+import threading
+from typing import NamedTuple
+
+from ssfl.server.history.run_history import Entry
+
+MOST_ROWS = 4000  # clients and layers, in all entries that wait: some megabytes
+
+
+class Told(NamedTuple):
+    """An entry that a committed step has added to the story."""
+
+    step: int
+    name: str  # of its list: masks, rounds or evaluations
+    entry: Entry
+
+
+class Fresh:
+    """Entries between two questions; any thread may ask."""
+
+    def __init__(self) -> None:
+        self._waiting: list[tuple[Told, int]] | None = None  # None: nobody follows
+        self._num_rows = 0
+        self._lock = threading.Lock()
+
+    def follow(self) -> None:
+        """Keep what is told from now on; what waits is forgotten."""
+        with self._lock:
+            self._waiting, self._num_rows = [], 0
+
+    def add(self, told: Told, num_bytes: int) -> None:
+        """Take the next entry; the journal has it within so many bytes."""
+        with self._lock:
+            if self._waiting is None:
+                return
+            self._waiting.append((told, num_bytes))
+            parts = (one for one in told.entry.values() if isinstance(one, list | dict))
+            self._num_rows += 1 + sum(map(len, parts))
+            if self._num_rows > MOST_ROWS:
+                self._waiting = None
+
+    def take(self) -> list[tuple[Told, int]] | None:
+        """Return what was told since the last question; None: not all of it was kept."""
+        with self._lock:
+            found = self._waiting
+            if found is not None:
+                self._waiting, self._num_rows = [], 0
+            return found

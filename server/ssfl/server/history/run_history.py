@@ -1,0 +1,257 @@
+"""What a run did, told from its facts: rounds, evaluations, votes and bytes.
+
+Accuracies: `pooled` is correct / total over all test samples of the clients that reported,
+`mean` the plain mean over clients, `personal` the mean over clients of each one's own freshly
+trained model. `loss` and `metrics` are pooled, too. A round's accuracies are those of its
+*base*: sampled clients test what they were given before they train. At the end of a run with
+`personalize_epochs`, `personal` has every client's own model beside the global one.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from statistics import median
+from typing import Any
+
+from ssfl.method.strategies.contract import ClientId, Work
+from ssfl.server.run import facts
+from ssfl.server.run.facts import Fact
+from ssfl.server.run.quality import accuracies
+
+Entry = dict[str, Any]
+
+PACE_STEPS = 20  # so many of the newest rounds, and tests, tell how long the next will take
+
+
+@dataclass
+class Newest:
+    """What a coordinator keeps of a run's story in memory: its size does not grow with rounds.
+
+    The rest is in the journal, from which `history_file` tells it.
+    """
+
+    votes: list[Entry] = field(default_factory=list)
+    not_voted: list[str] = field(default_factory=list)
+    densities: list[Entry] = field(default_factory=list)  # what other sparsities would cost
+    newest_mask: Entry = field(default_factory=dict)  # why, and what each layer keeps
+    newest_round: Entry = field(default_factory=dict)
+    newest_evaluation: Entry = field(default_factory=dict)
+    personal: list[Entry] = field(default_factory=list)  # clients' own models at the end
+    # The totals so far and the length of ledger.csv whose sums they are: one moment, one value.
+    account: tuple[list[Entry], int] = field(default_factory=lambda: ([], 0))
+    num_void: int = 0
+    last_work: Work | None = None  # of the newest committed step
+    # Seconds of the newest rounds and tests, as far as they are known, and how many there were.
+    round_times: tuple[float, ...] = ()
+    test_times: tuple[float, ...] = ()
+    num_timed: int = 0
+    num_tests_timed: int = 0
+    # Of the open step.
+    started: facts.StepStarted | None = None
+    uploads: dict[ClientId, facts.UploadAccepted] = field(default_factory=dict)
+    missing: tuple[ClientId, ...] = ()
+
+    def add(self, fact: Fact) -> None:
+        """Take in the next fact of the run."""
+        match fact:
+            case facts.StepStarted():
+                self.started, self.uploads, self.missing = fact, {}, ()
+            case facts.ClientsAdded():
+                assert self.started is not None
+                cohort = {**self.started.cohort, **fact.cohort}
+                self.started = replace(self.started, cohort=cohort)
+            case facts.UploadAccepted():
+                self.uploads[fact.client] = fact
+            case facts.StepClosed():
+                self.missing = fact.missing
+            case facts.StepVoided():
+                self.num_void += 1
+            case facts.StepCommitted():
+                self._commit(fact)
+            case facts.RunFinished() | facts.BytesCounted():
+                self._account(fact.report)
+
+    def _account(self, report: Mapping[str, Any]) -> None:
+        ledger, num_bytes = self.account
+        self.account = report.get("ledger", ledger), report.get("ledger_bytes", num_bytes)
+
+    def _commit(self, fact: facts.StepCommitted) -> None:
+        started = self.started
+        assert started is not None
+        self.last_work = started.work
+        self._account(fact.report)
+        clients = [
+            {"client": client, "num_samples": started.cohort[client], **upload.report}
+            for client, upload in sorted(self.uploads.items())
+        ]
+        entry = {
+            "rounds_done": started.round_number,
+            **{name: fact.report.get(name) for name in ("began", "seconds", "phases", "last")},
+            "ledger": self.ledger,
+            "missing": list(self.missing),
+            "clients": clients,
+        }
+        match started.work:
+            case Work.SCORE:
+                excluded = fact.report.get("outliers", [])  # whose scores did not count
+                voters = [row for row in clients if row["client"] not in excluded]
+                weights = [1 if started.equal_weights else row["num_samples"] for row in voters]
+                self.votes = [
+                    {**row, "share": weight / sum(weights)}
+                    for row, weight in zip(voters, weights, strict=True)
+                ]
+                self.not_voted = sorted([*self.missing, *excluded])
+                self.densities = list(fact.report.get("densities", []))
+                self._keep(
+                    "masks",
+                    {
+                        "step": fact.step,
+                        "epoch": fact.mask_epoch,
+                        "rounds_done": started.round_number,
+                        "reason": started.reason,
+                        "criterion": started.criterion,
+                        "num_batches": started.num_batches,
+                        "num_kept": fact.num_kept,
+                        "digest": fact.mask_digest,
+                        "layers": fact.report.get("layers", {}),
+                        "renewed": fact.report.get("renewed"),
+                        "votes": {row["client"]: row["share"] for row in self.votes},
+                    },
+                )
+            case Work.TRAIN:
+                losses = [row["training_loss"] for row in clients]
+                errors = [row.get("coding_error", 0.0) for row in clients]
+                self._keep(
+                    "rounds",
+                    {
+                        "round": started.round_number,
+                        "attempt": started.attempt,
+                        "training_loss": sum(losses) / len(losses),
+                        "coding_error": sum(errors) / len(errors),
+                        **accuracies(row["evaluation"] for row in clients),
+                        "personal": accuracies(row["personal"] for row in clients)["mean"],
+                        **entry,
+                    },
+                )
+            case Work.EVALUATE:
+                validated = [row["validation"] for row in clients if row.get("validation")]
+                self._keep(
+                    "evaluations",
+                    {
+                        **accuracies(row["evaluation"] for row in clients),
+                        "validation": accuracies(validated) if validated else None,
+                        **entry,
+                    },
+                )
+            case Work.PERSONALIZE:
+                self.personal = clients
+
+    def _keep(self, name: str, entry: Entry) -> None:
+        """Keep an entry of the list of masks, rounds or evaluations, in place of the one before."""
+        match name:
+            case "masks":
+                self.newest_mask = entry
+            case "evaluations":
+                self.newest_evaluation = entry
+                if entry["seconds"] is not None:
+                    self.num_tests_timed += 1
+                    self.test_times = (*self.test_times, entry["seconds"])[-PACE_STEPS:]
+            case _:
+                self.newest_round = entry
+                if entry["seconds"] is not None:
+                    self.num_timed += 1
+                    self.round_times = (*self.round_times, entry["seconds"])[-PACE_STEPS:]
+
+    @property
+    def ledger(self) -> list[dict[str, Any]]:
+        """Total bytes, as they were last journalled."""
+        return self.account[0]
+
+    @property
+    def newest_entry(self) -> tuple[str, Entry] | None:
+        """What the newest committed step has added, with the name of its list; None: nothing."""
+        match self.last_work:
+            case Work.SCORE:
+                return "masks", self.newest_mask
+            case Work.TRAIN:
+                return "rounds", self.newest_round
+            case Work.EVALUATE:
+                return "evaluations", self.newest_evaluation
+            case _:
+                return None
+
+    @property
+    def newest(self) -> Entry:
+        """The newest test of a global model: `pooled`, `loss`, `metrics`; empty before it."""
+        tested = [
+            entry
+            for entry in (self.newest_evaluation, self.newest_round)
+            if entry and entry["loss"] is not None
+        ]  # of the same model, an evaluation by all comes before a test by the round's sample
+        return max(tested, key=lambda entry: int(entry["rounds_done"]), default={})
+
+    @property
+    def seconds_per_round(self) -> float | None:
+        """The usual duration of a round of late, with its share of the tests between rounds.
+
+        Medians: a night in which somebody was waited for says nothing about the rounds to come.
+        """
+        rounds, tests = self.round_times, self.test_times
+        if not rounds:
+            return None
+        share = self.num_tests_timed / self.num_timed
+        return median(rounds) + (share * median(tests) if tests else 0.0)
+
+    def _personal(self) -> dict[str, Any] | None:
+        """Return the end of a run with personal models: means over clients, and every client."""
+        if not self.personal:
+            return None
+        return {
+            "global": accuracies(row["evaluation"] for row in self.personal),
+            "personal": accuracies(row["personal"] for row in self.personal),
+            "clients": personal_rows(self.personal),
+        }
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return what the story comes to; the steps one by one are `History`'s."""
+        return {
+            "votes": self.votes,
+            "not_voted": self.not_voted,
+            "densities": self.densities,
+            "personal": self._personal(),
+            "ledger": self.ledger,
+            "num_void": self.num_void,
+        }
+
+
+@dataclass
+class History(Newest):
+    """A run's whole story, for those who have room for it: a simulation, a test."""
+
+    masks: list[Entry] = field(default_factory=list)  # every agreed one
+    rounds: list[Entry] = field(default_factory=list)
+    evaluations: list[Entry] = field(default_factory=list)
+
+    def _keep(self, name: str, entry: Entry) -> None:
+        super()._keep(name, entry)
+        entries: list[Entry] = getattr(self, name)
+        entries.append(entry)
+
+    def to_dict(self) -> dict[str, Any]:
+        steps = {"masks": self.masks, "rounds": self.rounds, "evaluations": self.evaluations}
+        return {**super().to_dict(), **steps}
+
+
+def personal_rows(clients: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Return each client's accuracy with the global model and with its own, and its data size."""
+    return [
+        {
+            "client": row["client"],
+            "num_samples": row["num_samples"],
+            "global": accuracies([row["evaluation"]])["pooled"],
+            "personal": accuracies([row["personal"]])["pooled"],
+            "global_loss": accuracies([row["evaluation"]])["loss"],
+            "personal_loss": accuracies([row["personal"]])["loss"],
+            "test_samples": row["evaluation"]["total"],
+        }
+        for row in clients
+    ]

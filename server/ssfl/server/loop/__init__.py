@@ -1,0 +1,1 @@
+"""The loop that drives the pure run: event queue, journal, publishing, clock. No gRPC."""

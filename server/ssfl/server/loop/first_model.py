@@ -1,0 +1,137 @@
+"""The model a run begins with: described by its first client, or read from a file.
+
+Every path ends in `Initialized`: the run's manifest and initial weights are stored and journalled,
+and every client's model is compared with them.
+"""
+
+import asyncio
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from ssfl.method.errors import DensityError, ModelFileError
+from ssfl.method.exact_sum import VALUE_BOUND
+from ssfl.method.initialize import initial_vector
+from ssfl.method.manifest import Manifest, Role
+from ssfl.method.model_state import ModelState, values_digest
+from ssfl.method.settings import RunSettings
+from ssfl.method.strategies import strategy_for
+from ssfl.method.strategies.contract import ClientId
+from ssfl.program.exits import ExitCode, ProgramError
+from ssfl.program.model_io.network_settings import network_of, with_told
+from ssfl.program.model_io.stored_model import read_initial
+from ssfl.server.errors import ModelUnusable, StateError
+from ssfl.server.loop.run_loop import Conductor
+from ssfl.server.run import events
+
+
+def begin_model(
+    settings: RunSettings, manifest: Manifest, initial: npt.NDArray[np.float32]
+) -> ModelState:
+    """Return the run's state before any step; raise ModelUnusable if the settings do not fit."""
+    statistics = [tensor.name for tensor in manifest.tensors if tensor.role is Role.BUFFER]
+    if statistics and settings.value_type != "float32":
+        raise ModelUnusable(
+            f"the model has running statistics ({statistics[0]}), and --value-type "
+            f"{settings.value_type} would round variances below zero: use float32, or other norms"
+        )
+    try:
+        return strategy_for(settings).begin(manifest, initial)
+    except DensityError as error:
+        raise ModelUnusable(f"the run's settings do not fit this model: {error}") from error
+
+
+def initialized(author: ClientId, model: ModelState) -> events.Initialized:
+    """Return the event that makes a model the run's."""
+    mask = model.mask
+    return events.Initialized(
+        author,
+        model.manifest.digest.hex(),
+        model.initial_digest.hex(),
+        model.mask_epoch,
+        mask.digest.hex() if mask else "",
+        mask.num_kept if mask else 0,
+        model.base_digest.hex(),
+    )
+
+
+@dataclass(frozen=True, eq=False)
+class FirstModel:
+    """A model that `ssfl init` wrote, and the run settings it fits."""
+
+    path: Path
+    manifest: Manifest
+    initial: npt.NDArray[np.float32]
+    settings: RunSettings
+
+
+def read_first_model(path: Path, settings: RunSettings, *, is_new: bool = True) -> FirstModel:
+    """Return the model of a file; built-in networks bring their settings with them.
+
+    Where a run is under way, the file is compared with its model alone (`begin_with`), which
+    takes less time than to build the weights of the seed.
+    """
+    try:
+        manifest, initial = read_initial(path)
+        first = FirstModel(path, manifest, initial, _settings_of(path, manifest, settings))
+    except ModelFileError as error:
+        raise ProgramError(f"--init: {error}", ExitCode.BAD_DATA) from error
+    if is_new:
+        _begun(first)
+    return first
+
+
+def _begun(first: FirstModel) -> ModelState:
+    """Return the run's state before any step, after a check of the file."""
+    try:
+        _check_values(first)
+        return begin_model(first.settings, first.manifest, first.initial)
+    except (ModelFileError, ModelUnusable) as error:
+        raise ProgramError(f"--init: {error}", ExitCode.BAD_DATA) from error
+
+
+async def begin_with(first: FirstModel, conductor: Conductor) -> None:
+    """Make this model the run's; on a restart, see that it still is."""
+    state = conductor.state
+    if not state.manifest_digest:
+        model = await asyncio.to_thread(_begun, first)
+        await asyncio.to_thread(conductor.store.save_initial, first.manifest, first.initial)
+        author = ClientId(f"--init {first.path.name}")
+        await conductor.post(initialized(author, model), conductor.store.lean(model))
+    elif (state.manifest_digest, state.initial_digest) != (
+        first.manifest.digest.hex(), values_digest(first.initial).hex(),
+    ):  # fmt: skip
+        raise StateError(
+            f"the state directory holds run {state.run_id}, which began with another model than "
+            f"{first.path}: give --init that one to resume it, or use --fresh to begin a new run"
+        )
+
+
+def _settings_of(path: Path, manifest: Manifest, settings: RunSettings) -> RunSettings:
+    """Return the settings with the network of the manifest; refuse others that were chosen."""
+    built = network_of(manifest)
+    changed, usual = with_told(settings, built, path), RunSettings()
+    for name, value in built.items():
+        chosen = getattr(settings, name)
+        if chosen not in (value, getattr(usual, name)):
+            raise ModelFileError(f"{path}: the file is for --{name} {value}, this run has {chosen}")
+    return changed
+
+
+def _check_values(first: FirstModel) -> None:
+    manifest, initial, seed = first.manifest, first.initial, first.settings.seed
+    largest = np.abs(initial).max(initial=0.0)
+    if largest > VALUE_BOUND:
+        where = manifest.tensor_at(int(np.argmax(np.abs(initial))))
+        raise ModelFileError(
+            f"{first.path}: {where} holds a value of size {largest:g}; at most {VALUE_BOUND:g} "
+            "can be summed exactly"
+        )
+    if manifest.rebuildable and not np.array_equal(initial_vector(manifest, seed), initial):
+        raise ModelFileError(
+            f"{first.path} does not hold the weights of --seed {seed}: give the seed that `ssfl "
+            f"init` had or, to begin with trained weights, make a file of them with "
+            f"`ssfl init --weights {first.path}`"
+        )

@@ -1,0 +1,92 @@
+"""Time goes by: deadlines, the countdown, lost clients, what the run waits for."""
+
+import asyncio
+import logging
+
+from ssfl.server.loop.presence import Sessions
+from ssfl.server.loop.run_loop import Conductor
+from ssfl.server.run import events
+from ssfl.server.run.state import Phase, RunState
+
+log = logging.getLogger("ssfl.coordinator")
+
+TICK_S = 0.5
+LOOK_EVERY_S = 10.0  # whether the run is still ours, also if nothing is to be written
+STILL_S = 5.0  # a longer gap between two ticks: this process, or its machine, stood still
+WAITING_EVERY_S = 10.0
+REMIND_EVERY_S = 60.0  # of a run that cannot go on
+
+
+async def tick(conductor: Conductor, sessions: Sessions) -> None:
+    """Let time pass for the run, until cancelled."""
+    teller, looked_s = _Teller(conductor, sessions), conductor.clock()
+    while True:
+        before_s = conductor.clock()
+        await asyncio.sleep(TICK_S)
+        now_s = conductor.clock()
+        gap_s = now_s - before_s
+        if gap_s > STILL_S:
+            log.warning("this process stood still", extra={"seconds": round(gap_s, 1)})
+            sessions.excuse(gap_s, now_s)
+            await conductor.post(events.StoodStill(gap_s))
+        if now_s - looked_s >= LOOK_EVERY_S:
+            looked_s = now_s
+            await conductor.check_ours()
+        await look_for_lost(conductor, sessions)
+        await conductor.post(events.Tick())
+        teller.tell(now_s)
+
+
+async def look_for_lost(conductor: Conductor, sessions: Sessions) -> None:
+    """Tell the run who was not heard of for too long, and who was heard of again."""
+    state, now_s = conductor.state, conductor.clock()
+    for client, member in state.members.items():
+        sessions.get(client, now_s)
+        alive = sessions.alive(client, now_s)
+        if client in state.lost and alive:
+            await conductor.post(events.Returned(client))
+        gone = member.left or member.has_final_model or client in state.removed
+        if not gone and not alive and client not in state.lost:
+            silent_s = round(sessions.silent_s(client, now_s))
+            log.warning("client lost", extra={"client": client, "silent_s": silent_s})
+            conductor.tally.lost += 1
+            await conductor.post(events.Lost(client))
+
+
+class _Teller:
+    """Says what the run waits for, when it changes and not too often."""
+
+    def __init__(self, conductor: Conductor, sessions: Sessions) -> None:
+        self._conductor = conductor
+        self._sessions = sessions
+        self._said, self._said_s = "", -WAITING_EVERY_S
+        self._stalled = False
+
+    def tell(self, now_s: float) -> None:
+        state, waiting = self._conductor.state, self._conductor.waiting_for()
+        if state.stall:
+            if not self._stalled or now_s - self._said_s >= REMIND_EVERY_S:
+                self._tell_stall(state, now_s)
+            return
+        if self._stalled:
+            self._stalled = False
+            if not state.paused:
+                log.info("the run goes on", extra={"phase": state.phase.value})
+        quiet = state.phase is Phase.GATHERING
+        patience_s = WAITING_EVERY_S if quiet else 3 * WAITING_EVERY_S
+        if waiting and waiting != self._said and now_s - self._said_s >= patience_s:
+            log.info("waiting for %s", waiting)
+            self._said, self._said_s = waiting, now_s
+
+    def _tell_stall(self, state: RunState, now_s: float) -> None:
+        assert state.stall is not None
+        seen = ", ".join(
+            f"{client} (last seen {self._sessions.silent_s(client, now_s):.0f} s ago)"
+            for client in state.stall.missing[:10]
+        )
+        log.warning(
+            "WAITING for %s",
+            self._conductor.waiting_for(),
+            extra={"missing": seen or "nobody known", "for_s": round(now_s - state.stall.since_s)},
+        )
+        self._stalled, self._said_s = True, now_s

@@ -1,0 +1,318 @@
+"""A run computed again from its journal and the uploads that are still there, without any client.
+
+A chain: every step starts from the model that was computed here, not from the stored one, and its
+result is compared with what the journal says was committed. Where uploads were not kept, the chain
+is broken; it goes on where the model before a step is stored, or does not matter: the mean of
+updates that travel as they are does not depend on the values they started from.
+"""
+
+import re
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ssfl.codec.errors import DigestMismatch
+from ssfl.method.model_state import ModelState
+from ssfl.method.settings import RunSettings
+from ssfl.method.strategies import strategy_for
+from ssfl.method.strategies.contract import ClientId, Reducer, Work
+from ssfl.server.aggregate.step_sum import StepSum, reduced
+from ssfl.server.errors import BadValues, StateError
+from ssfl.server.recovery.recover import load_model, with_scored
+from ssfl.server.run import facts
+from ssfl.server.run.state import RunState, Step, apply
+from ssfl.server.storage.model_store import Store
+from ssfl.server.storage.spool import (
+    check_digest,
+    check_stored,
+    read_sums,
+    read_values,
+    verified_name,
+)
+from ssfl.server.uploads.verify import verify_scores, verify_values
+
+PLAIN = ("values_only", "dense")  # encodings whose file is what the journal's digest is of
+VALUE_BYTES = 4
+
+_TELL_BYTES = (facts.StepCommitted, facts.RunFinished, facts.BytesCounted)
+
+OnUpload = Callable[[Step, int], None]  # a step, and how many of its uploads were read
+
+
+class Verdict(StrEnum):
+    """What became of a step when it was computed again."""
+
+    OK = "ok"  # the same mask and values
+    DIFFERS = "differs"
+    MISSING = "missing"  # an upload that must be there is not
+    NOT_KEPT = "not kept"  # uploads of a committed step were dropped, as usual
+    CLOSED = "closed"  # computed; the journal does not say yet what it should be
+    OPEN = "open"  # more uploads are to come
+    VOID = "void"  # it never counted
+
+
+BAD = (Verdict.DIFFERS, Verdict.MISSING)
+
+
+@dataclass(frozen=True, slots=True)
+class StepResult:
+    """One step of the run, computed again."""
+
+    step: int
+    work: Work
+    round_number: int
+    attempt: int
+    clients: int  # whose uploads counted
+    verdict: Verdict
+    mask_digest: str  # as the journal has it; of a closed step as computed
+    base_digest: str
+    problem: str = ""  # what differs, or is missing
+
+
+class _Unsound(Exception):
+    """An upload is not what was accepted."""
+
+
+class KeptUploads:
+    """Verified uploads, in the spool or among those that were kept."""
+
+    def __init__(self, root: Path) -> None:
+        self._root = root
+
+    def holds(self, step: int) -> bool:
+        """Tell whether the uploads of a step were kept."""
+        return (self._root / "accepted" / str(step)).is_dir()
+
+    def find(self, step: int, client: ClientId, digest: str) -> Path:
+        """Return the file of an upload; raise FileNotFoundError."""
+        name = verified_name(client, digest)
+        kept, spooled = (self._root / place / str(step) / name for place in ("accepted", "spool"))
+        for path in (kept, spooled, kept):  # again: a run in progress may just have moved it
+            if path.exists():
+                return path
+        raise FileNotFoundError(f"{spooled if not self.holds(step) else kept} is missing")
+
+    def noted_digest(self, step: int, name: str) -> bytes:
+        """Return the digest of a file as it was noted when it was kept."""
+        digest = read_sums(self._root / "accepted" / str(step)).get(name, "")
+        return bytes.fromhex(digest) if re.fullmatch("[0-9a-f]{64}", digest) else b""
+
+    def read(
+        self, step: int, client: ClientId, digest: bytes, start: int, count: int
+    ) -> npt.NDArray[np.float32]:
+        """Return values of an upload, for the sum."""
+        for _ in range(2):  # a run in progress may move it once
+            with suppress(FileNotFoundError):
+                return read_values(self.find(step, client, digest.hex()), start, count)
+        return read_values(self.find(step, client, digest.hex()), start, count)
+
+
+class Refold:
+    """Takes the facts of a run one by one and computes every step again."""
+
+    def __init__(
+        self, root: Path, settings: RunSettings, on_upload: OnUpload = lambda _step, _done: None
+    ) -> None:
+        self.state = RunState(settings)
+        self.masks: dict[int, str] = {}  # epoch -> digest of its mask, where a file must be
+        self.account: tuple[list[dict[str, Any]], int] = ([], 0)  # bytes, length of ledger.csv
+        self.problems: list[str] = []  # with the beginning
+        self._store = Store(root, settings.seed)
+        self._strategy = strategy_for(settings)
+        self._uploads = KeptUploads(root)
+        self._on_upload = on_upload
+        self._first: ModelState | None = None  # before the first step
+        self._model: ModelState | None = None  # as computed here; None: not known
+
+    def take(self, fact: facts.Fact) -> StepResult | None:
+        """Take in the next fact; return what became of a step that ends with it."""
+        before = self.state
+        try:
+            self.state = apply(before, fact)
+        except (ValueError, KeyError) as error:
+            kind = type(fact).__name__
+            raise StateError(f"the journal cannot be replayed: {kind}: {error}") from error
+        if isinstance(fact, _TELL_BYTES) and "ledger" in fact.report:
+            self.account = fact.report["ledger"], fact.report["ledger_bytes"]
+        match fact:
+            case facts.ModelInitialized():
+                self._begin(fact)
+            case facts.StepCommitted():
+                assert before.step is not None
+                self.masks[fact.mask_epoch] = fact.mask_digest
+                return self._committed(before, before.step, fact)
+            case facts.StepVoided() | facts.RunFinished() if before.step:
+                why = fact.reason if isinstance(fact, facts.StepVoided) else "the run was stopped"
+                return _result(before.step, Verdict.VOID, before, why)
+        return None
+
+    def under_way(self) -> StepResult | None:
+        """Return what there is of the step that the journal leaves open."""
+        state, step = self.state, self.state.step
+        if step is None:
+            return None
+        if step.closed is None or step.work.is_test:
+            return self._open(step)
+        try:
+            model = self._refold(state, step)
+        except (FileNotFoundError, _Unsound) as error:
+            return _result(step, Verdict.MISSING, state, str(error))
+        if model is None:
+            return _result(step, Verdict.NOT_KEPT, state, "the model before it is not stored")
+        made = reduced(step.number, model, {})
+        return _result(
+            step,
+            Verdict.CLOSED,
+            replace(state, mask_digest=made.mask_digest, base_digest=made.base_digest),
+        )
+
+    def _begin(self, fact: facts.ModelInitialized) -> None:
+        try:
+            manifest = self._store.load_manifest(fact.manifest_digest)
+            initial = self._store.load_initial(manifest, fact.initial_digest)
+        except (StateError, ValueError) as error:
+            self.problems.append(str(error))
+            return
+        self._first = self._model = model = self._strategy.begin(manifest, initial)
+        mask = model.mask.digest.hex() if model.mask else ""
+        if (model.mask_epoch, mask, model.base_digest.hex()) != (
+            fact.mask_epoch, fact.mask_digest, fact.base_digest,
+        ):  # fmt: skip
+            self.problems.append("the run's settings make another beginning than the journal's")
+
+    def _committed(self, before: RunState, step: Step, fact: facts.StepCommitted) -> StepResult:
+        if step.work.is_test:
+            return self._tested(before, step)
+        try:
+            model = self._refold(before, step)
+        except FileNotFoundError as error:
+            self._model = None
+            if self._uploads.holds(step.number):
+                return _result(step, Verdict.MISSING, self.state, str(error))
+            return _result(step, Verdict.NOT_KEPT, self.state)
+        except _Unsound as error:
+            self._model = None
+            return _result(step, Verdict.DIFFERS, self.state, str(error))
+        self._model = model
+        if model is None:
+            why = "the model before it is not stored"
+            return _result(step, Verdict.NOT_KEPT, self.state, why)
+        problem = _difference(fact, model)
+        return _result(step, Verdict.DIFFERS if problem else Verdict.OK, self.state, problem)
+
+    def _tested(self, before: RunState, step: Step) -> StepResult:
+        """A test changes nothing."""
+        same = (before.mask_digest, before.base_digest)
+        problem = ""
+        if same != (self.state.mask_digest, self.state.base_digest):
+            problem = "a test changed the model"
+        return _result(step, Verdict.DIFFERS if problem else Verdict.OK, self.state, problem)
+
+    def _open(self, step: Step) -> StepResult:
+        """Every upload that was acknowledged must be there."""
+        problem = ""
+        for upload in step.uploads.values() if not step.work.is_test else ():
+            try:
+                check_stored(
+                    self._uploads.find(step.number, upload.client, upload.digest), upload.stored
+                )
+            except FileNotFoundError as error:
+                problem = problem or str(error)
+            except StateError as error:
+                return _result(step, Verdict.DIFFERS, self.state, str(error))
+        return _result(step, Verdict.MISSING if problem else Verdict.OPEN, self.state, problem)
+
+    def _refold(self, before: RunState, step: Step) -> ModelState | None:
+        """Return the model that a closed step makes; None if that before it is not known."""
+        assert step.closed is not None
+        for client in step.closed:
+            self._uploads.find(step.number, client, step.uploads[client].digest)
+        model = self._model or self._stored(before, step)
+        if model is None:
+            return None
+        for number, client in enumerate(step.closed):
+            self._on_upload(step, number)
+            self._check(step, client, model)
+        policy = before.settings.score_outliers
+        total = StepSum(step, model, self._uploads, self._strategy, policy)
+        mean = total.reduce(step)
+        return self._strategy.finish(step.work, model, mean, step.round_number)
+
+    def _check(self, step: Step, client: ClientId, model: ModelState) -> None:
+        """Raise _Unsound unless an upload is what was accepted."""
+        upload = step.uploads[client]
+        path = self._uploads.find(step.number, client, upload.digest)
+        seen = self._strategy.seen_by(client, step.work, model)
+        count = model.manifest.num_masked
+        if step.work is Work.TRAIN:
+            assert seen.values is not None
+            count = seen.values.size
+        if path.stat().st_size != VALUE_BYTES * count:
+            raise _Unsound(
+                f"{path} has {path.stat().st_size} bytes, its step needs {VALUE_BYTES * count}"
+            )
+        as_sent = "clipped" not in upload.report  # else it is kept as it counts: shortened
+        try:
+            if upload.stored:
+                check_digest(path, bytes.fromhex(upload.stored))
+            elif upload.report.get("encoding") in PLAIN and as_sent:
+                check_digest(path, bytes.fromhex(upload.digest))
+            elif self._uploads.holds(step.number):  # coded: the journal's digest is of that form
+                check_digest(path, self._uploads.noted_digest(step.number, path.name))
+            largest = _largest(path, step, client, seen, count)
+        except (BadValues, DigestMismatch) as error:
+            raise _Unsound(f"{path} is damaged: {error}") from error
+        if as_sent and largest != upload.largest:
+            raise _Unsound(f"{path} is damaged: it is not what was accepted")
+
+    def _stored(self, before: RunState, step: Step) -> ModelState | None:
+        """Return the model before a step from the state directory, as far as it matters."""
+        if self._first is None:
+            return None
+        with suppress(StateError):
+            return load_model(before, self._store)
+        if (step.work, step.reducer, before.settings.value_type) != (
+            Work.TRAIN, Reducer.WEIGHTED_SUM, "float32",
+        ):  # fmt: skip
+            return None
+        with suppress(StateError):
+            manifest = self._first.manifest
+            mask = self._store.load_mask(manifest, before.mask_epoch, before.mask_digest)
+            values = np.zeros(mask.num_kept + manifest.num_unmasked, dtype=np.float32)
+            model = replace(self._first, mask=mask, mask_epoch=before.mask_epoch, values=values)
+            return with_scored(model, before, self._store)
+        return None
+
+
+def _largest(path: Path, step: Step, client: ClientId, seen: ModelState, count: int) -> float:
+    if step.work is Work.SCORE:
+        signed = step.criterion == "grasp"
+        return verify_scores(path, client, seen.manifest, signed=signed)
+    assert seen.mask is not None
+    return verify_values(path, client, count, seen.manifest, seen.mask)
+
+
+def _difference(fact: facts.StepCommitted, model: ModelState) -> str:
+    """Say what differs from what was committed; empty: nothing."""
+    made = reduced(fact.step, model, {})
+    named = ("mask_epoch", "mask_digest", "num_kept", "base_digest", "scored_digest")
+    different = [
+        f"{name} is {getattr(made, name)}, the journal has {getattr(fact, name)}"
+        for name in named
+        if getattr(made, name) != getattr(fact, name)
+    ]
+    return "; ".join(different)
+
+
+def _result(step: Step, verdict: Verdict, state: RunState, problem: str = "") -> StepResult:
+    clients = step.uploads if step.closed is None else step.closed
+    return StepResult(
+        step.number, step.work, step.round_number, step.attempt, len(clients), verdict,
+        state.mask_digest, state.base_digest, problem,
+    )  # fmt: skip

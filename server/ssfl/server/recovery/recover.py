@@ -1,0 +1,188 @@
+"""From a state directory to a run: replay the journal, load the model it names."""
+
+import contextlib
+import logging
+import secrets
+import time
+from dataclasses import asdict, fields, replace
+from pathlib import Path
+
+from ssfl.method.errors import SettingsError
+from ssfl.method.manifest import Manifest
+from ssfl.method.model_state import ModelState, Stored
+from ssfl.method.settings import RunSettings
+from ssfl.method.strategies import strategy_for
+from ssfl.method.strategies.contract import Work
+from ssfl.program.version import ssfl_version
+from ssfl.server.accounting.ledger import Ledger
+from ssfl.server.errors import StateError
+from ssfl.server.history.run_history import Newest
+from ssfl.server.recovery.snapshot import Told, replay
+from ssfl.server.run import facts
+from ssfl.server.run.state import RunState, apply
+from ssfl.server.storage.journal import Journal, records_of
+from ssfl.server.storage.model_store import Store
+
+log = logging.getLogger(__name__)
+
+# Settings that may differ between two starts of one run: they change when, not what.
+CHANGEABLE = {"round_deadline_s", "no_progress_s"}
+
+
+# What a state directory holds; anything else in it is somebody else's.
+OURS = (
+    "journal*", "manifest-*.json", "*-*.f32", "mask-*.bin", "change-*.bin", "snapshot*",
+    "ledger.csv", "spool", "accepted",
+)  # fmt: skip
+
+
+def move_aside(state_dir: Path) -> Path | None:
+    """Move the run in a state directory beside it, or into a folder of it; return where."""
+    state_dir = state_dir.resolve()
+    entries = sorted(
+        {entry for pattern in OURS for entry in state_dir.glob(pattern)},
+        key=lambda entry: (entry.name == "journal", entry.name),  # last: a crash leaves it
+    )
+    if not entries:
+        return None
+    stamp = f"{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(2)}"
+    target = state_dir.with_name(f"{state_dir.name}.{stamp}")
+    try:
+        target.mkdir(parents=True)
+        entries[0].rename(target / entries[0].name)
+    except OSError:  # a mount point, or nothing may be written beside it
+        with contextlib.suppress(OSError):
+            target.rmdir()
+        target = state_dir / f"before.{stamp}"
+        target.mkdir()
+        entries[0].rename(target / entries[0].name)
+    for entry in entries[1:]:
+        entry.rename(target / entry.name)
+    return target
+
+
+def check_beginning(path: Path, store: Store) -> None:
+    """Raise StateError for a journal without its beginning beside the files of a run."""
+    spooled = any((store.root / "spool").glob("*/*"))
+    begun = path.exists() and next(records_of(path), None) is not None
+    if path.exists() and not begun and (spooled or store.holds_something()):
+        raise StateError(
+            f"{path} has lost its beginning, and the files of a run are beside it: restore it from "
+            "a backup, or use --fresh to move the rest aside and begin again"
+        )
+
+
+def check_newest(path: Path, state: RunState, store: Store) -> None:
+    """Raise StateError for a journal that knows nothing of steps whose values are here."""
+    if store.newest_step > state.last_step:
+        raise StateError(
+            f"{path} ends before step {store.newest_step}, whose values are beside it: it has lost "
+            "its end. Restore it from a backup, or use --fresh to move all aside and begin again"
+        )
+
+
+def open_run(
+    journal: Journal, settings: RunSettings, ledger: Ledger, known: Told | None = None
+) -> tuple[RunState, Newest]:
+    """Return what a journal tells; begin a new run in an empty one.
+
+    `known` is what a snapshot tells of it: only the rest is replayed.
+    """
+    known = known or Told(RunState(settings), Newest(), 0, 0)
+    opened = next(records_of(journal.path), None)
+    if opened is None:
+        run_id = f"{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(3)}"
+        first = facts.RunOpened(run_id, asdict(settings), ssfl_version())
+        journal.append([facts.to_json(first)])
+        return apply(known.state, first), known.newest
+    try:
+        begun = facts.from_json(opened[1])
+        if not isinstance(begun, facts.RunOpened):
+            raise ValueError("it does not begin with a run")
+        _check_settings(begun, settings)
+        told = replay(journal.path, known, journal.num_bytes)
+    except ValueError as error:
+        raise StateError(
+            f"{journal.path} cannot be replayed: {error}; it may be of another version. "
+            "Use --fresh to move it aside and begin again"
+        ) from error
+    ledger.resume(told.newest.ledger)
+    return told.state, told.newest
+
+
+def load_manifest(state: RunState, store: Store) -> Manifest | None:
+    """Return what the run's model is made of; None before a client has described it."""
+    return store.load_manifest(state.manifest_digest) if state.manifest_digest else None
+
+
+def load_model(state: RunState, store: Store) -> ModelState | None:
+    """Return the model the state names; None before a client has described it."""
+    manifest = load_manifest(state, store)
+    return load_models(state, manifest, store)[-1] if manifest else None
+
+
+def load_models(state: RunState, manifest: Manifest, store: Store) -> list[ModelState]:
+    """Return the model the state names and, before it, those that clients may still hold.
+
+    Takes seconds if the initial vector is large and has to be rebuilt.
+    """
+    name = state.initial_digest
+    initial = Stored(bytes.fromhex(name), lambda: store.load_initial(manifest, name))
+    initial.vector()  # here it is found out whether that can be done
+    model = strategy_for(state.settings).begin(manifest, initial)
+    if not state.model_step:
+        return [model]
+    model = with_scored(model, state, store)
+    begun, renewed = model, state.rounds_done == state.masked_round
+    step = state.model_step
+    model = store.load_step(step, model, state.mask_epoch, state.mask_digest, state.base_digest)
+    model = replace(model, change=store.load_change(step))
+    earlier = store.load_earlier(step, model, renewed=renewed)
+    if begun.values is not None and state.rounds_done == 1 and not renewed:
+        earlier = [begun]  # the first round of a run that begins with values
+    if state.step is None or state.step.work is not Work.SCORE:
+        model.release()  # mask and values are enough, as a rule
+    return [*earlier, model]
+
+
+def with_scored(model: ModelState, state: RunState, store: Store) -> ModelState:
+    """Return the model with what its mask was agreed on, and so where pruned weights rest."""
+    epoch, digest = state.mask_epoch, state.scored_digest
+    if not digest:
+        return model
+    scored = Stored(bytes.fromhex(digest), lambda: store.load_scored(epoch, digest))
+    scored.vector()  # as above
+    resting = scored if state.settings.deactivated == "keep" else None
+    return replace(model, scored=scored, scored_digest=scored.digest, resting=resting)
+
+
+def settings_of(opened: facts.RunOpened) -> RunSettings:
+    """Return the settings a run was opened with; StateError for those of a later version."""
+    known = {one.name for one in fields(RunSettings)}
+    if unknown := sorted(set(opened.settings) - known):
+        raise StateError(
+            f"run {opened.run_id} has settings this version does not know: {', '.join(unknown)}. "
+            f"Use the version that began it, {opened.software}"
+        )
+    settings = RunSettings(**opened.settings)
+    try:
+        settings.validate()
+    except (SettingsError, TypeError) as error:
+        raise StateError(f"run {opened.run_id} has a setting that is wrong: {error}") from error
+    return settings
+
+
+def _check_settings(opened: facts.RunOpened, settings: RunSettings) -> None:
+    now = asdict(settings)
+    was = asdict(RunSettings()) | dict(opened.settings)  # a setting that came later: its default
+    differing = [
+        f"--{name.replace('_', '-')} was {was[name]!r}, is {now[name]!r}"
+        for name in now
+        if name not in CHANGEABLE and was[name] != now[name]
+    ]
+    if differing:
+        raise StateError(
+            f"the state directory holds run {opened.run_id} with other settings: "
+            + "; ".join(differing)
+            + ". Start with those settings to resume it, or use --fresh to begin a new run"
+        )

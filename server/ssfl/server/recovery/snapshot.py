@@ -1,0 +1,127 @@
+"""The fold of a journal's beginning, so that a restart replays only what came after it.
+
+    file   := SHA-256 of the rest, hex , newline , JSON
+
+A snapshot says how many bytes of the journal it covers, and their CRC-32; with it come the run's
+state and the newest of its story. It saves time, nothing else: one that is missing, damaged, of
+another version or of another journal is ignored, and the whole journal replayed. It is made from
+the journal alone, never from the memory of a running coordinator, so it cannot know more.
+"""
+
+import hashlib
+import json
+import logging
+import zlib
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+from typing import Any
+
+from ssfl.durable.files import write_atomic
+from ssfl.method.settings import RunSettings
+from ssfl.program.version import ssfl_version
+from ssfl.server.history.run_history import Newest
+from ssfl.server.recovery.dataclass_json import from_plain, to_plain
+from ssfl.server.run import facts
+from ssfl.server.run.state import Best, Member, RunState, Step, apply
+from ssfl.server.storage.journal import records_of
+
+log = logging.getLogger(__name__)
+
+FILE = "snapshot.json"
+EVERY_BYTES = 1 << 21  # of the journal: an eighth of a second of replay
+_BLOCK_BYTES = 1 << 20
+_KINDS = (RunState, Member, Step, Best, Newest, facts.StepStarted, facts.UploadAccepted)
+
+
+@dataclass(frozen=True)
+class Told:
+    """What a journal tells up to one of its bytes."""
+
+    state: RunState
+    newest: Newest
+    num_bytes: int  # of the journal
+    crc32: int  # of these bytes
+
+
+def replay(journal: Path, told: Told, stop: int) -> Told:
+    """Return what the journal tells up to byte `stop`; `told.newest` is used up.
+
+    Raise ValueError for a record that is no fact.
+    """
+    state, newest, end = told.state, told.newest, told.num_bytes
+    for at, record in records_of(journal, told.num_bytes, stop):
+        fact = facts.from_json(record)
+        state, end = apply(state, fact), at
+        newest.add(fact)
+    return Told(state, newest, end, _crc32(journal, told.num_bytes, end, told.crc32))
+
+
+def read_snapshot(journal: Path, settings: RunSettings) -> Told:
+    """Return what the snapshot beside a journal tells; nothing if there is none that fits."""
+    nothing = Told(RunState(settings), Newest(), 0, 0)
+    try:
+        data = _path(journal).read_bytes()
+    except FileNotFoundError:
+        return nothing
+    try:
+        told = _parsed(data, settings)
+    except (ValueError, KeyError, TypeError) as error:
+        log.warning("the snapshot is ignored, the journal read instead: %s", error)
+        return nothing
+    if told is None or not journal.exists() or journal.stat().st_size < told.num_bytes:
+        return nothing
+    fits = _crc32(journal, 0, told.num_bytes) == told.crc32
+    return told if fits else nothing  # else whoever reads the journal says where it is damaged
+
+
+def write_snapshot(journal: Path, settings: RunSettings, stop: int) -> int:
+    """Bring the snapshot up to byte `stop` of the journal; return how many bytes it covers."""
+    told = replay(journal, read_snapshot(journal, settings), stop)
+    document = {
+        "kinds": _kinds(),
+        "num_bytes": told.num_bytes,
+        "crc32": told.crc32,
+        "state": {**to_plain(told.state), "settings": None},  # those of a start are its own
+        "newest": to_plain(told.newest),
+    }
+    text = json.dumps(document).encode()
+    digest = hashlib.sha256(text).hexdigest().encode()
+    # Like the journal, it holds what clients prove their names with.
+    write_atomic(_path(journal), [digest, b"\n", text], private=True)
+    return told.num_bytes
+
+
+def _parsed(data: bytes, settings: RunSettings) -> Told | None:
+    """Return what a snapshot tells; None if another version wrote it, ValueError if damaged."""
+    digest, _, text = data.partition(b"\n")
+    if hashlib.sha256(text).hexdigest().encode() != digest:
+        raise ValueError("it is damaged")
+    document: dict[str, Any] = json.loads(text)
+    if document["kinds"] != _kinds():
+        return None
+    state = from_plain(RunState, {**document["state"], "settings": to_plain(settings)})
+    newest = from_plain(Newest, document["newest"])
+    state = replace(state, settings=settings)
+    return Told(state, newest, document["num_bytes"], document["crc32"])
+
+
+def _kinds() -> list[str]:
+    """Return what a snapshot of this version is made of."""
+    names = [
+        f"{kind.__name__}: " + ", ".join(f"{one.name} {one.type}" for one in fields(kind))
+        for kind in _KINDS
+    ]
+    return [ssfl_version(), *names]
+
+
+def _crc32(path: Path, start: int, stop: int, before: int = 0) -> int:
+    with path.open("rb") as file:
+        file.seek(start)
+        while start < stop and (block := file.read(min(_BLOCK_BYTES, stop - start))):
+            before = zlib.crc32(block, before)
+            start += len(block)
+    return before
+
+
+def _path(journal: Path) -> Path:
+    return journal.with_name(FILE)

@@ -1,0 +1,130 @@
+"""A state directory read by somebody else: nothing is locked, cut, written or removed.
+
+Its coordinator may be at work meanwhile, or the directory may be a copy on another machine.
+"""
+
+import csv
+from collections import defaultdict
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ssfl.method.model_state import ModelState
+from ssfl.server.accounting.ledger_file import COLUMNS
+from ssfl.server.errors import StateError
+from ssfl.server.recovery.recover import load_model
+from ssfl.server.run.facts import Fact, RunOpened, from_json
+from ssfl.server.run.state import RunState
+from ssfl.server.storage.journal import read_journal
+from ssfl.server.storage.model_store import Store
+
+COUNTS = ("payload_bytes", "message_bytes")
+
+
+@dataclass(frozen=True, slots=True)
+class Told:
+    """What a journal tells."""
+
+    facts: tuple[Fact, ...]
+    torn_bytes: int  # behind the last whole record: being written, or cut short by a crash
+
+    @property
+    def opened(self) -> RunOpened | None:
+        """How the run began; None: nothing has been written yet."""
+        first = self.facts[0] if self.facts else None
+        assert first is None or isinstance(first, RunOpened)
+        return first
+
+
+def read_state(root: Path) -> Told:
+    """Read the journal of a state directory; raise StateError with what is wrong."""
+    if not root.is_dir():
+        raise StateError(f"there is no folder {root}: name the --state-dir of a coordinator")
+    path = root / "journal"
+    try:
+        records, torn_bytes = read_journal(path)
+    except FileNotFoundError:
+        what = "is not the state directory of a coordinator: it holds no journal"
+        if Store(root, 0).holds_something():
+            what = "holds the files of a run but no journal: restore it from a backup"
+        elif (root / "history.json").exists():
+            what = "holds the results of a run; its state is in the coordinator's --state-dir"
+        raise StateError(f"{root} {what}") from None
+    told = []
+    for number, record in enumerate(records, 1):
+        try:
+            told.append(from_json(record))
+        except ValueError as error:
+            raise StateError(f"{path}: record {number} cannot be read: {error}") from error
+    if told and not isinstance(told[0], RunOpened):
+        raise StateError(f"{path} does not begin with a run")
+    return Told(tuple(told), torn_bytes)
+
+
+def file_problems(
+    root: Path,
+    state: RunState,
+    masks: Mapping[int, str],
+    account: tuple[list[dict[str, Any]], int],
+) -> list[str]:
+    """Return what is wrong with the files that the journal names, a sentence each."""
+    store, problems = Store(root, state.settings.seed), list[str]()
+    try:
+        model = load_model(state, store)
+    except (StateError, ValueError) as error:
+        return [str(error)]
+    if model is not None:
+        problems += _mask_problems(store, model, masks)
+        problems += _best_problems(store, model, state)
+    return problems + _ledger_problems(root / "ledger.csv", *account)
+
+
+def _mask_problems(store: Store, model: ModelState, masks: Mapping[int, str]) -> list[str]:
+    problems = []
+    for epoch, digest in masks.items():
+        try:
+            store.load_mask(model.manifest, epoch, digest)
+        except (StateError, ValueError) as error:
+            problems.append(str(error))
+    return problems
+
+
+def _best_problems(store: Store, model: ModelState, state: RunState) -> list[str]:
+    best = state.best
+    if best is None or (best.step == state.model_step and not store.holds_best(best)):
+        return []  # not kept yet: its values are those of the model
+    try:
+        store.load_best(best, model)
+    except (StateError, ValueError) as error:
+        return [str(error)]
+    return []
+
+
+def _ledger_problems(path: Path, totals: list[dict[str, Any]], num_bytes: int) -> list[str]:
+    """The sums of its rows are the totals that the journal holds."""
+    if not num_bytes:
+        return []
+    try:
+        with path.open("rb") as file:
+            data = file.read(num_bytes)
+    except FileNotFoundError:
+        return [f"{path} is missing: the bytes of the steps so far are not known by client"]
+    if len(data) < num_bytes:
+        return [f"{path} has {len(data)} bytes, the journal speaks of {num_bytes}"]
+    sums: dict[tuple[str, ...], list[int]] = defaultdict(lambda: [0, 0])
+    try:
+        rows = csv.DictReader(data.decode().splitlines())
+        if tuple(rows.fieldnames or ()) != COLUMNS:
+            return [f"{path} has other columns than this version writes"]
+        for row in rows:
+            counted = sums[row["phase"], row["direction"], row["encoding"]]
+            for at, name in enumerate(COUNTS):
+                counted[at] += int(row[name])
+    except (ValueError, TypeError, KeyError) as error:
+        return [f"{path} is damaged: {error}"]
+    wanted = {
+        (row["phase"], row["direction"], row.get("encoding", "")): [row[name] for name in COUNTS]
+        for row in totals
+    }
+    return [] if sums == wanted else [f"{path} does not add up to the journal's totals"]

@@ -1,0 +1,1 @@
+"""Results of a run for people: output files and the HTML report. No network."""

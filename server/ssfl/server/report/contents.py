@@ -1,0 +1,310 @@
+"""The report of a run: report.html, report.json and tables as CSV, beside its history.
+
+Made from the files of the run alone, so that it can be made again at any time, with the same
+result: when the run is over the coordinator makes it, and `ssfl report` makes it of any folder.
+Memory does not grow with the rounds: they are read one by one (report_source.py, view.py).
+"""
+
+import csv
+import io
+import json
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from ssfl.durable.files import atomic_file, write_atomic
+from ssfl.method.settings import RunSettings
+from ssfl.server.accounting.dense_equivalent import COMPARED, has_own_masks
+from ssfl.server.accounting.ledger import Direction
+from ssfl.server.history.run_history import Entry
+from ssfl.server.history.timing import PHASES
+from ssfl.server.report.mask_image import mask_pictures
+from ssfl.server.report.page import page, to_json
+from ssfl.server.report.run_view import RunView, layer_rows, sent_bytes
+from ssfl.server.report.source import LISTS, ReportError, Source, open_folder
+from ssfl.server.report.traffic import Against, formulas, paper_break_even
+
+FORMAT = 1  # of report.json
+HTML, JSON = "report.html", "report.json"
+TABLES = ("rounds", "evaluations", "clients")  # with .csv behind
+ROUND_COLUMNS = (
+    "round", "began", "seconds", *(f"{phase}_s" for phase in PHASES), "last", "clients", "missing",
+    "attempt", "accuracy", "mean_accuracy", "loss", "training_loss", "up_bytes", "down_bytes",
+)  # fmt: skip
+EVALUATION_COLUMNS = (
+    "rounds_done", "began", "seconds", "clients", "missing", "accuracy", "mean_accuracy", "loss",
+    "validation_accuracy", "validation_loss", "metrics", "sent_bytes",
+)  # fmt: skip
+CLIENT_COLUMNS = tuple(RunView.no_rounds(""))
+
+
+def write_report(folder: Path) -> Path:
+    """Make the report of the run in `folder` and put it there; return the HTML file's path."""
+    write_files(open_folder(folder), folder / HTML)
+    return folder / HTML
+
+
+def write_files(source: Source, html: Path, before: str = "") -> None:
+    """Make the report of a run: the HTML file, and beside it its JSON and tables.
+
+    The names of the tables begin with `before`.
+    """
+    rounds, evaluations, clients = (html.with_name(f"{before}{name}.csv") for name in TABLES)
+    with atomic_file(rounds) as file, atomic_file(evaluations) as other:
+        add_round, add_test = RoundTable(file).add, EvaluationTable(other).add
+        document = report_document(source, add_round, add_test)
+    write_atomic(clients, _csv(document["clients"], CLIENT_COLUMNS, header=True))
+    write_atomic(html.with_suffix(".json"), to_json(document))
+    write_atomic(html, page(title_of(document), document))
+
+
+def title_of(document: Mapping[str, Any]) -> str:
+    return f"ssfl run {document['run_id']}"
+
+
+def report_document(
+    source: Source,
+    on_round: Callable[[Entry, Entry], None] | None = None,
+    on_test: Callable[[Entry], None] | None = None,
+) -> dict[str, Any]:
+    """Return everything the report shows, of a size that does not depend on the rounds.
+
+    `on_round` is called with the entry of every round, and its point of the curve, `on_test` with
+    that of every test by all clients.
+    """
+    told, settings = source.told, source.told["settings"]
+    own_masks = has_own_masks(settings.get("strategy", ""), settings.get("criterion", ""))
+    view = RunView(own_masks=own_masks)
+    mask = told.get("mask") or {}
+    against = None
+    if mask.get("num_masked"):
+        against = Against(mask["num_values"], mask["num_masked"])
+    newest: Entry = {}
+    best = _Best(told.get("best"))
+    try:
+        for name, entry in source.entries(LISTS):
+            view.add(name, entry)
+            if against:
+                against.add(name, entry, view)
+            if name == "evaluations":
+                best.look_at(entry)
+                if on_test:
+                    on_test(entry)
+            if name == "rounds":
+                newest = entry
+                if on_round:
+                    on_round(entry, view.newest_round)
+        view.add_bytes(source.ledger_rows())
+    except (KeyError, TypeError, AttributeError) as error:
+        where = source.folder
+        raise ReportError(f"{where} holds an entry of another kind: {error!r}") from error
+    return {
+        "format": FORMAT,
+        "kind": "run",
+        "run_id": told["run_id"],
+        "software": told.get("software", ""),
+        "verdict": verdict(told),
+        "rounds_done": told["rounds_done"],
+        "rounds_planned": settings.get("rounds"),
+        "strategy": settings.get("strategy", ""),
+        "settings": setting_rows(settings),
+        "encodings": encodings(told["ledger"]),
+        "quality": _quality(best.tested, view, newest),
+        "curve": view.curve(),
+        "evaluations": view.evaluations(),
+        "timeline": view.timeline(),
+        "times": _times(view),
+        "bytes": _bytes(told, view, against),
+        "mask": {key: mask[key] for key in mask if key != "layers"} or None,
+        "layers": layer_rows(mask.get("layers") or {}),
+        "masks": view.masks(),
+        "num_masks": view.num_masks,
+        "pictures": mask_pictures(*source.model) if source.model else [],
+        "votes": told.get("votes") or [],
+        "not_voted": told.get("not_voted") or [],
+        "densities": told.get("densities") or [],
+        "clients": _clients(told["clients"], view.clients()),
+        "personal": told.get("personal"),
+        "incidents": view.incidents(),
+        "num_void": told.get("num_void", 0),
+        "model_digest": told.get("model_digest", ""),
+        "best": told.get("best"),
+    }
+
+
+def verdict(told: Mapping[str, Any]) -> Entry:
+    """Return in a word and a sentence how the run ended, or that it has not."""
+    done, planned = told["rounds_done"], told["settings"].get("rounds")
+    count = f"{done} of {planned} rounds"
+    if told.get("stopped"):
+        return {"word": "stopped", "text": f"stopped by an operator after {count}"}
+    if told.get("ended_early"):
+        return {"word": "ended early", "text": f"ended after {count}: {told['ended_early']}"}
+    if told["finished"]:
+        all_of_them = f"all {done} rounds" if done != 1 else "its one round"
+        return {"word": "finished", "text": f"finished {all_of_them}"}
+    return {"word": "not finished", "text": f"not finished: {count} so far"}
+
+
+def setting_rows(settings: Mapping[str, Any]) -> list[Entry]:
+    """Return the settings, those that differ from the defaults first."""
+    defaults = asdict(RunSettings())
+    rows = [
+        {
+            "name": name, "value": value, "default": defaults.get(name),
+            "changed": name not in defaults or value != defaults[name],
+        }
+        for name, value in settings.items()
+    ]  # fmt: skip
+    return sorted(rows, key=lambda row: not row["changed"])
+
+
+def encodings(rows: Iterable[Mapping[str, Any]]) -> dict[str, list[str]]:
+    """Return how values travelled, by direction: what --reference-coding came to on the links."""
+    found: dict[str, set[str]] = {way.value: set() for way in Direction}
+    for row in rows:
+        if row["phase"] in COMPARED and row["payload_bytes"]:
+            found[row["direction"]].add(row["encoding"])
+    return {way: sorted(words) for way, words in found.items()}
+
+
+class _Best:
+    """Finds how the saved best model did in all clients' test: it may be chosen on other data."""
+
+    def __init__(self, saved: Mapping[str, Any] | None) -> None:
+        self._saved = saved or {}
+        self.tested: Entry | None = None
+
+    def look_at(self, evaluation: Mapping[str, Any]) -> None:
+        if self._saved and evaluation["rounds_done"] == self._saved["rounds_done"]:
+            self.tested = {
+                "rounds_done": evaluation["rounds_done"],
+                "accuracy": evaluation["pooled"],
+                "loss": evaluation["loss"],
+                "chosen_on": self._saved.get("chosen_on", "test"),
+                "chosen_accuracy": self._saved.get("accuracy"),
+                "chosen_loss": self._saved.get("loss"),
+            }
+
+
+def _quality(best: Entry | None, view: RunView, newest: Entry) -> Entry:
+    """Return the test metrics of the final model, of the best saved one, and the best in a test.
+
+    `mean_accuracy` and `personal_accuracy` are of the clients of the newest round: of the model it
+    began with, and of each one's own after training.
+    """
+    tested = view.evaluations()
+    final = tested[-1] if tested else None
+    curve = view.curve()
+    if final is None and curve:  # only the clients of each round have tested anything yet
+        final = {"rounds_done": curve[-1]["round"], "metrics": newest.get("metrics") or {},
+                 "accuracy": curve[-1]["accuracy"], "loss": curve[-1]["loss"]}  # fmt: skip
+    return {
+        "final": final,
+        "by": "all clients" if tested else "the clients of the newest round",
+        "best": best,
+        "highest": view.best,
+        "mean_accuracy": newest.get("mean"),
+        "personal_accuracy": newest.get("personal"),
+    }
+
+
+def _times(view: RunView) -> Entry:
+    known = view.num_timed
+    began, ended = view.began, view.ended
+    return {
+        "began": began,
+        "ended": ended,
+        "whole_s": None if began is None or ended is None else ended - began,
+        "num_rounds": view.num_rounds,
+        "num_timed": known,
+        "seconds": view.seconds,
+        "mean_s": view.seconds / known if known else None,
+        "slowest_s": view.slowest_s if known else None,
+        "phases": view.phase_seconds,
+    }
+
+
+def _bytes(told: Mapping[str, Any], view: RunView, against: Against | None) -> Entry:
+    rows: Sequence[Mapping[str, Any]] = told["ledger"]
+    found = view.bytes(rows, against.num_values if against else 0)
+    counts = ("payload_bytes", "message_bytes", "socket_bytes")
+    found["total"] = {
+        way.value: {
+            count: sum(row.get(count) or 0 for row in rows if row["direction"] == way)
+            for count in counts
+        }
+        for way in Direction
+    }
+    if against:
+        found["formulas"] = formulas(against, rows, view, len(told["clients"]))
+        kept = told["mask"]["num_kept"]
+        by_paper = paper_break_even(against.num_values, against.num_masked, kept)
+        found["break_even"] = {"round": against.break_even, "paper": by_paper}
+    return found
+
+
+def _clients(samples: Mapping[str, int], rows: Sequence[Entry]) -> list[Entry]:
+    """Return the rows of all members, also of those that have not reported yet."""
+    known = {row["client"]: row for row in rows}
+    found = [
+        {**row, "samples": samples.get(name) if row["samples"] is None else row["samples"]}
+        for name in {**known, **samples}
+        for row in [known.get(name) or RunView.no_rounds(name)]
+    ]
+    return sorted(found, key=lambda row: str(row["client"]))
+
+
+class RoundTable:
+    """rounds.csv as it grows: a line for every round."""
+
+    def __init__(self, file: BinaryIO) -> None:
+        self._file = file
+        file.write(_csv([], ROUND_COLUMNS, header=True))
+
+    def add(self, entry: Mapping[str, Any], point: Mapping[str, Any]) -> None:
+        """Write a round: its entry, and its point of the curve."""
+        phases = entry.get("phases") or {}
+        line = {
+            **{name: entry.get(name) for name in ROUND_COLUMNS},
+            **{f"{phase}_s": phases.get(phase) for phase in PHASES},
+            "clients": len(entry["clients"]),
+            "missing": len(entry["missing"]),
+            "mean_accuracy": entry.get("mean"),
+            **{name: point[name] for name in ("accuracy", "up_bytes", "down_bytes")},
+        }
+        self._file.write(_csv([line], ROUND_COLUMNS, header=False))
+
+
+class EvaluationTable:
+    """evaluations.csv as it grows: a line for every test of the global model by all clients."""
+
+    def __init__(self, file: BinaryIO) -> None:
+        self._file = file
+        file.write(_csv([], EVALUATION_COLUMNS, header=True))
+
+    def add(self, entry: Mapping[str, Any]) -> None:
+        """Write a test."""
+        validation = entry.get("validation") or {}
+        line = {
+            **{name: entry.get(name) for name in EVALUATION_COLUMNS},
+            "clients": len(entry["clients"]),
+            "missing": len(entry["missing"]),
+            "accuracy": entry["pooled"],
+            "mean_accuracy": entry.get("mean"),
+            "validation_accuracy": validation.get("pooled"),
+            "validation_loss": validation.get("loss"),
+            "metrics": json.dumps(entry.get("metrics") or {}),
+            "sent_bytes": sent_bytes(entry["ledger"]),
+        }
+        self._file.write(_csv([line], EVALUATION_COLUMNS, header=False))
+
+
+def _csv(rows: Iterable[Entry], columns: Sequence[str], *, header: bool) -> bytes:
+    text = io.StringIO(newline="")
+    writer = csv.DictWriter(text, columns, extrasaction="ignore", lineterminator="\n")
+    if header:
+        writer.writeheader()
+    writer.writerows(rows)
+    return text.getvalue().encode()

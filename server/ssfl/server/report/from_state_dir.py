@@ -1,0 +1,68 @@
+"""A state directory as the source of a report: of a run that goes on, crashed, or left no results.
+
+Reads only, takes no lock; the coordinator may be at work there meanwhile.
+"""
+
+from pathlib import Path
+
+from ssfl.method.manifest import Manifest
+from ssfl.method.mask import Mask
+from ssfl.server.errors import StateError
+from ssfl.server.history.history_file import Follower
+from ssfl.server.history.run_history import Newest
+from ssfl.server.recovery.recover import settings_of
+from ssfl.server.recovery.snapshot import Told, replay
+from ssfl.server.report.outputs import mask_document, run_document
+from ssfl.server.report.source import LEDGER, ReportError, Source
+from ssfl.server.run import facts
+from ssfl.server.run.state import RunState
+from ssfl.server.storage.journal import records_of
+from ssfl.server.storage.model_store import Store
+
+JOURNAL = "journal"
+
+
+def open_state(folder: Path) -> Source:
+    """Return what the journal of a state directory tells, up to its last whole record."""
+    journal = folder / JOURNAL
+    try:
+        told = _replayed(journal)
+        model = _mask(folder, told.state)
+    except (StateError, ValueError) as error:
+        raise ReportError(f"{folder}: {error}") from error
+    except OSError as error:
+        raise ReportError(f"cannot read {error.filename or folder}: {error.strerror}") from error
+    ledger, num_bytes = told.newest.account
+    document = run_document(told.state, None, told.newest, ledger)
+    if model:
+        document["mask"] = mask_document(*model, told.state.mask_epoch)
+    path = folder / LEDGER
+    return Source(
+        folder,
+        document,
+        lambda names: (
+            (one.name, one.entry)
+            for one in Follower(journal).entries(told.num_bytes)
+            if one.name in names
+        ),
+        path if path.is_file() else None,
+        model,
+        num_bytes,
+    )
+
+
+def _replayed(journal: Path) -> Told:
+    opened = next(records_of(journal), None)
+    begun = facts.from_json(opened[1]) if opened else None
+    if not isinstance(begun, facts.RunOpened):
+        raise StateError(f"{journal} tells of no run yet")
+    nothing = Told(RunState(settings_of(begun)), Newest(), 0, 0)
+    return replay(journal, nothing, journal.stat().st_size)
+
+
+def _mask(folder: Path, state: RunState) -> tuple[Manifest, Mask] | None:
+    if not state.manifest_digest or not state.mask_digest:
+        return None
+    store = Store(folder, state.settings.seed)
+    manifest = store.load_manifest(state.manifest_digest)
+    return manifest, store.load_mask(manifest, state.mask_epoch, state.mask_digest)

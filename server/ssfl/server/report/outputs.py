@@ -1,0 +1,178 @@
+"""What a finished run leaves behind: the model, mask and manifest, the history, the bytes."""
+
+import logging
+import threading
+import time
+from collections.abc import Callable
+from copy import copy
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from ssfl.durable.files import write_atomic
+from ssfl.method.manifest import Manifest
+from ssfl.method.mask import Mask
+from ssfl.method.model_state import ModelState
+from ssfl.program.model_io.safetensors_model import write_model
+from ssfl.program.version import ssfl_version
+from ssfl.server.accounting.ledger_file import copy_ledger
+from ssfl.server.history.history_file import history_blocks
+from ssfl.server.history.run_history import Newest
+from ssfl.server.loop.run_loop import Conductor
+from ssfl.server.report.contents import write_report
+from ssfl.server.run.state import RunState
+
+log = logging.getLogger(__name__)
+
+REPORT_AGAIN_S = 60.0  # after a failure
+_ACCOUNTS = threading.Lock()  # who writes them last has looked last
+
+
+def run_folder(out_dir: str | Path, run_id: str) -> str:
+    """Return where the coordinator writes the results of a run."""
+    return str((Path(out_dir) / run_id / "coordinator").absolute())
+
+
+def history_document(conductor: Conductor) -> Callable[[], bytes]:
+    """Note what is known now; return what makes history.json of it, for a worker thread."""
+    stop, state, model = conductor.told_bytes, conductor.state, conductor.model
+    newest, ledger = copy(conductor.history), conductor.ledger.rows()
+
+    def document() -> bytes:
+        told = run_document(state, model, newest, ledger)
+        return b"".join(history_blocks(conductor.journal_path, stop, told))
+
+    return document
+
+
+def run_document(
+    state: RunState, model: ModelState | None, history: Newest, ledger: list[dict[str, Any]]
+) -> dict[str, Any]:
+    """Return the content of history.json: settings, model, mask, rounds, evaluations, bytes."""
+    document: dict[str, Any] = {
+        "format": 1,
+        "software": ssfl_version(),
+        "run_id": state.run_id,
+        "settings": asdict(state.settings),
+        "rounds_done": state.rounds_done,
+        "finished": state.finished,
+        "stopped": state.stopped,
+        "ended_early": state.end_reason,
+        "model_digest": state.base_digest,
+        "best": asdict(state.best) if state.best else None,
+        "clients": {m.client: m.num_samples for m in state.members.values()},
+        **history.to_dict(),
+        "not_voted": _not_voted(state, history),
+        "ledger": ledger,
+    }
+    if model and model.mask:
+        document["mask"] = mask_document(model.manifest, model.mask, model.mask_epoch)
+    return document
+
+
+def mask_document(manifest: Manifest, mask: Mask, epoch: int) -> dict[str, Any]:
+    """Return what history.json tells of the newest mask."""
+    return {
+        "epoch": epoch,
+        "digest": mask.digest.hex(),
+        "num_kept": mask.num_kept,
+        "num_masked": mask.size,
+        "num_values": manifest.size,
+        "layers": {
+            name: {"kept": kept, "size": size}
+            for name, (kept, size) in mask.kept_by_tensor(manifest).items()
+        },
+    }
+
+
+def _not_voted(state: RunState, history: Newest) -> list[str]:
+    """Return who takes part but had no say in the mask: missed it, or joined later."""
+    voters = {row["client"] for row in history.votes}
+    return sorted(set(state.members) - voters) if voters else []
+
+
+def write_outputs(conductor: Conductor, out_dir: Path) -> None:
+    """Write the final model, the history and the bytes."""
+    folder = Path(run_folder(out_dir, conductor.state.run_id))
+    folder.mkdir(parents=True, exist_ok=True)
+    model = conductor.model
+    if model and model.mask and model.values is not None:
+        write_model(folder, model.manifest, model.mask, model.values)
+        write_best(conductor, model, folder / "best")
+    write_accounts(conductor, out_dir)
+
+
+def write_best(conductor: Conductor, model: ModelState, folder: Path) -> None:
+    """Write the model that all clients' evaluations found best, beside the final one."""
+    found = conductor.state.best
+    if found is None:
+        return
+    if not conductor.store.holds_best(found):  # evaluated by a version that kept none
+        log.warning("the best model was not kept", extra={"rounds_done": found.rounds_done})
+        return
+    best = conductor.store.load_best(found, model)
+    assert best.mask is not None and best.values is not None
+    folder.mkdir(exist_ok=True)
+    write_model(folder, best.manifest, best.mask, best.values)
+
+
+def write_accounts(conductor: Conductor, out_dir: Path) -> None:
+    """Write history.json and ledger.csv of a finished run: the totals are the sums of the rows."""
+    folder = Path(run_folder(out_dir, conductor.state.run_id))
+    with _ACCOUNTS:
+        newest = copy(conductor.history)
+        ledger, num_bytes = newest.account
+        copy_ledger(conductor.ledger_file.path, folder / "ledger.csv", num_bytes)
+        told = run_document(conductor.state, conductor.model, newest, ledger)
+        blocks = history_blocks(conductor.journal_path, conductor.told_bytes, told)
+        write_atomic(folder / "history.json", blocks)
+
+
+class Accounts:
+    """History, bytes and report of a finished run: each written again only if there is news."""
+
+    def __init__(self, out_dir: Path) -> None:
+        self._out_dir = out_dir
+        self._written = -1  # the length of the ledger's file that the books tell of
+        self._reported = -1  # likewise of the report
+        self._failed_s: float | None = None
+
+    def write_outputs(self, conductor: Conductor) -> None:
+        """Write the final model and the books."""
+        so_far = conductor.history.account[1]
+        write_outputs(conductor, self._out_dir)
+        self._written = so_far
+
+    def write(self, conductor: Conductor) -> None:
+        """Bring the books up to date."""
+        so_far = conductor.history.account[1]
+        if so_far != self._written:
+            write_accounts(conductor, self._out_dir)
+            self._written = so_far
+
+    def report(self, conductor: Conductor) -> None:
+        """Bring the report up to date with the books; if that failed, try again after a while.
+
+        A convenience, which can be made again: whatever goes wrong here must not harm the run.
+        """
+        now_s = time.monotonic()
+        if self._failed_s is not None and now_s - self._failed_s < REPORT_AGAIN_S:
+            return
+        if self._reported == self._written:
+            return
+        folder = Path(run_folder(self._out_dir, conductor.state.run_id))
+        about = self._written
+        try:
+            with _ACCOUNTS:
+                report = write_report(folder)
+        except Exception as error:  # noqa: BLE001
+            self._failed_s = now_s
+            again = f"ssfl report {folder}"
+            log.warning("the report was not written: %s", error, extra={"to_try_again": again})
+        else:
+            self._reported, self._failed_s = about, None
+            log.info("report written", extra={"file": str(report)})
+
+    @property
+    def has_report(self) -> bool:
+        return self._reported >= 0

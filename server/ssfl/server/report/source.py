@@ -1,0 +1,167 @@
+"""What a report is made from: the folder a coordinator wrote, or its state directory.
+
+history.json has a line for each round, mask and evaluation (history_file.py) and is read line by
+line, so that the memory needed does not depend on the number of rounds: once for each list, since
+entries are told in the order they came about in. One that was written in another way, as by another
+program, is read whole.
+"""
+
+import csv
+import json
+import re
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from heapq import merge
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from ssfl.method.errors import MethodError
+from ssfl.method.manifest import Manifest
+from ssfl.method.mask import Mask
+from ssfl.program.model_io.safetensors_model import MANIFEST, MASK
+from ssfl.server.history.run_history import Entry
+
+HISTORY, LEDGER = "history.json", "ledger.csv"
+LISTS = ("evaluations", "masks", "rounds")  # of one model, in the order they come about in
+NEEDED = ("run_id", "settings", "rounds_done", "finished", "clients", "ledger")
+FORMAT = 1  # of history.json
+_LIST = re.compile(r'"(rounds|masks|evaluations)": \[(\]\}?,?)?\n?')
+_ENDS = {"", ",", "],", "]}"}  # what may follow an entry on its line
+
+Entries = Iterator[tuple[str, Entry]]
+
+
+class ReportError(Exception):
+    """The files of a run cannot be read; says which, and what is wrong."""
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """One run: what is known at its end, and its steps one by one, as often as they are asked for.
+
+    `told` is history.json without the lists of `LISTS`; `entries` yields those of the lists named,
+    in the order they came about in.
+    """
+
+    folder: Path
+    told: dict[str, Any]
+    entries: Callable[[Sequence[str]], Entries]
+    ledger: Path | None  # ledger.csv, where there is one
+    model: tuple[Manifest, Mask] | None  # None: the run has agreed on no mask yet
+    ledger_bytes: int | None = None  # of ledger.csv, if it may have grown since
+
+    def ledger_rows(self) -> Iterator[dict[str, str]]:
+        """Yield the rows of ledger.csv; nothing if there is none."""
+        if self.ledger is None:
+            return
+        try:
+            with self.ledger.open("rb") as file:
+                for row in csv.DictReader(_text(file, self.ledger_bytes)):
+                    if not (row.get("message_bytes") or "").isdigit():
+                        raise ReportError(f"{self.ledger} is damaged: {str(row)[:200]}")
+                    yield row
+        except (OSError, ValueError, csv.Error) as error:
+            raise ReportError(f"cannot read {self.ledger}: {error}") from error
+
+
+def _text(file: BinaryIO, num_bytes: int | None) -> Iterator[str]:
+    for line in file:
+        if num_bytes is not None and file.tell() > num_bytes:
+            return
+        yield line.decode()
+
+
+def open_folder(folder: Path) -> Source:
+    """Return the run whose results a coordinator wrote into `folder`."""
+    history = folder / HISTORY
+    try:
+        told, entries = _open_history(history)
+    except OSError as error:
+        raise ReportError(f"cannot read {history}: {error.strerror}") from error
+    except (ValueError, RecursionError) as error:  # also of text that is not UTF-8
+        raise _damaged(history, error) from error
+    _check(history, told)
+    ledger = folder / LEDGER
+    return Source(folder, told, entries, ledger if ledger.is_file() else None, _mask(folder, told))
+
+
+def _open_history(path: Path) -> tuple[dict[str, Any], Callable[[Sequence[str]], Entries]]:
+    with path.open(encoding="utf-8") as file:
+        first, second = file.readline().rstrip("\n"), file.readline()
+    if first.endswith(",") and _LIST.fullmatch(second):
+        return _object(first[:-1] + "}"), lambda names: _in_order(
+            _lines(path, name) for name in names
+        )
+    whole = _object(path.read_text("utf-8"))
+    lists = {name: whole.pop(name, []) for name in LISTS}
+    return whole, lambda names: _in_order(_named(name, lists[name]) for name in names)
+
+
+def _named(name: str, entries: Iterable[Entry]) -> Entries:
+    return ((name, entry) for entry in entries)
+
+
+def _in_order(lists: Iterable[Entries]) -> Entries:
+    """Merge lists: all clients test a model before its mask is renewed, and it is trained on."""
+    return merge(*lists, key=lambda one: (one[1]["rounds_done"], LISTS.index(one[0])))
+
+
+def _object(text: str) -> dict[str, Any]:
+    found = json.loads(text)
+    if not isinstance(found, dict):
+        raise ValueError("it is not an object")
+    return found
+
+
+def _lines(path: Path, wanted: str) -> Entries:
+    decode = json.JSONDecoder().raw_decode
+    name, end = "", ""
+    try:
+        with path.open(encoding="utf-8") as file:
+            file.readline()
+            for line in file:
+                if start := _LIST.match(line):
+                    name, end = start[1], "]}" if (start[2] or "").startswith("]}") else ""
+                    continue
+                if name != wanted:
+                    end = line[-3:].strip().lstrip("}")
+                    continue
+                entry, at = decode(line)
+                end = line[at:].strip()
+                if end not in _ENDS or not isinstance(entry, dict):
+                    raise ValueError(f"cannot read {line[at : at + 40]!r}")
+                yield name, entry
+    except (OSError, ValueError, RecursionError) as error:
+        raise _damaged(path, error) from error
+    if not end.startswith("]"):
+        raise _damaged(path, "it ends in the middle")
+
+
+def _damaged(path: Path, why: object) -> ReportError:
+    return ReportError(f"{path} is damaged: {why}; restore it, or name the run's state directory")
+
+
+def _check(path: Path, told: dict[str, Any]) -> None:
+    missing = [name for name in NEEDED if name not in told]
+    if missing:
+        raise ReportError(f"{path} is not the history of a run: it holds no {missing[0]!r}")
+    if told.get("format") != FORMAT:
+        raise ReportError(
+            f"{path} has format {told.get('format')!r}; this version reads {FORMAT}: "
+            "use the version that wrote it, or a later one"
+        )
+
+
+def _mask(folder: Path, told: dict[str, Any]) -> tuple[Manifest, Mask] | None:
+    """Return the final mask, if its files are there and are those of the history."""
+    if not (folder / MANIFEST).is_file() or not (folder / MASK).is_file():
+        return None
+    try:
+        manifest = Manifest.from_json((folder / MANIFEST).read_bytes())
+        mask = Mask((folder / MASK).read_bytes(), manifest.num_masked)
+    except (MethodError, ValueError, OSError) as error:
+        raise ReportError(f"{folder / MASK} and {MANIFEST} cannot be read: {error}") from error
+    expected = (told.get("mask") or {}).get("digest")
+    if mask.digest.hex() != expected:
+        raise ReportError(f"{folder / MASK} is not the mask that {HISTORY} tells of")
+    return manifest, mask

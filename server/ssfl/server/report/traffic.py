@@ -1,0 +1,106 @@
+"""A run's bytes beside what a dense system and the paper's formulas come to for the same transfers.
+
+P values of the model, W of them masked, D = P - W not, k kept: then float32 costs 4P dense, 4sP by
+the paper (s = k / W, norms and biases pruned like the rest), 4(k + D) as kept values; and before
+the first round 4P for the model, 4W for scores and W / 8 for the mask. Payload bytes, as in the
+paper: messages and TCP around them are in the ledger's other columns. dense.py says which transfers
+are compared.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ssfl.server.accounting.dense_equivalent import BYTES_PER_VALUE, COMPARED
+from ssfl.server.accounting.ledger import ONE_OFF, Direction
+from ssfl.server.history.run_history import Entry
+from ssfl.server.report.run_view import RunView, payload
+
+
+@dataclass
+class Against:
+    """Sums, entry by entry, what others would have sent; before the first mask all is dense."""
+
+    num_values: int
+    num_masked: int
+    kept_values_up: int = 0  # k + D for every update,
+    kept_values_down: int = 0  # and for every model sent
+    paper_values_up: float = 0.0  # sP
+    paper_values_down: float = 0.0
+    break_even: int | None = None  # rounds after which less had been sent than by a dense system
+    _kept: int | None = None  # by the newest mask
+    _updates: int = 0  # counted so far
+    _models: int = 0
+
+    def add(self, name: str, entry: Mapping[str, Any], view: RunView) -> None:
+        """Take the next entry of the list `name`, which `view` has just taken."""
+        kept = self.num_masked if self._kept is None else self._kept
+        updates, self._updates = view.num_updates - self._updates, view.num_updates
+        models, self._models = view.num_models - self._models, view.num_models
+        values, share = kept + self.num_values - self.num_masked, kept / self.num_masked
+        self.kept_values_up += updates * values
+        self.kept_values_down += models * values
+        self.paper_values_up += updates * share * self.num_values
+        self.paper_values_down += models * share * self.num_values
+        if name == "masks":
+            self._kept = entry["num_kept"]  # what was sent to be scored is under the mask before
+        if name == "rounds" and self.break_even is None:
+            sent = sum(payload(entry["ledger"], way, (*ONE_OFF, *COMPARED)) for way in Direction)
+            if sent < BYTES_PER_VALUE * self.num_values * (self._updates + self._models):
+                self.break_even = entry["round"] + 1
+
+
+def formulas(
+    against: Against, rows: Sequence[Mapping[str, Any]], view: RunView, num_clients: int
+) -> list[Entry]:
+    """Return lines of what each kind of transfer comes to: dense, by the paper, and here.
+
+    What every one of `num_clients` got once is the model, and each mask.
+    """
+    values, masked = against.num_values, against.num_masked
+    up, down = Direction.UP, Direction.DOWN
+    compared = view.bytes(rows, values)
+    out = [
+        _line("updates up", view.num_updates, "4sP", against.paper_values_up,
+              compared["up"]["values"], values, against.kept_values_up),
+        _line("models down", view.num_models, "4sP", against.paper_values_down,
+              compared["down"]["values"], values, against.kept_values_down),
+        _line("initial model", num_clients, "4P", num_clients * values,
+              payload(rows, down, ("initial",)), values, num_clients * values),
+    ]  # fmt: skip
+    if view.num_masks:
+        scores, masks = view.num_votes * masked, num_clients * view.num_masks
+        out += [
+            _line("scores up", view.num_votes, "4W", scores, payload(rows, up, ("scores",))),
+            _line("mask down", masks, "W/8", masks * masked / 32, payload(rows, down, ("mask",))),
+        ]
+    return out
+
+
+def _line(
+    what: str, times: int, formula: str, paper_values: float, num_bytes: int,
+    dense_values: int = 0, kept_values: int | None = None,
+) -> Entry:  # fmt: skip
+    """Numbers of values become float32; `dense_values` are those of one transfer."""
+    paper, dense = BYTES_PER_VALUE * paper_values, BYTES_PER_VALUE * dense_values * times
+    return {
+        "what": what,
+        "transfers": times,
+        "dense_bytes": dense or None,
+        "formula": formula,
+        "paper_bytes": round(paper),
+        "kept_bytes": None if kept_values is None else BYTES_PER_VALUE * kept_values,
+        "bytes": num_bytes,
+        "to_paper": num_bytes / paper if paper else None,
+        "to_dense": num_bytes / dense if dense else None,
+    }
+
+
+def paper_break_even(num_values: int, num_masked: int, num_kept: int) -> float | None:
+    """Return after how many rounds a client has, by the formulas, moved less than in a dense run.
+
+    (4P + 4W + W/8) / (8 (P - k - D)); None: never, since nothing is pruned.
+    """
+    spared = 2 * BYTES_PER_VALUE * (num_masked - num_kept)
+    once = BYTES_PER_VALUE * (num_values + num_masked) + num_masked / 8
+    return once / spared if spared else None

@@ -1,0 +1,167 @@
+"""Sockets: the client port, the admin port, health and reflection."""
+
+import socket
+from typing import TYPE_CHECKING
+
+import grpc
+import grpc.aio
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_health.v1._async import HealthServicer
+from grpc_reflection.v1alpha import reflection
+
+from ssfl.codec import MAX_CHUNK_BYTES
+from ssfl.method.manifest import MAX_MANIFEST_BYTES
+from ssfl.program.exits import ExitCode, ProgramError
+from ssfl.server.config import CoordinatorConfig
+from ssfl.server.loop.limits import MAX_METADATA_BYTES, MAX_STREAMS, Limits, connections_that_fit
+from ssfl.server.loop.presence import Sessions
+from ssfl.server.loop.refusals import Refusals
+from ssfl.server.loop.run_loop import Conductor
+from ssfl.server.rpc.admin import AdminService
+from ssfl.server.rpc.auth import IdentityInterceptor
+from ssfl.server.rpc.call_context import Desk
+from ssfl.server.rpc.interceptors import StatusInterceptor
+from ssfl.server.rpc.service import CoordinatorService
+from ssfl.server.uploads.receive import Uploads
+from ssfl.v1 import admin_pb2_grpc, coordinator_pb2, coordinator_pb2_grpc
+
+if TYPE_CHECKING:
+    from ssfl.server.rpc.tls import Security  # loads cryptography
+
+# Clients ping every 10 s (docs/wire-format.md, section Connections): allow that.
+OPTIONS = [
+    ("grpc.max_receive_message_length", MAX_CHUNK_BYTES + MAX_MANIFEST_BYTES),
+    ("grpc.keepalive_time_ms", 30_000),
+    ("grpc.keepalive_timeout_ms", 20_000),
+    ("grpc.keepalive_permit_without_calls", 1),
+    ("grpc.http2.min_recv_ping_interval_without_data_ms", 10_000),
+    ("grpc.http2.max_ping_strikes", 0),
+    ("grpc.so_reuseport", 0),  # a port in use is an error, not a silent second server
+    # Otherwise a connection keeps read buffers as large as its largest burst: 1.4 MB for each
+    # client that has uploaded megabytes (docs/decisions/0002-asyncio-server.md).
+    ("grpc.experimental.tcp_max_read_buffer_size", 8 << 10),
+]
+GRACE_S = 1.0
+# The client port alone: anybody can reach it.
+HANDSHAKE_S = 20  # a connection that does not speak HTTP/2 by then is closed
+IDLE_S = 300  # likewise one without a call; a client at work says so every 10 s
+
+
+def client_options(max_connections: int) -> list[tuple[str, int]]:
+    """Return the options of the client port."""
+    return [
+        *OPTIONS,
+        ("grpc.max_allowed_incoming_connections", max_connections),
+        ("grpc.max_concurrent_streams", MAX_STREAMS),
+        ("grpc.max_metadata_size", MAX_METADATA_BYTES),
+        ("grpc.absolute_max_metadata_size", MAX_METADATA_BYTES),
+        ("grpc.server_handshake_timeout_ms", 1000 * HANDSHAKE_S),
+        ("grpc.max_connection_idle_ms", 1000 * IDLE_S),
+    ]
+
+
+class Listener:
+    """The coordinator's two gRPC servers."""
+
+    def __init__(
+        self,
+        config: CoordinatorConfig,
+        conductor: Conductor,
+        sessions: Sessions,
+        security: "Security | None" = None,  # None: nothing is asked of whoever connects
+    ) -> None:
+        self._config = config
+        self._security = security
+        self._conductor = conductor
+        service = service_for(config, conductor, sessions)
+        self.uploads = service.uploads
+        token, mutual = (security.token, security.mutual) if security else ("", False)
+        identity = IdentityInterceptor(token=token, certificates=mutual)
+        status = StatusInterceptor(conductor.refusals, config.run.no_progress_s)
+        self._clients = grpc.aio.server(
+            interceptors=[status, identity],
+            options=client_options(connections_that_fit(config.max_connections)),
+        )
+        coordinator_pb2_grpc.add_CoordinatorServiceServicer_to_server(service, self._clients)
+        self._health = HealthServicer()
+        health_pb2_grpc.add_HealthServicer_to_server(self._health, self._clients)
+        name = coordinator_pb2.DESCRIPTOR.services_by_name["CoordinatorService"].full_name
+        names = (name, "grpc.health.v1.Health", reflection.SERVICE_NAME)
+        reflection.enable_server_reflection(names, self._clients)
+        operator = IdentityInterceptor(certificates=mutual, admin=True)
+        # An operator's slips are logged, too, but are no refusals of clients: counted apart.
+        slips = StatusInterceptor(Refusals(conductor.clock, lambda _name: False))
+        self._admin = grpc.aio.server(interceptors=[slips, operator], options=OPTIONS)
+        admin_pb2_grpc.add_AdminServiceServicer_to_server(
+            AdminService(conductor, sessions, str(config.out_dir)), self._admin
+        )
+        self.port = 0
+        self.admin_port = 0
+
+    async def start(self) -> None:
+        """Listen; raise ProgramError(PORT_IN_USE) if a port cannot be had."""
+        config = self._config
+        self.port = _bind(self._clients, config.host, config.port, "--port", self._credentials())
+        self._conductor.connections.port = self.port
+        self.admin_port = _bind(
+            self._admin, config.admin_host, config.admin_port, "--admin-port", self._credentials()
+        )
+        await self._clients.start()
+        await self._admin.start()
+        await self._health.set("", health_pb2.HealthCheckResponse.SERVING)
+
+    def _credentials(self) -> grpc.ServerCredentials | None:
+        return self._security.credentials if self._security else None
+
+    async def stop(self) -> None:
+        """Stop taking calls and end those that are open; harmless before the start."""
+        await self._conductor.connections.count()  # afterwards they are gone
+        await self._health.enter_graceful_shutdown()
+        await self._clients.stop(GRACE_S)
+        await self._admin.stop(GRACE_S)
+
+
+def service_for(
+    config: CoordinatorConfig, conductor: Conductor, sessions: Sessions
+) -> CoordinatorService:
+    """Return the service that clients talk to; its clock is the conductor's."""
+    uploads = Uploads(
+        conductor.spool,
+        conductor.ledger,
+        config.upload_slots,
+        config.run.no_progress_s,
+        conductor.clock,
+        conductor.tally.resumed,
+    )
+    limits = Limits(config.max_clients, config.max_model_values)
+    return CoordinatorService(Desk(conductor, sessions), uploads, config.reference_coding, limits)
+
+
+def _bind(
+    server: grpc.aio.Server,
+    host: str,
+    port: int,
+    flag: str,
+    credentials: grpc.ServerCredentials | None,
+) -> int:
+    address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+    try:
+        _try(host, port)  # gRPC would not say why it cannot
+        if credentials:
+            return int(server.add_secure_port(address, credentials))
+        return int(server.add_insecure_port(address))
+    except (OSError, RuntimeError) as error:
+        why = error.strerror if isinstance(error, OSError) else str(error)
+        raise ProgramError(
+            f"cannot listen on {address}: {why}; choose another with {flag}, or {flag} 0 for a "
+            f"free one (the host is set with {flag.replace('port', 'host')})",
+            ExitCode.PORT_IN_USE,
+        ) from error
+
+
+def _try(host: str, port: int) -> None:
+    """Raise OSError if the address cannot be listened on."""
+    family, kind, protocol, _, place = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+    with socket.socket(family, kind, protocol) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        probe.bind(place)

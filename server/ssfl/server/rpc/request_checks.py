@@ -1,0 +1,181 @@
+"""Is a request one this run can take? Form, version, membership, session."""
+
+import re
+from collections.abc import Sequence
+
+from ssfl.method.manifest import Manifest
+from ssfl.method.strategies.contract import ClientId
+from ssfl.server.errors import (
+    ClientIdTaken,
+    InvalidRequest,
+    JoinAgain,
+    ManifestMismatch,
+    Removed,
+    RunFull,
+    SessionEnded,
+    UnknownClient,
+    VersionUnsupported,
+)
+from ssfl.server.run.state import Member, RunState
+from ssfl.server.run.weights import check_samples
+from ssfl.v1 import coordinator_pb2 as pb
+from ssfl.v1 import transfer_pb2, update_pb2
+
+PROTOCOL_VERSION = 1
+TOKEN_BYTES = 16
+DIGEST_BYTES = 32
+MAX_SAMPLES = 1 << 31
+MAX_TEXT = 200
+MAX_CLASSES = 10_000
+MAX_ENCODINGS = 64
+MAX_NUMBER = 1e30  # of what a client reports of itself: sums of many stay finite
+MUST_READ = {
+    transfer_pb2.ENCODING_BITMASK_ZSTD,
+    transfer_pb2.ENCODING_VALUES_ONLY,
+    transfer_pb2.ENCODING_DENSE,
+    transfer_pb2.ENCODING_BITMASK,
+}
+MAX_METRICS = 16
+_METRIC = re.compile(r"[A-Za-z0-9._-]{1,40}")
+_CLIENT_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+
+
+def check_join(request: pb.JoinRequest, state: RunState, *, alive: bool) -> ClientId:
+    """Return the client's id; raise the refusal if it may not enter."""
+    if request.protocol_version > PROTOCOL_VERSION:
+        raise VersionUnsupported(request.protocol_version, PROTOCOL_VERSION)
+    if request.protocol_version < 1:
+        raise InvalidRequest("protocol_version is missing")
+    client = check_client_id(request.client_id)
+    if client == "coordinator":
+        raise InvalidRequest("the id coordinator is taken: choose another with --client-id")
+    if len(request.token) != TOKEN_BYTES:
+        raise InvalidRequest(f"a token has {TOKEN_BYTES} bytes, not {len(request.token)}")
+    if len(request.manifest_digest) not in (0, DIGEST_BYTES):
+        raise InvalidRequest(f"a manifest_digest of {len(request.manifest_digest)} bytes")
+    if not 1 <= request.num_samples <= MAX_SAMPLES:
+        raise InvalidRequest(
+            f"{client} has {request.num_samples} training samples; 1 to {MAX_SAMPLES} are possible"
+        )
+    check_samples(client, request.num_samples, state.settings)
+    if len(request.fingerprint) > MAX_TEXT or len(request.software) > MAX_TEXT:
+        raise InvalidRequest(f"fingerprint and software have at most {MAX_TEXT} characters")
+    if missing := MUST_READ - set(request.encodings):
+        names = ", ".join(sorted(transfer_pb2.Encoding.Name(one) for one in missing))
+        raise InvalidRequest(f"a client must read {names}")
+    if len(request.encodings) > MAX_ENCODINGS:
+        raise InvalidRequest(f"a list of more than {MAX_ENCODINGS} encodings")
+    if len(request.class_counts) > MAX_CLASSES:
+        raise InvalidRequest(f"class counts of more than {MAX_CLASSES} classes")
+    if len(request.labels) > MAX_CLASSES:
+        raise InvalidRequest(f"labels of more than {MAX_CLASSES} classes")
+    check_not_removed(client, state)
+    member = state.members.get(client)
+    if member and member.token != request.token.hex() and alive and not member.left:
+        raise taken(client)
+    if client == "admin":
+        raise InvalidRequest("the id admin is the operator's: choose another with --client-id")
+    if member is None and _is_full(state) and not state.finished:
+        raise RunFull(
+            f"this run is reproducible with {state.settings.clients} clients, and all have joined"
+        )
+    return client
+
+
+def _is_full(state: RunState) -> bool:
+    """Tell whether a reproducible run has all its clients: for good, once it has begun."""
+    if not state.settings.reproducible:
+        return False
+    here = [m for m in state.members.values() if not m.left and m.client not in state.removed]
+    return bool(state.founders) or len(here) >= state.settings.clients
+
+
+def check_client_id(name: str) -> ClientId:
+    """Return a name as a client's id; raise InvalidRequest if it cannot be one."""
+    if not _CLIENT_ID.fullmatch(name):
+        raise InvalidRequest(
+            f"client id {name[:MAX_TEXT]!r} must be 1 to 64 letters, digits, "
+            "'.', '_' or '-': choose one with --client-id"
+        )
+    return ClientId(name)
+
+
+def check_not_removed(client: ClientId, state: RunState) -> None:
+    """Raise Removed if an operator removed the site."""
+    if client in state.removed:
+        raise Removed(f"{client} was removed from this run by its operator: ask there why")
+
+
+def taken(client: ClientId) -> ClientIdTaken:
+    """Return the refusal of an id that a live client has."""
+    return ClientIdTaken(
+        f"a client called {client} is already here: stop it first (one that was killed is "
+        "forgotten after 30 s), or give this one another name with --client-id"
+    )
+
+
+def check_manifest(request: pb.JoinRequest, state: RunState, manifest: Manifest | None) -> None:
+    """Raise ManifestMismatch if the client built another model than the run's."""
+    if manifest is None or not request.manifest_digest:
+        return
+    if request.manifest_digest.hex() == state.manifest_digest:
+        return
+    if not request.manifest:
+        raise JoinAgain("the model differs from the run's: send its manifest to learn where")
+    theirs = Manifest.from_json(request.manifest)
+    difference = manifest.first_difference(theirs) or "the manifests' digests"
+    author = state.described_by
+    mend = "begin" if author.startswith("--init") else f"stop {author} and begin"
+    raise ManifestMismatch(
+        f"{request.client_id} built another model: {difference}. The run has that of {author}; "
+        f"if it is the wrong one, {mend} again with --fresh"
+    )
+
+
+def check_caller(caller: pb.Caller, state: RunState) -> Member:
+    """Return the member that speaks; raise the refusal that says how to get in again."""
+    if caller.run_id != state.run_id:
+        raise UnknownClient(
+            f"this is run {state.run_id}, not {caller.run_id[:MAX_TEXT]!r}: join it"
+        )
+    member = state.members.get(ClientId(caller.client_id))
+    if member is None:
+        raise UnknownClient(f"{caller.client_id[:MAX_TEXT]!r} has not joined run {state.run_id}")
+    check_not_removed(member.client, state)
+    if caller.session != member.session:
+        raise session_ended(member)
+    return member
+
+
+def session_ended(member: Member) -> SessionEnded:
+    """Return the refusal of a session that a newer one has replaced."""
+    return SessionEnded(f"another process has joined as {member.client} since: this one must stop")
+
+
+def check_report(
+    work_s: float, *numbers: float, evaluations: Sequence[update_pb2.Evaluation] = ()
+) -> None:
+    """Raise InvalidRequest unless what a client reports of itself can be true."""
+    if not 0 <= work_s <= MAX_NUMBER:
+        raise InvalidRequest(f"the work cannot have taken {work_s:g} s")
+    for tested in evaluations:
+        if tested.correct > tested.total:
+            raise InvalidRequest(f"{tested.correct} of {tested.total} samples cannot be correct")
+        if len(tested.metric_sums) > MAX_METRICS:
+            raise InvalidRequest(f"{len(tested.metric_sums)} metrics; {MAX_METRICS} are the most")
+        for name in tested.metric_sums:
+            if not _METRIC.fullmatch(name):
+                raise InvalidRequest(f"a metric cannot be called {name[:MAX_TEXT]!r}")
+        if tested.total > MAX_SAMPLES:
+            raise InvalidRequest(f"tested on {tested.total} samples; {MAX_SAMPLES} are the most")
+        numbers += (tested.loss_sum, *tested.metric_sums.values())
+    if not all(abs(number) <= MAX_NUMBER for number in numbers):  # NaN is not
+        raise InvalidRequest(f"losses, metrics, errors and times must lie within ±{MAX_NUMBER:g}")
+
+
+def check_ready(member: Member, state: RunState) -> None:
+    """Raise JoinAgain unless the member built the run's model."""
+    if not member.manifest_digest:
+        raise JoinAgain("join again with the digest of the manifest you built")
+    if state.manifest_digest and member.manifest_digest != state.manifest_digest:
+        raise JoinAgain("the run's model is known now: join again to compare it with yours")

@@ -1,0 +1,265 @@
+"""RPC <-> events: check, post to the run, answer. The decisions are in run.py."""
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import AsyncIterator
+from typing import Any
+
+from ssfl.durable.failpoints import failpoint
+from ssfl.method.strategies.contract import ClientId, Work
+from ssfl.program.version import ssfl_version
+from ssfl.server.accounting.ledger import Direction
+from ssfl.server.broadcast.payloads import NotBuilt
+from ssfl.server.broadcast.settings_message import settings_to_message
+from ssfl.server.broadcast.tasks import Ready, task_for
+from ssfl.server.errors import InvalidRequest
+from ssfl.server.history.sample_warnings import SampleCounts
+from ssfl.server.loop.limits import Joins, Limits
+from ssfl.server.rpc import request_checks
+from ssfl.server.rpc.call_context import Desk, evaluation_of, outcome_of
+from ssfl.server.rpc.preflight import Preflight
+from ssfl.server.rpc.upload_handlers import Intake
+from ssfl.server.run import events
+from ssfl.server.run.events import Reply
+from ssfl.server.run.state import Member
+from ssfl.server.uploads.encoding_choice import reader_of
+from ssfl.server.uploads.receive import Uploads
+from ssfl.v1 import coordinator_pb2 as pb
+from ssfl.v1 import coordinator_pb2_grpc
+
+log = logging.getLogger("ssfl.run")
+
+HEARTBEAT_S = 15.0
+
+
+class CoordinatorService(coordinator_pb2_grpc.CoordinatorServiceServicer):
+    """The service every client talks to."""
+
+    def __init__(
+        self,
+        desk: Desk,
+        uploads: Uploads,
+        reference_coding: str = "auto",
+        limits: Limits | None = None,
+    ) -> None:
+        self._desk = desk
+        self._conductor = desk.conductor
+        self.uploads = uploads
+        self._limits = limits or Limits()
+        self._joins = Joins(desk.conductor.clock)
+        self._joining: set[ClientId] = set()  # not in the journal yet
+        self._samples = SampleCounts()
+        self._intake = Intake(desk, uploads, self._limits)
+        self._reference_coding = reference_coding
+        self._preflight = Preflight(desk, self._limits, uploads.slots, reference_coding)
+        self._building = asyncio.Lock()
+
+    async def Join(self, request: pb.JoinRequest, context: Any) -> pb.JoinResponse:
+        conductor = self._conductor
+        before = conductor.state.members.get(ClientId(request.client_id))
+        if before:  # of an earlier process of ours: alive until it has had time to show
+            self._desk.sessions.get(before.client, conductor.clock())
+        alive = self._desk.sessions.alive(ClientId(request.client_id), conductor.clock())
+        client = request_checks.check_join(request, conductor.state, alive=alive)
+        self._limits.check_room(client, conductor.state, self._joining)
+        num_classes = len(request.class_counts) + len(request.labels)
+        self._joins.check(client, conductor.state, num_classes)
+        request_checks.check_manifest(request, conductor.state, conductor.manifest)
+        event = events.Joined(
+            client,
+            request.token.hex(),
+            request.num_samples,
+            request.manifest_digest.hex(),
+            request.fingerprint,
+            {str(label): count for label, count in sorted(request.class_counts.items())},
+            before.session if before else 0,
+            tuple(sorted(set(request.encodings))),
+            tuple(sorted({*request.labels, *request.class_counts})),
+        )
+        self._joining.add(client)
+        try:
+            if await conductor.post(event) is Reply.CONFLICT:
+                raise request_checks.taken(client)
+        finally:
+            self._joining.discard(client)
+        self._samples.joined(client, before, conductor.state)
+        failpoint("ack.join")
+        self._desk.sessions.heard(client, conductor.clock())
+        self._desk.speaks(client, context.peer())
+        state, manifest = conductor.state, conductor.manifest
+        if request.manifest_digest:
+            reader = reader_of(state.members[client], context.peer(), self._reference_coding)
+            log.info(
+                "client ready", extra={"client": client, "values": reader.told(state.settings)}
+            )
+        response = pb.JoinResponse(
+            run_id=state.run_id,
+            session=state.members[client].session,
+            settings=settings_to_message(state.settings),
+            manifest=manifest.json if manifest else b"",
+            protocol_version=request_checks.PROTOCOL_VERSION,
+            software=ssfl_version(),
+        )
+        self._desk.control(request, response, client)
+        return response
+
+    async def NextTask(
+        self, request: pb.NextTaskRequest, context: Any
+    ) -> AsyncIterator[pb.NextTaskResponse | bytes]:
+        spoken = self._desk.known(request.caller)
+        self._desk.ledger.count("control", Direction.UP, request.ByteSize(), client=spoken)
+        member = await self._desk.member(request.caller, context.peer())
+        conductor = self._conductor
+        with self._desk.sessions.call(member.client, conductor.clock):
+            news = conductor.news()
+            heartbeat_s = min(HEARTBEAT_S, conductor.state.settings.no_progress_s / 4)
+            while (ready := await self._task(member, request, context.peer())) is None:
+                waiting = pb.NextTaskResponse(waiting=pb.Waiting(reason=conductor.waiting_for()))
+                yield self._desk.down(waiting, member.client)
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(news.wait(), heartbeat_s)
+                request_checks.check_caller(request.caller, conductor.state)
+                news = conductor.news()
+            async for response in self._send(ready, request, member):
+                yield response
+
+    def SendInitial(
+        self, requests: AsyncIterator[pb.SendInitialRequest], context: Any
+    ) -> AsyncIterator[pb.SendInitialResponse]:
+        return self._intake.initial(requests, context.peer())
+
+    def ReportSaliency(
+        self, requests: AsyncIterator[pb.ReportSaliencyRequest], context: Any
+    ) -> AsyncIterator[pb.ReportSaliencyResponse]:
+        return self._intake.scores(requests, context.peer())
+
+    def SendUpdate(
+        self, requests: AsyncIterator[pb.SendUpdateRequest], context: Any
+    ) -> AsyncIterator[pb.SendUpdateResponse]:
+        return self._intake.update(requests, context.peer())
+
+    async def ReportEvaluation(
+        self, request: pb.ReportEvaluationRequest, context: Any
+    ) -> pb.ReportEvaluationResponse:
+        member = await self._desk.member(request.caller, context.peer())
+        told = [request.evaluation]
+        told += [request.validation] if request.HasField("validation") else []
+        told += [request.personal] if request.HasField("personal") else []
+        request_checks.check_report(request.work_s, evaluations=told)
+        self._desk.ledger.count(
+            "evaluation", Direction.UP, request.ByteSize(), client=member.client
+        )
+        reply = Reply.STEP_CLOSED
+        work = Work.PERSONALIZE if request.HasField("personal") else Work.EVALUATE
+        if self._desk.open_step(request.step, work, member):
+            report = {
+                "work_s": request.work_s,
+                "evaluation": evaluation_of(request.evaluation),
+                **self._desk.timing(member, request.step),
+            }
+            if request.HasField("validation"):
+                report["validation"] = evaluation_of(request.validation)
+            if request.HasField("personal"):
+                report["personal"] = evaluation_of(request.personal)
+            event = events.UploadReceived(request.step, member.client, "", report=report)
+            reply = await self._conductor.post(event)
+        if reply is Reply.STEP_CLOSED:
+            self._conductor.tally.late += 1
+        failpoint("ack.evaluation")
+        response = pb.ReportEvaluationResponse(outcome=outcome_of(reply))
+        self._desk.ledger.count(
+            "evaluation", Direction.DOWN, response.ByteSize(), client=member.client
+        )
+        return response
+
+    async def Progress(self, request: pb.ProgressRequest, context: Any) -> pb.ProgressResponse:
+        member = await self._desk.member(request.caller, context.peer())
+        presence = self._desk.sessions.heard(member.client, self._conductor.clock())
+        presence.steps_done, presence.steps_all = request.steps_done, request.steps_all
+        step = self._conductor.state.step
+        over = step is None or step.closed is not None or step.number != request.step
+        response = pb.ProgressResponse(step_closed=over)
+        self._desk.control(request, response, member.client)
+        return response
+
+    async def Leave(self, request: pb.LeaveRequest, context: Any) -> pb.LeaveResponse:
+        member = await self._desk.member(request.caller, context.peer())
+        if request.reason == pb.LEAVE_REASON_UNSPECIFIED:
+            raise InvalidRequest("a reason to leave is missing")
+        finished = request.reason == pb.LEAVE_REASON_FINISHED
+        if not finished:
+            why = request.detail[: request_checks.MAX_TEXT]
+            if not member.left:
+                log.warning("client leaves: %s", why, extra={"client": member.client})
+        if finished and not self._conductor.state.finished:
+            raise InvalidRequest("the run is not finished")
+        await self._desk.leaves()
+        left = events.Left(member.client, finished, member.session)
+        if await self._conductor.post(left) is Reply.CONFLICT:
+            raise request_checks.session_ended(member)
+        failpoint("ack.leave")
+        response = pb.LeaveResponse()
+        self._desk.control(request, response, member.client)
+        return response
+
+    def Check(
+        self, requests: AsyncIterator[pb.CheckRequest], context: Any
+    ) -> AsyncIterator[pb.CheckResponse]:
+        return self._preflight.answer(requests, context.peer())
+
+    async def _task(self, member: Member, request: pb.NextTaskRequest, peer: str) -> Ready | None:
+        """Return the client's task, after making what it needs; None: it is to wait."""
+        conductor = self._conductor
+        while True:
+            state, model = conductor.state, conductor.model
+            if not state.finished:
+                request_checks.check_ready(state.members[member.client], state)
+            if conductor.is_reading:
+                return None
+            work = state.step.work if state.step else Work.EVALUATE
+            broadcast = None
+            if model:
+                broadcast = await self._desk.broadcast(member.client, work, model)
+                if conductor.model is not model or conductor.state is not state:
+                    continue  # they moved on meanwhile
+            reader = reader_of(state.members[member.client], peer, self._reference_coding)
+            try:
+                slots = self.uploads.slots
+                return task_for(state, broadcast, member.client, request, slots, reader)
+            except NotBuilt as needed:
+                assert broadcast is not None
+                async with self._building:
+                    if not broadcast.built(needed.form):
+                        await asyncio.to_thread(broadcast.build, needed.form)
+
+    async def _send(
+        self, ready: Ready, request: pb.NextTaskRequest, member: Member
+    ) -> AsyncIterator[pb.NextTaskResponse | bytes]:
+        """Yield the task, then its payloads from the offset the client asked for, serialized."""
+        sessions, ledger, clock = self._desk.sessions, self._desk.ledger, self._conductor.clock
+        task = pb.Task()
+        task.CopyFrom(ready.task)
+        total = sum(len(part.data) for part in ready.parts)
+        if request.task_digest == task.task_digest and request.offset <= total:
+            task.offset = request.offset
+        presence = sessions.heard(member.client, clock())
+        if presence.asked_step != task.step:
+            presence.asked_step, presence.asked_s = task.step, clock()
+            presence.steps_done = presence.steps_all = 0
+        elif task.offset:
+            self._conductor.tally.resumes[Direction.DOWN] += 1
+        elif task.step:
+            presence.asked_s = clock()  # it begins anew: what was before is no sending
+            self._conductor.tally.retries += 1
+        header = pb.NextTaskResponse(task=task)
+        ledger.count(ready.phase, Direction.DOWN, header.ByteSize(), client=member.client)
+        yield header
+        for offset, num_bytes, message in ready.messages(task.offset):
+            ledger.count(
+                ready.phase_at(offset), Direction.DOWN, len(message), num_bytes,
+                client=member.client, encoding=ready.encoding_at(offset),
+            )  # fmt: skip
+            yield message
+            sessions.heard(member.client, clock())
+        presence.sent_s = clock()

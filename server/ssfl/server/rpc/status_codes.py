@@ -1,0 +1,69 @@
+"""Exception -> gRPC status: the one table."""
+
+import grpc
+
+from ssfl.codec.errors import ChecksumMismatch, CodecError, DigestMismatch
+from ssfl.method.errors import ManifestError
+from ssfl.server import errors
+from ssfl.server.loop.refusals import OUTLIER
+
+STATUS: dict[type[Exception], grpc.StatusCode] = {
+    CodecError: grpc.StatusCode.INVALID_ARGUMENT,  # resending the same bytes cannot help
+    ChecksumMismatch: grpc.StatusCode.DATA_LOSS,  # damaged on the way: send again
+    DigestMismatch: grpc.StatusCode.DATA_LOSS,
+    ManifestError: grpc.StatusCode.INVALID_ARGUMENT,
+    errors.InvalidRequest: grpc.StatusCode.INVALID_ARGUMENT,
+    errors.Unauthenticated: grpc.StatusCode.UNAUTHENTICATED,
+    errors.WrongName: grpc.StatusCode.PERMISSION_DENIED,
+    errors.VersionUnsupported: grpc.StatusCode.FAILED_PRECONDITION,
+    errors.ClientIdTaken: grpc.StatusCode.ALREADY_EXISTS,
+    errors.RunFull: grpc.StatusCode.FAILED_PRECONDITION,
+    errors.Removed: grpc.StatusCode.PERMISSION_DENIED,
+    errors.DiskFull: grpc.StatusCode.UNAVAILABLE,
+    errors.TooManySamples: grpc.StatusCode.FAILED_PRECONDITION,
+    errors.TooManyJoins: grpc.StatusCode.RESOURCE_EXHAUSTED,  # back off, then again
+    errors.TooManyCalls: grpc.StatusCode.RESOURCE_EXHAUSTED,
+    errors.TooManyChecks: grpc.StatusCode.RESOURCE_EXHAUSTED,
+    errors.UnknownClient: grpc.StatusCode.NOT_FOUND,  # join again
+    errors.SessionEnded: grpc.StatusCode.ABORTED,
+    errors.ManifestMismatch: grpc.StatusCode.FAILED_PRECONDITION,
+    errors.JoinAgain: grpc.StatusCode.FAILED_PRECONDITION,
+    errors.StaleBase: grpc.StatusCode.FAILED_PRECONDITION,
+    errors.UpdateConflict: grpc.StatusCode.ALREADY_EXISTS,
+    errors.NoProgress: grpc.StatusCode.DEADLINE_EXCEEDED,
+    errors.SlotYielded: grpc.StatusCode.UNAVAILABLE,  # again, at once
+    errors.RunOver: grpc.StatusCode.FAILED_PRECONDITION,
+    errors.IsPaused: grpc.StatusCode.FAILED_PRECONDITION,
+    errors.NoMask: grpc.StatusCode.FAILED_PRECONDITION,
+    errors.TooFewClients: grpc.StatusCode.FAILED_PRECONDITION,
+    errors.ModelUnusable: grpc.StatusCode.FAILED_PRECONDITION,
+}
+REASONS: dict[type[Exception], str] = {
+    CodecError: "bad_payload",
+    ChecksumMismatch: "checksum_mismatch",
+    DigestMismatch: "digest_mismatch",
+    ManifestError: "bad_manifest",
+}
+
+
+def all_reasons() -> list[str]:
+    """Return every word that `reason_of` knows, and that of scores that did not count."""
+    found = {"internal", OUTLIER, *REASONS.values()}
+    kinds = [errors.Refusal]
+    while kinds:
+        kind = kinds.pop()
+        kinds += kind.__subclasses__()
+        found.add(kind.reason)
+    return sorted(found - {errors.Refusal.reason})  # the base's is never given
+
+
+def status_of(error: Exception) -> grpc.StatusCode:
+    """Return the code of the closest listed ancestor of `error`; INTERNAL if none."""
+    return next((STATUS[k] for k in type(error).__mro__ if k in STATUS), grpc.StatusCode.INTERNAL)
+
+
+def reason_of(error: Exception) -> str:
+    """Return the word for `ssfl-reason`; "internal" if the error is not one of ours."""
+    if isinstance(error, errors.Refusal):
+        return error.reason
+    return next((REASONS[k] for k in type(error).__mro__ if k in REASONS), "internal")

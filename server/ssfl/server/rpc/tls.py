@@ -1,0 +1,134 @@
+"""The coordinator's end of TLS: credentials for its ports, which follow the files on the disk.
+
+The files are looked at again with every new connection: certificates that were renewed are used
+from the next connection on, without a restart. Files that will not do are told about, and the old
+ones go on.
+"""
+
+import logging
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+
+import grpc
+
+from ssfl.program.exits import ProgramError
+from ssfl.program.monitor.web import TlsFiles
+from ssfl.program.tls.pem import SERVER, KeyPair, read_authorities, read_pair, read_token
+from ssfl.server.config import CoordinatorConfig
+
+log = logging.getLogger("ssfl.tls")
+
+WARN_EVERY_S = 24 * 3600.0
+Stamp = tuple[tuple[int, int, int], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Security:
+    """What a coordinator asks of whoever connects."""
+
+    certificates: "Certificates | None" = None
+    token: str = ""
+
+    @property
+    def credentials(self) -> grpc.ServerCredentials | None:
+        """Credentials for one port; None: without TLS."""
+        return self.certificates.server_credentials() if self.certificates else None
+
+    @property
+    def mutual(self) -> bool:
+        return bool(self.certificates and self.certificates.mutual)
+
+
+def read_security(config: CoordinatorConfig) -> Security:
+    """Read and check the files that the settings name; raise ProgramError(USAGE)."""
+    files = config.tls_files
+    token = read_token(config.join_token_file) if config.join_token_file else ""
+    return Security(Certificates(files) if files else None, token)
+
+
+class Certificates:
+    """The newest certificates on the disk that can be used."""
+
+    def __init__(
+        self, files: TlsFiles, now: Callable[[], datetime] = lambda: datetime.now(UTC)
+    ) -> None:
+        """Read the files; raise ProgramError(USAGE) that says what is wrong with them."""
+        self._files = files
+        self._now = now
+        self._lock = threading.Lock()  # gRPC asks from threads of its own, for either port
+        self._stamp = self._look()
+        self._pair, self._authorities = self._load()
+        self._version = 1
+        self._warned: datetime | None = None
+        self._warn()
+
+    @property
+    def mutual(self) -> bool:
+        """Whether clients must show a certificate."""
+        return self._files.authorities is not None
+
+    def server_credentials(self) -> grpc.ServerCredentials:
+        """Return credentials for one port, which follow the files."""
+        served = self._version
+        configuration = self._configuration()
+
+        def fetch() -> grpc.ServerCertificateConfiguration | None:
+            """Called by gRPC with every handshake; None: nothing has changed."""
+            nonlocal served
+            with self._lock:
+                self._follow()
+                if served == self._version:
+                    return None
+                served = self._version
+                return self._configuration()
+
+        return grpc.dynamic_ssl_server_credentials(
+            configuration, fetch, require_client_authentication=self.mutual
+        )
+
+    def _configuration(self) -> grpc.ServerCertificateConfiguration:
+        return grpc.ssl_server_certificate_configuration(
+            [(self._pair.key, self._pair.certificate)], self._authorities
+        )
+
+    def _load(self) -> tuple[KeyPair, bytes | None]:
+        files = self._files
+        pair = read_pair(files.certificate, files.key, SERVER)
+        return pair, read_authorities(files.authorities, "--tls-ca") if files.authorities else None
+
+    def _follow(self) -> None:
+        stamp = self._look()
+        if stamp != self._stamp:
+            self._stamp = stamp
+            try:
+                self._pair, self._authorities = self._load()
+            except ProgramError as error:
+                log.warning("the new TLS files will not do, the old ones go on: %s", error)
+            else:
+                self._version += 1
+                self._warned = None
+                log.info("certificates renewed", extra={"file": str(self._files.certificate)})
+        self._warn()
+
+    def _warn(self) -> None:
+        now = self._now()
+        if self._warned and (now - self._warned).total_seconds() < WARN_EVERY_S:
+            return
+        if text := self._pair.warning(now):
+            log.warning("%s", text)
+        self._warned = now
+
+    def _look(self) -> Stamp:
+        files = (self._files.certificate, self._files.key, self._files.authorities)
+        return tuple(_stamp(file) for file in files if file)
+
+
+def _stamp(file: Path) -> tuple[int, int, int]:
+    try:
+        found = file.stat()
+    except OSError:
+        return 0, 0, 0
+    return found.st_ino, found.st_mtime_ns, found.st_size

@@ -1,0 +1,217 @@
+"""What the run is told (events) and what it wants done (actions)."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any
+
+from ssfl.method.strategies.contract import ClientId
+from ssfl.server.run.facts import Fact
+from ssfl.server.run.state import Best, Step
+
+
+@dataclass(frozen=True, slots=True)
+class Joined:
+    """A client asks to enter; the service has checked its form and its liveness."""
+
+    client: ClientId
+    token: str
+    num_samples: int
+    manifest_digest: str
+    fingerprint: str
+    class_counts: Mapping[str, int] = field(default_factory=dict)  # empty: the site keeps them
+    seen_session: int | None = None  # the session whose liveness was checked; None: unchecked
+    encodings: tuple[int, ...] = ()  # that it can read and write
+    labels: tuple[int, ...] = ()  # classes it has samples of; empty: the site keeps them
+
+
+@dataclass(frozen=True, slots=True)
+class Initialized:
+    """A client's model was verified and its files are stored."""
+
+    client: ClientId
+    manifest_digest: str
+    initial_digest: str
+    mask_epoch: int
+    mask_digest: str
+    num_kept: int
+    base_digest: str
+
+
+@dataclass(frozen=True, slots=True)
+class UploadReceived:
+    """An upload is whole, verified and synced in the spool (an evaluation has only its report)."""
+
+    step: int
+    client: ClientId
+    digest: str
+    largest: float = 0.0
+    report: Mapping[str, Any] = field(default_factory=dict)
+    stored: str = ""  # SHA-256 of its file in the spool
+
+
+@dataclass(frozen=True, slots=True)
+class StepReduced:
+    """The result of a closed step is stored."""
+
+    step: int
+    mask_epoch: int
+    mask_digest: str
+    num_kept: int
+    base_digest: str
+    report: Mapping[str, Any] = field(default_factory=dict)
+    scored_digest: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Lost:
+    """Three signs of life in a row are missing."""
+
+    client: ClientId
+
+
+@dataclass(frozen=True, slots=True)
+class Returned:
+    """A lost client was heard of again."""
+
+    client: ClientId
+
+
+@dataclass(frozen=True, slots=True)
+class Left:
+    """A client said goodbye."""
+
+    client: ClientId
+    finished: bool
+    session: int | None = None  # that said so; None: the newest
+
+
+@dataclass(frozen=True, slots=True)
+class StartAsked:
+    """`ssfl start`."""
+
+
+@dataclass(frozen=True, slots=True)
+class RefreshAsked:
+    """`ssfl refresh-mask`."""
+
+
+@dataclass(frozen=True, slots=True)
+class PauseAsked:
+    """`ssfl pause`."""
+
+    at: float  # unix seconds
+
+
+@dataclass(frozen=True, slots=True)
+class ResumeAsked:
+    """`ssfl resume`."""
+
+
+@dataclass(frozen=True, slots=True)
+class StopAsked:
+    """`ssfl stop`."""
+
+
+@dataclass(frozen=True, slots=True)
+class RemoveAsked:
+    """`ssfl remove SITE`, or `--readmit` to take it back."""
+
+    client: ClientId
+    readmit: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class DrainAsked:
+    """The coordinator is being stopped: begin nothing new."""
+
+
+@dataclass(frozen=True, slots=True)
+class StoodStill:
+    """The coordinator itself stood still for so long: nobody else is to blame for that time."""
+
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class Tick:
+    """Time went by."""
+
+
+@dataclass(frozen=True, slots=True)
+class Recovered:
+    """The state was replayed from a journal (or is new): take up what was under way."""
+
+
+Event = (
+    Joined | Initialized | UploadReceived | StepReduced | Lost | Returned | Left
+    | StartAsked | RefreshAsked | PauseAsked | ResumeAsked | StopAsked | RemoveAsked | DrainAsked
+    | StoodStill | Tick | Recovered
+)  # fmt: skip
+
+
+class Reply(StrEnum):
+    """The run's word on an event, for the one who sent it."""
+
+    DONE = "done"
+    ACCEPTED = "accepted"
+    ALREADY_ACCEPTED = "already_accepted"
+    STEP_CLOSED = "step_closed"
+    CONFLICT = "conflict"  # another upload of this client was accepted
+    TOO_FEW_CLIENTS = "too_few_clients"
+    PAUSED = "paused"  # nothing begins before an operator resumes the run
+    NO_MASK = "no_mask"  # none to renew: not agreed yet, or the strategy has none
+
+
+@dataclass(frozen=True, slots=True)
+class Persist:
+    """Append to the journal; synced before the reply goes out."""
+
+    fact: Fact
+
+
+@dataclass(frozen=True, slots=True)
+class OpenStep:
+    """Prepare the sum of a step that has started."""
+
+    step: Step
+
+
+@dataclass(frozen=True, slots=True)
+class Fold:
+    """Add an accepted upload to the sum."""
+
+    step: int
+    client: ClientId
+    digest: str
+    weight: int
+    stored: str = ""  # SHA-256 of its file
+
+
+@dataclass(frozen=True, slots=True)
+class Reduce:
+    """Finish the sum of a closed step and store the next model; then StepReduced."""
+
+    step: Step
+
+
+@dataclass(frozen=True, slots=True)
+class DropSpool:
+    """The step's uploads are no longer needed."""
+
+    step: int
+
+
+@dataclass(frozen=True, slots=True)
+class KeepBest:
+    """The current model is the best so far: keep a copy of it."""
+
+    best: Best
+
+
+@dataclass(frozen=True, slots=True)
+class WriteModel:
+    """The run is over: write the final model."""
+
+
+Action = Persist | OpenStep | Fold | Reduce | DropSpool | KeepBest | WriteModel

@@ -1,0 +1,413 @@
+"""The run as a pure state machine: (state, event, now) -> (state, actions, reply).
+
+No I/O, no clock, no randomness of its own: time is an argument, cohorts come from the seed.
+Every decision becomes a fact; the caller journals the facts before it acts on the rest, so a
+run that is replayed from its journal takes up exactly where it was.
+
+    gathering -> score -> train -> … -> evaluate -> … -> (score -> train …) -> finished
+
+A run that cannot go on with the clients that are here says so (waiting) and goes on by itself.
+One that an operator paused finishes what is under way, or gives it up if too few are here for it,
+and begins nothing until it is resumed.
+"""
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import assert_never
+
+from ssfl.method.exact_sum import VALUE_BOUND, fraction_bits
+from ssfl.method.strategies import strategy_for
+from ssfl.method.strategies.contract import ClientId, Plan, Position, Work
+from ssfl.server.run import events, facts
+from ssfl.server.run.events import Action, Event, Fold, Persist, Reply
+from ssfl.server.run.quorum import (
+    asked_for,
+    available,
+    find_stall,
+    goal,
+    needed_next,
+    replacements,
+    verdict,
+)
+from ssfl.server.run.refresh import has_mask, no_round_left, refresh_due
+from ssfl.server.run.state import RunState, apply
+from ssfl.server.run.waiting import QUIET_S
+from ssfl.server.run.weights import weight_of
+
+Outcome = tuple[RunState, list[Action], Reply]
+
+
+def advance(state: RunState, event: Event, now_s: float) -> Outcome:
+    """Return the state after an event, what is to be done, and the word for the sender."""
+    decision = _Decision(state, now_s)
+    reply = decision.take(event)
+    decision.look_for_stall()
+    return decision.state, decision.actions, reply
+
+
+def late_reply(state: RunState, step: int, client: ClientId, digest: str) -> Reply:
+    """Return the word on an upload whose step is over: it counted, perhaps, but nobody heard."""
+    counted = bool(digest) and state.counted.get(client) == (step, digest)
+    return Reply.ALREADY_ACCEPTED if counted else Reply.STEP_CLOSED
+
+
+def _is_last(state: RunState) -> bool:
+    """Tell whether no further round will come."""
+    return state.rounds_done >= state.settings.rounds or bool(state.end_reason)
+
+
+def _test_is_due(state: RunState) -> bool:
+    """Tell whether all clients are to test the model after the rounds so far."""
+    settings, done = state.settings, state.rounds_done
+    if _is_last(state) or done > settings.rounds - settings.evaluate_last:
+        return True
+    return bool(settings.evaluate_every and done and done % settings.evaluate_every == 0)
+
+
+class _Decision:
+    """One call of `advance`: collects facts and actions while the state moves on."""
+
+    def __init__(self, state: RunState, now_s: float) -> None:
+        self.state = state
+        self.now_s = now_s
+        self.actions: list[Action] = []
+
+    def take(self, event: Event) -> Reply:
+        match event:
+            case events.Joined():
+                return self._joined(event)
+            case events.Initialized():
+                return self._initialized(event)
+            case events.UploadReceived():
+                return self._received(event)
+            case events.StepReduced():
+                return self._reduced(event)
+            case events.Lost():
+                self.state = replace(self.state, lost=self.state.lost | {event.client})
+            case events.Returned():
+                self.state = replace(self.state, lost=self.state.lost - {event.client})
+            case events.Left():
+                member = self.state.members.get(event.client)
+                if member and event.session not in (None, member.session):
+                    return Reply.CONFLICT  # another process has taken its place: that one stays
+                known = (member.left, member.has_final_model) if member else (True, event.finished)
+                if known != (True, event.finished):
+                    self._fact(facts.ClientLeft(event.client, event.finished))
+            case events.StartAsked():
+                return self._start_asked()
+            case events.RefreshAsked():
+                return self._refresh_asked()
+            case events.PauseAsked():
+                if not self.state.paused and not self.state.finished:
+                    self._fact(facts.RunPaused(event.at))
+            case events.ResumeAsked():
+                self._resume_asked()
+            case events.RemoveAsked():
+                self._remove_asked(event)
+            case events.DrainAsked():
+                self.state = replace(self.state, draining=True)
+            case events.StoodStill():
+                self._stood_still(event.seconds)
+            case events.StopAsked():
+                if not self.state.stop_asked and not self.state.finished:
+                    self._fact(facts.StopRequested())
+            case events.Tick():
+                pass
+            case events.Recovered():
+                self._recovered()
+            case _:
+                assert_never(event)
+        self._move_on()
+        return Reply.DONE
+
+    def look_for_stall(self) -> None:
+        """Note whether the run can go on, if it is to; since when it cannot is remembered."""
+        before = self.state.stall
+        now = None if self.state.paused else find_stall(self.state, self.now_s)
+        if before and now:
+            now = replace(now, since_s=before.since_s)
+        if now != before:
+            self.state = replace(self.state, stall=now)
+
+    def _fact(self, fact: facts.Fact) -> None:
+        self.state = apply(self.state, fact)
+        self.actions.append(Persist(fact))
+
+    def _joined(self, event: events.Joined) -> Reply:
+        member = self.state.members.get(event.client)
+        if member and member.token != event.token and event.seen_session not in (
+            None, member.session,
+        ):  # fmt: skip
+            return Reply.CONFLICT  # another process took the id while we looked
+        ready_before = len(self.state.ready)
+        self._fact(
+            facts.ClientJoined(
+                event.client, self.state.last_session + 1, event.token, event.num_samples,
+                event.manifest_digest, event.fingerprint, event.class_counts, event.encodings,
+                event.labels,
+            )
+        )  # fmt: skip
+        if len(self.state.ready) > ready_before:
+            self.state = replace(self.state, newcomer_s=self.now_s)
+        self._move_on()
+        return Reply.DONE
+
+    def _initialized(self, event: events.Initialized) -> Reply:
+        if self.state.manifest_digest:
+            same = self.state.manifest_digest == event.manifest_digest
+            return Reply.ALREADY_ACCEPTED if same else Reply.CONFLICT
+        if self.state.finished:
+            return Reply.STEP_CLOSED
+        self._fact(
+            facts.ModelInitialized(
+                event.client, event.manifest_digest, event.initial_digest, event.mask_epoch,
+                event.mask_digest, event.num_kept, event.base_digest,
+            )
+        )  # fmt: skip
+        self.state = replace(self.state, newcomer_s=self.now_s)
+        self._move_on()
+        return Reply.ACCEPTED
+
+    def _received(self, event: events.UploadReceived) -> Reply:
+        step = self.state.step
+        away = step is None or step.number != event.step or event.client not in step.cohort
+        if step is None or away or event.client in self.state.removed:
+            return late_reply(self.state, event.step, event.client, event.digest)
+        before = step.uploads.get(event.client)
+        if before is not None:
+            same = before.digest == event.digest
+            return Reply.ALREADY_ACCEPTED if same else Reply.CONFLICT
+        if step.closed is not None:
+            return Reply.STEP_CLOSED
+        accepted = facts.UploadAccepted(
+            step.number, event.client, event.digest, event.largest, event.report, event.stored
+        )
+        self._fact(accepted)
+        if not step.work.is_test:
+            weight = step.weights[event.client]
+            fold = Fold(step.number, event.client, event.digest, weight, event.stored)
+            self.actions.append(fold)
+        self._move_on()
+        return Reply.ACCEPTED
+
+    def _reduced(self, event: events.StepReduced) -> Reply:
+        step = self.state.step
+        if step is None or step.number != event.step or step.closed is None:
+            return Reply.STEP_CLOSED
+        self._commit(event)
+        self._move_on()
+        return Reply.DONE
+
+    def _commit(self, event: events.StepReduced) -> None:
+        self._fact(
+            facts.StepCommitted(
+                event.step, event.mask_epoch, event.mask_digest, event.num_kept,
+                event.base_digest, event.report, event.scored_digest,
+            )
+        )  # fmt: skip
+        self.actions.append(events.DropSpool(event.step))
+
+    def _commit_test(self, step: int) -> None:
+        """A test changes nothing but what is known of the model."""
+        state = self.state
+        self._commit(
+            events.StepReduced(
+                step, state.mask_epoch, state.mask_digest, state.num_kept, state.base_digest
+            )
+        )
+        if self.state.best and self.state.best != state.best:
+            self.actions.append(events.KeepBest(self.state.best))
+
+    def _refresh_asked(self) -> Reply:
+        state = self.state
+        if not has_mask(state) or state.finished or no_round_left(state):
+            return Reply.NO_MASK
+        if not state.refresh_asked:
+            self._fact(facts.RefreshRequested())
+        self._move_on()
+        return Reply.DONE
+
+    def _resume_asked(self) -> None:
+        if self.state.paused:
+            self._fact(facts.RunResumed())
+            self.state = replace(self.state, newcomer_s=self.now_s)  # a countdown begins anew
+
+    def _remove_asked(self, event: events.RemoveAsked) -> None:
+        is_removed = event.client in self.state.removed
+        if event.readmit and is_removed:
+            self._fact(facts.ClientReadmitted(event.client))
+        if not event.readmit and not is_removed:
+            self._fact(facts.ClientRemoved(event.client))
+
+    def _stood_still(self, seconds: float) -> None:
+        """Move what is measured from an earlier moment, but not beyond now."""
+        state = self.state
+
+        def moved(since_s: float) -> float:
+            return min(self.now_s, since_s + seconds)
+
+        self.state = replace(
+            state,
+            newcomer_s=moved(state.newcomer_s),
+            step_began_s=moved(state.step_began_s),
+            asked_s=moved(state.asked_s),
+            stall=replace(state.stall, since_s=moved(state.stall.since_s)) if state.stall else None,
+        )
+
+    def _start_asked(self) -> Reply:
+        if self.state.paused:
+            return Reply.PAUSED
+        if self.state.founders or self.state.finished:
+            return Reply.DONE
+        settings = self.state.settings
+        enough = settings.clients if settings.reproducible else settings.min_clients
+        if len(self.state.ready) < enough:
+            return Reply.TOO_FEW_CLIENTS
+        self._fact(facts.RunStarted(tuple(self.state.ready)))
+        self._move_on()
+        return Reply.DONE
+
+    def _recovered(self) -> None:
+        now_s = self.now_s
+        self.state = replace(self.state, newcomer_s=now_s, step_began_s=now_s, asked_s=now_s)
+        best = self.state.best
+        if best and best.step == self.state.model_step:
+            self.actions.append(events.KeepBest(best))  # a crash may have come before it
+        if self.state.finished:
+            self.actions.append(events.WriteModel())  # likewise; it writes the best one, too
+        step = self.state.step
+        if step is None:
+            return
+        if step.work.is_test:
+            if step.closed is not None:
+                self._commit_test(step.number)
+            return
+        self.actions.append(events.OpenStep(step))
+        for client, upload in sorted(step.uploads.items()):
+            weight = step.weights[client]
+            fold = Fold(step.number, client, upload.digest, weight, upload.stored)
+            self.actions.append(fold)
+        if step.closed is not None:
+            self.actions.append(events.Reduce(step))
+
+    def _move_on(self) -> None:
+        """Take every decision that is due."""
+        due: list[Callable[[], bool]] = [
+            self._stop, self._start, self._replace, self._close, self._begin,
+        ]  # fmt: skip
+        while any(decide() for decide in due):
+            pass
+
+    def _stop(self) -> bool:
+        state = self.state
+        if not state.stop_asked or state.finished:
+            return False
+        if state.step and state.step.closed is not None:
+            return False  # the sum is being made: let the round count
+        if state.step:
+            self.actions.append(events.DropSpool(state.step.number))
+        self._finish(stopped=True)
+        return True
+
+    @property
+    def _rests(self) -> bool:
+        """Whether nothing new may begin: an operator wants a pause, or the process to end."""
+        return self.state.paused or self.state.draining
+
+    def _start(self) -> bool:
+        state = self.state
+        if state.founders or state.finished or not state.manifest_digest or self._rests:
+            return False
+        ready, wanted = state.ready, state.settings.clients
+        if wanted:
+            begin = len(ready) >= wanted
+        else:
+            quiet = self.now_s - state.newcomer_s >= QUIET_S
+            begin = len(ready) >= state.settings.min_clients and quiet
+        if begin:
+            self._fact(facts.RunStarted(tuple(ready)))
+        return begin
+
+    def _replace(self) -> bool:
+        """Ask others in place of clients that were lost, while the deadline allows it."""
+        step = self.state.step
+        if step is None or self.state.draining:
+            return False
+        chosen = replacements(self.state, step, self.now_s)
+        if chosen:
+            self._fact(facts.ClientsAdded(step.number, chosen))
+            self.state = replace(self.state, asked_s=self.now_s)
+        return bool(chosen)
+
+    def _close(self) -> bool:
+        step = self.state.step
+        if step is None or step.closed is not None:
+            return False
+        ends = verdict(self.state, step, self.now_s)
+        if ends is None:
+            return False
+        if ends.void:
+            self._fact(facts.StepVoided(step.number, ends.void, ends.lost))
+            self.actions.append(events.DropSpool(step.number))
+            return True
+        accepted, missing = tuple(sorted(step.uploads)), tuple(sorted(step.pending))
+        self._fact(facts.StepClosed(step.number, accepted, missing, ends.lost))
+        if step.work.is_test:
+            self._commit_test(step.number)
+        else:
+            assert self.state.step is not None
+            self.actions.append(events.Reduce(self.state.step))
+        return True
+
+    def _begin(self) -> bool:
+        state = self.state
+        if not state.founders or state.step or state.finished or self._rests:
+            return False
+        settings, clients = state.settings, available(state)
+        if _test_is_due(state) and state.rounds_evaluated < state.rounds_done and clients:
+            self._start_step(Plan(Work.EVALUATE, tuple(clients)))
+            return True
+        if _is_last(state):
+            if settings.personalize_epochs and not state.personalized and clients:
+                self._start_step(Plan(Work.PERSONALIZE, tuple(clients)))
+            else:
+                self._finish(stopped=False)
+            return True
+        if len(clients) < needed_next(state):
+            return False
+        reason = refresh_due(state)
+        position = Position(
+            state.rounds_done,
+            state.mask_epoch,
+            0 if settings.reproducible else state.attempt,
+            bool(reason),
+            frozenset(clients) - set(state.founders),
+            asked_for(state, reports) - reports if (reports := goal(state, clients)) else 0,
+        )
+        plan = strategy_for(settings).plan(position, clients)
+        assert plan is not None
+        self._start_step(plan, reason)
+        return True
+
+    def _start_step(self, plan: Plan, reason: str = "") -> None:
+        state, reports, bits = self.state, 0, None
+        if plan.work is Work.TRAIN and not state.settings.reproducible:
+            clients = available(state)
+            reports = min(goal(state, clients), len(plan.cohort))
+            weights = [weight_of(state.members[one], state.settings) for one in clients]
+            bits = fraction_bits(VALUE_BOUND, len(weights) if plan.equal_weights else sum(weights))
+        self._fact(
+            facts.StepStarted(
+                state.last_step + 1, plan.work, plan.criterion, state.rounds_done, state.attempt,
+                {one: weight_of(state.members[one], state.settings) for one in plan.cohort},
+                plan.reducer, plan.equal_weights, plan.num_batches, reason, reports, bits,
+            )
+        )  # fmt: skip
+        self.state = replace(self.state, step_began_s=self.now_s, asked_s=self.now_s)
+        if not plan.work.is_test:
+            assert self.state.step is not None
+            self.actions.append(events.OpenStep(self.state.step))
+
+    def _finish(self, *, stopped: bool) -> None:
+        self._fact(facts.RunFinished(stopped, "" if stopped else self.state.end_reason))
+        self.actions.append(events.WriteModel())

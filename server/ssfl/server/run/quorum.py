@@ -1,0 +1,230 @@
+"""Who is needed, who can still report, whom to ask besides. Pure: looks at the state alone.
+
+Away is who left, was removed, or is lost (three signs of life in a row are missing). A step wants
+reports: in partial participation as many as `--clients-per-round` says (its goal), else those of
+all. Fewer make it count: its quorum. With `--reproducible` everyone selected is needed.
+"""
+
+import math
+from collections.abc import Collection
+from dataclasses import dataclass
+
+from ssfl.method.exact_sum import VALUE_BOUND, max_weight
+from ssfl.method.sampling import cohort_size
+from ssfl.method.strategies.contract import ClientId, Work
+from ssfl.method.strategies.ssfl import ASK_NOBODY, ASK_ONE
+from ssfl.method.streams import Stream
+from ssfl.server.run.refresh import refresh_due
+from ssfl.server.run.state import RunState, Stall, Step
+from ssfl.server.run.weights import weight_of
+
+LEAST_TIME_LEFT = 0.25  # of the round deadline: with less, nobody else is asked
+MOST_OVER = 3.0  # times the clients wanted: more are never asked at once
+# Who takes so many times as long as the slowest that reported is not counted on: others are asked.
+OVERDUE = 3.0
+LEAST_OVERDUE_S = 60.0
+
+
+def is_away(state: RunState, client: ClientId) -> bool:
+    """Tell whether a member left, was removed or is lost."""
+    gone = state.members[client].left or client in state.removed
+    return gone or client in state.lost
+
+
+def available(state: RunState) -> list[ClientId]:
+    """Return who can be asked to work: ready and, unless the run is reproducible, not lost."""
+    if state.settings.reproducible and state.founders:
+        return sorted(set(state.founders) - state.removed)
+    return [client for client in state.ready if client not in state.lost]
+
+
+def is_binding(state: RunState, step: Step) -> bool:
+    """Tell whether everyone selected is waited for, whatever the deadline."""
+    settings = state.settings
+    decides = step.work is Work.EVALUATE and (settings.patience or settings.target_accuracy)
+    return settings.reproducible and (bool(decides) or not step.work.is_test)
+
+
+def quorum(state: RunState, step: Step) -> int:
+    """Return how many reports let a step close before its deadline, if no other can come."""
+    settings = state.settings
+    cohort = [c for c in step.cohort if c not in state.removed or c in step.uploads]
+    if is_binding(state, step):
+        return len(cohort)
+    if step.work.is_test:
+        return 0
+    if is_vote(step.work, step.cohort) and settings.scoring_quorum:
+        return settings.scoring_quorum
+    if step.work is Work.SCORE and not step.reason:  # the first vote is for all, also the lost
+        return sum(client in step.uploads or not state.members[client].left for client in cohort)
+    return min(settings.min_clients, len(step.cohort))
+
+
+def is_vote(work: Work, cohort: Collection[ClientId]) -> bool:
+    """Tell whether clients decide on a mask together; one alone, or nobody, does not vote."""
+    return work is Work.SCORE and len(cohort) > 1
+
+
+def least(state: RunState, step: Step) -> int:
+    """Return how many reports make a step count when nobody is waited for any more."""
+    if step.work is Work.SCORE and not step.reason and not state.settings.scoring_quorum:
+        return min(state.settings.min_clients, len(step.cohort))
+    return quorum(state, step)
+
+
+def wanted(state: RunState, step: Step) -> int:
+    """Return how many reports a training step is after: others are asked until they are there."""
+    return step.goal or quorum(state, step)
+
+
+def can_report(state: RunState, step: Step) -> int:
+    """Return how many reports are there or on their way from clients that are here."""
+    return len(step.uploads) + sum(not is_away(state, client) for client in step.pending)
+
+
+def others(state: RunState, step: Step, now_s: float) -> list[ClientId]:
+    """Return who could be asked in place of lost clients, in the order to ask them."""
+    settings = state.settings
+    if step.work is not Work.TRAIN or settings.reproducible or step.closed is not None:
+        return []
+    left_s = settings.round_deadline_s - (now_s - state.step_began_s)
+    if left_s < LEAST_TIME_LEFT * settings.round_deadline_s:
+        return []
+    pool = [client for client in available(state) if client not in step.cohort]
+    stream = Stream(settings.seed, "replacement", step.number, len(step.cohort))
+    order = [pool[i] for i in stream.permutation(len(pool))]
+    return [c for c in order if _fits(step, [weight_of(state.members[c], settings)])]
+
+
+def replacements(state: RunState, step: Step, now_s: float) -> dict[ClientId, int]:
+    """Return whom to ask besides, with their samples, so that the step gets what it wants."""
+    coming = len(step.uploads) if _is_overdue(state, step, now_s) else can_report(state, step)
+    missing = wanted(state, step) - coming
+    if missing <= 0:
+        return {}
+    count, chosen = asked_for(state, missing), dict[ClientId, int]()
+    for client in others(state, step, now_s):
+        samples = weight_of(state.members[client], state.settings)
+        if len(chosen) < count and _fits(step, [*chosen.values(), samples]):
+            chosen[client] = samples
+    return chosen
+
+
+def _is_overdue(state: RunState, step: Step, now_s: float) -> bool:
+    """Tell whether those who have not reported take so long that others should be asked."""
+    if 2 * len(step.uploads) < wanted(state, step):
+        return False  # nobody knows yet how long it takes
+    took = (float(upload.report.get("received_s", 0.0)) for upload in step.uploads.values())
+    slowest_s = max(took, default=0.0)
+    return now_s - state.asked_s > max(OVERDUE * slowest_s, LEAST_OVERDUE_S)
+
+
+def _fits(step: Step, more: list[int]) -> bool:
+    """Tell whether the step's grid, announced at its start, has room for more clients."""
+    if step.fraction_bits is None:
+        return False
+    added = len(more) if step.equal_weights else sum(more)
+    return sum(step.weights.values()) + added <= max_weight(VALUE_BOUND, step.fraction_bits)
+
+
+def asked_for(state: RunState, reports: int) -> int:
+    """Return how many clients to ask for so many reports, by the share that was lost of late."""
+    return reports if state.settings.over_selection <= 1 else clients_for(reports, state.loss_rate)
+
+
+def clients_for(reports: int, loss_rate: float) -> int:
+    """Return how many clients to ask for so many reports, if such a share of them gets lost.
+
+    >>> [clients_for(10, rate) for rate in (0.0, 0.1, 0.3, 0.9)]
+    [10, 12, 15, 30]
+    """
+    return math.ceil(reports / max(1 - loss_rate, 1 / MOST_OVER) - 1e-9)
+
+
+def goal(state: RunState, clients: list[ClientId]) -> int:
+    """Return how many reports a training round is after; 0: those of all who are asked."""
+    if state.settings.reproducible:
+        return 0
+    count = cohort_size(state.settings, len(clients))
+    return count if count < len(clients) else 0
+
+
+def needed_next(state: RunState) -> int:
+    """Return how many clients the next step needs, that of a run which has begun."""
+    settings, warm = state.settings, state.settings.warmup_rounds
+    if not settings.scoring_quorum or settings.criterion in (*ASK_ONE, *ASK_NOBODY):
+        return settings.min_clients
+    first = state.mask_epoch == 0 or (state.mask_epoch == 1 and 0 < warm <= state.rounds_done)
+    scores = settings.strategy == "ssfl" and (first or bool(refresh_due(state)))
+    return max(settings.min_clients, settings.scoring_quorum) if scores else settings.min_clients
+
+
+def find_stall(state: RunState, now_s: float) -> Stall | None:
+    """Return why the run cannot go on with who is here; None if it can, or is not to."""
+    if not state.founders or state.finished or state.draining:
+        return None
+    step, settings = state.step, state.settings
+    if step is None:
+        here, need = len(available(state)), needed_next(state)
+        if here >= need:
+            return None
+        absent = sorted(c for c in state.members if is_away(state, c) and c not in state.removed)
+        reason = f"clients: {here} of at least {need} are here for the next step"
+        return Stall(reason, tuple(absent), f"{_clients(need - here)} to return or to join", now_s)
+    if step.closed is not None:
+        return None
+    need, possible = quorum(state, step), can_report(state, step)
+    if possible < need:
+        possible += len(others(state, step, now_s))
+    if possible >= need:
+        return None
+    absent = sorted(c for c in step.pending if is_away(state, c) and c not in state.removed)
+    reason = f"{step.work.value}: {possible} of at least {need} reports can come"
+    unblock = _clients(need - possible)
+    unblock += " of those missing to return" if absent else " to join"
+    if absent and step.work is Work.TRAIN and not settings.reproducible:
+        unblock += ", or others to join"
+    if not is_binding(state, step):
+        enough = can_report(state, step) >= least(state, step)
+        then = "it goes on without them" if enough else "it is void and tried again"
+        unblock += f", or the round deadline (--round-deadline-s {settings.round_deadline_s:g})"
+        unblock += f": then {then}"
+    return Stall(reason, tuple(absent), unblock, now_s)
+
+
+def _clients(count: int) -> str:
+    return "1 client" if count == 1 else f"{count} clients"
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """How a step ends: with these reports, or void."""
+
+    void: str = ""  # why; empty: it counts
+    lost: tuple[ClientId, ...] = ()  # who was asked and did not report in time
+
+
+def verdict(state: RunState, step: Step, now_s: float) -> Verdict | None:
+    """Return how a step ends if it ends now; None while it goes on.
+
+    In a pause nobody is waited for who is away: a step that cannot be finished without them is
+    void, and tried again afterwards. Otherwise the pause would never come.
+    """
+    pending = step.pending - state.removed
+    away = {client for client in pending if is_away(state, client)}
+    reported = len(step.uploads)
+    late = now_s - state.step_began_s >= state.settings.round_deadline_s
+    late = late and not is_binding(state, step)
+    alone = step.work is Work.SCORE and len(step.cohort) == 1 and not state.settings.reproducible
+    if alone and away == pending and pending and available(state):
+        return Verdict("who was asked for the scores is away", tuple(sorted(away)))
+    reached = bool(step.goal) and reported >= step.goal
+    waits = pending - away or reported < quorum(state, step)
+    if pending and waits and not reached and not late:
+        stall = find_stall(state, now_s) if state.paused else None
+        return Verdict(stall.reason, tuple(sorted(away))) if stall else None
+    lost = tuple(sorted(pending if late else away))
+    enough = least(state, step)
+    if not step.work.is_test and reported < enough:
+        return Verdict(f"{reported} of at least {enough} reported", lost)
+    return Verdict("", lost)

@@ -1,0 +1,67 @@
+"""When the mask is to be renewed: asked for, at a round, for new labels, or on a jump of the loss.
+
+Pure: looks at the state alone, and answers with the reason, for people, or with nothing.
+"""
+
+from statistics import median
+
+from ssfl.method.schedule import parse_rounds, sparsity_at
+from ssfl.method.strategies.contract import Work
+from ssfl.server.run.state import RunState
+
+USUAL_ROUNDS = 5  # whose median loss is the usual one
+LEAST_ROUNDS = 3
+
+
+def has_mask(state: RunState) -> bool:
+    """Tell whether a mask was agreed that may be renewed; that of a warm-up is none."""
+    settings = state.settings
+    if settings.strategy != "ssfl" or settings.criterion == "client-random":
+        return False
+    return state.mask_epoch > (1 if settings.warmup_rounds else 0)
+
+
+def no_round_left(state: RunState) -> bool:
+    """Tell whether no round will begin any more that could use a new mask."""
+    training = state.step is not None and state.step.work is Work.TRAIN
+    return state.rounds_done + training >= state.settings.rounds or bool(state.end_reason)
+
+
+def refresh_due(state: RunState) -> str:
+    """Return why the mask is to be renewed before the next round; empty if it is not."""
+    settings, done = state.settings, state.rounds_done
+    if not has_mask(state) or done >= settings.rounds or state.end_reason:
+        return ""
+    if state.refresh_asked:
+        return "asked for by the operator"
+    if done == state.masked_round:  # it is new
+        return ""
+    if done in parse_rounds(settings.refresh_rounds):
+        return f"before round {done}, as set"
+    if settings.refresh_every and done % settings.refresh_every == 0:
+        return f"every {settings.refresh_every} rounds, as set"
+    if settings.sparsity_schedule:
+        now = sparsity_at(settings.sparsity_schedule, done)
+        if now != sparsity_at(settings.sparsity_schedule, state.masked_round):
+            return f"sparsity {now} from round {done} on, as set"
+    if settings.refresh_on_new_labels and (new := _new_labels(state)):
+        return f"new labels: {', '.join(str(label) for label in new[:10])}"
+    if settings.refresh_on_loss_jump:
+        return _loss_jump(state.losses, settings.refresh_on_loss_jump)
+    return ""
+
+
+def _new_labels(state: RunState) -> list[int]:
+    present = [client for client in state.ready if client not in state.lost]  # who can be asked
+    here = {label for client in present for label in state.members[client].labels}
+    return sorted(here - state.known_labels) if state.known_labels else []
+
+
+def _loss_jump(losses: tuple[float, ...], factor: float) -> str:
+    if len(losses) <= LEAST_ROUNDS:
+        return ""
+    *before, now = losses
+    usual = median(before[-USUAL_ROUNDS:])
+    if usual < 0 or now <= usual or now < factor * usual:  # a factor of less than nothing is less
+        return ""
+    return f"the mean client loss rose to {now:.3g}, usual was {usual:.3g}"

@@ -1,0 +1,89 @@
+"""What a run waits for, in words; what each client does, and how long the run will take."""
+
+import time
+
+from ssfl.method.strategies.contract import ClientId
+from ssfl.server.run.state import Phase, RunState
+
+QUIET_S = 15.0  # with neither --clients nor `ssfl start`: begin after so long without a newcomer
+NAMES = 5  # shown; the rest is counted
+STATES = ("working", "waiting", "reported", "lost", "left", "removed")  # of a client
+
+
+def waiting_for(state: RunState, now_s: float) -> str:
+    """Say in a sentence what the run waits for; empty if nothing."""
+    if state.finished:
+        return ""
+    if state.draining and state.step is None:
+        return "the coordinator, which is being stopped, to start again"
+    if state.paused_at is not None and state.step is None:
+        return _resume(state, state.paused_at)
+    if state.stall:
+        absent = named(state, state.stall.missing) or "nobody known"
+        return f"{state.stall.reason} (missing: {absent}); it takes {state.stall.unblock}"
+    if state.phase is Phase.GATHERING:
+        return _gathering(state, now_s)
+    if state.step is None:
+        return "the next step"
+    then = "; then the run pauses" if state.paused else ""
+    if state.step.closed is not None:
+        return f"the sum{then}"
+    return f"{state.step.work.value} of {named(state, sorted(state.step.pending))}{then}"
+
+
+def named(state: RunState, clients: "tuple[ClientId, ...] | list[ClientId]") -> str:
+    """Return some names, each with what keeps it away."""
+    names = ", ".join(_named(state, client) for client in clients[:NAMES])
+    more = len(clients) - NAMES
+    return f"{names} and {more} more" if more > 0 else names
+
+
+def _named(state: RunState, client: ClientId) -> str:
+    if client in state.removed:
+        return f"{client} (removed)"
+    if state.members[client].left:
+        return f"{client} (left)"
+    return f"{client} (lost)" if client in state.lost else client
+
+
+def _resume(state: RunState, paused_at: float) -> str:
+    since = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(paused_at))
+    joined = "" if state.founders else f"; clients that have joined: {len(state.ready)}"
+    return f"an operator: paused since {since}, `ssfl resume` lets it go on{joined}"
+
+
+def _gathering(state: RunState, now_s: float) -> str:
+    if state.members and not state.manifest_digest:
+        here = sum(not member.left for member in state.members.values())
+        return f"a client's description of the model (joined so far: {here})"
+    ready, number = len(state.ready), state.settings.clients
+    if number:
+        return f"clients: {ready} of {number} have joined"
+    fewest = state.settings.min_clients
+    if ready < fewest:
+        return f"clients: {ready} of at least {fewest} have joined"
+    left = max(0.0, QUIET_S - (now_s - state.newcomer_s))
+    return f"more clients: {ready} have joined, starting in {left:.0f} s (or now: ssfl start)"
+
+
+def client_state(state: RunState, client: ClientId) -> str:
+    """Return one of STATES."""
+    if client in state.removed:
+        return "removed"
+    if state.members[client].left:
+        return "left"
+    if client in state.lost:
+        return "lost"
+    if state.step and client in state.step.uploads:
+        return "reported"
+    return "working" if state.step and client in state.step.cohort else "waiting"
+
+
+def seconds_left(state: RunState, pace: float | None) -> float | None:
+    """Return how long the run will take from here on, at the pace of so many seconds a round.
+
+    None if nobody can know: no round is done yet, or the run stands still.
+    """
+    if pace is None or state.finished or state.paused or state.stall:
+        return None
+    return pace * (state.settings.rounds - state.rounds_done)

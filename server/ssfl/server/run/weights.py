@@ -1,0 +1,29 @@
+"""What a client weighs in a mean: the samples it claims, within what the run allows."""
+
+from ssfl.method.settings import RunSettings
+from ssfl.method.strategies.contract import ClientId
+from ssfl.server.errors import TooManySamples
+from ssfl.server.run.state import Member
+
+
+def weight_of(member: Member, settings: RunSettings) -> int:
+    """Return the samples a member counts with."""
+    return clipped(member.num_samples, settings)
+
+
+def clipped(num_samples: int, settings: RunSettings) -> int:
+    """Return a claim cut to the run's limit, where it is to be cut."""
+    if settings.max_samples and settings.samples_over_max == "clip":
+        return min(num_samples, settings.max_samples)
+    return num_samples
+
+
+def check_samples(client: ClientId, num_samples: int, settings: RunSettings) -> None:
+    """Raise TooManySamples if a client claims more than the run takes."""
+    limit = settings.max_samples
+    if limit and num_samples > limit and settings.samples_over_max == "refuse":
+        raise TooManySamples(
+            f"{client} claims {num_samples} training samples, this run takes at most {limit} "
+            "(--max-samples of the coordinator; with --samples-over-max clip it would weigh "
+            f"as if it had {limit})"
+        )

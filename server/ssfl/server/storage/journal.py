@@ -1,0 +1,236 @@
+"""An append-only file of records; what was acknowledged is in it.
+
+    file    := magic "SSFLJRN1" , record*
+    record  := length u32 , crc32 u32 (of the body) , crc32 u32 (of the 8 bytes before) , body
+                                                                                little-endian
+
+`append` returns after fsync; if it fails, the file is as it was before. A tail cut short by a
+crash is dropped when the file is opened; damage anywhere else is refused, since everything behind
+it was acknowledged. (The head has a checksum of its own: a damaged length would otherwise pass
+for a record that was cut short.)
+
+Fencing: who opens a journal takes it over. The file is renamed, read, and copied to a new one
+under the old name. Whoever had it open finds, after writing and before acknowledging, that the
+name belongs to another file, and must stop: either the new owner has read the record, or nobody
+was told that it counts. This holds on any file system with atomic renames, also across machines.
+"""
+
+import contextlib
+import os
+import secrets
+import struct
+import time
+import zlib
+from collections.abc import Iterable, Iterator, Sequence
+from io import FileIO
+from pathlib import Path
+from typing import BinaryIO
+
+from ssfl.durable.failpoints import failpoint, is_armed
+from ssfl.durable.files import sync_directory
+from ssfl.server.errors import Fenced, StateError
+
+MAGIC = b"SSFLJRN1"
+TAKEN = ".taken"  # ends the name of a journal that somebody is taking over
+NEW = ".new"  # ends the name of one that is being written
+MAX_RECORD_BYTES = 1 << 26  # a step of 100,000 clients; a longer one is damage
+_BLOCK_BYTES = 1 << 20
+_SUMMED = struct.Struct("<II")  # length, crc32 of the body
+_HEAD = struct.Struct("<III")  # and the crc32 of those two
+
+
+class Journal:
+    """An open journal."""
+
+    def __init__(self, path: Path, checked_bytes: int = 0) -> None:
+        """Open or create `path`, cutting a torn tail; raise StateError if it is damaged.
+
+        The first `checked_bytes` are known to be sound (snapshot.py).
+        """
+        self.path = path
+        self._file, self.cut_bytes = _take_over(path, checked_bytes)
+        self.num_bytes = self._file.seek(0, os.SEEK_END)  # on disk, all of it records
+        self._is_torn = False  # by a write that failed
+
+    @property
+    def records(self) -> list[bytes]:
+        """All of them, read from the file: for a journal that is known to be short."""
+        return [body for _, body in records_of(self.path)]
+
+    def append(self, bodies: Sequence[bytes]) -> None:
+        """Write records and return when they are on disk."""
+        for body in bodies:
+            if len(body) > MAX_RECORD_BYTES:
+                raise StateError(f"a journal record of {len(body)} bytes is over the limit")
+        failpoint("journal.append")
+        try:
+            self._mend()
+            self._write(bodies)
+        except OSError:
+            self._is_torn = True
+            with contextlib.suppress(OSError):  # else before the next write
+                self._mend()
+            raise
+        self.num_bytes = self._file.tell()
+        failpoint("journal.synced")
+        self.check_ours()
+
+    def check_ours(self) -> None:
+        """Raise Fenced if another coordinator has taken the journal over."""
+        if not self._is_ours():
+            raise Fenced(
+                f"another coordinator has taken over {self.path.parent}: this one ends, and what "
+                "it was about to acknowledge does not count"
+            )
+
+    def _mend(self) -> None:
+        if self._is_torn:
+            self._file.truncate(self.num_bytes)
+            self._file.seek(self.num_bytes)
+            self._is_torn = False
+
+    def _write(self, bodies: Sequence[bytes]) -> None:
+        view = memoryview(b"".join(_head(body) + body for body in bodies))
+        if is_armed("journal.torn"):
+            half = len(view) // 2
+            self._file.write(view[:half])
+            failpoint("journal.torn")
+            view = view[half:]
+        while view:
+            view = view[self._file.write(view) :]
+        failpoint("journal.written")
+        os.fsync(self._file.fileno())
+
+    def _is_ours(self) -> bool:
+        try:
+            named = self.path.stat()
+        except FileNotFoundError:
+            return False
+        return os.path.samestat(named, os.fstat(self._file.fileno()))
+
+    def close(self) -> None:
+        self._file.close()
+
+
+def read_journal(path: Path) -> tuple[list[bytes], int]:
+    """Return the records of a journal that may be in use, and the bytes of a torn tail.
+
+    Nothing is changed; raise StateError if it is damaged, FileNotFoundError if there is none.
+    """
+    taken = _abandoned(path)
+    try:
+        return _read(path)
+    except FileNotFoundError:  # somebody is taking it over, or was cut short in that
+        return _read(taken[-1] if taken and taken[-1].exists() else path)
+
+
+def _read(path: Path) -> tuple[list[bytes], int]:
+    size, sound, records = path.stat().st_size, len(MAGIC), []
+    for end, body in records_of(path):
+        sound = end
+        records.append(body)
+    return records, max(0, size - sound)  # more may have been written meanwhile
+
+
+def _take_over(path: Path, checked_bytes: int) -> tuple[FileIO, int]:
+    """Make the journal ours; return its file and how many bytes of a torn tail were cut."""
+    if not path.exists():
+        abandoned = _abandoned(path)
+        if not abandoned:
+            return _create(path, [MAGIC]), 0
+        abandoned[-1].rename(path)  # a start that was cut short between its two renames
+    sound = _sound_bytes(path, checked_bytes)  # a damaged one stays where it is
+    taken = path.with_name(f"{path.name}.{time.time_ns()}{TAKEN}")
+    path.rename(taken)
+    failpoint("journal.taken")
+    length = _sound_bytes(taken, sound)
+    cut_bytes = taken.stat().st_size - length
+    file = _create(path, _blocks(taken, length))
+    for old in _abandoned(path):
+        old.unlink(missing_ok=True)
+    return file, cut_bytes
+
+
+def holds_journal(path: Path) -> bool:
+    """Tell whether there is a journal, be it one that a start was cut short in taking over."""
+    return path.exists() or bool(_abandoned(path))
+
+
+def _abandoned(path: Path) -> list[Path]:
+    """Return what starts that were cut short left behind, the newest last."""
+    return sorted(path.parent.glob(f"{path.name}.*{TAKEN}"))
+
+
+def _blocks(path: Path, num_bytes: int) -> Iterator[bytes]:
+    with path.open("rb") as file:
+        while block := file.read(min(_BLOCK_BYTES, num_bytes)):
+            num_bytes -= len(block)
+            yield block
+
+
+def _create(path: Path, data: Iterable[bytes]) -> FileIO:
+    """Write a journal under a name of its own, give it the right one; return it, open."""
+    temporary = path.with_name(f"{path.name}.{secrets.token_hex(4)}{NEW}")
+    file = temporary.open("w+b", buffering=0)
+    os.fchmod(file.fileno(), 0o600)  # it holds what clients prove their names with
+    try:
+        for block in data:
+            view = memoryview(block)
+            while view:
+                view = view[file.write(view) :]
+        os.fsync(file.fileno())
+        failpoint("journal.created")
+        temporary.rename(path)
+        sync_directory(path.parent)
+    except BaseException:
+        file.close()
+        raise
+    for left in path.parent.glob(f"{path.name}.*{NEW}"):  # by starts that were cut short
+        left.unlink(missing_ok=True)
+    return file
+
+
+def _sound_bytes(path: Path, checked_bytes: int) -> int:
+    """Return the length of a journal without its torn tail."""
+    sound = max(checked_bytes, len(MAGIC))
+    for end, _ in records_of(path, checked_bytes):
+        sound = end
+    return sound
+
+
+def records_of(path: Path, start: int = 0, stop: int | None = None) -> Iterator[tuple[int, bytes]]:
+    """Yield where each record ends, and its body, one at a time; a torn tail ends them.
+
+    From byte `start` on, where a record begins, to `stop`. Raise StateError where the file is
+    damaged.
+    """
+    with path.open("rb") as file:
+        if file.read(len(MAGIC)) != MAGIC:
+            raise StateError(
+                f"{path} is not a journal of this version; use --fresh to move the old state aside"
+            )
+        at = file.seek(max(start, len(MAGIC)))
+        while (stop is None or at < stop) and len(head := file.read(_HEAD.size)) == _HEAD.size:
+            length, checksum, head_checksum = _HEAD.unpack(head)
+            sound_head = zlib.crc32(head[: _SUMMED.size]) == head_checksum
+            body = file.read(length) if sound_head else b""
+            if sound_head and len(body) == length and zlib.crc32(body) == checksum:
+                at += len(head) + length
+                yield at, body
+            elif _is_empty(file):
+                return  # nothing behind it: the last write, cut short, or space never written
+            else:
+                raise StateError(
+                    f"{path} is damaged at byte {at}: restore it from a backup, "
+                    "or use --fresh to move the old state aside and begin again"
+                )
+
+
+def _is_empty(file: BinaryIO) -> bool:
+    """Tell whether the rest of a file is zeros, or nothing."""
+    return not any(any(block) for block in iter(lambda: file.read(_BLOCK_BYTES), b""))
+
+
+def _head(body: bytes) -> bytes:
+    summed = _SUMMED.pack(len(body), zlib.crc32(body))
+    return summed + zlib.crc32(summed).to_bytes(4, "little")

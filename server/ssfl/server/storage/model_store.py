@@ -1,0 +1,258 @@
+"""The model in the state directory: written whole, synced, then named by the journal.
+
+manifest-<digest>.json  the run's manifest
+initial-<digest>.f32    initial vector: also where it follows from the seed, which takes longer
+mask-<epoch>.bin        packed mask bits
+scored-<epoch>.f32      the whole model a mask was agreed on, if it is not the initial one
+values-<step>.f32       kept values after the step
+change-<step>.bin       of a lossy run: the change that led to them, behind its SHA-256
+best-<step>.f32         kept values of the best model so far
+
+The values before the newest stay until the next step: clients hold them, and what they download is
+coded against them, also after a restart. These, older masks and the change are not named by the
+journal: where one is missing or damaged, clients are sent more bytes, never others.
+
+Several clients may describe a model at once and the journal decides for one: files named by
+digest cannot overwrite each other.
+"""
+
+import hashlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from ssfl.codec import values_only
+from ssfl.durable.files import write_atomic
+from ssfl.method.initialize import initial_vector
+from ssfl.method.manifest import Manifest
+from ssfl.method.mask import Mask
+from ssfl.method.model_state import ModelState, Stored, values_digest, vector_of
+from ssfl.server.errors import StateError
+from ssfl.server.run.state import Best
+
+_DIGEST_BYTES = 32
+
+
+class Store:
+    """The model files of one run."""
+
+    def __init__(self, root: Path, seed: int) -> None:
+        self.root = root
+        self.seed = seed
+
+    def save_initial(self, manifest: Manifest, initial: npt.NDArray[np.float32]) -> None:
+        """Store what every later step starts from."""
+        write_atomic(self.root / _manifest(manifest.digest.hex()), manifest.json)
+        name = _initial(values_digest(initial).hex())
+        write_atomic(self.root / name, values_only.encode(initial))
+
+    def lean(self, state: ModelState) -> ModelState:
+        """Return a state that is stored here with its whole vectors left on disk.
+
+        They are at hand as long as they are in the state given, until it is released.
+        """
+        manifest, digest, epoch = state.manifest, state.initial_digest, state.mask_epoch
+        if not isinstance(state.start, Stored):
+            start = Stored(digest, lambda: self.load_initial(manifest, digest.hex()), state.start)
+            state = replace(state, start=start)
+        if state.scored is None or isinstance(state.scored, Stored):
+            return state
+        name = state.scored_digest.hex()
+        scored = Stored(state.scored_digest, lambda: self.load_scored(epoch, name), state.scored)
+        return replace(state, scored=scored, resting=None if state.resting is None else scored)
+
+    def save_step(self, step: int, state: ModelState) -> None:
+        """Store the mask and values after a step."""
+        assert state.mask is not None and state.values is not None
+        mask = self.root / f"mask-{state.mask_epoch}.bin"
+        if not mask.exists():
+            write_atomic(mask, state.mask.bits)
+        scored = self.root / f"scored-{state.mask_epoch}.f32"
+        if state.scored is not None and not scored.exists():
+            write_atomic(scored, values_only.encode(vector_of(state.scored)))
+        if state.change is not None:
+            digest = hashlib.sha256(state.change).digest()
+            write_atomic(self.root / f"change-{step}.bin", [digest, state.change])
+        write_atomic(self.root / f"values-{step}.f32", values_only.encode(state.values))
+
+    def keep_best(self, step: int) -> None:
+        """Keep the values of a step, as the best so far, from being dropped."""
+        best = self.root / f"best-{step}.f32"
+        if not best.exists():  # else it was kept before a crash
+            write_atomic(best, (self.root / f"values-{step}.f32").read_bytes())
+        _drop_below(self.root, "best", step)
+
+    def holds_best(self, best: Best) -> bool:
+        """Tell whether the values of the best model are here."""
+        return (self.root / f"best-{best.step}.f32").exists()
+
+    def load_best(self, best: Best, state: ModelState) -> ModelState:
+        """Return `state` with the mask and values of the best model."""
+        return self._with_values(
+            f"best-{best.step}.f32", state, best.mask_epoch, best.mask_digest, best.base_digest
+        )
+
+    def holds_something(self) -> bool:
+        """Tell whether model files are here: then there must be a journal that names them."""
+        patterns = ("manifest-*.json", "*-*.f32", "mask-*.bin", "change-*.bin")
+        return any(True for pattern in patterns for _ in self.root.glob(pattern))
+
+    @property
+    def newest_step(self) -> int:
+        """The newest step whose values are here; 0: none."""
+        steps = (int(path.stem.split("-")[1]) for path in self.root.glob("values-*.f32"))
+        return max(steps, default=0)
+
+    def drop_older(self, step: int, epoch: int) -> None:
+        """Forget what nobody asks for any more; call it when the journal names a newer step."""
+        _drop_below(self.root, "values", self._step_before(step) or step)
+        _drop_below(self.root, "change", step)
+        _drop_below(self.root, "scored", epoch)
+
+    def load_earlier(self, step: int, model: ModelState, *, renewed: bool) -> list[ModelState]:
+        """Return the models before the one of `step` that clients may hold, oldest first.
+
+        That is the mask before, and the values before; with `renewed`, they are of the mask before.
+        """
+        assert model.mask is not None
+        masks = (self._mask(epoch, model) for epoch in range(model.mask_epoch - 1, 0, -1))
+        other = next((mask for mask in masks if mask and mask != model.mask), None)
+        of_values = self._mask(model.mask_epoch - 1, model) if renewed else model.mask
+        values = self._values_before(step, of_values, model)
+        found = [(other, None), (of_values, values)]
+        return [
+            replace(model, mask=mask, values=values, change=None)
+            for mask, values in found
+            if mask is not None
+        ]
+
+    def load_change(self, step: int) -> memoryview | None:
+        """Return the coded change that a lossy step made; None if it is not here, or damaged."""
+        try:
+            data = memoryview((self.root / f"change-{step}.bin").read_bytes())
+        except FileNotFoundError:
+            return None
+        digest, change = data[:_DIGEST_BYTES], data[_DIGEST_BYTES:]
+        return change if hashlib.sha256(change).digest() == digest else None
+
+    def _mask(self, epoch: int, model: ModelState) -> Mask | None:
+        """Return an older mask, if there is one that fits the model."""
+        try:
+            bits = (self.root / f"mask-{epoch}.bin").read_bytes()
+            return Mask(bits, model.manifest.num_masked)
+        except (FileNotFoundError, ValueError):
+            return None
+
+    def _values_before(
+        self, step: int, mask: Mask | None, model: ModelState
+    ) -> npt.NDArray[np.float32] | None:
+        before = self._step_before(step)
+        if not before or mask is None:
+            return None
+        data = (self.root / f"values-{before}.f32").read_bytes()
+        count = mask.num_kept + model.manifest.num_unmasked
+        fits = len(data) == values_only.encoded_bytes(count)
+        return values_only.decode(data, count) if fits else None
+
+    def _step_before(self, step: int) -> int:
+        """Return the step whose values came before those of `step`; 0 if they are not here."""
+        return max((n for n in _numbers(self.root, "values") if n < step), default=0)
+
+    def load_manifest(self, digest: str) -> Manifest:
+        """Return the manifest the journal names."""
+        return Manifest.from_json(self._read(_manifest(digest), digest))
+
+    def load_initial(self, manifest: Manifest, digest: str) -> npt.NDArray[np.float32]:
+        """Return the initial vector, rebuilt from the seed if its file is not here, or damaged."""
+        try:
+            return self._read_vector(_initial(digest), digest)
+        except StateError:
+            if not manifest.rebuildable:
+                raise
+        initial = initial_vector(manifest, self.seed)
+        if values_digest(initial).hex() != digest:
+            raise StateError(
+                "this version builds other initial weights from the seed than the run has: "
+                "use the version that began it, or --fresh to begin again"
+            )
+        return initial
+
+    def load_step(
+        self, step: int, state: ModelState, epoch: int, mask_digest: str, base_digest: str
+    ) -> ModelState:
+        """Return `state` with the mask and values the journal names."""
+        return self._with_values(f"values-{step}.f32", state, epoch, mask_digest, base_digest)
+
+    def load_scored(self, epoch: int, digest: str) -> npt.NDArray[np.float32]:
+        """Return the whole model that the mask was agreed on."""
+        return self._read_vector(f"scored-{epoch}.f32", digest)
+
+    def load_mask(self, manifest: Manifest, epoch: int, digest: str) -> Mask:
+        """Return the mask of an epoch."""
+        size = manifest.num_masked
+        bits = self._read(f"mask-{epoch}.bin", digest, prefix=size.to_bytes(8, "little"))
+        return Mask(bits, size)
+
+    def _with_values(
+        self, name: str, state: ModelState, epoch: int, mask_digest: str, base_digest: str
+    ) -> ModelState:
+        mask = self.load_mask(state.manifest, epoch, mask_digest)
+        data = self._read(name, base_digest)
+        values = values_only.decode(data, mask.num_kept + state.manifest.num_unmasked)
+        return replace(state, mask=mask, mask_epoch=epoch, values=values)
+
+    def _read(self, name: str, digest: str, prefix: bytes = b"") -> bytes:
+        """Return the file whose SHA-256, behind `prefix`, is the one the journal names."""
+        with self._found(name):
+            data = (self.root / name).read_bytes()
+        hashed = hashlib.sha256(prefix)
+        hashed.update(data)
+        self._check(name, hashed.hexdigest(), digest)
+        return data
+
+    def _read_vector(self, name: str, digest: str) -> npt.NDArray[np.float32]:
+        """Return the values of such a file, for the caller to change."""
+        with self._found(name):
+            vector = np.fromfile(self.root / name, dtype="<f4").astype(np.float32, copy=False)
+            is_whole = (self.root / name).stat().st_size == vector.nbytes
+        self._check(name, values_digest(vector).hex() if is_whole else "", digest)
+        return vector
+
+    @contextmanager
+    def _found(self, name: str) -> Iterator[None]:
+        try:
+            yield
+        except FileNotFoundError:
+            raise StateError(
+                f"{self.root / name} is missing: restore the state directory from a backup, "
+                "or use --fresh to begin again"
+            ) from None
+
+    def _check(self, name: str, found: str, digest: str) -> None:
+        if found != digest:
+            raise StateError(
+                f"{self.root / name} does not match the journal: restore the state directory "
+                "from a backup, or use --fresh to begin again"
+            )
+
+
+def _numbers(root: Path, kind: str) -> list[int]:
+    return [int(path.stem.split("-")[1]) for path in root.glob(f"{kind}-*")]
+
+
+def _drop_below(root: Path, kind: str, number: int) -> None:
+    for path in root.glob(f"{kind}-*"):
+        if int(path.stem.split("-")[1]) < number:
+            path.unlink()
+
+
+def _manifest(digest: str) -> str:
+    return f"manifest-{digest[:16]}.json"
+
+
+def _initial(digest: str) -> str:
+    return f"initial-{digest[:16]}.f32"

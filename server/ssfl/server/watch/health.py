@@ -1,0 +1,50 @@
+"""What a probe is told: is the coordinator alive, is it ready?
+
+*Alive* means that its event loop moves. *Ready* means that the state is loaded and calls are
+answered. What the run is doing is neither: a run that waits for clients, or is over, is healthy,
+and starting the coordinator again would help nobody.
+"""
+
+import asyncio
+import time
+from http import HTTPStatus
+
+from ssfl.program.monitor.web import Answer, Request, Route, text_answer
+
+BEAT_S = 1.0
+STILL_S = 60.0  # without a beat: the loop hangs
+
+
+class Health:
+    """Kept by the event loop, read by the threads that answer probes."""
+
+    def __init__(self) -> None:
+        self.ready = False
+        self._beat_s = time.monotonic()
+
+    async def beat(self) -> None:
+        """Show that the loop moves, until cancelled."""
+        while True:
+            self._beat_s = time.monotonic()
+            await asyncio.sleep(BEAT_S)
+
+    def routes(self) -> dict[str, Route]:
+        """Return who answers /healthz and /readyz."""
+        return {"/healthz": self._alive, "/readyz": self._ready}
+
+    def _alive(self, _request: Request) -> Answer:
+        still_s = time.monotonic() - self._beat_s
+        if still_s > STILL_S:
+            return text_answer(
+                f"the coordinator has stood still for {still_s:.0f} s",
+                HTTPStatus.SERVICE_UNAVAILABLE,
+            )
+        return text_answer("alive")
+
+    def _ready(self, _request: Request) -> Answer:
+        if not self.ready:
+            return text_answer(
+                "not ready: the state is being read, or the coordinator is being stopped",
+                HTTPStatus.SERVICE_UNAVAILABLE,
+            )
+        return text_answer("ready")

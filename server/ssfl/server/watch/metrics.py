@@ -1,0 +1,223 @@
+"""What Prometheus may ask of a coordinator; program/series.py declares every series.
+
+Nothing is counted twice: the values are read, when they are asked for, from the run's state, from
+the ledger, and from the tally of what happened since the process started. All three are values
+or are copied whole, so the thread that answers needs no lock.
+"""
+
+import shutil
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+from prometheus_client.core import Metric
+from prometheus_client.registry import Collector
+
+from ssfl.method.strategies.contract import ClientId, Work
+from ssfl.program.malloc import heap_bytes
+from ssfl.program.monitor import series
+from ssfl.program.monitor.metrics import build_info, histograms, many, maybe, one
+from ssfl.server.accounting.ledger import CARRIED, CONNECTION, Direction
+from ssfl.server.accounting.memory import folder_bytes, memory_limit_bytes, peak_memory_bytes
+from ssfl.server.loop.presence import Sessions
+from ssfl.server.loop.run_loop import Conductor
+from ssfl.server.rpc.status_codes import all_reasons
+from ssfl.server.run.state import Phase, RunState
+from ssfl.server.run.waiting import STATES, client_state, seconds_left
+from ssfl.server.storage.disk_full import disks
+from ssfl.server.uploads.receive import Uploads
+
+GONE = ("left", "removed")
+AWAY = ("lost", *GONE)
+_DIGEST_CHARACTERS = 12
+# `rate` and `increase` do not see a series begin: what may come is there from the start, as 0.
+_FROM_ZERO = {
+    (direction.value, phase, encoding): 0
+    for (phase, direction), encodings in CARRIED.items()
+    for encoding in encodings
+}
+_REASONS = all_reasons()
+
+
+class RunCollector(Collector):
+    """The series of a run, as it stands."""
+
+    def __init__(
+        self, conductor: Conductor, sessions: Sessions, uploads: Uploads, out_dir: Path
+    ) -> None:
+        self._out_dir = out_dir
+        self._conductor = conductor
+        self._sessions = sessions
+        self._uploads = uploads
+
+    def collect(self) -> Iterator[Metric]:
+        state, now_s = self._conductor.state, self._conductor.clock()
+        yield build_info("coordinator")
+        yield from self._run(state, now_s)
+        yield from self._model(state)
+        yield from self._clients(state)
+        yield from self._each_client(state, now_s)
+        yield from self._bytes()
+        yield from self._trouble()
+        yield from self._disk_and_memory()
+
+    def _run(self, state: RunState, now_s: float) -> Iterator[Metric]:
+        tally, stall, settings = self._conductor.tally, state.stall, state.settings
+        yield many(series.RUN_PHASE, {phase.value: state.phase is phase for phase in Phase})
+        yield one(series.RUN_STALLED, stall is not None)
+        yield one(series.RUN_STALLED_SECONDS, now_s - stall.since_s if stall else 0.0)
+        yield one(series.RUN_MISSING, len(stall.missing) if stall else 0)
+        yield from maybe(
+            series.RUN_SECONDS_LEFT, seconds_left(state, self._conductor.history.seconds_per_round)
+        )
+        yield one(series.ROUNDS, state.rounds_done)
+        yield one(series.ROUNDS_PLANNED, settings.rounds)
+        if not settings.reproducible:
+            yield one(series.ROUND_DEADLINE, settings.round_deadline_s)
+        yield one(series.STEPS_VOID, tally.void)
+        yield one(series.STEP_SECONDS, now_s - state.step_began_s if state.step else 0.0)
+        yield histograms(series.STEP_DURATION, dict(tally.steps))
+        yield histograms(series.ROUND_PHASE, dict(tally.phases))
+        yield one(series.RECOVERED, tally.recovered)
+
+    def _model(self, state: RunState) -> Iterator[Metric]:
+        newest, manifest = self._conductor.history.newest, self._conductor.manifest
+        yield from maybe(series.ACCURACY, newest.get("pooled"))
+        yield from maybe(series.LOSS, newest.get("loss"))
+        if state.mask_digest:
+            yield many(series.MASK_INFO, {state.mask_digest[:_DIGEST_CHARACTERS]: 1.0})
+        yield one(series.MASK_EPOCH, state.mask_epoch)
+        yield one(series.MASK_KEPT, state.num_kept)
+        if manifest:
+            yield one(series.MODEL_VALUES, manifest.size)
+        if manifest and manifest.num_masked and state.mask_epoch:
+            yield one(series.MASK_DENSITY, state.num_kept / manifest.num_masked)
+
+    def _clients(self, state: RunState) -> Iterator[Metric]:
+        tally = self._conductor.tally
+        counts = Counter(client_state(state, client) for client in state.members)
+        yield many(series.CLIENTS, {word: counts[word] for word in STATES})
+        again = {"no": tally.joined[False], "yes": tally.joined[True]}
+        yield many(series.JOINED, again)
+        yield many(series.SELECTED, {work.value: tally.selected[work.value] for work in Work})
+        yield many(series.REPORTED, {work.value: tally.reported[work.value] for work in Work})
+        yield one(series.LATE, tally.late)
+        yield one(series.LOST, tally.lost)
+
+    def _each_client(self, state: RunState, now_s: float) -> Iterator[Metric]:
+        shown = self._shown(state, now_s)
+        results = dict(self._conductor.tally.results)
+        yield many(
+            series.CLIENT_LAST_SEEN,
+            {
+                client: self._sessions.silent_s(client, now_s)
+                for client in shown
+                if client_state(state, client) not in GONE
+            },
+        )
+        yield many(
+            series.CLIENT_UP,
+            {client: client_state(state, client) not in AWAY for client in shown},
+        )
+        waited_for = _waited_for(state)
+        yield many(series.CLIENT_PENDING, {client: client in waited_for for client in shown})
+        yield many(
+            series.CLIENT_SAMPLES,
+            {client: state.members[client].num_samples for client in shown},
+        )
+        known = {client: results[client] for client in shown if client in results}
+        phases = {
+            (client, phase): seconds
+            for client, result in known.items()
+            for phase, seconds in (
+                ("broadcast", result.broadcast_s),
+                ("training", result.work_s),
+                ("upload", result.upload_s),
+            )
+        }
+        yield many(series.CLIENT_PHASE, phases)
+        yield many(
+            series.CLIENT_THROUGHPUT,
+            {
+                client: result.upload_bytes / result.upload_s
+                for client, result in known.items()
+                if result.upload_s > 0
+            },
+        )
+
+    def _shown(self, state: RunState, now_s: float) -> list[ClientId]:
+        """Return whose series are shown: all, or of very many those that may hold up the run."""
+        members = sorted(state.members)
+        if len(members) <= series.CLIENTS_SHOWN:
+            return members
+        results, waited_for = dict(self._conductor.tally.results), _waited_for(state)
+        here = [client for client in members if client_state(state, client) not in GONE]
+
+        def slowness(client: ClientId) -> tuple[bool, float]:
+            result = results.get(client)  # none: it may never have come to an end
+            return client in waited_for, result.received_s if result else float("inf")
+
+        slow = sorted(here, key=slowness)
+        silent = sorted(here, key=lambda one: self._sessions.silent_s(one, now_s))
+        most = series.SLOWEST_SHOWN
+        return sorted({*slow[-most:], *silent[-most:]})
+
+    def _bytes(self) -> Iterator[Metric]:
+        tally = self._conductor.tally
+        rows = tally.bytes_since_start(self._conductor.ledger)
+        messages = [row for row in rows if row["phase"] != CONNECTION]
+        for one_series, count in (
+            (series.PAYLOAD_BYTES, "payload_bytes"),
+            (series.MESSAGE_BYTES, "message_bytes"),
+        ):
+            yield many(
+                one_series,
+                _FROM_ZERO
+                | {
+                    (row["direction"], row["phase"], row["encoding"]): row[count]
+                    for row in messages
+                    if row[count]
+                },
+            )
+        carried = {
+            row["direction"]: row["socket_bytes"] for row in rows if row["phase"] == CONNECTION
+        }
+        nothing = {way.value: 0 for way in Direction}
+        yield many(series.SOCKET_BYTES, nothing | carried)
+        yield many(series.DENSE_BYTES, nothing | _by_name(dict(tally.dense_bytes)))
+        yield many(series.DENSE_RATIO, _by_name(tally.ratios))
+
+    def _trouble(self) -> Iterator[Metric]:
+        tally = self._conductor.tally
+        refused = dict.fromkeys(_REASONS, 0) | self._conductor.refusals.by_reason()
+        yield many(series.REFUSALS, refused)
+        yield many(series.RESUMES, {way.value: tally.resumes[way] for way in Direction})
+        yield one(series.RETRIES, tally.retries)
+        yield histograms(series.JOURNAL_SYNC, {(): tally.syncs})
+
+    def _disk_and_memory(self) -> Iterator[Metric]:
+        conductor = self._conductor
+        yield one(series.JOURNAL_BYTES, conductor.told_bytes)
+        yield one(series.SPOOL_BYTES, folder_bytes(conductor.spool.root))
+        yield one(series.UPLOADS, self._uploads.in_flight)
+        yield one(series.UPLOAD_SLOTS, self._uploads.slots)
+        usage = {
+            name: shutil.disk_usage(folder)
+            for name, folder in disks(conductor.store.root, self._out_dir).items()
+        }
+        yield many(series.DISK_FREE, {name: found.free for name, found in usage.items()})
+        yield many(series.DISK_SIZE, {name: found.total for name, found in usage.items()})
+        yield one(series.DISK_FULL, bool(conductor.room.missing))
+        yield one(series.MEMORY_PEAK, peak_memory_bytes())
+        yield one(series.MEMORY_LIMIT, memory_limit_bytes())
+        yield from maybe(series.HEAP, heap_bytes())
+
+
+def _waited_for(state: RunState) -> set[ClientId]:
+    """Return whose result the step under way lacks, and who is missing to a run that stalled."""
+    pending = state.step.pending if state.step and state.step.closed is None else ()
+    return {*pending, *(state.stall.missing if state.stall else ())}
+
+
+def _by_name(counts: Mapping[Direction, float]) -> dict[str, float]:
+    return {direction.value: counts[direction] for direction in Direction if direction in counts}

@@ -1,0 +1,248 @@
+"""What the status page shows, as JSON-able documents; docs/status-page.md describes each.
+
+Made when somebody asks, in the thread that answers: nothing here is called by the run. What the
+run is now is read from the published state, a value. What it did is read from the journal, for at
+most READ_S at a time, so that the first look at a long run holds up nobody (`history.read` says how
+far it is); so curves survive a restart, too. What comes after is taken as the run makes it
+(following.py).
+
+Never told: tokens of any kind, certificates, fingerprints, class counts, paths. Labels that sites
+share are told as the reason for a new mask.
+"""
+
+import shutil
+import threading
+import time
+from collections import Counter
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from ssfl.method.strategies.contract import ClientId
+from ssfl.program.monitor.log_buffer import Recent
+from ssfl.program.version import ssfl_version
+from ssfl.server.accounting.dense_equivalent import has_own_masks
+from ssfl.server.accounting.memory import peak_memory_bytes
+from ssfl.server.history.journal_follower import Following
+from ssfl.server.loop.presence import Sessions
+from ssfl.server.loop.run_loop import Conductor
+from ssfl.server.report.run_view import RunView
+from ssfl.server.run.state import Phase, RunState, Stall
+from ssfl.server.run.waiting import STATES, client_state, seconds_left
+from ssfl.server.storage.disk_full import disks
+
+READ_S = 0.2  # of the journal, at one question
+MOST_NAMES = 20  # of missing clients
+MOST_POINTS = 1000  # of a curve, at one question
+MOST_ROWS = 200  # of clients, at one question
+SORTS = (
+    *("name", "state", "samples", "last_seen_s", "steps_done", "work_s", "upload_s"),
+    *("bytes_per_s", "refusals"),
+)
+Document = dict[str, Any]
+
+
+class Documents:
+    """Answers questions about one run; any thread may ask."""
+
+    def __init__(
+        self, conductor: Conductor, sessions: Sessions, recent: Recent, out_dir: Path
+    ) -> None:
+        self._out_dir = out_dir
+        self._conductor = conductor
+        self._sessions = sessions
+        self._recent = recent
+        self._started = time.time()
+        settings = conductor.state.settings
+        own_masks = has_own_masks(settings.strategy, settings.criterion)
+        self._view = RunView(own_masks=own_masks)
+        self._following = Following(
+            conductor.journal_path, conductor.fresh, lambda: conductor.told_bytes
+        )
+        self._num_entries = 0
+        self._newest: dict[str, Mapping[str, Any]] = {}  # each client's newest result
+        self._lock = threading.Lock()
+
+    def history_mark(self) -> str:
+        """Take in what the run did; return what changes when the documents made of it do."""
+        with self._lock:
+            self._read()
+            return f"{self._started:.3f}-{self._num_entries}"
+
+    def status(self) -> Document:
+        """Return what the run is doing, in how many clients, and what it has come to."""
+        conductor = self._conductor
+        state, history, manifest = conductor.state, conductor.history, conductor.manifest
+        stop, num_values = conductor.told_bytes, manifest.size if manifest else 0
+        mark = self.history_mark()
+        with self._lock:
+            read = self._following.read_bytes
+            num_masks = self._view.num_masks
+            sent = self._view.bytes(conductor.ledger.rows(), num_values)
+        masked = manifest.num_masked if manifest else 0
+        places = disks(conductor.store.root, self._out_dir).values()
+        usage = min(map(shutil.disk_usage, places), key=lambda one: one.free / max(1, one.total))
+        newest = history.newest
+        return {
+            "run_id": state.run_id,
+            "version": ssfl_version(),
+            "time": time.time(),
+            "started": self._started,
+            "phase": state.phase.value,
+            "paused": state.paused,
+            "waiting_for": conductor.waiting_for(),
+            "stall": self._stall(state.stall),
+            "ended_early": state.end_reason,
+            "strategy": state.settings.strategy,
+            "rounds": {"done": state.rounds_done, "all": state.settings.rounds},
+            "seconds_left": seconds_left(state, history.seconds_per_round),
+            "seconds_per_round": history.seconds_per_round,
+            "step": self._step(state),
+            "accuracy": newest.get("pooled"),
+            "loss": newest.get("loss"),
+            "metrics": newest.get("metrics") or {},
+            "mask": {
+                "epoch": state.mask_epoch,
+                "digest": state.mask_digest,
+                "kept": state.num_kept,
+                "masked": masked,
+                "values": num_values,
+                "density": state.num_kept / masked if masked and state.mask_digest else None,
+            },
+            "clients": self._counts(state),
+            "bytes": sent,
+            "refusals": self._conductor.refusals.by_reason(),
+            "memory": {"peak_bytes": peak_memory_bytes()},
+            "disk": {
+                "free_bytes": usage.free,
+                "size_bytes": usage.total,
+                "full": bool(conductor.room.missing),
+            },
+            "history": {
+                "mark": mark,
+                "read": min(1.0, read / stop) if stop else 1.0,
+                "masks": num_masks,
+            },
+            "events": self._recent.last_number,
+        }
+
+    def clients(
+        self,
+        filter: str = "",
+        state: str = "",
+        sort: str = "name",
+        descending: bool = False,
+        offset: int = 0,
+        limit: int = 50,
+    ) -> Document:
+        """Return some clients: those with `filter` in their name, in a state, sorted."""
+        run, now_s = self._conductor.state, self._conductor.clock()
+        refused = self._conductor.refusals.by_client()
+        rows = [
+            self._client(run, client, now_s, refused)
+            for client in run.members
+            if filter.lower() in client.lower()
+            if not state or client_state(run, client) == state
+        ]
+        rows.sort(key=lambda row: str(row["name"]))
+        rows.sort(key=lambda row: _order(row[sort]), reverse=descending)
+        rows.sort(key=lambda row: row[sort] is None)  # what is not known comes last, both ways
+        return {
+            "all": len(run.members),
+            "matching": len(rows),
+            "offset": offset,
+            "states": self._counts(run),
+            "clients": rows[offset : offset + limit],
+        }
+
+    def rounds(self, points: int) -> Document:
+        """Return the curves, thinned to some points."""
+        with self._lock:
+            curve, evaluations = self._view.curve(), self._view.evaluations()
+        return {"curve": thinned(curve, points), "evaluations": thinned(evaluations, points)}
+
+    def timeline(self) -> Document:
+        """Return the newest rounds by client."""
+        with self._lock:
+            return {"rounds": self._view.timeline()}
+
+    def layers(self) -> Document:
+        """Return what the newest mask keeps, tensor by tensor, and when masks were agreed."""
+        with self._lock:
+            return {"layers": self._view.layers(), "masks": self._view.masks()}
+
+    def events(self, after: int) -> Document:
+        """Return the newest log records behind number `after`."""
+        found = self._recent.after(after)
+        newest = found[-1]["number"] if found else min(after, self._recent.last_number)
+        return {"events": found, "last": newest}
+
+    def _read(self) -> None:
+        """Take in what the run did since; not all of it, if that would take long."""
+        for _, name, entry in self._following.entries(READ_S):
+            self._num_entries += 1
+            self._view.add(name, entry)
+            if name == "rounds":
+                self._newest.update((row["client"], row) for row in entry["clients"])
+
+    def _client(
+        self, state: RunState, client: ClientId, now_s: float, refused: Mapping[str, int]
+    ) -> Document:
+        presence, newest = self._sessions.look(client), self._newest.get(client, {})
+        sent, took_s = newest.get("upload_bytes"), newest.get("upload_s")
+        return {
+            "name": client,
+            "state": client_state(state, client),
+            "samples": state.members[client].num_samples,
+            "last_seen_s": presence.silent_s(now_s) if presence else None,
+            "steps_done": presence.steps_done if presence else 0,
+            "steps_all": presence.steps_all if presence else 0,
+            "work_s": newest.get("work_s"),
+            "upload_s": took_s,
+            "bytes_per_s": sent / took_s if sent and took_s else None,
+            "refusals": refused.get(client, 0),
+        }
+
+    def _counts(self, state: RunState) -> dict[str, int]:
+        counts = Counter(client_state(state, client) for client in state.members)
+        return {one: counts[one] for one in STATES}
+
+    def _stall(self, stall: Stall | None) -> Document | None:
+        if stall is None:
+            return None
+        return {
+            "reason": stall.reason,
+            "missing": list(stall.missing[:MOST_NAMES]),
+            "num_missing": len(stall.missing),
+            "unblock": stall.unblock,
+            "seconds": self._conductor.clock() - stall.since_s,
+        }
+
+    def _step(self, state: RunState) -> Document | None:
+        step = state.step
+        if step is None or state.phase in (Phase.FINISHED, Phase.STOPPED):
+            return None
+        began_s = state.step_began_s
+        return {
+            "work": step.work.value,
+            "round": step.round_number,
+            "attempt": step.attempt,
+            "asked": len(step.cohort),
+            "reported": len(step.uploads),
+            "seconds": self._conductor.clock() - began_s if began_s else None,
+        }
+
+
+def thinned(points: list[Document], most: int) -> list[Document]:
+    """Return at most so many points, evenly chosen, with the first and the newest."""
+    if len(points) <= most:
+        return points
+    last = len(points) - 1
+    return [points[round(number * last / (most - 1))] for number in range(most)]
+
+
+def _order(value: Any) -> Any:
+    """Return what to sort by: numbers as they are, words as people do."""
+    if isinstance(value, str):
+        return value.lower()
+    return 0 if value is None else value

@@ -1,0 +1,167 @@
+"""The status page: a live page in the browser, and the JSON that it is made of.
+
+Routes for `WebServer`. Everything can only be read; nothing is loaded from another host, and
+scripts come from files of this package alone (Content-Security-Policy). Bound to loopback,
+only questions for loopback names are answered: a web site that points its own name at 127.0.0.1
+must not read the page of whoever visits it.
+
+A document that has not changed since the ETag in If-None-Match is answered with 304 and no body.
+"""
+
+import hashlib
+import json
+from collections.abc import Callable
+from http import HTTPStatus
+from importlib.resources import files
+
+import orjson
+
+from ssfl.program.addresses import is_loopback
+from ssfl.program.monitor.web import Answer, Request, Route, text_answer
+from ssfl.server.run.waiting import STATES
+from ssfl.server.watch.status_documents import MOST_POINTS, MOST_ROWS, SORTS, Document, Documents
+
+POLICY = (
+    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; "
+    "connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+)
+HEADERS = {
+    "Content-Security-Policy": POLICY,
+    "X-Content-Type-Options": "nosniff",
+    "X-Frame-Options": "DENY",
+    "Referrer-Policy": "no-referrer",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "Cross-Origin-Opener-Policy": "same-origin",
+}
+FILES = {
+    "/": ("index.html", "text/html; charset=utf-8"),
+    "/app.js": ("app.js", "text/javascript; charset=utf-8"),
+    "/charts.js": ("charts.js", "text/javascript; charset=utf-8"),
+    "/style.css": ("style.css", "text/css; charset=utf-8"),
+    "/icon.svg": ("icon.svg", "image/svg+xml"),
+}
+JSON = "application/json; charset=utf-8"
+POINTS, ROWS = 400, 50  # unless asked otherwise
+FILTER_CHARACTERS = 64
+
+
+class BadQuery(ValueError):
+    """A parameter of a question that will not do."""
+
+
+def page_file(name: str) -> bytes:
+    """Return a file of the page as it is packaged."""
+    return files("ssfl.server").joinpath("page", name).read_bytes()
+
+
+def page_routes(documents: Documents, host: str) -> dict[str, Route]:
+    """Return who answers which path; `host` is the address that the page is served on."""
+    found: dict[str, Route] = {
+        path: _file(page_file(name), kind) for path, (name, kind) in FILES.items()
+    }
+    history = documents.history_mark
+    found |= {
+        "/api/v1/status": _document(lambda _: documents.status()),
+        "/api/v1/clients": _document(lambda request: _clients(documents, request)),
+        "/api/v1/rounds": _document(
+            lambda request: documents.rounds(_number(request, "points", POINTS, 2, MOST_POINTS)),
+            history,
+        ),
+        "/api/v1/timeline": _document(lambda _: documents.timeline(), history),
+        "/api/v1/layers": _document(lambda _: documents.layers(), history),
+        "/api/v1/events": _document(lambda request: _events(documents, request)),
+        "/api/v1/look": _document(
+            lambda request: {
+                "status": documents.status(),
+                "clients": _clients(documents, request),
+                "events": _events(documents, request),
+            }
+        ),
+    }
+    return {path: _guarded(route, host) for path, route in found.items()}
+
+
+def _guarded(route: Route, host: str) -> Route:
+    """Return a route that refuses other sites' questions, and says how its answer may be used."""
+
+    def answer(request: Request) -> Answer:
+        if is_loopback(host) and not is_loopback(_name(request.headers.get("host", ""))):
+            found = text_answer(
+                "this page is served on loopback: open it as http://localhost:PORT/",
+                HTTPStatus.FORBIDDEN,
+            )
+        else:
+            found = route(request)
+        return Answer(found.content_type, found.body, found.status, {**HEADERS, **found.headers})
+
+    return answer
+
+
+def _name(host: str) -> str:
+    """Return the name in a Host header, without the port."""
+    if host.startswith("["):
+        return host.partition("]")[0][1:]
+    return host.partition(":")[0]
+
+
+def _file(body: bytes, kind: str) -> Route:
+    mark = hashlib.sha256(body).hexdigest()[:24]
+    return lambda request: _unless_known(request, mark, kind, lambda: body)
+
+
+def _document(make: Callable[[Request], Document], mark: Callable[[], str] | None = None) -> Route:
+    """Return a route that answers with JSON; `mark` tells cheaply whether it has changed."""
+
+    def answer(request: Request) -> Answer:
+        try:
+            if mark:
+                return _unless_known(request, mark(), JSON, lambda: _json(make(request)))
+            return Answer(JSON, _json(make(request)))
+        except BadQuery as error:
+            return text_answer(str(error), HTTPStatus.BAD_REQUEST)
+
+    return answer
+
+
+def _unless_known(request: Request, mark: str, kind: str, make: Callable[[], bytes]) -> Answer:
+    headers = {"ETag": f'"{mark}"', "Cache-Control": "no-cache"}
+    if request.headers.get("if-none-match") == headers["ETag"]:
+        return Answer(kind, b"", HTTPStatus.NOT_MODIFIED, headers)
+    return Answer(kind, make(), HTTPStatus.OK, headers)
+
+
+def _json(document: Document) -> bytes:
+    try:
+        return orjson.dumps(document)  # faster than json: the run waits less for its turn
+    except TypeError:  # half a surrogate pair, in a text from somewhere: json can escape it
+        return json.dumps(document, allow_nan=False, separators=(",", ":")).encode()
+
+
+def _clients(documents: Documents, request: Request) -> Document:
+    order = _choice(request, "order", ("ascending", "descending"))
+    return documents.clients(
+        filter=request.query.get("filter", "")[:FILTER_CHARACTERS],
+        state=_choice(request, "state", ("", *STATES)),
+        sort=_choice(request, "sort", SORTS),
+        descending=order == "descending",
+        offset=_number(request, "offset", 0, 0, 2**31),
+        limit=_number(request, "limit", ROWS, 1, MOST_ROWS),
+    )
+
+
+def _events(documents: Documents, request: Request) -> Document:
+    return documents.events(_number(request, "after", 0, 0, 2**53))
+
+
+def _number(request: Request, name: str, default: int, least: int, most: int) -> int:
+    given = request.query.get(name, str(default))
+    if not (given.isascii() and given.isdigit() and least <= int(given[:20]) <= most):
+        raise BadQuery(f"{name} must be a whole number from {least} to {most}")
+    return int(given[:20])
+
+
+def _choice(request: Request, name: str, choices: tuple[str, ...]) -> str:
+    given = request.query.get(name, choices[0])
+    if given not in choices:
+        raise BadQuery(f"{name} must be one of: {', '.join(filter(None, choices))}")
+    return given

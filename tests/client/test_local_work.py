@@ -1,0 +1,114 @@
+"""A site with a real network: what it scores, tests and trains for itself."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from ssfl.client.local_work import Scoring, Site
+from ssfl.datasets.shards.shard_file import Shard
+from ssfl.learning.errors import ModelError
+from ssfl.learning.load_task import load_task
+from ssfl.method.mask import Mask
+from ssfl.method.settings import RunSettings
+
+SETTINGS = RunSettings(model="mlp", width=4, batch_size=5, local_epochs=1, seed=2)
+
+
+def shard(validation: int = 0) -> Shard:
+    rng = np.random.default_rng(0)
+    x, y = rng.normal(size=(30, 1, 4, 4)).astype(np.float32), np.arange(30) % 3
+    without = Shard(x, y, x[:9], y[:9], 3)
+    return replace(without, val_x=x[:validation], val_y=y[:validation]) if validation else without
+
+
+def site_of(data: Shard | None = None, **changes: object) -> Site:
+    settings = replace(SETTINGS, **changes)  # type: ignore[arg-type]
+    return Site.build(load_task("image"), data or shard(), settings, "c1", torch.device("cpu"))
+
+
+def ignore(_done: int, _all: int) -> None:
+    """Nobody watches."""
+
+
+def test_scores_that_it_does_not_know_are_refused_by_name() -> None:
+    site = site_of()
+    with pytest.raises(ModelError, match="unknown scores: 'astrology'"):
+        site.score(Scoring(site.initial, criterion="astrology"))
+
+
+def test_several_minibatches_give_other_scores_than_one_and_always_the_same() -> None:
+    site = site_of()
+    one, three = (site.score(Scoring(site.initial, num_batches=number)) for number in (1, 3))
+    assert one.shape == (site.manifest.num_masked,)
+    assert not np.array_equal(one, three)
+    assert np.array_equal(three, site.score(Scoring(site.initial, num_batches=3)))
+
+
+def test_every_mask_has_a_draw_of_its_own() -> None:
+    site = site_of()
+    drawn = [site.score(Scoring(site.initial, epoch=number)).tobytes() for number in (0, 1, 0)]
+    assert drawn[0] == drawn[2] != drawn[1]
+
+
+def test_dropped_weights_are_scored_where_they_rest_or_at_zero() -> None:
+    """At zero in the network, a weight is still scored by the value it would start with."""
+    mask = Mask.from_bools(np.arange(site_of().manifest.num_masked) % 2 == 0)
+    whole, masked = (
+        site.score(Scoring(site.initial, mask))
+        for site in (site_of(), site_of(scoring_point="masked"))
+    )
+    assert not np.array_equal(whole, masked)
+    assert masked[~mask.bools()].any()
+    first = site_of(scoring_point="masked")
+    same = site_of()
+    assert np.array_equal(first.score(Scoring(first.initial)), same.score(Scoring(same.initial))), (
+        "without a mask there is nothing to drop"
+    )
+
+
+@pytest.mark.parametrize("criterion", ["grasp", "synflow"])
+def test_other_criteria_score_every_weight(criterion: str) -> None:
+    site = site_of()
+    found = site.score(Scoring(site.initial, criterion=criterion, num_kept=10, num_batches=2))
+    assert found.shape == (site.manifest.num_masked,) and np.isfinite(found).all()
+
+
+def test_a_validation_split_is_tested_if_there_is_one() -> None:
+    without, having = site_of(), site_of(shard(validation=6))
+    mask = Mask.full(without.manifest.num_masked)
+    assert without.evaluate(mask, without.initial).validation is None
+    tested = having.evaluate(mask, having.initial)
+    assert tested.evaluation.total == 9
+    assert tested.validation is not None and tested.validation.total == 6
+
+
+def test_a_model_of_its_own_stays_inside_the_mask_and_both_are_tested() -> None:
+    site = site_of(personalize_epochs=3)
+    mask = Mask.from_bools(np.arange(site.manifest.num_masked) % 2 == 0)
+    values = mask.gather(site.initial)
+    own = site.personalize(mask, values, 7, ignore)
+    assert own.values.shape == values.shape and not np.array_equal(own.values, values)
+    assert own.evaluation == site.evaluate(mask, values).evaluation
+    assert own.personal == site.evaluate(mask, own.values).evaluation
+    again = site.personalize(mask, values, 7, ignore)
+    assert np.array_equal(again.values, own.values)
+
+
+def test_more_epochs_for_itself_are_more_steps() -> None:
+    site = site_of(personalize_epochs=3)
+    steps: list[tuple[int, int]] = []
+    mask = Mask.full(site.manifest.num_masked)
+    site.personalize(mask, site.initial, 7, lambda done, total: steps.append((done, total)))
+    assert steps[-1] == (18, 18), "3 epochs of 30 samples, 5 at a time"
+
+
+def test_a_restarted_learning_rate_trains_otherwise() -> None:
+    made = []
+    for rule in ("continue", "restart"):
+        site = site_of(personalize_epochs=1, personalize_lr=rule, lr_decay=0.5)
+        mask = Mask.full(site.manifest.num_masked)
+        made.append(site.personalize(mask, site.initial, 7, ignore).values)
+    moved = [float(np.abs(values - site_of().initial).sum()) for values in made]
+    assert moved[1] > 10 * moved[0], "1 instead of 2^-7 of the step size"

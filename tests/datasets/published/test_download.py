@@ -1,0 +1,196 @@
+import hashlib
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from datasets.published.web import Web, serve
+from ssfl.datasets.errors import DownloadError
+from ssfl.datasets.published.download import Patience, fetch
+from ssfl.method.streams import Stream
+
+DATA = Stream(0, "download").words(125_000).tobytes()
+MD5 = hashlib.md5(DATA).hexdigest()
+QUICK = Patience(timeout=30.0, pauses=(0.0, 0.0, 0.0))
+ONCE = Patience(timeout=30.0, pauses=())
+
+
+@pytest.fixture
+def web(monkeypatch: pytest.MonkeyPatch) -> Iterator[Web]:
+    monkeypatch.setenv("no_proxy", "*")
+    with serve({"set.bin": DATA}) as server:
+        yield server
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "new folder" / "set.bin"
+
+
+def get(web: Web, path: Path, patience: Patience = QUICK) -> None:
+    fetch(f"{web.address}/set.bin", path, MD5, patience=patience)
+
+
+def names(path: Path) -> list[str]:
+    return sorted(entry.name for entry in path.parent.iterdir())
+
+
+def test_a_whole_file_gets_its_name_and_leaves_nothing_else(web: Web, path: Path) -> None:
+    seen: list[tuple[str, int, int]] = []
+    fetch(f"{web.address}/set.bin", path, MD5, lambda *step: seen.append(step))
+    assert path.read_bytes() == DATA
+    assert names(path) == ["set.bin"]
+    assert seen[-1] == ("set.bin", len(DATA), len(DATA))
+    assert [done for _, done, _ in seen] == sorted(done for _, done, _ in seen)
+
+
+def test_a_cut_download_goes_on_where_it_ended(web: Web, path: Path) -> None:
+    web.cuts = [300_000, 200_000]
+    get(web, path)
+    assert path.read_bytes() == DATA
+    assert web.asked == [
+        ("/set.bin", ""),
+        ("/set.bin", "bytes=300000-"),
+        ("/set.bin", "bytes=500000-"),
+    ]
+
+
+def test_the_next_run_goes_on_where_the_last_gave_up(web: Web, path: Path) -> None:
+    web.cuts = [400_000]
+    with pytest.raises(DownloadError, match="ended after 400,000 of 1,000,000 bytes; tried once"):
+        get(web, path, ONCE)
+    assert names(path) == ["set.bin.part", "set.bin.part.etag"]
+    get(web, path, ONCE)
+    assert path.read_bytes() == DATA
+    assert web.asked[-1] == ("/set.bin", "bytes=400000-")
+
+
+def test_a_server_that_cannot_send_parts_sends_all_again(web: Web, path: Path) -> None:
+    web.ranges, web.cuts = False, [400_000]
+    get(web, path)
+    assert path.read_bytes() == DATA
+
+
+def test_a_file_that_changed_in_between_is_fetched_from_its_start(web: Web, path: Path) -> None:
+    web.files["set.bin"], web.etag, web.cuts = bytes(900_000), '"old"', [400_000]
+    with pytest.raises(DownloadError):
+        get(web, path, ONCE)
+    web.files["set.bin"], web.etag = DATA, '"new"'
+    get(web, path, ONCE)
+    assert path.read_bytes() == DATA
+    assert web.asked[-1] == ("/set.bin", "bytes=400000-")
+
+
+@pytest.mark.parametrize("left", [DATA, DATA + b"more", bytes(2_000_000)])
+def test_a_part_as_long_as_the_file_or_longer_does_no_harm(
+    web: Web, path: Path, left: bytes
+) -> None:
+    path.parent.mkdir()
+    path.with_name("set.bin.part").write_bytes(left)
+    get(web, path)
+    assert path.read_bytes() == DATA
+
+
+def test_without_a_length_the_checksum_decides(web: Web, path: Path) -> None:
+    web.says_length = False
+    get(web, path)
+    assert path.read_bytes() == DATA
+
+
+def test_wrong_bytes_are_named_by_both_digests_and_removed(web: Web, path: Path) -> None:
+    web.files["set.bin"] = b"another file"
+    with pytest.raises(DownloadError) as caught:
+        get(web, path)
+    assert hashlib.md5(b"another file").hexdigest() in str(caught.value)
+    assert MD5 in str(caught.value)
+    assert "12 bytes" in str(caught.value)
+    assert names(path) == []
+
+
+def test_a_missing_file_is_not_asked_for_again_and_the_way_by_hand_is_said(
+    web: Web, path: Path
+) -> None:
+    del web.files["set.bin"]
+    with pytest.raises(DownloadError) as caught:
+        get(web, path)
+    assert "the server answered 404 Not Found" in str(caught.value)
+    assert f"fetch {web.address}/set.bin by hand and put it at {path}" in str(caught.value)
+    assert len(web.asked) == 1
+    assert names(path) == []
+
+
+def test_a_busy_server_is_asked_again(web: Web, path: Path) -> None:
+    web.statuses = [503, 500]
+    get(web, path)
+    assert path.read_bytes() == DATA
+    assert len(web.asked) == 3
+
+
+def test_a_server_that_stays_busy_is_given_up(web: Web, path: Path) -> None:
+    web.statuses = [503] * 9
+    with pytest.raises(DownloadError, match=r"503 Service Unavailable; tried 4 times"):
+        get(web, path)
+
+
+def test_a_stalled_server_is_given_up_and_what_came_is_kept(web: Web, path: Path) -> None:
+    web.stalls = True
+    with pytest.raises(DownloadError, match="no answer in time; tried once"):
+        get(web, path, Patience(timeout=0.2, pauses=()))
+    part = path.with_name("set.bin.part").read_bytes()
+    assert part
+    assert DATA.startswith(part)
+
+
+def test_a_redirect_is_followed_with_the_range(web: Web, path: Path) -> None:
+    web.moved = {"/set.bin": f"{web.address}/moved.bin"}
+    web.files["moved.bin"], web.cuts = DATA, [250_000]
+    get(web, path)
+    assert path.read_bytes() == DATA
+    assert web.asked[-1] == ("/moved.bin", "bytes=250000-")
+
+
+def test_without_a_network_one_sentence_says_what_to_do(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("no_proxy", "*")
+    with socket.socket() as unused:  # bound but not listening: connections are refused
+        unused.bind(("127.0.0.1", 0))
+        url = f"http://127.0.0.1:{unused.getsockname()[1]}/set.bin"
+        with pytest.raises(DownloadError) as caught:
+            fetch(url, path, MD5, patience=QUICK)
+    assert str(caught.value) == (
+        f"cannot fetch {url} (Connection refused; tried 4 times): fetch {url} by hand and put it "
+        f"at {path}, or name another address with --mirror"
+    )
+
+
+def test_a_proxy_from_the_environment_is_used(
+    web: Web, path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("no_proxy")
+    monkeypatch.delenv("NO_PROXY", raising=False)
+    monkeypatch.setenv("http_proxy", web.address)
+    web.files = {"http://example.invalid/set.bin": DATA}
+    fetch("http://example.invalid/set.bin", path, MD5, patience=ONCE)
+    assert web.asked == [("http://example.invalid/set.bin", "")]
+
+
+def test_two_downloads_to_one_file_do_not_mix(web: Web, path: Path) -> None:
+    def another(*_: object) -> None:
+        with pytest.raises(DownloadError, match=r"another download to .* is under way"):
+            get(web, path)
+
+    fetch(f"{web.address}/set.bin", path, MD5, another)
+    assert path.read_bytes() == DATA
+
+
+def test_a_place_that_cannot_be_written_is_named(web: Web, tmp_path: Path) -> None:
+    (tmp_path / "file").write_bytes(b"")
+    with pytest.raises(DownloadError, match=f"cannot write {tmp_path}/file"):
+        get(web, tmp_path / "file" / "set.bin")
+
+
+def test_a_nonsense_address_is_refused_at_once(path: Path) -> None:
+    with pytest.raises(DownloadError, match="is no address to fetch from"):
+        fetch("http://a b/set.bin", path, MD5, patience=QUICK)

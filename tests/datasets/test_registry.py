@@ -1,0 +1,187 @@
+import dataclasses
+import gzip
+import hashlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from datasets.published import cifar_files
+from datasets.published.idx_files import contents as idx_contents
+from datasets.published.web import Web, serve
+from ssfl.datasets.errors import DownloadError, SourceError
+from ssfl.datasets.published.download import Patience
+from ssfl.datasets.registry import CLOTHES, KNOWN, read_known
+from ssfl.datasets.source import PUBLISHED, SourceOptions
+
+ONCE = Patience(timeout=30.0, pauses=())
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Where the known sets of this test are: nowhere else is looked."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    for name, known in KNOWN.items():
+        if known.system:
+            monkeypatch.setitem(KNOWN, name, dataclasses.replace(known, system=tmp_path / "usr"))
+    return tmp_path / "cache" / "ssfl"
+
+
+@pytest.fixture
+def web(monkeypatch: pytest.MonkeyPatch) -> Iterator[Web]:
+    monkeypatch.setenv("no_proxy", "*")
+    with serve({}) as server:
+        yield server
+
+
+def publish(web: Web, monkeypatch: pytest.MonkeyPatch, name: str, files: dict[str, bytes]) -> None:
+    """Serve small files as those of a set; their checksums are the published ones."""
+    web.files.update(files)
+    sums = {file: hashlib.md5(data).hexdigest() for file, data in files.items()}
+    monkeypatch.setitem(KNOWN, name, dataclasses.replace(KNOWN[name], files=sums))
+
+
+def packed_idx() -> dict[str, bytes]:
+    return {f"{file}.gz": gzip.compress(data) for file, data in idx_contents().items()}
+
+
+def get(name: str, **options: Any) -> Any:
+    return read_known(SourceOptions(source=name, **options), patience=ONCE)
+
+
+def test_every_published_set_is_known_by_addresses_and_checksums() -> None:
+    assert tuple(KNOWN) == PUBLISHED
+    for known in KNOWN.values():
+        assert known.address.startswith(("https://", "http://"))
+        assert known.address.endswith("/")
+        assert all(len(md5) == 32 and int(md5, 16) for md5 in known.files.values())
+
+
+def test_the_digits_need_no_files() -> None:
+    data = get("digits")
+    assert (data.name, len(data.train_x) + len(data.test_x)) == ("digits", 1797)
+    assert data.class_names == tuple("0123456789")
+
+
+def test_files_in_the_cache_are_found(cache: Path) -> None:
+    cifar_files.write_files(cache / "mnist", idx_contents())
+    data = get("mnist")
+    assert (data.name, data.train_x.shape) == ("mnist", (7, 1, 28, 28))
+    assert data.class_names == tuple("0123456789")
+    assert "train-images-idx3-ubyte is not the published file" in data.notes
+
+
+def test_the_cache_is_under_home_where_nothing_else_is_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    cifar_files.write_files(tmp_path / ".cache" / "ssfl" / "mnist", idx_contents())
+    for nothing in ("", "relative/path"):
+        monkeypatch.setenv("XDG_CACHE_HOME", nothing)
+        assert len(get("mnist").train_x) == 7
+
+
+def test_what_a_package_of_the_system_installed_is_found(tmp_path: Path) -> None:
+    cifar_files.write_files(tmp_path / "usr", packed_idx())
+    data = get("fashion-mnist")
+    assert (data.name, data.class_names) == ("fashion-mnist", CLOTHES)
+
+
+def test_missing_files_are_explained(cache: Path, tmp_path: Path) -> None:
+    with pytest.raises(SourceError) as caught:
+        get("fashion-mnist")
+    assert str(caught.value) == (
+        f"fashion-mnist not found in {cache}/fashion-mnist or {tmp_path}/usr; expected there: "
+        "train-images-idx3-ubyte, train-labels-idx1-ubyte, t10k-images-idx3-ubyte, "
+        "t10k-labels-idx1-ubyte (plain or .gz). Say where it is with --path, fetch it with "
+        "--download, or on Debian apt install dataset-fashion-mnist"
+    )
+    with pytest.raises(SourceError) as caught:
+        get("tiny-imagenet")
+    assert str(caught.value) == (
+        f"tiny-imagenet not found in {cache}/tiny-imagenet; expected there: "
+        "tiny-imagenet-200.zip, or what is in it. Say where it is with --path, "
+        "fetch it with --download"
+    )
+
+
+def test_of_a_set_that_is_there_in_part_the_rest_is_named(tmp_path: Path) -> None:
+    files = cifar_files.cifar_files("cifar10", "binary")
+    del files["data_batch_4.bin"]
+    cifar_files.write_files(tmp_path, files)
+    with pytest.raises(SourceError, match=r"^data_batch_4.bin of cifar10 not found in "):
+        get("cifar10", path=tmp_path)
+
+
+def test_a_path_that_is_not_there_is_named(tmp_path: Path) -> None:
+    with pytest.raises(SourceError, match=r"there is no folder or file .*/gone \(--path\)"):
+        get("cifar100", path=tmp_path / "gone")
+
+
+def test_an_archive_of_arrays_is_a_source_of_its_own(tmp_path: Path) -> None:
+    np.savez(tmp_path / "cifar.npz", x=np.zeros((1, 2)), y=np.zeros(1))
+    with pytest.raises(SourceError, match=r"name it as the source, --source .*cifar.npz"):
+        get("cifar10", path=tmp_path / "cifar.npz")
+
+
+def test_missing_files_are_fetched_once_into_the_cache(
+    web: Web, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    publish(web, monkeypatch, "mnist", packed_idx())
+    steps: list[str] = []
+    options = SourceOptions(source="mnist", download=True, mirror=web.address)
+    data = read_known(options, lambda what, *_: steps.append(what), ONCE)
+    assert len(data.train_x) == 7
+    assert steps == list(packed_idx())
+    assert sorted(path.name for path in (cache / "mnist").iterdir()) == sorted(packed_idx())
+    asked = len(web.asked)
+    assert len(read_known(options, patience=ONCE).train_x) == 7
+    assert len(web.asked) == asked
+
+
+def test_an_archive_is_fetched_into_the_folder_named_and_read_there(
+    web: Web, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    archive = cifar_files.write_tar(tmp_path / "a", cifar_files.cifar_files("cifar10", "binary"))
+    name = "cifar-10-binary.tar.gz"
+    publish(web, monkeypatch, "cifar10", {f"kriz/{name}": archive.read_bytes()})
+    sums = {name: KNOWN["cifar10"].files[f"kriz/{name}"]}
+    monkeypatch.setitem(KNOWN, "cifar10", dataclasses.replace(KNOWN["cifar10"], files=sums))
+    data = get("cifar10", path=tmp_path / "new", download=True, mirror=f"{web.address}/kriz/")
+    assert data.test_x.shape == (7, 3, 32, 32)
+    assert [path.name for path in (tmp_path / "new").iterdir()] == [name]
+
+
+def test_only_what_is_missing_is_fetched(
+    web: Web, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    publish(web, monkeypatch, "mnist", packed_idx())
+    first, *rest = packed_idx().items()
+    cifar_files.write_files(tmp_path, dict(rest))
+    get("mnist", path=tmp_path, download=True, mirror=web.address)
+    assert web.asked == [(f"/{first[0]}", "")]
+
+
+def test_a_mirror_with_other_files_is_refused(
+    web: Web, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    publish(web, monkeypatch, "mnist", packed_idx())
+    web.files = dict.fromkeys(web.files, b"something else")
+    with pytest.raises(DownloadError, match="is not the published file"):
+        get("mnist", download=True, mirror=web.address)
+    assert list((cache / "mnist").iterdir()) == []
+
+
+@pytest.mark.parametrize("mirror", ["ftp://x/", "file:///etc/", "/local/folder"])
+def test_a_mirror_is_an_address_on_the_web(mirror: str) -> None:
+    with pytest.raises(SourceError, match="--mirror must begin with http:// or https://"):
+        get("mnist", download=True, mirror=mirror)
+
+
+def test_a_file_that_was_named_is_read_and_not_fetched_anew(web: Web, tmp_path: Path) -> None:
+    (tmp_path / "file").write_bytes(b"")
+    with pytest.raises(SourceError, match="file cannot be unpacked"):
+        get("cifar10", path=tmp_path / "file", download=True, mirror=web.address)
+    assert web.asked == []

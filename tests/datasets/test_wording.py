@@ -1,0 +1,43 @@
+import pytest
+
+from ssfl.datasets.wording import class_name, counted, listed, size
+
+
+def test_one_has_another_ending_than_several() -> None:
+    assert [counted(n, "sample") for n in (0, 1, 1200)] == [
+        "0 samples",
+        "1 sample",
+        "1,200 samples",
+    ]
+    assert [counted(n, "class") for n in (1, 2)] == ["1 class", "2 classes"]
+
+
+def test_a_dozen_names_are_listed_and_of_more_the_first() -> None:
+    names = [f"n{number}" for number in range(13)]
+    assert listed(names[:12]) == ", ".join(names[:12])
+    assert listed(names) == ", ".join(names[:12]) + " … (13 in all)"
+    assert listed({"a": 1}) == "a"
+    assert listed([]) == ""
+
+
+@pytest.mark.parametrize(
+    ("num_bytes", "told"),
+    [
+        (0, "0.0 kB"),
+        (2_345, "2.3 kB"),
+        (999_999, "1000.0 kB"),
+        (10**6, "1.0 MB"),
+        (47_040_016, "47.0 MB"),
+        (1_250_000_000, "1.2 GB"),
+        (4 * 10**15, "4,000.0 TB"),
+    ],
+)
+def test_a_number_of_bytes_has_a_unit_that_suits_it(num_bytes: int, told: str) -> None:
+    assert size(num_bytes) == told
+
+
+def test_a_class_is_called_as_its_label_is_written() -> None:
+    labels = [True, False, 3, 3.0, 3.5, "3.0", "yes"]
+    assert [class_name(label) for label in labels] == [
+        *("true", "false", "3", "3", "3.5", "3.0", "yes")
+    ]

@@ -1,0 +1,156 @@
+"""Run the blocks of one page, in order, in the current folder: `run_blocks.py PAGE LOGS`.
+
+The steps come as JSON on stdin (`Block.as_step`). What a block prints goes to the file LOGS/<its
+line>, so that children it leaves behind hold none of our pipes. The first block that fails ends the
+page: its line and what is wrong with it are printed; else `done`.
+"""
+
+import doctest
+import json
+import linecache
+import os
+import re
+import subprocess
+import sys
+import time
+import traceback
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+# A plain `wait` forgets the exit codes of what it waited for; ours fails with the first that did.
+# The admin port is given to `ssfl` alone: the other programs refuse a variable they do not know.
+PRELUDE = """
+started=()
+wait() {
+  if (($#)); then builtin wait "$@"; return; fi
+  local job
+  for job in "${started[@]}"; do builtin wait "$job" || return; done
+  started=()
+}
+ssfl() { SSFL_ADMIN=localhost:$SSFL_ADMIN_PORT command ssfl "$@"; }
+"""
+BACKGROUND = re.compile(r"(?<=\s)&(?=\s|$)")
+MATCHING = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
+
+
+class Wrong(Exception):
+    """A block did not do what the page says; the sentence says how."""
+
+    def __init__(self, sentence: str, line: int = 0) -> None:
+        super().__init__(sentence)
+        self.line = line  # if it is not the block being played
+
+
+class Player:
+    """The interpreter, the folder and the open terminals of one page."""
+
+    def __init__(self, page: str, logs: Path) -> None:
+        self.page, self.logs = page, logs
+        self.lines: list[str] = []
+        self.last: Path | None = None
+        self.terminals: dict[int, subprocess.Popen[bytes]] = {}
+        # Functions of a page are looked up in __main__, as in a notebook.
+        self.module = ModuleType("__main__")
+        sys.modules["__main__"] = self.module
+
+    def play(self, step: dict[str, Any]) -> None:
+        """Do one step, its output in a file of its own."""
+        if step["action"] != "terminal":
+            self.close_terminals()
+        if step["action"] == "compare":
+            self.compare(step["text"])
+            return
+        self.last = self.log(step["line"])
+        with self.last.open("wb") as file:
+            sys.stdout.flush()
+            sys.stderr.flush()
+            os.dup2(file.fileno(), 1)
+            os.dup2(file.fileno(), 2)
+        getattr(self, step["action"])(step["text"], step)
+        sys.stdout.flush()
+        sys.stderr.flush()
+
+    def log(self, line: int) -> Path:
+        return self.logs / f"{line:05d}"
+
+    def write(self, text: str, step: dict[str, Any]) -> None:
+        path = Path(step["file"])
+        if path.is_absolute() or ".." in path.parts:
+            raise Wrong(f"{path} is outside the folder of the page")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text, "utf-8")
+
+    def python(self, text: str, step: dict[str, Any]) -> None:
+        self.remember(text, step["line"])
+        try:
+            code = compile("\n" * (step["line"] - 1) + text, self.page, "exec")
+            exec(code, vars(self.module))
+        except BaseException as error:  # SystemExit, too, would end a reader's session
+            traceback.print_exception(error)
+            raise Wrong(f"raises {type(error).__name__}: {error}") from error
+
+    def remember(self, text: str, line: int) -> None:
+        """Let tracebacks and `inspect` find the source of a block at its line of the page."""
+        self.lines += ["\n"] * (line - 1 - len(self.lines)) + text.splitlines(keepends=True)
+        linecache.cache[self.page] = (0, None, self.lines, self.page)
+
+    def doctest(self, text: str, step: dict[str, Any]) -> None:
+        parsed = doctest.DocTestParser().get_doctest(text, {}, self.page, self.page, 0)
+        parsed.lineno = step["line"] - 1
+        parsed.globs = vars(self.module)
+        runner = doctest.DocTestRunner(verbose=False, optionflags=MATCHING)
+        failed, attempted = runner.run(parsed, out=sys.stderr.write, clear_globs=False)
+        if failed or not attempted:
+            raise Wrong(f"{failed} of {attempted} examples print something else")
+
+    def shell(self, text: str, _step: dict[str, Any]) -> None:
+        code = self.bash(text).wait()
+        if code:
+            raise Wrong(f"ends with exit code {code}")
+
+    def terminal(self, text: str, step: dict[str, Any]) -> None:
+        self.terminals[step["line"]] = self.bash(text)
+
+    def bash(self, text: str) -> subprocess.Popen[bytes]:
+        noted = BACKGROUND.sub("& started+=($!);", text)
+        command = ["bash", "-euo", "pipefail", "-c", PRELUDE + noted]
+        return subprocess.Popen(command, stdin=subprocess.DEVNULL)
+
+    def compare(self, expected: str) -> None:
+        printed = self.last.read_text("utf-8") if self.last else ""
+        if not doctest.OutputChecker().check_output(expected, printed, MATCHING):
+            raise Wrong("is not what the block before it printed")
+
+    def close_terminals(self) -> None:
+        """Wait until every terminal is done; the first that fails is told at once."""
+        while self.terminals:
+            for line, process in list(self.terminals.items()):
+                code = process.poll()
+                if code:
+                    raise Wrong(f"ends with exit code {code}", line)
+                if code == 0:
+                    del self.terminals[line]
+            time.sleep(0.02)
+
+
+def main() -> None:
+    steps = json.load(sys.stdin)
+    answer = os.fdopen(os.dup(1), "w", encoding="utf-8")
+    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+    sys.path[0] = ""  # as in a session started here: a page imports the files it wrote
+    player = Player(sys.argv[1], Path(sys.argv[2]))
+    line = 0
+    try:
+        for step in steps:
+            line = step["line"]
+            player.play(step)
+        player.close_terminals()
+    except Wrong as wrong:
+        print(wrong.line or line, wrong, file=answer, flush=True)
+    else:
+        print("done", file=answer, flush=True)
+
+
+if __name__ == "__main__":
+    main()

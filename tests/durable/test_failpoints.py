@@ -1,0 +1,77 @@
+"""Points where trouble can be made: all are declared, and strike as they are told."""
+
+import errno
+import os
+import re
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from ssfl.durable import failpoints
+from ssfl.durable.failpoints import (
+    CLIENT_POINTS,
+    COORDINATOR_POINTS,
+    KEEP_POINTS,
+    REFRESH_POINTS,
+)
+
+ROOT = Path(__file__).parents[2]
+PASS_IT = "from ssfl.durable.failpoints import failpoint\nfor _ in range(3): failpoint('a.b')"
+
+
+def passing(text: str) -> "subprocess.CompletedProcess[str]":
+    """Pass the point a.b three times in a process of its own."""
+    environ = {**os.environ, failpoints.VARIABLE: text}
+    code = f"{PASS_IT}\nprint('passed')"
+    return subprocess.run(
+        [sys.executable, "-c", code],
+        env=environ,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+
+
+def test_every_point_in_the_code_is_declared_and_the_other_way_round() -> None:
+    declared = {*COORDINATOR_POINTS, *REFRESH_POINTS, *KEEP_POINTS, *CLIENT_POINTS}
+    found = set()
+    for folder in ("server", "client", "method"):
+        for path in (ROOT / folder).rglob("*.py"):
+            found |= set(re.findall(r'failpoint\("([a-z.-]+)"\)', path.read_text()))
+    stages = {".written", ".synced", ".renamed", ".named"}
+    files = {name for name in declared if f".{name.partition('.')[2]}" in stages} - found
+    assert found <= declared
+    assert declared - found == files
+    assert {name.partition(".")[0] for name in files} == {
+        "manifest", "mask", "values", "scored", "answer",
+    }  # fmt: skip
+
+
+def test_there_are_at_least_25_on_the_coordinator() -> None:
+    assert len(set(COORDINATOR_POINTS)) >= 25
+
+
+def test_a_point_kills_at_the_passage_it_is_told() -> None:
+    assert passing("a.b=kill@3").returncode == -signal.SIGKILL
+    assert passing("a.b=kill@4").stdout == "passed\n"
+
+
+def test_a_point_raises_what_a_full_disk_would() -> None:
+    told = passing("a.b=full@2")
+    assert told.returncode == 1 and f"[Errno {errno.ENOSPC}]" in told.stderr
+
+
+def test_nonsense_is_told() -> None:
+    told = passing("a.b=maybe")
+    assert told.returncode == 1 and "is not NAME=kill|full|broken[@N[+]]" in told.stderr
+
+
+def test_a_hook_hears_of_every_passage(monkeypatch: pytest.MonkeyPatch) -> None:
+    heard: list[str] = []
+    monkeypatch.setattr(failpoints, "_hook", heard.append)
+    failpoints.failpoint("x.y")
+    assert heard == ["x.y"]

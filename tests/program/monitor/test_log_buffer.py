@@ -1,0 +1,114 @@
+"""The newest log records, kept for those who watch: bounded, and without secrets."""
+
+import logging
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from ssfl.program.monitor.log_buffer import (
+    EVENT_CHARACTERS,
+    FIELD_CHARACTERS,
+    MOST,
+    MOST_FIELDS,
+    MOST_GRAVE,
+    SHOWN,
+    Recent,
+)
+
+log = logging.getLogger("ssfl.test")
+
+
+@pytest.fixture
+def recent() -> Iterator[Recent]:
+    ours = logging.getLogger("ssfl")
+    level = ours.level
+    ours.setLevel(logging.INFO)
+    kept = Recent()
+    kept.begin()
+    yield kept
+    kept.end()
+    ours.setLevel(level)
+
+
+def test_records_are_numbered_and_told_from_a_number_on(recent: Recent) -> None:
+    log.info("round committed", extra={"round": 3, "client": "c7"})
+    log.warning("client lost")
+    log.debug("not worth a line")
+    first, second = recent.after(0)
+    assert (first["number"], first["level"], first["event"]) == (1, "info", "round committed")
+    assert first["fields"] == {"round": 3, "client": "c7"}
+    assert (second["number"], second["level"]) == (2, "warning")
+    assert recent.after(1) == [second] and recent.after(2) == []
+    assert recent.last_number == 2
+
+
+def test_only_our_own_loggers_are_heard_and_only_until_the_end(recent: Recent) -> None:
+    logging.getLogger("grpc").error("somebody else's")
+    recent.end()
+    log.error("too late")
+    assert recent.after(0) == []
+
+
+def test_routine_pushes_out_routine_but_not_errors(recent: Recent) -> None:
+    for number in range(MOST_GRAVE + 5):
+        log.error("failure %d", number)
+    for number in range(2 * MOST):
+        log.info("round %d", number)
+    told = recent.after(0)
+    assert len(told) == MOST + MOST_GRAVE
+    assert told[0]["event"] == "failure 5" and told[-1]["event"] == f"round {2 * MOST - 1}"
+    assert [one["number"] for one in told] == sorted({one["number"] for one in told})
+
+
+def test_a_record_has_a_bounded_size(recent: Recent) -> None:
+    log.info("y" * 100_000, extra=dict.fromkeys(SHOWN, "x" * 10_000))
+    (one,) = recent.after(0)
+    assert len(one["event"]) == EVENT_CHARACTERS
+    assert len(one["fields"]) == MOST_FIELDS
+    assert {len(value) for value in one["fields"].values()} == {FIELD_CHARACTERS}
+
+
+def test_only_fields_that_are_known_to_be_harmless_are_kept(recent: Recent) -> None:
+    secrets = {"join_token_file": "/secret", "state_dir": "/secret", "pass": "secret", "port": 1}
+    log.info("configuration", extra={"rounds": 3, "error": "no /etc/secret/file", **secrets})
+    (one,) = recent.after(0)
+    assert one["fields"] == {"rounds": 3, "error": "no file"}
+
+
+@pytest.mark.parametrize(
+    ("event", "words", "told"),
+    [
+        ("%s is too short", (Path("/srv/a secret/ledger.csv"),), "ledger.csv is too short"),
+        ("no: %s", (OSError(28, "No space", "/srv/a secret/x"),), "no: No space: x"),
+        ("will not do: %s", ("'/a secret/k.pem': bad",), "will not do: k.pem: bad"),
+        ("the key /srv/secret/k.pem: bad", (), "the key k.pem: bad"),
+        ("in (~/secret/a, ../secret/b)", (), "in (a, b)"),
+        ("open http://localhost:8080/ at 3/4, 2 MB/s", (), None),
+    ],
+)
+def test_of_a_path_its_last_part_is_told(
+    recent: Recent, event: str, words: tuple[object, ...], told: str | None
+) -> None:
+    log.warning(event, *words)
+    (one,) = recent.after(0)
+    assert one["event"] == (told or event)
+
+
+def test_of_an_exception_its_sentence_is_told_and_no_code(recent: Recent) -> None:
+    try:
+        raise ValueError("the disk is on fire")
+    except ValueError:
+        log.exception("cannot go on")
+    (one,) = recent.after(0)
+    assert one["fields"] == {"error": "ValueError: the disk is on fire"}
+    assert "Traceback" not in str(one)
+
+
+def test_of_a_systems_error_the_folder_is_not_told(recent: Recent) -> None:
+    try:
+        Path("/nowhere/a secret/file").read_bytes()
+    except OSError:
+        log.exception("cannot go on")
+    (one,) = recent.after(0)
+    assert one["fields"] == {"error": "FileNotFoundError: No such file or directory: file"}

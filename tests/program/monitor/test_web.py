@@ -1,0 +1,267 @@
+"""The small HTTP server: it answers, it is not held up, and it says what is wrong."""
+
+import logging
+import shutil
+import socket
+import ssl
+import struct
+import threading
+import urllib.error
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from urllib.request import Request as Ask
+from urllib.request import urlopen
+
+import pytest
+
+from program.tls import pems
+from ssfl.program.exits import ExitCode, ProgramError
+from ssfl.program.monitor.web import (
+    MAX_FROM_ONE,
+    Answer,
+    Request,
+    Route,
+    TlsFiles,
+    WebServer,
+    text_answer,
+)
+
+TIMEOUT_S = 30.0
+
+
+def echo(request: Request) -> Answer:
+    return text_answer(f"{request.path} {sorted(request.query.items())}")
+
+
+def broken(_request: Request) -> Answer:
+    raise RuntimeError("planned")
+
+
+ROUTES: dict[str, Route] = {"/echo": echo, "/broken": broken}
+
+
+@contextmanager
+def serving(tls: TlsFiles | None = None) -> Iterator[WebServer]:
+    server = WebServer(ROUTES, "127.0.0.1", 0, flag="--x-port", tls=tls)
+    try:
+        yield server
+    finally:
+        server.stop()
+
+
+def get(port: int, path: str, method: str = "GET") -> tuple[int, str]:
+    ask = Ask(f"http://127.0.0.1:{port}{path}", method=method)
+    try:
+        with urlopen(ask, timeout=TIMEOUT_S) as answer:
+            return answer.status, answer.read().decode()
+    except urllib.error.HTTPError as error:
+        return error.code, error.read().decode()
+
+
+def test_a_question_is_answered_by_its_route() -> None:
+    with serving() as server:
+        assert get(server.port, "/echo?b=2&a=1") == (200, "/echo [('a', '1'), ('b', '2')]\n")
+        assert get(server.port, "/echo", "HEAD") == (200, "")
+
+
+def test_an_answer_tells_how_long_it_took() -> None:
+    def slow(_request: Request) -> Answer:
+        threading.Event().wait(0.2)
+        return text_answer("done")
+
+    server = WebServer({"/slow": slow}, "127.0.0.1", 0, flag="--x-port")
+    try:
+        with urlopen(f"http://127.0.0.1:{server.port}/slow", timeout=TIMEOUT_S) as answer:
+            name, _, took = answer.headers["Server-Timing"].partition(";dur=")
+    finally:
+        server.stop()
+    assert name == "answer" and 150.0 <= float(took) < 1e3 * TIMEOUT_S
+
+
+def test_a_question_for_another_path_is_told_which_there_are() -> None:
+    with serving() as server:
+        assert get(server.port, "/etc/passwd") == (404, "nothing here; there are: /broken, /echo\n")
+
+
+def test_a_question_that_cannot_be_read_is_told_so() -> None:
+    with serving() as server:
+        many = "&".join(f"a{number}=1" for number in range(30))
+        assert get(server.port, f"/echo?{many}")[0] == 400
+
+
+def test_nothing_can_be_sent() -> None:
+    with serving() as server:
+        for method in ("POST", "PUT", "PATCH", "DELETE", "OPTIONS"):
+            assert get(server.port, "/echo", method) == (405, "only GET and HEAD are answered\n")
+
+
+def test_a_route_that_fails_is_told_in_the_log_and_not_to_whoever_asks(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    with serving() as server, caplog.at_level(logging.WARNING):
+        assert get(server.port, "/broken") == (500, "unexpected: see the log\n")
+        assert get(server.port, "/echo")[0] == 200
+    assert [record.getMessage() for record in caplog.records] == ["a question failed: planned"]
+
+
+def test_who_hangs_up_is_no_warning(caplog: pytest.LogCaptureFixture) -> None:
+    left = threading.Event()
+
+    def slow(_request: Request) -> Answer:
+        assert left.wait(TIMEOUT_S)
+        return text_answer("x" * 10_000_000)
+
+    said = threading.Event()
+
+    class Watcher(logging.Handler):
+        def emit(self, _record: logging.LogRecord) -> None:
+            said.set()
+
+    watcher = Watcher()
+    logging.getLogger("ssfl.web").addHandler(watcher)
+    server = WebServer({**ROUTES, "/slow": slow}, "127.0.0.1", 0, flag="--x-port")
+    try:
+        with caplog.at_level(logging.DEBUG, "ssfl.web"):
+            asker = socket.create_connection(("127.0.0.1", server.port))
+            asker.sendall(b"GET /slow HTTP/1.0\r\n\r\n")
+            asker.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            asker.close()  # with a reset
+            left.set()
+            assert said.wait(TIMEOUT_S)
+    finally:
+        server.stop()
+        logging.getLogger("ssfl.web").removeHandler(watcher)
+    assert [record.levelname for record in caplog.records] == ["DEBUG"]
+
+
+def test_a_port_in_use_is_told() -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        with pytest.raises(ProgramError, match=f"cannot listen on 127.0.0.1:{port}.*--x-port") as e:
+            WebServer(ROUTES, "127.0.0.1", port, flag="--x-port")
+    assert e.value.exit_code is ExitCode.PORT_IN_USE
+
+
+def test_who_connects_and_says_nothing_holds_up_nobody() -> None:
+    with serving() as server:
+        silent = [
+            socket.create_connection(("127.0.0.1", server.port)) for _ in range(MAX_FROM_ONE - 1)
+        ]
+        assert get(server.port, "/echo")[0] == 200
+        for one in silent:
+            one.close()
+
+
+def test_one_address_cannot_take_every_place() -> None:
+    with serving() as server:
+        silent = [
+            socket.create_connection(("127.0.0.1", server.port)) for _ in range(2 * MAX_FROM_ONE)
+        ]
+        refused = [one for one in silent if _is_closed(one)]
+        assert len(refused) >= MAX_FROM_ONE
+        with socket.socket() as other:
+            other.bind(("127.0.0.2", 0))
+            other.settimeout(TIMEOUT_S)
+            other.connect(("127.0.0.1", server.port))
+            other.sendall(b"GET /echo HTTP/1.0\r\n\r\n")
+            assert other.recv(100).startswith(b"HTTP/1.0 200")
+        for one in silent:
+            one.close()
+
+
+def _is_closed(connection: socket.socket) -> bool:
+    connection.settimeout(0.2)
+    try:
+        return connection.recv(1) == b""
+    except TimeoutError:
+        return False
+    except ConnectionError:
+        return True
+
+
+def test_a_connection_is_cut_in_time_also_if_it_goes_on_speaking(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr("ssfl.program.monitor.web.CONNECTION_S", 0.3)
+    folder = pems.make(tmp_path / "tls")
+    files = TlsFiles(folder / "coordinator.pem", folder / "coordinator-key.pem")
+    trusted = ssl.create_default_context(cafile=str(folder / "ca.pem"))
+    for tls in (None, files):
+        with serving(tls) as server:
+            one = socket.create_connection(("127.0.0.1", server.port))
+            if tls:
+                one = trusted.wrap_socket(one, server_hostname="localhost")
+            one.settimeout(TIMEOUT_S)
+            with one, pytest.raises(OSError):
+                while True:  # byte by byte, for ever: only being cut off ends it
+                    one.sendall(b"x")
+
+
+def test_a_certificate_must_have_one_of_the_names(tmp_path: Path) -> None:
+    folder = pems.make(tmp_path / "tls", "site", "prometheus")
+    files = TlsFiles(
+        folder / "coordinator.pem",
+        folder / "coordinator-key.pem",
+        folder / "ca.pem",
+        ("admin", "prometheus"),
+    )
+    with serving(files) as server:
+        for name, is_heard in (("site", False), ("prometheus", True), ("admin", True)):
+            trusted = ssl.create_default_context(cafile=str(folder / "ca.pem"))
+            trusted.load_cert_chain(folder / f"{name}.pem", folder / f"{name}-key.pem")
+            url = f"https://localhost:{server.port}/echo"
+            try:
+                with urlopen(url, timeout=TIMEOUT_S, context=trusted) as answer:
+                    assert answer.status == 200 and is_heard
+            except OSError:
+                assert not is_heard, name
+
+
+def test_who_connects_to_tls_and_says_nothing_holds_up_nobody(tmp_path: Path) -> None:
+    folder = pems.make(tmp_path / "tls")
+    files = TlsFiles(folder / "coordinator.pem", folder / "coordinator-key.pem")
+    trusted = ssl.create_default_context(cafile=str(folder / "ca.pem"))
+    with serving(files) as server, socket.create_connection(("127.0.0.1", server.port)):
+        url = f"https://localhost:{server.port}/echo"
+        with urlopen(url, timeout=TIMEOUT_S, context=trusted) as answer:
+            assert answer.status == 200
+
+
+def test_renewed_tls_files_are_used_and_damaged_ones_are_not(tmp_path: Path) -> None:
+    old, new = pems.make(tmp_path / "old"), pems.make(tmp_path / "new")
+    here = tmp_path / "here"
+    shutil.copytree(old, here)
+    files = TlsFiles(here / "coordinator.pem", here / "coordinator-key.pem")
+
+    def asks(server: WebServer, authority: Path) -> bool:
+        trusted = ssl.create_default_context(cafile=str(authority / "ca.pem"))
+        try:
+            url = f"https://localhost:{server.port}/echo"
+            with urlopen(url, timeout=TIMEOUT_S, context=trusted) as answer:
+                return bool(answer.status == 200)
+        except urllib.error.URLError:
+            return False
+
+    with serving(files) as server:
+        assert asks(server, old) and not asks(server, new)
+        for name in ("coordinator.pem", "coordinator-key.pem"):
+            shutil.copy(new / name, here / name)
+        assert asks(server, new) and not asks(server, old)
+        (here / "coordinator.pem").write_text("damaged")
+        assert asks(server, new)
+
+
+def test_with_authorities_who_asks_needs_a_certificate(tmp_path: Path) -> None:
+    folder = pems.make(tmp_path / "tls", "site")
+    files = TlsFiles(folder / "coordinator.pem", folder / "coordinator-key.pem", folder / "ca.pem")
+    trusted = ssl.create_default_context(cafile=str(folder / "ca.pem"))
+    with serving(files) as server:
+        url = f"https://localhost:{server.port}/echo"
+        with pytest.raises(OSError):
+            urlopen(url, timeout=TIMEOUT_S, context=trusted).read()
+        trusted.load_cert_chain(folder / "site.pem", folder / "site-key.pem")
+        with urlopen(url, timeout=TIMEOUT_S, context=trusted) as answer:
+            assert answer.status == 200

@@ -1,0 +1,188 @@
+"""PEM files that are missing, broken, somebody else's or too old: a sentence with the file each."""
+
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pytest
+from cryptography.hazmat.primitives.asymmetric.ec import SECP256R1, generate_private_key
+from cryptography.hazmat.primitives.serialization import (
+    BestAvailableEncryption,
+    Encoding,
+    PrivateFormat,
+)
+
+from program.tls.pems import make, make_expired, trust
+from ssfl.program.exits import ExitCode, ProgramError
+from ssfl.program.tls.pem import (
+    CLIENT,
+    MAX_FILE_BYTES,
+    SERVER,
+    client_tls,
+    read_authorities,
+    read_pair,
+    read_token,
+    system_roots,
+)
+from ssfl.tools.certs.authority import Authority
+
+
+@pytest.fixture(scope="module")
+def certs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make(tmp_path_factory.mktemp("tls") / "certs", "ann")
+
+
+def refused(read: Callable[[], object]) -> str:
+    with pytest.raises(ProgramError) as caught:
+        read()
+    assert caught.value.exit_code is ExitCode.USAGE
+    return str(caught.value)
+
+
+def test_a_good_pair_is_read_with_its_names_and_its_end(certs: Path) -> None:
+    pair = read_pair(certs / "ann.pem", certs / "ann-key.pem", CLIENT)
+    assert pair.names == ("ann",)
+    assert pair.issuer == "ssfl test CA"
+    assert timedelta(days=363) < pair.ends - datetime.now(UTC) < timedelta(days=366)
+    assert pair.warning() == ""
+    names = read_pair(certs / "coordinator.pem", certs / "coordinator-key.pem", SERVER).names
+    assert names == ("coordinator", "localhost")
+
+
+def test_a_certificate_that_ends_soon_is_told_about(certs: Path) -> None:
+    pair = read_pair(certs / "ann.pem", certs / "ann-key.pem", CLIENT)
+    soon = pair.warning(pair.ends - timedelta(days=3, hours=1))
+    assert "ann.pem ends in 3 days" in soon
+    assert "renew it" in soon
+    assert "already" in pair.warning(pair.ends + timedelta(days=1))
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        (None, "there is no file"),
+        (b"", "is not a certificate in PEM form"),
+        (b"\x00\x01\x02", "is not a certificate in PEM form"),
+        (b"-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n", "is not a certificate"),
+        (b" " * (MAX_FILE_BYTES + 1), "is over 4 MiB"),
+    ],
+)
+def test_what_is_no_certificate_is_named(
+    certs: Path, tmp_path: Path, content: bytes | None, words: str
+) -> None:
+    file = tmp_path / "site.pem"
+    if content is not None:
+        file.write_bytes(content)
+    text = refused(lambda: read_pair(file, certs / "ann-key.pem", CLIENT))
+    assert text.startswith("--tls-cert: ")
+    assert str(file) in text
+    assert words in text
+    text = refused(lambda: read_authorities(file, "--tls-ca"))
+    assert text.startswith("--tls-ca: ")
+    assert str(file) in text
+
+
+def test_a_folder_and_a_key_in_the_place_of_a_certificate_are_named(certs: Path) -> None:
+    text = refused(lambda: read_pair(certs, certs / "ann-key.pem", CLIENT))
+    assert f"{certs} cannot be read: Is a directory" in text
+    text = refused(lambda: read_pair(certs / "ann-key.pem", certs / "ann.pem", CLIENT))
+    assert "ann-key.pem is a key" in text
+
+
+@pytest.mark.parametrize(
+    ("key", "words"),
+    [
+        ("admin-key.pem", "does not match the certificate in"),
+        ("ann.pem", "ann.pem is a certificate"),
+        ("none.pem", "there is no file"),
+    ],
+)
+def test_a_key_that_is_not_the_certificates_is_named(certs: Path, key: str, words: str) -> None:
+    text = refused(lambda: read_pair(certs / "ann.pem", certs / key, CLIENT))
+    assert text.startswith("--tls-key: ")
+    assert key in text
+    assert words in text
+
+
+def test_a_key_with_a_passphrase_says_how_to_take_it_off(certs: Path, tmp_path: Path) -> None:
+    key = generate_private_key(SECP256R1())
+    locked = BestAvailableEncryption(b"secret")
+    file = tmp_path / "locked.pem"
+    file.write_bytes(key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, locked))
+    text = refused(lambda: read_pair(certs / "ann.pem", file, CLIENT))
+    assert "locked with a passphrase" in text
+    assert "openssl pkey" in text
+
+
+def test_an_expired_certificate_says_since_when(tmp_path: Path) -> None:
+    old = make_expired(tmp_path / "old", "ann")
+    text = refused(lambda: read_pair(old / "ann.pem", old / "ann-key.pem", CLIENT))
+    when = datetime.now(UTC) - timedelta(days=70)
+    assert f"ann.pem expired on {when:%Y-%m-%d}" in text
+
+
+def test_a_certificate_of_the_future_asks_for_the_clock(tmp_path: Path) -> None:
+    later = Authority.open(tmp_path, datetime.now(UTC) + timedelta(days=9))
+    later.client("ann", timedelta(days=9), overwrite=False)
+    text = refused(lambda: read_pair(tmp_path / "ann.pem", tmp_path / "ann-key.pem", CLIENT))
+    assert "is valid only from" in text
+    assert "clock" in text
+
+
+def test_a_certificate_is_used_for_what_it_was_made_for(certs: Path) -> None:
+    text = refused(lambda: read_pair(certs / "ann.pem", certs / "ann-key.pem", SERVER))
+    assert "made for a TLS client only" in text
+    pair = certs / "coordinator.pem", certs / "coordinator-key.pem"
+    assert "made for a TLS server only" in refused(lambda: read_pair(*pair, CLIENT))
+
+
+def test_half_a_pair_asks_for_the_other_half(certs: Path) -> None:
+    assert "--tls-cert needs --tls-key" in refused(lambda: read_pair(certs, None, CLIENT))
+    assert "--tls-key needs --tls-cert" in refused(lambda: read_pair(None, certs, CLIENT))
+
+
+def test_a_file_without_a_ca_says_whose_it_is_and_whose_is_wanted(certs: Path) -> None:
+    text = refused(lambda: read_authorities(certs / "ann.pem", "--tls-ca"))
+    assert "holds no CA: it is the certificate of 'ann', made by 'ssfl test CA'" in text
+    assert read_authorities(certs / "ca.pem", "--tls-ca").startswith(b"-----BEGIN CERTIFICATE")
+
+
+def test_an_expired_ca_is_named(tmp_path: Path) -> None:
+    Authority.open(tmp_path, datetime.now(UTC) - timedelta(days=4000))
+    assert "the CA in" in refused(lambda: read_authorities(tmp_path / "ca.pem", "--tls-ca"))
+
+
+def test_a_caller_without_a_ca_has_no_tls_and_needs_none_of_its_flags(certs: Path) -> None:
+    assert client_tls("", None, None) is None
+    assert "--tls-cert needs --tls-ca" in refused(lambda: client_tls("", certs, None))
+    assert "--tls-server-name needs" in refused(lambda: client_tls("", None, None, "there"))
+    found = trust(certs, "ann", "there")
+    assert found.pair is not None
+    assert (found.pair.name, found.server_name) == ("ann", "there")
+
+
+def test_the_machines_own_roots_are_found_or_asked_for(
+    certs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SSL_CERT_FILE", str(certs / "ca.pem"))
+    assert system_roots() == (certs / "ca.pem").read_bytes()
+    found = client_tls("system", None, None)
+    assert found is not None
+    assert found.authorities == system_roots()
+    monkeypatch.setenv("SSL_CERT_FILE", str(tmp_path / "none"))
+    assert "install ca-certificates" in refused(system_roots)
+
+
+def test_a_join_token_is_one_line_of_some_length(tmp_path: Path) -> None:
+    file = tmp_path / "token"
+    missing = refused(lambda: read_token(file))
+    assert "there is no file" in missing and "the operator of the coordinator has it" in missing
+    assert "ssfl certs" not in missing, "which makes none"
+    file.write_text("0123456789abcdef\n")
+    assert read_token(file) == "0123456789abcdef"
+    for wrong in ("", "short", "0123456789abcdef\nagain", "0123456789abcdeé", "x" * 600):
+        file.write_text(wrong)
+        text = refused(lambda: read_token(file))
+        assert text.startswith(f"--join-token-file: {file} must hold one line")
+        assert "openssl rand -hex 32" in text
+        assert wrong[:16] not in text or not wrong, "a token is not for the log"

@@ -1,0 +1,157 @@
+"""What a probe finds out, against gRPC servers and sockets that are wrong in one way each."""
+
+import socket
+import ssl
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+
+import grpc
+import pytest
+
+from program.tls.pems import make, make_expired, trust
+from ssfl.program.tls.probe import Finding, find_out
+
+
+@pytest.fixture(scope="module")
+def certs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make(tmp_path_factory.mktemp("tls") / "certs", "ann")
+
+
+@pytest.fixture(scope="module")
+def others(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make(tmp_path_factory.mktemp("tls") / "others", "ann")
+
+
+@contextmanager
+def server(certs: Path | None, *, mutual: bool = True) -> Iterator[str]:
+    """A gRPC server with the coordinator's certificate of a folder; None: without TLS."""
+    with ThreadPoolExecutor(1) as pool:
+        serving = grpc.server(pool)
+        if certs is None:
+            port = serving.add_insecure_port("127.0.0.1:0")
+        else:
+            pair = [(certs / f"coordinator{part}.pem").read_bytes() for part in ("-key", "")]
+            credentials = grpc.ssl_server_credentials(
+                [tuple(pair)], (certs / "ca.pem").read_bytes(), require_client_auth=mutual
+            )
+            port = serving.add_secure_port("127.0.0.1:0", credentials)
+        serving.start()
+        try:
+            yield f"127.0.0.1:{port}"
+        finally:
+            serving.stop(None).wait()
+
+
+def final(finding: Finding | None) -> str:
+    assert finding is not None
+    assert finding.final
+    return finding.text
+
+
+def test_nothing_is_found_where_nothing_is_wrong(certs: Path) -> None:
+    with server(certs) as address:
+        assert find_out(address, trust(certs, "ann")) is None
+    with server(certs, mutual=False) as address:
+        assert find_out(address, trust(certs)) is None
+    with server(None) as address:
+        assert find_out(address, None) is None
+
+
+def test_a_certificate_of_another_ca_is_told_with_the_file_that_is_trusted(
+    certs: Path, others: Path
+) -> None:
+    with server(certs) as address:
+        text = final(find_out(address, trust(others, "ann")))
+    assert f"of the coordinator at {address} was not made by a CA in {others / 'ca.pem'}" in text
+
+
+def test_an_expired_coordinator_is_told(tmp_path: Path) -> None:
+    old = make_expired(tmp_path / "old")
+    with server(old, mutual=False) as address:
+        text = final(find_out(address, trust(old)))
+    assert f"certificate of the coordinator at {address} has expired" in text
+
+
+def test_another_name_than_the_one_called_is_told(certs: Path) -> None:
+    with server(certs) as address:
+        text = final(find_out(address, trust(certs, "ann", "fl.example.org")))
+    assert "is not for fl.example.org" in text
+    assert "--tls-server-name" in text
+
+
+def test_an_address_that_is_not_in_the_certificate_is_told(certs: Path) -> None:
+    with server(certs) as address:
+        text = final(find_out(address, trust(certs, "ann", "127.0.0.2")))
+    assert "is not for 127.0.0.2" in text
+
+
+def test_a_missing_certificate_is_asked_for(certs: Path) -> None:
+    with server(certs) as address:
+        text = final(find_out(address, trust(certs)))
+    assert "asks for a certificate and this side has none: give --tls-cert" in text
+
+
+def test_a_certificate_that_is_not_accepted_is_told_with_its_issuer(
+    certs: Path, others: Path
+) -> None:
+    mixed = trust(others, "ann")
+    trusting = type(mixed)(trust(certs).authorities, "ca.pem", mixed.pair, "")
+    with server(certs) as address:
+        text = final(find_out(address, trusting))
+    assert f"does not accept the certificate {others / 'ann.pem'} of 'ann'" in text
+    assert "made by 'ssfl test CA'" in text
+
+
+def test_tls_on_one_side_only_is_told(certs: Path) -> None:
+    with server(certs) as address:
+        assert "the coordinator speaks TLS and this side does not" in final(find_out(address, None))
+    with server(None) as address:
+        text = final(find_out(address, trust(certs)))
+    assert f"what answers at {address} does not speak TLS" in text
+
+
+def test_nobody_there_may_pass() -> None:
+    with socket.socket() as reserved:
+        reserved.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{reserved.getsockname()[1]}"
+        finding = find_out(address, None)
+    assert finding == Finding(f"{address}: Connection refused", final=False)
+
+
+def test_somebody_who_says_nothing_costs_the_deadline_and_no_more(certs: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        address = f"127.0.0.1:{silent.getsockname()[1]}"
+        for tls in (None, trust(certs)):
+            finding = find_out(address, tls, deadline_s=0.2)
+            assert finding == Finding(f"{address}: no answer within 0.2 s", final=False)
+
+
+def test_tls_without_http2_is_told(certs: Path) -> None:
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(certs / "coordinator.pem", certs / "coordinator-key.pem")
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        address = f"127.0.0.1:{listening.getsockname()[1]}"
+
+        def serve() -> None:
+            connection, _ = listening.accept()
+            with connection, context.wrap_socket(connection, server_side=True) as wrapped:
+                wrapped.recv(1)
+
+        serving = threading.Thread(target=serve)
+        serving.start()
+        text = final(find_out(address, trust(certs)))
+        serving.join()
+    assert "speaks TLS, but not HTTP/2" in text
+
+
+def test_behind_a_proxy_nothing_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("https_proxy", "http://proxy:3128")
+    monkeypatch.delenv("no_proxy", raising=False)
+    assert find_out("fl.invalid:50051", None) is None
+    monkeypatch.setenv("no_proxy", "localhost,.invalid")
+    finding = find_out("fl.invalid:50051", None)
+    assert finding is not None
+    assert "the name fl.invalid is not known here" in finding.text

@@ -1,0 +1,95 @@
+import csv
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ssfl.method.strategies.contract import ClientId
+from ssfl.server.accounting.ledger import Direction, Ledger
+from ssfl.server.accounting.ledger_file import COLUMNS, LedgerFile, copy_ledger
+
+ANN = ClientId("ann")
+
+
+def rows_of(num_bytes: int) -> list[dict[str, Any]]:
+    """Return what one message and one look at a connection leave in a ledger."""
+    ledger = Ledger()
+    ledger.count("values", Direction.UP, num_bytes, 4, client=ANN, encoding="values_only")
+    ledger.carry(ANN, Direction.UP, num_bytes + 1)
+    return ledger.take()
+
+
+def read(path: Path) -> list[dict[str, str]]:
+    with path.open(newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def written(path: Path, *appended: int) -> list[int]:
+    """Append rows of so many bytes as steps 1, 2, ...; return the file's length after each."""
+    file = LedgerFile(path, 0)
+    lengths = [file.append(rows_of(n), "run", 0, step) for step, n in enumerate(appended, 1)]
+    file.close()
+    return lengths
+
+
+def test_rows_follow_a_header_and_say_where_they_belong(tmp_path: Path) -> None:
+    path = tmp_path / "ledger.csv"
+    lengths = written(path, 10, 20)
+    assert path.stat().st_size == lengths[-1]
+    assert path.read_text().splitlines() == [
+        ",".join(COLUMNS),
+        "run,0,1,ann,values,up,values_only,4,10,",
+        "run,0,1,ann,connection,up,,0,0,11",
+        "run,0,2,ann,values,up,values_only,4,20,",
+        "run,0,2,ann,connection,up,,0,0,21",
+    ]
+
+
+def test_outside_steps_round_and_step_are_empty(tmp_path: Path) -> None:
+    file = LedgerFile(tmp_path / "ledger.csv", 0)
+    file.append(rows_of(10), "run", "", "")
+    file.close()
+    assert {(row["round"], row["step"]) for row in read(file.path)} == {("", "")}
+
+
+@pytest.mark.parametrize("torn", [0, 1, 17, 60])
+def test_what_the_journal_does_not_speak_of_is_cut(tmp_path: Path, torn: int) -> None:
+    path = tmp_path / "ledger.csv"
+    lengths = written(path, 10, 20)
+    with path.open("r+b") as file:  # the second append was under way when the power went
+        file.truncate(lengths[1] - torn)
+    again = LedgerFile(path, lengths[0])
+    assert path.stat().st_size == lengths[0]
+    assert again.append(rows_of(30), "run", 0, 2) == path.stat().st_size
+    again.close()
+    assert [row["message_bytes"] for row in read(path)] == ["10", "0", "30", "0"]
+
+
+def test_a_run_that_committed_nothing_begins_with_a_header_again(tmp_path: Path) -> None:
+    path = tmp_path / "ledger.csv"
+    written(path, 10)
+    written(path, 20)
+    assert [row["message_bytes"] for row in read(path)] == ["20", "0"]
+
+
+def test_a_file_that_lost_its_end_goes_on_with_whole_lines(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = tmp_path / "ledger.csv"
+    lengths = written(path, 10, 20)
+    with path.open("r+b") as file:
+        file.truncate(lengths[0] + 5)
+    again = LedgerFile(path, lengths[1])
+    assert "rows of earlier steps are missing" in caplog.text
+    again.append(rows_of(30), "run", 0, 3)
+    again.close()
+    assert [row["message_bytes"] for row in read(path)] == ["10", "0", "30", "0"]
+
+
+def test_a_copy_is_of_one_moment(tmp_path: Path) -> None:
+    path, copy = tmp_path / "ledger.csv", tmp_path / "out.csv"
+    lengths = written(path, 10, 20)
+    copy_ledger(path, copy, lengths[0])
+    assert copy.read_bytes() == path.read_bytes()[: lengths[0]]
+    copy_ledger(path, copy, lengths[1])
+    assert copy.read_bytes() == path.read_bytes()

@@ -1,0 +1,240 @@
+"""A coordinator's edges, simulated: journal, spool, sums and clients around the pure core.
+
+The world does what conductor.py does, in memory, and watches the promises while it does so. What
+a real process loses when it is killed is lost here, too; what is on disk stays.
+"""
+
+from collections import Counter
+from dataclasses import asdict, dataclass, field
+from hashlib import sha256
+from typing import Any, assert_never
+
+from ssfl.method.settings import RunSettings
+from ssfl.method.strategies.contract import ClientId, Work
+from ssfl.server.run import events, facts
+from ssfl.server.run.events import Action, Event, Reply
+from ssfl.server.run.machine import advance
+from ssfl.server.run.state import RunState, Step, apply
+
+MODEL = "m"
+
+
+def hashed(*parts: object) -> str:
+    return sha256(repr(parts).encode()).hexdigest()[:12]
+
+
+def report(step: int, client: ClientId) -> dict[str, Any]:
+    """Return what a client tells of its work: any numbers, but always the same."""
+    correct = int(hashed(step, client), 16) % 11
+    tested = {"correct": correct, "total": 10, "loss_sum": 10.0 - correct}
+    return {"training_loss": 1.0, "evaluation": tested, "personal": tested}
+
+
+@dataclass
+class World:
+    """One run and everything around it."""
+
+    settings: RunSettings
+    clients: list[ClientId]
+    now_s: float = 0.0
+    # On disk.
+    journal: list[bytes] = field(default_factory=list)
+    spool: set[tuple[int, ClientId, str]] = field(default_factory=set)
+    stored: dict[int, str] = field(default_factory=dict)  # step -> digest of the values after it
+    kept: dict[int, str] = field(default_factory=dict)  # step -> digest of a best model's values
+    final_model: str | None = None
+    # In memory.
+    sum_of: int | None = None
+    folded: Counter[ClientId] = field(default_factory=Counter)
+    results: list[events.StepReduced] = field(default_factory=list)  # sums that are ready
+    # What the watcher has seen.
+    accepted: dict[int, dict[ClientId, str]] = field(default_factory=dict)
+    acknowledged: set[tuple[int, ClientId]] = field(default_factory=set)
+    closed: dict[int, tuple[ClientId, ...]] = field(default_factory=dict)
+    committed: dict[int, str] = field(default_factory=dict)
+    void: set[int] = field(default_factory=set)
+    is_paused: bool = False
+    num_pauses: int = 0
+
+    def __post_init__(self) -> None:
+        self.state = RunState(self.settings)
+        if not self.journal:
+            opened = facts.RunOpened("r1", asdict(self.settings), "test")
+            self.journal.append(facts.to_json(opened))
+        self.restart()
+
+    # -- the coordinator
+
+    def post(self, event: Event, *, killed_after: int | None = None) -> Reply | None:
+        """Give an event to the run and carry out what follows.
+
+        `killed_after`: the process dies when so many of the event's facts are on disk; the
+        sender then has no reply.
+        """
+        rounds_before = self.state.rounds_done
+        state, actions, reply = advance(self.state, event, self.now_s)
+        told = [action.fact for action in actions if isinstance(action, events.Persist)]
+        on_disk = told if killed_after is None else told[:killed_after]
+        for fact in on_disk:
+            self.journal.append(facts.to_json(fact))
+            self._watch(fact)
+        if killed_after is not None:
+            self.restart()
+            return None
+        self.state = state
+        assert state.rounds_done >= rounds_before, "a round was undone"
+        for action in actions:
+            self._do(action)
+        return reply
+
+    def restart(self) -> None:
+        """Kill the process and start it again from what is on disk; its clock starts anew."""
+        self.now_s = 0.0
+        self.sum_of, self.folded, self.results = None, Counter(), []
+        rounds_before = self.state.rounds_done
+        self.state = self.replayed()
+        assert self.state.rounds_done >= rounds_before, "an acknowledged round was forgotten"
+        step = self.state.step
+        self.spool = {entry for entry in self.spool if step and entry[0] == step.number}
+        if self.state.model_step:
+            assert self.stored[self.state.model_step] == self.state.base_digest
+        self.post(events.Recovered())
+
+    def replayed(self) -> RunState:
+        state = RunState(self.settings)
+        for record in self.journal:
+            state = apply(state, facts.from_json(record))
+        return state
+
+    def _do(self, action: Action) -> None:
+        match action:
+            case events.Persist():
+                pass
+            case events.OpenStep():
+                self.sum_of, self.folded = action.step.number, Counter()
+            case events.Fold():
+                assert self.sum_of == action.step, "a fold into another sum"
+                assert (action.step, action.client, action.digest) in self.spool
+                self.folded[action.client] += 1
+                assert self.folded[action.client] == 1, "a client was counted twice"
+            case events.Reduce():
+                self.results.append(self._reduced(action.step))
+            case events.DropSpool():
+                self.spool = {entry for entry in self.spool if entry[0] > action.step}
+            case events.KeepBest():
+                assert self.stored[action.best.step] == action.best.base_digest
+                self.kept[action.best.step] = action.best.base_digest
+            case events.WriteModel():
+                assert self.final_model in (None, self.state.base_digest)
+                self.final_model = self.state.base_digest
+            case _:
+                assert_never(action)
+
+    def _reduced(self, step: Step) -> events.StepReduced:
+        assert step.closed is not None
+        assert self.sum_of == step.number and set(self.folded) == set(step.closed)
+        digests = [step.uploads[client].digest for client in step.closed]
+        base = hashed(self.state.base_digest, step.closed, digests)
+        assert self.stored.setdefault(step.number, base) == base, "another sum of the same step"
+        if step.work is not Work.SCORE:
+            now = self.state
+            return events.StepReduced(
+                step.number, now.mask_epoch, now.mask_digest, now.num_kept, base,
+                scored_digest=now.scored_digest,
+            )  # fmt: skip
+        epoch = self.state.mask_epoch + 1
+        scored = hashed("whole", self.state.base_digest) if self.state.base_digest else ""
+        mask = f"mask {epoch}"
+        return events.StepReduced(step.number, epoch, mask, 5, base, scored_digest=scored)
+
+    def _watch(self, fact: facts.Fact) -> None:
+        match fact:
+            case facts.UploadAccepted():
+                uploads = self.accepted.setdefault(fact.step, {})
+                assert fact.client not in uploads, "an upload was accepted twice"
+                assert fact.step not in self.closed, "an upload was accepted after the close"
+                uploads[fact.client] = fact.digest
+            case facts.StepClosed():
+                assert fact.step not in self.closed, "a step was closed twice"
+                assert set(fact.accepted) == set(self.accepted.get(fact.step, {}))
+                promised = {c for step, c in self.acknowledged if step == fact.step}
+                assert promised <= set(fact.accepted), "an acknowledged upload does not count"
+                self.closed[fact.step] = fact.accepted
+            case facts.StepCommitted():
+                assert fact.step not in self.committed, "a step was committed twice"
+                assert fact.step in self.closed and fact.step not in self.void
+                self.committed[fact.step] = fact.base_digest
+            case facts.StepVoided():
+                assert fact.step not in self.closed
+                self.void.add(fact.step)
+            case facts.RunPaused():
+                self.is_paused, self.num_pauses = True, self.num_pauses + 1
+            case facts.RunResumed():
+                self.is_paused = False
+            case facts.RunStarted() | facts.StepStarted():
+                assert not self.is_paused, "a paused run began something"
+
+    # -- the clients
+
+    def join(self, client: ClientId) -> None:
+        """Let a client join with its model; the first one that can describes it."""
+        samples = 10 * (1 + self.clients.index(client))
+        self.post(events.Joined(client, "token", samples, MODEL, "cpu"))
+        if not self.state.manifest_digest:
+            self.initialize(client)
+
+    def initialize(self, client: ClientId) -> None:
+        is_dense = self.settings.strategy == "fedavg" or self.settings.warmup_rounds
+        model = (1, "mask 1", 9, "base 0") if is_dense else (0, "", 0, "")
+        self.post(events.Initialized(client, MODEL, "initial", *model))
+
+    def answer(self, client: ClientId, step: Step, *, killed_after: int | None = None) -> None:
+        """Let a client answer a step; what it computes depends on the work alone."""
+        digest = ""
+        if not step.work.is_test:
+            digest = hashed(client, step.work, step.round_number, self.state.base_digest)
+        self.upload(step.number, client, digest, killed_after=killed_after)
+
+    def upload(
+        self, step: int, client: ClientId, digest: str, *, killed_after: int | None = None
+    ) -> None:
+        """Spool an upload, then tell the run."""
+        self.spool.add((step, client, digest))
+        before = self.accepted.get(step, {}).get(client)
+        event = events.UploadReceived(step, client, digest, 1.0, report(step, client))
+        match self.post(event, killed_after=killed_after):
+            case Reply.ACCEPTED:
+                assert before is None
+                self.acknowledged.add((step, client))
+            case Reply.ALREADY_ACCEPTED:
+                assert before == digest
+            case Reply.CONFLICT:
+                assert before is not None and before != digest
+
+    def deliver(self) -> None:
+        """Give the run the oldest sum that is ready."""
+        if self.results:
+            self.post(self.results.pop(0))
+
+    def finish_calmly(self, limit: int = 500) -> None:
+        """Everyone is here and answers at once: drive the run to its end."""
+        for client in self.clients:
+            member = self.state.members.get(client)
+            if member is None or member.left or member.manifest_digest != MODEL:
+                self.join(client)
+            self.post(events.Returned(client))
+        if not self.state.manifest_digest:
+            self.initialize(self.clients[0])
+        if not self.state.founders:
+            self.post(events.StartAsked())
+        for _ in range(limit):
+            if self.state.finished:
+                return
+            step = self.state.step
+            if self.results:
+                self.deliver()
+            elif step and step.pending:
+                self.answer(min(step.pending), step)
+            else:
+                self.post(events.Tick())
+        raise AssertionError(f"no end in sight: {self.state}")

@@ -1,0 +1,164 @@
+"""What is counted as it happens: clients, and bytes against those of the dense model."""
+
+from ssfl.method.settings import RunSettings
+from ssfl.method.strategies.contract import ClientId, Work
+from ssfl.server.accounting.ledger import Direction, Ledger
+from ssfl.server.history.counters import Tally
+from ssfl.server.run import facts
+from ssfl.server.run.facts import Fact
+from ssfl.server.run.state import RunState, apply
+
+A, B = ClientId("a"), ClientId("b")
+VALUES, KEPT = 100, 10
+TESTED = {"correct": 1, "total": 2, "loss_sum": 1.0, "metric_sums": {}}
+REPORT = {
+    **{
+        "asked_s": 0.5,
+        "sent_s": 0.75,
+        "work_s": 1.0,
+        "upload_s": 0.5,
+        "received_s": 2.0,
+        "upload_bytes": 40,
+    },
+    **{"training_loss": 1.0, "evaluation": TESTED, "personal": TESTED},
+}
+
+
+class Run:
+    """A tally, told facts as the conductor tells them, and a ledger for the bytes."""
+
+    def __init__(self, ledger: Ledger | None = None) -> None:
+        self.ledger = ledger or Ledger()
+        self.tally = Tally()
+        self.state = RunState(RunSettings())
+        self.tally.begin(self.state, self.ledger)
+        self.step = 0
+
+    def tell(self, *told: Fact) -> None:
+        for fact in told:
+            self.tally.take(fact, self.state, self.ledger, VALUES)
+            self.state = apply(self.state, fact)
+
+    def join(self, *clients: ClientId) -> None:
+        for number, client in enumerate(clients, 1):
+            self.tell(facts.ClientJoined(client, number, "t", 5, "", "cpu"))
+            self.tell(facts.ClientJoined(client, number, "t", 5, "m", "cpu"))
+
+    def start(self, work: Work, *sent: ClientId) -> None:
+        """Begin a step; `sent` are sent the kept values."""
+        self.step += 1
+        self.tell(facts.StepStarted(self.step, work, "", 0, 0, {A: 5, B: 5}))
+        phase = "values" if work is Work.TRAIN else "evaluation"
+        for client in sent:
+            self.ledger.count(phase, Direction.DOWN, 50, 4 * KEPT, client=client)
+
+    def report(self, client: ClientId) -> None:
+        if self.state.step and self.state.step.work is Work.TRAIN:
+            self.ledger.count("values", Direction.UP, 50, 4 * KEPT, client=client)
+        self.tell(facts.UploadAccepted(self.step, client, "", 0.0, REPORT))
+
+    def commit(self, work: Work) -> None:
+        self.report(A)
+        self.report(B)
+        self.tell(facts.StepClosed(self.step, (A, B), ()))
+        told = {"seconds": 3.0, "phases": {"training": 1.0} if work is Work.TRAIN else None}
+        self.tell(facts.StepCommitted(self.step, 1, "", KEPT, "", told))
+
+
+def begun() -> Run:
+    run = Run()
+    run.join(A, B)
+    return run
+
+
+def test_a_join_counts_when_it_comes_with_the_model() -> None:
+    run = begun()
+    assert run.tally.joined == {False: 2}
+    run.tell(facts.ClientJoined(A, 9, "t", 5, "m", "cpu"))
+    assert run.tally.joined == {False: 2, True: 1}
+    run.join(B)  # started again: it first asks for the model, then joins with it
+    assert run.tally.joined == {False: 2, True: 2}
+
+
+def test_a_client_that_joined_an_earlier_process_joins_again() -> None:
+    run = begun()
+    later = Tally()
+    later.begin(run.state, run.ledger)
+    later.take(facts.ClientJoined(A, 9, "t", 5, "m", "cpu"), run.state, run.ledger, VALUES)
+    assert later.joined == {True: 1}
+
+
+def test_bytes_against_dense_are_the_share_of_kept_values_in_every_moment() -> None:
+    run = begun()
+    assert run.tally.ratios == {}
+    run.start(Work.TRAIN, A, B)
+    run.commit(Work.TRAIN)
+    assert run.tally.ratios == {Direction.UP: KEPT / VALUES, Direction.DOWN: KEPT / VALUES}
+    run.start(Work.TRAIN, A, B)
+    run.report(A)  # the next round is half done
+    assert run.tally.ratios == {Direction.UP: KEPT / VALUES, Direction.DOWN: KEPT / VALUES}
+
+
+def test_a_model_that_was_sent_to_be_tested_is_not_expected_again_to_be_trained() -> None:
+    run = begun()
+    for _ in range(3):
+        run.start(Work.EVALUATE, A, B)
+        run.commit(Work.EVALUATE)
+        run.start(Work.TRAIN)  # both hold it
+        run.commit(Work.TRAIN)
+    assert run.tally.ratios[Direction.DOWN] == KEPT / VALUES
+    assert run.tally.dense_bytes[Direction.DOWN] == 3 * 2 * 4 * VALUES
+
+
+def test_the_first_model_is_not_expected_if_no_values_were_sent() -> None:
+    run = begun()
+    run.start(Work.TRAIN)
+    run.commit(Work.TRAIN)
+    assert run.tally.dense_bytes[Direction.DOWN] == 0
+    run.start(Work.TRAIN, A, B)
+    run.commit(Work.TRAIN)
+    assert run.tally.ratios[Direction.DOWN] == KEPT / VALUES
+
+
+def test_who_has_scored_is_not_expected_to_be_sent_the_model_of_the_new_mask() -> None:
+    run = begun()
+    for sent in ((), (A, B)):
+        run.start(Work.TRAIN, *sent)
+        run.commit(Work.TRAIN)
+    run.start(Work.SCORE, A, B)  # to be scored
+    run.commit(Work.SCORE)
+    run.start(Work.TRAIN)
+    run.commit(Work.TRAIN)
+    assert run.tally.dense_bytes[Direction.DOWN] == 2 * 2 * 4 * VALUES
+    assert run.tally.ratios[Direction.DOWN] == KEPT / VALUES
+
+
+def test_bytes_of_an_earlier_process_are_not_counted_again() -> None:
+    before = Ledger()
+    before.count("values", Direction.UP, 5_000, 4_000, client=A)
+    run = Run(before)
+    assert [row["payload_bytes"] for row in run.tally.bytes_since_start(run.ledger)] == [0]
+    run.join(A, B)
+    run.start(Work.TRAIN, A, B)
+    run.commit(Work.TRAIN)
+    assert run.tally.ratios[Direction.UP] == KEPT / VALUES
+
+
+def test_times_are_counted_by_work_and_by_phase() -> None:
+    run = begun()
+    run.start(Work.TRAIN, A, B)
+    run.commit(Work.TRAIN)
+    run.start(Work.EVALUATE, A, B)
+    run.commit(Work.EVALUATE)
+    assert run.tally.steps["train"].total == run.tally.steps["evaluate"].total == 3.0
+    assert run.tally.phases["training"].total == 1.0
+    assert run.tally.reported == {"train": 2, "evaluate": 2}
+    assert run.tally.results[A].upload_bytes == 40
+    assert run.tally.results[A].broadcast_s == 0.25  # not what it was waited for
+
+
+def test_void_steps_are_counted() -> None:
+    run = begun()
+    run.start(Work.TRAIN, A, B)
+    run.tell(facts.StepVoided(run.step, "too few"))
+    assert run.tally.void == 1

@@ -1,0 +1,56 @@
+"""What the coordinator makes of the settings in a file of --init."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ssfl.method.initialize import initial_vector
+from ssfl.method.manifest import Init, Manifest, Role, TensorSpec
+from ssfl.method.settings import RunSettings
+from ssfl.program.exits import ExitCode, ProgramError
+from ssfl.program.model_io.safetensors_model import write_initial
+from ssfl.server.loop.first_model import read_first_model
+
+TENSOR = TensorSpec("0.weight", (4, 5), Role.MASKED, Init("normal", 0.5))
+TOLD = {"task": "image", "model": "mlp", "norm": "group", "width": 7}
+
+
+def written(folder: Path, told: dict[str, Any]) -> Path:
+    manifest = Manifest((TENSOR,), told)
+    write_initial(folder / "first.safetensors", manifest, initial_vector(manifest, 0))
+    return folder / "first.safetensors"
+
+
+def test_a_built_in_network_brings_its_settings(tmp_path: Path) -> None:
+    first = read_first_model(written(tmp_path, TOLD), RunSettings(rounds=3))
+    assert first.settings == RunSettings(rounds=3, model="mlp", width=7)
+    other = written(tmp_path, {"task": "mine"})
+    assert read_first_model(other, RunSettings(width=9)).settings == RunSettings(width=9)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "complaint"),
+    [
+        ({"width": "abc"}, "width cannot be 'abc'"),
+        ({"width": True}, "width cannot be True"),
+        ({"width": -3}, "--width must be a number of at least 0, got -3"),
+        ({"width": 10**9}, "--width must be at most 4096"),
+        ({"model": ["x"]}, r"model cannot be \['x'\]"),
+        ({"model": "vgg"}, "--model must be one of"),
+        ({"norm": None}, "norm cannot be None"),
+    ],
+)
+def test_settings_that_no_run_could_have_are_refused(
+    tmp_path: Path, wrong: dict[str, Any], complaint: str
+) -> None:
+    path = written(tmp_path, {**TOLD, **wrong})
+    with pytest.raises(ProgramError, match=complaint) as caught:
+        read_first_model(path, RunSettings())
+    assert str(caught.value).startswith(f"--init: {path}: ")
+    assert caught.value.exit_code == ExitCode.BAD_DATA
+
+
+def test_another_network_than_the_chosen_one_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ProgramError, match="the file is for --model mlp, this run has resnet20"):
+        read_first_model(written(tmp_path, TOLD), RunSettings(model="resnet20"))

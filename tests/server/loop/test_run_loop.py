@@ -1,0 +1,314 @@
+"""The conductor with real files and threads: journal first, then everything that follows."""
+
+import asyncio
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file
+
+from server.run_loop_harness import C1, C2, SETTINGS, answer_all, begin, conduct, spooled, step_over
+from ssfl.durable.failpoints import install, strike
+from ssfl.method.initialize import initial_vector
+from ssfl.method.manifest import Manifest
+from ssfl.method.model_state import ModelState, values_digest
+from ssfl.method.strategies.contract import ClientId
+from ssfl.method.streams import Stream
+from ssfl.server.accounting.ledger import Ledger
+from ssfl.server.errors import StateError
+from ssfl.server.loop.run_loop import Conductor
+from ssfl.server.recovery.recover import open_run
+from ssfl.server.report.outputs import write_outputs
+from ssfl.server.run import events, facts
+from ssfl.server.run.events import Reply
+from ssfl.server.run.state import RunState
+from ssfl.server.storage.disk_full import Room
+from ssfl.server.storage.journal import Journal
+
+
+def journalled(folder: Path) -> list[str]:
+    journal = Journal(folder / "journal")
+    journal.close()
+    return [type(facts.from_json(record)).__name__ for record in journal.records]
+
+
+def test_a_whole_run_ends_with_the_model_on_disk(tmp_path: Path, manifest: Manifest) -> None:
+    digests: list[str] = []
+
+    async def script(conductor: Conductor) -> None:
+        await begin(conductor, manifest)
+        while not conductor.state.finished:
+            await answer_all(conductor)
+        await conductor.model_written.wait()
+        model = conductor.model
+        assert model is not None and model.values is not None
+        digests.append(values_digest(model.values).hex())
+
+    conduct(tmp_path, script)
+    assert (tmp_path / "final").read_text() == digests[0]
+    assert journalled(tmp_path)[-1] == "RunFinished"
+    # Steps: 1 score, 2 and 3 rounds, 4 evaluation. The last values are kept, and those before.
+    assert sorted(path.name for path in tmp_path.glob("values-*")) == [
+        "values-2.f32", "values-3.f32",
+    ]  # fmt: skip
+    assert list((tmp_path / "spool").iterdir()) == []
+
+
+def test_a_run_taken_up_after_every_step_ends_with_the_same_model(
+    tmp_path: Path, manifest: Manifest
+) -> None:
+    whole, parts = tmp_path / "whole", tmp_path / "parts"
+    whole.mkdir()
+    parts.mkdir()
+
+    async def to_the_end(conductor: Conductor) -> None:
+        await begin(conductor, manifest)
+        while not conductor.state.finished:
+            await answer_all(conductor)
+        await conductor.model_written.wait()
+
+    async def one_answer(conductor: Conductor) -> None:
+        if not conductor.state.members:
+            await begin(conductor, manifest)
+        step = conductor.state.step
+        if step is not None and step.pending:
+            await conductor.post(spooled(conductor, max(step.pending)))
+        elif step is not None:
+            await step_over(conductor, step.number)
+        if conductor.state.finished:
+            await conductor.model_written.wait()
+
+    conduct(whole, to_the_end)
+    for _ in range(20):
+        conduct(parts, one_answer)
+        if (parts / "final").exists():
+            break
+    assert (parts / "final").read_text() == (whole / "final").read_text()
+
+
+def test_a_run_killed_at_its_end_still_writes_the_best_model(
+    tmp_path: Path, manifest: Manifest
+) -> None:
+    """Neither was the best model kept nor anything written, but the journal says it is over."""
+    state, out = tmp_path / "state", tmp_path / "out"
+    state.mkdir()
+    wanted: list[str] = []
+
+    async def to_the_end(conductor: Conductor) -> None:
+        await begin(conductor, manifest)
+        while not conductor.state.finished:
+            await answer_all(conductor)
+        await conductor.model_written.wait()
+
+    async def again(conductor: Conductor) -> None:
+        await conductor.model_written.wait()
+        assert conductor.state.best is not None
+        wanted.append(conductor.state.best.base_digest)
+
+    conduct(state, to_the_end)
+    (kept,) = state.glob("best-*.f32")
+    kept.unlink()
+    conduct(state, again, write_model=lambda conductor: write_outputs(conductor, out))
+    (written,) = out.glob("*/coordinator/best/kept.safetensors")
+    assert values_digest(load_file(written)["values"]).hex() == wanted[0]
+    assert kept.exists()
+
+
+def test_the_reply_comes_after_the_fact_is_on_disk(tmp_path: Path) -> None:
+    async def script(conductor: Conductor) -> None:
+        for number in range(3):
+            client = ClientId(f"c{number}")
+            await conductor.post(events.Joined(client, "t", 10, "", "cpu"))
+            told = (tmp_path / "journal").read_bytes()
+            assert f'"client":"c{number}"'.encode() in told
+
+    conduct(tmp_path, script)
+
+
+def test_events_that_come_together_are_synced_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    batches: list[int] = []
+    journal_append = Journal.append
+
+    def counting(journal: Journal, bodies: list[bytes]) -> None:
+        batches.append(len(bodies))
+        journal_append(journal, bodies)
+
+    async def script(conductor: Conductor) -> None:
+        monkeypatch.setattr(Journal, "append", counting)
+        joins = [events.Joined(ClientId(f"c{i}"), "t", 10, "", "cpu") for i in range(50)]
+        await asyncio.gather(*(conductor.post(event) for event in joins))
+
+    conduct(tmp_path, script)
+    assert sum(batches) == 50
+    assert len(batches) <= 3
+
+
+def test_a_step_that_opens_and_is_stopped_in_one_batch_is_no_failure(
+    tmp_path: Path, manifest: Manifest
+) -> None:
+    """The second vote is taken, and the stop with it, before the sum of the next step exists."""
+
+    async def script(conductor: Conductor) -> None:
+        await begin(conductor, manifest)
+        await answer_all(conductor)
+        await conductor.post(spooled(conductor, C1))
+        last = spooled(conductor, C2)
+        posts = (last, events.StopAsked(), last)
+        replies = await asyncio.gather(*(conductor.post(event) for event in posts))
+        assert replies == [Reply.ACCEPTED, Reply.DONE, Reply.ALREADY_ACCEPTED]
+        await conductor.model_written.wait()
+        assert (conductor.state.rounds_done, conductor.state.stopped) == (1, True)
+
+    conduct(tmp_path, script)
+
+
+def test_a_start_and_a_stop_in_one_batch_is_no_failure(tmp_path: Path, manifest: Manifest) -> None:
+    async def script(conductor: Conductor) -> None:
+        digest = manifest.digest.hex()
+        await conductor.post(events.Joined(C1, "t", 10, digest, "cpu"))
+        await conductor.post(events.Joined(C2, "t", 10, digest, "cpu"))
+        initial = initial_vector(manifest, SETTINGS.seed)
+        conductor.store.save_initial(manifest, initial)
+        model = ModelState(manifest, initial)
+        described = events.Initialized(C1, digest, model.initial_digest.hex(), 0, "", 0, "")
+        await asyncio.gather(conductor.post(described, model), conductor.post(events.StopAsked()))
+        await conductor.model_written.wait()
+        assert conductor.state.finished and conductor.state.last_step == 1
+
+    conduct(tmp_path, script)
+
+
+def test_a_model_that_was_not_accepted_does_not_become_current(
+    tmp_path: Path, manifest: Manifest
+) -> None:
+    async def script(conductor: Conductor) -> None:
+        await begin(conductor, manifest)
+        known = conductor.model
+        other = ModelState(manifest, initial_vector(manifest, seed=6))
+        event = events.Initialized(C2, "other", other.initial_digest.hex(), 0, "", 0, "")
+        assert await conductor.post(event, other) is Reply.CONFLICT
+        assert conductor.model is known
+
+    conduct(tmp_path, script)
+
+
+def test_a_failing_worker_ends_the_coordinator_loudly(tmp_path: Path, manifest: Manifest) -> None:
+    async def script(conductor: Conductor) -> None:
+        await begin(conductor, manifest)
+        event = spooled(conductor, C1)
+        other = spooled(conductor, C2)
+        assert isinstance(other, events.UploadReceived)
+        step = conductor.state.step
+        assert step is not None
+        conductor.spool.verified(step.number, C2, bytes.fromhex(other.digest)).unlink()
+        await conductor.post(event)
+        await conductor.post(other)
+        await step_over(conductor, step.number)
+
+    with pytest.raises(StateError, match="is missing, an accepted upload: restore"):
+        conduct(tmp_path, script)
+
+
+def test_a_broken_disk_ends_the_coordinator_before_it_promises(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    replied: list[Reply] = []
+
+    def broken(_journal: Journal, _bodies: list[bytes]) -> None:
+        raise OSError(5, "Input/output error")
+
+    async def script(conductor: Conductor) -> None:
+        monkeypatch.setattr(Journal, "append", broken)
+        replied.append(await conductor.post(events.Joined(C1, "t", 10, "", "cpu")))
+
+    with pytest.raises(OSError, match="Input/output"):
+        conduct(tmp_path, script)
+    assert replied == []
+
+
+@pytest.mark.parametrize("point", ["journal.append", "journal.torn", "journal.written"])
+def test_a_full_disk_is_waited_for_and_said(tmp_path: Path, point: str) -> None:
+    told: list[str] = []
+    full = iter([True, True, False])
+
+    def hook(name: str) -> None:
+        if name == point and next(full, False):
+            strike("full", name)
+
+    async def script(conductor: Conductor) -> None:
+        conductor.room = Room(pause=lambda _s: told.append(conductor.waiting_for()))
+        install(hook)
+        try:
+            reply = await conductor.post(events.Joined(C1, "t", 10, "", "cpu"))
+        finally:
+            install(None)
+        assert reply is Reply.DONE
+        assert C1 in conductor.state.members
+        assert "disk" not in conductor.waiting_for()
+
+    conduct(tmp_path, script)
+    assert len(told) == 2
+    said = r"room on the disk of --state-dir, which has [\d.]+ MB free \(No space left on device\)"
+    assert all(re.fullmatch(said, text) for text in told), told
+    assert C1 in open_conductor_state(tmp_path).members
+
+
+def open_conductor_state(folder: Path) -> RunState:
+    journal = Journal(folder / "journal")
+    try:
+        return open_run(journal, SETTINGS, Ledger())[0]
+    finally:
+        journal.close()
+
+
+def test_a_conductor_that_ends_waits_for_no_room(tmp_path: Path) -> None:
+    def hook(name: str) -> None:
+        if name == "journal.append":
+            strike("full", name)
+
+    async def script(conductor: Conductor) -> None:
+        install(hook)
+        posting = asyncio.ensure_future(conductor.post(events.Joined(C1, "t", 10, "", "cpu")))
+        while not conductor.room.missing:
+            await asyncio.sleep(0)
+        posting.cancel()
+
+    try:
+        conduct(tmp_path, script)
+    finally:
+        install(None)
+
+
+def test_news_wakes_those_who_wait_for_a_task(tmp_path: Path, manifest: Manifest) -> None:
+    async def script(conductor: Conductor) -> None:
+        news = conductor.news()
+        await conductor.post(events.Tick())
+        assert not news.is_set(), "nobody's task has changed"
+        await begin(conductor, manifest)
+        assert news.is_set()
+        assert not conductor.news().is_set()
+
+    conduct(tmp_path, script)
+
+
+def test_the_sum_is_the_mean_of_what_was_spooled(tmp_path: Path, manifest: Manifest) -> None:
+    async def script(conductor: Conductor) -> None:
+        await begin(conductor, manifest)
+        await answer_all(conductor)
+        model = conductor.model
+        assert model is not None and model.values is not None
+        answers = [
+            Stream(0, "answer", client, 0).uniform(model.values.size).astype(np.float32)
+            for client in (C1, C2)
+        ]
+        await answer_all(conductor)
+        assert conductor.model is not None and conductor.model.values is not None
+        # Equal weights: the mean in double precision, which is exact for two floats, on the grid.
+        grid = [np.rint(answer.astype(np.float64) * 2.0**36) * 2.0**-36 for answer in answers]
+        expected = ((grid[0] + grid[1]) / 2).astype(np.float32)
+        np.testing.assert_array_equal(conductor.model.values, expected)
+
+    conduct(tmp_path, script)

@@ -1,0 +1,173 @@
+"""Snapshots: what they hold is what the journal tells, and without them nothing is lost."""
+
+import logging
+import stat
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from server.recovery.test_recovery import RUNS, new, undisturbed
+from server.run_loop_harness import SETTINGS, answer_all, begin, conduct
+from ssfl.method.manifest import Manifest
+from ssfl.server.accounting.ledger import Ledger
+from ssfl.server.errors import StateError
+from ssfl.server.history.run_history import Newest
+from ssfl.server.loop import run_loop as conductor_module
+from ssfl.server.loop.run_loop import Conductor
+from ssfl.server.recovery import snapshot
+from ssfl.server.recovery.recover import open_run
+from ssfl.server.recovery.snapshot import Told, read_snapshot, replay, write_snapshot
+from ssfl.server.run import events
+from ssfl.server.run.state import RunState
+from ssfl.server.storage.journal import Journal, records_of
+
+EARLY = RUNS["early"]
+
+
+def written(folder: Path, records: list[bytes]) -> Journal:
+    journal = Journal(folder / "journal")
+    journal.append(records)
+    journal.close()
+    return journal
+
+
+@pytest.fixture
+def journal(tmp_path: Path) -> Journal:
+    return written(tmp_path, undisturbed(EARLY).journal)
+
+
+def half(journal: Journal) -> int:
+    ends = [end for end, _ in records_of(journal.path)]
+    return ends[len(ends) // 2]
+
+
+def nothing() -> Told:
+    return Told(RunState(EARLY), Newest(), 0, 0)
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_a_snapshot_and_the_rest_tell_what_the_whole_journal_does(
+    tmp_path: Path, name: str
+) -> None:
+    settings = RUNS[name]
+    journal = written(tmp_path, undisturbed(settings).journal)
+    begun = Told(RunState(settings), Newest(), 0, 0)
+    whole = replay(journal.path, begun, journal.num_bytes)
+    ends = [end for end, _ in records_of(journal.path)]
+    for end in ends[:: max(1, len(ends) // 12)]:
+        assert write_snapshot(journal.path, settings, end) == end
+        known = read_snapshot(journal.path, settings)
+        assert known.num_bytes == end
+        assert replay(journal.path, known, journal.num_bytes) == whole
+
+
+def test_a_snapshot_knows_that_the_run_is_paused(tmp_path: Path) -> None:
+    world = new(EARLY)
+    world.post(events.PauseAsked(1.7e9))
+    journal = written(tmp_path, world.journal)
+    write_snapshot(journal.path, EARLY, journal.num_bytes)
+    assert read_snapshot(journal.path, EARLY).state.paused_at == 1.7e9
+
+
+def test_nobody_else_may_read_a_snapshot_for_it_has_the_clients_tokens(journal: Journal) -> None:
+    write_snapshot(journal.path, EARLY, journal.num_bytes)
+    for name in ("journal", "snapshot.json"):
+        assert stat.S_IMODE((journal.path.parent / name).stat().st_mode) == 0o600
+
+
+def test_a_restart_reads_only_what_came_after_the_snapshot(
+    journal: Journal, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_snapshot(journal.path, EARLY, half(journal))
+    known = read_snapshot(journal.path, EARLY)
+    read: list[int] = []
+
+    def seen(path: Path, start: int = 0, stop: int | None = None) -> object:
+        read.append(start)
+        return records_of(path, start, stop)
+
+    monkeypatch.setattr(snapshot, "records_of", seen)
+    opened = Journal(journal.path, known.num_bytes)
+    state, _ = open_run(opened, EARLY, Ledger(), known)
+    opened.close()
+    assert state.finished
+    assert read == [half(journal)]
+
+
+@pytest.mark.parametrize("trouble", ["cut", "changed", "other version", "longer", "other journal"])
+def test_a_snapshot_that_does_not_fit_is_ignored(
+    journal: Journal,
+    trouble: str,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    write_snapshot(journal.path, EARLY, half(journal))
+    path = journal.path.with_name("snapshot.json")
+    data = path.read_bytes()
+    match trouble:
+        case "cut":
+            path.write_bytes(data[:-1])
+        case "changed":
+            path.write_bytes(data.replace(b"rounds_done", b"rounds_dane", 1))
+        case "other version":
+            monkeypatch.setattr(snapshot, "ssfl_version", lambda: "99")
+        case "longer":  # the journal was restored from a backup
+            with journal.path.open("r+b") as file:
+                file.truncate(half(journal) - 1)
+        case _:
+            journal.path.write_bytes(journal.path.read_bytes().replace(b"c1", b"c9"))
+    with caplog.at_level(logging.WARNING):
+        assert read_snapshot(journal.path, EARLY) == nothing()
+    assert ("snapshot is ignored" in caplog.text) == (trouble in ("cut", "changed"))
+
+
+def test_a_journal_that_is_damaged_below_a_snapshot_is_still_refused(journal: Journal) -> None:
+    write_snapshot(journal.path, EARLY, journal.num_bytes)
+    data = bytearray(journal.path.read_bytes())
+    data[half(journal) // 2] ^= 1
+    journal.path.write_bytes(data)
+    known = read_snapshot(journal.path, EARLY)
+    with pytest.raises(StateError, match="journal is damaged at byte"):
+        Journal(journal.path, known.num_bytes)
+
+
+def test_settings_that_may_change_are_those_of_the_new_start(journal: Journal) -> None:
+    write_snapshot(journal.path, EARLY, journal.num_bytes)
+    patient = replace(EARLY, round_deadline_s=7200.0)
+    assert read_snapshot(journal.path, patient).state.settings == patient
+
+
+def test_a_running_coordinator_keeps_a_snapshot(
+    tmp_path: Path, manifest: Manifest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(conductor_module, "EVERY_BYTES", 1)
+
+    async def script(conductor: Conductor) -> None:
+        await begin(conductor, manifest)
+        while not conductor.state.finished:
+            await answer_all(conductor)
+        await conductor.model_written.wait()
+
+    conduct(tmp_path, script)
+    known = read_snapshot(tmp_path / "journal", SETTINGS)
+    assert known.state.rounds_done == SETTINGS.rounds
+    assert known.num_bytes > 0
+
+
+def test_a_snapshot_that_cannot_be_written_costs_nothing_but_time(
+    tmp_path: Path, manifest: Manifest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object) -> int:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(conductor_module, "EVERY_BYTES", 1)
+    monkeypatch.setattr(conductor_module, "write_snapshot", full)
+
+    async def script(conductor: Conductor) -> None:
+        await begin(conductor, manifest)
+        while not conductor.state.finished:
+            await answer_all(conductor)
+
+    conduct(tmp_path, script)
+    assert not (tmp_path / "snapshot.json").exists()

@@ -1,0 +1,63 @@
+"""The coordinator's own report: there when a run is over; a run does not depend on it."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from server.run_loop_harness import begin, conduct
+from ssfl.durable import failpoints
+from ssfl.method.manifest import Manifest
+from ssfl.server.loop.run_loop import Conductor
+from ssfl.server.report.outputs import Accounts
+from ssfl.server.run import events
+
+
+def stopped(state: Path, out: Path, manifest: Manifest) -> Path:
+    """Begin a run, stop it, and return the folder of its results."""
+    accounts = Accounts(out)
+
+    async def script(conductor: Conductor) -> None:
+        await begin(conductor, manifest)
+        await conductor.post(events.StopAsked())
+        await conductor.model_written.wait()
+        accounts.report(conductor)
+        accounts.report(conductor)  # no news, or a failure just now: nothing happens
+
+    state.mkdir()
+    conduct(state, script, write_model=accounts.write_outputs)
+    (folder,) = out.glob("*/coordinator")
+    return folder
+
+
+def test_a_run_that_was_stopped_leaves_a_report(tmp_path: Path, manifest: Manifest) -> None:
+    folder = stopped(tmp_path / "state", tmp_path / "out", manifest)
+    found = json.loads((folder / "report.json").read_text("utf-8"))
+    assert found["verdict"]["text"] == "stopped by an operator after 0 of 2 rounds"
+    assert [row["client"] for row in found["clients"]] == ["c1", "c2"]
+    assert (folder / "report.html").exists()
+
+
+def full_for_reports(name: str) -> None:
+    if name == "report.written":
+        failpoints.strike("full", name)
+
+
+@pytest.fixture
+def no_room_for_reports() -> Iterator[None]:
+    failpoints.install(full_for_reports)
+    yield
+    failpoints.install(None)
+
+
+@pytest.mark.usefixtures("no_room_for_reports")
+def test_a_report_that_cannot_be_written_is_a_warning(
+    tmp_path: Path, manifest: Manifest, caplog: pytest.LogCaptureFixture
+) -> None:
+    folder = stopped(tmp_path / "state", tmp_path / "out", manifest)
+    (told,) = [one for one in caplog.records if "report" in one.getMessage()]
+    assert told.levelname == "WARNING" and "No space left on device" in told.getMessage()
+    assert told.__dict__["to_try_again"] == f"ssfl report {folder}"
+    assert (folder / "history.json").exists() and not (folder / "report.html").exists()
+    assert not list(folder.glob(".*"))

@@ -1,0 +1,334 @@
+"""The admin service over a real connection, asked by the operator's own commands."""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import grpc.aio
+import numpy as np
+import pytest
+
+from server.run_loop_harness import SETTINGS, conduct
+from server.step_harness import C1, C2, Steps, announced
+from ssfl.codec import values_only
+from ssfl.durable.failpoints import install, strike
+from ssfl.method.manifest import Manifest
+from ssfl.method.settings import RunSettings
+from ssfl.method.strategies.contract import Work
+from ssfl.program.exits import ExitCode
+from ssfl.server.loop.presence import Sessions
+from ssfl.server.loop.run_loop import Conductor
+from ssfl.server.rpc.admin import AdminService
+from ssfl.server.rpc.interceptors import StatusInterceptor
+from ssfl.server.run import events
+from ssfl.server.storage import disk_full
+from ssfl.tools import main as tools
+from ssfl.tools.operate import admin_client
+from ssfl.v1 import admin_pb2_grpc, transfer_pb2
+from tools.check.check_fixtures import grpc_server
+
+Ask = Callable[..., Awaitable[int]]
+
+
+@asynccontextmanager
+async def operator(
+    conductor: Conductor, interceptors: Sequence[Any] | None = None
+) -> AsyncIterator[Ask]:
+    """Serve the admin port; yield a function that runs a command of `ssfl` against it."""
+    if interceptors is None:
+        interceptors = [StatusInterceptor(conductor.refusals)]
+    server = grpc.aio.server(interceptors=interceptors)
+    service = AdminService(conductor, Sessions(), "out")
+    admin_pb2_grpc.add_AdminServiceServicer_to_server(service, server)
+    port = server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+    try:
+        yield lambda command, *flags: asyncio.to_thread(
+            tools.main, [command, "--admin", f"127.0.0.1:{port}", *flags]
+        )
+    finally:
+        await server.stop(0)
+
+
+async def trained(steps: Steps) -> None:
+    """Let both clients train the open round."""
+    data = bytes(values_only.encode(steps.base))
+    for client in (C1, C2):
+        await steps.update(announced(data, transfer_pb2.ENCODING_VALUES_ONLY), data, client)
+
+
+async def scored_anew(steps: Steps) -> None:
+    """Let both clients score the whole model, the earlier weights the higher."""
+    falling = np.arange(steps.manifest.num_masked, 0, -1).astype(np.float32)
+    data = bytes(values_only.encode(falling))
+    for client in (C1, C2):
+        await steps.scores(announced(data, transfer_pb2.ENCODING_DENSE), data, client)
+
+
+def test_a_mask_is_renewed_when_the_operator_asks(
+    tmp_path: Path, manifest: Manifest, capsys: pytest.CaptureFixture[str]
+) -> None:
+    async def script(conductor: Conductor) -> None:
+        steps = await Steps(conductor, manifest).training()
+        async with operator(conductor) as ask:
+            assert await ask("refresh-mask") == ExitCode.DONE
+            said = "mask 1 will be renewed before the next round; 0 are done\n"
+            assert capsys.readouterr().out == said
+            assert await ask("refresh-mask", "--json") == ExitCode.DONE, "asking twice is harmless"
+            told = json.loads(capsys.readouterr().out)
+            assert told == {"mask_epoch": 1, "rounds_done": 0}
+            before = conductor.model
+            assert before is not None and before.mask is not None
+            await trained(steps)
+            await steps.reaches(Work.SCORE, 1)
+            assert steps.step.reason == "asked for by the operator"
+            await scored_anew(steps)
+            await steps.reaches(Work.TRAIN, 1)
+            after = conductor.model
+            assert after is not None and after.mask is not None
+            assert (after.mask_epoch, conductor.state.mask_epoch) == (2, 2)
+            assert after.mask.bools().tolist() == [True] * 3 + [False] * 3
+            newest = conductor.history.newest_mask
+            assert (newest["epoch"], newest["rounds_done"]) == (2, 1)
+            assert newest["renewed"]["reason"] == "asked for by the operator"
+
+    conduct(tmp_path, script)
+
+
+REFUSALS: dict[str, tuple[RunSettings, str]] = {
+    "before a mask": (SETTINGS, "no mask has been agreed yet: wait for the first one"),
+    "fedavg": (
+        replace(SETTINGS, strategy="fedavg"),
+        "strategy fedavg keeps every weight: there is no mask to renew",
+    ),
+    "own masks": (
+        replace(SETTINGS, criterion="client-random"),
+        "every client has a mask of its own, for good",
+    ),
+    "warm-up": (
+        replace(SETTINGS, warmup_rounds=1, rounds=3),
+        "no mask has been agreed yet: wait for the first one",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", REFUSALS)
+def test_a_mask_that_cannot_be_renewed_is_refused_with_the_reason(
+    tmp_path: Path, manifest: Manifest, capsys: pytest.CaptureFixture[str], case: str
+) -> None:
+    settings, sentence = REFUSALS[case]
+    works = {"before a mask": Work.SCORE}
+
+    async def script(conductor: Conductor) -> None:
+        steps = Steps(conductor, manifest)
+        async with operator(conductor) as ask:
+            assert await ask("refresh-mask") == ExitCode.REFUSED, "before anyone has joined, too"
+            assert sentence in capsys.readouterr().err
+            await steps.begun()
+            await steps.reaches(works.get(case, Work.TRAIN))
+            assert await ask("refresh-mask") == ExitCode.REFUSED
+            assert f"the coordinator refused: {sentence}" in capsys.readouterr().err
+
+    conduct(tmp_path, script, settings)
+
+
+def test_in_the_last_round_and_after_the_run_it_is_too_late(
+    tmp_path: Path, manifest: Manifest, capsys: pytest.CaptureFixture[str]
+) -> None:
+    async def script(conductor: Conductor) -> None:
+        await Steps(conductor, manifest).training()
+        async with operator(conductor) as ask:
+            assert await ask("refresh-mask") == ExitCode.REFUSED
+            assert "the last round has begun or is done" in capsys.readouterr().err
+            await conductor.post(events.StopAsked())
+            assert conductor.state.finished
+            assert await ask("refresh-mask") == ExitCode.REFUSED
+            assert "over" in capsys.readouterr().err
+
+    conduct(tmp_path, script, replace(SETTINGS, rounds=1))
+
+
+def test_a_pause_lasts_over_a_restart_and_until_an_operator_resumes(
+    tmp_path: Path, manifest: Manifest, capsys: pytest.CaptureFixture[str]
+) -> None:
+    async def until_paused(conductor: Conductor) -> None:
+        steps = await Steps(conductor, manifest).training()
+        async with operator(conductor) as ask:
+            assert await ask("pause") == ExitCode.DONE
+            assert "nothing new begins until `ssfl resume`; 0 rounds" in capsys.readouterr().out
+            assert await ask("pause", "--json") == ExitCode.DONE, "asking twice is harmless"
+            told = json.loads(capsys.readouterr().out)
+            assert told == {"paused": True, "was_paused": True, "rounds_done": 0}
+            await trained(steps)
+            while conductor.state.step:
+                await asyncio.sleep(0.01)
+            assert conductor.state.rounds_done == 1
+            assert await ask("status", "--json") == ExitCode.DONE
+            told = json.loads(capsys.readouterr().out)
+            assert (told["phase"], told["paused"]) == ("paused", True)
+            assert "an operator: paused since 20" in told["waiting_for"]
+            assert await ask("status") == ExitCode.DONE
+            assert "waiting for an operator: paused since" in capsys.readouterr().out
+
+    async def resumed(conductor: Conductor) -> None:
+        assert (conductor.state.phase, conductor.state.rounds_done) == ("paused", 1)
+        async with operator(conductor) as ask:
+            assert await ask("resume", "--json") == ExitCode.DONE
+            told = json.loads(capsys.readouterr().out)
+            assert told == {"paused": False, "was_paused": True}
+            assert conductor.state.step is not None
+            assert await ask("resume") == ExitCode.DONE
+            assert "was not paused" in capsys.readouterr().out
+            assert await ask("pause") == ExitCode.DONE
+            assert await ask("stop") == ExitCode.DONE
+            capsys.readouterr()
+            assert (conductor.state.phase, conductor.state.paused) == ("stopped", False)
+            for command in ("pause", "resume"):
+                assert await ask(command) == ExitCode.REFUSED
+                assert "is over: stopped" in capsys.readouterr().err
+
+    conduct(tmp_path, until_paused)
+    conduct(tmp_path, resumed)
+
+
+def test_a_paused_run_cannot_be_started(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    async def script(conductor: Conductor) -> None:
+        async with operator(conductor) as ask:
+            assert await ask("pause") == ExitCode.DONE
+            assert await ask("start") == ExitCode.REFUSED
+            assert "is paused: `ssfl resume` it, then start it" in capsys.readouterr().err
+
+    conduct(tmp_path, script)
+
+
+def test_a_run_that_has_begun_is_not_started_again(
+    tmp_path: Path, manifest: Manifest, capsys: pytest.CaptureFixture[str]
+) -> None:
+    async def script(conductor: Conductor) -> None:
+        await Steps(conductor, manifest).training()
+        async with operator(conductor) as ask:
+            assert await ask("start", "--json") == ExitCode.DONE
+            told = json.loads(capsys.readouterr().out)
+            assert told == {"num_clients": 2, "was_started": True}
+            assert await ask("start") == ExitCode.DONE
+            assert "had begun already with 2 clients" in capsys.readouterr().out
+            assert await ask("pause") == ExitCode.DONE
+            assert await ask("start") == ExitCode.REFUSED
+            assert "is paused: `ssfl resume` lets it go on" in capsys.readouterr().err
+
+    conduct(tmp_path, script)
+
+
+def test_a_site_is_removed_and_readmitted_once(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    async def script(conductor: Conductor) -> None:
+        async with operator(conductor) as ask:
+            for flags, said in (
+                (["eve", "--readmit"], "eve was not removed: nothing to do (it had not joined"),
+                (["eve"], "eve is removed and will be refused (it had not joined this run)"),
+                (["eve"], "eve was removed already"),
+                (["eve", "--readmit"], "eve may join again"),
+            ):
+                assert await ask("remove", *flags) == ExitCode.DONE
+                assert said in capsys.readouterr().out
+            assert await ask("remove", "eve", "--json") == ExitCode.DONE
+            assert json.loads(capsys.readouterr().out) == {
+                "site": "eve", "removed": True, "was_member": False, "was_removed": False,
+            }  # fmt: skip
+            assert await ask("remove", "a/b") == ExitCode.USAGE
+            assert "no client is called 'a/b'" in capsys.readouterr().err
+
+    conduct(tmp_path, script)
+
+
+def test_status_as_json_has_numbers_and_hex(
+    tmp_path: Path, manifest: Manifest, capsys: pytest.CaptureFixture[str]
+) -> None:
+    async def script(conductor: Conductor) -> None:
+        await Steps(conductor, manifest).training()
+        async with operator(conductor) as ask:
+            assert await ask("refresh-mask") == ExitCode.DONE
+            assert await ask("status") == ExitCode.DONE
+            assert "the mask is to be renewed" in capsys.readouterr().out
+            assert await ask("stop") == ExitCode.DONE
+            capsys.readouterr()
+            assert await ask("status", "--json") == ExitCode.DONE
+            told = json.loads(capsys.readouterr().out)
+            assert [one["num_samples"] for one in told["clients"]] == [10, 10]
+            assert told["num_values"] == manifest.size
+            assert told["model_digest"] == conductor.state.base_digest
+            assert told["metrics"] == {} and "accuracy" not in told and "stall" not in told
+            assert told["refresh_asked"] is False, "it is over"
+
+    conduct(tmp_path, script)
+
+
+def test_a_command_that_waits_for_room_on_the_disk_says_so_and_takes_effect_later(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(admin_client, "TIMEOUT_S", 0.5)
+    monkeypatch.setattr(disk_full, "LOOK_EVERY_S", 0.01)
+
+    def hook(name: str) -> None:
+        if name == "journal.append":
+            strike("full", name)
+
+    async def script(conductor: Conductor) -> None:
+        async with operator(conductor) as ask:
+            install(hook)
+            try:
+                assert await ask("pause") == ExitCode.NOT_YET
+            finally:
+                install(None)
+            said = capsys.readouterr().err
+            assert "the coordinator is there, but has not done it within 0.5 s" in said
+            assert "(it waits for room on the disk of --state-dir, which has " in said
+            while not conductor.state.paused:
+                await asyncio.sleep(0.01)
+
+    conduct(tmp_path, script)
+
+
+def test_another_port_than_the_admin_port_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+    with grpc_server() as address:
+        assert tools.main(["status", "--admin", address]) == ExitCode.USAGE
+    assert f"{address} is not an admin port, perhaps the one for" in capsys.readouterr().err
+
+
+def test_a_command_that_an_older_coordinator_does_not_know_is_told(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(AdminService, "PauseRun", admin_pb2_grpc.AdminServiceServicer.PauseRun)
+
+    async def script(conductor: Conductor) -> None:
+        async with operator(conductor, interceptors=()) as ask:
+            assert await ask("pause") == ExitCode.REFUSED
+            assert "is of an earlier version" in capsys.readouterr().err
+
+    conduct(tmp_path, script)
+
+
+def test_the_clients_of_a_run_are_listed(
+    tmp_path: Path, manifest: Manifest, capsys: pytest.CaptureFixture[str]
+) -> None:
+    async def script(conductor: Conductor) -> None:
+        await Steps(conductor, manifest).training()
+        await conductor.post(events.Lost(C2))
+        async with operator(conductor) as ask:
+            assert await ask("clients", "--json") == ExitCode.DONE
+            told = json.loads(capsys.readouterr().out)
+            assert [(one["client_id"], one["state"]) for one in told["clients"]] == [
+                ("c2", "lost"), ("c1", "working"),
+            ]  # fmt: skip
+            assert told["clients"][0]["missing"], "the run cannot go on without it"
+            assert await ask("clients") == ExitCode.DONE
+            shown = capsys.readouterr().out
+            assert shown.index("c2") < shown.index("c1")
+            assert "2 clients: 1 lost, 1 working" in shown
+
+    conduct(tmp_path, script)

@@ -1,0 +1,194 @@
+"""When a mask is to be renewed, and how good a model is, looked at by themselves."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from server.core_harness import World
+from ssfl.method.settings import RunSettings
+from ssfl.method.strategies.contract import ClientId, Work
+from ssfl.server.run import facts
+from ssfl.server.run.quality import chosen_on, mean_client_loss, quality
+from ssfl.server.run.refresh import has_mask, no_round_left, refresh_due
+from ssfl.server.run.state import Member, RunState, Step
+
+C1, C2 = ClientId("c1"), ClientId("c2")
+STATE = RunState(RunSettings(rounds=20), mask_epoch=1, rounds_done=6, masked_round=2)
+
+
+def due(state: RunState = STATE, **settings: Any) -> str:
+    return refresh_due(replace(state, settings=replace(state.settings, **settings)))
+
+
+def test_nothing_is_due_unless_it_is_set_or_asked_for() -> None:
+    assert due() == ""
+    assert due(replace(STATE, refresh_asked=True)) == "asked for by the operator"
+
+
+def test_round_numbers_are_those_of_the_coming_round() -> None:
+    assert due(refresh_rounds="6") == "before round 6, as set"
+    assert due(refresh_rounds="5,7") == ""
+    assert due(refresh_every=3) == "every 3 rounds, as set"
+    assert due(refresh_every=4) == ""
+
+
+@pytest.mark.parametrize("settings", [{"refresh_rounds": "6"}, {"refresh_every": 2}])
+def test_a_mask_that_is_new_is_not_renewed_by_itself(settings: dict[str, Any]) -> None:
+    assert due(**settings)
+    assert due(replace(STATE, masked_round=6), **settings) == ""
+    asked = replace(STATE, masked_round=6, refresh_asked=True)
+    assert due(asked, **settings) == "asked for by the operator"
+
+
+def test_a_schedule_is_compared_with_what_the_mask_was_agreed_for() -> None:
+    assert due(sparsity_schedule="0:0.9,5:0.8") == "sparsity 0.8 from round 6 on, as set"
+    assert due(sparsity_schedule="0:0.9,2:0.8") == ""
+    assert due(sparsity_schedule="0:0.9,7:0.8") == ""
+
+
+def test_nothing_is_due_without_a_mask_or_without_a_round_to_come() -> None:
+    asked, settings = replace(STATE, refresh_asked=True), {"refresh_every": 1}
+    for state in (
+        replace(asked, mask_epoch=0),
+        replace(asked, rounds_done=20),
+        replace(asked, end_reason="good enough"),
+    ):
+        assert due(state, **settings) == ""
+    assert due(asked, warmup_rounds=3, **settings) == "", "the mask of a warm-up is none"
+    warm = replace(asked, mask_epoch=2)
+    assert due(warm, warmup_rounds=3, **settings) == "asked for by the operator"
+
+
+def test_who_keeps_everything_or_masks_of_their_own_has_no_mask() -> None:
+    assert has_mask(STATE)
+    for changes in ({"strategy": "fedavg"}, {"criterion": "client-random"}):
+        settings = replace(STATE.settings, **changes)  # type: ignore[arg-type]
+        assert not has_mask(replace(STATE, settings=settings))
+
+
+def test_the_open_round_counts_as_begun() -> None:
+    last = replace(STATE, rounds_done=19)
+    train = Step(9, Work.TRAIN, "", 19, 0, {C1: 1}, uploads={})
+    assert not no_round_left(last)
+    assert no_round_left(replace(last, step=train))
+    assert not no_round_left(replace(last, step=replace(train, work=Work.EVALUATE)))
+    assert no_round_left(replace(STATE, end_reason="good enough"))
+
+
+def jump(*losses: float, factor: float = 2.0) -> str:
+    return due(replace(STATE, losses=losses), refresh_on_loss_jump=factor)
+
+
+def test_a_jump_needs_three_rounds_before_it() -> None:
+    assert jump(1, 1, 9) == ""
+    assert jump(1, 1, 1, 9) == "the mean client loss rose to 9, usual was 1"
+    assert due(replace(STATE, losses=(1, 1, 1, 9))) == "", "unless it is not set"
+
+
+def test_a_jump_is_measured_by_the_median_of_the_five_rounds_before() -> None:
+    assert jump(1, 1, 1, 2)
+    assert jump(1, 1, 1, 1.99) == ""
+    assert jump(1, 9, 9, 9, 1, 1, 2) == "", "of 9, 9, 9, 1, 1"
+    assert jump(9, 1, 1, 9, 1, 1, 2), "of 1, 1, 9, 1, 1"
+    assert jump(1, 1, 1, 1.5, factor=1.5)
+
+
+def test_a_loss_that_does_not_rise_is_no_jump_however_small_the_usual_one() -> None:
+    """Of nothing, any multiple is nothing; of less than nothing, it is less."""
+    assert jump(0, 0, 0, 0) == ""
+    assert jump(-1, -1, -1, -1) == "" and jump(-1, -1, -1, -1.5) == ""
+    assert jump(0, 0, 0, 0.1) == "the mean client loss rose to 0.1, usual was 0"
+
+
+def labelled(lost: frozenset[ClientId] = frozenset(), left: bool = False) -> RunState:
+    members = {
+        C1: Member(C1, 1, "t", 10, "m", "cpu", labels=(0, 1)),
+        C2: Member(C2, 2, "t", 10, "m", "cpu", labels=(1, 8, 9), left=left),
+    }
+    return replace(
+        STATE, members=members, manifest_digest="m", known_labels=frozenset({0, 1}), lost=lost
+    )
+
+
+def test_labels_are_new_if_no_voter_had_them_and_their_client_can_be_asked() -> None:
+    new = {"refresh_on_new_labels": True}
+    assert due(labelled(), **new) == "new labels: 8, 9"
+    assert due(labelled()) == "", "unless it is not set"
+    assert due(labelled(lost=frozenset({C2})), **new) == ""
+    assert due(labelled(left=True), **new) == ""
+    known = replace(labelled(), known_labels=frozenset({0, 1, 8, 9}))
+    assert due(known, **new) == ""
+    silent = replace(labelled(), known_labels=frozenset())
+    assert due(silent, **new) == "", "nobody told its labels before"
+
+
+# -- whole runs
+
+
+RUNS: dict[str, tuple[dict[str, Any], list[tuple[int, str]]]] = {
+    "once": ({}, [(0, "")]),
+    "set": ({"refresh_rounds": "1,5"}, [(0, ""), (1, "before"), (5, "before")]),
+    "every": ({"refresh_every": 2}, [(0, ""), (2, "every"), (4, "every")]),  # not after the last
+    "both": ({"refresh_every": 2, "refresh_rounds": "4"}, [(0, ""), (2, "every"), (4, "before")]),
+    "warm": ({"warmup_rounds": 3}, [(3, "")]),
+    "warm, then every": ({"warmup_rounds": 2, "refresh_every": 2}, [(2, ""), (4, "every")]),
+    "scheduled": (
+        {"sparsity_schedule": "0:0.9,2:0.8,5:0.8"}, [(0, ""), (2, "sparsity")],
+    ),
+    "alone": ({"criterion": "random", "refresh_every": 3}, [(0, ""), (3, "every")]),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_a_run_agrees_on_masks_at_these_rounds_and_no_others(name: str) -> None:
+    changes, expected = RUNS[name]
+    settings = replace(RunSettings(rounds=6, clients=2, evaluate_every=0), **changes)
+    settings.validate()
+    world = World(settings, [C1, C2])
+    world.finish_calmly()
+    journal = [facts.from_json(record) for record in world.journal]
+    agreed = [
+        (fact.round_number, fact.reason.split(" ")[0])
+        for fact in journal
+        if isinstance(fact, facts.StepStarted) and fact.work is Work.SCORE
+    ]
+    assert agreed == expected
+    assert world.state.mask_epoch == len(expected) + (settings.warmup_rounds > 0)
+
+
+# -- how good it is
+
+
+def told(correct: int | None, total: int, loss_sum: float = 0.0) -> dict[str, Any]:
+    return {"correct": correct, "total": total, "loss_sum": loss_sum}
+
+
+def test_accuracy_and_loss_are_over_all_samples() -> None:
+    def found(*tested: dict[str, Any]) -> tuple[float | None, float | None]:
+        return quality([{"evaluation": one} for one in tested])
+
+    assert found(told(1, 2, 3.0), told(9, 10, 6.0), told(0, 0)) == (10 / 12, 9 / 12)
+    assert found(told(None, 4, 2.0)) == (None, 0.5)
+    assert found() == found(told(0, 0)) == (None, None)
+
+
+def test_validation_decides_only_if_every_client_has_it() -> None:
+    both = [{"evaluation": told(9, 10), "validation": told(1, 10)}] * 2
+    assert chosen_on(both) == "validation" and quality(both)[0] == 0.1
+    others: list[dict[str, Any]] = [{}, {"validation": None}, {"validation": told(0, 0)}]
+    for other in others:
+        some: list[dict[str, Any]] = [*both, {"evaluation": told(9, 10), **other}]
+        assert chosen_on(some) == "test" and quality(some)[0] == 0.9
+    assert chosen_on([]) == "test"
+
+
+def test_the_loss_of_a_round_is_of_training_and_counts_every_client_the_same() -> None:
+    """Test samples decide nothing: what they say of the base is not looked at."""
+    reports = [
+        {"evaluation": told(0, 100, 900.0), "training_loss": 1.0},
+        {"evaluation": told(0, 1, 9.0), "training_loss": 1.0},
+        {"evaluation": told(0, 0), "training_loss": 4.0},
+    ]
+    assert mean_client_loss(reports) == 2.0
+    assert mean_client_loss([]) is None

@@ -1,0 +1,177 @@
+"""A conductor brought to its SCORE or TRAIN step, and uploads to it, without a network."""
+
+import asyncio
+import zlib
+from collections.abc import AsyncIterator
+from contextlib import suppress
+from hashlib import sha256
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ssfl.codec import values_only
+from ssfl.method.initialize import initial_vector
+from ssfl.method.manifest import Manifest
+from ssfl.method.model_state import values_digest
+from ssfl.method.strategies.contract import ClientId, Work
+from ssfl.server.loop.presence import Sessions
+from ssfl.server.loop.run_loop import Conductor
+from ssfl.server.rpc.call_context import Desk
+from ssfl.server.rpc.upload_handlers import Intake
+from ssfl.server.run import events
+from ssfl.server.run.state import Step
+from ssfl.server.uploads.receive import Uploads
+from ssfl.v1 import coordinator_pb2 as pb
+from ssfl.v1 import saliency_pb2, transfer_pb2, update_pb2
+
+C1, C2 = ClientId("c1"), ClientId("c2")
+NUM_SAMPLES = 10
+Vector = npt.NDArray[np.float32]
+
+
+def announced(data: bytes, encoding: int, reference_digest: bytes = b"") -> transfer_pb2.Payload:
+    """Return what is said of a payload before it comes."""
+    return transfer_pb2.Payload(
+        encoding=transfer_pb2.Encoding.Name(encoding),
+        num_bytes=len(data),
+        digest=sha256(data).digest(),
+        reference_digest=reference_digest,
+    )
+
+
+class Steps:
+    """Two clients of a conductor; what they send is up to the test."""
+
+    def __init__(self, conductor: Conductor, manifest: Manifest) -> None:
+        self.conductor = conductor
+        self.manifest = manifest
+        uploads = Uploads(conductor.spool, conductor.ledger, slots=8, no_progress_s=30.0)
+        self.desk = Desk(conductor, Sessions())
+        self.intake = Intake(self.desk, uploads)
+
+    def caller(self, client: ClientId) -> pb.Caller:
+        state = self.conductor.state
+        session = state.members[client].session
+        return pb.Caller(run_id=state.run_id, client_id=client, session=session)
+
+    async def begun(self) -> None:
+        """Let both clients join, and the first describe the model."""
+        for client in (C1, C2):
+            digest = self.manifest.digest.hex()
+            await self.conductor.post(events.Joined(client, "t", NUM_SAMPLES, digest, "cpu"))
+        initial = initial_vector(self.manifest, self.conductor.state.settings.seed)
+        header = pb.InitialModel(manifest=self.manifest.json, initial_digest=values_digest(initial))
+        request = pb.SendInitialRequest(caller=self.caller(C1), header=header)
+        _ = [answer async for answer in self.intake.initial(stream(request))]
+
+    async def scoring(self) -> "Steps":
+        """Bring the run to its SCORE step."""
+        await self.begun()
+        return await self.reaches(Work.SCORE)
+
+    async def training(self) -> "Steps":
+        """Bring the run to its first round: client c2's scores decide, the later the larger."""
+        await self.scoring()
+        for client in (C1, C2):
+            data = bytes(values_only.encode(np.arange(self.manifest.num_masked, dtype=np.float32)))
+            await self.scores(announced(data, transfer_pb2.ENCODING_DENSE), data, client)
+        return await self.reaches(Work.TRAIN)
+
+    async def reaches(self, work: Work, round_number: int = 0) -> "Steps":
+        """Wait until a step is open."""
+
+        def there() -> bool:
+            step = self.conductor.state.step
+            return step is not None and (step.work, step.round_number) == (work, round_number)
+
+        while not there():
+            news = self.conductor.news()
+            if not there():
+                await news.wait()
+        return self
+
+    @property
+    def step(self) -> Step:
+        assert self.conductor.state.step is not None
+        return self.conductor.state.step
+
+    @property
+    def base(self) -> Vector:
+        assert self.conductor.model is not None and self.conductor.model.values is not None
+        return self.conductor.model.values
+
+    async def scores(
+        self, payload: transfer_pb2.Payload, data: bytes, client: ClientId = C1
+    ) -> list[str]:
+        """Report scores; return the answers in words."""
+        model = self.conductor.model
+        assert model is not None
+        header = saliency_pb2.SaliencyReport(
+            manifest_digest=self.manifest.digest,
+            initial_digest=model.whole_digest,
+            step=self.step.number,
+            num_samples=NUM_SAMPLES,
+            scores=payload,
+        )
+        request = pb.ReportSaliencyRequest(caller=self.caller(client), header=header)
+        chunks = [pb.ReportSaliencyRequest(chunk=one) for one in chunks_of(data)]
+        return [word(one) async for one in self.intake.scores(stream(request, *chunks))]
+
+    def update_header(self, payload: transfer_pb2.Payload) -> update_pb2.SparseUpdate:
+        model = self.conductor.model
+        assert model is not None and model.mask is not None
+        return update_pb2.SparseUpdate(
+            mask_digest=model.mask.digest,
+            mask_epoch=model.mask_epoch,
+            base_digest=model.base_digest,
+            step=self.step.number,
+            round_number=self.step.round_number,
+            attempt=self.step.attempt,
+            num_samples=NUM_SAMPLES,
+            values=payload,
+        )
+
+    async def update(
+        self,
+        payload: transfer_pb2.Payload,
+        data: bytes,
+        client: ClientId = C1,
+        *,
+        start: int = 0,
+        stop: int | None = None,
+        header: update_pb2.SparseUpdate | None = None,
+    ) -> list[str]:
+        """Send an update, or the bytes of it from `start` to `stop`; return the answers."""
+        header = header or self.update_header(payload)
+        request = pb.SendUpdateRequest(caller=self.caller(client), header=header)
+        chunks = [pb.SendUpdateRequest(chunk=one) for one in chunks_of(data[:stop], start)]
+        return [word(one) async for one in self.intake.update(stream(request, *chunks))]
+
+    def spooled(self, client: ClientId = C1) -> dict[str, bytes]:
+        """Return what the spool holds of a client in this step, by kind of file."""
+        folder, found = self.conductor.spool.root / str(self.step.number), dict[str, bytes]()
+        for path in folder.glob(f"{client}.*"):
+            with suppress(FileNotFoundError):  # it has just got another name
+                found[path.suffix] = path.read_bytes()
+        return found
+
+
+def chunks_of(data: bytes, start: int = 0) -> list[transfer_pb2.Chunk]:
+    """Cut a payload into small chunks."""
+    pieces = [(at, data[at : at + 16]) for at in range(start, len(data), 16)]
+    return [transfer_pb2.Chunk(offset=at, data=one, crc32=zlib.crc32(one)) for at, one in pieces]
+
+
+async def stream(*requests: Any) -> AsyncIterator[Any]:
+    """Yield requests as a call does."""
+    for request in requests:
+        await asyncio.sleep(0)
+        yield request
+
+
+def word(answer: Any) -> str:
+    """Return an answer to an upload in words."""
+    if answer.WhichOneof("part") == "grant":
+        return f"grant {answer.grant.offset}"
+    return transfer_pb2.Outcome.Name(answer.receipt.outcome).removeprefix("OUTCOME_").lower()

@@ -1,0 +1,243 @@
+import hashlib
+import os
+import stat
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from ssfl.codec import DigestMismatch
+from ssfl.method.strategies.contract import ClientId
+from ssfl.server.errors import StateError
+from ssfl.server.storage.spool import (
+    Spool,
+    append,
+    check_digest,
+    check_stored,
+    plain_file,
+    read_sums,
+    read_values,
+)
+
+C1 = ClientId("c1")
+ONE, TWO = hashlib.sha256(b"one").digest(), hashlib.sha256(b"two").digest()
+
+
+@pytest.fixture
+def spool(tmp_path: Path) -> Spool:
+    return Spool(tmp_path / "spool")
+
+
+def names(spool: Spool) -> list[str]:
+    return sorted(str(path.relative_to(spool.root)) for path in spool.root.rglob("*.*"))
+
+
+def test_an_upload_resumes_at_the_length_of_its_file(spool: Spool) -> None:
+    part = spool.part(3, C1, ONE)
+    assert part.stat().st_size == 0
+    append(part, b"abc")
+    append(part, b"defg")
+    again = spool.part(3, C1, ONE)
+    assert again == part and again.stat().st_size == 7
+    assert again.read_bytes() == b"abcdefg"
+
+
+def test_nobody_else_may_look_at_uploads(spool: Spool) -> None:
+    folder = spool.part(3, C1, ONE).parent
+    assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+
+
+def test_another_digest_replaces_an_unfinished_upload(spool: Spool) -> None:
+    append(spool.part(3, C1, ONE), b"abc")
+    assert spool.part(3, C1, TWO).stat().st_size == 0
+    assert names(spool) == [f"3/c1.{TWO.hex()[:16]}.part"]
+
+
+def test_uploads_of_other_clients_and_steps_stay(spool: Spool) -> None:
+    for step, client in ((3, "c1"), (3, "c1.x"), (3, "c11"), (3, "c"), (4, "c1")):
+        append(spool.part(step, ClientId(client), ONE), b"abc")
+    spool.part(3, C1, TWO)
+    assert names(spool) == [
+        f"3/c.{ONE.hex()[:16]}.part",
+        f"3/c1.{TWO.hex()[:16]}.part",
+        f"3/c1.x.{ONE.hex()[:16]}.part",
+        f"3/c11.{ONE.hex()[:16]}.part",
+        f"4/c1.{ONE.hex()[:16]}.part",
+    ]
+
+
+def test_a_kept_upload_has_its_final_name_and_is_synced_before(
+    spool: Spool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    part = spool.part(3, C1, ONE)
+    append(part, b"abc")
+    synced: list[bool] = []
+    monkeypatch.setattr(os, "fsync", lambda _descriptor: synced.append(part.exists()))
+    spool.keep(part, part)
+    assert synced == [True, False], "the content before the rename, the folder after it"
+    assert not part.exists()
+    assert spool.verified(3, C1, ONE).read_bytes() == b"abc"
+
+
+def test_a_kept_upload_is_not_touched_by_a_new_one(spool: Spool) -> None:
+    append(spool.part(3, C1, ONE), b"abc")
+    part = spool.part(3, C1, ONE)
+    spool.keep(part, part)
+    append(spool.part(3, C1, TWO), b"xyz")
+    assert spool.verified(3, C1, ONE).read_bytes() == b"abc"
+
+
+def test_a_step_that_is_over_is_dropped_with_all_before_it(spool: Spool) -> None:
+    for step in (0, 2, 3, 4, 12):
+        spool.part(step, C1, ONE)
+    (spool.root / "notes.txt").write_text("not ours")
+    spool.drop_through(3)
+    assert sorted(path.name for path in spool.root.iterdir()) == ["12", "4", "notes.txt"]
+
+
+def test_an_upload_under_way_finds_no_place_when_its_step_is_over(spool: Spool) -> None:
+    part = spool.part(3, C1, ONE)
+    append(part, b"abc")
+    spool.drop_through(3)
+    with pytest.raises(FileNotFoundError):
+        append(part, b"def")
+    with pytest.raises(FileNotFoundError):
+        spool.keep(part, part)
+
+
+def test_dropping_what_is_not_there_is_no_error(spool: Spool) -> None:
+    spool.drop_through(7)
+    spool.drop_others(7)
+
+
+def test_after_a_restart_only_the_open_step_stays(spool: Spool) -> None:
+    for step in (2, 3, 4):
+        spool.part(step, C1, ONE)
+    spool.drop_others(3)
+    assert [path.name for path in spool.root.iterdir()] == ["3"]
+    spool.drop_others(-1)
+    assert list(spool.root.iterdir()) == []
+
+
+def test_the_digest_of_the_whole_file_is_checked(spool: Spool) -> None:
+    part = spool.part(3, C1, ONE)
+    append(part, b"o")
+    append(part, b"ne")
+    check_digest(part, ONE)
+    append(part, b"!")
+    with pytest.raises(DigestMismatch) as caught:
+        check_digest(part, ONE)
+    assert caught.value.expected == ONE
+    assert caught.value.actual == hashlib.sha256(b"one!").digest()
+
+
+def test_values_are_read_from_any_place(spool: Spool) -> None:
+    part = spool.part(3, C1, ONE)
+    append(part, np.arange(10, dtype="<f4").tobytes())
+    assert read_values(part, 0, 4).tolist() == [0, 1, 2, 3]
+    assert read_values(part, 7, 4).tolist() == [7, 8, 9]
+    assert read_values(part, 10, 4).tolist() == []
+    assert read_values(part, 0, 4).dtype == np.float32
+
+
+def test_of_a_coded_upload_the_values_are_kept_and_the_bytes_dropped(
+    spool: Spool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    part = spool.part(3, C1, ONE)
+    append(part, b"coded")
+    plain = plain_file(part)
+    plain.write_bytes(b"values")
+    synced: list[list[str]] = []
+    monkeypatch.setattr(os, "fsync", lambda _descriptor: synced.append(names(spool)))
+    spool.keep(part, plain)
+    stem = f"3/c1.{ONE.hex()[:16]}"
+    assert synced == [sorted([f"{stem}.part", f"3/{plain.name}"]), [f"{stem}.bin"]]
+    assert spool.verified(3, C1, ONE).read_bytes() == b"values"
+
+
+def test_values_without_their_upload_are_no_upload(spool: Spool) -> None:
+    """A crash left them: the next upload starts at byte 0."""
+    part = spool.part(3, C1, ONE)
+    assert plain_file(part) != plain_file(part), "each call decodes into a file of its own"
+    plain_file(part).write_bytes(b"values")
+    part.unlink()
+    assert spool.part(3, C1, ONE).stat().st_size == 0
+
+
+def kept(spool: Spool, step: int, client: str, digest: bytes = ONE) -> str:
+    part = spool.part(step, ClientId(client), digest)
+    append(part, client.encode())
+    spool.keep(part, part)
+    return digest.hex()
+
+
+def test_with_a_place_for_them_uploads_that_counted_are_set_aside_with_their_digests(
+    tmp_path: Path,
+) -> None:
+    spool = Spool(tmp_path / "spool", tmp_path / "accepted")
+    counted = {ClientId(name): kept(spool, 3, name) for name in ("c1", "c2")}
+    kept(spool, 3, "c3")  # verified, but the step was closed
+    append(spool.part(3, C1, TWO), b"late")
+    spool.set_aside(3, counted)
+    assert names(spool) == []
+    folder = tmp_path / "accepted" / "3"
+    assert sorted(path.name for path in folder.iterdir()) == [
+        "SHA256SUMS", f"c1.{ONE.hex()[:16]}.bin", f"c2.{ONE.hex()[:16]}.bin",
+    ]  # fmt: skip
+    assert read_sums(folder) == {
+        path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in folder.glob("*.bin")
+    }
+    spool.set_aside(3, counted)  # again, after a crash: nothing happens
+    append(spool.part(3, C1, TWO), b"late")
+    spool.set_aside(3, counted)
+    assert (folder / f"c1.{ONE.hex()[:16]}.bin").read_bytes() == b"c1"
+
+
+def test_without_a_place_for_them_or_without_one_that_counted_nothing_is_moved(
+    tmp_path: Path,
+) -> None:
+    for spool in (Spool(tmp_path / "a"), Spool(tmp_path / "b", tmp_path / "accepted")):
+        kept(spool, 0, "c1")
+        spool.set_aside(0, {} if spool.root.name == "b" else {C1: ONE.hex()})
+        assert names(spool) == [f"0/c1.{ONE.hex()[:16]}.bin"]
+    assert not (tmp_path / "accepted").exists()
+
+
+@pytest.mark.parametrize("text", [None, b"", b"no sums", b"\xff  a.bin"])
+def test_sums_that_cannot_be_read_are_none(tmp_path: Path, text: bytes | None) -> None:
+    if text is not None:
+        (tmp_path / "SHA256SUMS").write_bytes(text)
+    assert read_sums(tmp_path) == {}
+
+
+def test_what_is_half_decoded_does_not_outlive_the_process(spool: Spool) -> None:
+    part = spool.part(3, C1, ONE)
+    plain_file(part).write_bytes(b"abc")
+    spool.drop_others(3)
+    assert names(spool) == [f"3/c1.{ONE.hex()[:16]}.part"]
+
+
+def test_where_only_one_client_is_asked_what_others_left_is_dropped(spool: Spool) -> None:
+    gone = spool.part(0, ClientId("gone"), ONE)
+    mine = spool.part(0, C1, ONE)
+    spool.drop_clients_but(C1, 0)
+    assert names(spool) == [f"0/c1.{ONE.hex()[:16]}.part"]
+    append(mine, b"abc")
+    with pytest.raises(FileNotFoundError):
+        append(gone, b"it was still sending")
+    assert names(spool) == [f"0/c1.{ONE.hex()[:16]}.part"]
+
+
+def test_an_accepted_upload_that_changed_or_is_gone_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "c1.bin"
+    path.write_bytes(b"four")
+    check_stored(path, hashlib.sha256(b"four").hexdigest())
+    check_stored(path, "")  # of a version that noted none
+    with pytest.raises(
+        StateError, match=r"c1\.bin is damaged: it is not what was accepted; restore"
+    ):
+        check_stored(path, hashlib.sha256(b"five").hexdigest())
+    path.unlink()
+    for stored in ("", "ab"):
+        with pytest.raises(StateError, match=r"c1\.bin is missing, an accepted upload: restore"):
+            check_stored(path, stored)

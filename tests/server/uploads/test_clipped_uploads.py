@@ -1,0 +1,134 @@
+"""Updates that are too long, as the coordinator keeps them; claims and leftovers of uploads."""
+
+import asyncio
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+
+from server.run_loop_harness import SETTINGS, conduct
+from server.step_harness import C1, C2, Steps, announced
+from server.uploads.test_coded_runs import coded, story
+from ssfl.codec import values_only
+from ssfl.method.manifest import Manifest
+from ssfl.method.norm_clip import clip
+from ssfl.server.errors import BadValues, InvalidRequest, UpdateConflict
+from ssfl.server.loop.run_loop import Conductor
+from ssfl.v1 import transfer_pb2 as pb
+
+Vector = npt.NDArray[np.float32]
+LIMIT = 0.5
+CLIPPING = replace(SETTINGS, max_update_norm=LIMIT)
+
+
+def plain(values: Vector) -> tuple[pb.Payload, bytes]:
+    data = bytes(values_only.encode(values))
+    return announced(data, pb.ENCODING_VALUES_ONLY), data
+
+
+@pytest.mark.parametrize("encoding", ["values_only", "reference"])
+def test_an_update_that_is_too_long_is_kept_shortened(
+    tmp_path: Path, manifest: Manifest, encoding: str
+) -> None:
+    async def tell(steps: Steps) -> None:
+        values = steps.base + np.float32(1)
+        payload, data = plain(values) if encoding == "values_only" else coded(steps, values)
+        short, norm = clip(values, steps.base, LIMIT)
+        assert await steps.update(payload, data) == ["grant 0", "accepted"]
+        assert steps.spooled() == {".bin": short.tobytes()}
+        upload = steps.step.uploads[C1]
+        assert upload.digest == payload.digest.hex(), "it goes by what was sent"
+        assert upload.report["clipped"] == norm
+        assert await steps.update(payload, data) == ["already_accepted"]
+
+    story(tmp_path, manifest, tell, CLIPPING)
+
+
+def test_an_update_within_the_limit_is_kept_as_it_is(tmp_path: Path, manifest: Manifest) -> None:
+    async def tell(steps: Steps) -> None:
+        values = steps.base + np.float32(1e-3)
+        assert await steps.update(*plain(values)) == ["grant 0", "accepted"]
+        assert steps.spooled() == {".bin": values.tobytes()}
+        assert "clipped" not in steps.step.uploads[C1].report
+
+    story(tmp_path, manifest, tell, CLIPPING)
+
+
+def test_what_is_not_finite_is_refused_and_not_shortened(
+    tmp_path: Path, manifest: Manifest
+) -> None:
+    async def tell(steps: Steps) -> None:
+        values = steps.base.copy()
+        values[1] = np.inf
+        with pytest.raises(BadValues):
+            await steps.update(*plain(values))
+        assert steps.spooled() == {}
+
+    story(tmp_path, manifest, tell, CLIPPING)
+
+
+def test_a_restart_folds_what_was_kept(tmp_path: Path, manifest: Manifest) -> None:
+    """The same digest, whether the coordinator was killed between the two updates or not."""
+    ends: list[str] = []
+
+    async def first(steps: Steps) -> None:
+        await steps.update(*plain(steps.base + np.float32(1)), C1)
+
+    async def second(steps: Steps) -> None:
+        await steps.update(*plain(steps.base - np.float32(0.01)), C2)
+        while steps.conductor.state.rounds_done == 0:
+            await asyncio.sleep(0)
+        ends.append(steps.conductor.state.base_digest)
+
+    async def undisturbed(steps: Steps) -> None:
+        await first(steps)
+        await second(steps)
+
+    async def resumed(conductor: Conductor) -> None:
+        await second(Steps(conductor, manifest))
+
+    for folder in ("whole", "killed"):
+        (tmp_path / folder).mkdir()
+    story(tmp_path / "whole", manifest, undisturbed, CLIPPING)
+    story(tmp_path / "killed", manifest, first, CLIPPING)
+    conduct(tmp_path / "killed", resumed, CLIPPING)
+    assert ends[0] == ends[1]
+
+
+def test_a_clipped_claim_is_compared_as_it_counts(tmp_path: Path, manifest: Manifest) -> None:
+    settings = replace(SETTINGS, max_samples=4, samples_over_max="clip")
+
+    async def tell(steps: Steps) -> None:
+        assert steps.step.cohort == {C1: 4, C2: 4}, "both said 10"
+        payload, data = plain(steps.base)
+        header = steps.update_header(payload)
+        header.num_samples = 3
+        with pytest.raises(InvalidRequest, match="num_samples is 3, in Join it was 4"):
+            await steps.update(payload, data, header=header)
+        assert await steps.update(payload, data) == ["grant 0", "accepted"]
+
+    story(tmp_path, manifest, tell, settings)
+
+
+def test_two_uploads_of_one_client_at_once_leave_one_file(
+    tmp_path: Path, manifest: Manifest
+) -> None:
+    """The second was whole before the first counted; what does not count takes no room."""
+
+    async def tell(steps: Steps) -> None:
+        one, two = plain(steps.base), plain(steps.base + np.float32(1))
+        answers = await asyncio.gather(
+            steps.update(*one), steps.update(*two), return_exceptions=True
+        )
+        accepted = [answer for answer in answers if isinstance(answer, list)]
+        assert sum("accepted" in answer[-1] for answer in accepted) == 1
+        with pytest.raises(UpdateConflict):
+            counted = steps.step.uploads[C1].digest
+            await steps.update(*(two if counted == one[0].digest.hex() else one))
+        assert set(steps.spooled()) == {".bin"}
+        folder = steps.conductor.spool.root / str(steps.step.number)
+        assert len(list(folder.iterdir())) == 1
+
+    story(tmp_path, manifest, tell)

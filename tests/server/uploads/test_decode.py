@@ -1,0 +1,177 @@
+"""Coded uploads: which are allowed, how large they may be, and what is left of them on disk."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+
+from server.step_harness import announced
+from ssfl.codec import (
+    CodecError,
+    MalformedPayload,
+    TrailingBytes,
+    TruncatedPayload,
+    bfloat16,
+    blocks,
+    grid,
+    int8,
+    reference,
+    scores,
+)
+from ssfl.codec.blocks import ValueCode
+from ssfl.method.settings import RunSettings
+from ssfl.server.errors import InvalidRequest, StaleBase
+from ssfl.server.rpc.status_codes import reason_of
+from ssfl.server.uploads.decode import check_scores, check_update, plain_scores, plain_update
+from ssfl.v1 import transfer_pb2 as pb
+
+Vector = npt.NDArray[np.float32]
+BASE_DIGEST = bytes(range(32))
+CODES: dict[str, tuple[int, ValueCode]] = {
+    "bfloat16": (pb.ENCODING_BFLOAT16, bfloat16.CODE),
+    "int8": (pb.ENCODING_INT8, int8.CODE),
+    "grid": (pb.ENCODING_GRID, grid.Grid()),
+}
+EXACT = RunSettings()
+
+
+def of(encoding: int, num_bytes: int, against: bytes = b"") -> pb.Payload:
+    name = pb.Encoding.Name(encoding)
+    return pb.Payload(
+        encoding=name, num_bytes=num_bytes, digest=bytes(32), reference_digest=against
+    )
+
+
+# -- what may be announced
+
+
+@pytest.mark.parametrize("value_type", ["float32", *CODES])
+def test_an_update_is_plain_or_exact_or_as_the_run_says(value_type: str) -> None:
+    settings = RunSettings(value_type=value_type)
+    allowed = []
+    for encoding in pb.Encoding.values():
+        size = 400 if encoding == pb.ENCODING_VALUES_ONLY else 50
+        try:
+            check_update(of(encoding, size), 100, BASE_DIGEST, settings)
+        except InvalidRequest as error:
+            assert f"encoding {encoding} where ENCODING_VALUES_ONLY" in str(error)
+        else:
+            allowed.append(encoding)
+    lossy = [CODES[value_type][0]] if value_type in CODES else []
+    assert allowed == [pb.ENCODING_VALUES_ONLY, pb.ENCODING_REFERENCE, *lossy]
+
+
+@pytest.mark.parametrize(
+    ("value_type", "encoding", "most"),
+    [
+        ("float32", pb.ENCODING_REFERENCE, 4 * 70_000 + 16 * 2),
+        ("bfloat16", pb.ENCODING_BFLOAT16, 2 * 70_000 + 8 * 2),
+        ("int8", pb.ENCODING_INT8, 70_000 + 4 * 274 + 4 * 2),
+        ("grid", pb.ENCODING_GRID, 4 * 70_000 + 17 * 2),
+    ],
+)
+def test_a_coded_update_is_at_most_as_large_as_the_page_says(
+    value_type: str, encoding: int, most: int
+) -> None:
+    settings = RunSettings(value_type=value_type)
+    for size in (1, most):
+        check_update(of(encoding, size), 70_000, BASE_DIGEST, settings)
+    for size in (0, most + 1, 2**63):
+        with pytest.raises(InvalidRequest, match=f"{size} bytes .* at most {most} are expected"):
+            check_update(of(encoding, size), 70_000, BASE_DIGEST, settings)
+
+
+def test_a_plain_update_has_its_one_size_in_a_lossy_run_too() -> None:
+    for size in (399, 401):
+        with pytest.raises(InvalidRequest, match="where 400 are expected"):
+            check_update(
+                of(pb.ENCODING_VALUES_ONLY, size), 100, b"", RunSettings(value_type="int8")
+            )
+
+
+def test_compact_scores_are_taken_where_the_run_asks_for_them() -> None:
+    most = 3 + 70_000 + 4 * 2
+    for settings in (EXACT, RunSettings(scores="exact")):
+        check_scores(of(pb.ENCODING_DENSE, 4 * 70_000), 70_000, settings)
+    for size in (1, most):
+        check_scores(of(pb.ENCODING_SCORES, size), 70_000, EXACT)
+    for size in (0, most + 1):
+        with pytest.raises(InvalidRequest, match=f"at most {most} are expected"):
+            check_scores(of(pb.ENCODING_SCORES, size), 70_000, EXACT)
+    with pytest.raises(InvalidRequest, match="where ENCODING_DENSE is expected"):
+        check_scores(of(pb.ENCODING_SCORES, most), 70_000, RunSettings(scores="exact"))
+
+
+def test_an_update_is_coded_against_the_base_of_the_step_or_nothing() -> None:
+    for against in (b"", BASE_DIGEST):
+        check_update(of(pb.ENCODING_REFERENCE, 50, against), 100, BASE_DIGEST, EXACT)
+    for against in (bytes(32), BASE_DIGEST[:31], b"x"):
+        with pytest.raises(StaleBase, match="coded against other values") as caught:
+            check_update(of(pb.ENCODING_REFERENCE, 50, against), 100, BASE_DIGEST, EXACT)
+        assert reason_of(caught.value) == "stale_base"
+
+
+# -- what becomes of the file
+
+
+def numbers(size: int) -> tuple[Vector, Vector]:
+    rng = np.random.default_rng(4)
+    base = rng.normal(0, 0.1, size).astype(np.float32)
+    return base, (base + rng.normal(0, 1e-3, size)).astype(np.float32)
+
+
+@pytest.mark.parametrize("against", [BASE_DIGEST, b""], ids=["base", "nothing"])
+@pytest.mark.parametrize("value_type", ["float32", *CODES])
+def test_a_coded_update_becomes_a_plain_file_beside_it(
+    tmp_path: Path, value_type: str, against: bytes
+) -> None:
+    encoding, code = CODES.get(value_type, (pb.ENCODING_REFERENCE, reference.CODE))
+    base, trained = numbers(blocks.BLOCK + 7)
+    part = tmp_path / "c1.0123.part"
+    data = bytes(blocks.encode(code, trained, base if against else None))
+    part.write_bytes(data)
+    settings = RunSettings(value_type=value_type)
+    plain = plain_update(part, announced(data, encoding, against), base, settings)
+    assert (plain.parent, plain.suffix) == (part.parent, ".plain")
+    expected = blocks.decode(code, data, base.size, base if against else None)
+    assert plain.read_bytes() == expected.tobytes()
+    assert part.read_bytes() == data, "still there, to be resumed"
+
+
+def test_a_plain_upload_is_its_own_file(tmp_path: Path) -> None:
+    base, _ = numbers(10)
+    part = tmp_path / "c1.0123.part"
+    assert plain_update(part, of(pb.ENCODING_VALUES_ONLY, 40), base, EXACT) == part
+    assert plain_scores(part, of(pb.ENCODING_DENSE, 40), 10) == part
+
+
+def test_compact_scores_become_plain_ones(tmp_path: Path) -> None:
+    found = np.abs(numbers(scores.BLOCK + 7)[0])
+    part = tmp_path / "c1.0123.part"
+    data = bytes(scores.encode(found, 1000, np.zeros(found.size, dtype=np.uint32)))
+    part.write_bytes(data)
+    plain = plain_scores(part, announced(data, pb.ENCODING_SCORES), found.size)
+    assert plain.read_bytes() == scores.decode(data, found.size).tobytes()
+
+
+@pytest.mark.parametrize(
+    ("damage", "error"),
+    [
+        (lambda data: data[:-1], TruncatedPayload),
+        (lambda data: data + b"\0", TrailingBytes),
+        (lambda data: data[:0], TruncatedPayload),
+        (lambda data: b"\xff" * len(data), MalformedPayload),
+    ],
+    ids=["short", "long", "empty", "noise"],
+)
+def test_what_does_not_decode_is_refused(
+    tmp_path: Path, damage: Callable[[bytes], bytes], error: type[CodecError]
+) -> None:
+    base, trained = numbers(100)
+    part = tmp_path / "c1.0123.part"
+    data = damage(bytes(blocks.encode(reference.CODE, trained, base)))
+    part.write_bytes(data)
+    with pytest.raises(error):
+        plain_update(part, announced(data, pb.ENCODING_REFERENCE, BASE_DIGEST), base, EXACT)

@@ -1,0 +1,387 @@
+"""Receiving an upload, without a network: requests in, answers out, the file in the spool."""
+
+import asyncio
+import threading
+import zlib
+from collections.abc import AsyncIterator, Awaitable, Callable
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ssfl.codec import ChecksumMismatch, ChunkError, DigestMismatch, TrailingBytes, TruncatedPayload
+from ssfl.method.strategies.contract import ClientId
+from ssfl.server.accounting.ledger import Ledger
+from ssfl.server.errors import InvalidRequest, NoProgress, SessionEnded
+from ssfl.server.storage.spool import Spool, append, check_digest
+from ssfl.server.uploads import receive as module
+from ssfl.server.uploads.decode import check_payload
+from ssfl.server.uploads.receive import Expected, Sent, Uploads, first
+from ssfl.v1 import coordinator_pb2 as pb
+from ssfl.v1 import transfer_pb2
+
+C1, C2 = ClientId("c1"), ClientId("c2")
+PAYLOAD = bytes(range(100))
+ACCEPTED = transfer_pb2.Receipt(outcome=transfer_pb2.OUTCOME_ACCEPTED)
+CLOSED = transfer_pb2.Receipt(outcome=transfer_pb2.OUTCOME_STEP_CLOSED)
+DEADLINE_S = 30.0
+
+Accept = Callable[[Path, Sent], Awaitable[transfer_pb2.Receipt]]
+
+
+def announced(data: bytes = PAYLOAD) -> transfer_pb2.Payload:
+    return transfer_pb2.Payload(
+        encoding=transfer_pb2.ENCODING_VALUES_ONLY,
+        num_bytes=len(data),
+        digest=sha256(data).digest(),
+    )
+
+
+def chunk(offset: int, data: bytes, crc32: int | None = None) -> pb.SendUpdateRequest:
+    checksum = zlib.crc32(data) if crc32 is None else crc32
+    return pb.SendUpdateRequest(chunk=transfer_pb2.Chunk(offset=offset, data=data, crc32=checksum))
+
+
+async def sent(*requests: pb.SendUpdateRequest, hangs: bool = False) -> AsyncIterator[Any]:
+    for request in requests:
+        yield request
+    if hangs:
+        await asyncio.Event().wait()
+
+
+class Desk:
+    """Uploads over a spool in a folder, with a verifier that checks the digest alone."""
+
+    def __init__(self, folder: Path, slots: int = 2, no_progress_s: float = DEADLINE_S) -> None:
+        self.spool = Spool(folder)
+        self.ledger = Ledger()
+        self.uploads = Uploads(self.spool, self.ledger, slots, no_progress_s)
+        self.kept: list[bytes] = []
+        self.over: transfer_pb2.Receipt | None = None  # the answer, once it is not wanted
+
+    def stream(
+        self,
+        requests: AsyncIterator[Any],
+        client: ClientId = C1,
+        payload: transfer_pb2.Payload | None = None,
+    ) -> AsyncIterator[Any]:
+        expected = Expected(client, 3, payload or announced(), "values", lambda: self.over)
+
+        async def accept(part: Path, _sent: Sent) -> transfer_pb2.Receipt:
+            check_digest(part, expected.payload.digest)
+            self.kept.append(part.read_bytes())
+            return ACCEPTED
+
+        return self.uploads.receive(expected, requests, pb.SendUpdateResponse, accept)
+
+    async def receive(self, *requests: pb.SendUpdateRequest, **more: Any) -> list[str]:
+        """Return the answers to an upload, in words."""
+        answers = self.stream(sent(*requests, hangs=more.pop("hangs", False)), **more)
+        return [word(answer) async for answer in answers]
+
+    def part(self) -> Path:
+        return self.spool.part(3, C1, announced().digest)
+
+
+def word(answer: pb.SendUpdateResponse) -> str:
+    match answer.WhichOneof("part"):
+        case "grant":
+            return f"grant {answer.grant.offset}"
+        case "queued":
+            return f"queued behind {answer.queued.ahead}"
+        case _:
+            return transfer_pb2.Outcome.Name(answer.receipt.outcome)
+
+
+def run(story: Awaitable[Any]) -> Any:
+    async def limited() -> Any:
+        async with asyncio.timeout(DEADLINE_S):
+            return await story
+
+    return asyncio.run(limited())
+
+
+def test_header_grant_chunks_receipt(tmp_path: Path) -> None:
+    async def story() -> None:
+        desk = Desk(tmp_path)
+        answers = await desk.receive(chunk(0, PAYLOAD[:60]), chunk(60, PAYLOAD[60:]))
+        assert answers == ["grant 0", "OUTCOME_ACCEPTED"]
+        assert desk.kept == [PAYLOAD]
+        (row,) = desk.ledger.rows()
+        assert (row["phase"], row["direction"], row["payload_bytes"]) == ("values", "up", 100)
+        assert row["message_bytes"] > 100
+
+    run(story())
+
+
+def test_a_cut_upload_goes_on_where_it_stopped(tmp_path: Path) -> None:
+    async def story() -> None:
+        desk = Desk(tmp_path)
+        with pytest.raises(TruncatedPayload, match="payload has 60 bytes, 100 were promised"):
+            await desk.receive(chunk(0, PAYLOAD[:60]))
+        again = Desk(tmp_path)  # also after a restart of the coordinator
+        assert await again.receive(chunk(60, PAYLOAD[60:])) == ["grant 60", "OUTCOME_ACCEPTED"]
+        assert again.kept == [PAYLOAD]
+
+    run(story())
+
+
+def test_a_chunk_that_is_written_while_the_call_is_cut_off_counts_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def story() -> None:
+        desk, loop = Desk(tmp_path), asyncio.get_running_loop()
+        writes, goes_on = asyncio.Event(), threading.Event()
+
+        def held(part: Path, data: bytes) -> None:
+            loop.call_soon_threadsafe(writes.set)
+            assert goes_on.wait(DEADLINE_S)
+            append(part, data)
+
+        with monkeypatch.context() as patched:
+            patched.setattr(module, "append", held)
+            call = asyncio.ensure_future(desk.receive(chunk(0, PAYLOAD[:60]), hangs=True))
+            await writes.wait()
+            call.cancel()
+            goes_on.set()
+            await asyncio.wait({call})
+        assert call.cancelled()
+        assert await desk.receive(chunk(60, PAYLOAD[60:])) == ["grant 60", "OUTCOME_ACCEPTED"]
+        (row,) = desk.ledger.rows()
+        assert row["payload_bytes"] == 100
+
+    run(story())
+
+
+def test_a_sender_that_did_not_wait_for_the_grant_may_start_over(tmp_path: Path) -> None:
+    async def story() -> None:
+        desk = Desk(tmp_path)
+        append(desk.part(), PAYLOAD[:60])
+        assert await desk.receive(chunk(0, PAYLOAD)) == ["grant 60", "OUTCOME_ACCEPTED"]
+        assert desk.kept == [PAYLOAD]
+
+    run(story())
+
+
+def test_an_upload_that_is_whole_already_needs_no_chunk(tmp_path: Path) -> None:
+    async def story() -> None:
+        desk = Desk(tmp_path)
+        append(desk.part(), PAYLOAD)
+        assert await desk.receive() == ["grant 100", "OUTCOME_ACCEPTED"]
+
+    run(story())
+
+
+@pytest.mark.parametrize(
+    ("requests", "error"),
+    [
+        ([chunk(0, PAYLOAD[:50]), chunk(60, PAYLOAD[60:])], ChunkError),
+        ([chunk(0, PAYLOAD[:50]), chunk(0, PAYLOAD[:50])], ChunkError),
+        ([chunk(0, PAYLOAD[:50]), chunk(50, b"")], ChunkError),
+        ([chunk(0, PAYLOAD[:50]), chunk(50, PAYLOAD[50:], crc32=1)], ChecksumMismatch),
+        ([chunk(0, PAYLOAD[:50]), chunk(50, PAYLOAD[50:] + b"!")], TrailingBytes),
+        ([chunk(0, PAYLOAD[:50]), pb.SendUpdateRequest()], InvalidRequest),
+    ],
+)
+def test_a_bad_chunk_ends_the_upload_and_what_came_before_is_kept(
+    tmp_path: Path, requests: list[pb.SendUpdateRequest], error: type[Exception]
+) -> None:
+    async def story() -> None:
+        desk = Desk(tmp_path)
+        with pytest.raises(error):
+            await desk.receive(*requests)
+        assert desk.part().read_bytes() == PAYLOAD[:50]
+        assert await desk.receive(chunk(50, PAYLOAD[50:])) == ["grant 50", "OUTCOME_ACCEPTED"]
+
+    run(story())
+
+
+def test_what_does_not_verify_is_dropped_and_can_be_sent_again(tmp_path: Path) -> None:
+    async def story() -> None:
+        desk = Desk(tmp_path)
+        with pytest.raises(DigestMismatch):
+            await desk.receive(chunk(0, PAYLOAD[::-1]))
+        assert desk.kept == []
+        assert await desk.receive(chunk(0, PAYLOAD)) == ["grant 0", "OUTCOME_ACCEPTED"]
+
+    run(story())
+
+
+def test_a_part_longer_than_announced_is_dropped(tmp_path: Path) -> None:
+    async def story() -> None:
+        desk = Desk(tmp_path)
+        append(desk.part(), PAYLOAD + b"!")
+        with pytest.raises(DigestMismatch):
+            await desk.receive()
+        assert await desk.receive(chunk(0, PAYLOAD)) == ["grant 0", "OUTCOME_ACCEPTED"]
+
+    run(story())
+
+
+def test_a_step_that_ends_meanwhile_is_told_not_an_error(tmp_path: Path) -> None:
+    async def story() -> None:
+        desk = Desk(tmp_path)
+
+        async def requests() -> AsyncIterator[Any]:
+            yield chunk(0, PAYLOAD[:50])
+            desk.spool.drop_through(3)
+            desk.over = CLOSED
+            yield chunk(50, PAYLOAD[50:])
+
+        answers = [word(answer) async for answer in desk.stream(requests())]
+        assert answers == ["grant 0", "OUTCOME_STEP_CLOSED"]
+
+    run(story())
+
+
+def test_a_spool_file_that_vanishes_from_an_open_step_is_sent_again(tmp_path: Path) -> None:
+    """Another upload of the client was first: whether it counts is not for this one to say."""
+
+    async def story() -> None:
+        desk = Desk(tmp_path)
+
+        async def requests() -> AsyncIterator[Any]:
+            yield chunk(0, PAYLOAD[:50])
+            desk.spool.drop_through(3)
+            yield chunk(50, PAYLOAD[50:])
+
+        with pytest.raises(NoProgress, match="send it again"):
+            [word(answer) async for answer in desk.stream(requests())]
+
+    run(story())
+
+
+def test_what_is_no_longer_wanted_takes_no_chunk_and_leaves_no_folder(tmp_path: Path) -> None:
+    async def story() -> None:
+        desk = Desk(tmp_path)
+        desk.over = CLOSED
+        assert await desk.receive(chunk(0, PAYLOAD)) == ["OUTCOME_STEP_CLOSED"]
+        assert list(tmp_path.iterdir()) == []
+
+    run(story())
+
+
+def test_a_silent_sender_is_given_up(tmp_path: Path) -> None:
+    async def story() -> None:
+        desk = Desk(tmp_path, no_progress_s=0.001)
+        with pytest.raises(
+            NoProgress, match=r"fewer than 16384 .* in 0.001 s: .* goes on at byte 50"
+        ):
+            await desk.receive(chunk(0, PAYLOAD[:50]), hangs=True)
+
+    run(story())
+
+
+def test_a_newer_upload_of_the_client_ends_the_older(tmp_path: Path) -> None:
+    async def story() -> None:
+        desk = Desk(tmp_path)
+        go_on = asyncio.Event()
+
+        async def older() -> AsyncIterator[Any]:
+            yield chunk(0, PAYLOAD[:50])
+            await go_on.wait()
+            yield chunk(50, PAYLOAD[50:])
+
+        first_stream = desk.stream(older())
+        assert word(await anext(first_stream)) == "grant 0"
+        rest = asyncio.ensure_future(anext(first_stream))
+        while desk.part().stat().st_size < 50:
+            await asyncio.sleep(0)
+        newer = desk.stream(sent(chunk(50, PAYLOAD[50:])))
+        assert word(await anext(newer)) == "grant 50"
+        go_on.set()
+        with pytest.raises(SessionEnded, match="a newer upload of this client"):
+            await rest
+        assert word(await anext(newer)) == "OUTCOME_ACCEPTED"
+        assert desk.kept == [PAYLOAD]
+
+    run(story())
+
+
+def test_no_more_uploads_than_slots_hold_a_grant(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "QUEUED_EVERY_S", 0.001)
+
+    async def story() -> None:
+        desk = Desk(tmp_path, slots=1)
+        holder = desk.stream(sent(chunk(0, PAYLOAD)), C1)
+        assert word(await anext(holder)) == "grant 0"
+        waiting = desk.stream(sent(chunk(0, PAYLOAD)), C2)
+        assert [word(await anext(waiting)) for _ in range(3)] == ["queued behind 0"] * 3
+        assert [word(answer) async for answer in holder] == ["OUTCOME_ACCEPTED"]
+        answers = [word(answer) async for answer in waiting]
+        assert [answer for answer in answers if "queued" not in answer] == [
+            *("grant 0", "OUTCOME_ACCEPTED"),
+        ]
+
+    run(story())
+
+
+@pytest.mark.parametrize("when", ["while queued", "while sending", "after an error"])
+def test_a_slot_is_free_again_however_its_upload_ends(tmp_path: Path, when: str) -> None:
+    async def story() -> None:
+        desk = Desk(tmp_path, slots=1)
+        if when == "after an error":
+            with pytest.raises(ChunkError):
+                await desk.receive(chunk(7, PAYLOAD))
+        else:
+            holder = desk.stream(sent(hangs=True), C1)
+            assert word(await anext(holder)) == "grant 0"
+            if when == "while queued":
+                queued = asyncio.ensure_future(anext(desk.stream(sent(), C2)))
+                while desk.uploads.turns.queued == 0:
+                    await asyncio.sleep(0)
+                queued.cancel()
+                await asyncio.wait({queued})
+            await holder.aclose()  # type: ignore[attr-defined]  # it is a generator
+        for client in (C1, C2):
+            answers = await desk.receive(chunk(0, PAYLOAD), client=client)
+            assert answers == ["grant 0", "OUTCOME_ACCEPTED"]
+
+    run(story())
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"encoding": 2}, "encoding 2 where ENCODING_VALUES_ONLY is expected"),
+        ({"encoding": 0}, "encoding 0 where ENCODING_VALUES_ONLY is expected"),
+        ({"encoding": 77}, "encoding 77 where"),
+        ({"num_bytes": 101}, "101 bytes announced where 100 are expected"),
+        ({"num_bytes": 2**63}, "9223372036854775808 bytes announced where 100 are expected"),
+        ({"digest": b"short"}, "a digest has 32 bytes, not 5"),
+    ],
+)
+def test_a_payload_is_announced_as_it_must_be(changes: dict[str, Any], message: str) -> None:
+    payload = announced()
+    check_payload(payload, {transfer_pb2.ENCODING_VALUES_ONLY: (100, 100)})
+    for name, value in changes.items():
+        setattr(payload, name, value)
+    with pytest.raises(InvalidRequest, match=message):
+        check_payload(payload, {transfer_pb2.ENCODING_VALUES_ONLY: (100, 100)})
+
+
+def test_an_upload_begins_with_its_header() -> None:
+    async def story() -> None:
+        header = pb.SendUpdateRequest()
+        header.header.step = 3
+        assert (await first(sent(header), DEADLINE_S)).header.step == 3
+        for wrong in (sent(), sent(chunk(0, b"x")), sent(pb.SendUpdateRequest())):
+            with pytest.raises(InvalidRequest, match="an upload begins with its header"):
+                await first(wrong, DEADLINE_S)
+        with pytest.raises(NoProgress, match=r"no header for 0\.001 s"):
+            await first(sent(hangs=True), 0.001)
+
+    run(story())
+
+
+def test_the_ledger_is_told_the_encoding(tmp_path: Path) -> None:
+    async def story() -> None:
+        desk, payload = Desk(tmp_path), announced()
+        payload.encoding = transfer_pb2.ENCODING_INT8
+        await desk.receive(chunk(0, PAYLOAD), payload=payload)
+        assert [row["encoding"] for row in desk.ledger.rows()] == ["int8"]
+
+    run(story())

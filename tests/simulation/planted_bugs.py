@@ -1,0 +1,163 @@
+"""Bugs, planted one at a time, to see that the checker finds them."""
+
+import asyncio
+import os
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ssfl.durable.files import sync_directory
+from ssfl.server.aggregate.step_sum import StepSum
+from ssfl.server.loop.run_loop import Conductor
+from ssfl.server.rpc import request_checks
+from ssfl.server.rpc.upload_handlers import Intake
+from ssfl.server.run.machine import _Decision
+from ssfl.server.run.state import Step
+from ssfl.server.storage import journal, spool
+from ssfl.server.storage.journal import Journal
+from ssfl.server.storage.spool import Spool
+
+Plant = Callable[[pytest.MonkeyPatch], None]
+
+
+def folds_twice(patch: pytest.MonkeyPatch) -> None:
+    """The first upload of a step is added to the sum twice."""
+    fold = StepSum.fold
+
+    def twice(self: StepSum, *args: Any) -> None:
+        if not self._folded:
+            fold(self, *args)
+        fold(self, *args)
+
+    patch.setattr(StepSum, "fold", twice)
+
+
+def accepts_twice(patch: pytest.MonkeyPatch) -> None:
+    """Other bytes of a client that has reported are accepted, too."""
+    received = _Decision._received
+
+    def forgetful(self: _Decision, event: Any) -> Any:
+        step = self.state.step
+        if step is not None and event.client in step.uploads and step.closed is None:
+            others = {c: u for c, u in step.uploads.items() if c != event.client}
+            self.state = replace(self.state, step=replace(step, uploads=others))
+        return received(self, event)
+
+    patch.setattr(_Decision, "_received", forgetful)
+    patch.setattr(Intake, "_over", lambda *_args: None)
+
+
+def acknowledges_early(patch: pytest.MonkeyPatch) -> None:
+    """Senders are answered before the journal is on disk."""
+    write = Conductor._write
+
+    async def later(self: Conductor, new_facts: Any) -> Any:
+        asyncio.ensure_future(write(self, new_facts))  # noqa: RUF006 -- that is the bug
+        return new_facts
+
+    patch.setattr(Conductor, "_write", later)
+
+
+def sums_another_set(patch: pytest.MonkeyPatch) -> None:
+    """The last of the closed set is left out of the sum."""
+    finish = StepSum.finish
+
+    def shortened(self: StepSum, step: Step) -> Any:
+        assert step.closed is not None
+        return finish(self, replace(step, closed=step.closed[: max(1, len(step.closed) - 1)]))
+
+    patch.setattr(StepSum, "finish", shortened)
+
+
+def forgets_the_spool(patch: pytest.MonkeyPatch) -> None:
+    """Uploads are acknowledged before they are on disk."""
+
+    def keep(_self: Spool, part: Path, plain: Path) -> None:
+        plain.rename(part.with_suffix(".bin"))
+        part.unlink(missing_ok=True)
+
+    patch.setattr(Spool, "keep", keep)
+
+
+def forgets_a_folder(patch: pytest.MonkeyPatch) -> None:
+    """An upload is on disk, but not the name of the folder that it is in."""
+    sync = sync_directory
+
+    def not_above(folder: Path) -> None:
+        if folder.parent.name == "spool":
+            sync(folder)
+
+    patch.setattr(spool, "sync_directory", not_above)
+
+
+def forgets_the_journal(patch: pytest.MonkeyPatch) -> None:
+    """Records are written, but not synced."""
+
+    def written(self: Journal, bodies: Any) -> None:
+        os.write(self._file.fileno(), b"".join(journal._head(body) + body for body in bodies))
+
+    patch.setattr(Journal, "_write", written)
+
+
+def ignores_the_base(patch: pytest.MonkeyPatch) -> None:
+    """An update counts whatever it started from."""
+    header_of = Intake._header
+
+    async def believing(self: Intake, requests: Any, phase: str) -> Any:
+        request = await header_of(self, requests, phase)
+        model = self._conductor.model
+        if phase == "values" and model is not None and model.mask is not None:
+            request.header.base_digest = model.base_digest
+            request.header.mask_digest = model.mask.digest
+            request.header.mask_epoch = model.mask_epoch
+        return request
+
+    patch.setattr(Intake, "_header", believing)
+
+
+def serves_old_sessions(patch: pytest.MonkeyPatch) -> None:
+    """A session that a newer one replaced is served."""
+    check_caller = request_checks.check_caller
+
+    def trusting(caller: Any, state: Any) -> Any:
+        if caller.client_id in state.members:
+            caller.session = state.members[caller.client_id].session
+        return check_caller(caller, state)
+
+    patch.setattr(request_checks, "check_caller", trusting)
+
+
+def keeps_grants(patch: pytest.MonkeyPatch) -> None:
+    """An upload may begin although all slots are taken."""
+    patch.setattr(asyncio.Semaphore, "locked", lambda _self: False)
+    patch.setattr(asyncio.Semaphore, "acquire", _at_once)
+
+
+def forgets_a_pause(patch: pytest.MonkeyPatch) -> None:
+    """A coordinator that starts again forgets that the run is paused."""
+    recovered = _Decision._recovered
+
+    def forgetful(self: _Decision) -> None:
+        self.state = replace(self.state, paused_at=None)
+        recovered(self)
+
+    patch.setattr(_Decision, "_recovered", forgetful)
+
+
+def begins_in_a_pause(patch: pytest.MonkeyPatch) -> None:
+    """A paused run begins the next step."""
+    patch.setattr(_Decision, "_rests", property(lambda self: self.state.draining))
+
+
+async def _at_once(_self: asyncio.Semaphore) -> bool:
+    return True
+
+
+PLANTED: tuple[Plant, ...] = (
+    folds_twice, accepts_twice, acknowledges_early, sums_another_set, forgets_the_spool,
+    forgets_a_folder, forgets_the_journal, ignores_the_base, serves_old_sessions, keeps_grants,
+    forgets_a_pause, begins_in_a_pause,
+)  # fmt: skip

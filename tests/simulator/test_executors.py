@@ -1,0 +1,126 @@
+"""Exact, stacked and pooled crews: the same run, told by its history and its model."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pytest
+
+from ssfl.datasets.shards.shard_file import Shard
+from ssfl.learning.load_task import load_task
+from ssfl.method.settings import RunSettings
+from ssfl.simulator.batched_executor import PooledCrew, StackedCrew, fast_crew
+from ssfl.simulator.executors import ExactCrew
+from ssfl.simulator.federation import Federation, MakeCrew
+from ssfl.study.data import DataSpec, build_shards
+
+SMALL = RunSettings(
+    model="cnn-small", rounds=3, clients=6, clients_per_round=4, local_steps=3, learning_rate=0.05,
+    sparsity="0.8", reproducible=True, evaluate_every=1, personalize_epochs=1, seed=3,
+)  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def shards() -> dict[str, Shard]:
+    return build_shards(DataSpec(clients=6, validation=0.2), seed=3)
+
+
+def run(shards: Mapping[str, Shard], settings: RunSettings, make_crew: MakeCrew) -> Federation:
+    federation = Federation(load_task("image"), shards, settings, make_crew=make_crew)
+    try:
+        while federation.next_work is not None:
+            federation.take_step()
+    finally:
+        federation.close()
+    return federation
+
+
+def accuracies(document: Mapping[str, Any]) -> Iterator[float]:
+    for one in document["evaluations"]:
+        yield one["mean"]
+        yield one["validation"]["mean"]
+    for row in document["personal"]["clients"] if document["personal"] else ():
+        yield row["global"]
+        yield row["personal"]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {},
+        {"strategy": "fedavg", "momentum": 0.5},
+        {"criterion": "client-random", "sparsity": "0.5", "personalize_epochs": 0},
+        {"refresh_every": 1, "scoring_point": "masked"},
+        {"warmup_rounds": 1, "local_schedule": "cosine", "clip_norm": 1.0},
+    ],
+    ids=["ssfl", "dense", "own masks", "refresh", "warm-up"],
+)
+def test_stacked_clients_do_what_they_do_one_by_one(
+    shards: dict[str, Shard], change: dict[str, Any]
+) -> None:
+    settings = replace(SMALL, **change)
+    exact = run(shards, settings, ExactCrew)
+    fast = run(shards, settings, fast_crew)
+    assert isinstance(fast._crew, StackedCrew)
+    assert exact.model.mask is not None and fast.model.mask is not None
+    ours, theirs = fast.document(), exact.document()
+    assert [one["digest"] for one in ours["masks"]][:1] == [
+        one["digest"] for one in theirs["masks"]
+    ][:1]
+    if not settings.refresh_every:  # else a score at the edge may fall to the other side
+        assert exact.model.mask.digest == fast.model.mask.digest
+        assert exact.model.values is not None and fast.model.values is not None
+        np.testing.assert_allclose(fast.model.values, exact.model.values, atol=1e-4)
+        assert ours["ledger"] == theirs["ledger"], "the same bytes"
+    np.testing.assert_allclose(list(accuracies(ours)), list(accuracies(theirs)), atol=0.05)
+
+
+def test_a_pool_of_processes_does_the_work_of_larger_networks(shards: dict[str, Shard]) -> None:
+    settings = replace(SMALL, model="resnet20", width=4, norm="batch", rounds=2, local_steps=1)
+    exact = run(shards, settings, ExactCrew)
+    pooled = run(shards, settings, partial(fast_crew, cores=2))
+    assert isinstance(pooled._crew, PooledCrew)
+    assert exact.model.values is not None and pooled.model.values is not None
+    np.testing.assert_allclose(pooled.model.values, exact.model.values, atol=2e-3)
+    ours, theirs = (
+        [row for row in one.document()["ledger"] if row["phase"] in ("values", "evaluation")]
+        for one in (pooled, exact)
+    )  # scores are rounded otherwise, and so is the size of their code
+    assert ours == theirs
+
+
+def test_one_core_needs_no_pool(shards: dict[str, Shard]) -> None:
+    crew = fast_crew(load_task("image"), shards, replace(SMALL, model="resnet20", width=4))  # type: ignore[arg-type]
+    assert isinstance(crew, ExactCrew)
+
+
+def test_clients_may_join_later_and_their_labels_may_renew_the_mask() -> None:
+    spec = DataSpec(clients=6, late_classes="8,9", late_clients=2, late_round=2)
+    shards = build_shards(spec, seed=1)
+    late = sorted(shards)[-2:]
+    settings = replace(
+        SMALL, clients=4, clients_per_round=0, reproducible=False, refresh_on_new_labels=True,
+        rounds=4,
+    )  # fmt: skip
+    federation = Federation(load_task("image"), shards, settings, dict.fromkeys(late, 2))
+    while federation.next_work is not None:
+        federation.take_step()
+    document = federation.document()
+    assert [len(one["clients"]) for one in document["rounds"]] == [4, 4, 6, 6]
+    first, second = document["masks"]
+    assert (second["rounds_done"], second["reason"]) == (2, "new labels: 8, 9")
+    assert set(second["votes"]) - set(first["votes"]) == set(late)
+
+
+def test_the_best_model_is_kept_beside_the_last(shards: dict[str, Shard]) -> None:
+    settings = replace(SMALL, rounds=6, learning_rate=0.5, personalize_epochs=0)
+    federation = run(shards, settings, ExactCrew)
+    state = federation.state
+    assert state.best is not None and federation.best is not None
+    assert federation.best.base_digest.hex() == state.best.base_digest
+    tests = {one["rounds_done"]: one["validation"]["pooled"] for one in
+             federation.document()["evaluations"]}  # fmt: skip
+    assert state.best.chosen_on == "validation"
+    assert tests[state.best.rounds_done] == max(tests.values()) == state.best.accuracy

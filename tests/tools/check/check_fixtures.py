@@ -1,0 +1,182 @@
+"""What the tests of `ssfl check` share: coordinators in this process, sockets that are wrong in one
+way each, and a check as a mapping from a step's name to the step."""
+
+import asyncio
+import socket
+import threading
+from collections.abc import Awaitable, Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import grpc
+import grpc.aio
+
+from server.run_loop_harness import SETTINGS, conduct
+from ssfl.datasets.published.digits import digits
+from ssfl.datasets.shards.shard_file import Shard
+from ssfl.method.settings import RunSettings
+from ssfl.server.loop.limits import Limits
+from ssfl.server.loop.presence import Sessions
+from ssfl.server.loop.run_loop import Conductor
+from ssfl.server.rpc.auth import IdentityInterceptor
+from ssfl.server.rpc.call_context import Desk
+from ssfl.server.rpc.interceptors import StatusInterceptor
+from ssfl.server.rpc.preflight import Preflight
+from ssfl.server.rpc.service import CoordinatorService
+from ssfl.server.uploads.receive import Uploads
+from ssfl.tools.check.command import CheckConfig, Checked, run_check
+from ssfl.tools.check.steps import Step, Steps, Verdict
+from ssfl.v1 import admin_pb2_grpc, coordinator_pb2_grpc
+
+Found = dict[str, Step]
+
+
+def small() -> Shard:
+    """Return a shard of forty digits, twenty more to test on."""
+    whole = digits()
+    return Shard(
+        whole.train_x[:40], whole.train_y[:40], whole.test_x[:20], whole.test_y[:20], num_classes=10
+    )
+
+
+def checked(**config: Any) -> Checked:
+    """Return what a check with these settings finds."""
+    return run_check(CheckConfig(**config), Steps())
+
+
+def steps_of(**config: Any) -> Found:
+    return {step.name: step for step in checked(**config).steps.all}
+
+
+def fails(found: Found, name: str) -> str:
+    """Return what a failed step says, and who is to do what; nothing before it has failed."""
+    failed = [step for step in found.values() if step.verdict is Verdict.FAILED]
+    assert [step.name for step in failed][:1] == [name], found
+    assert failed[0].advice is not None
+    told = " or ".join(f"{one.who}: {one.what}" for one in failed[0].advice.each())
+    return f"{failed[0].text} → {told}"
+
+
+def with_coordinator(
+    folder: Path,
+    body: Callable[[str], None],
+    *,
+    settings: RunSettings = SETTINGS,
+    prepare: Callable[[Conductor], Awaitable[None]] | None = None,
+    limits: Limits | None = None,
+    certs: Path | None = None,
+    token: str = "",
+    wall: Callable[[], float] | None = None,
+) -> None:
+    """Serve a run and call `body` with its address; `wall` is the coordinator's clock."""
+
+    async def script(conductor: Conductor) -> None:
+        if prepare:
+            await prepare(conductor)
+        identity = IdentityInterceptor(token=token, certificates=certs is not None)
+        status = StatusInterceptor(conductor.refusals)
+        server = grpc.aio.server(interceptors=[status, identity])
+        service = _service(conductor, limits, wall)
+        coordinator_pb2_grpc.add_CoordinatorServiceServicer_to_server(service, server)
+        if certs:
+            port = server.add_secure_port("127.0.0.1:0", credentials_of(certs))
+        else:
+            port = server.add_insecure_port("127.0.0.1:0")
+        await server.start()
+        try:
+            await asyncio.to_thread(body, f"127.0.0.1:{port}")
+        finally:
+            await server.stop(0)
+
+    folder.mkdir(parents=True, exist_ok=True)
+    conduct(folder, script, settings)
+
+
+def _service(
+    conductor: Conductor, limits: Limits | None, wall: Callable[[], float] | None
+) -> CoordinatorService:
+    uploads = Uploads(conductor.spool, conductor.ledger, slots=8, no_progress_s=30.0)
+    sessions = Sessions()
+    for client in conductor.state.members:
+        sessions.heard(client, conductor.clock())
+    desk = Desk(conductor, sessions)
+    if wall is None:
+        return CoordinatorService(desk, uploads, "on", limits)
+    shifted = Preflight(desk, Limits(), 8, "on", wall)
+
+    class Shifted(CoordinatorService):
+        def Check(self, requests: Any, context: Any) -> Any:
+            return shifted.answer(requests, context.peer())
+
+    return Shifted(desk, uploads, "on", limits)
+
+
+def credentials_of(certs: Path, *, mutual: bool = True) -> grpc.ServerCredentials:
+    pair = [(certs / f"coordinator{part}.pem").read_bytes() for part in ("-key", "")]
+    return grpc.ssl_server_credentials(
+        [tuple(pair)], (certs / "ca.pem").read_bytes(), require_client_auth=mutual
+    )
+
+
+@contextmanager
+def grpc_server(
+    servicer: Any = None, credentials: grpc.ServerCredentials | None = None, admin: Any = None
+) -> Iterator[str]:
+    """A gRPC server that is no coordinator, or a pretended one."""
+    with ThreadPoolExecutor(2) as pool:
+        serving = grpc.server(pool)
+        if servicer is not None:
+            coordinator_pb2_grpc.add_CoordinatorServiceServicer_to_server(servicer, serving)
+        if admin is not None:
+            admin_pb2_grpc.add_AdminServiceServicer_to_server(admin, serving)
+        if credentials:
+            port = serving.add_secure_port("127.0.0.1:0", credentials)
+        else:
+            port = serving.add_insecure_port("127.0.0.1:0")
+        serving.start()
+        try:
+            yield f"127.0.0.1:{port}"
+        finally:
+            serving.stop(None).wait()
+
+
+@contextmanager
+def listener(answer: Callable[[socket.socket], None]) -> Iterator[str]:
+    """A socket that does `answer` with every connection, each in a thread of its own."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+
+        def serve() -> None:
+            while True:
+                try:
+                    connection, _ = server.accept()
+                except OSError:  # closed: the test is over
+                    return
+                threading.Thread(target=answer, args=(connection,), daemon=True).start()
+
+        thread = threading.Thread(target=serve, daemon=True)
+        thread.start()
+        try:
+            yield f"127.0.0.1:{server.getsockname()[1]}"
+        finally:
+            server.shutdown(socket.SHUT_RDWR)
+            thread.join(10)
+
+
+def says(reply: bytes) -> Callable[[socket.socket], None]:
+    """Read something, say `reply`, hang up."""
+
+    def answer(connection: socket.socket) -> None:
+        with suppress(OSError), connection:  # the other end may have seen enough
+            connection.recv(4096)
+            connection.sendall(reply)
+
+    return answer
+
+
+def silent(connection: socket.socket) -> None:
+    """Take everything and say nothing, until the other end hangs up."""
+    with suppress(OSError), connection:
+        while connection.recv(4096):
+            pass

@@ -1,0 +1,253 @@
+"""`ssfl check` as a command: what it prints, its JSON, its exit codes."""
+
+import io
+import json
+import logging
+import re
+import sys
+from pathlib import Path
+
+import pytest
+
+from ssfl.datasets.shards.shard_file import write_shard
+from ssfl.method.manifest import Init, Manifest, Role, TensorSpec
+from ssfl.program.exits import ExitCode
+from ssfl.tools import main as tools
+from ssfl.tools.check import probe, steps
+from ssfl.tools.check.steps import Advice, Found, Step, Steps, Verdict, Who, Wrong
+from ssfl.tools.check.view import step_text, verdict_text
+from tools.check.check_fixtures import checked, small, with_coordinator
+
+NOWHERE = "127.0.0.1:9"
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder to stand in, with a shard."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(probe, "NOISE_BYTES", 1 << 16)
+    Path("shards").mkdir()
+    write_shard(Path("shards/shard_00.npz"), small())
+    return tmp_path
+
+
+def test_everything_is_printed_and_the_verdict_last(
+    here: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+
+    def body(address: str) -> None:
+        assert tools.main(["check", "--data", "shard_00", "--coordinator", address]) == 0
+
+    with_coordinator(here / "run", body)
+    shown = capsys.readouterr().out
+    lines = shown.splitlines()
+    assert max(map(len, lines)) <= 80
+    assert lines[-1] == "check passed: nothing is in the way"
+    parts = [line for line in lines if line in ("network", "coordinator", "site")]
+    assert parts == ["network", "coordinator", "site"]
+    assert re.search(r"^  ok       bandwidth    .* up, .* down, round trip", shown, re.MULTILINE)
+    assert re.search(r"conv2.weight +32x16x3x3 +masked +4,608", shown)
+    for row in ("50 %, this run", "90 %", "95 %"):
+        assert re.search(rf"^{row} +\S+ [kM]?B .*ms", shown, re.MULTILINE), row
+    assert "It takes download + work (15 steps of" in " ".join(shown.split())
+
+
+def test_json_is_one_object_with_every_tensor(
+    here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+
+    def body(address: str) -> None:
+        flags = ["--data", "shard_00", "--coordinator", address, "--json"]
+        assert tools.main(["check", *flags]) == ExitCode.DONE
+
+    with_coordinator(here / "run", body)
+    told = json.loads(capsys.readouterr().out)
+    assert (told["passed"], told["exit_code"]) == (True, 0)
+    assert {step["verdict"] for step in told["steps"]} <= {"ok", "warning", "skipped"}
+    assert sum(one["values"] for one in told["tensors"]) == 22_602
+    assert told["totals"]["masked"] == {"tensors": 4, "values": 22_416}
+    assert [one["sparsity"] for one in told["rounds"]] == ["0.5", "0.9", "0.95"]
+    own = told["rounds"][0]
+    assert own["is_run"] is True
+    whole = own["download"]["high"] + own["work_s"] + own["upload"]["high"]
+    assert own["round"]["high"] == pytest.approx(whole)
+    assert told["link"]["rtt_s"] > 0
+
+
+def test_what_a_task_prints_is_no_part_of_the_json(
+    here: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    task = here / "loud_task.py"
+    task.write_text(
+        "from ssfl.learning.image_task import build_model, load_shard, loss\nprint('I am loud')\n"
+        "import os\nos.write(1, b'very loud\\n')\nos.system('echo from a shell')\n"
+    )
+    tools.main(["check", "--data", "shard_00", "--task", str(task), "--json"])
+    told = capfd.readouterr()
+    assert json.loads(told.out)["passed"] is True
+    assert all(text in told.err for text in ("I am loud", "very loud", "from a shell"))
+
+
+def test_a_failure_has_the_exit_code_of_the_first(
+    here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (here / "shards/shard_00.npz").write_bytes(b"no archive")
+    flags = ["--data", "shard_00", "--coordinator", NOWHERE]
+    assert tools.main(["check", *flags]) == ExitCode.UNREACHABLE
+    last = capsys.readouterr().out.splitlines()[-1]
+    assert last.startswith("check FAILED: tcp, shard; to be mended by whoever runs the coordinator")
+    assert tools.main(["check", "--data", "shard_00"]) == ExitCode.BAD_DATA
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        ([], "what is to be checked?"),
+        (["--coordinator", "nowhere"], "--coordinator must be host:port"),
+        (["--data", "a", "--client-id", "no/name"], "--client-id must be"),
+        (["--data", "a", "--rounds", "3"], "is a setting of the run"),
+    ],
+)
+def test_a_check_that_cannot_be_is_refused(
+    capsys: pytest.CaptureFixture[str], flags: list[str], said: str
+) -> None:
+    assert tools.main(["check", *flags]) == ExitCode.USAGE
+    assert said in capsys.readouterr().err
+
+
+def test_the_variables_of_a_client_are_read(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SSFL_COORDINATOR", NOWHERE)
+    assert tools.main(["check"]) == ExitCode.UNREACHABLE
+    assert f"{NOWHERE}: nothing listens there" in capsys.readouterr().out
+
+
+def test_long_lines_are_wrapped_below_their_text() -> None:
+    advice = Advice(Who.NETWORK, "allow outgoing TCP to fl.example.org:50051 (firewall or VPN)")
+    step = Step("network", "tcp", Verdict.FAILED, "no answer within 5 s " * 4, advice)
+    lines = step_text(step, 60).plain.splitlines()
+    assert lines[0].startswith("  FAILED   tcp          no answer")
+    assert all(len(line) <= 60 for line in lines)
+    assert all(line.startswith(" " * 24) for line in lines[1:])
+    assert "→ this site's network people:" in " ".join(" ".join(lines).split())
+
+
+def test_what_comes_from_elsewhere_moves_no_cursor() -> None:
+    step = Step("coordinator", "admission", Verdict.FAILED, "no\x1b[2Jway")
+    assert "\x1b" not in step_text(step, 80).plain
+
+
+def test_a_long_model_is_shortened_with_totals_by_role(capsys: pytest.CaptureFixture[str]) -> None:
+    from ssfl.tools.check.view import role_table, tensor_table
+    from ssfl.tools.terminal import console
+
+    tensors = [
+        TensorSpec(f"layer{n}.weight", (3, 5), Role.MASKED, Init("zeros")) for n in range(40)
+    ]
+    tensors.append(TensorSpec("norm.mean", (), Role.BUFFER, Init("zeros")))
+    manifest = Manifest(tuple(tensors))
+    console().print(tensor_table(manifest))
+    console().print(role_table(manifest))
+    shown = capsys.readouterr().out
+    assert "… 23 more (--json has all)" in shown
+    assert "layer39.weight" in shown
+    assert re.search(r"norm.mean +scalar +buffer +1\n", shown)
+    assert re.search(r"40 +masked +600 +99.8 %", shown)
+    assert "layer20" not in shown
+
+
+def test_warnings_of_our_modules_become_part_of_the_step() -> None:
+    steps = Steps()
+
+    def body() -> Found[int]:
+        logging.getLogger("ssfl.client").warning("a number adds up")
+        return Found(1, "done")
+
+    assert steps.run("score", body) == 1
+    (step,) = steps.all
+    assert (step.verdict, step.text) == (Verdict.WARNING, "done")
+    assert step.advice and step.advice.what == "a number adds up"
+    assert "1 warning" in verdict_text(steps).plain
+
+
+def test_a_step_with_advice_of_its_own_tells_what_our_modules_warned_of_too() -> None:
+    def body() -> Found[None]:
+        logging.getLogger("ssfl.anything").warning("the file is old")
+        return Found(None, "done", Advice(Who.NETWORK, "open the port"))
+
+    steps = Steps()
+    steps.run("step", body)
+    (step,) = steps.all
+    assert step.advice == Advice(Who.NETWORK, "open the port; the file is old")
+
+
+def test_what_nobody_has_thought_of_is_a_failed_step_with_its_traceback(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    steps = Steps()
+
+    def broken() -> Found[None]:
+        raise ZeroDivisionError("no link")
+
+    assert steps.run("one", broken) is None
+    assert steps.run("two", lambda: Found(2, "")) == 2, "the others are tried"
+    assert steps.all[0].verdict is Verdict.FAILED
+    assert steps.all[0].text == "unexpected: ZeroDivisionError: no link"
+    assert steps.exit_code is ExitCode.BUG
+    assert "in broken" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("raised", ["SystemExit(3)", "type('Odd', (BaseException,), {})('x')"])
+def test_a_task_that_would_end_the_program_is_a_failed_step(here: Path, raised: str) -> None:
+    task = here / "ends_task.py"
+    task.write_text(
+        "from ssfl.learning.image_task import load_shard, loss\n"
+        f"def build_model(settings, shard):\n    raise {raised}\n"
+    )
+    found = checked(data="shard_00", task=str(task)).steps
+    named = {step.name: step for step in found.all}
+    assert named["model"].verdict is Verdict.FAILED
+    assert named["model"].advice and named["model"].advice.who is Who.AUTHOR
+    assert named["state disk"].verdict is Verdict.OK, "the others are tried"
+    assert found.exit_code is ExitCode.BAD_DATA
+
+
+def test_a_step_that_takes_long_is_named_and_ctrl_c_in_it_is_told(
+    here: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(steps, "LONG_S", 0.01)
+    monkeypatch.setattr(steps, "AGAIN_S", 0.01)
+    task = here / "long_task.py"
+    task.write_text(
+        "from ssfl.learning.image_task import load_shard, loss\n"
+        "import io, sys, time\n"
+        "def build_model(settings, shard):\n"
+        "    while sys.stderr.getvalue().count('still at: model') < 2:\n"
+        "        time.sleep(0.001)\n"
+        "    raise KeyboardInterrupt\n"
+    )
+    monkeypatch.setattr(sys, "stderr", io.StringIO())
+    flags = ["check", "--data", "shard_00", "--task", str(task)]
+    assert tools.main([*flags, "--json"]) == ExitCode.INTERRUPTED
+    told = json.loads(capsys.readouterr().out)
+    assert (told["passed"], told["exit_code"]) == (False, 130)
+    last = told["steps"][-1]
+    assert (last["name"], last["text"]) == ("model", "ended by you after 0 s")
+    monkeypatch.setattr(sys, "stderr", io.StringIO())
+    assert tools.main(flags) == ExitCode.INTERRUPTED
+    assert capsys.readouterr().out.splitlines()[-1] == "check not finished: ended at model"
+
+
+def test_a_skipped_step_names_the_failure_behind_it() -> None:
+    steps = Steps()
+
+    def wrong() -> Found[None]:
+        raise Wrong("no", Advice(Who.YOU, "x"), ExitCode.REFUSED)
+
+    steps.run("one", wrong)
+    steps.run("two", lambda: Found(None, ""), ["one"])
+    steps.run("three", lambda: Found(None, ""), ["two"])
+    assert [step.text for step in steps.all] == ["no", "because one failed", "because one failed"]
+    assert steps.exit_code is ExitCode.REFUSED

@@ -1,0 +1,305 @@
+"""`ssfl check` and what a coordinator says of a client that has not joined."""
+
+import time
+from collections.abc import Iterator
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from program.tls.pems import make
+from server.run_loop_harness import C1, SETTINGS, begin
+from ssfl.method.manifest import Init, Manifest, Role, TensorSpec
+from ssfl.method.settings import RunSettings
+from ssfl.program.exits import ExitCode
+from ssfl.server.loop.limits import Limits
+from ssfl.server.loop.run_loop import Conductor
+from ssfl.server.rpc import preflight
+from ssfl.server.run import events
+from ssfl.tools.check import probe
+from ssfl.tools.check.steps import Verdict
+from ssfl.v1 import admin_pb2, admin_pb2_grpc, coordinator_pb2_grpc, settings_pb2
+from ssfl.v1 import coordinator_pb2 as pb
+from system.proxy import Proxy
+from tools.check.check_fixtures import checked, fails, grpc_server, steps_of, with_coordinator
+
+TOKEN = "0123456789abcdef"
+TOY = Manifest((TensorSpec("fc.weight", (2, 2), Role.MASKED, Init("normal", 0.1)),), {"name": "x"})
+
+
+@pytest.fixture(autouse=True)
+def _little_noise(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(probe, "NOISE_BYTES", 1 << 18)
+
+
+def test_a_coordinator_that_would_take_the_client_passes_everything(tmp_path: Path) -> None:
+    def body(address: str) -> None:
+        found = checked(coordinator=address, client_id="ann")
+        assert found.steps.of(Verdict.FAILED) == []
+        assert found.steps.of(Verdict.SKIPPED) == []
+        assert found.steps.exit_code is ExitCode.DONE
+        assert found.settings == SETTINGS
+        assert found.talk and found.talk.link
+        assert found.talk.link.up_bits_per_s > 1e6
+        assert found.talk.link.down_bits_per_s > 1e6
+        by_name = {step.name: step for step in found.steps.all}
+        assert by_name["admission"].text == "ann would be let in"
+        assert by_name["clock"].text.startswith("agrees with the coordinator's (0.0")
+        assert "at both ends" in by_name["version"].text
+        assert "0 of 2 rounds, 0 clients joined" in by_name["call"].text
+
+    with_coordinator(tmp_path, body)
+
+
+def test_the_runs_model_has_a_forecast_also_without_a_shard(tmp_path: Path) -> None:
+    async def prepare(conductor: Conductor) -> None:
+        await begin(conductor, TOY)
+
+    def body(address: str) -> None:
+        found = checked(coordinator=address)
+        assert found.manifest() == TOY
+        own = [one for one in found.rounds if one.is_run]
+        assert [(one.sparsity, one.num_kept, one.work_s) for one in own] == [("0.5", 2, None)]
+        assert own[0].download is not None
+
+    with_coordinator(tmp_path, body, prepare=prepare)
+
+
+def test_a_wrong_token_is_found_and_told(tmp_path: Path) -> None:
+    right, wrong = tmp_path / "right", tmp_path / "wrong"
+    right.write_text(TOKEN)
+    wrong.write_text(TOKEN[::-1])
+
+    def body(address: str) -> None:
+        good = steps_of(coordinator=address, join_token_file=right)
+        assert good["call"].text.endswith("join token accepted")
+        said = fails(steps_of(coordinator=address, join_token_file=wrong), "call")
+        assert "the join token is not the one of this coordinator" in said
+        assert "→ whoever set up this machine: give the file of this coordinator's token" in said
+        said = fails(steps_of(coordinator=address), "call")
+        assert "asks for a join token" in said
+
+    with_coordinator(tmp_path / "run", body, token=TOKEN)
+
+
+def test_a_name_that_is_not_in_the_certificate_is_found(tmp_path: Path) -> None:
+    certs = make(tmp_path / "certs", "ann")
+
+    def body(address: str) -> None:
+        files = {
+            "coordinator": address, "tls_ca": str(certs / "ca.pem"),
+            "tls_cert": certs / "ann.pem", "tls_key": certs / "ann-key.pem",
+        }  # fmt: skip
+        good = steps_of(client_id="ann", **files)
+        assert good["call"].text.endswith("certificate accepted")
+        assert good["bandwidth"].verdict is Verdict.OK, "every message has the name"
+        unnamed = steps_of(**files)
+        assert unnamed["client id"].text == "ann, as its certificate says"
+        assert unnamed["admission"].text == "ann would be let in"
+        found = checked(data="no name.npz", **files).steps
+        assert fails({step.name: step for step in found.all}, "client id")
+        assert [step.text for step in found.all if step.name == "admission"] == [
+            "because client id failed"
+        ]
+        found = checked(client_id="bob", **files).steps
+        said = fails({step.name: step for step in found.all}, "call")
+        assert "calls itself 'bob', but its certificate is of 'ann'" in said
+        assert found.exit_code is ExitCode.REFUSED
+
+    with_coordinator(tmp_path / "run", body, certs=certs)
+
+
+def test_a_removed_client_is_for_whoever_runs_the_coordinator(tmp_path: Path) -> None:
+    async def prepare(conductor: Conductor) -> None:
+        await conductor.post(events.RemoveAsked(C1, readmit=False))
+
+    def body(address: str) -> None:
+        found = steps_of(coordinator=address, client_id="c1")
+        said = fails(found, "admission")
+        assert "c1 was removed from this run" in said
+        assert "→ whoever runs the coordinator: take the removal back" in said
+        assert found["bandwidth"].verdict is Verdict.OK, "what can be tried is tried"
+
+    with_coordinator(tmp_path, body, prepare=prepare)
+
+
+def test_a_run_that_was_stopped_before_its_first_round_promises_no_model(tmp_path: Path) -> None:
+    async def prepare(conductor: Conductor) -> None:
+        await conductor.post(events.StopAsked())
+
+    def body(address: str) -> None:
+        said = steps_of(coordinator=address, client_id="ann")["admission"].text
+        assert said.startswith("ann would be let in (the run was stopped before its first round")
+
+    with_coordinator(tmp_path, body, prepare=prepare)
+
+
+def test_a_run_that_is_full_is_for_whoever_runs_the_coordinator(tmp_path: Path) -> None:
+    async def prepare(conductor: Conductor) -> None:
+        await begin(conductor, TOY)
+
+    def body(address: str) -> None:
+        said = fails(steps_of(coordinator=address, client_id="new"), "admission")
+        assert "this run has 2 clients" in said
+        assert "→ whoever runs the coordinator: make room for this site" in said
+        assert steps_of(coordinator=address, client_id="ssfl-check")["call"].text.count("2 clients")
+
+    with_coordinator(tmp_path, body, prepare=prepare, limits=Limits(max_clients=2))
+
+
+def test_a_name_that_somebody_has_is_told_unless_it_is_this_very_client(tmp_path: Path) -> None:
+    async def prepare(conductor: Conductor) -> None:
+        await conductor.post(events.Joined(C1, bytes(16).hex(), 10, "", "cpu"))
+
+    def body(address: str) -> None:
+        state = tmp_path / "state"
+        said = fails(steps_of(coordinator=address, client_id="c1", state_dir=state), "admission")
+        assert "a client called c1 is already here" in said
+        assert not state.exists(), "a check writes nothing"
+        (state / "c1").mkdir(parents=True)
+        (state / "c1" / "token").write_bytes(bytes(16))
+        found = steps_of(coordinator=address, client_id="c1", state_dir=state)
+        assert found["admission"].verdict is Verdict.OK
+
+    with_coordinator(tmp_path / "run", body, prepare=prepare)
+
+
+@pytest.mark.parametrize(
+    ("ahead_s", "secure", "verdict", "words"),
+    [
+        (10, False, Verdict.OK, "10 s behind the coordinator's"),
+        (100, False, Verdict.WARNING, "100 s behind the coordinator's"),
+        (-400, False, Verdict.WARNING, "400 s ahead of the coordinator's"),
+        (400, True, Verdict.FAILED, "this clock is 400 s behind the coordinator's"),
+    ],
+)
+def test_clocks_that_differ_are_told(
+    tmp_path: Path, ahead_s: float, secure: bool, verdict: Verdict, words: str
+) -> None:
+    certs = make(tmp_path / "certs", "ann") if secure else None
+
+    def body(address: str) -> None:
+        files: dict[str, Any] = {}
+        if certs:
+            files = {"tls_ca": str(certs / "ca.pem"), "tls_cert": certs / "ann.pem"}
+            files["tls_key"] = certs / "ann-key.pem"
+        found = steps_of(coordinator=address, client_id="ann", **files)
+        assert (found["clock"].verdict, found["clock"].text) == (verdict, words)
+        if verdict is not Verdict.OK:
+            assert found["clock"].advice
+            assert "set this machine's clock (NTP)" in found["clock"].advice.what
+
+    with_coordinator(tmp_path / "run", body, certs=certs, wall=lambda: time.time() + ahead_s)
+
+
+def test_an_older_coordinator_is_told_from_a_broken_one() -> None:
+    with grpc_server() as address:
+        found = checked(coordinator=address).steps
+    said = fails({step.name: step for step in found.all}, "call")
+    assert "a coordinator older than 0.1.0" in said
+    assert "→ whoever runs the coordinator: upgrade the coordinator" in said
+    assert found.exit_code is ExitCode.REFUSED
+
+
+def test_the_admin_port_is_told_from_the_one_for_clients() -> None:
+    with grpc_server(admin=admin_pb2_grpc.AdminServiceServicer()) as address:
+        assert "older than 0.1.0" in fails(steps_of(coordinator=address), "call"), "it knows none"
+
+    class Admin(admin_pb2_grpc.AdminServiceServicer):
+        def GetStatus(self, _request: Any, _context: Any) -> admin_pb2.GetStatusResponse:
+            return admin_pb2.GetStatusResponse()
+
+    with grpc_server(admin=Admin()) as address:
+        said = fails(steps_of(coordinator=address), "call")
+    assert "this is the coordinator's admin port" in said
+    assert "→ whoever set up this machine: give the port for clients with --coordinator" in said
+
+
+class Pretended(coordinator_pb2_grpc.CoordinatorServiceServicer):
+    """Answers questions with what it was given, echoes, and hangs up when noise comes."""
+
+    def __init__(self, answer: pb.CheckAnswer) -> None:
+        self.answer = answer
+
+    def Check(
+        self, requests: Iterator[pb.CheckRequest], _context: Any
+    ) -> Iterator[pb.CheckResponse]:
+        for request in requests:
+            match request.WhichOneof("part"):
+                case "question":
+                    yield pb.CheckResponse(answer=self.answer)
+                case "echo":
+                    yield pb.CheckResponse(echo=pb.CheckEcho(unix_time_s=time.time()))
+                case _:
+                    return
+
+
+def pretended(**answer: Any) -> dict[str, Any]:
+    told = settings_pb2.RunSettings(**asdict(RunSettings()))
+    message = pb.CheckAnswer(
+        **{"protocol_version": 1, "software": "0.1.0", "settings": told, **answer}
+    )
+    with grpc_server(Pretended(message)) as address:
+        return steps_of(coordinator=address)
+
+
+def test_another_version_there_is_a_warning() -> None:
+    found = pretended(software="9.9.9")
+    assert found["version"].verdict is Verdict.WARNING
+    assert found["version"].advice.what == "install ssfl 9.9.9, as the coordinator has"
+
+
+def test_an_older_protocol_there_is_a_failure() -> None:
+    assert "speaks protocol 0, this site 1" in fails(pretended(protocol_version=0), "version")
+
+
+def test_settings_of_a_later_version_are_told() -> None:
+    later = replace(RunSettings(), model="transformer-of-2031")
+    told = settings_pb2.RunSettings(**asdict(later))
+    found = pretended(settings=told)
+    assert found["settings"].verdict is Verdict.FAILED
+    assert "the run's settings are not for this version" in found["settings"].text
+
+
+def test_a_model_that_cannot_be_read_is_told_and_hides_nothing() -> None:
+    found = pretended(manifest=b"{}")
+    assert found["run's model"].verdict is Verdict.FAILED
+    assert "the run's model cannot be read here: " in found["run's model"].text
+    assert found["settings"].verdict is Verdict.OK
+
+
+def test_a_wire_that_breaks_under_load_is_for_the_network_people() -> None:
+    found = pretended()
+    assert found["bandwidth"].verdict is Verdict.FAILED
+    assert "a transfer did not come through: " in found["bandwidth"].text
+    assert found["bandwidth"].advice.who == "this site's network people"
+
+
+def test_a_slow_wire_is_measured_and_not_the_buffers_before_it(tmp_path: Path) -> None:
+    bytes_per_s = 400_000
+
+    def body(address: str) -> None:
+        with Proxy(int(address.rpartition(":")[2])) as wire:
+            wire.limit(bytes_per_s)  # it may be slower, on a busy machine, but not faster
+            found = checked(coordinator=f"127.0.0.1:{wire.port}")
+        assert found.talk and found.talk.link
+        for rate in (found.talk.link.up_bits_per_s, found.talk.link.down_bits_per_s):
+            assert 0 < rate < 2 * 8 * bytes_per_s
+
+    with_coordinator(tmp_path, body)
+
+
+def test_a_coordinator_that_is_busy_with_checks_is_a_warning(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(preflight, "MEASURING", 0)
+
+    def body(address: str) -> None:
+        found = steps_of(coordinator=address)
+        assert found["bandwidth"].verdict is Verdict.WARNING
+        assert found["bandwidth"].text.startswith("not measured: other sites are being checked")
+        monkeypatch.setattr(preflight, "OPEN_CHECKS", 0)
+        assert "→ you: try again in 1 s" in fails(steps_of(coordinator=address), "call")
+
+    with_coordinator(tmp_path, body)

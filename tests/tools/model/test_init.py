@@ -1,0 +1,151 @@
+from pathlib import Path
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file, save_file
+
+from ssfl.method.initialize import initial_vector
+from ssfl.method.manifest import Role
+from ssfl.program.exits import ExitCode
+from ssfl.program.model_io.stored_model import read_initial
+from ssfl.tools import main as tools
+
+Captured = pytest.CaptureFixture[str]
+DIGITS = ["--input", "1x8x8"]
+ODD = """
+from torch import nn
+from torch.nn import functional
+from ssfl.datasets.shards.shard_file import read_shard as load_shard
+
+def build_model(settings, shard):
+    layers = {"what is this": nn.Linear(64, shard.num_classes), "same": nn.Linear(2, 2)}
+    if shard.num_classes > 2:
+        layers["what is more"] = nn.Linear(2, 2)
+    return nn.ModuleDict(layers)
+
+def loss(model, x, y):
+    return functional.cross_entropy(model["what is this"](x.flatten(1)), y)
+"""
+
+
+@pytest.fixture(autouse=True)
+def _here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+def init(*flags: str) -> int:
+    return tools.main(["init", *flags])
+
+
+def test_a_built_in_network_follows_from_the_seed(capsys: Captured) -> None:
+    assert init(*DIGITS, "--model", "mlp", "--seed", "7", "--out", "new/a.safetensors") == 0
+    manifest, vector = read_initial(Path("new/a.safetensors"))
+    assert manifest.rebuildable
+    assert dict(manifest.model) == {
+        "task": "image", "model": "mlp", "norm": "group", "width": 0,
+        "input_shape": [1, 8, 8], "num_classes": 10,
+    }  # fmt: skip
+    assert np.array_equal(vector, initial_vector(manifest, 7))
+    told = capsys.readouterr().out
+    assert "the weights follow from --seed 7" in told
+    assert "ssfl-coordinator --init new/a.safetensors --seed 7" in told
+
+
+def test_a_shard_says_what_the_model_has_to_fit(capsys: Captured) -> None:
+    assert init() == ExitCode.BAD_DATA
+    assert (
+        "there is no folder shards to find shards in; make some with: " in capsys.readouterr().err
+    )
+    assert tools.main(["shards", "--clients", "2"]) == ExitCode.DONE
+    assert init() == ExitCode.DONE
+    assert read_initial(Path("initial.safetensors"))[0].model["input_shape"] == [1, 8, 8]
+
+
+def test_statistics_of_batch_norm_are_buffers_in_the_file() -> None:
+    assert init(*DIGITS, "--model", "resnet20", "--norm", "batch", "--width", "4") == 0
+    manifest, vector = read_initial(Path("initial.safetensors"))
+    buffers = [t for t in manifest.tensors if t.role is Role.BUFFER]
+    assert len(buffers) == 38
+    variances = [t for t in buffers if t.name.endswith("running_var")]
+    assert all((vector[manifest.slices[t.name]] == 1).all() for t in variances)
+
+
+def test_pretrained_weights_are_sent_and_what_does_not_fit_is_told(capsys: Captured) -> None:
+    assert init(*DIGITS, "--model", "mlp", "--classes", "5", "--seed", "3") == 0
+    Path("initial.safetensors").rename("old.safetensors")
+    again = [*DIGITS, "--model", "mlp", "--weights", "old.safetensors"]
+    capsys.readouterr()
+    assert init(*again) == ExitCode.BAD_DATA
+    told = capsys.readouterr().err
+    assert "5.weight is 5x200 in the file and 10x200 in the model" in told
+    assert "Use --partial" in told
+    assert not Path("initial.safetensors").exists()
+    assert init(*again, "--partial") == ExitCode.DONE
+    told = capsys.readouterr().out
+    assert "4 tensors from old.safetensors" in told
+    assert "2 start from the seed: 5.weight, 5.bias" in told
+    manifest, vector = read_initial(Path("initial.safetensors"))
+    assert not manifest.rebuildable
+    old = load_file("old.safetensors")
+    arrays = manifest.unflatten(vector)
+    assert np.array_equal(arrays["1.weight"], old["1.weight"])
+    seeded, fresh = initial_vector(manifest, 0), arrays["5.weight"]
+    assert not seeded.any() and fresh.std() == pytest.approx(0.1, rel=0.1)  # sqrt(2 / 200)
+
+
+def test_weights_of_another_network_are_refused(capsys: Captured) -> None:
+    save_file({"encoder.weight": np.zeros((2, 2), np.float32)}, "other.safetensors")
+    assert init(*DIGITS, "--weights", "other.safetensors", "--partial") == ExitCode.BAD_DATA
+    assert "no tensor of other.safetensors fits the model" in capsys.readouterr().err
+
+
+def test_every_tensor_that_does_not_fit_is_told_once_whatever_its_name(capsys: Captured) -> None:
+    """Names are the author's own: one may read like the sentence it is told in."""
+    Path("odd.py").write_text(ODD)
+    assert init(*DIGITS, "--task", "odd.py", "--classes", "2", "--out", "two.safetensors") == 0
+    flags = [*DIGITS, "--task", "odd.py", "--weights", "two.safetensors"]
+    capsys.readouterr()
+    assert init(*flags) == ExitCode.BAD_DATA
+    told = capsys.readouterr().err
+    assert "what is this.weight is 2x64 in the file and 10x64 in the model" in told
+    assert "what is more.weight is not in the file" in told
+    assert "what is this.weight is not in the file" not in told
+
+
+@pytest.mark.parametrize("name", ["[x]", "[/x]"])
+def test_brackets_in_names_are_printed(name: str, capsys: Captured) -> None:
+    folder = Path("runs", name)
+    out = str(folder / "a.safetensors")
+    assert init(*DIGITS, "--model", "mlp", "--out", out) == ExitCode.DONE
+    assert f"written to {out}; begin with: ssfl-coordinator --init {out}" in capsys.readouterr().out
+    weights = {**load_file(out), name: np.zeros(1, np.float32)}
+    save_file(weights, folder / "more.safetensors")
+    flags = ["--weights", str(folder / "more.safetensors"), "--partial"]
+    assert init(*DIGITS, "--model", "mlp", *flags) == ExitCode.DONE
+    told = capsys.readouterr().out
+    assert f"6 tensors from {folder}/more.safetensors" in told
+    assert f"1 of the file are not used: {name} is not in the model" in told
+
+
+@pytest.mark.parametrize(
+    ("flags", "code", "complaint"),
+    [
+        (["--input", "8by8"], ExitCode.USAGE, "--input must be sizes such as 3x32x32"),
+        ([*DIGITS, "--data", "a"], ExitCode.USAGE, "--input stands for --data"),
+        ([*DIGITS, "--classes", "1"], ExitCode.USAGE, "--classes must be 2 or more, or 0"),
+        (["--input", "0"], ExitCode.USAGE, "--input 0 has no values"),
+        ([*DIGITS, "--out", "there"], ExitCode.USAGE, "there is there already: --overwrite"),
+        ([*DIGITS, "--out", ".", "--overwrite"], ExitCode.USAGE, "--out: . is no file"),
+        ([*DIGITS, "--partial"], ExitCode.USAGE, "--partial is about --weights"),
+        ([*DIGITS, "--task", "absent.py"], ExitCode.BAD_DATA, "there is no task file absent.py"),
+        (["--input", "8", "--model", "cnn"], ExitCode.BAD_DATA, "cnn needs images"),
+        ([*DIGITS, "--weights", "a.safetensors"], ExitCode.BAD_DATA, "there is no file a"),
+    ],
+)
+def test_mistakes_are_told(
+    flags: list[str], code: ExitCode, complaint: str, capsys: Captured
+) -> None:
+    Path("there").write_text("mine")
+    assert init(*flags) == code
+    assert Path("there").read_text() == "mine"
+    assert complaint in capsys.readouterr().err

@@ -1,0 +1,82 @@
+"""What a coordinator leaves of a small run, made by a simulation, and `ssfl report` of it."""
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ssfl.method.settings import RunSettings
+from ssfl.program.exits import ExitCode
+from ssfl.server.history.history_file import history_blocks
+from ssfl.server.report.from_state_dir import open_state
+from ssfl.server.run import facts
+from ssfl.simulator.federation import Federation
+from ssfl.study.data import DataSpec, build_shards
+from ssfl.tools import main as tools
+from tools.report.kept_run import KeptRun
+
+SMALL = RunSettings(
+    model="mlp", width=8, rounds=3, clients=3, local_steps=1, sparsity="0.8", reproducible=True,
+    evaluate_every=2, scoring_batches=1, seed=3,
+)  # fmt: skip
+MASKED, VALUES = 64 * 8 + 8 * 8 + 8 * 10, 64 * 8 + 8 * 8 + 8 * 10 + 8 + 8 + 10
+
+
+class AccountedRun(KeptRun):
+    """Writes the totals of bytes into its journal, as a coordinator does."""
+
+    def _accounted(self, fact: facts.Fact) -> facts.Fact:
+        accounted = Federation._accounted(self, fact)
+        self._write(accounted)
+        return accounted
+
+
+def make_state(folder: Path, **changes: Any) -> Path:
+    """Run a simulation of SMALL that leaves a state directory."""
+    shards = build_shards(DataSpec(clients=3), seed=3)
+    AccountedRun(folder, shards, replace(SMALL, **changes)).finish()
+    return folder
+
+
+def make_results(state: Path, folder: Path) -> None:
+    """Write what the coordinator of a state directory would have left."""
+    source = open_state(state)
+    assert source.model is not None
+    folder.mkdir(parents=True)
+    blocks = history_blocks(state / "journal", 1 << 40, source.told)
+    (folder / "history.json").write_bytes(b"".join(blocks))
+    (folder / "manifest.json").write_bytes(source.model[0].json)
+    (folder / "mask.bin").write_bytes(source.model[1].bits)
+
+
+def told(run: Path) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((run / "coordinator" / "history.json").read_text())
+    return found
+
+
+def rewrite(run: Path, change: Callable[[dict[str, Any]], None]) -> None:
+    history = told(run)
+    change(history)
+    lists = {name: history.pop(name) for name in ("rounds", "masks", "evaluations")}
+    lines = [json.dumps(history)[:-1] + ","]
+    for name, entries in lists.items():
+        lines.append(f'"{name}": [')
+        lines += [json.dumps(entry) + "," for entry in entries]
+        lines[-1] = lines[-1].rstrip(",") + ("]}" if name == "evaluations" else "],")
+    (run / "coordinator" / "history.json").write_text("\n".join(lines) + "\n")
+
+
+def document(capsys: pytest.CaptureFixture[str], *arguments: str | Path) -> dict[str, Any]:
+    assert tools.main(["report", *map(str, arguments), "--json"]) == ExitCode.DONE
+    found: dict[str, Any] = json.loads(capsys.readouterr().out)
+    return found
+
+
+def refused(capsys: pytest.CaptureFixture[str], *arguments: str | Path) -> str:
+    assert tools.main(["report", *map(str, arguments)]) in (ExitCode.BAD_DATA, ExitCode.USAGE)
+    said = capsys.readouterr().err
+    assert said.startswith("ssfl report: error: ") and "Traceback" not in said
+    return said

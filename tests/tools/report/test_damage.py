@@ -1,0 +1,91 @@
+"""`ssfl report` of what is damaged, or no run: a sentence that says what is wrong."""
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from ssfl.server.errors import StateError
+from ssfl.server.storage.journal import records_of
+from tools.report.report_fixtures import document, refused
+
+
+def damaged(text: str) -> list[tuple[str, str, str]]:
+    lines = text.splitlines(keepends=True)
+    return [
+        ("cut in the middle of a line", text[: len(text) // 2], "is damaged"),
+        ("cut at the end of a line", "".join(lines[:4]), "ends in the middle"),
+        ("not JSON", "hello\n", "is damaged"),
+        ("a list", "[]", "not an object"),
+        ("another file", "{}", "holds no 'run_id'"),
+        ("another format", text.replace('"format": 1', '"format": 9', 1), "has format 9"),
+        ("an entry that is none", lines[0] + lines[1] + "7],\n", "is damaged"),
+        ("a round without clients", text.replace('"clients": [', '"others": ['), "another kind"),
+        ("deep", "[" * 100_000, "is damaged"),
+    ]
+
+
+@pytest.mark.parametrize("case", range(9))
+def test_a_damaged_history_is_named(
+    case: int, run: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = run / "coordinator" / "history.json"
+    _, text, expected = damaged(file.read_text())[case]
+    file.write_text(text)
+    said = refused(capsys, run)
+    assert expected in said
+
+
+def test_other_damaged_files_are_named(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = run / "coordinator"
+    mask = (folder / "mask.bin").read_bytes()
+    (folder / "mask.bin").write_bytes(mask[:-1])
+    assert "mask.bin" in refused(capsys, run)
+    (folder / "mask.bin").write_bytes(bytes(len(mask)))
+    assert "is not the mask" in refused(capsys, run)
+    (folder / "mask.bin").write_bytes(mask)
+    (folder / "ledger.csv").write_text("client,direction,message_bytes\na,up,none\n")
+    assert "ledger.csv is damaged" in refused(capsys, run)
+    (folder / "ledger.csv").write_bytes(b"client,direction,message_bytes\n\xff,up,1\n")
+    assert "cannot read" in refused(capsys, run)
+
+
+def test_a_folder_that_is_no_run_is_refused_with_what_would_do(
+    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert "there is no folder nowhere" in refused(capsys, "nowhere")
+    (tmp_path / "empty").mkdir()
+    assert "is not a run: it holds neither" in refused(capsys, tmp_path / "empty")
+    shutil.copytree(run, tmp_path / "both" / "r1")
+    shutil.copytree(run, tmp_path / "both" / "r2")
+    said = refused(capsys, tmp_path / "both")
+    assert "several runs" in said and str(tmp_path / "both" / "r2" / "coordinator") in said
+    (tmp_path / "empty" / "journal").write_bytes(b"nonsense")
+    assert "not a journal" in refused(capsys, tmp_path / "empty")
+    assert "RUN" in refused(capsys)
+
+
+def test_a_file_that_cannot_be_written_is_a_plain_error(
+    run: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert "must end in .html" in refused(capsys, run, "--out", "report.pdf")
+    missing = (
+        "cannot write no/such/folder/report.html: No such file or directory (there is no folder"
+    )
+    assert missing in refused(capsys, run, "--out", "no/such/folder/report.html")
+    Path("there.html").mkdir()  # what cannot be replaced by a file
+    assert "cannot write there.html: Is a directory;" in refused(capsys, run, "--out", "there.html")
+
+
+def test_a_torn_journal_is_told_up_to_its_last_record(
+    reported_state: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    state = Path(shutil.copytree(reported_state, tmp_path / "state"))
+    journal = (state / "journal").read_bytes()
+    (state / "journal").write_bytes(journal[:-5])
+    found = document(capsys, state)
+    assert found["verdict"]["word"] == "not finished" and found["rounds_done"] == 3
+    (state / "journal").write_bytes(journal[:-5] + b"?" * 500)
+    with pytest.raises(StateError):
+        list(records_of(state / "journal"))
+    assert "is damaged at byte" in refused(capsys, state)

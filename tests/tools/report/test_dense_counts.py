@@ -1,0 +1,128 @@
+"""Transfers that stand against dense are those that take place: the service's own tasks tell."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from ssfl.learning.load_task import load_task
+from ssfl.method.settings import RunSettings
+from ssfl.method.strategies.contract import ClientId
+from ssfl.server.accounting.dense_equivalent import COMPARED, has_own_masks
+from ssfl.server.accounting.ledger import Direction
+from ssfl.server.history.counters import Tally
+from ssfl.server.report.run_view import RunView
+from ssfl.server.report.traffic import Against
+from ssfl.server.run import facts
+from ssfl.server.run.state import RunState, apply
+from ssfl.simulator.federation import Federation
+from ssfl.study.data import DataSpec, build_shards
+
+SMALL = RunSettings(
+    model="mlp", width=8, rounds=5, clients=3, local_steps=1, sparsity="0.8", reproducible=True,
+    evaluate_every=0, scoring_batches=1, seed=3,
+)  # fmt: skip
+CLIENTS = 4
+RUNS: dict[str, dict[str, Any]] = {
+    "dense": {"strategy": "fedavg"},
+    "dense, each round tested": {"strategy": "fedavg", "evaluate_every": 1},
+    "dense, sampled": {"strategy": "fedavg", "clients_per_round": 2, "evaluate_every": 2},
+    "one mask": {},
+    "one mask, each round tested": {"evaluate_every": 1},
+    "renewed": {"refresh_rounds": "2,4"},
+    "renewed, each round tested": {"refresh_rounds": "2,4", "evaluate_every": 1},
+    "renewed, sampled": {"refresh_rounds": "3", "clients_per_round": 2, "evaluate_every": 2},
+    "renewed by one client": {"refresh_rounds": "2,4", "criterion": "one-client"},
+    "drawn": {"criterion": "random"},
+    "first dense": {"warmup_rounds": 2},
+    "first dense, sampled": {"warmup_rounds": 2, "clients_per_round": 2, "evaluate_every": 1},
+    "a mask each": {"criterion": "client-random", "evaluate_every": 2},
+    "personal at the end": {"personalize_epochs": 1},
+}
+
+
+class Counted(Federation):
+    """A run without sockets; notes each model that is sent as values, and what the tally says."""
+
+    def __init__(self, settings: RunSettings, arrivals: dict[str, int] | None = None) -> None:
+        self.sent = 0  # models, as values
+        self.tally = Tally()
+        self._told = RunState(settings)
+        shards = build_shards(DataSpec(clients=CLIENTS), seed=3)
+        super().__init__(load_task("image"), shards, settings, arrivals)
+
+    def _begin(self) -> None:
+        self.tally.begin(self._told, self._ledger)
+        super()._begin()
+
+    def finish(self) -> None:
+        while self.next_work is not None:
+            self.take_step()
+        self.close()
+
+    def _count(
+        self, client: ClientId, phase: str, direction: Direction, num_bytes: int, encoding: str
+    ) -> None:
+        if direction is Direction.DOWN and phase in COMPARED and not self.state.finished:
+            self.sent += 1
+        super()._count(client, phase, direction, num_bytes, encoding)
+
+    def _accounted(self, fact: facts.Fact) -> facts.Fact:
+        self.tally.take(fact, self._told, self._ledger, self.model.manifest.size)
+        self._told = apply(self._told, fact)
+        return super()._accounted(fact)
+
+
+def viewed(run: Counted) -> tuple[RunView, Against]:
+    """Return what the page and the report make of a run's history."""
+    settings, manifest = run.settings, run.model.manifest
+    view = RunView(own_masks=has_own_masks(settings.strategy, settings.criterion))
+    against = Against(manifest.size, manifest.num_masked)
+    steps = [
+        *(("evaluations", entry) for entry in run.history.evaluations),
+        *(("masks", entry) for entry in run.history.masks),
+        *(("rounds", entry) for entry in run.history.rounds),
+    ]
+    for name, entry in sorted(steps, key=lambda step: int(step[1]["rounds_done"])):
+        view.add(name, entry)
+        against.add(name, entry, view)
+    return view, against
+
+
+def check(run: Counted) -> None:
+    """Fail unless page, report and metrics count what was sent."""
+    run.finish()
+    view, against = viewed(run)
+    dense = 4 * run.model.manifest.size
+    assert view.num_models == run.sent > 0
+    assert run.tally.dense_bytes[Direction.DOWN] == run.sent * dense
+    assert run.tally.dense_bytes[Direction.UP] == view.num_updates * dense
+    if run.settings.criterion != "client-random":  # whose masks are not those of the history
+        compared = view.bytes(run._rows(), run.model.manifest.size)
+        assert compared["down"]["values"] == 4 * against.kept_values_down
+        assert compared["up"]["values"] == 4 * against.kept_values_up
+    if run.settings.strategy == "fedavg":
+        assert compared["up"]["ratio"] == compared["down"]["ratio"] == 1.0
+        assert run.tally.ratios == {Direction.UP: 1.0, Direction.DOWN: 1.0}
+        assert against.break_even is None
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_every_model_sent_counts_once_and_no_other(name: str) -> None:
+    check(Counted(replace(SMALL, **RUNS[name])))
+
+
+@pytest.mark.parametrize("name", ["dense", "one mask", "renewed, sampled", "first dense"])
+def test_weights_from_a_file_count_where_they_travel_as_values(name: str) -> None:
+    run = Counted(replace(SMALL, **RUNS[name]))
+    for client in run._clients.values():
+        client.request.initial_digest = b"that of the seed"
+    check(run)
+
+
+@pytest.mark.parametrize("name", ["dense", "one mask", "renewed, each round tested"])
+def test_who_joins_after_the_first_round_is_sent_the_model(name: str) -> None:
+    run = Counted(replace(SMALL, **RUNS[name], reproducible=False), {"shard_03": 3})
+    check(run)
+    took_part = [len(entry["clients"]) for entry in run.history.rounds]
+    assert took_part == [3, 3, 3, 4, 4]

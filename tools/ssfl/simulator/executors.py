@@ -1,0 +1,108 @@
+"""Who does the clients' work in a simulated run.
+
+`exact`: one client after the other, on one thread of the CPU or on a GPU, by the very code of the
+service: the same digest. `fast` (fast_crew.py): many clients in one batched step.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Protocol
+
+import torch
+
+from ssfl.client.local_work import Scoring, Site, SiteModel, Tested, Vector
+from ssfl.datasets.shards.shard_file import Shard
+from ssfl.learning.errors import ModelError
+from ssfl.learning.evaluate import Evaluation
+from ssfl.learning.first_batch import try_first_batch
+from ssfl.learning.load_task import LoadedTask
+from ssfl.learning.trained import Trained
+from ssfl.method.model_state import ModelState
+from ssfl.method.settings import RunSettings
+from ssfl.method.strategies.contract import ClientId
+
+CPU = torch.device("cpu")
+
+
+class Crew(Protocol):
+    """All clients' work; results come in the order of the clients."""
+
+    model: SiteModel
+
+    def score(self, asked: Sequence[tuple[ClientId, Scoring]]) -> Iterator[Vector]: ...
+
+    def train(
+        self, seen: Sequence[tuple[ClientId, ModelState]], round_number: int
+    ) -> Iterator[Trained]: ...
+
+    def evaluate(self, clients: Sequence[ClientId], model: ModelState) -> Iterator[Tested]: ...
+
+    def personalize(
+        self, clients: Sequence[ClientId], model: ModelState, rounds_done: int
+    ) -> Iterator[tuple[Evaluation, Evaluation]]: ...  # of the global model and of one's own
+
+    def close(self) -> None: ...
+
+
+class ExactCrew:
+    """One client at a time; they share one network, which each fills with what it was given."""
+
+    def __init__(
+        self,
+        task: LoadedTask,
+        shards: Mapping[ClientId, Shard],
+        settings: RunSettings,
+        device: torch.device = CPU,
+    ) -> None:
+        """Build the first client's model, which is the run's, and see that others' are the same."""
+        (first, shard), *others = shards.items()
+        self.model = SiteModel.build(task, shard, settings, device)
+        try_first_batch(self.model.network, task, shard, settings.batch_size)
+        for name, other in others:
+            if not task.builds_alike(shard, other):
+                self._compare(task, settings, first, name, other)
+        self._sites = {
+            name: Site(task, one, settings, name, self.model) for name, one in shards.items()
+        }
+
+    def _compare(
+        self, task: LoadedTask, settings: RunSettings, first: str, name: str, shard: Shard
+    ) -> None:
+        theirs = SiteModel.build(task, shard, settings, CPU, self.model.manifest).manifest
+        if theirs.digest != self.model.manifest.digest:
+            difference = self.model.manifest.first_difference(theirs)
+            raise ModelError(f"{name} builds another model than {first}: {difference}")
+
+    def score(self, asked: Sequence[tuple[ClientId, Scoring]]) -> Iterator[Vector]:
+        for name, one in asked:
+            yield self._sites[name].score(one)
+
+    def train(
+        self, seen: Sequence[tuple[ClientId, ModelState]], round_number: int
+    ) -> Iterator[Trained]:
+        for name, model in seen:
+            assert model.mask is not None and model.values is not None
+            yield self._sites[name].train(model.mask, model.values, round_number, ignore)
+
+    def evaluate(self, clients: Sequence[ClientId], model: ModelState) -> Iterator[Tested]:
+        assert model.mask is not None and model.values is not None
+        for name in clients:
+            yield self._sites[name].evaluate(model.mask, model.values)
+
+    def personalize(
+        self, clients: Sequence[ClientId], model: ModelState, rounds_done: int
+    ) -> Iterator[tuple[Evaluation, Evaluation]]:
+        assert model.mask is not None and model.values is not None
+        for name in clients:
+            own = self._sites[name].personalize(model.mask, model.values, rounds_done, ignore)
+            yield own.evaluation, own.personal
+
+    def site(self, name: ClientId) -> Site:
+        """Return a client's site."""
+        return self._sites[name]
+
+    def close(self) -> None:
+        """Nothing is held."""
+
+
+def ignore(_step: int, _steps: int) -> None:
+    """Nobody watches the steps of a round."""

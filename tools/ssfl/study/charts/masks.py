@@ -1,0 +1,130 @@
+"""Pictures of masks: how many minibatches find one, and where it keeps weights."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from matplotlib.axes import Axes
+from matplotlib.ticker import FuncFormatter, NullLocator
+
+from ssfl.study.charts.style import (
+    BLUE,
+    GREEN,
+    INTERVAL,
+    ORANGE,
+    PURPLE,
+    VERMILION,
+    Result,
+    band,
+    by_number,
+    draw_band,
+    finish_axes,
+    known_first,
+    looks,
+    new_figure,
+    refuse_nothing,
+    save,
+    spaced,
+    sparsity_text,
+)
+
+_BY_SPARSITY = ((BLUE, "o"), (ORANGE, "D"), (GREEN, "s"), (PURPLE, "^"), (VERMILION, "v"))
+_PAPER_FLAT = (80, 100)  # minibatches from which on the paper finds its masks stable
+_TICKS = (1, 2, 5, 10, 20, 40, 100, 200, 400, 1000)
+
+
+def mask_error_picture(result: Result, path: Path) -> None:
+    """Draw what `mask_error` returned: a panel per oracle, a line per sparsity.
+
+    A vertical line marks where each becomes flat; the grey stripe is where the paper says so.
+    """
+    oracles = {name: one for name, one in result.get("oracles", {}).items() if one}
+    refuse_nothing("oracles", oracles)
+    figure = new_figure(1.0 + 4.2 * len(oracles), 4.2)
+    grid = figure.subplots(1, len(oracles), sharey=True, squeeze=False)[0]
+    for axes, (name, curves) in zip(grid, oracles.items(), strict=True):
+        _mask_error_panel(axes, result["minibatches"], curves)
+        axes.set_title(f"oracle: {name}", fontsize=10)
+    grid[0].set_ylabel("mask error: share of the oracle's\nkept weights that is missed, %")
+    grid[0].set_ylim(bottom=0)
+    figure.suptitle(
+        result.get("title", f"How many minibatches find the mask (band: {INTERVAL})"), fontsize=12
+    )
+    save(figure, path)
+
+
+def _mask_error_panel(
+    axes: Axes, minibatches: list[int], curves: Mapping[str, Mapping[str, Any]]
+) -> None:
+    axes.axvspan(*_PAPER_FLAT, color="0.88", label="flat in the paper", zorder=0)
+    for place, sparsity in enumerate(by_number(list(curves))):
+        colour, marker = _BY_SPARSITY[place % len(_BY_SPARSITY)]
+        curve = curves[sparsity]
+        draw_band(
+            axes, minibatches, band(curve["errors"]), colour, marker=marker, markersize=4,
+            label=f"{sparsity_text(sparsity)} sparse, flat from {curve['flat_at']}",
+        )  # fmt: skip
+        # The dashes of each leave room for the others': they may be flat from the same number on.
+        dashes = (4 * place, (4, 4 * max(1, len(curves) - 1)))
+        axes.axvline(curve["flat_at"], color=colour, linestyle=dashes, linewidth=1.4)
+    axes.set_xscale("log")
+    ticks = [tick for tick in _TICKS if minibatches[0] <= tick <= minibatches[-1]]
+    axes.set_xticks(ticks, [str(tick) for tick in ticks])
+    axes.xaxis.set_minor_locator(NullLocator())
+    axes.set_xlabel("minibatches averaged")
+    axes.legend(loc="upper right", fontsize=9, framealpha=0.9)
+    finish_axes(axes)
+
+
+def layer_density_picture(result: Result, path: Path) -> None:
+    """Draw what each mask keeps of each layer, on a logarithmic scale.
+
+        {"masks": {"saliency": {"conv1.weight": {"kept": 60, "size": 72}, …}, "random": {…}, …}}
+
+    The layers stand in the order of the first mask that has them. A layer of which nothing is
+    kept is marked at the left edge.
+    """
+    masks = {name: one for name, one in result.get("masks", {}).items() if one}
+    refuse_nothing("masks", masks)
+    layers = list(dict.fromkeys(layer for mask in masks.values() for layer in mask))
+    sizes = {layer: one["size"] for mask in masks.values() for layer, one in mask.items()}
+    shares = [
+        100 * one["kept"] / one["size"]
+        for mask in masks.values()
+        for one in mask.values()
+        if one["kept"]
+    ]
+    figure = new_figure(8.4, 1.5 + 0.3 * max(len(layers), 5))
+    axes = figure.subplots()
+    least = min(shares, default=1.0) / 2
+    names = known_first(list(masks))
+    dodges = spaced(len(names), min(0.16, 0.7 / len(names)))
+    for dodge, (name, look) in zip(dodges, looks(names).items(), strict=True):
+        held = [(place, masks[name][layer]) for place, layer in enumerate(layers)
+                if layer in masks[name]]  # fmt: skip
+        kept, size = (sum(one[key] for _, one in held) for key in ("kept", "size"))
+        places = [place + float(dodge) for place, _ in held]
+        x = [100 * one["kept"] / one["size"] or least for _, one in held]
+        label = f"{look.label.replace(chr(10), ' ')}: {100 * kept / size:.3g} % of all"
+        axes.plot(x, places, look.marker, color=look.colour, markersize=6, label=label)
+        for place, (_, one) in zip(places, held, strict=True):
+            if not one["kept"]:
+                axes.annotate(
+                    "none", (least, place), (7, 0), textcoords="offset points", va="center",
+                    color=look.colour, fontsize=8,
+                )  # fmt: skip
+    first = masks[names[0]].values()
+    overall = 100 * sum(one["kept"] for one in first) / sum(one["size"] for one in first)
+    axes.axvline(overall, color="0.4", linestyle="--", linewidth=1)
+    axes.set_xscale("log")
+    axes.set_xlim(least * 0.8, 130)
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    axes.set_yticks(
+        range(len(layers)), [f"{layer} ({sizes[layer]:,})" for layer in layers], parse_math=False
+    )
+    axes.set_ylim(len(layers) - 0.4, -0.6)
+    axes.set_xlabel("kept weights of the layer, % (its weights in brackets)")
+    axes.set_title(result.get("title", "Where each mask keeps weights"))
+    finish_axes(axes)
+    figure.legend(loc="outside lower center", ncols=2, frameon=False, fontsize=9)
+    save(figure, path)

@@ -1,0 +1,172 @@
+"""What the pictures of a study share: colours, names of methods, intervals, files.
+
+Colours are those of Okabe and Ito, told apart with any colour vision; markers differ too.
+Accuracies come as shares 0 … 1, one for each seed, and are drawn in per cent; what is drawn
+around a mean is its 95 % interval over seeds (none for one seed).
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+
+from ssfl.durable.files import atomic_file
+from ssfl.study.errors import StudyError
+from ssfl.study.intervals import Spread, spread
+
+Result = Mapping[str, Any]  # plain, as JSON holds it
+
+BLUE, VERMILION, GREEN, ORANGE = "#0072B2", "#D55E00", "#009E73", "#E69F00"
+PURPLE, SKY, GREY, BLACK = "#CC79A7", "#56B4E9", "#7F7F7F", "#000000"
+INTERVAL = "95 % interval over seeds"
+
+
+@dataclass(frozen=True, slots=True)
+class Look:
+    """How a method is called and drawn, the same in every picture."""
+
+    label: str
+    colour: str
+    marker: str
+    line: str = "-"
+
+
+LOOKS = {
+    "dense": Look("dense", VERMILION, "P", "--"),
+    "ssfl": Look("SSFL", BLUE, "o"),
+    "saliency": Look("SSFL", BLUE, "o"),
+    "shuffled": Look("shuffled in each layer", GREEN, "s"),
+    "one-client": Look("one client's SNIP", PURPLE, "^"),
+    "random": Look("global random", ORANGE, "D"),
+    "client-random-holders": Look("client-wise random,\nmean over holders", SKY, "v"),
+    "client-random-zeros": Look("client-wise random,\nothers as zeros", GREY, "X"),
+    "magnitude": Look("magnitude", BLACK, "d"),
+    "synflow": Look("SynFlow", SKY, "<"),
+    "grasp": Look("GraSP", GREY, ">"),
+}
+_MORE = (BLUE, VERMILION, GREEN, ORANGE, PURPLE, SKY, GREY, BLACK)
+_MARKERS = "osD^vPX*"
+
+
+def looks(names: Sequence[str]) -> dict[str, Look]:
+    """Return a look for each name: its own, or for an unknown one the next that is free."""
+    taken = {LOOKS[name].colour for name in names if name in LOOKS}
+    free = [colour for colour in _MORE if colour not in taken] or list(_MORE)
+    unknown = [name for name in names if name not in LOOKS]
+    new = {
+        name: Look(name, free[place % len(free)], _MARKERS[place % len(_MARKERS)])
+        for place, name in enumerate(unknown)
+    }
+    return {name: LOOKS.get(name) or new[name] for name in names}
+
+
+def known_first(names: Sequence[str]) -> list[str]:
+    """Return names in the order in which methods are told, those without a look last."""
+    order = list(LOOKS)
+    return sorted(names, key=lambda name: order.index(name) if name in LOOKS else len(order))
+
+
+def percent(values: Sequence[float]) -> Spread:
+    """Return mean and interval over seeds, in per cent."""
+    return spread([100 * value for value in values])
+
+
+@dataclass(frozen=True, slots=True)
+class Band:
+    """Means along a curve, with the ends of their intervals."""
+
+    mean: list[float]
+    low: list[float]
+    high: list[float]
+
+
+def band(seeds: Sequence[Sequence[float | None]], scale: float = 100.0) -> Band:
+    """Return the mean and interval at each place of a curve that several seeds have.
+
+    A curve may lack values; places where no seed has one are left out of the line.
+    """
+    if len({len(one) for one in seeds}) > 1:
+        raise StudyError(f"curves of one method differ in length: {[len(one) for one in seeds]}")
+    places = [
+        spread([scale * one for one in values if one is not None and not math.isnan(one)])
+        for values in zip(*seeds, strict=True)
+    ]
+    return Band([p.mean for p in places], [p.low for p in places], [p.high for p in places])
+
+
+def draw_band(axes: Axes, x: Sequence[float], drawn: Band, colour: str, **more: Any) -> None:
+    """Draw a line and its interval around it."""
+    axes.plot(x, drawn.mean, color=colour, **more)
+    axes.fill_between(x, drawn.low, drawn.high, color=colour, alpha=0.18, linewidth=0)
+
+
+def whiskers(spreads: Sequence[Spread]) -> list[list[float]]:
+    """Return how far the intervals reach below and above; nothing where one seed says nothing."""
+    widths = [0.0 if math.isnan(one.half_width) else one.half_width for one in spreads]
+    return [widths, widths]
+
+
+def signed(value: float) -> str:
+    """Return points with their sign; more digits where one would hide it."""
+    return f"{value:+.{1 if abs(value) >= 0.05 else 2}f}".replace("-", "−")
+
+
+def interval_text(one: Spread) -> str:
+    """Return a difference and its interval in words: +1.9 [+1.2, +2.6]."""
+    if math.isnan(one.low):
+        return signed(one.mean)
+    return f"{signed(one.mean)} [{signed(one.low)}, {signed(one.high)}]"
+
+
+def accuracy_label(result: Result, default: str) -> str:
+    """Return the words for an axis: which accuracy it is, in per cent."""
+    return f"{result.get('accuracy', default)}, %"
+
+
+def by_number(names: Sequence[str]) -> list[str]:
+    """Return sparsities in ascending order, as they are written."""
+    return sorted(names, key=float)
+
+
+def sparsity_text(sparsity: str) -> str:
+    return f"{100 * float(sparsity):g} %"
+
+
+def finish_axes(axes: Axes) -> None:
+    """Draw a light grid, and no frame where there is no scale."""
+    axes.grid(alpha=0.3)
+    axes.set_axisbelow(True)
+    for side in ("top", "right"):
+        axes.spines[side].set_visible(False)
+
+
+def handle(label: str, **style: Any) -> Line2D:
+    """Return a line of a legend that stands for several things drawn."""
+    return Line2D([], [], label=label, **style)
+
+
+def new_figure(width: float, height: float) -> Figure:
+    return Figure(figsize=(width, height), layout="constrained")
+
+
+def save(figure: Figure, path: Path) -> None:
+    """Write the picture whole or not at all; the same results give the same bytes."""
+    with atomic_file(path) as file:
+        figure.savefig(file, dpi=130, format="png", metadata={"Software": None})
+
+
+def refuse_nothing(what: str, found: object) -> None:
+    """Raise StudyError if a result holds nothing that could be drawn."""
+    if not found:
+        raise StudyError(f"there is nothing to draw: the result has no {what}")
+
+
+def spaced(count: int, width: float) -> Any:
+    """Return offsets around zero for things drawn side by side."""
+    return (np.arange(count) - (count - 1) / 2) * width

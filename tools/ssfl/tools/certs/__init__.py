@@ -1,0 +1,1 @@
+"""`ssfl certs`: a certificate authority for tests and small federations."""

@@ -1,0 +1,137 @@
+"""`ssfl certs`: a test CA, and certificates for a coordinator, its sites and its operator.
+
+For real federations a CA that people look after is better: its key here is an open file. The
+certificates are as those of a real one should be: the coordinator's is for servers, a site's is for
+clients and names its client id.
+"""
+
+import re
+import shlex
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from ipaddress import ip_address
+from pathlib import Path
+
+from rich.table import Table
+
+from ssfl.method.errors import SettingsError
+from ssfl.method.settings import setting
+from ssfl.program import settings
+from ssfl.program.exits import ExitCode, ProgramError
+from ssfl.program.tls.pem import told
+from ssfl.tools.certs.authority import Authority, Issued, NotOurs
+from ssfl.tools.terminal import console
+
+DESCRIPTION = (
+    "Makes a test CA and certificates for mutual TLS: one for the coordinator, one per SITE, whose "
+    "name is the site's client id, and one called admin for `ssfl status` and its like. In a "
+    "folder that has a CA already, that one signs; certificates that are there are kept."
+)
+EXPLANATION = "For example: ssfl certs --out certs --host fl.example.org hospital_a hospital_b"
+CLIENT_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+HOST = re.compile(r"(?=.{1,253}$)[A-Za-z0-9_]([A-Za-z0-9_.-]*[A-Za-z0-9])?")
+TAKEN = ("ca", "coordinator", "admin")
+
+
+@dataclass(frozen=True, slots=True)
+class CertsConfig:
+    """For whom, where and how long."""
+
+    sites: str = setting(
+        "", "client ids to make certificates for", positional=True, several=True, metavar="SITE"
+    )
+    out: Path = setting(Path("certs"), "folder to write to")
+    host: str = setting(
+        "", "names and addresses that clients call the coordinator by, beside localhost: a,b",
+        metavar="NAMES",
+    )  # fmt: skip
+    days: int = setting(365, "how long the certificates are valid", unit="days", least=1, most=3650)
+    overwrite: bool = setting(False, "make certificates that are there anew; the CA stays")
+
+    @property
+    def site_names(self) -> list[str]:
+        return list(dict.fromkeys(self.sites.split()))
+
+    @property
+    def hosts(self) -> list[str]:
+        given = [part.strip() for part in self.host.split(",") if part.strip()]
+        return list(dict.fromkeys(given))
+
+    def validate(self) -> None:
+        """Raise SettingsError naming what is at fault."""
+        for site in self.site_names:
+            if not CLIENT_ID.fullmatch(site):
+                raise SettingsError(
+                    f"{site!r} cannot be a client id: 1 to 64 letters, digits, '.', '_' or '-'"
+                )
+            if site in TAKEN or site.endswith("-key"):
+                raise SettingsError(f"no site can be called {site!r}: the file would be another's")
+        for host in self.hosts:
+            if not (_is_address(host) or HOST.fullmatch(host)):
+                raise SettingsError(f"--host: {host!r} is neither a host's name nor an address")
+        if self.out.exists() and not self.out.is_dir():
+            raise SettingsError(f"--out: {self.out} is no folder")
+
+
+def certs(argv: Sequence[str]) -> int:
+    """Run the command."""
+    config = settings.load(CertsConfig, argv, None, "ssfl certs", DESCRIPTION, EXPLANATION)
+    screen = console()
+    try:
+        issued = _make(config)
+    except NotOurs as error:
+        raise ProgramError(str(error), ExitCode.BAD_DATA) from error
+    except OSError as error:
+        raise ProgramError(f"cannot write to {config.out}: {error}", ExitCode.BAD_DATA) from error
+    screen.print(_table(issued))
+    for line in _next(config):
+        screen.print(line, soft_wrap=True, markup=False)
+    return int(ExitCode.DONE)
+
+
+def _make(config: CertsConfig) -> list[Issued]:
+    authority = Authority.open(config.out, datetime.now(UTC))
+    days = timedelta(days=config.days)
+    issued = [authority.own]
+    anew = config.overwrite
+    issued.append(authority.coordinator(config.hosts, days, overwrite=anew))
+    for name in ("admin", *config.site_names):
+        issued.append(authority.client(name, days, overwrite=anew))
+    return issued
+
+
+def _table(issued: Sequence[Issued]) -> Table:
+    table = Table()
+    for column in ("file", "for", "valid until", ""):
+        table.add_column(column, overflow="fold")
+    for one in issued:
+        table.add_row(one.file.name, one.use, told(one.ends)[:10], "new" if one.new else "kept")
+    return table
+
+
+def _next(config: CertsConfig) -> list[str]:
+    out, site = shlex.quote(str(config.out)), (config.site_names or ["SITE"])[0]
+    host = next(iter(config.hosts), "")
+    listen = "--host 0.0.0.0 " if host else ""
+
+    def files(name: str) -> str:
+        return f"--tls-ca {out}/ca.pem --tls-cert {out}/{name}.pem --tls-key {out}/{name}-key.pem"
+
+    return [
+        f"in {out}/; every key is beside its certificate, as NAME-key.pem. Next:",
+        f"  ssfl-coordinator {listen}{files('coordinator')}",
+        f"  ssfl-client --data {site} --client-id {site} --coordinator {host or 'localhost'}:50051 "
+        f"{files(site)}",
+        f"  ssfl status {files('admin')}",
+        "A site needs ca.pem and its own two files, nothing else. ca-key.pem stays here: whoever "
+        "has it can be anybody.",
+    ]
+
+
+def _is_address(host: str) -> bool:
+    try:
+        ip_address(host)
+    except ValueError:
+        return False
+    return True

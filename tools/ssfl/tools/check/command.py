@@ -1,0 +1,299 @@
+"""`ssfl check`: can this site take part? Tried before it joins, without joining."""
+
+import json
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+from rich.console import Console
+
+from ssfl.client.access import Access, read_access
+from ssfl.client.config import CLIENT_ID, ClientConfig, client_id_of, settings_elsewhere
+from ssfl.method.errors import ManifestError, SettingsError
+from ssfl.method.manifest import Manifest
+from ssfl.method.settings import RunSettings, setting
+from ssfl.program import settings
+from ssfl.program.exits import ExitCode, ProgramError
+from ssfl.tools.check.coordinator import Talk, check_coordinator
+from ssfl.tools.check.disk import check_disk
+from ssfl.tools.check.forecast import Forecast, Terms, forecasts, sparsity_of
+from ssfl.tools.check.network import Way, check_way
+from ssfl.tools.check.probe import TOKEN_BYTES, Question
+from ssfl.tools.check.site_trial import SiteCheck
+from ssfl.tools.check.steps import Advice, Ended, Found, Steps, Who, Wrong
+from ssfl.tools.check.view import (
+    Screen,
+    document,
+    forecast_notes,
+    forecast_table,
+    role_table,
+    sparsity_told,
+    tensor_table,
+    verdict_text,
+)
+from ssfl.tools.plan.view import expected
+from ssfl.tools.terminal import console, stdout_aside
+
+DESCRIPTION = (
+    "Finds out whether a site can take part, before it does: the way to the coordinator, what the "
+    "coordinator says of this client, and the site's own task, shard and model, on one batch. It "
+    "joins nothing and disturbs no run. Each failure says who must fix what. Give it the flags of "
+    "ssfl-client: without --coordinator only the site is checked, without --data only the way."
+)
+EXAMPLE = (
+    "For example: ssfl check --task my_task.py --data shard_00 --coordinator fl.example.org:50051 "
+    "--tls-ca ca.pem"
+)
+NOBODY = "ssfl-check"  # a client id to ask with, where nothing names the client
+
+
+@dataclass(frozen=True, slots=True)
+class CheckConfig(ClientConfig):
+    """The settings of the client that is to be checked, by the same names."""
+
+    coordinator: str = setting("", "host:port of the coordinator; left out: only the site")
+    json: bool = setting(False, "answer as JSON, in bytes and seconds")
+
+    def validate(self) -> None:
+        """Raise SettingsError naming the flag at fault."""
+        if not (self.data or self.coordinator):
+            raise SettingsError(
+                "what is to be checked? --coordinator host:port, --data shard_00, or both"
+            )
+        whole = replace(
+            self, data=self.data or "shard", coordinator=self.coordinator or "localhost:1"
+        )
+        ClientConfig.validate(whole)  # which wants both
+
+
+@dataclass
+class Checked:
+    """All that a check has found."""
+
+    steps: Steps
+    client_id: str = NOBODY
+    talk: Talk | None = None
+    settings: RunSettings | None = None  # of the run; None: not known
+    run_manifest: Manifest | None = None  # of the run's model; None: it has none, or is not known
+    site: SiteCheck | None = None
+    rounds: list[Forecast] = field(default_factory=list)  # what a round costs, by sparsity
+
+    def forecasts(self, manifest: Manifest) -> list[Forecast]:
+        """Return what a round costs."""
+        answer = self.talk.answer if self.talk else None
+        terms = Terms()
+        if answer:
+            begun = answer.rounds_done or answer.phase not in ("gathering", "paused")
+            terms = Terms(
+                answer.reference_coding, answer.upload_slots, answer.num_clients + 1,
+                answer.rounds_done, has_begun=bool(begun),
+            )  # fmt: skip
+        return forecasts(
+            manifest,
+            self.settings or RunSettings(),
+            terms,
+            self.talk.link if self.talk else None,
+            self.site.pace if self.site else None,
+            is_run=self.settings is not None,
+        )
+
+    def manifest(self) -> Manifest | None:
+        """Return the model that this site builds; where no shard is checked, the run's."""
+        return self.site.manifest if self.site else self.run_manifest
+
+
+def check(argv: Sequence[str]) -> int:
+    """Run the command."""
+    config = settings.load(
+        CheckConfig, argv, os.environ, "ssfl check", DESCRIPTION, EXAMPLE, settings_elsewhere()
+    )
+    if config.json:
+        with stdout_aside():  # a task may print
+            checked = run_check(config, Steps())
+        print(json.dumps(_document(checked), indent=1))
+        return int(checked.steps.exit_code)
+    shown = console()
+    screen = Screen(shown)
+    try:
+        checked = run_check(config, Steps(screen.begin, screen.done))
+    finally:
+        screen.close()
+    _show(checked, shown)
+    return int(checked.steps.exit_code)
+
+
+def run_check(config: CheckConfig, steps: Steps) -> Checked:
+    """Do all steps that the settings ask for; those before Ctrl-C, if that ends it."""
+    checked = Checked(steps)
+    try:
+        if config.coordinator:
+            _check_coordinator(config, checked)
+        if config.data:
+            _check_site(config, checked)
+        if checked.site or checked.run_manifest:
+            steps.run("round", lambda: _round(checked), ["model"] if checked.site else [])
+    except Ended:  # the step says so
+        pass
+    finally:
+        if checked.talk:
+            checked.talk.close()
+    return checked
+
+
+def _check_coordinator(config: CheckConfig, checked: Checked) -> None:
+    steps = checked.steps
+    access = _check_files(config, steps)
+    check_way(steps, Way(config.coordinator, access.tls if access else None))
+    steps.part = "coordinator"
+    _check_client_id(config, checked, access)
+    question = Question(checked.client_id, _token(config, checked.client_id))
+    checked.talk = check_coordinator(steps, access, question)
+    steps.run("settings", lambda: _settings(checked), ["call"])
+    steps.run("run's model", lambda: _run_model(checked), ["call"])
+
+
+def _check_site(config: CheckConfig, checked: Checked) -> None:
+    run, checked.steps.part = checked.settings, "site"
+    if not config.coordinator:
+        _check_client_id(config, checked, None)
+    checked.site = SiteCheck(
+        config, checked.client_id, run or RunSettings(), checked.run_manifest, checked.talk,
+        is_run=run is not None,
+    )  # fmt: skip
+    checked.site.check(checked.steps)
+    state_dir = config.state_dir / checked.client_id
+    check_disk(checked.steps, config, state_dir, run or RunSettings(), checked.site.manifest)
+
+
+def _check_files(config: CheckConfig, steps: Steps) -> Access | None:
+    """Read certificates and token; None if they will not do."""
+    steps.part = "network"
+
+    def read() -> Found[Access]:
+        try:
+            access = read_access(config)
+        except ProgramError as error:
+            advice = Advice(Who.MACHINE, "mend this flag or file: a client would end here, too")
+            raise Wrong(str(error), advice, ExitCode.USAGE) from error
+        held = [f"CA {config.tls_ca}"] if access.tls else ["no TLS"]
+        held += [f"certificate of {access.tls.pair.name}"] if access.tls and access.tls.pair else []
+        held += ["join token"] if access.token else []
+        return Found(access, ", ".join(held))
+
+    return steps.run("files", read)
+
+
+def _check_client_id(config: CheckConfig, checked: Checked, access: Access | None) -> None:
+    """Find out the name that ssfl-client would have; without one, ask as who is certified."""
+    pair = access.tls.pair if access and access.tls else None
+    certified = pair.name if pair and CLIENT_ID.fullmatch(pair.name) else ""
+
+    def find() -> Found[str]:
+        if config.client_id or config.data:
+            try:
+                name = client_id_of(config)
+            except ProgramError as error:
+                advice = Advice(Who.MACHINE, "choose a name with --client-id")
+                raise Wrong(str(error).partition(": choose")[0], advice, error.exit_code) from error
+            return Found(name, name)
+        if certified:
+            return Found(certified, f"{certified}, as its certificate says")
+        return Found(NOBODY, f"{NOBODY}, for want of --client-id or --data")
+
+    checked.client_id = checked.steps.run("client id", find) or certified or NOBODY
+
+
+def _token(config: CheckConfig, client_id: str) -> bytes:
+    """Return the token that an earlier start of this client left; none is made."""
+    try:
+        token = (config.state_dir / client_id / "token").read_bytes()
+    except OSError:
+        return b""
+    return token if len(token) == TOKEN_BYTES else b""
+
+
+def _settings(checked: Checked) -> Found[None]:
+    """Read the run's settings as a client does."""
+    from ssfl.client.errors import Refused
+    from ssfl.client.run_settings import read_settings
+
+    answer = checked.talk.answer if checked.talk else None
+    assert answer is not None
+    try:
+        run = checked.settings = read_settings(answer.settings)
+    except Refused as error:
+        raise Wrong(
+            str(error),
+            Advice(Who.MACHINE, f"install ssfl {answer.software}, as the coordinator has"),
+            ExitCode.REFUSED,
+        ) from error
+    steps = f"{run.local_steps} local steps" if run.local_steps else f"{run.local_epochs} epochs"
+    told = sparsity_of(run)
+    mask = told if run.strategy != "ssfl" or run.bytes_per_round else f"{told} sparse"
+    return Found(
+        None,
+        f"{run.model}, {mask}, {run.rounds} rounds of {steps}, batches of {run.batch_size}",
+    )
+
+
+def _run_model(checked: Checked) -> Found[None]:
+    """Read the description of the run's model."""
+    answer = checked.talk.answer if checked.talk else None
+    assert answer is not None
+    if not answer.manifest:
+        return Found(None, "none yet: the first client describes one")
+    try:
+        model = checked.run_manifest = Manifest.from_json(answer.manifest)
+    except ManifestError as error:
+        raise Wrong(
+            f"the run's model cannot be read here: {error}",
+            Advice(Who.MACHINE, f"install ssfl {answer.software}, as the coordinator has"),
+            ExitCode.REFUSED,
+        ) from error
+    return Found(None, f"{model.size:,} values, {model.num_masked:,} can be pruned")
+
+
+def _round(checked: Checked) -> Found[None]:
+    """Forecast a round, and find out whether the run's settings fit the model at all."""
+    from ssfl.server.errors import ModelUnusable
+    from ssfl.server.loop.first_model import begin_model
+
+    manifest = checked.manifest()
+    assert manifest is not None
+    rounds = checked.rounds = checked.forecasts(manifest)
+    if checked.settings:
+        try:
+            begin_model(checked.settings, manifest, np.zeros(manifest.size, np.float32))
+        except ModelUnusable as error:
+            what = "begin the run with settings that fit this model, or choose another model"
+            raise Wrong(str(error), Advice(Who.OPERATOR, what), ExitCode.REFUSED) from error
+    own = next((one for one in rounds if one.is_run), rounds[0] if rounds else None)
+    if own is None:
+        return Found(None, "so small a model keeps nothing at the sparsities we know of")
+    return Found(None, f"{expected(own.up)} up, {expected(own.down)} down at {sparsity_told(own)}")
+
+
+def _show(checked: Checked, shown: Console) -> None:
+    """Print what the steps have led to."""
+    if manifest := checked.manifest():
+        shown.print()
+        shown.print(tensor_table(manifest))
+        shown.print(role_table(manifest))
+    if told := checked.rounds:
+        shown.print()
+        shown.print(forecast_table(told, shown.width))
+        link = checked.talk.link if checked.talk else None
+        shown.print(forecast_notes(told, link, checked.site.pace if checked.site else None))
+    shown.print()
+    shown.print(verdict_text(checked.steps))
+
+
+def _document(checked: Checked) -> dict[str, object]:
+    return document(
+        checked.steps,
+        checked.manifest(),
+        checked.rounds,
+        checked.talk.link if checked.talk else None,
+        checked.site.pace if checked.site else None,
+    )

@@ -1,0 +1,218 @@
+"""One `Check` call seen from the client: a question, echoes, and noise in both directions.
+
+Bandwidth is measured over the second half of the bytes, when TCP has got up to speed, and told as a
+link's rate as `ssfl plan` means it: IP packets, headers included.
+"""
+
+import os
+import queue
+import secrets
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import grpc
+
+from ssfl.program.version import ssfl_version
+from ssfl.tools.plan.link import (
+    FRAME_BYTES,
+    FRAME_HEADER_BYTES,
+    PACKET_BYTES,
+    SEGMENT_BYTES,
+    Link,
+)
+from ssfl.v1 import coordinator_pb2 as pb
+
+PROTOCOL_VERSION = 1
+TOKEN_BYTES = 16
+ASK_S = 15.0  # deadline of question and echoes
+MEASURE_S = 40.0  # of noise both ways
+NOISE_BYTES = 8 << 20
+NOISE_S = 3.0
+SMALLEST_PIECE, LARGEST_PIECE = 4 << 10, 64 << 10
+ECHOES = 10
+SHORTEST_S = 1e-4  # of a measurement: less is the clock's own
+
+Samples = list[tuple[float, int]]  # when, and how many bytes had come by then
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """Who asks."""
+
+    client_id: str
+    token: bytes = b""  # of an earlier start of the client; empty: there was none
+    num_samples: int = 0  # of its shard; 0: not known yet
+
+    def message(self) -> pb.CheckRequest:
+        token = self.token or secrets.token_bytes(TOKEN_BYTES)
+        question = pb.CheckQuestion(
+            protocol_version=PROTOCOL_VERSION,
+            token=token,
+            num_samples=self.num_samples,
+            software=ssfl_version(),
+        )
+        return pb.CheckRequest(client_id=self.client_id, question=question)
+
+
+@dataclass(frozen=True, slots=True)
+class Told:
+    """What the coordinator answered, and its clock beside ours."""
+
+    answer: pb.CheckAnswer
+    rtt_s: float  # the shortest of some
+    ahead_s: float  # the coordinator's clock is so much ahead of ours
+
+
+def ask(stub: Any, question: Question) -> Told:
+    """Ask the question, then measure round trip and clocks; grpc.RpcError if it is refused."""
+    with _Stream(stub, ASK_S) as stream:
+        stream.put(question.message())
+        answer = stream.next().answer
+        rtt_s, ahead_s = float("inf"), 0.0
+        for number in range(ECHOES):
+            began_s, wall_s = time.monotonic(), time.time()
+            echo = pb.CheckEcho(number=number)
+            stream.put(pb.CheckRequest(client_id=question.client_id, echo=echo))
+            told = stream.next().echo
+            took_s = time.monotonic() - began_s
+            if took_s < rtt_s:
+                rtt_s, ahead_s = took_s, told.unix_time_s - (wall_s + took_s / 2)
+        return Told(answer, rtt_s, ahead_s)
+
+
+def answer_to(stub: Any, question: Question) -> pb.CheckAnswer:
+    """Ask the question alone; grpc.RpcError if it is refused."""
+    with _Stream(stub, ASK_S) as stream:
+        stream.put(question.message())
+        return stream.next().answer
+
+
+def measure(stub: Any, question: Question, rtt_s: float) -> Link:
+    """Return the link as noise finds it; grpc.RpcError if that is refused or takes too long."""
+    with _Stream(stub, MEASURE_S) as stream:
+        stream.put(question.message())
+        stream.next()
+        stream.noise(question.client_id)
+        up: Samples = [(time.monotonic(), 0)]
+        while up[-1][1] != stream.noise_bytes:
+            received = stream.next().received.num_bytes
+            up.append((time.monotonic(), received))
+            stream.arrived(received)
+        down = _download(stream, question.client_id)
+    return Link(link_rate(bytes_per_s(up)), link_rate(bytes_per_s(down)), rtt_s)
+
+
+def _download(stream: "_Stream", client_id: str) -> Samples:
+    """Ask for noise, part by part: no more at once than has come so far."""
+    samples: Samples = [(time.monotonic(), 0)]
+    ends_s, asked, parts = time.monotonic() + NOISE_S, 0, 0
+    while True:
+        now_s, received = samples[-1]
+        part = min(NOISE_BYTES - asked, max(LARGEST_PIECE, received) - (asked - received))
+        if part > 0 and now_s < ends_s and (part >= LARGEST_PIECE or not asked - received):
+            download = pb.CheckDownload(num_bytes=part)
+            stream.put(pb.CheckRequest(client_id=client_id, download=download))
+            asked, parts = asked + part, parts + 1
+        if not parts:
+            return samples
+        response = stream.next()
+        if response.WhichOneof("part") == "sent":
+            parts -= 1
+        else:
+            samples.append((time.monotonic(), received + len(response.noise)))
+
+
+def bytes_per_s(samples: Samples) -> float:
+    """Return the rate of the second half.
+
+    >>> bytes_per_s([(0.0, 0), (9.0, 50), (10.0, 100), (11.0, 150)])
+    50.0
+    """
+    last_s, total = samples[-1]
+    half = [one for one in samples[:-1] if one[1] >= total / 2] or samples[-2:-1]
+    first_s, before = half[0]
+    return (total - before) / max(SHORTEST_S, last_s - first_s)
+
+
+def link_rate(payload_bytes_per_s: float) -> float:
+    """Return bits per second on the wire, with what TCP, IP and HTTP/2 put around the payload."""
+    framed = payload_bytes_per_s * (1 + FRAME_HEADER_BYTES / FRAME_BYTES)
+    return 8 * framed * PACKET_BYTES / SEGMENT_BYTES
+
+
+class _Stream:
+    """A `Check` call: requests are put in, responses taken out."""
+
+    def __init__(self, stub: Any, deadline_s: float) -> None:
+        self.noise_bytes = -1  # in all; -1: not known yet
+        self._arrived = 0  # of them, so far
+        self._news = threading.Condition()
+        self._outgoing: queue.SimpleQueue[pb.CheckRequest | str | None] = queue.SimpleQueue()
+        self._call = stub.Check(self._requests(), timeout=deadline_s)
+
+    def __enter__(self) -> "_Stream":
+        return self
+
+    def __exit__(self, *_error: object) -> None:
+        self._outgoing.put(None)
+        self._call.cancel()
+
+    def put(self, request: pb.CheckRequest) -> None:
+        self._outgoing.put(request)
+
+    def noise(self, client_id: str) -> None:
+        """Send noise, as much as fits into its time."""
+        self._outgoing.put(client_id)
+
+    def arrived(self, num_bytes: int) -> None:
+        """Note how much noise is there: it lets more go."""
+        with self._news:
+            self._arrived = num_bytes
+            self._news.notify()
+
+    def next(self) -> pb.CheckResponse:
+        try:
+            response: pb.CheckResponse = next(self._call)
+        except StopIteration:
+            raise Ended from None
+        return response
+
+    def _requests(self) -> Iterator[pb.CheckRequest]:
+        while (item := self._outgoing.get()) is not None:
+            if isinstance(item, str):
+                yield from self._pieces(item)
+            else:
+                yield item
+
+    def _pieces(self, client_id: str) -> Iterator[pb.CheckRequest]:
+        """Yield noise; what is under way at once is bounded, so that a slow wire is not clogged."""
+        size, sent, began_s = SMALLEST_PIECE, 0, time.monotonic()
+        while self.noise_bytes < 0:
+            with self._news:
+                self._news.wait_for(partial(self._may_send, sent), NOISE_S)
+            piece = os.urandom(min(size, NOISE_BYTES - sent))
+            sent += len(piece)
+            if sent == NOISE_BYTES or time.monotonic() - began_s > NOISE_S:
+                self.noise_bytes = sent  # before it goes: its receipt may be quick
+            yield pb.CheckRequest(client_id=client_id, noise=piece)
+            size = min(2 * size, LARGEST_PIECE)
+
+    def _may_send(self, sent: int) -> bool:
+        return sent - self._arrived <= max(LARGEST_PIECE, self._arrived)
+
+
+class Ended(grpc.RpcError):  # type: ignore[misc]  # grpc has no types
+    """The coordinator ended the call before it was over."""
+
+    def code(self) -> grpc.StatusCode:
+        return grpc.StatusCode.INTERNAL
+
+    def details(self) -> str:
+        return "the coordinator ended the call early"
+
+    def trailing_metadata(self) -> tuple[()]:
+        return ()

@@ -1,0 +1,314 @@
+"""A site on its own: torch and device, task and shard, the model, one batch scored and trained.
+
+Everything is done with the code that a client uses, and timed: a forecast is made of it. (Torch is
+loaded where it is first needed.)
+"""
+
+import os
+import resource
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, replace
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, TypeVar
+
+from ssfl.client.config import ClientConfig
+from ssfl.datasets.errors import DataError
+from ssfl.datasets.shards.shard_file import Shard, find_shard
+from ssfl.datasets.wording import counted, size
+from ssfl.method.errors import MethodError
+from ssfl.method.manifest import Manifest
+from ssfl.method.settings import RunSettings
+from ssfl.program.exits import ExitCode
+from ssfl.tools.check.coordinator import Talk
+from ssfl.tools.check.steps import Advice, Found, Steps, Who, Wrong
+
+if TYPE_CHECKING:
+    import torch
+
+    from ssfl.client.local_work import SiteModel
+    from ssfl.learning.load_task import LoadedTask
+    from ssfl.method.mask import Mask
+
+ENOUGH_S = 2.0  # of training steps, to have their time
+MOST_STEPS = 4
+TESTED = 1024  # samples: with more of them, the time of these is scaled up
+FULL = 0.8  # of the machine's memory
+Value = TypeVar("Value")
+
+
+@dataclass(frozen=True, slots=True)
+class Pace:
+    """How fast a site works."""
+
+    score_s: float  # one minibatch
+    step_s: float  # one training step
+    test_s: float  # the whole test split
+    num_steps: int  # of a round
+
+    @property
+    def round_s(self) -> float:
+        """Seconds of work in a round: the model is tested before and after the training."""
+        return self.num_steps * self.step_s + 2 * self.test_s
+
+
+class SiteCheck:
+    """What is known of the site so far."""
+
+    def __init__(
+        self,
+        config: ClientConfig,
+        client_id: str,
+        settings: RunSettings,
+        run_manifest: Manifest | None,
+        talk: Talk | None = None,
+        *,
+        is_run: bool,
+    ) -> None:
+        """`is_run`: the settings are those of the run, not our defaults."""
+        self._config, self._client_id = config, client_id
+        self._settings, self._run_manifest, self._is_run = settings, run_manifest, is_run
+        self._talk = talk
+        self.manifest: Manifest | None = None
+        self.pace: Pace | None = None
+        self._score_s = 0.0
+
+    def check(self, steps: Steps) -> None:
+        """Try everything that a client does, once."""
+        steps.part = "site"
+        steps.run("torch", self._torch)
+        device = steps.run("device", self._device, ["torch"])
+        task = steps.run("task", self._task, ["torch"])
+        shard = steps.run("shard", lambda: self._shard(_there(task)), ["task"])
+        if talk := self._talk:
+            count = shard.num_samples if shard else 0
+            steps.run("samples", lambda: talk.samples(count), ["admission", "shard"])
+        model = steps.run(
+            "model",
+            lambda: self._model(_there(task), _there(shard), _there(device)),
+            ["device", "shard"],
+        )
+        self.manifest = model.manifest if model else None
+        if self._run_manifest is None and steps.passed("run's model"):
+            steps.skip("same model", "the run has none yet")
+        elif self._talk:
+            known = ["settings", "run's model", "model"]
+            steps.run("same model", lambda: self._same(_there(model)), known)
+        mask = steps.run(
+            "score", lambda: self._score(_there(task), _there(shard), _there(model)), ["model"]
+        )
+        self.pace = steps.run(
+            "train",
+            lambda: self._train(_there(task), _there(shard), _there(model), _there(mask)),
+            ["score"],
+        )
+        steps.run("memory", lambda: _memory(_there(device)), ["train"])
+
+    def _torch(self) -> Found[None]:
+        if find_spec("torch") is None:
+            raise Wrong(
+                "torch is not installed",
+                Advice(Who.MACHINE, "pip install 'ssfl[client]'"),
+                ExitCode.BAD_DATA,
+            )
+        import torch
+
+        return Found(None, f"torch {torch.__version__}")
+
+    def _device(self) -> "Found[torch.device]":
+        from ssfl.learning.device import choose_device, fingerprint, prepare_torch
+
+        with self._explained(Who.MACHINE, "choose another --device"):
+            prepare_torch(self._config.threads)
+            device = choose_device(self._config.device)
+        return Found(device, f"{device.type}: {fingerprint(device)}")
+
+    def _task(self) -> "Found[LoadedTask]":
+        from ssfl.learning.load_task import load_task
+
+        mend = f"mend the task ({self._config.task}), or name another with --task"
+        with self._explained(Who.AUTHOR, mend):
+            task = load_task(self._config.task)
+        return Found(task, f"{task.name} (source {task.digest.hex()[:12]})")
+
+    def _shard(self, task: "LoadedTask") -> Found[Shard]:
+        mend = "mend or make the shard again (ssfl shards), or name another with --data"
+        with self._explained(Who.DATA, mend):
+            path = find_shard(self._config.data, self._config.data_root)
+            shard = task.load_shard(path)
+        shape = "x".join(map(str, shard.input_shape)) or "one number"
+        classes = counted(shard.num_classes, "class") if shard.num_classes else "numbers to predict"
+        tested = f"{len(shard.test_x):,} to test, {len(shard.val_x):,} to validate"
+        text = f"{counted(shard.num_samples, 'training sample')} of {shape}, {tested}; {classes}"
+        if not len(shard.test_x):
+            advice = Advice(Who.DATA, "keep some samples back for tests, if there are any to spare")
+            return Found(shard, text, advice)
+        return Found(shard, text)
+
+    def _model(
+        self, task: "LoadedTask", shard: Shard, device: "torch.device"
+    ) -> "Found[SiteModel]":
+        from ssfl.client.local_work import SiteModel
+        from ssfl.learning.load_task import BUILT_IN
+
+        who, what = Who.AUTHOR, "mend the task: it builds no model for this shard"
+        if task.name in BUILT_IN:
+            who, what = Who.OPERATOR, "choose a --model that fits data of this shape"
+        with (
+            self._explained(who, what),
+            self._working(device),
+        ):
+            model = SiteModel.build(task, shard, self._settings, device, self._run_manifest)
+        manifest = model.manifest
+        name = manifest.model.get("model", manifest.model.get("task", ""))
+        defaults = "" if self._is_run else " (with default settings: the run's are not known)"
+        text = f"{name}: {manifest.size:,} values, {manifest.num_masked:,} can be pruned{defaults}"
+        return Found(model, text)
+
+    def _same(self, model: "SiteModel") -> Found[None]:
+        assert self._run_manifest is not None
+        difference = self._run_manifest.first_difference(model.manifest)
+        if not difference:
+            return Found(None, f"as the run's ({model.manifest.digest.hex()[:12]})")
+        raise Wrong(
+            f"this site builds another model than the run's: {difference}",
+            Advice(
+                Who.AUTHOR,
+                "give every site the same task file, and data of the same shape and classes; if "
+                "the run has the wrong model, its operator begins again with --fresh",
+            ),
+            ExitCode.BAD_DATA,
+        )
+
+    def _score(self, task: "LoadedTask", shard: Shard, model: "SiteModel") -> "Found[Mask]":
+        from ssfl.learning.first_batch import try_first_batch
+        from ssfl.learning.load_task import BUILT_IN
+        from ssfl.learning.saliency import score_locally
+        from ssfl.method.mask import top_k
+
+        network, manifest, settings = model.network, model.manifest, self._settings
+        who, what = Who.AUTHOR, "mend the task: it fails on this site's first batch"
+        if task.name in BUILT_IN:
+            who, what = Who.DATA, "look at the samples and labels of the first batch"
+        device = next(network.parameters()).device
+        with self._explained(who, what), self._working(device):
+            try_first_batch(network, task, shard, settings.batch_size)
+            began_s = time.monotonic()
+            scores = score_locally(network, manifest, task, shard, settings, self._client_id)
+        self._score_s = time.monotonic() - began_s
+        count = min(settings.batch_size, shard.num_samples)
+        text = f"a batch of {counted(count, 'sample')} in {seconds_told(self._score_s)}"
+        return Found(top_k(scores, max(1, manifest.num_masked // 10)), text)
+
+    def _train(
+        self, task: "LoadedTask", shard: Shard, model: "SiteModel", mask: "Mask"
+    ) -> Found[Pace]:
+        from ssfl.learning.batches import count_steps
+        from ssfl.learning.evaluate import evaluate
+        from ssfl.learning.masked_training import train_locally
+
+        network, settings = model.network, replace(self._settings, local_steps=MOST_STEPS)
+        clock = _StepClock()
+        device = next(network.parameters()).device
+        with (
+            self._explained(Who.OPERATOR, "choose a smaller --learning-rate or --batch-size"),
+            self._working(device),
+        ):
+            with suppress(_Enough):
+                train_locally(
+                    network, model.manifest, mask, task, shard, settings, 0, self._client_id,
+                    clock.step,
+                )  # fmt: skip
+            part = replace(shard, test_x=shard.test_x[:TESTED], test_y=shard.test_y[:TESTED])
+            began_s = time.monotonic()
+            evaluate(network, task, part)
+        test_s = (time.monotonic() - began_s) * len(shard.test_x) / max(1, len(part.test_x))
+        pace = Pace(
+            self._score_s, clock.step_s, test_s, count_steps(shard.num_samples, self._settings)
+        )
+        return Found(
+            pace,
+            f"a step in {seconds_told(pace.step_s)}, a test in {seconds_told(test_s)}; a round has "
+            f"{counted(pace.num_steps, 'step')}: {seconds_told(pace.round_s)}",
+        )
+
+    @contextmanager
+    def _explained(self, who: Who, what: str) -> Iterator[None]:
+        """Turn what data, task and model raise into something that somebody can mend."""
+        from ssfl.learning.errors import DeviceError, LearningError
+
+        try:
+            yield
+        except DeviceError as error:
+            text, _, mend = str(error).partition(": try ")
+            text = text.partition("; --device")[0]
+            advice = Advice(
+                Who.MACHINE, f"try {mend}" if mend else "mend that, or try --device cpu"
+            )
+            raise Wrong(text, advice, ExitCode.BAD_DATA) from error
+        except (DataError, LearningError, MethodError) as error:
+            raise Wrong(str(error), Advice(who, what), ExitCode.BAD_DATA) from error
+
+    @contextmanager
+    def _working(self, device: "torch.device") -> Iterator[None]:
+        from ssfl.learning.device import working_on
+
+        with working_on(device):
+            yield
+
+
+class _Enough(Exception):
+    """Enough steps were timed."""
+
+
+class _StepClock:
+    """Times training steps; the first one counts only if there is no other."""
+
+    def __init__(self) -> None:
+        self._began_s = self._last_s = time.monotonic()
+        self.step_s = 0.0
+
+    def step(self, done: int, _total: int) -> None:
+        now_s = time.monotonic()
+        if done == 1:
+            self.step_s, self._began_s = now_s - self._began_s, now_s
+        else:
+            self.step_s = (now_s - self._began_s) / (done - 1)
+        if self.step_s > ENOUGH_S or (done > 1 and now_s - self._began_s > ENOUGH_S):
+            raise _Enough
+
+
+def _memory(device: "torch.device") -> Found[None]:
+    """Tell the peak of this process, which has trained as a client does."""
+    unit = 1 if sys.platform == "darwin" else 1024
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
+    machine = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    text = f"{size(peak)} at the peak, this machine has {size(machine)}"
+    if device.type == "cuda":
+        import torch
+
+        text += f"; {size(torch.cuda.max_memory_allocated(device))} on the GPU"
+    if peak > FULL * machine:
+        return Found(None, text, Advice(Who.MACHINE, "give this machine more memory"))
+    return Found(None, text)
+
+
+def _there(value: Value | None) -> Value:
+    """Return a value of a step that passed."""
+    assert value is not None
+    return value
+
+
+def seconds_told(seconds: float) -> str:
+    """Return a time with its unit.
+
+    >>> seconds_told(0.0042), seconds_told(0.25), seconds_told(12.34), seconds_told(600.0)
+    ('4.2 ms', '250 ms', '12.3 s', '10.0 min')
+    """
+    if seconds >= 120:
+        return f"{seconds / 60:.1f} min"
+    if seconds >= 1:
+        return f"{seconds:.1f} s"
+    return f"{1000 * seconds:.1f} ms" if seconds < 0.1 else f"{1000 * seconds:.0f} ms"

@@ -1,0 +1,228 @@
+"""A whole run on this machine, watched to its end: what `ssfl demo` and `ssfl rehearse` share."""
+
+import importlib.util
+import json
+import shutil
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.live import Live
+from rich.table import Table
+
+from ssfl.durable.lock import DirectoryLock
+from ssfl.program.exits import ExitCode, ProgramError
+from ssfl.server.report.source import open_folder
+from ssfl.tools.local.processes import Federation
+from ssfl.tools.operate.screen import megabytes, status_line, status_view
+from ssfl.tools.report.command import write_comparison
+from ssfl.tools.report.compare import comparison_document
+from ssfl.v1 import admin_pb2
+
+POLL_S = 0.25
+STALL_S = 300.0
+ENDED = ("finished", "stopped")  # phases in which clients may leave
+MARKER = ".ssfl-run-here"
+_MEANINGS = {
+    "dense": "dense: float32 values, as other systems send them",
+    "ssfl": "ssfl: kept values, coded against the base, as over a network",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """What one federation came to."""
+
+    name: str
+    status: admin_pb2.GetStatusResponse
+    history: dict[str, Any]
+    models: Path
+
+    @property
+    def last(self) -> dict[str, Any]:
+        """The final evaluation."""
+        found: dict[str, Any] = self.history["evaluations"][-1]
+        return found
+
+    @property
+    def seconds_per_round(self) -> float:
+        rounds = self.history["rounds"]
+        return float(sum(entry["seconds"] for entry in rounds) / len(rounds))
+
+
+def need(*modules: str, extra: str) -> None:
+    """Raise ProgramError unless these can be imported."""
+    missing = [name for name in modules if importlib.util.find_spec(name) is None]
+    if missing:
+        raise ProgramError(
+            f"this needs {', '.join(missing)}: pip install 'ssfl[{extra}]'", ExitCode.USAGE
+        )
+
+
+def fresh_folder(out: Path) -> None:
+    """Empty a folder that an earlier command made; refuse one that holds something else."""
+    marker = out / MARKER
+    if out.exists() and (not out.is_dir() or (any(out.iterdir()) and not marker.exists())):
+        raise ProgramError(
+            f"{out} holds something else: choose another folder with --out", ExitCode.USAGE
+        )
+    for lock in out.glob("*/state/lock"):
+        with DirectoryLock(lock.parent):  # or say which process is still at work there
+            pass
+    try:
+        shutil.rmtree(out, ignore_errors=True)
+        out.mkdir(parents=True)
+        marker.touch()
+    except OSError as error:
+        raise ProgramError(f"cannot write into {out}: {error}", ExitCode.USAGE) from error
+
+
+def federate(
+    federation: Federation,
+    name: str,
+    console: Console,
+    title: str,
+    trouble: Callable[[Federation], None] | None = None,
+) -> Result:
+    """Run a federation to its end, showing its progress; `trouble` comes first, if any."""
+    with federation:
+        if trouble:
+            trouble(federation)
+        status = _watch(federation, console, title)
+        federation.admin.close()
+    models = Path(status.out_dir)
+    history = json.loads((models / "history.json").read_bytes())  # the coordinator's last word
+    return Result(name, status, history, models)
+
+
+def _watch(federation: Federation, console: Console, title: str) -> admin_pb2.GetStatusResponse:
+    """Show the run until every site has the final model; return the last status."""
+    shown, progress, moved_s = "", ("", 0), time.monotonic()
+    with Live(console=console, auto_refresh=False, transient=True) as live:
+        while True:
+            ended = federation.ended()
+            status = federation.admin.status()  # later: who left because the run is over is fine
+            if status.delivered:
+                break
+            if ended and status.phase not in ENDED:
+                raise ProgramError(
+                    f"{ended[0]} ended before the run was over; does its task end the process? "
+                    f"(its log: {federation.folder / ended[0]}.log)",
+                    ExitCode.BAD_DATA,
+                )
+            if console.is_terminal:
+                live.update(status_view(status, title), refresh=True)
+            now = f"{status.phase} {status.rounds_done}"
+            if now != shown and not console.is_terminal:
+                console.print(status_line(status, title), soft_wrap=True)
+            shown = now
+            if progress != (progress := (now, sum(one.steps_done for one in status.clients))):
+                moved_s = time.monotonic()
+            if time.monotonic() - moved_s > STALL_S:
+                raise ProgramError(
+                    f"no progress for {STALL_S:g} s, waiting for {status.waiting_for}; "
+                    f"the logs are in {federation.folder}",
+                    ExitCode.BUG,
+                )
+            time.sleep(POLL_S)
+    console.print(f"{title}: done, {status.rounds_done} rounds, {_outcome(status)}")
+    return status
+
+
+def _outcome(status: admin_pb2.GetStatusResponse) -> str:
+    if status.HasField("accuracy"):
+        return f"{100 * status.accuracy:.1f} %"
+    return f"loss {status.loss:.4g}" if status.HasField("loss") else "not tested: no test samples"
+
+
+def results_table(results: Sequence[Result], title: str) -> Table:
+    """Return how good each model is and what it cost."""
+    table = Table(title=title, title_justify="left")
+    names = sorted({name for result in results for name in result.last["metrics"]})
+    measured = [
+        name
+        for name, key in (("accuracy", "pooled"), ("loss", "loss"))
+        if any(result.last[key] is not None for result in results)
+    ]
+    if "accuracy" in measured:
+        measured.remove("loss")
+    table.add_column("")
+    columns = ("MB up", "MB down", "one-off MB", "s/round", "server MB")
+    for column in (*measured, *names, *columns):
+        table.add_column(column, justify="right", overflow="fold")
+    for result in results:
+        status, last = result.status, result.last
+        table.add_row(
+            result.name,
+            *(_shown(name, last) for name in measured),
+            *(f"{last['metrics'].get(name, float('nan')):.4g}" for name in names),
+            f"{megabytes(status, 'up', one_off=False):.2f}",
+            f"{megabytes(status, 'down', one_off=False):.2f}",
+            f"{megabytes(status, one_off=True):.2f}",
+            f"{result.seconds_per_round:.2f}",
+            f"{status.peak_memory_bytes / 1e6:.0f}",
+        )
+    table.caption = "; ".join(
+        meaning
+        for name, meaning in _MEANINGS.items()
+        if any(result.name == name for result in results)
+    )
+    table.caption_justify = "left"
+    return table
+
+
+def _shown(name: str, last: dict[str, Any]) -> str:
+    if name == "accuracy":
+        return "" if last["pooled"] is None else f"{100 * last['pooled']:.1f} %"
+    return f"{last['loss']:.4g}"
+
+
+def draw(out: Path, results: Sequence[Result]) -> list[str]:
+    """Draw every picture that the runs have the data for; return the file names."""
+    from ssfl.tools.report.plots import plot_accuracy, plot_densities, plot_layers, plot_timeline
+
+    histories = {result.name: result.history for result in results}
+    drawn = []
+    if plot_accuracy(histories, out / "accuracy.png"):
+        drawn.append("accuracy.png")
+    sparse = histories.get("ssfl")
+    if sparse:
+        plot_layers(sparse, out / "layers.png")
+        plot_timeline(sparse, out / "timeline.png")
+        plot_densities(sparse, out / "densities.png")
+        drawn += ["layers.png", "timeline.png", "densities.png"]
+    return drawn
+
+
+def say_where(
+    console: Console, out: Path, result: Result, drawn: Sequence[str], seconds: float
+) -> None:
+    """Say where everything is."""
+    console.print(f"model digest  {result.status.model_digest.hex()}")
+    console.print("(the same on every run with this seed on this kind of machine)")
+    pictures = f"{out}/{', '.join(drawn)}" if drawn else "none: pip install matplotlib"
+    for what, where in (
+        ("final model", result.models / "model.safetensors"),
+        ("mask", result.models / "mask.bin"),
+        ("manifest", result.models / "manifest.json"),
+        ("history", result.models / "history.json"),
+        ("report", result.models / "report.html"),
+        ("plots", pictures),
+        ("logs", f"{out}/{result.name}/*.log"),
+    ):
+        shown = where
+        if isinstance(where, Path) and where.is_relative_to(Path.cwd()):
+            shown = where.relative_to(Path.cwd())
+        console.print(f"{what:<12}  {shown}", soft_wrap=True)
+    console.print(f"all done in {seconds:.0f} s")
+
+
+def say_compared(console: Console, out: Path, dense: Result, ssfl: Result) -> None:
+    """Write the report of both runs and say where it is."""
+    sources = open_folder(dense.models), open_folder(ssfl.models)
+    page = out / "comparison.html"
+    write_comparison(page, comparison_document(*sources, names=("dense", "ssfl")))
+    console.print(f"both compared  {page}", soft_wrap=True)

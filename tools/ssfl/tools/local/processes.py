@@ -1,0 +1,216 @@
+"""A coordinator and clients as processes on this machine."""
+
+import contextlib
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from ssfl.durable import failpoints
+from ssfl.program.exits import ExitCode, ProgramError
+from ssfl.tools.operate.admin_client import AdminClient
+
+START_DEADLINE_S = 60.0
+END_DEADLINE_S = 15.0
+_TOLD = (ExitCode.USAGE, ExitCode.BAD_DATA, ExitCode.REFUSED)  # the user's to mend
+COORDINATOR = "coordinator"
+
+
+def client_ids(shards: Sequence[str]) -> dict[str, str]:
+    """Return a client id for every shard: its name, or a number where that cannot be an id.
+
+    An id is at most 64 ASCII letters, digits, '.', '_' or '-', and names files beside those of
+    the coordinator; a shard may be called as its owner likes.
+    """
+    ids: dict[str, str] = {}
+    for number, name in enumerate(shards):
+        fits = re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}", name) and name != COORDINATOR
+        other = f"client_{number:02}"
+        while not fits and other in {*shards, *ids.values()}:
+            other += "_"
+        ids[name] = name if fits else other
+    return ids
+
+
+class Federation:
+    """Processes of one run, all ended when the `with` block is left, however it is left.
+
+    Should this process be killed, they end with it (with_parent.py).
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        shards: Path,
+        coordinator_flags: Sequence[str],
+        clients: Sequence[str],
+        client_flags: Sequence[str] = (),
+    ) -> None:
+        self.folder = folder
+        self._shards = shards
+        self._flags = coordinator_flags
+        self._clients = client_ids(clients)
+        self._client_flags = client_flags
+        self._processes: dict[str, subprocess.Popen[bytes]] = {}
+        self._commands: dict[str, Sequence[str]] = {}
+        self._doomed: set[str] = set()  # their death is no surprise
+        self.admin: AdminClient
+
+    @property
+    def clients(self) -> list[str]:
+        return list(self._clients.values())
+
+    @property
+    def state_dir(self) -> Path:
+        """The coordinator's."""
+        return self.folder / "state"
+
+    def state_of(self, client: str) -> Path:
+        """Return a client's own state directory."""
+        return self.folder / "clients" / client
+
+    def __enter__(self) -> Self:
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            self._start_all()
+        except BaseException:
+            self.close()
+            raise
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def ended(self) -> list[str]:
+        """Return the processes that have ended well; raise ProgramError if one ended badly."""
+        done = []
+        for name, process in self._processes.items():
+            code = process.poll()
+            if code == 0:
+                done.append(name)
+            elif code is not None and name not in self._doomed:
+                told = next((one for one in _TOLD if one == code), ExitCode.BUG)
+                raise ProgramError(self._last_words(name, code), told)
+        return done
+
+    def close(self) -> None:
+        """End every process: ask, wait, then insist."""
+        for process in self._processes.values():
+            if process.poll() is None:
+                process.send_signal(signal.SIGCONT)  # one that is held could not end
+                process.terminate()
+        deadline_s = time.monotonic() + END_DEADLINE_S
+        for process in self._processes.values():
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(max(0.1, deadline_s - time.monotonic()))
+            if process.poll() is None:
+                process.kill()
+                process.wait()
+        self._processes.clear()
+
+    def kill(self, name: str) -> None:
+        """SIGKILL: a process has no chance to tidy up."""
+        self._doomed.add(name)
+        self._processes[name].kill()
+        self._processes[name].wait()
+
+    def has_died(self, name: str) -> bool:
+        """Tell whether a process was ended by SIGKILL, whoever sent it."""
+        return self._processes[name].poll() == -signal.SIGKILL
+
+    def restart(self, name: str, failpoint: str = "") -> None:
+        """Start a process that was killed once more; it is to die at `failpoint`, if any."""
+        if not failpoint:
+            self._doomed.discard(name)
+        self._start(name, self._commands[name], {failpoints.VARIABLE: failpoint})
+        if name == COORDINATOR:
+            self.admin.close()
+            self.admin = AdminClient(f"127.0.0.1:{self._ports()[1]}")
+
+    def hold(self, name: str) -> None:
+        """Let a process stand still."""
+        self._processes[name].send_signal(signal.SIGSTOP)
+
+    def let_go(self, name: str) -> None:
+        """Let a process that stands still go on."""
+        self._processes[name].send_signal(signal.SIGCONT)
+
+    def log_of(self, name: str) -> list[str]:
+        """Return the lines a process has logged, in all its lives."""
+        return (self.folder / f"{name}.log").read_text("utf-8", "replace").splitlines()
+
+    def _start_all(self) -> None:
+        common = ["--out-dir", str(self.folder / "models")]
+
+        def coordinator(port: str, admin_port: str) -> list[str]:
+            return ["ssfl.server.main", "--port", port, "--admin-port", admin_port,
+                    "--state-dir", str(self.state_dir), *common, *self._flags]  # fmt: skip
+
+        self._start(COORDINATOR, coordinator("0", "0"))
+        port, admin_port = self._ports()
+        self._commands[COORDINATOR] = coordinator(port, admin_port)  # where clients look for it
+        self.admin = AdminClient(f"127.0.0.1:{admin_port}")
+        for shard, name in self._clients.items():
+            self._start(
+                name,
+                ["ssfl.client.main", f"--data={shard}", "--data-root", str(self._shards),
+                 f"--client-id={name}", "--coordinator", f"127.0.0.1:{port}", *common,
+                 "--state-dir", str(self.folder / "clients"), *self._client_flags],
+            )  # fmt: skip
+
+    def _start(
+        self, name: str, module_and_flags: Sequence[str], more: Mapping[str, str] | None = None
+    ) -> None:
+        environment = {k: v for k, v in os.environ.items() if not k.startswith("SSFL_")}
+        self._commands[name] = module_and_flags
+        with (
+            (self.folder / f"{name}.out").open("wb") as out,
+            (self.folder / f"{name}.log").open("ab") as log,
+        ):
+            self._processes[name] = subprocess.Popen(
+                [sys.executable, "-m", "ssfl.tools.local.with_parent", str(os.getpid()),
+                 *module_and_flags],
+                stdin=subprocess.DEVNULL,
+                stdout=out,
+                stderr=log,
+                env=environment | dict(more or {}),
+                start_new_session=True,  # Ctrl-C reaches us alone; we end them in order
+            )  # fmt: skip
+
+    def _ports(self) -> tuple[str, str]:
+        """Return the client port and the admin port the coordinator printed."""
+        path, deadline_s = self.folder / f"{COORDINATOR}.out", time.monotonic() + START_DEADLINE_S
+        while time.monotonic() < deadline_s:
+            self.ended()
+            lines = path.read_text().splitlines()
+            if len(lines) >= 2:
+                return lines[0].rpartition(":")[2], lines[1].rpartition(":")[2]
+            time.sleep(0.02)
+        raise ProgramError(
+            f"the coordinator did not start within {START_DEADLINE_S:g} s:\n"
+            + self._tail(COORDINATOR),
+            ExitCode.BUG,
+        )
+
+    def _last_words(self, name: str, code: int) -> str:
+        """Return what a process said was wrong; if it did not say, the end of its log."""
+        lines = self.log_of(name)
+        said = [n for n, line in enumerate(lines) if re.match(r"ssfl-\w+: error: ", line)]
+        if not said:
+            return f"{name} ended with code {code}:\n{self._tail(name)}"
+        words = "\n".join(lines[said[-1] :]).partition(": error: ")[2]
+        return f"{name}: {words}\n(its log: {self.folder / name}.log)"
+
+    def _tail(self, name: str) -> str:
+        return "\n".join(self.log_of(name)[-15:])

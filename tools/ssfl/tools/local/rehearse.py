@@ -1,0 +1,171 @@
+"""`ssfl rehearse`: your task and your shards, as a whole federation on this machine."""
+
+import importlib.util
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field, fields, replace
+from pathlib import Path
+
+from ssfl.datasets.errors import DataError
+from ssfl.datasets.shards.shard_file import MAKE_SOME, shard_names
+from ssfl.method.errors import SettingsError
+from ssfl.method.settings import RunSettings, setting
+from ssfl.program import settings
+from ssfl.program.exits import ExitCode, ProgramError, raise_on_sigterm
+from ssfl.tools.local.local_run import (
+    draw,
+    federate,
+    fresh_folder,
+    need,
+    results_table,
+    say_compared,
+    say_where,
+)
+from ssfl.tools.local.processes import Federation, client_ids
+from ssfl.tools.terminal import console
+
+DESCRIPTION = (
+    "Runs a whole federation on this machine: a coordinator and one client process for every "
+    "shard in a folder, over gRPC, with your task and any setting of a run. What works here "
+    "works across machines with the same task file and the same flags."
+)
+MANY = 32  # processes that one machine is asked for unless somebody says so
+
+
+@dataclass(frozen=True, slots=True)
+class RehearseConfig:
+    """What to rehearse; every setting of a run is a flag here, too."""
+
+    data_root: Path = setting(
+        Path("shards"), "folder of shards: one client for each, or for the first --clients"
+    )
+    task: str = setting("image", "what to learn: image, table, a .py file, or an importable module")
+    init: Path | None = setting(None, "begin with the model in this file of `ssfl init`")
+    dense: bool = setting(False, "run it dense as well (FedAvg), and compare")
+    device: str = setting("auto", "where to compute", choices=("auto", "cpu", "cuda", "mps"))
+    threads: int = setting(1, "torch threads of each client; 0: every core")
+    out: Path = setting(Path("runs/rehearsal"), "folder for everything it makes; replaced")
+    run: RunSettings = field(default_factory=RunSettings)
+
+    def validate(self) -> None:
+        """Raise SettingsError naming the flag at fault."""
+        if self.dense and self.run.strategy != "ssfl":
+            raise SettingsError("--dense compares with the dense run: leave --strategy out")
+
+
+def rehearse(argv: Sequence[str]) -> int:
+    """Run the command."""
+    config = settings.load(RehearseConfig, argv, None, "ssfl rehearse", DESCRIPTION)
+    raise_on_sigterm()
+    need("torch", extra="client")
+    screen = console()
+    began_s = time.monotonic()
+    _check_inputs(config)
+    try:
+        names = shard_names(config.data_root)
+    except DataError as error:
+        raise ProgramError(str(error), ExitCode.BAD_DATA) from error
+    names = _chosen(config, names)
+    run = _run_of(config, len(names))
+    fresh_folder(config.out)
+    screen.print(_announcement(config, names), soft_wrap=True)
+    results = []
+    for name, strategy in [(run.strategy, run.strategy)] + [("dense", "fedavg")] * config.dense:
+        flags = ["--reference-coding", "off" if strategy == "fedavg" else "on"]
+        flags += _flags(replace(run, strategy=strategy, bytes_per_round=""
+                                if strategy == "fedavg" else run.bytes_per_round))  # fmt: skip
+        flags += ["--init", str(config.init.absolute())] if config.init else []
+        own = ["--task", _found(config.task), "--device", config.device]
+        own += ["--threads", str(config.threads)]
+        federation = Federation(config.out / name, config.data_root, flags, names, own)
+        results.append(federate(federation, name, screen, name))
+    title = f"{_counted(len(names), 'client')}, {_counted(run.rounds, 'round')}"
+    screen.print(results_table(results, title))
+    drawn = draw(config.out, results) if importlib.util.find_spec("matplotlib") else []
+    say_where(screen, config.out, results[0], drawn, time.monotonic() - began_s)
+    if config.dense:
+        say_compared(screen, config.out, results[1], results[0])
+    return int(ExitCode.DONE)
+
+
+def _chosen(config: RehearseConfig, names: list[str]) -> list[str]:
+    """Return the shards to take: all of a few, or the first `--clients`."""
+    wanted = config.run.clients
+    if wanted > len(names):
+        raise ProgramError(
+            f"--clients {wanted}: {config.data_root} holds {_counted(len(names), 'shard')}",
+            ExitCode.USAGE,
+        )
+    if not wanted and len(names) > MANY:
+        raise ProgramError(
+            f"{config.data_root} holds {len(names)} shards, such as {names[0]}: each would be a "
+            "client, a process of its own. Choose how many with --clients 8, say; or, if all of "
+            "them are one site's, name the folder above with --data-root",
+            ExitCode.USAGE,
+        )
+    return names[: wanted or None]
+
+
+def _run_of(config: RehearseConfig, clients: int) -> RunSettings:
+    """Return the settings of the run: all of the shards, and repeatable."""
+    least = min(config.run.min_clients, clients)
+    run = replace(config.run, clients=clients, min_clients=least, reproducible=True)
+    try:
+        run.validate()
+    except SettingsError as error:
+        raise ProgramError(str(error), ExitCode.USAGE) from error
+    return run
+
+
+def _check_inputs(config: RehearseConfig) -> None:
+    """Tell what is missing before processes are started, and spare what --out would replace."""
+    task = Path(config.task) if config.task.endswith(".py") else None
+    if task and not task.is_file():
+        raise ProgramError(f"there is no task file {task}", ExitCode.BAD_DATA)
+    if not config.data_root.is_dir():
+        raise ProgramError(
+            f"there is no folder {config.data_root}: name the one with your shards with "
+            f"--data-root, or {MAKE_SOME}",
+            ExitCode.BAD_DATA,
+        )
+    for flag, path in (
+        ("--data-root", config.data_root),
+        ("--task", task),
+        ("--init", config.init),
+    ):
+        if path and path.resolve().is_relative_to(config.out.resolve()):
+            raise ProgramError(
+                f"{flag} {path} lies in --out {config.out}, which is replaced: "
+                "choose another --out",
+                ExitCode.USAGE,
+            )
+
+
+def _announcement(config: RehearseConfig, names: Sequence[str]) -> str:
+    ids = client_ids(names)
+    called = [name if name == ids[name] else f"{name} as {ids[name]}" for name in names]
+    shown = ", ".join(called[:3]) + (", …" if len(names) > 3 else "")
+    text = f"{_counted(len(names), 'client')} ({shown}) and a coordinator, task {config.task}"
+    if len(names) > MANY:
+        text += f"; {len(names)} processes of torch need about {0.35 * len(names):.0f} GB of memory"
+    return text
+
+
+def _counted(number: int, what: str) -> str:
+    return f"{number} {what}" + "s" * (number != 1)
+
+
+def _flags(run: RunSettings) -> list[str]:
+    """Return the flags of ssfl-coordinator that say these settings."""
+    flags = []
+    for one in fields(run):
+        value, flag = getattr(run, one.name), "--" + one.name.replace("_", "-")
+        if isinstance(value, bool):
+            flags.append(flag if value else "--no-" + flag[2:])
+        else:
+            flags += [flag, str(value)]
+    return flags
+
+
+def _found(task: str) -> str:
+    return str(Path(task).absolute()) if task.endswith(".py") else task

@@ -1,0 +1,29 @@
+"""Run a module as a program that ends with its parent, however the parent ends, on Linux.
+
+Usage: `python -m ssfl.tools.local.with_parent PARENT MODULE FLAGS…`. The kernel sends the signal,
+because a killed parent cannot. A function between fork and exec would also work, but it is not
+safe in a parent with threads.
+"""
+
+import ctypes
+import os
+import runpy
+import signal
+import sys
+
+_PR_SET_PDEATHSIG = 1
+
+
+def main() -> None:
+    """Become the program."""
+    parent, module, *flags = sys.argv[1:]
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
+    if os.getppid() != int(parent):
+        sys.exit(128 + signal.SIGKILL)  # it ended before we could ask
+    sys.argv = [module, *flags]
+    runpy.run_module(module, run_name="__main__", alter_sys=True)
+
+
+if __name__ == "__main__":
+    main()

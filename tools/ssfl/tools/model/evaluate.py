@@ -1,0 +1,133 @@
+"""`ssfl model evaluate`: how good a model is on one shard, or on several."""
+
+import json
+from collections.abc import Sequence
+from dataclasses import MISSING, asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from rich.table import Table
+
+from ssfl.datasets.errors import ShardError
+from ssfl.datasets.shards.shard_file import Shard, find_shard, shard_names
+from ssfl.method.errors import SettingsError
+from ssfl.method.settings import setting
+from ssfl.program import settings
+from ssfl.program.exits import ExitCode
+from ssfl.program.model_io.stored_model import StoredModel
+from ssfl.server.run.quality import accuracies
+from ssfl.tools.model.build import learning
+from ssfl.tools.model.folder import read_model
+from ssfl.tools.model.network import build_network, task_of
+from ssfl.tools.terminal import console
+
+SPLITS = {"test": "test", "validation": "val", "train": "train"}  # and what a Shard calls them
+ALL = "all"
+UNKNOWN = "–"
+
+DESCRIPTION = (
+    "Tests a model on shards, as the clients of a run do. MODEL is a folder that a run left, "
+    "such as runs/<run>/coordinator, or a safetensors file."
+)
+
+
+@dataclass(frozen=True, slots=True)
+class EvaluateConfig:
+    """Which model, on which data."""
+
+    model: Path = setting(MISSING, "a run's folder, or a safetensors file", positional=True)
+    data: str = setting(MISSING, "shards under --data-root or paths: one, several as a,b, or all")
+    data_root: Path = setting(Path("shards"), "folder that holds the shards")
+    task: str = setting("", "the task's .py file or module, if it is not a built-in one")
+    split: str = setting("test", "which samples", choices=tuple(SPLITS))
+    device: str = setting("auto", "where to compute", choices=("auto", "cpu", "cuda", "mps"))
+    threads: int = setting(1, "torch threads, part of what decides the last bits; 0: every core")
+    json: bool = setting(False, "answer as JSON, in the words of history.json")
+
+    def validate(self) -> None:
+        """Raise SettingsError naming the flag at fault."""
+        if not all(self.wanted()):
+            raise SettingsError(f"--data must be names of shards, as a,b, got {self.data!r}")
+
+    def wanted(self) -> list[str]:
+        return [name.strip() for name in self.data.split(",")]
+
+    def shards(self) -> list[Path]:
+        """Return where the data lie."""
+        names = shard_names(self.data_root) if self.data == ALL else self.wanted()
+        return [find_shard(name, self.data_root) for name in names]
+
+
+def evaluate(argv: Sequence[str]) -> int:
+    """Run the command."""
+    config = settings.load(EvaluateConfig, argv, None, "ssfl model evaluate", DESCRIPTION)
+    final = read_model(config.model)
+    with learning("testing a model"):
+        rows = _test(config, final)
+    told = accuracies(row["evaluation"] for row in rows)
+    if config.json:
+        model = {"model": str(final.path), "model_digest": final.digests["model_digest"]}
+        print(json.dumps({**model, "split": config.split, **told, "shards": rows}, indent=1))
+    else:
+        console().print(_table(config.split, rows, told))
+    return int(ExitCode.DONE)
+
+
+def _test(config: EvaluateConfig, final: StoredModel) -> list[dict[str, Any]]:
+    """Return what every shard says of the model; one shard is in memory at a time."""
+    from ssfl.learning.device import choose_device, prepare_torch, working_on
+    from ssfl.learning.evaluate import evaluate as test
+
+    paths = config.shards()
+    task = task_of(final, config.task)
+    prepare_torch(config.threads)
+    device = choose_device(config.device)
+    rows: list[dict[str, Any]] = []
+    for path in paths:
+        shard = task.load_shard(path)
+        model = build_network(final, task, shard, device)
+        with working_on(device):
+            tested = test(model, task, _with_split(shard, config.split))
+        rows.append({"shard": path.name.removesuffix(".npz"), "evaluation": asdict(tested)})
+    if not any(row["evaluation"]["total"] for row in rows):
+        raise ShardError(
+            f"there are no {config.split} samples in {', '.join(str(path) for path in paths)}; "
+            f"--split is one of {', '.join(SPLITS)}"
+        )
+    return rows
+
+
+def _with_split(shard: Shard, split: str) -> Shard:
+    """Return the shard with other samples in the place of those to test on."""
+    x, y = (getattr(shard, f"{SPLITS[split]}_{part}") for part in "xy")
+    return replace(shard, test_x=x, test_y=y)
+
+
+def _table(split: str, rows: Sequence[dict[str, Any]], told: dict[str, Any]) -> Table:
+    table = Table()
+    metrics = list(told["metrics"])
+    table.add_column("shard")
+    for column in (f"{split} samples", "accuracy", "loss", *metrics):
+        table.add_column(column, justify="right")
+    for row in rows:
+        tested = row["evaluation"]
+        one = accuracies([tested])
+        table.add_row(row["shard"], *_cells(tested["total"], one["pooled"], one, metrics))
+    if len(rows) > 1:
+        total = sum(row["evaluation"]["total"] for row in rows)
+        table.add_section()
+        table.add_row("pooled", *_cells(total, told["pooled"], told, metrics))
+        table.add_row("mean", "", _percent(told["mean"]))
+    return table
+
+
+def _cells(
+    total: int, accuracy: float | None, told: dict[str, Any], metrics: Sequence[str]
+) -> list[str]:
+    numbers = [told["loss"], *(told["metrics"].get(name) for name in metrics)]
+    shown = [UNKNOWN if number is None else f"{number:.4g}" for number in numbers]
+    return [f"{total:,}", _percent(accuracy), *shown]
+
+
+def _percent(accuracy: float | None) -> str:
+    return UNKNOWN if accuracy is None else f"{100 * accuracy:.2f} %"

@@ -1,0 +1,172 @@
+"""`ssfl init`: the model a run begins with, as one file for a coordinator without torch."""
+
+import math
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from rich.table import Table
+
+from ssfl.method.errors import SettingsError
+from ssfl.method.manifest import MAX_PARAMETERS, Manifest
+from ssfl.method.model_state import values_digest
+from ssfl.method.settings import setting
+from ssfl.program import settings
+from ssfl.program.exits import ExitCode, ProgramError
+from ssfl.program.model_io.safetensors_model import write_initial
+from ssfl.tools.model.build import learning, like, load_data, parse_shape, run_settings, stand_in
+from ssfl.tools.terminal import console
+
+if TYPE_CHECKING:
+    from ssfl.datasets.shards.shard_file import Shard
+    from ssfl.learning.load_task import LoadedTask
+    from ssfl.learning.pretrained import Taken
+
+DESCRIPTION = (
+    "Builds a task's model and writes its manifest and initial weights into one file, with which "
+    "a coordinator begins: ssfl-coordinator --init FILE. Without it, the first client describes "
+    "the model."
+)
+SHOWN = 12  # names listed before "…"
+
+
+@dataclass(frozen=True, slots=True)
+class InitConfig:
+    """Which model, and where its weights come from."""
+
+    task: str = setting("image", "what to learn: image, table, a .py file, or an importable module")
+    data: str = setting("", "a shard the model fits; default: the first one under --data-root")
+    data_root: Path = setting(Path("shards"), "folder that holds the shards")
+    input: str = setting("", "shape of one sample, such as 3x32x32, instead of a shard")
+    classes: int = setting(10, "with --input: how many classes; 0: numbers to predict")
+    weights: Path | None = setting(
+        None, "begin with these weights: a safetensors file with the model's tensor names"
+    )
+    partial: bool = setting(
+        False, "with --weights: tensors that do not fit start from the seed instead"
+    )
+    model: str = like("model")
+    norm: str = like("norm")
+    width: int = like("width")
+    seed: int = setting(0, "seed of the run the file is for", most=2**63 - 1)
+    out: Path = setting(Path("initial.safetensors"), "file to write")
+    overwrite: bool = setting(False, "replace the file if it is there")
+
+    def validate(self) -> None:
+        """Raise SettingsError naming the flag at fault."""
+        if self.out.exists() and not self.overwrite:
+            raise SettingsError(f"--out: {self.out} is there already: --overwrite replaces it")
+        if self.out.exists() and not self.out.is_file():
+            raise SettingsError(f"--out: {self.out} is no file")
+        if self.classes == 1:
+            raise SettingsError("--classes must be 2 or more, or 0 for numbers to predict")
+        if self.input and not math.prod(parse_shape(self.input)):
+            raise SettingsError(f"--input {self.input} has no values")
+        if self.input and self.data:
+            raise SettingsError("--input stands for --data: give one or the other")
+        if self.input and math.prod(parse_shape(self.input)) > MAX_PARAMETERS:
+            raise SettingsError(f"--input {self.input} is more than {MAX_PARAMETERS} values")
+        if self.partial and not self.weights:
+            raise SettingsError("--partial is about --weights: give the file")
+
+
+def init(argv: Sequence[str]) -> int:
+    """Run the command."""
+    config = settings.load(InitConfig, argv, None, "ssfl init", DESCRIPTION)
+    screen = console()
+    with learning():
+        manifest, digest, taken = _write(config)
+    screen.print("  ".join(f"{name} {value}" for name, value in manifest.model.items()))
+    screen.print(_table(manifest))
+    for line in _told(config, taken) if taken else ():
+        screen.print(line, soft_wrap=True)
+    begin = f"ssfl-coordinator --init {config.out}"
+    if manifest.rebuildable:
+        screen.print(f"the weights follow from --seed {config.seed}: no client is sent them")
+        begin += f" --seed {config.seed}" if config.seed else ""
+    else:
+        size = 4 * manifest.size / 1e6
+        screen.print(f"the weights are sent to every client, once: {size:.2f} MB")
+    screen.print(f"manifest {manifest.digest.hex()[:12]}, weights {digest.hex()[:12]}")
+    screen.print(f"written to {config.out}; begin with: {begin}", soft_wrap=True)
+    return int(ExitCode.DONE)
+
+
+def _write(config: InitConfig) -> tuple[Manifest, bytes, "Taken | None"]:
+    from ssfl.learning.describe import manifest_of
+    from ssfl.learning.flatten import first_weights, read_vector, write_vector
+    from ssfl.learning.load_task import load_task
+    from ssfl.learning.pretrained import read_weights, take_weights
+
+    task = load_task(config.task)
+    shard = _shard(config, task)
+    model = task.build_model(run_settings(config), shard)
+    description = task.description(run_settings(config), shard)
+    manifest = manifest_of(model, description, own_weights=task.own_weights)
+    write_vector(model, manifest, first_weights(model, manifest, config.seed))
+    taken = None
+    if config.weights:
+        taken = take_weights(model, manifest, read_weights(config.weights))
+        _check(config, taken)
+        manifest = manifest_of(model, description, own_weights=True)
+    vector = read_vector(model, manifest)
+    try:
+        config.out.parent.mkdir(parents=True, exist_ok=True)
+        write_initial(config.out, manifest, vector)
+    except OSError as error:
+        raise ProgramError(f"cannot write {config.out}: {error}", ExitCode.BAD_DATA) from error
+    return manifest, values_digest(vector), taken
+
+
+def _shard(config: InitConfig, task: "LoadedTask") -> "Shard":
+    if config.input:
+        return stand_in(parse_shape(config.input), config.classes)
+    return load_data(task, config.data, config.data_root)
+
+
+def _check(config: InitConfig, taken: "Taken") -> None:
+    unused = _sentences(taken)
+    if not taken.used:
+        raise ProgramError(
+            f"no tensor of {config.weights} fits the model: {_listed(unused)}",
+            ExitCode.BAD_DATA,
+        )
+    absent = [f"{name} is not in the file" for name in taken.missing if name not in taken.unused]
+    if (absent or unused) and not config.partial:
+        raise ProgramError(
+            f"{config.weights} does not fit the model: {_listed([*unused, *absent])}. Use "
+            "--partial to take what fits and start the rest from the seed",
+            ExitCode.BAD_DATA,
+        )
+
+
+def _told(config: InitConfig, taken: "Taken") -> Iterator[str]:
+    yield f"{len(taken.used)} tensors from {config.weights}"
+    if taken.missing:
+        yield f"{len(taken.missing)} start from the seed: {_listed(taken.missing)}"
+    if taken.unused:
+        yield f"{len(taken.unused)} of the file are not used: {_listed(_sentences(taken))}"
+
+
+def _sentences(taken: "Taken") -> list[str]:
+    return [f"{name} is {what}" for name, what in taken.unused.items()]
+
+
+def _listed(names: Sequence[str]) -> str:
+    more = f" … ({len(names)} in all)" if len(names) > SHOWN else ""
+    return ", ".join(names[:SHOWN]) + more
+
+
+def _table(manifest: Manifest) -> Table:
+    tensors, values = Counter[str](), Counter[str]()
+    for tensor in manifest.tensors:
+        tensors[tensor.role.value] += 1
+        values[tensor.role.value] += tensor.size
+    table = Table()
+    for column in ("role", "tensors", "values"):
+        table.add_column(column, justify="left" if column == "role" else "right")
+    for role, count in tensors.items():
+        table.add_row(role, str(count), f"{values[role]:,}")
+    return table

@@ -1,0 +1,1 @@
+"""Commands for a running coordinator, through its admin port."""

@@ -1,0 +1,235 @@
+"""`ssfl status`, `clients`, `start`, `pause`, `resume`, `refresh-mask`, `remove`, `stop`.
+
+For those who run a federation. With `--json` each prints one JSON object; what went wrong is said
+on stderr, in words, and by the exit code.
+"""
+
+import json
+import os
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ssfl.client.config import CLIENT_ID
+from ssfl.method.errors import SettingsError
+from ssfl.method.settings import setting
+from ssfl.program import settings
+from ssfl.program.addresses import split
+from ssfl.program.exits import ExitCode
+from ssfl.tools.operate.clients_view import clients_document, clients_view
+from ssfl.tools.operate.screen import status_view
+from ssfl.tools.terminal import console
+
+if TYPE_CHECKING:
+    from ssfl.tools.operate.admin_client import AdminClient
+
+
+@dataclass(frozen=True, slots=True)
+class OperateConfig:
+    """Which coordinator, and in which form to answer."""
+
+    admin: str = setting("localhost:50052", "host:port of the coordinator's admin port")
+    json: bool = setting(False, "answer as JSON")
+    tls_ca: str = setting(
+        "", "use TLS: file with the CA of the coordinator, PEM; system: this machine's roots",
+        metavar="PATH",
+    )  # fmt: skip
+    tls_cert: Path | None = setting(None, "the certificate of `admin`, PEM")
+    tls_key: Path | None = setting(None, "its key, PEM")
+    tls_server_name: str = setting(
+        "", "name in the coordinator's certificate, if it is not its address", metavar="NAME"
+    )
+
+    def validate(self) -> None:
+        """Raise SettingsError naming the flag at fault."""
+        try:
+            split(self.admin)
+        except ValueError:
+            raise SettingsError(
+                f"--admin must be host:port (localhost:50052), got {self.admin!r}"
+            ) from None
+
+
+@dataclass(frozen=True, slots=True)
+class ClientsConfig(OperateConfig):
+    """How many to show."""
+
+    all: bool = setting(False, "show every client, not only the first rows; --json has all anyway")
+
+
+@dataclass(frozen=True, slots=True)
+class RemoveConfig(OperateConfig):
+    """Whom to remove."""
+
+    site: str = setting("", "the client's name", positional=True)
+    readmit: bool = setting(False, "take an earlier removal back")
+
+    def validate(self) -> None:
+        """Raise SettingsError if no site is named."""
+        OperateConfig.validate(self)
+        if not self.site:
+            raise SettingsError("which site? For example: ssfl remove shard_07")
+        if not CLIENT_ID.fullmatch(self.site):
+            raise SettingsError(
+                f"no client is called {self.site!r} (letters, digits, '.', '_', '-'): "
+                "`ssfl clients` lists their names"
+            )
+
+
+def status(argv: Sequence[str]) -> int:
+    """Show what the run is doing."""
+    config = _load(argv, "ssfl status", "Shows what a run is doing and who takes part.")
+    answer = _coordinator(config).status()
+    if config.json:
+        print(json.dumps(plain_document(answer), indent=2))
+    else:
+        console().print(status_view(answer))
+    return int(ExitCode.DONE)
+
+
+def clients(argv: Sequence[str]) -> int:
+    """Show every client, those in trouble first."""
+    config = settings.load(
+        ClientsConfig, argv, _environ(), "ssfl clients",
+        "Shows every client of a run: those in trouble first, then those that are waited for.",
+    )  # fmt: skip
+    answer = _coordinator(config).status()
+    if config.json:
+        print(json.dumps(clients_document(answer), indent=2))
+    else:
+        shown = console()
+        shown.print(clients_view(answer, show_all=config.all, width=shown.width))
+    return int(ExitCode.DONE)
+
+
+def start(argv: Sequence[str]) -> int:
+    """Begin the run with the clients that have joined."""
+    config = _load(argv, "ssfl start", "Begins the run with the clients that have joined.")
+    answer = _coordinator(config).start()
+    told = {"num_clients": answer.num_clients, "was_started": answer.was_started}
+    now = "the run had begun already" if answer.was_started else "started"
+    _answer(config, json.dumps(told), f"{now} with {answer.num_clients} clients")
+    return int(ExitCode.DONE)
+
+
+def pause(argv: Sequence[str]) -> int:
+    """Let the step under way finish, and begin nothing new."""
+    config = _load(
+        argv, "ssfl pause",
+        "Pauses the run: what is under way is finished and counts (with too few clients here for "
+        "it, it is tried again later), nothing new begins until `ssfl resume`, also if the "
+        "coordinator starts again.",
+    )  # fmt: skip
+    answer = _coordinator(config).pause()
+    told = {"paused": True, "was_paused": answer.was_paused, "rounds_done": answer.rounds_done}
+    now = "the run was paused already" if answer.was_paused else "the run is paused"
+    then = "what is under way is finished, nothing new begins until `ssfl resume`"
+    _answer(config, json.dumps(told), f"{now}: {then}; {answer.rounds_done} rounds are done")
+    return int(ExitCode.DONE)
+
+
+def resume(argv: Sequence[str]) -> int:
+    """Let a paused run go on."""
+    config = _load(argv, "ssfl resume", "Lets a paused run go on where it was.")
+    was_paused = _coordinator(config).resume()
+    _answer(
+        config,
+        json.dumps({"paused": False, "was_paused": was_paused}),
+        "the run goes on" if was_paused else "the run was not paused: nothing to do",
+    )
+    return int(ExitCode.DONE)
+
+
+def refresh_mask(argv: Sequence[str]) -> int:
+    """Let all clients score anew and agree on a new mask, before the next round."""
+    config = _load(
+        argv, "ssfl refresh-mask", "Renews the mask: all clients score anew before the next round."
+    )
+    answer = _coordinator(config).refresh_mask()
+    epoch, rounds = answer.mask_epoch, answer.rounds_done
+    _answer(
+        config,
+        f'{{"mask_epoch": {epoch}, "rounds_done": {rounds}}}',
+        f"mask {epoch} will be renewed before the next round; {rounds} are done",
+    )
+    return int(ExitCode.DONE)
+
+
+def remove(argv: Sequence[str]) -> int:
+    """Refuse a site from now on; what it sent before counts."""
+    config = settings.load(
+        RemoveConfig, argv, _environ(), "ssfl remove", "Refuses a site from now on."
+    )
+    answer = _coordinator(config).remove(config.site, readmit=config.readmit)
+    done = "may join again" if config.readmit else "is removed and will be refused"
+    if config.readmit is not answer.was_removed:  # nothing has changed
+        done = "was not removed: nothing to do" if config.readmit else "was removed already"
+    known = "" if answer.was_member else " (it had not joined this run)"
+    told = {
+        "site": config.site, "removed": not config.readmit, "was_member": answer.was_member,
+        "was_removed": answer.was_removed,
+    }  # fmt: skip
+    _answer(config, json.dumps(told), f"{config.site} {done}{known}")
+    return int(ExitCode.DONE)
+
+
+def stop(argv: Sequence[str]) -> int:
+    """End the run; the last committed model becomes the final one."""
+    config = _load(argv, "ssfl stop", "Ends the run; every site gets the last committed model.")
+    _coordinator(config).stop()
+    _answer(
+        config,
+        '{"stopped": true}',
+        "the run is ending; every site gets the last committed model, if there is one",
+    )
+    return int(ExitCode.DONE)
+
+
+def plain_document(message: Any) -> dict[str, Any]:
+    """Return a message as JSON has it: numbers as numbers, bytes in hex, the fields that are set.
+
+    (protobuf's own JSON has 64-bit numbers as text, and bytes in base64.)
+    """
+    return {
+        field.name: _plain(field, getattr(message, field.name))
+        for field in message.DESCRIPTOR.fields
+        if not field.has_presence or message.HasField(field.name)
+    }
+
+
+def _plain(field: Any, value: Any) -> Any:
+    if field.message_type and field.message_type.GetOptions().map_entry:
+        return dict(value)
+    if field.message_type:
+        is_one = field.has_presence
+        return plain_document(value) if is_one else [plain_document(one) for one in value]
+    return value.hex() if isinstance(value, bytes) else value
+
+
+def _load(argv: Sequence[str], prog: str, description: str) -> OperateConfig:
+    return settings.load(OperateConfig, argv, _environ(), prog, description)
+
+
+def _environ() -> dict[str, str]:
+    names = set(settings.setting_names(OperateConfig)) - {"json"}
+    ours = {f"SSFL_{name.upper()}" for name in names}
+    return {name: value for name, value in os.environ.items() if name in ours}
+
+
+def _coordinator(config: OperateConfig) -> "AdminClient":
+    if "grpc" not in sys.modules:  # which reads it
+        os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # what is wrong we say
+    from ssfl.tools.operate.admin_client import AdminClient
+
+    tls = None
+    if config.tls_ca or config.tls_cert or config.tls_key or config.tls_server_name:
+        from ssfl.program.tls.pem import client_tls
+
+        tls = client_tls(config.tls_ca, config.tls_cert, config.tls_key, config.tls_server_name)
+    return AdminClient(config.admin, tls)
+
+
+def _answer(config: OperateConfig, as_json: str, as_text: str) -> None:
+    print(as_json if config.json else as_text)

@@ -1,0 +1,222 @@
+"""`ssfl plan`: what a run will send and how long that takes, before anything is started."""
+
+import json
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TypeVar
+
+from rich.console import Console
+
+from ssfl.method.errors import DensityError, SettingsError
+from ssfl.method.manifest import MAX_PARAMETERS, Manifest
+from ssfl.method.settings import RunSettings, setting
+from ssfl.program import settings
+from ssfl.program.exits import ExitCode, usage_error
+from ssfl.server.uploads.encoding_choice import REFERENCE_CODING
+from ssfl.tools.model.build import (
+    learning,
+    like,
+    load_data,
+    parse_shape,
+    run_settings,
+    stand_in,
+)
+from ssfl.tools.plan.link import Link, parse_link, parse_rate, parse_time
+from ssfl.tools.plan.view import notes, plan_document, plan_table
+from ssfl.tools.plan.whole_run import Site, plan_run
+
+WIDE = 120  # columns of a table that goes to a file or a pipe
+
+Parsed = TypeVar("Parsed")
+
+DESCRIPTION = (
+    "Predicts the bytes of a run and the seconds its transfers take on a link, for one or more "
+    "sparsities and for dense FedAvg. Nothing is trained and nothing is sent. What depends on data "
+    "or people is not in it: masks renewed on request, for new labels or on a jump of the loss, "
+    "and an early end (--target-accuracy, --patience)."
+)
+EXAMPLE = (
+    "For example: ssfl plan --model resnet18 --input 3x32x32 --classes 10 --sparsity 0.9,0.95 "
+    "--rounds 100 --clients 10 --link 20mbit/50ms"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class PlanConfig:
+    """The run to predict. Flags that a coordinator has too mean the same here."""
+
+    model: str = like("model")
+    norm: str = like("norm")
+    width: int = like("width")
+    input: str = setting("", "shape of one sample, as 3x32x32; not needed with --data")
+    classes: int = setting(10, "number of classes; not needed with --data", least=2)
+    task: str = setting("image", "what to learn, as for ssfl-client; needs --data if not image")
+    data: str = setting("", "a shard to take the shapes from: a name under --data-root, or a path")
+    data_root: Path = setting(Path("shards"), "folder that holds the shards")
+    sparsity: str = setting("0.9", "share of weights to prune; several as 0.5,0.9,0.95")
+    sparsity_schedule: str = like("sparsity_schedule")
+    warmup_rounds: int = like("warmup_rounds")
+    refresh_rounds: str = like("refresh_rounds")
+    refresh_every: int = like("refresh_every")
+    rounds: int = setting(30, "training rounds", least=1, most=1_000_000)
+    clients: int = setting(10, "clients in the federation", least=1)
+    clients_per_round: int = like("clients_per_round")
+    client_fraction: float = like("client_fraction")
+    over_selection: float = like("over_selection")
+    reproducible: bool = like("reproducible")
+    evaluate_every: int = like("evaluate_every")
+    evaluate_last: int = like("evaluate_last")
+    personalize_epochs: int = like("personalize_epochs")
+    scores: str = like("scores")
+    value_type: str = like("value_type")
+    grid_bits: int = like("grid_bits")
+    reference_coding: str = setting(
+        "auto",
+        "code values against the base both ends hold; auto: yes, as for clients elsewhere",
+        choices=REFERENCE_CODING,
+    )
+    upload_slots: int = setting(8, "uploads the coordinator receives at once", least=1)
+    link: str = setting(
+        "", "rate and round trip of a client's link, as 20mbit/50ms", group="Link settings"
+    )
+    up: str = setting("", "rate from client to coordinator, as 5mbit", group="Link settings")
+    down: str = setting("", "rate from coordinator to client", group="Link settings")
+    rtt: str = setting("", "round trip, as 50ms", group="Link settings")
+    coordinator_link: str = setting(
+        "",
+        "rate of the coordinator's own link, shared by its clients; default: no limit",
+        group="Link settings",
+    )
+    json: bool = setting(False, "answer as JSON, in bytes and seconds")
+
+    def validate(self) -> None:
+        """Raise SettingsError naming the flag at fault."""
+        if not self.data and self.task != "image":
+            raise SettingsError("--task needs --data: the model depends on a shard of its task")
+        if not (self.data or self.input):
+            raise SettingsError(
+                "--input is missing: the shape of one sample, for example --input 3x32x32 "
+                "(or name a shard with --data)"
+            )
+        if self.input and math.prod(self.input_shape()) > MAX_PARAMETERS:
+            raise SettingsError(f"--input {self.input} is more than {MAX_PARAMETERS} values")
+        if self.link and (self.up or self.down or self.rtt):
+            raise SettingsError("--link stands for --up, --down and --rtt: give one or the other")
+        given = [bool(one) for one in (self.up, self.down, self.rtt)]
+        if any(given) and not all(given):
+            raise SettingsError("--up, --down and --rtt belong together: give all three")
+        if self.coordinator_link and not (self.link or self.up):
+            raise SettingsError("--coordinator-link needs the clients' own: give --link")
+        if self.clients_per_round > self.clients:
+            raise SettingsError(
+                f"--clients-per-round {self.clients_per_round} is more than "
+                f"--clients {self.clients}"
+            )
+        self.client_link()
+        self.coordinator_bits_per_s()
+        for sparsity in self.sparsities():
+            self.run_settings(sparsity).validate()
+
+    def input_shape(self) -> tuple[int, ...]:
+        return parse_shape(self.input)
+
+    def sparsities(self) -> list[str]:
+        """Return the sparsities to compare; a schedule stands for all of them."""
+        if self.sparsity_schedule:
+            return ["0.9"]
+        return [one.strip() for one in self.sparsity.split(",")]
+
+    def client_link(self) -> Link | None:
+        """Return the clients' link, if one is given."""
+        if self.link:
+            return _named("--link", lambda: parse_link(self.link))
+        if not self.up:
+            return None
+        return Link(
+            _named("--up", lambda: parse_rate(self.up)),
+            _named("--down", lambda: parse_rate(self.down)),
+            _named("--rtt", lambda: parse_time(self.rtt)),
+        )
+
+    def coordinator_bits_per_s(self) -> float | None:
+        if not self.coordinator_link:
+            return None
+        return _named("--coordinator-link", lambda: parse_rate(self.coordinator_link))
+
+    def run_settings(self, sparsity: str, strategy: str = "ssfl") -> RunSettings:
+        """Return the settings of the run, as the coordinator would have them."""
+        run = run_settings(self, sparsity=sparsity, strategy=strategy, min_clients=1)
+        if strategy == "ssfl":
+            return run
+        return replace(
+            run, sparsity_schedule="", warmup_rounds=0, refresh_rounds="", refresh_every=0
+        )
+
+
+def _named(flag: str, parse: Callable[[], Parsed]) -> Parsed:
+    try:
+        return parse()
+    except SettingsError as error:
+        raise SettingsError(f"{flag}: {error}") from error
+
+
+def plan(argv: Sequence[str]) -> int:
+    """Run the command."""
+    config = settings.load(PlanConfig, argv, None, "ssfl plan", DESCRIPTION, EXAMPLE)
+    manifest, site = _model(config)
+    link, coordinator = config.client_link(), config.coordinator_bits_per_s()
+    try:
+        runs = [config.run_settings("0.9", "fedavg")]
+        runs += [config.run_settings(sparsity) for sparsity in config.sparsities()]
+        dense, *sparse = [
+            plan_run(
+                manifest,
+                run,
+                config.upload_slots,
+                reference_coding=config.reference_coding != "off",
+                link=link,
+                coordinator_bits_per_s=coordinator,
+                site=site,
+            )
+            for run in runs
+        ]
+    except DensityError as error:
+        raise usage_error(f"--sparsity: {error}") from error
+    if config.json:
+        print(json.dumps(plan_document(dense, sparse, link, coordinator), indent=1))
+    else:
+        console = Console()
+        if not console.is_terminal:
+            console = Console(width=WIDE)
+        network = manifest.model.get("model", manifest.model["task"])  # a task's own has no name
+        console.print(plan_table(network, dense, sparse))
+        for note in notes(dense, sparse, link, coordinator, config.upload_slots):
+            console.print(note)
+    return int(ExitCode.DONE)
+
+
+def _model(config: PlanConfig) -> tuple[Manifest, Site]:
+    """Build the model and describe it as a client would; torch is loaded here."""
+    with learning():
+        import torch
+
+        from ssfl.learning.describe import manifest_of
+        from ssfl.learning.load_task import load_task
+
+        task, run, site = (
+            load_task(config.task),
+            config.run_settings(config.sparsities()[0]),
+            Site(),
+        )
+        if config.data:
+            shard = load_data(task, config.data, config.data_root)
+            model = task.build_model(run, shard)
+            site = Site(shard.num_samples, len(shard.test_x))
+        else:
+            shard = stand_in(config.input_shape(), config.classes)
+            with torch.device("meta"):  # shapes only: no memory, no random numbers
+                model = task.build_model(run, shard)
+        description = task.description(run, shard)
+        return manifest_of(model, description, own_weights=task.own_weights), site

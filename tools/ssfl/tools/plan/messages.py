@@ -1,0 +1,299 @@
+"""The sizes of the messages of a run, taken from messages built for it.
+
+Every message here is the one that travels (proto/ssfl/v1), filled with digests, numbers and
+names as long as a run's. Only lengths that nobody knows before the run are guesses: the number
+of samples at a site, its name, the digits of an evaluation; together some bytes a message.
+"""
+
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+from ssfl.client.coding import ENCODINGS
+from ssfl.codec import ChunkSizer
+from ssfl.method.exact_sum import VALUE_BOUND, fraction_bits
+from ssfl.method.manifest import Manifest
+from ssfl.method.settings import RunSettings
+from ssfl.method.strategies.ssfl import ENOUGH_BATCHES
+from ssfl.program.version import ssfl_version
+from ssfl.server.broadcast.settings_message import settings_to_message
+from ssfl.server.broadcast.tasks import CHUNK_BYTES
+from ssfl.server.rpc.request_checks import PROTOCOL_VERSION
+from ssfl.server.uploads.encoding_choice import LOSSY
+from ssfl.tools.plan.sizes import Coded
+from ssfl.v1 import coordinator_pb2 as pb
+from ssfl.v1 import mask_pb2, saliency_pb2, transfer_pb2, update_pb2
+
+DIGEST = b"\xff" * 32
+TASK_DIGEST = b"\xff" * 16
+RUN_ID = "20260101-000000-abcdef"
+CLIENT_ID = "shard_00"
+FINGERPRINT = "torch 2.13.0+cpu, AVX2, 1 thread, numpy 2.4.1"
+SECONDS = 1.5  # any double that is not 0
+_DENSE = transfer_pb2.ENCODING_DENSE
+NAMES_SHOWN = 5  # in the reason of a `waiting`
+
+
+def download_bytes(payload_bytes: int, offset: int = 0) -> int:
+    """Return the message bytes of a payload's chunks on their way to a client."""
+    return sum(
+        _chunk_bytes(pb.NextTaskResponse, _varint_bytes(offset + at), size)
+        for at, size in _cut(payload_bytes)
+    )
+
+
+def upload_bytes(payload_bytes: int, bits_per_s: float | None, request: Callable[..., Any]) -> int:
+    """Return the message bytes of a payload's chunks on their way up a link of this speed."""
+    now_s = 0.0
+    sizer = ChunkSizer(lambda: now_s)
+    total = offset = 0
+    while offset < payload_bytes:
+        size = min(sizer.size, payload_bytes - offset)
+        total += _chunk_bytes(request, _varint_bytes(offset), size)
+        offset += size
+        now_s += 8 * size / bits_per_s if bits_per_s else 0.0
+        sizer.sent(size)
+    return total
+
+
+def _cut(payload_bytes: int) -> Iterator[tuple[int, int]]:
+    for at in range(0, payload_bytes, CHUNK_BYTES):
+        yield at, min(CHUNK_BYTES, payload_bytes - at)
+
+
+@lru_cache(maxsize=4096)
+def _chunk_bytes(message: Callable[..., Any], offset_bytes: int, size: int) -> int:
+    """Return the size of a chunk's message; the offset counts by the bytes it takes."""
+    offset = 1 << 7 * (offset_bytes - 1) if offset_bytes else 0
+    chunk = transfer_pb2.Chunk(offset=offset, data=bytes(size), crc32=1)
+    return int(message(chunk=chunk).ByteSize())
+
+
+def _varint_bytes(number: int) -> int:
+    return (number.bit_length() + 6) // 7
+
+
+@dataclass(frozen=True)
+class Messages:
+    """The headers and small messages of one run."""
+
+    manifest: Manifest
+    settings: RunSettings
+    num_kept: int
+    num_samples: int  # at a site
+    num_tested: int
+
+    @property
+    def caller(self) -> pb.Caller:
+        session = 2 * self.settings.clients  # every client joins twice
+        return pb.Caller(run_id=RUN_ID, client_id=CLIENT_ID, session=session)
+
+    @property
+    def all_kept(self) -> bool:
+        return self.num_kept == self.manifest.num_masked
+
+    def join_request(self, *, built: bool) -> int:
+        return pb.JoinRequest(
+            protocol_version=PROTOCOL_VERSION,
+            client_id=CLIENT_ID,
+            token=DIGEST[:16],
+            num_samples=self.num_samples,
+            manifest_digest=DIGEST if built else b"",
+            fingerprint=FINGERPRINT,
+            encodings=ENCODINGS,
+            software=f"ssfl {ssfl_version()}",
+        ).ByteSize()
+
+    def join_response(self, *, described: bool) -> int:
+        return pb.JoinResponse(
+            run_id=RUN_ID,
+            session=self.caller.session,
+            settings=settings_to_message(self.settings),
+            manifest=self.manifest.json if described else b"",
+            protocol_version=PROTOCOL_VERSION,
+            software=ssfl_version(),
+        ).ByteSize()
+
+    def ask(self, *, finished_step: int, mask: bool, base: bool) -> int:
+        return pb.NextTaskRequest(
+            caller=self.caller,
+            finished_step=finished_step,
+            initial_digest=DIGEST,
+            mask_digest=DIGEST if mask else b"",
+            base_digest=DIGEST if base else b"",
+        ).ByteSize()
+
+    def waiting(self, reason: str) -> int:
+        return pb.NextTaskResponse(waiting=pb.Waiting(reason=reason)).ByteSize()
+
+    def waiting_for_cohort(self, work: str, cohort: int) -> int:
+        names = ", ".join([CLIENT_ID] * min(NAMES_SHOWN, cohort))
+        more = f" and {cohort - NAMES_SHOWN} more" if cohort > NAMES_SHOWN else ""
+        return self.waiting(f"{work} of {names}{more}")
+
+    def initialize_task(self) -> int:
+        return _task(0, initialize=pb.InitializeTask())
+
+    def initial_model(self, payload_bytes: int) -> int:
+        header = pb.InitialModel(manifest=self.manifest.json, initial_digest=DIGEST)
+        if payload_bytes:
+            header.initial.CopyFrom(_payload(_DENSE, payload_bytes))
+        return pb.SendInitialRequest(caller=self.caller, header=header).ByteSize()
+
+    def score_task(
+        self,
+        step: int,
+        scores: Coded,
+        num_decisive: int,
+        payload_bytes: int,
+        *,
+        is_renewal: bool = False,
+    ) -> int:
+        """Return the size of a SCORE task; to renew a mask it names the model to score."""
+        work = pb.ScoreTask(
+            criterion="saliency",
+            manifest_digest=DIGEST,
+            initial_digest=DIGEST,
+            num_batches=self.settings.scoring_batches
+            or math.ceil(ENOUGH_BATCHES / max(1, self.settings.clients)),
+            num_kept=self.num_kept,
+        )
+        if is_renewal:
+            work.scoring_epoch = 1
+            work.mask.CopyFrom(self._mask(0))
+            work.base_digest = DIGEST
+            work.resting_digest = DIGEST
+        if scores.encoding != _DENSE:
+            work.report_encoding = scores.encoding
+            work.num_coded = num_decisive
+        if payload_bytes:
+            work.initial.CopyFrom(_payload(_DENSE, payload_bytes))
+        return _task(step, score=work)
+
+    def score_report(self, step: int, scores: Coded, payload_bytes: int) -> int:
+        report = saliency_pb2.SaliencyReport(
+            manifest_digest=DIGEST,
+            initial_digest=DIGEST,
+            step=step,
+            num_samples=self.num_samples,
+            scores=_payload(scores.encoding, payload_bytes),
+            work_s=SECONDS,
+        )
+        return pb.ReportSaliencyRequest(caller=self.caller, header=report).ByteSize()
+
+    def train_task(
+        self,
+        step: int,
+        round_number: int,
+        cohort: int,
+        update: Coded,
+        *,
+        granted: bool,
+        mask: int = 0,
+        base: transfer_pb2.Payload | None = None,
+    ) -> int:
+        """Return the size of a TRAIN task; `mask` is the bytes of its payload, 0: held already."""
+        work = pb.TrainTask(
+            round_number=round_number,
+            mask=self._mask(mask),
+            base_digest=DIGEST,
+            upload_granted=granted,
+            fraction_bits=fraction_bits(VALUE_BOUND, cohort * self.num_samples),
+            value_bound=VALUE_BOUND,
+            update_encoding=update.encoding,
+            base=base,
+        )
+        return _task(step, train=work)
+
+    def update(self, step: int, round_number: int, coded: Coded, payload_bytes: int) -> int:
+        update = update_pb2.SparseUpdate(
+            mask_digest=DIGEST,
+            mask_epoch=1,
+            base_digest=DIGEST,
+            step=step,
+            round_number=round_number,
+            num_samples=self.num_samples,
+            values=payload_of(coded, payload_bytes),
+            base_evaluation=self._evaluation(),
+            personal_evaluation=self._evaluation(),
+            training_loss=SECONDS,
+            work_s=SECONDS,
+            coding_error=SECONDS if coded.encoding in LOSSY.values() else 0,
+        )
+        return pb.SendUpdateRequest(caller=self.caller, header=update).ByteSize()
+
+    def evaluate_task(self, step: int, rounds_done: int, base: transfer_pb2.Payload) -> int:
+        work = pb.EvaluateTask(
+            rounds_done=rounds_done, mask=self._mask(0), base_digest=DIGEST, base=base
+        )
+        return _task(step, evaluate=work)
+
+    def personalize_task(self, step: int) -> int:
+        rounds = self.settings.rounds
+        work = pb.PersonalizeTask(rounds_done=rounds, mask=self._mask(0), base_digest=DIGEST)
+        return _task(step, personalize=work)
+
+    def evaluation_report(self, step: int, *, is_personal: bool = False) -> int:
+        return pb.ReportEvaluationRequest(
+            caller=self.caller,
+            step=step,
+            evaluation=self._evaluation(),
+            personal=self._evaluation() if is_personal else None,
+            work_s=SECONDS,
+        ).ByteSize()
+
+    def evaluation_answer(self) -> int:
+        return pb.ReportEvaluationResponse(outcome=transfer_pb2.OUTCOME_ACCEPTED).ByteSize()
+
+    def finish_task(self, step: int) -> int:
+        rounds = self.settings.rounds
+        work = pb.FinishTask(rounds_done=rounds, mask=self._mask(0), base_digest=DIGEST)
+        return _task(step, finish=work)
+
+    def upload_answers(self) -> int:
+        """Return the size of grant and receipt."""
+        receipt = transfer_pb2.Receipt(outcome=transfer_pb2.OUTCOME_ACCEPTED)
+        answers = (
+            pb.SendUpdateResponse(grant=transfer_pb2.Grant()),
+            pb.SendUpdateResponse(receipt=receipt),
+        )
+        return sum(answer.ByteSize() for answer in answers)
+
+    def receipt(self) -> int:
+        receipt = transfer_pb2.Receipt(outcome=transfer_pb2.OUTCOME_ACCEPTED)
+        return pb.SendInitialResponse(receipt=receipt).ByteSize()
+
+    def leave(self) -> int:
+        request = pb.LeaveRequest(caller=self.caller, reason=pb.LEAVE_REASON_FINISHED)
+        return request.ByteSize() + pb.LeaveResponse().ByteSize()
+
+    def _mask(self, payload_bytes: int) -> mask_pb2.MaskBroadcast:
+        message = mask_pb2.MaskBroadcast(
+            mask_digest=DIGEST, mask_epoch=1, num_kept=self.num_kept, all_kept=self.all_kept
+        )
+        if payload_bytes:
+            message.mask.CopyFrom(_payload(transfer_pb2.ENCODING_BITMASK_SORTED, payload_bytes))
+        return message
+
+    def _evaluation(self) -> update_pb2.Evaluation:
+        tested = self.num_tested
+        return update_pb2.Evaluation(correct=tested // 2, total=tested, loss_sum=SECONDS)
+
+
+def payload_of(coded: Coded, num_bytes: int) -> transfer_pb2.Payload:
+    """Return the announcement of coded values of so many bytes."""
+    payload = _payload(coded.encoding, num_bytes)
+    if coded.against:
+        payload.reference_digest = DIGEST
+    return payload
+
+
+def _payload(encoding: transfer_pb2.Encoding, num_bytes: int) -> transfer_pb2.Payload:
+    return transfer_pb2.Payload(encoding=encoding, num_bytes=num_bytes, digest=DIGEST)
+
+
+def _task(step: int, **work: Any) -> int:
+    task = pb.Task(task_digest=TASK_DIGEST, step=step, **work)
+    return pb.NextTaskResponse(task=task).ByteSize()

@@ -1,0 +1,103 @@
+"""What is predicted of a run: bytes by phase and direction, and seconds on a link."""
+
+from dataclasses import dataclass, field
+
+from ssfl.method.settings import RunSettings
+from ssfl.tools.plan.masks import PlannedMask
+from ssfl.tools.plan.sizes import ZERO, Size
+
+
+@dataclass(frozen=True, slots=True)
+class Transfer:
+    """What one client sends or gets at once."""
+
+    payload: Size
+    message: Size  # the header and all chunks
+
+    def __add__(self, other: "Transfer") -> "Transfer":
+        return Transfer(self.payload + other.payload, self.message + other.message)
+
+    def __mul__(self, times: int) -> "Transfer":
+        return Transfer(self.payload * times, self.message * times)
+
+    def or_else(self, other: "Transfer") -> "Transfer":
+        return Transfer(self.payload.or_else(other.payload), self.message.or_else(other.message))
+
+
+NOTHING = Transfer(ZERO, ZERO)
+
+
+@dataclass(frozen=True, slots=True)
+class Seconds:
+    """A time, expected from `low` to `high`, never more than `most` on such a link."""
+
+    low: float
+    high: float
+    most: float
+
+    def __add__(self, other: "Seconds") -> "Seconds":
+        return Seconds(self.low + other.low, self.high + other.high, self.most + other.most)
+
+    def __mul__(self, times: float) -> "Seconds":
+        return Seconds(self.low * times, self.high * times, self.most * times)
+
+
+NO_TIME = Seconds(0.0, 0.0, 0.0)
+
+
+@dataclass(frozen=True, slots=True)
+class Times:
+    """Seconds of transfers on the link, without work at either end."""
+
+    base: Seconds  # from the coordinator's sending to the client's last byte
+    update: Seconds  # from the client's sending to its receipt, if it need not queue
+    round: Seconds  # both, with the queue where there are more clients than upload slots
+    scoring: Seconds  # all clients' scores
+    mask: Seconds  # with the first task: the base follows from it
+    run: Seconds
+
+
+@dataclass(frozen=True)
+class RunPlan:
+    """The prediction for one run."""
+
+    settings: RunSettings
+    num_masked: int
+    num_unmasked: int
+    num_kept: int
+    num_clients: int
+    cohort: int
+    rows: dict[tuple[str, str], Transfer]  # (phase, direction): the whole run's ledger
+    update: Transfer  # one client, one round
+    base: Transfer
+    scores: Transfer  # one client, for each mask
+    mask: Transfer
+    masks: tuple[PlannedMask, ...]  # what one client and round move is of the last
+    costs: tuple[tuple[int, int], ...]  # of each mask: bytes of one client, once and in a round
+    times: Times | None = field(default=None)
+
+    def total(self, direction: str, *, control: bool = True) -> Transfer:
+        """Return the run's bytes in one direction at the coordinator."""
+        total = NOTHING
+        for (phase, way), transfer in self.rows.items():
+            if way == direction and (control or phase != "control"):
+                total += transfer
+        return total
+
+    @property
+    def num_scorings(self) -> int:
+        return sum(mask.is_agreed for mask in self.masks)
+
+    def break_even(self, dense: "RunPlan") -> int | None:
+        """Return the rounds after which a client has moved fewer bytes than in the dense run."""
+        ((_, in_dense),) = dense.costs
+        ahead = 0  # of the dense run, in bytes
+        for mask, (once, in_round) in zip(self.masks, self.costs, strict=True):
+            ahead -= once
+            spared = in_dense - in_round
+            needed = -ahead // spared + 1 if spared > 0 else None
+            is_last = mask is self.masks[-1]  # which may pay off after the run only
+            if needed is not None and (is_last or needed <= mask.stop - mask.first):
+                return mask.first + max(1, needed)
+            ahead += spared * (mask.stop - mask.first)
+        return None

@@ -1,0 +1,152 @@
+"""Payload sizes before the payloads exist.
+
+Values and scores as float32 have a size that follows from their number. What is entropy-coded has
+a hard bound, which its codec states, and a range that was measured on real models and real
+training: `benchmarks/plan_ranges.py` fails if a constant below is wrong. It measures small images;
+the ranges also hold the larger networks of `benchmarks/bytes_on_wire.py`.
+"""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from ssfl.codec import blocks, masks, reference, scores, sorted_bits, values_only
+from ssfl.codec.blocks import ValueCode
+from ssfl.method.manifest import Manifest
+from ssfl.method.settings import RunSettings
+from ssfl.method.value_types import lossy_code
+from ssfl.server.uploads.encoding_choice import LOSSY
+from ssfl.v1 import transfer_pb2
+
+# Shares of 4 bytes per value: less the less values move in a round, so less with a small
+# learning rate, few local steps and many clients in the mean.
+REFERENCE_SHARE = (0.57, 0.83)  # against the previous base
+FIRST_SHARE = (0.67, 0.85)  # for a client that does not hold it: against the first, or nothing
+LOSSY_SHARES = {"bfloat16": (0.32, 0.38), "int8": (0.18, 0.25), "grid": (0.15, 0.42)}
+GRID_BITS = 16  # of the grid's shares; a bit more or less is a bit per value
+LEAST_SHARE = 0.03
+
+# Compact scores: what says which are coded, then so many bits for a code, and a table per block.
+SCORE_BITS = (4.4, 7.0)
+SCORE_TABLE_BYTES = 1024
+
+# Share of the entropy of independent bits that a mask takes, least with large images; what its
+# channels cost is extra.
+MASK_SHARE = (0.2, 0.56)
+
+
+@dataclass(frozen=True, slots=True)
+class Size:
+    """A number of bytes: expected from `low` to `high`, never more than `most`."""
+
+    low: int
+    high: int
+    most: int
+
+    @classmethod
+    def fixed(cls, num_bytes: int) -> "Size":
+        return cls(num_bytes, num_bytes, num_bytes)
+
+    @classmethod
+    def share(cls, whole: int, share: tuple[float, float], most: int) -> "Size":
+        return cls(min(most, int(share[0] * whole)), min(most, math.ceil(share[1] * whole)), most)
+
+    def map(self, function: Callable[[int], int]) -> "Size":
+        """Return the size after a function that never falls."""
+        return Size(function(self.low), function(self.high), function(self.most))
+
+    def or_else(self, other: "Size") -> "Size":
+        """Return the size of one or the other."""
+        return Size(
+            min(self.low, other.low), max(self.high, other.high), max(self.most, other.most)
+        )
+
+    def __add__(self, other: "Size") -> "Size":
+        return Size(self.low + other.low, self.high + other.high, self.most + other.most)
+
+    def __mul__(self, times: int) -> "Size":
+        return Size(self.low * times, self.high * times, self.most * times)
+
+
+ZERO = Size.fixed(0)
+
+
+@dataclass(frozen=True, slots=True)
+class Coded:
+    """How something travels: its encoding, its size, and whether it names a reference."""
+
+    encoding: transfer_pb2.Encoding
+    size: Size
+    against: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Coding:
+    """How a run's settings, and the coordinator's, let values travel."""
+
+    settings: RunSettings
+    reference: bool  # values are coded against a base that both ends hold
+
+    def update(self, count: int) -> Coded:
+        """Return how an update of `count` values travels."""
+        name, plain = self.settings.value_type, values_only.encoded_bytes(count)
+        if code := lossy_code(self.settings):
+            return Coded(LOSSY[name], self._coded(code, count, self._lossy_share()), against=True)
+        if self.reference:
+            size = self._coded(reference.CODE, count, REFERENCE_SHARE)
+            return Coded(transfer_pb2.ENCODING_REFERENCE, size, against=True)
+        return Coded(transfer_pb2.ENCODING_VALUES_ONLY, Size.fixed(plain))
+
+    def base(self, count: int, *, holds_previous: bool) -> Coded:
+        """Return how a base travels to a client that holds the one before it, or does not."""
+        if holds_previous:
+            return self.update(count)
+        if self.reference:
+            size = self._coded(reference.CODE, count, FIRST_SHARE)
+            return Coded(transfer_pb2.ENCODING_REFERENCE, size, against=True)
+        plain = Size.fixed(values_only.encoded_bytes(count))
+        return Coded(transfer_pb2.ENCODING_VALUES_ONLY, plain)
+
+    def scores(self, num_masked: int, num_decisive: int) -> Coded:
+        """Return how one client's scores travel; `num_decisive` of them get a code."""
+        plain = values_only.encoded_bytes(num_masked)
+        if self.settings.scores == "exact":
+            return Coded(transfer_pb2.ENCODING_DENSE, Size.fixed(plain))
+        # Scores that no code can hold, near the largest float32, travel as they are.
+        most = max(plain, scores.max_encoded_bytes(num_masked))
+        which = num_masked * _entropy_bits(num_decisive / num_masked) / 8
+        low, high = (which + num_decisive * bits / 8 for bits in SCORE_BITS)
+        high += SCORE_TABLE_BYTES * -(-num_masked // scores.BLOCK)
+        size = Size(min(most, int(low)), min(most, math.ceil(high)), most)
+        return Coded(transfer_pb2.ENCODING_SCORES, size)
+
+    def _coded(self, code: ValueCode, count: int, share: tuple[float, float]) -> Size:
+        plain = values_only.encoded_bytes(count)
+        # What a lossy code cannot hold travels without loss.
+        most = max(blocks.max_encoded_bytes(one, count) for one in (code, reference.CODE))
+        return Size.share(plain, share, most)
+
+    def _lossy_share(self) -> tuple[float, float]:
+        low, high = LOSSY_SHARES[self.settings.value_type]
+        if self.settings.value_type == "grid":
+            shift = (self.settings.grid_bits - GRID_BITS) / 32
+            low, high = max(LEAST_SHARE, low + shift), max(2 * LEAST_SHARE, high + shift)
+        return low, high
+
+
+def mask_size(manifest: Manifest, num_kept: int) -> Size:
+    """Return the payload of the mask; one that keeps everything does not travel."""
+    num_masked = manifest.num_masked
+    if num_kept == num_masked:
+        return ZERO
+    most = masks.packed_bytes(num_masked)  # the smallest form is sent, and this is one
+    side = sorted_bits.max_encoded_bytes(manifest.masked_shapes) - most
+    entropy = num_masked * _entropy_bits(num_kept / num_masked) / 8
+    low, high = (share * entropy for share in MASK_SHARE)
+    return Size(min(most, int(low)), min(most, math.ceil(high) + side), most)
+
+
+def _entropy_bits(share: float) -> float:
+    if share in (0.0, 1.0):
+        return 0.0
+    return -share * math.log2(share) - (1 - share) * math.log2(1 - share)

@@ -1,0 +1,390 @@
+"""A whole run before it starts: bytes by phase and direction, and seconds on a link.
+
+Follows a run as `ssfl.server.run.machine` conducts it when no client is lost: every client joins
+twice, one describes the model, all score, all get the mask; each round a cohort trains; all test
+the model every `evaluate_every` rounds and at the end. The first base is not sent, as a client can
+make it from the initial weights; one that a client was given to test is not sent again to train
+from. With sampled clients, how many of them hold the base before is an expectation.
+
+After a warm-up and where a mask is renewed (plan_masks.py), all are sent the base they lack, score
+it, and get the mask, or its difference to the one before; what the new one adds they hold.
+
+Totals are the coordinator's ledger: the same phases, payload and message bytes. Control messages
+are an expectation: a client that waits or works long hears and sends some tens of bytes every
+10 to 15 s.
+"""
+
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+from ssfl.codec import values_only
+from ssfl.method.manifest import Manifest
+from ssfl.method.sampling import cohort_size
+from ssfl.method.settings import RunSettings
+from ssfl.server.run.quorum import clients_for
+from ssfl.server.run.state import LOSS_MEMORY
+from ssfl.tools.plan.link import Link
+from ssfl.tools.plan.masks import PlannedMask, planned_masks
+from ssfl.tools.plan.messages import Messages, download_bytes, payload_of, upload_bytes
+from ssfl.tools.plan.result import NO_TIME, NOTHING, RunPlan, Seconds, Times, Transfer
+from ssfl.tools.plan.sizes import ZERO, Coded, Coding, Size, mask_size
+from ssfl.v1 import coordinator_pb2 as pb
+from ssfl.v1 import transfer_pb2
+
+
+@dataclass(frozen=True, slots=True)
+class Site:
+    """What is assumed of every client; none of it moves the result by more than some bytes."""
+
+    num_samples: int = 1000
+    num_tested: int = 200
+
+
+def plan_run(
+    manifest: Manifest,
+    settings: RunSettings,
+    upload_slots: int,
+    *,
+    reference_coding: bool,
+    link: Link | None = None,
+    coordinator_bits_per_s: float | None = None,
+    site: Site | None = None,
+) -> RunPlan:
+    """Return what a run with `settings.clients` clients will send, and how long that takes.
+
+    Each client is thought to have a link of its own; `coordinator_bits_per_s` is the
+    coordinator's, which those who transfer at the same time share.
+    """
+    coding = Coding(settings, reference_coding)
+    return _Planner(
+        manifest, settings, upload_slots, coding, link, coordinator_bits_per_s, site or Site()
+    ).plan()
+
+
+@dataclass(frozen=True)
+class _Leg:
+    """How things travel under one mask."""
+
+    mask: PlannedMask
+    messages: Messages
+    update: Coded
+    next_base: Coded  # to a client that holds the base before it
+    any_base: Coded
+    scores: Coded
+    mask_size: Size
+
+
+class _Planner:
+    def __init__(
+        self,
+        manifest: Manifest,
+        settings: RunSettings,
+        upload_slots: int,
+        coding: Coding,
+        link: Link | None,
+        coordinator_bits_per_s: float | None,
+        site: Site,
+    ) -> None:
+        self.manifest, self.settings, self.slots = manifest, settings, upload_slots
+        self.coding, self.site = coding, site
+        self.num_clients = settings.clients
+        self.cohort = cohort_size(settings, self.num_clients)
+        self.link, self.coordinator_bits_per_s = link, coordinator_bits_per_s
+        self.legs = [self._leg(mask) for mask in planned_masks(manifest, settings)]
+        self.agreed = [leg for leg in self.legs if leg.mask.is_agreed]
+        self.messages = self.legs[-1].messages
+        self.rows: dict[tuple[str, str], Transfer] = {}
+
+    def _leg(self, mask: PlannedMask) -> _Leg:
+        manifest, coding, site = self.manifest, self.coding, self.site
+        count = mask.num_kept + manifest.num_unmasked
+        size = mask_size(manifest, mask.num_kept) if mask.is_agreed else ZERO
+        if mask.first > (self.settings.warmup_rounds or 0):
+            size = Size(0, size.high, size.most)  # the difference to the mask before may be less
+        return _Leg(
+            mask,
+            Messages(manifest, self.settings, mask.num_kept, site.num_samples, site.num_tested),
+            coding.update(count),
+            coding.base(count, holds_previous=True),
+            coding.base(count, holds_previous=False),
+            coding.scores(manifest.num_masked, mask.num_decisive),
+            size,
+        )
+
+    def plan(self) -> RunPlan:
+        last = self.legs[-1]
+        self._count_beginning()
+        for leg in self.agreed:
+            self._count_mask(leg)
+        self._count_rounds()
+        if self.settings.personalize_epochs:
+            self._count_own_models()
+        self._count_control()
+        return RunPlan(
+            self.settings,
+            self.manifest.num_masked,
+            self.manifest.num_unmasked,
+            last.mask.num_kept,
+            self.num_clients,
+            self.cohort,
+            self.rows,
+            self._update(last),
+            self._base(last),
+            self._scores(last),
+            _mask(last),
+            tuple(leg.mask for leg in self.legs),
+            tuple(self._costs(leg) for leg in self.legs),
+            self._times(self.link) if self.link else None,
+        )
+
+    def _costs(self, leg: _Leg) -> tuple[int, int]:
+        once = (self._scores(leg) + _mask(leg)).message.high
+        return once, (self._update(leg) + self._base(leg)).message.high
+
+    # -- one client, one transfer
+
+    @property
+    def _middle(self) -> tuple[int, int]:
+        """The numbers of a typical step and round: as long as most are."""
+        round_number = self.settings.rounds // 2
+        return round_number + 2, round_number
+
+    def _update(self, leg: _Leg) -> Transfer:
+        step, number = self._middle
+        return self._upload(
+            leg.update.size,
+            lambda payload: leg.messages.update(step, number, leg.update, payload),
+            pb.SendUpdateRequest,
+        )
+
+    def _base(self, leg: _Leg) -> Transfer:
+        base = self._train(leg, leg.next_base)
+        return base.or_else(self._train(leg, leg.any_base)) if self._is_sampled else base
+
+    @property
+    def _is_sampled(self) -> bool:
+        return self.cohort < self.num_clients
+
+    def _scores(self, leg: _Leg) -> Transfer:
+        if not leg.mask.is_agreed:
+            return NOTHING
+        return self._upload(
+            leg.scores.size,
+            lambda payload: leg.messages.score_report(1, leg.scores, payload),
+            pb.ReportSaliencyRequest,
+        )
+
+    def _upload(
+        self, payload: Size, header: Callable[[int], int], request: Callable[..., Any]
+    ) -> Transfer:
+        speed = self.link.up_bits_per_s if self.link else None
+        return Transfer(payload, payload.map(lambda n: header(n) + upload_bytes(n, speed, request)))
+
+    def _train(self, leg: _Leg, base: Coded) -> Transfer:
+        """Return a TRAIN task with its base."""
+        return Transfer(
+            base.size,
+            base.size.map(lambda n: self._task(leg, base=payload_of(base, n)) + download_bytes(n)),
+        )
+
+    def _evaluate(self, leg: _Leg, base: Coded) -> Transfer:
+        """Return an EVALUATE task with its base."""
+        step, number = self._middle
+
+        def message(n: int) -> int:
+            return leg.messages.evaluate_task(step, number, payload_of(base, n))
+
+        return Transfer(base.size, base.size.map(lambda n: message(n) + download_bytes(n)))
+
+    def _task(self, leg: _Leg, mask: int = 0, base: transfer_pb2.Payload | None = None) -> int:
+        step, number = self._middle
+        granted = self.cohort <= self.slots
+        return leg.messages.train_task(
+            step, number, self.cohort, leg.update, granted=granted, mask=mask, base=base
+        )
+
+    # -- the whole run
+
+    def _add(self, phase: str, direction: str, transfer: Transfer, times: int = 1) -> None:
+        before = self.rows.get((phase, direction), NOTHING)
+        self.rows[phase, direction] = before + transfer * times
+
+    def _count_beginning(self) -> None:
+        sent = 0 if self.manifest.rebuildable else values_only.encoded_bytes(self.manifest.size)
+        header = self.messages.initial_model(sent)
+        initial = Size.fixed(header + upload_bytes(sent, None, pb.SendInitialRequest))
+        self._add("initial", "up", Transfer(Size.fixed(sent), initial))
+        most = download_bytes(sent)
+        unlike = Transfer(Size(0, sent, sent), Size(0, most, most))  # a client's own first weights
+        if sent:
+            phase = "initial" if self.legs[0].mask.is_agreed else "values"
+            self._add(phase, "down", unlike, self.num_clients - 1)
+
+    def _count_mask(self, leg: _Leg) -> None:
+        """Count one agreement: all are asked for scores, and get the mask with their next task."""
+        n, is_renewal = self.num_clients, leg.mask.first > 0
+        task = leg.messages.score_task(
+            1, leg.scores, leg.mask.num_decisive, 0, is_renewal=is_renewal
+        )
+        self._add("initial", "down", Transfer(ZERO, Size.fixed(task)), n)
+        self._add("scores", "up", self._scores(leg), n)
+        if leg.mask_size.most:
+            self._add("mask", "down", _mask(leg), n)
+            with_mask = leg.mask_size.map(lambda m: self._task(leg, m) - self._task(leg))
+            self._add("values", "down", Transfer(ZERO, with_mask), n)
+
+    def _is_tested(self, rounds_done: int) -> bool:
+        """Tell whether all clients test the model after so many rounds."""
+        every, last = self.settings.evaluate_every, self.settings.evaluate_last
+        due = rounds_done == self.settings.rounds or (every and rounds_done % every == 0)
+        return bool(rounds_done and (due or rounds_done > self.settings.rounds - last))
+
+    @cached_property
+    def num_tests(self) -> int:
+        return sum(map(self._is_tested, range(self.settings.rounds + 1)))
+
+    @cached_property
+    def _renewed(self) -> set[int]:
+        """Rounds that begin with scores of what was trained before them."""
+        return {leg.mask.first for leg in self.agreed if leg.mask.first}
+
+    def _count_rounds(self) -> None:
+        for leg in self.legs:
+            self._count_rounds_of(leg)
+        step, _ = self._middle
+        n, messages = self.num_clients, self.messages
+        answer = Transfer(ZERO, Size.fixed(messages.evaluation_answer()))
+        report = Transfer(ZERO, Size.fixed(messages.evaluation_report(step)))
+        self._add("evaluation", "down", answer, self.num_tests * n)
+        self._add("evaluation", "up", report, self.num_tests * n)
+        finish = Transfer(ZERO, Size.fixed(messages.finish_task(self.settings.rounds + 3)))
+        self._add("values", "down", finish, n)
+
+    def _count_rounds_of(self, leg: _Leg) -> None:
+        n, first, stop = self.num_clients, leg.mask.first, leg.mask.stop
+        self._add("values", "up", self._update(leg), (stop - first) * self.cohort)
+        spare = sum(self._spare(number) for number in range(first, stop))
+        task = self._train(leg, leg.any_base)
+        self._add("values", "up", NOTHING.or_else(self._update(leg)), spare)
+        self._add("values", "down", NOTHING.or_else(task), spare)
+        # The first base of a mask is made by every client itself, from what it has scored.
+        num_held = 1
+        counts: Counter[tuple[str, bool]] = Counter()  # (task, holds the base before)
+        for number in range(first + 1, stop + 1):
+            was_tested = number - 1 > first and self._is_tested(number - 1)
+            everyone = was_tested or self.cohort == n
+            num_held += number < stop and self._is_tested(number)
+            if self._is_tested(number) or number in self._renewed:
+                work = "evaluate" if self._is_tested(number) else "score"
+                count = n if everyone else self.cohort
+                counts[work, True] += count
+                counts[work, False] += n - count
+            else:
+                count = self.cohort if everyone else round(self.cohort**2 / n)
+                counts["train", True] += count
+                counts["train", False] += self.cohort - count
+        held = Transfer(ZERO, Size.fixed(self._task(leg)))
+        self._add("values", "down", held, num_held * self.cohort)
+        for base, holds in ((leg.next_base, True), (leg.any_base, False)):
+            scored = Transfer(base.size, base.size.map(download_bytes))
+            self._add("values", "down", self._train(leg, base), counts["train", holds])
+            self._add("values", "down", scored, counts["score", holds])
+            self._add("evaluation", "down", self._evaluate(leg, base), counts["evaluate", holds])
+
+    def _spare(self, number: int) -> int:
+        """Return how many clients a round asks besides those it wants, while none gets lost.
+
+        Whether they get and send anything before the others have reported is their speed's.
+        """
+        over = self.settings.over_selection
+        if self.settings.reproducible or not self._is_sampled or over <= 1:
+            return 0
+        asked = clients_for(self.cohort, (1 - 1 / over) * LOSS_MEMORY**number)
+        return min(asked, self.num_clients) - self.cohort
+
+    def _count_own_models(self) -> None:
+        """Count the step in which all make a model of their own; the base was tested before."""
+        n, messages, (step, _) = self.num_clients, self.messages, self._middle
+        task = Transfer(ZERO, Size.fixed(messages.personalize_task(step)))
+        answer = Transfer(ZERO, Size.fixed(messages.evaluation_answer()))
+        report = Transfer(ZERO, Size.fixed(messages.evaluation_report(step, is_personal=True)))
+        self._add("values", "down", task, n)
+        self._add("evaluation", "down", answer, n)
+        self._add("evaluation", "up", report, n)
+
+    def _count_control(self) -> None:
+        n, rounds, messages = self.num_clients, self.settings.rounds, self.messages
+        step, _ = self._middle
+        scorings = len(self.agreed)
+        tests = self.num_tests + bool(self.settings.personalize_epochs)
+        trained, tested = rounds * self.cohort, tests * n
+        joins = messages.join_request(built=False) + messages.join_request(built=True)
+        first_asks = messages.ask(finished_step=0, mask=False, base=False)
+        asks = n * (1 + scorings) * first_asks + first_asks
+        asks += trained * messages.ask(finished_step=step, mask=True, base=True)
+        asks += tested * messages.ask(finished_step=0, mask=True, base=True)
+        self._add("control", "up", Transfer(ZERO, Size.fixed(n * joins + asks)))
+        self._add("control", "up", Transfer(ZERO, Size.fixed(messages.leave())), n)
+        answers = messages.upload_answers() * (trained + n * scorings) + messages.receipt()
+        plain = 2 * messages.join_response(described=False)
+        full = 2 * messages.join_response(described=True)
+        # Told at once that there is nothing to do yet, and again when the step closes.
+        once = messages.waiting("the sum")
+        twice = once + messages.waiting_for_cohort("train", self.cohort)
+        steps = rounds + scorings
+        low = n * plain + answers + n * steps * once
+        high = n * full + answers + n * (steps + tests + 2) * twice
+        start = messages.initialize_task()
+        self._add("control", "down", Transfer(ZERO, Size(low, high, high) + Size.fixed(start)))
+
+    # -- seconds
+
+    def _times(self, link: Link) -> Times:
+        run = NO_TIME
+        for leg in self.legs:
+            base_s, update_s, round_s, scoring_s, mask_s = self._leg_times(link, leg)
+            tested_s = _seconds(self._base(leg).message, self._link(link, self.num_clients).down_s)
+            rounds = leg.mask.stop - leg.mask.first
+            to_all = sum(
+                self._is_tested(number) or number in self._renewed
+                for number in range(leg.mask.first + 1, leg.mask.stop + 1)
+            )
+            run = run + scoring_s + mask_s + update_s * self._waves * rounds
+            run = run + base_s * (rounds - to_all) + tested_s * to_all
+        return Times(base_s, update_s, round_s, scoring_s, mask_s, run)
+
+    @property
+    def _waves(self) -> int:
+        return -(-self.cohort // self.slots)
+
+    def _leg_times(self, link: Link, leg: _Leg) -> tuple[Seconds, ...]:
+        """Return the seconds of a base, an update, a round, all scores, and a mask."""
+        up = self._link(link, min(self.cohort, self.slots))
+        down = self._link(link, self.cohort)
+        base_s = _seconds(self._base(leg).message, down.down_s)
+        receipt_s = link.rtt_s / 2
+        grant_s = 0.0 if self.cohort <= self.slots else link.rtt_s
+        update_s = _seconds(self._update(leg).message, lambda n: grant_s + up.up_s(n) + receipt_s)
+        round_s = base_s + update_s * self._waves
+        if not leg.mask.is_agreed:
+            return base_s, update_s, round_s, NO_TIME, NO_TIME
+        voting = self._link(link, min(self.num_clients, self.slots))
+        one = _seconds(self._scores(leg).message, lambda n: link.rtt_s + voting.up_s(n) + receipt_s)
+        scoring_s = one * -(-self.num_clients // self.slots)
+        return base_s, update_s, round_s, scoring_s, _seconds(_mask(leg).message, down.down_s)
+
+    def _link(self, link: Link, num_clients: int) -> Link:
+        if self.coordinator_bits_per_s is None:
+            return link
+        return link.shared(self.coordinator_bits_per_s, num_clients)
+
+
+def _seconds(size: Size, function: Callable[[int], float]) -> Seconds:
+    return Seconds(function(size.low), function(size.high), function(size.most))
+
+
+def _mask(leg: _Leg) -> Transfer:
+    return Transfer(leg.mask_size, leg.mask_size.map(download_bytes))

@@ -1,0 +1,1 @@
+"""`ssfl report`, `ssfl compare` and `ssfl audit`: what a run left, shown and recomputed."""

@@ -1,0 +1,158 @@
+"""`ssfl report`: what a run came to as one HTML file, or two runs beside each other."""
+
+import webbrowser
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import MISSING, dataclass
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from ssfl.durable.files import write_atomic
+from ssfl.method.settings import setting
+from ssfl.program import settings
+from ssfl.program.exits import ExitCode, ProgramError
+from ssfl.server.report.contents import HTML, report_document, write_files, write_report
+from ssfl.server.report.from_state_dir import JOURNAL, open_state
+from ssfl.server.report.page import page, to_json
+from ssfl.server.report.source import HISTORY, ReportError, Source, open_folder
+from ssfl.tools.report.compare import comparison_document
+from ssfl.tools.terminal import console
+
+DESCRIPTION = (
+    "Makes the report of a run from what its coordinator wrote: one HTML file that needs nothing "
+    "else, and the same as JSON and CSV. Of a run that is not over, name the coordinator's state "
+    "directory. With two runs, the report compares them."
+)
+EPILOG = (
+    "A run's own report is written into its folder; that of a state directory, or of two runs, "
+    "into the current one. --out names another HTML file. JSON and CSV go beside it: with x.html, "
+    "x.json, x-rounds.csv, x-evaluations.csv and x-clients.csv; a comparison has no CSV."
+)
+SHOWN = 12  # runs listed before "…"
+_DEPTHS = ("*", "*/*", "*/*/*", "*/*/*/*")
+LEFT = "a coordinator writes history.json into runs/<run>/coordinator/"
+
+
+@dataclass(frozen=True, slots=True)
+class ReportConfig:
+    """Which run, or which two."""
+
+    run: Path = setting(MISSING, "the folder of a run, or a state directory", positional=True)
+    other: str = setting("", "another, to compare the first with", positional=True)
+    out: str = setting("", "the HTML file to write", metavar="FILE")
+    json: bool = setting(False, "print the report as JSON, write nothing")
+    open: bool = setting(False, "show the report in a browser")
+
+
+def report(argv: Sequence[str]) -> int:
+    """Run the command."""
+    config = settings.load(ReportConfig, argv, None, "ssfl report", DESCRIPTION, EPILOG)
+    try:
+        if config.other:
+            pair = (open_run(config.run), open_run(Path(config.other)))
+            written = _of_two(config, comparison_document(*pair))
+        else:
+            written = _of_one(config, open_run(config.run))
+    except ReportError as error:
+        raise ProgramError(str(error), ExitCode.BAD_DATA) from error
+    if written:
+        console().print(f"report: {written}", soft_wrap=True)
+        if config.open and not webbrowser.open(written.absolute().as_uri()):
+            console().print("no browser could be started: open the file yourself")
+    return int(ExitCode.DONE)
+
+
+def _of_one(config: ReportConfig, source: Source) -> Path | None:
+    """Print the report of a run, or write it; return the HTML file."""
+    if config.json:
+        _print(report_document(source))
+        return None
+    if (source.folder / HISTORY).is_file() and not config.out:
+        with _writing(source.folder / HTML):
+            return write_report(source.folder)
+    html = _html(config, f"report-{source.told['run_id']}.html")
+    with _writing(html):
+        write_files(source, html, f"{html.stem}-")
+    return html
+
+
+def _of_two(config: ReportConfig, document: Mapping[str, Any]) -> Path | None:
+    """Print the comparison of two runs, or write it; return the HTML file."""
+    if config.json:
+        _print(document)
+        return None
+    html = _html(config, "comparison.html")
+    with _writing(html):
+        write_comparison(html, document)
+    return html
+
+
+@contextmanager
+def _writing(html: Path) -> Iterator[None]:
+    """Say which file could not be written: the one asked for, not its temporary one."""
+    try:
+        yield
+    except OSError as error:
+        folder = "" if html.parent.is_dir() else f" (there is no folder {html.parent})"
+        raise ProgramError(
+            f"cannot write {html}: {error.strerror}{folder}; --out names another file",
+            ExitCode.USAGE,
+        ) from error
+
+
+def _print(document: Mapping[str, Any]) -> None:
+    print(to_json(document).decode(), end="")
+
+
+def _html(config: ReportConfig, usual: str) -> Path:
+    html = Path(config.out or usual)
+    if html.suffix.lower() not in (".html", ".htm"):
+        raise ProgramError(f"--out must end in .html, got {html}", ExitCode.USAGE)
+    return html
+
+
+def write_comparison(html: Path, document: Mapping[str, Any]) -> None:
+    """Write the HTML file of two runs compared, and its JSON beside it."""
+    write_atomic(html, page(document["title"], document))
+    write_atomic(html.with_suffix(".json"), to_json(document))
+
+
+def open_run(where: Path) -> Source:
+    """Return the run in, or just below, a folder; ReportError says what would do."""
+    if where.name == HISTORY:
+        where = where.parent
+    if not where.is_dir():
+        raise ReportError(f"there is no folder {where}: {LEFT}{_nearby(Path('runs'))}")
+    for pattern in (".", "coordinator", "*/coordinator", "models/*/coordinator"):
+        if found := _only(where, pattern):
+            return open_folder(found)
+    for state in (where, where / "state"):
+        if (state / JOURNAL).is_file():
+            return _newest(open_state(state), where / "runs")
+    if found := _only(where, "runs/*/coordinator"):
+        return open_folder(found)
+    raise ReportError(
+        f"{where} is not a run: it holds neither {HISTORY} nor a journal; {LEFT}{_nearby(where)}"
+    )
+
+
+def _only(where: Path, pattern: str) -> Path | None:
+    """Return the folder of results that fits; ReportError if several do."""
+    found = [one.parent for one in islice(where.glob(f"{pattern}/{HISTORY}"), SHOWN + 1)]
+    if len(found) > 1:
+        raise ReportError(f"{where} holds several runs: name one of them{_nearby(where)}")
+    return found[0] if found else None
+
+
+def _newest(state: Source, runs: Path) -> Source:
+    """Return the results of a state's run, where it has left some, else the state."""
+    results = runs / state.told["run_id"] / "coordinator"
+    return open_folder(results) if (results / HISTORY).is_file() else state
+
+
+def _nearby(folder: Path) -> str:
+    below = (file for depth in _DEPTHS for file in folder.glob(f"{depth}/{HISTORY}"))
+    found = sorted(str(file.parent) for file in islice(below, SHOWN + 1))
+    more = " …" if len(found) > SHOWN else ""
+    return f"; there are: {', '.join(found[:SHOWN])}{more}" if found else ""

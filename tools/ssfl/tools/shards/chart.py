@@ -1,0 +1,132 @@
+"""The picture of who has which classes: a bar per client, a colour per class, as in the paper.
+
+Beside the class mixes stand the sizes, which differ in unbalanced partitions.
+"""
+
+from pathlib import Path
+
+import matplotlib as mpl
+import numpy as np
+import numpy.typing as npt
+from matplotlib.axes import Axes
+from matplotlib.cm import ScalarMappable
+from matplotlib.colors import BoundaryNorm, Colormap, ListedColormap
+from matplotlib.figure import Figure
+from matplotlib.font_manager import FontProperties, findfont, get_font
+from matplotlib.patches import Patch
+from matplotlib.ticker import MaxNLocator
+
+from ssfl.datasets.shards.summary import ShardSummary
+from ssfl.durable.files import atomic_file
+
+_MOST_NAMED = 20  # classes that get a colour of a palette and a line in the legend
+_LONGEST_NAME = 22
+_FINE = 2000  # steps in which a bar is drawn
+_MOST_SEPARATED = 150  # bars with white between them
+
+
+def draw_classes(summary: ShardSummary, path: Path) -> None:
+    """Draw training samples by client and class into a PNG file."""
+    clients = len(summary.paths)
+    height = min(max(3.2, 1.6 + 0.3 * clients), 11.0)
+    figure = Figure(figsize=(9, height), layout="constrained")
+    mixes, sizes = figure.subplots(1, 2, sharey=True, width_ratios=[4, 1])
+    colours = _colours(len(summary.group_names))
+    _draw_mixes(mixes, summary.train_counts, colours)
+    _draw_sizes(sizes, summary.train_counts.sum(axis=1))
+    _name_classes(figure, sizes, summary, colours)
+    figure.suptitle(_title(summary), parse_math=False)
+    with atomic_file(path) as file:
+        figure.savefig(file, dpi=130, format="png")
+
+
+def _draw_mixes(axes: Axes, counts: npt.NDArray[np.int64], colours: Colormap) -> None:
+    """Draw each client's classes side by side; an image, since there may be very many."""
+    clients, groups = counts.shape
+    places = (np.arange(_FINE) + 0.5) / _FINE
+    reach = np.cumsum(counts, axis=1) / counts.sum(axis=1, keepdims=True)
+    picture = [np.searchsorted(row, places, side="right") for row in reach]
+    axes.imshow(
+        np.array(picture),
+        aspect="auto",
+        interpolation="nearest",
+        cmap=colours,
+        norm=_norm(groups),
+        extent=(0, 100, clients - 0.5, -0.5),
+    )
+    if clients <= _MOST_SEPARATED:
+        for border in range(1, clients):
+            axes.axhline(border - 0.5, color="white", linewidth=min(4, 60 / clients))
+    axes.set_xlabel("classes of its training samples, %")
+    axes.set_ylabel("client")
+    axes.yaxis.set_major_locator(MaxNLocator(nbins=30, integer=True, min_n_ticks=1))
+    _without_frame(axes)
+
+
+def _draw_sizes(axes: Axes, sizes: npt.NDArray[np.int64]) -> None:
+    axes.barh(np.arange(len(sizes)), sizes, color="#666666", height=0.8)
+    axes.set_xlabel("training samples")
+    axes.xaxis.set_major_locator(MaxNLocator(nbins=3, integer=True))
+    axes.tick_params(axis="y", left=False)
+    _without_frame(axes)
+
+
+def _without_frame(axes: Axes) -> None:
+    for side in axes.spines.values():
+        side.set_visible(False)
+
+
+def _colours(groups: int) -> Colormap:
+    """Return a colour per class: a palette of distinct ones if there are few."""
+    if groups <= 10:
+        return ListedColormap(mpl.color_sequences["tab10"][:groups])
+    if groups <= _MOST_NAMED:
+        return ListedColormap(mpl.color_sequences["tab20"][:groups])
+    rainbow = mpl.colormaps["turbo"](np.linspace(0, 1, groups))
+    rainbow[1::2, :3] *= 0.7  # every other one darker, so that neighbours can be told apart
+    return ListedColormap(list(rainbow))
+
+
+def _norm(groups: int) -> BoundaryNorm:
+    return BoundaryNorm(np.arange(groups + 1) - 0.5, groups)
+
+
+def _name_classes(figure: Figure, beside: Axes, summary: ShardSummary, colours: Colormap) -> None:
+    groups = len(summary.group_names)
+    if groups > _MOST_NAMED:
+        scale = figure.colorbar(ScalarMappable(_norm(groups), colours), ax=beside, pad=0.08)
+        scale.locator = MaxNLocator(nbins=10, integer=True)
+        scale.minorticks_off()
+        scale.update_ticks()
+        scale.set_label("class")
+        return
+    handles = [
+        Patch(color=colours(label), label=_drawable(name, f"class {label}"))
+        for label, name in enumerate(summary.group_names)
+    ]
+    title = "class" if summary.num_classes else "target"
+    legend = figure.legend(
+        handles=handles, title=title, loc="outside right center", frameon=False, fontsize=9
+    )
+    for text in legend.get_texts():
+        text.set_parse_math(False)
+
+
+def _drawable(name: str, instead: str) -> str:
+    """Return a name, shortened, or something instead if the font lacks a character of it."""
+    known = get_font(findfont(FontProperties())).get_charmap()
+    if not name.strip() or any(ord(char) not in known for char in name):
+        return instead
+    return name if len(name) <= _LONGEST_NAME else name[: _LONGEST_NAME - 1] + "…"
+
+
+def _title(summary: ShardSummary) -> str:
+    cut = summary.cut
+    clients = f"{cut.clients} clients" if cut.clients > 1 else "1 client"
+    kind = {
+        "classes": f"{cut.classes_per_client} classes per client",
+        "dirichlet": f"Dirichlet({cut.alpha:g}), balanced",
+        "dirichlet-unbalanced": f"Dirichlet({cut.alpha:g}), unbalanced",
+        "iid": "IID",
+    }[cut.partition]
+    return f"{_drawable(Path(summary.name).name, 'data set')}: {kind}, {clients}"

@@ -1,0 +1,180 @@
+"""`ssfl shards`: cut a data set into shards, one per client."""
+
+import csv
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from rich.console import Console
+
+from ssfl.datasets.shards.options import Cut
+from ssfl.datasets.data_set import DataSet
+from ssfl.datasets.errors import DataError, OptionError
+from ssfl.datasets.shards.write import Draw, check_folder, make_shards
+from ssfl.datasets.shards.shard_file import PICTURE, SUMMARY
+from ssfl.datasets.source import LAYOUTS, MISSING, TARGETS, SourceOptions, read_source
+from ssfl.datasets.shards.summary import ShardSummary
+from ssfl.datasets.wording import counted
+from ssfl.method.settings import setting
+from ssfl.program import settings
+from ssfl.program.exits import ExitCode, ProgramError, plain, raise_on_sigterm
+from ssfl.tools.shards.view import WIDE, ProgressView, data_set_line, summary_table
+
+DESCRIPTION = (
+    "Cuts a data set into shards, one file per client. The files together are the whole data set: "
+    "every sample is in exactly one of them. The same flags give the same files."
+)
+EXPLANATION = """\
+A --source is a known data set (digits, mnist, fashion-mnist, cifar10, cifar100, tiny-imagenet), \
+a .npz archive with arrays, a table (.csv, .tsv, .parquet; also .csv.gz) or a folder with a folder \
+of images per class.
+
+--partition dirichlet: every client has the same number of samples but a class mix of its own, \
+drawn from Dirichlet(alpha); the paper's split, with alpha 0.3 for CIFAR-10 and 0.2 for CIFAR-100. \
+dirichlet-unbalanced: each class is cut by shares from Dirichlet(alpha), so that sizes differ, \
+too. classes: every client has exactly --classes-per-client classes. iid: every client has the \
+same mix. Where the targets are numbers, ten groups of similar numbers stand for classes.
+
+For example: ssfl shards --clients 20 --partition classes --classes-per-client 2
+
+For example: ssfl shards --source patients.csv --label diagnosis --clients 5 --out hospitals"""
+
+
+@dataclass(frozen=True, slots=True)
+class ShardsConfig:
+    """What to cut and how."""
+
+    source: str = setting(
+        "digits",
+        "a known data set, a file or a folder, see below",
+        group="Data settings",
+        metavar="NAME",
+    )
+    path: Path | None = setting(
+        None, "where the files of a known data set are, if not in the cache", group="Data settings"
+    )
+    download: bool = setting(
+        False, "fetch the files of a known data set that are missing", group="Data settings"
+    )
+    mirror: str = setting(
+        "", "another address to fetch them from", group="Data settings", metavar="URL"
+    )
+    test: Path | None = setting(
+        None, "a second file or folder that holds the test samples", group="Data settings"
+    )
+    label: str = setting(
+        "", "table: the column to predict", group="Data settings", metavar="COLUMN"
+    )
+    target: str = setting(
+        "auto", "whether a class or a number is to be predicted",
+        choices=TARGETS, group="Data settings",
+    )  # fmt: skip
+    ignore: str = setting(
+        "", "table: columns to leave out, as id,name", group="Data settings", metavar="COLUMNS"
+    )
+    missing: str = setting(
+        "refuse", "table: what to do about an empty cell; drop: its row, mean: of its column",
+        choices=MISSING, group="Data settings",
+    )  # fmt: skip
+    standardize: bool = setting(
+        True, "table: scale columns of numbers, and numbers to predict, to mean 0, variance 1",
+        group="Data settings",
+    )  # fmt: skip
+    layout: str = setting(
+        "auto", "archive: whether the channels of images come first or last",
+        choices=LAYOUTS, group="Data settings",
+    )  # fmt: skip
+    image_size: int = setting(
+        0, "folder: side of the square that images are brought to; 0: they have one size",
+        unit="pixels", most=4096, group="Data settings",
+    )  # fmt: skip
+    grey: bool = setting(
+        False, "folder: one grey channel instead of three colours", group="Data settings"
+    )
+    cut: Cut = field(default_factory=Cut)
+    out: Path = setting(Path("shards"), "folder to write to", group="Output settings")
+    overwrite: bool = setting(False, "replace the shards that are there", group="Output settings")
+
+    def source_options(self) -> SourceOptions:
+        """Return what the reader of the source needs."""
+        shared = {name: getattr(self, name) for name in SourceOptions.__slots__ if name != "ignore"}
+        return SourceOptions(**shared, ignore=_columns(self.ignore))
+
+
+def shards(argv: Sequence[str]) -> int:
+    """Run the command."""
+    config = settings.load(ShardsConfig, argv, None, "ssfl shards", DESCRIPTION, EXPLANATION)
+    raise_on_sigterm()
+    console = Console(highlight=False)
+    if not console.is_terminal:
+        console = Console(highlight=False, width=WIDE)
+    try:
+        check_folder(config.out, overwrite=config.overwrite)
+        with ProgressView() as progress:
+            data = read_source(config.source_options(), progress.show)
+        _tell_data(console, data)
+        draw = _picture(console)
+        with ProgressView() as progress:
+            summary = make_shards(
+                config.out,
+                data,
+                config.cut,
+                overwrite=config.overwrite,
+                on_progress=progress.show,
+                draw=draw,
+            )
+    except OptionError as error:
+        raise ProgramError(str(error), ExitCode.USAGE) from error
+    except DataError as error:
+        raise ProgramError(str(error), ExitCode.BAD_DATA) from error
+    except MemoryError:
+        raise ProgramError(
+            "the data set does not fit into this machine's memory", ExitCode.BAD_DATA
+        ) from None
+    for note in summary.notes[len(data.notes) :]:
+        console.print(plain(f"  {note}"), markup=False)
+    console.print(summary_table(summary))
+    _tell_files(console, config, summary, PICTURE if draw else "")
+    return int(ExitCode.DONE)
+
+
+def _columns(text: str) -> tuple[str, ...]:
+    """Return the names in a list as a,b,c; a name with a comma stands in double quotes."""
+    (names,) = csv.reader([text], skipinitialspace=True) if text else ((),)
+    return tuple(name.strip() for name in names if name.strip())
+
+
+def _tell_data(console: Console, data: DataSet) -> None:
+    console.print(data_set_line(data), markup=False)
+    for note in data.notes:
+        console.print(plain(f"  {note}"), markup=False)
+
+
+def _tell_files(
+    console: Console, config: ShardsConfig, summary: ShardSummary, picture: str
+) -> None:
+    beside = f"{SUMMARY} and {picture}" if picture else SUMMARY
+    out = plain(str(config.out))
+    console.print(
+        f"{counted(len(summary.paths), 'shard')} in {out}/, {beside} beside",
+        markup=False,
+        soft_wrap=True,
+    )
+    root = "" if out == "shards" else f"--data-root '{out}' "
+    is_table = len(summary.input_shape) == 1 and summary.input_type == "float32"
+    root = f"--task table {root}" if is_table else root
+    console.print(
+        f"a client takes one: ssfl-client {root}--data {summary.paths[0].stem}",
+        markup=False,
+        soft_wrap=True,
+    )
+
+
+def _picture(console: Console) -> Draw | None:
+    """Return what draws who has which classes; without matplotlib say how to get it."""
+    try:
+        from ssfl.tools.shards.chart import draw_classes
+    except ImportError:
+        console.print(f"{PICTURE} needs matplotlib: pip install 'ssfl[data]'", markup=False)
+        return None
+    return draw_classes

@@ -1,0 +1,1 @@
+"""`ssfl simulate` and `ssfl paper`: studies of many simulated runs."""

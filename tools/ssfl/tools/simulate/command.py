@@ -1,0 +1,210 @@
+"""`ssfl simulate`: many runs (settings x seeds) in one command, on this machine, no sockets."""
+
+import json
+from collections.abc import Mapping, Sequence, Set
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from ssfl.datasets.errors import DataError
+from ssfl.datasets.shards.partition import KINDS
+from ssfl.datasets.wording import counted
+from ssfl.learning.errors import DeviceError
+from ssfl.method.errors import MethodError
+from ssfl.method.settings import RunSettings, setting
+from ssfl.program import settings
+from ssfl.program.exits import (
+    ExitCode,
+    ProgramError,
+    Terminated,
+    plain,
+    raise_on_sigterm,
+    usage_error,
+)
+from ssfl.program.settings.options import Value, options_of
+from ssfl.study.errors import StudyError
+from ssfl.study.grid import KEYS, Study, read_grid, read_seeds
+from ssfl.study.run_spec import CPU, DEVICES, ELSEWHERE, IMAGE, MODES, RunSpec
+from ssfl.study.summary import SUMMARY, TABLE, summary_of, write_summary
+from ssfl.study.sweep import RUNS, RunResult, run_all
+from ssfl.tools.local.local_run import need
+from ssfl.tools.simulate.view import StudyProgress, study_table
+from ssfl.tools.terminal import console
+
+DESCRIPTION = (
+    "Runs whole federations in this machine's memory, without sockets: one configuration, or a "
+    "sweep from a TOML file, each with several seeds, as many at once as there are cores. Every "
+    "finished run is stored at once; started again, it goes on where it stopped."
+)
+EXPLANATION = """\
+In mode exact a run ends with the bits of ssfl-coordinator and its clients, and with their count \
+of payload bytes. In mode fast the clients of small models are computed together: the same \
+method, other rounding.
+
+The data of a run are cut by its seed. --late-clients join before round --late-round; with \
+--late-classes they alone have these classes.
+
+For example: ssfl simulate --clients 8 --rounds 10 --seeds 3
+
+For example: ssfl simulate sweep.toml --out runs/sweep
+
+with seeds = 3, [data], [settings] and, in sweep.toml, [grid] with lists (sparsity = [0.5, 0.9]): \
+all combinations are run. [[variant]] tables with a name are alternatives that multiply with \
+them."""
+NOT_HERE = {
+    "seed": "is --seeds here: how many (5), or which (0,1,2; 7, is seed 7 alone)",
+    "reproducible": "is no setting here: a simulated run always is",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class DataFlags:
+    """The fields of a study's data, as flags; `data` is their `source`."""
+
+    data: str = setting(
+        "digits", "a known data set, or a folder that `ssfl shards` wrote", metavar="NAME"
+    )
+    clients: int = setting(8, "how many clients", least=1, most=100_000)
+    partition: str = setting("dirichlet", "how classes are spread over clients", choices=KINDS)
+    alpha: float = setting(
+        0.3, "of both Dirichlet partitions: near 0 a client has one class, from 100 all alike",
+        positive=True,
+    )  # fmt: skip
+    classes_per_client: int = setting(2, "of the partition `classes`", least=1)
+    samples_per_client: int = setting(
+        0, "training samples of a client on average; 0: all there are"
+    )
+    pool: int = setting(1, "make images so many times smaller, by means of squares", least=1)
+    late_classes: str = setting(
+        "", "classes that late clients alone have, and no others: 8,9", metavar="LIST"
+    )
+    late_clients: int = setting(0, "the last so many clients join late")
+    late_round: int = setting(0, "before which round they do")
+    validation: float = setting(
+        0.0, "share of each client's training samples that is kept for validation"
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class SimulateConfig:
+    """What to simulate, and where to; data and settings of a run are flags, too."""
+
+    grid: Path | None = field(
+        default=None,
+        metadata={
+            "help": "a sweep: what differs between runs, see below",
+            "positional": True,
+            "metavar": "GRID.toml",
+        },
+    )
+    seeds: str = setting("1", "how many seeds, 5: 0 to 4; or which, 0,1,2", metavar="N|LIST")
+    mode: str = setting(
+        "exact", "the bits of a real run, or faster for small models", choices=MODES
+    )
+    task: str = setting(IMAGE, "what to learn: image, table, a .py file, or an importable module")
+    device: str = setting(CPU, "where clients compute", choices=DEVICES)
+    out: Path | None = setting(
+        None, "folder for the results; default runs/simulate, or runs/ and the sweep's name",
+    )  # fmt: skip
+    workers: int = setting(
+        0, "runs at once; 0: one per core of the CPU, or one on a GPU", most=1024
+    )
+    json: bool = setting(False, "print the summary as JSON instead of a table")
+
+
+OPTIONS = (
+    *options_of(SimulateConfig, group="Study settings"),
+    *options_of(DataFlags, group="Data settings"),
+    *(one for one in options_of(RunSettings, group="Run settings") if one.name not in ELSEWHERE),
+)
+
+
+def simulate(argv: Sequence[str]) -> int:
+    """Run the command."""
+    given = settings.read_given(
+        OPTIONS, argv, None, "ssfl simulate", DESCRIPTION, EXPLANATION, NOT_HERE
+    )
+    raise_on_sigterm()
+    need("torch", extra="client")
+    values = {
+        option.name: option.parse(given[option.name].text, given[option.name].subject)
+        for option in OPTIONS
+        if option.name in given
+    }
+    grid = values.get("grid")
+    out = values.get("out") or Path("runs", grid.stem if isinstance(grid, Path) else "simulate")
+    assert isinstance(out, Path)
+    workers = values.get("workers", 0)
+    assert isinstance(workers, int)
+    try:
+        specs = _study(values).specs()
+        on_gpu = _need_devices({spec.device for spec in specs})
+        results = _results(specs, out, workers or int(on_gpu))
+    except DataError as error:
+        raise ProgramError(str(error), ExitCode.BAD_DATA) from error
+    except (DeviceError, MethodError, StudyError) as error:
+        raise usage_error(str(error)) from error
+    write_summary(out, results)
+    if values.get("json"):
+        print(json.dumps(summary_of(results), indent=1))
+    else:
+        _tell(results, out)
+    return _exit_code(results)
+
+
+def _study(values: Mapping[str, Value]) -> Study:
+    """Return the study of the file, if there is one, with what the flags say of all its runs."""
+    grid, seeds = values.get("grid"), values.get("seeds")
+    study = read_grid(grid) if isinstance(grid, Path) else Study()
+    fixed = {"source" if key == "data" else key: value for key, value in values.items()}
+    study = study.with_base({key: value for key, value in fixed.items() if key in KEYS})
+    if seeds is None:
+        return study
+    return replace(study, seeds=read_seeds(str(seeds), "--seeds"))
+
+
+def _need_devices(names: Set[str]) -> bool:
+    """Raise DeviceError if one is not here, before anything is run; tell whether one is a GPU."""
+    if names <= {CPU}:
+        return False
+    from ssfl.learning.device import choose_device
+
+    found = [choose_device(name) for name in sorted(names)]
+    return any(device.type != CPU for device in found)
+
+
+def _results(specs: Sequence[RunSpec], out: Path, workers: int) -> list[RunResult]:
+    with StudyProgress(f"{_counted(specs)}, results in {out}") as progress:
+        try:
+            return run_all(specs, out, workers, progress)
+        except (KeyboardInterrupt, Terminated):
+            progress.say(
+                f"stopped: {progress.done} of the runs to go are stored, those under way are "
+                "not; the same command again goes on from there"
+            )
+            raise
+
+
+def _counted(specs: Sequence[RunSpec]) -> str:
+    names, seeds = {spec.name for spec in specs}, {spec.seed for spec in specs}
+    parts = [counted(len(names), "configuration"), counted(len(seeds), "seed")]
+    return f"{counted(len(specs), 'run')} ({' x '.join(parts)})"
+
+
+def _tell(results: Sequence[RunResult], out: Path) -> None:
+    screen = console()
+    screen.print(study_table(results, screen.width))
+    for result in results:
+        if result.error:
+            screen.print(f"failed: {plain(f'{result.spec.label}: {result.error}')}", soft_wrap=True)
+    if any(result.error for result in results):
+        screen.print("the same command again runs those that failed once more")
+    if len(results) == 1 and not results[0].error:
+        screen.print(f"model digest  {results[0].outcome['model_digest']}")
+    screen.print(f"results       {out}/{SUMMARY}, {TABLE} and {RUNS}/", soft_wrap=True)
+
+
+def _exit_code(results: Sequence[RunResult]) -> int:
+    failed = [result for result in results if result.error]
+    if not failed:
+        return int(ExitCode.DONE)
+    return int(ExitCode.BUG if any(result.is_bug for result in failed) else ExitCode.BAD_DATA)

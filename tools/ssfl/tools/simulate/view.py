@@ -1,0 +1,214 @@
+"""A study as people see it: how far it is, and what came out."""
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Self
+
+from rich import box
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TaskID, TextColumn
+from rich.table import Table
+from rich.text import Text
+
+from ssfl.datasets.wording import counted
+from ssfl.program.exits import plain
+from ssfl.study.outcome import LAST
+from ssfl.study.run_spec import RunSpec
+from ssfl.study.summary import configurations
+from ssfl.study.sweep import RunResult
+
+NONE = "·"
+SHOWN = 4  # runs under way that are named
+LINE_S = 30.0  # without a terminal: the longest silence
+
+WIDE = 100  # columns of a screen that shows all there is
+SHOWN_ACCURACIES = {
+    "pooled %": f"pooled_last_{LAST}",
+    "mean %": f"mean_last_{LAST}",
+    "personal %": "personal",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """A column of the table: where its numbers are, and how they are written."""
+
+    keys: tuple[str, ...]
+    factor: float
+    digits: int
+    with_sd: bool = False
+
+    def cell(self, row: Mapping[str, Any]) -> str:
+        found: Any = row
+        for key in self.keys:
+            found = found.get(key) if found else None
+        if not found:
+            return NONE
+        mean, sd = f"{self.factor * found['mean']:.{self.digits}f}", found["sd"]
+        if sd is None or not self.with_sd:
+            return mean
+        return f"{mean} ± {self.factor * sd:.{self.digits}f}"
+
+
+class StudyProgress:
+    """A bar on a terminal, lines elsewhere; on stderr, so that stdout has the results alone."""
+
+    def __init__(self, title: str, clock: Callable[[], float] = time.monotonic) -> None:
+        self._title = title
+        self.done = 0  # runs that are over, of those that were to go
+        self._console = Console(stderr=True, highlight=False, markup=False, emoji=False)
+        self._clock = clock
+        self._began_s = self._said_s = clock()
+        self._bar = Progress(
+            TextColumn("{task.description}"),
+            BarColumn(),
+            TextColumn("{task.fields[left]}"),
+            TextColumn("{task.fields[running]}"),
+            console=self._console,
+            transient=True,
+        )
+        self._task: TaskID | None = None
+        self._rounds: dict[str, int] = {}  # of each run under way
+        self._totals: dict[str, int] = {}  # of each run there is to do
+        self._rounds_done = 0
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_error: object) -> None:
+        if self._task is not None:
+            self._bar.stop()
+
+    def begin(self, todo: Sequence[RunSpec], reused: int) -> None:
+        self._totals = {spec.label: spec.run_settings().rounds for spec in todo}
+        self._began_s = self._said_s = self._clock()
+        before = f"; {reused:,} stored before, {len(todo):,} to go" if reused else ""
+        self.say(self._title + before)
+        if todo and self._console.is_terminal:
+            total = sum(self._totals.values())
+            self._task = self._bar.add_task("", total=total, left="", running="")
+            self._bar.start()
+            self._show()
+
+    def round_done(self, spec: RunSpec, rounds_done: int) -> None:
+        self._rounds_done += rounds_done - self._rounds.get(spec.label, 0)
+        self._rounds[spec.label] = rounds_done
+        self._show()
+        if self._task is None and self._clock() - self._said_s >= LINE_S:
+            self.say(f"{self._runs()}, {self._running()}{self._left(', ')}")
+
+    def run_done(self, result: RunResult) -> None:
+        label = result.spec.label
+        self._rounds_done += self._totals[label] - self._rounds.pop(label, 0)
+        self.done += 1
+        self._show()
+        if result.error:
+            self.say(f"{self._runs()}: {label} failed: {result.error}")
+        elif self._task is None:
+            seconds = f"{result.outcome['seconds']:.1f} s"
+            self.say(f"{self._runs()}: {label}, {_in_short(result)}, {seconds}{self._left('; ')}")
+
+    def say(self, text: str) -> None:
+        """Print a line, above the bar if there is one."""
+        self._console.print(Text(plain(text)), soft_wrap=True)
+        self._said_s = self._clock()
+
+    def _runs(self) -> str:
+        return f"{self.done} of {counted(len(self._totals), 'run')}"
+
+    def _running(self) -> str:
+        running = [f"{one}: round {done}/{self._totals[one]}" for one, done in self._rounds.items()]
+        more = f" and {len(running) - SHOWN} more" if len(running) > SHOWN else ""
+        return "; ".join(running[:SHOWN]) + more
+
+    def _left(self, before: str = "") -> str:
+        """Say how long the rounds to go take if they take as long as those that are done."""
+        togo = sum(self._totals.values()) - self._rounds_done
+        if not togo or not self._rounds_done:
+            return ""
+        seconds = (self._clock() - self._began_s) * togo / self._rounds_done
+        return f"{before}about {_duration(seconds)} left"
+
+    def _show(self) -> None:
+        if self._task is not None:
+            self._bar.update(
+                self._task,
+                completed=self._rounds_done,
+                description=self._runs(),
+                left=self._left(),
+                running=self._running(),
+            )
+
+
+def study_table(results: Sequence[RunResult], width: int) -> Table:
+    """Return a row per configuration, mean ± sd over its seeds, for a screen so wide."""
+    rows = configurations(results)
+    columns = _columns(rows, narrow=width < WIDE)
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, caption_justify="left")
+    table.add_column("configuration", overflow="fold", min_width=len("configuration"))
+    table.add_column("seeds", justify="right")
+    for heading in columns:
+        table.add_column(heading, justify="right")
+    for row in rows:
+        good, failed = len(row["seeds"]), len(row["failed_seeds"])
+        table.add_row(
+            Text(plain(row["name"])),
+            f"{good} of {good + failed}" if failed else f"{good}",
+            *(column.cell(row) for column in columns.values()),
+        )
+    table.caption = _caption(results, rows)
+    return table
+
+
+def _columns(rows: Sequence[Mapping[str, Any]], *, narrow: bool) -> dict[str, Column]:
+    """Return how good the models are, and what they cost, by heading."""
+    accuracies = {
+        heading: Column((name,), 100.0, 1 if narrow else 2, with_sd=True)
+        for heading, name in SHOWN_ACCURACIES.items()
+        if any(row[name] for row in rows)
+    }
+    metrics = {
+        name: Column(("metrics", name), 1.0, 4, with_sd=True)
+        for name in sorted({key for row in rows for key in row["metrics"]})
+    }
+    loss = {} if accuracies else {"loss": Column(("loss",), 1.0, 4, with_sd=True)}
+    sent = {
+        "MB up": Column(("bytes_up",), 1e-6, 2),
+        "MB down": Column(("bytes_down",), 1e-6, 2),
+        "one-off MB": Column(("bytes_one_off",), 1e-6, 2),
+    }
+    if narrow:
+        sent = {"MB": Column(("bytes",), 1e-6, 2)}
+    return {**accuracies, **loss, **metrics, **sent, "CPU s": Column(("cpu_seconds",), 1.0, 1)}
+
+
+def _caption(results: Sequence[RunResult], rows: Sequence[Mapping[str, Any]]) -> str:
+    """Say what the numbers of the table are."""
+    parts = ["Mean ± sd over seeds."] if any(len(row["seeds"]) > 1 for row in rows) else []
+    counts = {result.outcome[f"evaluations_last_{LAST}"] for result in results if result.outcome}
+    if counts == {1}:
+        parts.append(
+            f"Accuracies are those after the last round; --evaluate-last {LAST} makes pooled and "
+            f"mean those of {LAST} rounds."
+        )
+    elif counts and max(counts):
+        tests = " or ".join(str(one) for one in sorted(counts))
+        parts.append(
+            f"Pooled and mean accuracy: of {tests} evaluations in the last {LAST} rounds; "
+            "personal: after the last."
+        )
+    return " ".join(parts)
+
+
+def _in_short(result: RunResult) -> str:
+    outcome = result.outcome
+    if outcome["pooled"] is not None:
+        return f"pooled accuracy {100 * outcome['pooled']:.1f} %"
+    return f"loss {outcome['loss']:.4g}" if outcome["loss"] is not None else "not tested"
+
+
+def _duration(seconds: float) -> str:
+    if seconds < 90:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
