@@ -9,6 +9,7 @@ from dataclasses import asdict, dataclass, field
 from hashlib import sha256
 from typing import Any, assert_never
 
+from server.invariants import check_invariants
 from ssfl.method.settings import RunSettings
 from ssfl.method.strategies.contract import ClientId, Work
 from ssfl.server.run import events, facts
@@ -81,6 +82,7 @@ class World:
         if killed_after is not None:
             self.restart()
             return None
+        check_invariants(self.state, state)
         self.state = state
         assert state.rounds_done >= rounds_before, "a round was undone"
         for action in actions:

@@ -9,7 +9,7 @@ from server.core_harness import World
 from ssfl.method.settings import RunSettings
 from ssfl.method.strategies.contract import ClientId
 from ssfl.server.run import events, facts
-from ssfl.server.run.state import RunState
+from ssfl.server.run.state import RunState, with_lost
 
 CLIENTS = [ClientId("c1"), ClientId("c2"), ClientId("c3")]
 RUNS = {
@@ -38,7 +38,7 @@ def undisturbed(settings: RunSettings) -> World:
 
 def lasting(state: RunState) -> RunState:
     """Return a state without what is not journalled."""
-    return replace(state, lost=frozenset(), newcomer_s=0.0, step_began_s=0.0)
+    return replace(with_lost(state, frozenset()), newcomer_s=0.0, step_began_s=0.0)
 
 
 def crashes(settings: RunSettings) -> Iterator[World]:

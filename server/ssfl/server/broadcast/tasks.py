@@ -103,7 +103,7 @@ def task_for(
     step = state.step
     if step is None or step.closed is not None or broadcast is None:
         return None
-    if client not in step.pending or request.finished_step == step.number:
+    if not step.awaits(client) or request.finished_step == step.number:
         return None
     match step.work:
         case Work.SCORE:

@@ -22,7 +22,7 @@ from ssfl.program.version import ssfl_version
 from ssfl.server.history.run_history import Newest
 from ssfl.server.recovery.dataclass_json import from_plain, to_plain
 from ssfl.server.run import facts
-from ssfl.server.run.state import Best, Member, RunState, Step, apply
+from ssfl.server.run.state import Best, Member, RunState, Step, StepCounts, apply
 from ssfl.server.storage.journal import records_of
 
 log = logging.getLogger(__name__)
@@ -30,7 +30,10 @@ log = logging.getLogger(__name__)
 FILE = "snapshot.json"
 EVERY_BYTES = 1 << 21  # of the journal: an eighth of a second of replay
 _BLOCK_BYTES = 1 << 20
-_KINDS = (RunState, Member, Step, Best, Newest, facts.StepStarted, facts.UploadAccepted)
+_KINDS = (
+    *(RunState, Member, Step, StepCounts, Best, Newest),
+    *(facts.StepStarted, facts.UploadAccepted),
+)
 
 
 @dataclass(frozen=True)

@@ -30,7 +30,7 @@ from ssfl.server.run.quorum import (
     verdict,
 )
 from ssfl.server.run.refresh import has_mask, no_round_left, refresh_due
-from ssfl.server.run.state import RunState, apply
+from ssfl.server.run.state import RunState, apply, with_lost
 from ssfl.server.run.waiting import QUIET_S
 from ssfl.server.run.weights import weight_of
 
@@ -83,9 +83,9 @@ class _Decision:
             case events.StepReduced():
                 return self._reduced(event)
             case events.Lost():
-                self.state = replace(self.state, lost=self.state.lost | {event.client})
+                self.state = with_lost(self.state, self.state.lost | {event.client})
             case events.Returned():
-                self.state = replace(self.state, lost=self.state.lost - {event.client})
+                self.state = with_lost(self.state, self.state.lost - {event.client})
             case events.Left():
                 member = self.state.members.get(event.client)
                 if member and event.session not in (None, member.session):
@@ -139,7 +139,7 @@ class _Decision:
             None, member.session,
         ):  # fmt: skip
             return Reply.CONFLICT  # another process took the id while we looked
-        ready_before = len(self.state.ready)
+        ready_before = self.state.num_ready
         self._fact(
             facts.ClientJoined(
                 event.client, self.state.last_session + 1, event.token, event.num_samples,
@@ -147,7 +147,7 @@ class _Decision:
                 event.labels,
             )
         )  # fmt: skip
-        if len(self.state.ready) > ready_before:
+        if self.state.num_ready > ready_before:
             self.state = replace(self.state, newcomer_s=self.now_s)
         self._move_on()
         return Reply.DONE
@@ -261,7 +261,7 @@ class _Decision:
             return Reply.DONE
         settings = self.state.settings
         enough = settings.clients if settings.reproducible else settings.min_clients
-        if len(self.state.ready) < enough:
+        if self.state.num_ready < enough:
             return Reply.TOO_FEW_CLIENTS
         self._fact(facts.RunStarted(tuple(self.state.ready)))
         self._move_on()
@@ -318,14 +318,14 @@ class _Decision:
         state = self.state
         if state.founders or state.finished or not state.manifest_digest or self._rests:
             return False
-        ready, wanted = state.ready, state.settings.clients
+        wanted = state.settings.clients
         if wanted:
-            begin = len(ready) >= wanted
+            begin = state.num_ready >= wanted
         else:
             quiet = self.now_s - state.newcomer_s >= QUIET_S
-            begin = len(ready) >= state.settings.min_clients and quiet
+            begin = state.num_ready >= state.settings.min_clients and quiet
         if begin:
-            self._fact(facts.RunStarted(tuple(ready)))
+            self._fact(facts.RunStarted(tuple(state.ready)))
         return begin
 
     def _replace(self) -> bool:

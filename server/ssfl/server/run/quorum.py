@@ -47,16 +47,15 @@ def is_binding(state: RunState, step: Step) -> bool:
 
 def quorum(state: RunState, step: Step) -> int:
     """Return how many reports let a step close before its deadline, if no other can come."""
-    settings = state.settings
-    cohort = [c for c in step.cohort if c not in state.removed or c in step.uploads]
+    settings, reported = state.settings, len(step.uploads)
     if is_binding(state, step):
-        return len(cohort)
+        return reported + step.counts.pending
     if step.work.is_test:
         return 0
     if is_vote(step.work, step.cohort) and settings.scoring_quorum:
         return settings.scoring_quorum
     if step.work is Work.SCORE and not step.reason:  # the first vote is for all, also the lost
-        return sum(client in step.uploads or not state.members[client].left for client in cohort)
+        return reported + step.counts.not_left
     return min(settings.min_clients, len(step.cohort))
 
 
@@ -77,9 +76,9 @@ def wanted(state: RunState, step: Step) -> int:
     return step.goal or quorum(state, step)
 
 
-def can_report(state: RunState, step: Step) -> int:
+def can_report(step: Step) -> int:
     """Return how many reports are there or on their way from clients that are here."""
-    return len(step.uploads) + sum(not is_away(state, client) for client in step.pending)
+    return len(step.uploads) + step.counts.here
 
 
 def others(state: RunState, step: Step, now_s: float) -> list[ClientId]:
@@ -98,7 +97,7 @@ def others(state: RunState, step: Step, now_s: float) -> list[ClientId]:
 
 def replacements(state: RunState, step: Step, now_s: float) -> dict[ClientId, int]:
     """Return whom to ask besides, with their samples, so that the step gets what it wants."""
-    coming = len(step.uploads) if _is_overdue(state, step, now_s) else can_report(state, step)
+    coming = len(step.uploads) if _is_overdue(state, step, now_s) else can_report(step)
     missing = wanted(state, step) - coming
     if missing <= 0:
         return {}
@@ -114,9 +113,7 @@ def _is_overdue(state: RunState, step: Step, now_s: float) -> bool:
     """Tell whether those who have not reported take so long that others should be asked."""
     if 2 * len(step.uploads) < wanted(state, step):
         return False  # nobody knows yet how long it takes
-    took = (float(upload.report.get("received_s", 0.0)) for upload in step.uploads.values())
-    slowest_s = max(took, default=0.0)
-    return now_s - state.asked_s > max(OVERDUE * slowest_s, LEAST_OVERDUE_S)
+    return now_s - state.asked_s > max(OVERDUE * step.counts.slowest_s, LEAST_OVERDUE_S)
 
 
 def _fits(step: Step, more: list[int]) -> bool:
@@ -173,23 +170,29 @@ def find_stall(state: RunState, now_s: float) -> Stall | None:
         return Stall(reason, tuple(absent), f"{_clients(need - here)} to return or to join", now_s)
     if step.closed is not None:
         return None
-    need, possible = quorum(state, step), can_report(state, step)
+    need, possible = quorum(state, step), can_report(step)
     if possible < need:
         possible += len(others(state, step, now_s))
     if possible >= need:
         return None
-    absent = sorted(c for c in step.pending if is_away(state, c) and c not in state.removed)
+    absent = _pending_away(state, step)
     reason = f"{step.work.value}: {possible} of at least {need} reports can come"
     unblock = _clients(need - possible)
     unblock += " of those missing to return" if absent else " to join"
     if absent and step.work is Work.TRAIN and not settings.reproducible:
         unblock += ", or others to join"
     if not is_binding(state, step):
-        enough = can_report(state, step) >= least(state, step)
+        enough = can_report(step) >= least(state, step)
         then = "it goes on without them" if enough else "it is void and tried again"
         unblock += f", or the round deadline (--round-deadline-s {settings.round_deadline_s:g})"
         unblock += f": then {then}"
-    return Stall(reason, tuple(absent), unblock, now_s)
+    return Stall(reason, absent, unblock, now_s)
+
+
+def _pending_away(state: RunState, step: Step) -> tuple[ClientId, ...]:
+    """Return the pending clients that left or are lost, sorted."""
+    pending = step.pending - state.removed
+    return tuple(sorted(client for client in pending if is_away(state, client)))
 
 
 def _clients(count: int) -> str:
@@ -210,20 +213,19 @@ def verdict(state: RunState, step: Step, now_s: float) -> Verdict | None:
     In a pause nobody is waited for who is away: a step that cannot be finished without them is
     void, and tried again afterwards. Otherwise the pause would never come.
     """
-    pending = step.pending - state.removed
-    away = {client for client in pending if is_away(state, client)}
-    reported = len(step.uploads)
+    counts, reported = step.counts, len(step.uploads)
     late = now_s - state.step_began_s >= state.settings.round_deadline_s
     late = late and not is_binding(state, step)
     alone = step.work is Work.SCORE and len(step.cohort) == 1 and not state.settings.reproducible
-    if alone and away == pending and pending and available(state):
-        return Verdict("who was asked for the scores is away", tuple(sorted(away)))
+    if alone and counts.pending and not counts.here and available(state):
+        return Verdict("who was asked for the scores is away", _pending_away(state, step))
     reached = bool(step.goal) and reported >= step.goal
-    waits = pending - away or reported < quorum(state, step)
-    if pending and waits and not reached and not late:
+    waits = counts.here or reported < quorum(state, step)
+    if counts.pending and waits and not reached and not late:
         stall = find_stall(state, now_s) if state.paused else None
-        return Verdict(stall.reason, tuple(sorted(away))) if stall else None
-    lost = tuple(sorted(pending if late else away))
+        return Verdict(stall.reason, _pending_away(state, step)) if stall else None
+    away = _pending_away(state, step)
+    lost = tuple(sorted(step.pending - state.removed)) if late else away
     enough = least(state, step)
     if not step.work.is_test and reported < enough:
         return Verdict(f"{reported} of at least {enough} reported", lost)

@@ -1,6 +1,11 @@
-"""The state of a run: a value, made by folding facts. No I/O, no clock."""
+"""The state of a run: a value, made by folding facts. No I/O, no clock.
 
-from collections.abc import Mapping
+Sentences that begin with INVARIANT hold in every state that `apply` and the machine can reach.
+tests/server/run/test_invariants.py quotes each of them and checks it after every event of
+hundreds of random runs.
+"""
+
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import assert_never
@@ -35,7 +40,7 @@ class Member:
     """A client that has joined."""
 
     client: ClientId
-    session: int
+    session: int  # INVARIANT: no two members have the same session.
     token: str
     num_samples: int
     manifest_digest: str
@@ -47,23 +52,47 @@ class Member:
 
 
 @dataclass(frozen=True, slots=True)
+class StepCounts:
+    """Counts over the cohort of a step, kept up to date by `apply`, so that no event walks it.
+
+    INVARIANT: the counts of a step equal those of a walk over its cohort (`count_step`).
+    """
+
+    pending: int = 0  # asked, not removed, and without an accepted upload
+    not_left: int = 0  # pending clients that have not left; lost ones are included
+    here: int = 0  # pending clients that can still report: neither left nor lost
+    slowest_s: float = 0.0  # the latest arrival among accepted uploads, from the step's start
+
+
+@dataclass(frozen=True, slots=True)
 class Step:
     """A step in progress: from its start to its commit."""
 
+    # INVARIANT: step numbers only grow; a void step's number is not used again.
     number: int
     work: Work
     criterion: str
     round_number: int
     attempt: int
-    cohort: Mapping[ClientId, int]  # client -> training samples
+    # Client -> training samples. INVARIANT: every client of a cohort is a member.
+    # INVARIANT: a cohort only grows while its step is open.
+    cohort: Mapping[ClientId, int]
+    # INVARIANT: accepted uploads come from the cohort; none is replaced or withdrawn.
     uploads: Mapping[ClientId, facts.UploadAccepted]
-    closed: tuple[ClientId, ...] | None = None  # who counts, once decided
+    # The clients whose uploads count, sorted; None while the step is open.
+    # INVARIANT: a closed step counts exactly its accepted uploads, and accepts no more.
+    closed: tuple[ClientId, ...] | None = None
     reducer: Reducer = Reducer.WEIGHTED_SUM
     equal_weights: bool = False
     num_batches: int = 0
     reason: str = ""
     goal: int = 0
     fraction_bits: int | None = None
+    counts: StepCounts = StepCounts()
+
+    def awaits(self, client: ClientId) -> bool:
+        """Return True if the client was asked and has no accepted upload."""
+        return client in self.cohort and client not in self.uploads
 
     @property
     def weights(self) -> Mapping[ClientId, int]:
@@ -114,16 +143,22 @@ class RunState:
 
     settings: RunSettings
     run_id: str = ""
+    # INVARIANT: a member never disappears; one that leaves or is removed stays listed.
     members: Mapping[ClientId, Member] = field(default_factory=dict)
+    # INVARIANT: the model is described once; its manifest digest never changes afterwards.
     manifest_digest: str = ""
     described_by: str = ""  # the client whose model the run has
     initial_digest: str = ""
+    # INVARIANT: the mask epoch never falls, and the mask digest changes only with it.
     mask_epoch: int = 0
     mask_digest: str = ""
     num_kept: int = 0
     base_digest: str = ""
     model_step: int = 0  # the step whose result mask and base are; 0: the beginning
-    founders: tuple[ClientId, ...] = ()  # there when the run started; empty: not started
+    # The clients that were ready when the run started; empty before that.
+    # INVARIANT: founders are set once.
+    founders: tuple[ClientId, ...] = ()
+    # INVARIANT: rounds_done grows by one with each committed TRAIN step, and never otherwise.
     rounds_done: int = 0
     rounds_evaluated: int = 0  # rounds_done at the newest evaluation of all clients
     attempt: int = 0  # how often the coming step was void
@@ -139,13 +174,17 @@ class RunState:
     end_reason: str = ""  # why the run ends before its last round; empty: it does not
     personalized: bool = False
     # Step and digest of the newest upload of every client that counted.
+    # INVARIANT: no counted upload belongs to a later step than the model's.
     counted: Mapping[ClientId, tuple[int, str]] = field(default_factory=dict)
     step: Step | None = None
     stop_asked: bool = False
+    # INVARIANT: a finished run has no step and stays finished.
     finished: bool = False
     stopped: bool = False
-    last_session: int = 0
+    last_session: int = 0  # INVARIANT: no member has a later session than the last one.
     removed: frozenset[ClientId] = frozenset()
+    # INVARIANT: num_ready is the length of `ready`.
+    num_ready: int = 0
     share_lost: float | None = None  # of the clients asked of late; None: nothing is known yet
 
     lost: frozenset[ClientId] = frozenset()
@@ -178,16 +217,86 @@ class RunState:
     @property
     def ready(self) -> list[ClientId]:
         """Members that built the run's model, have not left and were not removed, sorted."""
-        return sorted(
-            m.client
-            for m in self.members.values()
-            if self.manifest_digest and m.manifest_digest == self.manifest_digest
-            if not m.left and m.client not in self.removed
-        )
+        return sorted(client for client in self.members if _is_ready(self, client))
 
 
 def apply(state: RunState, fact: Fact) -> RunState:
     """Return the state after a fact."""
+    after = _applied(state, fact)
+    match fact:
+        case facts.StepStarted() | facts.ClientsAdded():
+            return _recounted(state, after, fact.cohort)
+        case facts.UploadAccepted():
+            return _recounted(state, after, [fact.client])
+        case (
+            facts.ClientJoined()
+            | facts.ClientLeft()
+            | facts.ClientRemoved()
+            | facts.ClientReadmitted()
+        ):
+            readier = _is_ready(after, fact.client) - _is_ready(state, fact.client)
+            after = replace(after, num_ready=after.num_ready + readier)
+            return _recounted(state, after, [fact.client])
+        case facts.ModelInitialized():
+            return replace(after, num_ready=len(after.ready))
+        case _:
+            return after
+
+
+def with_lost(state: RunState, lost: frozenset[ClientId]) -> RunState:
+    """Return the state in which exactly these members are lost."""
+    return _recounted(state, replace(state, lost=lost), state.lost ^ lost)
+
+
+def count_step(state: RunState, step: Step) -> StepCounts:
+    """Return the counts of a step by walking over its whole cohort."""
+    standings = [(0, 0, 0), *(_standing(state, step, client) for client in step.cohort)]
+    pending, not_left, here = (sum(column) for column in zip(*standings, strict=True))
+    slowest_s = max((received_s(upload) for upload in step.uploads.values()), default=0.0)
+    return StepCounts(pending, not_left, here, slowest_s)
+
+
+def received_s(upload: facts.UploadAccepted) -> float:
+    """Return when an upload was complete, in seconds from the step's start."""
+    return float(upload.report.get("received_s", 0.0))
+
+
+def _is_ready(state: RunState, client: ClientId) -> bool:
+    member = state.members.get(client)
+    if member is None or member.left or client in state.removed:
+        return False
+    return bool(state.manifest_digest) and member.manifest_digest == state.manifest_digest
+
+
+def _standing(state: RunState, step: Step | None, client: ClientId) -> tuple[int, int, int]:
+    """Return what a client adds to the counts of a step: pending, not left, here."""
+    if step is None or not step.awaits(client) or client in state.removed:
+        return 0, 0, 0
+    if client not in state.members or state.members[client].left:
+        return 1, 0, 0
+    return 1, 1, int(client not in state.lost)
+
+
+def _recounted(before: RunState, after: RunState, clients: Iterable[ClientId]) -> RunState:
+    """Return `after` with the counts of its step, given which clients' standing changed."""
+    step = after.step
+    if step is None:
+        return after
+    pending, not_left, here = step.counts.pending, step.counts.not_left, step.counts.here
+    slowest_s = step.counts.slowest_s
+    for client in clients:
+        was = _standing(before, before.step, client)
+        now = _standing(after, step, client)
+        pending += now[0] - was[0]
+        not_left += now[1] - was[1]
+        here += now[2] - was[2]
+        if client in step.uploads:
+            slowest_s = max(slowest_s, received_s(step.uploads[client]))
+    counts = StepCounts(pending, not_left, here, slowest_s)
+    return replace(after, step=replace(step, counts=counts))
+
+
+def _applied(state: RunState, fact: Fact) -> RunState:
     match fact:
         case facts.RunOpened():
             return replace(state, run_id=fact.run_id)
