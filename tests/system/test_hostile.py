@@ -309,6 +309,25 @@ def test_a_model_bomb_is_refused_and_memory_stays_where_it_was(programs: Program
         run.goes_on()
 
 
+def test_members_that_were_not_asked_can_neither_choose_the_model_nor_have_it_built(
+    programs: Programs,
+) -> None:
+    """Three requests of a few bytes each would otherwise keep the coordinator busy for minutes."""
+    large = manifest_of([("w", (1 << 13, 1 << 14), "masked", "normal")])  # 134 million values
+    with raw_run(programs) as run:
+        run.ann.join()
+        before = resident_mb(run)
+        for name in ("eve", "mallory", "trudy"):
+            hostile = run.client(name, manifest=large)
+            hostile.join()
+            with refused(PRECONDITION, "join_again", "another client was asked"):
+                hostile.upload(hostile.initial_header(initial_digest=bytes(32)), [])
+            hostile.leave(pb.LEAVE_REASON_STOPPING)
+        assert resident_mb(run) < before + 20
+        run.bob.join()
+        run.goes_on()
+
+
 def test_broken_uploads_of_all_kinds_leave_memory_spool_and_round_alone(
     programs: Programs,
 ) -> None:

@@ -40,6 +40,7 @@ def read_access(config: ClientConfig) -> Access:
     token = read_token(config.join_token_file) if config.join_token_file else ""
     if token and tls is None and not is_loopback(split(config.coordinator)[0]):
         log.warning("without --tls-ca the join token travels in the clear: anybody can read it")
-    if tls and tls.pair and (warning := tls.pair.warning()):
-        log.warning("%s", warning)
+    if tls and tls.pair:
+        for warning in filter(None, (tls.pair.warning(), tls.pair.key_warning())):
+            log.warning("%s", warning)
     return Access(config.coordinator, tls, token)

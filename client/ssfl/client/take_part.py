@@ -20,12 +20,14 @@ from ssfl.learning.errors import LearningError
 from ssfl.learning.load_task import load_task
 from ssfl.method.errors import MethodError
 from ssfl.program.exits import ExitCode, ProgramError, Terminated
+from ssfl.program.output_dir import check_writable
 
 log = logging.getLogger("ssfl.client")
 
 
 def take_part(config: ClientConfig, client_id: str, folder: Path, access: Access) -> int:
     """Take part in a run; return the exit code."""
+    check_writable(config.out_dir, "--out-dir")
     diary = Diary()
     with _watched(diary, config):
         return _take_part(config, client_id, folder, access, diary)

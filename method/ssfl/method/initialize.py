@@ -7,6 +7,8 @@ written with +, -, *, / and square root only: these are correctly rounded by IEE
 library's log or cos may differ between machines.
 """
 
+from collections.abc import Callable
+
 import numpy as np
 import numpy.typing as npt
 
@@ -44,18 +46,26 @@ _LN2 = 0.6931471805599453
 _BLOCK = 1 << 16  # values at a time: temporaries stay in cache
 
 
-def initial_vector(manifest: Manifest, seed: int) -> npt.NDArray[np.float32]:
-    """Return the flat initial vector; tensors with rule `sent` are left zero."""
+def initial_vector(
+    manifest: Manifest, seed: int, check: Callable[[], object] = lambda: None
+) -> npt.NDArray[np.float32]:
+    """Return the flat initial vector; tensors with rule `sent` are left zero.
+
+    `check` is called before every block of values and may raise to end the build.
+    """
     vector = np.zeros(manifest.size, dtype=np.float32)
     for tensor in manifest.tensors:
-        _fill(vector[manifest.slices[tensor.name]], tensor, seed)
+        _fill(vector[manifest.slices[tensor.name]], tensor, seed, check)
     return vector
 
 
-def _fill(out: npt.NDArray[np.float32], tensor: TensorSpec, seed: int) -> None:
+def _fill(
+    out: npt.NDArray[np.float32], tensor: TensorSpec, seed: int, check: Callable[[], object]
+) -> None:
     stream = Stream(seed, "initial", tensor.name)
     scale = np.float64(tensor.init.scale)
     for start in range(0, out.size, _BLOCK):
+        check()
         block = out[start : start + _BLOCK]
         match tensor.init.rule:
             case "ones":
@@ -84,9 +94,12 @@ def normal(probability: Doubles) -> Doubles:
 def _ratio(terms: tuple[tuple[float, ...], tuple[float, ...]], x: Doubles) -> Doubles:
     top, bottom = (np.full_like(x, coefficients[-1]) for coefficients in terms)
     for a, b in zip(terms[0][-2::-1], terms[1][-2::-1], strict=True):
-        top = top * x + a
-        bottom = bottom * x + b
-    return top / bottom
+        top *= x  # in place: a third faster than with new arrays, and the same bits
+        top += a
+        bottom *= x
+        bottom += b
+    top /= bottom
+    return top
 
 
 def _log(x: Doubles) -> Doubles:

@@ -214,3 +214,15 @@ class StateError(Exception):
 
 class Fenced(StateError):
     """Another coordinator has taken over the state directory: nothing may be committed here."""
+
+
+class StateGone(StateError):
+    """The state directory, or the journal in it, was deleted while the coordinator was running."""
+
+    def __init__(self, folder: object) -> None:
+        super().__init__(
+            f"the state directory {folder} is gone: its journal was deleted, or its disk was "
+            "unmounted, while this coordinator was running. To resume the run, restore the "
+            "directory from a backup and start again. Without a backup, start again to begin a "
+            "new run"
+        )

@@ -16,19 +16,25 @@ from typing import TYPE_CHECKING, Any
 
 from ssfl.durable.files import remove_leftovers
 from ssfl.durable.lock import DirectoryLock
+from ssfl.method.manifest import Manifest
+from ssfl.method.model_state import ModelState
 from ssfl.program import logs, settings
 from ssfl.program.exits import ExitCode, ProgramError, run_program
 from ssfl.program.malloc import keep_chunk_buffers
+from ssfl.program.output_dir import check_writable
 from ssfl.server.accounting.ledger import Ledger
 from ssfl.server.config import CoordinatorConfig, client_settings, warnings_of
-from ssfl.server.errors import StateError
+from ssfl.server.errors import StateError, StateGone
 from ssfl.server.history.run_history import Newest
 from ssfl.server.loop.first_model import FirstModel, begin_with, read_first_model
+from ssfl.server.loop.limits import check_open_files
 from ssfl.server.loop.presence import LOST_AFTER_S, Sessions
 from ssfl.server.loop.run_loop import Clock, Conductor
 from ssfl.server.loop.ticker import TICK_S, tick
 from ssfl.server.recovery.recover import (
     check_beginning,
+    check_best,
+    check_ledger,
     check_newest,
     load_manifest,
     load_models,
@@ -88,14 +94,18 @@ def _run(config: CoordinatorConfig) -> int:
         )
 
         security = read_security(config)
+    check_open_files(max(config.run.clients, config.run.min_clients))
     try:
         with DirectoryLock(config.state_dir):
+            check_writable(config.out_dir, "--out-dir")
             return asyncio.run(_watched(config, security))
     except StateError as error:
         raise ProgramError(str(error), ExitCode.STATE) from error
     except OSError as error:
         if error.filename is None and error.errno is None:
             raise
+        if isinstance(error, FileNotFoundError) and not holds_journal(config.state_dir / "journal"):
+            raise ProgramError(str(StateGone(config.state_dir)), ExitCode.STATE) from error
         raise ProgramError(
             f"{error}: the state up to here is kept; make room or fix the disk, then start again",
             ExitCode.STATE,
@@ -246,8 +256,16 @@ def _conductor(
         out_dir=config.out_dir,
     )
     if manifest := load_manifest(read.state, read.store):
-        conductor.take_up(manifest, lambda: load_models(read.state, manifest, read.store))
+        conductor.take_up(manifest, lambda: _load(read, manifest))
     return conductor
+
+
+def _load(read: _Read, manifest: Manifest) -> list[ModelState]:
+    """Load the models; warn of damaged files that the run can continue without."""
+    models = load_models(read.state, manifest, read.store)
+    check_best(read.state, manifest, read.store)
+    check_ledger(read.store, read.newest.account)
+    return models
 
 
 def _write(conductor: Conductor, config: CoordinatorConfig, accounts: Accounts) -> None:

@@ -50,8 +50,8 @@ def serving(tls: TlsFiles | None = None) -> Iterator[WebServer]:
         server.stop()
 
 
-def get(port: int, path: str, method: str = "GET") -> tuple[int, str]:
-    ask = Ask(f"http://127.0.0.1:{port}{path}", method=method)
+def get(port: int, path: str, method: str = "GET", host: str = "localhost") -> tuple[int, str]:
+    ask = Ask(f"http://127.0.0.1:{port}{path}", method=method, headers={"Host": host})
     try:
         with urlopen(ask, timeout=TIMEOUT_S) as answer:
             return answer.status, answer.read().decode()
@@ -63,6 +63,24 @@ def test_a_question_is_answered_by_its_route() -> None:
     with serving() as server:
         assert get(server.port, "/echo?b=2&a=1") == (200, "/echo [('a', '1'), ('b', '2')]\n")
         assert get(server.port, "/echo", "HEAD") == (200, "")
+
+
+@pytest.mark.parametrize("host", ["evil.example", "localhost.evil.example:80", "10.0.0.5", ""])
+def test_a_server_on_loopback_refuses_requests_for_another_name(host: str) -> None:
+    """A web site can point its own name at 127.0.0.1 and let its visitors' browsers ask."""
+    with serving() as server:
+        status, text = get(server.port, "/echo", host=host)
+        assert status == 403 and "served on loopback" in text
+
+
+def test_a_server_beyond_loopback_answers_to_every_name() -> None:
+    """Prometheus asks for an address, the name of a pod or that of a service."""
+    server = WebServer(ROUTES, "0.0.0.0", 0, flag="--x-port")
+    try:
+        for host in ("10.0.0.5:9464", "ssfl-coordinator.fed.svc:9464", "coordinator.example"):
+            assert get(server.port, "/echo", host=host)[0] == 200
+    finally:
+        server.stop()
 
 
 def test_an_answer_tells_how_long_it_took() -> None:

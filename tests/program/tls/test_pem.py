@@ -1,8 +1,10 @@
 """PEM files that are missing, broken, somebody else's or too old: a sentence with the file each."""
 
+import os
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ec import SECP256R1, generate_private_key
@@ -47,6 +49,31 @@ def test_a_good_pair_is_read_with_its_names_and_its_end(certs: Path) -> None:
     assert pair.warning() == ""
     names = read_pair(certs / "coordinator.pem", certs / "coordinator-key.pem", SERVER).names
     assert names == ("coordinator", "localhost")
+
+
+@pytest.mark.parametrize(("mode", "warned"), [(0o600, 0), (0o400, 0), (0o640, 1), (0o604, 1)])
+def test_a_key_that_others_can_read_is_reported_with_what_to_run(
+    tmp_path: Path, mode: int, warned: bool
+) -> None:
+    folder = make(tmp_path / "certs", "ann")
+    key = folder / "ann-key.pem"
+    key.chmod(mode)
+    warning = read_pair(folder / "ann.pem", key, CLIENT).key_warning()
+    assert bool(warning) == warned
+    if warned:
+        assert str(key) in warning and f"{mode:04o}" in warning and f"chmod 600 {key}" in warning
+
+
+def test_a_key_of_root_may_be_readable_by_its_group(
+    certs: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pair = read_pair(certs / "ann.pem", certs / "ann-key.pem", CLIENT)
+    owner = SimpleNamespace(st_uid=0, st_mode=0o100640)
+    monkeypatch.setattr(Path, "stat", lambda _path: owner)
+    monkeypatch.setattr(os, "geteuid", lambda: 1000)
+    assert pair.key_warning() == ""
+    owner.st_mode = 0o100644
+    assert "chmod 640" in pair.key_warning()
 
 
 def test_a_certificate_that_ends_soon_is_told_about(certs: Path) -> None:

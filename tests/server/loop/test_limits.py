@@ -7,6 +7,7 @@ import pytest
 from ssfl.method.manifest import Init, Manifest, Role, TensorSpec
 from ssfl.method.settings import RunSettings
 from ssfl.method.strategies.contract import ClientId
+from ssfl.program.exits import ProgramError
 from ssfl.server.errors import ModelUnusable, RunFull, TooManyJoins
 from ssfl.server.loop import limits
 from ssfl.server.loop.limits import (
@@ -15,6 +16,7 @@ from ssfl.server.loop.limits import (
     NEW_CLIENTS,
     Joins,
     Limits,
+    check_open_files,
     connections_that_fit,
 )
 from ssfl.server.run.state import Member, RunState
@@ -50,6 +52,21 @@ def test_a_model_bomb_is_refused_by_its_description_alone() -> None:
     with pytest.raises(ModelUnusable, match=r"1073741824 values, .* --max-model-values"):
         Limits().check_model(bomb)
     Limits(max_model_values=bomb.size).check_model(bomb)
+
+
+@pytest.mark.parametrize(
+    ("name", "size", "fits"),
+    [("ResNet-50", 23_700_000, True), ("GPT-2", 125_000_000, True), ("bomb", 500_000_000, False)],
+)
+def test_by_default_real_models_fit_and_those_that_take_minutes_do_not(
+    name: str, size: int, fits: bool
+) -> None:
+    manifest = Manifest((TensorSpec(name, (size,), Role.MASKED, Init("normal", 1.0)),))
+    if fits:
+        Limits().check_model(manifest)
+    else:
+        with pytest.raises(ModelUnusable, match="larger --max-model-values"):
+            Limits().check_model(manifest)
 
 
 def test_one_client_may_join_often_but_not_all_the_time() -> None:
@@ -114,3 +131,16 @@ def test_a_join_that_tells_many_classes_counts_like_several() -> None:
     joins.check(ANN, state)
     clock.now_s += 6.0
     joins.check(ANN, state, num_classes=20_000)
+
+
+def test_too_few_open_files_for_the_clients_are_refused_with_the_number(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    needed, asked = 2 + limits.OTHER_FILES, list[tuple[int, int]]()
+    monkeypatch.setattr(resource, "setrlimit", lambda _, both: asked.append(both))
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (64, needed))
+    check_open_files(2)
+    assert asked == [(needed, needed)]
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (64, 64))
+    with pytest.raises(ProgramError, match=rf"2 clients need {needed} open files, .* allows 64"):
+        check_open_files(2)

@@ -2,6 +2,7 @@
 
 import asyncio
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -18,13 +19,14 @@ from ssfl.method.streams import Stream
 from ssfl.server.accounting.ledger import Ledger
 from ssfl.server.errors import StateError
 from ssfl.server.loop.run_loop import Conductor
-from ssfl.server.recovery.recover import open_run
+from ssfl.server.recovery.recover import check_best, open_run
 from ssfl.server.report.outputs import write_outputs
 from ssfl.server.run import events, facts
 from ssfl.server.run.events import Reply
 from ssfl.server.run.state import RunState
 from ssfl.server.storage.disk_full import Room
 from ssfl.server.storage.journal import Journal
+from ssfl.server.storage.model_store import Store
 
 
 def journalled(folder: Path) -> list[str]:
@@ -113,6 +115,57 @@ def test_a_run_killed_at_its_end_still_writes_the_best_model(
     (written,) = out.glob("*/coordinator/best/kept.safetensors")
     assert values_digest(load_file(written)["values"]).hex() == wanted[0]
     assert kept.exists()
+
+
+def test_a_best_model_that_is_damaged_while_the_run_goes_on_costs_nothing_else(
+    tmp_path: Path, manifest: Manifest, caplog: pytest.LogCaptureFixture
+) -> None:
+    state, out = tmp_path / "state", tmp_path / "out"
+    state.mkdir()
+
+    async def script(conductor: Conductor) -> None:
+        await begin(conductor, manifest)
+        while not conductor.state.finished:
+            await answer_all(conductor)
+            for kept in state.glob("best-*.f32"):
+                kept.write_bytes(b"damaged")
+        await conductor.model_written.wait()
+
+    settings = replace(SETTINGS, evaluate_every=1)
+    conduct(state, script, settings, lambda conductor: write_outputs(conductor, out))
+    assert "the best model is not written" in caplog.text
+    (folder,) = out.glob("*/coordinator")
+    assert (folder / "kept.safetensors").exists() and not (folder / "best").exists()
+
+
+@pytest.mark.parametrize("damaged", ["best", "mask"])
+def test_a_damaged_copy_of_the_best_model_is_noticed_at_the_start(
+    tmp_path: Path, manifest: Manifest, caplog: pytest.LogCaptureFixture, damaged: str
+) -> None:
+    async def script(conductor: Conductor) -> None:
+        await begin(conductor, manifest)
+        while not conductor.state.finished:
+            await answer_all(conductor)
+        await conductor.model_written.wait()
+
+    conduct(tmp_path, script)
+    state, store = open_conductor_state(tmp_path), Store(tmp_path, SETTINGS.seed)
+    check_best(state, manifest, store)
+    assert not caplog.records
+    assert state.best is not None and state.best.step == state.model_step
+    (kept,) = tmp_path.glob("best-*.f32")
+    whole = kept.read_bytes()
+    path = kept if damaged == "best" else tmp_path / f"mask-{state.best.mask_epoch}.bin"
+    path.write_bytes(path.read_bytes()[:-1])
+    check_best(state, manifest, store)
+    if damaged == "best":  # the values of its step are still here
+        assert kept.read_bytes() == whole
+        assert "was restored from its step" in caplog.text
+        kept.unlink()
+        (tmp_path / f"values-{state.best.step}.f32").unlink()
+        check_best(state, manifest, store)
+    assert path.name in caplog.records[-1].getMessage()
+    assert "will not be written at the end" in caplog.records[-1].getMessage()
 
 
 def test_the_reply_comes_after_the_fact_is_on_disk(tmp_path: Path) -> None:

@@ -118,3 +118,14 @@ def test_every_start_warns_of_what_is_open() -> None:
     mutual = CoordinatorConfig(host="0.0.0.0", tls_cert=FILE, tls_key=FILE, tls_ca=FILE)
     mutual.validate()
     assert warnings_of(mutual) == []
+
+
+def test_a_key_that_others_can_read_is_logged_at_the_start(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    files = files_in(make(tmp_path / "certs"))
+    Certificates(files)
+    assert caplog.text == ""
+    files.key.chmod(0o644)
+    Certificates(files)
+    assert f"run `chmod 600 {files.key}`" in caplog.text

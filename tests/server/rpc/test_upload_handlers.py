@@ -1,14 +1,17 @@
 """How the run learns its model, without a network (uploads of steps: tests/system)."""
 
+import asyncio
+import threading
+import time
 import zlib
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 import pytest
 
-from server.run_loop_harness import conduct
+from server.run_loop_harness import DEADLINE_S, conduct
 from ssfl.codec import values_only
 from ssfl.method.initialize import initial_vector
 from ssfl.method.manifest import Init, Manifest, Role, TensorSpec
@@ -43,12 +46,18 @@ async def join(conductor: Conductor, client: ClientId, manifest: Manifest) -> No
     await conductor.post(events.Joined(client, "t", 10, manifest.digest.hex(), "cpu"))
 
 
+def intake_of(conductor: Conductor, limits: Limits | None = None) -> Intake:
+    uploads = Uploads(conductor.spool, conductor.ledger, slots=8, no_progress_s=30.0)
+    return Intake(Desk(conductor, Sessions()), uploads, limits)
+
+
 async def describe(
     conductor: Conductor,
     client: ClientId,
     manifest: Manifest,
     initial: Vector,
     limits: Limits | None = None,
+    intake: Intake | None = None,
 ) -> transfer_pb2.Outcome:
     """Answer INITIALIZE for a client; return the outcome."""
     member = conductor.state.members[client]
@@ -65,8 +74,7 @@ async def describe(
         chunk = transfer_pb2.Chunk(data=data, crc32=zlib.crc32(data))
         yield pb.SendInitialRequest(chunk=chunk)
 
-    uploads = Uploads(conductor.spool, conductor.ledger, slots=8, no_progress_s=30.0)
-    intake = Intake(Desk(conductor, Sessions()), uploads, limits)
+    intake = intake or intake_of(conductor, limits)
     answers = [answer async for answer in intake.initial(requests())]
     return answers[-1].receipt.outcome
 
@@ -169,6 +177,7 @@ def test_a_model_bomb_is_refused_before_anything_of_it_is_made(tmp_path: Path) -
         with pytest.raises(ModelUnusable, match=r"1073741824 values, .*--max-model-values"):
             await describe(conductor, C1, bomb, vector(0))
         await join(conductor, C2, SENT)
+        await conductor.post(events.Lost(C1))
         with pytest.raises(ModelUnusable, match="at most 4"):
             await describe(conductor, C2, SENT, vector(1, 2, 3, 4, 5), Limits(max_model_values=4))
         assert not conductor.spool.root.exists()
@@ -176,18 +185,107 @@ def test_a_model_bomb_is_refused_before_anything_of_it_is_made(tmp_path: Path) -
     conduct(tmp_path, script)
 
 
-def test_only_the_client_that_was_asked_may_send_the_weights_of_a_model(tmp_path: Path) -> None:
-    """Otherwise every member could leave a whole model in the spool."""
+@pytest.mark.parametrize("kind", ["rebuildable", "sent"])
+def test_only_the_client_that_was_asked_may_describe_the_model(
+    tmp_path: Path, manifest: Manifest, kind: str
+) -> None:
+    """Otherwise any member could choose the run's model, or leave a whole model in the spool."""
+    model = SENT if kind == "sent" else manifest
+    initial = vector(1, 2, 3, 4, 5) if kind == "sent" else initial_vector(manifest, seed=5)
 
     async def script(conductor: Conductor) -> None:
-        await join(conductor, C1, SENT)
-        await join(conductor, C2, SENT)
+        await join(conductor, C1, model)
+        await join(conductor, C2, model)
         with pytest.raises(JoinAgain, match="another client was asked"):
-            await describe(conductor, C2, SENT, vector(1, 2, 3, 4, 5))
-        assert not conductor.spool.root.exists()
+            await describe(conductor, C2, model, initial)
+        assert conductor.model is None and not conductor.spool.root.exists()
         await conductor.post(events.Lost(C1))
-        outcome = await describe(conductor, C2, SENT, vector(1, 2, 3, 4, 5))
+        outcome = await describe(conductor, C2, model, initial)
         assert outcome == transfer_pb2.OUTCOME_ACCEPTED
-        assert list((conductor.spool.root / "0").iterdir()) == []
+        assert list(conductor.spool.root.glob("*/*")) == []
+
+    conduct(tmp_path, script)
+
+
+class SlowBuild:
+    """Stands in for `initial_vector`: the first build of `slow` lasts until `check` ends it."""
+
+    def __init__(self, slow: Manifest) -> None:
+        self.slow = slow
+        self.began = threading.Event()
+        self.num_built = 0
+
+    def __call__(
+        self, manifest: Manifest, seed: int, check: Callable[[], object] = lambda: None
+    ) -> Vector:
+        self.num_built += 1
+        is_slow = manifest == self.slow and self.num_built == 1
+        self.began.set()
+        end_s = time.monotonic() + DEADLINE_S
+        while is_slow and time.monotonic() < end_s:
+            check()
+        return initial_vector(manifest, seed)
+
+
+def test_a_build_that_is_no_longer_wanted_holds_nobody_up(
+    tmp_path: Path, manifest: Manifest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    huge = Manifest((TensorSpec("w", (12_000, 12_000), Role.MASKED, Init("normal", 1.0)),))
+    build = SlowBuild(huge)
+    monkeypatch.setattr("ssfl.server.rpc.upload_handlers.initial_vector", build)
+
+    async def script(conductor: Conductor) -> None:
+        intake = intake_of(conductor)
+        await join(conductor, C1, huge)
+        await join(conductor, C2, manifest)
+        hostile = asyncio.ensure_future(describe(conductor, C1, huge, vector(0), intake=intake))
+        await asyncio.to_thread(build.began.wait)
+        await conductor.post(events.Lost(C1))
+        initial = initial_vector(manifest, seed=5)
+        outcome = await describe(conductor, C2, manifest, initial, intake=intake)
+        assert outcome == transfer_pb2.OUTCOME_ACCEPTED
+        with pytest.raises(JoinAgain):
+            await hostile
+
+    conduct(tmp_path, script)
+
+
+def test_a_client_that_describes_its_model_again_and_again_has_one_build(
+    tmp_path: Path, manifest: Manifest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    build = SlowBuild(SENT)
+    monkeypatch.setattr("ssfl.server.rpc.upload_handlers.initial_vector", build)
+
+    async def script(conductor: Conductor) -> None:
+        intake, initial = intake_of(conductor), initial_vector(manifest, seed=5)
+        await join(conductor, C1, manifest)
+        calls = [describe(conductor, C1, manifest, initial, intake=intake) for _ in range(8)]
+        assert set(await asyncio.gather(*calls)) == {transfer_pb2.OUTCOME_ACCEPTED}
+        assert build.num_built == 1
+
+    conduct(tmp_path, script)
+
+
+def test_a_build_outlives_a_lost_connection_but_not_another_description(
+    tmp_path: Path, manifest: Manifest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    build = SlowBuild(manifest)
+    monkeypatch.setattr("ssfl.server.rpc.upload_handlers.initial_vector", build)
+
+    async def script(conductor: Conductor) -> None:
+        intake = intake_of(conductor)
+        await join(conductor, C1, manifest)
+        lost = asyncio.ensure_future(describe(conductor, C1, manifest, vector(1), intake=intake))
+        await asyncio.to_thread(build.began.wait)
+        lost.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await lost
+        again = asyncio.ensure_future(describe(conductor, C1, manifest, vector(1), intake=intake))
+        other = initial_vector(manifest, seed=5)
+        outcome = await describe(conductor, C1, manifest, other, intake=intake)
+        assert outcome == transfer_pb2.OUTCOME_ACCEPTED
+        with pytest.raises(JoinAgain, match="another description of the model has replaced"):
+            await again
+        assert build.num_built == 2
 
     conduct(tmp_path, script)

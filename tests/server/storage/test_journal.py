@@ -1,4 +1,5 @@
 import os
+import shutil
 import struct
 import zlib
 from pathlib import Path
@@ -8,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ssfl.durable.failpoints import install, strike
-from ssfl.server.errors import Fenced, StateError
+from ssfl.server.errors import Fenced, StateError, StateGone
 from ssfl.server.storage import journal as module
 from ssfl.server.storage.journal import Journal, read_journal
 
@@ -215,6 +216,23 @@ def test_who_opens_a_journal_takes_it_over_and_the_one_before_cannot_acknowledge
     second.close()
     assert read(path) == ([b"by the first", b"by the second"], 0)
     assert [one.name for one in tmp_path.iterdir()] == ["journal"]
+
+
+@pytest.mark.parametrize("deleted", ["directory", "journal"])
+def test_a_journal_that_was_deleted_is_not_reported_as_taken_over(
+    tmp_path: Path, deleted: str
+) -> None:
+    folder = tmp_path / "state"
+    folder.mkdir()
+    journal = Journal(folder / "journal")
+    if deleted == "directory":
+        shutil.rmtree(folder)
+    else:
+        journal.path.unlink()
+    for use in (journal.check_ours, lambda: journal.append([b"fact"])):
+        with pytest.raises(StateGone, match=rf"{folder} is gone: .* restore the directory"):
+            use()
+    journal.close()
 
 
 def test_what_was_acknowledged_before_the_take_over_is_there_after_it(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from ssfl.method.manifest import Manifest
 from ssfl.method.settings import RunSettings
 from ssfl.method.strategies.contract import ClientId
 from ssfl.program.monitor.log_buffer import Recent
-from ssfl.program.monitor.web import Answer, Request
+from ssfl.program.monitor.web import Answer, Request, guarded
 from ssfl.server.history.journal_follower import Following
 from ssfl.server.loop.presence import Sessions
 from ssfl.server.loop.run_loop import Conductor
@@ -36,9 +36,7 @@ Ask = Callable[..., Any]
 
 def asking(conductor: Conductor, sessions: Sessions | None = None) -> Ask:
     """Return what asks for a document and reads it."""
-    found = page_routes(
-        Documents(conductor, sessions or Sessions(), Recent(), Path("runs")), "127.0.0.1"
-    )
+    found = page_routes(Documents(conductor, sessions or Sessions(), Recent(), Path("runs")))
 
     def ask(name: str, **query: str) -> Any:
         answer = found[f"/api/v1/{name}"](Request(name, query, HERE))
@@ -133,7 +131,7 @@ def test_a_question_that_will_not_do_is_told_why(
 
 def test_every_answer_says_how_it_may_be_used(tmp_path: Path) -> None:
     async def script(conductor: Conductor) -> None:
-        routes = page_routes(Documents(conductor, Sessions(), Recent(), Path("runs")), "127.0.0.1")
+        routes = page_routes(Documents(conductor, Sessions(), Recent(), Path("runs")))
         assert set(routes) == {*API, *FILES}
         for path, route in routes.items():
             answer = route(Request(path, {}, HERE))
@@ -167,9 +165,9 @@ def test_a_site_that_points_its_name_at_loopback_is_told_nothing(
     tmp_path: Path, served_on: str, host: str, status: int
 ) -> None:
     async def script(conductor: Conductor) -> None:
-        routes = page_routes(Documents(conductor, Sessions(), Recent(), Path("runs")), served_on)
+        routes = page_routes(Documents(conductor, Sessions(), Recent(), Path("runs")))
         for path, route in routes.items():
-            answer = route(Request(path, {}, {"host": host}))
+            answer = guarded(route, served_on)(Request(path, {}, {"host": host}))
             assert answer.status == status, path
             assert status == 200 or b"run_id" not in answer.body
 
@@ -178,7 +176,7 @@ def test_a_site_that_points_its_name_at_loopback_is_told_nothing(
 
 def test_what_has_not_changed_is_not_sent_again(tmp_path: Path, manifest: Manifest) -> None:
     async def script(conductor: Conductor) -> None:
-        routes = page_routes(Documents(conductor, Sessions(), Recent(), Path("runs")), "127.0.0.1")
+        routes = page_routes(Documents(conductor, Sessions(), Recent(), Path("runs")))
         for path in ("/", "/app.js", "/api/v1/rounds", "/api/v1/timeline", "/api/v1/layers"):
             first = routes[path](Request(path, {}, HERE))
             known = {**HERE, "if-none-match": first.headers["ETag"]}
@@ -209,7 +207,7 @@ def test_no_answer_holds_what_clients_prove_their_names_with(
         where = {"state_dir": str(tmp_path), "session_token": secret, "folder": tmp_path}
         logging.getLogger("ssfl.run").warning("cannot read %s", tmp_path / "x", extra=where)
         recent.end()
-        routes = page_routes(Documents(conductor, Sessions(), recent, Path("runs")), "127.0.0.1")
+        routes = page_routes(Documents(conductor, Sessions(), recent, Path("runs")))
         for path in API:
             answer = routes[path](Request(path, {}, HERE))
             assert secret.encode() not in answer.body
@@ -229,7 +227,7 @@ def test_text_that_is_no_unicode_does_not_blind_the_page(tmp_path: Path) -> None
         recent.begin()
         logging.getLogger("ssfl.run").warning("a model called \ud800 was refused")
         recent.end()
-        routes = page_routes(Documents(conductor, Sessions(), recent, Path("runs")), "127.0.0.1")
+        routes = page_routes(Documents(conductor, Sessions(), recent, Path("runs")))
         look = json.loads(routes["/api/v1/look"](Request("", {}, HERE)).body)
         assert list(look) == ["status", "clients", "events"]
         (told,) = look["events"]["events"]

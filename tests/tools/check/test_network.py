@@ -161,6 +161,15 @@ def test_tls_that_is_fine_is_told_with_its_version_and_end(certs: Path) -> None:
     assert found["files"].text.endswith("ca.pem, certificate of ann")
 
 
+def test_a_key_that_others_can_read_is_a_warning_with_what_to_run(tmp_path: Path) -> None:
+    folder = make(tmp_path / "certs", "ann")
+    (folder / "ann-key.pem").chmod(0o644)
+    with grpc_server(credentials=credentials_of(folder)) as address:
+        found = steps_of(coordinator=address, client_id="ann", **tls(folder, "ann"))
+    assert found["tls"].verdict is Verdict.WARNING
+    assert f"chmod 600 {folder / 'ann-key.pem'}" in step_text(found["tls"], 1000).plain
+
+
 def test_a_wrong_ca_is_for_whoever_set_up_the_machine(certs: Path, others: Path) -> None:
     with grpc_server(credentials=credentials_of(certs)) as address:
         found = checked(coordinator=address, **tls(others, "ann")).steps

@@ -5,6 +5,10 @@ connection is closed after CONNECTION_S, whatever it did by then; at most MAX_CO
 at once, and MAX_FROM_ONE from one address, so that no other machine which connects and says nothing
 shuts the rest out; all programs of this one share the address of loopback, and those places. With
 TLS the files on the disk are followed: renewed ones are used from the next connection on.
+
+A server on loopback answers only requests for a loopback name. A web site that points its own name
+at 127.0.0.1 (DNS rebinding) must not read what the browser of its visitor can reach. Beyond
+loopback every name is answered, since the names of this machine are not known here.
 """
 
 import contextlib
@@ -23,6 +27,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qsl, urlsplit
 
+from ssfl.program.addresses import is_loopback
 from ssfl.program.exits import ExitCode, ProgramError
 
 log = logging.getLogger("ssfl.web")
@@ -88,6 +93,29 @@ def text_answer(text: str, status: int = 200) -> Answer:
     return Answer(TEXT, f"{text}\n".encode(), status)
 
 
+def guarded(route: Route, served_on: str) -> Route:
+    """Return a route that, on loopback, refuses requests for any other name.
+
+    A request without a Host header is answered: every browser sends one.
+    """
+
+    def answer(request: Request) -> Answer:
+        name = _host_name(request.headers.get("host", "localhost"))
+        if is_loopback(served_on) and not is_loopback(name):
+            text = "this port is served on loopback: ask for http://localhost:PORT/"
+            return text_answer(text, HTTPStatus.FORBIDDEN)
+        return route(request)
+
+    return answer
+
+
+def _host_name(header: str) -> str:
+    """Return the name in a Host header, without the port."""
+    if header.startswith("["):
+        return header.partition("]")[0][1:]
+    return header.partition(":")[0]
+
+
 class WebServer:
     """Listens from the moment it is made until `stop`."""
 
@@ -104,7 +132,8 @@ class WebServer:
 
         `routes` says who answers which path; a question for any other is told which there are.
         """
-        handler = type("Handler", (_Handler,), {"routes": dict(routes)})
+        guards = {path: guarded(route, host) for path, route in routes.items()}
+        handler = type("Handler", (_Handler,), {"routes": guards})
         try:
             self._server = _Server((host, port), handler, tls)
         except (ssl.SSLError, OSError) as error:

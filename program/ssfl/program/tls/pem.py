@@ -6,7 +6,9 @@ its key, its dates, what it was made for. Both programs and the `ssfl` commands 
 here. (The module is imported where TLS is used only: cryptography takes 18 MB.)
 """
 
+import os
 import ssl
+import stat
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -56,6 +58,21 @@ class KeyPair:
         days = (self.ends - now).days
         when = f"in {days} days" if self.ends > now else "already: nobody will connect"
         return f"the certificate {self.file} ends {when} ({told(self.ends)}): renew it"
+
+    def key_warning(self) -> str:
+        """Return a warning if users other than the owner may read the key; else an empty string.
+
+        A key of root's may be readable by its group, as Kubernetes mounts secrets.
+        """
+        found = self.key_file.stat()
+        mode = stat.S_IMODE(found.st_mode)
+        of_root = found.st_uid == 0 and os.geteuid() != 0
+        if not mode & (stat.S_IRWXO if of_root else stat.S_IRWXG | stat.S_IRWXO):
+            return ""
+        return (
+            f"the private key {self.key_file} is open to other users of this machine (mode "
+            f"{mode:04o}): run `chmod {0o640 if of_root else 0o600:o} {self.key_file}`"
+        )
 
 
 @dataclass(frozen=True, slots=True)

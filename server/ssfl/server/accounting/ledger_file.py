@@ -12,6 +12,7 @@ import csv
 import io
 import logging
 import os
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,7 @@ COLUMNS = (
     "run_id", "round", "step", "client", "phase", "direction", "encoding",
     "payload_bytes", "message_bytes", "socket_bytes",
 )  # fmt: skip
+COUNTS = ("payload_bytes", "message_bytes")  # that the totals of the journal have, too
 BLOCK_BYTES = 1 << 20
 
 
@@ -81,6 +83,40 @@ class LedgerFile:
 def copy_ledger(source: Path, target: Path, num_bytes: int) -> None:
     """Copy the first `num_bytes`, whatever is appended meanwhile."""
     write_atomic(target, _blocks(source, num_bytes))
+
+
+def ledger_problem(path: Path, totals: Iterable[Mapping[str, Any]], num_bytes: int) -> str:
+    """Return what is wrong with a file whose rows must add up to totals; empty if nothing."""
+    if not num_bytes:
+        return ""
+    sums: dict[tuple[str, ...], list[int]] = defaultdict(lambda: [0] * len(COUNTS))
+    try:
+        if (found := path.stat().st_size) < num_bytes:
+            return f"{path} has {found} bytes, the journal speaks of {num_bytes}"
+        rows = csv.DictReader(_lines(path, num_bytes))
+        if tuple(rows.fieldnames or ()) != COLUMNS:
+            return f"{path} has other columns than this version writes"
+        for row in rows:
+            counted = sums[row["phase"], row["direction"], row["encoding"]]
+            for at, name in enumerate(COUNTS):
+                counted[at] += int(row[name])
+    except FileNotFoundError:
+        return f"{path} is missing: the bytes of the steps so far are not known by client"
+    except (ValueError, TypeError, KeyError, OSError, csv.Error) as error:
+        return f"{path} is damaged: {error}"
+    wanted = {
+        (row["phase"], row["direction"], row.get("encoding", "")): [row[name] for name in COUNTS]
+        for row in totals
+    }
+    return "" if sums == wanted else f"{path} does not add up to the journal's totals"
+
+
+def _lines(path: Path, num_bytes: int) -> Iterator[str]:
+    """Yield the lines of the first `num_bytes`."""
+    with path.open("rb") as file:
+        while line := file.readline(num_bytes):
+            num_bytes -= len(line)
+            yield line.decode()
 
 
 def _blocks(path: Path, num_bytes: int) -> Iterator[bytes]:

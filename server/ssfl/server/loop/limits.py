@@ -10,13 +10,14 @@ from dataclasses import dataclass
 
 from ssfl.method.manifest import Manifest
 from ssfl.method.strategies.contract import ClientId
+from ssfl.program.exits import usage_error
 from ssfl.server.errors import ModelUnusable, RunFull, TooManyJoins
 from ssfl.server.run.state import RunState
 
 log = logging.getLogger(__name__)
 
 MAX_CLIENTS = 10_000
-MAX_MODEL_VALUES = 500_000_000
+MAX_MODEL_VALUES = 150_000_000  # one core builds about 11 million values a second from a seed
 MAX_CONNECTIONS = 4096
 MAX_STREAMS = 64  # calls at once on one connection; a client of ours has at most four
 MAX_METADATA_BYTES = 16 << 10
@@ -90,16 +91,27 @@ class Joins:
             raise TooManyJoins(f"{who} more often than anybody has to: try again in {wait_s:.1f} s")
 
 
+def check_open_files(clients: int) -> None:
+    """Raise ProgramError(USAGE) if the system allows too few open files for `clients` connections.
+
+    The soft limit is raised first, as far as the hard limit lets it.
+    """
+    needed = clients + OTHER_FILES
+    soft = _raised_limit(needed)
+    if soft != resource.RLIM_INFINITY and soft < needed:
+        raise usage_error(
+            f"{clients} clients need {needed} open files, and the system allows {soft}: raise the "
+            f"limit with `ulimit -n {needed}` (systemd: LimitNOFILE={needed}, Docker: "
+            f"--ulimit nofile={needed}) and start again"
+        )
+
+
 def connections_that_fit(wanted: int) -> int:
     """Return how many connections this process may have, after asking the system for room.
 
     A coordinator that runs out of open files could not write its journal either.
     """
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    needed = wanted + OTHER_FILES
-    if soft != resource.RLIM_INFINITY and soft < needed:
-        soft = needed if hard == resource.RLIM_INFINITY else min(needed, hard)
-        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    soft = _raised_limit(wanted + OTHER_FILES)
     fit = wanted if soft == resource.RLIM_INFINITY else max(1, min(wanted, soft - OTHER_FILES))
     if fit < wanted:
         log.warning(
@@ -107,3 +119,12 @@ def connections_that_fit(wanted: int) -> int:
             extra={"max_connections": fit, "wanted": wanted},
         )
     return fit
+
+
+def _raised_limit(needed: int) -> int:
+    """Raise the limit of open files towards `needed`; return the limit."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != resource.RLIM_INFINITY and soft < needed:
+        soft = needed if hard == resource.RLIM_INFINITY else min(needed, hard)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    return soft

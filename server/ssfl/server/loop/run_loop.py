@@ -133,7 +133,8 @@ class Conductor:
         """Say in a sentence what the run waits for; empty if nothing."""
         if self.is_reading:
             return "the coordinator, which has started again and reads its model"
-        return self.room.missing or waiting_for(self.state, self.clock())
+        now_s = self.clock()
+        return self.room.missing_at(now_s) or waiting_for(self.state, now_s)
 
     @property
     def journal_path(self) -> Path:

@@ -6,6 +6,7 @@ import secrets
 import time
 from dataclasses import asdict, fields, replace
 from pathlib import Path
+from typing import Any
 
 from ssfl.method.errors import SettingsError
 from ssfl.method.manifest import Manifest
@@ -15,6 +16,7 @@ from ssfl.method.strategies import strategy_for
 from ssfl.method.strategies.contract import Work
 from ssfl.program.version import ssfl_version
 from ssfl.server.accounting.ledger import Ledger
+from ssfl.server.accounting.ledger_file import ledger_problem
 from ssfl.server.errors import StateError
 from ssfl.server.history.run_history import Newest
 from ssfl.server.recovery.snapshot import Told, replay
@@ -143,6 +145,42 @@ def load_models(state: RunState, manifest: Manifest, store: Store) -> list[Model
     if state.step is None or state.step.work is not Work.SCORE:
         model.release()  # mask and values are enough, as a rule
     return [*earlier, model]
+
+
+def check_best(state: RunState, manifest: Manifest, store: Store) -> None:
+    """Warn at the start if the copy of the best model is damaged; restore it if possible.
+
+    The run continues without it: no site needs the best model, and every site needs the final one.
+    """
+    best = state.best
+    if best is None:
+        return
+    try:
+        store.load_mask(manifest, best.mask_epoch, best.mask_digest)
+        if store.mend_best(best):
+            log.warning(
+                "the copy of the best model was damaged or missing, and was restored from its step",
+                extra={"rounds_done": best.rounds_done},
+            )
+    except (StateError, ValueError, OSError) as error:
+        log.warning(
+            "the best model will not be written at the end, and the run continues without it. "
+            "To keep it, stop the coordinator, restore the file from a backup and start again: %s",
+            error, extra={"rounds_done": best.rounds_done},
+        )  # fmt: skip
+
+
+def check_ledger(store: Store, account: tuple[list[dict[str, Any]], int]) -> None:
+    """Warn at the start if the rows of ledger.csv do not add up to the totals of the journal."""
+    path, num_bytes = store.root / "ledger.csv", account[1]
+    if path.stat().st_size < num_bytes:
+        return  # LedgerFile has warned of it
+    if problem := ledger_problem(path, *account):
+        log.warning(
+            "the bytes by round and client are wrong in this run's ledger.csv. The run continues, "
+            "and the totals, which the journal holds, are right: %s",
+            problem,
+        )
 
 
 def with_scored(model: ModelState, state: RunState, store: Store) -> ModelState:

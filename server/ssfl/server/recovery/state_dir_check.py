@@ -3,23 +3,19 @@
 Its coordinator may be at work meanwhile, or the directory may be a copy on another machine.
 """
 
-import csv
-from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from ssfl.method.model_state import ModelState
-from ssfl.server.accounting.ledger_file import COLUMNS
+from ssfl.server.accounting.ledger_file import ledger_problem
 from ssfl.server.errors import StateError
 from ssfl.server.recovery.recover import load_model
 from ssfl.server.run.facts import Fact, RunOpened, from_json
 from ssfl.server.run.state import RunState
 from ssfl.server.storage.journal import read_journal
 from ssfl.server.storage.model_store import Store
-
-COUNTS = ("payload_bytes", "message_bytes")
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +73,8 @@ def file_problems(
     if model is not None:
         problems += _mask_problems(store, model, masks)
         problems += _best_problems(store, model, state)
-    return problems + _ledger_problems(root / "ledger.csv", *account)
+    problem = ledger_problem(root / "ledger.csv", *account)
+    return [*problems, problem] if problem else problems
 
 
 def _mask_problems(store: Store, model: ModelState, masks: Mapping[int, str]) -> list[str]:
@@ -99,32 +96,3 @@ def _best_problems(store: Store, model: ModelState, state: RunState) -> list[str
     except (StateError, ValueError) as error:
         return [str(error)]
     return []
-
-
-def _ledger_problems(path: Path, totals: list[dict[str, Any]], num_bytes: int) -> list[str]:
-    """The sums of its rows are the totals that the journal holds."""
-    if not num_bytes:
-        return []
-    try:
-        with path.open("rb") as file:
-            data = file.read(num_bytes)
-    except FileNotFoundError:
-        return [f"{path} is missing: the bytes of the steps so far are not known by client"]
-    if len(data) < num_bytes:
-        return [f"{path} has {len(data)} bytes, the journal speaks of {num_bytes}"]
-    sums: dict[tuple[str, ...], list[int]] = defaultdict(lambda: [0, 0])
-    try:
-        rows = csv.DictReader(data.decode().splitlines())
-        if tuple(rows.fieldnames or ()) != COLUMNS:
-            return [f"{path} has other columns than this version writes"]
-        for row in rows:
-            counted = sums[row["phase"], row["direction"], row["encoding"]]
-            for at, name in enumerate(COUNTS):
-                counted[at] += int(row[name])
-    except (ValueError, TypeError, KeyError) as error:
-        return [f"{path} is damaged: {error}"]
-    wanted = {
-        (row["phase"], row["direction"], row.get("encoding", "")): [row[name] for name in COUNTS]
-        for row in totals
-    }
-    return [] if sums == wanted else [f"{path} does not add up to the journal's totals"]

@@ -16,6 +16,7 @@ from ssfl.method.model_state import ModelState
 from ssfl.program.model_io.safetensors_model import write_model
 from ssfl.program.version import ssfl_version
 from ssfl.server.accounting.ledger_file import copy_ledger
+from ssfl.server.errors import StateError
 from ssfl.server.history.history_file import history_blocks
 from ssfl.server.history.run_history import Newest
 from ssfl.server.loop.run_loop import Conductor
@@ -107,10 +108,12 @@ def write_best(conductor: Conductor, model: ModelState, folder: Path) -> None:
     found = conductor.state.best
     if found is None:
         return
-    if not conductor.store.holds_best(found):  # evaluated by a version that kept none
-        log.warning("the best model was not kept", extra={"rounds_done": found.rounds_done})
+    try:
+        best = conductor.store.load_best(found, model)
+    except (StateError, ValueError, OSError) as error:  # the final model must not be lost with it
+        extra = {"rounds_done": found.rounds_done}
+        log.warning("the best model is not written: %s", error, extra=extra)
         return
-    best = conductor.store.load_best(found, model)
     assert best.mask is not None and best.values is not None
     folder.mkdir(exist_ok=True)
     write_model(folder, best.manifest, best.mask, best.values)

@@ -132,6 +132,7 @@ def service_for(
         config.run.no_progress_s,
         conductor.clock,
         conductor.tally.resumed,
+        conductor.room,
     )
     limits = Limits(config.max_clients, config.max_model_values)
     return CoordinatorService(Desk(conductor, sessions), uploads, config.reference_coding, limits)

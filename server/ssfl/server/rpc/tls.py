@@ -97,6 +97,8 @@ class Certificates:
     def _load(self) -> tuple[KeyPair, bytes | None]:
         files = self._files
         pair = read_pair(files.certificate, files.key, SERVER)
+        if warning := pair.key_warning():
+            log.warning("%s", warning)
         return pair, read_authorities(files.authorities, "--tls-ca") if files.authorities else None
 
     def _follow(self) -> None:

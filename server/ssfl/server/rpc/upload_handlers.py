@@ -15,7 +15,6 @@ from ssfl.method.mask import Mask
 from ssfl.method.model_state import ModelState, values_digest
 from ssfl.method.strategies.contract import ClientId, Work
 from ssfl.server.accounting.ledger import Direction, encoding_word
-from ssfl.server.broadcast.tasks import initializer
 from ssfl.server.errors import (
     InvalidRequest,
     JoinAgain,
@@ -23,7 +22,7 @@ from ssfl.server.errors import (
     StaleBase,
     StaleMask,
 )
-from ssfl.server.loop.first_model import begin_model, initialized
+from ssfl.server.loop.first_model import Builds, Check, begin_model, initialized
 from ssfl.server.loop.limits import Limits
 from ssfl.server.rpc import request_checks
 from ssfl.server.rpc.call_context import Desk, evaluation_of, receipt_of
@@ -33,7 +32,6 @@ from ssfl.server.run.events import Reply
 from ssfl.server.run.machine import late_reply
 from ssfl.server.run.state import Member, Step
 from ssfl.server.run.weights import clipped
-from ssfl.server.storage.disk_full import refused_if_full
 from ssfl.server.storage.spool import check_digest, file_digest
 from ssfl.server.uploads.decode import (
     Verified,
@@ -57,8 +55,8 @@ class Intake:
     def __init__(self, desk: Desk, uploads: Uploads, limits: Limits | None = None) -> None:
         self._desk = desk
         self._limits = limits or Limits()
-        self._describing = asyncio.Lock()  # of two models, only one is in memory
         self._conductor = desk.conductor
+        self._builds = Builds(desk.conductor)
         self._uploads = uploads
         self._counting: dict[ClientId, asyncio.Future[Reply]] = {}  # one of each client
 
@@ -69,23 +67,28 @@ class Intake:
         request = await self._header(requests, "initial")
         member = await self._desk.member(request.caller, peer)
         header = request.header
-        manifest = Manifest.from_json(header.manifest)
-        self._limits.check_model(manifest)
-        if manifest.digest.hex() != member.manifest_digest:
-            raise InvalidRequest("the manifest is not the one whose digest came in Join")
         request_checks.check_ready(member, self._conductor.state)
         if receipt := self._known():
             yield self._desk.down(pb.SendInitialResponse(receipt=receipt), member.client)
             return
+        self._builds.check_asked(member)
+        manifest = Manifest.from_json(header.manifest)
+        self._limits.check_model(manifest)
+        if manifest.digest.hex() != member.manifest_digest:
+            raise InvalidRequest("the manifest is not the one whose digest came in Join")
 
         async def accept(part: Path | None, _sent: Sent | None = None) -> transfer_pb2.Receipt:
-            async with self._describing:
-                if receipt := self._known():
-                    return receipt
+            if receipt := self._known():
+                return receipt
+
+            async def build(check: Check) -> Reply:
                 model = await asyncio.to_thread(
-                    self._build_model, member.client, manifest, header, part
+                    self._build_model, member.client, manifest, header, part, check
                 )
-            reply = await self._conductor.post(initialized(member.client, model), model)
+                check()
+                return await self._conductor.post(initialized(member.client, model), model)
+
+            reply = await self._builds.reply(member, header.initial_digest, build)
             failpoint("ack.initial")
             if reply is Reply.CONFLICT:  # another client was quicker, with another model
                 raise JoinAgain("the run's model is known now: join again to compare it with yours")
@@ -93,16 +96,13 @@ class Intake:
 
         with self._desk.sessions.call(member.client, self._conductor.clock):
             if manifest.rebuildable:
-                with refused_if_full():
+                with self._uploads.refused_if_full():
                     receipt = await accept(None)
                 yield self._desk.down(pb.SendInitialResponse(receipt=receipt), member.client)
                 return
             num_bytes = values_only.encoded_bytes(manifest.size)
             allowed = {transfer_pb2.ENCODING_DENSE: (num_bytes, num_bytes)}
             check_payload(header.initial, allowed)
-            asked = initializer(self._conductor.state)
-            if asked is None or asked.client != member.client:
-                raise JoinAgain("another client was asked to describe the model: join again")
             self._conductor.spool.drop_clients_but(member.client, 0)  # asked before, and gone
             expected = Expected(member.client, 0, header.initial, "initial", self._known)
             responses = self._uploads.receive(expected, requests, pb.SendInitialResponse, accept)
@@ -339,12 +339,17 @@ class Intake:
         return receipt_of(Reply.ALREADY_ACCEPTED) if known else None
 
     def _build_model(
-        self, client: ClientId, manifest: Manifest, header: pb.InitialModel, part: Path | None
+        self,
+        client: ClientId,
+        manifest: Manifest,
+        header: pb.InitialModel,
+        part: Path | None,
+        check: Check,
     ) -> ModelState:
-        """Verify a client's description of the model and store it."""
+        """Verify a client's description of the model and store it, unless `check` raises."""
         settings = self._conductor.state.settings
         if part is None:
-            initial = initial_vector(manifest, settings.seed)
+            initial = initial_vector(manifest, settings.seed, check)
         else:
             check_digest(part, header.initial.digest)
             full = Mask.full(manifest.num_masked)
@@ -355,6 +360,7 @@ class Intake:
                 "the initial weights rebuilt from the seed differ from the client's: "
                 "its task must send them (rule 'sent')"
             )
+        check()
         model = begin_model(settings, manifest, initial)
         self._conductor.store.save_initial(manifest, initial)
         if part is not None:

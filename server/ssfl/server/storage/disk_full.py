@@ -21,6 +21,7 @@ log = logging.getLogger("ssfl.run")
 Result = TypeVar("Result")
 FULL = (errno.ENOSPC, errno.EDQUOT)
 LOOK_EVERY_S = 1.0
+REFUSED_S = 60.0  # after a refused upload, the disk counts as full for this long, or until one fits
 
 
 def is_full(error: OSError) -> bool:
@@ -67,12 +68,17 @@ class Disk:
         return f"the disk of {self.flag}, which has {free / 1e6:.3f} MB"
 
 
+def _missing(disk: Disk, why: str) -> str:
+    return f"room on {disk.told()} free ({why})"
+
+
 class Room:
     """Lets jobs wait for room on the disk."""
 
     def __init__(self, pause: Callable[[float], object] | None = None) -> None:
         """`pause` waits for so many seconds; by default until then or until `close`."""
         self._waiting: list[tuple[Disk, str]] = []  # a job each, of several threads, and why
+        self._refused: tuple[float, Disk, str] | None = None  # the newest upload, when and why
         self._lock = threading.Lock()
         self._closing = threading.Event()
         self._pause = pause or self._closing.wait
@@ -85,8 +91,23 @@ class Room:
     def missing(self) -> str:
         """What is waited for, in words; empty while there is room."""
         for disk, why in self._waiting[:1]:
-            return f"room on {disk.told()} free ({why})"
+            return _missing(disk, why)
         return ""
+
+    def missing_at(self, now_s: float) -> str:
+        """Return the same, also if uploads were refused recently for lack of room."""
+        refused = self._refused
+        if not self.missing and refused and now_s - refused[0] < REFUSED_S:
+            return _missing(*refused[1:])
+        return self.missing
+
+    def refuse(self, disk: Disk, error: OSError, now_s: float) -> None:
+        """Note that an upload was refused for lack of room: its client tries again later."""
+        self._refused = now_s, disk, error.strerror or str(error)
+
+    def accept(self) -> None:
+        """Note that there was room for an upload."""
+        self._refused = None
 
     def wait_for(self, job: Callable[[], Result], disk: Disk) -> Result:
         """Do a job that may be repeated, again and again until the disk has room for it."""

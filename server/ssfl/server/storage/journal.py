@@ -28,7 +28,7 @@ from typing import BinaryIO
 
 from ssfl.durable.failpoints import failpoint, is_armed
 from ssfl.durable.files import sync_directory
-from ssfl.server.errors import Fenced, StateError
+from ssfl.server.errors import Fenced, StateError, StateGone
 
 MAGIC = b"SSFLJRN1"
 TAKEN = ".taken"  # ends the name of a journal that somebody is taking over
@@ -76,8 +76,14 @@ class Journal:
         self.check_ours()
 
     def check_ours(self) -> None:
-        """Raise Fenced if another coordinator has taken the journal over."""
+        """Raise Fenced if another coordinator has taken the journal over, StateGone if it is gone.
+
+        A coordinator that takes it over leaves no moment without a file: the journal is there, or
+        the one that it was renamed to.
+        """
         if not self._is_ours():
+            if not holds_journal(self.path) and not self.path.exists():
+                raise StateGone(self.path.parent)
             raise Fenced(
                 f"another coordinator has taken over {self.path.parent}: this one ends, and what "
                 "it was about to acknowledge does not count"

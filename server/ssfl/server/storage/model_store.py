@@ -87,8 +87,23 @@ class Store:
         _drop_below(self.root, "best", step)
 
     def holds_best(self, best: Best) -> bool:
-        """Tell whether the values of the best model are here."""
+        """Return True if there is a file with the values of the best model."""
         return (self.root / f"best-{best.step}.f32").exists()
+
+    def mend_best(self, best: Best) -> bool:
+        """Copy the values of the best model again if the copy is damaged; return True if done.
+
+        Raise StateError if the values of its step are no longer here.
+        """
+        copy, values = f"best-{best.step}.f32", self.root / f"values-{best.step}.f32"
+        try:
+            self._read(copy, best.base_digest)
+        except StateError:
+            if not values.exists():
+                raise
+            write_atomic(self.root / copy, self._read(values.name, best.base_digest))
+            return True
+        return False
 
     def load_best(self, best: Best, state: ModelState) -> ModelState:
         """Return `state` with the mask and values of the best model."""

@@ -10,8 +10,8 @@ arrive, or the rest of the payload, else the upload is given up.
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import aclosing
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import aclosing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -20,8 +20,8 @@ from ssfl.codec import Receiver
 from ssfl.codec.errors import DigestMismatch, TruncatedPayload
 from ssfl.method.strategies.contract import ClientId
 from ssfl.server.accounting.ledger import Direction, Ledger, encoding_word
-from ssfl.server.errors import InvalidRequest, NoProgress
-from ssfl.server.storage.disk_full import refused_if_full
+from ssfl.server.errors import DiskFull, InvalidRequest, NoProgress
+from ssfl.server.storage.disk_full import Disk, Room, refused_if_full
 from ssfl.server.storage.spool import Spool, append
 from ssfl.server.uploads.slots import Turn, Turns
 from ssfl.v1 import transfer_pb2 as pb
@@ -70,8 +70,14 @@ class Uploads:
         no_progress_s: float,
         clock: Callable[[], float] = time.monotonic,
         resumed: Callable[[], None] = lambda: None,
+        room: Room | None = None,
     ) -> None:
-        """`resumed` is called for every upload that goes on where it had been cut off."""
+        """`resumed` is called for every upload that goes on where it had been cut off.
+
+        `room` notes uploads that did not fit on the disk, so that the status reports them.
+        """
+        self._room = room or Room()
+        self._disk = Disk("--state-dir", spool.root.parent)
         self.slots = slots
         self._clock = clock
         self._resumed = resumed
@@ -129,6 +135,7 @@ class Uploads:
             except Exception:
                 part.unlink(missing_ok=True)  # what is not sound is not resumed either
                 raise
+            self._room.accept()
             yield respond(receipt=receipt)
         except FileNotFoundError:  # its spool is gone: the step ended, or another upload was first
             receipt = expected.over()
@@ -136,11 +143,22 @@ class Uploads:
                 raise NoProgress("the upload was disturbed by another one: send it again") from None
             yield respond(receipt=receipt)
         except OSError:
-            with refused_if_full():
+            with self.refused_if_full():
                 raise
         finally:
             self.turns.give_back()
             self.turns.leave(turn)
+
+    @contextmanager
+    def refused_if_full(self) -> Iterator[None]:
+        """Raise DiskFull for an error that means that there is no room, and note it."""
+        try:
+            with refused_if_full():
+                yield
+        except DiskFull as refusal:
+            assert isinstance(refusal.__cause__, OSError)
+            self._room.refuse(self._disk, refusal.__cause__, self._clock())
+            raise
 
     async def _chunks(
         self,

@@ -51,7 +51,7 @@ class Watch:
             from ssfl.server.watch.status_page import page_routes
 
             documents = Documents(conductor, sessions, self._recent, config.out_dir)
-            routes = page_routes(documents, config.status_host)
+            routes = page_routes(documents)
             self._open("status", routes, config.status_host, config.status_port)
 
     async def stop(self) -> None:

@@ -207,7 +207,7 @@ class RunCollector(Collector):
         }
         yield many(series.DISK_FREE, {name: found.free for name, found in usage.items()})
         yield many(series.DISK_SIZE, {name: found.total for name, found in usage.items()})
-        yield one(series.DISK_FULL, bool(conductor.room.missing))
+        yield one(series.DISK_FULL, bool(conductor.room.missing_at(conductor.clock())))
         yield one(series.MEMORY_PEAK, peak_memory_bytes())
         yield one(series.MEMORY_LIMIT, memory_limit_bytes())
         yield from maybe(series.HEAP, heap_bytes())

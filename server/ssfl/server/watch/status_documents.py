@@ -116,7 +116,7 @@ class Documents:
             "disk": {
                 "free_bytes": usage.free,
                 "size_bytes": usage.total,
-                "full": bool(conductor.room.missing),
+                "full": bool(conductor.room.missing_at(conductor.clock())),
             },
             "history": {
                 "mark": mark,

@@ -1,9 +1,7 @@
 """The status page: a live page in the browser, and the JSON that it is made of.
 
 Routes for `WebServer`. Everything can only be read; nothing is loaded from another host, and
-scripts come from files of this package alone (Content-Security-Policy). Bound to loopback,
-only questions for loopback names are answered: a web site that points its own name at 127.0.0.1
-must not read the page of whoever visits it.
+scripts come from files of this package alone (Content-Security-Policy).
 
 A document that has not changed since the ETag in If-None-Match is answered with 304 and no body.
 """
@@ -16,7 +14,6 @@ from importlib.resources import files
 
 import orjson
 
-from ssfl.program.addresses import is_loopback
 from ssfl.program.monitor.web import Answer, Request, Route, text_answer
 from ssfl.server.run.waiting import STATES
 from ssfl.server.watch.status_documents import MOST_POINTS, MOST_ROWS, SORTS, Document, Documents
@@ -54,8 +51,8 @@ def page_file(name: str) -> bytes:
     return files("ssfl.server").joinpath("page", name).read_bytes()
 
 
-def page_routes(documents: Documents, host: str) -> dict[str, Route]:
-    """Return who answers which path; `host` is the address that the page is served on."""
+def page_routes(documents: Documents) -> dict[str, Route]:
+    """Return the route of each path."""
     found: dict[str, Route] = {
         path: _file(page_file(name), kind) for path, (name, kind) in FILES.items()
     }
@@ -78,30 +75,17 @@ def page_routes(documents: Documents, host: str) -> dict[str, Route]:
             }
         ),
     }
-    return {path: _guarded(route, host) for path, route in found.items()}
+    return {path: _with_headers(route) for path, route in found.items()}
 
 
-def _guarded(route: Route, host: str) -> Route:
-    """Return a route that refuses other sites' questions, and says how its answer may be used."""
+def _with_headers(route: Route) -> Route:
+    """Return a route whose answers say how a browser may use them."""
 
     def answer(request: Request) -> Answer:
-        if is_loopback(host) and not is_loopback(_name(request.headers.get("host", ""))):
-            found = text_answer(
-                "this page is served on loopback: open it as http://localhost:PORT/",
-                HTTPStatus.FORBIDDEN,
-            )
-        else:
-            found = route(request)
+        found = route(request)
         return Answer(found.content_type, found.body, found.status, {**HEADERS, **found.headers})
 
     return answer
-
-
-def _name(host: str) -> str:
-    """Return the name in a Host header, without the port."""
-    if host.startswith("["):
-        return host.partition("]")[0][1:]
-    return host.partition(":")[0]
 
 
 def _file(body: bytes, kind: str) -> Route:

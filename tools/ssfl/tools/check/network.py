@@ -305,7 +305,8 @@ def _secured(way: Way) -> Found[None]:
     if ends - datetime.now(UTC) < SOON:
         what = f"renew the coordinator's certificate: it ends in {days} days"
         return Found(None, text, Advice(Who.OPERATOR, what))
-    if way.tls.pair and (warning := way.tls.pair.warning()):
+    pair = way.tls.pair
+    if pair and (warning := pair.warning() or pair.key_warning()):
         return Found(None, text, Advice(Who.MACHINE, warning))
     return Found(None, text)
 
