@@ -13,21 +13,38 @@ from ssfl.method.strategies import strategy_for
 from ssfl.method.strategies.contract import ClientId
 from ssfl.method.streams import Stream
 from ssfl.server.accounting.ledger import Ledger
+from ssfl.server.loop.presence import Sessions
 from ssfl.server.loop.run_loop import Conductor
 from ssfl.server.recovery.recover import load_manifest, load_models, open_run
+from ssfl.server.rpc.call_context import Desk
+from ssfl.server.rpc.session_numbers import KEY_BYTES, SessionNumbers
 from ssfl.server.run import events
 from ssfl.server.run.events import Event, Reply
 from ssfl.server.storage.journal import Journal
 from ssfl.server.storage.model_store import Store
 from ssfl.server.storage.spool import Spool, append
+from ssfl.v1 import coordinator_pb2 as pb
 
 SETTINGS = RunSettings(clients=2, rounds=2, sparsity="0.5", seed=5)
 DEADLINE_S = 30.0  # for what must happen; nothing waits so long unless it is broken
 
 C1, C2 = ClientId("c1"), ClientId("c2")
+NUMBERS = SessionNumbers(bytes(KEY_BYTES))
 
 Script = Callable[[Conductor], Awaitable[None]]
 WriteModel = Callable[[Conductor], None]
+
+
+def desk_of(conductor: Conductor, sessions: Sessions | None = None) -> Desk:
+    """Return what calls to a conductor share."""
+    return Desk(conductor, sessions or Sessions(), NUMBERS)
+
+
+def caller_of(conductor: Conductor, client: ClientId) -> pb.Caller:
+    """Return a member as it names itself in its calls."""
+    state = conductor.state
+    number = NUMBERS.number(state.run_id, client, state.members[client].session)
+    return pb.Caller(run_id=state.run_id, client_id=client, session=number)
 
 
 async def begin(conductor: Conductor, manifest: Manifest) -> None:

@@ -10,14 +10,13 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from server.run_loop_harness import caller_of, desk_of
 from ssfl.codec import values_only
 from ssfl.method.initialize import initial_vector
 from ssfl.method.manifest import Manifest
 from ssfl.method.model_state import values_digest
 from ssfl.method.strategies.contract import ClientId, Work
-from ssfl.server.loop.presence import Sessions
 from ssfl.server.loop.run_loop import Conductor
-from ssfl.server.rpc.call_context import Desk
 from ssfl.server.rpc.upload_handlers import Intake
 from ssfl.server.run import events
 from ssfl.server.run.state import Step
@@ -47,13 +46,11 @@ class Steps:
         self.conductor = conductor
         self.manifest = manifest
         uploads = Uploads(conductor.spool, conductor.ledger, slots=8, no_progress_s=30.0)
-        self.desk = Desk(conductor, Sessions())
+        self.desk = desk_of(conductor)
         self.intake = Intake(self.desk, uploads)
 
     def caller(self, client: ClientId) -> pb.Caller:
-        state = self.conductor.state
-        session = state.members[client].session
-        return pb.Caller(run_id=state.run_id, client_id=client, session=session)
+        return caller_of(self.conductor, client)
 
     async def begun(self) -> None:
         """Let both clients join, and the first describe the model."""

@@ -80,6 +80,7 @@ class Around(Protocol):
     def call(self, client: str, host: str, method: str) -> Call: ...
     def say(self, who: str, what: str) -> None: ...
     def work_s(self) -> float: ...
+    def session_count(self, client: str, number: int) -> int: ...
 
 
 class Agent:
@@ -166,7 +167,8 @@ class Agent:
                 raise AssertionError("the run's name changed")
             self._run_id = response.run_id
             response = await self._join_call(self._manifest.digest)
-        self.world.say(self.site.name, f"joined, session {response.session}")
+        count = self.world.session_count(self.site.name, response.session)
+        self.world.say(self.site.name, f"joined, session {count}")
 
     async def _join_call(self, manifest_digest: bytes) -> pb.JoinResponse:
         request = pb.JoinRequest(
@@ -178,7 +180,8 @@ class Agent:
             encodings=self.site.encodings,
         )
         response: pb.JoinResponse = await self._unary("Join", request)
-        self._checker.joined(self.site.name, response.session)
+        count = self.world.session_count(self.site.name, response.session)
+        self._checker.joined(self.site.name, count)
         self.caller = pb.Caller(
             run_id=response.run_id, client_id=self.site.name, session=response.session
         )

@@ -247,8 +247,9 @@ class Checker:
                 _must(client in told.closed, f"{client} has a receipt but does not count")
 
     def joined(self, client: str, session: int) -> None:
-        """A client was told its session."""
-        _must(self.sessions.get(client, 0) >= session, f"{client}'s session is not in the journal")
+        """A client got a session."""
+        known = 0 < session <= self.sessions.get(client, 0)
+        _must(known, f"{client}'s session is not in the journal")
 
     def described(self) -> None:
         """A client was told that its description of the model is kept."""

@@ -31,6 +31,7 @@ from simulation.network import NETWORK_S, UPLOADS, Call, Failed, Handlers, Netwo
 from simulation.operators import Operator
 from simulation.plan import Plan
 from ssfl.durable import failpoints
+from ssfl.method.strategies.contract import ClientId
 from ssfl.server import main
 from ssfl.server.config import CoordinatorConfig
 from ssfl.server.errors import Fenced
@@ -41,6 +42,8 @@ from ssfl.server.report.outputs import Accounts
 from ssfl.server.rpc.admin import AdminService
 from ssfl.server.rpc.interceptors import StatusInterceptor
 from ssfl.server.rpc.listen import service_for
+from ssfl.server.rpc.session_numbers import FILE as KEY_FILE
+from ssfl.server.rpc.session_numbers import SessionNumbers
 from ssfl.server.storage.disk_full import Room, is_full
 from ssfl.v1 import coordinator_pb2 as pb
 
@@ -98,16 +101,18 @@ def _watched(world: "World") -> Iterator[None]:
     The coordinator collects its garbage between steps: that takes longer than all the rest.
     """
     fsync, token_hex, level = os.fsync, secrets.token_hex, logging.root.manager.disable
-    collect = gc.collect
+    collect, token_bytes = gc.collect, secrets.token_bytes
     gc.collect = lambda _generation=2: 0  # type: ignore[assignment]
     os.fsync = world.synced  # type: ignore[assignment]
     secrets.token_hex = world.token_hex  # type: ignore[assignment]
+    secrets.token_bytes = lambda count=32: bytes.fromhex(world.token_hex(count))
     failpoints.install(world.passes)
     logging.disable(logging.CRITICAL)
     try:
         yield
     finally:
         os.fsync, secrets.token_hex, gc.collect = fsync, token_hex, collect
+        secrets.token_bytes = token_bytes
         failpoints.install(None)
         logging.disable(level)
 
@@ -146,7 +151,8 @@ class World:
         ]
         self.agents: dict[str, tuple[Agent, Process]] = {}
         self.rivals: list[Process] = []
-        self._answered: dict[str, int] = {}  # the newest session that a client was told
+        self._answered: dict[str, int] = {}  # the newest session that a client was given
+        self._counts: dict[tuple[str, int], int] = {}  # client, number on the wire: its count
 
     # -- what the agents use
 
@@ -156,6 +162,10 @@ class World:
     def say(self, who: str, what: str) -> None:
         """Add a line to the trace."""
         self.trace.append(f"{self.loop.time() - START_S:9.3f} {who:<11} {what}")
+
+    def session_count(self, client: str, number: int) -> int:
+        """Return the journal's count of a session that a client was given; 0: of none."""
+        return self._counts.get((client, number), 0)
 
     def work_s(self) -> float:
         """Return how long a client works on a task."""
@@ -215,19 +225,30 @@ class World:
     def arrives(self, call: Call, request: Any) -> None:
         if call.method != "Join":
             newest = self._answered.get(request.caller.client_id, 0)
-            call.is_stale = request.caller.session < newest
+            caller = request.caller
+            call.is_stale = self.session_count(caller.client_id, caller.session) < newest
 
     def responds(self, call: Call, response: bytes) -> None:
         if call.is_stale:
             self.fail(Violation(f"{call.connection.client}: an old session was served"))
         if call.method == "Join":
-            session = pb.JoinResponse.FromString(response).session
-            self._answered[call.connection.client] = session
+            answer = pb.JoinResponse.FromString(response)
+            self._answered[call.connection.client] = self._count(call.connection.client, answer)
         if call.method in UPLOADS:
             part = getattr(pb, f"{call.method}Response").FromString(response).WhichOneof("part")
             call.holds_grant = part == "grant"
             if self.network.grants(call.served_by) > self.plan.upload_slots:
                 self.fail(Violation(f"more than {self.plan.upload_slots} uploads hold a grant"))
+
+    def _count(self, client: str, answer: pb.JoinResponse) -> int:
+        """Return the journal's count of a session that a client is given."""
+        numbers = SessionNumbers((self._state / KEY_FILE).read_bytes())
+        for count in range(self.checker.sessions.get(client, 0), 0, -1):
+            if numbers.is_signed(answer.session, answer.run_id, ClientId(client), count):
+                self._counts[client, answer.session] = count
+                return count
+        self.fail(Violation(f"{client}'s session is not in the journal"))
+        return 0
 
     def breaks(self, call: Call, error: BaseException) -> None:
         self.say(call.connection.client, f"{call.method} fails")

@@ -122,10 +122,10 @@ def serves_old_sessions(patch: pytest.MonkeyPatch) -> None:
     """A session that a newer one replaced is served."""
     check_caller = request_checks.check_caller
 
-    def trusting(caller: Any, state: Any) -> Any:
-        if caller.client_id in state.members:
-            caller.session = state.members[caller.client_id].session
-        return check_caller(caller, state)
+    def trusting(caller: Any, state: Any, numbers: Any, **options: Any) -> Any:
+        if member := state.members.get(caller.client_id):
+            caller.session = numbers.number(state.run_id, member.client, member.session)
+        return check_caller(caller, state, numbers, **options)
 
     patch.setattr(request_checks, "check_caller", trusting)
 

@@ -25,8 +25,8 @@ _OPTIONS = [
     ("grpc.use_local_subchannel_pool", 1),  # a connection of its own, as a process would have
     # Be back as soon as a coordinator is.
     ("grpc.initial_reconnect_backoff_ms", 50),
-    ("grpc.min_reconnect_backoff_ms", 50),
     ("grpc.max_reconnect_backoff_ms", 100),
+    ("grpc.min_reconnect_backoff_ms", 20_000),  # the time limit of a connection attempt
 ]
 Vector = npt.NDArray[np.float32]
 

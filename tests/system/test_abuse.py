@@ -261,7 +261,8 @@ def test_a_header_that_does_not_fit_the_step_is_refused(raw: RawRun) -> None:
         ({"base_digest": bytes(32)}, PRECONDITION, "stale_base"),
         ({"round_number": 1}, INVALID, "invalid_request"),
         ({"attempt": 1}, INVALID, "invalid_request"),
-        ({"num_samples": 11}, INVALID, "invalid_request"),
+        ({"num_samples": 0}, INVALID, "invalid_request"),
+        ({"num_samples": 2**31 + 1}, INVALID, "invalid_request"),
         ({"training_loss": float("nan")}, INVALID, "invalid_request"),
         ({"work_s": float("inf")}, INVALID, "invalid_request"),
         ({"base_evaluation": nonsense}, INVALID, "invalid_request"),
@@ -301,8 +302,8 @@ def test_scores_of_another_model_are_refused(raw: RawRun) -> None:
     for changes in ({"manifest_digest": bytes(32)}, {"initial_digest": bytes(32)}):
         with refused(PRECONDITION, "stale_base"):
             raw.ann.upload(raw.ann.scores_header(got, data, **changes), chunks_of(data))
-    with refused(INVALID, "invalid_request", "num_samples"):
-        raw.ann.upload(raw.ann.scores_header(got, data, num_samples=99), chunks_of(data))
+    with refused(INVALID, "invalid_request", "0 training samples"):
+        raw.ann.upload(raw.ann.scores_header(got, data, num_samples=0), chunks_of(data))
     raw.goes_on()
 
 

@@ -154,9 +154,9 @@ def test_a_live_clients_name_is_not_given_away(sites: Programs) -> None:
         client = sites.client("shard_00", coordinator, "--state-dir=elsewhere")
         line = ended(client)
     assert client.ends() == ExitCode.REFUSED
-    assert "the coordinator refused: a client called shard_00 is already here" in line
-    assert "--client-id" in line
-    assert "client called shard_00 is already here" in coordinator.says("call refused")
+    assert "the coordinator refused: the name shard_00 belongs to the client that joined" in line
+    assert "--client-id" in line and "ssfl remove shard_00 --readmit" in line
+    assert "the name shard_00 belongs to" in coordinator.says("call refused")
 
 
 def test_another_model_is_refused_by_its_first_differing_tensor(sites: Programs) -> None:

@@ -8,10 +8,13 @@ import random
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
 
+from ssfl.datasets.shards.shard_file import read_shard, write_shard
 from system.federation import (
     HELD_TASK,
     RUN,
@@ -32,9 +35,11 @@ SCORING = 1
 IN_ROUND_1 = first_gradient_of(1)
 
 
-def start(programs: Programs, gradient: int) -> tuple[Coordinator, list[Program], Hold]:
+def start(
+    programs: Programs, gradient: int, *flags: str
+) -> tuple[Coordinator, list[Program], Hold]:
     """Start a run whose last client stands still before a gradient; the others have reported."""
-    coordinator = programs.coordinator(*RUN)
+    coordinator = programs.coordinator(*(flags or RUN))
     hold = Hold(programs.folder, gradient)
     clients = [programs.client(shard, coordinator, TASK) for shard in SHARDS[:-1]]
     clients.append(programs.client(SHARDS[-1], coordinator, TASK, **hold.env))
@@ -106,6 +111,32 @@ def test_a_client_killed_in_a_round_comes_back_with_its_token(
     assert len(joined) >= 3  # before and after its model was built, and after its death
     assert len({fact["token"] for fact in joined}) == 1
     assert "round closed without us" not in clients[-1].err
+
+
+@pytest.mark.parametrize("reproducible", [True, False])
+def test_a_client_whose_data_grew_goes_on(
+    sites: Programs, shards: Path, *, reproducible: bool
+) -> None:
+    """A step keeps the weights it began with; the new count is the weight of the next one."""
+    waits_for_all = "--reproducible" if reproducible else "--min-clients=3"
+    flags = [flag if flag != "--reproducible" else waits_for_all for flag in RUN]
+    coordinator, clients, hold = start(sites, IN_ROUND_1, *flags)
+    clients.pop().kill()
+    hold.release()
+    grown = sites.folder / "grown"
+    grown.mkdir()
+    shard = read_shard(shards / f"{SHARDS[-1]}.npz")
+    more_x, more_y = (np.concatenate([one, one[:1]]) for one in (shard.train_x, shard.train_y))
+    write_shard(grown / f"{SHARDS[-1]}.npz", replace(shard, train_x=more_x, train_y=more_y))
+    clients.append(sites.client(SHARDS[-1], coordinator, TASK, f"--data-root={grown}"))
+    finish(coordinator, clients)
+    steps = coordinator.facts("StepStarted")
+    weights = [step["cohort"][SHARDS[-1]] for step in steps if step["work"] == "train"]
+    assert weights == [40, 40, 41]
+    counted = {fact["step"] for fact in coordinator.facts("UploadAccepted")
+               if fact["client"] == SHARDS[-1]}  # fmt: skip
+    assert counted == {step["step"] for step in steps}
+    assert "num_samples=41" in coordinator.says("joined again with another number of samples")
 
 
 def test_a_finished_answer_survives_the_death_of_both_ends(

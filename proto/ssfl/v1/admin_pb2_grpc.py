@@ -135,8 +135,9 @@ class AdminServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def RemoveClient(self, request, context):
-        """Refuse a site from now on, whether it has joined or not; what it sent before counts. Or take
-        that back. A name that cannot be a client's: INVALID_ARGUMENT.
+        """Refuse a site from now on, whether it has joined or not; what it sent before counts. With
+        readmit, take that back: the next token that joins owns the name, whether the site was removed
+        or not. A name that cannot be a client's: INVALID_ARGUMENT.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -6,7 +6,7 @@ Refusal
 ├─ Unauthenticated       no join token, or a wrong one
 ├─ WrongName             not the name in the certificate
 ├─ VersionUnsupported    a protocol from the future
-├─ ClientIdTaken         another live client has this id
+├─ ClientIdTaken         the name belongs to another token, or its certificate is in use
 ├─ Removed               an operator removed this site
 ├─ DiskFull              no room for this upload: try again
 ├─ RunFull               a reproducible run has all its clients, or --max-clients are here
@@ -15,9 +15,9 @@ Refusal
 ├─ TooManyCalls          one client holds too many calls open: back off
 ├─ TooManyChecks         others measure their wire just now: try again
 ├─ UnknownClient         not of this run: join again
-├─ SessionEnded          a newer Join replaced this session
+├─ SessionEnded          a newer Join of the same token replaced this session
 ├─ ManifestMismatch      another model: the first differing tensor is named
-├─ JoinAgain             joined before the model was known: join again with its manifest
+├─ JoinAgain             no valid session, left, or joined before the model was known
 ├─ StaleBase             other base than the step's: ask for the task again
 │  └─ StaleMask          other mask than the step's: likewise
 ├─ UpdateConflict        other bytes were accepted from this client
@@ -77,7 +77,7 @@ class VersionUnsupported(Refusal):
 
 
 class ClientIdTaken(Refusal):
-    """A live client with another token has this id."""
+    """The name belongs to another token, or a live client uses its certificate."""
 
     reason = "client_id_taken"
 
@@ -131,7 +131,7 @@ class UnknownClient(Refusal):
 
 
 class SessionEnded(Refusal):
-    """The caller's session is not its newest."""
+    """A newer Join of the same client replaced the caller's session."""
 
     reason = "session_ended"
 

@@ -227,8 +227,10 @@ def test_a_site_is_removed_and_readmitted_once(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     async def script(conductor: Conductor) -> None:
+        await conductor.post(events.Joined(C1, "t", 10, "", "cpu"))
         async with operator(conductor) as ask:
             for flags, said in (
+                (["c1", "--readmit"], "c1 was not removed; the next client that joins under"),
                 (["eve", "--readmit"], "eve was not removed: nothing to do (it had not joined"),
                 (["eve"], "eve is removed and will be refused (it had not joined this run)"),
                 (["eve"], "eve was removed already"),

@@ -1,4 +1,5 @@
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import pytest
@@ -27,6 +28,7 @@ from ssfl.server.rpc.request_checks import (
     check_ready,
     check_report,
 )
+from ssfl.server.rpc.session_numbers import KEY_BYTES, SessionNumbers
 from ssfl.server.run.state import Member, RunState
 from ssfl.v1 import coordinator_pb2 as pb
 from ssfl.v1 import transfer_pb2, update_pb2
@@ -36,6 +38,8 @@ TOKEN, OTHER_TOKEN = bytes(16), bytes([1] * 16)
 EMPTY = RunState(RunSettings(), run_id="r1")
 MEMBER = Member(C1, 3, TOKEN.hex(), 10, "", "f")
 WITH_C1 = replace(EMPTY, members={C1: MEMBER})
+NUMBERS = SessionNumbers(bytes(KEY_BYTES))
+NUMBERS.replace(C1, 2)
 
 
 def join(**changes: Any) -> pb.JoinRequest:
@@ -49,8 +53,10 @@ def join(**changes: Any) -> pb.JoinRequest:
     return pb.JoinRequest(**{**fields, **changes})
 
 
-def check(state: RunState = EMPTY, *, alive: bool = False, **changes: Any) -> ClientId:
-    return check_join(join(**changes), state, alive=alive)
+def check(
+    state: RunState = EMPTY, *, alive: bool = False, name_proven: bool = False, **changes: Any
+) -> ClientId:
+    return check_join(join(**changes), state, alive=alive, name_proven=name_proven)
 
 
 @pytest.mark.parametrize(
@@ -113,16 +119,27 @@ def test_a_wild_client_id_is_not_repeated_at_length() -> None:
     assert len(str(caught.value)) < 400
 
 
-def test_an_id_is_taken_while_another_process_lives_under_it() -> None:
+@pytest.mark.parametrize("alive", [True, False])
+@pytest.mark.parametrize("left", [True, False])
+def test_a_name_belongs_to_its_token(*, alive: bool, left: bool) -> None:
+    state = replace(EMPTY, members={C1: replace(MEMBER, left=left)})
+    assert check(state, alive=alive) == C1
+    with pytest.raises(ClientIdTaken, match="c1 belongs to the client that joined with it first"):
+        check(state, alive=alive, token=OTHER_TOKEN)
+
+
+def test_another_token_takes_a_readmitted_name() -> None:
+    readmitted = replace(EMPTY, members={C1: replace(MEMBER, token="")})
+    assert check(readmitted, alive=True, token=OTHER_TOKEN) == C1
+
+
+def test_a_certificate_proves_a_name_unless_a_live_client_uses_it() -> None:
+    proven = partial(check, name_proven=True, token=OTHER_TOKEN)
     with pytest.raises(ClientIdTaken, match="a client called c1 is already here: stop it first"):
-        check(WITH_C1, alive=True, token=OTHER_TOKEN)
-
-
-def test_an_id_is_free_for_its_owner_and_when_the_owner_is_gone() -> None:
-    assert check(WITH_C1, alive=True) == C1
-    assert check(WITH_C1, alive=False, token=OTHER_TOKEN) == C1
+        proven(WITH_C1, alive=True)
+    assert proven(WITH_C1, alive=False) == C1
     left = replace(EMPTY, members={C1: replace(MEMBER, left=True)})
-    assert check(left, alive=True, token=OTHER_TOKEN) == C1
+    assert proven(left, alive=True) == C1
 
 
 def known(manifest: Manifest) -> RunState:
@@ -178,8 +195,16 @@ def test_a_manifest_that_is_none_is_refused(manifest: Manifest) -> None:
 
 
 def test_a_caller_is_known_by_run_id_and_session() -> None:
-    caller = pb.Caller(run_id="r1", client_id="c1", session=3)
-    assert check_caller(caller, WITH_C1) is MEMBER
+    caller = pb.Caller(run_id="r1", client_id="c1", session=NUMBERS.number("r1", C1, 3))
+    assert check_caller(caller, WITH_C1, NUMBERS) is MEMBER
+
+
+def test_a_client_that_left_joins_again_before_any_other_call() -> None:
+    left = replace(EMPTY, members={C1: replace(MEMBER, left=True)})
+    caller = pb.Caller(run_id="r1", client_id="c1", session=NUMBERS.number("r1", C1, 3))
+    with pytest.raises(JoinAgain, match="c1 has left run r1: join again"):
+        check_caller(caller, left, NUMBERS)
+    check_caller(caller, left, NUMBERS, may_have_left=True)
 
 
 @pytest.mark.parametrize(
@@ -188,8 +213,14 @@ def test_a_caller_is_known_by_run_id_and_session() -> None:
         (("r0", "c1", 3), UnknownClient, "this is run r1, not 'r0': join it"),
         (("", "", 0), UnknownClient, "this is run r1, not ''"),
         (("r1", "c2", 3), UnknownClient, "'c2' has not joined run r1"),
-        (("r1", "c1", 2), SessionEnded, "another process has joined as c1 since"),
-        (("r1", "c1", 4), SessionEnded, "another process has joined as c1 since"),
+        (("r1", "c1", 0), JoinAgain, "this is not a session of c1: join again"),
+        (("r1", "c1", 3), JoinAgain, "this is not a session of c1: join again"),
+        (("r1", "c1", 2**64 - 1), JoinAgain, "this is not a session of c1: join again"),
+        (("r1", "c1", NUMBERS.number("r1", C1, 1)), JoinAgain, "not a session of c1"),
+        (("r1", "c1", NUMBERS.number("r1", C1, 4)), JoinAgain, "not a session of c1"),
+        (("r1", "c1", NUMBERS.number("r0", C1, 3)), JoinAgain, "not a session of c1"),
+        (("r1", "c1", NUMBERS.number("r1", ClientId("c"), 13)), JoinAgain, "not a session of c1"),
+        (("r1", "c1", NUMBERS.number("r1", C1, 2)), SessionEnded, "another process has joined as"),
     ],
 )
 def test_another_caller_is_told_how_to_get_in_again(
@@ -198,7 +229,7 @@ def test_another_caller_is_told_how_to_get_in_again(
     run_id, client_id, session = caller
     request = pb.Caller(run_id=run_id, client_id=client_id, session=session)
     with pytest.raises(refusal, match=message):
-        check_caller(request, WITH_C1)
+        check_caller(request, WITH_C1, NUMBERS)
 
 
 def test_a_member_works_only_with_the_runs_model() -> None:

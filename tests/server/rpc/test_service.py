@@ -16,7 +16,7 @@ import grpc.aio
 import numpy as np
 import pytest
 
-from server.run_loop_harness import SETTINGS, conduct
+from server.run_loop_harness import SETTINGS, conduct, desk_of
 from server.step_harness import C1, C2, Steps, announced
 from ssfl.client.coding import read_values
 from ssfl.codec import blocks, reference
@@ -27,7 +27,6 @@ from ssfl.method.strategies.contract import ClientId, Work
 from ssfl.server.broadcast.payloads import Broadcast, Form
 from ssfl.server.loop.presence import Sessions
 from ssfl.server.loop.run_loop import Conductor
-from ssfl.server.rpc.call_context import Desk
 from ssfl.server.rpc.interceptors import StatusInterceptor
 from ssfl.server.rpc.service import CoordinatorService
 from ssfl.server.run import events
@@ -44,7 +43,7 @@ async def served(
 ) -> AsyncIterator[Any]:
     """Serve a conductor on a port of its own; yield a stub that calls it."""
     uploads = Uploads(conductor.spool, conductor.ledger, slots=8, no_progress_s=30.0)
-    service = CoordinatorService(Desk(conductor, sessions or Sessions()), uploads, reference_coding)
+    service = CoordinatorService(desk_of(conductor, sessions), uploads, reference_coding)
     server = grpc.aio.server(interceptors=[StatusInterceptor(conductor.refusals)])
     coordinator_pb2_grpc.add_CoordinatorServiceServicer_to_server(service, server)
     port = server.add_insecure_port("127.0.0.1:0")
@@ -98,9 +97,7 @@ def tell(
         steps = await Steps(conductor, manifest).training()
         for client in (C1, C2):
             digest = manifest.digest.hex()
-            await conductor.post(
-                events.Joined(client, "t", 10, digest, "cpu", encodings=ALL, seen_session=9)
-            )
+            await conductor.post(events.Joined(client, "t", 10, digest, "cpu", encodings=ALL))
         async with served(conductor, reference_coding) as stub:
             await story(steps, stub)
 

@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from server.run_loop_harness import DEADLINE_S, conduct
+from server.run_loop_harness import DEADLINE_S, caller_of, conduct, desk_of
 from ssfl.codec import values_only
 from ssfl.method.initialize import initial_vector
 from ssfl.method.manifest import Init, Manifest, Role, TensorSpec
@@ -19,9 +19,7 @@ from ssfl.method.model_state import values_digest
 from ssfl.method.strategies.contract import ClientId
 from ssfl.server.errors import BadValues, InvalidRequest, JoinAgain, ManifestMismatch, ModelUnusable
 from ssfl.server.loop.limits import Limits
-from ssfl.server.loop.presence import Sessions
 from ssfl.server.loop.run_loop import Conductor
-from ssfl.server.rpc.call_context import Desk
 from ssfl.server.rpc.upload_handlers import Intake
 from ssfl.server.run import events
 from ssfl.server.uploads.receive import Uploads
@@ -48,7 +46,7 @@ async def join(conductor: Conductor, client: ClientId, manifest: Manifest) -> No
 
 def intake_of(conductor: Conductor, limits: Limits | None = None) -> Intake:
     uploads = Uploads(conductor.spool, conductor.ledger, slots=8, no_progress_s=30.0)
-    return Intake(Desk(conductor, Sessions()), uploads, limits)
+    return Intake(desk_of(conductor), uploads, limits)
 
 
 async def describe(
@@ -60,8 +58,7 @@ async def describe(
     intake: Intake | None = None,
 ) -> transfer_pb2.Outcome:
     """Answer INITIALIZE for a client; return the outcome."""
-    member = conductor.state.members[client]
-    caller = pb.Caller(run_id=conductor.state.run_id, client_id=client, session=member.session)
+    caller = caller_of(conductor, client)
     data = bytes(values_only.encode(initial))
     header = pb.InitialModel(manifest=manifest.json, initial_digest=values_digest(initial))
     if not manifest.rebuildable:

@@ -14,8 +14,10 @@ from server.uploads.test_coded_runs import coded, story
 from ssfl.codec import values_only
 from ssfl.method.manifest import Manifest
 from ssfl.method.norm_clip import clip
+from ssfl.method.strategies.contract import Work
 from ssfl.server.errors import BadValues, InvalidRequest, UpdateConflict
 from ssfl.server.loop.run_loop import Conductor
+from ssfl.server.run import events
 from ssfl.v1 import transfer_pb2 as pb
 
 Vector = npt.NDArray[np.float32]
@@ -97,19 +99,43 @@ def test_a_restart_folds_what_was_kept(tmp_path: Path, manifest: Manifest) -> No
     assert ends[0] == ends[1]
 
 
-def test_a_clipped_claim_is_compared_as_it_counts(tmp_path: Path, manifest: Manifest) -> None:
+def test_an_update_counts_with_the_weight_of_its_step(tmp_path: Path, manifest: Manifest) -> None:
     settings = replace(SETTINGS, max_samples=4, samples_over_max="clip")
 
     async def tell(steps: Steps) -> None:
         assert steps.step.cohort == {C1: 4, C2: 4}, "both said 10"
-        payload, data = plain(steps.base)
+        base, (payload, data) = steps.base, plain(steps.base + np.float32(1))
         header = steps.update_header(payload)
-        header.num_samples = 3
-        with pytest.raises(InvalidRequest, match="num_samples is 3, in Join it was 4"):
+        header.num_samples = 0
+        with pytest.raises(InvalidRequest, match="c1 has 0 training samples"):
             await steps.update(payload, data, header=header)
-        assert await steps.update(payload, data) == ["grant 0", "accepted"]
+        header.num_samples = 3
+        assert await steps.update(payload, data, header=header) == ["grant 0", "accepted"]
+        assert await steps.update(*plain(base), C2) == ["grant 0", "accepted"]
+        await steps.reaches(Work.TRAIN, round_number=1)
+        assert np.allclose(steps.base, base + np.float32(0.5)), "both weigh the same"
 
     story(tmp_path, manifest, tell, settings)
+
+
+@pytest.mark.parametrize("reproducible", [True, False])
+def test_a_changed_sample_count_counts_from_the_next_step_on(
+    tmp_path: Path, manifest: Manifest, *, reproducible: bool
+) -> None:
+    async def tell(steps: Steps) -> None:
+        assert steps.step.cohort == {C1: 10, C2: 10}
+        digest, base = manifest.digest.hex(), steps.base
+        await steps.conductor.post(events.Joined(C1, "t", 30, digest, "cpu"))
+        payload, data = plain(base + np.float32(1))
+        header = steps.update_header(payload)
+        header.num_samples = 30
+        assert await steps.update(payload, data, header=header) == ["grant 0", "accepted"]
+        assert await steps.update(*plain(base), C2) == ["grant 0", "accepted"]
+        await steps.reaches(Work.TRAIN, round_number=1)
+        assert np.allclose(steps.base, base + np.float32(0.5)), "both weigh the same"
+        assert steps.step.cohort == {C1: 30, C2: 10}
+
+    story(tmp_path, manifest, tell, replace(SETTINGS, reproducible=reproducible))
 
 
 def test_two_uploads_of_one_client_at_once_leave_one_file(

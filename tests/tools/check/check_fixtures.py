@@ -13,7 +13,7 @@ from typing import Any
 import grpc
 import grpc.aio
 
-from server.run_loop_harness import SETTINGS, conduct
+from server.run_loop_harness import SETTINGS, conduct, desk_of
 from ssfl.datasets.published.digits import digits
 from ssfl.datasets.shards.shard_file import Shard
 from ssfl.method.settings import RunSettings
@@ -21,7 +21,6 @@ from ssfl.server.loop.limits import Limits
 from ssfl.server.loop.presence import Sessions
 from ssfl.server.loop.run_loop import Conductor
 from ssfl.server.rpc.auth import IdentityInterceptor
-from ssfl.server.rpc.call_context import Desk
 from ssfl.server.rpc.interceptors import StatusInterceptor
 from ssfl.server.rpc.preflight import Preflight
 from ssfl.server.rpc.service import CoordinatorService
@@ -101,7 +100,7 @@ def _service(
     sessions = Sessions()
     for client in conductor.state.members:
         sessions.heard(client, conductor.clock())
-    desk = Desk(conductor, sessions)
+    desk = desk_of(conductor, sessions)
     if wall is None:
         return CoordinatorService(desk, uploads, "on", limits)
     shifted = Preflight(desk, Limits(), 8, "on", wall)

@@ -155,7 +155,9 @@ def test_a_name_that_somebody_has_is_told_unless_it_is_this_very_client(tmp_path
     def body(address: str) -> None:
         state = tmp_path / "state"
         said = fails(steps_of(coordinator=address, client_id="c1", state_dir=state), "admission")
-        assert "a client called c1 is already here" in said
+        assert "the name c1 belongs to the client that joined with it first" in said
+        assert "`ssfl remove c1 --readmit`" in said
+        assert "give the --state-dir of the client that has this name" in said
         assert not state.exists(), "a check writes nothing"
         (state / "c1").mkdir(parents=True)
         (state / "c1" / "token").write_bytes(bytes(16))

@@ -48,7 +48,8 @@ class SampleCounts:
         if before and before.num_samples != now.num_samples and client not in self._changed:
             self._changed.add(client)
             log.warning(
-                "a client joined again with another number of samples",
+                "a client joined again with another number of samples: it counts from the next "
+                "step on",
                 extra={
                     "client": client,
                     "was": before.num_samples,

@@ -34,7 +34,7 @@ CHANGEABLE = {"round_deadline_s", "no_progress_s"}
 # What a state directory holds; anything else in it is somebody else's.
 OURS = (
     "journal*", "manifest-*.json", "*-*.f32", "mask-*.bin", "change-*.bin", "snapshot*",
-    "ledger.csv", "spool", "accepted",
+    "ledger.csv", "spool", "accepted", "session-key",
 )  # fmt: skip
 
 

@@ -3,9 +3,8 @@
 With mutual TLS (--tls-ca) the client id in Join and in the Caller of every other call must be a
 name of the certificate that the connection was opened with: its common name, or one of its DNS
 names (compared byte for byte, no wildcards). On the admin port that name must be `admin`. With
---join-token-file every call carries `authorization: Bearer TOKEN`: in Join alone it would not do,
-as run and session can be guessed. Health checks and reflection need neither: they tell nothing
-about a run.
+--join-token-file every call carries `authorization: Bearer TOKEN`. Health checks and reflection
+need neither: they reveal nothing about a run.
 """
 
 import hmac

@@ -12,6 +12,7 @@ from ssfl.server.errors import InvalidRequest, UpdateConflict
 from ssfl.server.loop.presence import Sessions
 from ssfl.server.loop.run_loop import Conductor
 from ssfl.server.rpc import request_checks
+from ssfl.server.rpc.session_numbers import SessionNumbers
 from ssfl.server.run import events
 from ssfl.server.run.events import Reply
 from ssfl.server.run.state import Member, Step
@@ -28,15 +29,31 @@ _OUTCOMES = {
 class Desk:
     """The run as a call sees it."""
 
-    def __init__(self, conductor: Conductor, sessions: Sessions) -> None:
+    def __init__(
+        self,
+        conductor: Conductor,
+        sessions: Sessions,
+        numbers: SessionNumbers,
+        *,
+        names_proven: bool = False,  # by certificates: IdentityInterceptor compares every call
+    ) -> None:
         self.conductor = conductor
         self.sessions = sessions
+        self.numbers = numbers
+        self.names_proven = names_proven
         self.ledger = conductor.ledger
         self.broadcasts = Broadcasts(conductor.state.settings, conductor.take_earlier)
 
-    async def member(self, caller: pb.Caller, peer: str = "") -> Member:
-        """Return who speaks, noting the sign of life and the connection it came by."""
-        member = request_checks.check_caller(caller, self.conductor.state)
+    def check(self, caller: pb.Caller, *, may_have_left: bool = False) -> Member:
+        """Return the member that calls; raise the refusal that says how to get in again."""
+        state = self.conductor.state
+        return request_checks.check_caller(caller, state, self.numbers, may_have_left=may_have_left)
+
+    async def member(
+        self, caller: pb.Caller, peer: str = "", *, may_have_left: bool = False
+    ) -> Member:
+        """Return the member that calls; record the sign of life and the connection."""
+        member = self.check(caller, may_have_left=may_have_left)
         self.speaks(member.client, peer)
         self.sessions.heard(member.client, self.conductor.clock())
         if member.client in self.conductor.state.lost:
@@ -86,9 +103,13 @@ class Desk:
         await self.conductor.connections.count()
 
     def known(self, caller: pb.Caller) -> str:
-        """Return the client a message is booked to: the caller if it has joined, else none."""
-        joined = ClientId(caller.client_id) in self.conductor.state.members
-        return caller.client_id if joined else ""
+        """Return the client a message is booked to: the caller if it is a member, else none."""
+        state = self.conductor.state
+        member = state.members.get(ClientId(caller.client_id))
+        if member is None:
+            return ""
+        signed = self.numbers.is_signed(caller.session, state.run_id, member.client, member.session)
+        return member.client if signed else ""
 
     def down(self, response: Any, client: ClientId | str) -> Any:
         """Count a small message on its way to a client."""

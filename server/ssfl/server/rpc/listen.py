@@ -22,6 +22,7 @@ from ssfl.server.rpc.auth import IdentityInterceptor
 from ssfl.server.rpc.call_context import Desk
 from ssfl.server.rpc.interceptors import StatusInterceptor
 from ssfl.server.rpc.service import CoordinatorService
+from ssfl.server.rpc.session_numbers import SessionNumbers, read_session_key
 from ssfl.server.uploads.receive import Uploads
 from ssfl.v1 import admin_pb2_grpc, coordinator_pb2, coordinator_pb2_grpc
 
@@ -73,9 +74,9 @@ class Listener:
         self._config = config
         self._security = security
         self._conductor = conductor
-        service = service_for(config, conductor, sessions)
-        self.uploads = service.uploads
         token, mutual = (security.token, security.mutual) if security else ("", False)
+        service = service_for(config, conductor, sessions, names_proven=mutual)
+        self.uploads = service.uploads
         identity = IdentityInterceptor(token=token, certificates=mutual)
         status = StatusInterceptor(conductor.refusals, config.run.no_progress_s)
         self._clients = grpc.aio.server(
@@ -122,9 +123,13 @@ class Listener:
 
 
 def service_for(
-    config: CoordinatorConfig, conductor: Conductor, sessions: Sessions
+    config: CoordinatorConfig,
+    conductor: Conductor,
+    sessions: Sessions,
+    *,
+    names_proven: bool = False,
 ) -> CoordinatorService:
-    """Return the service that clients talk to; its clock is the conductor's."""
+    """Return the service that clients call; its clock is the conductor's."""
     uploads = Uploads(
         conductor.spool,
         conductor.ledger,
@@ -135,7 +140,9 @@ def service_for(
         conductor.room,
     )
     limits = Limits(config.max_clients, config.max_model_values)
-    return CoordinatorService(Desk(conductor, sessions), uploads, config.reference_coding, limits)
+    numbers = SessionNumbers(read_session_key(config.state_dir))
+    desk = Desk(conductor, sessions, numbers, names_proven=names_proven)
+    return CoordinatorService(desk, uploads, config.reference_coding, limits)
 
 
 def _bind(

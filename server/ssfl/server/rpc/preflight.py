@@ -192,7 +192,8 @@ class Preflight:
         )
         alive = self._desk.sessions.alive(ClientId(request.client_id), self._clock())
         try:
-            client = request_checks.check_join(join, state, alive=alive)
+            proven = self._desk.names_proven
+            client = request_checks.check_join(join, state, alive=alive, name_proven=proven)
             self._limits.check_room(client, state)
         except Refusal as refusal:
             return refusal

@@ -1,5 +1,6 @@
 """Is a request one this run can take? Form, version, membership, session."""
 
+import hmac
 import re
 from collections.abc import Sequence
 
@@ -16,6 +17,7 @@ from ssfl.server.errors import (
     UnknownClient,
     VersionUnsupported,
 )
+from ssfl.server.rpc.session_numbers import SessionNumbers
 from ssfl.server.run.state import Member, RunState
 from ssfl.server.run.weights import check_samples
 from ssfl.v1 import coordinator_pb2 as pb
@@ -40,8 +42,14 @@ _METRIC = re.compile(r"[A-Za-z0-9._-]{1,40}")
 _CLIENT_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 
 
-def check_join(request: pb.JoinRequest, state: RunState, *, alive: bool) -> ClientId:
-    """Return the client's id; raise the refusal if it may not enter."""
+def check_join(
+    request: pb.JoinRequest, state: RunState, *, alive: bool, name_proven: bool = False
+) -> ClientId:
+    """Return the client's id; raise the refusal if it may not enter.
+
+    `alive`: the name's present client was heard of lately. `name_proven`: the connection's
+    certificate carries the name.
+    """
     if request.protocol_version > PROTOCOL_VERSION:
         raise VersionUnsupported(request.protocol_version, PROTOCOL_VERSION)
     if request.protocol_version < 1:
@@ -53,10 +61,7 @@ def check_join(request: pb.JoinRequest, state: RunState, *, alive: bool) -> Clie
         raise InvalidRequest(f"a token has {TOKEN_BYTES} bytes, not {len(request.token)}")
     if len(request.manifest_digest) not in (0, DIGEST_BYTES):
         raise InvalidRequest(f"a manifest_digest of {len(request.manifest_digest)} bytes")
-    if not 1 <= request.num_samples <= MAX_SAMPLES:
-        raise InvalidRequest(
-            f"{client} has {request.num_samples} training samples; 1 to {MAX_SAMPLES} are possible"
-        )
+    check_num_samples(client, request.num_samples)
     check_samples(client, request.num_samples, state.settings)
     if len(request.fingerprint) > MAX_TEXT or len(request.software) > MAX_TEXT:
         raise InvalidRequest(f"fingerprint and software have at most {MAX_TEXT} characters")
@@ -71,8 +76,11 @@ def check_join(request: pb.JoinRequest, state: RunState, *, alive: bool) -> Clie
         raise InvalidRequest(f"labels of more than {MAX_CLASSES} classes")
     check_not_removed(client, state)
     member = state.members.get(client)
-    if member and member.token != request.token.hex() and alive and not member.left:
-        raise taken(client)
+    if member and not _owns(request.token, member):
+        if not name_proven:
+            raise taken(client)
+        if alive and not member.left:
+            raise present(client)
     if client == "admin":
         raise InvalidRequest("the id admin is the operator's: choose another with --client-id")
     if member is None and _is_full(state) and not state.finished:
@@ -80,6 +88,11 @@ def check_join(request: pb.JoinRequest, state: RunState, *, alive: bool) -> Clie
             f"this run is reproducible with {state.settings.clients} clients, and all have joined"
         )
     return client
+
+
+def _owns(token: bytes, member: Member) -> bool:
+    """Return whether a name is this token's, or no token's: an operator readmitted it."""
+    return not member.token or hmac.compare_digest(token.hex(), member.token)
 
 
 def _is_full(state: RunState) -> bool:
@@ -100,6 +113,14 @@ def check_client_id(name: str) -> ClientId:
     return ClientId(name)
 
 
+def check_num_samples(client: ClientId, num_samples: int) -> None:
+    """Raise InvalidRequest for a sample count that no site can have."""
+    if not 1 <= num_samples <= MAX_SAMPLES:
+        raise InvalidRequest(
+            f"{client} has {num_samples} training samples; 1 to {MAX_SAMPLES} are possible"
+        )
+
+
 def check_not_removed(client: ClientId, state: RunState) -> None:
     """Raise Removed if an operator removed the site."""
     if client in state.removed:
@@ -107,10 +128,20 @@ def check_not_removed(client: ClientId, state: RunState) -> None:
 
 
 def taken(client: ClientId) -> ClientIdTaken:
-    """Return the refusal of an id that a live client has."""
+    """Return the refusal of a name that another token owns."""
     return ClientIdTaken(
-        f"a client called {client} is already here: stop it first (one that was killed is "
-        "forgotten after 30 s), or give this one another name with --client-id"
+        f"the name {client} belongs to the client that joined with it first, and this one does not "
+        "have that client's token: start it with the same --state-dir as before, or give it "
+        "another name with --client-id. If the state directory is lost, ask the operator of the "
+        f"coordinator to run `ssfl remove {client} --readmit`, then start it again"
+    )
+
+
+def present(client: ClientId) -> ClientIdTaken:
+    """Return the refusal of a name whose certificate is in use by a live client."""
+    return ClientIdTaken(
+        f"a client called {client} is already here: stop it first (a client that was killed "
+        "frees its name after 30 s), or give this one another name with --client-id"
     )
 
 
@@ -132,8 +163,10 @@ def check_manifest(request: pb.JoinRequest, state: RunState, manifest: Manifest 
     )
 
 
-def check_caller(caller: pb.Caller, state: RunState) -> Member:
-    """Return the member that speaks; raise the refusal that says how to get in again."""
+def check_caller(
+    caller: pb.Caller, state: RunState, numbers: SessionNumbers, *, may_have_left: bool = False
+) -> Member:
+    """Return the member that calls; raise the refusal that says how to get in again."""
     if caller.run_id != state.run_id:
         raise UnknownClient(
             f"this is run {state.run_id}, not {caller.run_id[:MAX_TEXT]!r}: join it"
@@ -142,8 +175,12 @@ def check_caller(caller: pb.Caller, state: RunState) -> Member:
     if member is None:
         raise UnknownClient(f"{caller.client_id[:MAX_TEXT]!r} has not joined run {state.run_id}")
     check_not_removed(member.client, state)
-    if caller.session != member.session:
-        raise session_ended(member)
+    if not numbers.is_signed(caller.session, state.run_id, member.client, member.session):
+        if numbers.was_replaced(caller.session, state.run_id, member.client):
+            raise session_ended(member)
+        raise JoinAgain(f"this is not a session of {member.client}: join again")
+    if member.left and not may_have_left:
+        raise JoinAgain(f"{member.client} has left run {state.run_id}: join again")
     return member
 
 

@@ -61,7 +61,10 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServiceServicer):
         if before:  # of an earlier process of ours: alive until it has had time to show
             self._desk.sessions.get(before.client, conductor.clock())
         alive = self._desk.sessions.alive(ClientId(request.client_id), conductor.clock())
-        client = request_checks.check_join(request, conductor.state, alive=alive)
+        proven = self._desk.names_proven
+        client = request_checks.check_join(
+            request, conductor.state, alive=alive, name_proven=proven
+        )
         self._limits.check_room(client, conductor.state, self._joining)
         num_classes = len(request.class_counts) + len(request.labels)
         self._joins.check(client, conductor.state, num_classes)
@@ -73,9 +76,9 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServiceServicer):
             request.manifest_digest.hex(),
             request.fingerprint,
             {str(label): count for label, count in sorted(request.class_counts.items())},
-            before.session if before else 0,
             tuple(sorted(set(request.encodings))),
             tuple(sorted({*request.labels, *request.class_counts})),
+            name_proven=proven,
         )
         self._joining.add(client)
         try:
@@ -83,6 +86,7 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServiceServicer):
                 raise request_checks.taken(client)
         finally:
             self._joining.discard(client)
+        session = self._session(client, event.token, before)
         self._samples.joined(client, before, conductor.state)
         failpoint("ack.join")
         self._desk.sessions.heard(client, conductor.clock())
@@ -95,7 +99,7 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServiceServicer):
             )
         response = pb.JoinResponse(
             run_id=state.run_id,
-            session=state.members[client].session,
+            session=session,
             settings=settings_to_message(state.settings),
             manifest=manifest.json if manifest else b"",
             protocol_version=request_checks.PROTOCOL_VERSION,
@@ -119,7 +123,7 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServiceServicer):
                 yield self._desk.down(waiting, member.client)
                 with contextlib.suppress(TimeoutError):
                     await asyncio.wait_for(news.wait(), heartbeat_s)
-                request_checks.check_caller(request.caller, conductor.state)
+                self._desk.check(request.caller)
                 news = conductor.news()
             async for response in self._send(ready, request, member):
                 yield response
@@ -184,7 +188,7 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServiceServicer):
         return response
 
     async def Leave(self, request: pb.LeaveRequest, context: Any) -> pb.LeaveResponse:
-        member = await self._desk.member(request.caller, context.peer())
+        member = await self._desk.member(request.caller, context.peer(), may_have_left=True)
         if request.reason == pb.LEAVE_REASON_UNSPECIFIED:
             raise InvalidRequest("a reason to leave is missing")
         finished = request.reason == pb.LEAVE_REASON_FINISHED
@@ -207,6 +211,21 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServiceServicer):
         self, requests: AsyncIterator[pb.CheckRequest], context: Any
     ) -> AsyncIterator[pb.CheckResponse]:
         return self._preflight.answer(requests, context.peer())
+
+    def _session(self, client: ClientId, token: str, before: Member | None) -> int:
+        """Return the session number for a client that has just joined.
+
+        Raise ClientIdTaken if another token has the name by now: that session is not this client's.
+        """
+        state, numbers = self._conductor.state, self._desk.numbers
+        member = state.members[client]
+        if member.token != token:
+            raise request_checks.taken(client)
+        if before and before.token == token:
+            numbers.replace(client, before.session)
+        else:
+            numbers.forget(client)
+        return numbers.number(state.run_id, client, member.session)
 
     async def _task(self, member: Member, request: pb.NextTaskRequest, peer: str) -> Ready | None:
         """Return the client's task, after making what it needs; None: it is to wait."""

@@ -31,7 +31,6 @@ from ssfl.server.run import events
 from ssfl.server.run.events import Reply
 from ssfl.server.run.machine import late_reply
 from ssfl.server.run.state import Member, Step
-from ssfl.server.run.weights import clipped
 from ssfl.server.storage.spool import check_digest, file_digest
 from ssfl.server.uploads.decode import (
     Verified,
@@ -215,15 +214,13 @@ class Intake:
         return request
 
     def _step(self, number: int, work: Work, member: Member, num_samples: int) -> Step | None:
-        step = self._desk.open_step(number, work, member)
-        if step is None:
-            return None
-        weight = clipped(num_samples, self._conductor.state.settings)
-        if weight != step.cohort[member.client]:
-            raise InvalidRequest(
-                f"num_samples is {num_samples}, in Join it was {step.cohort[member.client]}"
-            )
-        return step
+        """Return the step an upload is for; None if it closed without this client.
+
+        The upload counts with the weight that the step began with. Its own sample count may
+        differ: the site's data may have changed since the last Join.
+        """
+        request_checks.check_num_samples(member.client, num_samples)
+        return self._desk.open_step(number, work, member)
 
     async def _receive(
         self,

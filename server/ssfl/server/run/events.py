@@ -12,7 +12,7 @@ from ssfl.server.run.state import Best, Step
 
 @dataclass(frozen=True, slots=True)
 class Joined:
-    """A client asks to enter; the service has checked its form and its liveness."""
+    """A client asks to enter; the service has checked the form of its request."""
 
     client: ClientId
     token: str
@@ -20,9 +20,9 @@ class Joined:
     manifest_digest: str
     fingerprint: str
     class_counts: Mapping[str, int] = field(default_factory=dict)  # empty: the site keeps them
-    seen_session: int | None = None  # the session whose liveness was checked; None: unchecked
     encodings: tuple[int, ...] = ()  # that it can read and write
     labels: tuple[int, ...] = ()  # classes it has samples of; empty: the site keeps them
+    name_proven: bool = False  # by a certificate: then another token may take the name
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,7 +115,7 @@ class StopAsked:
 
 @dataclass(frozen=True, slots=True)
 class RemoveAsked:
-    """`ssfl remove SITE`, or `--readmit` to take it back."""
+    """`ssfl remove SITE`; with `--readmit`, the next token that joins owns the name."""
 
     client: ClientId
     readmit: bool = False
@@ -157,7 +157,7 @@ class Reply(StrEnum):
     ACCEPTED = "accepted"
     ALREADY_ACCEPTED = "already_accepted"
     STEP_CLOSED = "step_closed"
-    CONFLICT = "conflict"  # another upload of this client was accepted
+    CONFLICT = "conflict"  # another upload was accepted, or another token owns the name
     TOO_FEW_CLIENTS = "too_few_clients"
     PAUSED = "paused"  # nothing begins before an operator resumes the run
     NO_MASK = "no_mask"  # none to renew: not agreed yet, or the strategy has none

@@ -135,10 +135,9 @@ class _Decision:
 
     def _joined(self, event: events.Joined) -> Reply:
         member = self.state.members.get(event.client)
-        if member and member.token != event.token and event.seen_session not in (
-            None, member.session,
-        ):  # fmt: skip
-            return Reply.CONFLICT  # another process took the id while we looked
+        owned = member is not None and member.token not in ("", event.token)
+        if owned and not event.name_proven:
+            return Reply.CONFLICT
         ready_before = self.state.num_ready
         self._fact(
             facts.ClientJoined(
@@ -234,7 +233,9 @@ class _Decision:
 
     def _remove_asked(self, event: events.RemoveAsked) -> None:
         is_removed = event.client in self.state.removed
-        if event.readmit and is_removed:
+        member = self.state.members.get(event.client)
+        is_owned = member is not None and member.token != ""
+        if event.readmit and (is_removed or is_owned):
             self._fact(facts.ClientReadmitted(event.client))
         if not event.readmit and not is_removed:
             self._fact(facts.ClientRemoved(event.client))

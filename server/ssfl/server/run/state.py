@@ -41,7 +41,7 @@ class Member:
 
     client: ClientId
     session: int  # INVARIANT: no two members have the same session.
-    token: str
+    token: str  # owns the name; empty: the next token that joins will own it
     num_samples: int
     manifest_digest: str
     fingerprint: str
@@ -364,11 +364,19 @@ def _applied(state: RunState, fact: Fact) -> RunState:
         case facts.ClientRemoved():
             return replace(state, removed=state.removed | {fact.client})
         case facts.ClientReadmitted():
-            return replace(state, removed=state.removed - {fact.client})
+            return _readmitted(state, fact.client)
         case facts.BytesCounted():
             return state
         case _:
             assert_never(fact)
+
+
+def _readmitted(state: RunState, client: ClientId) -> RunState:
+    """Return the state with a site that may join again; the next token that joins owns its name."""
+    members = dict(state.members)
+    if member := members.get(client):
+        members[client] = replace(member, token="")
+    return replace(state, removed=state.removed - {client}, members=members)
 
 
 def newest_counted(state: RunState) -> tuple[int, dict[ClientId, str]]:

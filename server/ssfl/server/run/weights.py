@@ -8,14 +8,9 @@ from ssfl.server.run.state import Member
 
 def weight_of(member: Member, settings: RunSettings) -> int:
     """Return the samples a member counts with."""
-    return clipped(member.num_samples, settings)
-
-
-def clipped(num_samples: int, settings: RunSettings) -> int:
-    """Return a claim cut to the run's limit, where it is to be cut."""
     if settings.max_samples and settings.samples_over_max == "clip":
-        return min(num_samples, settings.max_samples)
-    return num_samples
+        return min(member.num_samples, settings.max_samples)
+    return member.num_samples
 
 
 def check_samples(client: ClientId, num_samples: int, settings: RunSettings) -> None:

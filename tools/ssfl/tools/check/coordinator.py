@@ -37,7 +37,7 @@ _ADVICE = {  # what a refusal asks for; docs/wire-format.md has all reasons
         "take the removal back, if the site is to take part (ssfl remove SITE --readmit)",
     ),
     "client_id_taken": Advice(
-        Who.MACHINE, "stop the client that has this name, or choose another with --client-id"
+        Who.MACHINE, "give the --state-dir of the client that has this name, or another name"
     ),
     "run_full": Advice(
         Who.OPERATOR,

@@ -64,7 +64,9 @@ class RemoveConfig(OperateConfig):
     """Whom to remove."""
 
     site: str = setting("", "the client's name", positional=True)
-    readmit: bool = setting(False, "take an earlier removal back")
+    readmit: bool = setting(
+        False, "take a removal back; the next client that joins under the name owns it"
+    )
 
     def validate(self) -> None:
         """Raise SettingsError if no site is named."""
@@ -164,8 +166,12 @@ def remove(argv: Sequence[str]) -> int:
     )
     answer = _coordinator(config).remove(config.site, readmit=config.readmit)
     done = "may join again" if config.readmit else "is removed and will be refused"
-    if config.readmit is not answer.was_removed:  # nothing has changed
-        done = "was not removed: nothing to do" if config.readmit else "was removed already"
+    if config.readmit and not answer.was_removed:
+        done = "was not removed: nothing to do"
+        if answer.was_member:
+            done = "was not removed; the next client that joins under this name owns it"
+    if not config.readmit and answer.was_removed:
+        done = "was removed already"
     known = "" if answer.was_member else " (it had not joined this run)"
     told = {
         "site": config.site, "removed": not config.readmit, "was_member": answer.was_member,

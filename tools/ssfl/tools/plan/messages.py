@@ -21,6 +21,7 @@ from ssfl.program.version import ssfl_version
 from ssfl.server.broadcast.settings_message import settings_to_message
 from ssfl.server.broadcast.tasks import CHUNK_BYTES
 from ssfl.server.rpc.request_checks import PROTOCOL_VERSION
+from ssfl.server.rpc.session_numbers import LARGEST
 from ssfl.server.uploads.encoding_choice import LOSSY
 from ssfl.tools.plan.sizes import Coded
 from ssfl.v1 import coordinator_pb2 as pb
@@ -87,8 +88,7 @@ class Messages:
 
     @property
     def caller(self) -> pb.Caller:
-        session = 2 * self.settings.clients  # every client joins twice
-        return pb.Caller(run_id=RUN_ID, client_id=CLIENT_ID, session=session)
+        return pb.Caller(run_id=RUN_ID, client_id=CLIENT_ID, session=LARGEST)
 
     @property
     def all_kept(self) -> bool:

@@ -1,0 +1,77 @@
+"""Session numbers that cannot be guessed: the journal counts Joins, the wire carries a signature.
+
+    number := 2^62 + the first 62 bits of HMAC-SHA256(key, run id NUL client id NUL count)
+
+The key is a file of the state directory, so a session survives a restart of the coordinator. A
+client sends its number back unchanged. The leading 2^62 keeps every number nine bytes long on the
+wire and apart from the counts 1, 2, 3, … that earlier versions sent.
+"""
+
+import hashlib
+import hmac
+import secrets
+from collections import defaultdict, deque
+from pathlib import Path
+
+from ssfl.durable.files import write_atomic
+from ssfl.method.strategies.contract import ClientId
+from ssfl.server.errors import StateError
+
+FILE = "session-key"
+KEY_BYTES = 32
+LARGEST = (1 << 63) - 1
+_LEADING = 1 << 62
+_MAX_REPLACED = 16  # counts remembered for each client
+
+
+def read_session_key(state_dir: Path) -> bytes:
+    """Return the key of a state directory; create it if the directory has none.
+
+    Raise StateError for a file that cannot be a key.
+    """
+    path = state_dir / FILE
+    try:
+        key = path.read_bytes()
+    except FileNotFoundError:
+        key = secrets.token_bytes(KEY_BYTES)
+        write_atomic(path, key, private=True)
+    if len(key) != KEY_BYTES:
+        raise StateError(
+            f"{path} has {len(key)} bytes instead of {KEY_BYTES}: restore it from a backup, or "
+            "delete it; the coordinator then creates another, and all clients join again"
+        )
+    return key
+
+
+class SessionNumbers:
+    """Signs sessions, and recognizes those that a newer Join of the same token replaced."""
+
+    def __init__(self, key: bytes) -> None:
+        self._key = key
+        self._replaced: dict[ClientId, deque[int]] = defaultdict(
+            lambda: deque(maxlen=_MAX_REPLACED)
+        )
+
+    def number(self, run_id: str, client: ClientId, count: int) -> int:
+        """Return the number that stands on the wire for a session of the journal."""
+        text = b"\0".join((run_id.encode(), client.encode(), str(count).encode()))
+        digest = hmac.digest(self._key, text, hashlib.sha256)
+        return _LEADING | int.from_bytes(digest[:8]) >> 2
+
+    def is_signed(self, number: int, run_id: str, client: ClientId, count: int) -> bool:
+        """Return whether a number from the wire stands for this session."""
+        expected = self.number(run_id, client, count)
+        return hmac.compare_digest(number.to_bytes(8), expected.to_bytes(8))
+
+    def replace(self, client: ClientId, count: int) -> None:
+        """Remember a session that a newer Join of the same token replaced."""
+        self._replaced[client].append(count)
+
+    def forget(self, client: ClientId) -> None:
+        """Forget the replaced sessions of a client: its name has another token now."""
+        self._replaced.pop(client, None)
+
+    def was_replaced(self, number: int, run_id: str, client: ClientId) -> bool:
+        """Return whether a number stands for a remembered session."""
+        counts = self._replaced.get(client, ())
+        return any(self.is_signed(number, run_id, client, count) for count in counts)
