@@ -80,7 +80,9 @@ class Scene:
         self.manifest = MANIFEST
         identity = Identity("ann", 40, "cpu", {})
         self.diary = Diary()
-        patience = Patience("there:1", 600.0, lambda: 0.0, self.pauses.append, diary=self.diary)
+        patience = Patience(
+            "there:1", 600.0, lambda: sum(self.pauses), self.pauses.append, diary=self.diary
+        )
         self.agent = Agent(
             stub, identity, self.local, patience, self._build, folder / "out", self.diary
         )

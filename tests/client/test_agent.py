@@ -323,6 +323,40 @@ def test_a_goodbye_that_fails_is_no_failure(tmp_path: Path) -> None:
     assert Scene(tmp_path, stub).agent.run() is not None
 
 
+def ended_scene(folder: Path, run_id: str = "run-1") -> Scene:
+    """A client that crashed between its goodbye and its exit, and starts again."""
+    stub = FakeStub(
+        Join=[joined(1, run_id), joined(2, run_id)],
+        NextTask=[call_of(FINISH, MODEL)],
+        Leave=[pb.LeaveResponse()],
+    )
+    assert Scene(folder, stub).agent.run() == folder / "out" / run_id / "ann"
+    return Scene(folder, FakeStub(Join=[GONE] * 100))
+
+
+def test_a_client_that_crashed_after_the_end_of_its_run_tries_for_a_while_and_is_done(
+    tmp_path: Path,
+) -> None:
+    scene = ended_scene(tmp_path)
+    assert scene.agent.run() == tmp_path / "out" / "run-1" / "ann"
+    assert 20 <= sum(scene.pauses) < 60
+
+
+def test_a_client_whose_final_model_is_damaged_does_not_call_it_done(tmp_path: Path) -> None:
+    scene = ended_scene(tmp_path)
+    model = tmp_path / "out" / "run-1" / "ann" / "model.safetensors"
+    model.write_bytes(model.read_bytes()[:-1])
+    with pytest.raises(ProgramError, match="no coordinator at there:1 for 600 s"):
+        scene.agent.run()
+
+
+def test_a_new_run_is_joined_and_ends_what_an_earlier_one_left(tmp_path: Path) -> None:
+    ended_scene(tmp_path)
+    stub = FakeStub(Join=[joined(3, "run-2"), GONE, *[GONE] * 100])
+    with pytest.raises(ProgramError, match="no coordinator at there:1"):
+        Scene(tmp_path, stub).agent.run()
+
+
 def test_settings_that_cannot_be_are_refused(tmp_path: Path) -> None:
     told = joined(1)
     told.settings.batch_size = 0

@@ -14,6 +14,7 @@ from ssfl.durable import failpoints
 from ssfl.durable.failpoints import (
     CLIENT_POINTS,
     COORDINATOR_POINTS,
+    ENDED_POINTS,
     KEEP_POINTS,
     REFRESH_POINTS,
 )
@@ -37,7 +38,7 @@ def passing(text: str) -> "subprocess.CompletedProcess[str]":
 
 
 def test_every_point_in_the_code_is_declared_and_the_other_way_round() -> None:
-    declared = {*COORDINATOR_POINTS, *REFRESH_POINTS, *KEEP_POINTS, *CLIENT_POINTS}
+    declared = {*COORDINATOR_POINTS, *REFRESH_POINTS, *KEEP_POINTS, *CLIENT_POINTS, *ENDED_POINTS}
     found = set()
     for folder in ("server", "client", "method"):
         for path in (ROOT / folder).rglob("*.py"):

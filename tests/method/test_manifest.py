@@ -224,6 +224,24 @@ def test_anything_in_any_place_is_a_manifest_or_a_manifest_error(
     assert manifest.json == canonical(document)
 
 
+def test_data_of_another_shape_come_before_the_tensors_they_change(manifest: Manifest) -> None:
+    run = Manifest(manifest.tensors, {"input_shape": [1, 8, 8], "num_classes": 3})
+    theirs = {"input_shape": [1, 10, 10], "num_classes": 5}
+    other = Manifest(run.tensors[:1], theirs)
+    told = "samples of 1x10x10 here, 1x8x8 in the run; 5 classes here, 3 in the run"
+    assert run.first_difference(other) == run.data_difference(theirs) == told
+    assert run.data_difference({**theirs, "input_shape": [1, 8, 8]}).startswith("5 classes")
+    assert run.data_difference(run.model) == run.data_difference({}) == ""
+
+
+@pytest.mark.parametrize("shape", ["\x1b[2J", {"a": 1}, ["\n"], [True], 3, None])
+def test_a_description_that_is_no_shape_is_not_quoted_as_one(
+    manifest: Manifest, shape: object
+) -> None:
+    run = Manifest(manifest.tensors, {"input_shape": [1, 8, 8], "num_classes": 3})
+    assert run.data_difference({"input_shape": shape, "num_classes": shape}) == ""
+
+
 def test_a_model_of_exactly_the_limit_is_possible(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "MAX_PARAMETERS", 14)
     Manifest.from_json(CANONICAL)

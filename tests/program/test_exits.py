@@ -87,6 +87,11 @@ def test_a_bug_shows_its_traceback(capsys: pytest.CaptureFixture[str]) -> None:
     assert shown.endswith("ZeroDivisionError: oh\n")
 
 
+def test_a_traceback_cannot_move_the_cursor(capsys: pytest.CaptureFixture[str]) -> None:
+    assert _raising(RuntimeError("oh\x1b[2J\u202e")) == 1
+    assert capsys.readouterr().err.endswith("RuntimeError: oh\\x1b[2J\\u202e\n")
+
+
 @pytest.mark.parametrize(
     ("error", "code", "line"),
     [

@@ -60,6 +60,8 @@ def test_text_names_the_level_only_from_warning_on() -> None:
         (None, "null"),
         (Path("/x"), "/x"),
         (["c1", "c2"], '["c1", "c2"]'),
+        ("\x9b2J\u202e", '"\\u009b2J\\u202e"'),
+        ({"语": "\x7f"}, '{"语": "\\u007f"}'),
     ],
 )
 def test_text_shows_values_for_a_person(value: object, shown: str) -> None:
@@ -84,6 +86,42 @@ def test_json_is_one_object_with_fixed_names_and_fields() -> None:
     }
 
 
+FORGED = "gone\n02:31:07 run finished\r\x1b[2J\u202e"
+
+
+@pytest.mark.parametrize("form", logs.FORMATS)
+def test_what_a_peer_says_stays_in_its_line(form: str, capsys: pytest.CaptureFixture[str]) -> None:
+    logs.setup(form)
+    log.info("client leaves: %s", FORGED, extra={"client": FORGED})
+    log.info("client leaves: %(why)s", {"why": ValueError(FORGED)})
+    lines = capsys.readouterr().err.splitlines()
+    assert len(lines) == 2
+    assert all(line.isprintable() for line in lines)
+    assert "gone\\n02:31:07 run finished" in lines[0]
+
+
+def test_further_lines_of_text_cannot_look_like_records(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    logs.setup("text")
+    log.info("table\n02:31:07 a row")
+    try:
+        raise ValueError(FORGED)
+    except ValueError:
+        log.exception("task failed")
+    lines = capsys.readouterr().err.splitlines()
+    assert lines[1] == "  02:31:07 a row"
+    assert all(line.isprintable() for line in lines)
+    assert "  02:31:07 run finished\\r\\x1b[2J\\u202e" in lines
+    assert [line for line in lines if not line.startswith("  ")] == [lines[0], lines[2]]
+
+
+def test_numbers_in_a_message_keep_their_format(capsys: pytest.CaptureFixture[str]) -> None:
+    logs.setup("text")
+    log.info("%d of %.1f %s", np.int64(3), 2.25, Path("x"))
+    assert capsys.readouterr().err.endswith(" 3 of 2.2 x\n")
+
+
 def test_an_exception_keeps_its_traceback_in_both(capsys: pytest.CaptureFixture[str]) -> None:
     for form in logs.FORMATS:
         logs.setup(form)
@@ -93,7 +131,7 @@ def test_an_exception_keeps_its_traceback_in_both(capsys: pytest.CaptureFixture[
             log.exception("fold failed", extra={"round": 1})
     first, *rest = capsys.readouterr().err.splitlines()
     assert first.endswith(" ERROR fold failed  round=1")
-    assert "ValueError: oh" in rest
+    assert "  ValueError: oh" in rest
     assert "ValueError: oh" in json.loads(rest[-1])["exception"]
 
 

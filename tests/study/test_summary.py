@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from ssfl.method.settings import RunSettings
 from ssfl.study.data import DataSpec
 from ssfl.study.errors import StudyError
 from ssfl.study.one_run import run_one
@@ -91,7 +92,7 @@ def test_the_table_has_a_column_for_what_varies(history: dict[str, Any], tmp_pat
         rows = list(csv.DictReader(file))
     assert [row["name"] for row in rows] == ["a, b", "c"]
     assert [row["settings.width"] for row in rows] == ["4", "8"]
-    assert [row["settings.rounds"] for row in rows] == ["2", ""]
+    assert [row["settings.rounds"] for row in rows] == ["2", "30"], "30 is the default"
     assert (rows[0]["metrics.error"], rows[0]["error"]) == ("0.5", "")
     assert "data.alpha" not in rows[0], "the same for all"
     assert float(rows[0]["pooled"]) == outcome["pooled"]
@@ -107,3 +108,28 @@ def test_sides_of_a_difference_are_complete_or_refused(history: dict[str, Any]) 
     broken = RunResult(RunSpec("a", seed=2), Path("x"), {}, "it broke")
     with pytest.raises(StudyError, match="a, seed 2 has no result: it broke"):
         by_seed([*runs, broken], "a", "pooled")
+
+
+def test_a_column_has_the_default_where_a_run_was_not_given_the_setting(
+    history: dict[str, Any], tmp_path: Path
+) -> None:
+    outcome = outcome_of(history)
+    runs = [
+        result(outcome, 0, "plain"),
+        result(outcome, 0, "sparse", sparsity="0.8", rounds=3),
+        result(outcome, 0, "paper", profile="paper", rounds=3),
+        result(outcome, 0, "same", local_epochs=5),
+    ]
+    write_summary(tmp_path, runs)
+    with (tmp_path / "runs.csv").open() as file:
+        rows = {row["name"]: row for row in csv.DictReader(file)}
+    settings = {name for name in rows["plain"] if name.startswith("settings.")}
+    assert settings <= {
+        f"settings.{name}" for name in ("sparsity", "rounds", "profile", "local_epochs")
+    }
+    assert rows["plain"]["settings.sparsity"] == RunSettings().sparsity
+    assert rows["plain"]["settings.rounds"] == str(RunSettings().rounds)
+    assert rows["sparse"]["settings.sparsity"] == "0.8"
+    paper = runs[2].spec.run_settings()
+    assert rows["paper"]["settings.sparsity"] == paper.sparsity
+    assert paper.sparsity != RunSettings().sparsity, "the profile's is another"

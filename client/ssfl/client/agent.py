@@ -38,7 +38,7 @@ from ssfl.client.connection import UNARY_TIMEOUT_S, Patience, Watchdog
 from ssfl.client.download import Download, Downloads
 from ssfl.client.errors import Refused, Resync, Unavailable, reason_of, translate
 from ssfl.client.held_model import HeldModel
-from ssfl.client.local_state import Answer, LocalState
+from ssfl.client.local_state import Answer, EndedRun, LocalState
 from ssfl.client.local_work import Site
 from ssfl.client.messages import evaluation_message, scoring, word
 from ssfl.client.progress import Progress, StepOver
@@ -58,6 +58,7 @@ from ssfl.v1 import saliency_pb2, transfer_pb2, update_pb2
 log = logging.getLogger("ssfl.client")
 
 PROTOCOL_VERSION = 1
+ENDED_RETRY_S = 20.0  # a client that crashed after its run's end looks for a coordinator this long
 Vector = npt.NDArray[np.float32]
 
 
@@ -109,6 +110,13 @@ class Agent:
                 self._join()
                 return self._work()
             except Unavailable as error:
+                if self._patience.failed_for(ENDED_RETRY_S) and (ended := self._local.ended()):
+                    log.info(
+                        "the run is over for this client, and no coordinator answers: nothing is "
+                        "left to do",
+                        extra={"run": ended.run_id},
+                    )
+                    return ended.folder
                 self._patience.wait(error)
             except Resync as error:
                 log.info("joining again: %s", error)
@@ -134,6 +142,8 @@ class Agent:
         settings = read_settings(response.settings)
         log.info("joined", extra={"run": response.run_id})
         self._run_id = response.run_id
+        if (ended := self._local.ended()) and ended.run_id != response.run_id:
+            self._local.forget_ended()
         known = Manifest.from_json(response.manifest) if response.manifest else None
         self._site = self._build_site(settings, known)
         self._watchdog = Watchdog(settings.no_progress_s)
@@ -414,7 +424,9 @@ class Agent:
             folder = self._folder()
             folder.mkdir(parents=True, exist_ok=True)
             write_model(folder, self._site.manifest, mask, values)
+        self._local.save_ended(EndedRun(self._run_id, folder))
         self._goodbye(pb.LEAVE_REASON_FINISHED)
+        failpoint("client.goodbye")
         return folder
 
     def _folder(self) -> Path:

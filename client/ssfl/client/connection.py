@@ -133,6 +133,12 @@ class Patience:
             log.info("reached the coordinator", extra={"address": self._address})
         self._since_s, self._pause_s, self._was_reached = None, FIRST_PAUSE_S, True
 
+    def failed_for(self, seconds: float) -> bool:
+        """Return True if no call came through for `seconds`, or for --give-up-after."""
+        if self._since_s is None:
+            return False
+        return self._clock() - self._since_s >= min(seconds, self._give_up_after_s)
+
     def pause(self) -> None:
         """Sleep a moment, so that joining again can never become a storm."""
         self._sleep(random.uniform(0.1, FIRST_PAUSE_S))

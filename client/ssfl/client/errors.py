@@ -9,6 +9,8 @@ CallError
 
 import grpc
 
+from ssfl.program.printable import printable
+
 
 class CallError(Exception):
     """Base of everything a call raises on purpose."""
@@ -50,8 +52,8 @@ def reason_of(error: grpc.RpcError) -> str:
 
 
 def translate(error: grpc.RpcError) -> CallError:
-    """Return what a gRPC failure means for the agent."""
-    code, reason, text = error.code(), reason_of(error), error.details() or ""
+    """Return what a gRPC failure means for the agent; its text is in one line, safe to show."""
+    code, reason, text = error.code(), reason_of(error), printable(error.details() or "")
     if reason == "slot_yielded":
         return SlotYielded(text)
     if code in _TRY_AGAIN or reason in _BACK_OFF:

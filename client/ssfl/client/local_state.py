@@ -6,6 +6,8 @@ answer.bin     its header message and payload
 residual       lossy runs: what accepted updates lost, up to and with the round it names
 residual.old   the same, before that round: should the round be void, its update never counted
 residual.next  the same, should the finished upload be accepted
+ended.json     a run that is over, and where its final model is stored; removed when the process
+               ends well, so that it is there only after a crash at the very end
 """
 
 import hashlib
@@ -19,6 +21,9 @@ import numpy as np
 import numpy.typing as npt
 
 from ssfl.durable.files import remove_leftovers, write_atomic
+from ssfl.method.errors import ModelFileError
+from ssfl.program.model_io.safetensors_model import MODEL
+from ssfl.program.model_io.stored_model import read_stored
 
 TOKEN_BYTES = 16
 _DIGEST_BYTES = 32
@@ -34,6 +39,14 @@ class Answer:
     step: int
     header: bytes  # serialized SaliencyReport or SparseUpdate
     payload: memoryview
+
+
+@dataclass(frozen=True)
+class EndedRun:
+    """A run whose end this client has seen."""
+
+    run_id: str
+    folder: Path | None  # of the final model; None: the run was stopped before there was one
 
 
 class LocalState:
@@ -126,6 +139,30 @@ class LocalState:
         """Forget the answer: it was acknowledged, or is of no use any more."""
         for name in ("answer.json", "answer.bin", "residual.next"):
             (self.folder / name).unlink(missing_ok=True)
+
+    def save_ended(self, ended: EndedRun) -> None:
+        """Record that a run is over and its final model is on the disk."""
+        folder = str(ended.folder.absolute()) if ended.folder else ""
+        facts = {"run_id": ended.run_id, "folder": folder}
+        write_atomic(self.folder / "ended.json", json.dumps(facts).encode())
+
+    def ended(self) -> EndedRun | None:
+        """Return the run that ended just before an earlier process crashed; None if there is none.
+
+        A run whose model is gone or damaged does not count.
+        """
+        try:
+            facts = json.loads((self.folder / "ended.json").read_bytes())
+            run_id, folder = str(facts["run_id"]), str(facts["folder"])
+            if folder:
+                read_stored(Path(folder) / MODEL)
+        except (FileNotFoundError, ValueError, KeyError, TypeError, ModelFileError):
+            return None
+        return EndedRun(run_id, Path(folder) if folder else None)
+
+    def forget_ended(self) -> None:
+        """Remove the record: the process ends well, or takes part in another run."""
+        (self.folder / "ended.json").unlink(missing_ok=True)
 
 
 def _round_of(path: Path) -> bytes:

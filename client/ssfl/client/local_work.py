@@ -1,7 +1,9 @@
 """What a site computes: its model, its data, and the work the coordinator asks for."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -10,7 +12,7 @@ from torch import nn
 
 from ssfl.datasets.shards.shard_file import Shard
 from ssfl.learning.describe import manifest_of
-from ssfl.learning.errors import ModelError
+from ssfl.learning.errors import LearningError, ModelError
 from ssfl.learning.evaluate import Evaluation, evaluate, validate
 from ssfl.learning.first_batch import try_first_batch
 from ssfl.learning.flatten import first_weights, read_vector, write_vector
@@ -76,10 +78,12 @@ class SiteModel:
         run_manifest: Manifest | None = None,
     ) -> "SiteModel":
         """Build the model; where its tensors start is up to the run, once that is known."""
-        network = task.build_model(settings, shard).to(device)
+        description = task.description(settings, shard)
+        with _data_compared(run_manifest, description):
+            network = task.build_model(settings, shard).to(device)
         manifest = manifest_of(
             network,
-            task.description(settings, shard),
+            description,
             own_weights=task.own_weights,
             initialization=settings.initialization,
         )
@@ -88,6 +92,17 @@ class SiteModel:
         initial = first_weights(network, manifest, settings.seed)
         write_vector(network, manifest, initial)
         return cls(network, manifest, initial)
+
+
+@contextmanager
+def _data_compared(run: Manifest | None, description: Mapping[str, Any]) -> Iterator[None]:
+    """Name the shapes in what a task raises if this site's data differ from the run's."""
+    try:
+        yield
+    except LearningError as error:
+        if run is None or not (difference := run.data_difference(description)):
+            raise
+        raise ModelError(f"this site's data do not fit the run: {difference}\n{error}") from error
 
 
 class Site:
@@ -122,7 +137,8 @@ class Site:
     ) -> "Site":
         """Build a site with a model of its own, and try it on a batch."""
         model = SiteModel.build(task, shard, settings, device, run_manifest)
-        try_first_batch(model.network, task, shard, settings.batch_size)
+        with _data_compared(run_manifest, task.description(settings, shard)):
+            try_first_batch(model.network, task, shard, settings.batch_size)
         return cls(task, shard, settings, client_id, model)
 
     def score(self, asked: Scoring) -> Vector:

@@ -79,10 +79,11 @@ def _take_part(
         retry=connection.renew,
         diary=diary,
     )
+    local = LocalState(folder)
     agent = Agent(
         connection,
         identity,
-        LocalState(folder),
+        local,
         patience,
         lambda settings, known: Site.build(task, shard, settings, client_id, device, known),
         config.out_dir,
@@ -107,6 +108,7 @@ def _take_part(
         ) from error
     finally:
         connection.close()
+    local.forget_ended()  # last: from here on this process only ends
     if model is None:
         log.info("the run was stopped before there was a model")
         return int(ExitCode.STOPPED)

@@ -38,6 +38,7 @@ CLIENT_POINTS = (
     "client.dropped",
     *(f"answer.{stage}" for stage in _ATOMIC),
 )  # fmt: skip
+ENDED_POINTS = ("client.goodbye",)  # of a client whose run is over
 
 _ERRORS = {"full": errno.ENOSPC, "broken": errno.EIO}
 

@@ -67,6 +67,11 @@ def manifest_of(
     return Manifest(tuple(tensors), description)
 
 
+def num_frozen(model: nn.Module) -> int:
+    """Return how many values of a model's parameters are not trained."""
+    return sum(one.numel() for one in model.parameters() if not one.requires_grad)
+
+
 def _parameter_rule(
     owner: nn.Module, leaf: str, parameter: Tensor, initialization: str
 ) -> tuple[Role, Init]:

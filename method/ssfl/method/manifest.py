@@ -197,8 +197,11 @@ class Manifest:
     def first_difference(self, other: "Manifest", *, rules: bool = True) -> str:
         """Say where `other` first differs from this manifest; empty if it does not.
 
-        Without `rules`, how tensors start does not count.
+        Data of another shape come first: they explain every tensor that differs. Without `rules`,
+        how tensors start does not count.
         """
+        if data := self.data_difference(other.model):
+            return data
         for index, (mine, theirs) in enumerate(zip(self.tensors, other.tensors, strict=False)):
             if mine != (theirs if rules else replace(theirs, init=mine.init)):
                 return f"tensor {index}: {_describe(theirs)} instead of {_describe(mine)}"
@@ -210,6 +213,28 @@ class Manifest:
         if _canonical(dict(self.model)) != _canonical(dict(other.model)):  # as the digests do
             return "the model's description: " + _differences(self.model, other.model)
         return ""
+
+    def data_difference(self, description: Mapping[str, Any]) -> str:
+        """Return how the data behind a model's description differ from this run's; empty: not.
+
+        It names the shape of a sample and the number of classes, where both sides state them.
+        """
+        mine, theirs = self.model, description
+        told = []
+        shapes = _shape(theirs.get("input_shape")), _shape(mine.get("input_shape"))
+        if all(shapes) and shapes[0] != shapes[1]:
+            told.append(f"samples of {shapes[0]} here, {shapes[1]} in the run")
+        counts = theirs.get("num_classes"), mine.get("num_classes")
+        if all(type(count) is int for count in counts) and counts[0] != counts[1]:
+            told.append(f"{counts[0]} classes here, {counts[1]} in the run")
+        return "; ".join(told)
+
+
+def _shape(value: Any) -> str:
+    """Return a shape of an untrusted description as people write it; empty if it is not one."""
+    if not isinstance(value, list | tuple) or not all(type(number) is int for number in value):
+        return ""
+    return "x".join(map(str, value)) or "one number"
 
 
 def _differences(mine: Mapping[str, Any], theirs: Mapping[str, Any]) -> str:

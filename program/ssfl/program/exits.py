@@ -13,6 +13,7 @@ from types import FrameType
 from typing import NoReturn
 
 from ssfl.durable.lock import DirectoryUnusable
+from ssfl.program.printable import printable_lines
 
 
 class ExitCode(IntEnum):
@@ -109,7 +110,7 @@ def run_program(main_body: Callable[[], int | None], prog: str = "") -> int:
             _give_stdout_up()
             _tell(f"{prog}: error: the output cannot be written: {error.strerror}")
         else:
-            traceback.print_exc()
+            _tell(traceback.format_exc().rstrip())
         return int(ExitCode.BUG)
 
 
@@ -127,12 +128,6 @@ def _give_stdout_up() -> None:
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
-def plain(text: str) -> str:
-    """Return text that can be shown anywhere: nothing that moves a cursor or cannot be encoded."""
-    return "".join(char if char.isprintable() else "\N{REPLACEMENT CHARACTER}" for char in text)
-
-
 def _tell(message: str) -> None:
     """Print a message, which may quote what came from a file, without its control characters."""
-    shown = "\n".join(plain(line.replace("\t", "    ")) for line in message.split("\n"))
-    print(shown, file=sys.stderr, flush=True)
+    print(printable_lines(message), file=sys.stderr, flush=True)

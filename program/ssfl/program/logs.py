@@ -2,7 +2,10 @@
 
     log.info("update accepted", extra={"round": 3, "client": "c7"})
 
-`text` is for people, `json` (one object per line) for machines; both go to stderr.
+`text` is for people, `json` (one object per line) for machines; both go to stderr. What a record
+quotes (arguments and fields) may come from a peer or a task: it is escaped here, in one place, so
+that it can neither begin a line of its own nor move a cursor. Further lines, which only a message
+of ours or a traceback has, are indented.
 """
 
 import json
@@ -13,12 +16,16 @@ import re
 import sys
 from collections.abc import Mapping
 from datetime import UTC, datetime
+from numbers import Number
 from typing import Any, TextIO
+
+from ssfl.program.printable import printable, printable_json, printable_lines
 
 FORMATS = ("text", "json")
 LEVELS = ("debug", "info", "warning", "error")
 _STANDARD = {*vars(logging.makeLogRecord({})), "message", "asctime", "taskName"}
-_PLAIN_WORD = re.compile(r"[^\s\"=\x00-\x1f\x7f]+")
+_PLAIN_WORD = re.compile(r"[^\s\"=]+")
+_INDENT = "  "
 _DIGEST_CHARACTERS = 12
 _DIM, _YELLOW, _RED, _OFF = "\x1b[2m", "\x1b[33m", "\x1b[31m", "\x1b[0m"
 
@@ -55,7 +62,7 @@ class TextFormatter(logging.Formatter):
         if record.levelno >= logging.WARNING:
             colour = _RED if record.levelno >= logging.ERROR else _YELLOW
             parts.append(self._paint(record.levelname, colour))
-        parts.append(record.getMessage())
+        parts.append(_indented(message_of(record)))
         if fields := fields_of(record):
             shown = " ".join(f"{name}={_text(value)}" for name, value in fields.items())
             parts.append(" " + self._paint(shown, _DIM))
@@ -65,7 +72,9 @@ class TextFormatter(logging.Formatter):
         return f"{code}{text}{_OFF}" if self._colour else text
 
     def _traceback(self, record: logging.LogRecord) -> list[str]:
-        return [self.formatException(record.exc_info)] if record.exc_info else []
+        if not record.exc_info:
+            return []
+        return [_INDENT + _indented(printable_lines(self.formatException(record.exc_info)))]
 
 
 class JsonFormatter(logging.Formatter):
@@ -76,17 +85,36 @@ class JsonFormatter(logging.Formatter):
             "time": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
             "level": record.levelname.lower(),
             "logger": record.name,
-            "event": record.getMessage(),
+            "event": message_of(record),
         }
         if record.exc_info:
             line["exception"] = self.formatException(record.exc_info)
         for name, value in fields_of(record).items():
             line[f"{name}_" if name in line else name] = plain(value)
-        return json.dumps(line, ensure_ascii=False, allow_nan=False)
+        return printable_json(json.dumps(line, ensure_ascii=False, allow_nan=False))
 
 
 def _wants_colour() -> bool:
     return sys.stderr.isatty() and "NO_COLOR" not in os.environ and os.environ.get("TERM") != "dumb"
+
+
+def message_of(record: logging.LogRecord) -> str:
+    """Return a record's message; what it quotes is in one line."""
+    message, args = str(record.msg), record.args
+    if isinstance(args, Mapping):
+        message %= {name: quotable(value) for name, value in args.items()}
+    elif args:
+        message %= tuple(quotable(value) for value in args)
+    return printable_lines(message)
+
+
+def quotable(value: object) -> object:
+    """Return an argument of a message as it can be shown: numbers as they are, else its text."""
+    return value if isinstance(value, Number) else printable(str(value))
+
+
+def _indented(text: str) -> str:
+    return text.replace("\n", f"\n{_INDENT}")
 
 
 def fields_of(record: logging.LogRecord) -> dict[str, Any]:
@@ -99,9 +127,9 @@ def _text(value: object) -> str:
         return "yes" if value else "no"
     if isinstance(value, float):
         return f"{value:.6g}"
-    if isinstance(value, str):
-        return value if _PLAIN_WORD.fullmatch(value) else json.dumps(value, ensure_ascii=False)
-    return json.dumps(value, ensure_ascii=False)
+    if isinstance(value, str) and _PLAIN_WORD.fullmatch(value) and value.isprintable():
+        return value
+    return printable_json(json.dumps(value, ensure_ascii=False))
 
 
 def plain(value: object) -> Any:

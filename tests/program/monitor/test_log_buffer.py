@@ -112,3 +112,10 @@ def test_of_a_systems_error_the_folder_is_not_told(recent: Recent) -> None:
         log.exception("cannot go on")
     (one,) = recent.after(0)
     assert one["fields"] == {"error": "FileNotFoundError: No such file or directory: file"}
+
+
+def test_what_a_peer_says_is_escaped(recent: Recent) -> None:
+    log.warning("client leaves: %s", "a\nb\x1b[2J\u202e", extra={"reason": "c\r\x9bd"})
+    (one,) = recent.after(0)
+    assert one["event"] == "client leaves: a\\nb\\x1b[2J\\u202e"
+    assert one["fields"] == {"reason": "c\\r\\x9bd"}

@@ -153,6 +153,7 @@ def test_a_value_that_does_not_parse_says_where_it_was_written(tmp_path: Path) -
             "resnet20, resnet32, resnet44, resnet56, resnet110, got 'vgg'",
         ),
         ("--port", "--port needs a value"),
+        ("--lr 0.1", "unknown flag --lr; did you mean --learning-rate?"),
         ("--rouns 5", "unknown flag --rouns; did you mean --rounds?"),
         ("--no-reproducable", "unknown flag --no-reproducable; did you mean --no-reproducible?"),
         ("--xyzzy", "unknown flag --xyzzy; --help lists them"),

@@ -31,7 +31,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def test_everything_is_printed_and_the_verdict_last(
+def test_everything_is_printed_and_the_verdict_first(
     here: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("COLUMNS", "80")
@@ -43,7 +43,7 @@ def test_everything_is_printed_and_the_verdict_last(
     shown = capsys.readouterr().out
     lines = shown.splitlines()
     assert max(map(len, lines)) <= 80
-    assert lines[-1] == "check passed: nothing is in the way"
+    assert lines[:3] == ["check passed: nothing is in the way", "", "network"]
     parts = [line for line in lines if line in ("network", "coordinator", "site")]
     assert parts == ["network", "coordinator", "site"]
     assert re.search(r"^  ok       bandwidth    .* up, .* down, round trip", shown, re.MULTILINE)
@@ -89,14 +89,30 @@ def test_what_a_task_prints_is_no_part_of_the_json(
     assert all(text in told.err for text in ("I am loud", "very loud", "from a shell"))
 
 
+@pytest.mark.usefixtures("here")
+def test_a_model_of_default_settings_is_not_priced_where_the_run_has_others(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    flags = ["--data", "shard_00", "--coordinator", NOWHERE]
+    assert tools.main(["check", *flags]) == ExitCode.UNREACHABLE
+    shown = capsys.readouterr().out
+    assert re.search(r"^  skipped  round +because tcp failed$", shown, re.MULTILINE)
+    assert not re.search(r"sparsity|tensor|conv1|kB needed", shown)
+    assert tools.main(["check", *flags, "--json"]) == ExitCode.UNREACHABLE
+    told = json.loads(capsys.readouterr().out)
+    assert (told["rounds"], told["tensors"], told["manifest_digest"]) == ([], [], None)
+
+
 def test_a_failure_has_the_exit_code_of_the_first(
     here: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (here / "shards/shard_00.npz").write_bytes(b"no archive")
     flags = ["--data", "shard_00", "--coordinator", NOWHERE]
     assert tools.main(["check", *flags]) == ExitCode.UNREACHABLE
-    last = capsys.readouterr().out.splitlines()[-1]
-    assert last.startswith("check FAILED: tcp, shard; to be mended by whoever runs the coordinator")
+    first = capsys.readouterr().out.splitlines()[0]
+    assert first.startswith(
+        "check FAILED: tcp, shard; to be mended by whoever runs the coordinator"
+    )
     assert tools.main(["check", "--data", "shard_00"]) == ExitCode.BAD_DATA
 
 
@@ -237,7 +253,7 @@ def test_a_step_that_takes_long_is_named_and_ctrl_c_in_it_is_told(
     assert (last["name"], last["text"]) == ("model", "ended by you after 0 s")
     monkeypatch.setattr(sys, "stderr", io.StringIO())
     assert tools.main(flags) == ExitCode.INTERRUPTED
-    assert capsys.readouterr().out.splitlines()[-1] == "check not finished: ended at model"
+    assert capsys.readouterr().out.splitlines()[0] == "check not finished: ended at model"
 
 
 def test_a_skipped_step_names_the_failure_behind_it() -> None:

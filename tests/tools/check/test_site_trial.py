@@ -11,7 +11,7 @@ from rich.console import Console
 
 from server.run_loop_harness import begin
 from ssfl.client.config import ClientConfig
-from ssfl.datasets.shards.shard_file import write_shard
+from ssfl.datasets.shards.shard_file import Shard, write_shard
 from ssfl.learning.describe import manifest_of
 from ssfl.learning.load_task import load_task
 from ssfl.learning.models import build_model
@@ -182,6 +182,55 @@ def test_a_model_that_differs_is_told_with_the_tensor(here: Path) -> None:
     said = fails(run_with(here, "cnn"), "same model")
     assert "this site builds another model than the run's: tensor 0: " in said
     assert "whoever wrote the task: give every site the same task file" in said
+
+
+def of_size(size: int) -> Shard:
+    """Return a shard whose images have another size."""
+    shard = small()
+    x = np.zeros((60, 1, size, size), np.float32)
+    return Shard(x[:40], shard.train_y, x[40:], shard.test_y, num_classes=10)
+
+
+def test_data_of_another_shape_are_named_by_their_shapes(here: Path) -> None:
+    write_shard(Path("shards/ann.npz"), of_size(10))
+    said = fails(run_with(here, "mlp"), "same model")
+    assert "another model than the run's: samples of 1x10x10 here, 1x8x8 in the run →" in said
+    assert "this site's data people: make the shard again with samples of the run's shape" in said
+    assert "whoever wrote the task" not in said
+
+
+def test_a_task_that_fails_with_data_of_another_shape_names_both(here: Path) -> None:
+    write_shard(Path("shards/ann.npz"), of_size(10))
+    Path("task.py").write_text(
+        "from ssfl.learning.image_task import load_shard, loss, metrics\n"
+        "def build_model(settings, shard):\n    assert shard.input_shape == (1, 8, 8)\n"
+    )
+    said = fails(run_with(here, "mlp", task="task.py"), "model")
+    assert "this site's data do not fit the run: samples of 1x10x10 here, 1x8x8 in the run" in said
+    assert "this site's data people" in said
+
+
+FROZEN = """
+from torch import nn
+from ssfl.learning.image_task import load_shard, loss, metrics
+
+def build_model(settings, shard):
+    body, head = nn.Linear(64, 3000), nn.Linear(3000, 10)
+    body.requires_grad_({train_body})
+    return nn.Sequential(nn.Flatten(), body, nn.ReLU(), head)
+"""
+
+
+@pytest.mark.usefixtures("here")
+def test_a_forecast_charges_almost_nothing_for_frozen_layers() -> None:
+    Path("frozen.py").write_text(FROZEN.format(train_body=False))
+    Path("trained.py").write_text(FROZEN.format(train_body=True))
+    frozen, trained = (checked(data="ann", task=f"{name}.py") for name in ("frozen", "trained"))
+    half, whole = frozen.rounds[0], trained.rounds[0]
+    assert (half.sparsity, whole.sparsity) == ("0.5", "0.5")
+    assert half.up.high < 4 * 15_010 + 0.1 * 4 * 195_000, "15,000 of the head, 10 biases"
+    assert half.down.high < 4 * 15_010 + 0.1 * 4 * 195_000
+    assert whole.up.low > 4 * half.up.high
 
 
 def beside(here: Path, settings: RunSettings, **config: Any) -> Checked:

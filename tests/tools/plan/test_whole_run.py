@@ -9,11 +9,12 @@ import pytest
 from ssfl.codec import blocks, reference
 from ssfl.method.manifest import Init, Manifest, Role, TensorSpec
 from ssfl.method.settings import RunSettings
+from ssfl.method.value_types import lossy_code
 from ssfl.tools.plan.link import Link
 from ssfl.tools.plan.messages import download_bytes, upload_bytes
 from ssfl.tools.plan.result import RunPlan
-from ssfl.tools.plan.sizes import FIRST_SHARE, REFERENCE_SHARE, Size
-from ssfl.tools.plan.whole_run import plan_run
+from ssfl.tools.plan.sizes import FIRST_SHARE, REFERENCE_SHARE, Coding, Size
+from ssfl.tools.plan.whole_run import Site, plan_run
 from ssfl.v1 import coordinator_pb2 as pb
 from ssfl.v1 import transfer_pb2
 
@@ -153,3 +154,26 @@ def test_control_messages_stay_small() -> None:
     planned = plan()
     assert planned.rows["control", "up"].message.high < 0.01 * planned.total("up").message.high
     assert planned.rows["control", "down"].message.high < 0.01 * planned.total("down").message.high
+
+
+@pytest.mark.parametrize("value_type", ["float32", "bfloat16", "int8", "grid"])
+@pytest.mark.parametrize(("trained", "frozen"), [(2_000, 300_000), (50_000, 20_000)])
+def test_values_that_are_not_trained_cost_what_their_code_makes_of_them(
+    value_type: str, trained: int, frozen: int
+) -> None:
+    run = replace(RUN, value_type=value_type)
+    random = np.random.default_rng(5)
+    base = (0.05 * random.standard_normal(trained + frozen)).astype(np.float32)
+    moved = (0.002 * random.standard_normal(trained)).astype(np.float32)
+    values = np.concatenate([base[:trained] + moved, base[trained:]])
+    words = random.integers(0, 1 << 32, values.size, dtype=np.uint32)
+    code = lossy_code(run)
+    real = len(blocks.encode(code or reference.CODE, values, base, words if code else None))
+    planned = Coding(run, reference=True, num_frozen=frozen).update(values.size).size
+    assert planned.low <= real <= planned.high <= planned.most
+    assert planned.most == Coding(run, reference=True).update(values.size).size.most
+
+
+def test_frozen_values_cost_as_much_as_others_where_values_travel_plainly() -> None:
+    frozen = plan_run(MANIFEST, RUN, 8, reference_coding=False, site=Site(num_frozen=500))
+    assert frozen.update == plan().update

@@ -196,7 +196,7 @@ def test_a_data_set_of_numbers_is_described_as_such() -> None:
     data = some(1200, 2)
     numbers = DataSet("a\x07b", data.train_x, data.train_x[:, 0], data.test_x, data.test_x[:, 0])
     assert data_set_line(numbers) == (
-        "a\N{REPLACEMENT CHARACTER}b: 1,200 samples of 3 (float32), targets that are numbers; "
+        "a\\x07b: 1,200 samples of 3 (float32), targets that are numbers; "
         "1,200 to train on, 0 to test on"
     )
 

@@ -76,17 +76,23 @@ class RunSpec:
         for name, why in ELSEWHERE.items():
             if name in self.settings:
                 raise StudyError(f"{name} is no setting of a simulated run: {why}")
-        try:
-            values = with_profile(values_by_name(RunSettings, self.settings, "a run"))
-        except TypeError as error:
-            raise StudyError(str(error)) from None
-        late = self.late()
+        values, late = self._values(), self.late()
         clients = _num_clients(self.data) - len(late)
         least = min(int(values.get("min_clients", RunSettings().min_clients)), clients)
         own = {"clients": clients, "min_clients": least, "seed": self.seed}
         settings = RunSettings(**{**values, **own, "reproducible": not late})
         settings.validate()
         return settings
+
+    def all_settings(self) -> dict[str, Any]:
+        """Return every setting by name: as it was given, else of the profile, else its default."""
+        return {**asdict(RunSettings(**self._values())), **self.settings}
+
+    def _values(self) -> dict[str, Any]:
+        try:
+            return with_profile(values_by_name(RunSettings, self.settings, "a run"))
+        except TypeError as error:
+            raise StudyError(str(error)) from None
 
     def check(self) -> None:
         """Raise what `run_one` would raise for data and settings that contradict themselves."""

@@ -114,7 +114,8 @@ def _spread(values: Iterable[float | None]) -> dict[str, float | int | None] | N
 def _csv(results: Sequence[RunResult]) -> str:
     """Return one row per run: what varies between the runs, then what came out."""
     rows = [_run(result) for result in results]
-    varying = _varying(rows)
+    specs = _columns(results)
+    varying = [name for name in next(iter(specs), {}) if len({str(one[name]) for one in specs}) > 1]
     metrics = sorted({name for row in rows for name in _metrics(row)})
     plain = dict.fromkeys(key for row in rows for key in row if key not in ("spec", "metrics"))
     names = ["name", "seed", "mode", *varying, *metrics]
@@ -122,8 +123,8 @@ def _csv(results: Sequence[RunResult]) -> str:
     text = io.StringIO()
     writer = csv.DictWriter(text, names, lineterminator="\n", extrasaction="ignore")
     writer.writeheader()
-    for row in rows:
-        writer.writerow({**row, **_metrics(row), **_flat(row["spec"])})
+    for row, spec in zip(rows, specs, strict=True):
+        writer.writerow({**row, **_metrics(row), **spec})
     return text.getvalue()
 
 
@@ -131,16 +132,20 @@ def _metrics(row: Mapping[str, Any]) -> dict[str, Any]:
     return {f"metrics.{name}": value for name, value in row.get("metrics", {}).items()}
 
 
-def _varying(rows: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Return the fields of the specs that are not the same for all runs."""
-    flat = [_flat(row["spec"]) for row in rows]
-    names = dict.fromkeys(name for one in flat for name in one)
-    return [name for name in names if len({str(one.get(name)) for one in flat}) > 1]
+def _columns(results: Sequence[RunResult]) -> list[dict[str, Any]]:
+    """Return data, task and settings of each run; of the settings those that any run was given.
 
-
-def _flat(spec: Mapping[str, Any]) -> dict[str, Any]:
-    return {
-        **{f"data.{key}": value for key, value in spec["data"].items()},
-        **{f"settings.{key}": value for key, value in spec["settings"].items()},
-        "task": spec["task"],
-    }
+    A run that was not given one of them has the value it ran with: its profile's or the default.
+    """
+    given = dict.fromkeys(name for result in results for name in result.spec.settings)
+    columns = []
+    for result in results:
+        settings = result.spec.all_settings()
+        columns.append(
+            {
+                **{f"data.{key}": value for key, value in asdict(result.spec.data).items()},
+                **{f"settings.{name}": settings[name] for name in given},
+                "task": result.spec.task,
+            }
+        )
+    return columns

@@ -1,11 +1,14 @@
-"""The terminal as our commands use it: what they print is text, never markup."""
+"""The terminal as our commands use it: what they print is text, never markup or a control code."""
 
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, redirect_stdout
 
-from rich.console import Console
+from rich.console import Console, ConsoleOptions, RenderableType
+from rich.segment import Segment
+
+from ssfl.program.printable import printable
 
 WIDE = 120  # columns of what goes to a file or a pipe
 
@@ -24,7 +27,23 @@ def stdout_aside() -> Iterator[None]:
         os.close(ours)
 
 
-def console() -> Console:
+class SafeConsole(Console):
+    """A console that escapes control characters in what it prints; names come from strangers."""
+
+    def render(
+        self, renderable: RenderableType, options: ConsoleOptions | None = None
+    ) -> Iterable[Segment]:
+        """Yield the segments of a renderable, each with safe text."""
+        for segment in super().render(renderable, options):
+            text, style, control = segment
+            if control or text == "\n" or text.isprintable():
+                yield segment
+            else:
+                yield Segment("\n".join(map(printable, text.split("\n"))), style)
+
+
+def console(*, stderr: bool = False) -> Console:
     """Return a console that prints names as they are, wide where no terminal says how wide."""
-    wide = None if sys.stdout.isatty() or "COLUMNS" in os.environ else WIDE
-    return Console(markup=False, highlight=False, emoji=False, width=wide)
+    stream = sys.stderr if stderr else sys.stdout
+    wide = None if stream.isatty() or "COLUMNS" in os.environ else WIDE
+    return SafeConsole(markup=False, highlight=False, emoji=False, width=wide, stderr=stderr)

@@ -15,7 +15,8 @@ from collections.abc import Mapping
 from pathlib import PurePath
 from typing import Any
 
-from ssfl.program.logs import fields_of, plain
+from ssfl.program.logs import fields_of, message_of, plain, quotable
+from ssfl.program.printable import printable, printable_lines
 
 MOST = 300
 MOST_GRAVE = 100  # routine must not push them out
@@ -103,7 +104,7 @@ def _short(value: Any) -> Any:
     """Return a value that is short as text, too."""
     if value is None or isinstance(value, bool | int | float):
         return value
-    return _cut(_without_paths(str(value)), FIELD_CHARACTERS)
+    return _cut(_without_paths(printable(str(value))), FIELD_CHARACTERS)
 
 
 def _message(record: logging.LogRecord) -> str:
@@ -111,8 +112,8 @@ def _message(record: logging.LogRecord) -> str:
     last part."""
     args = record.args
     if not args or isinstance(args, Mapping):
-        return record.getMessage()
-    return str(record.msg) % tuple(_told(one) for one in args)
+        return message_of(record)
+    return printable_lines(str(record.msg) % tuple(quotable(_told(one)) for one in args))
 
 
 def _told(value: object) -> object:

@@ -2,6 +2,7 @@
 
 import argparse
 import difflib
+import re
 import shutil
 import textwrap
 from collections.abc import Iterable, Mapping, Sequence
@@ -65,9 +66,27 @@ def read_flags(
 
 
 def closest(word: str, words: Iterable[str]) -> str:
-    """Return "; did you mean X?" for the nearest of `words`, or nothing if none is near."""
-    near = difflib.get_close_matches(word, list(words), n=1)
+    """Return "; did you mean X?" for the nearest of `words`, or nothing if none is near.
+
+    One that `word` abbreviates is the nearest.
+
+    >>> closest("--lr", ["--lr-decay", "--learning-rate"])
+    '; did you mean --learning-rate?'
+    """
+    known = list(words)
+    near = [one for one in known if _initials(one) == _bare(word)]
+    near += difflib.get_close_matches(word, known, n=1)
     return f"; did you mean {near[0]}?" if near else ""
+
+
+def _bare(word: str) -> str:
+    return word.removeprefix("--").removeprefix("SSFL_").lower()
+
+
+def _initials(word: str) -> str:
+    """Return the first letters of a name of several words; empty if it has one word."""
+    parts = re.split("[-_ ]+", _bare(word))
+    return "".join(part[:1] for part in parts) if len(parts) > 1 else ""
 
 
 def _build(

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
-from rich.console import Console
 
 from ssfl.client.access import Access, read_access
 from ssfl.client.config import CLIENT_ID, ClientConfig, client_id_of, settings_elsewhere
@@ -73,6 +72,7 @@ class Checked:
 
     steps: Steps
     client_id: str = NOBODY
+    asks_coordinator: bool = False
     talk: Talk | None = None
     settings: RunSettings | None = None  # of the run; None: not known
     run_manifest: Manifest | None = None  # of the run's model; None: it has none, or is not known
@@ -82,12 +82,13 @@ class Checked:
     def forecasts(self, manifest: Manifest) -> list[Forecast]:
         """Return what a round costs."""
         answer = self.talk.answer if self.talk else None
-        terms = Terms()
+        frozen = self.site.num_frozen if self.site else 0
+        terms = Terms(num_frozen=frozen)
         if answer:
             begun = answer.rounds_done or answer.phase not in ("gathering", "paused")
             terms = Terms(
                 answer.reference_coding, answer.upload_slots, answer.num_clients + 1,
-                answer.rounds_done, has_begun=bool(begun),
+                answer.rounds_done, has_begun=bool(begun), num_frozen=frozen,
             )  # fmt: skip
         return forecasts(
             manifest,
@@ -99,7 +100,13 @@ class Checked:
         )
 
     def manifest(self) -> Manifest | None:
-        """Return the model that this site builds; where no shard is checked, the run's."""
+        """Return the model that this site builds; where no shard is checked, the run's.
+
+        Without the run's settings the site built a model of default ones, which the run does not
+        have: that one is not shown.
+        """
+        if not self.settings and self.asks_coordinator:
+            return None
         return self.site.manifest if self.site else self.run_manifest
 
 
@@ -113,26 +120,27 @@ def check(argv: Sequence[str]) -> int:
             checked = run_check(config, Steps())
         print(json.dumps(_document(checked), indent=1))
         return int(checked.steps.exit_code)
-    shown = console()
-    screen = Screen(shown)
+    screen = Screen(console())
     try:
-        checked = run_check(config, Steps(screen.begin, screen.done))
+        checked = run_check(config, Steps(screen.begin))
     finally:
         screen.close()
-    _show(checked, shown)
+    _show(checked, screen)
     return int(checked.steps.exit_code)
 
 
 def run_check(config: CheckConfig, steps: Steps) -> Checked:
     """Do all steps that the settings ask for; those before Ctrl-C, if that ends it."""
-    checked = Checked(steps)
+    checked = Checked(steps, asks_coordinator=bool(config.coordinator))
     try:
         if config.coordinator:
             _check_coordinator(config, checked)
         if config.data:
             _check_site(config, checked)
         if checked.site or checked.run_manifest:
-            steps.run("round", lambda: _round(checked), ["model"] if checked.site else [])
+            needs = ["settings"] if config.coordinator else []
+            needs += ["model"] if checked.site else []
+            steps.run("round", lambda: _round(checked), needs)
     except Ended:  # the step says so
         pass
     finally:
@@ -163,7 +171,7 @@ def _check_site(config: CheckConfig, checked: Checked) -> None:
     )  # fmt: skip
     checked.site.check(checked.steps)
     state_dir = config.state_dir / checked.client_id
-    check_disk(checked.steps, config, state_dir, run or RunSettings(), checked.site.manifest)
+    check_disk(checked.steps, config, state_dir, run or RunSettings(), checked.manifest())
 
 
 def _check_files(config: CheckConfig, steps: Steps) -> Access | None:
@@ -274,19 +282,21 @@ def _round(checked: Checked) -> Found[None]:
     return Found(None, f"{expected(own.up)} up, {expected(own.down)} down at {sparsity_told(own)}")
 
 
-def _show(checked: Checked, shown: Console) -> None:
-    """Print what the steps have led to."""
+def _show(checked: Checked, screen: Screen) -> None:
+    """Print the verdict, the steps, and what they have led to."""
+    shown = screen.console
+    shown.print(verdict_text(checked.steps))
+    shown.print()
+    screen.show(checked.steps)
     if manifest := checked.manifest():
         shown.print()
         shown.print(tensor_table(manifest))
-        shown.print(role_table(manifest))
+        shown.print(role_table(manifest, checked.site.num_frozen if checked.site else 0))
     if told := checked.rounds:
         shown.print()
         shown.print(forecast_table(told, shown.width))
         link = checked.talk.link if checked.talk else None
         shown.print(forecast_notes(told, link, checked.site.pace if checked.site else None))
-    shown.print()
-    shown.print(verdict_text(checked.steps))
 
 
 def _document(checked: Checked) -> dict[str, object]:

@@ -11,6 +11,7 @@ from ssfl.client.connection import open_channel, stub_for
 from ssfl.client.errors import reason_of
 from ssfl.datasets.wording import counted
 from ssfl.program.exits import ExitCode
+from ssfl.program.printable import printable
 from ssfl.program.version import ssfl_version
 from ssfl.tools.check.probe import PROTOCOL_VERSION, Question, Told, answer_to, ask, measure
 from ssfl.tools.check.steps import Advice, Found, Steps, Who, Wrong
@@ -137,7 +138,7 @@ class Talk:
             answer = answer_to(self._stub, replace(self._question, num_samples=num_samples))
         except grpc.RpcError as error:
             if reason_of(error) == "too_many_checks":
-                return Found(None, f"not asked: {error.details()}", Advice(Who.YOU, "try again"))
+                return Found(None, f"not asked: {_words(error)}", Advice(Who.YOU, "try again"))
             raise self._refused(error) from error
         _raise_refusal(answer)
         run, text = answer.settings, counted(num_samples, "training sample")
@@ -168,7 +169,7 @@ class Talk:
         except grpc.RpcError as error:
             if reason_of(error) == "too_many_checks":
                 again = "try again for a forecast of times"
-                return Found(None, f"not measured: {error.details()}", Advice(Who.YOU, again))
+                return Found(None, f"not measured: {_words(error)}", Advice(Who.YOU, again))
             raise Wrong(
                 f"a transfer did not come through: {_words(error)}",
                 Advice(
@@ -248,7 +249,7 @@ def _is_over(answer: pb.CheckAnswer) -> bool:
 
 
 def _words(error: grpc.RpcError) -> str:
-    return str(error.details() or error.code().name.lower())
+    return printable(error.details() or error.code().name.lower())
 
 
 def _rate(bits_per_s: float) -> str:

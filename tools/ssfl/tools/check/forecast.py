@@ -14,7 +14,7 @@ from ssfl.tools.check.site_trial import Pace
 from ssfl.tools.plan.link import Link
 from ssfl.tools.plan.result import RunPlan, Seconds
 from ssfl.tools.plan.sizes import Size
-from ssfl.tools.plan.whole_run import plan_run
+from ssfl.tools.plan.whole_run import Site, plan_run
 
 SPARSITIES = ("0.5", "0.9", "0.95")
 FEWEST = 2  # clients, where the run does not say how many
@@ -53,13 +53,14 @@ class Forecast:
 
 @dataclass(frozen=True, slots=True)
 class Terms:
-    """What a coordinator tells of its ways, beside the run's settings."""
+    """What a round's cost depends on beyond the run's settings."""
 
     reference_coding: bool = True
     upload_slots: int = 8
     num_clients: int = FEWEST  # joined so far
     rounds_done: int = 0
     has_begun: bool = False
+    num_frozen: int = 0  # values of this site's model that are not trained
 
 
 def forecasts(
@@ -121,8 +122,9 @@ def _forecast(
     rounds: str,
 ) -> Forecast:
     plan: RunPlan = plan_run(
-        manifest, run, terms.upload_slots, reference_coding=terms.reference_coding, link=link
-    )
+        manifest, run, terms.upload_slots, reference_coding=terms.reference_coding, link=link,
+        site=Site(num_frozen=terms.num_frozen),
+    )  # fmt: skip
     times, agreed = plan.times, [mask.first for mask in plan.masks if mask.is_agreed]
     to_come = [one for one in agreed if one > terms.rounds_done or not terms.has_begun]
     return Forecast(

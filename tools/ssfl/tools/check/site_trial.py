@@ -8,11 +8,11 @@ import os
 import resource
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from ssfl.client.config import ClientConfig
 from ssfl.datasets.errors import DataError
@@ -36,6 +36,7 @@ ENOUGH_S = 2.0  # of training steps, to have their time
 MOST_STEPS = 4
 TESTED = 1024  # samples: with more of them, the time of these is scaled up
 FULL = 0.8  # of the machine's memory
+LIKE_THE_RUN = "make the shard again with samples of the run's shape and with its classes"
 Value = TypeVar("Value")
 
 
@@ -72,6 +73,7 @@ class SiteCheck:
         self._settings, self._run_manifest, self._is_run = settings, run_manifest, is_run
         self._talk = talk
         self.manifest: Manifest | None = None
+        self.num_frozen = 0  # values of the model that are not trained
         self.pace: Pace | None = None
         self._score_s = 0.0
 
@@ -151,17 +153,20 @@ class SiteCheck:
         self, task: "LoadedTask", shard: Shard, device: "torch.device"
     ) -> "Found[SiteModel]":
         from ssfl.client.local_work import SiteModel
+        from ssfl.learning.describe import num_frozen
         from ssfl.learning.load_task import BUILT_IN
 
         who, what = Who.AUTHOR, "mend the task: it builds no model for this shard"
-        if task.name in BUILT_IN:
+        if self._other_data(task.description(self._settings, shard)):
+            who, what = Who.DATA, LIKE_THE_RUN
+        elif task.name in BUILT_IN:
             who, what = Who.OPERATOR, "choose a --model that fits data of this shape"
         with (
             self._explained(who, what),
             self._working(device),
         ):
             model = SiteModel.build(task, shard, self._settings, device, self._run_manifest)
-        manifest = model.manifest
+        manifest, self.num_frozen = model.manifest, num_frozen(model.network)
         name = manifest.model.get("model", manifest.model.get("task", ""))
         defaults = "" if self._is_run else " (with default settings: the run's are not known)"
         text = f"{name}: {manifest.size:,} values, {manifest.num_masked:,} can be pruned{defaults}"
@@ -172,8 +177,13 @@ class SiteCheck:
         difference = self._run_manifest.first_difference(model.manifest)
         if not difference:
             return Found(None, f"as the run's ({model.manifest.digest.hex()[:12]})")
+        text = f"this site builds another model than the run's: {difference}"
+        if self._other_data(model.manifest.model):
+            fresh = "begin again with --fresh, if the run has the wrong data"
+            advice = Advice(Who.DATA, LIKE_THE_RUN, (Advice(Who.OPERATOR, fresh),))
+            raise Wrong(text, advice, ExitCode.BAD_DATA)
         raise Wrong(
-            f"this site builds another model than the run's: {difference}",
+            text,
             Advice(
                 Who.AUTHOR,
                 "give every site the same task file, and data of the same shape and classes; if "
@@ -181,6 +191,10 @@ class SiteCheck:
             ),
             ExitCode.BAD_DATA,
         )
+
+    def _other_data(self, description: Mapping[str, Any]) -> bool:
+        """Return True if the run's samples have another shape or other classes than this site's."""
+        return bool(self._run_manifest and self._run_manifest.data_difference(description))
 
     def _score(self, task: "LoadedTask", shard: Shard, model: "SiteModel") -> "Found[Mask]":
         from ssfl.learning.first_batch import try_first_batch

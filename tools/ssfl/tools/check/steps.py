@@ -18,6 +18,7 @@ from enum import StrEnum
 from typing import Generic, TypeVar
 
 from ssfl.program.exits import ExitCode, Terminated
+from ssfl.program.printable import printable_lines
 
 LONG_S, AGAIN_S = 15.0, 60.0  # after so long a step is named, and again and again
 ENDED = (ExitCode.INTERRUPTED, ExitCode.TERMINATED)
@@ -92,14 +93,10 @@ class Step:
 
 
 class Steps:
-    """Runs steps one after the other; `begin` and `done` show them."""
+    """Runs steps one after the other; `begin` is called with the name of each."""
 
-    def __init__(
-        self,
-        begin: Callable[[str], None] = lambda _name: None,
-        done: Callable[[Step], None] = lambda _step: None,
-    ) -> None:
-        self._begin, self._done = begin, done
+    def __init__(self, begin: Callable[[str], None] = lambda _name: None) -> None:
+        self._begin = begin
         self.all: list[Step] = []
         self.part = ""  # of the steps to come
 
@@ -123,7 +120,7 @@ class Steps:
                 raise Ended from error
             except BaseException as error:  # noqa: BLE001  the other steps are to be tried
                 self._fail(name, _unexpected(error), began_s)
-                traceback.print_exc()
+                print(printable_lines(traceback.format_exc().rstrip()), file=sys.stderr)
                 return None
         advice, heard = found.advice, "; ".join(warnings)
         if heard:
@@ -176,9 +173,7 @@ class Steps:
         exit_code: ExitCode = ExitCode.DONE,
     ) -> None:
         seconds = 0.0 if began_s is None else time.monotonic() - began_s
-        step = Step(self.part, name, verdict, text, advice, seconds, exit_code)
-        self.all.append(step)
-        self._done(step)
+        self.all.append(Step(self.part, name, verdict, text, advice, seconds, exit_code))
 
 
 def _unexpected(error: BaseException) -> Wrong:

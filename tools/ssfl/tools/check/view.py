@@ -1,4 +1,4 @@
-"""A check as people and programs read it: a line per step, two tables, a verdict, a document."""
+"""A check as people and programs read it: a verdict, a line per step, two tables, a document."""
 
 import textwrap
 from collections.abc import Iterator
@@ -10,7 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from ssfl.method.manifest import Manifest, Role, TensorSpec
-from ssfl.program.exits import plain
+from ssfl.program.printable import printable
 from ssfl.tools.check.forecast import Forecast
 from ssfl.tools.check.site_trial import Pace, seconds_told
 from ssfl.tools.check.steps import Step, Steps, Verdict
@@ -33,11 +33,10 @@ ROUNDS_TOLD = 5
 
 
 class Screen:
-    """Prints steps as they come."""
+    """Names the step under way on a terminal, and prints all steps at the end."""
 
     def __init__(self, console: Console) -> None:
-        self._console = console
-        self._part = ""
+        self.console = console
         self._status = console.status("")
 
     def begin(self, name: str) -> None:
@@ -49,13 +48,14 @@ class Screen:
         """Leave the terminal as it was, also after Ctrl-C."""
         self._status.stop()
 
-    def done(self, step: Step) -> None:
-        """Print a step that is over."""
-        self._status.stop()
-        if step.part != self._part:
-            self._console.print(Text(step.part, style="bold"))
-            self._part = step.part
-        self._console.print(step_text(step, self._console.width))
+    def show(self, steps: Steps) -> None:
+        """Print the steps, part by part."""
+        part = ""
+        for step in steps.all:
+            if step.part != part:
+                self.console.print(Text(step.part, style="bold"))
+                part = step.part
+            self.console.print(step_text(step, self.console.width))
 
 
 def step_text(step: Step, width: int) -> Text:
@@ -79,7 +79,7 @@ def step_text(step: Step, width: int) -> Text:
 def _wrapped(told: str, width: int) -> Iterator[str]:
     """Yield lines; those of an author's code keep their own."""
     for line in told.splitlines() or [""]:
-        shown = plain(line.replace("\t", "    ").rstrip())
+        shown = printable(line.replace("\t", "    ").rstrip())
         yield from textwrap.wrap(
             shown, max(20, width - 2), break_on_hyphens=False, drop_whitespace=True,
             subsequent_indent=" " * (len(shown) - len(shown.lstrip())),
@@ -102,11 +102,12 @@ def tensor_table(manifest: Manifest) -> Table:
     return table
 
 
-def role_table(manifest: Manifest) -> Table:
+def role_table(manifest: Manifest, num_frozen: int = 0) -> Table:
     """Return what each role has in all, and what becomes of it."""
+    frozen = f"; {num_frozen:,} are frozen, which cost almost nothing" if num_frozen else ""
     fates = {
         Role.MASKED: "pruned by the mask: the kept ones travel",
-        Role.DENSE: "always travel",
+        Role.DENSE: f"always travel{frozen}",
         Role.BUFFER: "always travel, never trained",
     }
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), show_header=False)
@@ -191,7 +192,7 @@ def _rounds(numbers: tuple[int, ...]) -> str:
 
 
 def verdict_text(steps: Steps) -> Text:
-    """Return the last line."""
+    """Return the first line."""
     failed, warned = steps.of(Verdict.FAILED), steps.of(Verdict.WARNING)
     if steps.is_ended:
         return Text(f"check not finished: ended at {failed[-1].name}", style="bold red")

@@ -7,6 +7,7 @@ import grpc
 
 from ssfl.client.connection import channel_to
 from ssfl.program.exits import ExitCode, ProgramError
+from ssfl.program.printable import printable
 from ssfl.v1 import admin_pb2 as pb
 from ssfl.v1 import admin_pb2_grpc
 
@@ -76,7 +77,7 @@ class AdminClient:
                 case grpc.StatusCode.UNIMPLEMENTED:
                     wrong = self._not_known()
                 case _:
-                    text = f"the coordinator refused: {error.details()}"
+                    text = f"the coordinator refused: {_details(error)}"
                     wrong = ProgramError(text, ExitCode.REFUSED)
             raise wrong from error
 
@@ -99,7 +100,7 @@ class AdminClient:
             return ProgramError(finding.text, ExitCode.REFUSED)
         return ProgramError(
             f"no coordinator answers on its admin port {self.address} "
-            f"(--admin; it prints the port when it starts): {error.details()}",
+            f"(--admin; it prints the port when it starts): {_details(error)}",
             ExitCode.UNREACHABLE,
         )
 
@@ -125,3 +126,7 @@ class AdminClient:
         except grpc.RpcError:
             return None
         return status
+
+
+def _details(error: grpc.RpcError) -> str:
+    return printable(error.details() or error.code().name.lower())

@@ -7,8 +7,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TypeVar
 
-from rich.console import Console
-
 from ssfl.method.errors import DensityError, SettingsError
 from ssfl.method.manifest import MAX_PARAMETERS, Manifest
 from ssfl.method.settings import RunSettings, setting
@@ -26,8 +24,7 @@ from ssfl.tools.model.build import (
 from ssfl.tools.plan.link import Link, parse_link, parse_rate, parse_time
 from ssfl.tools.plan.view import notes, plan_document, plan_table
 from ssfl.tools.plan.whole_run import Site, plan_run
-
-WIDE = 120  # columns of a table that goes to a file or a pipe
+from ssfl.tools.terminal import console
 
 Parsed = TypeVar("Parsed")
 
@@ -187,13 +184,11 @@ def plan(argv: Sequence[str]) -> int:
     if config.json:
         print(json.dumps(plan_document(dense, sparse, link, coordinator), indent=1))
     else:
-        console = Console()
-        if not console.is_terminal:
-            console = Console(width=WIDE)
+        screen = console()
         network = manifest.model.get("model", manifest.model["task"])  # a task's own has no name
-        console.print(plan_table(network, dense, sparse))
+        screen.print(plan_table(network, dense, sparse))
         for note in notes(dense, sparse, link, coordinator, config.upload_slots):
-            console.print(note)
+            screen.print(note)
     return int(ExitCode.DONE)
 
 
@@ -202,7 +197,7 @@ def _model(config: PlanConfig) -> tuple[Manifest, Site]:
     with learning():
         import torch
 
-        from ssfl.learning.describe import manifest_of
+        from ssfl.learning.describe import manifest_of, num_frozen
         from ssfl.learning.load_task import load_task
 
         task, run, site = (
@@ -218,5 +213,6 @@ def _model(config: PlanConfig) -> tuple[Manifest, Site]:
             shard = stand_in(config.input_shape(), config.classes)
             with torch.device("meta"):  # shapes only: no memory, no random numbers
                 model = task.build_model(run, shard)
+        site = replace(site, num_frozen=num_frozen(model))
         description = task.description(run, shard)
         return manifest_of(model, description, own_weights=task.own_weights), site

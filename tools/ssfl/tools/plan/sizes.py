@@ -25,6 +25,7 @@ FIRST_SHARE = (0.67, 0.85)  # for a client that does not hold it: against the fi
 LOSSY_SHARES = {"bfloat16": (0.32, 0.38), "int8": (0.18, 0.25), "grid": (0.15, 0.42)}
 GRID_BITS = 16  # of the grid's shares; a bit more or less is a bit per value
 LEAST_SHARE = 0.03
+FROZEN_SHARE = (0.0003, 0.005)  # of values that no client trains: differences of zero
 
 # Compact scores: what says which are coded, then so many bits for a code, and a table per block.
 SCORE_BITS = (4.4, 7.0)
@@ -46,10 +47,6 @@ class Size:
     @classmethod
     def fixed(cls, num_bytes: int) -> "Size":
         return cls(num_bytes, num_bytes, num_bytes)
-
-    @classmethod
-    def share(cls, whole: int, share: tuple[float, float], most: int) -> "Size":
-        return cls(min(most, int(share[0] * whole)), min(most, math.ceil(share[1] * whole)), most)
 
     def map(self, function: Callable[[int], int]) -> "Size":
         """Return the size after a function that never falls."""
@@ -86,6 +83,7 @@ class Coding:
 
     settings: RunSettings
     reference: bool  # values are coded against a base that both ends hold
+    num_frozen: int = 0  # values that no client trains
 
     def update(self, count: int) -> Coded:
         """Return how an update of `count` values travels."""
@@ -121,10 +119,15 @@ class Coding:
         return Coded(transfer_pb2.ENCODING_SCORES, size)
 
     def _coded(self, code: ValueCode, count: int, share: tuple[float, float]) -> Size:
-        plain = values_only.encoded_bytes(count)
+        frozen = values_only.encoded_bytes(min(count, self.num_frozen))
+        trained = values_only.encoded_bytes(count) - frozen
         # What a lossy code cannot hold travels without loss.
         most = max(blocks.max_encoded_bytes(one, count) for one in (code, reference.CODE))
-        return Size.share(plain, share, most)
+        low, high = (
+            of_trained * trained + of_frozen * frozen
+            for of_trained, of_frozen in zip(share, FROZEN_SHARE, strict=True)
+        )
+        return Size(min(most, int(low)), min(most, math.ceil(high)), most)
 
     def _lossy_share(self) -> tuple[float, float]:
         low, high = LOSSY_SHARES[self.settings.value_type]

@@ -6,6 +6,7 @@ from typing import Any
 
 from rich import box
 from rich.table import Table
+from rich.text import Text
 
 from ssfl.tools.plan.link import Link
 from ssfl.tools.plan.result import RunPlan, Seconds, Times, Transfer
@@ -30,7 +31,7 @@ def plan_table(model: str, dense: RunPlan, sparse: list[RunPlan]) -> Table:
     table.add_row("kept values", *(f"{plan.num_kept:,}" for plan in plans))
     for heading, rows in _sections(plans):
         table.add_row()
-        table.add_row(f"[bold]{heading}[/bold]")
+        table.add_row(Text(heading, style="bold"))
         for name, cell in rows:
             cells = [cell(plan) for plan in plans]
             if any(one != NONE for one in cells):

@@ -37,10 +37,11 @@ from ssfl.v1 import transfer_pb2
 
 @dataclass(frozen=True, slots=True)
 class Site:
-    """What is assumed of every client; none of it moves the result by more than some bytes."""
+    """What is assumed of every client; the counts of samples move the result by some bytes only."""
 
     num_samples: int = 1000
     num_tested: int = 200
+    num_frozen: int = 0  # values of the model that are not trained
 
 
 def plan_run(
@@ -58,9 +59,10 @@ def plan_run(
     Each client is thought to have a link of its own; `coordinator_bits_per_s` is the
     coordinator's, which those who transfer at the same time share.
     """
-    coding = Coding(settings, reference_coding)
+    site = site or Site()
+    coding = Coding(settings, reference_coding, site.num_frozen)
     return _Planner(
-        manifest, settings, upload_slots, coding, link, coordinator_bits_per_s, site or Site()
+        manifest, settings, upload_slots, coding, link, coordinator_bits_per_s, site
     ).plan()
 
 

@@ -11,7 +11,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
 from rich.status import Status
 
 from ssfl.method.settings import setting
@@ -174,7 +173,7 @@ def _document(found: Audit) -> dict[str, Any]:
 @contextmanager
 def _progress() -> Iterator[OnUpload]:
     """Show which upload is being read, on a terminal: a step of a large model takes a while."""
-    errors = Console(stderr=True, markup=False, highlight=False)
+    errors = console(stderr=True)
     with Status("", console=errors) as status:
 
         def on_upload(step: Step, done: int) -> None:

@@ -17,8 +17,10 @@ from ssfl.datasets.shards.summary import ShardSummary
 from ssfl.datasets.wording import counted
 from ssfl.method.settings import setting
 from ssfl.program import settings
-from ssfl.program.exits import ExitCode, ProgramError, plain, raise_on_sigterm
-from ssfl.tools.shards.view import WIDE, ProgressView, data_set_line, summary_table
+from ssfl.program.exits import ExitCode, ProgramError, raise_on_sigterm
+from ssfl.program.printable import printable
+from ssfl.tools.shards.view import ProgressView, data_set_line, summary_table
+from ssfl.tools.terminal import console
 
 DESCRIPTION = (
     "Cuts a data set into shards, one file per client. The files together are the whole data set: "
@@ -105,15 +107,13 @@ def shards(argv: Sequence[str]) -> int:
     """Run the command."""
     config = settings.load(ShardsConfig, argv, None, "ssfl shards", DESCRIPTION, EXPLANATION)
     raise_on_sigterm()
-    console = Console(highlight=False)
-    if not console.is_terminal:
-        console = Console(highlight=False, width=WIDE)
+    screen = console()
     try:
         check_folder(config.out, overwrite=config.overwrite)
         with ProgressView() as progress:
             data = read_source(config.source_options(), progress.show)
-        _tell_data(console, data)
-        draw = _picture(console)
+        _tell_data(screen, data)
+        draw = _picture(screen)
         with ProgressView() as progress:
             summary = make_shards(
                 config.out,
@@ -132,9 +132,9 @@ def shards(argv: Sequence[str]) -> int:
             "the data set does not fit into this machine's memory", ExitCode.BAD_DATA
         ) from None
     for note in summary.notes[len(data.notes) :]:
-        console.print(plain(f"  {note}"), markup=False)
-    console.print(summary_table(summary))
-    _tell_files(console, config, summary, PICTURE if draw else "")
+        screen.print(printable(f"  {note}"))
+    screen.print(summary_table(summary))
+    _tell_files(screen, config, summary, PICTURE if draw else "")
     return int(ExitCode.DONE)
 
 
@@ -144,37 +144,31 @@ def _columns(text: str) -> tuple[str, ...]:
     return tuple(name.strip() for name in names if name.strip())
 
 
-def _tell_data(console: Console, data: DataSet) -> None:
-    console.print(data_set_line(data), markup=False)
+def _tell_data(screen: Console, data: DataSet) -> None:
+    screen.print(data_set_line(data))
     for note in data.notes:
-        console.print(plain(f"  {note}"), markup=False)
+        screen.print(printable(f"  {note}"))
 
 
-def _tell_files(
-    console: Console, config: ShardsConfig, summary: ShardSummary, picture: str
-) -> None:
+def _tell_files(screen: Console, config: ShardsConfig, summary: ShardSummary, picture: str) -> None:
     beside = f"{SUMMARY} and {picture}" if picture else SUMMARY
-    out = plain(str(config.out))
-    console.print(
-        f"{counted(len(summary.paths), 'shard')} in {out}/, {beside} beside",
-        markup=False,
-        soft_wrap=True,
+    out = printable(str(config.out))
+    screen.print(
+        f"{counted(len(summary.paths), 'shard')} in {out}/, {beside} beside", soft_wrap=True
     )
     root = "" if out == "shards" else f"--data-root '{out}' "
     is_table = len(summary.input_shape) == 1 and summary.input_type == "float32"
     root = f"--task table {root}" if is_table else root
-    console.print(
-        f"a client takes one: ssfl-client {root}--data {summary.paths[0].stem}",
-        markup=False,
-        soft_wrap=True,
+    screen.print(
+        f"a client takes one: ssfl-client {root}--data {summary.paths[0].stem}", soft_wrap=True
     )
 
 
-def _picture(console: Console) -> Draw | None:
+def _picture(screen: Console) -> Draw | None:
     """Return what draws who has which classes; without matplotlib say how to get it."""
     try:
         from ssfl.tools.shards.chart import draw_classes
     except ImportError:
-        console.print(f"{PICTURE} needs matplotlib: pip install 'ssfl[data]'", markup=False)
+        screen.print(f"{PICTURE} needs matplotlib: pip install 'ssfl[data]'")
         return None
     return draw_classes

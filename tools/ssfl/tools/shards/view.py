@@ -7,7 +7,6 @@ from typing import Any, Self
 
 import numpy as np
 import numpy.typing as npt
-from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 from rich.table import Table
 from rich.text import Text
@@ -15,9 +14,9 @@ from rich.text import Text
 from ssfl.datasets.data_set import DataSet
 from ssfl.datasets.shards.summary import ShardSummary
 from ssfl.datasets.wording import counted
-from ssfl.program.exits import plain
+from ssfl.program.printable import printable
+from ssfl.tools.terminal import console
 
-WIDE = 120  # columns of a table that goes to a file or a pipe
 _MOST_COLUMNS = 12  # classes that get a column each
 _MOST_HEADING = 60  # characters that the names of these may have together
 _LONGEST_NAME = 20
@@ -32,13 +31,13 @@ class ProgressView:
     """Shows how far long work is: a bar on a terminal, else a line every ten seconds."""
 
     def __init__(self) -> None:
-        console = Console(stderr=True)
-        self._is_terminal = console.is_terminal
+        screen = console(stderr=True)
+        self._is_terminal = screen.is_terminal
         self._bars = Progress(
             TextColumn("{task.description}", markup=False),
             BarColumn(),
             TimeRemainingColumn(),
-            console=console,
+            console=screen,
             transient=True,
             disable=not self._is_terminal,
         )
@@ -60,7 +59,7 @@ class ProgressView:
 
     def show(self, what: str, done: int, total: int) -> None:
         """Note that so much of the work is done; a total of 0 is unknown."""
-        what = plain(what)
+        what = printable(what)
         if self._is_terminal:
             if what != self._what:
                 if self._what:
@@ -79,14 +78,14 @@ def data_set_line(data: DataSet) -> str:
     shape = "x".join(map(str, data.input_shape))
     kind = counted(data.num_classes, "class") if data.num_classes else "targets that are numbers"
     return (
-        f"{plain(data.name)}: {counted(train + test, 'sample')} of {shape} "
+        f"{printable(data.name)}: {counted(train + test, 'sample')} of {shape} "
         f"({data.train_x.dtype}), {kind}; {train:,} to train on, {test:,} to test on"
     )
 
 
 def summary_table(summary: ShardSummary) -> Table:
     """Return samples per shard, and of which class or which numbers they are."""
-    names = [plain(name) for name in summary.group_names]
+    names = [printable(name) for name in summary.group_names]
     if not summary.num_classes:
         table = Table(title="samples and their targets", title_justify="left")
         headings, cells = ["least", "mean", "largest"], _range_cells(summary)

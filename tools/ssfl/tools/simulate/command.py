@@ -16,10 +16,10 @@ from ssfl.program.exits import (
     ExitCode,
     ProgramError,
     Terminated,
-    plain,
     raise_on_sigterm,
     usage_error,
 )
+from ssfl.program.printable import printable
 from ssfl.program.settings.options import Value, options_of
 from ssfl.study.errors import StudyError
 from ssfl.study.grid import KEYS, Study, read_grid, read_seeds
@@ -195,7 +195,9 @@ def _tell(results: Sequence[RunResult], out: Path) -> None:
     screen.print(study_table(results, screen.width))
     for result in results:
         if result.error:
-            screen.print(f"failed: {plain(f'{result.spec.label}: {result.error}')}", soft_wrap=True)
+            screen.print(
+                f"failed: {printable(f'{result.spec.label}: {result.error}')}", soft_wrap=True
+            )
     if any(result.error for result in results):
         screen.print("the same command again runs those that failed once more")
     if len(results) == 1 and not results[0].error:

@@ -6,17 +6,17 @@ from dataclasses import dataclass
 from typing import Any, Self
 
 from rich import box
-from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn
 from rich.table import Table
 from rich.text import Text
 
 from ssfl.datasets.wording import counted
-from ssfl.program.exits import plain
+from ssfl.program.printable import printable
 from ssfl.study.outcome import LAST
 from ssfl.study.run_spec import RunSpec
 from ssfl.study.summary import configurations
 from ssfl.study.sweep import RunResult
+from ssfl.tools.terminal import console
 
 NONE = "·"
 SHOWN = 4  # runs under way that are named
@@ -57,7 +57,7 @@ class StudyProgress:
     def __init__(self, title: str, clock: Callable[[], float] = time.monotonic) -> None:
         self._title = title
         self.done = 0  # runs that are over, of those that were to go
-        self._console = Console(stderr=True, highlight=False, markup=False, emoji=False)
+        self._console = console(stderr=True)
         self._clock = clock
         self._began_s = self._said_s = clock()
         self._bar = Progress(
@@ -111,7 +111,7 @@ class StudyProgress:
 
     def say(self, text: str) -> None:
         """Print a line, above the bar if there is one."""
-        self._console.print(Text(plain(text)), soft_wrap=True)
+        self._console.print(Text(printable(text)), soft_wrap=True)
         self._said_s = self._clock()
 
     def _runs(self) -> str:
@@ -153,7 +153,7 @@ def study_table(results: Sequence[RunResult], width: int) -> Table:
     for row in rows:
         good, failed = len(row["seeds"]), len(row["failed_seeds"])
         table.add_row(
-            Text(plain(row["name"])),
+            Text(printable(row["name"])),
             f"{good} of {good + failed}" if failed else f"{good}",
             *(column.cell(row) for column in columns.values()),
         )

@@ -1,0 +1,42 @@
+"""A client killed between its goodbye and its exit: its next start ends well by itself."""
+
+import signal
+
+import pytest
+
+from ssfl.program.exits import ExitCode
+from system.light_run import free_port
+from system.programs import Coordinator, Programs
+
+pytestmark = pytest.mark.system
+
+RUN = (
+    "--model=mlp", "--clients=1", "--min-clients=1", "--rounds=1", "--local-steps=1",
+    "--sparsity=0.9", "--exit-when-done",
+)  # fmt: skip
+KILLED = {"FAILPOINTS": "client.goodbye=kill"}
+
+
+def test_it_holds_the_final_model_and_says_so_unless_another_run_asks_for_it(
+    sites: Programs,
+) -> None:
+    port = free_port()
+
+    def run_and_kill(*flags: str) -> Coordinator:
+        coordinator = sites.coordinator(*RUN, *flags, port=port)
+        client = sites.client("shard_00", coordinator, **KILLED)
+        assert client.ends() == -signal.SIGKILL
+        assert coordinator.ends() == ExitCode.DONE
+        return coordinator
+
+    run_and_kill()
+    second = run_and_kill("--fresh")  # joined, although the first run is over for this client
+    (run,) = {fact["run_id"] for fact in second.facts("RunOpened")}
+    again = sites.client("shard_00", f"localhost:{port}", "--give-up-after=1s")
+    assert again.ends() == ExitCode.DONE
+    *_, over, stored = again.err.splitlines()
+    assert "the run is over for this client, and no coordinator answers" in over
+    assert over.endswith(f"run={run}")
+    assert stored.endswith(f"final model stored  folder={sites.folder}/runs/{run}/shard_00")
+    later = sites.client("shard_00", f"localhost:{port}", "--give-up-after=1s")
+    assert later.ends() == ExitCode.UNREACHABLE, "only a client that was killed has nothing to do"

@@ -1,0 +1,111 @@
+"""Text that a peer or a task chose reaches logs and terminals escaped, one line per record."""
+
+from concurrent import futures
+from typing import Any
+
+import grpc
+import pytest
+
+from ssfl.program.exits import ExitCode
+from ssfl.v1 import coordinator_pb2 as pb
+from ssfl.v1 import coordinator_pb2_grpc, update_pb2
+from system.programs import Program, Programs
+from system.raw_client import RUN, TIMEOUT_S
+from system.raw_run import RawRun
+
+pytestmark = pytest.mark.system
+
+EVIL = "x\r\n00:00:00 run finished  model=evil\x1b[2J\x9b31m\u202e\x07"
+TASK = """
+from ssfl.learning.image_task import load_shard, loss, metrics
+
+def build_model(settings, shard):
+    raise RuntimeError({evil!r})
+"""
+
+
+def is_clean(program: Program) -> bool:
+    """Return True if all that a program printed can be shown on any terminal."""
+    raw = program.err_file.read_bytes() + program.out_file.read_bytes()
+    return b"\r" not in raw and all(line.isprintable() for line in raw.decode().split("\n"))
+
+
+def refused(call: Any, request: Any) -> str:
+    with pytest.raises(grpc.RpcError) as caught:
+        call(request, timeout=TIMEOUT_S)
+    return str(caught.value.details())
+
+
+@pytest.mark.parametrize("form", ["text", "json"])
+def test_what_a_client_says_of_itself_stays_in_its_line(programs: Programs, form: str) -> None:
+    run = RawRun(programs, programs.coordinator(*RUN, f"--log-format={form}"))
+    try:
+        with pytest.raises(grpc.RpcError):
+            run.client(EVIL[:60]).join()
+        run.ann.join(fingerprint=EVIL, software=EVIL)
+        run.bob.join(fingerprint="plain")
+        evaluation = update_pb2.Evaluation(total=1, metric_sums={EVIL: 1.0})
+        ann = pb.Caller(run_id=EVIL, client_id="ann", session=1)
+        for caller in (ann, pb.Caller(run_id=run.ann.caller.run_id, client_id=EVIL)):
+            refused(run.ann.stub.Leave, pb.LeaveRequest(caller=caller))
+        refused(
+            run.ann.stub.ReportEvaluation,
+            pb.ReportEvaluationRequest(
+                caller=run.ann.caller, step=1, evaluation=evaluation, personal=evaluation
+            ),
+        )
+        run.ann.answer(run.ann.next_task())
+        run.ann.stub.Leave(
+            pb.LeaveRequest(caller=run.ann.caller, reason=pb.LEAVE_REASON_STOPPING, detail=EVIL),
+            timeout=TIMEOUT_S,
+        )
+        run.coordinator.says("client leaves: x")
+        run.coordinator.waits_for("ann", "left")
+        shown = [programs.run("ssfl", command, f"--admin=localhost:{run.coordinator.admin_port}")
+                 for command in ("status", "clients")]  # fmt: skip
+    finally:
+        run.close()
+    assert all(program.ends() == ExitCode.DONE and is_clean(program) for program in shown)
+    assert is_clean(run.coordinator)
+    if form == "text":
+        begins = {line for line in run.coordinator.err.splitlines() if line.startswith("00:00:00")}
+        assert not {line for line in begins if "model=evil" in line}
+        assert r"client leaves: x\r\n00:00:00 run finished" in run.coordinator.err
+
+
+class _HostileCoordinator(coordinator_pb2_grpc.CoordinatorServiceServicer):
+    """Refuses every client with a text of its choice."""
+
+    def Join(self, _request: pb.JoinRequest, context: Any) -> pb.JoinResponse:
+        context.abort(grpc.StatusCode.FAILED_PRECONDITION, EVIL)
+        raise AssertionError
+
+    def Check(self, _requests: Any, context: Any) -> Any:
+        context.abort(grpc.StatusCode.FAILED_PRECONDITION, EVIL)
+
+
+def test_what_a_coordinator_answers_cannot_touch_the_terminal_of_a_client(sites: Programs) -> None:
+    server = grpc.server(futures.ThreadPoolExecutor(2))
+    coordinator_pb2_grpc.add_CoordinatorServiceServicer_to_server(_HostileCoordinator(), server)
+    port = server.add_insecure_port("localhost:0")
+    server.start()
+    try:
+        client = sites.client("shard_00", f"localhost:{port}")
+        assert client.ends() == ExitCode.REFUSED
+        check = sites.run("ssfl", "check", f"--coordinator=localhost:{port}")
+    finally:
+        server.stop(None).wait()
+    assert is_clean(client) and is_clean(check)
+    assert r"the coordinator refused: x\r\n00:00:00 run finished" in client.err.splitlines()[-1]
+
+
+def test_what_a_task_raises_cannot_touch_the_terminal(sites: Programs) -> None:
+    (sites.folder / "task.py").write_text(TASK.format(evil=EVIL))
+    coordinator = sites.coordinator("--model=mlp", "--clients=2")
+    client = sites.client("shard_00", coordinator, "--task=task.py")
+    assert client.ends() == ExitCode.BAD_DATA
+    coordinator.waits_for("shard_00", "left")
+    check = sites.run("ssfl", "check", "--task=task.py", "--data=shard_00")
+    assert check.ends() == ExitCode.BAD_DATA
+    assert is_clean(client) and is_clean(coordinator) and is_clean(check)
+    assert r"\x1b[2J" in client.err and r"\x1b[2J" in coordinator.err and r"\x1b[2J" in check.out
