@@ -4,7 +4,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-COLOURS = {"fast": "#0072B2", "exact": "#56B4E9", "Flower": "#E69F00"}
+from ssfl.program.palette import BLUE, ORANGE, SKY
+
+COLOURS = {"fast": BLUE, "exact": SKY, "Flower": ORANGE}
 
 
 def plot(result: Mapping[str, Any], path: Path) -> None:

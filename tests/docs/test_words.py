@@ -18,10 +18,12 @@ NOT_OURS = {"node-config"}  # Flower's
 FLAG = re.compile(r"(?<![\w-])--(?:no-|\[no-\])?([a-z][a-z0-9-]*)")
 
 
-def help_of(main: Callable[[Sequence[str]], int], *words: str) -> str:
+def help_of(
+    main: Callable[[Sequence[str]], int], *words: str, topic: Sequence[str] = ("all",)
+) -> str:
     said = io.StringIO()
     with contextlib.redirect_stdout(said), contextlib.suppress(SystemExit):
-        main([*words, "--help"])
+        main([*words, "--help", *topic])
     return said.getvalue()
 
 

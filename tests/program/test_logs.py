@@ -172,3 +172,37 @@ def test_colour_only_on_a_terminal_that_wants_it(
     logs.setup("text")
     log.warning("client lost", extra={"client": "c7"})
     assert ("\x1b[" in capsys.readouterr().err) == coloured
+
+
+EVERY = {"rounds": 30, "clients": 4, "sparsity": "0.9", "port": 0}
+
+
+def test_settings_are_logged_as_text_in_a_short_line(capsys: pytest.CaptureFixture[str]) -> None:
+    logs.setup("text", "info")
+    logs.log_settings(log, EVERY, {"clients": 4, "port": 0})
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.endswith(" configuration  clients=4 port=0")
+
+
+def test_settings_are_logged_whole_as_json(capsys: pytest.CaptureFixture[str]) -> None:
+    logs.setup("json", "info")
+    logs.log_settings(log, EVERY, {"clients": 4})
+    line = json.loads(capsys.readouterr().err)
+    assert {name: line[name] for name in EVERY} == EVERY
+    assert line["event"] == "configuration"
+    assert "text_fields" not in line
+
+
+def test_at_level_debug_every_setting_is_logged_by_group(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    logs.setup("text", "debug")
+    logs.log_settings(log, EVERY, {})
+    lines = [line.partition(" ")[2] for line in capsys.readouterr().err.splitlines()]
+    assert lines == [
+        "configuration",
+        "settings: run  rounds=30",
+        "settings: masks  sparsity=0.9",
+        "settings: clients  clients=4",
+        "settings: network  port=0",
+    ]

@@ -1,6 +1,7 @@
 """`ssfl demo` as a newcomer runs it, small: real processes, the last screen, Ctrl-C."""
 
 import json
+import re
 import signal
 from pathlib import Path
 
@@ -16,8 +17,11 @@ pytestmark = pytest.mark.system
 
 
 def test_the_demo_ends_with_a_table_a_digest_and_the_artifacts(programs: Programs) -> None:
-    demo = programs.run("ssfl", "demo", "--clients", "2", "--rounds", "2", "--out", "demo")
+    flags = ("--clients=2", "--rounds=2", "--out=demo", "--status-port=0")
+    demo = programs.run("ssfl", "demo", *flags)
     assert demo.ends() == 0, demo.err
+    urls = re.findall(r"^(.*): status page  http://127\.0\.0\.1:\d+/$", demo.out, re.MULTILINE)
+    assert urls == ["90% sparse", "dense"]
     for word in ("accuracy", "MB up", "MB down", "one-off MB", "s/round", "server MB"):
         assert word in demo.out
     lines = [line for line in demo.out.splitlines() if "│" in line]
@@ -29,7 +33,9 @@ def test_the_demo_ends_with_a_table_a_digest_and_the_artifacts(programs: Program
     history = json.loads((folder / "history.json").read_text())
     assert history["rounds_done"] == 2
     assert f"model digest  {history['model_digest']}" in demo.out
-    assert demo.out.splitlines()[-1] == "both compared  demo/comparison.html"
+    compared_in, done = demo.out.splitlines()[-2:]
+    assert compared_in == "comparison    demo/comparison.html"
+    assert re.fullmatch(r"all done in \d+ s", done)
     compared = json.loads((out / "comparison.json").read_text("utf-8"))
     assert compared["names"] == ["dense", "ssfl"]
     assert compared["overlap"]["why_not"] == "strategy fedavg has no mask"

@@ -118,6 +118,26 @@ def test_the_comparison_of_two_runs_is_sound(
     assert browser.do("text", selector="h1") == "A and B: two runs compared"
 
 
+def test_a_dense_and_a_sparse_run_have_their_colours_and_no_card_of_masks(
+    browser: Browser, run: Path, tmp_path: Path
+) -> None:
+    def dense(history: dict[str, Any]) -> None:
+        history["settings"]["strategy"] = "fedavg"
+
+    copy_of(run, tmp_path, dense)
+    sources = open_run(tmp_path / "r1"), open_run(run)
+    page = tmp_path / "comparison.html"
+    write_comparison(page, comparison_document(*sources, names=("dense", "ssfl")))
+    look_at(browser, page, "wide", tmp_path / "dense.png")
+    looks = (
+        "[...document.querySelector('.chart-legend').querySelectorAll('li')].map((one) =>"
+        " [one.textContent, one.querySelector('path').classList[1]])"
+    )
+    assert browser.do("evaluate", code=looks) == [["dense", "stroke-1"], ["ssfl", "stroke-0"]]
+    titles = "[...document.querySelectorAll('h2')].map((one) => one.textContent)"
+    assert "Masks" not in browser.do("evaluate", code=titles)
+
+
 def copy_of(run: Path, folder: Path, change: Callable[[dict[str, Any]], None]) -> Path:
     """Write the report of a run whose history is changed."""
     copied = folder / "r1"

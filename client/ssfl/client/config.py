@@ -17,7 +17,6 @@ COORDINATOR_SETTINGS = (
     "reference_coding", "insecure",
     "max_clients", "max_connections", "max_model_values",
 )  # fmt: skip
-SECURITY = "Security settings"
 CLIENT_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 ELSEWHERE = "is a setting of the run: it lives on the coordinator and reaches every client in Join"
 
@@ -26,50 +25,56 @@ ELSEWHERE = "is a setting of the run: it lives on the coordinator and reaches ev
 class ClientConfig:
     """What one site decides for itself."""
 
-    data: str = setting("", "the shard to train on: a name under --data-root, or a path")
+    data: str = setting("", "shard to train on: a name under --data-root, or a path")
     data_root: Path = setting(Path("shards"), "folder that holds the shards")
     coordinator: str = setting("localhost:50051", "host:port of the coordinator")
-    task: str = setting("image", "what to learn: image, table, a .py file, or an importable module")
-    device: str = setting("auto", "where to compute", choices=("auto", "cpu", "cuda", "mps"))
+    task: str = setting("image", "task: image, table, a .py file, or an importable module")
+    device: str = setting("auto", "device to compute on", choices=("auto", "cpu", "cuda", "mps"))
     threads: int = setting(
-        1, "torch threads, 0: every core; part of what decides the bits of training", least=0
+        1, "torch threads; 0: every core; the number affects the bits of training", least=0
     )
-    client_id: str = setting("", "name in the federation; default: the shard's name")
-    state_dir: Path = setting(Path(".ssfl/clients"), "what survives a restart, a folder per client")
-    out_dir: Path = setting(Path("runs"), "where the final model goes, in a folder per run")
+    client_id: str = setting("", "name in the federation; by default the shard's name")
+    state_dir: Path = setting(
+        Path(".ssfl/clients"), "folder for what survives a restart, with one folder for each client"
+    )
+    out_dir: Path = setting(
+        Path("runs"), "folder for the final model, with one folder for each run"
+    )
     share_class_counts: bool = setting(
-        False, "tell the coordinator how many samples of each class are here"
+        False, "send the coordinator the number of samples of each class"
     )
     share_labels: bool = setting(
-        False, "tell the coordinator which classes are here, so that new ones can renew the mask"
+        False, "send the coordinator the list of classes; new classes can then renew the mask"
     )
     give_up_after: float = setting(
-        86400.0, "end when the coordinator was not reached for so long", duration=True
+        86400.0, "exit when the coordinator has been unreachable for this long", duration=True
     )
     tls_ca: str = setting(
-        "", "use TLS: file with the CA of the coordinator, PEM; system: this machine's roots",
-        group=SECURITY, metavar="PATH",
+        "", "use TLS with this CA of the coordinator, PEM; system: this machine's roots",
+        metavar="PATH",
     )  # fmt: skip
     tls_cert: Path | None = setting(
-        None, "certificate of this site, PEM, if the coordinator asks for one", group=SECURITY
+        None, "certificate of this site, PEM; for coordinators that require one"
     )
-    tls_key: Path | None = setting(None, "its key, PEM", group=SECURITY)
+    tls_key: Path | None = setting(None, "key of the certificate, PEM")
     tls_server_name: str = setting(
-        "", "name in the coordinator's certificate, if it is not its address: behind a tunnel",
-        group=SECURITY, metavar="NAME",
+        "", "name in the coordinator's certificate; needed if it is not its address",
+        metavar="NAME",
     )  # fmt: skip
     join_token_file: Path | None = setting(
-        None, "file with the token that the coordinator asks for", group=SECURITY
+        None, "file with the token that the coordinator requires"
     )
     metrics_port: int | None = setting(
-        None, "port for Prometheus (/metrics) and probes (/healthz); 0: a free one; left out: none"
+        None,
+        "port for Prometheus (/metrics) and probes (/healthz); 0: a free port; "
+        "without this flag there is none",
     )
     metrics_host: str = setting("127.0.0.1", "address of the metrics port")
     log_format: str = setting(
         "text", "text for people, json for machines", choices=("text", "json")
     )
     log_level: str = setting(
-        "info", "how much to tell", choices=("debug", "info", "warning", "error")
+        "info", "lowest level that is logged", choices=("debug", "info", "warning", "error")
     )
 
     def validate(self) -> None:

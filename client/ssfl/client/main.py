@@ -41,7 +41,7 @@ def _main(argv: Sequence[str]) -> int:
     logs.setup(config.log_format, config.log_level)
     raise_on_sigterm()
     keep_chunk_buffers()
-    log.info("configuration", extra=settings.describe(config))
+    logs.log_settings(log, settings.describe(config), settings.changed(config))
     client_id = client_id_of(config)
     access = read_access(config)
     folder = config.state_dir / client_id

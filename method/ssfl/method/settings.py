@@ -36,177 +36,182 @@ class RunSettings:
 
     profile: str = setting(
         "ours",
-        "a named set of defaults for the settings below: ours, the paper's, its released code's",
+        "a named set of defaults for other settings",
         choices=tuple(PROFILES),
         presets=PROFILES,
     )
     strategy: str = setting("ssfl", "how the federation learns", choices=STRATEGIES)
-    model: str = setting("cnn", "the network of the built-in image task", choices=MODELS)
-    norm: str = setting("group", "norm layers of built-in networks", choices=NORMS)
+    model: str = setting("cnn", "network of the built-in image task", choices=MODELS)
+    norm: str = setting("group", "norm layers of the built-in networks", choices=NORMS)
     width: int = setting(
-        0, "channels or units of a built-in network's first layer; 0: its own", most=4096
+        0, "channels or units of a built-in network's first layer; 0: the network's own", most=4096
     )
     initialization: str = setting(
         "kaiming-normal",
-        "of conv and linear layers: N(0, 2 / fan-in), or torch's own uniform rule",
+        "initial weights of conv and linear layers; "
+        "kaiming-normal: N(0, 2 / fan-in); torch-default: torch's own uniform rule",
         choices=INITIALIZATIONS,
     )
     sparsity: str = setting("0.9", "share of conv and linear weights to prune, between 0 and 1")
-    bytes_per_round: str = setting(
-        "", "keep as many weights as fit this update size per client (2MB); instead of sparsity"
-    )
+    bytes_per_round: str = setting("", "largest update of a client, such as 2MB; replaces sparsity")
     sparsity_schedule: str = setting(
-        "", "sparsities from rounds on, instead of sparsity: 0:0.98,30:0.95; renews the mask there"
+        "", "sparsity by round, such as 0:0.98,30:0.95; renews the mask at these rounds"
     )
     criterion: str = setting(
         "saliency",
-        "what decides which weights are kept; all but the first are controls",
+        "score that decides which weights are kept; all but saliency are controls",
         choices=CRITERIA,
     )
     scoring_batches: int = setting(
-        0, "minibatches each client scores; 0: clients x minibatches reach 100"
+        0, "minibatches that each client scores; 0: enough for 100 over all clients"
     )
     scoring_samples: str = setting(
         "balanced",
-        "minibatches to score: as many of each class, or plain random",
+        "how scored samples are drawn; balanced: equally from each class",
         choices=("balanced", "plain"),
     )
     score_weights: str = setting(
         "samples",
-        "the mean of scores: by the clients' samples, or all equal",
+        "weights of the clients in the mean of scores",
         choices=("samples", "equal"),
     )
     layer_guard: float = setting(
-        0.0, "every layer keeps at least this share of its weights; 0: no guard", most=1.0
+        0.0, "smallest share of its weights that a layer keeps; 0: no guard", most=1.0
     )
     warmup_rounds: int = setting(0, "dense rounds before the weights are scored")
-    refresh_rounds: str = setting("", "score anew and renew the mask before these rounds: 30,60")
-    refresh_every: int = setting(0, "renew the mask every so many rounds; 0: never")
+    refresh_rounds: str = setting("", "renew the mask before these rounds, such as 30,60")
+    refresh_every: int = setting(0, "renew the mask every N rounds; 0: never")
     refresh_on_new_labels: bool = setting(
-        False, "renew the mask when a client joins with labels that no voter had"
+        False, "renew the mask when a client joins with labels that no scoring client had"
     )
     refresh_on_loss_jump: float = setting(
-        0.0, "renew the mask when the mean client loss reaches this many times its recent median"
+        0.0, "renew the mask when the mean client loss reaches X times its recent median; 0: never"
     )
     refresh_mode: str = setting(
         "renew",
-        "a new mask of all weights, or keep the old one and add to it",
+        "how the mask is renewed; renew: choose from all weights; grow: only add weights",
         choices=("renew", "grow"),
     )
     deactivated: str = setting(
         "keep",
-        "weights that a new mask drops: keep their trained value for a later mask, or reset",
+        "what happens to the value of a weight that a new mask drops",
         choices=("keep", "reset"),
     )
     scoring_point: str = setting(
         "unmasked",
-        "a refresh scores the whole model, or with the dropped weights at zero",
+        "model that a refresh scores; masked: dropped weights are zero",
         choices=("unmasked", "masked"),
     )
     rounds: int = setting(30, "training rounds", least=1)
     clients: int = setting(
-        0, "start when this many clients have joined; 0: on `ssfl start`, or after 15 s of quiet"
+        0, "start when N clients have joined; 0: on `ssfl start`, or 15 s after the last join"
     )
-    clients_per_round: int = setting(0, "clients sampled for each round; 0: all")
+    clients_per_round: int = setting(0, "clients sampled for each round; 0: all clients")
     client_fraction: float = setting(
         0.0,
-        "share of the clients sampled for each round, instead of a number; 0: use the number",
+        "share of the clients sampled for each round; 0: use --clients-per-round",
         most=1.0,
     )
     newcomers_per_round: int = setting(
-        0, "of the sampled clients, so many joined after the start, if there are; 0: as it comes"
+        0, "sampled clients that joined after the start, if available; 0: no preference"
     )
-    min_clients: int = setting(2, "fewest reports that make a round count", least=1)
+    min_clients: int = setting(2, "smallest number of updates that completes a round", least=1)
     scoring_quorum: int = setting(
-        0, "fewest votes that make a mask count; 0: all who joined, at the deadline min-clients"
+        0,
+        "smallest number of scores that completes a mask; "
+        "0: all clients, or --min-clients at the deadline",
     )
     over_selection: float = setting(
         1.3,
-        "sampled rounds: ask so many times the clients wanted at first, then by the share lost "
-        "of late; the first reports count; 1: ask no more than wanted",
+        "sampled rounds: ask X times the clients wanted; later X follows the share of clients "
+        "recently lost; the first updates count; 1: ask only as many as wanted",
         least=1,
         most=3.0,
     )
     local_epochs: int = setting(5, "passes over the client's data in each round", least=1)
-    local_steps: int = setting(0, "local steps in each round, instead of epochs; 0: use epochs")
-    batch_size: int = setting(16, "samples in a local step and in the scoring minibatch", least=1)
-    learning_rate: float = setting(0.1, "SGD step size in round 0", positive=True)
-    lr_decay: float = setting(0.998, "factor on the learning rate after each round", positive=True)
+    local_steps: int = setting(0, "local steps in each round; 0: use --local-epochs")
+    batch_size: int = setting(16, "samples in a local step and in a scoring minibatch", least=1)
+    learning_rate: float = setting(0.1, "SGD learning rate in the first round", positive=True)
+    lr_decay: float = setting(
+        0.998, "factor applied to the learning rate after each round", positive=True
+    )
     local_schedule: str = setting(
         "constant",
-        "learning rate inside a round: constant, or a cosine from epoch to epoch",
+        "learning rate within a round; cosine: falls from epoch to epoch",
         choices=("constant", "cosine"),
     )
-    momentum: float = setting(0.5, "SGD momentum, restarted in each round")
+    momentum: float = setting(0.5, "SGD momentum; restarts at zero in each round")
     weight_decay: float = setting(5e-4, "L2 penalty on every trained value")
-    clip_norm: float = setting(10.0, "largest gradient norm in a step; 0: no clipping")
+    clip_norm: float = setting(10.0, "largest gradient norm of a step; 0: no clipping")
     update_weights: str = setting(
         "samples",
-        "the mean of updates: by the clients' samples, or all equal",
+        "weights of the clients in the mean of updates",
         choices=("samples", "equal"),
     )
     averaging: str = setting(
         "holders",
-        "client-random: a weight's mean over clients that hold it, or others as zeros",
+        "criterion client-random: mean over clients that hold a weight, or zeros for the rest",
         choices=("holders", "zeros"),
     )
-    seed: int = setting(0, "the one seed behind every random choice of the run", most=MAX_SEED)
+    seed: int = setting(0, "seed of every random choice of the run", most=MAX_SEED)
     evaluate_every: int = setting(
-        10, "all clients test the global model every so many rounds; 0: at the end only"
+        10, "all clients test the global model every N rounds; 0: only at the end"
     )
-    evaluate_last: int = setting(0, "and after each of the last so many rounds")
+    evaluate_last: int = setting(0, "all clients also test after each of the last N rounds")
     target_accuracy: float = setting(
-        0.0, "end when all clients' pooled accuracy reaches this, 0 to 1; 0: no target", most=1.0
+        0.0,
+        "end the run when the pooled accuracy reaches X, between 0 and 1; 0: no target",
+        most=1.0,
     )
     patience: int = setting(
-        0, "end after so many evaluations of all clients without a better one; 0: never"
+        0, "end the run after N evaluations by all clients without improvement; 0: never"
     )
     personalize_epochs: int = setting(
-        0, "at the end every client trains the model so long for itself; 0: not at all"
+        0, "epochs that each client trains its personal model at the end; 0: no personal models"
     )
     personalize_lr: str = setting(
         "continue",
-        "learning rate of that: what the next round's would be, or the first round's",
+        "learning rate of personal models; continue: the next round's; restart: the first round's",
         choices=("continue", "restart"),
     )
     reproducible: bool = setting(
-        False, "wait for every selected client, so that the same seed gives the same model"
+        False, "wait for every selected client; the same seed then gives the same model"
     )
     round_deadline_s: float = setting(
-        3600.0, "seconds until a step closes with those who reported", positive=True
+        3600.0, "seconds after which a step closes with the clients that reported", positive=True
     )
     no_progress_s: float = setting(
-        60.0, "seconds without a byte until a transfer is given up", positive=True
+        60.0, "seconds without a byte after which a transfer is aborted", positive=True
     )
     scores: str = setting(
         "compact",
-        "how scores travel: a log code of about 3 bits, or float32",
+        "encoding of scores; compact: about 3 bits each; exact: float32",
         choices=("compact", "exact"),
     )
     value_type: str = setting(
-        "float32", "how values travel: exact, or as lossy changes", choices=VALUE_TYPES
+        "float32", "encoding of values; float32 is exact, the others are lossy", choices=VALUE_TYPES
     )
-    grid_bits: int = setting(
-        16, "value type grid: changes are multiples of 2 to minus this", least=1, most=40
+    grid_bits: int = setting(16, "value type grid: changes are multiples of 2^-N", least=1, most=40)
+    rounding: str = setting(
+        "stochastic", "rounding of lossy value types", choices=("stochastic", "nearest")
     )
-    rounding: str = setting("stochastic", "of lossy value types", choices=("stochastic", "nearest"))
     error_feedback: bool = setting(
-        True, "lossy value types: a client adds what one update lost to the next"
+        True, "lossy value types: add the rounding error of an update to the next one"
     )
     max_samples: int = setting(
-        0, "largest number of training samples a client may claim; 0: no bound"
+        0, "largest number of training samples a client may claim; 0: no limit"
     )
     samples_over_max: str = setting(
         "refuse",
-        "who claims more: refuse the client, or clip: it weighs as if it had max-samples",
+        "a client that claims more is refused, or weighed as if it had --max-samples",
         choices=("refuse", "clip"),
     )
     max_update_norm: float = setting(
-        0.0, "longest change of the base (L2 norm); longer updates are scaled down; 0: no limit"
+        0.0, "largest L2 norm of an update; larger updates are scaled down; 0: no limit"
     )
     score_outliers: str = setting(
         "exclude",
-        "scores a million times the median client's: leave that client out of the mean, or keep",
+        "a client with scores a million times the median is excluded from the mean, or kept",
         choices=("exclude", "keep"),
     )
 

@@ -2,7 +2,8 @@
 
     log.info("update accepted", extra={"round": 3, "client": "c7"})
 
-`text` is for people, `json` (one object per line) for machines; both go to stderr. What a record
+`text` is for people, `json` (one object per line) for machines; both go to stderr. A record with
+many fields may name those that `text` shows in `text_fields`; `json` has all of them. What a record
 quotes (arguments and fields) may come from a peer or a task: it is escaped here, in one place, so
 that it can neither begin a line of its own nor move a cursor. Further lines, which only a message
 of ours or a traceback has, are indented.
@@ -20,10 +21,11 @@ from numbers import Number
 from typing import Any, TextIO
 
 from ssfl.program.printable import printable, printable_json, printable_lines
+from ssfl.program.settings.help_groups import GROUPS
 
 FORMATS = ("text", "json")
 LEVELS = ("debug", "info", "warning", "error")
-_STANDARD = {*vars(logging.makeLogRecord({})), "message", "asctime", "taskName"}
+_STANDARD = {*vars(logging.makeLogRecord({})), "message", "asctime", "taskName", "text_fields"}
 _PLAIN_WORD = re.compile(r"[^\s\"=]+")
 _INDENT = "  "
 _DIGEST_CHARACTERS = 12
@@ -49,6 +51,19 @@ def setup(format: str = "text", level: str = "info") -> None:
     logging.getLogger("ssfl").setLevel(level.upper())
 
 
+def log_settings(
+    log: logging.Logger, every: Mapping[str, object], changed: Mapping[str, object]
+) -> None:
+    """Log the settings of a program: as text those that are not the default, as json all.
+
+    At level debug every setting is logged, one line for each group of --help.
+    """
+    log.info("configuration", extra={**every, "text_fields": tuple(changed)})
+    for group in GROUPS:
+        if members := {name: every[name] for name in group.settings if name in every}:
+            log.debug("settings: %s", group.name, extra=members)
+
+
 class TextFormatter(logging.Formatter):
     """`02:31:07 round committed  round=3 accuracy=91.2`; the level only if it is a warning."""
 
@@ -63,8 +78,9 @@ class TextFormatter(logging.Formatter):
             colour = _RED if record.levelno >= logging.ERROR else _YELLOW
             parts.append(self._paint(record.levelname, colour))
         parts.append(_indented(message_of(record)))
-        if fields := fields_of(record):
-            shown = " ".join(f"{name}={_text(value)}" for name, value in fields.items())
+        fields = fields_of(record)
+        if names := [name for name in getattr(record, "text_fields", fields) if name in fields]:
+            shown = " ".join(f"{name}={_text(fields[name])}" for name in names)
             parts.append(" " + self._paint(shown, _DIM))
         return "\n".join([" ".join(parts), *self._traceback(record)])
 

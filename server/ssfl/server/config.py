@@ -11,8 +11,6 @@ from ssfl.server.loop.limits import MAX_CLIENTS, MAX_CONNECTIONS, MAX_MODEL_VALU
 
 DEFAULT_PORT = 50051
 DEFAULT_ADMIN_PORT = 50052
-SECURITY = "Security settings"
-WATCHING = "Settings for those who watch"
 
 # Settings of ssfl-client: refused as flags here, ignored as variables, since both programs may
 # share one environment. (tests/test_settings_split.py compares the list with the client's own.)
@@ -27,80 +25,80 @@ class CoordinatorConfig:
     """Where the coordinator listens and keeps things, and the run it conducts."""
 
     host: str = setting("127.0.0.1", "address to listen on; 0.0.0.0 for every interface")
-    port: int = setting(DEFAULT_PORT, "port for clients; 0 takes a free one and prints it")
+    port: int = setting(DEFAULT_PORT, "port for clients; 0: a free port, which is printed")
     admin_port: int = setting(
-        DEFAULT_ADMIN_PORT, "port for `ssfl status`, `start`, `stop`; 0: a free one"
+        DEFAULT_ADMIN_PORT, "port for `ssfl status`, `start`, `stop`; 0: a free port"
     )
     admin_host: str = setting(
-        "127.0.0.1", "address of the admin port; beyond loopback with --tls-ca only"
+        "127.0.0.1", "address of the admin port; beyond loopback it needs --tls-ca"
     )
     metrics_port: int | None = setting(
-        None, "port for Prometheus: /metrics; 0: a free one; left out: none", group=WATCHING
+        None, "port for Prometheus (/metrics); 0: a free port; without this flag there is none"
     )
-    metrics_host: str = setting("127.0.0.1", "address of the metrics port", group=WATCHING)
+    metrics_host: str = setting("127.0.0.1", "address of the metrics port")
     status_port: int | None = setting(
-        None, "port for a live page in the browser; 0: a free one; left out: none", group=WATCHING
+        None, "port for a live page in the browser; 0: a free port; without this flag there is none"
     )
-    status_host: str = setting("127.0.0.1", "address of the status page", group=WATCHING)
+    status_host: str = setting("127.0.0.1", "address of the status page")
     health_port: int | None = setting(
         None,
-        "port that answers probes on --host, without TLS: /healthz, /readyz; 0: a free one; left "
-        "out: none",
-        group=WATCHING,
+        "port on --host for health probes without TLS (/healthz, /readyz); 0: a free port; "
+        "without this flag there is none",
     )
-    state_dir: Path = setting(Path(".ssfl/coordinator"), "where the run survives a crash")
-    out_dir: Path = setting(Path("runs"), "where the final model goes, in a folder per run")
+    state_dir: Path = setting(
+        Path(".ssfl/coordinator"), "folder from which the run resumes after a crash"
+    )
+    out_dir: Path = setting(Path("runs"), "folder for results, with one folder for each run")
     init: Path | None = setting(
-        None, "begin with the model in this file of `ssfl init`, instead of the first client's"
+        None, "first model, a file written by `ssfl init`; by default the first client's"
     )
-    fresh: bool = setting(False, "move the state of an earlier run aside and begin a new one")
-    exit_when_done: bool = setting(
-        False, "end when every site has the final model, instead of serving it"
-    )
+    fresh: bool = setting(False, "move the state of an earlier run aside and start a new one")
+    exit_when_done: bool = setting(False, "exit when every site has the final model")
     give_up_after: float = setting(
-        86400.0, "end when a run that has begun waited so long for clients it needs", duration=True
+        86400.0, "exit when a run has waited this long for clients that it needs", duration=True
     )
     exit_on_stall: bool = setting(
-        False, "end as soon as the run cannot go on with the clients that are here"
+        False, "exit as soon as the run cannot continue with the connected clients"
     )
     keep_uploads: bool = setting(
         False,
-        "keep what `ssfl audit` needs to compute the run again, in the state directory: 4 bytes "
-        "per value sent, from every client in every round",
+        "keep every upload in the state directory; `ssfl audit` needs this to compute the run "
+        "again; it takes 4 bytes for each value sent",
     )
-    upload_slots: int = setting(8, "uploads received at once; bounds memory", least=1)
-    max_clients: int = setting(MAX_CLIENTS, "clients that may join a run", least=1)
+    upload_slots: int = setting(8, "uploads received at once; limits memory", least=1)
+    max_clients: int = setting(MAX_CLIENTS, "largest number of clients in a run", least=1)
     max_connections: int = setting(
-        MAX_CONNECTIONS, "connections to the client port at once; further ones are closed", least=1
+        MAX_CONNECTIONS,
+        "largest number of connections to the client port; further ones are closed",
+        least=1,
     )
     max_model_values: int = setting(
-        MAX_MODEL_VALUES, "values of the largest model a client may describe", least=1
+        MAX_MODEL_VALUES, "values of the largest model that a client may describe", least=1
     )
     workers: int = setting(
-        2, "threads that verify uploads; the result does not depend on it", least=1
+        2, "threads that verify uploads; the result does not depend on the number", least=1
     )
     reference_coding: str = setting(
         "auto",
-        "code values against the base both ends hold, lossless; auto: except on loopback",
+        "encode values losslessly against the base that both ends hold; auto: except on loopback",
         choices=("auto", "on", "off"),
     )
     log_format: str = setting(
         "text", "text for people, json for machines", choices=("text", "json")
     )
     log_level: str = setting(
-        "info", "how much to tell", choices=("debug", "info", "warning", "error")
+        "info", "lowest level that is logged", choices=("debug", "info", "warning", "error")
     )
-    tls_cert: Path | None = setting(None, "certificate of this coordinator, PEM", group=SECURITY)
-    tls_key: Path | None = setting(None, "its key, PEM", group=SECURITY)
+    tls_cert: Path | None = setting(None, "certificate of this coordinator, PEM")
+    tls_key: Path | None = setting(None, "key of the certificate, PEM")
     tls_ca: Path | None = setting(
-        None, "CA of the sites: every client must show a certificate with its id", group=SECURITY
+        None, "CA of the sites, PEM; every client must then present a certificate with its id"
     )
     join_token_file: Path | None = setting(
-        None, "file with a token that every client must know, if sites have no certificates",
-        group=SECURITY,
+        None, "file with a token that every client must present; for sites without certificates",
     )  # fmt: skip
     insecure: bool = setting(
-        False, "listen beyond loopback without TLS: inside a VPN you trust", group=SECURITY
+        False, "listen beyond loopback without TLS; only inside a VPN you trust"
     )
     run: RunSettings = field(default_factory=RunSettings)
 

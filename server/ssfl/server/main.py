@@ -148,7 +148,7 @@ async def _serve(config: CoordinatorConfig, security: "Security | None", watch: 
         # What was under way is taken up before the first call can come in.
         await _first_of([*jobs, asyncio.ensure_future(_take_up(conductor, first))])
         await listener.start()
-        log.info("configuration", extra=settings.describe(config))
+        logs.log_settings(log, settings.describe(config), settings.changed(config))
         print(f"ssfl-coordinator listening on {config.host}:{listener.port}", flush=True)
         print(f"ssfl-coordinator admin on {config.admin_host}:{listener.admin_port}", flush=True)
         watch.open(conductor, sessions, listener.uploads)

@@ -1,12 +1,13 @@
 import importlib.metadata
+import re
 from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
 
 from ssfl.method.settings import RunSettings
-from ssfl.program.exits import ExitCode
-from ssfl.program.settings.loading import load
+from ssfl.program.exits import ExitCode, ProgramError
+from ssfl.program.settings.loading import load, setting_names
 
 
 def setting(default: Any, text: str, **more: Any) -> Any:
@@ -15,15 +16,16 @@ def setting(default: Any, text: str, **more: Any) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class Config:
-    port: int = setting(50051, "port to listen on", group="Service")
-    wait_s: float = setting(30.0, "longest long-poll", unit="s", group="Service")
-    share: str = setting("", "written as 90 %", metavar="SHARE", group="Service")
-    run: RunSettings = field(default_factory=RunSettings, metadata={"group": "The run"})
+    port: int = setting(50051, "port to listen on")
+    wait_s: float = setting(30.0, "longest long-poll", unit="s")
+    share: str = setting("", "written as 90 %", metavar="SHARE")
+    run: RunSettings = field(default_factory=RunSettings)
 
 
-def printed(flag: str, capsys: pytest.CaptureFixture[str]) -> str:
+def printed(flags: str, capsys: pytest.CaptureFixture[str]) -> str:
+    argv = flags.split()
     with pytest.raises(SystemExit) as caught:
-        load(Config, [flag], {}, "ssfl-coordinator", "Coordinate a run.", "See also: ssfl demo.")
+        load(Config, argv, {}, "ssfl-coordinator", "Coordinate a run.", "See also: ssfl demo.")
     assert caught.value.code == 0
     return capsys.readouterr().out
 
@@ -35,23 +37,82 @@ def _terminal_of_80_columns(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_help_shows_defaults_units_and_choices(capsys: pytest.CaptureFixture[str]) -> None:
-    words = " ".join(printed("--help", capsys).split())
+    words = " ".join(printed("--help all", capsys).split())
     for line in [
         "--port N port to listen on (default 50051)",
         "--wait-s X longest long-poll (default 30 s)",
-        "--share SHARE written as 90 % --",
-        "how the federation learns: ssfl, fedavg (default ssfl)",
+        "--share SHARE written as 90 % run (strategy",
+        "how the federation learns (default ssfl) one of ssfl, fedavg",
         "--[no-]reproducible wait for every",
-        "A flag beats a variable, a variable beats the file",
+        "flag --port 50051 variable SSFL_PORT=50051 TOML file port = 50051",
+        "A flag overrides a variable, a variable overrides the file",
         "See also: ssfl demo.",
     ]:
-        assert line in words.replace("The run:", "--")
+        assert line in words
 
 
-def test_help_groups_settings_under_their_headings(capsys: pytest.CaptureFixture[str]) -> None:
-    lines = printed("--help", capsys).splitlines()
-    headings = [line for line in lines if line.endswith(":") and not line.startswith(" ")]
-    assert headings == ["Service:", "The run:", "Other:", "Exit codes:"]
+def test_each_fact_about_a_setting_has_its_own_line(capsys: pytest.CaptureFixture[str]) -> None:
+    lines = [line.strip() for line in printed("--help all", capsys).splitlines()]
+    at = next(k for k, line in enumerate(lines) if line.startswith("--scores NAME"))
+    assert lines[at].endswith("encoding of scores (default compact)")
+    assert lines[at + 1 : at + 4] == [
+        "compact: about 3 bits each", "exact: float32", "one of compact, exact",
+    ]  # fmt: skip
+
+
+def flags_in(text: str) -> list[str]:
+    return re.findall(r"^  --(?:\[no-\])?([a-z-]+)", text, flags=re.MULTILINE)
+
+
+def test_plain_help_shows_basic_settings_and_names_the_groups(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    shown = printed("--help", capsys)
+    headings = [line for line in shown.splitlines() if re.fullmatch(r"[A-Z].*:", line)]
+    assert headings == [
+        "Basic settings:",
+        "Other flags:",
+        "More settings are in groups. `ssfl-coordinator --help GROUP` shows a group:",
+        "Ways to give a setting:",
+        "Exit codes:",
+    ]
+    assert {"port", "wait-s", "sparsity", "rounds"} < set(flags_in(shown))
+    assert "criterion" not in flags_in(shown)
+    assert "  masks       sparsity and how the first mask is chosen\n" in shown
+    assert f"  all         all {len(setting_names(Config))} settings\n" in shown
+
+
+def test_help_for_a_group_shows_its_settings_alone(capsys: pytest.CaptureFixture[str]) -> None:
+    shown = printed("--rounds 3 -h evaluation", capsys)
+    assert flags_in(shown) == [
+        "evaluate-every", "evaluate-last", "target-accuracy", "patience", "personalize-epochs",
+        "personalize-lr",
+    ]  # fmt: skip
+    assert "Exit codes" not in shown
+
+
+def test_help_for_everything_shows_each_setting_once(capsys: pytest.CaptureFixture[str]) -> None:
+    shown = flags_in(printed("--help all", capsys))
+    names = [name.replace("_", "-") for name in setting_names(Config)]
+    assert sorted(shown) == sorted([*names, "config", "version"])
+
+
+def test_help_for_a_group_that_does_not_exist_names_those_that_do() -> None:
+    with pytest.raises(ProgramError, match=r"--help mask: no such group .* run, model, masks, "):
+        load(Config, ["--help", "mask"], {}, "ssfl-coordinator", "")
+
+
+@dataclass(frozen=True, slots=True)
+class SmallConfig:
+    rounds: int = setting(3, "training rounds")
+
+
+def test_a_program_with_few_settings_shows_all_of_them(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        load(SmallConfig, ["--help"], None, "ssfl small", "")
+    shown = capsys.readouterr().out
+    assert "Settings:\n  --rounds N" in shown
+    assert "GROUP" not in shown
 
 
 def test_help_ends_with_all_exit_codes(capsys: pytest.CaptureFixture[str]) -> None:
@@ -60,14 +121,14 @@ def test_help_ends_with_all_exit_codes(capsys: pytest.CaptureFixture[str]) -> No
 
 
 def test_help_fits_the_terminal(capsys: pytest.CaptureFixture[str]) -> None:
-    assert max(map(len, printed("--help", capsys).splitlines())) <= 80
+    assert max(map(len, printed("--help all", capsys).splitlines())) <= 80
 
 
 def test_help_stays_readable_on_a_wide_terminal(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("COLUMNS", "300")
-    assert max(map(len, printed("--help", capsys).splitlines())) <= 100
+    assert max(map(len, printed("--help all", capsys).splitlines())) <= 100
 
 
 def test_version_is_the_installed_one(capsys: pytest.CaptureFixture[str]) -> None:

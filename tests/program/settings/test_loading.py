@@ -8,7 +8,7 @@ import pytest
 from ssfl.method.errors import SettingsError
 from ssfl.method.settings import RunSettings
 from ssfl.program.exits import ExitCode, ProgramError
-from ssfl.program.settings.loading import describe, load, setting_names
+from ssfl.program.settings.loading import changed, describe, load, setting_names
 
 ELSEWHERE = "is a setting of the run: it lives on the coordinator"
 
@@ -19,11 +19,11 @@ def setting(default: Any, text: str, **more: Any) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class Coordinator:
-    port: int = setting(50051, "port to listen on", most=65535, group="Service")
-    state: Path = field(default=Path("runs/state"), metadata={"group": "Service"})
-    wait_s: float = setting(30.0, "longest long-poll", unit="s", positive=True, group="Service")
-    token: str | None = setting(None, "100% secret", group="Service")
-    run: RunSettings = field(default_factory=RunSettings, metadata={"group": "The run"})
+    port: int = setting(50051, "port to listen on", most=65535)
+    state: Path = Path("runs/state")
+    wait_s: float = setting(30.0, "longest long-poll", unit="s", positive=True)
+    token: str | None = setting(None, "100% secret")
+    run: RunSettings = field(default_factory=RunSettings)
 
     def validate(self) -> None:
         if self.port == 13:
@@ -156,9 +156,9 @@ def test_a_value_that_does_not_parse_says_where_it_was_written(tmp_path: Path) -
         ("--lr 0.1", "unknown flag --lr; did you mean --learning-rate?"),
         ("--rouns 5", "unknown flag --rouns; did you mean --rounds?"),
         ("--no-reproducable", "unknown flag --no-reproducable; did you mean --no-reproducible?"),
-        ("--xyzzy", "unknown flag --xyzzy; --help lists them"),
+        ("--xyzzy", "unknown flag --xyzzy; `--help all` lists every flag"),
         ("--round 5", "unknown flag --round; did you mean --rounds?"),
-        ("-p 5", "unknown flag -p; --help lists them"),
+        ("-p 5", "unknown flag -p; `--help all` lists every flag"),
         ("start", "unexpected argument 'start'"),
         ("--port 13", "--port 13 is unlucky"),
         ("--sparsity 90", "--sparsity: sparsity must lie strictly between 0 and 1, got 90"),
@@ -231,6 +231,12 @@ def test_describe_is_flat_and_plain() -> None:
     assert flat["rounds"] == 3
     assert tuple(flat) == setting_names(Coordinator)
     assert "run" not in flat
+
+
+def test_changed_settings_are_those_that_differ_from_the_default() -> None:
+    assert changed(coordinator()) == {}
+    given = ("--rounds", "3", "--port", "50051", "--state", "elsewhere")
+    assert changed(coordinator(*given)) == {"state": "elsewhere", "rounds": 3}
 
 
 def test_two_settings_of_one_name_are_a_bug() -> None:

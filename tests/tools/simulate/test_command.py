@@ -133,7 +133,7 @@ def test_the_profile_is_applied_and_help_tells_of_it(
     history = json.loads((tmp_path / run["file"]).read_text())["history"]
     assert (history["settings"]["rounds"], history["settings"]["sparsity"]) == (1, "0.5")
     with pytest.raises(SystemExit):
-        main(["simulate", "--help"])
+        main(["simulate", "--help", "run"])
     assert "--profile released: " in capsys.readouterr().out
 
 

@@ -11,22 +11,20 @@ from ssfl.method.settings import MAX_SEED, setting
 class Cut:
     """How many shards, who gets what, and what is kept for validation and testing."""
 
-    clients: int = setting(8, "how many shards", least=1, most=100_000)
+    clients: int = setting(8, "number of shards", least=1, most=100_000)
     partition: str = setting(
-        "dirichlet", "how classes are spread over clients, see below", choices=KINDS
+        "dirichlet", "how classes are spread over clients; see below", choices=KINDS
     )
     alpha: float = setting(
-        0.3, "of both Dirichlet partitions: near 0 a client has one class, from 100 all alike",
+        0.3, "Dirichlet parameter; near 0 a client has one class; from 100 all clients are alike",
         positive=True,
     )  # fmt: skip
     classes_per_client: int = setting(
-        2, "of the partition `classes`: how many classes each client has", least=1
+        2, "partition classes: number of classes of each client", least=1
     )
-    validation: float = setting(
-        0.1, "share of each client's training samples that is kept for validation"
-    )
+    validation: float = setting(0.1, "share of each client's training samples kept for validation")
     test_share: float = setting(
-        0.2, "share of each class set aside for testing if the data set has no test samples"
+        0.2, "share of each class kept for testing; used if the data set has no test samples"
     )
     seed: int = setting(0, "the same seed gives the same shards", most=MAX_SEED)
 

@@ -1,35 +1,64 @@
-"""From argv to the text each flag was given, and a --help written for a person."""
+"""From argv to the text of each flag, and the text of --help.
+
+`--help` shows the basic settings and names the groups that hold the rest (help_groups.py);
+`--help GROUP` shows one group and `--help all` shows every setting. A program with few settings
+shows all of them at once.
+"""
 
 import argparse
 import difflib
 import re
 import shutil
 import textwrap
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import MISSING
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import MISSING, dataclass
+from functools import partial
 from typing import Any, NoReturn
 
 from ssfl.program.exits import ExitCode, usage_error
+from ssfl.program.settings.help_groups import ALL, BASIC, GROUPS, MAX_SHOWN, group_of
 from ssfl.program.settings.options import Option, duration_told
 from ssfl.program.version import ssfl_version
 
 CONFIG_FLAG = "--config"
 _WIDEST = 96
-_PRECEDENCE = (
-    "Each setting can be given as a flag (--local-epochs 5), as a variable (SSFL_LOCAL_EPOCHS=5; "
-    "empty means unset) or in a TOML file (local_epochs = 5). A flag beats a variable, a variable "
-    "beats the file, the file beats the default."
-)
-_WITHOUT_VARIABLES = (
-    "Each setting can be given as a flag or in a TOML file; a flag beats the file, the file beats "
-    "the default. SSFL_* variables are those of coordinator and clients: this command ignores them."
-)
+_PRECEDENCE = """\
+A flag overrides a variable, a variable overrides the file, the file overrides the default.
+An empty variable counts as not set."""
+_WITHOUT_VARIABLES = """\
+A flag overrides the file, the file overrides the default.
+SSFL_* variables configure the coordinator and the clients: this command ignores them."""
+
+
+@dataclass(frozen=True, slots=True)
+class HelpText:
+    """What --help prints around the settings; `presets` explains settings that set others."""
+
+    prog: str
+    description: str
+    epilog: str = ""
+    presets: str = ""
+    variables: bool = True  # whether the program reads SSFL_* variables
 
 
 class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         message = message.removeprefix("argument ")
         raise usage_error(message.replace(": expected one argument", " needs a value"))
+
+
+class _Help(argparse.Action):
+    """Prints the help text for the group given, if any, as soon as the flag is read."""
+
+    def __init__(self, option_strings: Sequence[str], show: Callable[[str], str], **more: Any):
+        super().__init__(option_strings, **more)
+        self._show = show
+
+    def __call__(
+        self, parser: argparse.ArgumentParser, _namespace: object, topic: Any, _flag: object = None
+    ) -> NoReturn:
+        print(self._show(topic or ""))
+        parser.exit(int(ExitCode.DONE))
 
 
 class _Formatter(argparse.RawDescriptionHelpFormatter):
@@ -41,28 +70,58 @@ class _Formatter(argparse.RawDescriptionHelpFormatter):
             return "--[no-]" + action.option_strings[0].removeprefix("--")
         return super()._format_action_invocation(action)
 
+    def _split_lines(self, text: str, width: int) -> list[str]:
+        return [line for fact in text.split("\n") for line in textwrap.wrap(fact, width)]
+
 
 def read_flags(
     options: Sequence[Option],
     argv: Sequence[str],
-    prog: str,
-    description: str,
-    epilog: str,
+    text: HelpText,
     known_elsewhere: Mapping[str, str],
-    *,
-    variables: bool = True,
 ) -> dict[str, str]:
     """Return the text of every flag given, by setting name, and of --config as `config`.
 
     --help and --version print and raise SystemExit; anything wrong raises ProgramError.
     """
-    parser = _build(options, prog, description, epilog, variables)
+    parser = _parser(text.prog)
+    for option in options:
+        _add(parser, option)
+    _add_other(parser, text, bool(_groups(options)), partial(help_text, options, text))
     given, rest = parser.parse_known_args(argv)
     if rest:
         raise usage_error(_why_unknown(rest, options, known_elsewhere))
     texts = vars(given).items()
     joined = {name: " ".join(text) if isinstance(text, list) else text for name, text in texts}
     return {name: text for name, text in joined.items() if text is not None}
+
+
+def help_text(options: Sequence[Option], text: HelpText, topic: str = "") -> str:
+    """Return what --help prints; `topic` is empty, the name of a group, or ALL."""
+    groups = _groups(options)
+    if groups and topic not in ("", ALL, *groups):
+        names = ", ".join([*groups, ALL])
+        raise usage_error(f"--help {topic}: no such group of settings; the groups are {names}")
+    topic = topic if groups else ALL
+    whole = topic == ALL
+    parser = _parser(text.prog, positional=any(option.positional for option in options))
+    parser.description = _wrap(text.description) if whole or not topic else None
+    if not groups:
+        _add_group(parser, "Settings", options)
+    elif not topic:
+        basic = [one for one in options if one.name in BASIC or group_of(one.name) is None]
+        _add_group(parser, "Basic settings", basic)
+    else:
+        ungrouped = [one for one in options if whole and group_of(one.name) is None]
+        _add_group(parser, "Settings", ungrouped)
+    for group in GROUPS:
+        if group.name in (groups if whole else (topic,)):
+            _add_group(parser, f"{group.name} ({group.about})", groups[group.name])
+    if whole or not topic:
+        _add_other(parser.add_argument_group("Other flags"), text, bool(groups))
+    return "\n\n".join(
+        [parser.format_help().rstrip(), *_after_settings(options, text, topic, groups)]
+    )
 
 
 def closest(word: str, words: Iterable[str]) -> str:
@@ -89,38 +148,87 @@ def _initials(word: str) -> str:
     return "".join(part[:1] for part in parts) if len(parts) > 1 else ""
 
 
-def _build(
-    options: Sequence[Option], prog: str, description: str, epilog: str, variables: bool
-) -> _Parser:
-    has_positional = any(option.positional for option in options)
-    parser = _Parser(
+def _parser(prog: str, *, positional: bool = False) -> _Parser:
+    return _Parser(
         prog=prog,
-        usage="%(prog)s [flags]" + (" ARGUMENT ..." if has_positional else ""),
-        description=_wrap(description),
-        epilog=_epilog(epilog, _PRECEDENCE if variables else _WITHOUT_VARIABLES),
+        usage="%(prog)s [flags]" + (" ARGUMENT ..." if positional else ""),
         formatter_class=_Formatter,
         allow_abbrev=False,
         add_help=False,
     )
-    for heading in dict.fromkeys(option.group for option in options):
-        group = parser.add_argument_group(heading)
-        for option in options:
-            if option.group == heading:
-                _add(group, option)
-    other = parser.add_argument_group("Other")
-    config_help = "a TOML file of settings" + (" (SSFL_CONFIG)" if variables else "")
-    other.add_argument(CONFIG_FLAG, metavar="FILE", help=config_help)
-    other.add_argument(
+
+
+def _groups(options: Sequence[Option]) -> dict[str, list[Option]]:
+    """Return the groups that a program has, with their settings; none for a small program."""
+    if len(options) <= MAX_SHOWN:
+        return {}
+    by_name = {option.name: option for option in options}
+    held = {
+        group.name: [by_name[name] for name in group.settings if name in by_name]
+        for group in GROUPS
+    }
+    return {name: members for name, members in held.items() if members}
+
+
+def _after_settings(
+    options: Sequence[Option], text: HelpText, topic: str, groups: Mapping[str, Sequence[Option]]
+) -> list[str]:
+    """Return the paragraphs that --help prints below the settings."""
+    shown = groups.get(topic, options)
+    explains_presets = topic and any("presets" in option.metadata for option in shown)
+    parts = [_wrap(text.presets)] if explains_presets else []
+    if topic in groups:
+        return parts
+    if groups and not topic:
+        lines = [
+            f"  {one.name:<12}{one.about}"
+            for one in GROUPS
+            if any(member.name not in BASIC for member in groups.get(one.name, ()))
+        ]
+        lines.append(f"  {ALL:<12}all {len(options)} settings")
+        parts.append(
+            f"More settings are in groups. `{text.prog} --help GROUP` shows a group:\n"
+            + "\n".join(lines)
+        )
+    parts += [_wrap(text.epilog)] if text.epilog else []
+    codes = "\n".join(f"  {code.value:>3}  {code.meaning}" for code in ExitCode)
+    return [*parts, _ways(options, text), "Exit codes:\n" + codes]
+
+
+def _add_group(parser: _Parser, heading: str, options: Sequence[Option]) -> None:
+    group = parser.add_argument_group(heading)
+    for option in options:
+        _add(group, option)
+
+
+def _add_other(
+    group: argparse._ActionsContainer,
+    text: HelpText,
+    has_groups: bool,
+    show: Callable[[str], str] = str,
+) -> None:
+    config_help = "TOML file of settings" + (" (variable SSFL_CONFIG)" if text.variables else "")
+    group.add_argument(CONFIG_FLAG, metavar="FILE", help=config_help)
+    group.add_argument(
         "--version",
         action="version",
-        version=f"{prog} {ssfl_version()}",
+        version=f"{text.prog} {ssfl_version()}",
         help="show the version and exit",
     )
-    other.add_argument("-h", "--help", action="help", help="show this text and exit")
-    return parser
+    group.add_argument(
+        "-h",
+        "--help",
+        action=_Help,
+        show=show,
+        nargs="?" if has_groups else 0,
+        metavar="GROUP",
+        help=f"show this text, a group of settings, or `{ALL}` settings, and exit"
+        if has_groups
+        else "show this text and exit",
+    )
 
 
-def _add(group: argparse._ArgumentGroup, option: Option) -> None:
+def _add(group: argparse._ActionsContainer, option: Option) -> None:
     text = _help(option)
     if option.positional:
         count = "*" if option.metadata.get("several") else "?"
@@ -142,10 +250,11 @@ def _add(group: argparse._ArgumentGroup, option: Option) -> None:
 
 
 def _help(option: Option) -> str:
-    text = str(option.metadata.get("help", ""))
+    """Return one fact per line: the meaning with the default, more facts, the choices."""
+    first, *more = str(option.metadata.get("help", "")).split("; ")
     if option.metadata.get("choices"):
-        text += ": " + ", ".join(map(str, option.metadata["choices"]))
-    return (text + _default_note(option)).replace("%", "%%")
+        more.append("one of " + ", ".join(map(str, option.metadata["choices"])))
+    return "\n".join([first + _default_note(option), *more]).replace("%", "%%")
 
 
 def _default_note(option: Option) -> str:
@@ -179,13 +288,25 @@ def _why_unknown(
         flags.append(option.flag)
         if option.kind is bool:
             flags.append(option.flag.replace("--", "--no-", 1))
-    return f"unknown flag {flag}{closest(flag, flags) or '; --help lists them'}"
+    return f"unknown flag {flag}{closest(flag, flags) or '; `--help all` lists every flag'}"
 
 
-def _epilog(text: str, precedence: str) -> str:
-    codes = "\n".join(f"  {code.value:>3}  {code.meaning}" for code in ExitCode)
-    parts = [_wrap(text)] if text else []
-    return "\n\n".join([*parts, _wrap(precedence), "Exit codes:\n" + codes])
+def _ways(options: Sequence[Option], text: HelpText) -> str:
+    """Return how a setting can be given, with one of the program's own as the example."""
+    flags = [one for one in options if not one.positional]
+    option = next((one for one in flags if one.default not in (MISSING, None, "", 0)), flags[0])
+    value = "true" if option.kind is bool else str(option.default or "VALUE")
+    in_file = value if option.kind in (int, float, bool) else f'"{value}"'
+    flag = option.flag if option.kind is bool else f"{option.flag} {value}"
+    lines = ["Ways to give a setting:", f"  flag         {flag}"]
+    if text.variables:
+        lines.append(f"  variable     {option.variable}={value}")
+    lines.append(f"  TOML file    {option.name} = {in_file}")
+    precedence = _PRECEDENCE if text.variables else _WITHOUT_VARIABLES
+    return "\n".join(
+        textwrap.fill(line, _width(), break_on_hyphens=False)
+        for line in [*lines, *precedence.split("\n")]
+    )
 
 
 def _wrap(text: str) -> str:

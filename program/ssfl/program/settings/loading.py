@@ -16,11 +16,11 @@ from typing import Any, TypeVar
 from ssfl.method.errors import SettingsError
 from ssfl.method.profiles import weaker
 from ssfl.program.exits import ProgramError, usage_error
-from ssfl.program.settings.command_line import closest, read_flags
+from ssfl.program.settings.command_line import HelpText, closest, read_flags
 from ssfl.program.settings.options import Option, Value, nested_of, options_of, setting_names
 from ssfl.program.settings.sources import CONFIG_VARIABLE, Given, read_environment, read_file
 
-__all__ = ["describe", "load", "read_given", "setting_names", "values_by_name"]
+__all__ = ["changed", "describe", "load", "read_given", "setting_names", "values_by_name"]
 
 Config = TypeVar("Config")
 Setting = str | float | bool  # a number may be given where a flag would be text: sparsity=0.9
@@ -61,10 +61,9 @@ def read_given(
     """Return what was given for each setting, and where, without any default: see `load`."""
     elsewhere = known_elsewhere or {}
     _check_names(options)
-    epilog = "\n\n".join(part for part in (epilog, *_presets_told(options)) if part)
-    flags = read_flags(
-        options, argv, prog, description, epilog, elsewhere, variables=environ is not None
-    )
+    presets = "\n\n".join(_preset_lines(options))
+    text = HelpText(prog, description, epilog, presets, variables=environ is not None)
+    flags = read_flags(options, argv, text, elsewhere)
     environ = environ or {}
     file = flags.pop("config", "") or environ.get(CONFIG_VARIABLE, "")
     given = read_file(Path(file).expanduser(), options, prog, elsewhere) if file else {}
@@ -101,6 +100,16 @@ def describe(config: object) -> dict[str, Value]:
     return flat
 
 
+def changed(config: object) -> dict[str, Value]:
+    """Return the effective settings that differ from their defaults, in plain types."""
+    default = {option.name: option.default for option in options_of(type(config))}
+    flat = describe(config)
+    for name, value in default.items():
+        if flat[name] == (str(value) if isinstance(value, Path) else value):
+            del flat[name]
+    return flat
+
+
 def _check_names(options: Iterable[Option]) -> None:
     names = [option.name for option in options]
     if len(set(names)) != len(names) or "config" in names:
@@ -119,21 +128,21 @@ def _presets(options: Sequence[Option], given: Mapping[str, Given]) -> dict[str,
     return found
 
 
-def _presets_told(options: Sequence[Option]) -> list[str]:
-    """Return what --help says about presets, a paragraph each."""
-    told = []
+def _preset_lines(options: Sequence[Option]) -> list[str]:
+    """Return what --help says about presets, one paragraph for each."""
+    lines = []
     for option in _with_presets(options):
-        told.append(
-            f"{option.shown} sets other defaults: whatever is given by a flag, a variable or a "
-            "file beats them."
+        lines.append(
+            f"{option.shown} sets other defaults. A value given by a flag, a variable or a file "
+            "overrides them."
         )
         plain = {one.name: one.default for one in options}
         for name, preset in option.metadata["presets"].items():
             others = [
                 f"{one} {value}" for one, value in preset.items() if value != plain.get(one, value)
             ]
-            told.append(f"{option.shown} {name}: {', '.join(others) or 'the defaults above'}")
-    return told
+            lines.append(f"{option.shown} {name}: {', '.join(others) or 'the plain defaults'}")
+    return lines
 
 
 def _with_presets(options: Sequence[Option]) -> list[Option]:

@@ -2,14 +2,13 @@
 
 A config is a frozen dataclass. Its fields may carry in `metadata`:
 
-help        a line of meaning for --help
+help        its meaning for --help, which begins a new line after each "; "
 choices     the values allowed
 least, most the smallest and largest number allowed; without `least` that is 0
 positive    the number must be above 0
 unit        shown after the default: "s", "MB"
 duration    the number is of seconds, and may be written as 90s, 15m, 24h or 2d
 metavar     what --help shows for the value
-group       the heading under which --help lists it
 presets     by each of the values allowed: other defaults for other settings
 positional  given without its flag's name, as in `ssfl plan MODEL`
 several     positional, any number of them: the value is all words with a blank between
@@ -41,7 +40,6 @@ class Option:
     kind: type
     default: Any
     owner: str
-    group: str
     metadata: typing.Mapping[str, Any]
 
     @property
@@ -119,17 +117,15 @@ def duration_told(seconds: float) -> str:
     return f"{seconds / units.get(name, 1):g}{name}"
 
 
-def options_of(config_class: type, owner: str = "", group: str = "Settings") -> Iterator[Option]:
+def options_of(config_class: type, owner: str = "") -> Iterator[Option]:
     """Yield the settings of a config dataclass, nested ones in the place of their holder."""
     hints = typing.get_type_hints(config_class)
     for one in fields(config_class):
         if is_dataclass(hints[one.name]):
-            heading = one.metadata.get("group", f"{one.name.capitalize()} settings")
-            yield from options_of(hints[one.name], one.name, heading)
+            yield from options_of(hints[one.name], one.name)
         else:
             kind = _plain_type(one.name, hints[one.name])
-            heading = one.metadata.get("group", group)
-            yield Option(one.name, kind, _default(one), owner, heading, one.metadata)
+            yield Option(one.name, kind, _default(one), owner, one.metadata)
 
 
 def nested_of(config_class: type) -> dict[str, type]:

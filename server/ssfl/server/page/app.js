@@ -5,7 +5,10 @@
 // the coordinator is not reached, the page says since when, keeps what it showed, asks less and less
 // often, and goes on by itself. Text from the network goes in as text.
 
-import { bars, bytes, counted, densityBars, grouped, lineChart, measureOf, percent, phaseBars, plainNumber, seconds, timeline } from "./charts.js";
+import {
+  DENSE, SPARSE, bars, bytes, counted, densityBars, grouped, lineChart, measureOf, percent, phaseBars, plainNumber, seconds,
+  testSeries, timeline,
+} from "./charts.js";
 
 // A coordinator that is busy takes longer to answer. The page then asks less often: its rest is so
 // many times the time that the coordinator says it took (not that of the network), within bounds.
@@ -18,6 +21,7 @@ const AWAY_MOST_MS = 15000;
 const PATIENCE_MS = 8000; // with one answer
 const ROWS = 50; // of clients on a page
 const EVENTS = 400;
+const NEWEST_EVENTS = 15; // that are shown until the reader asks for all
 const SHORT = 8; // fields of an event: more are folded away
 const WORDS = {
   gathering: "Gathering clients",
@@ -47,6 +51,7 @@ const seen = { mark: "", events: 0, masks: -1, started: 0, phase: "", drawnAt: 0
 const table = { filter: "", state: "", sort: "name", order: "ascending", offset: 0 };
 let rounds = [];
 let picked = "newest";
+let allEvents = false;
 let questions = 0; // about clients, so far
 let reachedAt = null;
 let failures = 0;
@@ -233,8 +238,8 @@ function showBytes(sent) {
     const { values, dense, ratio } = sent[way];
     const share = ratio === null ? "" : ` (${percent(ratio)})`;
     return [
-      { name: `${way}: sent`, parts: [values], ending: `${bytes(values)}${share}` },
-      { name: `${way}: dense`, parts: [dense], ending: bytes(dense), fill: 4 },
+      { name: `${way}: sent`, parts: [values], ending: `${bytes(values)}${share}`, fill: SPARSE },
+      { name: `${way}: dense`, parts: [dense], ending: bytes(dense), fill: DENSE },
     ];
   });
   const once = sent.one_off.up + sent.one_off.down;
@@ -272,10 +277,7 @@ function fillByteRows() {
 }
 
 function showCurves({ curve, evaluations }) {
-  const series = (of) => [
-    { name: "clients of the round", points: curve.map((point) => [point.round, of(point)]) },
-    { name: "all clients", points: evaluations.map((point) => [point.rounds_done, of(point)]) },
-  ].filter((one) => one.points.some(([, y]) => y !== null)); // prettier-ignore
+  const series = (of) => testSeries(curve, evaluations, of);
   const loss = series((point) => point.loss);
   const found = measureOf([...evaluations, ...curve]);
   const measure = found ?? { name: "accuracy", of: (point) => point.accuracy, isShare: true };
@@ -284,7 +286,7 @@ function showCurves({ curve, evaluations }) {
   at("loss").closest(".card").classList.toggle("half", !alone);
   const title = measure.isShare ? "Accuracy" : measure.name;
   set(at("accuracy-title"), title);
-  const look = measure.isShare ? { format: percent, within: [0, 1] } : {};
+  const look = measure.isShare ? { format: percent, within: [0, 1], zoom: true } : {};
   lineChart(at("accuracy"), { label: `${title} by round`, series: series(measure.of), xLabel: "rounds done", ...look, empty: "no round has been tested yet" });
   lineChart(at("loss"), { label: "Loss by round", series: loss, xLabel: "rounds done", empty: "no round has been tested yet" });
 }
@@ -315,9 +317,10 @@ function showTimeline() {
 }
 
 function showLayers({ layers, masks }, strategy) {
-  densityBars(at("layers"), layers, {
-    empty: strategy === "ssfl" ? "no mask has been agreed yet" : `strategy ${strategy} has no mask`,
-  });
+  const hasMask = strategy === "ssfl";
+  at("layers").closest(".card").hidden = !hasMask;
+  at("bytes").closest(".card").classList.toggle("half", hasMask);
+  if (hasMask) densityBars(at("layers"), layers, { empty: "no mask has been agreed yet" });
   set(at("layers-note"), layers.length ? `${layers.length} layers, mask no. ${masks.at(-1).epoch}` : "");
 }
 
@@ -428,9 +431,15 @@ function newEvent({ time, level, event, fields }) {
   return item;
 }
 
+/** Show the newest events whole, or all of them; the list never ends in the middle of a line. */
 function hideEvents() {
   const only = at("only-bad").checked;
-  for (const item of at("events").children) item.hidden = only && item.className === "info";
+  const items = [...at("events").children];
+  const wanted = items.filter((item) => !(only && item.className === "info"));
+  const shown = new Set(allEvents ? wanted : wanted.slice(0, NEWEST_EVENTS));
+  for (const item of items) item.hidden = !shown.has(item);
+  at("all-events").hidden = wanted.length <= NEWEST_EVENTS;
+  set(at("all-events"), allEvents ? `show the newest ${NEWEST_EVENTS}` : `show all ${grouped(wanted.length)}`);
 }
 
 // ---- small things
@@ -489,6 +498,10 @@ at("next").addEventListener("click", () => {
   again();
 });
 at("only-bad").addEventListener("change", hideEvents);
+at("all-events").addEventListener("click", () => {
+  allEvents = !allEvents;
+  hideEvents();
+});
 at("bytes-rows").addEventListener("toggle", fillByteRows);
 document.addEventListener("visibilitychange", () => {
   if (!document.hidden) turn();

@@ -1,6 +1,6 @@
 // Charts for people, drawn as SVG into an element: no library, no import, no build.
 //
-//   lineChart(element, {label, series: [{name, points: [[x, y]]}], xLabel, yLabel, format})
+//   lineChart(element, {label, series: [{name, points: [[x, y]], look, end}], xLabel, yLabel, format, zoom})
 //   stackedBars(element, {label, columns: [{name, parts: [number]}], parts: [name], xLabel, format})
 //   bars(element, {label, rows: [{name, parts: [number], note}], parts: [name], format})
 //   phaseBars(element, rounds, {label})     seconds of rounds by phase, a column for each
@@ -21,18 +21,30 @@ const FONT = 12;
 const CHARACTER = 6.6; // width of one, on average, at this size
 const MOST_TICKS = 6;
 const TABLE_ROWS = 1000;
-const DASHES = ["", "7 4", "2 3", "9 3 2 3"];
-const MARKS = ["circle", "square", "triangle", "diamond"];
-const PATTERNS = ["plain", "dots", "stripes", "cross", "hatch"];
+const LEAST_SPAN = 0.1; // of accuracy, on an axis that begins above its lowest value
+// A look is a number: a colour of style.css, a line style, a mark and a pattern. Sparse runs have
+// look SPARSE and dense runs look DENSE in every chart, so lines of other meanings leave DENSE out.
+export const SPARSE = 0;
+export const DENSE = 1;
+const LINE_LOOKS = [0, 2, 3, 5];
+const PHASE_LOOKS = { broadcast: 5, training: 0, collection: 2, aggregation: 3, commit: 4 };
+const DASHES = ["", "7 4", "2 3", "9 3 2 3", "1 3", "12 4"];
+const MARKS = ["circle", "square", "triangle", "diamond", "square", "circle"];
+const PATTERNS = ["plain", "dots", "stripes", "cross", "hatch", "lines"];
 
 const charts = new WeakMap(); // element -> what is drawn in it
 let lastId = 0;
 
 // ---- what the page and the report call
 
-/** Lines over numbers; a gap where y is null. `within`: what y can be, as [least, most]. */
+/**
+ * Lines over numbers; a gap where y is null. `within`: what y can be, as [least, most]. `zoom`: the
+ * axis begins where most of the values are (axisFloor). A series may have a `look`, and an `end`: a
+ * point of another series that its line leads to.
+ */
 export function lineChart(element, chart) {
-  const series = chart.series.map((one) => ({
+  const series = chart.series.map((one, k) => ({
+    look: LINE_LOOKS[k % LINE_LOOKS.length],
     ...one,
     points: one.points.filter(([x]) => Number.isFinite(x)),
   }));
@@ -42,7 +54,7 @@ export function lineChart(element, chart) {
   show(element, {
     ...chart,
     count: xs.length,
-    legend: series.map((one, k) => ({ name: one.name, line: k })),
+    legend: series.map((one) => ({ name: one.name, line: one.look })),
     tell: (at) =>
       `${chart.xLabel} ${plainNumber(xs[at])}: ` +
       series
@@ -63,7 +75,7 @@ export function stackedBars(element, chart) {
   show(element, {
     ...chart,
     count: chart.columns.length,
-    legend: chart.parts.map((name, k) => ({ name, fill: k })),
+    legend: chart.parts.map((name, k) => ({ name, fill: chart.looks?.[k] ?? k })),
     tell: (at) => {
       const column = chart.columns[at];
       const parts = chart.parts.map((name, k) => `${name} ${shown(column.parts[k], format)}`);
@@ -107,6 +119,7 @@ export function phaseBars(element, rounds, options = {}) {
   const parts = [...new Set(timed.flatMap((one) => Object.keys(one.phases)))];
   stackedBars(element, {
     label: "Seconds of the newest rounds by phase", xLabel: "round", format: seconds, ...options, parts,
+    looks: parts.map((name, k) => PHASE_LOOKS[name] ?? k),
     columns: timed.map((one) => ({ name: String(one.round), parts: parts.map((name) => one.phases[name] ?? 0) })),
   }); // prettier-ignore
 }
@@ -174,6 +187,23 @@ export function grouped(value) {
 /** 1 client, 2 clients. */
 export function counted(count, one) {
   return `${grouped(count)} ${one}${count === 1 ? "" : "s"}`;
+}
+
+/**
+ * Lines of tests by round: by the round's clients and by all. The first leads to the newest test by
+ * all clients, which has no later round.
+ */
+export function testSeries(curve, evaluations, of) {
+  const known = (points) => points.filter(([, y]) => y !== null);
+  const byRound = curve.map((one) => [one.round, of(one)]);
+  const byAll = evaluations.map((one) => [one.rounds_done, of(one)]);
+  const [last, end] = [known(byRound).at(-1), known(byAll).at(-1)];
+  return [
+    { name: "clients of the round", points: byRound, end: last && end && end[0] > last[0] ? end : undefined },
+    { name: "all clients", points: byAll },
+  ]
+    .map((one, k) => ({ ...one, look: LINE_LOOKS[k] }))
+    .filter((one) => known(one.points).length);
 }
 
 /** What to draw of tests: accuracy or, where a task has none, its first metric; null: loss alone. */
@@ -399,26 +429,32 @@ function newBoard(frame) {
 
 function drawLines(board, chart, series, xs, byX, format) {
   const values = series.flatMap((one) => one.points.map(([, y]) => y)).filter(Number.isFinite);
-  const low = Math.min(...values, ...(chart.zero ? [0] : []));
+  const floor = chart.zoom ? axisFloor(values) : null;
+  const low = floor ?? Math.min(...values, ...(chart.zero ? [0] : []));
   const y = scale(low, Math.max(...values), format, { within: chart.within });
   const x = scale(xs[0], xs[xs.length - 1], plainNumber, { whole: true, room: board.width - 80 });
   const height = chart.tall ?? 240;
-  const area = axes(board, height, y, x, chart);
+  const note = floor === null ? {} : { yLabel: `the axis begins at ${y.format(y.low)}` };
+  const area = axes(board, height, y, x, { ...chart, ...note });
   const put = (px, py) => [area.x(px), area.y(py)];
-  series.forEach((one, k) => {
-    for (const piece of piecesBetweenGaps(one.points)) {
-      line(board.svg, k, piece.map(([px, py]) => put(px, py)));
+  const within = clipped(board, area);
+  for (const one of series) {
+    const pieces = piecesBetweenGaps(one.points);
+    for (const piece of pieces) {
+      line(within, one.look, piece.map(([px, py]) => put(px, py)));
       const every = Math.max(1, Math.ceil(piece.length / 8)); // marks tell lines apart, not points
       piece.forEach(([px, py], at) => {
-        if (piece.length < 12 || at % every === 0) mark(board.svg, k, ...put(px, py));
+        const marked = piece.length < 12 || at % every === 0 || at === piece.length - 1;
+        if (marked && py >= y.low) mark(board.svg, one.look, ...put(px, py));
       });
     }
-  });
+    if (one.end && pieces.length) line(within, one.look, [put(...pieces.at(-1).at(-1)), put(...one.end)]);
+  }
   const cursor = svg("g", { class: "cursor" });
   board.svg.append(cursor);
   board.places = xs.map((at) => {
     const known = byX.map((one) => one.get(at)).filter(Number.isFinite);
-    return [area.x(at), known.length ? Math.min(...known.map(area.y)) : area.top];
+    return [area.x(at), known.length ? Math.min(area.bottom, ...known.map(area.y)) : area.top];
   });
   board.cursor = (at) => {
     cursor.replaceChildren();
@@ -426,7 +462,8 @@ function drawLines(board, chart, series, xs, byX, format) {
     const px = area.x(xs[at]);
     cursor.append(svg("line", { x1: px, x2: px, y1: area.top, y2: area.bottom, class: "rule" }));
     byX.forEach((one, k) => {
-      if (Number.isFinite(one.get(xs[at]))) mark(cursor, k, px, area.y(one.get(xs[at])), 5);
+      const value = one.get(xs[at]);
+      if (Number.isFinite(value) && value >= y.low) mark(cursor, series[k].look, px, area.y(value), 5);
     });
   };
 }
@@ -443,7 +480,7 @@ function drawColumns(board, chart, total, format) {
     let below = 0;
     column.parts.forEach((value, k) => {
       const [low, high] = [area.y(below), area.y(below + (value ?? 0))];
-      block(board.svg, board, middle(at) - thick / 2, high, thick, low - high, k, thick < 4);
+      block(board.svg, board, middle(at) - thick / 2, high, thick, low - high, chart.looks?.[k] ?? k, thick < 4);
       below += value ?? 0;
     });
   });
@@ -474,13 +511,6 @@ function drawBars(board, chart, format) {
   const height = rows.length * tall + (chart.reference ? 20 : 4);
   board.size(height);
   board.level = true;
-  if (chart.reference) {
-    const px = x(chart.reference.value);
-    const bottom = rows.length * tall + 2;
-    board.svg.append(svg("line", { x1: px, x2: px, y1: 0, y2: bottom, class: "reference" }));
-    const anchor = px > board.width / 2 ? "end" : "start";
-    text(board.svg, px, bottom + 13, chart.reference.name, anchor);
-  }
   rows.forEach((row, at) => {
     const top = at * tall + (narrow ? 18 : 4);
     const room = narrow ? board.width : left - 12;
@@ -491,8 +521,16 @@ function drawBars(board, chart, format) {
       block(board.svg, board, x(before), top, x(before + value) - x(before), 18, row.fill ?? k);
       before += value;
     });
-    text(board.svg, x(before) + 6, top + 13, ending(chart, row, format), "start", "strong halo");
+    // Beside a reference line, endings stand in a column that the line cannot cross.
+    const from = (chart.reference ? right : x(before)) + 6;
+    text(board.svg, from, top + 13, ending(chart, row, format), "start", "strong halo");
+    if (chart.reference) {
+      const px = x(chart.reference.value);
+      const [y1, y2] = narrow ? [top - 2, top + 20] : [at * tall, (at + 1) * tall];
+      board.svg.append(svg("line", { x1: px, x2: px, y1, y2, class: "reference" }));
+    }
   });
+  if (chart.reference) text(board.svg, left, rows.length * tall + 15, `dashed: ${chart.reference.name}`, "start");
   const cursor = outline(board);
   board.places = rows.map((row, at) => [x(sum(row.parts)), at * tall + tall / 2]);
   board.cursor = (at) => cursor(at < 0 ? null : [1, at * tall, board.width - 2, tall]);
@@ -503,7 +541,7 @@ function ending(chart, row, format) {
 }
 
 const PIECES = ["until it took its task", "broadcast", "training", "queue to upload", "upload", "wait for the round's end"];
-const PIECE_FILLS = [4, 0, 1, 3, 2, 4];
+const PIECE_FILLS = [4, 5, 0, 3, 2, 4];
 const PIECE_LEGEND = [...PIECES.slice(1, -1).map((name, k) => ({ name, fill: PIECE_FILLS[k + 1] })), { name: "waiting", fill: 4 }];
 
 /** Cut a client's time into pieces: was away, was sent its task, worked, queued for a slot, sent, waited. */
@@ -659,11 +697,38 @@ function wholeStep(length, most) {
   return Math.max(1, Math.round(decimalStep(length, most)));
 }
 
+/**
+ * Where an axis of shares begins so that most of the values can be told apart: at their lower
+ * quartile, if those above it lie close together, and at least LEAST_SPAN below the largest, so
+ * that noise stays small. Null: the axis shows every value.
+ */
+export function axisFloor(values) {
+  if (!values.length) return null;
+  const sorted = [...values].sort((a, b) => a - b);
+  const [low, high] = [sorted[0], sorted[sorted.length - 1]];
+  const place = 0.25 * (sorted.length - 1);
+  const below = sorted[Math.floor(place)];
+  const quarter = below + (place % 1) * (sorted[Math.ceil(place)] - below);
+  const floor = Math.min(quarter, high - LEAST_SPAN);
+  return high - quarter > (high - low) / 2 || floor <= low ? null : floor;
+}
+
 function ticksOf(low, high, step) {
   const ticks = [];
   for (let k = Math.ceil(low / step - 1e-9); k * step <= high + step * 1e-9; k += 1)
     ticks.push(Number((k * step).toPrecision(12)));
   return ticks;
+}
+
+/** A group whose lines end at the borders of the area. */
+function clipped(board, area) {
+  const id = `${board.id}-area`;
+  const clip = svg("clipPath", { id });
+  const size = { width: area.right - area.left + 4, height: area.bottom - area.top + 4 };
+  clip.append(svg("rect", { x: area.left - 2, y: area.top - 2, ...size }));
+  const group = svg("g", { "clip-path": `url(#${id})` });
+  board.svg.append(clip, group);
+  return group;
 }
 
 function piecesBetweenGaps(points) {
@@ -679,11 +744,11 @@ function line(parent, k, places) {
   const path = places.map(([x, y], at) => `${at ? "L" : "M"}${x.toFixed(1)} ${y.toFixed(1)}`).join("");
   const dash = DASHES[k % DASHES.length];
   const more = dash ? { "stroke-dasharray": dash } : {};
-  parent.append(svg("path", { d: path, class: `line stroke-${k % 4}`, ...more }));
+  parent.append(svg("path", { d: path, class: `line stroke-${k % 6}`, ...more }));
 }
 
 function mark(parent, k, x, y, size = 3.5) {
-  const look = { class: `mark fill-${k % 4}` };
+  const look = { class: `mark fill-${k % 6}` };
   const paths = {
     square: `M${x - size} ${y - size}h${2 * size}v${2 * size}h${-2 * size}z`,
     triangle: `M${x} ${y - size * 1.2}l${size * 1.2} ${size * 2.1}h${-size * 2.4}z`,
@@ -699,9 +764,9 @@ function mark(parent, k, x, y, size = 3.5) {
 function block(parent, board, x, y, width, height, k, small = false) {
   if (width <= 0 || height <= 0) return;
   const box = { x, y, width, height };
-  parent.append(svg("rect", { ...box, class: `fill-${k % 5}${small ? "" : " edged"}` }));
-  if (!small && PATTERNS[k % 5] !== "plain")
-    parent.append(svg("rect", { ...box, fill: `url(#${board.id}-${PATTERNS[k % 5]})` }));
+  parent.append(svg("rect", { ...box, class: `fill-${k % 6}${small ? "" : " edged"}` }));
+  if (!small && PATTERNS[k % 6] !== "plain")
+    parent.append(svg("rect", { ...box, fill: `url(#${board.id}-${PATTERNS[k % 6]})` }));
 }
 
 function patterns(picture, id) {
@@ -715,6 +780,7 @@ function patterns(picture, id) {
   tile("dots", 6, svg("circle", { cx: 3, cy: 3, r: 1, class: "ink-dot" }));
   tile("stripes", 6, ink("M-1 7L7 -1M-1 1L1 -1M5 7L7 5"));
   tile("cross", 6, ink("M0 3H6M3 0V6"));
+  tile("lines", 5, ink("M2.5 0V5"));
   tile("hatch", 7, svg("path", { d: "M-1 -1L8 8M-1 6L1 8M6 -1L8 1", class: "ink-wait" }));
   picture.append(defs);
 }

@@ -69,13 +69,10 @@ function chosenText(best) {
 }
 
 function curves(page, data) {
-  const of = (read) => [
-    { name: "clients of the round", points: data.curve.map((one) => [one.round, read(one)]) },
-    { name: "all clients", points: data.evaluations.map((one) => [one.rounds_done, read(one)]) },
-  ].filter((one) => one.points.some(([, y]) => y !== null)); // prettier-ignore
+  const of = (read) => testSeries(data.curve, data.evaluations, read);
   const measure = measureOf([...data.evaluations, ...data.curve]);
   if (measure) {
-    const look = measure.isShare ? { format: percent, within: [0, 1] } : {};
+    const look = measure.isShare ? { format: percent, within: [0, 1], zoom: true } : {};
     lineChart(place(card(page, `Test ${measure.name}`, { half: true })), {
       label: `Test ${measure.name} by round`, series: of(measure.of), xLabel: "rounds done", ...look,
     });
@@ -85,7 +82,7 @@ function curves(page, data) {
   });
   const key = measure?.isShare ? "accuracy" : "loss";
   overBytes(card(page, "What a byte buys", { half: true, note: "all messages, both ways, one-off included" }), key, [
-    { name: "this run", data },
+    { name: "this run", data, look: hasMask(data) ? SPARSE : DENSE },
   ]);
   const [unit, name] = byteUnit(Math.max(...data.curve.map((one) => Math.max(one.up_bytes, one.down_bytes)), 0));
   lineChart(place(card(page, "Values sent in a round", { half: true, note: "payload, all clients together, to train on and to test" })), {
@@ -96,12 +93,12 @@ function curves(page, data) {
 
 /** Accuracy or loss against the bytes spent so far; runs: [{name, data}]. */
 function overBytes(made, key, runs) {
-  const spent = runs.map(({ name, data }) => ({ name, points: pointsOverBytes(data, key) }));
+  const spent = runs.map(({ name, data, look = SPARSE }) => ({ name, look, points: pointsOverBytes(data, key) }));
   const most = Math.max(...spent.flatMap((one) => one.points.map(([x]) => x)), 0);
   const [unit, unitName] = byteUnit(most);
   lineChart(place(made), {
     label: `Test ${key} against bytes sent`, xLabel: `${unitName} sent`, format: key === "accuracy" ? percent : plainNumber,
-    within: key === "accuracy" ? [0, 1] : undefined, empty: "nothing has been tested yet",
+    within: key === "accuracy" ? [0, 1] : undefined, zoom: key === "accuracy", empty: "nothing has been tested yet",
     series: spent.map((one) => ({ ...one, points: one.points.map(([x, y]) => [x / unit, y]) })),
   });
 }
@@ -123,10 +120,10 @@ function bytesCard(page, data) {
       label: "Bytes of the rounds: dense, the paper's formula, kept values as float32, and here", parts: ["bytes"], format: bytes,
       nameLabel: "what",
       rows: lines.slice(0, 2).flatMap((one) => [
-        { name: `${one.what}: dense, 4P`, parts: [one.dense_bytes], fill: 4 },
-        { name: `${one.what}: the paper, 4sP`, parts: [one.paper_bytes], fill: 1 },
+        { name: `${one.what}: dense, 4P`, parts: [one.dense_bytes], fill: DENSE },
+        { name: `${one.what}: the paper, 4sP`, parts: [one.paper_bytes], fill: 3 },
         { name: `${one.what}: kept float32, 4(k+D)`, parts: [one.kept_bytes], fill: 2 },
-        { name: `${one.what}: here`, parts: [one.bytes], fill: 0, note: one.to_dense === null ? "" : `${percent(one.to_dense)} of dense` },
+        { name: `${one.what}: here`, parts: [one.bytes], fill: SPARSE, note: one.to_dense === null ? "" : `${percent(one.to_dense)} of dense` },
       ]),
     });
     table(made, "P: values of the model, W: masked, D = P − W, k: kept, s = k / W", [

@@ -7,17 +7,26 @@ function comparison(data, root) {
   outcomes(page, data);
   const isAccuracy = data.measure === "accuracy";
   const form = isAccuracy ? percent : plainNumber;
-  const runs = data.runs.map((run, k) => ({ name: names[k], data: run }));
+  const looks = runLooks(data.runs);
+  const runs = data.runs.map((run, k) => ({ name: names[k], data: run, look: looks[k] }));
   lineChart(place(card(page, `Test ${data.measure}`, { half: true })), {
     label: `Test ${data.measure} by round`, xLabel: "rounds done", format: form, empty: "nothing has been tested yet",
-    series: runs.map((one) => ({ name: one.name, points: testsByRound(one.data, data.measure) })),
+    within: isAccuracy ? [0, 1] : undefined, zoom: isAccuracy,
+    series: runs.map((one) => ({ name: one.name, look: one.look, points: testsByRound(one.data, data.measure) })),
   });
   overBytes(card(page, "What a byte buys", { half: true, note: "all messages, both ways, one-off included" }), data.measure, runs);
   atEqual(card(page, "At equal rounds", { half: true }), data, data.at_equal_rounds, "rounds", grouped, form);
   atEqual(card(page, "At equal bytes", { half: true }), data, data.at_equal_bytes, "bytes sent", bytes, form);
-  comparedBytes(page, data);
-  overlapCard(page, data);
-  differences(page, data);
+  comparedBytes(page, data, looks);
+  const haveMasks = data.runs.every(hasMask);
+  if (haveMasks) overlapCard(page, data);
+  differences(page, data, haveMasks);
+}
+
+/** A look for each run: a sparse and a dense run have their own, two of a kind differ. */
+function runLooks(runs) {
+  const [first, second] = runs.map((run) => (hasMask(run) ? SPARSE : DENSE));
+  return [first, first === second ? first + 2 : second];
 }
 
 function testsByRound(run, key) {
@@ -77,13 +86,13 @@ function atEqual(made, data, lines, what, whereText, form) {
   ], lines); // prettier-ignore
 }
 
-function comparedBytes(page, data) {
+function comparedBytes(page, data, looks) {
   const made = card(page, "Bytes side by side");
   made.classList.add("long");
   bars(place(made), {
     label: "Messages of the whole run", parts: ["bytes"], format: bytes, nameLabel: "what",
     rows: ["up", "down"].flatMap((way) =>
-      data.runs.map((run, k) => ({ name: `${way}: ${data.names[k]}`, parts: [run.bytes.total[way].message_bytes], fill: k })),
+      data.runs.map((run, k) => ({ name: `${way}: ${data.names[k]}`, parts: [run.bytes.total[way].message_bytes], fill: looks[k] })),
     ),
   });
   const each = (what, read, as) => data.names.map((name, k) => ({ name: `${name}: ${what}`, of: (row) => read(row)[k], as }));
@@ -112,8 +121,8 @@ function overlapCard(page, data) {
   ], found.layers); // prettier-ignore
 }
 
-function differences(page, data) {
-  const made = card(page, "Settings that differ", { half: true });
+function differences(page, data, half) {
+  const made = card(page, "Settings that differ", { half });
   if (!data.settings.length) return words(made, "All settings are the same.");
   const text = (value) => (value === null ? "–" : String(value) || '""');
   table(made, "The others are the same", [

@@ -8,11 +8,10 @@ from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
 from matplotlib.transforms import blended_transform_factory
 
+from ssfl.program.palette import BLUE, VERMILION
 from ssfl.study.charts.style import (
-    BLUE,
     INTERVAL,
     LOOKS,
-    VERMILION,
     Look,
     Result,
     accuracy_label,

@@ -7,13 +7,9 @@ from typing import Any
 from matplotlib.axes import Axes
 from matplotlib.ticker import FuncFormatter, NullLocator
 
+from ssfl.program.palette import BLUE, GREEN, ORANGE, PURPLE, VERMILION
 from ssfl.study.charts.style import (
-    BLUE,
-    GREEN,
     INTERVAL,
-    ORANGE,
-    PURPLE,
-    VERMILION,
     Result,
     band,
     by_number,
@@ -115,7 +111,7 @@ def layer_density_picture(result: Result, path: Path) -> None:
                 )  # fmt: skip
     first = masks[names[0]].values()
     overall = 100 * sum(one["kept"] for one in first) / sum(one["size"] for one in first)
-    axes.axvline(overall, color="0.4", linestyle="--", linewidth=1)
+    axes.axvline(overall, color="0.4", linestyle="--", linewidth=1, zorder=0)
     axes.set_xscale("log")
     axes.set_xlim(least * 0.8, 130)
     axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))

@@ -9,11 +9,9 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.ticker import FuncFormatter
 
+from ssfl.program.palette import BLUE, ORANGE, VERMILION
 from ssfl.study.charts.style import (
-    BLUE,
     INTERVAL,
-    ORANGE,
-    VERMILION,
     Result,
     band,
     by_number,

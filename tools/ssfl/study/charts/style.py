@@ -1,6 +1,6 @@
 """What the pictures of a study share: colours, names of methods, intervals, files.
 
-Colours are those of Okabe and Ito, told apart with any colour vision; markers differ too.
+Colours come from `ssfl.program.palette`; markers differ, too.
 Accuracies come as shares 0 … 1, one for each seed, and are drawn in per cent; what is drawn
 around a mean is its 95 % interval over seeds (none for one seed).
 """
@@ -17,13 +17,24 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
 from ssfl.durable.files import atomic_file
+from ssfl.program.palette import (
+    BLACK,
+    BLUE,
+    DENSE,
+    GREEN,
+    GREY,
+    ORANGE,
+    PURPLE,
+    SKY,
+    SSFL,
+    VERMILION,
+)
 from ssfl.study.errors import StudyError
 from ssfl.study.intervals import Spread, spread
 
 Result = Mapping[str, Any]  # plain, as JSON holds it
 
-BLUE, VERMILION, GREEN, ORANGE = "#0072B2", "#D55E00", "#009E73", "#E69F00"
-PURPLE, SKY, GREY, BLACK = "#CC79A7", "#56B4E9", "#7F7F7F", "#000000"
+_LEAST_SPAN = 10.0  # points of accuracy that an axis shows
 INTERVAL = "95 % interval over seeds"
 
 
@@ -38,9 +49,10 @@ class Look:
 
 
 LOOKS = {
-    "dense": Look("dense", VERMILION, "P", "--"),
-    "ssfl": Look("SSFL", BLUE, "o"),
-    "saliency": Look("SSFL", BLUE, "o"),
+    "dense": Look("dense", DENSE, "P", "--"),
+    "fedavg": Look("dense", DENSE, "P", "--"),
+    "ssfl": Look("SSFL", SSFL, "o"),
+    "saliency": Look("SSFL", SSFL, "o"),
     "shuffled": Look("shuffled in each layer", GREEN, "s"),
     "one-client": Look("one client's SNIP", PURPLE, "^"),
     "random": Look("global random", ORANGE, "D"),
@@ -122,6 +134,18 @@ def interval_text(one: Spread) -> str:
     if math.isnan(one.low):
         return signed(one.mean)
     return f"{signed(one.mean)} [{signed(one.low)}, {signed(one.high)}]"
+
+
+def accuracy_floor(values: Sequence[float]) -> float | None:
+    """Return where an axis of percentages begins so that most values can be told apart.
+
+    That is the lower quartile, if the values above it lie close together, and at least 10 points
+    below the largest value, so that noise stays small. A curve that climbs from 10 to 98 % is
+    drawn from 88 % on. None: the axis shows every value.
+    """
+    low, quarter, high = np.quantile(values, [0.0, 0.25, 1.0])
+    floor = float(min(quarter, high - _LEAST_SPAN))
+    return None if high - quarter > (high - low) / 2 or floor <= low else floor
 
 
 def accuracy_label(result: Result, default: str) -> str:

@@ -27,6 +27,7 @@ from ssfl.tools.local.local_run import (
     results_table,
     say_compared,
     say_where,
+    status_flags,
 )
 from ssfl.tools.local.processes import Federation
 from ssfl.tools.terminal import console
@@ -42,16 +43,21 @@ LEARNING_RATE = "0.2"  # at 0.1 two of six seeds end more than 3 points behind d
 class DemoConfig:
     """The size of the demo."""
 
-    clients: int = setting(0, "client processes; 0: 8, or 4 with --crash")
+    clients: int = setting(0, "number of clients; 0: 8, or 4 with --crash")
     rounds: int = setting(0, "training rounds; 0: 30, or 5 with --crash")
     crash: bool = setting(
         False,
-        "sparse only, twice: undisturbed, and with the coordinator killed twice and a client in "
-        "mid-upload; the same model, or not",
+        "run the sparse federation twice, undisturbed and with crashes; kills the coordinator "
+        "twice and a client in mid-upload; compares the two models",
     )
     sparsity: str = setting("0.9", "share of weights to prune in the sparse run")
     seed: int = setting(0, "seed of data partition and training")
-    out: Path = setting(Path("runs/demo"), "folder for everything the demo makes; replaced")
+    status_port: int | None = setting(
+        None,
+        "port for a live page in the browser; 0: a free port; without this flag there is none",
+        most=65535,
+    )
+    out: Path = setting(Path("runs/demo"), "folder for all output; an earlier one is replaced")
 
     def validate(self) -> None:
         """Raise SettingsError naming the flag at fault."""
@@ -94,17 +100,9 @@ def demo(argv: Sequence[str]) -> int:
         f"coordinator, {rounds} rounds; {1 + clients} processes over gRPC, twice.",
         soft_wrap=True,
     )
-    if config.crash:
-        code = _crash(config, screen, shards)
-        screen.print(f"all done in {time.monotonic() - began_s:.0f} s")
-        return int(code)
-    ssfl = _federate(config, screen, shards, "ssfl", f"{float(config.sparsity):.0%} sparse")
-    dense = _federate(config, screen, shards, "dense", "dense")
-    screen.print(results_table([dense, ssfl], "the same federation, dense and sparse"))
-    drawn = draw(config.out, [dense, ssfl])
-    say_where(screen, config.out, ssfl, drawn, time.monotonic() - began_s)
-    say_compared(screen, config.out, dense, ssfl)
-    return int(ExitCode.DONE)
+    code = (_crash if config.crash else _compare)(config, screen, shards)
+    screen.print(f"all done in {time.monotonic() - began_s:.0f} s")
+    return int(code)
 
 
 def _prepare(config: DemoConfig) -> Path:
@@ -116,6 +114,17 @@ def _prepare(config: DemoConfig) -> Path:
     except DataError as error:
         raise ProgramError(str(error), ExitCode.BAD_DATA) from error
     return config.out / "shards"
+
+
+def _compare(config: DemoConfig, screen: Console, shards: Path) -> ExitCode:
+    """Run the federation sparse and dense, and show both."""
+    ssfl = _federate(config, screen, shards, "ssfl", f"{float(config.sparsity):.0%} sparse")
+    dense = _federate(config, screen, shards, "dense", "dense")
+    screen.print(results_table([dense, ssfl], "the same federation, dense and sparse"))
+    drawn = draw(config.out, [dense, ssfl])
+    say_where(screen, config.out, ssfl, drawn)
+    say_compared(screen, config.out, dense, ssfl)
+    return ExitCode.DONE
 
 
 def _crash(config: DemoConfig, screen: Console, shards: Path) -> ExitCode:
@@ -147,4 +156,5 @@ def _flags(config: DemoConfig) -> list[str]:
     return [
         "--sparsity", config.sparsity, "--seed", str(config.seed), "--reproducible",
         "--clients", str(config.num_clients), "--rounds", str(config.num_rounds),
+        *status_flags(config.status_port),
     ]  # fmt: skip

@@ -89,6 +89,8 @@ def federate(
 ) -> Result:
     """Run a federation to its end, showing its progress; `trouble` comes first, if any."""
     with federation:
+        if federation.status_url:
+            console.print(f"{title}: status page  {federation.status_url}", soft_wrap=True)
         if trouble:
             trouble(federation)
         status = _watch(federation, console, title)
@@ -197,9 +199,12 @@ def draw(out: Path, results: Sequence[Result]) -> list[str]:
     return drawn
 
 
-def say_where(
-    console: Console, out: Path, result: Result, drawn: Sequence[str], seconds: float
-) -> None:
+def status_flags(status_port: int | None) -> list[str]:
+    """Return the flags of ssfl-coordinator that open its status page, or none."""
+    return [] if status_port is None else ["--status-port", str(status_port)]
+
+
+def say_where(console: Console, out: Path, result: Result, drawn: Sequence[str]) -> None:
     """Say where everything is."""
     console.print(f"model digest  {result.status.model_digest.hex()}")
     console.print("(the same on every run with this seed on this kind of machine)")
@@ -217,7 +222,6 @@ def say_where(
         if isinstance(where, Path) and where.is_relative_to(Path.cwd()):
             shown = where.relative_to(Path.cwd())
         console.print(f"{what:<12}  {shown}", soft_wrap=True)
-    console.print(f"all done in {seconds:.0f} s")
 
 
 def say_compared(console: Console, out: Path, dense: Result, ssfl: Result) -> None:
@@ -225,4 +229,4 @@ def say_compared(console: Console, out: Path, dense: Result, ssfl: Result) -> No
     sources = open_folder(dense.models), open_folder(ssfl.models)
     page = out / "comparison.html"
     write_comparison(page, comparison_document(*sources, names=("dense", "ssfl")))
-    console.print(f"both compared  {page}", soft_wrap=True)
+    console.print(f"{'comparison':<12}  {page}", soft_wrap=True)

@@ -18,7 +18,12 @@ from ssfl.tools.operate.admin_client import AdminClient
 
 START_DEADLINE_S = 60.0
 END_DEADLINE_S = 15.0
-_TOLD = (ExitCode.USAGE, ExitCode.BAD_DATA, ExitCode.REFUSED)  # the user's to mend
+_TOLD = (
+    ExitCode.USAGE,
+    ExitCode.BAD_DATA,
+    ExitCode.REFUSED,
+    ExitCode.PORT_IN_USE,
+)  # the user's to mend
 COORDINATOR = "coordinator"
 
 
@@ -61,6 +66,7 @@ class Federation:
         self._commands: dict[str, Sequence[str]] = {}
         self._doomed: set[str] = set()  # their death is no surprise
         self.admin: AdminClient
+        self.status_url = ""  # of the status page, if --status-port is among the flags
 
     @property
     def clients(self) -> list[str]:
@@ -158,8 +164,12 @@ class Federation:
                     "--state-dir", str(self.state_dir), *common, *self._flags]  # fmt: skip
 
         self._start(COORDINATOR, coordinator("0", "0"))
-        port, admin_port = self._ports()
-        self._commands[COORDINATOR] = coordinator(port, admin_port)  # where clients look for it
+        port, admin_port, *status = self._ports()
+        again = coordinator(port, admin_port)  # a restart: clients and browsers look for it there
+        if status:
+            again += ["--status-port", status[0]]
+            self.status_url = f"http://127.0.0.1:{status[0]}/"
+        self._commands[COORDINATOR] = again
         self.admin = AdminClient(f"127.0.0.1:{admin_port}")
         for shard, name in self._clients.items():
             self._start(
@@ -188,14 +198,15 @@ class Federation:
                 start_new_session=True,  # Ctrl-C reaches us alone; we end them in order
             )  # fmt: skip
 
-    def _ports(self) -> tuple[str, str]:
-        """Return the client port and the admin port the coordinator printed."""
+    def _ports(self) -> list[str]:
+        """Return the ports that the coordinator printed: client, admin and, if any, status."""
+        count = 3 if "--status-port" in self._flags else 2
         path, deadline_s = self.folder / f"{COORDINATOR}.out", time.monotonic() + START_DEADLINE_S
         while time.monotonic() < deadline_s:
             self.ended()
             lines = path.read_text().splitlines()
-            if len(lines) >= 2:
-                return lines[0].rpartition(":")[2], lines[1].rpartition(":")[2]
+            if len(lines) >= count:
+                return [line.rpartition(":")[2] for line in lines[:count]]
             time.sleep(0.02)
         raise ProgramError(
             f"the coordinator did not start within {START_DEADLINE_S:g} s:\n"

@@ -20,6 +20,7 @@ from ssfl.tools.local.local_run import (
     results_table,
     say_compared,
     say_where,
+    status_flags,
 )
 from ssfl.tools.local.processes import Federation, client_ids
 from ssfl.tools.terminal import console
@@ -37,14 +38,20 @@ class RehearseConfig:
     """What to rehearse; every setting of a run is a flag here, too."""
 
     data_root: Path = setting(
-        Path("shards"), "folder of shards: one client for each, or for the first --clients"
+        Path("shards"),
+        "folder of shards; each shard, or each of the first --clients, gets a client",
     )
-    task: str = setting("image", "what to learn: image, table, a .py file, or an importable module")
-    init: Path | None = setting(None, "begin with the model in this file of `ssfl init`")
-    dense: bool = setting(False, "run it dense as well (FedAvg), and compare")
-    device: str = setting("auto", "where to compute", choices=("auto", "cpu", "cuda", "mps"))
+    task: str = setting("image", "task: image, table, a .py file, or an importable module")
+    init: Path | None = setting(None, "first model, a file written by `ssfl init`")
+    dense: bool = setting(False, "also run it dense (FedAvg) and compare")
+    device: str = setting("auto", "device to compute on", choices=("auto", "cpu", "cuda", "mps"))
     threads: int = setting(1, "torch threads of each client; 0: every core")
-    out: Path = setting(Path("runs/rehearsal"), "folder for everything it makes; replaced")
+    status_port: int | None = setting(
+        None,
+        "port for a live page in the browser; 0: a free port; without this flag there is none",
+        most=65535,
+    )
+    out: Path = setting(Path("runs/rehearsal"), "folder for all output; an earlier one is replaced")
     run: RunSettings = field(default_factory=RunSettings)
 
     def validate(self) -> None:
@@ -72,6 +79,7 @@ def rehearse(argv: Sequence[str]) -> int:
     results = []
     for name, strategy in [(run.strategy, run.strategy)] + [("dense", "fedavg")] * config.dense:
         flags = ["--reference-coding", "off" if strategy == "fedavg" else "on"]
+        flags += status_flags(config.status_port)
         flags += _flags(replace(run, strategy=strategy, bytes_per_round=""
                                 if strategy == "fedavg" else run.bytes_per_round))  # fmt: skip
         flags += ["--init", str(config.init.absolute())] if config.init else []
@@ -82,9 +90,10 @@ def rehearse(argv: Sequence[str]) -> int:
     title = f"{_counted(len(names), 'client')}, {_counted(run.rounds, 'round')}"
     screen.print(results_table(results, title))
     drawn = draw(config.out, results) if importlib.util.find_spec("matplotlib") else []
-    say_where(screen, config.out, results[0], drawn, time.monotonic() - began_s)
+    say_where(screen, config.out, results[0], drawn)
     if config.dense:
         say_compared(screen, config.out, results[1], results[0])
+    screen.print(f"all done in {time.monotonic() - began_s:.0f} s")
     return int(ExitCode.DONE)
 
 

@@ -47,12 +47,12 @@ class PlanConfig:
     model: str = like("model")
     norm: str = like("norm")
     width: int = like("width")
-    input: str = setting("", "shape of one sample, as 3x32x32; not needed with --data")
+    input: str = setting("", "shape of a sample, such as 3x32x32; not needed with --data")
     classes: int = setting(10, "number of classes; not needed with --data", least=2)
-    task: str = setting("image", "what to learn, as for ssfl-client; needs --data if not image")
-    data: str = setting("", "a shard to take the shapes from: a name under --data-root, or a path")
+    task: str = setting("image", "task, as for ssfl-client; all but image need --data")
+    data: str = setting("", "shard that gives the shapes: a name under --data-root, or a path")
     data_root: Path = setting(Path("shards"), "folder that holds the shards")
-    sparsity: str = setting("0.9", "share of weights to prune; several as 0.5,0.9,0.95")
+    sparsity: str = setting("0.9", "share of weights to prune; several such as 0.5,0.9,0.95")
     sparsity_schedule: str = like("sparsity_schedule")
     warmup_rounds: int = like("warmup_rounds")
     refresh_rounds: str = like("refresh_rounds")
@@ -71,22 +71,19 @@ class PlanConfig:
     grid_bits: int = like("grid_bits")
     reference_coding: str = setting(
         "auto",
-        "code values against the base both ends hold; auto: yes, as for clients elsewhere",
+        "encode values against the base that both ends hold; auto: on",
         choices=REFERENCE_CODING,
     )
     upload_slots: int = setting(8, "uploads the coordinator receives at once", least=1)
-    link: str = setting(
-        "", "rate and round trip of a client's link, as 20mbit/50ms", group="Link settings"
-    )
-    up: str = setting("", "rate from client to coordinator, as 5mbit", group="Link settings")
-    down: str = setting("", "rate from coordinator to client", group="Link settings")
-    rtt: str = setting("", "round trip, as 50ms", group="Link settings")
+    link: str = setting("", "rate and round trip of a client's link, such as 20mbit/50ms")
+    up: str = setting("", "rate from client to coordinator, such as 5mbit")
+    down: str = setting("", "rate from coordinator to client")
+    rtt: str = setting("", "round trip, such as 50ms")
     coordinator_link: str = setting(
         "",
-        "rate of the coordinator's own link, shared by its clients; default: no limit",
-        group="Link settings",
+        "rate of the coordinator's link, shared by its clients; by default unlimited",
     )
-    json: bool = setting(False, "answer as JSON, in bytes and seconds")
+    json: bool = setting(False, "print JSON, in bytes and seconds")
 
     def validate(self) -> None:
         """Raise SettingsError naming the flag at fault."""

@@ -11,12 +11,12 @@ mpl.use("Agg")  # files only; works without a display
 from matplotlib import pyplot as plt
 from matplotlib.axes import Axes
 from matplotlib.patches import Patch
+from matplotlib.ticker import MaxNLocator
+
+from ssfl.program.palette import CHOSEN, OTHERS, SSFL, TRAINING, TRANSFER, WAITING
+from ssfl.study.charts.style import accuracy_floor, looks
 
 History = Mapping[str, Any]
-
-# Blue and orange of the Okabe-Ito palette: told apart with any colour vision.
-_COLOURS = {"ssfl": "#0072B2", "dense": "#D55E00"}
-_WAIT, _WORK, _SEND = "#CCCCCC", "#0072B2", "#E69F00"
 
 
 def plot_accuracy(histories: Mapping[str, History], path: Path) -> bool:
@@ -32,15 +32,24 @@ def plot_accuracy(histories: Mapping[str, History], path: Path) -> bool:
     if not all(values for _, values in curves.values()):
         return False
     figure, axes = plt.subplots(figsize=(7, 4.2), layout="constrained")
+    chosen = looks(list(curves))
     for name, (megabytes, values) in curves.items():
         axes.plot(
             megabytes,
             values,
             label=f"{name}: {values[-1]:.3g}{unit} after {megabytes[-1]:.1f} MB",
-            color=_COLOURS.get(name),
-            marker="o",
-            markersize=3,
+            color=chosen[name].colour,
+            linestyle=chosen[name].line,
+            marker=chosen[name].marker,
+            markersize=4,
         )
+    floor = accuracy_floor([one for _, values in curves.values() for one in values])
+    if unit and floor is not None:
+        most = max(max(values) for _, values in curves.values())
+        ticks = [tick for tick in MaxNLocator(6).tick_values(floor, most) if tick <= 100]
+        axes.set_yticks(ticks)
+        axes.set_ylim(ticks[0], max(most, ticks[-1]) + 0.03 * (most - ticks[0]))
+        what += f"\n(the axis begins at {ticks[0]:g} %)"
     axes.set_xlabel("megabytes sent so far, both directions, one-off costs included")
     axes.set_ylabel(what)
     axes.set_title("What a megabyte buys")
@@ -72,15 +81,17 @@ def plot_layers(history: History, path: Path) -> None:
     names = list(layers)
     shares = [100 * layer["kept"] / layer["size"] for layer in layers.values()]
     figure, axes = plt.subplots(figsize=(7, 1.4 + 0.32 * len(names)), layout="constrained")
-    bars = axes.barh(names, shares, color=_COLOURS["ssfl"])
-    labels = [f"{layer['kept']:,} of {layer['size']:,}" for layer in layers.values()]
-    axes.bar_label(bars, labels, padding=3, fontsize=8)
+    axes.barh(names, shares, color=SSFL)
+    # Labels stand to the right of the axes, where the line of the mean cannot cross them.
+    beside = axes.get_yaxis_transform()
+    for place, layer in enumerate(layers.values()):
+        text = f"{layer['kept']:,} of {layer['size']:,}"
+        axes.text(1.01, place, text, transform=beside, va="center", fontsize=8)
     mean = 100 * history["mask"]["num_kept"] / history["mask"]["num_masked"]
-    axes.axvline(mean, color="black", linestyle="--", linewidth=1, label=f"{mean:.1f} % of all")
-    axes.legend(loc="lower right")
-    axes.set_xlim(0, max(shares) * 1.3 + 1)
+    axes.axvline(mean, color="black", linestyle="--", linewidth=1)
+    axes.set_xlim(0, max(*shares, mean) * 1.03)
     axes.invert_yaxis()
-    axes.set_xlabel("kept weights, %")
+    axes.set_xlabel(f"kept weights, % (dashed: {mean:.1f} % of all)")
     axes.set_title("Where the mask keeps weights")
     _save(figure, path)
 
@@ -90,22 +101,30 @@ def plot_densities(history: History, path: Path) -> None:
     rows = history["densities"]
     names = [f"{100 * float(row['sparsity']):g} %" for row in rows]
     chosen = history["mask"]["num_kept"]
-    colours = [_COLOURS["dense" if row["num_kept"] == chosen else "ssfl"] for row in rows]
-    figure, (left, right) = plt.subplots(1, 2, figsize=(9, 3.2), layout="constrained")
-    bars = left.bar(names, [row["update_bytes"] / 1000 for row in rows], color=colours)
-    left.bar_label(bars, [f"{row['update_bytes'] / 1000:,.1f}" for row in rows], fontsize=8)
-    left.set_ylabel("kB per client and round, one way")
-    left.set_title("What each sparsity costs")
+    colours = [CHOSEN if row["num_kept"] == chosen else OTHERS for row in rows]
+    figure = plt.figure(figsize=(9, 1.4 + 0.36 * len(rows)), layout="constrained")
+    left, right = figure.subplots(1, 2, sharey=True)
+    kilobytes = [row["update_bytes"] / 1000 for row in rows]
     thin = [100 * row["thinnest"]["kept"] / row["thinnest"]["size"] for row in rows]
-    bars = right.bar(names, thin, color=colours)
-    right.bar_label(bars, [row["thinnest"]["name"] for row in rows], fontsize=7)
-    right.set_ylabel("kept weights of its thinnest layer, %")
-    right.set_title("and how thin it gets")
-    for axes in (left, right):
-        axes.set_xlabel("sparsity")
-        axes.margins(y=0.15)
-    if _COLOURS["dense"] in colours:
-        left.legend(handles=[Patch(color=_COLOURS["dense"], label="this run")])
+    for axes, widths, labels in (
+        (left, kilobytes, [f"{size:,.1f}" for size in kilobytes]),
+        (right, thin, [row["thinnest"]["name"] for row in rows]),
+    ):
+        axes.barh(names, widths, color=colours)
+        for place, label in enumerate(labels):
+            axes.text(
+                1.01, place, label, transform=axes.get_yaxis_transform(), va="center", fontsize=8,
+                parse_math=False,
+            )  # fmt: skip
+    left.set_ylabel("sparsity")
+    left.set_xlabel("kB per client and round, one way")
+    left.set_title("What each sparsity costs")
+    right.set_xlabel("kept weights of the thinnest layer, %")
+    right.set_title("How thin its thinnest layer gets")
+    left.invert_yaxis()
+    if CHOSEN in colours:
+        handles = [Patch(color=CHOSEN, label="this run"), Patch(color=OTHERS, label="others")]
+        figure.legend(handles=handles, loc="outside lower center", ncols=2, frameon=False)
     _save(figure, path)
 
 
@@ -119,28 +138,30 @@ def plot_timeline(history: History, path: Path, last: int = 6) -> None:
         for row in entry["clients"]:
             _draw_row(axes, clients.index(row["client"]), began, row)
         axes.axvline(began, color="black", linewidth=0.6)
-        axes.text(began, -0.75, f" round {entry['round']}", fontsize=8, va="bottom")
+        above = axes.get_xaxis_transform()
+        axes.text(began, 1.02, f" round {entry['round']}", transform=above, fontsize=8)
         began += entry["seconds"]
     axes.axvline(began, color="black", linewidth=0.6)
     axes.set_xlim(0, began)
     axes.set_yticks(range(len(clients)), clients)
     axes.invert_yaxis()
     axes.set_xlabel("seconds")
-    axes.set_title("Who did what when", pad=16)
+    axes.set_title("Who did what when", pad=20)
     handles = [
-        Patch(color=_WAIT, label="waits for the task"),
-        Patch(color=_WORK, label="tests and trains"),
-        Patch(color=_SEND, label="receives and sends"),
+        Patch(color=WAITING, label="waits for the task"),
+        Patch(color=TRAINING, label="tests and trains"),
+        Patch(color=TRANSFER, label="receives and sends"),
     ]
-    axes.legend(handles=handles, loc="upper center", bbox_to_anchor=(0.5, -0.18), ncols=3)
+    figure.legend(handles=handles, loc="outside lower center", ncols=3, frameon=False)
     _save(figure, path)
 
 
 def _draw_row(axes: Axes, place: int, began: float, row: Mapping[str, Any]) -> None:
     asked, received, work = row["asked_s"], row["received_s"], row["work_s"]
     moving = max(0.0, received - asked - work)
-    pieces = [(0.0, asked, _WAIT), (asked, moving / 2, _SEND), (asked + moving / 2, work, _WORK)]
-    pieces.append((received - moving / 2, moving / 2, _SEND))
+    pieces = [(0.0, asked, WAITING), (asked, moving / 2, TRANSFER)]
+    pieces.append((asked + moving / 2, work, TRAINING))
+    pieces.append((received - moving / 2, moving / 2, TRANSFER))
     for start, length, colour in pieces:
         axes.barh(place, length, left=began + start, color=colour, height=0.7)
 

@@ -18,6 +18,7 @@ from matplotlib.ticker import MaxNLocator
 
 from ssfl.datasets.shards.summary import ShardSummary
 from ssfl.durable.files import atomic_file
+from ssfl.program.palette import CATEGORIES, GREY
 
 _MOST_NAMED = 20  # classes that get a colour of a palette and a line in the legend
 _LONGEST_NAME = 22
@@ -64,7 +65,7 @@ def _draw_mixes(axes: Axes, counts: npt.NDArray[np.int64], colours: Colormap) ->
 
 
 def _draw_sizes(axes: Axes, sizes: npt.NDArray[np.int64]) -> None:
-    axes.barh(np.arange(len(sizes)), sizes, color="#666666", height=0.8)
+    axes.barh(np.arange(len(sizes)), sizes, color=GREY, height=0.8)
     axes.set_xlabel("training samples")
     axes.xaxis.set_major_locator(MaxNLocator(nbins=3, integer=True))
     axes.tick_params(axis="y", left=False)
@@ -78,8 +79,8 @@ def _without_frame(axes: Axes) -> None:
 
 def _colours(groups: int) -> Colormap:
     """Return a colour per class: a palette of distinct ones if there are few."""
-    if groups <= 10:
-        return ListedColormap(mpl.color_sequences["tab10"][:groups])
+    if groups <= len(CATEGORIES):
+        return ListedColormap(CATEGORIES[:groups])
     if groups <= _MOST_NAMED:
         return ListedColormap(mpl.color_sequences["tab20"][:groups])
     rainbow = mpl.colormaps["turbo"](np.linspace(0, 1, groups))

@@ -48,54 +48,41 @@ class ShardsConfig:
 
     source: str = setting(
         "digits",
-        "a known data set, a file or a folder, see below",
-        group="Data settings",
+        "a known data set, a file or a folder; see below",
         metavar="NAME",
     )
     path: Path | None = setting(
-        None, "where the files of a known data set are, if not in the cache", group="Data settings"
+        None, "folder with the files of a known data set; by default the cache"
     )
-    download: bool = setting(
-        False, "fetch the files of a known data set that are missing", group="Data settings"
-    )
-    mirror: str = setting(
-        "", "another address to fetch them from", group="Data settings", metavar="URL"
-    )
-    test: Path | None = setting(
-        None, "a second file or folder that holds the test samples", group="Data settings"
-    )
-    label: str = setting(
-        "", "table: the column to predict", group="Data settings", metavar="COLUMN"
-    )
+    download: bool = setting(False, "download missing files of a known data set")
+    mirror: str = setting("", "another address to download from", metavar="URL")
+    test: Path | None = setting(None, "a second file or folder that holds the test samples")
+    label: str = setting("", "table: the column to predict", metavar="COLUMN")
     target: str = setting(
-        "auto", "whether a class or a number is to be predicted",
-        choices=TARGETS, group="Data settings",
+        "auto", "kind of value to predict",
+        choices=TARGETS,
     )  # fmt: skip
-    ignore: str = setting(
-        "", "table: columns to leave out, as id,name", group="Data settings", metavar="COLUMNS"
-    )
+    ignore: str = setting("", "table: columns to leave out, such as id,name", metavar="COLUMNS")
     missing: str = setting(
-        "refuse", "table: what to do about an empty cell; drop: its row, mean: of its column",
-        choices=MISSING, group="Data settings",
+        "refuse",
+        "table: what to do with an empty cell; drop: leave out its row; mean: of its column",
+        choices=MISSING,
     )  # fmt: skip
     standardize: bool = setting(
-        True, "table: scale columns of numbers, and numbers to predict, to mean 0, variance 1",
-        group="Data settings",
+        True, "table: scale columns of numbers to mean 0 and variance 1; numbers to predict, too",
     )  # fmt: skip
     layout: str = setting(
-        "auto", "archive: whether the channels of images come first or last",
-        choices=LAYOUTS, group="Data settings",
+        "auto", "archive: position of the channels of images",
+        choices=LAYOUTS,
     )  # fmt: skip
     image_size: int = setting(
-        0, "folder: side of the square that images are brought to; 0: they have one size",
-        unit="pixels", most=4096, group="Data settings",
+        0, "folder: side of the square that images are resized to; 0: all have one size",
+        unit="pixels", most=4096,
     )  # fmt: skip
-    grey: bool = setting(
-        False, "folder: one grey channel instead of three colours", group="Data settings"
-    )
+    grey: bool = setting(False, "folder: one grey channel instead of three colours")
     cut: Cut = field(default_factory=Cut)
-    out: Path = setting(Path("shards"), "folder to write to", group="Output settings")
-    overwrite: bool = setting(False, "replace the shards that are there", group="Output settings")
+    out: Path = setting(Path("shards"), "folder to write to")
+    overwrite: bool = setting(False, "replace existing shards")
 
     def source_options(self) -> SourceOptions:
         """Return what the reader of the source needs."""

@@ -33,7 +33,7 @@ from ssfl.tools.terminal import console
 DESCRIPTION = (
     "Runs whole federations in this machine's memory, without sockets: one configuration, or a "
     "sweep from a TOML file, each with several seeds, as many at once as there are cores. Every "
-    "finished run is stored at once; started again, it goes on where it stopped."
+    "finished run is stored at once; a study that is started again resumes where it stopped."
 )
 EXPLANATION = """\
 In mode exact a run ends with the bits of ssfl-coordinator and its clients, and with their count \
@@ -61,27 +61,27 @@ class DataFlags:
     """The fields of a study's data, as flags; `data` is their `source`."""
 
     data: str = setting(
-        "digits", "a known data set, or a folder that `ssfl shards` wrote", metavar="NAME"
+        "digits", "a known data set, or a folder written by `ssfl shards`", metavar="NAME"
     )
-    clients: int = setting(8, "how many clients", least=1, most=100_000)
+    clients: int = setting(8, "number of clients", least=1, most=100_000)
     partition: str = setting("dirichlet", "how classes are spread over clients", choices=KINDS)
     alpha: float = setting(
-        0.3, "of both Dirichlet partitions: near 0 a client has one class, from 100 all alike",
+        0.3, "Dirichlet parameter; near 0 a client has one class; from 100 all clients are alike",
         positive=True,
     )  # fmt: skip
-    classes_per_client: int = setting(2, "of the partition `classes`", least=1)
+    classes_per_client: int = setting(
+        2, "partition classes: number of classes of each client", least=1
+    )
     samples_per_client: int = setting(
-        0, "training samples of a client on average; 0: all there are"
+        0, "mean number of training samples of a client; 0: all samples"
     )
-    pool: int = setting(1, "make images so many times smaller, by means of squares", least=1)
+    pool: int = setting(1, "shrink the sides of images N times by averaging squares", least=1)
     late_classes: str = setting(
-        "", "classes that late clients alone have, and no others: 8,9", metavar="LIST"
+        "", "classes that only late clients have, such as 8,9", metavar="LIST"
     )
-    late_clients: int = setting(0, "the last so many clients join late")
-    late_round: int = setting(0, "before which round they do")
-    validation: float = setting(
-        0.0, "share of each client's training samples that is kept for validation"
-    )
+    late_clients: int = setting(0, "number of clients that join late; these are the last ones")
+    late_round: int = setting(0, "round before which late clients join")
+    validation: float = setting(0.0, "share of each client's training samples kept for validation")
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,30 +91,30 @@ class SimulateConfig:
     grid: Path | None = field(
         default=None,
         metadata={
-            "help": "a sweep: what differs between runs, see below",
+            "help": "file with the settings of a sweep; see below",
             "positional": True,
             "metavar": "GRID.toml",
         },
     )
-    seeds: str = setting("1", "how many seeds, 5: 0 to 4; or which, 0,1,2", metavar="N|LIST")
+    seeds: str = setting("1", "number of seeds; a list such as 0,1,2 names them", metavar="N|LIST")
     mode: str = setting(
-        "exact", "the bits of a real run, or faster for small models", choices=MODES
+        "exact",
+        "arithmetic; exact: the bits of a real run; fast: faster for small models",
+        choices=MODES,
     )
-    task: str = setting(IMAGE, "what to learn: image, table, a .py file, or an importable module")
-    device: str = setting(CPU, "where clients compute", choices=DEVICES)
+    task: str = setting(IMAGE, "task: image, table, a .py file, or an importable module")
+    device: str = setting(CPU, "device that clients compute on", choices=DEVICES)
     out: Path | None = setting(
-        None, "folder for the results; default runs/simulate, or runs/ and the sweep's name",
+        None, "folder for results; by default runs/simulate, or runs/ and the name of the sweep",
     )  # fmt: skip
-    workers: int = setting(
-        0, "runs at once; 0: one per core of the CPU, or one on a GPU", most=1024
-    )
+    workers: int = setting(0, "runs at once; 0: one for each CPU core, or one on a GPU", most=1024)
     json: bool = setting(False, "print the summary as JSON instead of a table")
 
 
 OPTIONS = (
-    *options_of(SimulateConfig, group="Study settings"),
-    *options_of(DataFlags, group="Data settings"),
-    *(one for one in options_of(RunSettings, group="Run settings") if one.name not in ELSEWHERE),
+    *options_of(SimulateConfig),
+    *options_of(DataFlags),
+    *(one for one in options_of(RunSettings) if one.name not in ELSEWHERE),
 )
 
 
