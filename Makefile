@@ -96,8 +96,9 @@ stubs: .venv/installed-dev ## generate proto/ssfl/v1/*_pb2* from the protos
 	@$(PIP_INSTALL) -c constraints.txt -e '.[dev]'
 	@touch $@ .venv/installed-demo
 
+NEWEST := tests/newest-grpc.txt
 # torch first and alone: its exact version decides which build and which companions are chosen.
-constraints: ## pin what pip chooses today into constraints.txt
+constraints: ## pin what pip chooses today, in constraints.txt and tests/newest-grpc.txt
 	@folder=$$(mktemp -d); trap 'rm -rf "$$folder"' EXIT; \
 	echo 'installing into a fresh environment (about 2 minutes) ...'; \
 	torch=$$(grep '^torch==' constraints.txt); \
@@ -109,7 +110,12 @@ constraints: ## pin what pip chooses today into constraints.txt
 	{ printf '%s\n' "$$header"; \
 	  sed -e '/^pip==/d' -e '/^ssfl[ =]/d' -e 's/+[a-z0-9.]*$$//' "$$folder/freeze"; } > "$$folder/new"; \
 	! grep -iE '^(nvidia|cuda|triton)' "$$folder/new"; \
-	cat "$$folder/new" > constraints.txt; git diff --stat -- constraints.txt || true
+	cat "$$folder/new" > constraints.txt; \
+	"$$folder/bin/python" -m pip install -qq --target "$$folder/newest" \
+	  $$(sed -n 's/^\(grpcio[a-z-]*\|protobuf\)==.*/\1/p' $(NEWEST)); \
+	"$$folder/bin/python" -m pip freeze --path "$$folder/newest" > "$$folder/freeze"; \
+	{ grep '^#' $(NEWEST); grep -E '^(grpcio|protobuf)' "$$folder/freeze"; } > "$$folder/new"; \
+	cat "$$folder/new" > $(NEWEST); git diff --stat -- constraints.txt $(NEWEST) || true
 
 clean: ## remove .venv and every cache; your runs and shards stay
 	@rm -rf .venv .mypy_cache .pytest_cache .ruff_cache .hypothesis .parts build dist site

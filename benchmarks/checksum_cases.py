@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from benchmarks.async_client import AsyncClient
 from benchmarks.codec_cases import LARGE, UPDATE, take_turns
 from benchmarks.coordinator_process import coordinator
-from benchmarks.raw_client import RawClient
 from benchmarks.workload import Workload, digest
 
 Hash = Callable[[memoryview], object]
@@ -128,7 +128,7 @@ async def coordinator_cpu_s() -> float:
         tempfile.TemporaryDirectory(prefix="ssfl-speed-") as folder,
         coordinator(Path(folder), *flags, "--log-level", "warning") as server,
     ):
-        client = RawClient(server.address, "site", 100, workload.manifest)
+        client = AsyncClient(server.address, "site", 100, workload.manifest)
         await client.join()
         await client.receive(client.ask(initial))
         await client.initialize(initial)

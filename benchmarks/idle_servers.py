@@ -22,8 +22,8 @@ from typing import Any
 import grpc
 import grpc.aio
 from benchmarks import environment
+from benchmarks.async_client import OPTIONS
 from benchmarks.coordinator_process import Coordinator
-from benchmarks.raw_client import OPTIONS
 
 from ssfl.server.rpc.listen import OPTIONS as OURS
 

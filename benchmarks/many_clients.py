@@ -2,7 +2,7 @@
 
     python -m benchmarks.many_clients
 
-A real `ssfl-coordinator` process; in this process 500 clients (raw_client.py), a TCP connection
+A real `ssfl-coordinator` process; in this process 500 clients (async_client.py), a TCP connection
 each. All join and hold a NextTask long poll open, for more than two heartbeats; then the run is
 started and every step's uploads are sent at the same moment, with all long polls open. Masks
 and means are compared with numpy's, bit for bit. Writes benchmarks/results/many_clients.json
@@ -22,8 +22,8 @@ from typing import Any
 
 import numpy as np
 from benchmarks import environment
+from benchmarks.async_client import AsyncClient, Task
 from benchmarks.coordinator_process import Coordinator, Watch, coordinator
-from benchmarks.raw_client import RawClient, Task
 from benchmarks.workload import Workload, digest
 
 BAR_KB = 100.0  # per idle client; 1 KB is 1000 bytes, the stricter reading
@@ -70,7 +70,7 @@ class Federation:
         self.workload = workload
         self.marks = marks
         self.clients = [
-            RawClient(address, f"client_{number:04d}", weight, workload.manifest)
+            AsyncClient(address, f"client_{number:04d}", weight, workload.manifest)
             for number, weight in enumerate(workload.weights)
         ]
         self._initial_digest = digest(workload.initial)
@@ -121,11 +121,11 @@ class Federation:
     async def close(self) -> None:
         await asyncio.gather(*(client.close() for client in self.clients))
 
-    async def _enter(self, client: RawClient) -> Any:
+    async def _enter(self, client: AsyncClient) -> Any:
         await client.join()
         return await self._idle(client)
 
-    async def _idle(self, client: RawClient, finished_step: int = 0) -> Any:
+    async def _idle(self, client: AsyncClient, finished_step: int = 0) -> Any:
         return await client.ask_and_wait(self._initial_digest, finished_step)
 
     async def _all(self, name: str) -> None:

@@ -2,7 +2,7 @@
 
     sudo .venv/bin/python -m benchmarks.plan_accuracy
 
-A real `ssfl-coordinator` and raw clients (raw_client.py) at the two ends of a shaped link
+A real `ssfl-coordinator` and clients (async_client.py) at the two ends of a shaped link
 (shaped_link.py), with as many values as a ResNet-18 has at 90 % sparsity, and a tenth of that.
 Bytes are the coordinator's ledger; seconds are the clients': a base from asking for it to its
 last byte, an upload from its header to its receipt. Between transfers a client rests for a second,
@@ -31,8 +31,8 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import environment
+from benchmarks.async_client import AsyncClient, Task
 from benchmarks.coordinator_process import coordinator
-from benchmarks.raw_client import RawClient, Task
 from benchmarks.shaped_link import (
     CONGESTION_CONTROL,
     QUEUE_S,
@@ -109,7 +109,7 @@ async def take_part(scenario: Scenario, address: str) -> None:
     workload = Workload(scenario.num_masked, scenario.num_dense, weights)
     initial = digest(workload.initial)
     clients = [
-        RawClient(address, f"shard_{number:02}", NUM_SAMPLES, workload.manifest, ALL_ENCODINGS)
+        AsyncClient(address, f"shard_{number:02}", NUM_SAMPLES, workload.manifest, ALL_ENCODINGS)
         for number in range(scenario.clients)
     ]
     for client in clients:  # in order: the first to have joined describes the model
@@ -131,7 +131,7 @@ async def take_part(scenario: Scenario, address: str) -> None:
     await asyncio.gather(*(client.close() for client in clients))
 
 
-async def _get(client: RawClient, initial: bytes) -> Task:
+async def _get(client: AsyncClient, initial: bytes) -> Task:
     """Return the next task, timed from asking to the last byte."""
     began_s = time.monotonic()
     task = await client.receive(client.ask(initial))
@@ -140,7 +140,7 @@ async def _get(client: RawClient, initial: bytes) -> Task:
     return task
 
 
-async def _answer(client: RawClient, task: Task, workload: Workload, number: int) -> None:
+async def _answer(client: AsyncClient, task: Task, workload: Workload, number: int) -> None:
     began_s = time.monotonic()
     match task.kind:
         case "score":
@@ -192,7 +192,7 @@ def run_scenario(scenario: Scenario) -> dict[str, Any]:
 
 def run_coded() -> dict[str, Any]:
     """Run real clients over a link; return the bytes of what is entropy-coded, by phase."""
-    # Here, so that the processes of the raw clients do without torch.
+    # Here, so that the processes of these clients do not load torch.
     from ssfl.datasets.published.digits import digits
     from ssfl.datasets.shards.options import Cut
     from ssfl.datasets.shards.shard_file import read_shard

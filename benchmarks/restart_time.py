@@ -18,9 +18,9 @@ from typing import Any
 
 import grpc
 from benchmarks import environment
+from benchmarks.async_client import MUST_READ
 from benchmarks.coordinator_process import coordinator
 from benchmarks.long_journals import long_journal
-from benchmarks.raw_client import MUST_READ
 from benchmarks.server_memory import resnet18
 from benchmarks.workload import digest
 

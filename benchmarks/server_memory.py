@@ -3,7 +3,7 @@
     python -m benchmarks.server_memory
 
 A real `ssfl-coordinator` process and a model of ResNet-18's shapes at 90 % sparsity; in this
-process 10, then 100 clients (raw_client.py) that send prepared scores and updates at the same
+process 10, then 100 clients (async_client.py) that send prepared scores and updates at the same
 moment. The kernel's mark of the largest resident memory (VmHWM) is reset where a phase begins:
 
     scoring    from the first SCORE task until everyone has the mask
@@ -26,9 +26,9 @@ from typing import Any
 
 import numpy as np
 from benchmarks import environment
+from benchmarks.async_client import MUST_READ, AsyncClient
 from benchmarks.coordinator_process import Coordinator, coordinator
 from benchmarks.many_clients import _allow_files
-from benchmarks.raw_client import MUST_READ, RawClient
 from benchmarks.workload import digest
 
 from ssfl.codec import MAX_CHUNK_BYTES, blocks, reference, scores, values_only
@@ -125,7 +125,7 @@ class Federation:
         self._peaks = Peaks(server)
         encodings = CODED if coded else MUST_READ
         self.clients = [
-            RawClient(server.address, f"client_{n:04d}", 100 + n, uploads.manifest, encodings)
+            AsyncClient(server.address, f"client_{n:04d}", 100 + n, uploads.manifest, encodings)
             for n in range(num_clients)
         ]
         self._digest = digest(uploads.initial)
@@ -145,7 +145,7 @@ class Federation:
         await asyncio.gather(*(client.close() for client in self.clients))
         return self._peaks
 
-    async def _take_part(self, client: RawClient) -> None:
+    async def _take_part(self, client: AsyncClient) -> None:
         poll = client.ask(self._digest)
         while True:
             task = await client.receive(poll)

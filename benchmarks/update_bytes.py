@@ -2,7 +2,7 @@
 
     python -m benchmarks.update_bytes
 
-A real `ssfl-coordinator` and one raw client (raw_client.py) on a real socket, with as many values
+A real `ssfl-coordinator` and one client (async_client.py) on a real socket, with as many values
 as ResNet-18 and the small CNN have at 90 % sparsity. No training: bytes do not depend on what the
 values are. Counted for one round, in both directions: the values, the protobuf messages around
 them, and what the kernel counted on the client's socket (TCP_INFO: HTTP/2 framing, headers and
@@ -23,8 +23,8 @@ from typing import Any
 
 import psutil
 from benchmarks import environment
+from benchmarks.async_client import AsyncClient
 from benchmarks.coordinator_process import Coordinator, coordinator
-from benchmarks.raw_client import RawClient
 from benchmarks.workload import Workload, digest
 
 # linux/tcp.h, struct tcp_info: u64 tcpi_bytes_received and u64 tcpi_bytes_sent.
@@ -99,7 +99,7 @@ async def measure(model: Model, folder: Path) -> dict[str, Any]:
     flags = ["--clients", "1", "--min-clients", "1", "--rounds", "2", "--log-level", "warning"]
     initial = digest(workload.initial)
     with coordinator(folder, *flags) as server:
-        client = RawClient(server.address, "site", 100, workload.manifest)
+        client = AsyncClient(server.address, "site", 100, workload.manifest)
         await client.join()
         await client.receive(client.ask(initial))
         await client.initialize(initial)
@@ -107,7 +107,7 @@ async def measure(model: Model, folder: Path) -> dict[str, Any]:
         await client.send_scores(scoring, _encoded(workload.scores(0)))
         first = await client.receive(client.ask(initial))  # with the mask: sent once
         await client.send_update(first, _encoded(workload.update(0, 0)))
-        earlier = client.sent_bytes
+        earlier = client.sent.message_bytes
         with Wire(server) as wire:
             result = await _round(client, workload, wire, initial)
         result["both_rounds"] = {
@@ -119,7 +119,7 @@ async def measure(model: Model, folder: Path) -> dict[str, Any]:
 
 
 async def _round(
-    client: RawClient, workload: Workload, wire: Wire, initial: bytes
+    client: AsyncClient, workload: Workload, wire: Wire, initial: bytes
 ) -> dict[str, Any]:
     """Take part in the second round, which is like every later one."""
     before = wire.counted()
@@ -132,7 +132,7 @@ async def _round(
     before = wire.counted()
     await client.send_update(task, payload)
     after = wire.counted()
-    up = Bytes(len(payload), client.sent_bytes, after[0] - before[0])
+    up = Bytes(len(payload), client.sent.message_bytes, after[0] - before[0])
     poll.cancel()
     return {"up": asdict(up), "down": asdict(down)}
 

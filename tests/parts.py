@@ -1,15 +1,22 @@
-"""Programs that pip cannot install, for the tests that need them (`make parts` installs them).
+"""What tests need beside the development environment.
 
-Where one is missing the test is skipped and says what to install; CI turns that into a failure.
+Programs that pip cannot install (`make parts` installs them), packages of npm, and environments
+with other versions of Python packages. Where one is missing the test is skipped and says what to
+install; CI turns that into a failure.
 """
 
 import hashlib
 import shutil
+import subprocess
+import sys
+import tomllib
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
-CACHE = Path(__file__).resolve().parents[1] / ".parts"
+ROOT = Path(__file__).resolve().parents[1]
+CACHE = ROOT / ".parts"
 
 
 def part(command: str, package: str) -> str:
@@ -44,3 +51,41 @@ def npm_part(folder: Path) -> Path:
             pytest.skip(f"needs the npm packages of {folder.name}: {done.stderr!s}")
         (place / "installed").touch()
     return place
+
+
+def environment_part(name: str, requirements: Sequence[str]) -> Path:
+    """Install requirements into an environment of their own, once; return its folder of commands.
+
+    Every other package comes from the environment of the tests: its folders are last on the path,
+    so they add what is missing and replace nothing. `ssfl` is that of this checkout.
+    """
+    mark = hashlib.sha256("\n".join([sys.version, *requirements]).encode()).hexdigest()[:12]
+    place = CACHE / f"{name}-{mark}"
+    if not (place / "installed").exists():
+        venv = [sys.executable, "-m", "venv", "--clear", "--without-pip", str(place)]
+        subprocess.run(venv, check=True, capture_output=True)
+        pip = [sys.executable, "-m", "pip", f"--python={place / 'bin' / 'python'}", "install",
+               "--quiet", "--retries=1", "--only-binary=:all:", "--no-compile"]  # fmt: skip
+        done = subprocess.run([*pip, *requirements], capture_output=True, text=True, check=False)
+        if done.returncode:
+            pytest.skip(f"cannot install {' '.join(requirements)}: {done.stderr.strip()}")
+        (place / "installed").touch()
+    _lend_the_rest(place)
+    return place / "bin"
+
+
+def _lend_the_rest(place: Path) -> None:
+    """Add the sources and commands of this checkout, and the packages of this environment."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    sources = [str(ROOT / one) for one in project["tool"]["hatch"]["build"]["dev-mode-dirs"]]
+    packages = [one for one in sys.path if Path(one).name == "site-packages"]
+    (own,) = place.glob("lib/python*/site-packages")
+    (own / "lent.pth").write_text("".join(f"{line}\n" for line in [*sources, *packages]))
+    for command, target in project["project"]["scripts"].items():
+        module, _, function = target.partition(":")
+        script = place / "bin" / command
+        script.write_text(
+            f"#!{place / 'bin' / 'python'}\n"
+            f"import sys\nfrom {module} import {function}\nsys.exit({function}())\n"
+        )
+        script.chmod(0o755)

@@ -55,7 +55,7 @@ NEVER_LOADED = {
     "ssfl.datasets.shards.write": {"torch", "grpc", "sklearn", "pyarrow", "PIL", "matplotlib"},
     "ssfl.server.main": {
         *{"torch", "sklearn", "matplotlib", "ssfl.learning", "ssfl.client"},
-        *{"grpc", "cryptography"},  # handshakes must be traced first; only TLS needs it
+        "cryptography",  # only TLS needs it
     },
 }
 

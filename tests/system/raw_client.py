@@ -1,4 +1,6 @@
-"""A client written from the protocol alone: stubs and numpy, no torch, nothing of ours between.
+"""The synchronous client, written from the protocol alone: stubs and numpy, no torch.
+
+It uses nothing of `ssfl.client`. The asynchronous client is benchmarks/async_client.py.
 
 Its answers are simple enough to compute a federation's result by hand: the model starts as ones
 and zeros, scores are whole numbers, and training adds the client's `delta` to every value. All of
@@ -23,7 +25,7 @@ from ssfl.v1 import coordinator_pb2_grpc, saliency_pb2, transfer_pb2, update_pb2
 TIMEOUT_S = 60.0
 _OPTIONS = [
     ("grpc.use_local_subchannel_pool", 1),  # a connection of its own, as a process would have
-    # Be back as soon as a coordinator is.
+    # Reconnect as soon as a coordinator is back.
     ("grpc.initial_reconnect_backoff_ms", 50),
     ("grpc.max_reconnect_backoff_ms", 100),
     ("grpc.min_reconnect_backoff_ms", 20_000),  # the time limit of a connection attempt

@@ -2,6 +2,7 @@
 
 import json
 import os
+import signal
 import socket
 import ssl
 from collections.abc import Iterator
@@ -90,7 +91,20 @@ def test_a_run_under_mutual_tls_ends_with_the_bits_of_one_without(
     clients = [sites.client(shard, coordinator, *flags(certs, shard)) for shard in SHARDS]
     finished = finish(coordinator, clients)
     assert finished.digest == undisturbed.digest
-    assert "handshake failed" not in coordinator.err
+    assert "WARNING" not in coordinator.err
+
+
+def test_a_passing_check_leaves_no_warning_at_the_coordinator(
+    programs: Programs, certs: Path
+) -> None:
+    coordinator = mutual(programs, certs, *RUN)
+    where = f"--coordinator={coordinator.address}"
+    check = programs.run("ssfl", "check", where, "--client-id=ann", *flags(certs, "ann"))
+    assert check.ends() == 0, check.out + check.err
+    coordinator.signal(signal.SIGTERM)
+    assert coordinator.ends() == ExitCode.TERMINATED
+    assert "WARNING" not in coordinator.err
+    assert "andshake" not in coordinator.err
 
 
 def test_hand_made_clients_need_nothing_but_their_certificates(
@@ -164,7 +178,7 @@ def test_renewed_certificates_are_used_without_a_restart(programs: Programs) -> 
     coordinator.says("certificates renewed")
 
 
-# -- who does not belong is told so, on both sides
+# -- a client that may not connect finds out why
 
 
 def found(coordinator: Coordinator, tls: ClientTls | None) -> str:
@@ -175,7 +189,7 @@ def found(coordinator: Coordinator, tls: ClientTls | None) -> str:
     return finding.text
 
 
-def test_every_failed_handshake_is_explained_on_both_sides(
+def test_a_client_explains_why_its_handshake_failed(
     sites: Programs, certs: Path, strangers: Path
 ) -> None:
     """Real clients for two of them: they take seconds to start, and all ask the same probe."""
@@ -197,16 +211,7 @@ def test_every_failed_handshake_is_explained_on_both_sides(
     assert f"the coordinator refused: {both}" in told(impostor)
     assert [wrong_ca.ends(), impostor.ends()] == [ExitCode.REFUSED] * 2
 
-    for words in (
-        "the client broke it off: it does not trust this coordinator's certificate",
-        "the client's certificate was not made by a CA of --tls-ca",
-        "the client showed no certificate: it must give --tls-cert and --tls-key",
-        "what came is not TLS: a client without --tls-ca, most likely",
-    ):
-        line = coordinator.says(f"a TLS handshake failed: {words}")
-        assert "from=127.0.0.1:" in line or "from=[::1]:" in line
     assert both in coordinator.says("call refused: the client calls itself")
-    assert "CallNextHandshaker" not in coordinator.err, "traces are not for people"
     assert list(coordinator.status().clients) == []
 
 
@@ -221,22 +226,19 @@ def test_a_client_whose_own_files_will_not_do_ends_before_it_calls(
     assert not (here / ".ssfl").exists()
 
 
-def test_an_expired_client_is_told_at_the_coordinator(
-    programs: Programs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Our client does not even try with it; another one, or one that goes on running, does."""
+def test_an_expired_certificate_is_not_let_in(programs: Programs, tmp_path: Path) -> None:
+    """Our client refuses to start with it; another client, or one that keeps running, tries it."""
     make_expired(tmp_path / "own", "ann")
     own = make(tmp_path / "own", "admin")  # by the same CA, today
     for name in ("coordinator.pem", "coordinator-key.pem"):
         (own / name).unlink()
     make(own)
-    monkeypatch.setenv("GRPC_VERBOSITY", "NONE")  # that is for gRPC's own lines
     coordinator = mutual(programs, own, *RUN)
     with raw_client(coordinator, "ann", channel_credentials(own, own, "ann")) as ann:
         with pytest.raises(grpc.RpcError) as caught:
             ann.join()
         assert caught.value.code() is StatusCode.UNAVAILABLE
-    coordinator.says("a TLS handshake failed: the client's certificate has expired")
+    assert list(coordinator.status().clients) == []
 
 
 def test_a_certificate_speaks_for_its_own_name_in_every_call(

@@ -1,4 +1,4 @@
-"""What `pip install ssfl` gives: built, installed in a clean environment, and used."""
+"""The wheel: built, installed in a clean environment, and used."""
 
 import subprocess
 import sys

@@ -65,7 +65,7 @@ class GetStatusResponse(_message.Message):
     stall: Stall
     paused: bool
     refresh_asked: bool
-    def __init__(self, run_id: _Optional[str] = ..., phase: _Optional[str] = ..., waiting_for: _Optional[str] = ..., rounds_done: _Optional[int] = ..., rounds_all: _Optional[int] = ..., mask_epoch: _Optional[int] = ..., num_kept: _Optional[int] = ..., num_masked: _Optional[int] = ..., num_values: _Optional[int] = ..., clients: _Optional[_Iterable[_Union[ClientStatus, _Mapping]]] = ..., accuracy: _Optional[float] = ..., seconds_left: _Optional[float] = ..., ledger: _Optional[_Iterable[_Union[LedgerEntry, _Mapping]]] = ..., peak_memory_bytes: _Optional[int] = ..., model_digest: _Optional[bytes] = ..., out_dir: _Optional[str] = ..., delivered: _Optional[bool] = ..., loss: _Optional[float] = ..., metrics: _Optional[_Mapping[str, float]] = ..., refusals: _Optional[_Iterable[_Union[Refusals, _Mapping]]] = ..., stall: _Optional[_Union[Stall, _Mapping]] = ..., paused: _Optional[bool] = ..., refresh_asked: _Optional[bool] = ...) -> None: ...
+    def __init__(self, run_id: _Optional[str] = ..., phase: _Optional[str] = ..., waiting_for: _Optional[str] = ..., rounds_done: _Optional[int] = ..., rounds_all: _Optional[int] = ..., mask_epoch: _Optional[int] = ..., num_kept: _Optional[int] = ..., num_masked: _Optional[int] = ..., num_values: _Optional[int] = ..., clients: _Optional[_Iterable[_Union[ClientStatus, _Mapping]]] = ..., accuracy: _Optional[float] = ..., seconds_left: _Optional[float] = ..., ledger: _Optional[_Iterable[_Union[LedgerEntry, _Mapping]]] = ..., peak_memory_bytes: _Optional[int] = ..., model_digest: _Optional[bytes] = ..., out_dir: _Optional[str] = ..., delivered: bool = ..., loss: _Optional[float] = ..., metrics: _Optional[_Mapping[str, float]] = ..., refusals: _Optional[_Iterable[_Union[Refusals, _Mapping]]] = ..., stall: _Optional[_Union[Stall, _Mapping]] = ..., paused: bool = ..., refresh_asked: bool = ...) -> None: ...
 
 class Stall(_message.Message):
     __slots__ = ("reason", "missing", "unblock", "seconds")
@@ -141,7 +141,7 @@ class StartRunResponse(_message.Message):
     WAS_STARTED_FIELD_NUMBER: _ClassVar[int]
     num_clients: int
     was_started: bool
-    def __init__(self, num_clients: _Optional[int] = ..., was_started: _Optional[bool] = ...) -> None: ...
+    def __init__(self, num_clients: _Optional[int] = ..., was_started: bool = ...) -> None: ...
 
 class PauseRunRequest(_message.Message):
     __slots__ = ()
@@ -153,7 +153,7 @@ class PauseRunResponse(_message.Message):
     ROUNDS_DONE_FIELD_NUMBER: _ClassVar[int]
     was_paused: bool
     rounds_done: int
-    def __init__(self, was_paused: _Optional[bool] = ..., rounds_done: _Optional[int] = ...) -> None: ...
+    def __init__(self, was_paused: bool = ..., rounds_done: _Optional[int] = ...) -> None: ...
 
 class ResumeRunRequest(_message.Message):
     __slots__ = ()
@@ -163,7 +163,7 @@ class ResumeRunResponse(_message.Message):
     __slots__ = ("was_paused",)
     WAS_PAUSED_FIELD_NUMBER: _ClassVar[int]
     was_paused: bool
-    def __init__(self, was_paused: _Optional[bool] = ...) -> None: ...
+    def __init__(self, was_paused: bool = ...) -> None: ...
 
 class StopRunRequest(_message.Message):
     __slots__ = ()
@@ -191,7 +191,7 @@ class RemoveClientRequest(_message.Message):
     READMIT_FIELD_NUMBER: _ClassVar[int]
     client_id: str
     readmit: bool
-    def __init__(self, client_id: _Optional[str] = ..., readmit: _Optional[bool] = ...) -> None: ...
+    def __init__(self, client_id: _Optional[str] = ..., readmit: bool = ...) -> None: ...
 
 class RemoveClientResponse(_message.Message):
     __slots__ = ("was_member", "was_removed")
@@ -199,4 +199,4 @@ class RemoveClientResponse(_message.Message):
     WAS_REMOVED_FIELD_NUMBER: _ClassVar[int]
     was_member: bool
     was_removed: bool
-    def __init__(self, was_member: _Optional[bool] = ..., was_removed: _Optional[bool] = ...) -> None: ...
+    def __init__(self, was_member: bool = ..., was_removed: bool = ...) -> None: ...

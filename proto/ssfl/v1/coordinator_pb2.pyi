@@ -194,7 +194,7 @@ class TrainTask(_message.Message):
     fraction_bits: int
     value_bound: float
     update_encoding: _transfer_pb2.Encoding
-    def __init__(self, round_number: _Optional[int] = ..., attempt: _Optional[int] = ..., mask: _Optional[_Union[_mask_pb2.MaskBroadcast, _Mapping]] = ..., base_digest: _Optional[bytes] = ..., base: _Optional[_Union[_transfer_pb2.Payload, _Mapping]] = ..., upload_granted: _Optional[bool] = ..., fraction_bits: _Optional[int] = ..., value_bound: _Optional[float] = ..., update_encoding: _Optional[_Union[_transfer_pb2.Encoding, str]] = ...) -> None: ...
+    def __init__(self, round_number: _Optional[int] = ..., attempt: _Optional[int] = ..., mask: _Optional[_Union[_mask_pb2.MaskBroadcast, _Mapping]] = ..., base_digest: _Optional[bytes] = ..., base: _Optional[_Union[_transfer_pb2.Payload, _Mapping]] = ..., upload_granted: bool = ..., fraction_bits: _Optional[int] = ..., value_bound: _Optional[float] = ..., update_encoding: _Optional[_Union[_transfer_pb2.Encoding, str]] = ...) -> None: ...
 
 class EvaluateTask(_message.Message):
     __slots__ = ("rounds_done", "mask", "base_digest", "base")
@@ -232,7 +232,7 @@ class FinishTask(_message.Message):
     base_digest: bytes
     base: _transfer_pb2.Payload
     stopped: bool
-    def __init__(self, rounds_done: _Optional[int] = ..., mask: _Optional[_Union[_mask_pb2.MaskBroadcast, _Mapping]] = ..., base_digest: _Optional[bytes] = ..., base: _Optional[_Union[_transfer_pb2.Payload, _Mapping]] = ..., stopped: _Optional[bool] = ...) -> None: ...
+    def __init__(self, rounds_done: _Optional[int] = ..., mask: _Optional[_Union[_mask_pb2.MaskBroadcast, _Mapping]] = ..., base_digest: _Optional[bytes] = ..., base: _Optional[_Union[_transfer_pb2.Payload, _Mapping]] = ..., stopped: bool = ...) -> None: ...
 
 class InitialModel(_message.Message):
     __slots__ = ("manifest", "initial_digest", "initial")
@@ -342,7 +342,7 @@ class ProgressResponse(_message.Message):
     __slots__ = ("step_closed",)
     STEP_CLOSED_FIELD_NUMBER: _ClassVar[int]
     step_closed: bool
-    def __init__(self, step_closed: _Optional[bool] = ...) -> None: ...
+    def __init__(self, step_closed: bool = ...) -> None: ...
 
 class LeaveRequest(_message.Message):
     __slots__ = ("caller", "reason", "detail")
@@ -440,7 +440,7 @@ class CheckAnswer(_message.Message):
     manifest: bytes
     reference_coding: bool
     upload_slots: int
-    def __init__(self, protocol_version: _Optional[int] = ..., software: _Optional[str] = ..., unix_time_s: _Optional[float] = ..., run_id: _Optional[str] = ..., phase: _Optional[str] = ..., rounds_done: _Optional[int] = ..., num_clients: _Optional[int] = ..., refusal_reason: _Optional[str] = ..., refusal: _Optional[str] = ..., settings: _Optional[_Union[_settings_pb2.RunSettings, _Mapping]] = ..., manifest: _Optional[bytes] = ..., reference_coding: _Optional[bool] = ..., upload_slots: _Optional[int] = ...) -> None: ...
+    def __init__(self, protocol_version: _Optional[int] = ..., software: _Optional[str] = ..., unix_time_s: _Optional[float] = ..., run_id: _Optional[str] = ..., phase: _Optional[str] = ..., rounds_done: _Optional[int] = ..., num_clients: _Optional[int] = ..., refusal_reason: _Optional[str] = ..., refusal: _Optional[str] = ..., settings: _Optional[_Union[_settings_pb2.RunSettings, _Mapping]] = ..., manifest: _Optional[bytes] = ..., reference_coding: bool = ..., upload_slots: _Optional[int] = ...) -> None: ...
 
 class CheckReceived(_message.Message):
     __slots__ = ("num_bytes",)

@@ -5,7 +5,7 @@ import warnings
 
 from ssfl.v1 import coordinator_pb2 as ssfl_dot_v1_dot_coordinator__pb2
 
-GRPC_GENERATED_VERSION = '1.85.1'
+GRPC_GENERATED_VERSION = '1.78.0'
 GRPC_VERSION = grpc.__version__
 _version_not_supported = False
 
@@ -25,7 +25,7 @@ if _version_not_supported:
     )
 
 
-class CoordinatorServiceStub:
+class CoordinatorServiceStub(object):
     """Missing associated documentation comment in .proto file."""
 
     def __init__(self, channel):
@@ -81,7 +81,7 @@ class CoordinatorServiceStub:
                 _registered_method=True)
 
 
-class CoordinatorServiceServicer:
+class CoordinatorServiceServicer(object):
     """Missing associated documentation comment in .proto file."""
 
     def Join(self, request, context):
@@ -207,7 +207,7 @@ def add_CoordinatorServiceServicer_to_server(servicer, server):
 
 
  # This class is part of an EXPERIMENTAL API.
-class CoordinatorService:
+class CoordinatorService(object):
     """Missing associated documentation comment in .proto file."""
 
     @staticmethod

@@ -43,7 +43,7 @@ from ssfl.server.recovery.recover import (
 )
 from ssfl.server.recovery.snapshot import read_snapshot
 from ssfl.server.report.outputs import Accounts, run_folder
-from ssfl.server.rpc.handshake_log import Handshakes, heard
+from ssfl.server.rpc.listen import Listener
 from ssfl.server.run import events
 from ssfl.server.run.delivered import everyone_has_it
 from ssfl.server.run.state import RunState, newest_counted
@@ -53,8 +53,7 @@ from ssfl.server.storage.spool import Spool
 from ssfl.server.watch.http_ports import Watch
 
 if TYPE_CHECKING:
-    from ssfl.server.rpc.listen import Listener
-    from ssfl.server.rpc.tls import Security
+    from ssfl.server.rpc.tls import Security  # loads cryptography, which only TLS needs
 
 log = logging.getLogger("ssfl.coordinator")
 
@@ -80,18 +79,9 @@ def _main(argv: Sequence[str]) -> int:
     )
     logs.setup(config.log_format, config.log_level)
     keep_chunk_buffers()
-    if config.tls_cert is None:
-        return _run(config)
-    with heard(Handshakes(), config.log_format, config.log_level):
-        return _run(config)
-
-
-def _run(config: CoordinatorConfig) -> int:
     security = None
     if config.tls_cert or config.join_token_file:
-        from ssfl.server.rpc.tls import (
-            read_security,  # loads grpc, for which `heard` must not be late
-        )
+        from ssfl.server.rpc.tls import read_security  # loads cryptography, which only TLS needs
 
         security = read_security(config)
     check_open_files(max(config.run.clients, config.run.min_clients))
@@ -123,8 +113,6 @@ async def _watched(config: CoordinatorConfig, security: "Security | None") -> in
 
 
 async def _serve(config: CoordinatorConfig, security: "Security | None", watch: Watch) -> int:
-    from ssfl.server.rpc.listen import Listener  # likewise
-
     asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(config.workers))
     first = None
     if config.init:  # before --fresh moves anything: a file that will not do changes nothing
@@ -316,7 +304,7 @@ def _signals() -> _Stop:
 
 
 async def _asked_to_stop(
-    stop: _Stop, conductor: Conductor, listener: "Listener", watch: Watch
+    stop: _Stop, conductor: Conductor, listener: Listener, watch: Watch
 ) -> None:
     """Return when a signal came and, unless it is urgent, what is under way is done or safe.
 
@@ -338,7 +326,7 @@ async def _asked_to_stop(
         log.warning("stopping although not everything under way is finished; nothing is lost")
 
 
-async def _drain(conductor: Conductor, listener: "Listener") -> None:
+async def _drain(conductor: Conductor, listener: Listener) -> None:
     log.info("stopping: no new step begins; what is under way is finished or kept")
     await conductor.post(events.DrainAsked())
     while (step := conductor.state.step) and (

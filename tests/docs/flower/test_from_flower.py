@@ -1,7 +1,7 @@
 """The Flower apps in docs/from-flower.md work with Flower; their tasks are run with the page.
 
-Flower asks for an older protobuf than ssfl, so it is installed into a folder of its own, in front
-of our packages on the path of the process that runs the app (`federate.py`), and nowhere else.
+Flower is not among the packages of ssfl[dev]. It is installed into a folder of its own, in front of
+our packages on the path of the process that runs the app (`federate.py`), and nowhere else.
 """
 
 import json
