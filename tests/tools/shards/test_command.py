@@ -18,6 +18,7 @@ from ssfl.datasets.source import SourceOptions
 from ssfl.method.streams import Stream
 from ssfl.program import settings
 from ssfl.program.exits import ExitCode
+from ssfl.program.palette import CATEGORIES
 from ssfl.tools import main as tools
 from ssfl.tools.shards.chart import draw_classes
 from ssfl.tools.shards.command import ShardsConfig
@@ -218,10 +219,10 @@ def test_the_picture_gives_each_class_its_share_of_the_bar(tmp_path: Path) -> No
     draw_classes(summary, tmp_path / "classes.png")
     with Image.open(tmp_path / "classes.png") as picture:
         pixels = np.asarray(picture.convert("RGB")).reshape(-1, 3)
-    blue, orange = (
-        (pixels == colour).all(axis=1).sum() for colour in ((31, 119, 180), (255, 127, 14))
+    first, second = (
+        (pixels == tuple(bytes.fromhex(colour[1:]))).all(axis=1).sum() for colour in CATEGORIES[:2]
     )
-    assert blue > 10_000 and orange / blue == pytest.approx(3, rel=0.05)
+    assert first > 10_000 and second / first == pytest.approx(3, rel=0.05)
 
 
 @pytest.mark.parametrize(
