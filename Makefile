@@ -2,7 +2,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help demo paper monitoring test parts soak soak-simulation soak-processes lint format images try-images docs docs-serve stubs constraints clean
+.PHONY: help demo paper monitoring check test parts soak soak-simulation soak-processes lint format images try-images docs docs-serve stubs constraints clean
 
 PYTHON ?= python3
 BIN := .venv/bin
@@ -40,8 +40,14 @@ parts:
 	    >/dev/null 2>&1 || echo "could not install" $$missing": the tests that need them are skipped"; \
 	else echo "the tests that need" $$missing "are skipped: apt install them"; fi
 
+# Two workers: tests of processes wait half of their time. tests/conftest.py says who gets what.
+PYTEST := $(BIN)/python -m pytest -n 2 --dist loadscope --no-loadscope-reorder
+
+check: lint ## format, lint, types and the tests without processes: after each change, 2 minutes
+	@SAMPLE=1 $(PYTEST) -m 'not system'
+
 test: lint parts ## format, lint, types and all tests
-	@$(BIN)/python -m pytest --durations=10
+	@$(PYTEST) --durations=10
 
 soak: soak-simulation soak-processes ## hours in short: thousands of simulated runs with crashes, 2,000 real rounds
 

@@ -2,8 +2,11 @@
 
 REQUIRE_ALL_PARTS=1 (CI) fails every skipped test: where all parts are meant to be present, a test
 that quietly did not run is a hole. It also makes Hypothesis draw the same examples each time.
+
+SAMPLE=1 (`make check`) draws fewer seeds and examples in the tests that draw many.
 """
 
+import importlib
 import os
 import signal
 from collections import defaultdict
@@ -14,11 +17,40 @@ import pytest
 from hypothesis import settings
 
 STRICT = bool(os.environ.get("REQUIRE_ALL_PARTS"))
-SECONDS = pytest.StashKey[dict[str, float]]()
+SECONDS: dict[str, float] = defaultdict(float)
+
+# With two workers the last tests should be short ones: seconds of the longest files of processes.
+LONG = {
+    "tests/docs/test_pages.py": 400,
+    "tests/system/test_rehearse.py": 120,
+    "tests/system/test_examples.py": 100,
+    "tests/system/test_report_page.py": 90,
+    "tests/system/test_status_page.py": 90,
+    "tests/system/test_wheel.py": 60,
+    "tests/system/test_network.py": 60,
+    "tests/system/test_long_and_bad.py": 50,
+    "tests/system/test_monitoring.py": 50,
+    "tests/system/test_simulated_digest.py": 40,
+    "tests/system/test_demo.py": 40,
+    "tests/system/test_demo_crash.py": 40,
+    "tests/system/test_coding.py": 35,
+    "tests/system/test_failpoints.py": 30,
+}
+# Files whose tests share nothing, so that two workers can have them at once.
+APART = {
+    "tests/deploy/test_images.py",
+    "tests/docs/test_pages.py",
+    "tests/fuzz/test_fuzz.py",
+    "tests/system/test_examples.py",
+    "tests/system/test_failpoints.py",
+    "tests/system/test_rehearse.py",
+    "tests/tools/simulate/test_command.py",
+}
 
 # No deadline per example: it measures the load of the machine, not our code.
 settings.register_profile("ssfl", deadline=None, derandomize=STRICT)
-settings.load_profile("ssfl")
+settings.register_profile("sample", settings.get_profile("ssfl"), max_examples=20)
+settings.load_profile("sample" if os.environ.get("SAMPLE") else "ssfl")
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -28,25 +60,42 @@ def _ctrl_c_is_heard() -> None:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
-def pytest_configure(config: pytest.Config) -> None:
-    config.stash[SECONDS] = defaultdict(float)
-
-
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Quick answers first: whatever starts real processes (`system`) comes last."""
-    items.sort(key=lambda item: item.get_closest_marker("system") is not None)
+    """Run tests without processes first, then the others (`system`), the longest files first."""
+    items.sort(key=_turn)
+
+
+def _turn(item: pytest.Item) -> tuple[bool, float]:
+    is_system = item.get_closest_marker("system") is not None
+    file = item.nodeid.partition("::")[0]
+    return is_system, -LONG.get(file, 0) if is_system else 0
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> object:
+    """Give each file to one worker, so that its fixtures are made once; the files APART by test."""
+    scheduling = importlib.import_module("xdist.scheduler").LoadScopeScheduling
+    by_file = type("ByFile", (scheduling,), {"_split_scope": lambda _self, nodeid: _unit(nodeid)})
+    return by_file(config, log)
+
+
+def _unit(nodeid: str) -> str:
+    file = nodeid.partition("::")[0]
+    return nodeid if file in APART else file
 
 
 @pytest.hookimpl(wrapper=True)
-def pytest_runtest_makereport(
-    item: pytest.Item, call: pytest.CallInfo[None]
-) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+def pytest_runtest_makereport() -> Generator[None, pytest.TestReport, pytest.TestReport]:
     report = yield
-    item.config.stash[SECONDS][_folder(item)] += call.duration
     if STRICT and report.skipped and not hasattr(report, "wasxfail"):
         report.outcome = "failed"
         report.longrepr = f"REQUIRE_ALL_PARTS is set, but this was skipped: {_reason(report)}"
     return report
+
+
+def pytest_runtest_logreport(report: pytest.TestReport) -> None:
+    """Add up seconds: of all workers, if there are several."""
+    SECONDS[_folder(report.nodeid)] += report.duration
 
 
 @pytest.hookimpl(wrapper=True)
@@ -58,20 +107,17 @@ def pytest_make_collect_report() -> Generator[None, pytest.CollectReport, pytest
     return report
 
 
-def pytest_terminal_summary(
-    terminalreporter: pytest.TerminalReporter, config: pytest.Config
-) -> None:
-    seconds = config.stash[SECONDS]
-    if len(seconds) < 2:
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    if len(SECONDS) < 2:
         return
     terminalreporter.section("seconds per folder")
-    for folder, total in sorted(seconds.items(), key=lambda pair: -pair[1]):
+    for folder, total in sorted(SECONDS.items(), key=lambda pair: -pair[1]):
         terminalreporter.write_line(f"{total:8.1f}  {folder}")
 
 
-def _folder(item: pytest.Item) -> str:
+def _folder(nodeid: str) -> str:
     """Return tests/codec for tests/codec/deep/test_x.py, and tests for tests/test_x.py."""
-    where = Path(item.nodeid.partition("::")[0]).parent
+    where = Path(nodeid.partition("::")[0]).parent
     return "/".join(where.parts[:2])
 
 

@@ -1,8 +1,8 @@
-"""Run the blocks of one page, in order, in the current folder: `run_blocks.py PAGE LOGS`.
+"""Run the blocks of one page, in order, in the current folder: `run_blocks.py PAGE FOLDER`.
 
-The steps come as JSON on stdin (`Block.as_step`). What a block prints goes to the file LOGS/<its
-line>, so that children it leaves behind hold none of our pipes. The first block that fails ends the
-page: its line and what is wrong with it are printed; else `done`.
+The steps are in FOLDER/steps.json (`Block.as_step`). What a block prints goes to the file
+FOLDER/logs/<its line>. The first block that fails ends the page: its line and what is wrong with it
+are printed; else `done`.
 """
 
 import doctest
@@ -134,12 +134,13 @@ class Player:
             time.sleep(0.02)
 
 
-def main() -> None:
-    steps = json.load(sys.stdin)
+def main() -> int:
+    page, folder = sys.argv[1], Path(sys.argv[2])
+    steps = json.loads((folder / "steps.json").read_bytes())
     answer = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     sys.path[0] = ""  # as in a session started here: a page imports the files it wrote
-    player = Player(sys.argv[1], Path(sys.argv[2]))
+    player = Player(page, folder / "logs")
     line = 0
     try:
         for step in steps:
@@ -150,7 +151,8 @@ def main() -> None:
         print(wrong.line or line, wrong, file=answer, flush=True)
     else:
         print("done", file=answer, flush=True)
+    return 0
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

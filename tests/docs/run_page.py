@@ -1,25 +1,35 @@
-"""Runs the blocks of one page in a fresh interpreter and a folder of its own."""
+"""Runs the blocks of one page in an interpreter and a folder of its own.
+
+With a fork server the interpreter has imported torch already; page and programs are the same.
+"""
 
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 from collections.abc import Sequence
-from contextlib import ExitStack, suppress
+from contextlib import suppress
 from pathlib import Path
 
 import psutil
 
 from docs.pages import Block, blocks_of, problem
+from ssfl.tools.local.fork_server import Forked, ForkServer
+from system.programs import free_port
 
 PLAY = Path(__file__).with_name("run_blocks.py")
 DEADLINE_S = 560.0  # below pytest's own, so that the message can say where a page hangs
 SHOWN = 6000  # characters of output
 
 
-def run_page(name: str, text: str, folder: Path, deadline_s: float = DEADLINE_S) -> str:
+def run_page(
+    name: str,
+    text: str,
+    folder: Path,
+    deadline_s: float = DEADLINE_S,
+    server: ForkServer | None = None,
+) -> str:
     """Run a page; return what went wrong, with page, line, block and output, or nothing."""
     blocks = list(blocks_of(text))
     for block in blocks:
@@ -29,21 +39,15 @@ def run_page(name: str, text: str, folder: Path, deadline_s: float = DEADLINE_S)
     logs, place = folder / "logs", folder / "page"
     logs.mkdir()
     place.mkdir()
-    process = subprocess.Popen(
-        [sys.executable, str(PLAY), name, str(logs)],
-        cwd=place,
-        env=_environment(),
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-    )
+    (folder / "steps.json").write_text(json.dumps(steps), "utf-8")
+    process = _start(name, folder, server)
     try:
-        answer, _ = process.communicate(json.dumps(steps), timeout=deadline_s)
+        process.wait(deadline_s)
     except subprocess.TimeoutExpired:
-        answer = ""
+        pass
     finally:
         _end(process)
+    answer = (folder / "answer").read_text("utf-8")
     if answer == "done\n":
         return ""
     line, _, wrong = answer.partition(" ")
@@ -51,6 +55,28 @@ def run_page(name: str, text: str, folder: Path, deadline_s: float = DEADLINE_S)
         line = max((file.name for file in logs.iterdir()), default="0")
         wrong = f"was still running after {deadline_s:g} s, or ended the interpreter\n"
     return _message(name, int(line), wrong, blocks, logs)
+
+
+def _start(
+    name: str, folder: Path, server: ForkServer | None
+) -> "subprocess.Popen[bytes] | Forked":
+    flags = [name, str(folder)]
+    place, environment = folder / "page", _environment()
+    with (folder / "answer").open("wb") as answer, (folder / "stderr").open("wb") as stderr:
+        if server:
+            return server.start(
+                PLAY.stem, flags, program=str(PLAY),
+                stdout=answer, stderr=stderr, env=environment, cwd=place,
+            )  # fmt: skip
+        return subprocess.Popen(
+            [sys.executable, str(PLAY), *flags],
+            cwd=place,
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            stdout=answer,
+            stderr=stderr,
+            start_new_session=True,
+        )
 
 
 def _message(name: str, line: int, wrong: str, blocks: Sequence[Block], logs: Path) -> str:
@@ -63,7 +89,7 @@ def _message(name: str, line: int, wrong: str, blocks: Sequence[Block], logs: Pa
     return "\n".join(said)
 
 
-def _end(process: subprocess.Popen[str]) -> None:
+def _end(process: "subprocess.Popen[bytes] | Forked") -> None:
     """End the page and whatever it started; some of our programs lead sessions of their own."""
     children: list[psutil.Process] = []
     with suppress(psutil.NoSuchProcess):
@@ -73,13 +99,13 @@ def _end(process: subprocess.Popen[str]) -> None:
     for child in children:
         with suppress(psutil.NoSuchProcess):
             child.kill()
-    process.communicate()
+    process.wait()
 
 
 def _environment() -> dict[str, str]:
     """Ours, without settings of this machine, and with ports that nobody else uses."""
     inherited = {name: value for name, value in os.environ.items() if name[:5] != "SSFL_"}
-    port, admin_port = _free_ports(2)
+    port, admin_port = free_port(), free_port()
     return inherited | {
         "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
         "NO_COLOR": "1",
@@ -89,11 +115,3 @@ def _environment() -> dict[str, str]:
         "SSFL_ADMIN_PORT": str(admin_port),
         "SSFL_COORDINATOR": f"localhost:{port}",
     }
-
-
-def _free_ports(count: int) -> list[int]:
-    with ExitStack() as stack:
-        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
-        for one in sockets:
-            one.bind(("127.0.0.1", 0))
-        return [int(one.getsockname()[1]) for one in sockets]

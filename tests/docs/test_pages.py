@@ -3,12 +3,14 @@
 One page: `pytest tests/docs -k tables`. What blocks can be is in `pages.py`.
 """
 
+import sys
 from pathlib import Path
 
 import pytest
 
 from docs.pages import OWN_TESTS, ROOT, blocks_of, pages, problem
 from docs.run_page import run_page
+from system.programs import fork_server
 
 MAX_NOT_RUN = 8
 OURS = [page for page in pages() if page not in OWN_TESTS]
@@ -31,7 +33,8 @@ def test_every_block_is_of_a_kind_that_is_known(page: str) -> None:
 @pytest.mark.system
 @pytest.mark.parametrize("page", [page for page in OURS if is_run(page)])
 def test_the_blocks_of_a_page_do_what_it_says(page: str, tmp_path: Path) -> None:
-    if wrong := run_page(page, text_of(page), tmp_path):
+    server = fork_server(with_torch=True) if sys.platform == "linux" else None
+    if wrong := run_page(page, text_of(page), tmp_path, server=server):
         pytest.fail(wrong, pytrace=False)
 
 

@@ -18,8 +18,8 @@ from simulation.planted_bugs import PLANTED, Plant
 from simulation.seeds import run_seeds, told
 
 TESTS = Path(__file__).resolve().parents[1]
-SEEDS_PER_POINT = 5
-NUM_SEEDS = max(200, SEEDS_PER_POINT * len(POINTS))
+SEEDS_PER_POINT = 1 if os.environ.get("SAMPLE") else 5  # `make check` takes a sample
+NUM_SEEDS = max(40 * SEEDS_PER_POINT, SEEDS_PER_POINT * len(POINTS))
 CATCH_WITHIN = 80  # seeds
 
 pytestmark = pytest.mark.filterwarnings(

@@ -258,6 +258,7 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[RunResul
     return {name: [next(done) for _ in some] for name, some in specs.items()}
 
 
+@pytest.mark.system
 @pytest.mark.parametrize("name", WANTED)
 def test_every_variant_of_a_preset_is_run_for_a_round(
     name: str, results: dict[str, list[RunResult]]
@@ -276,6 +277,7 @@ def test_every_variant_of_a_preset_is_run_for_a_round(
         assert outcome["num_kept"] == pytest.approx(kept * outcome["num_masked"], abs=1)
 
 
+@pytest.mark.system
 def test_newcomers_bring_a_new_mask_or_none(results: dict[str, list[RunResult]]) -> None:
     epochs = {
         result.spec.name: result.document["mask"]["epoch"] for result in results["cifar10-ood"]
@@ -288,6 +290,7 @@ def test_newcomers_bring_a_new_mask_or_none(results: dict[str, list[RunResult]])
         assert len(result.document["clients"]) == 4, "two of them came later"
 
 
+@pytest.mark.system
 @pytest.mark.parametrize(
     ("name", "weights"), [("cifar10", 11_164_352), ("cifar100-resnet50", 23_652_032)]
 )
@@ -300,6 +303,7 @@ def test_the_networks_in_full_take_a_round(
     assert result.outcome["num_kept"] == weights // 2
 
 
+@pytest.mark.system
 def test_the_command_to_try_a_preset_works_as_its_page_says(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

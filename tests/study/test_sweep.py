@@ -65,6 +65,7 @@ def test_one_run_is_the_notebooks_run_on_the_same_shards() -> None:
     assert told == [1, 2]
 
 
+@pytest.mark.system
 def test_a_study_runs_all_in_the_order_asked_for_and_goes_on_where_it_stopped(
     tmp_path: Path,
 ) -> None:
@@ -146,6 +147,7 @@ def test_a_folder_in_use_and_a_damaged_run_are_told(tmp_path: Path) -> None:
         run_all([spec()], tmp_path)
 
 
+@pytest.mark.system
 def test_a_stop_ends_the_workers_and_keeps_what_is_done(tmp_path: Path) -> None:
     class Stopper(Watcher):
         def round_done(self, spec: RunSpec, rounds_done: int) -> None:

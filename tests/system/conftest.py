@@ -60,10 +60,10 @@ def sites(programs: Programs, shards: Path) -> Programs:
 
 @pytest.fixture(scope="session")
 def undisturbed(tmp_path_factory: pytest.TempPathFactory, shards: Path) -> Finished:
-    """The run that nothing happened to: what every disturbed one must end with."""
+    """The run that nothing happened to, by the installed commands: all others end like it."""
     folder = tmp_path_factory.mktemp("undisturbed")
     (folder / "shards").symlink_to(shards)
-    programs = Programs(folder)
+    programs = Programs(folder, forked=False)
     try:
         return run_federation(programs)
     finally:

@@ -1,7 +1,6 @@
 """A federation of light clients (benchmarks/light_client.py), all in one thread beside the test."""
 
 import asyncio
-import socket
 import threading
 from contextlib import suppress
 from types import TracebackType
@@ -79,11 +78,3 @@ class LightRun:
     def _cancel(self) -> None:
         for task in asyncio.all_tasks(self._loop):
             task.cancel()
-
-
-def free_port() -> int:
-    """Return a port that was free a moment ago, for a coordinator that may not come up at once."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port

@@ -1,16 +1,26 @@
-"""Our programs as a user starts them: installed scripts, real sockets, one folder for all.
+"""Our programs as processes: real sockets, one folder for all.
+
+Coordinators and clients are forks of a process that has imported their modules
+(ssfl.tools.local.fork_server), which saves seconds of CPU time at each start. `Programs(folder,
+forked=False)` starts the installed commands instead: the reference run `undisturbed` does, so that
+every digest is compared with theirs. `ssfl` is always its installed command.
 
 Nothing here sleeps for a condition: `until` polls it against a deadline, which is generous, since
 it is met only when something is wrong.
 """
 
+import atexit
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
+from functools import cache
+from itertools import count
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, TypeVar
@@ -18,9 +28,14 @@ from typing import Any, TypeVar
 import grpc
 
 from ssfl.server.storage.journal import Journal
+from ssfl.tools.local.fork_server import CLIENT_MODULES, Forked, ForkServer
 from ssfl.v1 import admin_pb2, admin_pb2_grpc
 
 SCRIPTS = Path(sys.executable).parent
+MODULES = {"ssfl-coordinator": "ssfl.server.main", "ssfl-client": "ssfl.client.main"}
+# What a forked program may find in its environment; others, such as OMP_NUM_THREADS, are read while
+# modules are imported, which a fork does not do.
+READ_LATER = {"FAILPOINTS", "HOLD_FILE"}
 DEADLINE_S = 120.0
 
 Found = TypeVar("Found")
@@ -35,16 +50,60 @@ def until(condition: Callable[[], Found], what: str, deadline_s: float = DEADLIN
     return found
 
 
+@cache
+def fork_server(with_torch: bool) -> ForkServer:
+    """Return the server that forks clients, or the one of coordinators, without torch."""
+    server = ForkServer(CLIENT_MODULES if with_torch else [MODULES["ssfl-coordinator"]])
+    atexit.register(server.close)
+    return server
+
+
+_ports = count(os.getpid() * 61)
+
+
+def free_port() -> int:
+    """Return a free port below those that the kernel gives out.
+
+    So nobody takes it while a coordinator that listens there is started again.
+    """
+    while True:
+        port = 10_000 + next(_ports) % 20_000
+        with socket.socket() as probe, suppress(OSError):
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind(("127.0.0.1", port))
+            return port
+
+
 class Program:
     """One process of ours; its two streams go to files in its folder."""
 
     def __init__(
-        self, name: str, command: Sequence[str | Path], folder: Path, env: dict[str, str]
+        self,
+        name: str,
+        command: Sequence[str | Path],
+        folder: Path,
+        env: dict[str, str],
+        forked: bool = False,
     ) -> None:
         self.name = name
         self.folder = folder
+        self.process: subprocess.Popen[bytes] | Forked
         self.out_file, self.err_file = folder / f"{name}.out", folder / f"{name}.err"
         with self.out_file.open("wb") as out, self.err_file.open("wb") as err:
+            if forked:
+                path, *flags = (str(one) for one in command)
+                script = Path(path).name
+                server = fork_server(with_torch=script != "ssfl-coordinator")
+                self.process = server.start(
+                    MODULES[script],
+                    flags,
+                    cwd=folder,
+                    env=env,
+                    stdout=out,
+                    stderr=err,
+                    program=path,
+                )
+                return
             self.process = subprocess.Popen(
                 command, cwd=folder, env=env, stdin=subprocess.DEVNULL, stdout=out, stderr=err
             )
@@ -166,9 +225,10 @@ def journal(path: Path) -> list[dict[str, Any]]:
 class Programs:
     """Every process a test starts; all are ended with it."""
 
-    def __init__(self, folder: Path, scripts: Path = SCRIPTS) -> None:
+    def __init__(self, folder: Path, forked: bool = True) -> None:
         self.folder = folder
-        self.scripts = scripts
+        self.scripts = SCRIPTS
+        self.forked = forked and sys.platform == "linux"
         self.started: list[Program] = []
 
     def coordinator(
@@ -182,10 +242,11 @@ class Programs:
     ) -> Coordinator:
         """Start a coordinator that may not come up. `state_of`: a state directory of its own."""
         name = f"coordinator-{len(self.started)}"
+        port = port or (free_port() if self.forked else 0)
         ports = [f"--port={port}", "--admin-port=0"]
         state = [f"--state-dir=.ssfl/{state_of}"] if state_of else []
         command: list[str | Path] = [self.scripts / "ssfl-coordinator", *ports, *state, *flags]
-        program = Coordinator(name, command, self.folder, environment() | env)
+        program = Coordinator(name, command, self.folder, environment() | env, self._forks(env))
         self.started.append(program)
         return program
 
@@ -198,14 +259,15 @@ class Programs:
             self.scripts / "ssfl-client", f"--data={shard}", f"--coordinator={address}", *flags,
         ]  # fmt: skip
         name = f"{shard}-{len(self.started)}"
-        program = Program(name, command, self.folder, environment() | env)
+        program = Program(name, command, self.folder, environment() | env, self._forks(env))
         self.started.append(program)
         return program
 
     def start(self, script: str, *flags: str) -> Program:
         """Start a script."""
         name = f"{script}-{len(self.started)}"
-        program = Program(name, [self.scripts / script, *flags], self.folder, environment())
+        forked = self._forks({}) and script in MODULES
+        program = Program(name, [self.scripts / script, *flags], self.folder, environment(), forked)
         self.started.append(program)
         return program
 
@@ -214,6 +276,9 @@ class Programs:
         program = self.start(script, *flags)
         program.ends()
         return program
+
+    def _forks(self, env: dict[str, str]) -> bool:
+        return self.forked and self.scripts == SCRIPTS and env.keys() <= READ_LATER
 
     def end_all(self) -> None:
         """Kill what still runs, and show every log (pytest prints them if the test failed)."""

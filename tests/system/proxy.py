@@ -5,6 +5,9 @@ delays what passes, limits its rate, and counts the bytes that passed. All of it
 thread, at once or after some more bytes. Cuts and stalls hit the connections that are open, new
 ones are well; delay and rate are of the wire. The proxy runs in a thread of its own and ends with
 its `with` block.
+
+A cut loses the bytes that passed but were not read yet: on a busy machine, many. A cut or stall
+that was ordered therefore waits until the process in `receivers`, if any, has read all of them.
 """
 
 import asyncio
@@ -15,6 +18,7 @@ import time
 from collections.abc import Callable
 from concurrent.futures import Future
 from contextlib import suppress
+from pathlib import Path
 from types import TracebackType
 from typing import Any
 
@@ -46,11 +50,48 @@ def _reset(writer: asyncio.StreamWriter) -> None:
     writer.transport.abort()
 
 
+def _is_taken(writer: asyncio.StreamWriter, receiver: int | None) -> bool:
+    """Return whether the receiving process has read all bytes and has nothing left to do."""
+    if receiver is None or not Path(f"/proc/{receiver}").exists():
+        return True
+    before = _sleeps(receiver)
+    return bool(before) and not _unread(writer) and _sleeps(receiver) == before
+
+
+def _unread(writer: asyncio.StreamWriter) -> bool:
+    """Return whether bytes wait in a buffer between us and the other side's process."""
+    if writer.transport.get_write_buffer_size():
+        return True
+    ours, theirs = (writer.get_extra_info(name)[1] for name in ("sockname", "peername"))
+    for family in ("tcp", "tcp6"):
+        for row in Path("/proc/net", family).read_text().splitlines()[1:]:
+            local, remote, _, queues = row.split()[1:5]
+            ports = int(local[-4:], 16), int(remote[-4:], 16)
+            sent, received = (int(size, 16) for size in queues.split(":"))
+            if (ports == (ours, theirs) and sent) or (ports == (theirs, ours) and received):
+                return True
+    return False
+
+
+def _sleeps(process: int) -> list[str]:
+    """Return how often each thread has gone to sleep; nothing if one is awake or all have ended."""
+    found = []
+    with suppress(OSError):  # a thread ends while we look
+        for thread in Path(f"/proc/{process}/task").iterdir():
+            status = (thread / "status").read_text()
+            if "State:\tS" not in status:
+                return []
+            found.append(status.partition("\nvoluntary_ctxt_switches:")[2])
+        return found
+    return []
+
+
 class Proxy:
     """A wire to `port` on this machine; clients connect to `self.port`."""
 
     def __init__(self, port: int) -> None:
         self.port = 0
+        self.receivers: dict[str, int] = {}  # process ids by direction
         self.connections = 0  # taken so far
         self.passed = {UP: 0, DOWN: 0}  # bytes that came out at the other end
         self._to_port = port
@@ -225,6 +266,8 @@ class Proxy:
                 await self._write(writer, data[:allowed], direction)
                 if then is None:
                     continue
+                while not _is_taken(writer, self.receivers.get(direction)):
+                    await asyncio.sleep(0.005)
                 then()
                 if pair not in self._open:  # it was a cut
                     return

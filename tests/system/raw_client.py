@@ -29,6 +29,8 @@ _OPTIONS = [
     ("grpc.initial_reconnect_backoff_ms", 50),
     ("grpc.max_reconnect_backoff_ms", 100),
     ("grpc.min_reconnect_backoff_ms", 20_000),  # the time limit of a connection attempt
+    # On a slow machine the window would grow until it holds a whole answer that is not read.
+    ("grpc.http2.bdp_probe", 0),
 ]
 Vector = npt.NDArray[np.float32]
 

@@ -53,7 +53,7 @@ def _loads_into_plain_pytorch(path: Path, num_kept: int) -> None:
 def test_ctrl_c_ends_every_process(programs: Programs) -> None:
     demo = programs.start("ssfl", "demo", "--clients", "2", "--rounds", "5000", "--out", "demo")
     me = psutil.Process(demo.process.pid)
-    until(lambda: demo.running and len(me.children()) == 3, "three processes run")
+    until(lambda: demo.running and len(me.children(recursive=True)) == 4, "four processes run")
     until(lambda: "train" in demo.out, "the first round is on the screen")
     children = me.children(recursive=True)
     demo.signal(signal.SIGINT)

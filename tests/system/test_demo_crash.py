@@ -48,7 +48,7 @@ def number(text: str) -> int:
 def test_a_demo_that_is_killed_takes_its_processes_with_it(programs: Programs) -> None:
     demo = programs.start("ssfl", "demo", "--clients", "2", "--rounds", "5000", "--out", "demo")
     me = psutil.Process(demo.process.pid)
-    until(lambda: demo.running and len(me.children()) == 3, "three processes run")
+    until(lambda: demo.running and len(me.children(recursive=True)) == 4, "four processes run")
     until(lambda: "round 0/5000" in demo.out, "the run is on the screen")
     children = me.children(recursive=True)
     demo.kill()

@@ -18,8 +18,8 @@ from ssfl.durable.failpoints import CLIENT_POINTS, COORDINATOR_POINTS, KEEP_POIN
 from ssfl.v1 import transfer_pb2
 from system.federation import ROUNDS, SHARDS, Finished
 from system.federation import RUN as REAL_RUN
-from system.light_run import LightRun, free_port
-from system.programs import DEADLINE_S, Coordinator, Program, Programs, until
+from system.light_run import LightRun
+from system.programs import DEADLINE_S, Coordinator, Program, Programs, free_port, until
 
 pytestmark = pytest.mark.system
 

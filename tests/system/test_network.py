@@ -49,6 +49,8 @@ class Wires:
             self.programs.client(shard, address)
             for shard, address in zip(SHARDS, addresses, strict=True)
         ]
+        for proxy, client in zip(self.proxies, self.clients, strict=True):
+            proxy.receivers = {UP: self.coordinator.process.pid, DOWN: client.process.pid}
 
     def finish(self) -> Finished:
         return finish(self.coordinator, self.clients)

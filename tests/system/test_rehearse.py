@@ -177,7 +177,9 @@ def test_sites_that_disagree_about_the_classes_see_both_counts(
 def test_ctrl_c_ends_every_process(programs: Programs) -> None:
     rehearsal = programs.start("ssfl", "rehearse", "--task=task.py", "--rounds=5000")
     me = psutil.Process(rehearsal.process.pid)
-    until(lambda: rehearsal.running and len(me.children()) == 2, "two processes run")
+    until(
+        lambda: rehearsal.running and len(me.children(recursive=True)) == 3, "three processes run"
+    )
     until(lambda: "train" in rehearsal.out, "the first round is on the screen")
     children = me.children(recursive=True)
     rehearsal.signal(signal.SIGINT)

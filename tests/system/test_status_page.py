@@ -20,8 +20,8 @@ from ssfl.method.manifest import Init, Manifest, Role, TensorSpec
 from ssfl.v1 import coordinator_pb2 as pb
 from ssfl.v1 import transfer_pb2
 from system.browsing import Browser
-from system.light_run import LightRun, free_port
-from system.programs import Programs, until
+from system.light_run import LightRun
+from system.programs import Programs, free_port, until
 from system.raw_client import INITIAL, MASKED, UNMASKED, RawClient, Received, sha256
 
 pytestmark = pytest.mark.system

@@ -65,9 +65,18 @@ def _parse(text: str) -> dict[str, _Trouble]:
     return armed
 
 
-_armed = _parse(os.environ.get(VARIABLE, ""))
+_armed: dict[str, _Trouble] = {}
 _passages: dict[str, int] = {}
 _hook: Callable[[str], None] | None = None
+
+
+def arm(text: str) -> None:
+    """Arm the points of `text`, in the form of the variable, and no others."""
+    global _armed  # noqa: PLW0603 -- one process, one set of armed points
+    _armed = _parse(text)
+
+
+arm(os.environ.get(VARIABLE, ""))
 
 
 def failpoint(name: str) -> None:

@@ -49,6 +49,7 @@ def refusal(capsys: pytest.CaptureFixture[str], *argv: str) -> str:
     return capsys.readouterr().err.removeprefix("ssfl simulate: error: ").strip()
 
 
+@pytest.mark.system
 def test_a_plain_run_says_what_came_out_and_stores_it(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -78,6 +79,7 @@ def test_a_plain_run_says_what_came_out_and_stores_it(
     assert "; 2 stored before, 0 to go" in said.err
 
 
+@pytest.mark.system
 def test_a_sweep_goes_on_when_a_run_fails_and_tells_so(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -124,6 +126,7 @@ def test_what_is_wrong_is_one_sentence(
     assert list(tmp_path.iterdir()) == [], "nothing was begun"
 
 
+@pytest.mark.system
 def test_the_profile_is_applied_and_help_tells_of_it(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:

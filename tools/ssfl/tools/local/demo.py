@@ -18,6 +18,7 @@ from ssfl.method.settings import setting
 from ssfl.program import settings
 from ssfl.program.exits import ExitCode, ProgramError, raise_on_sigterm
 from ssfl.tools.local.crash import CLIENTS, LEAST_ROUNDS, MOST_SPARSE, ROUNDS, crash, width_for
+from ssfl.tools.local.fork_server import shared_client_server
 from ssfl.tools.local.local_run import (
     Result,
     draw,
@@ -91,6 +92,7 @@ def demo(argv: Sequence[str]) -> int:
     config = settings.load(DemoConfig, argv, None, "ssfl demo", DESCRIPTION)
     raise_on_sigterm()
     need("torch", "sklearn", "matplotlib", extra="demo")
+    shared_client_server()
     screen = console()
     began_s = time.monotonic()
     shards = _prepare(config)

@@ -14,6 +14,7 @@ from typing import Self
 
 from ssfl.durable import failpoints
 from ssfl.program.exits import ExitCode, ProgramError
+from ssfl.tools.local.fork_server import Forked, shared_client_server
 from ssfl.tools.operate.admin_client import AdminClient
 
 START_DEADLINE_S = 60.0
@@ -62,7 +63,7 @@ class Federation:
         self._flags = coordinator_flags
         self._clients = client_ids(clients)
         self._client_flags = client_flags
-        self._processes: dict[str, subprocess.Popen[bytes]] = {}
+        self._processes: dict[str, subprocess.Popen[bytes] | Forked] = {}
         self._commands: dict[str, Sequence[str]] = {}
         self._doomed: set[str] = set()  # their death is no surprise
         self.admin: AdminClient
@@ -183,18 +184,27 @@ class Federation:
         self, name: str, module_and_flags: Sequence[str], more: Mapping[str, str] | None = None
     ) -> None:
         environment = {k: v for k, v in os.environ.items() if not k.startswith("SSFL_")}
+        environment |= dict(more or {})
         self._commands[name] = module_and_flags
+        # A coordinator is not forked: it would show the memory of the modules it never uses.
+        server = None if name == COORDINATOR else shared_client_server()
         with (
             (self.folder / f"{name}.out").open("wb") as out,
             (self.folder / f"{name}.log").open("ab") as log,
         ):
+            if server:
+                module, *flags = module_and_flags
+                self._processes[name] = server.start(
+                    module, flags, stdout=out, stderr=log, env=environment
+                )
+                return
             self._processes[name] = subprocess.Popen(
                 [sys.executable, "-m", "ssfl.tools.local.with_parent", str(os.getpid()),
                  *module_and_flags],
                 stdin=subprocess.DEVNULL,
                 stdout=out,
                 stderr=log,
-                env=environment | dict(more or {}),
+                env=environment,
                 start_new_session=True,  # Ctrl-C reaches us alone; we end them in order
             )  # fmt: skip
 

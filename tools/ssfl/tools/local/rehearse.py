@@ -12,6 +12,7 @@ from ssfl.method.errors import SettingsError
 from ssfl.method.settings import RunSettings, setting
 from ssfl.program import settings
 from ssfl.program.exits import ExitCode, ProgramError, raise_on_sigterm
+from ssfl.tools.local.fork_server import shared_client_server
 from ssfl.tools.local.local_run import (
     draw,
     federate,
@@ -74,6 +75,7 @@ def rehearse(argv: Sequence[str]) -> int:
         raise ProgramError(str(error), ExitCode.BAD_DATA) from error
     names = _chosen(config, names)
     run = _run_of(config, len(names))
+    shared_client_server()
     fresh_folder(config.out)
     screen.print(_announcement(config, names), soft_wrap=True)
     results = []

@@ -14,13 +14,18 @@ import sys
 _PR_SET_PDEATHSIG = 1
 
 
+def end_with_parent(parent: int) -> None:
+    """Let the kernel kill this process when its parent ends; exit if that has ended already."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
+    if os.getppid() != parent:
+        sys.exit(128 + signal.SIGKILL)
+
+
 def main() -> None:
     """Become the program."""
     parent, module, *flags = sys.argv[1:]
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
-    if os.getppid() != int(parent):
-        sys.exit(128 + signal.SIGKILL)  # it ended before we could ask
+    end_with_parent(int(parent))
     sys.argv = [module, *flags]
     runpy.run_module(module, run_name="__main__", alter_sys=True)
 
