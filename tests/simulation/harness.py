@@ -105,7 +105,7 @@ def _watched(world: "World") -> Iterator[None]:
     gc.collect = lambda _generation=2: 0  # type: ignore[assignment]
     os.fsync = world.synced  # type: ignore[assignment]
     secrets.token_hex = world.token_hex  # type: ignore[assignment]
-    secrets.token_bytes = lambda count=32: bytes.fromhex(world.token_hex(count))
+    secrets.token_bytes = world.token_bytes  # type: ignore[assignment]
     failpoints.install(world.passes)
     logging.disable(logging.CRITICAL)
     try:
@@ -187,6 +187,9 @@ class World:
     def token_hex(self, count: int = 16) -> str:
         self._names += 1
         return f"{self._names:0{2 * count}x}"
+
+    def token_bytes(self, count: int = 32) -> bytes:
+        return bytes.fromhex(self.token_hex(count))
 
     def synced(self, descriptor: int) -> None:
         process = CURRENT.get()

@@ -56,7 +56,8 @@ def attacks(attacker: RawClient, got: Received) -> None:
     for guess in GUESSES:
         caller = speaks_for_ann(attacker, guess)
         forge = partial(attacker.upload, header, chunks_of(forged), caller=caller)
-        answers |= {answer_to(call) for call in (forge, *calls_of(attacker, caller))}
+        calls: list[Callable[[], Any]] = [forge, *calls_of(attacker, caller)]
+        answers |= {answer_to(call) for call in calls}
     assert answers == {"join_again"}
 
 
