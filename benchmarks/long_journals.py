@@ -14,9 +14,10 @@ from ssfl.method.settings import RunSettings
 from ssfl.method.strategies.contract import ClientId, Work
 from ssfl.server.accounting.ledger import Direction, Ledger
 from ssfl.server.run import events, facts
+from ssfl.server.run.apply import apply
 from ssfl.server.run.events import Event, Persist
 from ssfl.server.run.machine import advance
-from ssfl.server.run.state import RunState, Step, apply
+from ssfl.server.run.state import RunState, Step
 from ssfl.server.storage.journal import Journal
 
 RECORDS_AT_ONCE = 1000  # a sync for each would take minutes

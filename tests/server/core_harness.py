@@ -13,9 +13,10 @@ from server.invariants import check_invariants
 from ssfl.method.settings import RunSettings
 from ssfl.method.strategies.contract import ClientId, Work
 from ssfl.server.run import events, facts
+from ssfl.server.run.apply import apply
 from ssfl.server.run.events import Action, Event, Reply
 from ssfl.server.run.machine import advance
-from ssfl.server.run.state import RunState, Step, apply
+from ssfl.server.run.state import RunState, Step
 
 MODEL = "m"
 

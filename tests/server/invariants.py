@@ -7,7 +7,8 @@ recovery test holds them.
 from collections.abc import Callable
 
 from ssfl.method.strategies.contract import Work
-from ssfl.server.run.state import RunState, Step, count_step
+from ssfl.server.run.apply import count_step
+from ssfl.server.run.state import RunState, Step
 
 Holds = Callable[[RunState, RunState], bool]
 

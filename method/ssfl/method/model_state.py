@@ -1,8 +1,7 @@
 """The global model as the coordinator holds it between steps."""
 
 import hashlib
-import threading
-from collections.abc import Callable
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -20,34 +19,22 @@ def values_digest(values: Vector) -> bytes:
     return hashlib.sha256(np.ascontiguousarray(values, dtype="<f4").data).digest()
 
 
-class Stored:
+class Stored(ABC):
     """A vector as long as the model that need not stay in memory, since it can be read again."""
 
-    def __init__(
-        self, digest: bytes, read: Callable[[], Vector], vector: Vector | None = None
-    ) -> None:
-        """`read` makes a vector with this digest; `vector` is one, if it is at hand."""
-        self.digest = digest
-        self._read = read
-        self._vector = vector
-        self._lock = threading.Lock()
+    digest: bytes
 
+    @abstractmethod
     def vector(self) -> Vector:
-        """Return the vector; it stays at hand until it is released."""
-        with self._lock:
-            if self._vector is None:
-                self._vector = self._read()
-            return self._vector
+        """Return the vector. It stays in memory until it is released."""
 
+    @abstractmethod
     def copy(self) -> Vector:
-        """Return a vector of the caller's own; one that is not at hand is read, not kept."""
-        with self._lock:
-            return self._read() if self._vector is None else self._vector.copy()
+        """Return a copy that belongs to the caller. A vector read for this is not kept."""
 
+    @abstractmethod
     def release(self) -> None:
-        """Let go of the vector; who asks again waits until it is read."""
-        with self._lock:
-            self._vector = None
+        """Drop the vector from memory. The next call reads it again."""
 
 
 Whole = Vector | Stored

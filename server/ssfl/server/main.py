@@ -45,8 +45,9 @@ from ssfl.server.recovery.snapshot import read_snapshot
 from ssfl.server.report.outputs import Accounts, run_folder
 from ssfl.server.rpc.listen import Listener
 from ssfl.server.run import events
+from ssfl.server.run.apply import newest_counted
 from ssfl.server.run.delivered import everyone_has_it
-from ssfl.server.run.state import RunState, newest_counted
+from ssfl.server.run.state import RunState
 from ssfl.server.storage.journal import Journal, holds_journal
 from ssfl.server.storage.model_store import Store
 from ssfl.server.storage.spool import Spool

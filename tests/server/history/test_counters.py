@@ -5,8 +5,9 @@ from ssfl.method.strategies.contract import ClientId, Work
 from ssfl.server.accounting.ledger import Direction, Ledger
 from ssfl.server.history.counters import Tally
 from ssfl.server.run import facts
+from ssfl.server.run.apply import apply
 from ssfl.server.run.facts import Fact
-from ssfl.server.run.state import RunState, apply
+from ssfl.server.run.state import RunState
 
 A, B = ClientId("a"), ClientId("b")
 VALUES, KEPT = 100, 10

@@ -15,9 +15,9 @@ from ssfl.server.loop.run_loop import Conductor
 from ssfl.server.recovery.recompute import Refold, Verdict
 from ssfl.server.recovery.state_dir_check import file_problems, read_state
 from ssfl.server.run import events
+from ssfl.server.run.apply import newest_counted
 from ssfl.server.run.events import Reply
 from ssfl.server.run.facts import ClientsAdded
-from ssfl.server.run.state import newest_counted
 from ssfl.server.storage.spool import Spool
 
 CLIENTS = [ClientId(f"c{number}") for number in range(8)]

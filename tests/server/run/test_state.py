@@ -6,10 +6,11 @@ import pytest
 from ssfl.method.settings import RunSettings
 from ssfl.method.strategies.contract import ClientId, Work
 from ssfl.server.run import facts
+from ssfl.server.run.apply import apply
 from ssfl.server.run.events import Reply
 from ssfl.server.run.facts import Fact
 from ssfl.server.run.machine import late_reply
-from ssfl.server.run.state import Phase, RunState, apply
+from ssfl.server.run.state import Phase, RunState
 
 C1, C2 = ClientId("c1"), ClientId("c2")
 NEW = RunState(RunSettings())

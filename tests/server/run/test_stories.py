@@ -21,9 +21,10 @@ import pytest
 from ssfl.method.settings import RunSettings
 from ssfl.method.strategies.contract import ClientId, Work
 from ssfl.server.run import events, facts
+from ssfl.server.run.apply import apply
 from ssfl.server.run.events import Action, Event
 from ssfl.server.run.machine import advance
-from ssfl.server.run.state import RunState, apply
+from ssfl.server.run.state import RunState
 from ssfl.server.run.waiting import waiting_for
 
 STORIES = sorted((Path(__file__).parent / "stories").glob("*.txt"))

@@ -10,7 +10,8 @@ from ssfl.learning.load_task import load_task
 from ssfl.method.model_state import ModelState
 from ssfl.method.settings import RunSettings
 from ssfl.server.run import events, facts
-from ssfl.server.run.state import Step, newest_counted
+from ssfl.server.run.apply import newest_counted
+from ssfl.server.run.state import Step
 from ssfl.server.storage.journal import Journal
 from ssfl.server.storage.model_store import Store
 from ssfl.server.storage.spool import Spool

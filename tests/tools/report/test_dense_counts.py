@@ -14,7 +14,8 @@ from ssfl.server.history.counters import Tally
 from ssfl.server.report.run_view import RunView
 from ssfl.server.report.traffic import Against
 from ssfl.server.run import facts
-from ssfl.server.run.state import RunState, apply
+from ssfl.server.run.apply import apply
+from ssfl.server.run.state import RunState
 from ssfl.simulator.federation import Federation
 from ssfl.study.data import DataSpec, build_shards
 

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from ssfl.datasets.shards.options import Cut
 from ssfl.datasets.data_set import DataSet
 from ssfl.datasets.errors import PartitionError
+from ssfl.datasets.shards.options import Cut
 from ssfl.datasets.shards.partition import count_classes, partition, partition_test
 from ssfl.datasets.shards.shard_file import Shard, check_inputs, check_pair
 from ssfl.datasets.shards.split import choose_share, groups_of

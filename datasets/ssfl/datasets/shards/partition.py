@@ -20,9 +20,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from ssfl.datasets.errors import PartitionError
 from ssfl.datasets.shards.dirichlet import dirichlet
 from ssfl.datasets.shards.draw import draw_classes
-from ssfl.datasets.errors import PartitionError
 from ssfl.datasets.shards.grouping import narrow, order_by, split_by
 from ssfl.datasets.wording import counted
 from ssfl.method.streams import Stream

@@ -14,16 +14,16 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from ssfl.datasets.shards.assign import Assignment, assign
-from ssfl.datasets.shards.options import Cut
 from ssfl.datasets.data_set import DataSet
 from ssfl.datasets.errors import ShardError
+from ssfl.datasets.shards.assign import Assignment, assign
+from ssfl.datasets.shards.options import Cut
 from ssfl.datasets.shards.shard_file import PICTURE, SUMMARY, write_shard
-from ssfl.datasets.source import Progress
 from ssfl.datasets.shards.summary import ShardSummary, summarize, summary_json
+from ssfl.datasets.source import Progress
 from ssfl.datasets.wording import counted, listed, size
-from ssfl.program.exits import deferred_signals
 from ssfl.durable.files import sync_directory, write_atomic
+from ssfl.program.exits import deferred_signals
 
 _UNFINISHED = ".shards.part"  # folder in which new shards wait for the last of them
 _LEAVING = "old"  # in it: old files on their way out; the others are where they were

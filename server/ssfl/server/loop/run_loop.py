@@ -36,9 +36,10 @@ from ssfl.server.history.timing import StepTimes
 from ssfl.server.loop.refusals import OUTLIER, Refusals
 from ssfl.server.recovery.snapshot import EVERY_BYTES, write_snapshot
 from ssfl.server.run import events, facts
+from ssfl.server.run.apply import apply, newest_counted
 from ssfl.server.run.events import Action, Event, Persist, Reply
 from ssfl.server.run.machine import advance
-from ssfl.server.run.state import RunState, Step, apply, newest_counted
+from ssfl.server.run.state import RunState, Step
 from ssfl.server.run.waiting import waiting_for
 from ssfl.server.storage.disk_full import Disk, Room
 from ssfl.server.storage.journal import Journal

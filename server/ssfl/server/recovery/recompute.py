@@ -26,7 +26,8 @@ from ssfl.server.aggregate.step_sum import StepSum, reduced
 from ssfl.server.errors import BadValues, StateError
 from ssfl.server.recovery.recover import load_model, with_scored
 from ssfl.server.run import facts
-from ssfl.server.run.state import RunState, Step, apply
+from ssfl.server.run.apply import apply
+from ssfl.server.run.state import RunState, Step
 from ssfl.server.storage.model_store import Store
 from ssfl.server.storage.spool import (
     check_digest,

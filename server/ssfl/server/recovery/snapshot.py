@@ -22,7 +22,8 @@ from ssfl.program.version import ssfl_version
 from ssfl.server.history.run_history import Newest
 from ssfl.server.recovery.dataclass_json import from_plain, to_plain
 from ssfl.server.run import facts
-from ssfl.server.run.state import Best, Member, RunState, Step, StepCounts, apply
+from ssfl.server.run.apply import apply
+from ssfl.server.run.state import Best, Member, RunState, Step, StepCounts
 from ssfl.server.storage.journal import records_of
 
 log = logging.getLogger(__name__)

@@ -19,6 +19,7 @@ from ssfl.method.exact_sum import VALUE_BOUND, fraction_bits
 from ssfl.method.strategies import strategy_for
 from ssfl.method.strategies.contract import ClientId, Plan, Position, Work
 from ssfl.server.run import events, facts
+from ssfl.server.run.apply import apply, with_lost
 from ssfl.server.run.events import Action, Event, Fold, Persist, Reply
 from ssfl.server.run.quorum import (
     asked_for,
@@ -30,7 +31,7 @@ from ssfl.server.run.quorum import (
     verdict,
 )
 from ssfl.server.run.refresh import has_mask, no_round_left, refresh_due
-from ssfl.server.run.state import RunState, apply, with_lost
+from ssfl.server.run.state import RunState
 from ssfl.server.run.waiting import QUIET_S
 from ssfl.server.run.weights import weight_of
 

@@ -1,6 +1,6 @@
 """What a run waits for, in words; what each client does, and how long the run will take."""
 
-import time
+from datetime import UTC, datetime
 
 from ssfl.method.strategies.contract import ClientId
 from ssfl.server.run.state import Phase, RunState
@@ -47,7 +47,7 @@ def _named(state: RunState, client: ClientId) -> str:
 
 
 def _resume(state: RunState, paused_at: float) -> str:
-    since = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(paused_at))
+    since = f"{datetime.fromtimestamp(paused_at, UTC):%Y-%m-%d %H:%M:%S} UTC"
     joined = "" if state.founders else f"; clients that have joined: {len(state.ready)}"
     return f"an operator: paused since {since}, `ssfl resume` lets it go on{joined}"
 

@@ -33,6 +33,7 @@ from ssfl.method.mask import Mask
 from ssfl.method.model_state import ModelState, Stored, values_digest, vector_of
 from ssfl.server.errors import StateError
 from ssfl.server.run.state import Best
+from ssfl.server.storage.lazy_vector import LazyVector
 
 _DIGEST_BYTES = 32
 
@@ -57,12 +58,16 @@ class Store:
         """
         manifest, digest, epoch = state.manifest, state.initial_digest, state.mask_epoch
         if not isinstance(state.start, Stored):
-            start = Stored(digest, lambda: self.load_initial(manifest, digest.hex()), state.start)
+            start = LazyVector(
+                digest, lambda: self.load_initial(manifest, digest.hex()), state.start
+            )
             state = replace(state, start=start)
         if state.scored is None or isinstance(state.scored, Stored):
             return state
         name = state.scored_digest.hex()
-        scored = Stored(state.scored_digest, lambda: self.load_scored(epoch, name), state.scored)
+        scored = LazyVector(
+            state.scored_digest, lambda: self.load_scored(epoch, name), state.scored
+        )
         return replace(state, scored=scored, resting=None if state.resting is None else scored)
 
     def save_step(self, step: int, state: ModelState) -> None:

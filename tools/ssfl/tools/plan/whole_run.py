@@ -24,8 +24,8 @@ from ssfl.codec import values_only
 from ssfl.method.manifest import Manifest
 from ssfl.method.sampling import cohort_size
 from ssfl.method.settings import RunSettings
+from ssfl.server.run.apply import LOSS_MEMORY
 from ssfl.server.run.quorum import clients_for
-from ssfl.server.run.state import LOSS_MEMORY
 from ssfl.tools.plan.link import Link
 from ssfl.tools.plan.masks import PlannedMask, planned_masks
 from ssfl.tools.plan.messages import Messages, download_bytes, payload_of, upload_bytes

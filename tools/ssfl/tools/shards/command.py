@@ -7,13 +7,13 @@ from pathlib import Path
 
 from rich.console import Console
 
-from ssfl.datasets.shards.options import Cut
 from ssfl.datasets.data_set import DataSet
 from ssfl.datasets.errors import DataError, OptionError
-from ssfl.datasets.shards.write import Draw, check_folder, make_shards
+from ssfl.datasets.shards.options import Cut
 from ssfl.datasets.shards.shard_file import PICTURE, SUMMARY
-from ssfl.datasets.source import LAYOUTS, MISSING, TARGETS, SourceOptions, read_source
 from ssfl.datasets.shards.summary import ShardSummary
+from ssfl.datasets.shards.write import Draw, check_folder, make_shards
+from ssfl.datasets.source import LAYOUTS, MISSING, TARGETS, SourceOptions, read_source
 from ssfl.datasets.wording import counted
 from ssfl.method.settings import setting
 from ssfl.program import settings

@@ -1,0 +1,1 @@
+"""`ssfl shards`: a data set cut into one shard per client."""
