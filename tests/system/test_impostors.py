@@ -1,7 +1,6 @@
 """Attackers that speak for another client: guessed sessions, foreign names, forged goodbyes.
 
-One class for each way to run a coordinator: without TLS, with TLS and a join token, and with
-mutual TLS.
+In each way to run a coordinator: without TLS, with TLS and a join token, and with mutual TLS.
 """
 
 from collections.abc import Callable, Iterator
