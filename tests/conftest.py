@@ -47,6 +47,9 @@ APART = {
     "tests/tools/simulate/test_command.py",
 }
 
+for name in ("COLUMNS", "LINES"):  # a worker has them, and programs would fold their lines
+    os.environ.pop(name, None)
+
 # No deadline per example: it measures the load of the machine, not our code.
 settings.register_profile("ssfl", deadline=None, derandomize=STRICT)
 settings.register_profile("sample", settings.get_profile("ssfl"), max_examples=20)

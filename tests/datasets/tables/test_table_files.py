@@ -17,7 +17,7 @@ from ssfl.method.streams import Stream
 
 def test_tabs_gzip_and_large_letters_in_the_ending_are_read(tmp_path: Path) -> None:
     tabs = write(tmp_path / "t.TSV", "a\tlabel\n1\tx\n")
-    packed = write(tmp_path / "t.csv.gz", gzip.compress(b"a,label\n1,x\n"))
+    packed = write(tmp_path / "t.csv.gz", gzip.compress(b"a,label\n1,x\n", mtime=0))
     assert read(tabs).class_names == read(packed).class_names == ("x",)
     assert read(packed).name == "t"
 
@@ -77,9 +77,13 @@ def test_an_index_of_pandas_is_left_out_with_a_note(tmp_path: Path) -> None:
         ("t.csv", "a,label\n1,2\n".encode("utf-16"), "UTF-16 text; save it as UTF-8"),
         ("t.csv", b"PK\x03\x04\x14\x00", r"not CSV but a zip archive or an Excel workbook"),
         ("t.csv", b"a,label\n\x00\x01", "zero bytes"),
-        ("t.csv", gzip.compress(b"a,label\n1,2\n"), r"gzipped; give it the ending \.csv\.gz"),
+        (
+            "t.csv",
+            gzip.compress(b"a,label\n1,2\n", mtime=0),
+            r"gzipped; give it the ending \.csv\.gz",
+        ),
         ("t.csv.gz", b"a,label\n1,2\n", "not a whole gzip file"),
-        ("t.csv.gz", gzip.compress(b"a,label\n1,2\n" * 999)[:-9], "not a whole gzip file"),
+        ("t.csv.gz", gzip.compress(b"a,label\n1,2\n" * 999, mtime=0)[:-9], "not a whole gzip file"),
         ("t.parquet", b"", "the file is empty$"),
         ("t.parquet", b"a,label\n1,2\n", "not a Parquet file, in spite of its name"),
         ("t.parquet", b"PAR1....", "was cut short"),
