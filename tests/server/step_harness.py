@@ -1,4 +1,4 @@
-"""A conductor brought to its SCORE or TRAIN step, and uploads to it, without a network."""
+"""A run_loop brought to its SCORE or TRAIN step, and uploads to it, without a network."""
 
 import asyncio
 import zlib
@@ -15,13 +15,13 @@ from ssfl.method.initialize import initial_vector
 from ssfl.method.manifest import Manifest
 from ssfl.method.model_state import values_digest
 from ssfl.method.strategies.contract import ClientId, Work
-from ssfl.server.loop.presence import Sessions
-from ssfl.server.loop.run_loop import Conductor
-from ssfl.server.rpc.call_context import Desk
-from ssfl.server.rpc.upload_handlers import Intake
+from ssfl.server.loop.presence import PresenceTable
+from ssfl.server.loop.run_loop import RunLoop
+from ssfl.server.rpc.call_context import CallContext
+from ssfl.server.rpc.upload_handlers import UploadHandlers
 from ssfl.server.run import events
 from ssfl.server.run.state import Step
-from ssfl.server.uploads.receive import Uploads
+from ssfl.server.uploads.receive import UploadReceiver
 from ssfl.v1 import coordinator_pb2 as pb
 from ssfl.v1 import saliency_pb2, transfer_pb2, update_pb2
 
@@ -41,17 +41,17 @@ def announced(data: bytes, encoding: int, reference_digest: bytes = b"") -> tran
 
 
 class Steps:
-    """Two clients of a conductor; what they send is up to the test."""
+    """Two clients of a run_loop; what they send is up to the test."""
 
-    def __init__(self, conductor: Conductor, manifest: Manifest) -> None:
-        self.conductor = conductor
+    def __init__(self, run_loop: RunLoop, manifest: Manifest) -> None:
+        self.run_loop = run_loop
         self.manifest = manifest
-        uploads = Uploads(conductor.spool, conductor.ledger, slots=8, no_progress_s=30.0)
-        self.desk = Desk(conductor, Sessions())
-        self.intake = Intake(self.desk, uploads)
+        uploads = UploadReceiver(run_loop.spool, run_loop.ledger, slots=8, no_progress_s=30.0)
+        self.context = CallContext(run_loop, PresenceTable())
+        self.handlers = UploadHandlers(self.context, uploads)
 
     def caller(self, client: ClientId) -> pb.Caller:
-        state = self.conductor.state
+        state = self.run_loop.state
         session = state.members[client].session
         return pb.Caller(run_id=state.run_id, client_id=client, session=session)
 
@@ -59,11 +59,11 @@ class Steps:
         """Let both clients join, and the first describe the model."""
         for client in (C1, C2):
             digest = self.manifest.digest.hex()
-            await self.conductor.post(events.Joined(client, "t", NUM_SAMPLES, digest, "cpu"))
-        initial = initial_vector(self.manifest, self.conductor.state.settings.seed)
+            await self.run_loop.post(events.Joined(client, "t", NUM_SAMPLES, digest, "cpu"))
+        initial = initial_vector(self.manifest, self.run_loop.state.settings.seed)
         header = pb.InitialModel(manifest=self.manifest.json, initial_digest=values_digest(initial))
         request = pb.SendInitialRequest(caller=self.caller(C1), header=header)
-        _ = [answer async for answer in self.intake.initial(stream(request))]
+        _ = [answer async for answer in self.handlers.initial(stream(request))]
 
     async def scoring(self) -> "Steps":
         """Bring the run to its SCORE step."""
@@ -82,30 +82,30 @@ class Steps:
         """Wait until a step is open."""
 
         def there() -> bool:
-            step = self.conductor.state.step
+            step = self.run_loop.state.step
             return step is not None and (step.work, step.round_number) == (work, round_number)
 
         while not there():
-            news = self.conductor.news()
+            changed = self.run_loop.tasks_changed()
             if not there():
-                await news.wait()
+                await changed.wait()
         return self
 
     @property
     def step(self) -> Step:
-        assert self.conductor.state.step is not None
-        return self.conductor.state.step
+        assert self.run_loop.state.step is not None
+        return self.run_loop.state.step
 
     @property
     def base(self) -> Vector:
-        assert self.conductor.model is not None and self.conductor.model.values is not None
-        return self.conductor.model.values
+        assert self.run_loop.model is not None and self.run_loop.model.values is not None
+        return self.run_loop.model.values
 
     async def scores(
         self, payload: transfer_pb2.Payload, data: bytes, client: ClientId = C1
     ) -> list[str]:
         """Report scores; return the answers in words."""
-        model = self.conductor.model
+        model = self.run_loop.model
         assert model is not None
         header = saliency_pb2.SaliencyReport(
             manifest_digest=self.manifest.digest,
@@ -116,10 +116,10 @@ class Steps:
         )
         request = pb.ReportSaliencyRequest(caller=self.caller(client), header=header)
         chunks = [pb.ReportSaliencyRequest(chunk=one) for one in chunks_of(data)]
-        return [word(one) async for one in self.intake.scores(stream(request, *chunks))]
+        return [word(one) async for one in self.handlers.scores(stream(request, *chunks))]
 
     def update_header(self, payload: transfer_pb2.Payload) -> update_pb2.SparseUpdate:
-        model = self.conductor.model
+        model = self.run_loop.model
         assert model is not None and model.mask is not None
         return update_pb2.SparseUpdate(
             mask_digest=model.mask.digest,
@@ -146,11 +146,11 @@ class Steps:
         header = header or self.update_header(payload)
         request = pb.SendUpdateRequest(caller=self.caller(client), header=header)
         chunks = [pb.SendUpdateRequest(chunk=one) for one in chunks_of(data[:stop], start)]
-        return [word(one) async for one in self.intake.update(stream(request, *chunks))]
+        return [word(one) async for one in self.handlers.update(stream(request, *chunks))]
 
     def spooled(self, client: ClientId = C1) -> dict[str, bytes]:
         """Return what the spool holds of a client in this step, by kind of file."""
-        folder, found = self.conductor.spool.root / str(self.step.number), dict[str, bytes]()
+        folder, found = self.run_loop.spool.root / str(self.step.number), dict[str, bytes]()
         for path in folder.glob(f"{client}.*"):
             with suppress(FileNotFoundError):  # it has just got another name
                 found[path.suffix] = path.read_bytes()

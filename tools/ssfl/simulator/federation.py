@@ -243,7 +243,7 @@ class Federation:
         return largest_value([(0, values)], client, model.manifest, model.mask)
 
     def _post(self, event: events.Event, model: ModelState | None = None) -> None:
-        """Do what the service's conductor does with an event."""
+        """Do what the service's run loop does with an event."""
         self.state, actions, _ = advance(self.state, event, NOW_S)
         if model is not None:
             self.model = model

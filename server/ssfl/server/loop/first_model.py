@@ -23,7 +23,7 @@ from ssfl.program.exits import ExitCode, ProgramError
 from ssfl.program.model_io.network_settings import network_of, with_told
 from ssfl.program.model_io.stored_model import read_initial
 from ssfl.server.errors import ModelUnusable, StateError
-from ssfl.server.loop.run_loop import Conductor
+from ssfl.server.loop.run_loop import RunLoop
 from ssfl.server.run import events
 
 
@@ -92,14 +92,14 @@ def _begun(first: FirstModel) -> ModelState:
         raise ProgramError(f"--init: {error}", ExitCode.BAD_DATA) from error
 
 
-async def begin_with(first: FirstModel, conductor: Conductor) -> None:
+async def begin_with(first: FirstModel, run_loop: RunLoop) -> None:
     """Make this model the run's; on a restart, see that it still is."""
-    state = conductor.state
+    state = run_loop.state
     if not state.manifest_digest:
         model = await asyncio.to_thread(_begun, first)
-        await asyncio.to_thread(conductor.store.save_initial, first.manifest, first.initial)
+        await asyncio.to_thread(run_loop.store.save_initial, first.manifest, first.initial)
         author = ClientId(f"--init {first.path.name}")
-        await conductor.post(initialized(author, model), conductor.store.lean(model))
+        await run_loop.post(initialized(author, model), run_loop.store.lean(model))
     elif (state.manifest_digest, state.initial_digest) != (
         first.manifest.digest.hex(), values_digest(first.initial).hex(),
     ):  # fmt: skip

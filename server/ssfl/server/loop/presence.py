@@ -29,8 +29,8 @@ class Presence:
         return 0.0 if self.open_calls else max(0.0, now_s - self.last_seen_s)
 
 
-class Sessions:
-    """Signs of life of every client."""
+class PresenceTable:
+    """The signs of life of every client."""
 
     def __init__(self) -> None:
         self._presence: dict[ClientId, Presence] = {}

@@ -1,4 +1,4 @@
-"""What every call shares: who speaks, what is counted, how a reply reads on the wire."""
+"""Shared context of an RPC: caller lookup, byte accounting and reply encoding."""
 
 import asyncio
 from typing import Any
@@ -9,8 +9,8 @@ from ssfl.server.accounting.ledger import Direction
 from ssfl.server.broadcast.payloads import Broadcast
 from ssfl.server.broadcast.per_client import Broadcasts
 from ssfl.server.errors import InvalidRequest, UpdateConflict
-from ssfl.server.loop.presence import Sessions
-from ssfl.server.loop.run_loop import Conductor
+from ssfl.server.loop.presence import PresenceTable
+from ssfl.server.loop.run_loop import RunLoop
 from ssfl.server.rpc import request_checks
 from ssfl.server.run import events
 from ssfl.server.run.events import Reply
@@ -25,27 +25,27 @@ _OUTCOMES = {
 }
 
 
-class Desk:
-    """The run as a call sees it."""
+class CallContext:
+    """What every call to one run shares."""
 
-    def __init__(self, conductor: Conductor, sessions: Sessions) -> None:
-        self.conductor = conductor
+    def __init__(self, run_loop: RunLoop, sessions: PresenceTable) -> None:
+        self.run_loop = run_loop
         self.sessions = sessions
-        self.ledger = conductor.ledger
-        self.broadcasts = Broadcasts(conductor.state.settings, conductor.take_earlier)
+        self.ledger = run_loop.ledger
+        self.broadcasts = Broadcasts(run_loop.state.settings, run_loop.take_earlier)
 
     async def member(self, caller: pb.Caller, peer: str = "") -> Member:
-        """Return who speaks, noting the sign of life and the connection it came by."""
-        member = request_checks.check_caller(caller, self.conductor.state)
-        self.speaks(member.client, peer)
-        self.sessions.heard(member.client, self.conductor.clock())
-        if member.client in self.conductor.state.lost:
-            await self.conductor.post(events.Returned(member.client))
+        """Return the member that calls; record the sign of life and the connection."""
+        member = request_checks.check_caller(caller, self.run_loop.state)
+        self.bind_peer(member.client, peer)
+        self.sessions.heard(member.client, self.run_loop.clock())
+        if member.client in self.run_loop.state.lost:
+            await self.run_loop.post(events.Returned(member.client))
         return member
 
     def open_step(self, number: int, work: Work, member: Member) -> Step | None:
         """Return the step an answer is for; None if it closed without this client."""
-        step = self.conductor.state.step
+        step = self.run_loop.state.step
         if step is None or step.number != number or step.work is not work:
             return None
         if member.client not in step.cohort:
@@ -66,8 +66,8 @@ class Desk:
         In seconds from the step's start. A client that was away and takes its task again, from its
         first byte, was asked when it did.
         """
-        now_s = self.conductor.clock()
-        began_s = self.conductor.state.step_began_s
+        now_s = self.run_loop.clock()
+        began_s = self.run_loop.state.step_began_s
         presence = self.sessions.get(member.client, now_s)
         known = presence.asked_step == step
         asked_s, sent_s = (presence.asked_s, presence.sent_s) if known else (began_s, began_s)
@@ -77,28 +77,28 @@ class Desk:
             "received_s": now_s - began_s,
         }
 
-    def speaks(self, client: ClientId, peer: str) -> None:
-        """Note which client a connection belongs to; `peer` as a call's context names it."""
-        self.conductor.connections.belongs(peer, client)
+    def bind_peer(self, client: ClientId, peer: str) -> None:
+        """Record which client a connection belongs to; `peer` is the name gRPC gives it."""
+        self.run_loop.connections.belongs(peer, client)
 
-    async def leaves(self) -> None:
-        """Count what connections carried: one is about to end."""
-        await self.conductor.connections.count()
+    async def flush_socket_bytes(self) -> None:
+        """Count the bytes of all connections; call it before one of them ends."""
+        await self.run_loop.connections.count()
 
-    def known(self, caller: pb.Caller) -> str:
+    def client_or_blank(self, caller: pb.Caller) -> str:
         """Return the client a message is booked to: the caller if it has joined, else none."""
-        joined = ClientId(caller.client_id) in self.conductor.state.members
+        joined = ClientId(caller.client_id) in self.run_loop.state.members
         return caller.client_id if joined else ""
 
-    def down(self, response: Any, client: ClientId | str) -> Any:
+    def count_down(self, response: Any, client: ClientId | str) -> Any:
         """Count a small message on its way to a client."""
         self.ledger.count("control", Direction.DOWN, response.ByteSize(), client=client)
         return response
 
-    def control(self, request: Any, response: Any, client: ClientId) -> None:
+    def count_unary(self, request: Any, response: Any, client: ClientId) -> None:
         """Count a unary call that carries no tensor."""
         self.ledger.count("control", Direction.UP, request.ByteSize(), client=client)
-        self.down(response, client)
+        self.count_down(response, client)
 
 
 def outcome_of(reply: Reply) -> transfer_pb2.Outcome:

@@ -26,7 +26,7 @@ from ssfl.server.errors import (
 from ssfl.server.loop.first_model import begin_model, initialized
 from ssfl.server.loop.limits import Limits
 from ssfl.server.rpc import request_checks
-from ssfl.server.rpc.call_context import Desk, evaluation_of, receipt_of
+from ssfl.server.rpc.call_context import CallContext, evaluation_of, receipt_of
 from ssfl.server.rpc.status_codes import reason_of
 from ssfl.server.run import events
 from ssfl.server.run.events import Reply
@@ -45,20 +45,22 @@ from ssfl.server.uploads.decode import (
     shortened_update,
     verified,
 )
-from ssfl.server.uploads.receive import Expected, Sent, Uploads, first
+from ssfl.server.uploads.receive import Expected, Sent, UploadReceiver, first
 from ssfl.server.uploads.verify import verify_scores, verify_values
 from ssfl.v1 import coordinator_pb2 as pb
 from ssfl.v1 import transfer_pb2, update_pb2
 
 
-class Intake:
+class UploadHandlers:
     """Takes uploads in."""
 
-    def __init__(self, desk: Desk, uploads: Uploads, limits: Limits | None = None) -> None:
-        self._desk = desk
+    def __init__(
+        self, context: CallContext, uploads: UploadReceiver, limits: Limits | None = None
+    ) -> None:
+        self._context = context
         self._limits = limits or Limits()
         self._describing = asyncio.Lock()  # of two models, only one is in memory
-        self._conductor = desk.conductor
+        self._run_loop = context.run_loop
         self._uploads = uploads
         self._counting: dict[ClientId, asyncio.Future[Reply]] = {}  # one of each client
 
@@ -67,15 +69,15 @@ class Intake:
     ) -> AsyncIterator[pb.SendInitialResponse]:
         """Take the answer to INITIALIZE."""
         request = await self._header(requests, "initial")
-        member = await self._desk.member(request.caller, peer)
+        member = await self._context.member(request.caller, peer)
         header = request.header
         manifest = Manifest.from_json(header.manifest)
         self._limits.check_model(manifest)
         if manifest.digest.hex() != member.manifest_digest:
             raise InvalidRequest("the manifest is not the one whose digest came in Join")
-        request_checks.check_ready(member, self._conductor.state)
+        request_checks.check_ready(member, self._run_loop.state)
         if receipt := self._known():
-            yield self._desk.down(pb.SendInitialResponse(receipt=receipt), member.client)
+            yield self._context.count_down(pb.SendInitialResponse(receipt=receipt), member.client)
             return
 
         async def accept(part: Path | None, _sent: Sent | None = None) -> transfer_pb2.Receipt:
@@ -85,49 +87,53 @@ class Intake:
                 model = await asyncio.to_thread(
                     self._build_model, member.client, manifest, header, part
                 )
-            reply = await self._conductor.post(initialized(member.client, model), model)
+            reply = await self._run_loop.post(initialized(member.client, model), model)
             failpoint("ack.initial")
             if reply is Reply.CONFLICT:  # another client was quicker, with another model
                 raise JoinAgain("the run's model is known now: join again to compare it with yours")
             return receipt_of(reply)
 
-        with self._desk.sessions.call(member.client, self._conductor.clock):
+        with self._context.sessions.call(member.client, self._run_loop.clock):
             if manifest.rebuildable:
                 with refused_if_full():
                     receipt = await accept(None)
-                yield self._desk.down(pb.SendInitialResponse(receipt=receipt), member.client)
+                yield self._context.count_down(
+                    pb.SendInitialResponse(receipt=receipt), member.client
+                )
                 return
             num_bytes = values_only.encoded_bytes(manifest.size)
             allowed = {transfer_pb2.ENCODING_DENSE: (num_bytes, num_bytes)}
             check_payload(header.initial, allowed)
-            asked = initializer(self._conductor.state)
+            asked = initializer(self._run_loop.state)
             if asked is None or asked.client != member.client:
                 raise JoinAgain("another client was asked to describe the model: join again")
-            self._conductor.spool.drop_clients_but(member.client, 0)  # asked before, and gone
+            self._run_loop.spool.drop_clients_but(member.client, 0)  # asked before, and gone
             expected = Expected(member.client, 0, header.initial, "initial", self._known)
             responses = self._uploads.receive(expected, requests, pb.SendInitialResponse, accept)
             async for response in responses:
-                yield self._desk.down(response, member.client)
+                yield self._context.count_down(response, member.client)
 
     async def scores(
         self, requests: AsyncIterator[pb.ReportSaliencyRequest], peer: str = ""
     ) -> AsyncIterator[pb.ReportSaliencyResponse]:
         """Take the answer to SCORE."""
         request = await self._header(requests, "scores")
-        member = await self._desk.member(request.caller, peer)
+        member = await self._context.member(request.caller, peer)
         header = request.header
         request_checks.check_report(header.work_s)
-        model = await self._conductor.current_model()
+        model = await self._run_loop.current_model()
         step = self._step(header.step, Work.SCORE, member, header.num_samples)
         if step is None or model is None:
             receipt = self._too_late(header.step, member, header.scores)
-            yield self._desk.down(pb.ReportSaliencyResponse(receipt=receipt), member.client)
+            yield self._context.count_down(
+                pb.ReportSaliencyResponse(receipt=receipt), member.client
+            )
             return
         if header.manifest_digest != model.manifest.digest:
             raise StaleBase("the scores are of another model: join again")
         if header.initial_digest != await asyncio.to_thread(lambda: model.whole_digest):
             raise StaleBase("the scores are of other weights: ask for the task again")
-        settings = self._conductor.state.settings
+        settings = self._run_loop.state.settings
         check_scores(header.scores, model.manifest.num_masked, settings)
         signed = step.criterion == "grasp"
 
@@ -154,20 +160,20 @@ class Intake:
     ) -> AsyncIterator[pb.SendUpdateResponse]:
         """Take the answer to TRAIN."""
         request = await self._header(requests, "values")
-        member = await self._desk.member(request.caller, peer)
+        member = await self._context.member(request.caller, peer)
         header = request.header
         tested = (header.base_evaluation, header.personal_evaluation)
         request_checks.check_report(
             header.work_s, header.training_loss, header.coding_error, evaluations=tested
         )
-        model = await self._conductor.current_model()
+        model = await self._run_loop.current_model()
         step = self._step(header.step, Work.TRAIN, member, header.num_samples)
         if step is None or model is None:
             receipt = self._too_late(header.step, member, header.values)
             self._refuse_old_mask(header, receipt)
-            yield self._desk.down(pb.SendUpdateResponse(receipt=receipt), member.client)
+            yield self._context.count_down(pb.SendUpdateResponse(receipt=receipt), member.client)
             return
-        model = (await self._desk.broadcast(member.client, Work.TRAIN, model)).model
+        model = (await self._context.broadcast(member.client, Work.TRAIN, model)).model
         mask, values = model.mask, model.values
         assert mask is not None and values is not None
         if (header.mask_epoch, header.mask_digest) != (model.mask_epoch, mask.digest):
@@ -180,7 +186,7 @@ class Intake:
             raise StaleBase("the update started from other values: ask for the task again")
         if (header.round_number, header.attempt) != (step.round_number, step.attempt):
             raise InvalidRequest("round and attempt are not those of the step")
-        settings = self._conductor.state.settings
+        settings = self._run_loop.state.settings
         check_update(header.values, values.size, model.base_digest, settings)
 
         def verify(part: Path) -> Verified:
@@ -209,16 +215,16 @@ class Intake:
             yield response
 
     async def _header(self, requests: AsyncIterator[Any], phase: str) -> Any:
-        request = await first(requests, self._conductor.state.settings.no_progress_s)
-        spoken = self._desk.known(request.caller)
-        self._desk.ledger.count(phase, Direction.UP, request.ByteSize(), client=spoken)
+        request = await first(requests, self._run_loop.state.settings.no_progress_s)
+        spoken = self._context.client_or_blank(request.caller)
+        self._context.ledger.count(phase, Direction.UP, request.ByteSize(), client=spoken)
         return request
 
     def _step(self, number: int, work: Work, member: Member, num_samples: int) -> Step | None:
-        step = self._desk.open_step(number, work, member)
+        step = self._context.open_step(number, work, member)
         if step is None:
             return None
-        weight = clipped(num_samples, self._conductor.state.settings)
+        weight = clipped(num_samples, self._run_loop.state.settings)
         if weight != step.cohort[member.client]:
             raise InvalidRequest(
                 f"num_samples is {num_samples}, in Join it was {step.cohort[member.client]}"
@@ -236,7 +242,7 @@ class Intake:
         report: dict[str, Any],
     ) -> AsyncIterator[Any]:
         if receipt := expected.over():
-            yield self._desk.down(respond(receipt=receipt), member.client)
+            yield self._context.count_down(respond(receipt=receipt), member.client)
             return
 
         async def accept(part: Path, sent: Sent) -> transfer_pb2.Receipt:
@@ -245,7 +251,7 @@ class Intake:
                 "encoding": encoding_word(expected.payload.encoding),
                 "upload_bytes": sent.num_bytes,
                 "upload_s": sent.seconds,
-                **self._desk.timing(member, step.number),
+                **self._context.timing(member, step.number),
             }
             event = events.UploadReceived(
                 step.number, member.client, expected.payload.digest.hex(), report=full_report
@@ -263,9 +269,9 @@ class Intake:
                 counting.add_done_callback(partial(self._unheard, member.client))
                 raise
 
-        with self._desk.sessions.call(member.client, self._conductor.clock):
+        with self._context.sessions.call(member.client, self._run_loop.clock):
             async for response in self._uploads.receive(expected, requests, respond, accept):
-                yield self._desk.down(response, member.client)
+                yield self._context.count_down(response, member.client)
 
     async def _count(
         self,
@@ -275,14 +281,14 @@ class Intake:
     ) -> Reply:
         """Verify a whole upload, keep it and tell the run: both or, after a crash, neither."""
         found = await asyncio.to_thread(verify, part)
-        spool = self._conductor.spool
+        spool = self._run_loop.spool
         stored = (await asyncio.to_thread(file_digest, found.plain)).hex()
         await asyncio.to_thread(spool.keep, part, found.plain)
         report = {**event.report, **found.report}
         counted = replace(event, largest=found.largest, report=report, stored=stored)
-        reply = await self._conductor.post(counted)
+        reply = await self._run_loop.post(counted)
         if reply is Reply.STEP_CLOSED:
-            self._conductor.tally.late += 1
+            self._run_loop.counters.late += 1
         if reply in (Reply.CONFLICT, Reply.STEP_CLOSED):  # it does not count: make room
             spool.forget(event.step, event.client, bytes.fromhex(event.digest))
         failpoint("ack.upload")
@@ -298,13 +304,13 @@ class Intake:
         """Count a refusal that the sender did not wait for."""
         error = None if counting.cancelled() else counting.exception()
         if isinstance(error, Exception) and (reason := reason_of(error)) != "internal":
-            self._conductor.refusals.count(client, reason, str(error))
+            self._run_loop.refusals.count(client, reason, str(error))
 
     def _over(
         self, step: Step, member: Member, payload: transfer_pb2.Payload
     ) -> transfer_pb2.Receipt | None:
         """Return the answer to an upload that is no longer wanted; None while it is."""
-        now = self._desk.open_step(step.number, step.work, member)
+        now = self._context.open_step(step.number, step.work, member)
         if now is None:
             return self._too_late(step.number, member, payload)
         before = now.uploads.get(member.client)
@@ -317,16 +323,16 @@ class Intake:
         self, step: int, member: Member, payload: transfer_pb2.Payload
     ) -> transfer_pb2.Receipt:
         """Return the answer to an upload of a step that is over: it may have counted."""
-        reply = late_reply(self._conductor.state, step, member.client, payload.digest.hex())
+        reply = late_reply(self._run_loop.state, step, member.client, payload.digest.hex())
         if reply is Reply.STEP_CLOSED:
-            self._conductor.tally.late += 1
+            self._run_loop.counters.late += 1
         return receipt_of(reply)
 
     def _refuse_old_mask(
         self, header: update_pb2.SparseUpdate, receipt: transfer_pb2.Receipt
     ) -> None:
         """Raise StaleMask for a late update that was made under a mask which is no longer."""
-        epoch = self._conductor.state.mask_epoch
+        epoch = self._run_loop.state.mask_epoch
         counted = receipt.outcome == transfer_pb2.OUTCOME_ALREADY_ACCEPTED
         if not counted and header.mask_epoch < epoch:
             raise StaleMask(
@@ -335,14 +341,14 @@ class Intake:
             )
 
     def _known(self) -> transfer_pb2.Receipt | None:
-        known = self._conductor.state.manifest_digest
+        known = self._run_loop.state.manifest_digest
         return receipt_of(Reply.ALREADY_ACCEPTED) if known else None
 
     def _build_model(
         self, client: ClientId, manifest: Manifest, header: pb.InitialModel, part: Path | None
     ) -> ModelState:
         """Verify a client's description of the model and store it."""
-        settings = self._conductor.state.settings
+        settings = self._run_loop.state.settings
         if part is None:
             initial = initial_vector(manifest, settings.seed)
         else:
@@ -356,7 +362,7 @@ class Intake:
                 "its task must send them (rule 'sent')"
             )
         model = begin_model(settings, manifest, initial)
-        self._conductor.store.save_initial(manifest, initial)
+        self._run_loop.store.save_initial(manifest, initial)
         if part is not None:
             part.unlink()
-        return self._conductor.store.lean(model)
+        return self._run_loop.store.lean(model)

@@ -67,8 +67,8 @@ class Disk:
         return f"the disk of {self.flag}, which has {free / 1e6:.3f} MB"
 
 
-class Room:
-    """Lets jobs wait for room on the disk."""
+class DiskSpaceWaiter:
+    """Repeats jobs that fail because the disk is full, until it has space."""
 
     def __init__(self, pause: Callable[[float], object] | None = None) -> None:
         """`pause` waits for so many seconds; by default until then or until `close`."""
@@ -82,8 +82,8 @@ class Room:
         self._closing.set()
 
     @property
-    def missing(self) -> str:
-        """What is waited for, in words; empty while there is room."""
+    def blocked_on(self) -> str:
+        """The disk that jobs wait for, in words; empty while no job waits."""
         for disk, why in self._waiting[:1]:
             return f"room on {disk.told()} free ({why})"
         return ""

@@ -1,7 +1,7 @@
 """Receiving an upload: header, grant, chunks into the spool, verification, receipt.
 
 The same for initial models, scores and updates. At most `slots` uploads hold a grant at once,
-so memory in flight is bounded whatever the number of clients (turns.py). A half upload stays in
+so memory in flight is bounded whatever the number of clients (slots.py). A half upload stays in
 the spool and is resumed; nothing of it reaches a sum.
 
 Progress is bytes, not messages: in every `no_progress_s` at least MIN_PROGRESS of them must
@@ -23,7 +23,7 @@ from ssfl.server.accounting.ledger import Direction, Ledger, encoding_word
 from ssfl.server.errors import InvalidRequest, NoProgress
 from ssfl.server.storage.disk_full import refused_if_full
 from ssfl.server.storage.spool import Spool, append
-from ssfl.server.uploads.slots import Turn, Turns
+from ssfl.server.uploads.slots import UploadSlot, UploadSlots
 from ssfl.v1 import transfer_pb2 as pb
 
 QUEUED_EVERY_S = 15.0
@@ -59,7 +59,7 @@ class Sent:
     seconds: float
 
 
-class Uploads:
+class UploadReceiver:
     """All uploads under way."""
 
     def __init__(
@@ -72,19 +72,19 @@ class Uploads:
         resumed: Callable[[], None] = lambda: None,
     ) -> None:
         """`resumed` is called for every upload that goes on where it had been cut off."""
-        self.slots = slots
+        self.num_slots = slots
         self._clock = clock
         self._resumed = resumed
         self._spool = spool
         self._ledger = ledger
         self._no_progress_s = no_progress_s
-        self.turns = Turns(slots, no_progress_s, clock)
+        self.slots = UploadSlots(slots, no_progress_s, clock)
         self._writing: dict[ClientId, asyncio.Lock] = {}  # one call at a time touches the file
 
     @property
     def in_flight(self) -> int:
         """How many uploads hold a grant."""
-        return self.turns.held
+        return self.slots.held
 
     async def receive(
         self,
@@ -94,14 +94,14 @@ class Uploads:
         accept: Callable[[Path, Sent], Awaitable[pb.Receipt]],
     ) -> AsyncIterator[Any]:
         """Yield the answers to one upload; `accept` verifies the file and makes it count."""
-        turn = self.turns.enter(expected.client)
+        slot = self.slots.enter(expected.client)
         every_s = min(QUEUED_EVERY_S, self._no_progress_s / 4)
         try:
-            async with aclosing(self.turns.granted(turn, every_s)) as waits:
+            async with aclosing(self.slots.granted(slot, every_s)) as waits:
                 async for ahead in waits:
                     yield respond(queued=pb.Queued(ahead=ahead))
         except BaseException:
-            self.turns.leave(turn)
+            self.slots.leave(slot)
             raise
         try:
             if receipt := expected.over():
@@ -120,7 +120,7 @@ class Uploads:
             if from_byte:
                 self._resumed()
             yield respond(grant=pb.Grant(offset=from_byte))
-            await self._chunks(expected, requests, receiver, part, turn)
+            await self._chunks(expected, requests, receiver, part, slot)
             sent = Sent(receiver.num_bytes - from_byte, self._clock() - granted_s)
             try:
                 receipt = await accept(part, sent)
@@ -139,8 +139,8 @@ class Uploads:
             with refused_if_full():
                 raise
         finally:
-            self.turns.give_back()
-            self.turns.leave(turn)
+            self.slots.give_back()
+            self.slots.leave(slot)
 
     async def _chunks(
         self,
@@ -148,17 +148,17 @@ class Uploads:
         requests: AsyncIterator[Upload],
         receiver: Receiver,
         part: Path,
-        turn: Turn,
+        slot: UploadSlot,
     ) -> None:
         first_chunk = True
         since_s, since_byte = self._clock(), receiver.offset  # when progress was last made
         while not receiver.complete:
-            request = await self._next(requests, turn, since_s, receiver)
+            request = await self._next(requests, slot, since_s, receiver)
             if request.WhichOneof("part") != "chunk":
                 raise InvalidRequest("a second header inside an upload")
             chunk = request.chunk
             async with self._writing[expected.client]:
-                turn.check()
+                slot.check()
                 if first_chunk and chunk.offset == 0 and receiver.offset:
                     # Sent without waiting for the grant: from the start, in a file of its own,
                     # since an earlier call of this client may still be reading the old one.
@@ -176,10 +176,10 @@ class Uploads:
                 return
             if receiver.offset - since_byte >= MIN_PROGRESS:
                 since_s, since_byte = self._clock(), receiver.offset
-            self.turns.check(turn, between_chunks=True)
+            self.slots.check(slot, between_chunks=True)
 
     async def _next(
-        self, requests: AsyncIterator[Upload], turn: Turn, since_s: float, receiver: Receiver
+        self, requests: AsyncIterator[Upload], slot: UploadSlot, since_s: float, receiver: Receiver
     ) -> Upload:
         """Return the next message; raise if it is too late, or if the upload has to make room."""
         coming = asyncio.ensure_future(anext(requests))
@@ -193,13 +193,13 @@ class Uploads:
                         f"{receiver.offset}"
                     )
                 await asyncio.wait(
-                    {coming, turn.replaced},
+                    {coming, slot.replaced},
                     timeout=min(left_s, self._no_progress_s / LOOKS),
                     return_when=asyncio.FIRST_COMPLETED,
                 )
                 if coming.done():
                     return coming.result()
-                self.turns.check(turn, between_chunks=False)
+                self.slots.check(slot, between_chunks=False)
         except StopAsyncIteration:
             raise TruncatedPayload(receiver.num_bytes, receiver.offset) from None
         finally:
