@@ -19,7 +19,7 @@ from ssfl.server.run import events
 from ssfl.server.run.events import Event, Reply
 from ssfl.server.storage.journal import Journal
 from ssfl.server.storage.model_store import Store
-from ssfl.server.storage.spool import Spool, append
+from ssfl.server.storage.spool import Spool
 
 SETTINGS = RunSettings(clients=2, rounds=2, sparsity="0.5", seed=5)
 DEADLINE_S = 30.0  # for what must happen; nothing waits so long unless it is broken
@@ -49,9 +49,9 @@ def spooled(run_loop: RunLoop, client: ClientId) -> Event:
     size = model.manifest.num_masked if model.values is None else model.values.size
     values = Stream(0, "answer", client, step.round_number).uniform(size).astype("<f4")
     digest = sha256(values.tobytes()).digest()
-    append(run_loop.spool.part(step.number, client, digest), values.tobytes())
+    run_loop.spool.part(step.number, client, digest).append(values.tobytes())
     part = run_loop.spool.part(step.number, client, digest)
-    run_loop.spool.keep(part, part)
+    run_loop.spool.keep(part, part.values)
     report = {
         "training_loss": 1.0,
         "evaluation": {"correct": 1, "total": 2, "loss_sum": 1.0},

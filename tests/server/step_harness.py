@@ -21,6 +21,7 @@ from ssfl.server.rpc.call_context import CallContext
 from ssfl.server.rpc.upload_handlers import UploadHandlers
 from ssfl.server.run import events
 from ssfl.server.run.state import Step
+from ssfl.server.storage.upload_files import PartialUpload, StoredValues
 from ssfl.server.uploads.receive import UploadReceiver
 from ssfl.v1 import coordinator_pb2 as pb
 from ssfl.v1 import saliency_pb2, transfer_pb2, update_pb2
@@ -28,6 +29,19 @@ from ssfl.v1 import saliency_pb2, transfer_pb2, update_pb2
 C1, C2 = ClientId("c1"), ClientId("c2")
 NUM_SAMPLES = 10
 Vector = npt.NDArray[np.float32]
+
+
+def receiver_of(run_loop: RunLoop) -> UploadReceiver:
+    """Return a receiver with eight slots."""
+    parts = (run_loop.spool, run_loop.ledger, run_loop.counters, run_loop.refusals)
+    return UploadReceiver(*parts, slots=8, no_progress_s=30.0)
+
+
+def staged(part: PartialUpload, data: bytes) -> StoredValues:
+    """Write values beside an upload, as decoding does."""
+    with part.stage() as staged:
+        staged.file.write(data)
+    return staged.values
 
 
 def announced(data: bytes, encoding: int, reference_digest: bytes = b"") -> transfer_pb2.Payload:
@@ -46,9 +60,8 @@ class Steps:
     def __init__(self, run_loop: RunLoop, manifest: Manifest) -> None:
         self.run_loop = run_loop
         self.manifest = manifest
-        uploads = UploadReceiver(run_loop.spool, run_loop.ledger, slots=8, no_progress_s=30.0)
         self.context = CallContext(run_loop, PresenceTable())
-        self.handlers = UploadHandlers(self.context, uploads)
+        self.handlers = UploadHandlers(self.context, receiver_of(run_loop))
 
     def caller(self, client: ClientId) -> pb.Caller:
         state = self.run_loop.state

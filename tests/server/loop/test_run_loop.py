@@ -203,7 +203,7 @@ def test_a_failing_worker_ends_the_coordinator_loudly(tmp_path: Path, manifest: 
         assert isinstance(other, events.UploadReceived)
         step = run_loop.state.step
         assert step is not None
-        run_loop.spool.verified(step.number, C2, bytes.fromhex(other.digest)).unlink()
+        run_loop.spool.stored(step.number, C2, bytes.fromhex(other.digest)).drop()
         await run_loop.post(event)
         await run_loop.post(other)
         await step_over(run_loop, step.number)

@@ -38,7 +38,7 @@ class Gate:
             assert self.open.wait(DEADLINE_S)
             return load_models(*args)
 
-        monkeypatch.setattr("server.conducting.load_models", slow)
+        monkeypatch.setattr("server.run_loop_harness.load_models", slow)
 
 
 def trained(folder: Path, manifest: Manifest) -> None:

@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 
 from server.run_loop_harness import SETTINGS, conduct
-from server.step_harness import C1, C2, Steps, announced
+from server.step_harness import C1, C2, Steps, announced, receiver_of
 from ssfl.client.coding import read_values
 from ssfl.codec import blocks, reference
 from ssfl.method.manifest import Manifest
@@ -31,7 +31,6 @@ from ssfl.server.rpc.call_context import CallContext
 from ssfl.server.rpc.interceptors import StatusInterceptor
 from ssfl.server.rpc.service import CoordinatorService
 from ssfl.server.run import events
-from ssfl.server.uploads.receive import UploadReceiver
 from ssfl.v1 import coordinator_pb2 as pb
 from ssfl.v1 import coordinator_pb2_grpc, transfer_pb2
 
@@ -43,7 +42,7 @@ async def served(
     run_loop: RunLoop, reference_coding: str, sessions: PresenceTable | None = None
 ) -> AsyncIterator[Any]:
     """Serve a run_loop on a port of its own; yield a stub that calls it."""
-    uploads = UploadReceiver(run_loop.spool, run_loop.ledger, slots=8, no_progress_s=30.0)
+    uploads = receiver_of(run_loop)
     service = CoordinatorService(
         CallContext(run_loop, sessions or PresenceTable()), uploads, reference_coding
     )

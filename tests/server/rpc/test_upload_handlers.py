@@ -9,6 +9,7 @@ import numpy.typing as npt
 import pytest
 
 from server.run_loop_harness import conduct
+from server.step_harness import receiver_of
 from ssfl.codec import values_only
 from ssfl.method.initialize import initial_vector
 from ssfl.method.manifest import Init, Manifest, Role, TensorSpec
@@ -21,7 +22,6 @@ from ssfl.server.loop.run_loop import RunLoop
 from ssfl.server.rpc.call_context import CallContext
 from ssfl.server.rpc.upload_handlers import UploadHandlers
 from ssfl.server.run import events
-from ssfl.server.uploads.receive import UploadReceiver
 from ssfl.v1 import coordinator_pb2 as pb
 from ssfl.v1 import transfer_pb2
 
@@ -65,7 +65,7 @@ async def describe(
         chunk = transfer_pb2.Chunk(data=data, crc32=zlib.crc32(data))
         yield pb.SendInitialRequest(chunk=chunk)
 
-    uploads = UploadReceiver(run_loop.spool, run_loop.ledger, slots=8, no_progress_s=30.0)
+    uploads = receiver_of(run_loop)
     handlers = UploadHandlers(CallContext(run_loop, PresenceTable()), uploads, limits)
     answers = [answer async for answer in handlers.initial(requests())]
     return answers[-1].receipt.outcome

@@ -13,7 +13,7 @@ import numpy.typing as npt
 import pytest
 
 from server.run_loop_harness import SETTINGS, conduct
-from server.step_harness import C1, C2, Steps, announced
+from server.step_harness import C1, C2, Steps, announced, staged
 from ssfl.codec import (
     CodecError,
     DigestMismatch,
@@ -34,9 +34,8 @@ from ssfl.server.errors import (
     StaleBase,
     UpdateConflict,
 )
+from ssfl.server.loop.refusals import reason_of
 from ssfl.server.loop.run_loop import RunLoop
-from ssfl.server.rpc.status_codes import reason_of
-from ssfl.server.storage.spool import plain_file
 from ssfl.v1 import transfer_pb2 as pb
 
 Vector = npt.NDArray[np.float32]
@@ -286,14 +285,14 @@ def test_a_crash_before_the_journal_is_made_good_by_the_client(
         values = steps.base + np.float32(0.125)
         payload, data = coded(steps, values)
         part = steps.run_loop.spool.part(steps.step.number, C1, payload.digest)
-        part.write_bytes(data)
+        part.path.write_bytes(data)
         match moment:
             case "decoding":
-                plain_file(part).write_bytes(b"half of a block" * 99)
+                staged(part, b"half of a block" * 99)
             case "decoded":
-                plain_file(part).write_bytes(values.tobytes())
+                staged(part, values.tobytes())
             case "renamed":
-                part.with_suffix(".bin").write_bytes(values.tobytes())
+                part.path.with_suffix(".bin").write_bytes(values.tobytes())
 
     async def again(run_loop: RunLoop) -> None:
         steps = Steps(run_loop, manifest)
@@ -318,8 +317,8 @@ def test_what_a_crash_left_of_another_upload_does_not_disturb(
     async def tell(steps: Steps) -> None:
         other, data = coded(steps, steps.base)
         part = steps.run_loop.spool.part(steps.step.number, C1, other.digest)
-        part.write_bytes(data)
-        plain_file(part).write_bytes(b"left behind")
+        part.path.write_bytes(data)
+        staged(part, b"left behind")
         values = steps.base + np.float32(0.125)
         payload, data = coded(steps, values)
         assert await steps.update(payload, data) == ["grant 0", "accepted"]

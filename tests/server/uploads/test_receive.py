@@ -2,6 +2,7 @@
 
 import asyncio
 import threading
+import time
 import zlib
 from collections.abc import AsyncIterator, Awaitable, Callable
 from hashlib import sha256
@@ -12,12 +13,16 @@ import pytest
 
 from ssfl.codec import ChecksumMismatch, ChunkError, DigestMismatch, TrailingBytes, TruncatedPayload
 from ssfl.method.strategies.contract import ClientId
-from ssfl.server.accounting.ledger import Ledger
-from ssfl.server.errors import InvalidRequest, NoProgress, SessionEnded
-from ssfl.server.storage.spool import Spool, append, check_digest
+from ssfl.server.accounting.ledger import Direction, Ledger
+from ssfl.server.errors import BadValues, InvalidRequest, NoProgress, SessionEnded
+from ssfl.server.history.counters import ProcessCounters
+from ssfl.server.loop.refusals import Refusals
+from ssfl.server.storage.spool import Spool
+from ssfl.server.storage.upload_files import PartialUpload
 from ssfl.server.uploads import receive as module
 from ssfl.server.uploads.decode import check_payload
-from ssfl.server.uploads.receive import Expected, Sent, UploadReceiver, first
+from ssfl.server.uploads.receive import Sent, UploadReceiver, first
+from ssfl.server.uploads.verify import VerifiedUpload
 from ssfl.v1 import coordinator_pb2 as pb
 from ssfl.v1 import transfer_pb2
 
@@ -26,8 +31,6 @@ PAYLOAD = bytes(range(100))
 ACCEPTED = transfer_pb2.Receipt(outcome=transfer_pb2.OUTCOME_ACCEPTED)
 CLOSED = transfer_pb2.Receipt(outcome=transfer_pb2.OUTCOME_STEP_CLOSED)
 DEADLINE_S = 30.0
-
-Accept = Callable[[Path, Sent], Awaitable[transfer_pb2.Receipt]]
 
 
 def announced(data: bytes = PAYLOAD) -> transfer_pb2.Payload:
@@ -50,15 +53,51 @@ async def sent(*requests: pb.SendUpdateRequest, hangs: bool = False) -> AsyncIte
         await asyncio.Event().wait()
 
 
+class CheckedUpload:
+    """An upload of which the digest alone is checked."""
+
+    step, phase = 3, "values"
+
+    def __init__(
+        self, receiving: "Receiving", client: ClientId, payload: transfer_pb2.Payload
+    ) -> None:
+        self.client = client
+        self.payload = payload
+        self._receiving = receiving
+
+    def receipt_if_unwanted(self) -> transfer_pb2.Receipt | None:
+        return self._receiving.over
+
+    def received(self, sent: Sent) -> None:
+        self._receiving.sent.append(sent.num_bytes)
+
+    def verify(self, part: PartialUpload) -> VerifiedUpload:
+        part.check_digest(self.payload.digest)
+        return VerifiedUpload(part.values, self.payload.digest, 0, 0.0)
+
+    async def commit(self, part: PartialUpload, _: VerifiedUpload) -> transfer_pb2.Receipt:
+        self._receiving.kept.append(part.path.read_bytes())
+        return ACCEPTED
+
+
 class Receiving:
-    """UploadReceiver over a spool in a folder, with a verifier that checks the digest alone."""
+    """A receiver over a spool in a folder."""
 
     def __init__(self, folder: Path, slots: int = 2, no_progress_s: float = DEADLINE_S) -> None:
         self.spool = Spool(folder)
         self.ledger = Ledger()
-        self.uploads = UploadReceiver(self.spool, self.ledger, slots, no_progress_s)
+        self.counters = ProcessCounters()
+        self.refusals = Refusals(time.monotonic, lambda _name: True)
+        self.uploads = self.receiver(slots, no_progress_s)
         self.kept: list[bytes] = []
-        self.over: transfer_pb2.Receipt | None = None  # the answer, once it is not wanted
+        self.sent: list[int] = []  # bytes of each upload that was received whole
+        self.over: transfer_pb2.Receipt | None = None  # the receipt, once it is not wanted
+
+    def receiver(
+        self, slots: int, no_progress_s: float, clock: Callable[[], float] = time.monotonic
+    ) -> UploadReceiver:
+        parts = (self.spool, self.ledger, self.counters, self.refusals)
+        return UploadReceiver(*parts, slots, no_progress_s, clock)
 
     def stream(
         self,
@@ -66,21 +105,15 @@ class Receiving:
         client: ClientId = C1,
         payload: transfer_pb2.Payload | None = None,
     ) -> AsyncIterator[Any]:
-        expected = Expected(client, 3, payload or announced(), "values", lambda: self.over)
-
-        async def accept(part: Path, _sent: Sent) -> transfer_pb2.Receipt:
-            check_digest(part, expected.payload.digest)
-            self.kept.append(part.read_bytes())
-            return ACCEPTED
-
-        return self.uploads.receive(expected, requests, pb.SendUpdateResponse, accept)
+        upload = CheckedUpload(self, client, payload or announced())
+        return self.uploads.receive(upload, requests, pb.SendUpdateResponse)
 
     async def receive(self, *requests: pb.SendUpdateRequest, **more: Any) -> list[str]:
         """Return the answers to an upload, in words."""
         answers = self.stream(sent(*requests, hangs=more.pop("hangs", False)), **more)
         return [word(answer) async for answer in answers]
 
-    def part(self) -> Path:
+    def part(self) -> PartialUpload:
         return self.spool.part(3, C1, announced().digest)
 
 
@@ -122,7 +155,8 @@ def test_a_cut_upload_goes_on_where_it_stopped(tmp_path: Path) -> None:
             await receiving.receive(chunk(0, PAYLOAD[:60]))
         again = Receiving(tmp_path)  # also after a restart of the coordinator
         assert await again.receive(chunk(60, PAYLOAD[60:])) == ["grant 60", "OUTCOME_ACCEPTED"]
-        assert again.kept == [PAYLOAD]
+        assert again.kept == [PAYLOAD] and again.sent == [40], "the link carried the rest"
+        assert again.counters.resumes == {Direction.UP: 1}
 
     run(story())
 
@@ -134,13 +168,15 @@ def test_a_chunk_that_is_written_while_the_call_is_cut_off_counts_once(
         receiving, loop = Receiving(tmp_path), asyncio.get_running_loop()
         writes, goes_on = asyncio.Event(), threading.Event()
 
-        def held(part: Path, data: bytes) -> None:
+        append = PartialUpload.append
+
+        def held(part: PartialUpload, data: bytes) -> None:
             loop.call_soon_threadsafe(writes.set)
             assert goes_on.wait(DEADLINE_S)
             append(part, data)
 
         with monkeypatch.context() as patched:
-            patched.setattr(module, "append", held)
+            patched.setattr(PartialUpload, "append", held)
             call = asyncio.ensure_future(receiving.receive(chunk(0, PAYLOAD[:60]), hangs=True))
             await writes.wait()
             call.cancel()
@@ -157,7 +193,7 @@ def test_a_chunk_that_is_written_while_the_call_is_cut_off_counts_once(
 def test_a_sender_that_did_not_wait_for_the_grant_may_start_over(tmp_path: Path) -> None:
     async def story() -> None:
         receiving = Receiving(tmp_path)
-        append(receiving.part(), PAYLOAD[:60])
+        receiving.part().append(PAYLOAD[:60])
         assert await receiving.receive(chunk(0, PAYLOAD)) == ["grant 60", "OUTCOME_ACCEPTED"]
         assert receiving.kept == [PAYLOAD]
 
@@ -167,7 +203,7 @@ def test_a_sender_that_did_not_wait_for_the_grant_may_start_over(tmp_path: Path)
 def test_an_upload_that_is_whole_already_needs_no_chunk(tmp_path: Path) -> None:
     async def story() -> None:
         receiving = Receiving(tmp_path)
-        append(receiving.part(), PAYLOAD)
+        receiving.part().append(PAYLOAD)
         assert await receiving.receive() == ["grant 100", "OUTCOME_ACCEPTED"]
 
     run(story())
@@ -191,7 +227,7 @@ def test_a_bad_chunk_ends_the_upload_and_what_came_before_is_kept(
         receiving = Receiving(tmp_path)
         with pytest.raises(error):
             await receiving.receive(*requests)
-        assert receiving.part().read_bytes() == PAYLOAD[:50]
+        assert receiving.part().path.read_bytes() == PAYLOAD[:50]
         assert await receiving.receive(chunk(50, PAYLOAD[50:])) == ["grant 50", "OUTCOME_ACCEPTED"]
 
     run(story())
@@ -211,7 +247,7 @@ def test_what_does_not_verify_is_dropped_and_can_be_sent_again(tmp_path: Path) -
 def test_a_part_longer_than_announced_is_dropped(tmp_path: Path) -> None:
     async def story() -> None:
         receiving = Receiving(tmp_path)
-        append(receiving.part(), PAYLOAD + b"!")
+        receiving.part().append(PAYLOAD + b"!")
         with pytest.raises(DigestMismatch):
             await receiving.receive()
         assert await receiving.receive(chunk(0, PAYLOAD)) == ["grant 0", "OUTCOME_ACCEPTED"]
@@ -286,7 +322,7 @@ def test_a_newer_upload_of_the_client_ends_the_older(tmp_path: Path) -> None:
         first_stream = receiving.stream(older())
         assert word(await anext(first_stream)) == "grant 0"
         rest = asyncio.ensure_future(anext(first_stream))
-        while receiving.part().stat().st_size < 50:
+        while receiving.part().num_bytes < 50:
             await asyncio.sleep(0)
         newer = receiving.stream(sent(chunk(50, PAYLOAD[50:])))
         assert word(await anext(newer)) == "grant 50"
@@ -383,5 +419,64 @@ def test_the_ledger_is_told_the_encoding(tmp_path: Path) -> None:
         payload.encoding = transfer_pb2.ENCODING_INT8
         await receiving.receive(chunk(0, PAYLOAD), payload=payload)
         assert [row["encoding"] for row in receiving.ledger.rows()] == ["int8"]
+
+    run(story())
+
+
+def test_a_refusal_that_the_sender_did_not_wait_for_is_counted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def story() -> None:
+        receiving, loop = Receiving(tmp_path), asyncio.get_running_loop()
+        verifying, goes_on = asyncio.Event(), threading.Event()
+
+        def held(_upload: CheckedUpload, _part: PartialUpload) -> VerifiedUpload:
+            loop.call_soon_threadsafe(verifying.set)
+            assert goes_on.wait(DEADLINE_S)
+            raise BadValues("c1 sent a NaN")
+
+        monkeypatch.setattr(CheckedUpload, "verify", held)
+        call = asyncio.ensure_future(receiving.receive(chunk(0, PAYLOAD)))
+        await verifying.wait()
+        call.cancel()
+        await asyncio.wait({call})
+        goes_on.set()
+        while not receiving.refusals.rows():
+            await asyncio.sleep(0)
+        assert receiving.refusals.by_reason() == {"bad_values": 1}
+
+    run(story())
+
+
+def test_one_upload_of_a_client_is_verified_at_a_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first call is cut off while it verifies; the second waits, and finds it accepted."""
+
+    async def story() -> None:
+        receiving, loop = Receiving(tmp_path), asyncio.get_running_loop()
+        verifying, goes_on, num_verified = asyncio.Event(), threading.Event(), 0
+        verify = CheckedUpload.verify
+
+        def held(upload: CheckedUpload, part: PartialUpload) -> VerifiedUpload:
+            nonlocal num_verified
+            num_verified += 1
+            loop.call_soon_threadsafe(verifying.set)
+            assert goes_on.wait(DEADLINE_S)
+            receiving.over = ACCEPTED
+            return verify(upload, part)
+
+        monkeypatch.setattr(CheckedUpload, "verify", held)
+        call = asyncio.ensure_future(receiving.receive(chunk(0, PAYLOAD)))
+        await verifying.wait()
+        call.cancel()
+        await asyncio.wait({call})
+        again = receiving.stream(sent())
+        assert word(await anext(again)) == "grant 100"
+        rest = asyncio.ensure_future(anext(again))
+        await asyncio.sleep(0)
+        goes_on.set()
+        assert word(await rest) == "OUTCOME_ACCEPTED"
+        assert (num_verified, receiving.kept) == (1, [PAYLOAD])
 
     run(story())

@@ -13,7 +13,7 @@ import pytest
 from server.uploads.test_receive import CLOSED, Receiving, announced, chunk, run, sent, word
 from ssfl.method.strategies.contract import ClientId
 from ssfl.server.errors import NoProgress, SessionEnded, SlotYielded
-from ssfl.server.uploads.receive import MIN_PROGRESS, UploadReceiver
+from ssfl.server.uploads.receive import MIN_PROGRESS
 
 HONEST = ClientId("honest")
 BIG = bytes(range(256)) * 640  # ten times the least progress
@@ -28,12 +28,12 @@ class Clock:
 
 
 class SlowReceiving(Receiving):
-    """UploadReceiver with a clock of the test, who look at it a thousand times a second."""
+    """A receiver that reads the clock of the test a thousand times a second."""
 
     def __init__(self, folder: Path, slots: int = SLOTS) -> None:
         super().__init__(folder)
         self.clock = Clock()
-        self.uploads = UploadReceiver(self.spool, self.ledger, slots, 0.016, self.clock)
+        self.uploads = self.receiver(slots, 0.016, self.clock)
 
     def pass_s(self, deadlines: float) -> None:
         """Let time pass, counted in no-progress deadlines."""
@@ -210,7 +210,7 @@ def test_a_newer_upload_ends_an_older_one_that_is_silent(tmp_path: Path) -> None
         assert word(await anext(older)) == "grant 0"
         rest = asyncio.ensure_future(anext(older))
         path = receiving.spool.part(3, ClientId("c1"), announced(BIG).digest)
-        await reaches(lambda: path.stat().st_size == 50)
+        await reaches(lambda: path.num_bytes == 50)
         newer = receiving.stream(sent(chunk(50, BIG[50:])), payload=announced(BIG))
         assert await told(newer) == ["grant 50", "OUTCOME_ACCEPTED"]
         with pytest.raises(SessionEnded):

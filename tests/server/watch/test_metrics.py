@@ -8,6 +8,7 @@ from pathlib import Path
 from prometheus_client.parser import text_string_to_metric_families
 
 from server.run_loop_harness import C1, C2, SETTINGS, begin, conduct
+from server.step_harness import receiver_of
 from ssfl.method.manifest import Manifest
 from ssfl.method.strategies.contract import ClientId
 from ssfl.program.monitor import series
@@ -20,7 +21,6 @@ from ssfl.server.loop.run_loop import RunLoop
 from ssfl.server.run import events
 from ssfl.server.run.state import Stall
 from ssfl.server.storage.disk_full import disks
-from ssfl.server.uploads.receive import UploadReceiver
 from ssfl.server.watch.metrics import RunCollector
 from ssfl.v1 import transfer_pb2
 
@@ -29,7 +29,7 @@ Samples = dict[tuple[str, str], float]
 
 def asking(run_loop: RunLoop) -> Callable[[], Samples]:
     """Return what asks as Prometheus does: every sample by name and the values of its labels."""
-    uploads = UploadReceiver(run_loop.spool, run_loop.ledger, 8, 60.0, run_loop.clock)
+    uploads = receiver_of(run_loop)
     route = metrics_route(RunCollector(run_loop, PresenceTable(), uploads, Path("runs")))
 
     def ask() -> Samples:
@@ -99,7 +99,7 @@ def test_a_disk_is_shown_once(tmp_path: Path) -> None:
 def test_only_declared_series_are_shown(tmp_path: Path, manifest: Manifest) -> None:
     async def script(run_loop: RunLoop) -> None:
         await begin(run_loop, manifest)
-        uploads = UploadReceiver(run_loop.spool, run_loop.ledger, 8, 60.0, run_loop.clock)
+        uploads = receiver_of(run_loop)
         shown = list(RunCollector(run_loop, PresenceTable(), uploads, Path("runs")).collect())
         declared = {one.name: one for one in series.COORDINATOR}
         assert len({family.name for family in shown}) == len(shown)

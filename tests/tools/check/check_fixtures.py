@@ -14,6 +14,7 @@ import grpc
 import grpc.aio
 
 from server.run_loop_harness import SETTINGS, conduct
+from server.step_harness import receiver_of
 from ssfl.datasets.published.digits import digits
 from ssfl.datasets.shards.shard_file import Shard
 from ssfl.method.settings import RunSettings
@@ -25,7 +26,6 @@ from ssfl.server.rpc.call_context import CallContext
 from ssfl.server.rpc.interceptors import StatusInterceptor
 from ssfl.server.rpc.preflight import Preflight
 from ssfl.server.rpc.service import CoordinatorService
-from ssfl.server.uploads.receive import UploadReceiver
 from ssfl.tools.check.command import CheckConfig, Checked, run_check
 from ssfl.tools.check.steps import Step, Steps, Verdict
 from ssfl.v1 import admin_pb2_grpc, coordinator_pb2_grpc
@@ -97,7 +97,7 @@ def with_coordinator(
 def _service(
     run_loop: RunLoop, limits: Limits | None, wall: Callable[[], float] | None
 ) -> CoordinatorService:
-    uploads = UploadReceiver(run_loop.spool, run_loop.ledger, slots=8, no_progress_s=30.0)
+    uploads = receiver_of(run_loop)
     sessions = PresenceTable()
     for client in run_loop.state.members:
         sessions.heard(client, run_loop.clock())

@@ -394,8 +394,8 @@ class RunLoop:
 
     def _fold(self, action: events.Fold) -> None:
         failpoint("sum.fold")
-        path = self.spool.verified(action.step, action.client, bytes.fromhex(action.digest))
-        check_stored(path, action.stored)
+        values = self.spool.stored(action.step, action.client, bytes.fromhex(action.digest))
+        check_stored(values, action.stored)
         self._current().fold(action.client, action.digest, action.weight)
 
     def _current(self) -> StepSum:

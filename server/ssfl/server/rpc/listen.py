@@ -128,10 +128,11 @@ def service_for(
     uploads = UploadReceiver(
         run_loop.spool,
         run_loop.ledger,
+        run_loop.counters,
+        run_loop.refusals,
         config.upload_slots,
         config.run.no_progress_s,
         run_loop.clock,
-        run_loop.counters.resumed,
     )
     limits = Limits(config.max_clients, config.max_model_values)
     return CoordinatorService(

@@ -190,7 +190,7 @@ class Preflight:
             encodings=request_checks.MUST_READ,
             software=question.software,
         )
-        alive = self._context.sessions.alive(ClientId(request.client_id), self._clock())
+        alive = self._context.presence.alive(ClientId(request.client_id), self._clock())
         try:
             client = request_checks.check_join(join, state, alive=alive)
             self._limits.check_room(client, state)

@@ -17,14 +17,17 @@ from ssfl.server.errors import InvalidRequest
 from ssfl.server.history.sample_warnings import SampleCounts
 from ssfl.server.loop.limits import Joins, Limits
 from ssfl.server.rpc import request_checks
-from ssfl.server.rpc.call_context import CallContext, evaluation_of, outcome_of
+from ssfl.server.rpc.call_context import CallContext
 from ssfl.server.rpc.preflight import Preflight
 from ssfl.server.rpc.upload_handlers import UploadHandlers
 from ssfl.server.run import events
 from ssfl.server.run.events import Reply
 from ssfl.server.run.state import Member
 from ssfl.server.uploads.encoding_choice import reader_of
+from ssfl.server.uploads.receipts import outcome_of
 from ssfl.server.uploads.receive import UploadReceiver
+from ssfl.server.uploads.step_upload import open_step
+from ssfl.server.uploads.update_upload import evaluation_of
 from ssfl.v1 import coordinator_pb2 as pb
 from ssfl.v1 import coordinator_pb2_grpc
 
@@ -59,8 +62,8 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServiceServicer):
         run_loop = self._run_loop
         before = run_loop.state.members.get(ClientId(request.client_id))
         if before:  # of an earlier process of ours: alive until it has had time to show
-            self._context.sessions.get(before.client, run_loop.clock())
-        alive = self._context.sessions.alive(ClientId(request.client_id), run_loop.clock())
+            self._context.presence.get(before.client, run_loop.clock())
+        alive = self._context.presence.alive(ClientId(request.client_id), run_loop.clock())
         client = request_checks.check_join(request, run_loop.state, alive=alive)
         self._limits.check_room(client, run_loop.state, self._joining)
         num_classes = len(request.class_counts) + len(request.labels)
@@ -85,7 +88,7 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServiceServicer):
             self._joining.discard(client)
         self._samples.joined(client, before, run_loop.state)
         failpoint("ack.join")
-        self._context.sessions.heard(client, run_loop.clock())
+        self._context.presence.heard(client, run_loop.clock())
         self._context.bind_peer(client, context.peer())
         state, manifest = run_loop.state, run_loop.manifest
         if request.manifest_digest:
@@ -111,7 +114,7 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServiceServicer):
         self._context.ledger.count("control", Direction.UP, request.ByteSize(), client=spoken)
         member = await self._context.member(request.caller, context.peer())
         run_loop = self._run_loop
-        with self._context.sessions.call(member.client, run_loop.clock):
+        with self._context.open_call(member):
             changed = run_loop.tasks_changed()
             heartbeat_s = min(HEARTBEAT_S, run_loop.state.settings.no_progress_s / 4)
             while (ready := await self._task(member, request, context.peer())) is None:
@@ -152,11 +155,11 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServiceServicer):
         )
         reply = Reply.STEP_CLOSED
         work = Work.PERSONALIZE if request.HasField("personal") else Work.EVALUATE
-        if self._context.open_step(request.step, work, member):
+        if open_step(self._run_loop.state, request.step, work, member):
             report = {
                 "work_s": request.work_s,
                 "evaluation": evaluation_of(request.evaluation),
-                **self._context.timing(member, request.step),
+                **self._context.task_times(member, request.step),
             }
             if request.HasField("validation"):
                 report["validation"] = evaluation_of(request.validation)
@@ -175,7 +178,7 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServiceServicer):
 
     async def Progress(self, request: pb.ProgressRequest, context: Any) -> pb.ProgressResponse:
         member = await self._context.member(request.caller, context.peer())
-        presence = self._context.sessions.heard(member.client, self._run_loop.clock())
+        presence = self._context.presence.heard(member.client, self._run_loop.clock())
         presence.steps_done, presence.steps_all = request.steps_done, request.steps_all
         step = self._run_loop.state.step
         over = step is None or step.closed is not None or step.number != request.step
@@ -237,13 +240,13 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServiceServicer):
         self, ready: Ready, request: pb.NextTaskRequest, member: Member
     ) -> AsyncIterator[pb.NextTaskResponse | bytes]:
         """Yield the task, then its payloads from the offset the client asked for, serialized."""
-        sessions, ledger, clock = self._context.sessions, self._context.ledger, self._run_loop.clock
+        table, ledger, clock = self._context.presence, self._context.ledger, self._run_loop.clock
         task = pb.Task()
         task.CopyFrom(ready.task)
         total = sum(len(part.data) for part in ready.parts)
         if request.task_digest == task.task_digest and request.offset <= total:
             task.offset = request.offset
-        presence = sessions.heard(member.client, clock())
+        presence = table.heard(member.client, clock())
         if presence.asked_step != task.step:
             presence.asked_step, presence.asked_s = task.step, clock()
             presence.steps_done = presence.steps_all = 0
@@ -261,5 +264,5 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServiceServicer):
                 client=member.client, encoding=ready.encoding_at(offset),
             )  # fmt: skip
             yield message
-            sessions.heard(member.client, clock())
+            table.heard(member.client, clock())
         presence.sent_s = clock()
