@@ -1,6 +1,6 @@
 """A coordinator's edges, simulated: journal, spool, sums and clients around the pure core.
 
-The world does what conductor.py does, in memory, and watches the promises while it does so. What
+The world does what the run loop does, in memory, and watches the promises while it does so. What
 a real process loses when it is killed is lost here, too; what is on disk stays.
 """
 

@@ -1,4 +1,4 @@
-"""A conductor brought to its SCORE or TRAIN step, and uploads to it, without a network."""
+"""A run_loop brought to its SCORE or TRAIN step, and uploads to it, without a network."""
 
 import asyncio
 import zlib
@@ -10,23 +10,37 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from server.run_loop_harness import caller_of, desk_of
+from server.run_loop_harness import caller_of, context_of
 from ssfl.codec import values_only
 from ssfl.method.initialize import initial_vector
 from ssfl.method.manifest import Manifest
 from ssfl.method.model_state import values_digest
 from ssfl.method.strategies.contract import ClientId, Work
-from ssfl.server.loop.run_loop import Conductor
-from ssfl.server.rpc.upload_handlers import Intake
+from ssfl.server.loop.run_loop import RunLoop
+from ssfl.server.rpc.upload_handlers import UploadHandlers
 from ssfl.server.run import events
 from ssfl.server.run.state import Step
-from ssfl.server.uploads.receive import Uploads
+from ssfl.server.storage.upload_files import PartialUpload, StoredValues
+from ssfl.server.uploads.receive import UploadReceiver
 from ssfl.v1 import coordinator_pb2 as pb
 from ssfl.v1 import saliency_pb2, transfer_pb2, update_pb2
 
 C1, C2 = ClientId("c1"), ClientId("c2")
 NUM_SAMPLES = 10
 Vector = npt.NDArray[np.float32]
+
+
+def receiver_of(run_loop: RunLoop) -> UploadReceiver:
+    """Return a receiver with eight slots."""
+    parts = (run_loop.spool, run_loop.ledger, run_loop.counters, run_loop.refusals)
+    return UploadReceiver(*parts, slots=8, no_progress_s=30.0)
+
+
+def staged(part: PartialUpload, data: bytes) -> StoredValues:
+    """Write values beside an upload, as decoding does."""
+    with part.stage() as staged:
+        staged.file.write(data)
+    return staged.values
 
 
 def announced(data: bytes, encoding: int, reference_digest: bytes = b"") -> transfer_pb2.Payload:
@@ -40,27 +54,26 @@ def announced(data: bytes, encoding: int, reference_digest: bytes = b"") -> tran
 
 
 class Steps:
-    """Two clients of a conductor; what they send is up to the test."""
+    """Two clients of a run_loop; what they send is up to the test."""
 
-    def __init__(self, conductor: Conductor, manifest: Manifest) -> None:
-        self.conductor = conductor
+    def __init__(self, run_loop: RunLoop, manifest: Manifest) -> None:
+        self.run_loop = run_loop
         self.manifest = manifest
-        uploads = Uploads(conductor.spool, conductor.ledger, slots=8, no_progress_s=30.0)
-        self.desk = desk_of(conductor)
-        self.intake = Intake(self.desk, uploads)
+        self.context = context_of(run_loop)
+        self.handlers = UploadHandlers(self.context, receiver_of(run_loop))
 
     def caller(self, client: ClientId) -> pb.Caller:
-        return caller_of(self.conductor, client)
+        return caller_of(self.run_loop, client)
 
     async def begun(self) -> None:
         """Let both clients join, and the first describe the model."""
         for client in (C1, C2):
             digest = self.manifest.digest.hex()
-            await self.conductor.post(events.Joined(client, "t", NUM_SAMPLES, digest, "cpu"))
-        initial = initial_vector(self.manifest, self.conductor.state.settings.seed)
+            await self.run_loop.post(events.Joined(client, "t", NUM_SAMPLES, digest, "cpu"))
+        initial = initial_vector(self.manifest, self.run_loop.state.settings.seed)
         header = pb.InitialModel(manifest=self.manifest.json, initial_digest=values_digest(initial))
         request = pb.SendInitialRequest(caller=self.caller(C1), header=header)
-        _ = [answer async for answer in self.intake.initial(stream(request))]
+        _ = [answer async for answer in self.handlers.initial(stream(request))]
 
     async def scoring(self) -> "Steps":
         """Bring the run to its SCORE step."""
@@ -79,30 +92,30 @@ class Steps:
         """Wait until a step is open."""
 
         def there() -> bool:
-            step = self.conductor.state.step
+            step = self.run_loop.state.step
             return step is not None and (step.work, step.round_number) == (work, round_number)
 
         while not there():
-            news = self.conductor.news()
+            changed = self.run_loop.tasks_changed()
             if not there():
-                await news.wait()
+                await changed.wait()
         return self
 
     @property
     def step(self) -> Step:
-        assert self.conductor.state.step is not None
-        return self.conductor.state.step
+        assert self.run_loop.state.step is not None
+        return self.run_loop.state.step
 
     @property
     def base(self) -> Vector:
-        assert self.conductor.model is not None and self.conductor.model.values is not None
-        return self.conductor.model.values
+        assert self.run_loop.model is not None and self.run_loop.model.values is not None
+        return self.run_loop.model.values
 
     async def scores(
         self, payload: transfer_pb2.Payload, data: bytes, client: ClientId = C1
     ) -> list[str]:
         """Report scores; return the answers in words."""
-        model = self.conductor.model
+        model = self.run_loop.model
         assert model is not None
         header = saliency_pb2.SaliencyReport(
             manifest_digest=self.manifest.digest,
@@ -113,10 +126,10 @@ class Steps:
         )
         request = pb.ReportSaliencyRequest(caller=self.caller(client), header=header)
         chunks = [pb.ReportSaliencyRequest(chunk=one) for one in chunks_of(data)]
-        return [word(one) async for one in self.intake.scores(stream(request, *chunks))]
+        return [word(one) async for one in self.handlers.scores(stream(request, *chunks))]
 
     def update_header(self, payload: transfer_pb2.Payload) -> update_pb2.SparseUpdate:
-        model = self.conductor.model
+        model = self.run_loop.model
         assert model is not None and model.mask is not None
         return update_pb2.SparseUpdate(
             mask_digest=model.mask.digest,
@@ -143,11 +156,11 @@ class Steps:
         header = header or self.update_header(payload)
         request = pb.SendUpdateRequest(caller=self.caller(client), header=header)
         chunks = [pb.SendUpdateRequest(chunk=one) for one in chunks_of(data[:stop], start)]
-        return [word(one) async for one in self.intake.update(stream(request, *chunks))]
+        return [word(one) async for one in self.handlers.update(stream(request, *chunks))]
 
     def spooled(self, client: ClientId = C1) -> dict[str, bytes]:
         """Return what the spool holds of a client in this step, by kind of file."""
-        folder, found = self.conductor.spool.root / str(self.step.number), dict[str, bytes]()
+        folder, found = self.run_loop.spool.root / str(self.step.number), dict[str, bytes]()
         for path in folder.glob(f"{client}.*"):
             with suppress(FileNotFoundError):  # it has just got another name
                 found[path.suffix] = path.read_bytes()

@@ -35,8 +35,8 @@ from ssfl.method.strategies.contract import ClientId
 from ssfl.server import main
 from ssfl.server.config import CoordinatorConfig
 from ssfl.server.errors import Fenced
-from ssfl.server.loop.presence import Sessions
-from ssfl.server.loop.run_loop import Conductor
+from ssfl.server.loop.presence import PresenceTable
+from ssfl.server.loop.run_loop import RunLoop
 from ssfl.server.loop.ticker import tick
 from ssfl.server.report.outputs import Accounts
 from ssfl.server.rpc.admin import AdminService
@@ -44,7 +44,7 @@ from ssfl.server.rpc.interceptors import StatusInterceptor
 from ssfl.server.rpc.listen import service_for
 from ssfl.server.rpc.session_numbers import FILE as KEY_FILE
 from ssfl.server.rpc.session_numbers import SessionNumbers
-from ssfl.server.storage.disk_full import Room, is_full
+from ssfl.server.storage.disk_full import DiskSpaceWaiter, is_full
 from ssfl.v1 import coordinator_pb2 as pb
 
 SHM = Path("/dev/shm")  # files that never meet a real disk, where there is such a place
@@ -317,23 +317,23 @@ class World:
             upload_slots=self.plan.upload_slots,
             run=self.settings,
         )
-        conductor = main._conductor(
+        run_loop = main._open_run_loop(
             config, main._read(config), Accounts(config.out_dir), self.loop.time
         )
-        conductor.room = Room(pause)
-        self._files += (conductor._journal, conductor.ledger_file)
+        run_loop.disk_space = DiskSpaceWaiter(pause)
+        self._files += (run_loop._journal, run_loop.ledger_file)
         self._look()
-        sessions = Sessions()
-        service = service_for(config, conductor, sessions)
-        jobs = [asyncio.ensure_future(conductor.serve())]
-        await main._first_of([*jobs, asyncio.ensure_future(main._take_up(conductor, None))])
-        self.network.handlers = Handlers(service, process, self._status(conductor))
-        self.operator.finds(process, AdminService(conductor, sessions, "out"))
-        jobs.append(asyncio.ensure_future(tick(conductor, sessions)))
+        sessions = PresenceTable()
+        service = service_for(config, run_loop, sessions)
+        jobs = [asyncio.ensure_future(run_loop.serve())]
+        await main._first_of([*jobs, asyncio.ensure_future(main._take_up(run_loop, None))])
+        self.network.handlers = Handlers(service, process, self._status(run_loop))
+        self.operator.finds(process, AdminService(run_loop, sessions, "out"))
+        jobs.append(asyncio.ensure_future(tick(run_loop, sessions)))
         await main._first_of(jobs)
 
-    def _status(self, conductor: Conductor) -> StatusInterceptor:
-        return StatusInterceptor(conductor.refusals, self.settings.no_progress_s)
+    def _status(self, run_loop: RunLoop) -> StatusInterceptor:
+        return StatusInterceptor(run_loop.refusals, self.settings.no_progress_s)
 
     def _disk_delay(self) -> tuple[float, float]:
         return self.rng.uniform(0, self.disk_s), self.rng.uniform(0, self.disk_s)

@@ -11,14 +11,16 @@ import pytest
 
 from ssfl.durable.files import sync_directory
 from ssfl.server.aggregate.step_sum import StepSum
-from ssfl.server.loop.run_loop import Conductor
+from ssfl.server.loop.run_loop import RunLoop
 from ssfl.server.rpc import request_checks
-from ssfl.server.rpc.upload_handlers import Intake
 from ssfl.server.run.machine import _Decision
 from ssfl.server.run.state import Step
 from ssfl.server.storage import journal, spool
 from ssfl.server.storage.journal import Journal
 from ssfl.server.storage.spool import Spool
+from ssfl.server.storage.upload_files import PartialUpload, StoredValues
+from ssfl.server.uploads import update_upload
+from ssfl.server.uploads.step_upload import StepUpload
 
 Plant = Callable[[pytest.MonkeyPatch], None]
 
@@ -47,18 +49,18 @@ def accepts_twice(patch: pytest.MonkeyPatch) -> None:
         return received(self, event)
 
     patch.setattr(_Decision, "_received", forgetful)
-    patch.setattr(Intake, "_over", lambda *_args: None)
+    patch.setattr(StepUpload, "receipt_if_unwanted", lambda _self: None)
 
 
 def acknowledges_early(patch: pytest.MonkeyPatch) -> None:
     """Senders are answered before the journal is on disk."""
-    write = Conductor._write
+    write = RunLoop._write
 
-    async def later(self: Conductor, new_facts: Any) -> Any:
+    async def later(self: RunLoop, new_facts: Any) -> Any:
         asyncio.ensure_future(write(self, new_facts))  # noqa: RUF006 -- that is the bug
         return new_facts
 
-    patch.setattr(Conductor, "_write", later)
+    patch.setattr(RunLoop, "_write", later)
 
 
 def sums_another_set(patch: pytest.MonkeyPatch) -> None:
@@ -75,9 +77,9 @@ def sums_another_set(patch: pytest.MonkeyPatch) -> None:
 def forgets_the_spool(patch: pytest.MonkeyPatch) -> None:
     """Uploads are acknowledged before they are on disk."""
 
-    def keep(_self: Spool, part: Path, plain: Path) -> None:
-        plain.rename(part.with_suffix(".bin"))
-        part.unlink(missing_ok=True)
+    def keep(_self: Spool, part: PartialUpload, values: StoredValues) -> None:
+        values.path.rename(part.path.with_suffix(".bin"))
+        part.drop()
 
     patch.setattr(Spool, "keep", keep)
 
@@ -104,18 +106,7 @@ def forgets_the_journal(patch: pytest.MonkeyPatch) -> None:
 
 def ignores_the_base(patch: pytest.MonkeyPatch) -> None:
     """An update counts whatever it started from."""
-    header_of = Intake._header
-
-    async def believing(self: Intake, requests: Any, phase: str) -> Any:
-        request = await header_of(self, requests, phase)
-        model = self._conductor.model
-        if phase == "values" and model is not None and model.mask is not None:
-            request.header.base_digest = model.base_digest
-            request.header.mask_digest = model.mask.digest
-            request.header.mask_epoch = model.mask_epoch
-        return request
-
-    patch.setattr(Intake, "_header", believing)
+    patch.setattr(update_upload, "_check_base", lambda _header, _base: None)
 
 
 def serves_old_sessions(patch: pytest.MonkeyPatch) -> None:

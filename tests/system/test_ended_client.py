@@ -5,8 +5,7 @@ import signal
 import pytest
 
 from ssfl.program.exits import ExitCode
-from system.light_run import free_port
-from system.programs import Coordinator, Programs
+from system.programs import Coordinator, Programs, free_port
 
 pytestmark = pytest.mark.system
 

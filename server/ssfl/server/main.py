@@ -28,8 +28,8 @@ from ssfl.server.errors import StateError, StateGone
 from ssfl.server.history.run_history import Newest
 from ssfl.server.loop.first_model import FirstModel, begin_with, read_first_model
 from ssfl.server.loop.limits import check_open_files
-from ssfl.server.loop.presence import LOST_AFTER_S, Sessions
-from ssfl.server.loop.run_loop import Clock, Conductor
+from ssfl.server.loop.presence import LOST_AFTER_S, PresenceTable
+from ssfl.server.loop.run_loop import Clock, RunLoop
 from ssfl.server.loop.ticker import TICK_S, tick
 from ssfl.server.recovery.recover import (
     check_beginning,
@@ -128,30 +128,30 @@ async def _serve(config: CoordinatorConfig, security: "Security | None", watch: 
             extra={"to": str(moved)},
         )
     accounts = Accounts(config.out_dir)
-    conductor = _conductor(config, await asyncio.to_thread(_read, config), accounts)
-    sessions = Sessions()
-    listener = Listener(config, conductor, sessions, security)
+    run_loop = _open_run_loop(config, await asyncio.to_thread(_read, config), accounts)
+    sessions = PresenceTable()
+    listener = Listener(config, run_loop, sessions, security)
     stop = _signals()
-    jobs: list[asyncio.Future[Any]] = [asyncio.ensure_future(conductor.serve())]
+    jobs: list[asyncio.Future[Any]] = [asyncio.ensure_future(run_loop.serve())]
     try:
         # What was under way is taken up before the first call can come in.
-        await _first_of([*jobs, asyncio.ensure_future(_take_up(conductor, first))])
+        await _first_of([*jobs, asyncio.ensure_future(_take_up(run_loop, first))])
         await listener.start()
         logs.log_settings(log, settings.describe(config), settings.changed(config))
         print(f"ssfl-coordinator listening on {config.host}:{listener.port}", flush=True)
         print(f"ssfl-coordinator admin on {config.admin_host}:{listener.admin_port}", flush=True)
-        watch.open(conductor, sessions, listener.uploads)
+        watch.open(run_loop, sessions, listener.uploads)
         gc.collect()
         gc.freeze()  # what is loaded by now stays: not to be looked through again and again
         watch.health.ready = True
-        _greet(config, conductor)
-        jobs.append(asyncio.ensure_future(tick(conductor, sessions)))
-        jobs.append(asyncio.ensure_future(_accounts(conductor, accounts)))
-        jobs.append(asyncio.ensure_future(_asked_to_stop(stop, conductor, listener, watch)))
-        given_up = asyncio.ensure_future(_given_up(conductor, config))
+        _greet(config, run_loop)
+        jobs.append(asyncio.ensure_future(tick(run_loop, sessions)))
+        jobs.append(asyncio.ensure_future(_accounts(run_loop, accounts)))
+        jobs.append(asyncio.ensure_future(_asked_to_stop(stop, run_loop, listener, watch)))
+        given_up = asyncio.ensure_future(_given_up(run_loop, config))
         jobs.append(given_up)
         if config.exit_when_done:
-            jobs.append(asyncio.ensure_future(_all_delivered(conductor)))
+            jobs.append(asyncio.ensure_future(_all_delivered(run_loop)))
         await _first_of(jobs)
     finally:
         watch.health.ready = False
@@ -159,10 +159,10 @@ async def _serve(config: CoordinatorConfig, security: "Security | None", watch: 
         for job in jobs:
             job.cancel()
         await asyncio.gather(*jobs, return_exceptions=True)
-    if conductor.model_written.is_set():
-        accounts.write(conductor)  # with what was fetched since
+    if run_loop.model_written.is_set():
+        accounts.write(run_loop)  # with what was fetched since
         if not accounts.has_report:  # an older one will do: `ssfl report` makes it anew
-            accounts.report(conductor)
+            accounts.report(run_loop)
     if given_up.done() and not given_up.cancelled():
         raise ProgramError(
             f"gave up waiting for {given_up.result()}. The state is kept: start again with the "
@@ -171,16 +171,16 @@ async def _serve(config: CoordinatorConfig, security: "Security | None", watch: 
         )
     if stop.is_set():
         again = "; start again with the same flags, without --fresh, to go on"
-        hint = "" if conductor.model_written.is_set() else again
+        hint = "" if run_loop.model_written.is_set() else again
         log.info("coordinator stopped%s", hint)
         return int(stop.exit_code)
-    return int(ExitCode.STOPPED if conductor.state.stopped else ExitCode.DONE)
+    return int(ExitCode.STOPPED if run_loop.state.stopped else ExitCode.DONE)
 
 
-async def _take_up(conductor: Conductor, first: FirstModel | None) -> None:
-    await conductor.post(events.Recovered())
+async def _take_up(run_loop: RunLoop, first: FirstModel | None) -> None:
+    await run_loop.post(events.Recovered())
     if first:
-        await begin_with(first, conductor)
+        await begin_with(first, run_loop)
 
 
 async def _first_of(jobs: Sequence[asyncio.Future[Any]]) -> None:
@@ -228,10 +228,10 @@ def _read(config: CoordinatorConfig) -> _Read:
     return _Read(state, newest, journal, store, spool, ledger, known.num_bytes)
 
 
-def _conductor(
+def _open_run_loop(
     config: CoordinatorConfig, read: _Read, accounts: Accounts, clock: Clock = time.monotonic
-) -> Conductor:
-    conductor = Conductor(
+) -> RunLoop:
+    run_loop = RunLoop(
         read.state,
         None,
         read.journal,
@@ -240,13 +240,13 @@ def _conductor(
         read.newest,
         read.ledger,
         clock,
-        lambda conductor: _write(conductor, config, accounts),
+        lambda run_loop: _write(run_loop, config, accounts),
         snapshot_bytes=read.snapshot_bytes,
         out_dir=config.out_dir,
     )
     if manifest := load_manifest(read.state, read.store):
-        conductor.take_up(manifest, lambda: _load(read, manifest))
-    return conductor
+        run_loop.take_up(manifest, lambda: _load(read, manifest))
+    return run_loop
 
 
 def _load(read: _Read, manifest: Manifest) -> list[ModelState]:
@@ -257,16 +257,16 @@ def _load(read: _Read, manifest: Manifest) -> list[ModelState]:
     return models
 
 
-def _write(conductor: Conductor, config: CoordinatorConfig, accounts: Accounts) -> None:
-    accounts.write_outputs(conductor)
-    folder = run_folder(config.out_dir, conductor.state.run_id)
+def _write(run_loop: RunLoop, config: CoordinatorConfig, accounts: Accounts) -> None:
+    accounts.write_outputs(run_loop)
+    folder = run_folder(config.out_dir, run_loop.state.run_id)
     log.info("results written", extra={"folder": folder})
     if not config.exit_when_done:
         log.info("serving the final model to sites that come late; Ctrl-C ends the coordinator")
 
 
-def _greet(config: CoordinatorConfig, conductor: Conductor) -> None:
-    state = conductor.state
+def _greet(config: CoordinatorConfig, run_loop: RunLoop) -> None:
+    state = run_loop.state
     if state.finished:
         word = "stopped by an operator" if state.stopped else "finished"
         log.info("this run is %s (--fresh begins a new one)", word, extra={"run": state.run_id})
@@ -304,9 +304,7 @@ def _signals() -> _Stop:
     return stop
 
 
-async def _asked_to_stop(
-    stop: _Stop, conductor: Conductor, listener: Listener, watch: Watch
-) -> None:
+async def _asked_to_stop(stop: _Stop, run_loop: RunLoop, listener: Listener, watch: Watch) -> None:
     """Return when a signal came and, unless it is urgent, what is under way is done or safe.
 
     Nothing new begins. A sum that is being made is finished, an upload that is coming in, too;
@@ -316,7 +314,7 @@ async def _asked_to_stop(
     watch.health.ready = False
     if stop.now.is_set():
         return
-    draining = asyncio.ensure_future(_drain(conductor, listener))
+    draining = asyncio.ensure_future(_drain(run_loop, listener))
     await asyncio.wait(
         {draining, asyncio.ensure_future(stop.now.wait())},
         timeout=DRAIN_S,
@@ -327,48 +325,46 @@ async def _asked_to_stop(
         log.warning("stopping although not everything under way is finished; nothing is lost")
 
 
-async def _drain(conductor: Conductor, listener: Listener) -> None:
+async def _drain(run_loop: RunLoop, listener: Listener) -> None:
     log.info("stopping: no new step begins; what is under way is finished or kept")
-    await conductor.post(events.DrainAsked())
-    while (step := conductor.state.step) and (
-        step.closed is not None or listener.uploads.in_flight
-    ):
+    await run_loop.post(events.DrainAsked())
+    while (step := run_loop.state.step) and (step.closed is not None or listener.uploads.in_flight):
         await asyncio.sleep(0.05)
 
 
-async def _given_up(conductor: Conductor, config: CoordinatorConfig) -> str:
+async def _given_up(run_loop: RunLoop, config: CoordinatorConfig) -> str:
     """Return what the run waited for, when it has waited for too long."""
     patience_s = 0.0 if config.exit_on_stall else config.give_up_after
-    if conductor.state.members:  # of an earlier process: they have not had time to come back
+    if run_loop.state.members:  # of an earlier process: they have not had time to come back
         await asyncio.sleep(LOST_AFTER_S)
     while True:
         await asyncio.sleep(TICK_S)
-        stall = conductor.state.stall
-        if stall and conductor.clock() - stall.since_s >= patience_s:
-            return conductor.waiting_for()
+        stall = run_loop.state.stall
+        if stall and run_loop.clock() - stall.since_s >= patience_s:
+            return run_loop.waiting_for()
 
 
-async def _accounts(conductor: Conductor, accounts: Accounts) -> None:
+async def _accounts(run_loop: RunLoop, accounts: Accounts) -> None:
     """Book what connections carry; write the report when the run is over.
 
     Books and report are written again when every site has the final model.
     """
     while True:
         await asyncio.sleep(CONNECTIONS_EVERY_S)
-        await conductor.connections.count()
-        if not conductor.model_written.is_set():
+        await run_loop.connections.count()
+        if not run_loop.model_written.is_set():
             continue
-        if everyone_has_it(conductor.state):
-            await asyncio.to_thread(accounts.write, conductor)
-        await asyncio.to_thread(accounts.report, conductor)
+        if everyone_has_it(run_loop.state):
+            await asyncio.to_thread(accounts.write, run_loop)
+        await asyncio.to_thread(accounts.report, run_loop)
 
 
-async def _all_delivered(conductor: Conductor) -> None:
+async def _all_delivered(run_loop: RunLoop) -> None:
     """Return when the model is written and every site has it, or has had a minute to fetch it."""
-    await conductor.model_written.wait()
+    await run_loop.model_written.wait()
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(GOODBYE_S):
-            while not everyone_has_it(conductor.state):
+            while not everyone_has_it(run_loop.state):
                 await asyncio.sleep(0.05)
 
 

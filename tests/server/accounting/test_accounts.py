@@ -1,4 +1,4 @@
-"""The books of a run, kept by a conductor with real files: rows first, then their totals."""
+"""The books of a run, kept by a run_loop with real files: rows first, then their totals."""
 
 import csv
 from collections import Counter
@@ -10,13 +10,13 @@ from server.run_loop_harness import C1, C2, begin, conduct
 from ssfl.method.manifest import Manifest
 from ssfl.method.strategies.contract import ClientId
 from ssfl.server.accounting.ledger import Direction
-from ssfl.server.loop.run_loop import Conductor
+from ssfl.server.loop.run_loop import RunLoop
 from ssfl.server.run import events
 from ssfl.server.storage.journal import Journal
 
 
-def send(conductor: Conductor, num_bytes: int, client: ClientId = C1) -> None:
-    conductor.ledger.count("values", Direction.UP, num_bytes, client=client)
+def send(run_loop: RunLoop, num_bytes: int, client: ClientId = C1) -> None:
+    run_loop.ledger.count("values", Direction.UP, num_bytes, client=client)
 
 
 def rows(folder: Path) -> list[tuple[str, str, str, int]]:
@@ -29,38 +29,38 @@ def rows(folder: Path) -> list[tuple[str, str, str, int]]:
 
 
 def test_rows_say_in_which_step_bytes_passed(tmp_path: Path, manifest: Manifest) -> None:
-    async def script(conductor: Conductor) -> None:
-        send(conductor, 1)
-        await begin(conductor, manifest)
+    async def script(run_loop: RunLoop) -> None:
+        send(run_loop, 1)
+        await begin(run_loop, manifest)
         assert rows(tmp_path) == [("", "", "c1", 1)]
-        send(conductor, 20)
-        send(conductor, 30, C2)
-        send(conductor, 4, C2)
-        await conductor.post(events.StopAsked())
-        assert conductor.state.finished
+        send(run_loop, 20)
+        send(run_loop, 30, C2)
+        send(run_loop, 4, C2)
+        await run_loop.post(events.StopAsked())
+        assert run_loop.state.finished
         assert rows(tmp_path)[1:] == [("0", "1", "c1", 20), ("0", "1", "c2", 34)]
-        send(conductor, 500)
-        await conductor.post(events.Left(C1, finished=True))
+        send(run_loop, 500)
+        await run_loop.post(events.Left(C1, finished=True))
         assert rows(tmp_path)[3:] == [("", "", "c1", 500)]
-        send(conductor, 6000)
+        send(run_loop, 6000)
 
     conduct(tmp_path, script)
     assert rows(tmp_path)[4:] == [("", "", "c1", 6000)], "written when the coordinator ends"
 
 
 def test_totals_and_rows_go_on_from_the_same_moment(tmp_path: Path, manifest: Manifest) -> None:
-    async def first(conductor: Conductor) -> None:
-        await begin(conductor, manifest)
-        send(conductor, 20)
-        await conductor.post(events.StopAsked())
-        send(conductor, 500)
+    async def first(run_loop: RunLoop) -> None:
+        await begin(run_loop, manifest)
+        send(run_loop, 20)
+        await run_loop.post(events.StopAsked())
+        send(run_loop, 500)
 
-    async def second(conductor: Conductor) -> None:
-        assert [row["message_bytes"] for row in conductor.ledger.rows()] == [520]
-        assert not conductor.ledger.untaken
-        send(conductor, 6000)
-        await conductor.post(events.Left(C1, finished=True))
-        totals, num_bytes = conductor.history.account
+    async def second(run_loop: RunLoop) -> None:
+        assert [row["message_bytes"] for row in run_loop.ledger.rows()] == [520]
+        assert not run_loop.ledger.untaken
+        send(run_loop, 6000)
+        await run_loop.post(events.Left(C1, finished=True))
+        totals, num_bytes = run_loop.history.account
         assert [row["message_bytes"] for row in totals] == [6520]
         assert num_bytes == (tmp_path / "ledger.csv").stat().st_size
 
@@ -75,18 +75,18 @@ def test_rows_whose_record_did_not_follow_are_cut(
     def broken(_journal: Journal, _bodies: list[bytes]) -> None:
         raise OSError(5, "Input/output error")
 
-    async def first(conductor: Conductor) -> None:
-        await begin(conductor, manifest)
-        send(conductor, 20)
+    async def first(run_loop: RunLoop) -> None:
+        await begin(run_loop, manifest)
+        send(run_loop, 20)
         with monkeypatch.context() as patch:
             patch.setattr(Journal, "append", broken)
-            await conductor.post(events.StopAsked())
+            await run_loop.post(events.StopAsked())
 
-    async def second(conductor: Conductor) -> None:
+    async def second(run_loop: RunLoop) -> None:
         assert rows(tmp_path) == []
-        assert conductor.ledger.rows() == []
-        send(conductor, 3)
-        await conductor.post(events.StopAsked())
+        assert run_loop.ledger.rows() == []
+        send(run_loop, 3)
+        await run_loop.post(events.StopAsked())
 
     with pytest.raises(OSError, match="Input/output"):
         conduct(tmp_path, first)
@@ -96,12 +96,12 @@ def test_rows_whose_record_did_not_follow_are_cut(
 
 
 def test_detail_does_not_outlive_its_step(tmp_path: Path, manifest: Manifest) -> None:
-    async def script(conductor: Conductor) -> None:
-        await begin(conductor, manifest)
+    async def script(run_loop: RunLoop) -> None:
+        await begin(run_loop, manifest)
         for number in range(200):
-            send(conductor, 1, ClientId(f"c{number}"))
-        await conductor.post(events.StopAsked())
-        assert not conductor.ledger.untaken
+            send(run_loop, 1, ClientId(f"c{number}"))
+        await run_loop.post(events.StopAsked())
+        assert not run_loop.ledger.untaken
         report = Journal(tmp_path / "journal")
         report.close()
         assert b"c199" not in report.records[-1], "the journal has totals, never clients"

@@ -19,7 +19,7 @@ from ssfl.server.aggregate.step_sum import StepSum, compare, update_fraction_bit
 from ssfl.server.errors import StateError
 from ssfl.server.run.facts import UploadAccepted
 from ssfl.server.run.state import Step
-from ssfl.server.storage.spool import Spool, append
+from ssfl.server.storage.spool import Spool
 
 Vector = npt.NDArray[np.float32]
 COHORT = {ClientId("c1"): 10, ClientId("c2"): 30, ClientId("c3"): 60}
@@ -50,9 +50,9 @@ def step_with(spool: Spool, work: Work, uploads: Mapping[ClientId, Vector]) -> S
     accepted = {}
     for client, values in uploads.items():
         digest = sha256(values.tobytes()).digest()
-        append(spool.part(4, client, digest), values.tobytes())
+        spool.part(4, client, digest).append(values.tobytes())
         part = spool.part(4, client, digest)
-        spool.keep(part, part)
+        spool.keep(part, part.values)
         largest = float(np.abs(values).max())
         accepted[client] = UploadAccepted(4, client, digest.hex(), largest)
     return Step(4, work, "", 2, 0, COHORT, accepted, closed=tuple(sorted(accepted)))
@@ -235,7 +235,7 @@ def test_a_file_that_vanished_is_an_error_and_never_a_wrong_sum(
     spool: Spool, model: ModelState
 ) -> None:
     step = step_with(spool, Work.TRAIN, random_uploads(6))
-    spool.verified(4, C2, bytes.fromhex(step.uploads[C2].digest)).unlink()
+    spool.stored(4, C2, bytes.fromhex(step.uploads[C2].digest)).drop()
     with pytest.raises(FileNotFoundError):
         total(step, model, spool)
 
@@ -269,7 +269,7 @@ def test_a_file_that_has_become_shorter_is_not_summed(spool: Spool, model: Model
     assert model.values is not None
     uploads = {client: np.ones(model.values.size, np.float32) for client in (C1, C2)}
     step = step_with(spool, Work.TRAIN, uploads)
-    path = spool.verified(4, C1, bytes.fromhex(step.uploads[C1].digest))
+    path = spool.stored(4, C1, bytes.fromhex(step.uploads[C1].digest)).path
     path.write_bytes(path.read_bytes()[:-4])
     with pytest.raises(StateError, match="upload of c1 in the spool is shorter than it was"):
         total(step, model, spool)

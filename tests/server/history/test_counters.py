@@ -3,7 +3,7 @@
 from ssfl.method.settings import RunSettings
 from ssfl.method.strategies.contract import ClientId, Work
 from ssfl.server.accounting.ledger import Direction, Ledger
-from ssfl.server.history.counters import Tally
+from ssfl.server.history.counters import ProcessCounters
 from ssfl.server.run import facts
 from ssfl.server.run.apply import apply
 from ssfl.server.run.facts import Fact
@@ -26,18 +26,18 @@ REPORT = {
 
 
 class Run:
-    """A tally, told facts as the conductor tells them, and a ledger for the bytes."""
+    """A counters, told facts as the run_loop tells them, and a ledger for the bytes."""
 
     def __init__(self, ledger: Ledger | None = None) -> None:
         self.ledger = ledger or Ledger()
-        self.tally = Tally()
+        self.counters = ProcessCounters()
         self.state = RunState(RunSettings())
-        self.tally.begin(self.state, self.ledger)
+        self.counters.begin(self.state, self.ledger)
         self.step = 0
 
     def tell(self, *told: Fact) -> None:
         for fact in told:
-            self.tally.take(fact, self.state, self.ledger, VALUES)
+            self.counters.take(fact, self.state, self.ledger, VALUES)
             self.state = apply(self.state, fact)
 
     def join(self, *clients: ClientId) -> None:
@@ -74,16 +74,16 @@ def begun() -> Run:
 
 def test_a_join_counts_when_it_comes_with_the_model() -> None:
     run = begun()
-    assert run.tally.joined == {False: 2}
+    assert run.counters.joined == {False: 2}
     run.tell(facts.ClientJoined(A, 9, "t", 5, "m", "cpu"))
-    assert run.tally.joined == {False: 2, True: 1}
+    assert run.counters.joined == {False: 2, True: 1}
     run.join(B)  # started again: it first asks for the model, then joins with it
-    assert run.tally.joined == {False: 2, True: 2}
+    assert run.counters.joined == {False: 2, True: 2}
 
 
 def test_a_client_that_joined_an_earlier_process_joins_again() -> None:
     run = begun()
-    later = Tally()
+    later = ProcessCounters()
     later.begin(run.state, run.ledger)
     later.take(facts.ClientJoined(A, 9, "t", 5, "m", "cpu"), run.state, run.ledger, VALUES)
     assert later.joined == {True: 1}
@@ -91,13 +91,13 @@ def test_a_client_that_joined_an_earlier_process_joins_again() -> None:
 
 def test_bytes_against_dense_are_the_share_of_kept_values_in_every_moment() -> None:
     run = begun()
-    assert run.tally.ratios == {}
+    assert run.counters.ratios == {}
     run.start(Work.TRAIN, A, B)
     run.commit(Work.TRAIN)
-    assert run.tally.ratios == {Direction.UP: KEPT / VALUES, Direction.DOWN: KEPT / VALUES}
+    assert run.counters.ratios == {Direction.UP: KEPT / VALUES, Direction.DOWN: KEPT / VALUES}
     run.start(Work.TRAIN, A, B)
     run.report(A)  # the next round is half done
-    assert run.tally.ratios == {Direction.UP: KEPT / VALUES, Direction.DOWN: KEPT / VALUES}
+    assert run.counters.ratios == {Direction.UP: KEPT / VALUES, Direction.DOWN: KEPT / VALUES}
 
 
 def test_a_model_that_was_sent_to_be_tested_is_not_expected_again_to_be_trained() -> None:
@@ -107,18 +107,18 @@ def test_a_model_that_was_sent_to_be_tested_is_not_expected_again_to_be_trained(
         run.commit(Work.EVALUATE)
         run.start(Work.TRAIN)  # both hold it
         run.commit(Work.TRAIN)
-    assert run.tally.ratios[Direction.DOWN] == KEPT / VALUES
-    assert run.tally.dense_bytes[Direction.DOWN] == 3 * 2 * 4 * VALUES
+    assert run.counters.ratios[Direction.DOWN] == KEPT / VALUES
+    assert run.counters.dense_bytes[Direction.DOWN] == 3 * 2 * 4 * VALUES
 
 
 def test_the_first_model_is_not_expected_if_no_values_were_sent() -> None:
     run = begun()
     run.start(Work.TRAIN)
     run.commit(Work.TRAIN)
-    assert run.tally.dense_bytes[Direction.DOWN] == 0
+    assert run.counters.dense_bytes[Direction.DOWN] == 0
     run.start(Work.TRAIN, A, B)
     run.commit(Work.TRAIN)
-    assert run.tally.ratios[Direction.DOWN] == KEPT / VALUES
+    assert run.counters.ratios[Direction.DOWN] == KEPT / VALUES
 
 
 def test_who_has_scored_is_not_expected_to_be_sent_the_model_of_the_new_mask() -> None:
@@ -130,19 +130,19 @@ def test_who_has_scored_is_not_expected_to_be_sent_the_model_of_the_new_mask() -
     run.commit(Work.SCORE)
     run.start(Work.TRAIN)
     run.commit(Work.TRAIN)
-    assert run.tally.dense_bytes[Direction.DOWN] == 2 * 2 * 4 * VALUES
-    assert run.tally.ratios[Direction.DOWN] == KEPT / VALUES
+    assert run.counters.dense_bytes[Direction.DOWN] == 2 * 2 * 4 * VALUES
+    assert run.counters.ratios[Direction.DOWN] == KEPT / VALUES
 
 
 def test_bytes_of_an_earlier_process_are_not_counted_again() -> None:
     before = Ledger()
     before.count("values", Direction.UP, 5_000, 4_000, client=A)
     run = Run(before)
-    assert [row["payload_bytes"] for row in run.tally.bytes_since_start(run.ledger)] == [0]
+    assert [row["payload_bytes"] for row in run.counters.bytes_since_start(run.ledger)] == [0]
     run.join(A, B)
     run.start(Work.TRAIN, A, B)
     run.commit(Work.TRAIN)
-    assert run.tally.ratios[Direction.UP] == KEPT / VALUES
+    assert run.counters.ratios[Direction.UP] == KEPT / VALUES
 
 
 def test_times_are_counted_by_work_and_by_phase() -> None:
@@ -151,15 +151,15 @@ def test_times_are_counted_by_work_and_by_phase() -> None:
     run.commit(Work.TRAIN)
     run.start(Work.EVALUATE, A, B)
     run.commit(Work.EVALUATE)
-    assert run.tally.steps["train"].total == run.tally.steps["evaluate"].total == 3.0
-    assert run.tally.phases["training"].total == 1.0
-    assert run.tally.reported == {"train": 2, "evaluate": 2}
-    assert run.tally.results[A].upload_bytes == 40
-    assert run.tally.results[A].broadcast_s == 0.25  # not what it was waited for
+    assert run.counters.steps["train"].total == run.counters.steps["evaluate"].total == 3.0
+    assert run.counters.phases["training"].total == 1.0
+    assert run.counters.reported == {"train": 2, "evaluate": 2}
+    assert run.counters.results[A].upload_bytes == 40
+    assert run.counters.results[A].broadcast_s == 0.25  # not what it was waited for
 
 
 def test_void_steps_are_counted() -> None:
     run = begun()
     run.start(Work.TRAIN, A, B)
     run.tell(facts.StepVoided(run.step, "too few"))
-    assert run.tally.void == 1
+    assert run.counters.void == 1

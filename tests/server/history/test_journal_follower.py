@@ -12,7 +12,7 @@ from ssfl.method.strategies.contract import ClientId
 from ssfl.server.history import live_entries
 from ssfl.server.history.history_file import Follower
 from ssfl.server.history.journal_follower import Following
-from ssfl.server.history.live_entries import Fresh, Told
+from ssfl.server.history.live_entries import HistoryEntry, LiveEntries
 from ssfl.server.history.run_history import Newest
 from ssfl.server.run import facts
 from ssfl.server.storage.journal import Journal
@@ -21,12 +21,12 @@ SETTINGS = RunSettings(clients=3, rounds=12, evaluate_every=2, refresh_rounds="3
 
 
 class Run:
-    """A run that is told again, some facts at a time, as the conductor does it."""
+    """A run that is told again, some facts at a time, as the run_loop does it."""
 
     def __init__(self, folder: Path, records: list[bytes]) -> None:
         self.journal = Journal(folder / "journal")
-        self.fresh = Fresh()
-        self.told_bytes = self.journal.num_bytes
+        self.live_entries = LiveEntries()
+        self.published_journal_bytes = self.journal.num_bytes
         self.story = Newest()
         self.rest = records
 
@@ -34,12 +34,12 @@ class Run:
         records, self.rest = self.rest[:num_facts], self.rest[num_facts:]
         if journal:
             self.journal.append(records)
-            self.told_bytes = self.journal.num_bytes
+            self.published_journal_bytes = self.journal.num_bytes
         for record in records:
             fact = facts.from_json(record)
             self.story.add(fact)
             if isinstance(fact, facts.StepCommitted) and (entry := self.story.newest_entry):
-                self.fresh.add(Told(fact.step, *entry), self.told_bytes)
+                self.live_entries.add(HistoryEntry(fact.step, *entry), self.published_journal_bytes)
 
 
 @pytest.fixture(scope="module")
@@ -58,7 +58,7 @@ def run(tmp_path: Path, records: list[bytes]) -> Iterator[Run]:
 
 @pytest.fixture
 def follows(run: Run) -> Following:
-    return Following(run.journal.path, run.fresh, lambda: run.told_bytes)
+    return Following(run.journal.path, run.live_entries, lambda: run.published_journal_bytes)
 
 
 @pytest.mark.parametrize("seed", range(60))
@@ -67,15 +67,15 @@ def test_every_entry_is_told_once_and_in_order(
 ) -> None:
     draw = random.Random(seed)
     monkeypatch.setattr(live_entries, "MOST_ROWS", draw.choice((5, 12, 1000)))
-    found: list[Told] = []
+    found: list[HistoryEntry] = []
     while run.rest:
         for _ in range(draw.choice((1, 3, 40))):  # batches between two questions
             run.go_on(draw.choice((1, 2, 5, 14)))
         found += follows.entries(draw.choice((-1.0, 60.0)))  # one entry of the journal, or all
-    while follows.read_bytes < run.told_bytes:
+    while follows.read_bytes < run.published_journal_bytes:
         found += follows.entries(-1.0)
     found += follows.entries(60.0)
-    assert found == list(Follower(run.journal.path).entries(run.told_bytes))
+    assert found == list(Follower(run.journal.path).entries(run.published_journal_bytes))
     assert [one.name for one in found].count("rounds") == SETTINGS.rounds
 
 
@@ -94,8 +94,8 @@ def test_nothing_waits_for_somebody_who_has_stopped_asking(
     run: Run, follows: Following, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(live_entries, "MOST_ROWS", 20)
-    assert run.fresh.take() is None, "nobody has asked yet"
+    assert run.live_entries.take() is None, "nobody has asked yet"
     list(follows.entries(60.0))
-    assert run.fresh.take() == []
+    assert run.live_entries.take() == []
     run.go_on(len(run.rest))
-    assert run.fresh.take() is None
+    assert run.live_entries.take() is None

@@ -4,13 +4,13 @@ import pytest
 
 from ssfl.method.strategies.contract import ClientId
 from ssfl.server.errors import TooManyCalls
-from ssfl.server.loop.presence import LOST_AFTER_S, MAX_CALLS, Sessions
+from ssfl.server.loop.presence import LOST_AFTER_S, MAX_CALLS, PresenceTable
 
 C1 = ClientId("c1")
 
 
 def test_a_client_is_alive_for_three_missed_signs_of_life() -> None:
-    sessions = Sessions()
+    sessions = PresenceTable()
     assert not sessions.alive(C1, 0.0), "never heard of"
     sessions.heard(C1, 100.0)
     assert sessions.alive(C1, 100.0 + LOST_AFTER_S - 0.1)
@@ -20,7 +20,7 @@ def test_a_client_is_alive_for_three_missed_signs_of_life() -> None:
 
 
 def test_an_open_call_keeps_a_client_alive_and_its_end_is_a_sign_of_life() -> None:
-    sessions, now_s = Sessions(), 0.0
+    sessions, now_s = PresenceTable(), 0.0
     with sessions.call(C1, lambda: now_s):
         with sessions.call(C1, lambda: now_s):
             now_s = 1000.0
@@ -32,7 +32,7 @@ def test_an_open_call_keeps_a_client_alive_and_its_end_is_a_sign_of_life() -> No
 
 
 def test_a_client_of_an_earlier_process_counts_as_seen_just_now() -> None:
-    sessions = Sessions()
+    sessions = PresenceTable()
     assert sessions.get(C1, 50.0).last_seen_s == 50.0
     assert sessions.get(C1, 70.0).last_seen_s == 50.0
     assert sessions.alive(C1, 79.9)
@@ -40,7 +40,7 @@ def test_a_client_of_an_earlier_process_counts_as_seen_just_now() -> None:
 
 
 def test_a_call_that_fails_is_closed_too() -> None:
-    sessions = Sessions()
+    sessions = PresenceTable()
     try:
         with sessions.call(C1, lambda: 0.0):
             raise RuntimeError
@@ -50,7 +50,7 @@ def test_a_call_that_fails_is_closed_too() -> None:
 
 
 def test_a_client_may_hold_so_many_calls_open_and_no_more() -> None:
-    sessions = Sessions()
+    sessions = PresenceTable()
     with ExitStack() as calls:
         for _ in range(MAX_CALLS):
             calls.enter_context(sessions.call(C1, lambda: 0.0))
@@ -63,7 +63,7 @@ def test_a_client_may_hold_so_many_calls_open_and_no_more() -> None:
 
 def test_a_pause_excuses_nobody_beyond_now() -> None:
     """Who was heard of while the clock stood still was heard of now, not in the future."""
-    sessions = Sessions()
+    sessions = PresenceTable()
     sessions.heard(C1, 1000.0)
     sessions.excuse(900.0, 1001.0)
     assert sessions.silent_s(C1, 1001.0) == 0.0

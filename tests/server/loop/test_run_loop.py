@@ -1,4 +1,4 @@
-"""The conductor with real files and threads: journal first, then everything that follows."""
+"""The run_loop with real files and threads: journal first, then everything that follows."""
 
 import asyncio
 import re
@@ -18,13 +18,13 @@ from ssfl.method.strategies.contract import ClientId
 from ssfl.method.streams import Stream
 from ssfl.server.accounting.ledger import Ledger
 from ssfl.server.errors import StateError
-from ssfl.server.loop.run_loop import Conductor
+from ssfl.server.loop.run_loop import RunLoop
 from ssfl.server.recovery.recover import check_best, open_run
 from ssfl.server.report.outputs import write_outputs
 from ssfl.server.run import events, facts
 from ssfl.server.run.events import Reply
 from ssfl.server.run.state import RunState
-from ssfl.server.storage.disk_full import Room
+from ssfl.server.storage.disk_full import DiskSpaceWaiter
 from ssfl.server.storage.journal import Journal
 from ssfl.server.storage.model_store import Store
 
@@ -38,12 +38,12 @@ def journalled(folder: Path) -> list[str]:
 def test_a_whole_run_ends_with_the_model_on_disk(tmp_path: Path, manifest: Manifest) -> None:
     digests: list[str] = []
 
-    async def script(conductor: Conductor) -> None:
-        await begin(conductor, manifest)
-        while not conductor.state.finished:
-            await answer_all(conductor)
-        await conductor.model_written.wait()
-        model = conductor.model
+    async def script(run_loop: RunLoop) -> None:
+        await begin(run_loop, manifest)
+        while not run_loop.state.finished:
+            await answer_all(run_loop)
+        await run_loop.model_written.wait()
+        model = run_loop.model
         assert model is not None and model.values is not None
         digests.append(values_digest(model.values).hex())
 
@@ -64,22 +64,22 @@ def test_a_run_taken_up_after_every_step_ends_with_the_same_model(
     whole.mkdir()
     parts.mkdir()
 
-    async def to_the_end(conductor: Conductor) -> None:
-        await begin(conductor, manifest)
-        while not conductor.state.finished:
-            await answer_all(conductor)
-        await conductor.model_written.wait()
+    async def to_the_end(run_loop: RunLoop) -> None:
+        await begin(run_loop, manifest)
+        while not run_loop.state.finished:
+            await answer_all(run_loop)
+        await run_loop.model_written.wait()
 
-    async def one_answer(conductor: Conductor) -> None:
-        if not conductor.state.members:
-            await begin(conductor, manifest)
-        step = conductor.state.step
+    async def one_answer(run_loop: RunLoop) -> None:
+        if not run_loop.state.members:
+            await begin(run_loop, manifest)
+        step = run_loop.state.step
         if step is not None and step.pending:
-            await conductor.post(spooled(conductor, max(step.pending)))
+            await run_loop.post(spooled(run_loop, max(step.pending)))
         elif step is not None:
-            await step_over(conductor, step.number)
-        if conductor.state.finished:
-            await conductor.model_written.wait()
+            await step_over(run_loop, step.number)
+        if run_loop.state.finished:
+            await run_loop.model_written.wait()
 
     conduct(whole, to_the_end)
     for _ in range(20):
@@ -97,21 +97,21 @@ def test_a_run_killed_at_its_end_still_writes_the_best_model(
     state.mkdir()
     wanted: list[str] = []
 
-    async def to_the_end(conductor: Conductor) -> None:
-        await begin(conductor, manifest)
-        while not conductor.state.finished:
-            await answer_all(conductor)
-        await conductor.model_written.wait()
+    async def to_the_end(run_loop: RunLoop) -> None:
+        await begin(run_loop, manifest)
+        while not run_loop.state.finished:
+            await answer_all(run_loop)
+        await run_loop.model_written.wait()
 
-    async def again(conductor: Conductor) -> None:
-        await conductor.model_written.wait()
-        assert conductor.state.best is not None
-        wanted.append(conductor.state.best.base_digest)
+    async def again(run_loop: RunLoop) -> None:
+        await run_loop.model_written.wait()
+        assert run_loop.state.best is not None
+        wanted.append(run_loop.state.best.base_digest)
 
     conduct(state, to_the_end)
     (kept,) = state.glob("best-*.f32")
     kept.unlink()
-    conduct(state, again, write_model=lambda conductor: write_outputs(conductor, out))
+    conduct(state, again, write_model=lambda run_loop: write_outputs(run_loop, out))
     (written,) = out.glob("*/coordinator/best/kept.safetensors")
     assert values_digest(load_file(written)["values"]).hex() == wanted[0]
     assert kept.exists()
@@ -123,16 +123,16 @@ def test_a_best_model_that_is_damaged_while_the_run_goes_on_costs_nothing_else(
     state, out = tmp_path / "state", tmp_path / "out"
     state.mkdir()
 
-    async def script(conductor: Conductor) -> None:
-        await begin(conductor, manifest)
-        while not conductor.state.finished:
-            await answer_all(conductor)
+    async def script(run_loop: RunLoop) -> None:
+        await begin(run_loop, manifest)
+        while not run_loop.state.finished:
+            await answer_all(run_loop)
             for kept in state.glob("best-*.f32"):
                 kept.write_bytes(b"damaged")
-        await conductor.model_written.wait()
+        await run_loop.model_written.wait()
 
     settings = replace(SETTINGS, evaluate_every=1)
-    conduct(state, script, settings, lambda conductor: write_outputs(conductor, out))
+    conduct(state, script, settings, lambda run_loop: write_outputs(run_loop, out))
     assert "the best model is not written" in caplog.text
     (folder,) = out.glob("*/coordinator")
     assert (folder / "kept.safetensors").exists() and not (folder / "best").exists()
@@ -142,14 +142,14 @@ def test_a_best_model_that_is_damaged_while_the_run_goes_on_costs_nothing_else(
 def test_a_damaged_copy_of_the_best_model_is_noticed_at_the_start(
     tmp_path: Path, manifest: Manifest, caplog: pytest.LogCaptureFixture, damaged: str
 ) -> None:
-    async def script(conductor: Conductor) -> None:
-        await begin(conductor, manifest)
-        while not conductor.state.finished:
-            await answer_all(conductor)
-        await conductor.model_written.wait()
+    async def script(run_loop: RunLoop) -> None:
+        await begin(run_loop, manifest)
+        while not run_loop.state.finished:
+            await answer_all(run_loop)
+        await run_loop.model_written.wait()
 
     conduct(tmp_path, script)
-    state, store = open_conductor_state(tmp_path), Store(tmp_path, SETTINGS.seed)
+    state, store = reopened_state(tmp_path), Store(tmp_path, SETTINGS.seed)
     check_best(state, manifest, store)
     assert not caplog.records
     assert state.best is not None and state.best.step == state.model_step
@@ -169,10 +169,10 @@ def test_a_damaged_copy_of_the_best_model_is_noticed_at_the_start(
 
 
 def test_the_reply_comes_after_the_fact_is_on_disk(tmp_path: Path) -> None:
-    async def script(conductor: Conductor) -> None:
+    async def script(run_loop: RunLoop) -> None:
         for number in range(3):
             client = ClientId(f"c{number}")
-            await conductor.post(events.Joined(client, "t", 10, "", "cpu"))
+            await run_loop.post(events.Joined(client, "t", 10, "", "cpu"))
             told = (tmp_path / "journal").read_bytes()
             assert f'"client":"c{number}"'.encode() in told
 
@@ -189,10 +189,10 @@ def test_events_that_come_together_are_synced_once(
         batches.append(len(bodies))
         journal_append(journal, bodies)
 
-    async def script(conductor: Conductor) -> None:
+    async def script(run_loop: RunLoop) -> None:
         monkeypatch.setattr(Journal, "append", counting)
         joins = [events.Joined(ClientId(f"c{i}"), "t", 10, "", "cpu") for i in range(50)]
-        await asyncio.gather(*(conductor.post(event) for event in joins))
+        await asyncio.gather(*(run_loop.post(event) for event in joins))
 
     conduct(tmp_path, script)
     assert sum(batches) == 50
@@ -204,32 +204,32 @@ def test_a_step_that_opens_and_is_stopped_in_one_batch_is_no_failure(
 ) -> None:
     """The second vote is taken, and the stop with it, before the sum of the next step exists."""
 
-    async def script(conductor: Conductor) -> None:
-        await begin(conductor, manifest)
-        await answer_all(conductor)
-        await conductor.post(spooled(conductor, C1))
-        last = spooled(conductor, C2)
+    async def script(run_loop: RunLoop) -> None:
+        await begin(run_loop, manifest)
+        await answer_all(run_loop)
+        await run_loop.post(spooled(run_loop, C1))
+        last = spooled(run_loop, C2)
         posts = (last, events.StopAsked(), last)
-        replies = await asyncio.gather(*(conductor.post(event) for event in posts))
+        replies = await asyncio.gather(*(run_loop.post(event) for event in posts))
         assert replies == [Reply.ACCEPTED, Reply.DONE, Reply.ALREADY_ACCEPTED]
-        await conductor.model_written.wait()
-        assert (conductor.state.rounds_done, conductor.state.stopped) == (1, True)
+        await run_loop.model_written.wait()
+        assert (run_loop.state.rounds_done, run_loop.state.stopped) == (1, True)
 
     conduct(tmp_path, script)
 
 
 def test_a_start_and_a_stop_in_one_batch_is_no_failure(tmp_path: Path, manifest: Manifest) -> None:
-    async def script(conductor: Conductor) -> None:
+    async def script(run_loop: RunLoop) -> None:
         digest = manifest.digest.hex()
-        await conductor.post(events.Joined(C1, "t", 10, digest, "cpu"))
-        await conductor.post(events.Joined(C2, "t", 10, digest, "cpu"))
+        await run_loop.post(events.Joined(C1, "t", 10, digest, "cpu"))
+        await run_loop.post(events.Joined(C2, "t", 10, digest, "cpu"))
         initial = initial_vector(manifest, SETTINGS.seed)
-        conductor.store.save_initial(manifest, initial)
+        run_loop.store.save_initial(manifest, initial)
         model = ModelState(manifest, initial)
         described = events.Initialized(C1, digest, model.initial_digest.hex(), 0, "", 0, "")
-        await asyncio.gather(conductor.post(described, model), conductor.post(events.StopAsked()))
-        await conductor.model_written.wait()
-        assert conductor.state.finished and conductor.state.last_step == 1
+        await asyncio.gather(run_loop.post(described, model), run_loop.post(events.StopAsked()))
+        await run_loop.model_written.wait()
+        assert run_loop.state.finished and run_loop.state.last_step == 1
 
     conduct(tmp_path, script)
 
@@ -237,29 +237,29 @@ def test_a_start_and_a_stop_in_one_batch_is_no_failure(tmp_path: Path, manifest:
 def test_a_model_that_was_not_accepted_does_not_become_current(
     tmp_path: Path, manifest: Manifest
 ) -> None:
-    async def script(conductor: Conductor) -> None:
-        await begin(conductor, manifest)
-        known = conductor.model
+    async def script(run_loop: RunLoop) -> None:
+        await begin(run_loop, manifest)
+        known = run_loop.model
         other = ModelState(manifest, initial_vector(manifest, seed=6))
         event = events.Initialized(C2, "other", other.initial_digest.hex(), 0, "", 0, "")
-        assert await conductor.post(event, other) is Reply.CONFLICT
-        assert conductor.model is known
+        assert await run_loop.post(event, other) is Reply.CONFLICT
+        assert run_loop.model is known
 
     conduct(tmp_path, script)
 
 
 def test_a_failing_worker_ends_the_coordinator_loudly(tmp_path: Path, manifest: Manifest) -> None:
-    async def script(conductor: Conductor) -> None:
-        await begin(conductor, manifest)
-        event = spooled(conductor, C1)
-        other = spooled(conductor, C2)
+    async def script(run_loop: RunLoop) -> None:
+        await begin(run_loop, manifest)
+        event = spooled(run_loop, C1)
+        other = spooled(run_loop, C2)
         assert isinstance(other, events.UploadReceived)
-        step = conductor.state.step
+        step = run_loop.state.step
         assert step is not None
-        conductor.spool.verified(step.number, C2, bytes.fromhex(other.digest)).unlink()
-        await conductor.post(event)
-        await conductor.post(other)
-        await step_over(conductor, step.number)
+        run_loop.spool.stored(step.number, C2, bytes.fromhex(other.digest)).drop()
+        await run_loop.post(event)
+        await run_loop.post(other)
+        await step_over(run_loop, step.number)
 
     with pytest.raises(StateError, match="is missing, an accepted upload: restore"):
         conduct(tmp_path, script)
@@ -273,9 +273,9 @@ def test_a_broken_disk_ends_the_coordinator_before_it_promises(
     def broken(_journal: Journal, _bodies: list[bytes]) -> None:
         raise OSError(5, "Input/output error")
 
-    async def script(conductor: Conductor) -> None:
+    async def script(run_loop: RunLoop) -> None:
         monkeypatch.setattr(Journal, "append", broken)
-        replied.append(await conductor.post(events.Joined(C1, "t", 10, "", "cpu")))
+        replied.append(await run_loop.post(events.Joined(C1, "t", 10, "", "cpu")))
 
     with pytest.raises(OSError, match="Input/output"):
         conduct(tmp_path, script)
@@ -291,25 +291,25 @@ def test_a_full_disk_is_waited_for_and_said(tmp_path: Path, point: str) -> None:
         if name == point and next(full, False):
             strike("full", name)
 
-    async def script(conductor: Conductor) -> None:
-        conductor.room = Room(pause=lambda _s: told.append(conductor.waiting_for()))
+    async def script(run_loop: RunLoop) -> None:
+        run_loop.disk_space = DiskSpaceWaiter(pause=lambda _s: told.append(run_loop.waiting_for()))
         install(hook)
         try:
-            reply = await conductor.post(events.Joined(C1, "t", 10, "", "cpu"))
+            reply = await run_loop.post(events.Joined(C1, "t", 10, "", "cpu"))
         finally:
             install(None)
         assert reply is Reply.DONE
-        assert C1 in conductor.state.members
-        assert "disk" not in conductor.waiting_for()
+        assert C1 in run_loop.state.members
+        assert "disk" not in run_loop.waiting_for()
 
     conduct(tmp_path, script)
     assert len(told) == 2
     said = r"room on the disk of --state-dir, which has [\d.]+ MB free \(No space left on device\)"
     assert all(re.fullmatch(said, text) for text in told), told
-    assert C1 in open_conductor_state(tmp_path).members
+    assert C1 in reopened_state(tmp_path).members
 
 
-def open_conductor_state(folder: Path) -> RunState:
+def reopened_state(folder: Path) -> RunState:
     journal = Journal(folder / "journal")
     try:
         return open_run(journal, SETTINGS, Ledger())[0]
@@ -317,15 +317,15 @@ def open_conductor_state(folder: Path) -> RunState:
         journal.close()
 
 
-def test_a_conductor_that_ends_waits_for_no_room(tmp_path: Path) -> None:
+def test_a_run_loop_that_ends_stops_waiting_for_disk_space(tmp_path: Path) -> None:
     def hook(name: str) -> None:
         if name == "journal.append":
             strike("full", name)
 
-    async def script(conductor: Conductor) -> None:
+    async def script(run_loop: RunLoop) -> None:
         install(hook)
-        posting = asyncio.ensure_future(conductor.post(events.Joined(C1, "t", 10, "", "cpu")))
-        while not conductor.room.missing:
+        posting = asyncio.ensure_future(run_loop.post(events.Joined(C1, "t", 10, "", "cpu")))
+        while not run_loop.disk_space.blocked_on:
             await asyncio.sleep(0)
         posting.cancel()
 
@@ -335,33 +335,33 @@ def test_a_conductor_that_ends_waits_for_no_room(tmp_path: Path) -> None:
         install(None)
 
 
-def test_news_wakes_those_who_wait_for_a_task(tmp_path: Path, manifest: Manifest) -> None:
-    async def script(conductor: Conductor) -> None:
-        news = conductor.news()
-        await conductor.post(events.Tick())
-        assert not news.is_set(), "nobody's task has changed"
-        await begin(conductor, manifest)
-        assert news.is_set()
-        assert not conductor.news().is_set()
+def test_a_change_of_tasks_wakes_the_clients_that_wait(tmp_path: Path, manifest: Manifest) -> None:
+    async def script(run_loop: RunLoop) -> None:
+        changed = run_loop.tasks_changed()
+        await run_loop.post(events.Tick())
+        assert not changed.is_set(), "nobody's task has changed"
+        await begin(run_loop, manifest)
+        assert changed.is_set()
+        assert not run_loop.tasks_changed().is_set()
 
     conduct(tmp_path, script)
 
 
 def test_the_sum_is_the_mean_of_what_was_spooled(tmp_path: Path, manifest: Manifest) -> None:
-    async def script(conductor: Conductor) -> None:
-        await begin(conductor, manifest)
-        await answer_all(conductor)
-        model = conductor.model
+    async def script(run_loop: RunLoop) -> None:
+        await begin(run_loop, manifest)
+        await answer_all(run_loop)
+        model = run_loop.model
         assert model is not None and model.values is not None
         answers = [
             Stream(0, "answer", client, 0).uniform(model.values.size).astype(np.float32)
             for client in (C1, C2)
         ]
-        await answer_all(conductor)
-        assert conductor.model is not None and conductor.model.values is not None
+        await answer_all(run_loop)
+        assert run_loop.model is not None and run_loop.model.values is not None
         # Equal weights: the mean in double precision, which is exact for two floats, on the grid.
         grid = [np.rint(answer.astype(np.float64) * 2.0**36) * 2.0**-36 for answer in answers]
         expected = ((grid[0] + grid[1]) / 2).astype(np.float32)
-        np.testing.assert_array_equal(conductor.model.values, expected)
+        np.testing.assert_array_equal(run_loop.model.values, expected)
 
     conduct(tmp_path, script)

@@ -9,8 +9,8 @@ import pytest
 from server.run_loop_harness import C1, C2, begin, conduct
 from ssfl.method.manifest import Manifest
 from ssfl.server.loop import ticker as module
-from ssfl.server.loop.presence import LOST_AFTER_S, Sessions
-from ssfl.server.loop.run_loop import Conductor
+from ssfl.server.loop.presence import LOST_AFTER_S, PresenceTable
+from ssfl.server.loop.run_loop import RunLoop
 from ssfl.server.loop.ticker import _Teller, look_for_lost, tick
 from ssfl.server.run import events
 from ssfl.server.run.state import Phase
@@ -23,29 +23,29 @@ class Clock:
         return self.now_s
 
 
-async def until(conductor: Conductor, phase: Phase) -> None:
-    while conductor.state.phase is not phase:
+async def until(run_loop: RunLoop, phase: Phase) -> None:
+    while run_loop.state.phase is not phase:
         await asyncio.sleep(0)
 
 
 def test_who_is_silent_for_too_long_is_lost_until_heard_of_again(
     tmp_path: Path, manifest: Manifest
 ) -> None:
-    async def script(conductor: Conductor) -> None:
-        clock = conductor.clock = Clock()
-        sessions = Sessions()
-        await begin(conductor, manifest)
+    async def script(run_loop: RunLoop) -> None:
+        clock = run_loop.clock = Clock()
+        sessions = PresenceTable()
+        await begin(run_loop, manifest)
         for client in (C1, C2):
             sessions.heard(client, clock())
         clock.now_s += LOST_AFTER_S
         sessions.heard(C2, clock())
-        await look_for_lost(conductor, sessions)
-        assert conductor.state.lost == {C1}
-        await until(conductor, Phase.WAITING)
+        await look_for_lost(run_loop, sessions)
+        assert run_loop.state.lost == {C1}
+        await until(run_loop, Phase.WAITING)
         sessions.heard(C1, clock())
-        await look_for_lost(conductor, sessions)
-        assert conductor.state.lost == frozenset()
-        await until(conductor, Phase.SCORE)
+        await look_for_lost(run_loop, sessions)
+        assert run_loop.state.lost == frozenset()
+        await until(run_loop, Phase.SCORE)
 
     conduct(tmp_path, script)
 
@@ -55,21 +55,21 @@ def test_a_process_that_stood_still_blames_nobody(
 ) -> None:
     monkeypatch.setattr(module, "TICK_S", 0.0)
 
-    async def script(conductor: Conductor) -> None:
-        clock = conductor.clock = Clock()
-        sessions = Sessions()
-        await begin(conductor, manifest)
+    async def script(run_loop: RunLoop) -> None:
+        clock = run_loop.clock = Clock()
+        sessions = PresenceTable()
+        await begin(run_loop, manifest)
         for client in (C1, C2):
             sessions.heard(client, clock())
-        began_s = conductor.state.step_began_s
-        ticking = asyncio.ensure_future(tick(conductor, sessions))
+        began_s = run_loop.state.step_began_s
+        ticking = asyncio.ensure_future(tick(run_loop, sessions))
         await asyncio.sleep(0)
         clock.now_s += 10_000.0
-        while conductor.state.step_began_s == began_s:
+        while run_loop.state.step_began_s == began_s:
             await asyncio.sleep(0)
-        assert conductor.state.step_began_s == began_s + 10_000.0
+        assert run_loop.state.step_began_s == began_s + 10_000.0
         await asyncio.sleep(0)
-        assert not conductor.state.lost
+        assert not run_loop.state.lost
         ticking.cancel()
 
     conduct(tmp_path, script)
@@ -84,22 +84,22 @@ def test_a_run_that_cannot_go_on_says_so_at_once_with_who_is_missing(
     monkeypatch.setattr(module, "TICK_S", 0.0)
     caplog.set_level(logging.INFO)
 
-    async def script(conductor: Conductor) -> None:
-        clock = conductor.clock = Clock()
-        sessions = Sessions()
-        await begin(conductor, manifest)
+    async def script(run_loop: RunLoop) -> None:
+        clock = run_loop.clock = Clock()
+        sessions = PresenceTable()
+        await begin(run_loop, manifest)
         sessions.heard(C1, clock())
         sessions.heard(C2, clock())
-        ticking = asyncio.ensure_future(tick(conductor, sessions))
+        ticking = asyncio.ensure_future(tick(run_loop, sessions))
         for _ in range(10):
             clock.now_s += 4.0
             sessions.heard(C1, clock())
             await asyncio.sleep(0.001)
-        await until(conductor, Phase.WAITING)
+        await until(run_loop, Phase.WAITING)
         while "WAITING" not in caplog.text:
             await asyncio.sleep(0)
         sessions.heard(C2, clock())
-        await until(conductor, Phase.SCORE)
+        await until(run_loop, Phase.SCORE)
         while "the run goes on" not in caplog.text:
             await asyncio.sleep(0)
         ticking.cancel()
@@ -115,15 +115,15 @@ def test_a_stalled_run_that_is_paused_does_not_go_on(
 ) -> None:
     caplog.set_level(logging.INFO)
 
-    async def script(conductor: Conductor) -> None:
-        await begin(conductor, manifest)
-        await conductor.post(events.Lost(C2))
-        teller = _Teller(conductor, Sessions())
+    async def script(run_loop: RunLoop) -> None:
+        await begin(run_loop, manifest)
+        await run_loop.post(events.Lost(C2))
+        teller = _Teller(run_loop, PresenceTable())
         teller.tell(1000.0)
-        await conductor.post(events.PauseAsked(1.7e9))
-        assert conductor.state.stall is None
+        await run_loop.post(events.PauseAsked(1.7e9))
+        assert run_loop.state.stall is None
         teller.tell(1100.0)
-        await conductor.post(events.ResumeAsked())
+        await run_loop.post(events.ResumeAsked())
         teller.tell(1200.0)
 
     conduct(tmp_path, script)

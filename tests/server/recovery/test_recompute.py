@@ -11,7 +11,7 @@ from ssfl.method.manifest import Manifest
 from ssfl.method.settings import RunSettings
 from ssfl.method.strategies import strategy_for
 from ssfl.method.strategies.contract import ClientId, Work
-from ssfl.server.loop.run_loop import Conductor
+from ssfl.server.loop.run_loop import RunLoop
 from ssfl.server.recovery.recompute import Refold, Verdict
 from ssfl.server.recovery.state_dir_check import file_problems, read_state
 from ssfl.server.run import events
@@ -27,33 +27,33 @@ SETTINGS = RunSettings(
 )  # fmt: skip
 
 
-async def begin(conductor: Conductor, manifest: Manifest) -> None:
+async def begin(run_loop: RunLoop, manifest: Manifest) -> None:
     for number, client in enumerate(CLIENTS):
         joined = events.Joined(client, "t", 10 + number, manifest.digest.hex(), "cpu")
-        await conductor.post(joined)
+        await run_loop.post(joined)
     initial = initial_vector(manifest, SETTINGS.seed)
-    conductor.store.save_initial(manifest, initial)
+    run_loop.store.save_initial(manifest, initial)
     model = strategy_for(SETTINGS).begin(manifest, initial)
     digest = model.initial_digest.hex()
     first = events.Initialized(CLIENTS[0], manifest.digest.hex(), digest, 0, "", 0, "")
-    await conductor.post(first, model)
+    await run_loop.post(first, model)
 
 
-async def disturbed_step(conductor: Conductor, chance: random.Random) -> None:
+async def disturbed_step(run_loop: RunLoop, chance: random.Random) -> None:
     """Lose two of those who are asked for an update, let the others answer in any order."""
-    step = conductor.state.step
+    step = run_loop.state.step
     assert step is not None
     if step.work is Work.TRAIN:
         for client in chance.sample(sorted(step.cohort), 2):
-            await conductor.post(events.Lost(client))
-            await conductor.post(events.Tick())
-    while (now := conductor.state.step) and now.number == step.number and now.closed is None:
-        here = sorted(now.pending - conductor.state.lost)
-        reply = await conductor.post(spooled(conductor, chance.choice(here)))
+            await run_loop.post(events.Lost(client))
+            await run_loop.post(events.Tick())
+    while (now := run_loop.state.step) and now.number == step.number and now.closed is None:
+        here = sorted(now.pending - run_loop.state.lost)
+        reply = await run_loop.post(spooled(run_loop, chance.choice(here)))
         assert reply is Reply.ACCEPTED
-    await step_over(conductor, step.number)
+    await step_over(run_loop, step.number)
     for client in CLIENTS:
-        await conductor.post(events.Returned(client))
+        await run_loop.post(events.Returned(client))
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -63,17 +63,17 @@ def test_what_counted_makes_the_model_again(
     chance = random.Random(seed)
     finals: list[str] = []
 
-    async def script(conductor: Conductor) -> None:
-        conductor.spool = Spool(tmp_path / "spool", tmp_path / "accepted")
-        conductor.spool.set_aside(*newest_counted(conductor.state))  # as at every start
-        if not conductor.state.members:
-            await begin(conductor, plain_manifest)
+    async def script(run_loop: RunLoop) -> None:
+        run_loop.spool = Spool(tmp_path / "spool", tmp_path / "accepted")
+        run_loop.spool.set_aside(*newest_counted(run_loop.state))  # as at every start
+        if not run_loop.state.members:
+            await begin(run_loop, plain_manifest)
         for _ in range(4):
-            if not conductor.state.finished:
-                await disturbed_step(conductor, chance)
-        if conductor.state.finished:
-            await conductor.model_written.wait()
-            finals.append(conductor.state.base_digest)
+            if not run_loop.state.finished:
+                await disturbed_step(run_loop, chance)
+        if run_loop.state.finished:
+            await run_loop.model_written.wait()
+            finals.append(run_loop.state.base_digest)
 
     while not finals:
         conduct(tmp_path, script, SETTINGS)

@@ -13,8 +13,8 @@ from ssfl.method.manifest import Manifest
 from ssfl.server.accounting.ledger import Ledger
 from ssfl.server.errors import StateError
 from ssfl.server.history.run_history import Newest
-from ssfl.server.loop import run_loop as conductor_module
-from ssfl.server.loop.run_loop import Conductor
+from ssfl.server.loop import run_loop as run_loop_module
+from ssfl.server.loop.run_loop import RunLoop
 from ssfl.server.recovery import snapshot
 from ssfl.server.recovery.recover import open_run
 from ssfl.server.recovery.snapshot import Told, read_snapshot, replay, write_snapshot
@@ -141,13 +141,13 @@ def test_settings_that_may_change_are_those_of_the_new_start(journal: Journal) -
 def test_a_running_coordinator_keeps_a_snapshot(
     tmp_path: Path, manifest: Manifest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(conductor_module, "EVERY_BYTES", 1)
+    monkeypatch.setattr(run_loop_module, "EVERY_BYTES", 1)
 
-    async def script(conductor: Conductor) -> None:
-        await begin(conductor, manifest)
-        while not conductor.state.finished:
-            await answer_all(conductor)
-        await conductor.model_written.wait()
+    async def script(run_loop: RunLoop) -> None:
+        await begin(run_loop, manifest)
+        while not run_loop.state.finished:
+            await answer_all(run_loop)
+        await run_loop.model_written.wait()
 
     conduct(tmp_path, script)
     known = read_snapshot(tmp_path / "journal", SETTINGS)
@@ -161,13 +161,13 @@ def test_a_snapshot_that_cannot_be_written_costs_nothing_but_time(
     def full(*_: object) -> int:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(conductor_module, "EVERY_BYTES", 1)
-    monkeypatch.setattr(conductor_module, "write_snapshot", full)
+    monkeypatch.setattr(run_loop_module, "EVERY_BYTES", 1)
+    monkeypatch.setattr(run_loop_module, "write_snapshot", full)
 
-    async def script(conductor: Conductor) -> None:
-        await begin(conductor, manifest)
-        while not conductor.state.finished:
-            await answer_all(conductor)
+    async def script(run_loop: RunLoop) -> None:
+        await begin(run_loop, manifest)
+        while not run_loop.state.finished:
+            await answer_all(run_loop)
 
     conduct(tmp_path, script)
     assert not (tmp_path / "snapshot.json").exists()

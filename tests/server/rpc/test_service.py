@@ -16,8 +16,8 @@ import grpc.aio
 import numpy as np
 import pytest
 
-from server.run_loop_harness import SETTINGS, conduct, desk_of
-from server.step_harness import C1, C2, Steps, announced
+from server.run_loop_harness import SETTINGS, conduct, context_of
+from server.step_harness import C1, C2, Steps, announced, receiver_of
 from ssfl.client.coding import read_values
 from ssfl.codec import blocks, reference
 from ssfl.method.manifest import Manifest
@@ -25,12 +25,11 @@ from ssfl.method.model_state import values_digest
 from ssfl.method.settings import RunSettings
 from ssfl.method.strategies.contract import ClientId, Work
 from ssfl.server.broadcast.payloads import Broadcast, Form
-from ssfl.server.loop.presence import Sessions
-from ssfl.server.loop.run_loop import Conductor
+from ssfl.server.loop.presence import PresenceTable
+from ssfl.server.loop.run_loop import RunLoop
 from ssfl.server.rpc.interceptors import StatusInterceptor
 from ssfl.server.rpc.service import CoordinatorService
 from ssfl.server.run import events
-from ssfl.server.uploads.receive import Uploads
 from ssfl.v1 import coordinator_pb2 as pb
 from ssfl.v1 import coordinator_pb2_grpc, transfer_pb2
 
@@ -39,12 +38,12 @@ ALL = tuple(range(1, 11))
 
 @asynccontextmanager
 async def served(
-    conductor: Conductor, reference_coding: str, sessions: Sessions | None = None
+    run_loop: RunLoop, reference_coding: str, sessions: PresenceTable | None = None
 ) -> AsyncIterator[Any]:
-    """Serve a conductor on a port of its own; yield a stub that calls it."""
-    uploads = Uploads(conductor.spool, conductor.ledger, slots=8, no_progress_s=30.0)
-    service = CoordinatorService(desk_of(conductor, sessions), uploads, reference_coding)
-    server = grpc.aio.server(interceptors=[StatusInterceptor(conductor.refusals)])
+    """Serve a run_loop on a port of its own; yield a stub that calls it."""
+    uploads = receiver_of(run_loop)
+    service = CoordinatorService(context_of(run_loop, sessions), uploads, reference_coding)
+    server = grpc.aio.server(interceptors=[StatusInterceptor(run_loop.refusals)])
     coordinator_pb2_grpc.add_CoordinatorServiceServicer_to_server(service, server)
     port = server.add_insecure_port("127.0.0.1:0")
     await server.start()
@@ -93,12 +92,12 @@ def tell(
 ) -> None:
     """Bring a run to its first round, with clients that read everything, and serve it."""
 
-    async def script(conductor: Conductor) -> None:
-        steps = await Steps(conductor, manifest).training()
+    async def script(run_loop: RunLoop) -> None:
+        steps = await Steps(run_loop, manifest).training()
         for client in (C1, C2):
             digest = manifest.digest.hex()
-            await conductor.post(events.Joined(client, "t", 10, digest, "cpu", encodings=ALL))
-        async with served(conductor, reference_coding) as stub:
+            await run_loop.post(events.Joined(client, "t", 10, digest, "cpu", encodings=ALL))
+        async with served(run_loop, reference_coding) as stub:
             await story(steps, stub)
 
     conduct(folder, script, settings)
@@ -129,7 +128,7 @@ def test_each_client_gets_its_own_form_and_each_is_made_once(
     tmp_path: Path, manifest: Manifest, built: Counter[Form]
 ) -> None:
     async def story(steps: Steps, stub: Any) -> None:
-        model = steps.conductor.model
+        model = steps.run_loop.model
         assert model is not None and model.mask is not None
         first, base = model.base_digest, steps.base.copy()
         mine: dict[str, Any] = {
@@ -158,12 +157,12 @@ def test_each_client_gets_its_own_form_and_each_is_made_once(
 def test_a_client_that_was_away_was_asked_when_it_takes_its_task_again(
     tmp_path: Path, manifest: Manifest
 ) -> None:
-    async def script(conductor: Conductor) -> None:
-        steps, sessions = await Steps(conductor, manifest).training(), Sessions()
+    async def script(run_loop: RunLoop) -> None:
+        steps, sessions = await Steps(run_loop, manifest).training(), PresenceTable()
         asked = pb.NextTaskRequest(caller=steps.caller(C1))
         seconds = count(1.0)
-        conductor.clock = lambda: next(seconds)
-        async with served(conductor, "off", sessions) as stub:
+        run_loop.clock = lambda: next(seconds)
+        async with served(run_loop, "off", sessions) as stub:
             task, data = await task_of(stub, asked)
             first_s = sessions.get(C1, 0.0).asked_s
             await task_of(stub, asked)

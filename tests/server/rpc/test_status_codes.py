@@ -9,7 +9,8 @@ from ssfl.codec.errors import ChecksumMismatch, CodecError, MaskError
 from ssfl.method.errors import ManifestError
 from ssfl.server import errors
 from ssfl.server.errors import Refusal, VersionUnsupported
-from ssfl.server.rpc.status_codes import REASONS, STATUS, reason_of, status_of
+from ssfl.server.loop.refusals import REASONS, reason_of
+from ssfl.server.rpc.status_codes import STATUS, status_of
 
 WIRE_FORMAT = Path(__file__).parents[3] / "docs" / "wire-format.md"
 

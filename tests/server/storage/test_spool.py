@@ -6,18 +6,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from server.step_harness import staged
 from ssfl.codec import DigestMismatch
 from ssfl.method.strategies.contract import ClientId
 from ssfl.server.errors import StateError
-from ssfl.server.storage.spool import (
-    Spool,
-    append,
-    check_digest,
-    check_stored,
-    plain_file,
-    read_sums,
-    read_values,
-)
+from ssfl.server.storage.spool import Spool, check_stored, read_sums
+from ssfl.server.storage.upload_files import StoredValues
 
 C1 = ClientId("c1")
 ONE, TWO = hashlib.sha256(b"one").digest(), hashlib.sha256(b"two").digest()
@@ -34,28 +28,28 @@ def names(spool: Spool) -> list[str]:
 
 def test_an_upload_resumes_at_the_length_of_its_file(spool: Spool) -> None:
     part = spool.part(3, C1, ONE)
-    assert part.stat().st_size == 0
-    append(part, b"abc")
-    append(part, b"defg")
+    assert part.num_bytes == 0
+    part.append(b"abc")
+    part.append(b"defg")
     again = spool.part(3, C1, ONE)
-    assert again == part and again.stat().st_size == 7
-    assert again.read_bytes() == b"abcdefg"
+    assert again == part and again.num_bytes == 7
+    assert again.path.read_bytes() == b"abcdefg"
 
 
 def test_nobody_else_may_look_at_uploads(spool: Spool) -> None:
-    folder = spool.part(3, C1, ONE).parent
+    folder = spool.part(3, C1, ONE).path.parent
     assert stat.S_IMODE(folder.stat().st_mode) == 0o700
 
 
 def test_another_digest_replaces_an_unfinished_upload(spool: Spool) -> None:
-    append(spool.part(3, C1, ONE), b"abc")
-    assert spool.part(3, C1, TWO).stat().st_size == 0
+    spool.part(3, C1, ONE).append(b"abc")
+    assert spool.part(3, C1, TWO).num_bytes == 0
     assert names(spool) == [f"3/c1.{TWO.hex()[:16]}.part"]
 
 
 def test_uploads_of_other_clients_and_steps_stay(spool: Spool) -> None:
     for step, client in ((3, "c1"), (3, "c1.x"), (3, "c11"), (3, "c"), (4, "c1")):
-        append(spool.part(step, ClientId(client), ONE), b"abc")
+        spool.part(step, ClientId(client), ONE).append(b"abc")
     spool.part(3, C1, TWO)
     assert names(spool) == [
         f"3/c.{ONE.hex()[:16]}.part",
@@ -70,21 +64,21 @@ def test_a_kept_upload_has_its_final_name_and_is_synced_before(
     spool: Spool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     part = spool.part(3, C1, ONE)
-    append(part, b"abc")
+    part.append(b"abc")
     synced: list[bool] = []
-    monkeypatch.setattr(os, "fsync", lambda _descriptor: synced.append(part.exists()))
-    spool.keep(part, part)
+    monkeypatch.setattr(os, "fsync", lambda _descriptor: synced.append(part.path.exists()))
+    spool.keep(part, part.values)
     assert synced == [True, False], "the content before the rename, the folder after it"
-    assert not part.exists()
-    assert spool.verified(3, C1, ONE).read_bytes() == b"abc"
+    assert not part.path.exists()
+    assert spool.stored(3, C1, ONE).path.read_bytes() == b"abc"
 
 
 def test_a_kept_upload_is_not_touched_by_a_new_one(spool: Spool) -> None:
-    append(spool.part(3, C1, ONE), b"abc")
+    spool.part(3, C1, ONE).append(b"abc")
     part = spool.part(3, C1, ONE)
-    spool.keep(part, part)
-    append(spool.part(3, C1, TWO), b"xyz")
-    assert spool.verified(3, C1, ONE).read_bytes() == b"abc"
+    spool.keep(part, part.values)
+    spool.part(3, C1, TWO).append(b"xyz")
+    assert spool.stored(3, C1, ONE).path.read_bytes() == b"abc"
 
 
 def test_a_step_that_is_over_is_dropped_with_all_before_it(spool: Spool) -> None:
@@ -97,12 +91,12 @@ def test_a_step_that_is_over_is_dropped_with_all_before_it(spool: Spool) -> None
 
 def test_an_upload_under_way_finds_no_place_when_its_step_is_over(spool: Spool) -> None:
     part = spool.part(3, C1, ONE)
-    append(part, b"abc")
+    part.append(b"abc")
     spool.drop_through(3)
     with pytest.raises(FileNotFoundError):
-        append(part, b"def")
+        part.append(b"def")
     with pytest.raises(FileNotFoundError):
-        spool.keep(part, part)
+        spool.keep(part, part.values)
 
 
 def test_dropping_what_is_not_there_is_no_error(spool: Spool) -> None:
@@ -121,53 +115,52 @@ def test_after_a_restart_only_the_open_step_stays(spool: Spool) -> None:
 
 def test_the_digest_of_the_whole_file_is_checked(spool: Spool) -> None:
     part = spool.part(3, C1, ONE)
-    append(part, b"o")
-    append(part, b"ne")
-    check_digest(part, ONE)
-    append(part, b"!")
+    part.append(b"o")
+    part.append(b"ne")
+    part.check_digest(ONE)
+    part.append(b"!")
     with pytest.raises(DigestMismatch) as caught:
-        check_digest(part, ONE)
+        part.check_digest(ONE)
     assert caught.value.expected == ONE
     assert caught.value.actual == hashlib.sha256(b"one!").digest()
 
 
 def test_values_are_read_from_any_place(spool: Spool) -> None:
     part = spool.part(3, C1, ONE)
-    append(part, np.arange(10, dtype="<f4").tobytes())
-    assert read_values(part, 0, 4).tolist() == [0, 1, 2, 3]
-    assert read_values(part, 7, 4).tolist() == [7, 8, 9]
-    assert read_values(part, 10, 4).tolist() == []
-    assert read_values(part, 0, 4).dtype == np.float32
+    part.append(np.arange(10, dtype="<f4").tobytes())
+    assert part.values.read(0, 4).tolist() == [0, 1, 2, 3]
+    assert part.values.read(7, 4).tolist() == [7, 8, 9]
+    assert part.values.read(10, 4).tolist() == []
+    assert part.values.read(0, 4).dtype == np.float32
 
 
 def test_of_a_coded_upload_the_values_are_kept_and_the_bytes_dropped(
     spool: Spool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     part = spool.part(3, C1, ONE)
-    append(part, b"coded")
-    plain = plain_file(part)
-    plain.write_bytes(b"values")
+    part.append(b"coded")
+    plain = staged(part, b"values")
     synced: list[list[str]] = []
     monkeypatch.setattr(os, "fsync", lambda _descriptor: synced.append(names(spool)))
     spool.keep(part, plain)
     stem = f"3/c1.{ONE.hex()[:16]}"
-    assert synced == [sorted([f"{stem}.part", f"3/{plain.name}"]), [f"{stem}.bin"]]
-    assert spool.verified(3, C1, ONE).read_bytes() == b"values"
+    assert synced == [sorted([f"{stem}.part", f"3/{plain.path.name}"]), [f"{stem}.bin"]]
+    assert spool.stored(3, C1, ONE).path.read_bytes() == b"values"
 
 
 def test_values_without_their_upload_are_no_upload(spool: Spool) -> None:
     """A crash left them: the next upload starts at byte 0."""
     part = spool.part(3, C1, ONE)
-    assert plain_file(part) != plain_file(part), "each call decodes into a file of its own"
-    plain_file(part).write_bytes(b"values")
-    part.unlink()
-    assert spool.part(3, C1, ONE).stat().st_size == 0
+    two = {staged(part, b"values"), staged(part, b"values")}
+    assert len(two) == 2, "each call decodes into a file of its own"
+    part.drop()
+    assert spool.part(3, C1, ONE).num_bytes == 0
 
 
 def kept(spool: Spool, step: int, client: str, digest: bytes = ONE) -> str:
     part = spool.part(step, ClientId(client), digest)
-    append(part, client.encode())
-    spool.keep(part, part)
+    part.append(client.encode())
+    spool.keep(part, part.values)
     return digest.hex()
 
 
@@ -177,7 +170,7 @@ def test_with_a_place_for_them_uploads_that_counted_are_set_aside_with_their_dig
     spool = Spool(tmp_path / "spool", tmp_path / "accepted")
     counted = {ClientId(name): kept(spool, 3, name) for name in ("c1", "c2")}
     kept(spool, 3, "c3")  # verified, but the step was closed
-    append(spool.part(3, C1, TWO), b"late")
+    spool.part(3, C1, TWO).append(b"late")
     spool.set_aside(3, counted)
     assert names(spool) == []
     folder = tmp_path / "accepted" / "3"
@@ -188,7 +181,7 @@ def test_with_a_place_for_them_uploads_that_counted_are_set_aside_with_their_dig
         path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in folder.glob("*.bin")
     }
     spool.set_aside(3, counted)  # again, after a crash: nothing happens
-    append(spool.part(3, C1, TWO), b"late")
+    spool.part(3, C1, TWO).append(b"late")
     spool.set_aside(3, counted)
     assert (folder / f"c1.{ONE.hex()[:16]}.bin").read_bytes() == b"c1"
 
@@ -212,7 +205,7 @@ def test_sums_that_cannot_be_read_are_none(tmp_path: Path, text: bytes | None) -
 
 def test_what_is_half_decoded_does_not_outlive_the_process(spool: Spool) -> None:
     part = spool.part(3, C1, ONE)
-    plain_file(part).write_bytes(b"abc")
+    staged(part, b"abc")
     spool.drop_others(3)
     assert names(spool) == [f"3/c1.{ONE.hex()[:16]}.part"]
 
@@ -222,22 +215,22 @@ def test_where_only_one_client_is_asked_what_others_left_is_dropped(spool: Spool
     mine = spool.part(0, C1, ONE)
     spool.drop_clients_but(C1, 0)
     assert names(spool) == [f"0/c1.{ONE.hex()[:16]}.part"]
-    append(mine, b"abc")
+    mine.append(b"abc")
     with pytest.raises(FileNotFoundError):
-        append(gone, b"it was still sending")
+        gone.append(b"it was still sending")
     assert names(spool) == [f"0/c1.{ONE.hex()[:16]}.part"]
 
 
 def test_an_accepted_upload_that_changed_or_is_gone_is_named(tmp_path: Path) -> None:
-    path = tmp_path / "c1.bin"
-    path.write_bytes(b"four")
-    check_stored(path, hashlib.sha256(b"four").hexdigest())
-    check_stored(path, "")  # of a version that noted none
+    values = StoredValues(tmp_path / "c1.bin")
+    values.path.write_bytes(b"four")
+    check_stored(values, hashlib.sha256(b"four").hexdigest())
+    check_stored(values, "")  # of a version that noted none
     with pytest.raises(
         StateError, match=r"c1\.bin is damaged: it is not what was accepted; restore"
     ):
-        check_stored(path, hashlib.sha256(b"five").hexdigest())
-    path.unlink()
+        check_stored(values, hashlib.sha256(b"five").hexdigest())
+    values.drop()
     for stored in ("", "ab"):
         with pytest.raises(StateError, match=r"c1\.bin is missing, an accepted upload: restore"):
-            check_stored(path, stored)
+            check_stored(values, stored)

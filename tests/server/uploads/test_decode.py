@@ -1,5 +1,6 @@
 """Coded uploads: which are allowed, how large they may be, and what is left of them on disk."""
 
+import hashlib
 from collections.abc import Callable
 from pathlib import Path
 
@@ -10,6 +11,7 @@ import pytest
 from server.step_harness import announced
 from ssfl.codec import (
     CodecError,
+    DigestMismatch,
     MalformedPayload,
     TrailingBytes,
     TruncatedPayload,
@@ -21,10 +23,14 @@ from ssfl.codec import (
     scores,
 )
 from ssfl.codec.blocks import ValueCode
+from ssfl.method.manifest import Init, Manifest, Role, TensorSpec
 from ssfl.method.settings import RunSettings
+from ssfl.method.strategies.contract import ClientId
 from ssfl.server.errors import InvalidRequest, StaleBase
-from ssfl.server.rpc.status_codes import reason_of
-from ssfl.server.uploads.decode import check_scores, check_update, plain_scores, plain_update
+from ssfl.server.loop.refusals import reason_of
+from ssfl.server.storage.upload_files import PartialUpload, StoredValues
+from ssfl.server.uploads.decode import check_scores, check_update, score_blocks, update_blocks
+from ssfl.server.uploads.verify import ScoreCheck, VerifiedUpload, verify_coded, verify_plain
 from ssfl.v1 import transfer_pb2 as pb
 
 Vector = npt.NDArray[np.float32]
@@ -122,38 +128,78 @@ def numbers(size: int) -> tuple[Vector, Vector]:
     return base, (base + rng.normal(0, 1e-3, size)).astype(np.float32)
 
 
+MODEL = Manifest((TensorSpec("w", (blocks.BLOCK + 7,), Role.MASKED, Init("zeros")),))
+FINITE = ScoreCheck(ClientId("c1"), MODEL, signed=True)
+
+
+def received(folder: Path, data: bytes) -> PartialUpload:
+    part = PartialUpload(folder / "c1.0123.part")
+    part.path.write_bytes(data)
+    return part
+
+
+def in_blocks(
+    part: PartialUpload, payload: pb.Payload, base: Vector, settings: RunSettings
+) -> VerifiedUpload:
+    """Verify a coded update as an upload does."""
+    decoded = update_blocks(part.view(), payload, base, settings)
+    return verify_coded(part, payload.digest, decoded, FINITE)
+
+
 @pytest.mark.parametrize("against", [BASE_DIGEST, b""], ids=["base", "nothing"])
 @pytest.mark.parametrize("value_type", ["float32", *CODES])
-def test_a_coded_update_becomes_a_plain_file_beside_it(
+def test_a_coded_update_becomes_a_file_of_values_beside_it(
     tmp_path: Path, value_type: str, against: bytes
 ) -> None:
     encoding, code = CODES.get(value_type, (pb.ENCODING_REFERENCE, reference.CODE))
     base, trained = numbers(blocks.BLOCK + 7)
-    part = tmp_path / "c1.0123.part"
     data = bytes(blocks.encode(code, trained, base if against else None))
-    part.write_bytes(data)
+    part = received(tmp_path, data)
     settings = RunSettings(value_type=value_type)
-    plain = plain_update(part, announced(data, encoding, against), base, settings)
-    assert (plain.parent, plain.suffix) == (part.parent, ".plain")
+    found = in_blocks(part, announced(data, encoding, against), base, settings)
+    path = found.values.path
+    assert (path.parent, path.suffix) == (tmp_path, ".plain")
     expected = blocks.decode(code, data, base.size, base if against else None)
-    assert plain.read_bytes() == expected.tobytes()
-    assert part.read_bytes() == data, "still there, to be resumed"
+    assert path.read_bytes() == expected.tobytes()
+    assert (found.digest, found.num_values) == (found.values.digest(), base.size)
+    assert found.largest == np.abs(expected).max()
+    assert part.path.read_bytes() == data, "still there, to be resumed"
 
 
-def test_a_plain_upload_is_its_own_file(tmp_path: Path) -> None:
-    base, _ = numbers(10)
-    part = tmp_path / "c1.0123.part"
-    assert plain_update(part, of(pb.ENCODING_VALUES_ONLY, 40), base, EXACT) == part
-    assert plain_scores(part, of(pb.ENCODING_DENSE, 40), 10) == part
+def test_a_plain_upload_is_its_own_file_and_is_read_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    values, _ = numbers(blocks.BLOCK + 7)
+    part = received(tmp_path, values.tobytes())
+    digest, starts, read = part.digest(), list[int](), StoredValues.read
+
+    def counting(stored: StoredValues, start: int, count: int) -> Vector:
+        starts.append(start)
+        return read(stored, start, count)
+
+    monkeypatch.setattr(StoredValues, "read", counting)
+    monkeypatch.setattr(PartialUpload, "digest", None)
+    found = verify_plain(part, digest, values.size, FINITE)
+    assert found == VerifiedUpload(part.values, digest, values.size, float(np.abs(values).max()))
+    assert starts == [0, blocks.BLOCK]
+
+
+def test_bytes_that_were_damaged_on_the_way_are_no_fault_of_the_values(tmp_path: Path) -> None:
+    """The digest is compared first, also where a value of the damaged bytes breaks the rule."""
+    values, _ = numbers(10)
+    for damaged in (np.full(10, np.nan, np.float32), values + np.float32(1)):
+        part = received(tmp_path, damaged.tobytes())
+        with pytest.raises(DigestMismatch):
+            verify_plain(part, hashlib.sha256(values.tobytes()).digest(), 10, FINITE)
 
 
 def test_compact_scores_become_plain_ones(tmp_path: Path) -> None:
     found = np.abs(numbers(scores.BLOCK + 7)[0])
-    part = tmp_path / "c1.0123.part"
     data = bytes(scores.encode(found, 1000, np.zeros(found.size, dtype=np.uint32)))
-    part.write_bytes(data)
-    plain = plain_scores(part, announced(data, pb.ENCODING_SCORES), found.size)
-    assert plain.read_bytes() == scores.decode(data, found.size).tobytes()
+    part, payload = received(tmp_path, data), announced(data, pb.ENCODING_SCORES)
+    decoded = score_blocks(part.view(), payload, found.size)
+    verified = verify_coded(part, payload.digest, decoded, FINITE)
+    assert verified.values.path.read_bytes() == scores.decode(data, found.size).tobytes()
 
 
 @pytest.mark.parametrize(
@@ -166,12 +212,12 @@ def test_compact_scores_become_plain_ones(tmp_path: Path) -> None:
     ],
     ids=["short", "long", "empty", "noise"],
 )
-def test_what_does_not_decode_is_refused(
+def test_what_does_not_decode_is_refused_and_leaves_no_values(
     tmp_path: Path, damage: Callable[[bytes], bytes], error: type[CodecError]
 ) -> None:
     base, trained = numbers(100)
-    part = tmp_path / "c1.0123.part"
     data = damage(bytes(blocks.encode(reference.CODE, trained, base)))
-    part.write_bytes(data)
+    part = received(tmp_path, data)
     with pytest.raises(error):
-        plain_update(part, announced(data, pb.ENCODING_REFERENCE, BASE_DIGEST), base, EXACT)
+        in_blocks(part, announced(data, pb.ENCODING_REFERENCE, BASE_DIGEST), base, EXACT)
+    assert list(tmp_path.iterdir()) == [part.path]

@@ -2,6 +2,7 @@
 
 import asyncio
 import threading
+import time
 import zlib
 from collections.abc import AsyncIterator, Awaitable, Callable
 from hashlib import sha256
@@ -12,12 +13,16 @@ import pytest
 
 from ssfl.codec import ChecksumMismatch, ChunkError, DigestMismatch, TrailingBytes, TruncatedPayload
 from ssfl.method.strategies.contract import ClientId
-from ssfl.server.accounting.ledger import Ledger
-from ssfl.server.errors import InvalidRequest, NoProgress, SessionEnded
-from ssfl.server.storage.spool import Spool, append, check_digest
+from ssfl.server.accounting.ledger import Direction, Ledger
+from ssfl.server.errors import BadValues, InvalidRequest, NoProgress, SessionEnded
+from ssfl.server.history.counters import ProcessCounters
+from ssfl.server.loop.refusals import Refusals
+from ssfl.server.storage.spool import Spool
+from ssfl.server.storage.upload_files import PartialUpload
 from ssfl.server.uploads import receive as module
 from ssfl.server.uploads.decode import check_payload
-from ssfl.server.uploads.receive import Expected, Sent, Uploads, first
+from ssfl.server.uploads.receive import Sent, UploadReceiver, first
+from ssfl.server.uploads.verify import VerifiedUpload
 from ssfl.v1 import coordinator_pb2 as pb
 from ssfl.v1 import transfer_pb2
 
@@ -26,8 +31,6 @@ PAYLOAD = bytes(range(100))
 ACCEPTED = transfer_pb2.Receipt(outcome=transfer_pb2.OUTCOME_ACCEPTED)
 CLOSED = transfer_pb2.Receipt(outcome=transfer_pb2.OUTCOME_STEP_CLOSED)
 DEADLINE_S = 30.0
-
-Accept = Callable[[Path, Sent], Awaitable[transfer_pb2.Receipt]]
 
 
 def announced(data: bytes = PAYLOAD) -> transfer_pb2.Payload:
@@ -50,15 +53,51 @@ async def sent(*requests: pb.SendUpdateRequest, hangs: bool = False) -> AsyncIte
         await asyncio.Event().wait()
 
 
-class Desk:
-    """Uploads over a spool in a folder, with a verifier that checks the digest alone."""
+class CheckedUpload:
+    """An upload of which the digest alone is checked."""
+
+    step, phase = 3, "values"
+
+    def __init__(
+        self, receiving: "Receiving", client: ClientId, payload: transfer_pb2.Payload
+    ) -> None:
+        self.client = client
+        self.payload = payload
+        self._receiving = receiving
+
+    def receipt_if_unwanted(self) -> transfer_pb2.Receipt | None:
+        return self._receiving.over
+
+    def received(self, sent: Sent) -> None:
+        self._receiving.sent.append(sent.num_bytes)
+
+    def verify(self, part: PartialUpload) -> VerifiedUpload:
+        part.check_digest(self.payload.digest)
+        return VerifiedUpload(part.values, self.payload.digest, 0, 0.0)
+
+    async def commit(self, part: PartialUpload, _: VerifiedUpload) -> transfer_pb2.Receipt:
+        self._receiving.kept.append(part.path.read_bytes())
+        return ACCEPTED
+
+
+class Receiving:
+    """A receiver over a spool in a folder."""
 
     def __init__(self, folder: Path, slots: int = 2, no_progress_s: float = DEADLINE_S) -> None:
         self.spool = Spool(folder)
         self.ledger = Ledger()
-        self.uploads = Uploads(self.spool, self.ledger, slots, no_progress_s)
+        self.counters = ProcessCounters()
+        self.refusals = Refusals(time.monotonic, lambda _name: True)
+        self.uploads = self.receiver(slots, no_progress_s)
         self.kept: list[bytes] = []
-        self.over: transfer_pb2.Receipt | None = None  # the answer, once it is not wanted
+        self.sent: list[int] = []  # bytes of each upload that was received whole
+        self.over: transfer_pb2.Receipt | None = None  # the receipt, once it is not wanted
+
+    def receiver(
+        self, slots: int, no_progress_s: float, clock: Callable[[], float] = time.monotonic
+    ) -> UploadReceiver:
+        parts = (self.spool, self.ledger, self.counters, self.refusals)
+        return UploadReceiver(*parts, slots, no_progress_s, clock)
 
     def stream(
         self,
@@ -66,21 +105,15 @@ class Desk:
         client: ClientId = C1,
         payload: transfer_pb2.Payload | None = None,
     ) -> AsyncIterator[Any]:
-        expected = Expected(client, 3, payload or announced(), "values", lambda: self.over)
-
-        async def accept(part: Path, _sent: Sent) -> transfer_pb2.Receipt:
-            check_digest(part, expected.payload.digest)
-            self.kept.append(part.read_bytes())
-            return ACCEPTED
-
-        return self.uploads.receive(expected, requests, pb.SendUpdateResponse, accept)
+        upload = CheckedUpload(self, client, payload or announced())
+        return self.uploads.receive(upload, requests, pb.SendUpdateResponse)
 
     async def receive(self, *requests: pb.SendUpdateRequest, **more: Any) -> list[str]:
         """Return the answers to an upload, in words."""
         answers = self.stream(sent(*requests, hangs=more.pop("hangs", False)), **more)
         return [word(answer) async for answer in answers]
 
-    def part(self) -> Path:
+    def part(self) -> PartialUpload:
         return self.spool.part(3, C1, announced().digest)
 
 
@@ -104,11 +137,11 @@ def run(story: Awaitable[Any]) -> Any:
 
 def test_header_grant_chunks_receipt(tmp_path: Path) -> None:
     async def story() -> None:
-        desk = Desk(tmp_path)
-        answers = await desk.receive(chunk(0, PAYLOAD[:60]), chunk(60, PAYLOAD[60:]))
+        receiving = Receiving(tmp_path)
+        answers = await receiving.receive(chunk(0, PAYLOAD[:60]), chunk(60, PAYLOAD[60:]))
         assert answers == ["grant 0", "OUTCOME_ACCEPTED"]
-        assert desk.kept == [PAYLOAD]
-        (row,) = desk.ledger.rows()
+        assert receiving.kept == [PAYLOAD]
+        (row,) = receiving.ledger.rows()
         assert (row["phase"], row["direction"], row["payload_bytes"]) == ("values", "up", 100)
         assert row["message_bytes"] > 100
 
@@ -117,12 +150,13 @@ def test_header_grant_chunks_receipt(tmp_path: Path) -> None:
 
 def test_a_cut_upload_goes_on_where_it_stopped(tmp_path: Path) -> None:
     async def story() -> None:
-        desk = Desk(tmp_path)
+        receiving = Receiving(tmp_path)
         with pytest.raises(TruncatedPayload, match="payload has 60 bytes, 100 were promised"):
-            await desk.receive(chunk(0, PAYLOAD[:60]))
-        again = Desk(tmp_path)  # also after a restart of the coordinator
+            await receiving.receive(chunk(0, PAYLOAD[:60]))
+        again = Receiving(tmp_path)  # also after a restart of the coordinator
         assert await again.receive(chunk(60, PAYLOAD[60:])) == ["grant 60", "OUTCOME_ACCEPTED"]
-        assert again.kept == [PAYLOAD]
+        assert again.kept == [PAYLOAD] and again.sent == [40], "the link carried the rest"
+        assert again.counters.resumes == {Direction.UP: 1}
 
     run(story())
 
@@ -131,24 +165,26 @@ def test_a_chunk_that_is_written_while_the_call_is_cut_off_counts_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def story() -> None:
-        desk, loop = Desk(tmp_path), asyncio.get_running_loop()
+        receiving, loop = Receiving(tmp_path), asyncio.get_running_loop()
         writes, goes_on = asyncio.Event(), threading.Event()
 
-        def held(part: Path, data: bytes) -> None:
+        append = PartialUpload.append
+
+        def held(part: PartialUpload, data: bytes) -> None:
             loop.call_soon_threadsafe(writes.set)
             assert goes_on.wait(DEADLINE_S)
             append(part, data)
 
         with monkeypatch.context() as patched:
-            patched.setattr(module, "append", held)
-            call = asyncio.ensure_future(desk.receive(chunk(0, PAYLOAD[:60]), hangs=True))
+            patched.setattr(PartialUpload, "append", held)
+            call = asyncio.ensure_future(receiving.receive(chunk(0, PAYLOAD[:60]), hangs=True))
             await writes.wait()
             call.cancel()
             goes_on.set()
             await asyncio.wait({call})
         assert call.cancelled()
-        assert await desk.receive(chunk(60, PAYLOAD[60:])) == ["grant 60", "OUTCOME_ACCEPTED"]
-        (row,) = desk.ledger.rows()
+        assert await receiving.receive(chunk(60, PAYLOAD[60:])) == ["grant 60", "OUTCOME_ACCEPTED"]
+        (row,) = receiving.ledger.rows()
         assert row["payload_bytes"] == 100
 
     run(story())
@@ -156,19 +192,19 @@ def test_a_chunk_that_is_written_while_the_call_is_cut_off_counts_once(
 
 def test_a_sender_that_did_not_wait_for_the_grant_may_start_over(tmp_path: Path) -> None:
     async def story() -> None:
-        desk = Desk(tmp_path)
-        append(desk.part(), PAYLOAD[:60])
-        assert await desk.receive(chunk(0, PAYLOAD)) == ["grant 60", "OUTCOME_ACCEPTED"]
-        assert desk.kept == [PAYLOAD]
+        receiving = Receiving(tmp_path)
+        receiving.part().append(PAYLOAD[:60])
+        assert await receiving.receive(chunk(0, PAYLOAD)) == ["grant 60", "OUTCOME_ACCEPTED"]
+        assert receiving.kept == [PAYLOAD]
 
     run(story())
 
 
 def test_an_upload_that_is_whole_already_needs_no_chunk(tmp_path: Path) -> None:
     async def story() -> None:
-        desk = Desk(tmp_path)
-        append(desk.part(), PAYLOAD)
-        assert await desk.receive() == ["grant 100", "OUTCOME_ACCEPTED"]
+        receiving = Receiving(tmp_path)
+        receiving.part().append(PAYLOAD)
+        assert await receiving.receive() == ["grant 100", "OUTCOME_ACCEPTED"]
 
     run(story())
 
@@ -188,48 +224,48 @@ def test_a_bad_chunk_ends_the_upload_and_what_came_before_is_kept(
     tmp_path: Path, requests: list[pb.SendUpdateRequest], error: type[Exception]
 ) -> None:
     async def story() -> None:
-        desk = Desk(tmp_path)
+        receiving = Receiving(tmp_path)
         with pytest.raises(error):
-            await desk.receive(*requests)
-        assert desk.part().read_bytes() == PAYLOAD[:50]
-        assert await desk.receive(chunk(50, PAYLOAD[50:])) == ["grant 50", "OUTCOME_ACCEPTED"]
+            await receiving.receive(*requests)
+        assert receiving.part().path.read_bytes() == PAYLOAD[:50]
+        assert await receiving.receive(chunk(50, PAYLOAD[50:])) == ["grant 50", "OUTCOME_ACCEPTED"]
 
     run(story())
 
 
 def test_what_does_not_verify_is_dropped_and_can_be_sent_again(tmp_path: Path) -> None:
     async def story() -> None:
-        desk = Desk(tmp_path)
+        receiving = Receiving(tmp_path)
         with pytest.raises(DigestMismatch):
-            await desk.receive(chunk(0, PAYLOAD[::-1]))
-        assert desk.kept == []
-        assert await desk.receive(chunk(0, PAYLOAD)) == ["grant 0", "OUTCOME_ACCEPTED"]
+            await receiving.receive(chunk(0, PAYLOAD[::-1]))
+        assert receiving.kept == []
+        assert await receiving.receive(chunk(0, PAYLOAD)) == ["grant 0", "OUTCOME_ACCEPTED"]
 
     run(story())
 
 
 def test_a_part_longer_than_announced_is_dropped(tmp_path: Path) -> None:
     async def story() -> None:
-        desk = Desk(tmp_path)
-        append(desk.part(), PAYLOAD + b"!")
+        receiving = Receiving(tmp_path)
+        receiving.part().append(PAYLOAD + b"!")
         with pytest.raises(DigestMismatch):
-            await desk.receive()
-        assert await desk.receive(chunk(0, PAYLOAD)) == ["grant 0", "OUTCOME_ACCEPTED"]
+            await receiving.receive()
+        assert await receiving.receive(chunk(0, PAYLOAD)) == ["grant 0", "OUTCOME_ACCEPTED"]
 
     run(story())
 
 
 def test_a_step_that_ends_meanwhile_is_told_not_an_error(tmp_path: Path) -> None:
     async def story() -> None:
-        desk = Desk(tmp_path)
+        receiving = Receiving(tmp_path)
 
         async def requests() -> AsyncIterator[Any]:
             yield chunk(0, PAYLOAD[:50])
-            desk.spool.drop_through(3)
-            desk.over = CLOSED
+            receiving.spool.drop_through(3)
+            receiving.over = CLOSED
             yield chunk(50, PAYLOAD[50:])
 
-        answers = [word(answer) async for answer in desk.stream(requests())]
+        answers = [word(answer) async for answer in receiving.stream(requests())]
         assert answers == ["grant 0", "OUTCOME_STEP_CLOSED"]
 
     run(story())
@@ -239,24 +275,24 @@ def test_a_spool_file_that_vanishes_from_an_open_step_is_sent_again(tmp_path: Pa
     """Another upload of the client was first: whether it counts is not for this one to say."""
 
     async def story() -> None:
-        desk = Desk(tmp_path)
+        receiving = Receiving(tmp_path)
 
         async def requests() -> AsyncIterator[Any]:
             yield chunk(0, PAYLOAD[:50])
-            desk.spool.drop_through(3)
+            receiving.spool.drop_through(3)
             yield chunk(50, PAYLOAD[50:])
 
         with pytest.raises(NoProgress, match="send it again"):
-            [word(answer) async for answer in desk.stream(requests())]
+            [word(answer) async for answer in receiving.stream(requests())]
 
     run(story())
 
 
 def test_what_is_no_longer_wanted_takes_no_chunk_and_leaves_no_folder(tmp_path: Path) -> None:
     async def story() -> None:
-        desk = Desk(tmp_path)
-        desk.over = CLOSED
-        assert await desk.receive(chunk(0, PAYLOAD)) == ["OUTCOME_STEP_CLOSED"]
+        receiving = Receiving(tmp_path)
+        receiving.over = CLOSED
+        assert await receiving.receive(chunk(0, PAYLOAD)) == ["OUTCOME_STEP_CLOSED"]
         assert list(tmp_path.iterdir()) == []
 
     run(story())
@@ -264,18 +300,18 @@ def test_what_is_no_longer_wanted_takes_no_chunk_and_leaves_no_folder(tmp_path: 
 
 def test_a_silent_sender_is_given_up(tmp_path: Path) -> None:
     async def story() -> None:
-        desk = Desk(tmp_path, no_progress_s=0.001)
+        receiving = Receiving(tmp_path, no_progress_s=0.001)
         with pytest.raises(
             NoProgress, match=r"fewer than 16384 .* in 0.001 s: .* goes on at byte 50"
         ):
-            await desk.receive(chunk(0, PAYLOAD[:50]), hangs=True)
+            await receiving.receive(chunk(0, PAYLOAD[:50]), hangs=True)
 
     run(story())
 
 
 def test_a_newer_upload_of_the_client_ends_the_older(tmp_path: Path) -> None:
     async def story() -> None:
-        desk = Desk(tmp_path)
+        receiving = Receiving(tmp_path)
         go_on = asyncio.Event()
 
         async def older() -> AsyncIterator[Any]:
@@ -283,18 +319,18 @@ def test_a_newer_upload_of_the_client_ends_the_older(tmp_path: Path) -> None:
             await go_on.wait()
             yield chunk(50, PAYLOAD[50:])
 
-        first_stream = desk.stream(older())
+        first_stream = receiving.stream(older())
         assert word(await anext(first_stream)) == "grant 0"
         rest = asyncio.ensure_future(anext(first_stream))
-        while desk.part().stat().st_size < 50:
+        while receiving.part().num_bytes < 50:
             await asyncio.sleep(0)
-        newer = desk.stream(sent(chunk(50, PAYLOAD[50:])))
+        newer = receiving.stream(sent(chunk(50, PAYLOAD[50:])))
         assert word(await anext(newer)) == "grant 50"
         go_on.set()
         with pytest.raises(SessionEnded, match="a newer upload of this client"):
             await rest
         assert word(await anext(newer)) == "OUTCOME_ACCEPTED"
-        assert desk.kept == [PAYLOAD]
+        assert receiving.kept == [PAYLOAD]
 
     run(story())
 
@@ -305,10 +341,10 @@ def test_no_more_uploads_than_slots_hold_a_grant(
     monkeypatch.setattr(module, "QUEUED_EVERY_S", 0.001)
 
     async def story() -> None:
-        desk = Desk(tmp_path, slots=1)
-        holder = desk.stream(sent(chunk(0, PAYLOAD)), C1)
+        receiving = Receiving(tmp_path, slots=1)
+        holder = receiving.stream(sent(chunk(0, PAYLOAD)), C1)
         assert word(await anext(holder)) == "grant 0"
-        waiting = desk.stream(sent(chunk(0, PAYLOAD)), C2)
+        waiting = receiving.stream(sent(chunk(0, PAYLOAD)), C2)
         assert [word(await anext(waiting)) for _ in range(3)] == ["queued behind 0"] * 3
         assert [word(answer) async for answer in holder] == ["OUTCOME_ACCEPTED"]
         answers = [word(answer) async for answer in waiting]
@@ -322,22 +358,22 @@ def test_no_more_uploads_than_slots_hold_a_grant(
 @pytest.mark.parametrize("when", ["while queued", "while sending", "after an error"])
 def test_a_slot_is_free_again_however_its_upload_ends(tmp_path: Path, when: str) -> None:
     async def story() -> None:
-        desk = Desk(tmp_path, slots=1)
+        receiving = Receiving(tmp_path, slots=1)
         if when == "after an error":
             with pytest.raises(ChunkError):
-                await desk.receive(chunk(7, PAYLOAD))
+                await receiving.receive(chunk(7, PAYLOAD))
         else:
-            holder = desk.stream(sent(hangs=True), C1)
+            holder = receiving.stream(sent(hangs=True), C1)
             assert word(await anext(holder)) == "grant 0"
             if when == "while queued":
-                queued = asyncio.ensure_future(anext(desk.stream(sent(), C2)))
-                while desk.uploads.turns.queued == 0:
+                queued = asyncio.ensure_future(anext(receiving.stream(sent(), C2)))
+                while receiving.uploads.slots.queued == 0:
                     await asyncio.sleep(0)
                 queued.cancel()
                 await asyncio.wait({queued})
             await holder.aclose()  # type: ignore[attr-defined]  # it is a generator
         for client in (C1, C2):
-            answers = await desk.receive(chunk(0, PAYLOAD), client=client)
+            answers = await receiving.receive(chunk(0, PAYLOAD), client=client)
             assert answers == ["grant 0", "OUTCOME_ACCEPTED"]
 
     run(story())
@@ -379,9 +415,68 @@ def test_an_upload_begins_with_its_header() -> None:
 
 def test_the_ledger_is_told_the_encoding(tmp_path: Path) -> None:
     async def story() -> None:
-        desk, payload = Desk(tmp_path), announced()
+        receiving, payload = Receiving(tmp_path), announced()
         payload.encoding = transfer_pb2.ENCODING_INT8
-        await desk.receive(chunk(0, PAYLOAD), payload=payload)
-        assert [row["encoding"] for row in desk.ledger.rows()] == ["int8"]
+        await receiving.receive(chunk(0, PAYLOAD), payload=payload)
+        assert [row["encoding"] for row in receiving.ledger.rows()] == ["int8"]
+
+    run(story())
+
+
+def test_a_refusal_that_the_sender_did_not_wait_for_is_counted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def story() -> None:
+        receiving, loop = Receiving(tmp_path), asyncio.get_running_loop()
+        verifying, goes_on = asyncio.Event(), threading.Event()
+
+        def held(_upload: CheckedUpload, _part: PartialUpload) -> VerifiedUpload:
+            loop.call_soon_threadsafe(verifying.set)
+            assert goes_on.wait(DEADLINE_S)
+            raise BadValues("c1 sent a NaN")
+
+        monkeypatch.setattr(CheckedUpload, "verify", held)
+        call = asyncio.ensure_future(receiving.receive(chunk(0, PAYLOAD)))
+        await verifying.wait()
+        call.cancel()
+        await asyncio.wait({call})
+        goes_on.set()
+        while not receiving.refusals.rows():
+            await asyncio.sleep(0)
+        assert receiving.refusals.by_reason() == {"bad_values": 1}
+
+    run(story())
+
+
+def test_one_upload_of_a_client_is_verified_at_a_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first call is cut off while it verifies; the second waits, and finds it accepted."""
+
+    async def story() -> None:
+        receiving, loop = Receiving(tmp_path), asyncio.get_running_loop()
+        verifying, goes_on, num_verified = asyncio.Event(), threading.Event(), 0
+        verify = CheckedUpload.verify
+
+        def held(upload: CheckedUpload, part: PartialUpload) -> VerifiedUpload:
+            nonlocal num_verified
+            num_verified += 1
+            loop.call_soon_threadsafe(verifying.set)
+            assert goes_on.wait(DEADLINE_S)
+            receiving.over = ACCEPTED
+            return verify(upload, part)
+
+        monkeypatch.setattr(CheckedUpload, "verify", held)
+        call = asyncio.ensure_future(receiving.receive(chunk(0, PAYLOAD)))
+        await verifying.wait()
+        call.cancel()
+        await asyncio.wait({call})
+        again = receiving.stream(sent())
+        assert word(await anext(again)) == "grant 100"
+        rest = asyncio.ensure_future(anext(again))
+        await asyncio.sleep(0)
+        goes_on.set()
+        assert word(await rest) == "OUTCOME_ACCEPTED"
+        assert (num_verified, receiving.kept) == (1, [PAYLOAD])
 
     run(story())

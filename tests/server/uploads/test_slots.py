@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from server.uploads.test_receive import CLOSED, Desk, announced, chunk, run, sent, word
+from server.uploads.test_receive import CLOSED, Receiving, announced, chunk, run, sent, word
 from ssfl.method.strategies.contract import ClientId
 from ssfl.server.errors import NoProgress, SessionEnded, SlotYielded
-from ssfl.server.uploads.receive import MIN_PROGRESS, Uploads
+from ssfl.server.uploads.receive import MIN_PROGRESS
 
 HONEST = ClientId("honest")
 BIG = bytes(range(256)) * 640  # ten times the least progress
@@ -27,13 +27,13 @@ class Clock:
         return self.now_s
 
 
-class SlowDesk(Desk):
-    """Uploads with a clock of the test, who look at it a thousand times a second."""
+class SlowReceiving(Receiving):
+    """A receiver that reads the clock of the test a thousand times a second."""
 
     def __init__(self, folder: Path, slots: int = SLOTS) -> None:
         super().__init__(folder)
         self.clock = Clock()
-        self.uploads = Uploads(self.spool, self.ledger, slots, 0.016, self.clock)
+        self.uploads = self.receiver(slots, 0.016, self.clock)
 
     def pass_s(self, deadlines: float) -> None:
         """Let time pass, counted in no-progress deadlines."""
@@ -48,10 +48,12 @@ async def told(answers: AsyncIterator[Any]) -> list[str]:
     return [word(answer) async for answer in answers]
 
 
-async def slowly(desk: SlowDesk, deadlines: float, requests: list[Any]) -> AsyncIterator[Any]:
+async def slowly(
+    receiving: SlowReceiving, deadlines: float, requests: list[Any]
+) -> AsyncIterator[Any]:
     """Yield requests, each after so much time."""
     for request in requests:
-        desk.pass_s(deadlines)
+        receiving.pass_s(deadlines)
         yield request
     await asyncio.Event().wait()
 
@@ -63,30 +65,30 @@ async def reaches(condition: Any) -> None:
 
 def test_messages_that_carry_hardly_a_byte_are_no_progress(tmp_path: Path) -> None:
     async def story() -> None:
-        desk = SlowDesk(tmp_path)
-        dribble = slowly(desk, 0.3, pieces(BIG, 1))
+        receiving = SlowReceiving(tmp_path)
+        dribble = slowly(receiving, 0.3, pieces(BIG, 1))
         with pytest.raises(NoProgress, match=r"fewer than 16384 bytes .* goes on at byte 4"):
-            await told(desk.stream(dribble, payload=announced(BIG)))
+            await told(receiving.stream(dribble, payload=announced(BIG)))
 
     run(story())
 
 
 def test_a_slow_link_with_the_least_progress_is_not_broken(tmp_path: Path) -> None:
     async def story() -> None:
-        desk = SlowDesk(tmp_path)
-        slow = slowly(desk, 0.49, pieces(BIG, MIN_PROGRESS // 2))
-        answers = await told(desk.stream(slow, payload=announced(BIG)))
+        receiving = SlowReceiving(tmp_path)
+        slow = slowly(receiving, 0.49, pieces(BIG, MIN_PROGRESS // 2))
+        answers = await told(receiving.stream(slow, payload=announced(BIG)))
         assert answers == ["grant 0", "OUTCOME_ACCEPTED"]
-        assert desk.kept == [BIG]
+        assert receiving.kept == [BIG]
 
     run(story())
 
 
 def test_the_rest_of_a_payload_is_progress_however_small(tmp_path: Path) -> None:
     async def story() -> None:
-        desk = SlowDesk(tmp_path)
-        slow = slowly(desk, 0.9, [*pieces(BIG[:-1], len(BIG)), chunk(len(BIG) - 1, BIG[-1:])])
-        answers = await told(desk.stream(slow, payload=announced(BIG)))
+        receiving = SlowReceiving(tmp_path)
+        slow = slowly(receiving, 0.9, [*pieces(BIG[:-1], len(BIG)), chunk(len(BIG) - 1, BIG[-1:])])
+        answers = await told(receiving.stream(slow, payload=announced(BIG)))
         assert answers[-1] == "OUTCOME_ACCEPTED"
 
     run(story())
@@ -98,7 +100,7 @@ def test_lorises_in_every_slot_keep_nobody_out_for_longer_than_about_one_deadlin
     """They send just enough, just in time; what ends their turn is that others wait."""
 
     async def story() -> None:
-        desk = SlowDesk(tmp_path)
+        receiving = SlowReceiving(tmp_path)
         go_on, asked = asyncio.Event(), [0, 0]
 
         async def loris() -> AsyncIterator[Any]:
@@ -111,16 +113,16 @@ def test_lorises_in_every_slot_keep_nobody_out_for_longer_than_about_one_deadlin
             await asyncio.Event().wait()
 
         streams = [
-            told(desk.stream(loris(), ClientId(f"loris-{number}"), announced(BIG)))
+            told(receiving.stream(loris(), ClientId(f"loris-{number}"), announced(BIG)))
             for number in range(SLOTS)
         ]
         lorises = [asyncio.ensure_future(one) for one in streams]
         await reaches(lambda: asked[0] == SLOTS)
-        desk.pass_s(0.9)
+        receiving.pass_s(0.9)
         go_on.set()
         await reaches(lambda: asked[1] == SLOTS)
         data = b"an honest update"
-        honest = desk.stream(sent(chunk(0, data)), HONEST, announced(data))
+        honest = receiving.stream(sent(chunk(0, data)), HONEST, announced(data))
 
         async def no_longer_queued() -> Any:
             while (answer := await anext(honest)).WhichOneof("part") == "queued":
@@ -128,12 +130,12 @@ def test_lorises_in_every_slot_keep_nobody_out_for_longer_than_about_one_deadlin
             return answer
 
         granted = asyncio.ensure_future(no_longer_queued())
-        await reaches(lambda: desk.uploads.turns.queued == 1)
-        desk.pass_s(0.3)  # 1.2 since their grants: a chunk may be on its way
+        await reaches(lambda: receiving.uploads.slots.queued == 1)
+        receiving.pass_s(0.3)  # 1.2 since their grants: a chunk may be on its way
         for _ in range(5):
             await asyncio.sleep(0.002)  # they look, and stay
         assert not granted.done()
-        desk.pass_s(0.1)
+        receiving.pass_s(0.1)
         assert word(await granted) == "grant 0"
         assert await told(honest) == ["OUTCOME_ACCEPTED"]
         for one in lorises:
@@ -146,24 +148,24 @@ def test_lorises_in_every_slot_keep_nobody_out_for_longer_than_about_one_deadlin
 
 def test_an_upload_that_made_room_resends_nothing_that_was_there(tmp_path: Path) -> None:
     async def story() -> None:
-        desk = SlowDesk(tmp_path, slots=1)
-        turn = slowly(desk, 0.4, pieces(BIG, MIN_PROGRESS))
-        slow = desk.stream(turn, payload=announced(BIG))
+        receiving = SlowReceiving(tmp_path, slots=1)
+        turn = slowly(receiving, 0.4, pieces(BIG, MIN_PROGRESS))
+        slow = receiving.stream(turn, payload=announced(BIG))
         assert word(await anext(slow)) == "grant 0"
         data = b"an honest update"
         honest = asyncio.ensure_future(
-            told(desk.stream(sent(chunk(0, data)), HONEST, announced(data)))
+            told(receiving.stream(sent(chunk(0, data)), HONEST, announced(data)))
         )
-        await reaches(lambda: desk.uploads.turns.queued == 1)
+        await reaches(lambda: receiving.uploads.slots.queued == 1)
         with pytest.raises(SlotYielded, match="what has arrived is kept"):
             await anext(slow)
         assert (await honest)[-1] == "OUTCOME_ACCEPTED"
         # Chunks came at 0.4, 0.8 and 1.2: the third is kept, then it makes room.
         rest = sent(*pieces(BIG, MIN_PROGRESS, 3 * MIN_PROGRESS))
-        answers = await told(desk.stream(rest, payload=announced(BIG)))
+        answers = await told(receiving.stream(rest, payload=announced(BIG)))
         assert answers == [f"grant {3 * MIN_PROGRESS}", "OUTCOME_ACCEPTED"]
-        assert desk.kept == [data, BIG]
-        counted = sum(row["payload_bytes"] for row in desk.ledger.rows())
+        assert receiving.kept == [data, BIG]
+        counted = sum(row["payload_bytes"] for row in receiving.ledger.rows())
         assert counted == len(data) + len(BIG), "every byte once"
 
     run(story())
@@ -171,9 +173,9 @@ def test_an_upload_that_made_room_resends_nothing_that_was_there(tmp_path: Path)
 
 def test_nobody_makes_room_for_nobody(tmp_path: Path) -> None:
     async def story() -> None:
-        desk = SlowDesk(tmp_path, slots=1)
-        slow = slowly(desk, 0.9, pieces(BIG, MIN_PROGRESS))
-        answers = await told(desk.stream(slow, payload=announced(BIG)))
+        receiving = SlowReceiving(tmp_path, slots=1)
+        slow = slowly(receiving, 0.9, pieces(BIG, MIN_PROGRESS))
+        answers = await told(receiving.stream(slow, payload=announced(BIG)))
         assert answers == ["grant 0", "OUTCOME_ACCEPTED"]
 
     run(story())
@@ -181,20 +183,20 @@ def test_nobody_makes_room_for_nobody(tmp_path: Path) -> None:
 
 def test_of_one_client_only_the_newest_upload_waits(tmp_path: Path) -> None:
     async def story() -> None:
-        desk = SlowDesk(tmp_path, slots=1)
-        holder = desk.stream(sent(hangs=True), HONEST)
+        receiving = SlowReceiving(tmp_path, slots=1)
+        holder = receiving.stream(sent(hangs=True), HONEST)
         assert word(await anext(holder)) == "grant 0"
         greedy = ClientId("greedy")
-        waiting = [asyncio.ensure_future(told(desk.stream(sent(), greedy))) for _ in range(20)]
+        waiting = [asyncio.ensure_future(told(receiving.stream(sent(), greedy))) for _ in range(20)]
         await reaches(lambda: sum(one.done() for one in waiting) == 19)
-        assert desk.uploads.turns.queued == 1
+        assert receiving.uploads.slots.queued == 1
         for one in waiting[:-1]:
             with pytest.raises(SessionEnded, match="a newer upload of this client"):
                 await one
-        desk.over = CLOSED
+        receiving.over = CLOSED
         await holder.aclose()  # type: ignore[attr-defined]  # it is a generator
         assert await waiting[-1] == ["OUTCOME_STEP_CLOSED"]
-        assert desk.uploads.turns.queued == 0 and not desk.uploads.turns._newest
+        assert receiving.uploads.slots.queued == 0 and not receiving.uploads.slots._newest
 
     run(story())
 
@@ -203,13 +205,13 @@ def test_a_newer_upload_ends_an_older_one_that_is_silent(tmp_path: Path) -> None
     """A client whose wire broke does not wait for its own half-open call."""
 
     async def story() -> None:
-        desk = SlowDesk(tmp_path, slots=1)
-        older = desk.stream(sent(chunk(0, BIG[:50]), hangs=True), payload=announced(BIG))
+        receiving = SlowReceiving(tmp_path, slots=1)
+        older = receiving.stream(sent(chunk(0, BIG[:50]), hangs=True), payload=announced(BIG))
         assert word(await anext(older)) == "grant 0"
         rest = asyncio.ensure_future(anext(older))
-        path = desk.spool.part(3, ClientId("c1"), announced(BIG).digest)
-        await reaches(lambda: path.stat().st_size == 50)
-        newer = desk.stream(sent(chunk(50, BIG[50:])), payload=announced(BIG))
+        path = receiving.spool.part(3, ClientId("c1"), announced(BIG).digest)
+        await reaches(lambda: path.num_bytes == 50)
+        newer = receiving.stream(sent(chunk(50, BIG[50:])), payload=announced(BIG))
         assert await told(newer) == ["grant 50", "OUTCOME_ACCEPTED"]
         with pytest.raises(SessionEnded):
             await rest

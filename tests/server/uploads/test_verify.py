@@ -9,8 +9,9 @@ from ssfl.method.mask import Mask
 from ssfl.method.model_state import ModelState
 from ssfl.method.strategies.contract import ClientId
 from ssfl.server.errors import BadValues
-from ssfl.server.uploads import verify
-from ssfl.server.uploads.verify import verify_scores, verify_values
+from ssfl.server.storage import upload_files
+from ssfl.server.storage.upload_files import StoredValues
+from ssfl.server.uploads.verify import ScoreCheck, ValueCheck, largest_of
 
 ANN = ClientId("ann")
 QUIET_NAN, SIGNALLING_NAN, INF, MINUS_INF = 0x7FC00001, 0x7F800001, 0x7F800000, 0xFF800000
@@ -24,7 +25,7 @@ def path(tmp_path: Path) -> Path:
 @pytest.fixture(params=[1, 2, 1 << 18], ids=lambda block: f"blocks of {block}")
 def block(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> int:
     """Blocks of this many values, so that each value is once the first and once the last."""
-    monkeypatch.setattr(verify, "_BLOCK", request.param)
+    monkeypatch.setattr(upload_files, "BLOCK", request.param)
     size: int = request.param
     return size
 
@@ -41,15 +42,20 @@ def write_with(path: Path, count: int, at: int, word: int) -> None:
 
 def verified(path: Path, model: ModelState) -> float:
     assert model.mask is not None
-    return verify_values(path, ANN, 6, model.manifest, model.mask)
+    check = ValueCheck(ANN, model.manifest, model.mask)
+    return largest_of(StoredValues(path).blocks(6), check)
+
+
+def verified_scores(path: Path, manifest: Manifest) -> float:
+    return largest_of(StoredValues(path).blocks(6), ScoreCheck(ANN, manifest))
 
 
 @pytest.mark.usefixtures("block")
 def test_sound_scores_are_measured(path: Path, manifest: Manifest) -> None:
     write(path, 0.0, 0.25, -0.0, 3.5, 1e-40, 2.0)
-    assert verify_scores(path, ANN, manifest) == 3.5
+    assert verified_scores(path, manifest) == 3.5
     write(path, *[0.0] * 6)
-    assert verify_scores(path, ANN, manifest) == 0.0
+    assert verified_scores(path, manifest) == 0.0
 
 
 @pytest.mark.usefixtures("block")
@@ -67,7 +73,7 @@ def test_a_bad_score_is_refused_naming_its_tensor(
     for at, name in enumerate(names):
         write_with(path, 6, at, word)
         with pytest.raises(BadValues, match=rf"^ann sent a score of \S+ in {name}: scores must"):
-            verify_scores(path, ANN, manifest)
+            verified_scores(path, manifest)
 
 
 @pytest.mark.usefixtures("block")
@@ -98,4 +104,4 @@ def test_the_first_of_several_bad_values_is_named(path: Path, model: ModelState)
 def test_without_pruning_a_place_is_its_coordinate(path: Path, manifest: Manifest) -> None:
     write_with(path, 9, 8, QUIET_NAN)
     with pytest.raises(BadValues, match=r"in norm\.mean"):
-        verify_values(path, ANN, 9, manifest, Mask.full(6))
+        largest_of(StoredValues(path).blocks(9), ValueCheck(ANN, manifest, Mask.full(6)))

@@ -13,18 +13,18 @@ from typing import Any
 import grpc
 import grpc.aio
 
-from server.run_loop_harness import SETTINGS, conduct, desk_of
+from server.run_loop_harness import SETTINGS, conduct, context_of
+from server.step_harness import receiver_of
 from ssfl.datasets.published.digits import digits
 from ssfl.datasets.shards.shard_file import Shard
 from ssfl.method.settings import RunSettings
 from ssfl.server.loop.limits import Limits
-from ssfl.server.loop.presence import Sessions
-from ssfl.server.loop.run_loop import Conductor
+from ssfl.server.loop.presence import PresenceTable
+from ssfl.server.loop.run_loop import RunLoop
 from ssfl.server.rpc.auth import IdentityInterceptor
 from ssfl.server.rpc.interceptors import StatusInterceptor
 from ssfl.server.rpc.preflight import Preflight
 from ssfl.server.rpc.service import CoordinatorService
-from ssfl.server.uploads.receive import Uploads
 from ssfl.tools.check.command import CheckConfig, Checked, run_check
 from ssfl.tools.check.steps import Step, Steps, Verdict
 from ssfl.v1 import admin_pb2_grpc, coordinator_pb2_grpc
@@ -63,7 +63,7 @@ def with_coordinator(
     body: Callable[[str], None],
     *,
     settings: RunSettings = SETTINGS,
-    prepare: Callable[[Conductor], Awaitable[None]] | None = None,
+    prepare: Callable[[RunLoop], Awaitable[None]] | None = None,
     limits: Limits | None = None,
     certs: Path | None = None,
     token: str = "",
@@ -71,13 +71,13 @@ def with_coordinator(
 ) -> None:
     """Serve a run and call `body` with its address; `wall` is the coordinator's clock."""
 
-    async def script(conductor: Conductor) -> None:
+    async def script(run_loop: RunLoop) -> None:
         if prepare:
-            await prepare(conductor)
+            await prepare(run_loop)
         identity = IdentityInterceptor(token=token, certificates=certs is not None)
-        status = StatusInterceptor(conductor.refusals)
+        status = StatusInterceptor(run_loop.refusals)
         server = grpc.aio.server(interceptors=[status, identity])
-        service = _service(conductor, limits, wall)
+        service = _service(run_loop, limits, wall)
         coordinator_pb2_grpc.add_CoordinatorServiceServicer_to_server(service, server)
         if certs:
             port = server.add_secure_port("127.0.0.1:0", credentials_of(certs))
@@ -94,22 +94,22 @@ def with_coordinator(
 
 
 def _service(
-    conductor: Conductor, limits: Limits | None, wall: Callable[[], float] | None
+    run_loop: RunLoop, limits: Limits | None, wall: Callable[[], float] | None
 ) -> CoordinatorService:
-    uploads = Uploads(conductor.spool, conductor.ledger, slots=8, no_progress_s=30.0)
-    sessions = Sessions()
-    for client in conductor.state.members:
-        sessions.heard(client, conductor.clock())
-    desk = desk_of(conductor, sessions)
+    uploads = receiver_of(run_loop)
+    sessions = PresenceTable()
+    for client in run_loop.state.members:
+        sessions.heard(client, run_loop.clock())
+    context = context_of(run_loop, sessions)
     if wall is None:
-        return CoordinatorService(desk, uploads, "on", limits)
-    shifted = Preflight(desk, Limits(), 8, "on", wall)
+        return CoordinatorService(context, uploads, "on", limits)
+    shifted = Preflight(context, Limits(), 8, "on", wall)
 
     class Shifted(CoordinatorService):
         def Check(self, requests: Any, context: Any) -> Any:
             return shifted.answer(requests, context.peer())
 
-    return Shifted(desk, uploads, "on", limits)
+    return Shifted(context, uploads, "on", limits)
 
 
 def credentials_of(certs: Path, *, mutual: bool = True) -> grpc.ServerCredentials:

@@ -51,8 +51,8 @@ class KeptRun(Federation):
         if answer.coded is not None:
             values = self._decode(answer, model, step)
             part = self._spool.part(step.number, client.name, answer.coded.payload.digest)
-            part.write_bytes(values_only.encode(values))
-            self._spool.keep(part, part)
+            part.path.write_bytes(values_only.encode(values))
+            self._spool.keep(part, part.values)
         super()._take(client, model, answer, step)
 
     def _post(self, event: events.Event, model: ModelState | None = None) -> None:

@@ -10,7 +10,7 @@ from ssfl.method.settings import RunSettings
 from ssfl.method.strategies.contract import ClientId
 from ssfl.server.accounting.dense_equivalent import COMPARED, has_own_masks
 from ssfl.server.accounting.ledger import Direction
-from ssfl.server.history.counters import Tally
+from ssfl.server.history.counters import ProcessCounters
 from ssfl.server.report.run_view import RunView
 from ssfl.server.report.traffic import Against
 from ssfl.server.run import facts
@@ -43,17 +43,17 @@ RUNS: dict[str, dict[str, Any]] = {
 
 
 class Counted(Federation):
-    """A run without sockets; notes each model that is sent as values, and what the tally says."""
+    """A run without sockets; notes each model that is sent as values, and the counters."""
 
     def __init__(self, settings: RunSettings, arrivals: dict[str, int] | None = None) -> None:
         self.sent = 0  # models, as values
-        self.tally = Tally()
+        self.counters = ProcessCounters()
         self._told = RunState(settings)
         shards = build_shards(DataSpec(clients=CLIENTS), seed=3)
         super().__init__(load_task("image"), shards, settings, arrivals)
 
     def _begin(self) -> None:
-        self.tally.begin(self._told, self._ledger)
+        self.counters.begin(self._told, self._ledger)
         super()._begin()
 
     def finish(self) -> None:
@@ -69,7 +69,7 @@ class Counted(Federation):
         super()._count(client, phase, direction, num_bytes, encoding)
 
     def _accounted(self, fact: facts.Fact) -> facts.Fact:
-        self.tally.take(fact, self._told, self._ledger, self.model.manifest.size)
+        self.counters.take(fact, self._told, self._ledger, self.model.manifest.size)
         self._told = apply(self._told, fact)
         return super()._accounted(fact)
 
@@ -96,15 +96,15 @@ def check(run: Counted) -> None:
     view, against = viewed(run)
     dense = 4 * run.model.manifest.size
     assert view.num_models == run.sent > 0
-    assert run.tally.dense_bytes[Direction.DOWN] == run.sent * dense
-    assert run.tally.dense_bytes[Direction.UP] == view.num_updates * dense
+    assert run.counters.dense_bytes[Direction.DOWN] == run.sent * dense
+    assert run.counters.dense_bytes[Direction.UP] == view.num_updates * dense
     if run.settings.criterion != "client-random":  # whose masks are not those of the history
         compared = view.bytes(run._rows(), run.model.manifest.size)
         assert compared["down"]["values"] == 4 * against.kept_values_down
         assert compared["up"]["values"] == 4 * against.kept_values_up
     if run.settings.strategy == "fedavg":
         assert compared["up"]["ratio"] == compared["down"]["ratio"] == 1.0
-        assert run.tally.ratios == {Direction.UP: 1.0, Direction.DOWN: 1.0}
+        assert run.counters.ratios == {Direction.UP: 1.0, Direction.DOWN: 1.0}
         assert against.break_even is None
 
 

@@ -42,7 +42,7 @@ from ssfl.server.run.state import RunState, Step
 from ssfl.server.run.weights import check_samples
 from ssfl.server.uploads.decode import score_blocks, update_blocks
 from ssfl.server.uploads.encoding_choice import Reader
-from ssfl.server.uploads.verify import largest_score, largest_value
+from ssfl.server.uploads.verify import ScoreCheck, ValueCheck
 from ssfl.simulator.clients import Answer, SimulatedClient
 from ssfl.simulator.executors import Crew, ExactCrew
 from ssfl.v1 import transfer_pb2
@@ -238,12 +238,12 @@ class Federation:
     def _check(self, values: Vector, client: ClientId, model: ModelState, step: Step) -> float:
         if step.work is Work.SCORE:
             signed = step.criterion == "grasp"
-            return largest_score([(0, values)], client, model.manifest, signed=signed)
+            return ScoreCheck(client, model.manifest, signed=signed).largest(0, values)
         assert model.mask is not None
-        return largest_value([(0, values)], client, model.manifest, model.mask)
+        return ValueCheck(client, model.manifest, model.mask).largest(0, values)
 
     def _post(self, event: events.Event, model: ModelState | None = None) -> None:
-        """Do what the service's conductor does with an event."""
+        """Do what the service's run loop does with an event."""
         self.state, actions, _ = advance(self.state, event, NOW_S)
         if model is not None:
             self.model = model
@@ -296,4 +296,4 @@ class Federation:
 
 
 def _check_initial(initial: Vector, client: ClientId, manifest: Manifest) -> None:
-    largest_value([(0, initial)], client, manifest, Mask.full(manifest.num_masked))
+    ValueCheck(client, manifest, Mask.full(manifest.num_masked)).largest(0, initial)

@@ -45,8 +45,8 @@ def _check_count(values: npt.NDArray[np.float32], count: int, client: ClientId) 
         )
 
 
-class Verified(Protocol):
-    """Where the verified uploads are: the spool, or the memory of a simulation."""
+class AcceptedUploads(Protocol):
+    """The accepted uploads of a step: the spool, or the memory of a simulation."""
 
     def read(
         self, step: int, client: ClientId, digest: bytes, start: int, count: int
@@ -62,13 +62,13 @@ class StepSum:
         self,
         step: Step,
         model: ModelState,
-        verified: Verified,
+        uploads: AcceptedUploads,
         strategy: Strategy,
         score_outliers: str = "exclude",
     ) -> None:
         self.number, self.work = step.number, step.work
         self._model = model
-        self._verified = verified
+        self._uploads = uploads
         self._strategy = strategy
         self._excludes = step.work is Work.SCORE and score_outliers == "exclude"
         self._folded: set[ClientId] = set()
@@ -151,7 +151,7 @@ class StepSum:
             total = ExactSum(block.size, bits)
             for client in counting:
                 name = bytes.fromhex(step.uploads[client].digest)
-                scores = self._verified.read(self.number, client, name, start, _BLOCK)
+                scores = self._uploads.read(self.number, client, name, start, _BLOCK)
                 _check_count(scores, block.size, client)
                 total.fold_at(0, scores, weights[client])
             total.total_weight = weight
@@ -181,12 +181,12 @@ class StepSum:
         seen = self._strategy.seen_by(client, self.work, self._model)
         if seen is self._model:
             for start in range(0, self._size, _BLOCK):
-                values = self._verified.read(self.number, client, name, start, _BLOCK)
+                values = self._uploads.read(self.number, client, name, start, _BLOCK)
                 _check_count(values, min(_BLOCK, self._size - start), client)
                 total.fold_at(start, values, weight)
         else:
             assert seen.mask is not None and seen.values is not None
-            values = self._verified.read(self.number, client, name, 0, seen.values.size)
+            values = self._uploads.read(self.number, client, name, 0, seen.values.size)
             _check_count(values, seen.values.size, client)
             total.fold_at(0, seen.mask.scatter(values), weight)
             if self._holders is not None:

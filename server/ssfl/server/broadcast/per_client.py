@@ -5,25 +5,27 @@ from collections.abc import Callable, Iterable
 
 from ssfl.method.model_state import ModelState
 from ssfl.method.settings import RunSettings
-from ssfl.method.strategies import OwnMasks, strategy_for
 from ssfl.method.strategies.contract import ClientId, Work
 from ssfl.server.broadcast.payloads import Broadcast
+from ssfl.server.uploads.client_models import ClientModels
 
 
 class Broadcasts:
     """The broadcasts of the newest model."""
 
     def __init__(
-        self, settings: RunSettings, earlier: Callable[[], Iterable[ModelState]] = tuple
+        self,
+        settings: RunSettings,
+        earlier: Callable[[], Iterable[ModelState]] = tuple,
+        models: ClientModels | None = None,
     ) -> None:
         """`earlier` are the models, oldest first, that came before the first one asked for."""
         self._settings = settings
         self._earlier = earlier
-        self._strategy = strategy_for(settings)
-        self.one_for_all = not isinstance(self._strategy, OwnMasks)
+        self._models = models or ClientModels(settings)
+        self.one_for_all = self._models.one_for_all
         self._shared: Broadcast | None = None
-        # Of clients with a mask of their own: which model, and its part that the client sees.
-        self._own: dict[ClientId, tuple[ModelState, Broadcast]] = {}
+        self._own: dict[ClientId, Broadcast] = {}  # of clients with a mask of their own
         self._lock = threading.Lock()  # seen_by runs on several threads
 
     def shared(self, model: ModelState) -> Broadcast:
@@ -38,11 +40,11 @@ class Broadcasts:
     def seen_by(self, client: ClientId, work: Work, model: ModelState) -> Broadcast:
         """Return the broadcast for a client's task; to make a mask of its own takes a while."""
         with self._lock:
-            if self.one_for_all or work is not Work.TRAIN:
+            seen = self._models.seen_by(client, work, model)
+            if seen is model:
                 return self.shared(model)
-            known, broadcast = self._own.get(client, (None, None))
-            if broadcast is None or known is not model:
-                seen = self._strategy.seen_by(client, work, model)
+            broadcast = self._own.get(client)
+            if broadcast is None or broadcast.model is not seen:
                 broadcast = Broadcast(seen, self._settings, is_personal=True)
-                self._own[client] = model, broadcast
+                self._own[client] = broadcast
             return broadcast

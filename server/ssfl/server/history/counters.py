@@ -49,8 +49,8 @@ def _histograms(names: tuple[str, ...]) -> dict[str, Histogram]:
 
 
 @dataclass
-class Tally:
-    """Counts of one process."""
+class ProcessCounters:
+    """Counts since this process started."""
 
     recovered: bool = False  # it took up a run of an earlier process
     joined: Counter[bool] = field(default_factory=Counter)  # True: it had joined before

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import IO, Any
 
-from ssfl.server.history.live_entries import Told
+from ssfl.server.history.live_entries import HistoryEntry
 from ssfl.server.history.run_history import Entry, Newest
 from ssfl.server.run import facts
 from ssfl.server.storage.journal import records_of
@@ -58,7 +58,7 @@ class Follower:
         """Go on from there, where a record begins; a step that has begun before is passed over."""
         self._story, self.num_bytes = Newest(), num_bytes
 
-    def entries(self, stop: int) -> Iterator[Told]:
+    def entries(self, stop: int) -> Iterator[HistoryEntry]:
         """Yield what is new up to byte `stop`; may be left early."""
         for end, record in records_of(self._journal, self.num_bytes, stop):
             self.num_bytes = end
@@ -67,7 +67,7 @@ class Follower:
                 continue
             self._story.add(fact)
             if isinstance(fact, facts.StepCommitted) and (entry := self._story.newest_entry):
-                yield Told(fact.step, *entry)
+                yield HistoryEntry(fact.step, *entry)
 
 
 def _line(entry: Entry) -> bytes:

@@ -10,17 +10,19 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from ssfl.server.history.history_file import Follower
-from ssfl.server.history.live_entries import Fresh, Told
+from ssfl.server.history.live_entries import HistoryEntry, LiveEntries
 
 
 class Following:
     """Where one reader is in the story of a run that goes on."""
 
-    def __init__(self, journal: Path, fresh: Fresh, told_bytes: Callable[[], int]) -> None:
-        """`told_bytes`: how much of the journal is told by now."""
-        self._fresh = fresh
+    def __init__(
+        self, journal: Path, fresh: LiveEntries, published_journal_bytes: Callable[[], int]
+    ) -> None:
+        """`published_journal_bytes`: how much of the journal is told by now."""
+        self._live = fresh
         self._follower = Follower(journal)
-        self._told_bytes = told_bytes
+        self._published_bytes = published_journal_bytes
         self._is_live = False  # the journal is read
         self._step = -1  # of the newest entry
         # How long the journal was with the newest entry, and with one before it; None: not known.
@@ -31,11 +33,11 @@ class Following:
     @property
     def read_bytes(self) -> int:
         """How much of the journal is told by what was taken."""
-        return self._told_bytes() if self._is_live else self._follower.num_bytes
+        return self._published_bytes() if self._is_live else self._follower.num_bytes
 
-    def entries(self, seconds: float) -> Iterator[Told]:
+    def entries(self, seconds: float) -> Iterator[HistoryEntry]:
         """Yield what is new; of a long journal, what can be read in so many seconds."""
-        told = self._fresh.take() if self._is_live else None
+        told = self._live.take() if self._is_live else None
         if told is None:
             yield from self._from_journal(seconds)
             return
@@ -44,19 +46,19 @@ class Following:
                 self._lengths = num_bytes, self._lengths[0]
             yield from self._once(one)
 
-    def _from_journal(self, seconds: float) -> Iterator[Told]:
+    def _from_journal(self, seconds: float) -> Iterator[HistoryEntry]:
         if self._is_live and self._lengths[1] is not None:
             self._follower.resume(self._lengths[1])
         self._is_live, self._lengths = False, (None, None)
-        self._fresh.follow()  # before the end is looked up: nothing falls in between
-        end_s, stop = time.monotonic() + seconds, self._told_bytes()
+        self._live.follow()  # before the end is looked up: nothing falls in between
+        end_s, stop = time.monotonic() + seconds, self._published_bytes()
         for one in self._follower.entries(stop):
             yield from self._once(one)
             if time.monotonic() > end_s:
                 return
         self._is_live = True
 
-    def _once(self, told: Told) -> Iterator[Told]:
+    def _once(self, told: HistoryEntry) -> Iterator[HistoryEntry]:
         """Yield it, unless journal and run have both told it."""
         if told.step > self._step:
             self._step = told.step

@@ -1,8 +1,8 @@
-"""The newest entries of a run's story, for whoever follows it while it goes on.
+"""Bounded buffer of new history entries for a live reader.
 
-Handed over as the run makes them, so that the status page need not read them from the journal
-again. What waits is bounded: with more than that, whoever followed has stopped asking, nothing is
-kept from then on, and the journal has the rest.
+The run adds entries as it makes them, so that the status page need not read them from the journal
+again. When the reader stops asking, the buffer fills up and keeps nothing from then on. The reader
+finds the rest in the journal.
 """
 
 import threading
@@ -13,19 +13,19 @@ from ssfl.server.history.run_history import Entry
 MOST_ROWS = 4000  # clients and layers, in all entries that wait: some megabytes
 
 
-class Told(NamedTuple):
-    """An entry that a committed step has added to the story."""
+class HistoryEntry(NamedTuple):
+    """An entry that a committed step added to the history."""
 
     step: int
     name: str  # of its list: masks, rounds or evaluations
     entry: Entry
 
 
-class Fresh:
-    """Entries between two questions; any thread may ask."""
+class LiveEntries:
+    """New entries since the last `take`; any thread may call it."""
 
     def __init__(self) -> None:
-        self._waiting: list[tuple[Told, int]] | None = None  # None: nobody follows
+        self._waiting: list[tuple[HistoryEntry, int]] | None = None  # None: nobody follows
         self._num_rows = 0
         self._lock = threading.Lock()
 
@@ -34,7 +34,7 @@ class Fresh:
         with self._lock:
             self._waiting, self._num_rows = [], 0
 
-    def add(self, told: Told, num_bytes: int) -> None:
+    def add(self, told: HistoryEntry, num_bytes: int) -> None:
         """Take the next entry; the journal has it within so many bytes."""
         with self._lock:
             if self._waiting is None:
@@ -45,7 +45,7 @@ class Fresh:
             if self._num_rows > MOST_ROWS:
                 self._waiting = None
 
-    def take(self) -> list[tuple[Told, int]] | None:
+    def take(self) -> list[tuple[HistoryEntry, int]] | None:
         """Return what was told since the last question; None: not all of it was kept."""
         with self._lock:
             found = self._waiting

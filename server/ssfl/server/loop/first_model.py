@@ -26,7 +26,7 @@ from ssfl.program.model_io.network_settings import network_of, with_told
 from ssfl.program.model_io.stored_model import read_initial
 from ssfl.server.broadcast.tasks import initializer
 from ssfl.server.errors import JoinAgain, ModelUnusable, StateError
-from ssfl.server.loop.run_loop import Conductor
+from ssfl.server.loop.run_loop import RunLoop
 from ssfl.server.run import events
 from ssfl.server.run.events import Reply
 from ssfl.server.run.state import Member
@@ -81,13 +81,13 @@ class Builds:
     build that it replaces, and two models are never in memory. A repeated call shares the build.
     """
 
-    def __init__(self, conductor: Conductor) -> None:
-        self._conductor = conductor
+    def __init__(self, run_loop: RunLoop) -> None:
+        self._run_loop = run_loop
         self._current: _Build | None = None
 
     def check_asked(self, member: Member) -> None:
         """Raise JoinAgain unless this client was asked to describe the model it joined with."""
-        asked = initializer(self._conductor.state)
+        asked = initializer(self._run_loop.state)
         if asked is None or asked.client != member.client:
             raise JoinAgain("another client was asked to describe the model: join again")
         if asked.manifest_digest != member.manifest_digest:
@@ -168,14 +168,14 @@ def _begun(first: FirstModel) -> ModelState:
         raise ProgramError(f"--init: {error}", ExitCode.BAD_DATA) from error
 
 
-async def begin_with(first: FirstModel, conductor: Conductor) -> None:
+async def begin_with(first: FirstModel, run_loop: RunLoop) -> None:
     """Make this model the run's; on a restart, see that it still is."""
-    state = conductor.state
+    state = run_loop.state
     if not state.manifest_digest:
         model = await asyncio.to_thread(_begun, first)
-        await asyncio.to_thread(conductor.store.save_initial, first.manifest, first.initial)
+        await asyncio.to_thread(run_loop.store.save_initial, first.manifest, first.initial)
         author = ClientId(f"--init {first.path.name}")
-        await conductor.post(initialized(author, model), conductor.store.lean(model))
+        await run_loop.post(initialized(author, model), run_loop.store.lean(model))
     elif (state.manifest_digest, state.initial_digest) != (
         first.manifest.digest.hex(), values_digest(first.initial).hex(),
     ):  # fmt: skip

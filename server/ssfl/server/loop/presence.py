@@ -29,8 +29,8 @@ class Presence:
         return 0.0 if self.open_calls else max(0.0, now_s - self.last_seen_s)
 
 
-class Sessions:
-    """Signs of life of every client."""
+class PresenceTable:
+    """The signs of life of every client."""
 
     def __init__(self) -> None:
         self._presence: dict[ClientId, Presence] = {}
@@ -65,6 +65,23 @@ class Sessions:
         if presence is None:
             return False
         return presence.open_calls > 0 or now_s - presence.last_seen_s < LOST_AFTER_S
+
+    def task_times(
+        self, client: ClientId, step: int, began_s: float, now_s: float
+    ) -> dict[str, float]:
+        """Return when a client's task began to be sent, when it was sent, and now.
+
+        In seconds from `began_s`, the start of the step. If the client was away and took its task
+        again from its first byte, the times are those of the second transfer.
+        """
+        presence = self.get(client, now_s)
+        known = presence.asked_step == step
+        asked_s, sent_s = (presence.asked_s, presence.sent_s) if known else (began_s, began_s)
+        return {
+            "asked_s": max(0.0, asked_s - began_s),
+            "sent_s": max(0.0, sent_s - began_s),
+            "received_s": now_s - began_s,
+        }
 
     @contextmanager
     def call(self, client: ClientId, clock: Callable[[], float]) -> Iterator[Presence]:

@@ -12,12 +12,22 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
+from ssfl.codec.errors import ChecksumMismatch, CodecError, DigestMismatch
+from ssfl.method.errors import ManifestError
+from ssfl.server.errors import Refusal
+
 log = logging.getLogger(__name__)
 
 MAX_MEMBERS, MAX_STRANGERS = 200, 50  # names that are kept
 EVERY_S = 60.0
 OTHERS, UNNAMED = "others", "unnamed"
 OUTLIER = "outlier"  # the reason for scores that were left out of the mean
+REASONS: dict[type[Exception], str] = {  # of errors that are not a Refusal
+    CodecError: "bad_payload",
+    ChecksumMismatch: "checksum_mismatch",
+    DigestMismatch: "digest_mismatch",
+    ManifestError: "bad_manifest",
+}
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 
 
@@ -45,6 +55,11 @@ class Refusals:
         times = {"times": count - told} if count - told > 1 else {}
         extra = {"client": key[0], "reason": reason, **where, **times}
         log.warning("call refused: %s", text, extra=extra)
+
+    def count_error(self, client: str, error: Exception) -> None:
+        """Count an error if it is a refusal."""
+        if (reason := reason_of(error)) != "internal":
+            self.count(client, reason, str(error))
 
     def rows(self) -> list[dict[str, Any]]:
         """Return client_id, reason and count, sorted by the first two."""
@@ -77,6 +92,13 @@ class Refusals:
             names.add(client)
             return client
         return OTHERS
+
+
+def reason_of(error: Exception) -> str:
+    """Return the word for `ssfl-reason`; "internal" if the error is not one of ours."""
+    if isinstance(error, Refusal):
+        return error.reason
+    return next((REASONS[k] for k in type(error).__mro__ if k in REASONS), "internal")
 
 
 def speaker_of(request: Any) -> str:

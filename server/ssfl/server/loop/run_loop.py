@@ -28,8 +28,8 @@ from ssfl.server.accounting.ledger import Ledger
 from ssfl.server.accounting.ledger_file import LedgerFile
 from ssfl.server.aggregate.step_sum import StepSum, reduced
 from ssfl.server.broadcast.tasks import initializer
-from ssfl.server.history.counters import Tally
-from ssfl.server.history.live_entries import Fresh, Told
+from ssfl.server.history.counters import ProcessCounters
+from ssfl.server.history.live_entries import HistoryEntry, LiveEntries
 from ssfl.server.history.run_history import Newest
 from ssfl.server.history.run_log import tell, tell_mask
 from ssfl.server.history.timing import StepTimes
@@ -41,7 +41,7 @@ from ssfl.server.run.events import Action, Event, Persist, Reply
 from ssfl.server.run.machine import advance
 from ssfl.server.run.state import RunState, Step
 from ssfl.server.run.waiting import waiting_for
-from ssfl.server.storage.disk_full import Disk, Room
+from ssfl.server.storage.disk_full import Disk, DiskSpaceWaiter
 from ssfl.server.storage.journal import Journal
 from ssfl.server.storage.model_store import Store
 from ssfl.server.storage.spool import Spool, check_stored
@@ -61,7 +61,7 @@ class _Posted:
     reply: asyncio.Future[Reply]
 
 
-class Conductor:
+class RunLoop:
     """Holds the run's published state and model."""
 
     def __init__(
@@ -74,8 +74,8 @@ class Conductor:
         history: Newest,
         ledger: Ledger,
         clock: Clock,
-        write_model: Callable[["Conductor"], None],
-        room: Room | None = None,
+        write_model: Callable[["RunLoop"], None],
+        disk_space: DiskSpaceWaiter | None = None,
         snapshot_bytes: int = 0,
         today: Clock = time.time,
         out_dir: Path | None = None,
@@ -83,21 +83,23 @@ class Conductor:
         self.state = state
         self.model = model
         self.history = history
-        self.fresh = Fresh()
-        self.told_bytes = journal.num_bytes  # of the journal: what state and history tell
+        self.live_entries = LiveEntries()
+        self.published_journal_bytes = (
+            journal.num_bytes
+        )  # of the journal: what state and history tell
         self.ledger = ledger
         self.ledger_file = LedgerFile(store.root / "ledger.csv", history.account[1])
         self.connections = Connections(ledger)
         self.refusals = Refusals(clock, lambda name: ClientId(name) in self.state.members)
         self.clock = clock
-        self.tally = Tally()
-        self.tally.begin(state, ledger)
+        self.counters = ProcessCounters()
+        self.counters.begin(state, ledger)
         self._times = StepTimes(clock, today)
         self._garbage = Garbage()
         self.store = store
         self.spool = spool
         self.model_written = asyncio.Event()
-        self.room = room or Room()
+        self.disk_space = disk_space or DiskSpaceWaiter()
         self._disk = Disk("--state-dir", store.root)
         self._out_disk = Disk("--out-dir", out_dir) if out_dir else self._disk
         self._manifest: Manifest | None = None  # of a model that is being read
@@ -135,7 +137,7 @@ class Conductor:
         if self.is_reading:
             return "the coordinator, which has started again and reads its model"
         now_s = self.clock()
-        return self.room.missing_at(now_s) or waiting_for(self.state, now_s)
+        return self.disk_space.blocked_at(now_s) or waiting_for(self.state, now_s)
 
     @property
     def journal_path(self) -> Path:
@@ -179,7 +181,7 @@ class Conductor:
         earlier, self._earlier = self._earlier, ()
         return earlier
 
-    def news(self) -> asyncio.Event:
+    def tasks_changed(self) -> asyncio.Event:
         """Return what will be set when tasks may have changed; take it *before* you look."""
         return self._changed
 
@@ -193,8 +195,8 @@ class Conductor:
                     task.result()
         except asyncio.CancelledError:
             handling.cancel()
-            full = bool(self.room.missing)
-            self.room.close()  # who waits for room would never end
+            full = bool(self.disk_space.blocked_on)
+            self.disk_space.close()  # who waits for room would never end
             await asyncio.wait({handling})
             if self.ledger.untaken and not full:
                 for fact in await self._write([facts.BytesCounted({})]):
@@ -204,7 +206,7 @@ class Conductor:
             handling.cancel()
             if self._failure.done():
                 self._failure.exception()  # of one that came while we were being stopped
-            self.room.close()
+            self.disk_space.close()
             while not self._queue.empty():  # nobody will answer these any more
                 self._queue.get_nowait().reply.cancel()
             self._worker.shutdown(wait=True, cancel_futures=True)
@@ -250,7 +252,7 @@ class Conductor:
         new_facts: list[facts.Fact],
     ) -> None:
         tasks_before = _tasks_key(self.state)
-        self.state, self.told_bytes = state, self._journal.num_bytes
+        self.state, self.published_journal_bytes = state, self._journal.num_bytes
         for posted, reply in zip(batch, replies, strict=True):
             if posted.model is not None and reply in (Reply.ACCEPTED, Reply.DONE):
                 self.model = posted.model
@@ -285,7 +287,9 @@ class Conductor:
             length = self.ledger_file.num_bytes
             if detail:
                 self._journal.check_ours()
-                length = self._kept(lambda: self.ledger_file.append(detail, run_id, *where))
+                length = self._retry_while_disk_full(
+                    lambda: self.ledger_file.append(detail, run_id, *where)
+                )
             account = {"ledger": totals, "ledger_bytes": length}
             facts_now = [
                 replace(fact, report={**fact.report, **account})
@@ -293,7 +297,7 @@ class Conductor:
                 else fact
                 for fact in told
             ]
-            self._kept(lambda: self._append(facts_now))
+            self._retry_while_disk_full(lambda: self._append(facts_now))
             return facts_now
 
         return await asyncio.get_running_loop().run_in_executor(self._writer, write)
@@ -301,7 +305,7 @@ class Conductor:
     def _append(self, new_facts: list[facts.Fact]) -> None:
         began_s = self.clock()
         self._journal.append([facts.to_json(fact) for fact in new_facts])
-        self.tally.syncs.observe(self.clock() - began_s)
+        self.counters.syncs.observe(self.clock() - began_s)
 
     def _timed(self, new_facts: list[facts.Fact]) -> list[facts.Fact]:
         """Return the facts, those that end a step with the times of it; count them all."""
@@ -316,7 +320,7 @@ class Conductor:
                     self._times.close()
                 case facts.StepCommitted() if state.step:
                     now = replace(fact, report={**self._times.report(state.step), **fact.report})
-            self.tally.take(now, state, self.ledger, num_values)
+            self.counters.take(now, state, self.ledger, num_values)
             state = apply(state, fact)
             told.append(now)
         return told
@@ -324,7 +328,7 @@ class Conductor:
     def _tell_commit(self, fact: facts.StepCommitted) -> None:
         model, history = self.model, self.history
         if entry := history.newest_entry:
-            self.fresh.add(Told(fact.step, *entry), self.told_bytes)
+            self.live_entries.add(HistoryEntry(fact.step, *entry), self.published_journal_bytes)
         if model and model.mask and history.newest_mask.get("step") == fact.step:
             tell_mask(model.mask, model.manifest, history)
         for client in fact.report.get("outliers", []):
@@ -343,10 +347,16 @@ class Conductor:
             case events.DropSpool():
                 self._work(lambda: self._drop(action.step))
             case events.KeepBest():
-                self._work(lambda: self._kept(lambda: self.store.keep_best(action.best.step)))
+                self._work(
+                    lambda: self._retry_while_disk_full(
+                        lambda: self.store.keep_best(action.best.step)
+                    )
+                )
             case events.WriteModel():
                 self._work(
-                    lambda: self.room.wait_for(lambda: self._write_model(self), self._out_disk),
+                    lambda: self.disk_space.wait_for(
+                        lambda: self._write_model(self), self._out_disk
+                    ),
                     then=self.model_written.set,
                 )
 
@@ -367,9 +377,9 @@ class Conductor:
 
         future.add_done_callback(done)
 
-    def _kept(self, job: Callable[[], Result]) -> Result:
+    def _retry_while_disk_full(self, job: Callable[[], Result]) -> Result:
         """Do a job that writes to the state directory, when there is room for it."""
-        return self.room.wait_for(job, self._disk)
+        return self.disk_space.wait_for(job, self._disk)
 
     def _open_step(self, step: Step) -> None:
         def job() -> None:
@@ -386,8 +396,8 @@ class Conductor:
 
     def _fold(self, action: events.Fold) -> None:
         failpoint("sum.fold")
-        path = self.spool.verified(action.step, action.client, bytes.fromhex(action.digest))
-        check_stored(path, action.stored)
+        values = self.spool.stored(action.step, action.client, bytes.fromhex(action.digest))
+        check_stored(values, action.stored)
         self._current().fold(action.client, action.digest, action.weight)
 
     def _current(self) -> StepSum:
@@ -404,7 +414,7 @@ class Conductor:
             finished = total.finish(step)
             self._sum = None
             self._times.sum()
-            self._kept(lambda: self.store.save_step(step.number, finished.model))
+            self._retry_while_disk_full(lambda: self.store.save_step(step.number, finished.model))
             result = self.store.lean(finished.model)
             if before is not None:
                 before.release()
@@ -418,7 +428,7 @@ class Conductor:
         self._work(job)
 
     def _drop(self, step: int) -> None:
-        self._kept(lambda: self.spool.set_aside(*newest_counted(self.state)))
+        self._retry_while_disk_full(lambda: self.spool.set_aside(*newest_counted(self.state)))
         self.spool.drop_through(step)
         self.store.drop_older(self.state.model_step, self.state.mask_epoch)
         self._garbage.passed(sum(row["payload_bytes"] for row in self.ledger.rows()))

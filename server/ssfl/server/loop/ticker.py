@@ -3,8 +3,8 @@
 import asyncio
 import logging
 
-from ssfl.server.loop.presence import Sessions
-from ssfl.server.loop.run_loop import Conductor
+from ssfl.server.loop.presence import PresenceTable
+from ssfl.server.loop.run_loop import RunLoop
 from ssfl.server.run import events
 from ssfl.server.run.state import Phase, RunState
 
@@ -17,53 +17,53 @@ WAITING_EVERY_S = 10.0
 REMIND_EVERY_S = 60.0  # of a run that cannot go on
 
 
-async def tick(conductor: Conductor, sessions: Sessions) -> None:
+async def tick(run_loop: RunLoop, sessions: PresenceTable) -> None:
     """Let time pass for the run, until cancelled."""
-    teller, looked_s = _Teller(conductor, sessions), conductor.clock()
+    teller, looked_s = _Teller(run_loop, sessions), run_loop.clock()
     while True:
-        before_s = conductor.clock()
+        before_s = run_loop.clock()
         await asyncio.sleep(TICK_S)
-        now_s = conductor.clock()
+        now_s = run_loop.clock()
         gap_s = now_s - before_s
         if gap_s > STILL_S:
             log.warning("this process stood still", extra={"seconds": round(gap_s, 1)})
             sessions.excuse(gap_s, now_s)
-            await conductor.post(events.StoodStill(gap_s))
+            await run_loop.post(events.StoodStill(gap_s))
         if now_s - looked_s >= LOOK_EVERY_S:
             looked_s = now_s
-            await conductor.check_ours()
-        await look_for_lost(conductor, sessions)
-        await conductor.post(events.Tick())
+            await run_loop.check_ours()
+        await look_for_lost(run_loop, sessions)
+        await run_loop.post(events.Tick())
         teller.tell(now_s)
 
 
-async def look_for_lost(conductor: Conductor, sessions: Sessions) -> None:
+async def look_for_lost(run_loop: RunLoop, sessions: PresenceTable) -> None:
     """Tell the run who was not heard of for too long, and who was heard of again."""
-    state, now_s = conductor.state, conductor.clock()
+    state, now_s = run_loop.state, run_loop.clock()
     for client, member in state.members.items():
         sessions.get(client, now_s)
         alive = sessions.alive(client, now_s)
         if client in state.lost and alive:
-            await conductor.post(events.Returned(client))
+            await run_loop.post(events.Returned(client))
         gone = member.left or member.has_final_model or client in state.removed
         if not gone and not alive and client not in state.lost:
             silent_s = round(sessions.silent_s(client, now_s))
             log.warning("client lost", extra={"client": client, "silent_s": silent_s})
-            conductor.tally.lost += 1
-            await conductor.post(events.Lost(client))
+            run_loop.counters.lost += 1
+            await run_loop.post(events.Lost(client))
 
 
 class _Teller:
     """Says what the run waits for, when it changes and not too often."""
 
-    def __init__(self, conductor: Conductor, sessions: Sessions) -> None:
-        self._conductor = conductor
-        self._sessions = sessions
+    def __init__(self, run_loop: RunLoop, sessions: PresenceTable) -> None:
+        self._run_loop = run_loop
+        self._presence = sessions
         self._said, self._said_s = "", -WAITING_EVERY_S
         self._stalled = False
 
     def tell(self, now_s: float) -> None:
-        state, waiting = self._conductor.state, self._conductor.waiting_for()
+        state, waiting = self._run_loop.state, self._run_loop.waiting_for()
         if state.stall:
             if not self._stalled or now_s - self._said_s >= REMIND_EVERY_S:
                 self._tell_stall(state, now_s)
@@ -81,12 +81,12 @@ class _Teller:
     def _tell_stall(self, state: RunState, now_s: float) -> None:
         assert state.stall is not None
         seen = ", ".join(
-            f"{client} (last seen {self._sessions.silent_s(client, now_s):.0f} s ago)"
+            f"{client} (last seen {self._presence.silent_s(client, now_s):.0f} s ago)"
             for client in state.stall.missing[:10]
         )
         log.warning(
             "WAITING for %s",
-            self._conductor.waiting_for(),
+            self._run_loop.waiting_for(),
             extra={"missing": seen or "nobody known", "for_s": round(now_s - state.stall.since_s)},
         )
         self._stalled, self._said_s = True, now_s

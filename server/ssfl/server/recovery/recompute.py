@@ -6,7 +6,6 @@ is broken; it goes on where the model before a step is stored, or does not matte
 updates that travel as they are does not depend on the values they started from.
 """
 
-import re
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -15,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from ssfl.codec.errors import DigestMismatch
 from ssfl.method.model_state import ModelState
@@ -28,15 +26,11 @@ from ssfl.server.recovery.recover import load_model, with_scored
 from ssfl.server.run import facts
 from ssfl.server.run.apply import apply
 from ssfl.server.run.state import RunState, Step
+from ssfl.server.storage.kept_uploads import KeptUploads
 from ssfl.server.storage.model_store import Store
-from ssfl.server.storage.spool import (
-    check_digest,
-    check_stored,
-    read_sums,
-    read_values,
-    verified_name,
-)
-from ssfl.server.uploads.verify import verify_scores, verify_values
+from ssfl.server.storage.spool import check_stored
+from ssfl.server.storage.upload_files import StoredValues
+from ssfl.server.uploads.verify import ScoreCheck, ValueCheck, largest_of
 
 PLAIN = ("values_only", "dense")  # encodings whose file is what the journal's digest is of
 VALUE_BYTES = 4
@@ -78,40 +72,6 @@ class StepResult:
 
 class _Unsound(Exception):
     """An upload is not what was accepted."""
-
-
-class KeptUploads:
-    """Verified uploads, in the spool or among those that were kept."""
-
-    def __init__(self, root: Path) -> None:
-        self._root = root
-
-    def holds(self, step: int) -> bool:
-        """Tell whether the uploads of a step were kept."""
-        return (self._root / "accepted" / str(step)).is_dir()
-
-    def find(self, step: int, client: ClientId, digest: str) -> Path:
-        """Return the file of an upload; raise FileNotFoundError."""
-        name = verified_name(client, digest)
-        kept, spooled = (self._root / place / str(step) / name for place in ("accepted", "spool"))
-        for path in (kept, spooled, kept):  # again: a run in progress may just have moved it
-            if path.exists():
-                return path
-        raise FileNotFoundError(f"{spooled if not self.holds(step) else kept} is missing")
-
-    def noted_digest(self, step: int, name: str) -> bytes:
-        """Return the digest of a file as it was noted when it was kept."""
-        digest = read_sums(self._root / "accepted" / str(step)).get(name, "")
-        return bytes.fromhex(digest) if re.fullmatch("[0-9a-f]{64}", digest) else b""
-
-    def read(
-        self, step: int, client: ClientId, digest: bytes, start: int, count: int
-    ) -> npt.NDArray[np.float32]:
-        """Return values of an upload, for the sum."""
-        for _ in range(2):  # a run in progress may move it once
-            with suppress(FileNotFoundError):
-                return read_values(self.find(step, client, digest.hex()), start, count)
-        return read_values(self.find(step, client, digest.hex()), start, count)
 
 
 class Refold:
@@ -248,29 +208,29 @@ class Refold:
     def _check(self, step: Step, client: ClientId, model: ModelState) -> None:
         """Raise _Unsound unless an upload is what was accepted."""
         upload = step.uploads[client]
-        path = self._uploads.find(step.number, client, upload.digest)
+        values = self._uploads.find(step.number, client, upload.digest)
         seen = self._strategy.seen_by(client, step.work, model)
         count = model.manifest.num_masked
         if step.work is Work.TRAIN:
             assert seen.values is not None
             count = seen.values.size
-        if path.stat().st_size != VALUE_BYTES * count:
+        if values.num_bytes != VALUE_BYTES * count:
             raise _Unsound(
-                f"{path} has {path.stat().st_size} bytes, its step needs {VALUE_BYTES * count}"
+                f"{values} has {values.num_bytes} bytes, its step needs {VALUE_BYTES * count}"
             )
         as_sent = "clipped" not in upload.report  # else it is kept as it counts: shortened
         try:
             if upload.stored:
-                check_digest(path, bytes.fromhex(upload.stored))
+                values.check_digest(bytes.fromhex(upload.stored))
             elif upload.report.get("encoding") in PLAIN and as_sent:
-                check_digest(path, bytes.fromhex(upload.digest))
+                values.check_digest(bytes.fromhex(upload.digest))
             elif self._uploads.holds(step.number):  # coded: the journal's digest is of that form
-                check_digest(path, self._uploads.noted_digest(step.number, path.name))
-            largest = _largest(path, step, client, seen, count)
+                values.check_digest(self._uploads.noted_digest(step.number, client, upload.digest))
+            largest = _largest(values, step, client, seen, count)
         except (BadValues, DigestMismatch) as error:
-            raise _Unsound(f"{path} is damaged: {error}") from error
+            raise _Unsound(f"{values} is damaged: {error}") from error
         if as_sent and largest != upload.largest:
-            raise _Unsound(f"{path} is damaged: it is not what was accepted")
+            raise _Unsound(f"{values} is damaged: it is not what was accepted")
 
     def _stored(self, before: RunState, step: Step) -> ModelState | None:
         """Return the model before a step from the state directory, as far as it matters."""
@@ -291,12 +251,14 @@ class Refold:
         return None
 
 
-def _largest(path: Path, step: Step, client: ClientId, seen: ModelState, count: int) -> float:
+def _largest(
+    values: StoredValues, step: Step, client: ClientId, seen: ModelState, count: int
+) -> float:
     if step.work is Work.SCORE:
-        signed = step.criterion == "grasp"
-        return verify_scores(path, client, seen.manifest, signed=signed)
+        check = ScoreCheck(client, seen.manifest, signed=step.criterion == "grasp")
+        return largest_of(values.blocks(count), check)
     assert seen.mask is not None
-    return verify_values(path, client, count, seen.manifest, seen.mask)
+    return largest_of(values.blocks(count), ValueCheck(client, seen.manifest, seen.mask))
 
 
 def _difference(fact: facts.StepCommitted, model: ModelState) -> str:

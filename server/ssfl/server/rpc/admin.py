@@ -7,8 +7,8 @@ from typing import Any
 from ssfl.method.strategies.contract import ClientId
 from ssfl.server.accounting.memory import peak_memory_bytes
 from ssfl.server.errors import IsPaused, NoMask, RunOver, TooFewClients
-from ssfl.server.loop.presence import Sessions
-from ssfl.server.loop.run_loop import Conductor
+from ssfl.server.loop.presence import PresenceTable
+from ssfl.server.loop.run_loop import RunLoop
 from ssfl.server.report.outputs import history_document, run_folder
 from ssfl.server.rpc import request_checks
 from ssfl.server.run import events
@@ -24,19 +24,19 @@ from ssfl.v1 import admin_pb2_grpc
 class AdminService(admin_pb2_grpc.AdminServiceServicer):
     """For the people who run the federation."""
 
-    def __init__(self, conductor: Conductor, sessions: Sessions, out_dir: str) -> None:
-        self._conductor = conductor
-        self._sessions = sessions
+    def __init__(self, run_loop: RunLoop, sessions: PresenceTable, out_dir: str) -> None:
+        self._run_loop = run_loop
+        self._presence = sessions
         self._out_dir = out_dir
 
     async def GetStatus(self, _request: pb.GetStatusRequest, _context: Any) -> pb.GetStatusResponse:
-        conductor = self._conductor
-        state, history = conductor.state, conductor.history
-        manifest = conductor.manifest
+        run_loop = self._run_loop
+        state, history = run_loop.state, run_loop.history
+        manifest = run_loop.manifest
         return pb.GetStatusResponse(
             run_id=state.run_id,
             phase=state.phase.value,
-            waiting_for=conductor.waiting_for(),
+            waiting_for=run_loop.waiting_for(),
             rounds_done=state.rounds_done,
             rounds_all=state.settings.rounds,
             mask_epoch=state.mask_epoch,
@@ -48,13 +48,13 @@ class AdminService(admin_pb2_grpc.AdminServiceServicer):
             loss=history.newest.get("loss"),
             metrics=history.newest.get("metrics"),
             seconds_left=seconds_left(state, history.seconds_per_round),
-            ledger=[pb.LedgerEntry(**row) for row in conductor.ledger.rows()],
+            ledger=[pb.LedgerEntry(**row) for row in run_loop.ledger.rows()],
             peak_memory_bytes=peak_memory_bytes(),
             model_digest=bytes.fromhex(state.base_digest) if state.finished else b"",
             out_dir=run_folder(self._out_dir, state.run_id),
-            delivered=conductor.model_written.is_set() and everyone_has_it(conductor.state),
+            delivered=run_loop.model_written.is_set() and everyone_has_it(run_loop.state),
             stall=self._stall(),
-            refusals=[pb.Refusals(**row) for row in conductor.refusals.rows()],
+            refusals=[pb.Refusals(**row) for row in run_loop.refusals.rows()],
             paused=state.paused,
             refresh_asked=state.refresh_asked and not state.finished,
         )
@@ -62,15 +62,15 @@ class AdminService(admin_pb2_grpc.AdminServiceServicer):
     async def GetHistory(
         self, _request: pb.GetHistoryRequest, _context: Any
     ) -> pb.GetHistoryResponse:
-        await self._conductor.current_model()
-        document = await asyncio.to_thread(history_document(self._conductor))
+        await self._run_loop.current_model()
+        document = await asyncio.to_thread(history_document(self._run_loop))
         return pb.GetHistoryResponse(history_json=document.decode())
 
     async def StartRun(self, _request: pb.StartRunRequest, _context: Any) -> pb.StartRunResponse:
         self._check_not_over()
-        was_started = bool(self._conductor.state.founders)
-        reply = await self._conductor.post(events.StartAsked())
-        state = self._conductor.state
+        was_started = bool(self._run_loop.state.founders)
+        reply = await self._run_loop.post(events.StartAsked())
+        state = self._run_loop.state
         if reply is Reply.PAUSED:
             then = "lets it go on" if state.founders else "it, then start it"
             raise IsPaused(f"run {state.run_id} is paused: `ssfl resume` {then}")
@@ -84,29 +84,29 @@ class AdminService(admin_pb2_grpc.AdminServiceServicer):
 
     async def PauseRun(self, _request: pb.PauseRunRequest, _context: Any) -> pb.PauseRunResponse:
         self._check_not_over()
-        was_paused = self._conductor.state.paused
-        await self._conductor.post(events.PauseAsked(time.time()))
+        was_paused = self._run_loop.state.paused
+        await self._run_loop.post(events.PauseAsked(time.time()))
         self._check_not_over()  # it may have ended while we asked; a paused one does not
-        rounds_done = self._conductor.state.rounds_done
+        rounds_done = self._run_loop.state.rounds_done
         return pb.PauseRunResponse(was_paused=was_paused, rounds_done=rounds_done)
 
     async def ResumeRun(self, _request: pb.ResumeRunRequest, _context: Any) -> pb.ResumeRunResponse:
         self._check_not_over()
-        was_paused = self._conductor.state.paused
-        await self._conductor.post(events.ResumeAsked())
+        was_paused = self._run_loop.state.paused
+        await self._run_loop.post(events.ResumeAsked())
         return pb.ResumeRunResponse(was_paused=was_paused)
 
     async def StopRun(self, _request: pb.StopRunRequest, _context: Any) -> pb.StopRunResponse:
         self._check_not_over()
-        await self._conductor.post(events.StopAsked())
+        await self._run_loop.post(events.StopAsked())
         return pb.StopRunResponse()
 
     async def RefreshMask(
         self, _request: pb.RefreshMaskRequest, _context: Any
     ) -> pb.RefreshMaskResponse:
         self._check_not_over()
-        state = self._conductor.state
-        if await self._conductor.post(events.RefreshAsked()) is Reply.NO_MASK:
+        state = self._run_loop.state
+        if await self._run_loop.post(events.RefreshAsked()) is Reply.NO_MASK:
             raise NoMask(why_no_mask(state))
         return pb.RefreshMaskResponse(mask_epoch=state.mask_epoch, rounds_done=state.rounds_done)
 
@@ -115,14 +115,14 @@ class AdminService(admin_pb2_grpc.AdminServiceServicer):
     ) -> pb.RemoveClientResponse:
         client = ClientId(request.client_id)
         request_checks.check_client_id(client)
-        before = self._conductor.state
-        await self._conductor.post(events.RemoveAsked(client, request.readmit))
+        before = self._run_loop.state
+        await self._run_loop.post(events.RemoveAsked(client, request.readmit))
         return pb.RemoveClientResponse(
             was_member=client in before.members, was_removed=client in before.removed
         )
 
     def _stall(self) -> pb.Stall | None:
-        state, now_s = self._conductor.state, self._conductor.clock()
+        state, now_s = self._run_loop.state, self._run_loop.clock()
         if state.stall is None:
             return None
         return pb.Stall(
@@ -133,18 +133,18 @@ class AdminService(admin_pb2_grpc.AdminServiceServicer):
         )
 
     def _check_not_over(self) -> None:
-        state = self._conductor.state
+        state = self._run_loop.state
         if state.finished:
             raise RunOver(f"run {state.run_id} is over: {state.phase.value}")
 
     def _client(self, client: ClientId) -> pb.ClientStatus:
-        state, now_s = self._conductor.state, self._conductor.clock()
-        presence = self._sessions.get(client, now_s)
+        state, now_s = self._run_loop.state, self._run_loop.clock()
+        presence = self._presence.get(client, now_s)
         return pb.ClientStatus(
             client_id=client,
             num_samples=state.members[client].num_samples,
             state=client_state(state, client),
-            last_seen_s=self._sessions.silent_s(client, now_s),
+            last_seen_s=self._presence.silent_s(client, now_s),
             steps_done=presence.steps_done,
             steps_all=presence.steps_all,
         )

@@ -16,8 +16,8 @@ import grpc.aio
 from google.protobuf.message import DecodeError
 
 from ssfl.server.errors import InvalidRequest, NoProgress
-from ssfl.server.loop.refusals import Refusals, speaker_of
-from ssfl.server.rpc.status_codes import reason_of, status_of
+from ssfl.server.loop.refusals import Refusals, reason_of, speaker_of
+from ssfl.server.rpc.status_codes import status_of
 
 log = logging.getLogger(__name__)
 

@@ -20,7 +20,7 @@ from ssfl.server.broadcast.settings_message import settings_to_message
 from ssfl.server.errors import InvalidRequest, NoProgress, Refusal, TooManyChecks
 from ssfl.server.loop.limits import Bucket, Limits
 from ssfl.server.rpc import request_checks
-from ssfl.server.rpc.call_context import Desk
+from ssfl.server.rpc.call_context import CallContext
 from ssfl.server.uploads.encoding_choice import is_coded
 from ssfl.v1 import coordinator_pb2 as pb
 
@@ -47,15 +47,15 @@ class Preflight:
 
     def __init__(
         self,
-        desk: Desk,
+        context: CallContext,
         limits: Limits,
         upload_slots: int,
         reference_coding: str,
         wall: Callable[[], float] = time.time,
     ) -> None:
-        self._desk = desk
-        self._conductor = desk.conductor
-        self._clock = desk.conductor.clock
+        self._context = context
+        self._run_loop = context.run_loop
+        self._clock = context.run_loop.clock
         self._limits = limits
         self._upload_slots = upload_slots
         self._reference_coding = reference_coding
@@ -161,7 +161,7 @@ class Preflight:
         self._measuring += 1
 
     def _answer(self, request: pb.CheckRequest, peer: str) -> pb.CheckAnswer:
-        state, manifest = self._conductor.state, self._conductor.manifest
+        state, manifest = self._run_loop.state, self._run_loop.manifest
         refusal = self._refusal(request)
         return pb.CheckAnswer(
             protocol_version=request_checks.PROTOCOL_VERSION,
@@ -181,7 +181,7 @@ class Preflight:
 
     def _refusal(self, request: pb.CheckRequest) -> Refusal | None:
         """Return what a Join of this client would be refused with; None if it would get in."""
-        question, state = request.question, self._conductor.state
+        question, state = request.question, self._run_loop.state
         join = pb.JoinRequest(
             protocol_version=question.protocol_version,
             client_id=request.client_id,
@@ -190,9 +190,9 @@ class Preflight:
             encodings=request_checks.MUST_READ,
             software=question.software,
         )
-        alive = self._desk.sessions.alive(ClientId(request.client_id), self._clock())
+        alive = self._context.presence.alive(ClientId(request.client_id), self._clock())
         try:
-            proven = self._desk.names_proven
+            proven = self._context.names_proven
             client = request_checks.check_join(join, state, alive=alive, name_proven=proven)
             self._limits.check_room(client, state)
         except Refusal as refusal:
@@ -203,7 +203,7 @@ class Preflight:
         """Count a message: in the run's ledger, unless it is part of a measurement."""
         num_bytes = message.ByteSize()
         if message.WhichOneof("part") in CONTROL:
-            self._desk.ledger.count("control", direction, num_bytes)
+            self._context.ledger.count("control", direction, num_bytes)
         else:
             call.measured[direction] += num_bytes
         return message

@@ -17,14 +17,17 @@ from ssfl.server.errors import InvalidRequest
 from ssfl.server.history.sample_warnings import SampleCounts
 from ssfl.server.loop.limits import Joins, Limits
 from ssfl.server.rpc import request_checks
-from ssfl.server.rpc.call_context import Desk, evaluation_of, outcome_of
+from ssfl.server.rpc.call_context import CallContext
 from ssfl.server.rpc.preflight import Preflight
-from ssfl.server.rpc.upload_handlers import Intake
+from ssfl.server.rpc.upload_handlers import UploadHandlers
 from ssfl.server.run import events
 from ssfl.server.run.events import Reply
 from ssfl.server.run.state import Member
 from ssfl.server.uploads.encoding_choice import reader_of
-from ssfl.server.uploads.receive import Uploads
+from ssfl.server.uploads.receipts import outcome_of
+from ssfl.server.uploads.receive import UploadReceiver
+from ssfl.server.uploads.step_upload import open_step
+from ssfl.server.uploads.update_upload import evaluation_of
 from ssfl.v1 import coordinator_pb2 as pb
 from ssfl.v1 import coordinator_pb2_grpc
 
@@ -38,37 +41,35 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServiceServicer):
 
     def __init__(
         self,
-        desk: Desk,
-        uploads: Uploads,
+        context: CallContext,
+        uploads: UploadReceiver,
         reference_coding: str = "auto",
         limits: Limits | None = None,
     ) -> None:
-        self._desk = desk
-        self._conductor = desk.conductor
+        self._context = context
+        self._run_loop = context.run_loop
         self.uploads = uploads
         self._limits = limits or Limits()
-        self._joins = Joins(desk.conductor.clock)
+        self._joins = Joins(context.run_loop.clock)
         self._joining: set[ClientId] = set()  # not in the journal yet
         self._samples = SampleCounts()
-        self._intake = Intake(desk, uploads, self._limits)
+        self._upload_handlers = UploadHandlers(context, uploads, self._limits)
         self._reference_coding = reference_coding
-        self._preflight = Preflight(desk, self._limits, uploads.slots, reference_coding)
+        self._preflight = Preflight(context, self._limits, uploads.num_slots, reference_coding)
         self._building = asyncio.Lock()
 
     async def Join(self, request: pb.JoinRequest, context: Any) -> pb.JoinResponse:
-        conductor = self._conductor
-        before = conductor.state.members.get(ClientId(request.client_id))
+        run_loop = self._run_loop
+        before = run_loop.state.members.get(ClientId(request.client_id))
         if before:  # of an earlier process of ours: alive until it has had time to show
-            self._desk.sessions.get(before.client, conductor.clock())
-        alive = self._desk.sessions.alive(ClientId(request.client_id), conductor.clock())
-        proven = self._desk.names_proven
-        client = request_checks.check_join(
-            request, conductor.state, alive=alive, name_proven=proven
-        )
-        self._limits.check_room(client, conductor.state, self._joining)
+            self._context.presence.get(before.client, run_loop.clock())
+        alive = self._context.presence.alive(ClientId(request.client_id), run_loop.clock())
+        proven = self._context.names_proven
+        client = request_checks.check_join(request, run_loop.state, alive=alive, name_proven=proven)
+        self._limits.check_room(client, run_loop.state, self._joining)
         num_classes = len(request.class_counts) + len(request.labels)
-        self._joins.check(client, conductor.state, num_classes)
-        request_checks.check_manifest(request, conductor.state, conductor.manifest)
+        self._joins.check(client, run_loop.state, num_classes)
+        request_checks.check_manifest(request, run_loop.state, run_loop.manifest)
         event = events.Joined(
             client,
             request.token.hex(),
@@ -82,16 +83,16 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServiceServicer):
         )
         self._joining.add(client)
         try:
-            if await conductor.post(event) is Reply.CONFLICT:
+            if await run_loop.post(event) is Reply.CONFLICT:
                 raise request_checks.taken(client)
         finally:
             self._joining.discard(client)
         session = self._session(client, event.token, before)
-        self._samples.joined(client, before, conductor.state)
+        self._samples.joined(client, before, run_loop.state)
         failpoint("ack.join")
-        self._desk.sessions.heard(client, conductor.clock())
-        self._desk.speaks(client, context.peer())
-        state, manifest = conductor.state, conductor.manifest
+        self._context.presence.heard(client, run_loop.clock())
+        self._context.bind_peer(client, context.peer())
+        state, manifest = run_loop.state, run_loop.manifest
         if request.manifest_digest:
             reader = reader_of(state.members[client], context.peer(), self._reference_coding)
             log.info(
@@ -105,90 +106,90 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServiceServicer):
             protocol_version=request_checks.PROTOCOL_VERSION,
             software=ssfl_version(),
         )
-        self._desk.control(request, response, client)
+        self._context.count_unary(request, response, client)
         return response
 
     async def NextTask(
         self, request: pb.NextTaskRequest, context: Any
     ) -> AsyncIterator[pb.NextTaskResponse | bytes]:
-        spoken = self._desk.known(request.caller)
-        self._desk.ledger.count("control", Direction.UP, request.ByteSize(), client=spoken)
-        member = await self._desk.member(request.caller, context.peer())
-        conductor = self._conductor
-        with self._desk.sessions.call(member.client, conductor.clock):
-            news = conductor.news()
-            heartbeat_s = min(HEARTBEAT_S, conductor.state.settings.no_progress_s / 4)
+        spoken = self._context.client_or_blank(request.caller)
+        self._context.ledger.count("control", Direction.UP, request.ByteSize(), client=spoken)
+        member = await self._context.member(request.caller, context.peer())
+        run_loop = self._run_loop
+        with self._context.open_call(member):
+            changed = run_loop.tasks_changed()
+            heartbeat_s = min(HEARTBEAT_S, run_loop.state.settings.no_progress_s / 4)
             while (ready := await self._task(member, request, context.peer())) is None:
-                waiting = pb.NextTaskResponse(waiting=pb.Waiting(reason=conductor.waiting_for()))
-                yield self._desk.down(waiting, member.client)
+                waiting = pb.NextTaskResponse(waiting=pb.Waiting(reason=run_loop.waiting_for()))
+                yield self._context.count_down(waiting, member.client)
                 with contextlib.suppress(TimeoutError):
-                    await asyncio.wait_for(news.wait(), heartbeat_s)
-                self._desk.check(request.caller)
-                news = conductor.news()
+                    await asyncio.wait_for(changed.wait(), heartbeat_s)
+                self._context.check(request.caller)
+                changed = run_loop.tasks_changed()
             async for response in self._send(ready, request, member):
                 yield response
 
     def SendInitial(
         self, requests: AsyncIterator[pb.SendInitialRequest], context: Any
     ) -> AsyncIterator[pb.SendInitialResponse]:
-        return self._intake.initial(requests, context.peer())
+        return self._upload_handlers.initial(requests, context.peer())
 
     def ReportSaliency(
         self, requests: AsyncIterator[pb.ReportSaliencyRequest], context: Any
     ) -> AsyncIterator[pb.ReportSaliencyResponse]:
-        return self._intake.scores(requests, context.peer())
+        return self._upload_handlers.scores(requests, context.peer())
 
     def SendUpdate(
         self, requests: AsyncIterator[pb.SendUpdateRequest], context: Any
     ) -> AsyncIterator[pb.SendUpdateResponse]:
-        return self._intake.update(requests, context.peer())
+        return self._upload_handlers.update(requests, context.peer())
 
     async def ReportEvaluation(
         self, request: pb.ReportEvaluationRequest, context: Any
     ) -> pb.ReportEvaluationResponse:
-        member = await self._desk.member(request.caller, context.peer())
+        member = await self._context.member(request.caller, context.peer())
         told = [request.evaluation]
         told += [request.validation] if request.HasField("validation") else []
         told += [request.personal] if request.HasField("personal") else []
         request_checks.check_report(request.work_s, evaluations=told)
-        self._desk.ledger.count(
+        self._context.ledger.count(
             "evaluation", Direction.UP, request.ByteSize(), client=member.client
         )
         reply = Reply.STEP_CLOSED
         work = Work.PERSONALIZE if request.HasField("personal") else Work.EVALUATE
-        if self._desk.open_step(request.step, work, member):
+        if open_step(self._run_loop.state, request.step, work, member):
             report = {
                 "work_s": request.work_s,
                 "evaluation": evaluation_of(request.evaluation),
-                **self._desk.timing(member, request.step),
+                **self._context.task_times(member, request.step),
             }
             if request.HasField("validation"):
                 report["validation"] = evaluation_of(request.validation)
             if request.HasField("personal"):
                 report["personal"] = evaluation_of(request.personal)
             event = events.UploadReceived(request.step, member.client, "", report=report)
-            reply = await self._conductor.post(event)
+            reply = await self._run_loop.post(event)
         if reply is Reply.STEP_CLOSED:
-            self._conductor.tally.late += 1
+            self._run_loop.counters.late += 1
         failpoint("ack.evaluation")
         response = pb.ReportEvaluationResponse(outcome=outcome_of(reply))
-        self._desk.ledger.count(
+        self._context.ledger.count(
             "evaluation", Direction.DOWN, response.ByteSize(), client=member.client
         )
         return response
 
     async def Progress(self, request: pb.ProgressRequest, context: Any) -> pb.ProgressResponse:
-        member = await self._desk.member(request.caller, context.peer())
-        presence = self._desk.sessions.heard(member.client, self._conductor.clock())
+        member = await self._context.member(request.caller, context.peer())
+        presence = self._context.presence.heard(member.client, self._run_loop.clock())
         presence.steps_done, presence.steps_all = request.steps_done, request.steps_all
-        step = self._conductor.state.step
+        step = self._run_loop.state.step
         over = step is None or step.closed is not None or step.number != request.step
         response = pb.ProgressResponse(step_closed=over)
-        self._desk.control(request, response, member.client)
+        self._context.count_unary(request, response, member.client)
         return response
 
     async def Leave(self, request: pb.LeaveRequest, context: Any) -> pb.LeaveResponse:
-        member = await self._desk.member(request.caller, context.peer(), may_have_left=True)
+        member = await self._context.member(request.caller, context.peer(), may_have_left=True)
         if request.reason == pb.LEAVE_REASON_UNSPECIFIED:
             raise InvalidRequest("a reason to leave is missing")
         finished = request.reason == pb.LEAVE_REASON_FINISHED
@@ -196,15 +197,15 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServiceServicer):
             why = request.detail[: request_checks.MAX_TEXT]
             if not member.left:
                 log.warning("client leaves: %s", why, extra={"client": member.client})
-        if finished and not self._conductor.state.finished:
+        if finished and not self._run_loop.state.finished:
             raise InvalidRequest("the run is not finished")
-        await self._desk.leaves()
+        await self._context.flush_socket_bytes()
         left = events.Left(member.client, finished, member.session)
-        if await self._conductor.post(left) is Reply.CONFLICT:
+        if await self._run_loop.post(left) is Reply.CONFLICT:
             raise request_checks.session_ended(member)
         failpoint("ack.leave")
         response = pb.LeaveResponse()
-        self._desk.control(request, response, member.client)
+        self._context.count_unary(request, response, member.client)
         return response
 
     def Check(
@@ -217,7 +218,7 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServiceServicer):
 
         Raise ClientIdTaken if another token has the name by now: that session is not this client's.
         """
-        state, numbers = self._conductor.state, self._desk.numbers
+        state, numbers = self._run_loop.state, self._context.numbers
         member = state.members[client]
         if member.token != token:
             raise request_checks.taken(client)
@@ -229,22 +230,22 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServiceServicer):
 
     async def _task(self, member: Member, request: pb.NextTaskRequest, peer: str) -> Ready | None:
         """Return the client's task, after making what it needs; None: it is to wait."""
-        conductor = self._conductor
+        run_loop = self._run_loop
         while True:
-            state, model = conductor.state, conductor.model
+            state, model = run_loop.state, run_loop.model
             if not state.finished:
                 request_checks.check_ready(state.members[member.client], state)
-            if conductor.is_reading:
+            if run_loop.is_reading:
                 return None
             work = state.step.work if state.step else Work.EVALUATE
             broadcast = None
             if model:
-                broadcast = await self._desk.broadcast(member.client, work, model)
-                if conductor.model is not model or conductor.state is not state:
+                broadcast = await self._context.broadcast(member.client, work, model)
+                if run_loop.model is not model or run_loop.state is not state:
                     continue  # they moved on meanwhile
             reader = reader_of(state.members[member.client], peer, self._reference_coding)
             try:
-                slots = self.uploads.slots
+                slots = self.uploads.num_slots
                 return task_for(state, broadcast, member.client, request, slots, reader)
             except NotBuilt as needed:
                 assert broadcast is not None
@@ -256,21 +257,21 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServiceServicer):
         self, ready: Ready, request: pb.NextTaskRequest, member: Member
     ) -> AsyncIterator[pb.NextTaskResponse | bytes]:
         """Yield the task, then its payloads from the offset the client asked for, serialized."""
-        sessions, ledger, clock = self._desk.sessions, self._desk.ledger, self._conductor.clock
+        table, ledger, clock = self._context.presence, self._context.ledger, self._run_loop.clock
         task = pb.Task()
         task.CopyFrom(ready.task)
         total = sum(len(part.data) for part in ready.parts)
         if request.task_digest == task.task_digest and request.offset <= total:
             task.offset = request.offset
-        presence = sessions.heard(member.client, clock())
+        presence = table.heard(member.client, clock())
         if presence.asked_step != task.step:
             presence.asked_step, presence.asked_s = task.step, clock()
             presence.steps_done = presence.steps_all = 0
         elif task.offset:
-            self._conductor.tally.resumes[Direction.DOWN] += 1
+            self._run_loop.counters.resumes[Direction.DOWN] += 1
         elif task.step:
             presence.asked_s = clock()  # it begins anew: what was before is no sending
-            self._conductor.tally.retries += 1
+            self._run_loop.counters.retries += 1
         header = pb.NextTaskResponse(task=task)
         ledger.count(ready.phase, Direction.DOWN, header.ByteSize(), client=member.client)
         yield header
@@ -280,5 +281,5 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServiceServicer):
                 client=member.client, encoding=ready.encoding_at(offset),
             )  # fmt: skip
             yield message
-            sessions.heard(member.client, clock())
+            table.heard(member.client, clock())
         presence.sent_s = clock()

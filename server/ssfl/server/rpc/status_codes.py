@@ -5,7 +5,7 @@ import grpc
 from ssfl.codec.errors import ChecksumMismatch, CodecError, DigestMismatch
 from ssfl.method.errors import ManifestError
 from ssfl.server import errors
-from ssfl.server.loop.refusals import OUTLIER
+from ssfl.server.loop.refusals import OUTLIER, REASONS
 
 STATUS: dict[type[Exception], grpc.StatusCode] = {
     CodecError: grpc.StatusCode.INVALID_ARGUMENT,  # resending the same bytes cannot help
@@ -38,12 +38,6 @@ STATUS: dict[type[Exception], grpc.StatusCode] = {
     errors.TooFewClients: grpc.StatusCode.FAILED_PRECONDITION,
     errors.ModelUnusable: grpc.StatusCode.FAILED_PRECONDITION,
 }
-REASONS: dict[type[Exception], str] = {
-    CodecError: "bad_payload",
-    ChecksumMismatch: "checksum_mismatch",
-    DigestMismatch: "digest_mismatch",
-    ManifestError: "bad_manifest",
-}
 
 
 def all_reasons() -> list[str]:
@@ -60,10 +54,3 @@ def all_reasons() -> list[str]:
 def status_of(error: Exception) -> grpc.StatusCode:
     """Return the code of the closest listed ancestor of `error`; INTERNAL if none."""
     return next((STATUS[k] for k in type(error).__mro__ if k in STATUS), grpc.StatusCode.INTERNAL)
-
-
-def reason_of(error: Exception) -> str:
-    """Return the word for `ssfl-reason`; "internal" if the error is not one of ours."""
-    if isinstance(error, errors.Refusal):
-        return error.reason
-    return next((REASONS[k] for k in type(error).__mro__ if k in REASONS), "internal")

@@ -165,9 +165,9 @@ def find_stall(state: RunState, now_s: float) -> Stall | None:
         here, need = len(available(state)), needed_next(state)
         if here >= need:
             return None
-        absent = sorted(c for c in state.members if is_away(state, c) and c not in state.removed)
+        gone = sorted(c for c in state.members if is_away(state, c) and c not in state.removed)
         reason = f"clients: {here} of at least {need} are here for the next step"
-        return Stall(reason, tuple(absent), f"{_clients(need - here)} to return or to join", now_s)
+        return Stall(reason, tuple(gone), f"{_clients(need - here)} to return or to join", now_s)
     if step.closed is not None:
         return None
     need, possible = quorum(state, step), can_report(step)

@@ -72,8 +72,8 @@ def _missing(disk: Disk, why: str) -> str:
     return f"room on {disk.told()} free ({why})"
 
 
-class Room:
-    """Lets jobs wait for room on the disk."""
+class DiskSpaceWaiter:
+    """Repeats jobs that fail because the disk is full, until it has space."""
 
     def __init__(self, pause: Callable[[float], object] | None = None) -> None:
         """`pause` waits for so many seconds; by default until then or until `close`."""
@@ -88,18 +88,18 @@ class Room:
         self._closing.set()
 
     @property
-    def missing(self) -> str:
-        """What is waited for, in words; empty while there is room."""
+    def blocked_on(self) -> str:
+        """The disk that jobs wait for, in words; empty while no job waits."""
         for disk, why in self._waiting[:1]:
             return _missing(disk, why)
         return ""
 
-    def missing_at(self, now_s: float) -> str:
+    def blocked_at(self, now_s: float) -> str:
         """Return the same, also if uploads were refused recently for lack of room."""
         refused = self._refused
-        if not self.missing and refused and now_s - refused[0] < REFUSED_S:
+        if not self.blocked_on and refused and now_s - refused[0] < REFUSED_S:
             return _missing(*refused[1:])
-        return self.missing
+        return self.blocked_on
 
     def refuse(self, disk: Disk, error: OSError, now_s: float) -> None:
         """Note that an upload was refused for lack of room: its client tries again later."""

@@ -13,21 +13,17 @@ A step's folder disappears when the step is over, or becomes that of its accepte
 under way then finds no place to go.
 """
 
-import hashlib
 import os
-import secrets
 import shutil
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
-import numpy as np
-import numpy.typing as npt
-
-from ssfl.codec.errors import DigestMismatch
 from ssfl.durable.failpoints import failpoint
 from ssfl.durable.files import sync_directory, write_atomic
 from ssfl.method.strategies.contract import ClientId
+from ssfl.server.accounting.memory import folder_bytes
 from ssfl.server.errors import StateError
+from ssfl.server.storage.upload_files import PartialUpload, StoredValues, UploadFile, Vector
 
 SUMS = "SHA256SUMS"
 
@@ -44,7 +40,17 @@ class Spool:
         self._accepted = accepted
         self._named = -1  # the step whose folder is known to outlast a power cut
 
-    def part(self, step: int, client: ClientId, digest: bytes) -> Path:
+    @property
+    def num_bytes(self) -> int:
+        """The bytes of all files that are here now."""
+        return folder_bytes(self.root)
+
+    @property
+    def is_empty(self) -> bool:
+        """True if no upload is here, not even a part of one."""
+        return not any(self.root.glob("*/*"))
+
+    def part(self, step: int, client: ClientId, digest: bytes) -> PartialUpload:
         """Return the file of an upload in progress; an unfinished other upload is dropped."""
         folder = self.root / str(step)
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)  # what sites sent, in clear
@@ -57,33 +63,32 @@ class Spool:
             if other != path and other.stem.rpartition(".")[0] == client:
                 other.unlink(missing_ok=True)
         path.touch()
-        return path
+        return PartialUpload(path)
 
-    def verified(self, step: int, client: ClientId, digest: bytes) -> Path:
-        """Return the file of a verified upload."""
-        return self.root / str(step) / verified_name(client, digest.hex())
+    def stored(self, step: int, client: ClientId, digest: bytes) -> StoredValues:
+        """Return the values of an upload that was kept."""
+        return StoredValues(self.root / str(step) / stored_name(client, digest.hex()))
 
-    def read(
-        self, step: int, client: ClientId, digest: bytes, start: int, count: int
-    ) -> npt.NDArray[np.float32]:
-        """Return up to `count` values of a verified upload, from value number `start` on."""
-        return read_values(self.verified(step, client, digest), start, count)
+    def read(self, step: int, client: ClientId, digest: bytes, start: int, count: int) -> Vector:
+        """Return up to `count` values of an upload that was kept, from number `start` on."""
+        return self.stored(step, client, digest).read(start, count)
 
-    def keep(self, part: Path, plain: Path) -> None:
-        """Make a verified upload permanent: its values, synced under their final name.
+    def keep(self, part: PartialUpload, values: StoredValues) -> None:
+        """Make verified values permanent: synced, then under their final name.
 
-        `plain` is the file of the values: `part` itself, or what was decoded from it.
+        `values` are `part.values`, or were decoded from the part into a file of their own.
         """
+        path, folder = part.path, part.path.parent
         failpoint("spool.verified")
-        with plain.open("rb") as file:
+        with values.path.open("rb") as file:
             os.fsync(file.fileno())
         failpoint("spool.synced")
-        plain.rename(part.with_suffix(".bin"))
+        values.path.rename(path.with_suffix(".bin"))
         failpoint("spool.renamed")
-        part.unlink(missing_ok=True)
-        for left in _named(part.parent, f"{part.stem}.", ".plain"):  # by a call that was cut off
+        part.drop()
+        for left in _named(folder, f"{path.stem}.", ".plain"):  # by a call that was cut off
             left.unlink(missing_ok=True)
-        sync_directory(part.parent)
+        sync_directory(folder)
         failpoint("spool.kept")
 
     def set_aside(self, step: int, counted: Mapping[ClientId, str]) -> None:
@@ -97,7 +102,7 @@ class Spool:
         target = self._accepted / str(step)
         if target.exists():
             return  # it was moved before; what is in the spool came too late
-        names = {verified_name(client, digest) for client, digest in counted.items()}
+        names = {stored_name(client, digest) for client, digest in counted.items()}
         for file in folder.iterdir():
             if file.name not in names:
                 file.unlink(missing_ok=True)
@@ -111,8 +116,8 @@ class Spool:
         sync_directory(self._accepted)
 
     def forget(self, step: int, client: ClientId, digest: bytes) -> None:
-        """Drop a verified upload that does not count after all."""
-        self.verified(step, client, digest).unlink(missing_ok=True)
+        """Drop an upload that was kept and does not count after all."""
+        self.stored(step, client, digest).drop()
 
     def drop_through(self, step: int) -> None:
         """Forget a step's uploads, and what came too late for the steps before it."""
@@ -144,7 +149,7 @@ def _named(folder: Path, begin: str, end: str) -> list[Path]:
 
 
 def _sums(folder: Path, names: Iterable[str]) -> bytes:
-    lines = [f"{file_digest(folder / name).hex()}  {name}\n" for name in sorted(names)]
+    lines = [f"{UploadFile(folder / name).digest().hex()}  {name}\n" for name in sorted(names)]
     return "".join(lines).encode()
 
 
@@ -157,60 +162,17 @@ def read_sums(folder: Path) -> dict[str, str]:
         return {}
 
 
-def verified_name(client: ClientId, digest: str) -> str:
-    """Return the name of a verified upload's file."""
+def stored_name(client: ClientId, digest: str) -> str:
+    """Return the file name of an upload that was kept."""
     return f"{client}.{digest[:16]}.bin"
 
 
-def plain_file(part: Path) -> Path:
-    """Return a file of one's own for the values of a coded upload.
-
-    Two calls may decode the same upload at once: a client that lost its wire sends again while
-    the first call is still at work.
-    """
-    return part.with_suffix(f".{secrets.token_hex(4)}.plain")
-
-
-def _existing(path: str, flags: int) -> int:
-    return os.open(path, flags & ~os.O_CREAT)
-
-
-def append(path: Path, data: bytes) -> None:
-    """Append one chunk; FileNotFoundError if the upload was dropped meanwhile."""
-    failpoint("spool.chunk")
-    with open(path, "ab", buffering=0, opener=_existing) as file:
-        view = memoryview(data)
-        while view:
-            view = view[file.write(view) :]
-    failpoint("spool.chunk-written")
-
-
-def check_digest(path: Path, expected: bytes) -> None:
-    """Raise DigestMismatch unless the file has this SHA-256."""
-    actual = file_digest(path)
-    if actual != expected:
-        raise DigestMismatch(expected, actual)
-
-
-def file_digest(path: Path) -> bytes:
-    """Return the SHA-256 of a file."""
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").digest()
-
-
-def check_stored(path: Path, stored: str) -> None:
+def check_stored(values: StoredValues, stored: str) -> None:
     """Raise StateError unless an accepted upload is as it was when it was acknowledged."""
     mend = "restore the state directory from a backup, or use --fresh to begin again"
     try:
-        if stored and file_digest(path).hex() != stored:
-            raise StateError(f"{path} is damaged: it is not what was accepted; {mend}")
-        if not path.exists():
-            raise FileNotFoundError
+        if stored and values.digest().hex() != stored:
+            raise StateError(f"{values} is damaged: it is not what was accepted; {mend}")
+        _ = values.num_bytes
     except FileNotFoundError:
-        raise StateError(f"{path} is missing, an accepted upload: {mend}") from None
-
-
-def read_values(path: Path, start: int, count: int) -> npt.NDArray[np.float32]:
-    """Return up to `count` float32 values from value number `start` on."""
-    values = np.fromfile(path, dtype="<f4", count=count, offset=4 * start)
-    return values.astype(np.float32, copy=False)
+        raise StateError(f"{values} is missing, an accepted upload: {mend}") from None

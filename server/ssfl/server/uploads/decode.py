@@ -1,25 +1,16 @@
-"""Coded uploads: which are allowed, how large they may be, and their values as a plain file.
+"""Encodings of uploads: which are allowed, how large they may be, and their values in blocks."""
 
-An upload stays as it was sent until it is whole and its digest is right; then its values are
-written beside it as float32, block by block, and only that file is verified, kept and summed.
-"""
-
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
-from pathlib import Path
+from collections.abc import Iterator, Mapping
 
 import numpy as np
 import numpy.typing as npt
 
 from ssfl.codec import blocks, reference, scores, values_only
 from ssfl.codec.blocks import ValueCode
-from ssfl.method import norm_clip
 from ssfl.method.settings import RunSettings
 from ssfl.method.value_types import lossy_code
 from ssfl.server.errors import InvalidRequest, StaleBase
-from ssfl.server.storage.spool import plain_file
 from ssfl.server.uploads.encoding_choice import LOSSY
-from ssfl.server.uploads.verify import read_blocks
 from ssfl.v1 import transfer_pb2 as pb
 
 Vector = npt.NDArray[np.float32]
@@ -62,20 +53,6 @@ def check_scores(payload: pb.Payload, count: int, settings: RunSettings) -> None
     check_payload(payload, allowed)
 
 
-def plain_update(part: Path, payload: pb.Payload, base: Vector, settings: RunSettings) -> Path:
-    """Return the file with the values of an update."""
-    if payload.encoding == pb.ENCODING_VALUES_ONLY:
-        return part
-    return _written(part, update_blocks(_mapped(part), payload, base, settings))
-
-
-def plain_scores(part: Path, payload: pb.Payload, count: int) -> Path:
-    """Return the file with the scores of a report."""
-    if payload.encoding == pb.ENCODING_DENSE:
-        return part
-    return _written(part, score_blocks(_mapped(part), payload, count))
-
-
 def update_blocks(
     data: memoryview, payload: pb.Payload, base: Vector, settings: RunSettings
 ) -> Iterator[tuple[int, Vector]]:
@@ -96,61 +73,8 @@ def score_blocks(data: memoryview, payload: pb.Payload, count: int) -> Iterator[
     yield from scores.decoded(data, count)
 
 
-@dataclass(frozen=True, slots=True)
-class Verified:
-    """An upload that is sound."""
-
-    largest: float  # |value|, as it was sent
-    plain: Path  # its values, as they count
-    report: Mapping[str, float] = field(default_factory=dict)  # what history is to know of it
-
-
-def verified(part: Path, plain: Path, check: Callable[[Path], float]) -> Verified:
-    """Return what `check` finds in the values; a file that is unsound is removed."""
-    try:
-        return Verified(check(plain), plain)
-    except BaseException:
-        if plain != part:
-            plain.unlink(missing_ok=True)
-        raise
-
-
-def shortened_update(part: Path, sound: Verified, base: Vector, limit: float) -> Verified:
-    """Return the update, scaled down if its change of the base is longer than `limit` (0: none)."""
-    if not limit:
-        return sound
-    plain, count = sound.plain, base.size
-    norm = norm_clip.change_norm(read_blocks(plain, count, norm_clip.BLOCK), base)
-    if norm <= limit:
-        return sound
-    blocks_now = read_blocks(plain, count, norm_clip.BLOCK)
-    short = _written(part, norm_clip.shortened(blocks_now, base, limit / norm))
-    if plain != part:
-        plain.unlink()
-    return replace(sound, plain=short, report={"clipped": norm})
-
-
 def _codes(settings: RunSettings) -> dict[pb.Encoding, ValueCode]:
     codes: dict[pb.Encoding, ValueCode] = {pb.ENCODING_REFERENCE: reference.CODE}
     if lossy := lossy_code(settings):
         codes[LOSSY[settings.value_type]] = lossy
     return codes
-
-
-def _mapped(part: Path) -> memoryview:
-    """Return the file's bytes without reading them all into memory."""
-    if not part.stat().st_size:
-        return memoryview(b"")
-    return memoryview(np.memmap(part, dtype=np.uint8, mode="r"))  # type: ignore[arg-type]
-
-
-def _written(part: Path, decoded: Iterable[tuple[int, Vector]]) -> Path:
-    plain = plain_file(part)
-    try:
-        with plain.open("wb") as file:
-            for _, block in decoded:
-                file.write(values_only.encode(block))
-    except BaseException:
-        plain.unlink(missing_ok=True)
-        raise
-    return plain

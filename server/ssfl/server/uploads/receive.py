@@ -1,7 +1,7 @@
 """Receiving an upload: header, grant, chunks into the spool, verification, receipt.
 
 The same for initial models, scores and updates. At most `slots` uploads hold a grant at once,
-so memory in flight is bounded whatever the number of clients (turns.py). A half upload stays in
+so memory in flight is bounded whatever the number of clients (slots.py). A half upload stays in
 the spool and is resumed; nothing of it reaches a sum.
 
 Progress is bytes, not messages: in every `no_progress_s` at least MIN_PROGRESS of them must
@@ -10,10 +10,10 @@ arrive, or the rest of the payload, else the upload is given up.
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import aclosing, contextmanager
 from dataclasses import dataclass
-from pathlib import Path
+from functools import partial
 from typing import Any, Protocol
 
 from ssfl.codec import Receiver
@@ -21,9 +21,12 @@ from ssfl.codec.errors import DigestMismatch, TruncatedPayload
 from ssfl.method.strategies.contract import ClientId
 from ssfl.server.accounting.ledger import Direction, Ledger, encoding_word
 from ssfl.server.errors import DiskFull, InvalidRequest, NoProgress
-from ssfl.server.storage.disk_full import Disk, Room, refused_if_full
-from ssfl.server.storage.spool import Spool, append
-from ssfl.server.uploads.slots import Turn, Turns
+from ssfl.server.history.counters import ProcessCounters
+from ssfl.server.storage.disk_full import Disk, DiskSpaceWaiter, refused_if_full
+from ssfl.server.storage.spool import Spool
+from ssfl.server.storage.upload_files import PartialUpload
+from ssfl.server.uploads.slots import UploadSlot, UploadSlots
+from ssfl.server.uploads.verify import VerifiedUpload
 from ssfl.v1 import transfer_pb2 as pb
 
 QUEUED_EVERY_S = 15.0
@@ -31,24 +34,13 @@ MIN_PROGRESS = 16 << 10  # bytes in no_progress_s
 LOOKS = 16  # at the queue, in no_progress_s, while no chunk comes
 
 
-class Upload(Protocol):
+class UploadRequest(Protocol):
     """A request message of any upload stream."""
 
     def WhichOneof(self, group: str) -> str | None: ...
     def ByteSize(self) -> int: ...
     @property
     def chunk(self) -> pb.Chunk: ...
-
-
-@dataclass(frozen=True, slots=True)
-class Expected:
-    """What the header announced, already checked against the step."""
-
-    client: ClientId
-    step: int
-    payload: pb.Payload
-    phase: str  # in the ledger
-    over: Callable[[], pb.Receipt | None]  # the answer if it is no longer wanted; None: it is
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,95 +51,157 @@ class Sent:
     seconds: float
 
 
-class Uploads:
+class Upload(Protocol):
+    """One upload whose header was admitted. The receiver calls the methods in this order."""
+
+    @property
+    def client(self) -> ClientId: ...
+    @property
+    def step(self) -> int: ...
+    @property
+    def payload(self) -> pb.Payload: ...
+    @property
+    def phase(self) -> str:
+        """The phase that its bytes have in the ledger."""
+        ...
+
+    def receipt_if_unwanted(self) -> pb.Receipt | None:
+        """Return the receipt if the run no longer wants the upload; None while it does."""
+        ...
+
+    def received(self, sent: Sent) -> None:
+        """Record that the last byte has arrived."""
+        ...
+
+    def verify(self, part: PartialUpload) -> VerifiedUpload:
+        """Check every value; runs on a worker thread."""
+        ...
+
+    async def commit(self, part: PartialUpload, found: VerifiedUpload) -> pb.Receipt:
+        """Keep a verified upload, post it to the run, and return the receipt."""
+        ...
+
+
+class UnheardRefusals(Protocol):
+    """Where refusals are counted that the sender did not wait for."""
+
+    def count_error(self, client: str, error: Exception) -> None: ...
+
+
+class UploadReceiver:
     """All uploads under way."""
 
     def __init__(
         self,
         spool: Spool,
         ledger: Ledger,
+        counters: ProcessCounters,
+        refusals: UnheardRefusals,
         slots: int,
         no_progress_s: float,
         clock: Callable[[], float] = time.monotonic,
-        resumed: Callable[[], None] = lambda: None,
-        room: Room | None = None,
+        disk_space: DiskSpaceWaiter | None = None,
     ) -> None:
-        """`resumed` is called for every upload that goes on where it had been cut off.
-
-        `room` notes uploads that did not fit on the disk, so that the status reports them.
-        """
-        self._room = room or Room()
+        """`disk_space` records uploads that did not fit on the disk, for the status."""
+        self.num_slots = slots
+        self._disk_space = disk_space or DiskSpaceWaiter()
         self._disk = Disk("--state-dir", spool.root.parent)
-        self.slots = slots
         self._clock = clock
-        self._resumed = resumed
+        self._counters = counters
+        self._refusals = refusals
         self._spool = spool
         self._ledger = ledger
         self._no_progress_s = no_progress_s
-        self.turns = Turns(slots, no_progress_s, clock)
+        self.slots = UploadSlots(slots, no_progress_s, clock)
         self._writing: dict[ClientId, asyncio.Lock] = {}  # one call at a time touches the file
+        self._finishing: dict[ClientId, asyncio.Future[pb.Receipt]] = {}  # one of each client
 
     @property
     def in_flight(self) -> int:
         """How many uploads hold a grant."""
-        return self.turns.held
+        return self.slots.held
 
     async def receive(
         self,
-        expected: Expected,
-        requests: AsyncIterator[Upload],
+        upload: Upload,
+        requests: AsyncIterator[UploadRequest],
         respond: Callable[..., Any],
-        accept: Callable[[Path, Sent], Awaitable[pb.Receipt]],
     ) -> AsyncIterator[Any]:
-        """Yield the answers to one upload; `accept` verifies the file and makes it count."""
-        turn = self.turns.enter(expected.client)
+        """Yield the answers to one upload; `respond` makes a message of each."""
+        slot = self.slots.enter(upload.client)
         every_s = min(QUEUED_EVERY_S, self._no_progress_s / 4)
         try:
-            async with aclosing(self.turns.granted(turn, every_s)) as waits:
+            async with aclosing(self.slots.granted(slot, every_s)) as waits:
                 async for ahead in waits:
                     yield respond(queued=pb.Queued(ahead=ahead))
         except BaseException:
-            self.turns.leave(turn)
+            self.slots.leave(slot)
             raise
         try:
-            if receipt := expected.over():
+            if receipt := upload.receipt_if_unwanted():
                 yield respond(receipt=receipt)
                 return
-            writing = self._writing.setdefault(expected.client, asyncio.Lock())
+            writing = self._writing.setdefault(upload.client, asyncio.Lock())
             async with writing:  # a chunk that an earlier call is still writing counts
                 part = await asyncio.to_thread(
-                    self._spool.part, expected.step, expected.client, expected.payload.digest
+                    self._spool.part, upload.step, upload.client, upload.payload.digest
                 )
-                receiver = Receiver(expected.payload.num_bytes, part.stat().st_size)
+                receiver = Receiver(upload.payload.num_bytes, part.num_bytes)
             if receiver.offset > receiver.num_bytes:
-                part.unlink()
-                raise DigestMismatch(expected.payload.digest, b"")
+                part.drop()
+                raise DigestMismatch(upload.payload.digest, b"")
             granted_s, from_byte = self._clock(), receiver.offset
             if from_byte:
-                self._resumed()
+                self._counters.resumed()
             yield respond(grant=pb.Grant(offset=from_byte))
-            await self._chunks(expected, requests, receiver, part, turn)
-            sent = Sent(receiver.num_bytes - from_byte, self._clock() - granted_s)
+            await self._chunks(upload, requests, receiver, part, slot)
+            upload.received(Sent(receiver.num_bytes - from_byte, self._clock() - granted_s))
             try:
-                receipt = await accept(part, sent)
+                receipt = await self._finish(upload, part)
             except OSError:
                 raise
             except Exception:
-                part.unlink(missing_ok=True)  # what is not sound is not resumed either
+                part.drop()  # an upload that is not sound is not resumed
                 raise
-            self._room.accept()
+            self._disk_space.accept()
             yield respond(receipt=receipt)
         except FileNotFoundError:  # its spool is gone: the step ended, or another upload was first
-            receipt = expected.over()
-            if receipt is None:
+            unwanted = upload.receipt_if_unwanted()
+            if unwanted is None:
                 raise NoProgress("the upload was disturbed by another one: send it again") from None
-            yield respond(receipt=receipt)
+            yield respond(receipt=unwanted)
         except OSError:
             with self.refused_if_full():
                 raise
         finally:
-            self.turns.give_back()
-            self.turns.leave(turn)
+            self.slots.give_back()
+            self.slots.leave(slot)
+
+    async def _finish(self, upload: Upload, part: PartialUpload) -> pb.Receipt:
+        """Verify and commit a whole upload, also if the connection breaks now."""
+        if earlier := self._finishing.get(upload.client):
+            await asyncio.wait({earlier})  # of a call that was cut off: one at a time
+            if receipt := upload.receipt_if_unwanted():
+                return receipt
+        finishing = asyncio.ensure_future(_verify_and_commit(upload, part))
+        self._finishing[upload.client] = finishing
+        finishing.add_done_callback(partial(self._finished, upload.client))
+        try:
+            return await asyncio.shield(finishing)
+        except asyncio.CancelledError:
+            finishing.add_done_callback(partial(self._unheard, upload.client))
+            raise
+
+    def _finished(self, client: ClientId, finishing: asyncio.Future[pb.Receipt]) -> None:
+        if self._finishing.get(client) is finishing:
+            del self._finishing[client]
+        if not finishing.cancelled():
+            finishing.exception()  # the sender gets it, if it is still there
+
+    def _unheard(self, client: ClientId, finishing: asyncio.Future[pb.Receipt]) -> None:
+        error = None if finishing.cancelled() else finishing.exception()
+        if isinstance(error, Exception):
+            self._refusals.count_error(client, error)
 
     @contextmanager
     def refused_if_full(self) -> Iterator[None]:
@@ -157,48 +211,50 @@ class Uploads:
                 yield
         except DiskFull as refusal:
             assert isinstance(refusal.__cause__, OSError)
-            self._room.refuse(self._disk, refusal.__cause__, self._clock())
+            self._disk_space.refuse(self._disk, refusal.__cause__, self._clock())
             raise
 
     async def _chunks(
         self,
-        expected: Expected,
-        requests: AsyncIterator[Upload],
+        upload: Upload,
+        requests: AsyncIterator[UploadRequest],
         receiver: Receiver,
-        part: Path,
-        turn: Turn,
+        part: PartialUpload,
+        slot: UploadSlot,
     ) -> None:
         first_chunk = True
         since_s, since_byte = self._clock(), receiver.offset  # when progress was last made
         while not receiver.complete:
-            request = await self._next(requests, turn, since_s, receiver)
+            request = await self._next(requests, slot, since_s, receiver)
             if request.WhichOneof("part") != "chunk":
                 raise InvalidRequest("a second header inside an upload")
             chunk = request.chunk
-            async with self._writing[expected.client]:
-                turn.check()
+            async with self._writing[upload.client]:
+                slot.check()
                 if first_chunk and chunk.offset == 0 and receiver.offset:
-                    # Sent without waiting for the grant: from the start, in a file of its own,
-                    # since an earlier call of this client may still be reading the old one.
-                    part.unlink(missing_ok=True)
-                    part.touch()
+                    # The client did not wait for the grant and sends from the start.
+                    part.restart()
                     receiver.offset = since_byte = 0
                 first_chunk = False
                 receiver.check(chunk.offset, chunk.data, chunk.crc32)
                 self._ledger.count(  # before it is written: the call may be cut off meanwhile
-                    expected.phase, Direction.UP, request.ByteSize(), len(chunk.data),
-                    client=expected.client, encoding=encoding_word(expected.payload.encoding),
+                    upload.phase, Direction.UP, request.ByteSize(), len(chunk.data),
+                    client=upload.client, encoding=encoding_word(upload.payload.encoding),
                 )  # fmt: skip
                 await _written(part, chunk.data)
             if receiver.complete:
                 return
             if receiver.offset - since_byte >= MIN_PROGRESS:
                 since_s, since_byte = self._clock(), receiver.offset
-            self.turns.check(turn, between_chunks=True)
+            self.slots.check(slot, between_chunks=True)
 
     async def _next(
-        self, requests: AsyncIterator[Upload], turn: Turn, since_s: float, receiver: Receiver
-    ) -> Upload:
+        self,
+        requests: AsyncIterator[UploadRequest],
+        slot: UploadSlot,
+        since_s: float,
+        receiver: Receiver,
+    ) -> UploadRequest:
         """Return the next message; raise if it is too late, or if the upload has to make room."""
         coming = asyncio.ensure_future(anext(requests))
         try:
@@ -211,13 +267,13 @@ class Uploads:
                         f"{receiver.offset}"
                     )
                 await asyncio.wait(
-                    {coming, turn.replaced},
+                    {coming, slot.replaced},
                     timeout=min(left_s, self._no_progress_s / LOOKS),
                     return_when=asyncio.FIRST_COMPLETED,
                 )
                 if coming.done():
                     return coming.result()
-                self.turns.check(turn, between_chunks=False)
+                self.slots.check(slot, between_chunks=False)
         except StopAsyncIteration:
             raise TruncatedPayload(receiver.num_bytes, receiver.offset) from None
         finally:
@@ -228,9 +284,14 @@ class Uploads:
                 coming.exception()
 
 
-async def _written(part: Path, data: bytes) -> None:
-    """Append a chunk; if the call is cut off meanwhile, end only when the chunk is in the file."""
-    writing = asyncio.ensure_future(asyncio.to_thread(append, part, data))
+async def _verify_and_commit(upload: Upload, part: PartialUpload) -> pb.Receipt:
+    found = await asyncio.to_thread(upload.verify, part)
+    return await upload.commit(part, found)
+
+
+async def _written(part: PartialUpload, data: bytes) -> None:
+    """Append a chunk; if the call is cut off, end only when the chunk is in the file."""
+    writing = asyncio.ensure_future(asyncio.to_thread(part.append, data))
     try:
         await asyncio.shield(writing)
     except asyncio.CancelledError:

@@ -1,4 +1,4 @@
-"""Who may upload: a few slots, lent in turn, and one upload per client.
+"""Upload slots: a few uploads at once, one per client, in turn.
 
 An upload queues for a slot and has it for as long as it makes progress. Slots are lent, not
 owned: while others queue, an upload that has had its slot for `lent_s` gives it back at its next
@@ -18,8 +18,8 @@ from ssfl.server.errors import SessionEnded, SlotYielded
 GRACE = 0.25  # of lent_s: for the chunk that is on its way
 
 
-class Turn:
-    """One upload, from its header to its end."""
+class UploadSlot:
+    """The place of one upload, from its header to its end: queued, then granted."""
 
     def __init__(self, client: ClientId) -> None:
         self.client = client
@@ -32,42 +32,42 @@ class Turn:
             raise SessionEnded("a newer upload of this client has replaced this one")
 
 
-class Turns:
-    """The slots, and who waits for one."""
+class UploadSlots:
+    """All slots, and the uploads that queue for one."""
 
     def __init__(self, slots: int, lent_s: float, clock: Callable[[], float]) -> None:
         self._free = asyncio.Semaphore(slots)
         self._lent_s = lent_s
         self._clock = clock
-        self._newest: dict[ClientId, Turn] = {}
+        self._newest: dict[ClientId, UploadSlot] = {}
         self.queued = 0
         self.held = 0  # slots that are lent now
 
-    def enter(self, client: ClientId) -> Turn:
+    def enter(self, client: ClientId) -> UploadSlot:
         """Begin an upload of a client; an older one ends."""
-        older, turn = self._newest.get(client), Turn(client)
+        older, slot = self._newest.get(client), UploadSlot(client)
         if older is not None and not older.replaced.done():
             older.replaced.set_result(None)
-        self._newest[client] = turn
-        return turn
+        self._newest[client] = slot
+        return slot
 
-    def leave(self, turn: Turn) -> None:
+    def leave(self, slot: UploadSlot) -> None:
         """Forget an upload that is over."""
-        if self._newest.get(turn.client) is turn:
-            del self._newest[turn.client]
+        if self._newest.get(slot.client) is slot:
+            del self._newest[slot.client]
 
-    async def granted(self, turn: Turn, every_s: float) -> AsyncGenerator[int, None]:
+    async def granted(self, slot: UploadSlot, every_s: float) -> AsyncGenerator[int, None]:
         """Wait for a slot; yield how many are ahead every so often. Then the slot is taken."""
         self.queued += 1
         waiting = asyncio.ensure_future(self._free.acquire())
         try:
             while True:
                 done, _ = await asyncio.wait(
-                    {waiting, turn.replaced},
+                    {waiting, slot.replaced},
                     timeout=every_s,
                     return_when=asyncio.FIRST_COMPLETED,
                 )
-                turn.check()
+                slot.check()
                 if done:
                     break
                 yield self.queued - 1
@@ -77,7 +77,7 @@ class Turns:
             raise
         finally:
             self.queued -= 1
-        turn.granted_s = self._clock()
+        slot.granted_s = self._clock()
         self.held += 1
 
     def give_back(self) -> None:
@@ -85,11 +85,11 @@ class Turns:
         self.held -= 1
         self._free.release()
 
-    def check(self, turn: Turn, *, between_chunks: bool) -> None:
+    def check(self, slot: UploadSlot, *, between_chunks: bool) -> None:
         """Raise SessionEnded or SlotYielded if the upload has to make room."""
-        turn.check()
+        slot.check()
         lent_s = self._lent_s * (1 if between_chunks else 1 + GRACE)
-        if self.queued and self._clock() - turn.granted_s >= lent_s:
+        if self.queued and self._clock() - slot.granted_s >= lent_s:
             raise SlotYielded(
                 f"others wait, and this upload has had its slot for {self._lent_s:g} s: ask for "
                 "it again, what has arrived is kept"

@@ -1,86 +1,163 @@
-"""Is an upload fit for the sum? Checked block by block, before a single value is added."""
+"""Verification: every value of an upload is checked before the first one is added to a sum.
 
-from collections.abc import Iterable, Iterator
-from pathlib import Path
+The values come block by block from an iterator, whatever their encoding. One pass checks, counts
+and hashes them and, where they were coded, writes the file that will be folded.
+"""
+
+import hashlib
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Protocol
 
 import numpy as np
-import numpy.typing as npt
 
+from ssfl.codec import values_only
+from ssfl.codec.errors import DigestMismatch
+from ssfl.method import norm_clip
 from ssfl.method.exact_sum import VALUE_BOUND
 from ssfl.method.manifest import Manifest
 from ssfl.method.mask import Mask
 from ssfl.method.strategies.contract import ClientId
 from ssfl.server.errors import BadValues
-from ssfl.server.storage.spool import read_values
-
-_BLOCK = 1 << 18  # values
-
-Blocks = Iterable[tuple[int, npt.NDArray[np.float32]]]  # where each begins, and its values
-
-
-def verify_scores(
-    path: Path, client: ClientId, manifest: Manifest, *, signed: bool = False
-) -> float:
-    """Return the largest score in a file; raise BadValues as `largest_score` does."""
-    return largest_score(read_blocks(path, manifest.num_masked), client, manifest, signed=signed)
+from ssfl.server.storage.upload_files import (
+    Block,
+    PartialUpload,
+    StagedValues,
+    StoredValues,
+    Vector,
+)
 
 
-def verify_values(
-    path: Path, client: ClientId, count: int, manifest: Manifest, mask: Mask
-) -> float:
-    """Return the largest |value| in a file; raise BadValues as `largest_value` does."""
-    return largest_value(read_blocks(path, count), client, manifest, mask)
+@dataclass(frozen=True, slots=True)
+class VerifiedUpload:
+    """An upload that may be folded: it is what was announced, and every value is in bounds."""
+
+    values: StoredValues  # what is to be folded
+    digest: bytes  # SHA-256 of `values`
+    num_values: int
+    largest: float  # |value|, as sent
+    report: Mapping[str, float] = field(default_factory=dict)  # for the history
 
 
-def largest_score(
-    blocks: Blocks, client: ClientId, manifest: Manifest, *, signed: bool = False
-) -> float:
-    """Return the largest |score|; raise BadValues for one that is NaN, infinite or negative.
+class BlockCheck(Protocol):
+    """The rule for the values of one kind of upload."""
 
-    With `signed`, scores may be negative.
-    """
-    largest = 0.0
-    for start, block in blocks:
-        size = np.abs(block) if signed else block
+    def largest(self, start: int, block: Vector) -> float:
+        """Return the largest |value| of a block; raise BadValues for a value that breaks the rule.
+
+        `start` is the place of the block's first value.
+        """
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class ScoreCheck:
+    """Scores are finite and, unless they are `signed`, not negative."""
+
+    client: ClientId
+    manifest: Manifest
+    signed: bool = False
+
+    def largest(self, start: int, block: Vector) -> float:
+        size = np.abs(block) if self.signed else block
         bad = ~((size >= 0) & (size < np.inf))
         if bad.any():
-            at = start + int(np.argmax(bad))
-            rule = "finite" if signed else "finite and not negative"
+            at = int(np.argmax(bad))
+            rule = "finite" if self.signed else "finite and not negative"
             raise BadValues(
-                f"{client} sent a score of {block[at - start]} in {manifest.tensor_at(at)}: "
-                f"scores must be {rule}"
+                f"{self.client} sent a score of {block[at]} in "
+                f"{self.manifest.tensor_at(start + at)}: scores must be {rule}"
             )
-        largest = max(largest, float(size.max(initial=0.0)))
-    return largest
+        return float(size.max(initial=0.0))
 
 
-def largest_value(blocks: Blocks, client: ClientId, manifest: Manifest, mask: Mask) -> float:
-    """Return the largest |value|; raise BadValues for NaN, infinity or one beyond the bound."""
-    largest = 0.0
-    for start, values in blocks:
-        block = np.abs(values)
-        bad = ~(block <= VALUE_BOUND)
+@dataclass(frozen=True, slots=True)
+class ValueCheck:
+    """Values are finite and small enough to be summed exactly."""
+
+    client: ClientId
+    manifest: Manifest
+    mask: Mask
+
+    def largest(self, start: int, block: Vector) -> float:
+        size = np.abs(block)
+        bad = ~(size <= VALUE_BOUND)
         if bad.any():
-            at = start + int(np.argmax(bad))
+            at = int(np.argmax(bad))
             raise BadValues(
-                f"{client} sent a value of size {block[at - start]} in "
-                f"{_tensor(at, manifest, mask)}: values must be finite and at most "
-                f"{VALUE_BOUND:g}; are the inputs scaled, and is --learning-rate small enough?"
+                f"{self.client} sent a value of size {size[at]} in {self._tensor(start + at)}: "
+                f"values must be finite and at most {VALUE_BOUND:g}; are the inputs scaled, and is "
+                "--learning-rate small enough?"
             )
-        largest = max(largest, float(block.max(initial=0.0)))
-    return largest
+        return float(size.max(initial=0.0))
+
+    def _tensor(self, place: int) -> str:
+        """Return the tensor of the value at a place of the vector that travels."""
+        manifest, kept = self.manifest, self.mask.num_kept
+        if place < kept:
+            return manifest.tensor_at(int(np.flatnonzero(self.mask.bools())[place]))
+        return manifest.tensor_at(manifest.num_masked + place - kept)
 
 
-def read_blocks(
-    path: Path, count: int, size: int = _BLOCK
-) -> Iterator[tuple[int, npt.NDArray[np.float32]]]:
-    """Yield the `count` values of a file in blocks, each with its place."""
-    for start in range(0, count, size):
-        yield start, read_values(path, start, size)
+def largest_of(blocks: Iterable[Block], check: BlockCheck) -> float:
+    """Return the largest |value| of all blocks; raise BadValues as `check` does."""
+    return max((check.largest(start, block) for start, block in blocks), default=0.0)
 
 
-def _tensor(place: int, manifest: Manifest, mask: Mask) -> str:
-    """Return the tensor that holds the `place`-th of the values that travel."""
-    if place < mask.num_kept:
-        return manifest.tensor_at(int(np.flatnonzero(mask.bools())[place]))
-    return manifest.tensor_at(manifest.num_masked + place - mask.num_kept)
+def verify_plain(
+    part: PartialUpload, sent_digest: bytes, count: int, check: BlockCheck
+) -> VerifiedUpload:
+    """Verify an upload whose bytes are its values; the file of the part is what will be folded."""
+    try:
+        found = _read_once(part.values, part.values.blocks(count), check)
+    except BadValues:
+        part.check_digest(sent_digest)  # damaged on the way: the sender is not to blame
+        raise
+    if found.digest != sent_digest:
+        raise DigestMismatch(sent_digest, found.digest)
+    return found
+
+
+def verify_coded(
+    part: PartialUpload, sent_digest: bytes, blocks: Iterable[Block], check: BlockCheck
+) -> VerifiedUpload:
+    """Verify an upload whose `blocks` are decoded from its bytes; they are written as they come."""
+    part.check_digest(sent_digest)
+    with part.stage() as staged:
+        return _read_once(staged.values, blocks, check, staged)
+
+
+def _read_once(
+    values: StoredValues,
+    blocks: Iterable[Block],
+    check: BlockCheck,
+    staged: StagedValues | None = None,
+) -> VerifiedUpload:
+    largest, count, hashed = 0.0, 0, hashlib.sha256()
+    for start, block in blocks:
+        largest = max(largest, check.largest(start, block))
+        count += block.size
+        hashed.update(values_only.encode(block))
+        if staged is not None:
+            staged.write(block)
+    return VerifiedUpload(values, hashed.digest(), count, largest)
+
+
+def clip_update(
+    part: PartialUpload, found: VerifiedUpload, base: Vector, limit: float
+) -> VerifiedUpload:
+    """Return an update whose change of the base is at most `limit` long (0: no limit)."""
+    if not limit:
+        return found
+    norm = norm_clip.change_norm(found.values.blocks(base.size), base)
+    if norm <= limit:
+        return found
+    shortened = norm_clip.shortened(found.values.blocks(base.size), base, limit / norm)
+    hashed = hashlib.sha256()
+    with part.stage() as staged:
+        for _, block in shortened:
+            hashed.update(values_only.encode(block))
+            staged.write(block)
+    if found.values != part.values:
+        found.values.drop()
+    return replace(found, values=staged.values, digest=hashed.digest(), report={"clipped": norm})

@@ -1,7 +1,7 @@
 """What Prometheus may ask of a coordinator; program/series.py declares every series.
 
 Nothing is counted twice: the values are read, when they are asked for, from the run's state, from
-the ledger, and from the tally of what happened since the process started. All three are values
+the ledger, and from the counters of what happened since the process started. All three are values
 or are copied whole, so the thread that answers needs no lock.
 """
 
@@ -19,13 +19,13 @@ from ssfl.program.monitor import series
 from ssfl.program.monitor.metrics import build_info, histograms, many, maybe, one
 from ssfl.server.accounting.ledger import CARRIED, CONNECTION, Direction
 from ssfl.server.accounting.memory import folder_bytes, memory_limit_bytes, peak_memory_bytes
-from ssfl.server.loop.presence import Sessions
-from ssfl.server.loop.run_loop import Conductor
+from ssfl.server.loop.presence import PresenceTable
+from ssfl.server.loop.run_loop import RunLoop
 from ssfl.server.rpc.status_codes import all_reasons
 from ssfl.server.run.state import Phase, RunState
 from ssfl.server.run.waiting import STATES, client_state, seconds_left
 from ssfl.server.storage.disk_full import disks
-from ssfl.server.uploads.receive import Uploads
+from ssfl.server.uploads.receive import UploadReceiver
 
 GONE = ("left", "removed")
 AWAY = ("lost", *GONE)
@@ -43,15 +43,15 @@ class RunCollector(Collector):
     """The series of a run, as it stands."""
 
     def __init__(
-        self, conductor: Conductor, sessions: Sessions, uploads: Uploads, out_dir: Path
+        self, run_loop: RunLoop, sessions: PresenceTable, uploads: UploadReceiver, out_dir: Path
     ) -> None:
         self._out_dir = out_dir
-        self._conductor = conductor
-        self._sessions = sessions
+        self._run_loop = run_loop
+        self._presence = sessions
         self._uploads = uploads
 
     def collect(self) -> Iterator[Metric]:
-        state, now_s = self._conductor.state, self._conductor.clock()
+        state, now_s = self._run_loop.state, self._run_loop.clock()
         yield build_info("coordinator")
         yield from self._run(state, now_s)
         yield from self._model(state)
@@ -62,26 +62,26 @@ class RunCollector(Collector):
         yield from self._disk_and_memory()
 
     def _run(self, state: RunState, now_s: float) -> Iterator[Metric]:
-        tally, stall, settings = self._conductor.tally, state.stall, state.settings
+        counters, stall, settings = self._run_loop.counters, state.stall, state.settings
         yield many(series.RUN_PHASE, {phase.value: state.phase is phase for phase in Phase})
         yield one(series.RUN_STALLED, stall is not None)
         yield one(series.RUN_STALLED_SECONDS, now_s - stall.since_s if stall else 0.0)
         yield one(series.RUN_MISSING, len(stall.missing) if stall else 0)
         yield from maybe(
-            series.RUN_SECONDS_LEFT, seconds_left(state, self._conductor.history.seconds_per_round)
+            series.RUN_SECONDS_LEFT, seconds_left(state, self._run_loop.history.seconds_per_round)
         )
         yield one(series.ROUNDS, state.rounds_done)
         yield one(series.ROUNDS_PLANNED, settings.rounds)
         if not settings.reproducible:
             yield one(series.ROUND_DEADLINE, settings.round_deadline_s)
-        yield one(series.STEPS_VOID, tally.void)
+        yield one(series.STEPS_VOID, counters.void)
         yield one(series.STEP_SECONDS, now_s - state.step_began_s if state.step else 0.0)
-        yield histograms(series.STEP_DURATION, dict(tally.steps))
-        yield histograms(series.ROUND_PHASE, dict(tally.phases))
-        yield one(series.RECOVERED, tally.recovered)
+        yield histograms(series.STEP_DURATION, dict(counters.steps))
+        yield histograms(series.ROUND_PHASE, dict(counters.phases))
+        yield one(series.RECOVERED, counters.recovered)
 
     def _model(self, state: RunState) -> Iterator[Metric]:
-        newest, manifest = self._conductor.history.newest, self._conductor.manifest
+        newest, manifest = self._run_loop.history.newest, self._run_loop.manifest
         yield from maybe(series.ACCURACY, newest.get("pooled"))
         yield from maybe(series.LOSS, newest.get("loss"))
         if state.mask_digest:
@@ -94,23 +94,23 @@ class RunCollector(Collector):
             yield one(series.MASK_DENSITY, state.num_kept / manifest.num_masked)
 
     def _clients(self, state: RunState) -> Iterator[Metric]:
-        tally = self._conductor.tally
+        counters = self._run_loop.counters
         counts = Counter(client_state(state, client) for client in state.members)
         yield many(series.CLIENTS, {word: counts[word] for word in STATES})
-        again = {"no": tally.joined[False], "yes": tally.joined[True]}
+        again = {"no": counters.joined[False], "yes": counters.joined[True]}
         yield many(series.JOINED, again)
-        yield many(series.SELECTED, {work.value: tally.selected[work.value] for work in Work})
-        yield many(series.REPORTED, {work.value: tally.reported[work.value] for work in Work})
-        yield one(series.LATE, tally.late)
-        yield one(series.LOST, tally.lost)
+        yield many(series.SELECTED, {work.value: counters.selected[work.value] for work in Work})
+        yield many(series.REPORTED, {work.value: counters.reported[work.value] for work in Work})
+        yield one(series.LATE, counters.late)
+        yield one(series.LOST, counters.lost)
 
     def _each_client(self, state: RunState, now_s: float) -> Iterator[Metric]:
         shown = self._shown(state, now_s)
-        results = dict(self._conductor.tally.results)
+        results = dict(self._run_loop.counters.results)
         yield many(
             series.CLIENT_LAST_SEEN,
             {
-                client: self._sessions.silent_s(client, now_s)
+                client: self._presence.silent_s(client, now_s)
                 for client in shown
                 if client_state(state, client) not in GONE
             },
@@ -150,7 +150,7 @@ class RunCollector(Collector):
         members = sorted(state.members)
         if len(members) <= series.CLIENTS_SHOWN:
             return members
-        results, waited_for = dict(self._conductor.tally.results), _waited_for(state)
+        results, waited_for = dict(self._run_loop.counters.results), _waited_for(state)
         here = [client for client in members if client_state(state, client) not in GONE]
 
         def slowness(client: ClientId) -> tuple[bool, float]:
@@ -158,13 +158,13 @@ class RunCollector(Collector):
             return client in waited_for, result.received_s if result else float("inf")
 
         slow = sorted(here, key=slowness)
-        silent = sorted(here, key=lambda one: self._sessions.silent_s(one, now_s))
+        silent = sorted(here, key=lambda one: self._presence.silent_s(one, now_s))
         most = series.SLOWEST_SHOWN
         return sorted({*slow[-most:], *silent[-most:]})
 
     def _bytes(self) -> Iterator[Metric]:
-        tally = self._conductor.tally
-        rows = tally.bytes_since_start(self._conductor.ledger)
+        counters = self._run_loop.counters
+        rows = counters.bytes_since_start(self._run_loop.ledger)
         messages = [row for row in rows if row["phase"] != CONNECTION]
         for one_series, count in (
             (series.PAYLOAD_BYTES, "payload_bytes"),
@@ -184,30 +184,30 @@ class RunCollector(Collector):
         }
         nothing = {way.value: 0 for way in Direction}
         yield many(series.SOCKET_BYTES, nothing | carried)
-        yield many(series.DENSE_BYTES, nothing | _by_name(dict(tally.dense_bytes)))
-        yield many(series.DENSE_RATIO, _by_name(tally.ratios))
+        yield many(series.DENSE_BYTES, nothing | _by_name(dict(counters.dense_bytes)))
+        yield many(series.DENSE_RATIO, _by_name(counters.ratios))
 
     def _trouble(self) -> Iterator[Metric]:
-        tally = self._conductor.tally
-        refused = dict.fromkeys(_REASONS, 0) | self._conductor.refusals.by_reason()
+        counters = self._run_loop.counters
+        refused = dict.fromkeys(_REASONS, 0) | self._run_loop.refusals.by_reason()
         yield many(series.REFUSALS, refused)
-        yield many(series.RESUMES, {way.value: tally.resumes[way] for way in Direction})
-        yield one(series.RETRIES, tally.retries)
-        yield histograms(series.JOURNAL_SYNC, {(): tally.syncs})
+        yield many(series.RESUMES, {way.value: counters.resumes[way] for way in Direction})
+        yield one(series.RETRIES, counters.retries)
+        yield histograms(series.JOURNAL_SYNC, {(): counters.syncs})
 
     def _disk_and_memory(self) -> Iterator[Metric]:
-        conductor = self._conductor
-        yield one(series.JOURNAL_BYTES, conductor.told_bytes)
-        yield one(series.SPOOL_BYTES, folder_bytes(conductor.spool.root))
+        run_loop = self._run_loop
+        yield one(series.JOURNAL_BYTES, run_loop.published_journal_bytes)
+        yield one(series.SPOOL_BYTES, folder_bytes(run_loop.spool.root))
         yield one(series.UPLOADS, self._uploads.in_flight)
-        yield one(series.UPLOAD_SLOTS, self._uploads.slots)
+        yield one(series.UPLOAD_SLOTS, self._uploads.num_slots)
         usage = {
             name: shutil.disk_usage(folder)
-            for name, folder in disks(conductor.store.root, self._out_dir).items()
+            for name, folder in disks(run_loop.store.root, self._out_dir).items()
         }
         yield many(series.DISK_FREE, {name: found.free for name, found in usage.items()})
         yield many(series.DISK_SIZE, {name: found.total for name, found in usage.items()})
-        yield one(series.DISK_FULL, bool(conductor.room.missing_at(conductor.clock())))
+        yield one(series.DISK_FULL, bool(run_loop.disk_space.blocked_at(run_loop.clock())))
         yield one(series.MEMORY_PEAK, peak_memory_bytes())
         yield one(series.MEMORY_LIMIT, memory_limit_bytes())
         yield from maybe(series.HEAP, heap_bytes())

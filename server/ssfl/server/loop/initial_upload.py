@@ -1,0 +1,140 @@
+"""The answer to INITIALIZE: the run's model, described by its first client."""
+
+import asyncio
+
+import numpy as np
+import numpy.typing as npt
+
+from ssfl.codec import values_only
+from ssfl.durable.failpoints import failpoint
+from ssfl.method.initialize import initial_vector
+from ssfl.method.manifest import Manifest
+from ssfl.method.mask import Mask
+from ssfl.method.model_state import ModelState, values_digest
+from ssfl.server.errors import InvalidRequest, JoinAgain, ManifestMismatch
+from ssfl.server.loop.first_model import Builds, Check, begin_model, initialized
+from ssfl.server.loop.limits import Limits
+from ssfl.server.loop.run_loop import RunLoop
+from ssfl.server.run.events import Reply
+from ssfl.server.run.state import Member
+from ssfl.server.storage.model_store import Store
+from ssfl.server.storage.spool import Spool
+from ssfl.server.storage.upload_files import PartialUpload
+from ssfl.server.uploads.decode import check_payload
+from ssfl.server.uploads.receipts import receipt_of
+from ssfl.server.uploads.receive import Sent
+from ssfl.server.uploads.verify import ValueCheck, VerifiedUpload, verify_plain
+from ssfl.v1 import coordinator_pb2 as pb
+from ssfl.v1 import transfer_pb2
+
+
+class ModelDescriptions:
+    """Admits descriptions of the run's model."""
+
+    def __init__(self, run: RunLoop, spool: Spool, store: Store, limits: Limits) -> None:
+        self.run = run
+        self.spool = spool
+        self.store = store
+        self.limits = limits
+        self.builds = Builds(run)
+
+    def receipt_if_known(self) -> transfer_pb2.Receipt | None:
+        """Return the receipt if the run has its model; None while it wants one."""
+        known = self.run.state.manifest_digest
+        return receipt_of(Reply.ALREADY_ACCEPTED) if known else None
+
+
+class InitialUpload:
+    """One client's description of the model, with the weights where they must be sent."""
+
+    phase = "initial"  # in the ledger
+    step = 0
+
+    def __init__(
+        self,
+        descriptions: ModelDescriptions,
+        member: Member,
+        manifest: Manifest,
+        header: pb.InitialModel,
+    ) -> None:
+        self.client = member.client
+        self._member = member
+        self.payload = header.initial
+        self.follows_from_seed = manifest.rebuildable  # then there is nothing to receive
+        self._descriptions = descriptions
+        self._manifest = manifest
+        self._header = header
+
+    @classmethod
+    def admit(
+        cls, descriptions: ModelDescriptions, member: Member, header: pb.InitialModel
+    ) -> "InitialUpload | transfer_pb2.Receipt":
+        """Check a header against the run; return the upload, or the receipt that ends it."""
+        if receipt := descriptions.receipt_if_known():
+            return receipt
+        descriptions.builds.check_asked(member)
+        manifest = Manifest.from_json(header.manifest)
+        descriptions.limits.check_model(manifest)
+        if manifest.digest.hex() != member.manifest_digest:
+            raise InvalidRequest("the manifest is not the one whose digest came in Join")
+        return cls(descriptions, member, manifest, header)
+
+    def check_payload(self) -> None:
+        """Raise InvalidRequest unless the weights may be sent like this."""
+        num_bytes = values_only.encoded_bytes(self._manifest.size)
+        check_payload(self.payload, {transfer_pb2.ENCODING_DENSE: (num_bytes, num_bytes)})
+        self._descriptions.spool.drop_clients_but(self.client, 0)  # asked before, and gone
+
+    def receipt_if_unwanted(self) -> transfer_pb2.Receipt | None:
+        return self._descriptions.receipt_if_known()
+
+    def received(self, sent: Sent) -> None:
+        """The history has no entry for a description."""
+
+    def verify(self, part: PartialUpload) -> VerifiedUpload:
+        check = ValueCheck(self.client, self._manifest, Mask.full(self._manifest.num_masked))
+        return verify_plain(part, self.payload.digest, self._manifest.size, check)
+
+    async def commit(self, part: PartialUpload, found: VerifiedUpload) -> transfer_pb2.Receipt:
+        """Store the model that was sent, and post it."""
+        receipt = await self._commit(found)
+        part.drop()
+        return receipt
+
+    async def commit_from_seed(self) -> transfer_pb2.Receipt:
+        """Build the model from the run's seed, store it, and post it."""
+        return await self._commit(None)
+
+    async def _commit(self, found: VerifiedUpload | None) -> transfer_pb2.Receipt:
+        if receipt := self.receipt_if_unwanted():
+            return receipt
+
+        async def build(check: Check) -> Reply:
+            model = await asyncio.to_thread(self._build, found, check)
+            check()
+            return await self._descriptions.run.post(initialized(self.client, model), model)
+
+        digest = self._header.initial_digest
+        reply = await self._descriptions.builds.reply(self._member, digest, build)
+        failpoint("ack.initial")
+        if reply is Reply.CONFLICT:  # another client was quicker, with another model
+            raise JoinAgain("the run's model is known now: join again to compare it with yours")
+        return receipt_of(reply)
+
+    def _build(self, found: VerifiedUpload | None, check: Check) -> ModelState:
+        """Return the run's model before its first step, and store it, unless `check` raises."""
+        settings, store = self._descriptions.run.state.settings, self._descriptions.store
+        initial: npt.NDArray[np.float32]
+        if found is None:
+            initial = initial_vector(self._manifest, settings.seed, check)
+        else:
+            initial = found.values.read(0, self._manifest.size)
+        if values_digest(initial) != self._header.initial_digest:
+            raise ManifestMismatch(
+                "the initial weights rebuilt from the seed differ from the client's: "
+                "its task must send them (rule 'sent')"
+            )
+        check()
+        model = begin_model(settings, self._manifest, initial)
+        store.save_initial(self._manifest, initial)
+        return store.lean(model)

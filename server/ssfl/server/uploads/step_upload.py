@@ -1,0 +1,156 @@
+"""An upload to a step of the run: what scores and updates have in common."""
+
+import asyncio
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from ssfl.durable.failpoints import failpoint
+from ssfl.method.model_state import ModelState
+from ssfl.method.strategies.contract import ClientId, Work
+from ssfl.server.accounting.ledger import encoding_word
+from ssfl.server.errors import InvalidRequest
+from ssfl.server.history.counters import ProcessCounters
+from ssfl.server.run import events
+from ssfl.server.run.events import Event, Reply
+from ssfl.server.run.machine import late_reply
+from ssfl.server.run.state import Member, RunState, Step
+from ssfl.server.storage.spool import Spool
+from ssfl.server.storage.upload_files import PartialUpload
+from ssfl.server.uploads.client_models import ClientModels
+from ssfl.server.uploads.receipts import receipt_of
+from ssfl.server.uploads.receive import Sent
+from ssfl.server.uploads.verify import VerifiedUpload
+from ssfl.v1 import transfer_pb2
+
+
+class Run(Protocol):
+    """The run as an upload sees it: the run loop."""
+
+    @property
+    def state(self) -> RunState: ...
+    @property
+    def clock(self) -> Any: ...
+    async def current_model(self) -> ModelState | None: ...
+    async def post(self, event: Event) -> Reply: ...
+
+
+class TaskTimes(Protocol):
+    """Where it is known when a client was sent its task: the presence table."""
+
+    def task_times(
+        self, client: ClientId, step: int, began_s: float, now_s: float
+    ) -> dict[str, float]: ...
+
+
+@dataclass(frozen=True, slots=True)
+class UploadServices:
+    """The parts of the coordinator that uploads to steps use."""
+
+    run: Run
+    spool: Spool
+    counters: ProcessCounters
+    presence: TaskTimes
+    models: ClientModels
+
+    def step_for(self, number: int, work: Work, member: Member) -> Step | None:
+        """Return the step that an upload is for; None if it closed without this client.
+
+        The upload counts with the weight that the step began with. The sample count in
+        its header may differ: the site's data may have changed since the last Join.
+        """
+        return open_step(self.run.state, number, work, member)
+
+    def late_receipt(
+        self, step: int, member: Member, payload: transfer_pb2.Payload
+    ) -> transfer_pb2.Receipt:
+        """Return the receipt for an upload to a step that is over; it may have counted before."""
+        reply = late_reply(self.run.state, step, member.client, payload.digest.hex())
+        if reply is Reply.STEP_CLOSED:
+            self.counters.late += 1
+        return receipt_of(reply)
+
+
+def open_step(state: RunState, number: int, work: Work, member: Member) -> Step | None:
+    """Return the step that an answer is for; None if it closed without this client."""
+    step = state.step
+    if step is None or step.number != number or step.work is not work:
+        return None
+    if member.client not in step.cohort:
+        raise InvalidRequest(f"{member.client} was not asked in this step")
+    if step.closed is not None and member.client not in step.uploads:
+        return None
+    return step
+
+
+class StepUpload:
+    """An upload that was admitted to a step; subclasses verify its values."""
+
+    phase = ""  # in the ledger
+
+    def __init__(
+        self,
+        services: UploadServices,
+        member: Member,
+        step: Step,
+        payload: transfer_pb2.Payload,
+        report: dict[str, Any],
+    ) -> None:
+        """`report` is what the header says about the client's work, for the history."""
+        self.client = member.client
+        self.step = step.number
+        self.payload = payload
+        self._services = services
+        self._member = member
+        self._work = step.work
+        self._report = report
+
+    def receipt_if_unwanted(self) -> transfer_pb2.Receipt | None:
+        """Return the receipt if the step no longer wants this upload; None while it does."""
+        state = self._services.run.state
+        step = open_step(state, self.step, self._work, self._member)
+        if step is None:
+            return self._services.late_receipt(self.step, self._member, self.payload)
+        before = step.uploads.get(self.client)
+        if before is None:
+            return None
+        same = before.digest == self.payload.digest.hex()
+        return receipt_of(Reply.ALREADY_ACCEPTED if same else Reply.CONFLICT)
+
+    def received(self, sent: Sent) -> None:
+        """Record that the last byte has arrived."""
+        run = self._services.run
+        times = self._services.presence.task_times(
+            self.client, self.step, run.state.step_began_s, run.clock()
+        )
+        self._report = {
+            **self._report,
+            "encoding": encoding_word(self.payload.encoding),
+            "upload_bytes": sent.num_bytes,
+            "upload_s": sent.seconds,
+            **times,
+        }
+
+    def verify(self, part: PartialUpload) -> VerifiedUpload:
+        """Return the verified upload; runs on a worker thread."""
+        raise NotImplementedError
+
+    async def commit(self, part: PartialUpload, found: VerifiedUpload) -> transfer_pb2.Receipt:
+        """Keep a verified upload and post it: both or, after a crash, neither counts."""
+        services = self._services
+        await asyncio.to_thread(services.spool.keep, part, found.values)
+        reply = await services.run.post(
+            events.UploadReceived(
+                self.step,
+                self.client,
+                self.payload.digest.hex(),
+                found.largest,
+                {**self._report, **found.report},
+                found.digest.hex(),
+            )
+        )
+        if reply is Reply.STEP_CLOSED:
+            services.counters.late += 1
+        if reply in (Reply.CONFLICT, Reply.STEP_CLOSED):  # it does not count: free its space
+            services.spool.forget(self.step, self.client, self.payload.digest)
+        failpoint("ack.upload")
+        return receipt_of(reply)

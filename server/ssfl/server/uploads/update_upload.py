@@ -1,0 +1,113 @@
+"""The answer to TRAIN: the values of one client after its training."""
+
+from typing import Any
+
+from ssfl.method.model_state import ModelState
+from ssfl.method.strategies.contract import Work
+from ssfl.server.errors import InvalidRequest, StaleBase, StaleMask
+from ssfl.server.run.state import Member, Step
+from ssfl.server.storage.upload_files import PartialUpload
+from ssfl.server.uploads.decode import check_update, update_blocks
+from ssfl.server.uploads.step_upload import StepUpload, UploadServices
+from ssfl.server.uploads.verify import (
+    ValueCheck,
+    VerifiedUpload,
+    clip_update,
+    verify_coded,
+    verify_plain,
+)
+from ssfl.v1 import transfer_pb2, update_pb2
+
+
+class UpdateUpload(StepUpload):
+    """The update of one client."""
+
+    phase = "values"
+
+    def __init__(
+        self,
+        services: UploadServices,
+        member: Member,
+        step: Step,
+        header: update_pb2.SparseUpdate,
+        base: ModelState,
+    ) -> None:
+        """`base` is the model as the client was sent it."""
+        super().__init__(services, member, step, header.values, _report(header))
+        assert base.mask is not None and base.values is not None
+        self._base = base.values
+        self._settings = services.run.state.settings
+        self._check = ValueCheck(self.client, base.manifest, base.mask)
+
+    @classmethod
+    async def admit(
+        cls, services: UploadServices, member: Member, header: update_pb2.SparseUpdate
+    ) -> "UpdateUpload | transfer_pb2.Receipt":
+        """Check a header against the run; return the upload, or the receipt that ends it."""
+        model = await services.run.current_model()
+        step = services.step_for(header.step, Work.TRAIN, member)
+        if step is None or model is None:
+            receipt = services.late_receipt(header.step, member, header.values)
+            _refuse_old_mask(header, receipt, services.run.state.mask_epoch)
+            return receipt
+        base = await services.models.base_of(member.client, model)
+        _check_base(header, base)
+        if (header.round_number, header.attempt) != (step.round_number, step.attempt):
+            raise InvalidRequest("round and attempt are not those of the step")
+        upload = cls(services, member, step, header, base)
+        check_update(header.values, upload._base.size, base.base_digest, upload._settings)
+        return upload.receipt_if_unwanted() or upload
+
+    def verify(self, part: PartialUpload) -> VerifiedUpload:
+        digest, base = self.payload.digest, self._base
+        if self.payload.encoding == transfer_pb2.ENCODING_VALUES_ONLY:
+            found = verify_plain(part, digest, base.size, self._check)
+        else:
+            blocks = update_blocks(part.view(), self.payload, base, self._settings)
+            found = verify_coded(part, digest, blocks, self._check)
+        return clip_update(part, found, base, self._settings.max_update_norm)
+
+
+def evaluation_of(message: update_pb2.Evaluation) -> dict[str, Any]:
+    """Return an evaluation as history keeps it."""
+    return {
+        "correct": message.correct if message.HasField("correct") else None,
+        "total": message.total,
+        "loss_sum": message.loss_sum,
+        "metric_sums": dict(sorted(message.metric_sums.items())),
+    }
+
+
+def _report(header: update_pb2.SparseUpdate) -> dict[str, Any]:
+    return {
+        "work_s": header.work_s,
+        "training_loss": header.training_loss,
+        "coding_error": header.coding_error,
+        "evaluation": evaluation_of(header.base_evaluation),
+        "personal": evaluation_of(header.personal_evaluation),
+    }
+
+
+def _check_base(header: update_pb2.SparseUpdate, base: ModelState) -> None:
+    """Raise a refusal unless the update started from the mask and values of `base`."""
+    assert base.mask is not None
+    if (header.mask_epoch, header.mask_digest) != (base.mask_epoch, base.mask.digest):
+        raise StaleMask(
+            f"the update was made under mask {header.mask_epoch} "
+            f"({header.mask_digest[:6].hex()}…), the run has mask {base.mask_epoch} "
+            f"({base.mask.digest[:6].hex()}…): ask for the task again"
+        )
+    if header.base_digest != base.base_digest:
+        raise StaleBase("the update started from other values: ask for the task again")
+
+
+def _refuse_old_mask(
+    header: update_pb2.SparseUpdate, receipt: transfer_pb2.Receipt, mask_epoch: int
+) -> None:
+    """Raise StaleMask for a late update that was made under an earlier mask and did not count."""
+    counted = receipt.outcome == transfer_pb2.OUTCOME_ALREADY_ACCEPTED
+    if not counted and header.mask_epoch < mask_epoch:
+        raise StaleMask(
+            f"the update was made under mask {header.mask_epoch}, the run has mask {mask_epoch}: "
+            "ask for the next task"
+        )
