@@ -34,8 +34,7 @@ from ssfl.durable import failpoints
 from ssfl.server import main
 from ssfl.server.config import CoordinatorConfig
 from ssfl.server.errors import Fenced
-from ssfl.server.loop.presence import PresenceTable
-from ssfl.server.loop.run_loop import RunLoop
+from ssfl.server.loop.coordinator import Coordinator
 from ssfl.server.loop.ticker import tick
 from ssfl.server.report.outputs import Accounts
 from ssfl.server.rpc.admin import AdminService
@@ -293,23 +292,25 @@ class World:
             upload_slots=self.plan.upload_slots,
             run=self.settings,
         )
-        run_loop = main._open_run_loop(
-            config, main._read(config), Accounts(config.out_dir), self.loop.time
+        coordinator = main._start(
+            config,
+            main._read(config),
+            Accounts(config.out_dir),
+            self.loop.time,
+            DiskSpaceWaiter(pause),
         )
-        run_loop.disk_space = DiskSpaceWaiter(pause)
-        self._files += (run_loop._journal, run_loop.ledger_file)
+        self._files += (coordinator.journal, coordinator.ledger_file)
         self._look()
-        sessions = PresenceTable()
-        service = service_for(config, run_loop, sessions)
-        jobs = [asyncio.ensure_future(run_loop.serve())]
-        await main._first_of([*jobs, asyncio.ensure_future(main._take_up(run_loop, None))])
-        self.network.handlers = Handlers(service, process, self._status(run_loop))
-        self.operator.finds(process, AdminService(run_loop, sessions, "out"))
-        jobs.append(asyncio.ensure_future(tick(run_loop, sessions)))
+        service = service_for(config, coordinator)
+        jobs = [asyncio.ensure_future(coordinator.run.serve())]
+        await main._first_of([*jobs, asyncio.ensure_future(main._take_up(coordinator, None))])
+        self.network.handlers = Handlers(service, process, self._status(coordinator))
+        self.operator.finds(process, AdminService(coordinator, "out"))
+        jobs.append(asyncio.ensure_future(tick(coordinator)))
         await main._first_of(jobs)
 
-    def _status(self, run_loop: RunLoop) -> StatusInterceptor:
-        return StatusInterceptor(run_loop.refusals, self.settings.no_progress_s)
+    def _status(self, coordinator: Coordinator) -> StatusInterceptor:
+        return StatusInterceptor(coordinator.refusals, self.settings.no_progress_s)
 
     def _disk_delay(self) -> tuple[float, float]:
         return self.rng.uniform(0, self.disk_s), self.rng.uniform(0, self.disk_s)
