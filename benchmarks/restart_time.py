@@ -28,6 +28,7 @@ from ssfl.method.initialize import initial_vector
 from ssfl.method.settings import RunSettings
 from ssfl.server.recovery.snapshot import write_snapshot
 from ssfl.server.storage.model_store import Store
+from ssfl.server.storage.state_directory import StateDirectory
 from ssfl.v1 import coordinator_pb2 as pb
 from ssfl.v1 import coordinator_pb2_grpc
 
@@ -73,7 +74,7 @@ def main() -> int:
             size = journal.stat().st_size
             for is_kept in (False, True):
                 if is_kept:
-                    write_snapshot(journal, settings, journal.stat().st_size)
+                    write_snapshot(StateDirectory(state), settings, journal.stat().st_size)
                 found = answered(folder, clients, rounds, manifest.digest)
                 results.append(
                     {

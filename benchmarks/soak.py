@@ -33,7 +33,7 @@ from benchmarks.light_client import LightClient
 from benchmarks.workload import SEED, manifest_of
 
 from ssfl.method.initialize import initial_vector
-from ssfl.server.recovery.snapshot import FILE as SNAPSHOT
+from ssfl.server.storage.state_directory import StateDirectory
 
 BAR_MB_PER_1000_ROUNDS = 1.0
 BAR_MB_OF_A_SHORT_RUN = 1.0  # a kilobyte for each client and round would be 2 MB in 100 rounds
@@ -60,13 +60,14 @@ class Look:
 
 def look(server: Coordinator, state_dir: Path, rounds_done: int, at_s: float) -> Look:
     process = psutil.Process(server.process.pid)
+    snapshot = StateDirectory(state_dir).snapshot.name
     # os.walk passes over a folder that goes while it is looked at; rglob raises.
     files = [
         name
         for folder, _, names in os.walk(state_dir)
         if "spool" not in Path(folder).parts
         for name in names
-        if not name.startswith((".", SNAPSHOT))  # being written, or once and for all
+        if not name.startswith((".", snapshot))  # being written, or once and for all
     ]
     return Look(
         rounds_done,

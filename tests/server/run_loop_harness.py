@@ -1,4 +1,4 @@
-"""A run_loop with real files and threads, for tests that post to it."""
+"""A coordinator with real files and threads, for tests that post to it."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -13,8 +13,8 @@ from ssfl.method.strategies import strategy_for
 from ssfl.method.strategies.contract import ClientId
 from ssfl.method.streams import Stream
 from ssfl.server.accounting.ledger import Ledger
-from ssfl.server.loop.presence import PresenceTable
-from ssfl.server.loop.run_loop import RunLoop
+from ssfl.server.loop.coordinator import Coordinator, OpenedRun, start_coordinator
+from ssfl.server.loop.run_loop import Clock
 from ssfl.server.recovery.recover import load_manifest, load_models, open_run
 from ssfl.server.rpc.call_context import CallContext
 from ssfl.server.rpc.session_numbers import KEY_BYTES, SessionNumbers
@@ -23,6 +23,7 @@ from ssfl.server.run.events import Event, Reply
 from ssfl.server.storage.journal import Journal
 from ssfl.server.storage.model_store import Store
 from ssfl.server.storage.spool import Spool
+from ssfl.server.storage.state_directory import StateDirectory
 from ssfl.v1 import coordinator_pb2 as pb
 
 SETTINGS = RunSettings(clients=2, rounds=2, sparsity="0.5", seed=5)
@@ -31,44 +32,44 @@ DEADLINE_S = 30.0  # for what must happen; nothing waits so long unless it is br
 C1, C2 = ClientId("c1"), ClientId("c2")
 NUMBERS = SessionNumbers(bytes(KEY_BYTES))
 
-Script = Callable[[RunLoop], Awaitable[None]]
-WriteModel = Callable[[RunLoop], None]
+Script = Callable[[Coordinator], Awaitable[None]]
+WriteModel = Callable[[Coordinator], None]
 
 
-def context_of(run_loop: RunLoop, sessions: PresenceTable | None = None) -> CallContext:
-    """Return what calls to a run_loop share."""
-    return CallContext(run_loop, sessions or PresenceTable(), NUMBERS)
+def context_of(coordinator: Coordinator) -> CallContext:
+    """Return what calls to a coordinator share."""
+    return CallContext(coordinator, NUMBERS)
 
 
-def caller_of(run_loop: RunLoop, client: ClientId) -> pb.Caller:
+def caller_of(coordinator: Coordinator, client: ClientId) -> pb.Caller:
     """Return a member as it names itself in its calls."""
-    state = run_loop.state
+    state = coordinator.run.state
     number = NUMBERS.number(state.run_id, client, state.members[client].session)
     return pb.Caller(run_id=state.run_id, client_id=client, session=number)
 
 
-async def begin(run_loop: RunLoop, manifest: Manifest) -> None:
+async def begin(coordinator: Coordinator, manifest: Manifest) -> None:
     """Let both clients join and the first describe the model."""
     digest = manifest.digest.hex()
     for client in (C1, C2):
-        await run_loop.post(events.Joined(client, "t", 10, digest, "cpu"))
+        await coordinator.run.post(events.Joined(client, "t", 10, digest, "cpu"))
     initial = initial_vector(manifest, SETTINGS.seed)
-    run_loop.store.save_initial(manifest, initial)
+    coordinator.store.save_initial(manifest, initial)
     model = strategy_for(SETTINGS).begin(manifest, initial)
     described = events.Initialized(C1, digest, model.initial_digest.hex(), 0, "", 0, "")
-    await run_loop.post(described, model)
+    await coordinator.run.post(described, model)
 
 
-def spooled(run_loop: RunLoop, client: ClientId) -> Event:
+def spooled(coordinator: Coordinator, client: ClientId) -> Event:
     """Put a client's answer to the open step into the spool; return the event that tells of it."""
-    step, model = run_loop.state.step, run_loop.model
+    step, model = coordinator.run.state.step, coordinator.run.model
     assert step is not None and model is not None
     size = model.manifest.num_masked if model.values is None else model.values.size
     values = Stream(0, "answer", client, step.round_number).uniform(size).astype("<f4")
     digest = sha256(values.tobytes()).digest()
-    run_loop.spool.part(step.number, client, digest).append(values.tobytes())
-    part = run_loop.spool.part(step.number, client, digest)
-    run_loop.spool.keep(part, part.values)
+    coordinator.spool.part(step.number, client, digest).append(values.tobytes())
+    part = coordinator.spool.part(step.number, client, digest)
+    coordinator.spool.keep(part, part.values)
     report = {
         "training_loss": 1.0,
         "evaluation": {"correct": 1, "total": 2, "loss_sum": 1.0},
@@ -77,38 +78,43 @@ def spooled(run_loop: RunLoop, client: ClientId) -> Event:
     return events.UploadReceived(step.number, client, digest.hex(), float(values.max()), report)
 
 
-async def step_over(run_loop: RunLoop, number: int) -> None:
+async def step_over(coordinator: Coordinator, number: int) -> None:
     """Wait until a step is committed."""
-    while run_loop.state.step is not None and run_loop.state.step.number == number:
-        await run_loop.tasks_changed().wait()
+    while coordinator.run.state.step is not None and coordinator.run.state.step.number == number:
+        await coordinator.run.tasks_changed().wait()
 
 
-async def answer_all(run_loop: RunLoop) -> None:
+async def answer_all(coordinator: Coordinator) -> None:
     """Let both clients answer the open step; wait until it is committed."""
-    step = run_loop.state.step
+    step = coordinator.run.state.step
     assert step is not None
     for client in sorted(step.pending):
-        assert await run_loop.post(spooled(run_loop, client)) is Reply.ACCEPTED
-    await step_over(run_loop, step.number)
+        assert await coordinator.run.post(spooled(coordinator, client)) is Reply.ACCEPTED
+    await step_over(coordinator, step.number)
 
 
-def write_final(run_loop: RunLoop) -> None:
-    (run_loop.store.root / "final").write_text(run_loop.state.base_digest)
+def write_final(coordinator: Coordinator) -> None:
+    (coordinator.store.root / "final").write_text(coordinator.run.state.base_digest)
 
 
-def open_run_loop(
-    folder: Path, settings: RunSettings = SETTINGS, write_model: WriteModel = write_final
-) -> RunLoop:
-    journal, ledger = Journal(folder / "journal"), Ledger()
+def open_coordinator(
+    folder: Path,
+    settings: RunSettings = SETTINGS,
+    write_model: WriteModel = write_final,
+    clock: Clock = lambda: 0.0,
+    *,
+    keep_uploads: bool = False,
+) -> Coordinator:
+    directory, ledger = StateDirectory(folder), Ledger()
+    journal = Journal(directory.journal)
     state, newest = open_run(journal, settings, ledger)
     store = Store(folder, settings.seed)
-    run_loop = RunLoop(
-        state, None, journal, store, Spool(folder / "spool"), newest, ledger,
-        lambda: 0.0, write_model,
-    )  # fmt: skip
+    spool = Spool(directory.spool, directory.accepted if keep_uploads else None)
+    opened = OpenedRun(directory, state, newest, journal, store, spool, ledger)
+    coordinator = start_coordinator(opened, write_model, folder, clock)
     if manifest := load_manifest(state, store):
-        run_loop.take_up(manifest, lambda: load_models(state, manifest, store))
-    return run_loop
+        coordinator.run.take_up(manifest, lambda: load_models(state, manifest, store))
+    return coordinator
 
 
 def conduct(
@@ -116,13 +122,18 @@ def conduct(
     script: Script,
     settings: RunSettings = SETTINGS,
     write_model: WriteModel = write_final,
+    clock: Clock = lambda: 0.0,
+    *,
+    keep_uploads: bool = False,
 ) -> None:
-    """Run a script beside a run_loop; a failure of either fails the test."""
+    """Run a script beside a coordinator; a failure of either fails the test."""
 
     async def both() -> None:
-        run_loop = open_run_loop(folder, settings, write_model)
-        serving = asyncio.ensure_future(run_loop.serve())
-        scripted = asyncio.ensure_future(_script(run_loop))
+        coordinator = open_coordinator(
+            folder, settings, write_model, clock, keep_uploads=keep_uploads
+        )
+        serving = asyncio.ensure_future(coordinator.run.serve())
+        scripted = asyncio.ensure_future(_script(coordinator))
         try:
             async with asyncio.timeout(DEADLINE_S):
                 await asyncio.wait({serving, scripted}, return_when=asyncio.FIRST_COMPLETED)
@@ -135,9 +146,9 @@ def conduct(
                 with suppress(asyncio.CancelledError, Exception):
                     await job
 
-    async def _script(run_loop: RunLoop) -> None:
-        await run_loop.post(events.Recovered())
-        await run_loop.current_model()
-        await script(run_loop)
+    async def _script(coordinator: Coordinator) -> None:
+        await coordinator.run.post(events.Recovered())
+        await coordinator.run.current_model()
+        await script(coordinator)
 
     asyncio.run(both())

@@ -1,4 +1,4 @@
-"""A run_loop brought to its SCORE or TRAIN step, and uploads to it, without a network."""
+"""A coordinator brought to its SCORE or TRAIN step, and uploads to it, without a network."""
 
 import asyncio
 import zlib
@@ -16,7 +16,7 @@ from ssfl.method.initialize import initial_vector
 from ssfl.method.manifest import Manifest
 from ssfl.method.model_state import values_digest
 from ssfl.method.strategies.contract import ClientId, Work
-from ssfl.server.loop.run_loop import RunLoop
+from ssfl.server.loop.coordinator import Coordinator
 from ssfl.server.rpc.upload_handlers import UploadHandlers
 from ssfl.server.run import events
 from ssfl.server.run.state import Step
@@ -30,9 +30,9 @@ NUM_SAMPLES = 10
 Vector = npt.NDArray[np.float32]
 
 
-def receiver_of(run_loop: RunLoop) -> UploadReceiver:
+def receiver_of(coordinator: Coordinator) -> UploadReceiver:
     """Return a receiver with eight slots."""
-    parts = (run_loop.spool, run_loop.ledger, run_loop.counters, run_loop.refusals)
+    parts = (coordinator.spool, coordinator.ledger, coordinator.counters, coordinator.refusals)
     return UploadReceiver(*parts, slots=8, no_progress_s=30.0)
 
 
@@ -54,23 +54,23 @@ def announced(data: bytes, encoding: int, reference_digest: bytes = b"") -> tran
 
 
 class Steps:
-    """Two clients of a run_loop; what they send is up to the test."""
+    """Two clients of a coordinator; what they send is up to the test."""
 
-    def __init__(self, run_loop: RunLoop, manifest: Manifest) -> None:
-        self.run_loop = run_loop
+    def __init__(self, coordinator: Coordinator, manifest: Manifest) -> None:
+        self.coordinator = coordinator
         self.manifest = manifest
-        self.context = context_of(run_loop)
-        self.handlers = UploadHandlers(self.context, receiver_of(run_loop))
+        self.context = context_of(coordinator)
+        self.handlers = UploadHandlers(self.context, receiver_of(coordinator))
 
     def caller(self, client: ClientId) -> pb.Caller:
-        return caller_of(self.run_loop, client)
+        return caller_of(self.coordinator, client)
 
     async def begun(self) -> None:
         """Let both clients join, and the first describe the model."""
         for client in (C1, C2):
             digest = self.manifest.digest.hex()
-            await self.run_loop.post(events.Joined(client, "t", NUM_SAMPLES, digest, "cpu"))
-        initial = initial_vector(self.manifest, self.run_loop.state.settings.seed)
+            await self.coordinator.run.post(events.Joined(client, "t", NUM_SAMPLES, digest, "cpu"))
+        initial = initial_vector(self.manifest, self.coordinator.run.state.settings.seed)
         header = pb.InitialModel(manifest=self.manifest.json, initial_digest=values_digest(initial))
         request = pb.SendInitialRequest(caller=self.caller(C1), header=header)
         _ = [answer async for answer in self.handlers.initial(stream(request))]
@@ -92,30 +92,31 @@ class Steps:
         """Wait until a step is open."""
 
         def there() -> bool:
-            step = self.run_loop.state.step
+            step = self.coordinator.run.state.step
             return step is not None and (step.work, step.round_number) == (work, round_number)
 
         while not there():
-            changed = self.run_loop.tasks_changed()
+            changed = self.coordinator.run.tasks_changed()
             if not there():
                 await changed.wait()
         return self
 
     @property
     def step(self) -> Step:
-        assert self.run_loop.state.step is not None
-        return self.run_loop.state.step
+        assert self.coordinator.run.state.step is not None
+        return self.coordinator.run.state.step
 
     @property
     def base(self) -> Vector:
-        assert self.run_loop.model is not None and self.run_loop.model.values is not None
-        return self.run_loop.model.values
+        model = self.coordinator.run.model
+        assert model is not None and model.values is not None
+        return model.values
 
     async def scores(
         self, payload: transfer_pb2.Payload, data: bytes, client: ClientId = C1
     ) -> list[str]:
         """Report scores; return the answers in words."""
-        model = self.run_loop.model
+        model = self.coordinator.run.model
         assert model is not None
         header = saliency_pb2.SaliencyReport(
             manifest_digest=self.manifest.digest,
@@ -129,7 +130,7 @@ class Steps:
         return [word(one) async for one in self.handlers.scores(stream(request, *chunks))]
 
     def update_header(self, payload: transfer_pb2.Payload) -> update_pb2.SparseUpdate:
-        model = self.run_loop.model
+        model = self.coordinator.run.model
         assert model is not None and model.mask is not None
         return update_pb2.SparseUpdate(
             mask_digest=model.mask.digest,
@@ -160,7 +161,7 @@ class Steps:
 
     def spooled(self, client: ClientId = C1) -> dict[str, bytes]:
         """Return what the spool holds of a client in this step, by kind of file."""
-        folder, found = self.run_loop.spool.root / str(self.step.number), dict[str, bytes]()
+        folder, found = self.coordinator.spool.root / str(self.step.number), dict[str, bytes]()
         for path in folder.glob(f"{client}.*"):
             with suppress(FileNotFoundError):  # it has just got another name
                 found[path.suffix] = path.read_bytes()

@@ -35,16 +35,15 @@ from ssfl.method.strategies.contract import ClientId
 from ssfl.server import main
 from ssfl.server.config import CoordinatorConfig
 from ssfl.server.errors import Fenced
-from ssfl.server.loop.presence import PresenceTable
-from ssfl.server.loop.run_loop import RunLoop
+from ssfl.server.loop.coordinator import Coordinator
 from ssfl.server.loop.ticker import tick
 from ssfl.server.report.outputs import Accounts
 from ssfl.server.rpc.admin import AdminService
 from ssfl.server.rpc.interceptors import StatusInterceptor
 from ssfl.server.rpc.listen import service_for
-from ssfl.server.rpc.session_numbers import FILE as KEY_FILE
 from ssfl.server.rpc.session_numbers import SessionNumbers
 from ssfl.server.storage.disk_full import DiskSpaceWaiter, is_full
+from ssfl.server.storage.state_directory import StateDirectory
 from ssfl.v1 import coordinator_pb2 as pb
 
 SHM = Path("/dev/shm")  # files that never meet a real disk, where there is such a place
@@ -245,7 +244,7 @@ class World:
 
     def _count(self, client: str, answer: pb.JoinResponse) -> int:
         """Return the journal's count of a session that a client is given."""
-        numbers = SessionNumbers((self._state / KEY_FILE).read_bytes())
+        numbers = SessionNumbers(StateDirectory(self._state).session_key.read_bytes())
         for count in range(self.checker.sessions.get(client, 0), 0, -1):
             if numbers.is_signed(answer.session, answer.run_id, ClientId(client), count):
                 self._counts[client, answer.session] = count
@@ -317,23 +316,25 @@ class World:
             upload_slots=self.plan.upload_slots,
             run=self.settings,
         )
-        run_loop = main._open_run_loop(
-            config, main._read(config), Accounts(config.out_dir), self.loop.time
+        coordinator = main._start(
+            config,
+            main._read(config),
+            Accounts(config.out_dir),
+            self.loop.time,
+            DiskSpaceWaiter(pause),
         )
-        run_loop.disk_space = DiskSpaceWaiter(pause)
-        self._files += (run_loop._journal, run_loop.ledger_file)
+        self._files += (coordinator.journal, coordinator.ledger_file)
         self._look()
-        sessions = PresenceTable()
-        service = service_for(config, run_loop, sessions)
-        jobs = [asyncio.ensure_future(run_loop.serve())]
-        await main._first_of([*jobs, asyncio.ensure_future(main._take_up(run_loop, None))])
-        self.network.handlers = Handlers(service, process, self._status(run_loop))
-        self.operator.finds(process, AdminService(run_loop, sessions, "out"))
-        jobs.append(asyncio.ensure_future(tick(run_loop, sessions)))
+        service = service_for(config, coordinator)
+        jobs = [asyncio.ensure_future(coordinator.run.serve())]
+        await main._first_of([*jobs, asyncio.ensure_future(main._take_up(coordinator, None))])
+        self.network.handlers = Handlers(service, process, self._status(coordinator))
+        self.operator.finds(process, AdminService(coordinator, "out"))
+        jobs.append(asyncio.ensure_future(tick(coordinator)))
         await main._first_of(jobs)
 
-    def _status(self, run_loop: RunLoop) -> StatusInterceptor:
-        return StatusInterceptor(run_loop.refusals, self.settings.no_progress_s)
+    def _status(self, coordinator: Coordinator) -> StatusInterceptor:
+        return StatusInterceptor(coordinator.refusals, self.settings.no_progress_s)
 
     def _disk_delay(self) -> tuple[float, float]:
         return self.rng.uniform(0, self.disk_s), self.rng.uniform(0, self.disk_s)

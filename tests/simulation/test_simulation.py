@@ -61,7 +61,7 @@ def test_a_seed_gives_the_same_trace_twice() -> None:
 def test_a_seed_gives_the_same_trace_in_another_process() -> None:
     """Whatever the order of sets: strings hash differently there."""
     script = (
-        "from simulation.plan import plan_of; from simulation.world import simulate\n"
+        "from simulation.plan import plan_of; from simulation.harness import simulate\n"
         "for seed in (7, 46): print(*simulate(plan_of(seed)).trace, sep='\\n')"
     )
     traces = set()

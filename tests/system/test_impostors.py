@@ -14,7 +14,7 @@ from grpc import StatusCode
 
 from program.tls.pems import channel_credentials, flags, make
 from ssfl.client.connection import with_token
-from ssfl.server.rpc.session_numbers import FILE
+from ssfl.server.storage.state_directory import StateDirectory
 from ssfl.v1 import coordinator_pb2 as pb
 from system.programs import Coordinator, Programs
 from system.raw_client import RUN, RawClient, Received, chunks_of
@@ -129,7 +129,7 @@ def test_an_operator_gives_a_name_to_the_next_token(raw: RawRun, *, removed: boo
 
 def test_sessions_survive_a_restart_of_the_coordinator(raw: RawRun) -> None:
     raw.training()
-    assert (raw.coordinator.state_dir / FILE).stat().st_mode & 0o777 == 0o600
+    assert StateDirectory(raw.coordinator.state_dir).session_key.stat().st_mode & 0o777 == 0o600
     raw.restart()
     raw.goes_on()  # with the sessions from before
 
@@ -138,7 +138,7 @@ def test_a_state_directory_without_a_key_gets_one_and_its_clients_join_again(raw
     raw.training()
     (joined,) = (fact for fact in raw.coordinator.facts("ClientJoined") if fact["client"] == "ann")
     raw.coordinator.kill()
-    key = raw.coordinator.state_dir / FILE
+    key = StateDirectory(raw.coordinator.state_dir).session_key
     before = key.read_bytes()
     key.unlink()
     raw.coordinator = raw.programs.coordinator(*RUN, port=raw.coordinator.port)

@@ -10,7 +10,7 @@ import sys
 import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -25,10 +25,10 @@ from ssfl.program.output_dir import check_writable
 from ssfl.server.accounting.ledger import Ledger
 from ssfl.server.config import CoordinatorConfig, client_settings, warnings_of
 from ssfl.server.errors import StateError, StateGone
-from ssfl.server.history.run_history import Newest
+from ssfl.server.loop.coordinator import Coordinator, OpenedRun, start_coordinator
 from ssfl.server.loop.first_model import FirstModel, begin_with, read_first_model
 from ssfl.server.loop.limits import check_open_files
-from ssfl.server.loop.presence import LOST_AFTER_S, PresenceTable
+from ssfl.server.loop.presence import LOST_AFTER_S
 from ssfl.server.loop.run_loop import Clock, RunLoop
 from ssfl.server.loop.ticker import TICK_S, tick
 from ssfl.server.recovery.recover import (
@@ -38,7 +38,6 @@ from ssfl.server.recovery.recover import (
     check_newest,
     load_manifest,
     load_models,
-    move_aside,
     open_run,
 )
 from ssfl.server.recovery.snapshot import read_snapshot
@@ -48,9 +47,11 @@ from ssfl.server.run import events
 from ssfl.server.run.apply import newest_counted
 from ssfl.server.run.delivered import everyone_has_it
 from ssfl.server.run.state import RunState
+from ssfl.server.storage.disk_full import DiskSpaceWaiter
 from ssfl.server.storage.journal import Journal, holds_journal
 from ssfl.server.storage.model_store import Store
 from ssfl.server.storage.spool import Spool
+from ssfl.server.storage.state_directory import StateDirectory
 from ssfl.server.watch.http_ports import Watch
 
 if TYPE_CHECKING:
@@ -117,41 +118,41 @@ async def _serve(config: CoordinatorConfig, security: "Security | None", watch: 
     asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(config.workers))
     first = None
     if config.init:  # before --fresh moves anything: a file that will not do changes nothing
-        is_new = config.fresh or not (config.state_dir / "journal").exists()
+        is_new = config.fresh or not StateDirectory(config.state_dir).journal.exists()
         read = partial(read_first_model, is_new=is_new)
         first = await asyncio.to_thread(read, config.init, config.run)
         config = replace(config, run=first.settings)
-    if config.fresh and (moved := move_aside(config.state_dir)):
+    if config.fresh and (moved := StateDirectory(config.state_dir).move_aside()):
         log.warning(
             "--fresh: the run that was here is moved aside, finished or not; to go on with it, "
             "use --state-dir with its new place, and no --fresh",
             extra={"to": str(moved)},
         )
     accounts = Accounts(config.out_dir)
-    run_loop = _open_run_loop(config, await asyncio.to_thread(_read, config), accounts)
-    sessions = PresenceTable()
-    listener = Listener(config, run_loop, sessions, security)
+    coordinator = _start(config, await asyncio.to_thread(_read, config), accounts)
+    run = coordinator.run
+    listener = Listener(config, coordinator, security)
     stop = _signals()
-    jobs: list[asyncio.Future[Any]] = [asyncio.ensure_future(run_loop.serve())]
+    jobs: list[asyncio.Future[Any]] = [asyncio.ensure_future(run.serve())]
     try:
         # What was under way is taken up before the first call can come in.
-        await _first_of([*jobs, asyncio.ensure_future(_take_up(run_loop, first))])
+        await _first_of([*jobs, asyncio.ensure_future(_take_up(coordinator, first))])
         await listener.start()
         logs.log_settings(log, settings.describe(config), settings.changed(config))
         print(f"ssfl-coordinator listening on {config.host}:{listener.port}", flush=True)
         print(f"ssfl-coordinator admin on {config.admin_host}:{listener.admin_port}", flush=True)
-        watch.open(run_loop, sessions, listener.uploads)
+        watch.open(coordinator, listener.uploads)
         gc.collect()
         gc.freeze()  # what is loaded by now stays: not to be looked through again and again
         watch.health.ready = True
-        _greet(config, run_loop)
-        jobs.append(asyncio.ensure_future(tick(run_loop, sessions)))
-        jobs.append(asyncio.ensure_future(_accounts(run_loop, accounts)))
-        jobs.append(asyncio.ensure_future(_asked_to_stop(stop, run_loop, listener, watch)))
-        given_up = asyncio.ensure_future(_given_up(run_loop, config))
+        _greet(config, run.state)
+        jobs.append(asyncio.ensure_future(tick(coordinator)))
+        jobs.append(asyncio.ensure_future(_accounts(coordinator, accounts)))
+        jobs.append(asyncio.ensure_future(_asked_to_stop(stop, run, listener, watch)))
+        given_up = asyncio.ensure_future(_given_up(run, config))
         jobs.append(given_up)
         if config.exit_when_done:
-            jobs.append(asyncio.ensure_future(_all_delivered(run_loop)))
+            jobs.append(asyncio.ensure_future(_all_delivered(run)))
         await _first_of(jobs)
     finally:
         watch.health.ready = False
@@ -159,10 +160,10 @@ async def _serve(config: CoordinatorConfig, security: "Security | None", watch: 
         for job in jobs:
             job.cancel()
         await asyncio.gather(*jobs, return_exceptions=True)
-    if run_loop.model_written.is_set():
-        accounts.write(run_loop)  # with what was fetched since
+    if run.model_written.is_set():
+        accounts.write(coordinator)  # with what was fetched since
         if not accounts.has_report:  # an older one will do: `ssfl report` makes it anew
-            accounts.report(run_loop)
+            accounts.report(coordinator)
     if given_up.done() and not given_up.cancelled():
         raise ProgramError(
             f"gave up waiting for {given_up.result()}. The state is kept: start again with the "
@@ -171,16 +172,16 @@ async def _serve(config: CoordinatorConfig, security: "Security | None", watch: 
         )
     if stop.is_set():
         again = "; start again with the same flags, without --fresh, to go on"
-        hint = "" if run_loop.model_written.is_set() else again
+        hint = "" if run.model_written.is_set() else again
         log.info("coordinator stopped%s", hint)
         return int(stop.exit_code)
-    return int(ExitCode.STOPPED if run_loop.state.stopped else ExitCode.DONE)
+    return int(ExitCode.STOPPED if run.state.stopped else ExitCode.DONE)
 
 
-async def _take_up(run_loop: RunLoop, first: FirstModel | None) -> None:
-    await run_loop.post(events.Recovered())
+async def _take_up(coordinator: Coordinator, first: FirstModel | None) -> None:
+    await coordinator.run.post(events.Recovered())
     if first:
-        await begin_with(first, run_loop)
+        await begin_with(first, coordinator.run, coordinator.store)
 
 
 async def _first_of(jobs: Sequence[asyncio.Future[Any]]) -> None:
@@ -191,82 +192,66 @@ async def _first_of(jobs: Sequence[asyncio.Future[Any]]) -> None:
             job.result()
 
 
-@dataclass(frozen=True, slots=True)
-class _Read:
-    """A run as the state directory has it."""
-
-    state: RunState
-    newest: Newest
-    journal: Journal
-    store: Store
-    spool: Spool
-    ledger: Ledger
-    snapshot_bytes: int
-
-
-def _read(config: CoordinatorConfig) -> _Read:
+def _read(config: CoordinatorConfig) -> OpenedRun:
     """Read the state directory; that may take a while, so the event loop does not wait for it."""
-    remove_leftovers(config.state_dir)
-    store = Store(config.state_dir, config.run.seed)
-    if store.holds_something() and not holds_journal(config.state_dir / "journal"):
+    directory = StateDirectory(config.state_dir)
+    remove_leftovers(directory.root)
+    store = Store(directory.root, config.run.seed)
+    if store.holds_something() and not holds_journal(directory.journal):
         raise StateError(
-            f"{config.state_dir / 'journal'} is missing beside the files of a run: restore it from "
-            "a backup, or use --fresh to move the rest aside and begin again"
+            f"{directory.journal} is missing beside the files of a run: restore it from a backup, "
+            "or use --fresh to move the rest aside and begin again"
         )
-    check_beginning(config.state_dir / "journal", store)
-    known = read_snapshot(config.state_dir / "journal", config.run)
-    journal = Journal(config.state_dir / "journal", known.num_bytes)
+    spool = Spool(directory.spool, directory.accepted if config.keep_uploads else None)
+    check_beginning(directory, store, spool)
+    known = read_snapshot(directory, config.run)
+    journal = Journal(directory.journal, known.num_bytes)
     if journal.cut_bytes:
         log.warning("journal: a torn tail was cut", extra={"bytes": journal.cut_bytes})
     ledger = Ledger()
-    state, newest = open_run(journal, config.run, ledger, known)
-    check_newest(journal.path, state, store)
-    accepted = config.state_dir / "accepted" if config.keep_uploads else None
-    spool = Spool(config.state_dir / "spool", accepted)
+    state, history = open_run(journal, config.run, ledger, known)
+    check_newest(journal, state, store)
     spool.set_aside(*newest_counted(state))  # a crash may have come before it
     spool.drop_others(state.step.number if state.step else -1)
-    return _Read(state, newest, journal, store, spool, ledger, known.num_bytes)
+    return OpenedRun(directory, state, history, journal, store, spool, ledger, known.num_bytes)
 
 
-def _open_run_loop(
-    config: CoordinatorConfig, read: _Read, accounts: Accounts, clock: Clock = time.monotonic
-) -> RunLoop:
-    run_loop = RunLoop(
-        read.state,
-        None,
-        read.journal,
-        read.store,
-        read.spool,
-        read.newest,
-        read.ledger,
+def _start(
+    config: CoordinatorConfig,
+    opened: OpenedRun,
+    accounts: Accounts,
+    clock: Clock = time.monotonic,
+    disk_space: DiskSpaceWaiter | None = None,
+) -> Coordinator:
+    coordinator = start_coordinator(
+        opened,
+        lambda coordinator: _write(coordinator, config, accounts),
+        config.out_dir,
         clock,
-        lambda run_loop: _write(run_loop, config, accounts),
-        snapshot_bytes=read.snapshot_bytes,
-        out_dir=config.out_dir,
+        disk_space,
     )
-    if manifest := load_manifest(read.state, read.store):
-        run_loop.take_up(manifest, lambda: _load(read, manifest))
-    return run_loop
+    if manifest := load_manifest(opened.state, opened.store):
+        coordinator.run.take_up(manifest, lambda: _load(opened, manifest))
+    return coordinator
 
 
-def _load(read: _Read, manifest: Manifest) -> list[ModelState]:
+def _load(opened: OpenedRun, manifest: Manifest) -> list[ModelState]:
     """Load the models; warn of damaged files that the run can continue without."""
-    models = load_models(read.state, manifest, read.store)
-    check_best(read.state, manifest, read.store)
-    check_ledger(read.store, read.newest.account)
+    models = load_models(opened.state, manifest, opened.store)
+    check_best(opened.state, manifest, opened.store)
+    check_ledger(opened.directory, opened.history.account)
     return models
 
 
-def _write(run_loop: RunLoop, config: CoordinatorConfig, accounts: Accounts) -> None:
-    accounts.write_outputs(run_loop)
-    folder = run_folder(config.out_dir, run_loop.state.run_id)
+def _write(coordinator: Coordinator, config: CoordinatorConfig, accounts: Accounts) -> None:
+    accounts.write_outputs(coordinator)
+    folder = run_folder(config.out_dir, coordinator.run.state.run_id)
     log.info("results written", extra={"folder": folder})
     if not config.exit_when_done:
         log.info("serving the final model to sites that come late; Ctrl-C ends the coordinator")
 
 
-def _greet(config: CoordinatorConfig, run_loop: RunLoop) -> None:
-    state = run_loop.state
+def _greet(config: CoordinatorConfig, state: RunState) -> None:
     if state.finished:
         word = "stopped by an operator" if state.stopped else "finished"
         log.info("this run is %s (--fresh begins a new one)", word, extra={"run": state.run_id})
@@ -304,7 +289,7 @@ def _signals() -> _Stop:
     return stop
 
 
-async def _asked_to_stop(stop: _Stop, run_loop: RunLoop, listener: Listener, watch: Watch) -> None:
+async def _asked_to_stop(stop: _Stop, run: RunLoop, listener: Listener, watch: Watch) -> None:
     """Return when a signal came and, unless it is urgent, what is under way is done or safe.
 
     Nothing new begins. A sum that is being made is finished, an upload that is coming in, too;
@@ -314,7 +299,7 @@ async def _asked_to_stop(stop: _Stop, run_loop: RunLoop, listener: Listener, wat
     watch.health.ready = False
     if stop.now.is_set():
         return
-    draining = asyncio.ensure_future(_drain(run_loop, listener))
+    draining = asyncio.ensure_future(_drain(run, listener))
     await asyncio.wait(
         {draining, asyncio.ensure_future(stop.now.wait())},
         timeout=DRAIN_S,
@@ -325,46 +310,46 @@ async def _asked_to_stop(stop: _Stop, run_loop: RunLoop, listener: Listener, wat
         log.warning("stopping although not everything under way is finished; nothing is lost")
 
 
-async def _drain(run_loop: RunLoop, listener: Listener) -> None:
+async def _drain(run: RunLoop, listener: Listener) -> None:
     log.info("stopping: no new step begins; what is under way is finished or kept")
-    await run_loop.post(events.DrainAsked())
-    while (step := run_loop.state.step) and (step.closed is not None or listener.uploads.in_flight):
+    await run.post(events.DrainAsked())
+    while (step := run.state.step) and (step.closed is not None or listener.uploads.in_flight):
         await asyncio.sleep(0.05)
 
 
-async def _given_up(run_loop: RunLoop, config: CoordinatorConfig) -> str:
+async def _given_up(run: RunLoop, config: CoordinatorConfig) -> str:
     """Return what the run waited for, when it has waited for too long."""
     patience_s = 0.0 if config.exit_on_stall else config.give_up_after
-    if run_loop.state.members:  # of an earlier process: they have not had time to come back
+    if run.state.members:  # of an earlier process: they have not had time to come back
         await asyncio.sleep(LOST_AFTER_S)
     while True:
         await asyncio.sleep(TICK_S)
-        stall = run_loop.state.stall
-        if stall and run_loop.clock() - stall.since_s >= patience_s:
-            return run_loop.waiting_for()
+        stall = run.state.stall
+        if stall and run.clock() - stall.since_s >= patience_s:
+            return run.waiting_for()
 
 
-async def _accounts(run_loop: RunLoop, accounts: Accounts) -> None:
+async def _accounts(coordinator: Coordinator, accounts: Accounts) -> None:
     """Book what connections carry; write the report when the run is over.
 
     Books and report are written again when every site has the final model.
     """
     while True:
         await asyncio.sleep(CONNECTIONS_EVERY_S)
-        await run_loop.connections.count()
-        if not run_loop.model_written.is_set():
+        await coordinator.connections.count()
+        if not coordinator.run.model_written.is_set():
             continue
-        if everyone_has_it(run_loop.state):
-            await asyncio.to_thread(accounts.write, run_loop)
-        await asyncio.to_thread(accounts.report, run_loop)
+        if everyone_has_it(coordinator.run.state):
+            await asyncio.to_thread(accounts.write, coordinator)
+        await asyncio.to_thread(accounts.report, coordinator)
 
 
-async def _all_delivered(run_loop: RunLoop) -> None:
+async def _all_delivered(run: RunLoop) -> None:
     """Return when the model is written and every site has it, or has had a minute to fetch it."""
-    await run_loop.model_written.wait()
+    await run.model_written.wait()
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(GOODBYE_S):
-            while not everyone_has_it(run_loop.state):
+            while not everyone_has_it(run.state):
                 await asyncio.sleep(0.05)
 
 

@@ -1,4 +1,4 @@
-"""The books of a run, kept by a run_loop with real files: rows first, then their totals."""
+"""The books of a run, kept by a coordinator with real files: rows first, then their totals."""
 
 import csv
 from collections import Counter
@@ -10,13 +10,13 @@ from server.run_loop_harness import C1, C2, begin, conduct
 from ssfl.method.manifest import Manifest
 from ssfl.method.strategies.contract import ClientId
 from ssfl.server.accounting.ledger import Direction
-from ssfl.server.loop.run_loop import RunLoop
+from ssfl.server.loop.coordinator import Coordinator
 from ssfl.server.run import events
 from ssfl.server.storage.journal import Journal
 
 
-def send(run_loop: RunLoop, num_bytes: int, client: ClientId = C1) -> None:
-    run_loop.ledger.count("values", Direction.UP, num_bytes, client=client)
+def send(coordinator: Coordinator, num_bytes: int, client: ClientId = C1) -> None:
+    coordinator.ledger.count("values", Direction.UP, num_bytes, client=client)
 
 
 def rows(folder: Path) -> list[tuple[str, str, str, int]]:
@@ -29,38 +29,38 @@ def rows(folder: Path) -> list[tuple[str, str, str, int]]:
 
 
 def test_rows_say_in_which_step_bytes_passed(tmp_path: Path, manifest: Manifest) -> None:
-    async def script(run_loop: RunLoop) -> None:
-        send(run_loop, 1)
-        await begin(run_loop, manifest)
+    async def script(coordinator: Coordinator) -> None:
+        send(coordinator, 1)
+        await begin(coordinator, manifest)
         assert rows(tmp_path) == [("", "", "c1", 1)]
-        send(run_loop, 20)
-        send(run_loop, 30, C2)
-        send(run_loop, 4, C2)
-        await run_loop.post(events.StopAsked())
-        assert run_loop.state.finished
+        send(coordinator, 20)
+        send(coordinator, 30, C2)
+        send(coordinator, 4, C2)
+        await coordinator.run.post(events.StopAsked())
+        assert coordinator.run.state.finished
         assert rows(tmp_path)[1:] == [("0", "1", "c1", 20), ("0", "1", "c2", 34)]
-        send(run_loop, 500)
-        await run_loop.post(events.Left(C1, finished=True))
+        send(coordinator, 500)
+        await coordinator.run.post(events.Left(C1, finished=True))
         assert rows(tmp_path)[3:] == [("", "", "c1", 500)]
-        send(run_loop, 6000)
+        send(coordinator, 6000)
 
     conduct(tmp_path, script)
     assert rows(tmp_path)[4:] == [("", "", "c1", 6000)], "written when the coordinator ends"
 
 
 def test_totals_and_rows_go_on_from_the_same_moment(tmp_path: Path, manifest: Manifest) -> None:
-    async def first(run_loop: RunLoop) -> None:
-        await begin(run_loop, manifest)
-        send(run_loop, 20)
-        await run_loop.post(events.StopAsked())
-        send(run_loop, 500)
+    async def first(coordinator: Coordinator) -> None:
+        await begin(coordinator, manifest)
+        send(coordinator, 20)
+        await coordinator.run.post(events.StopAsked())
+        send(coordinator, 500)
 
-    async def second(run_loop: RunLoop) -> None:
-        assert [row["message_bytes"] for row in run_loop.ledger.rows()] == [520]
-        assert not run_loop.ledger.untaken
-        send(run_loop, 6000)
-        await run_loop.post(events.Left(C1, finished=True))
-        totals, num_bytes = run_loop.history.account
+    async def second(coordinator: Coordinator) -> None:
+        assert [row["message_bytes"] for row in coordinator.ledger.rows()] == [520]
+        assert not coordinator.ledger.untaken
+        send(coordinator, 6000)
+        await coordinator.run.post(events.Left(C1, finished=True))
+        totals, num_bytes = coordinator.history.account
         assert [row["message_bytes"] for row in totals] == [6520]
         assert num_bytes == (tmp_path / "ledger.csv").stat().st_size
 
@@ -75,18 +75,18 @@ def test_rows_whose_record_did_not_follow_are_cut(
     def broken(_journal: Journal, _bodies: list[bytes]) -> None:
         raise OSError(5, "Input/output error")
 
-    async def first(run_loop: RunLoop) -> None:
-        await begin(run_loop, manifest)
-        send(run_loop, 20)
+    async def first(coordinator: Coordinator) -> None:
+        await begin(coordinator, manifest)
+        send(coordinator, 20)
         with monkeypatch.context() as patch:
             patch.setattr(Journal, "append", broken)
-            await run_loop.post(events.StopAsked())
+            await coordinator.run.post(events.StopAsked())
 
-    async def second(run_loop: RunLoop) -> None:
+    async def second(coordinator: Coordinator) -> None:
         assert rows(tmp_path) == []
-        assert run_loop.ledger.rows() == []
-        send(run_loop, 3)
-        await run_loop.post(events.StopAsked())
+        assert coordinator.ledger.rows() == []
+        send(coordinator, 3)
+        await coordinator.run.post(events.StopAsked())
 
     with pytest.raises(OSError, match="Input/output"):
         conduct(tmp_path, first)
@@ -96,12 +96,12 @@ def test_rows_whose_record_did_not_follow_are_cut(
 
 
 def test_detail_does_not_outlive_its_step(tmp_path: Path, manifest: Manifest) -> None:
-    async def script(run_loop: RunLoop) -> None:
-        await begin(run_loop, manifest)
+    async def script(coordinator: Coordinator) -> None:
+        await begin(coordinator, manifest)
         for number in range(200):
-            send(run_loop, 1, ClientId(f"c{number}"))
-        await run_loop.post(events.StopAsked())
-        assert not run_loop.ledger.untaken
+            send(coordinator, 1, ClientId(f"c{number}"))
+        await coordinator.run.post(events.StopAsked())
+        assert not coordinator.ledger.untaken
         report = Journal(tmp_path / "journal")
         report.close()
         assert b"c199" not in report.records[-1], "the journal has totals, never clients"

@@ -26,7 +26,7 @@ REPORT = {
 
 
 class Run:
-    """A counters, told facts as the run_loop tells them, and a ledger for the bytes."""
+    """A counters, told facts as the coordinator tells them, and a ledger for the bytes."""
 
     def __init__(self, ledger: Ledger | None = None) -> None:
         self.ledger = ledger or Ledger()

@@ -1,4 +1,4 @@
-"""The run_loop with real files and threads: journal first, then everything that follows."""
+"""The coordinator with real files and threads: journal first, then everything that follows."""
 
 import asyncio
 import re
@@ -18,13 +18,12 @@ from ssfl.method.strategies.contract import ClientId
 from ssfl.method.streams import Stream
 from ssfl.server.accounting.ledger import Ledger
 from ssfl.server.errors import StateError
-from ssfl.server.loop.run_loop import RunLoop
+from ssfl.server.loop.coordinator import Coordinator
 from ssfl.server.recovery.recover import check_best, open_run
 from ssfl.server.report.outputs import write_outputs
 from ssfl.server.run import events, facts
 from ssfl.server.run.events import Reply
 from ssfl.server.run.state import RunState
-from ssfl.server.storage.disk_full import DiskSpaceWaiter
 from ssfl.server.storage.journal import Journal
 from ssfl.server.storage.model_store import Store
 
@@ -38,12 +37,12 @@ def journalled(folder: Path) -> list[str]:
 def test_a_whole_run_ends_with_the_model_on_disk(tmp_path: Path, manifest: Manifest) -> None:
     digests: list[str] = []
 
-    async def script(run_loop: RunLoop) -> None:
-        await begin(run_loop, manifest)
-        while not run_loop.state.finished:
-            await answer_all(run_loop)
-        await run_loop.model_written.wait()
-        model = run_loop.model
+    async def script(coordinator: Coordinator) -> None:
+        await begin(coordinator, manifest)
+        while not coordinator.run.state.finished:
+            await answer_all(coordinator)
+        await coordinator.run.model_written.wait()
+        model = coordinator.run.model
         assert model is not None and model.values is not None
         digests.append(values_digest(model.values).hex())
 
@@ -64,22 +63,22 @@ def test_a_run_taken_up_after_every_step_ends_with_the_same_model(
     whole.mkdir()
     parts.mkdir()
 
-    async def to_the_end(run_loop: RunLoop) -> None:
-        await begin(run_loop, manifest)
-        while not run_loop.state.finished:
-            await answer_all(run_loop)
-        await run_loop.model_written.wait()
+    async def to_the_end(coordinator: Coordinator) -> None:
+        await begin(coordinator, manifest)
+        while not coordinator.run.state.finished:
+            await answer_all(coordinator)
+        await coordinator.run.model_written.wait()
 
-    async def one_answer(run_loop: RunLoop) -> None:
-        if not run_loop.state.members:
-            await begin(run_loop, manifest)
-        step = run_loop.state.step
+    async def one_answer(coordinator: Coordinator) -> None:
+        if not coordinator.run.state.members:
+            await begin(coordinator, manifest)
+        step = coordinator.run.state.step
         if step is not None and step.pending:
-            await run_loop.post(spooled(run_loop, max(step.pending)))
+            await coordinator.run.post(spooled(coordinator, max(step.pending)))
         elif step is not None:
-            await step_over(run_loop, step.number)
-        if run_loop.state.finished:
-            await run_loop.model_written.wait()
+            await step_over(coordinator, step.number)
+        if coordinator.run.state.finished:
+            await coordinator.run.model_written.wait()
 
     conduct(whole, to_the_end)
     for _ in range(20):
@@ -97,21 +96,21 @@ def test_a_run_killed_at_its_end_still_writes_the_best_model(
     state.mkdir()
     wanted: list[str] = []
 
-    async def to_the_end(run_loop: RunLoop) -> None:
-        await begin(run_loop, manifest)
-        while not run_loop.state.finished:
-            await answer_all(run_loop)
-        await run_loop.model_written.wait()
+    async def to_the_end(coordinator: Coordinator) -> None:
+        await begin(coordinator, manifest)
+        while not coordinator.run.state.finished:
+            await answer_all(coordinator)
+        await coordinator.run.model_written.wait()
 
-    async def again(run_loop: RunLoop) -> None:
-        await run_loop.model_written.wait()
-        assert run_loop.state.best is not None
-        wanted.append(run_loop.state.best.base_digest)
+    async def again(coordinator: Coordinator) -> None:
+        await coordinator.run.model_written.wait()
+        assert coordinator.run.state.best is not None
+        wanted.append(coordinator.run.state.best.base_digest)
 
     conduct(state, to_the_end)
     (kept,) = state.glob("best-*.f32")
     kept.unlink()
-    conduct(state, again, write_model=lambda run_loop: write_outputs(run_loop, out))
+    conduct(state, again, write_model=lambda coordinator: write_outputs(coordinator, out))
     (written,) = out.glob("*/coordinator/best/kept.safetensors")
     assert values_digest(load_file(written)["values"]).hex() == wanted[0]
     assert kept.exists()
@@ -123,16 +122,16 @@ def test_a_best_model_that_is_damaged_while_the_run_goes_on_costs_nothing_else(
     state, out = tmp_path / "state", tmp_path / "out"
     state.mkdir()
 
-    async def script(run_loop: RunLoop) -> None:
-        await begin(run_loop, manifest)
-        while not run_loop.state.finished:
-            await answer_all(run_loop)
+    async def script(coordinator: Coordinator) -> None:
+        await begin(coordinator, manifest)
+        while not coordinator.run.state.finished:
+            await answer_all(coordinator)
             for kept in state.glob("best-*.f32"):
                 kept.write_bytes(b"damaged")
-        await run_loop.model_written.wait()
+        await coordinator.run.model_written.wait()
 
     settings = replace(SETTINGS, evaluate_every=1)
-    conduct(state, script, settings, lambda run_loop: write_outputs(run_loop, out))
+    conduct(state, script, settings, lambda coordinator: write_outputs(coordinator, out))
     assert "the best model is not written" in caplog.text
     (folder,) = out.glob("*/coordinator")
     assert (folder / "kept.safetensors").exists() and not (folder / "best").exists()
@@ -142,11 +141,11 @@ def test_a_best_model_that_is_damaged_while_the_run_goes_on_costs_nothing_else(
 def test_a_damaged_copy_of_the_best_model_is_noticed_at_the_start(
     tmp_path: Path, manifest: Manifest, caplog: pytest.LogCaptureFixture, damaged: str
 ) -> None:
-    async def script(run_loop: RunLoop) -> None:
-        await begin(run_loop, manifest)
-        while not run_loop.state.finished:
-            await answer_all(run_loop)
-        await run_loop.model_written.wait()
+    async def script(coordinator: Coordinator) -> None:
+        await begin(coordinator, manifest)
+        while not coordinator.run.state.finished:
+            await answer_all(coordinator)
+        await coordinator.run.model_written.wait()
 
     conduct(tmp_path, script)
     state, store = reopened_state(tmp_path), Store(tmp_path, SETTINGS.seed)
@@ -169,10 +168,10 @@ def test_a_damaged_copy_of_the_best_model_is_noticed_at_the_start(
 
 
 def test_the_reply_comes_after_the_fact_is_on_disk(tmp_path: Path) -> None:
-    async def script(run_loop: RunLoop) -> None:
+    async def script(coordinator: Coordinator) -> None:
         for number in range(3):
             client = ClientId(f"c{number}")
-            await run_loop.post(events.Joined(client, "t", 10, "", "cpu"))
+            await coordinator.run.post(events.Joined(client, "t", 10, "", "cpu"))
             told = (tmp_path / "journal").read_bytes()
             assert f'"client":"c{number}"'.encode() in told
 
@@ -189,10 +188,10 @@ def test_events_that_come_together_are_synced_once(
         batches.append(len(bodies))
         journal_append(journal, bodies)
 
-    async def script(run_loop: RunLoop) -> None:
+    async def script(coordinator: Coordinator) -> None:
         monkeypatch.setattr(Journal, "append", counting)
         joins = [events.Joined(ClientId(f"c{i}"), "t", 10, "", "cpu") for i in range(50)]
-        await asyncio.gather(*(run_loop.post(event) for event in joins))
+        await asyncio.gather(*(coordinator.run.post(event) for event in joins))
 
     conduct(tmp_path, script)
     assert sum(batches) == 50
@@ -204,32 +203,34 @@ def test_a_step_that_opens_and_is_stopped_in_one_batch_is_no_failure(
 ) -> None:
     """The second vote is taken, and the stop with it, before the sum of the next step exists."""
 
-    async def script(run_loop: RunLoop) -> None:
-        await begin(run_loop, manifest)
-        await answer_all(run_loop)
-        await run_loop.post(spooled(run_loop, C1))
-        last = spooled(run_loop, C2)
+    async def script(coordinator: Coordinator) -> None:
+        await begin(coordinator, manifest)
+        await answer_all(coordinator)
+        await coordinator.run.post(spooled(coordinator, C1))
+        last = spooled(coordinator, C2)
         posts = (last, events.StopAsked(), last)
-        replies = await asyncio.gather(*(run_loop.post(event) for event in posts))
+        replies = await asyncio.gather(*(coordinator.run.post(event) for event in posts))
         assert replies == [Reply.ACCEPTED, Reply.DONE, Reply.ALREADY_ACCEPTED]
-        await run_loop.model_written.wait()
-        assert (run_loop.state.rounds_done, run_loop.state.stopped) == (1, True)
+        await coordinator.run.model_written.wait()
+        assert (coordinator.run.state.rounds_done, coordinator.run.state.stopped) == (1, True)
 
     conduct(tmp_path, script)
 
 
 def test_a_start_and_a_stop_in_one_batch_is_no_failure(tmp_path: Path, manifest: Manifest) -> None:
-    async def script(run_loop: RunLoop) -> None:
+    async def script(coordinator: Coordinator) -> None:
         digest = manifest.digest.hex()
-        await run_loop.post(events.Joined(C1, "t", 10, digest, "cpu"))
-        await run_loop.post(events.Joined(C2, "t", 10, digest, "cpu"))
+        await coordinator.run.post(events.Joined(C1, "t", 10, digest, "cpu"))
+        await coordinator.run.post(events.Joined(C2, "t", 10, digest, "cpu"))
         initial = initial_vector(manifest, SETTINGS.seed)
-        run_loop.store.save_initial(manifest, initial)
+        coordinator.store.save_initial(manifest, initial)
         model = ModelState(manifest, initial)
         described = events.Initialized(C1, digest, model.initial_digest.hex(), 0, "", 0, "")
-        await asyncio.gather(run_loop.post(described, model), run_loop.post(events.StopAsked()))
-        await run_loop.model_written.wait()
-        assert run_loop.state.finished and run_loop.state.last_step == 1
+        await asyncio.gather(
+            coordinator.run.post(described, model), coordinator.run.post(events.StopAsked())
+        )
+        await coordinator.run.model_written.wait()
+        assert coordinator.run.state.finished and coordinator.run.state.last_step == 1
 
     conduct(tmp_path, script)
 
@@ -237,29 +238,29 @@ def test_a_start_and_a_stop_in_one_batch_is_no_failure(tmp_path: Path, manifest:
 def test_a_model_that_was_not_accepted_does_not_become_current(
     tmp_path: Path, manifest: Manifest
 ) -> None:
-    async def script(run_loop: RunLoop) -> None:
-        await begin(run_loop, manifest)
-        known = run_loop.model
+    async def script(coordinator: Coordinator) -> None:
+        await begin(coordinator, manifest)
+        known = coordinator.run.model
         other = ModelState(manifest, initial_vector(manifest, seed=6))
         event = events.Initialized(C2, "other", other.initial_digest.hex(), 0, "", 0, "")
-        assert await run_loop.post(event, other) is Reply.CONFLICT
-        assert run_loop.model is known
+        assert await coordinator.run.post(event, other) is Reply.CONFLICT
+        assert coordinator.run.model is known
 
     conduct(tmp_path, script)
 
 
 def test_a_failing_worker_ends_the_coordinator_loudly(tmp_path: Path, manifest: Manifest) -> None:
-    async def script(run_loop: RunLoop) -> None:
-        await begin(run_loop, manifest)
-        event = spooled(run_loop, C1)
-        other = spooled(run_loop, C2)
+    async def script(coordinator: Coordinator) -> None:
+        await begin(coordinator, manifest)
+        event = spooled(coordinator, C1)
+        other = spooled(coordinator, C2)
         assert isinstance(other, events.UploadReceived)
-        step = run_loop.state.step
+        step = coordinator.run.state.step
         assert step is not None
-        run_loop.spool.stored(step.number, C2, bytes.fromhex(other.digest)).drop()
-        await run_loop.post(event)
-        await run_loop.post(other)
-        await step_over(run_loop, step.number)
+        coordinator.spool.stored(step.number, C2, bytes.fromhex(other.digest)).drop()
+        await coordinator.run.post(event)
+        await coordinator.run.post(other)
+        await step_over(coordinator, step.number)
 
     with pytest.raises(StateError, match="is missing, an accepted upload: restore"):
         conduct(tmp_path, script)
@@ -273,9 +274,9 @@ def test_a_broken_disk_ends_the_coordinator_before_it_promises(
     def broken(_journal: Journal, _bodies: list[bytes]) -> None:
         raise OSError(5, "Input/output error")
 
-    async def script(run_loop: RunLoop) -> None:
+    async def script(coordinator: Coordinator) -> None:
         monkeypatch.setattr(Journal, "append", broken)
-        replied.append(await run_loop.post(events.Joined(C1, "t", 10, "", "cpu")))
+        replied.append(await coordinator.run.post(events.Joined(C1, "t", 10, "", "cpu")))
 
     with pytest.raises(OSError, match="Input/output"):
         conduct(tmp_path, script)
@@ -291,16 +292,16 @@ def test_a_full_disk_is_waited_for_and_said(tmp_path: Path, point: str) -> None:
         if name == point and next(full, False):
             strike("full", name)
 
-    async def script(run_loop: RunLoop) -> None:
-        run_loop.disk_space = DiskSpaceWaiter(pause=lambda _s: told.append(run_loop.waiting_for()))
+    async def script(coordinator: Coordinator) -> None:
+        coordinator.disk_space._pause = lambda _s: told.append(coordinator.run.waiting_for())
         install(hook)
         try:
-            reply = await run_loop.post(events.Joined(C1, "t", 10, "", "cpu"))
+            reply = await coordinator.run.post(events.Joined(C1, "t", 10, "", "cpu"))
         finally:
             install(None)
         assert reply is Reply.DONE
-        assert C1 in run_loop.state.members
-        assert "disk" not in run_loop.waiting_for()
+        assert C1 in coordinator.run.state.members
+        assert "disk" not in coordinator.run.waiting_for()
 
     conduct(tmp_path, script)
     assert len(told) == 2
@@ -322,10 +323,10 @@ def test_a_run_loop_that_ends_stops_waiting_for_disk_space(tmp_path: Path) -> No
         if name == "journal.append":
             strike("full", name)
 
-    async def script(run_loop: RunLoop) -> None:
+    async def script(coordinator: Coordinator) -> None:
         install(hook)
-        posting = asyncio.ensure_future(run_loop.post(events.Joined(C1, "t", 10, "", "cpu")))
-        while not run_loop.disk_space.blocked_on:
+        posting = asyncio.ensure_future(coordinator.run.post(events.Joined(C1, "t", 10, "", "cpu")))
+        while not coordinator.disk_space.blocked_on:
             await asyncio.sleep(0)
         posting.cancel()
 
@@ -336,32 +337,32 @@ def test_a_run_loop_that_ends_stops_waiting_for_disk_space(tmp_path: Path) -> No
 
 
 def test_a_change_of_tasks_wakes_the_clients_that_wait(tmp_path: Path, manifest: Manifest) -> None:
-    async def script(run_loop: RunLoop) -> None:
-        changed = run_loop.tasks_changed()
-        await run_loop.post(events.Tick())
+    async def script(coordinator: Coordinator) -> None:
+        changed = coordinator.run.tasks_changed()
+        await coordinator.run.post(events.Tick())
         assert not changed.is_set(), "nobody's task has changed"
-        await begin(run_loop, manifest)
+        await begin(coordinator, manifest)
         assert changed.is_set()
-        assert not run_loop.tasks_changed().is_set()
+        assert not coordinator.run.tasks_changed().is_set()
 
     conduct(tmp_path, script)
 
 
 def test_the_sum_is_the_mean_of_what_was_spooled(tmp_path: Path, manifest: Manifest) -> None:
-    async def script(run_loop: RunLoop) -> None:
-        await begin(run_loop, manifest)
-        await answer_all(run_loop)
-        model = run_loop.model
+    async def script(coordinator: Coordinator) -> None:
+        await begin(coordinator, manifest)
+        await answer_all(coordinator)
+        model = coordinator.run.model
         assert model is not None and model.values is not None
         answers = [
             Stream(0, "answer", client, 0).uniform(model.values.size).astype(np.float32)
             for client in (C1, C2)
         ]
-        await answer_all(run_loop)
-        assert run_loop.model is not None and run_loop.model.values is not None
+        await answer_all(coordinator)
+        assert coordinator.run.model is not None and coordinator.run.model.values is not None
         # Equal weights: the mean in double precision, which is exact for two floats, on the grid.
         grid = [np.rint(answer.astype(np.float64) * 2.0**36) * 2.0**-36 for answer in answers]
         expected = ((grid[0] + grid[1]) / 2).astype(np.float32)
-        np.testing.assert_array_equal(run_loop.model.values, expected)
+        np.testing.assert_array_equal(coordinator.run.model.values, expected)
 
     conduct(tmp_path, script)

@@ -9,8 +9,8 @@ import pytest
 from server.run_loop_harness import C1, C2, begin, conduct
 from ssfl.method.manifest import Manifest
 from ssfl.server.loop import ticker as module
-from ssfl.server.loop.presence import LOST_AFTER_S, PresenceTable
-from ssfl.server.loop.run_loop import RunLoop
+from ssfl.server.loop.coordinator import Coordinator
+from ssfl.server.loop.presence import LOST_AFTER_S
 from ssfl.server.loop.ticker import _Teller, look_for_lost, tick
 from ssfl.server.run import events
 from ssfl.server.run.state import Phase
@@ -23,31 +23,32 @@ class Clock:
         return self.now_s
 
 
-async def until(run_loop: RunLoop, phase: Phase) -> None:
-    while run_loop.state.phase is not phase:
+async def until(coordinator: Coordinator, phase: Phase) -> None:
+    while coordinator.run.state.phase is not phase:
         await asyncio.sleep(0)
 
 
 def test_who_is_silent_for_too_long_is_lost_until_heard_of_again(
     tmp_path: Path, manifest: Manifest
 ) -> None:
-    async def script(run_loop: RunLoop) -> None:
-        clock = run_loop.clock = Clock()
-        sessions = PresenceTable()
-        await begin(run_loop, manifest)
-        for client in (C1, C2):
-            sessions.heard(client, clock())
-        clock.now_s += LOST_AFTER_S
-        sessions.heard(C2, clock())
-        await look_for_lost(run_loop, sessions)
-        assert run_loop.state.lost == {C1}
-        await until(run_loop, Phase.WAITING)
-        sessions.heard(C1, clock())
-        await look_for_lost(run_loop, sessions)
-        assert run_loop.state.lost == frozenset()
-        await until(run_loop, Phase.SCORE)
+    clock = Clock()
 
-    conduct(tmp_path, script)
+    async def script(coordinator: Coordinator) -> None:
+        presence = coordinator.presence
+        await begin(coordinator, manifest)
+        for client in (C1, C2):
+            presence.heard(client, clock())
+        clock.now_s += LOST_AFTER_S
+        presence.heard(C2, clock())
+        await look_for_lost(coordinator)
+        assert coordinator.run.state.lost == {C1}
+        await until(coordinator, Phase.WAITING)
+        presence.heard(C1, clock())
+        await look_for_lost(coordinator)
+        assert coordinator.run.state.lost == frozenset()
+        await until(coordinator, Phase.SCORE)
+
+    conduct(tmp_path, script, clock=clock)
 
 
 def test_a_process_that_stood_still_blames_nobody(
@@ -55,24 +56,25 @@ def test_a_process_that_stood_still_blames_nobody(
 ) -> None:
     monkeypatch.setattr(module, "TICK_S", 0.0)
 
-    async def script(run_loop: RunLoop) -> None:
-        clock = run_loop.clock = Clock()
-        sessions = PresenceTable()
-        await begin(run_loop, manifest)
+    clock = Clock()
+
+    async def script(coordinator: Coordinator) -> None:
+        presence = coordinator.presence
+        await begin(coordinator, manifest)
         for client in (C1, C2):
-            sessions.heard(client, clock())
-        began_s = run_loop.state.step_began_s
-        ticking = asyncio.ensure_future(tick(run_loop, sessions))
+            presence.heard(client, clock())
+        began_s = coordinator.run.state.step_began_s
+        ticking = asyncio.ensure_future(tick(coordinator))
         await asyncio.sleep(0)
         clock.now_s += 10_000.0
-        while run_loop.state.step_began_s == began_s:
+        while coordinator.run.state.step_began_s == began_s:
             await asyncio.sleep(0)
-        assert run_loop.state.step_began_s == began_s + 10_000.0
+        assert coordinator.run.state.step_began_s == began_s + 10_000.0
         await asyncio.sleep(0)
-        assert not run_loop.state.lost
+        assert not coordinator.run.state.lost
         ticking.cancel()
 
-    conduct(tmp_path, script)
+    conduct(tmp_path, script, clock=clock)
 
 
 def test_a_run_that_cannot_go_on_says_so_at_once_with_who_is_missing(
@@ -84,27 +86,28 @@ def test_a_run_that_cannot_go_on_says_so_at_once_with_who_is_missing(
     monkeypatch.setattr(module, "TICK_S", 0.0)
     caplog.set_level(logging.INFO)
 
-    async def script(run_loop: RunLoop) -> None:
-        clock = run_loop.clock = Clock()
-        sessions = PresenceTable()
-        await begin(run_loop, manifest)
-        sessions.heard(C1, clock())
-        sessions.heard(C2, clock())
-        ticking = asyncio.ensure_future(tick(run_loop, sessions))
+    clock = Clock()
+
+    async def script(coordinator: Coordinator) -> None:
+        presence = coordinator.presence
+        await begin(coordinator, manifest)
+        presence.heard(C1, clock())
+        presence.heard(C2, clock())
+        ticking = asyncio.ensure_future(tick(coordinator))
         for _ in range(10):
             clock.now_s += 4.0
-            sessions.heard(C1, clock())
+            presence.heard(C1, clock())
             await asyncio.sleep(0.001)
-        await until(run_loop, Phase.WAITING)
+        await until(coordinator, Phase.WAITING)
         while "WAITING" not in caplog.text:
             await asyncio.sleep(0)
-        sessions.heard(C2, clock())
-        await until(run_loop, Phase.SCORE)
+        presence.heard(C2, clock())
+        await until(coordinator, Phase.SCORE)
         while "the run goes on" not in caplog.text:
             await asyncio.sleep(0)
         ticking.cancel()
 
-    conduct(tmp_path, script)
+    conduct(tmp_path, script, clock=clock)
     told = next(one for one in caplog.records if "WAITING" in one.getMessage())
     assert "score: 1 of at least 2 reports can come (missing: c2 (lost))" in told.getMessage()
     assert "c2 (last seen" in told.missing  # type: ignore[attr-defined]
@@ -115,15 +118,15 @@ def test_a_stalled_run_that_is_paused_does_not_go_on(
 ) -> None:
     caplog.set_level(logging.INFO)
 
-    async def script(run_loop: RunLoop) -> None:
-        await begin(run_loop, manifest)
-        await run_loop.post(events.Lost(C2))
-        teller = _Teller(run_loop, PresenceTable())
+    async def script(coordinator: Coordinator) -> None:
+        await begin(coordinator, manifest)
+        await coordinator.run.post(events.Lost(C2))
+        teller = _Teller(coordinator)
         teller.tell(1000.0)
-        await run_loop.post(events.PauseAsked(1.7e9))
-        assert run_loop.state.stall is None
+        await coordinator.run.post(events.PauseAsked(1.7e9))
+        assert coordinator.run.state.stall is None
         teller.tell(1100.0)
-        await run_loop.post(events.ResumeAsked())
+        await coordinator.run.post(events.ResumeAsked())
         teller.tell(1200.0)
 
     conduct(tmp_path, script)

@@ -13,11 +13,12 @@ from ssfl.method.strategies import Ssfl
 from ssfl.method.strategies.contract import ClientId, Work
 from ssfl.server.accounting.ledger import Ledger
 from ssfl.server.errors import StateError
-from ssfl.server.recovery.recover import load_model, move_aside, open_run
+from ssfl.server.recovery.recover import load_model, open_run
 from ssfl.server.run import facts
 from ssfl.server.run.state import RunState
 from ssfl.server.storage.journal import Journal
 from ssfl.server.storage.model_store import Store
+from ssfl.server.storage.state_directory import StateDirectory
 
 SETTINGS = RunSettings(sparsity="0.5", seed=5)
 C1 = ClientId("c1")
@@ -241,7 +242,7 @@ def test_an_old_state_is_moved_aside_whole_but_for_the_lock(tmp_path: Path) -> N
     (state_dir / "spool" / "3").mkdir(parents=True)
     (state_dir / "lock").touch()
     opened(state_dir)
-    moved = move_aside(state_dir)
+    moved = StateDirectory(state_dir).move_aside()
     assert moved is not None and moved.parent == tmp_path
     assert sorted(path.name for path in moved.iterdir()) == ["journal", "spool"]
     assert [path.name for path in state_dir.iterdir()] == ["lock"]
@@ -249,7 +250,7 @@ def test_an_old_state_is_moved_aside_whole_but_for_the_lock(tmp_path: Path) -> N
 
 def test_nothing_is_moved_where_there_is_no_run(tmp_path: Path) -> None:
     (tmp_path / "lock").touch()
-    assert move_aside(tmp_path) is None
+    assert StateDirectory(tmp_path).move_aside() is None
     assert [path.name for path in tmp_path.iterdir()] == ["lock"]
 
 
@@ -258,11 +259,11 @@ def test_an_interrupted_fresh_start_is_taken_up_again(tmp_path: Path) -> None:
     (tmp_path / "state").mkdir()
     (tmp_path / "state" / "mask-1.bin").write_bytes(b"old")
     (tmp_path / "state" / "lock").touch()
-    moved = move_aside(tmp_path / "state")
+    moved = StateDirectory(tmp_path / "state").move_aside()
     assert moved is not None
     assert (moved / "mask-1.bin").read_bytes() == b"old"
     assert [path.name for path in (tmp_path / "state").iterdir()] == ["lock"]
-    assert move_aside(tmp_path / "state") is None
+    assert StateDirectory(tmp_path / "state").move_aside() is None
 
 
 @pytest.mark.parametrize(

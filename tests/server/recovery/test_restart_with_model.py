@@ -17,7 +17,7 @@ from ssfl.method.manifest import Manifest
 from ssfl.method.model_state import ModelState
 from ssfl.method.strategies.contract import Work
 from ssfl.server.errors import StateError
-from ssfl.server.loop.presence import PresenceTable
+from ssfl.server.loop.coordinator import Coordinator
 from ssfl.server.loop.run_loop import RunLoop
 from ssfl.server.recovery.recover import load_models
 from ssfl.server.rpc.admin import AdminService
@@ -44,8 +44,8 @@ class Gate:
 def trained(folder: Path, manifest: Manifest) -> None:
     """Leave a state directory behind with round 0 open, c2's update in it."""
 
-    async def script(run_loop: RunLoop) -> None:
-        steps = Steps(run_loop, manifest)
+    async def script(coordinator: Coordinator) -> None:
+        steps = Steps(coordinator, manifest)
         await steps.training()
         await send(steps, C2)
 
@@ -63,14 +63,13 @@ def test_join_is_answered_at_once_and_tasks_and_uploads_wait_for_the_model(
     trained(tmp_path, manifest)
     gate = Gate(monkeypatch)
 
-    async def script(run_loop: RunLoop) -> None:
-        assert run_loop.is_reading and run_loop.model is None
-        sessions = PresenceTable()
-        status = await AdminService(run_loop, sessions, "runs").GetStatus(
+    async def script(coordinator: Coordinator) -> None:
+        assert coordinator.run.is_reading and coordinator.run.model is None
+        status = await AdminService(coordinator, "runs").GetStatus(
             admin_pb2.GetStatusRequest(), None
         )
         assert (status.phase, status.num_values) == ("train", manifest.size)
-        async with served(run_loop, "on") as stub:
+        async with served(coordinator, "on") as stub:
             newcomer = pb.JoinRequest(
                 protocol_version=1,
                 client_id="c3",
@@ -81,14 +80,14 @@ def test_join_is_answered_at_once_and_tasks_and_uploads_wait_for_the_model(
             )
             joined = await stub.Join(newcomer)
             assert joined.manifest == manifest.json
-            steps = Steps(run_loop, manifest)
+            steps = Steps(coordinator, manifest)
             caller = steps.caller(C1)
             poll = stub.NextTask(pb.NextTaskRequest(caller=caller))
             first = await poll.read()
             assert "reads its model" in first.waiting.reason
             data = bytes(4 * (manifest.num_masked // 2 + manifest.num_unmasked))
             payload = announced(data, transfer_pb2.ENCODING_VALUES_ONLY)
-            state = run_loop.state
+            state = coordinator.run.state
             header = pb.SendUpdateRequest(caller=caller)
             assert state.step is not None
             header.header.step = state.step.number
@@ -115,12 +114,12 @@ def test_join_is_answered_at_once_and_tasks_and_uploads_wait_for_the_model(
 
 
 def _unless_first(wait: Any) -> Any:
-    """The helper that opens a run_loop waits for its model; here it must not."""
+    """The helper that opens a coordinator waits for its model; here it must not."""
     asked = []
 
-    async def current_model(run_loop: RunLoop) -> ModelState | None:
+    async def current_model(run: RunLoop) -> ModelState | None:
         asked.append(1)
-        return run_loop.model if len(asked) == 1 else await wait(run_loop)
+        return run.model if len(asked) == 1 else await wait(run)
 
     return current_model
 
@@ -133,11 +132,11 @@ def test_a_sum_that_is_due_waits_for_the_model(
     gate = Gate(monkeypatch)
     threading.Timer(0.0, gate.open.set).start()
 
-    async def script(run_loop: RunLoop) -> None:
-        steps = Steps(run_loop, manifest)
+    async def script(coordinator: Coordinator) -> None:
+        steps = Steps(coordinator, manifest)
         await send(steps, C1)
         await steps.reaches(Work.EVALUATE, 1)
-        assert run_loop.state.rounds_done == 1
+        assert coordinator.run.state.rounds_done == 1
 
     conduct(tmp_path, script, replace(SETTINGS, rounds=1))
 
@@ -151,8 +150,8 @@ def test_a_damaged_model_ends_the_coordinator_with_its_name(
     data[0] ^= 1
     (tmp_path / name).write_bytes(data)
 
-    async def script(run_loop: RunLoop) -> None:
-        await run_loop.post(events.Tick())
+    async def script(coordinator: Coordinator) -> None:
+        await coordinator.run.post(events.Tick())
         await asyncio.Event().wait()
 
     with pytest.raises(StateError, match=f"{name} does not match the journal: restore"):

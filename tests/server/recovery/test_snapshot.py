@@ -13,14 +13,15 @@ from ssfl.method.manifest import Manifest
 from ssfl.server.accounting.ledger import Ledger
 from ssfl.server.errors import StateError
 from ssfl.server.history.run_history import Newest
-from ssfl.server.loop import run_loop as run_loop_module
-from ssfl.server.loop.run_loop import RunLoop
+from ssfl.server.loop import step_jobs
+from ssfl.server.loop.coordinator import Coordinator
 from ssfl.server.recovery import snapshot
 from ssfl.server.recovery.recover import open_run
 from ssfl.server.recovery.snapshot import Told, read_snapshot, replay, write_snapshot
 from ssfl.server.run import events
 from ssfl.server.run.state import RunState
-from ssfl.server.storage.journal import Journal, records_of
+from ssfl.server.storage.journal import Journal, JournalFile, records_of
+from ssfl.server.storage.state_directory import StateDirectory
 
 EARLY = RUNS["early"]
 
@@ -42,6 +43,10 @@ def half(journal: Journal) -> int:
     return ends[len(ends) // 2]
 
 
+def directory_of(journal: Journal) -> StateDirectory:
+    return StateDirectory(journal.path.parent)
+
+
 def nothing() -> Told:
     return Told(RunState(EARLY), Newest(), 0, 0)
 
@@ -53,25 +58,25 @@ def test_a_snapshot_and_the_rest_tell_what_the_whole_journal_does(
     settings = RUNS[name]
     journal = written(tmp_path, undisturbed(settings).journal)
     begun = Told(RunState(settings), Newest(), 0, 0)
-    whole = replay(journal.path, begun, journal.num_bytes)
+    whole = replay(JournalFile(journal.path), begun, journal.num_bytes)
     ends = [end for end, _ in records_of(journal.path)]
     for end in ends[:: max(1, len(ends) // 12)]:
-        assert write_snapshot(journal.path, settings, end) == end
-        known = read_snapshot(journal.path, settings)
+        assert write_snapshot(directory_of(journal), settings, end) == end
+        known = read_snapshot(directory_of(journal), settings)
         assert known.num_bytes == end
-        assert replay(journal.path, known, journal.num_bytes) == whole
+        assert replay(JournalFile(journal.path), known, journal.num_bytes) == whole
 
 
 def test_a_snapshot_knows_that_the_run_is_paused(tmp_path: Path) -> None:
     world = new(EARLY)
     world.post(events.PauseAsked(1.7e9))
     journal = written(tmp_path, world.journal)
-    write_snapshot(journal.path, EARLY, journal.num_bytes)
-    assert read_snapshot(journal.path, EARLY).state.paused_at == 1.7e9
+    write_snapshot(directory_of(journal), EARLY, journal.num_bytes)
+    assert read_snapshot(directory_of(journal), EARLY).state.paused_at == 1.7e9
 
 
 def test_nobody_else_may_read_a_snapshot_for_it_has_the_clients_tokens(journal: Journal) -> None:
-    write_snapshot(journal.path, EARLY, journal.num_bytes)
+    write_snapshot(directory_of(journal), EARLY, journal.num_bytes)
     for name in ("journal", "snapshot.json"):
         assert stat.S_IMODE((journal.path.parent / name).stat().st_mode) == 0o600
 
@@ -79,15 +84,15 @@ def test_nobody_else_may_read_a_snapshot_for_it_has_the_clients_tokens(journal: 
 def test_a_restart_reads_only_what_came_after_the_snapshot(
     journal: Journal, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    write_snapshot(journal.path, EARLY, half(journal))
-    known = read_snapshot(journal.path, EARLY)
+    write_snapshot(directory_of(journal), EARLY, half(journal))
+    known = read_snapshot(directory_of(journal), EARLY)
     read: list[int] = []
 
-    def seen(path: Path, start: int = 0, stop: int | None = None) -> object:
+    def seen(file: JournalFile, start: int = 0, stop: int | None = None) -> object:
         read.append(start)
-        return records_of(path, start, stop)
+        return records_of(file.path, start, stop)
 
-    monkeypatch.setattr(snapshot, "records_of", seen)
+    monkeypatch.setattr(JournalFile, "read_from", seen)
     opened = Journal(journal.path, known.num_bytes)
     state, _ = open_run(opened, EARLY, Ledger(), known)
     opened.close()
@@ -102,7 +107,7 @@ def test_a_snapshot_that_does_not_fit_is_ignored(
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    write_snapshot(journal.path, EARLY, half(journal))
+    write_snapshot(directory_of(journal), EARLY, half(journal))
     path = journal.path.with_name("snapshot.json")
     data = path.read_bytes()
     match trouble:
@@ -118,39 +123,39 @@ def test_a_snapshot_that_does_not_fit_is_ignored(
         case _:
             journal.path.write_bytes(journal.path.read_bytes().replace(b"c1", b"c9"))
     with caplog.at_level(logging.WARNING):
-        assert read_snapshot(journal.path, EARLY) == nothing()
+        assert read_snapshot(directory_of(journal), EARLY) == nothing()
     assert ("snapshot is ignored" in caplog.text) == (trouble in ("cut", "changed"))
 
 
 def test_a_journal_that_is_damaged_below_a_snapshot_is_still_refused(journal: Journal) -> None:
-    write_snapshot(journal.path, EARLY, journal.num_bytes)
+    write_snapshot(directory_of(journal), EARLY, journal.num_bytes)
     data = bytearray(journal.path.read_bytes())
     data[half(journal) // 2] ^= 1
     journal.path.write_bytes(data)
-    known = read_snapshot(journal.path, EARLY)
+    known = read_snapshot(directory_of(journal), EARLY)
     with pytest.raises(StateError, match="journal is damaged at byte"):
         Journal(journal.path, known.num_bytes)
 
 
 def test_settings_that_may_change_are_those_of_the_new_start(journal: Journal) -> None:
-    write_snapshot(journal.path, EARLY, journal.num_bytes)
+    write_snapshot(directory_of(journal), EARLY, journal.num_bytes)
     patient = replace(EARLY, round_deadline_s=7200.0)
-    assert read_snapshot(journal.path, patient).state.settings == patient
+    assert read_snapshot(directory_of(journal), patient).state.settings == patient
 
 
 def test_a_running_coordinator_keeps_a_snapshot(
     tmp_path: Path, manifest: Manifest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(run_loop_module, "EVERY_BYTES", 1)
+    monkeypatch.setattr(step_jobs, "EVERY_BYTES", 1)
 
-    async def script(run_loop: RunLoop) -> None:
-        await begin(run_loop, manifest)
-        while not run_loop.state.finished:
-            await answer_all(run_loop)
-        await run_loop.model_written.wait()
+    async def script(coordinator: Coordinator) -> None:
+        await begin(coordinator, manifest)
+        while not coordinator.run.state.finished:
+            await answer_all(coordinator)
+        await coordinator.run.model_written.wait()
 
     conduct(tmp_path, script)
-    known = read_snapshot(tmp_path / "journal", SETTINGS)
+    known = read_snapshot(StateDirectory(tmp_path), SETTINGS)
     assert known.state.rounds_done == SETTINGS.rounds
     assert known.num_bytes > 0
 
@@ -161,13 +166,13 @@ def test_a_snapshot_that_cannot_be_written_costs_nothing_but_time(
     def full(*_: object) -> int:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(run_loop_module, "EVERY_BYTES", 1)
-    monkeypatch.setattr(run_loop_module, "write_snapshot", full)
+    monkeypatch.setattr(step_jobs, "EVERY_BYTES", 1)
+    monkeypatch.setattr(step_jobs, "write_snapshot", full)
 
-    async def script(run_loop: RunLoop) -> None:
-        await begin(run_loop, manifest)
-        while not run_loop.state.finished:
-            await answer_all(run_loop)
+    async def script(coordinator: Coordinator) -> None:
+        await begin(coordinator, manifest)
+        while not coordinator.run.state.finished:
+            await answer_all(coordinator)
 
     conduct(tmp_path, script)
     assert not (tmp_path / "snapshot.json").exists()

@@ -9,7 +9,7 @@ import pytest
 from server.run_loop_harness import begin, conduct
 from ssfl.durable import failpoints
 from ssfl.method.manifest import Manifest
-from ssfl.server.loop.run_loop import RunLoop
+from ssfl.server.loop.coordinator import Coordinator
 from ssfl.server.report.outputs import Accounts
 from ssfl.server.run import events
 
@@ -18,12 +18,12 @@ def stopped(state: Path, out: Path, manifest: Manifest) -> Path:
     """Begin a run, stop it, and return the folder of its results."""
     accounts = Accounts(out)
 
-    async def script(run_loop: RunLoop) -> None:
-        await begin(run_loop, manifest)
-        await run_loop.post(events.StopAsked())
-        await run_loop.model_written.wait()
-        accounts.report(run_loop)
-        accounts.report(run_loop)  # no news, or a failure just now: nothing happens
+    async def script(coordinator: Coordinator) -> None:
+        await begin(coordinator, manifest)
+        await coordinator.run.post(events.StopAsked())
+        await coordinator.run.model_written.wait()
+        accounts.report(coordinator)
+        accounts.report(coordinator)  # no news, or a failure just now: nothing happens
 
     state.mkdir()
     conduct(state, script, write_model=accounts.write_outputs)

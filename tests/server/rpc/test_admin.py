@@ -20,8 +20,7 @@ from ssfl.method.manifest import Manifest
 from ssfl.method.settings import RunSettings
 from ssfl.method.strategies.contract import Work
 from ssfl.program.exits import ExitCode
-from ssfl.server.loop.presence import PresenceTable
-from ssfl.server.loop.run_loop import RunLoop
+from ssfl.server.loop.coordinator import Coordinator
 from ssfl.server.rpc.admin import AdminService
 from ssfl.server.rpc.interceptors import StatusInterceptor
 from ssfl.server.run import events
@@ -36,13 +35,13 @@ Ask = Callable[..., Awaitable[int]]
 
 @asynccontextmanager
 async def operator(
-    run_loop: RunLoop, interceptors: Sequence[Any] | None = None
+    coordinator: Coordinator, interceptors: Sequence[Any] | None = None
 ) -> AsyncIterator[Ask]:
     """Serve the admin port; yield a function that runs a command of `ssfl` against it."""
     if interceptors is None:
-        interceptors = [StatusInterceptor(run_loop.refusals)]
+        interceptors = [StatusInterceptor(coordinator.refusals)]
     server = grpc.aio.server(interceptors=interceptors)
-    service = AdminService(run_loop, PresenceTable(), "out")
+    service = AdminService(coordinator, "out")
     admin_pb2_grpc.add_AdminServiceServicer_to_server(service, server)
     port = server.add_insecure_port("127.0.0.1:0")
     await server.start()
@@ -72,27 +71,27 @@ async def scored_anew(steps: Steps) -> None:
 def test_a_mask_is_renewed_when_the_operator_asks(
     tmp_path: Path, manifest: Manifest, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    async def script(run_loop: RunLoop) -> None:
-        steps = await Steps(run_loop, manifest).training()
-        async with operator(run_loop) as ask:
+    async def script(coordinator: Coordinator) -> None:
+        steps = await Steps(coordinator, manifest).training()
+        async with operator(coordinator) as ask:
             assert await ask("refresh-mask") == ExitCode.DONE
             said = "mask 1 will be renewed before the next round; 0 are done\n"
             assert capsys.readouterr().out == said
             assert await ask("refresh-mask", "--json") == ExitCode.DONE, "asking twice is harmless"
             told = json.loads(capsys.readouterr().out)
             assert told == {"mask_epoch": 1, "rounds_done": 0}
-            before = run_loop.model
+            before = coordinator.run.model
             assert before is not None and before.mask is not None
             await trained(steps)
             await steps.reaches(Work.SCORE, 1)
             assert steps.step.reason == "asked for by the operator"
             await scored_anew(steps)
             await steps.reaches(Work.TRAIN, 1)
-            after = run_loop.model
+            after = coordinator.run.model
             assert after is not None and after.mask is not None
-            assert (after.mask_epoch, run_loop.state.mask_epoch) == (2, 2)
+            assert (after.mask_epoch, coordinator.run.state.mask_epoch) == (2, 2)
             assert after.mask.bools().tolist() == [True] * 3 + [False] * 3
-            newest = run_loop.history.newest_mask
+            newest = coordinator.history.newest_mask
             assert (newest["epoch"], newest["rounds_done"]) == (2, 1)
             assert newest["renewed"]["reason"] == "asked for by the operator"
 
@@ -123,9 +122,9 @@ def test_a_mask_that_cannot_be_renewed_is_refused_with_the_reason(
     settings, sentence = REFUSALS[case]
     works = {"before a mask": Work.SCORE}
 
-    async def script(run_loop: RunLoop) -> None:
-        steps = Steps(run_loop, manifest)
-        async with operator(run_loop) as ask:
+    async def script(coordinator: Coordinator) -> None:
+        steps = Steps(coordinator, manifest)
+        async with operator(coordinator) as ask:
             assert await ask("refresh-mask") == ExitCode.REFUSED, "before anyone has joined, too"
             assert sentence in capsys.readouterr().err
             await steps.begun()
@@ -139,13 +138,13 @@ def test_a_mask_that_cannot_be_renewed_is_refused_with_the_reason(
 def test_in_the_last_round_and_after_the_run_it_is_too_late(
     tmp_path: Path, manifest: Manifest, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    async def script(run_loop: RunLoop) -> None:
-        await Steps(run_loop, manifest).training()
-        async with operator(run_loop) as ask:
+    async def script(coordinator: Coordinator) -> None:
+        await Steps(coordinator, manifest).training()
+        async with operator(coordinator) as ask:
             assert await ask("refresh-mask") == ExitCode.REFUSED
             assert "the last round has begun or is done" in capsys.readouterr().err
-            await run_loop.post(events.StopAsked())
-            assert run_loop.state.finished
+            await coordinator.run.post(events.StopAsked())
+            assert coordinator.run.state.finished
             assert await ask("refresh-mask") == ExitCode.REFUSED
             assert "over" in capsys.readouterr().err
 
@@ -155,18 +154,18 @@ def test_in_the_last_round_and_after_the_run_it_is_too_late(
 def test_a_pause_lasts_over_a_restart_and_until_an_operator_resumes(
     tmp_path: Path, manifest: Manifest, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    async def until_paused(run_loop: RunLoop) -> None:
-        steps = await Steps(run_loop, manifest).training()
-        async with operator(run_loop) as ask:
+    async def until_paused(coordinator: Coordinator) -> None:
+        steps = await Steps(coordinator, manifest).training()
+        async with operator(coordinator) as ask:
             assert await ask("pause") == ExitCode.DONE
             assert "nothing new begins until `ssfl resume`; 0 rounds" in capsys.readouterr().out
             assert await ask("pause", "--json") == ExitCode.DONE, "asking twice is harmless"
             told = json.loads(capsys.readouterr().out)
             assert told == {"paused": True, "was_paused": True, "rounds_done": 0}
             await trained(steps)
-            while run_loop.state.step:
+            while coordinator.run.state.step:
                 await asyncio.sleep(0.01)
-            assert run_loop.state.rounds_done == 1
+            assert coordinator.run.state.rounds_done == 1
             assert await ask("status", "--json") == ExitCode.DONE
             told = json.loads(capsys.readouterr().out)
             assert (told["phase"], told["paused"]) == ("paused", True)
@@ -174,19 +173,19 @@ def test_a_pause_lasts_over_a_restart_and_until_an_operator_resumes(
             assert await ask("status") == ExitCode.DONE
             assert "waiting for an operator: paused since" in capsys.readouterr().out
 
-    async def resumed(run_loop: RunLoop) -> None:
-        assert (run_loop.state.phase, run_loop.state.rounds_done) == ("paused", 1)
-        async with operator(run_loop) as ask:
+    async def resumed(coordinator: Coordinator) -> None:
+        assert (coordinator.run.state.phase, coordinator.run.state.rounds_done) == ("paused", 1)
+        async with operator(coordinator) as ask:
             assert await ask("resume", "--json") == ExitCode.DONE
             told = json.loads(capsys.readouterr().out)
             assert told == {"paused": False, "was_paused": True}
-            assert run_loop.state.step is not None
+            assert coordinator.run.state.step is not None
             assert await ask("resume") == ExitCode.DONE
             assert "was not paused" in capsys.readouterr().out
             assert await ask("pause") == ExitCode.DONE
             assert await ask("stop") == ExitCode.DONE
             capsys.readouterr()
-            assert (run_loop.state.phase, run_loop.state.paused) == ("stopped", False)
+            assert (coordinator.run.state.phase, coordinator.run.state.paused) == ("stopped", False)
             for command in ("pause", "resume"):
                 assert await ask(command) == ExitCode.REFUSED
                 assert "is over: stopped" in capsys.readouterr().err
@@ -196,8 +195,8 @@ def test_a_pause_lasts_over_a_restart_and_until_an_operator_resumes(
 
 
 def test_a_paused_run_cannot_be_started(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    async def script(run_loop: RunLoop) -> None:
-        async with operator(run_loop) as ask:
+    async def script(coordinator: Coordinator) -> None:
+        async with operator(coordinator) as ask:
             assert await ask("pause") == ExitCode.DONE
             assert await ask("start") == ExitCode.REFUSED
             assert "is paused: `ssfl resume` it, then start it" in capsys.readouterr().err
@@ -208,9 +207,9 @@ def test_a_paused_run_cannot_be_started(tmp_path: Path, capsys: pytest.CaptureFi
 def test_a_run_that_has_begun_is_not_started_again(
     tmp_path: Path, manifest: Manifest, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    async def script(run_loop: RunLoop) -> None:
-        await Steps(run_loop, manifest).training()
-        async with operator(run_loop) as ask:
+    async def script(coordinator: Coordinator) -> None:
+        await Steps(coordinator, manifest).training()
+        async with operator(coordinator) as ask:
             assert await ask("start", "--json") == ExitCode.DONE
             told = json.loads(capsys.readouterr().out)
             assert told == {"num_clients": 2, "was_started": True}
@@ -226,9 +225,9 @@ def test_a_run_that_has_begun_is_not_started_again(
 def test_a_site_is_removed_and_readmitted_once(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    async def script(run_loop: RunLoop) -> None:
-        await run_loop.post(events.Joined(C1, "t", 10, "", "cpu"))
-        async with operator(run_loop) as ask:
+    async def script(coordinator: Coordinator) -> None:
+        await coordinator.run.post(events.Joined(C1, "t", 10, "", "cpu"))
+        async with operator(coordinator) as ask:
             for flags, said in (
                 (["c1", "--readmit"], "c1 was not removed; the next client that joins under"),
                 (["eve", "--readmit"], "eve was not removed: nothing to do (it had not joined"),
@@ -251,9 +250,9 @@ def test_a_site_is_removed_and_readmitted_once(
 def test_status_as_json_has_numbers_and_hex(
     tmp_path: Path, manifest: Manifest, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    async def script(run_loop: RunLoop) -> None:
-        await Steps(run_loop, manifest).training()
-        async with operator(run_loop) as ask:
+    async def script(coordinator: Coordinator) -> None:
+        await Steps(coordinator, manifest).training()
+        async with operator(coordinator) as ask:
             assert await ask("refresh-mask") == ExitCode.DONE
             assert await ask("status") == ExitCode.DONE
             assert "the mask is to be renewed" in capsys.readouterr().out
@@ -263,7 +262,7 @@ def test_status_as_json_has_numbers_and_hex(
             told = json.loads(capsys.readouterr().out)
             assert [one["num_samples"] for one in told["clients"]] == [10, 10]
             assert told["num_values"] == manifest.size
-            assert told["model_digest"] == run_loop.state.base_digest
+            assert told["model_digest"] == coordinator.run.state.base_digest
             assert told["metrics"] == {} and "accuracy" not in told and "stall" not in told
             assert told["refresh_asked"] is False, "it is over"
 
@@ -280,8 +279,8 @@ def test_a_command_that_waits_for_room_on_the_disk_says_so_and_takes_effect_late
         if name == "journal.append":
             strike("full", name)
 
-    async def script(run_loop: RunLoop) -> None:
-        async with operator(run_loop) as ask:
+    async def script(coordinator: Coordinator) -> None:
+        async with operator(coordinator) as ask:
             install(hook)
             try:
                 assert await ask("pause") == ExitCode.NOT_YET
@@ -290,7 +289,7 @@ def test_a_command_that_waits_for_room_on_the_disk_says_so_and_takes_effect_late
             said = capsys.readouterr().err
             assert "the coordinator is there, but has not done it within 0.5 s" in said
             assert "(it waits for room on the disk of --state-dir, which has " in said
-            while not run_loop.state.paused:
+            while not coordinator.run.state.paused:
                 await asyncio.sleep(0.01)
 
     conduct(tmp_path, script)
@@ -307,8 +306,8 @@ def test_a_command_that_an_older_coordinator_does_not_know_is_told(
 ) -> None:
     monkeypatch.setattr(AdminService, "PauseRun", admin_pb2_grpc.AdminServiceServicer.PauseRun)
 
-    async def script(run_loop: RunLoop) -> None:
-        async with operator(run_loop, interceptors=()) as ask:
+    async def script(coordinator: Coordinator) -> None:
+        async with operator(coordinator, interceptors=()) as ask:
             assert await ask("pause") == ExitCode.REFUSED
             assert "is of an earlier version" in capsys.readouterr().err
 
@@ -318,10 +317,10 @@ def test_a_command_that_an_older_coordinator_does_not_know_is_told(
 def test_the_clients_of_a_run_are_listed(
     tmp_path: Path, manifest: Manifest, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    async def script(run_loop: RunLoop) -> None:
-        await Steps(run_loop, manifest).training()
-        await run_loop.post(events.Lost(C2))
-        async with operator(run_loop) as ask:
+    async def script(coordinator: Coordinator) -> None:
+        await Steps(coordinator, manifest).training()
+        await coordinator.run.post(events.Lost(C2))
+        async with operator(coordinator) as ask:
             assert await ask("clients", "--json") == ExitCode.DONE
             told = json.loads(capsys.readouterr().out)
             assert [(one["client_id"], one["state"]) for one in told["clients"]] == [

@@ -11,7 +11,7 @@ import pytest
 from server.rpc.test_service import served
 from server.run_loop_harness import C1, SETTINGS, begin, conduct
 from ssfl.method.manifest import Manifest
-from ssfl.server.loop.run_loop import RunLoop
+from ssfl.server.loop.coordinator import Coordinator
 from ssfl.server.rpc import preflight
 from ssfl.server.run import events
 from ssfl.v1 import coordinator_pb2 as pb
@@ -59,20 +59,21 @@ async def refusal(stub: Any, *requests: pb.CheckRequest) -> tuple[grpc.StatusCod
 def test_a_stranger_learns_what_a_join_would_tell_and_leaves_no_trace(
     tmp_path: Path, manifest: Manifest
 ) -> None:
-    async def script(run_loop: RunLoop) -> None:
-        await begin(run_loop, manifest)
-        before, published_journal_bytes = run_loop.state, run_loop.published_journal_bytes
-        async with served(run_loop, "on") as stub:
+    async def script(coordinator: Coordinator) -> None:
+        await begin(coordinator, manifest)
+        run = coordinator.run
+        before, journal_bytes = run.state, run.published_journal_bytes
+        async with served(coordinator, "on") as stub:
             found = await answer(stub, asked())
-        assert run_loop.state is before, "nothing was posted"
-        assert run_loop.published_journal_bytes == published_journal_bytes
+        assert coordinator.run.state is before, "nothing was posted"
+        assert coordinator.run.published_journal_bytes == journal_bytes
         assert (found.protocol_version, found.run_id) == (1, before.run_id)
         assert (found.phase, found.num_clients, found.refusal) == ("score", 2, "")
         assert found.manifest == manifest.json
         assert found.settings.rounds == SETTINGS.rounds
         assert (found.reference_coding, found.upload_slots) == (True, 8)
-        assert {row["phase"] for row in run_loop.ledger.rows()} == {"control"}
-        assert {row["client"] for row in run_loop.ledger.take()} == {""}
+        assert {row["phase"] for row in coordinator.ledger.rows()} == {"control"}
+        assert {row["client"] for row in coordinator.ledger.take()} == {""}
 
     conduct(tmp_path, script)
 
@@ -80,10 +81,10 @@ def test_a_stranger_learns_what_a_join_would_tell_and_leaves_no_trace(
 def test_why_a_join_would_be_refused_is_told_and_not_done(
     tmp_path: Path, manifest: Manifest
 ) -> None:
-    async def script(run_loop: RunLoop) -> None:
-        await begin(run_loop, manifest)
-        await run_loop.post(events.RemoveAsked(C1, readmit=False))
-        async with served(run_loop, "on") as stub:
+    async def script(coordinator: Coordinator) -> None:
+        await begin(coordinator, manifest)
+        await coordinator.run.post(events.RemoveAsked(C1, readmit=False))
+        async with served(coordinator, "on") as stub:
             reasons = {
                 (await answer(stub, request)).refusal_reason
                 for request in (
@@ -97,8 +98,8 @@ def test_why_a_join_would_be_refused_is_told_and_not_done(
 
 
 def test_echoes_noise_and_a_download_come_back_to_the_byte(tmp_path: Path) -> None:
-    async def script(run_loop: RunLoop) -> None:
-        async with served(run_loop, "on") as stub:
+    async def script(coordinator: Coordinator) -> None:
+        async with served(coordinator, "on") as stub:
             responses = await all_of(
                 stub, [asked(), echo(7), noise(1000), noise(24), download(70_000), download(9)]
             )
@@ -122,12 +123,12 @@ def test_what_a_measurement_takes_is_logged_and_no_part_of_the_runs_bytes(
     piece = preflight.MAX_PIECE_BYTES
     measuring = [*20 * [noise(piece)], download(30 * piece), download(1)]
 
-    async def script(run_loop: RunLoop) -> None:
-        async with served(run_loop, "on") as stub:
+    async def script(coordinator: Coordinator) -> None:
+        async with served(coordinator, "on") as stub:
             answers = await all_of(stub, [*asking, *measuring])
         booked = {
             row["direction"]: row["message_bytes"]
-            for row in run_loop.ledger.rows()
+            for row in coordinator.ledger.rows()
             if row["phase"] == "control"
         }
         assert booked == {
@@ -165,8 +166,8 @@ def test_what_a_measurement_takes_is_logged_and_no_part_of_the_runs_bytes(
 def test_whatever_breaks_the_bounds_is_refused(
     tmp_path: Path, requests: list[pb.CheckRequest], said: str
 ) -> None:
-    async def script(run_loop: RunLoop) -> None:
-        async with served(run_loop, "on") as stub:
+    async def script(coordinator: Coordinator) -> None:
+        async with served(coordinator, "on") as stub:
             code, reason, text = await refusal(stub, *requests)
         assert (code, reason) == (grpc.StatusCode.INVALID_ARGUMENT, "invalid_request")
         assert said in text
@@ -175,8 +176,8 @@ def test_whatever_breaks_the_bounds_is_refused(
 
 
 def test_only_so_many_measure_at_once_and_one_after_the_other(tmp_path: Path) -> None:
-    async def script(run_loop: RunLoop) -> None:
-        async with served(run_loop, "on") as stub:
+    async def script(coordinator: Coordinator) -> None:
+        async with served(coordinator, "on") as stub:
             open_calls = [stub.Check(timeout=20) for _ in range(preflight.MEASURING)]
             for call in open_calls:
                 for request in (asked(), noise(1)):
@@ -198,8 +199,8 @@ def test_only_so_many_measure_at_once_and_one_after_the_other(tmp_path: Path) ->
 
 
 def test_only_so_many_may_be_open(tmp_path: Path) -> None:
-    async def script(run_loop: RunLoop) -> None:
-        async with served(run_loop, "on") as stub:
+    async def script(coordinator: Coordinator) -> None:
+        async with served(coordinator, "on") as stub:
             open_calls = [stub.Check(timeout=20) for _ in range(preflight.OPEN_CHECKS)]
             for call in open_calls:
                 await call.write(asked())
@@ -219,8 +220,8 @@ def test_a_check_that_falls_silent_is_ended(
 ) -> None:
     monkeypatch.setattr(preflight, "SILENCE_S", 0.05)
 
-    async def script(run_loop: RunLoop) -> None:
-        async with served(run_loop, "on") as stub:
+    async def script(coordinator: Coordinator) -> None:
+        async with served(coordinator, "on") as stub:
             call = stub.Check(timeout=20)
             with pytest.raises(grpc.aio.AioRpcError) as caught:
                 await call.read()

@@ -16,7 +16,7 @@ from ssfl.method.settings import RunSettings
 from ssfl.method.strategies.contract import Work
 from ssfl.server.broadcast.payloads import NotBuilt
 from ssfl.server.broadcast.tasks import Ready, task_for
-from ssfl.server.loop.run_loop import RunLoop
+from ssfl.server.loop.coordinator import Coordinator
 from ssfl.server.run import events
 from ssfl.server.uploads.encoding_choice import Reader
 from ssfl.v1 import coordinator_pb2 as pb
@@ -49,14 +49,14 @@ class Held:
 
     def ask(self, steps: Steps) -> Ready:
         """Return the task for who holds this; what it needs is made."""
-        run_loop = steps.run_loop
-        model = run_loop.model
+        coordinator = steps.coordinator
+        model = coordinator.run.model
         assert model is not None
         self.request.initial_digest = model.initial_digest
         broadcast = steps.context.broadcasts.shared(model)
         while True:
             try:
-                ready = task_for(run_loop.state, broadcast, C1, self.request, 8, ALL)
+                ready = task_for(coordinator.run.state, broadcast, C1, self.request, 8, ALL)
                 assert ready is not None
                 return ready
             except NotBuilt as needed:
@@ -85,8 +85,8 @@ def values(count: int, step: int) -> bytes:
 
 async def answered(steps: Steps) -> None:
     """Let both clients answer the open step."""
-    run_loop, step = steps.run_loop, steps.step
-    model = run_loop.model
+    coordinator, step = steps.coordinator, steps.step
+    model = coordinator.run.model
     assert model is not None
     for client in (C1, C2):
         match step.work:
@@ -100,34 +100,34 @@ async def answered(steps: Steps) -> None:
                 await steps.update(payload, data, client)
             case _:
                 event = events.UploadReceived(step.number, client, "", report={"evaluation": TEST})
-                await run_loop.post(event)
-    while run_loop.state.step is not None and run_loop.state.step.number == step.number:
-        await run_loop.tasks_changed().wait()
+                await coordinator.run.post(event)
+    while (now := coordinator.run.state.step) is not None and now.number == step.number:
+        await coordinator.run.tasks_changed().wait()
 
 
 def restarts(folder: Path, settings: RunSettings) -> Iterator[Held]:
     """Yield what a client was given: by one process, then by a new one for every step."""
     once, again = Held(), Held()
 
-    async def undisturbed(run_loop: RunLoop) -> None:
-        steps = Steps(run_loop, MANIFEST)
+    async def undisturbed(coordinator: Coordinator) -> None:
+        steps = Steps(coordinator, MANIFEST)
         await steps.begun()
         while True:
-            while run_loop.state.step is None and not run_loop.state.finished:
-                await run_loop.tasks_changed().wait()
+            while coordinator.run.state.step is None and not coordinator.run.state.finished:
+                await coordinator.run.tasks_changed().wait()
             once.take(once.ask(steps))
-            if run_loop.state.finished:
+            if coordinator.run.state.finished:
                 return
             await answered(steps)
 
-    async def one_step(run_loop: RunLoop) -> None:
-        steps = Steps(run_loop, MANIFEST)
-        if not run_loop.state.members:
+    async def one_step(coordinator: Coordinator) -> None:
+        steps = Steps(coordinator, MANIFEST)
+        if not coordinator.run.state.members:
             await steps.begun()
-        while run_loop.state.step is None and not run_loop.state.finished:
-            await run_loop.tasks_changed().wait()
+        while coordinator.run.state.step is None and not coordinator.run.state.finished:
+            await coordinator.run.tasks_changed().wait()
         again.take(again.ask(steps))
-        if not run_loop.state.finished:
+        if not coordinator.run.state.finished:
             await answered(steps)
 
     (folder / "once").mkdir()

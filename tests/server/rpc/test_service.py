@@ -25,8 +25,7 @@ from ssfl.method.model_state import values_digest
 from ssfl.method.settings import RunSettings
 from ssfl.method.strategies.contract import ClientId, Work
 from ssfl.server.broadcast.payloads import Broadcast, Form
-from ssfl.server.loop.presence import PresenceTable
-from ssfl.server.loop.run_loop import RunLoop
+from ssfl.server.loop.coordinator import Coordinator
 from ssfl.server.rpc.interceptors import StatusInterceptor
 from ssfl.server.rpc.service import CoordinatorService
 from ssfl.server.run import events
@@ -37,13 +36,11 @@ ALL = tuple(range(1, 11))
 
 
 @asynccontextmanager
-async def served(
-    run_loop: RunLoop, reference_coding: str, sessions: PresenceTable | None = None
-) -> AsyncIterator[Any]:
-    """Serve a run_loop on a port of its own; yield a stub that calls it."""
-    uploads = receiver_of(run_loop)
-    service = CoordinatorService(context_of(run_loop, sessions), uploads, reference_coding)
-    server = grpc.aio.server(interceptors=[StatusInterceptor(run_loop.refusals)])
+async def served(coordinator: Coordinator, reference_coding: str) -> AsyncIterator[Any]:
+    """Serve a coordinator on a port of its own; yield a stub that calls it."""
+    uploads = receiver_of(coordinator)
+    service = CoordinatorService(context_of(coordinator), uploads, reference_coding)
+    server = grpc.aio.server(interceptors=[StatusInterceptor(coordinator.refusals)])
     coordinator_pb2_grpc.add_CoordinatorServiceServicer_to_server(service, server)
     port = server.add_insecure_port("127.0.0.1:0")
     await server.start()
@@ -92,12 +89,12 @@ def tell(
 ) -> None:
     """Bring a run to its first round, with clients that read everything, and serve it."""
 
-    async def script(run_loop: RunLoop) -> None:
-        steps = await Steps(run_loop, manifest).training()
+    async def script(coordinator: Coordinator) -> None:
+        steps = await Steps(coordinator, manifest).training()
         for client in (C1, C2):
             digest = manifest.digest.hex()
-            await run_loop.post(events.Joined(client, "t", 10, digest, "cpu", encodings=ALL))
-        async with served(run_loop, reference_coding) as stub:
+            await coordinator.run.post(events.Joined(client, "t", 10, digest, "cpu", encodings=ALL))
+        async with served(coordinator, reference_coding) as stub:
             await story(steps, stub)
 
     conduct(folder, script, settings)
@@ -128,7 +125,7 @@ def test_each_client_gets_its_own_form_and_each_is_made_once(
     tmp_path: Path, manifest: Manifest, built: Counter[Form]
 ) -> None:
     async def story(steps: Steps, stub: Any) -> None:
-        model = steps.run_loop.model
+        model = steps.coordinator.run.model
         assert model is not None and model.mask is not None
         first, base = model.base_digest, steps.base.copy()
         mine: dict[str, Any] = {
@@ -157,22 +154,21 @@ def test_each_client_gets_its_own_form_and_each_is_made_once(
 def test_a_client_that_was_away_was_asked_when_it_takes_its_task_again(
     tmp_path: Path, manifest: Manifest
 ) -> None:
-    async def script(run_loop: RunLoop) -> None:
-        steps, sessions = await Steps(run_loop, manifest).training(), PresenceTable()
+    async def script(coordinator: Coordinator) -> None:
+        steps, presence = await Steps(coordinator, manifest).training(), coordinator.presence
         asked = pb.NextTaskRequest(caller=steps.caller(C1))
-        seconds = count(1.0)
-        run_loop.clock = lambda: next(seconds)
-        async with served(run_loop, "off", sessions) as stub:
+        async with served(coordinator, "off") as stub:
             task, data = await task_of(stub, asked)
-            first_s = sessions.get(C1, 0.0).asked_s
+            first_s = presence.get(C1, 0.0).asked_s
             await task_of(stub, asked)
-            again_s = sessions.get(C1, 0.0).asked_s
+            again_s = presence.get(C1, 0.0).asked_s
             assert again_s > first_s
             asked.task_digest, asked.offset = task.task_digest, len(data) // 2
             await task_of(stub, asked)
-            assert sessions.get(C1, 0.0).asked_s == again_s  # it goes on
+            assert presence.get(C1, 0.0).asked_s == again_s  # it goes on
 
-    conduct(tmp_path, script, SETTINGS)
+    seconds = count(1.0)
+    conduct(tmp_path, script, SETTINGS, clock=lambda: next(seconds))
 
 
 @pytest.mark.parametrize(

@@ -9,14 +9,13 @@ import pytest
 from ssfl.durable import failpoints
 from ssfl.method.strategies.contract import ClientId
 from ssfl.server.errors import StateError
-from ssfl.server.recovery.recover import move_aside
 from ssfl.server.rpc.session_numbers import (
-    FILE,
     KEY_BYTES,
     LARGEST,
     SessionNumbers,
     read_session_key,
 )
+from ssfl.server.storage.state_directory import StateDirectory
 
 C1, C2 = ClientId("c1"), ClientId("c2")
 KEY = bytes(range(KEY_BYTES))
@@ -42,10 +41,10 @@ def test_numbers_differ_and_are_equally_long() -> None:
 
 
 def test_a_key_is_private_and_kept(tmp_path: Path) -> None:
-    key = read_session_key(tmp_path)
+    key = read_session_key(StateDirectory(tmp_path))
     assert len(key) == KEY_BYTES
-    assert (tmp_path / FILE).stat().st_mode & 0o777 == 0o600
-    assert read_session_key(tmp_path) == key
+    assert StateDirectory(tmp_path).session_key.stat().st_mode & 0o777 == 0o600
+    assert read_session_key(StateDirectory(tmp_path)) == key
 
 
 @pytest.mark.parametrize("stage", ["written", "synced", "renamed", "named"])
@@ -57,28 +56,28 @@ def test_a_crash_leaves_no_key_or_a_whole_one(tmp_path: Path, stage: str) -> Non
     failpoints.install(crash)
     try:
         with pytest.raises(KeyboardInterrupt):
-            read_session_key(tmp_path)
+            read_session_key(StateDirectory(tmp_path))
     finally:
         failpoints.install(None)
-    left = [path.read_bytes() for path in tmp_path.glob(FILE)]
-    key = read_session_key(tmp_path)
+    left = [path.read_bytes() for path in tmp_path.glob("session-key")]
+    key = read_session_key(StateDirectory(tmp_path))
     assert len(key) == KEY_BYTES and left in ([], [key])
 
 
 def test_a_damaged_key_is_refused_with_the_way_out(tmp_path: Path) -> None:
-    (tmp_path / FILE).write_bytes(b"short")
+    StateDirectory(tmp_path).session_key.write_bytes(b"short")
     with pytest.raises(StateError, match=r"session-key has 5 bytes instead of 32: .* delete it"):
-        read_session_key(tmp_path)
+        read_session_key(StateDirectory(tmp_path))
 
 
 def test_a_run_that_is_moved_aside_takes_its_key_along(tmp_path: Path) -> None:
     state = tmp_path / "state"
     state.mkdir()
-    key = read_session_key(state)
-    moved = move_aside(state)
+    key = read_session_key(StateDirectory(state))
+    moved = StateDirectory(state).move_aside()
     assert moved is not None
-    assert read_session_key(moved) == key
-    assert read_session_key(state) != key
+    assert read_session_key(StateDirectory(moved)) == key
+    assert read_session_key(StateDirectory(state)) != key
 
 
 def test_replaced_sessions_are_remembered_until_the_name_changes_hands() -> None:

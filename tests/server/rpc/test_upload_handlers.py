@@ -19,8 +19,8 @@ from ssfl.method.manifest import Init, Manifest, Role, TensorSpec
 from ssfl.method.model_state import values_digest
 from ssfl.method.strategies.contract import ClientId
 from ssfl.server.errors import BadValues, InvalidRequest, JoinAgain, ManifestMismatch, ModelUnusable
+from ssfl.server.loop.coordinator import Coordinator
 from ssfl.server.loop.limits import Limits
-from ssfl.server.loop.run_loop import RunLoop
 from ssfl.server.rpc.upload_handlers import UploadHandlers
 from ssfl.server.run import events
 from ssfl.v1 import coordinator_pb2 as pb
@@ -40,17 +40,17 @@ def vector(*values: float) -> Vector:
     return np.array(values, dtype=np.float32)
 
 
-async def join(run_loop: RunLoop, client: ClientId, manifest: Manifest) -> None:
-    await run_loop.post(events.Joined(client, "t", 10, manifest.digest.hex(), "cpu"))
+async def join(coordinator: Coordinator, client: ClientId, manifest: Manifest) -> None:
+    await coordinator.run.post(events.Joined(client, "t", 10, manifest.digest.hex(), "cpu"))
 
 
-def handlers_of(run_loop: RunLoop, limits: Limits | None = None) -> UploadHandlers:
-    uploads = receiver_of(run_loop)
-    return UploadHandlers(context_of(run_loop), uploads, limits)
+def handlers_of(coordinator: Coordinator, limits: Limits | None = None) -> UploadHandlers:
+    uploads = receiver_of(coordinator)
+    return UploadHandlers(context_of(coordinator), uploads, limits)
 
 
 async def describe(
-    run_loop: RunLoop,
+    coordinator: Coordinator,
     client: ClientId,
     manifest: Manifest,
     initial: Vector,
@@ -58,7 +58,7 @@ async def describe(
     handlers: UploadHandlers | None = None,
 ) -> transfer_pb2.Outcome:
     """Answer INITIALIZE for a client; return the outcome."""
-    caller = caller_of(run_loop, client)
+    caller = caller_of(coordinator, client)
     data = bytes(values_only.encode(initial))
     header = pb.InitialModel(manifest=manifest.json, initial_digest=values_digest(initial))
     if not manifest.rebuildable:
@@ -71,7 +71,7 @@ async def describe(
         chunk = transfer_pb2.Chunk(data=data, crc32=zlib.crc32(data))
         yield pb.SendInitialRequest(chunk=chunk)
 
-    handlers = handlers or handlers_of(run_loop, limits)
+    handlers = handlers or handlers_of(coordinator, limits)
     answers = [answer async for answer in handlers.initial(requests())]
     return answers[-1].receipt.outcome
 
@@ -79,22 +79,22 @@ async def describe(
 def test_a_model_that_follows_from_the_seed_is_described_without_weights(
     tmp_path: Path, manifest: Manifest
 ) -> None:
-    async def script(run_loop: RunLoop) -> None:
-        await join(run_loop, C1, manifest)
+    async def script(coordinator: Coordinator) -> None:
+        await join(coordinator, C1, manifest)
         initial = initial_vector(manifest, seed=5)
-        outcome = await describe(run_loop, C1, manifest, initial)
+        outcome = await describe(coordinator, C1, manifest, initial)
         assert outcome == transfer_pb2.OUTCOME_ACCEPTED
-        assert run_loop.model is not None
-        assert run_loop.model.initial.tobytes() == initial.tobytes()
+        assert coordinator.run.model is not None
+        assert coordinator.run.model.initial.tobytes() == initial.tobytes()
 
     conduct(tmp_path, script)
 
 
 def test_weights_of_another_seed_are_refused(tmp_path: Path, manifest: Manifest) -> None:
-    async def script(run_loop: RunLoop) -> None:
-        await join(run_loop, C1, manifest)
+    async def script(coordinator: Coordinator) -> None:
+        await join(coordinator, C1, manifest)
         with pytest.raises(ManifestMismatch, match="rebuilt from the seed differ"):
-            await describe(run_loop, C1, manifest, initial_vector(manifest, seed=6))
+            await describe(coordinator, C1, manifest, initial_vector(manifest, seed=6))
 
     conduct(tmp_path, script)
 
@@ -102,18 +102,18 @@ def test_weights_of_another_seed_are_refused(tmp_path: Path, manifest: Manifest)
 def test_the_first_of_two_descriptions_counts_and_is_what_a_restart_finds(tmp_path: Path) -> None:
     first, second = vector(1, 2, 3, 4, 5), vector(9, 9, 9, 9, 9)
 
-    async def script(run_loop: RunLoop) -> None:
-        await join(run_loop, C1, SENT)
-        await join(run_loop, C2, SENT)
-        accepted = await describe(run_loop, C1, SENT, first)
-        again = await describe(run_loop, C2, SENT, second)
+    async def script(coordinator: Coordinator) -> None:
+        await join(coordinator, C1, SENT)
+        await join(coordinator, C2, SENT)
+        accepted = await describe(coordinator, C1, SENT, first)
+        again = await describe(coordinator, C2, SENT, second)
         assert accepted == transfer_pb2.OUTCOME_ACCEPTED
         assert again == transfer_pb2.OUTCOME_ALREADY_ACCEPTED
-        run_loop.store.save_initial(SENT, second)  # as when both were under way at once
+        coordinator.store.save_initial(SENT, second)  # as when both were under way at once
 
-    async def restarted(run_loop: RunLoop) -> None:
-        assert run_loop.model is not None
-        assert run_loop.model.initial.tolist() == first.tolist()
+    async def restarted(coordinator: Coordinator) -> None:
+        assert coordinator.run.model is not None
+        assert coordinator.run.model.initial.tolist() == first.tolist()
 
     conduct(tmp_path, script)
     conduct(tmp_path, restarted)
@@ -121,34 +121,34 @@ def test_the_first_of_two_descriptions_counts_and_is_what_a_restart_finds(tmp_pa
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf, 1025.0])
 def test_initial_weights_that_could_never_be_summed_are_refused(tmp_path: Path, bad: float) -> None:
-    async def script(run_loop: RunLoop) -> None:
-        await join(run_loop, C1, SENT)
+    async def script(coordinator: Coordinator) -> None:
+        await join(coordinator, C1, SENT)
         for at, tensor in ((2, "w"), (4, "b")):
             initial = vector(1, 2, 3, 4, 5)
             initial[at] = bad
             with pytest.raises(BadValues, match=f"^c1 sent .* in {tensor}: values must be finite"):
-                await describe(run_loop, C1, SENT, initial)
-        assert run_loop.model is None
+                await describe(coordinator, C1, SENT, initial)
+        assert coordinator.run.model is None
 
     conduct(tmp_path, script)
 
 
 def test_the_manifest_must_be_the_one_of_join(tmp_path: Path, manifest: Manifest) -> None:
-    async def script(run_loop: RunLoop) -> None:
-        await join(run_loop, C1, manifest)
+    async def script(coordinator: Coordinator) -> None:
+        await join(coordinator, C1, manifest)
         with pytest.raises(InvalidRequest, match="not the one whose digest came in Join"):
-            await describe(run_loop, C1, SENT, vector(1, 2, 3, 4, 5))
+            await describe(coordinator, C1, SENT, vector(1, 2, 3, 4, 5))
 
     conduct(tmp_path, script)
 
 
 def test_another_model_than_the_runs_must_join_again(tmp_path: Path, manifest: Manifest) -> None:
-    async def script(run_loop: RunLoop) -> None:
-        await join(run_loop, C1, manifest)
-        await join(run_loop, C2, SENT)
-        await describe(run_loop, C1, manifest, initial_vector(manifest, seed=5))
+    async def script(coordinator: Coordinator) -> None:
+        await join(coordinator, C1, manifest)
+        await join(coordinator, C2, SENT)
+        await describe(coordinator, C1, manifest, initial_vector(manifest, seed=5))
         with pytest.raises(JoinAgain, match="the run's model is known now"):
-            await describe(run_loop, C2, SENT, vector(1, 2, 3, 4, 5))
+            await describe(coordinator, C2, SENT, vector(1, 2, 3, 4, 5))
 
     conduct(tmp_path, script)
 
@@ -156,11 +156,11 @@ def test_another_model_than_the_runs_must_join_again(tmp_path: Path, manifest: M
 def test_a_model_too_small_for_the_sparsity_is_refused_and_not_kept(tmp_path: Path) -> None:
     tiny = Manifest((TensorSpec("w", (1,), Role.MASKED, Init("zeros")),))
 
-    async def script(run_loop: RunLoop) -> None:
-        await join(run_loop, C1, tiny)
+    async def script(coordinator: Coordinator) -> None:
+        await join(coordinator, C1, tiny)
         with pytest.raises(ModelUnusable, match="keeps none of the model's 1 masked weights"):
-            await describe(run_loop, C1, tiny, vector(0))
-        assert run_loop.model is None
+            await describe(coordinator, C1, tiny, vector(0))
+        assert coordinator.run.model is None
         assert list(tmp_path.glob("manifest-*")) == []
 
     conduct(tmp_path, script)
@@ -169,15 +169,15 @@ def test_a_model_too_small_for_the_sparsity_is_refused_and_not_kept(tmp_path: Pa
 def test_a_model_bomb_is_refused_before_anything_of_it_is_made(tmp_path: Path) -> None:
     bomb = Manifest((TensorSpec("w", (1 << 15, 1 << 15), Role.MASKED, Init("normal", 1.0)),))
 
-    async def script(run_loop: RunLoop) -> None:
-        await join(run_loop, C1, bomb)
+    async def script(coordinator: Coordinator) -> None:
+        await join(coordinator, C1, bomb)
         with pytest.raises(ModelUnusable, match=r"1073741824 values, .*--max-model-values"):
-            await describe(run_loop, C1, bomb, vector(0))
-        await join(run_loop, C2, SENT)
-        await run_loop.post(events.Lost(C1))
+            await describe(coordinator, C1, bomb, vector(0))
+        await join(coordinator, C2, SENT)
+        await coordinator.run.post(events.Lost(C1))
         with pytest.raises(ModelUnusable, match="at most 4"):
-            await describe(run_loop, C2, SENT, vector(1, 2, 3, 4, 5), Limits(max_model_values=4))
-        assert not run_loop.spool.root.exists()
+            await describe(coordinator, C2, SENT, vector(1, 2, 3, 4, 5), Limits(max_model_values=4))
+        assert not coordinator.spool.root.exists()
 
     conduct(tmp_path, script)
 
@@ -190,16 +190,16 @@ def test_only_the_client_that_was_asked_may_describe_the_model(
     model = SENT if kind == "sent" else manifest
     initial = vector(1, 2, 3, 4, 5) if kind == "sent" else initial_vector(manifest, seed=5)
 
-    async def script(run_loop: RunLoop) -> None:
-        await join(run_loop, C1, model)
-        await join(run_loop, C2, model)
+    async def script(coordinator: Coordinator) -> None:
+        await join(coordinator, C1, model)
+        await join(coordinator, C2, model)
         with pytest.raises(JoinAgain, match="another client was asked"):
-            await describe(run_loop, C2, model, initial)
-        assert run_loop.model is None and not run_loop.spool.root.exists()
-        await run_loop.post(events.Lost(C1))
-        outcome = await describe(run_loop, C2, model, initial)
+            await describe(coordinator, C2, model, initial)
+        assert coordinator.run.model is None and not coordinator.spool.root.exists()
+        await coordinator.run.post(events.Lost(C1))
+        outcome = await describe(coordinator, C2, model, initial)
         assert outcome == transfer_pb2.OUTCOME_ACCEPTED
-        assert list(run_loop.spool.root.glob("*/*")) == []
+        assert list(coordinator.spool.root.glob("*/*")) == []
 
     conduct(tmp_path, script)
 
@@ -231,15 +231,17 @@ def test_a_build_that_is_no_longer_wanted_holds_nobody_up(
     build = SlowBuild(huge)
     monkeypatch.setattr("ssfl.server.loop.initial_upload.initial_vector", build)
 
-    async def script(run_loop: RunLoop) -> None:
-        handlers = handlers_of(run_loop)
-        await join(run_loop, C1, huge)
-        await join(run_loop, C2, manifest)
-        hostile = asyncio.ensure_future(describe(run_loop, C1, huge, vector(0), handlers=handlers))
+    async def script(coordinator: Coordinator) -> None:
+        handlers = handlers_of(coordinator)
+        await join(coordinator, C1, huge)
+        await join(coordinator, C2, manifest)
+        hostile = asyncio.ensure_future(
+            describe(coordinator, C1, huge, vector(0), handlers=handlers)
+        )
         await asyncio.to_thread(build.began.wait)
-        await run_loop.post(events.Lost(C1))
+        await coordinator.run.post(events.Lost(C1))
         initial = initial_vector(manifest, seed=5)
-        outcome = await describe(run_loop, C2, manifest, initial, handlers=handlers)
+        outcome = await describe(coordinator, C2, manifest, initial, handlers=handlers)
         assert outcome == transfer_pb2.OUTCOME_ACCEPTED
         with pytest.raises(JoinAgain):
             await hostile
@@ -253,10 +255,10 @@ def test_a_client_that_describes_its_model_again_and_again_has_one_build(
     build = SlowBuild(SENT)
     monkeypatch.setattr("ssfl.server.loop.initial_upload.initial_vector", build)
 
-    async def script(run_loop: RunLoop) -> None:
-        handlers, initial = handlers_of(run_loop), initial_vector(manifest, seed=5)
-        await join(run_loop, C1, manifest)
-        calls = [describe(run_loop, C1, manifest, initial, handlers=handlers) for _ in range(8)]
+    async def script(coordinator: Coordinator) -> None:
+        handlers, initial = handlers_of(coordinator), initial_vector(manifest, seed=5)
+        await join(coordinator, C1, manifest)
+        calls = [describe(coordinator, C1, manifest, initial, handlers=handlers) for _ in range(8)]
         assert set(await asyncio.gather(*calls)) == {transfer_pb2.OUTCOME_ACCEPTED}
         assert build.num_built == 1
 
@@ -269,19 +271,21 @@ def test_a_build_outlives_a_lost_connection_but_not_another_description(
     build = SlowBuild(manifest)
     monkeypatch.setattr("ssfl.server.loop.initial_upload.initial_vector", build)
 
-    async def script(run_loop: RunLoop) -> None:
-        handlers = handlers_of(run_loop)
-        await join(run_loop, C1, manifest)
-        lost = asyncio.ensure_future(describe(run_loop, C1, manifest, vector(1), handlers=handlers))
+    async def script(coordinator: Coordinator) -> None:
+        handlers = handlers_of(coordinator)
+        await join(coordinator, C1, manifest)
+        lost = asyncio.ensure_future(
+            describe(coordinator, C1, manifest, vector(1), handlers=handlers)
+        )
         await asyncio.to_thread(build.began.wait)
         lost.cancel()
         with pytest.raises(asyncio.CancelledError):
             await lost
         again = asyncio.ensure_future(
-            describe(run_loop, C1, manifest, vector(1), handlers=handlers)
+            describe(coordinator, C1, manifest, vector(1), handlers=handlers)
         )
         other = initial_vector(manifest, seed=5)
-        outcome = await describe(run_loop, C1, manifest, other, handlers=handlers)
+        outcome = await describe(coordinator, C1, manifest, other, handlers=handlers)
         assert outcome == transfer_pb2.OUTCOME_ACCEPTED
         with pytest.raises(JoinAgain, match="another description of the model has replaced"):
             await again

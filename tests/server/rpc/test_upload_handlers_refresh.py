@@ -15,7 +15,7 @@ from ssfl.method.manifest import Manifest
 from ssfl.method.settings import RunSettings
 from ssfl.method.strategies.contract import ClientId, Work
 from ssfl.server.errors import BadValues, StaleBase, StaleMask
-from ssfl.server.loop.run_loop import RunLoop
+from ssfl.server.loop.coordinator import Coordinator
 from ssfl.server.run import events
 from ssfl.v1 import coordinator_pb2 as pb
 from ssfl.v1 import saliency_pb2, transfer_pb2, update_pb2
@@ -26,8 +26,8 @@ DENSE = transfer_pb2.ENCODING_DENSE
 
 
 def play(folder: Path, manifest: Manifest, part: Play, settings: RunSettings = SETTINGS) -> None:
-    async def script(run_loop: RunLoop) -> None:
-        await part(Steps(run_loop, manifest))
+    async def script(coordinator: Coordinator) -> None:
+        await part(Steps(coordinator, manifest))
 
     conduct(folder, script, settings)
 
@@ -48,7 +48,7 @@ async def train(steps: Steps, *clients: ClientId) -> list[str]:
 async def renewing(steps: Steps) -> update_pb2.SparseUpdate:
     """Bring a run to its second scoring; return the header of an update of the round before."""
     await steps.training()
-    await steps.run_loop.post(events.RefreshAsked())
+    await steps.coordinator.run.post(events.RefreshAsked())
     header = steps.update_header(announced(plain(steps.base), VALUES_ONLY))
     await train(steps, C1, C2)
     await steps.reaches(Work.SCORE, 1)
@@ -129,12 +129,12 @@ def test_a_late_update_that_had_counted_is_told_so_whatever_its_mask(
     async def part(steps: Steps) -> None:
         await steps.begun()
         await steps.reaches(Work.TRAIN)
-        await steps.run_loop.post(events.RefreshAsked())
+        await steps.coordinator.run.post(events.RefreshAsked())
         data = plain(steps.base + np.float32(1))
         header = steps.update_header(announced(data, VALUES_ONLY))
         await train(steps, C1, C2)
         await steps.reaches(Work.TRAIN, 1)
-        assert (header.mask_epoch, steps.run_loop.state.mask_epoch) == (1, 2)
+        assert (header.mask_epoch, steps.coordinator.run.state.mask_epoch) == (1, 2)
         assert await steps.update(header.values, data, header=header) == ["already_accepted"]
 
     play(tmp_path, manifest, part, replace(SETTINGS, criterion="random"))
@@ -145,7 +145,7 @@ def test_scores_of_the_initial_weights_are_none_of_the_trained_ones(
 ) -> None:
     async def part(steps: Steps) -> None:
         await renewing(steps)
-        model = steps.run_loop.model
+        model = steps.coordinator.run.model
         assert model is not None and model.whole_digest != model.initial_digest
         data = plain(np.ones(manifest.num_masked, dtype=np.float32))
         header = saliency_pb2.SaliencyReport(
@@ -177,11 +177,12 @@ def test_scores_below_zero_are_taken_where_the_criterion_has_them(
         for client in (C1, C2):
             assert (await steps.scores(announced(data, DENSE), data, client))[-1] == "accepted"
         await steps.reaches(Work.TRAIN)
-        assert steps.run_loop.model is not None and steps.run_loop.model.mask is not None
-        assert steps.run_loop.model.mask.bools().tolist() == [False] * 3 + [True] * 3
-        newest = steps.run_loop.history.newest_mask
+        model = steps.coordinator.run.model
+        assert model is not None and model.mask is not None
+        assert model.mask.bools().tolist() == [False] * 3 + [True] * 3
+        newest = steps.coordinator.history.newest_mask
         assert newest["criterion"] == "grasp"
-        assert steps.run_loop.history.densities == [], "masks of signed scores are not nested"
+        assert steps.coordinator.history.densities == [], "masks of signed scores are not nested"
 
     play(tmp_path, manifest, part, replace(SETTINGS, criterion=criterion))
 
@@ -192,13 +193,13 @@ def test_every_client_sends_the_values_of_its_own_mask(tmp_path: Path, manifest:
     async def part(steps: Steps) -> None:
         await steps.begun()
         await steps.reaches(Work.TRAIN)
-        model = steps.run_loop.model
+        model = steps.coordinator.run.model
         assert model is not None and model.values is not None
         before = model.values
         sent = np.zeros(manifest.size, dtype=np.bool_)
         for client in (C1, C2):
             mask = client_random_mask(manifest, settings.sparsity, settings.seed, client)
-            seen = steps.run_loop._strategy.seen_by(client, Work.TRAIN, model)
+            seen = steps.context.models.seen_by(client, Work.TRAIN, model)
             assert seen.mask == mask and seen.values is not None
             sent |= np.r_[mask.bools(), np.ones(manifest.num_unmasked, dtype=np.bool_)]
             data = plain(seen.values + np.float32(1))

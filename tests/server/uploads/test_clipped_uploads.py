@@ -16,7 +16,7 @@ from ssfl.method.manifest import Manifest
 from ssfl.method.norm_clip import clip
 from ssfl.method.strategies.contract import Work
 from ssfl.server.errors import BadValues, InvalidRequest, UpdateConflict
-from ssfl.server.loop.run_loop import RunLoop
+from ssfl.server.loop.coordinator import Coordinator
 from ssfl.server.run import events
 from ssfl.v1 import transfer_pb2 as pb
 
@@ -80,16 +80,16 @@ def test_a_restart_folds_what_was_kept(tmp_path: Path, manifest: Manifest) -> No
 
     async def second(steps: Steps) -> None:
         await steps.update(*plain(steps.base - np.float32(0.01)), C2)
-        while steps.run_loop.state.rounds_done == 0:
+        while steps.coordinator.run.state.rounds_done == 0:
             await asyncio.sleep(0)
-        ends.append(steps.run_loop.state.base_digest)
+        ends.append(steps.coordinator.run.state.base_digest)
 
     async def undisturbed(steps: Steps) -> None:
         await first(steps)
         await second(steps)
 
-    async def resumed(run_loop: RunLoop) -> None:
-        await second(Steps(run_loop, manifest))
+    async def resumed(coordinator: Coordinator) -> None:
+        await second(Steps(coordinator, manifest))
 
     for folder in ("whole", "killed"):
         (tmp_path / folder).mkdir()
@@ -125,7 +125,7 @@ def test_a_changed_sample_count_counts_from_the_next_step_on(
     async def tell(steps: Steps) -> None:
         assert steps.step.cohort == {C1: 10, C2: 10}
         digest, base = manifest.digest.hex(), steps.base
-        await steps.run_loop.post(events.Joined(C1, "t", 30, digest, "cpu"))
+        await steps.coordinator.run.post(events.Joined(C1, "t", 30, digest, "cpu"))
         payload, data = plain(base + np.float32(1))
         header = steps.update_header(payload)
         header.num_samples = 30
@@ -154,7 +154,7 @@ def test_two_uploads_of_one_client_at_once_leave_one_file(
             counted = steps.step.uploads[C1].digest
             await steps.update(*(two if counted == one[0].digest.hex() else one))
         assert set(steps.spooled()) == {".bin"}
-        folder = steps.run_loop.spool.root / str(steps.step.number)
+        folder = steps.coordinator.spool.root / str(steps.step.number)
         assert len(list(folder.iterdir())) == 1
 
     story(tmp_path, manifest, tell)

@@ -34,8 +34,8 @@ from ssfl.server.errors import (
     StaleBase,
     UpdateConflict,
 )
+from ssfl.server.loop.coordinator import Coordinator
 from ssfl.server.loop.refusals import reason_of
-from ssfl.server.loop.run_loop import RunLoop
 from ssfl.v1 import transfer_pb2 as pb
 
 Vector = npt.NDArray[np.float32]
@@ -50,8 +50,8 @@ def story(
 ) -> None:
     """Bring a run to a step and tell what happens there."""
 
-    async def script(run_loop: RunLoop) -> None:
-        steps = Steps(run_loop, manifest)
+    async def script(coordinator: Coordinator) -> None:
+        steps = Steps(coordinator, manifest)
         await (steps.training() if work is Work.TRAIN else steps.scoring())
         await tell(steps)
 
@@ -79,7 +79,7 @@ def test_a_coded_update_counts_and_is_kept_as_plain_values(
         upload = steps.step.uploads[C1]
         assert upload.digest == payload.digest.hex(), "known by the bytes that were sent"
         assert upload.report["encoding"] == "reference"
-        (row,) = [row for row in steps.run_loop.ledger.rows() if row["encoding"] == "reference"]
+        (row,) = [row for row in steps.coordinator.ledger.rows() if row["encoding"] == "reference"]
         assert (row["phase"], row["direction"], row["payload_bytes"]) == ("values", "up", len(data))
 
     story(tmp_path, manifest, tell)
@@ -256,7 +256,7 @@ def test_compact_scores_count(tmp_path: Path, manifest: Manifest) -> None:
         assert steps.step.uploads[C1].largest == 8
         await steps.scores(payload, data, C2)
         await steps.reaches(Work.TRAIN)
-        model = steps.run_loop.model
+        model = steps.coordinator.run.model
         assert model is not None and model.mask is not None
         assert model.mask.bools().tolist() == [True, False, True, False, True, False]
 
@@ -284,7 +284,7 @@ def test_a_crash_before_the_journal_is_made_good_by_the_client(
     async def killed(steps: Steps) -> None:
         values = steps.base + np.float32(0.125)
         payload, data = coded(steps, values)
-        part = steps.run_loop.spool.part(steps.step.number, C1, payload.digest)
+        part = steps.coordinator.spool.part(steps.step.number, C1, payload.digest)
         part.path.write_bytes(data)
         match moment:
             case "decoding":
@@ -294,8 +294,8 @@ def test_a_crash_before_the_journal_is_made_good_by_the_client(
             case "renamed":
                 part.path.with_suffix(".bin").write_bytes(values.tobytes())
 
-    async def again(run_loop: RunLoop) -> None:
-        steps = Steps(run_loop, manifest)
+    async def again(coordinator: Coordinator) -> None:
+        steps = Steps(coordinator, manifest)
         await steps.reaches(Work.TRAIN)
         assert C1 not in steps.step.uploads
         values = steps.base + np.float32(0.125)
@@ -316,7 +316,7 @@ def test_what_a_crash_left_of_another_upload_does_not_disturb(
 ) -> None:
     async def tell(steps: Steps) -> None:
         other, data = coded(steps, steps.base)
-        part = steps.run_loop.spool.part(steps.step.number, C1, other.digest)
+        part = steps.coordinator.spool.part(steps.step.number, C1, other.digest)
         part.path.write_bytes(data)
         staged(part, b"left behind")
         values = steps.base + np.float32(0.125)

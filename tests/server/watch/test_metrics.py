@@ -16,21 +16,21 @@ from ssfl.program.monitor.metrics import metrics_route
 from ssfl.program.monitor.web import Request
 from ssfl.server.accounting.ledger import CARRIED, Direction
 from ssfl.server.history.counters import Result
-from ssfl.server.loop.presence import PresenceTable
-from ssfl.server.loop.run_loop import RunLoop
+from ssfl.server.loop.coordinator import Coordinator
 from ssfl.server.run import events
 from ssfl.server.run.state import Stall
 from ssfl.server.storage.disk_full import disks
+from ssfl.server.storage.state_directory import StateDirectory
 from ssfl.server.watch.metrics import RunCollector
 from ssfl.v1 import transfer_pb2
 
 Samples = dict[tuple[str, str], float]
 
 
-def asking(run_loop: RunLoop) -> Callable[[], Samples]:
+def asking(coordinator: Coordinator) -> Callable[[], Samples]:
     """Return what asks as Prometheus does: every sample by name and the values of its labels."""
-    uploads = receiver_of(run_loop)
-    route = metrics_route(RunCollector(run_loop, PresenceTable(), uploads, Path("runs")))
+    uploads = receiver_of(coordinator)
+    route = metrics_route(RunCollector(coordinator, uploads, Path("runs")))
 
     def ask() -> Samples:
         text = route(Request("/metrics")).body.decode()
@@ -44,13 +44,13 @@ def asking(run_loop: RunLoop) -> Callable[[], Samples]:
 
 
 def test_a_stalled_run_and_refusals_can_be_seen(tmp_path: Path, manifest: Manifest) -> None:
-    async def script(run_loop: RunLoop) -> None:
-        ask = asking(run_loop)
+    async def script(coordinator: Coordinator) -> None:
+        ask = asking(coordinator)
         assert ask()["ssfl_run_phase", "gathering"] == 1
-        await begin(run_loop, manifest)
-        await run_loop.post(events.Lost(C2))
+        await begin(coordinator, manifest)
+        await coordinator.run.post(events.Lost(C2))
         for client in ("c1", "c1", "c2"):
-            run_loop.refusals.count(client, "bad_values", "no")
+            coordinator.refusals.count(client, "bad_values", "no")
         told = await asyncio.to_thread(ask)
         assert told["ssfl_run_phase", "waiting"] == 1 and told["ssfl_run_phase", "gathering"] == 0
         assert told["ssfl_run_stalled", ""] == 1
@@ -63,7 +63,7 @@ def test_a_stalled_run_and_refusals_can_be_seen(tmp_path: Path, manifest: Manife
         assert told["ssfl_disk_full", ""] == 0
         assert told["ssfl_clients_joined_total", "no"] == 2
         assert told["ssfl_clients_selected_total", "score"] == 2
-        assert C1 in run_loop.state.members
+        assert C1 in coordinator.run.state.members
 
     conduct(tmp_path, script)
 
@@ -71,13 +71,13 @@ def test_a_stalled_run_and_refusals_can_be_seen(tmp_path: Path, manifest: Manife
 def test_what_may_be_counted_begins_at_zero(tmp_path: Path) -> None:
     """`increase` does not see a series begin, and scores, say, are sent but once."""
 
-    async def script(run_loop: RunLoop) -> None:
-        told = asking(run_loop)()
+    async def script(coordinator: Coordinator) -> None:
+        told = asking(coordinator)()
         assert told["ssfl_payload_bytes_total", "up,scores,scores"] == 0
         assert told["ssfl_refusals_total", "bad_values"] == told["ssfl_refusals_total", "internal"]
         assert told["ssfl_clients_selected_total", "personalize"] == 0
-        run_loop.ledger.count("scores", Direction.UP, 50, 40, encoding="scores")
-        assert asking(run_loop)()["ssfl_payload_bytes_total", "up,scores,scores"] == 40
+        coordinator.ledger.count("scores", Direction.UP, 50, 40, encoding="scores")
+        assert asking(coordinator)()["ssfl_payload_bytes_total", "up,scores,scores"] == 40
 
     conduct(tmp_path, script)
 
@@ -89,18 +89,18 @@ def test_what_tensors_travel_as_is_named_as_on_the_wire() -> None:
 
 
 def test_a_disk_is_shown_once(tmp_path: Path) -> None:
-    assert disks(tmp_path, tmp_path / "not" / "made" / "yet") == {"state": tmp_path}
-    assert disks(tmp_path / "state", Path("/proc/runs")) == {
+    assert disks(StateDirectory(tmp_path), tmp_path / "not" / "made" / "yet") == {"state": tmp_path}
+    assert disks(StateDirectory(tmp_path / "state"), Path("/proc/runs")) == {
         "state": tmp_path,
         "out": Path("/proc"),
     }
 
 
 def test_only_declared_series_are_shown(tmp_path: Path, manifest: Manifest) -> None:
-    async def script(run_loop: RunLoop) -> None:
-        await begin(run_loop, manifest)
-        uploads = receiver_of(run_loop)
-        shown = list(RunCollector(run_loop, PresenceTable(), uploads, Path("runs")).collect())
+    async def script(coordinator: Coordinator) -> None:
+        await begin(coordinator, manifest)
+        uploads = receiver_of(coordinator)
+        shown = list(RunCollector(coordinator, uploads, Path("runs")).collect())
         declared = {one.name: one for one in series.COORDINATOR}
         assert len({family.name for family in shown}) == len(shown)
         for family in shown:
@@ -120,22 +120,22 @@ def test_of_very_many_clients_the_slowest_and_the_most_silent_are_shown(
 ) -> None:
     settings = SETTINGS.__class__(clients=500, rounds=2, sparsity="0.5", seed=5)
 
-    async def script(run_loop: RunLoop) -> None:
+    async def script(coordinator: Coordinator) -> None:
         for number in range(500):
             name = ClientId(f"c{number:03}")
             digest = manifest.digest.hex()
-            await run_loop.post(events.Joined(name, "t", 10, digest, "cpu"))
-            run_loop.counters.results[name] = Result(0.0, 1.0, 0.5, float(number), 100)
-        told = asking(run_loop)()
+            await coordinator.run.post(events.Joined(name, "t", 10, digest, "cpu"))
+            coordinator.counters.results[name] = Result(0.0, 1.0, 0.5, float(number), 100)
+        told = asking(coordinator)()
         shown = {label for name, label in told if name == "ssfl_client_samples"}
         assert len(shown) <= 2 * series.SLOWEST_SHOWN
         assert {f"c{number:03}" for number in range(480, 500)} <= shown
         assert told["ssfl_client_upload_bytes_per_second", "c499"] == 200.0
         # The quickest of all is the one that everybody waits for, and another never ended.
         stall = Stall("too few clients", (ClientId("c003"),), "1 more client", 0.0)
-        run_loop.state = replace(run_loop.state, stall=stall)
-        del run_loop.counters.results[ClientId("c007")]
-        told = asking(run_loop)()
+        coordinator.run.state = replace(coordinator.run.state, stall=stall)
+        del coordinator.counters.results[ClientId("c007")]
+        told = asking(coordinator)()
         shown = {label for name, label in told if name == "ssfl_client_samples"}
         assert len(shown) <= 2 * series.SLOWEST_SHOWN and {"c003", "c007"} <= shown
         assert told["ssfl_client_pending", "c003"] == 1

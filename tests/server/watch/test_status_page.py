@@ -18,8 +18,7 @@ from ssfl.method.strategies.contract import ClientId
 from ssfl.program.monitor.log_buffer import Recent
 from ssfl.program.monitor.web import Answer, Request, guarded
 from ssfl.server.history.journal_follower import Following
-from ssfl.server.loop.presence import PresenceTable
-from ssfl.server.loop.run_loop import RunLoop
+from ssfl.server.loop.coordinator import Coordinator
 from ssfl.server.run import events
 from ssfl.server.storage.journal import Journal
 from ssfl.server.watch import status_documents
@@ -34,9 +33,9 @@ API = tuple(
 Ask = Callable[..., Any]
 
 
-def asking(run_loop: RunLoop, sessions: PresenceTable | None = None) -> Ask:
+def asking(coordinator: Coordinator) -> Ask:
     """Return what asks for a document and reads it."""
-    found = page_routes(Documents(run_loop, sessions or PresenceTable(), Recent(), Path("runs")))
+    found = page_routes(Documents(coordinator, Recent(), Path("runs")))
 
     def ask(name: str, **query: str) -> Any:
         answer = found[f"/api/v1/{name}"](Request(name, query, HERE))
@@ -46,8 +45,8 @@ def asking(run_loop: RunLoop, sessions: PresenceTable | None = None) -> Ask:
 
 
 def test_the_status_tells_what_the_run_waits_for(tmp_path: Path, manifest: Manifest) -> None:
-    async def script(run_loop: RunLoop) -> None:
-        ask = asking(run_loop)
+    async def script(coordinator: Coordinator) -> None:
+        ask = asking(coordinator)
         early = ask("status")
         assert (early["phase"], early["waiting_for"]) == (
             "gathering",
@@ -55,13 +54,13 @@ def test_the_status_tells_what_the_run_waits_for(tmp_path: Path, manifest: Manif
         )
         assert early["rounds"] == {"done": 0, "all": 2} and early["step"] is None
         assert early["accuracy"] is None and early["bytes"]["up"]["ratio"] is None
-        await begin(run_loop, manifest)
+        await begin(coordinator, manifest)
         told = await asyncio.to_thread(ask, "status")
         assert told["phase"] == "score" and told["waiting_for"] == "score of c1, c2"
         assert (told["step"]["asked"], told["step"]["reported"]) == (2, 0)
         assert told["clients"]["working"] == 2
-        await run_loop.post(events.Lost(C2))
-        run_loop.refusals.count("c1", "bad_values", "no")
+        await coordinator.run.post(events.Lost(C2))
+        coordinator.refusals.count("c1", "bad_values", "no")
         told = ask("status")
         assert told["phase"] == "waiting" and told["stall"]["missing"] == ["c2"]
         assert told["refusals"] == {"bad_values": 1}
@@ -75,15 +74,15 @@ def test_500_clients_are_told_in_pages_sorted_and_filtered(
 ) -> None:
     settings = SETTINGS.__class__(clients=501, rounds=2, sparsity="0.5", seed=5)
 
-    async def script(run_loop: RunLoop) -> None:
-        sessions, digest = PresenceTable(), manifest.digest.hex()
+    async def script(coordinator: Coordinator) -> None:
+        presence, digest = coordinator.presence, manifest.digest.hex()
         for number in range(500):
             name = ClientId(f"site_{number:03}")
-            await run_loop.post(events.Joined(name, "t", 1000 - number, digest, "cpu"))
+            await coordinator.run.post(events.Joined(name, "t", 1000 - number, digest, "cpu"))
             if number % 2:
-                sessions.heard(name, -float(number))
-        await run_loop.post(events.Lost(ClientId("site_499")))
-        ask = asking(run_loop, sessions)
+                presence.heard(name, -float(number))
+        await coordinator.run.post(events.Lost(ClientId("site_499")))
+        ask = asking(coordinator)
         told = ask("clients")
         assert (told["all"], told["matching"], len(told["clients"])) == (500, 500, 50)
         assert told["states"]["lost"] == 1
@@ -121,8 +120,8 @@ def test_500_clients_are_told_in_pages_sorted_and_filtered(
 def test_a_question_that_will_not_do_is_told_why(
     tmp_path: Path, name: str, query: dict[str, str], sentence: str
 ) -> None:
-    async def script(run_loop: RunLoop) -> None:
-        answer: Answer = asking(run_loop)(name, **query)
+    async def script(coordinator: Coordinator) -> None:
+        answer: Answer = asking(coordinator)(name, **query)
         assert answer.status == 400
         assert answer.body.decode().startswith(sentence)
 
@@ -130,8 +129,8 @@ def test_a_question_that_will_not_do_is_told_why(
 
 
 def test_every_answer_says_how_it_may_be_used(tmp_path: Path) -> None:
-    async def script(run_loop: RunLoop) -> None:
-        routes = page_routes(Documents(run_loop, PresenceTable(), Recent(), Path("runs")))
+    async def script(coordinator: Coordinator) -> None:
+        routes = page_routes(Documents(coordinator, Recent(), Path("runs")))
         assert set(routes) == {*API, *FILES}
         for path, route in routes.items():
             answer = route(Request(path, {}, HERE))
@@ -164,8 +163,8 @@ def test_every_answer_says_how_it_may_be_used(tmp_path: Path) -> None:
 def test_a_site_that_points_its_name_at_loopback_is_told_nothing(
     tmp_path: Path, served_on: str, host: str, status: int
 ) -> None:
-    async def script(run_loop: RunLoop) -> None:
-        routes = page_routes(Documents(run_loop, PresenceTable(), Recent(), Path("runs")))
+    async def script(coordinator: Coordinator) -> None:
+        routes = page_routes(Documents(coordinator, Recent(), Path("runs")))
         for path, route in routes.items():
             answer = guarded(route, served_on)(Request(path, {}, {"host": host}))
             assert answer.status == status, path
@@ -175,16 +174,16 @@ def test_a_site_that_points_its_name_at_loopback_is_told_nothing(
 
 
 def test_what_has_not_changed_is_not_sent_again(tmp_path: Path, manifest: Manifest) -> None:
-    async def script(run_loop: RunLoop) -> None:
-        routes = page_routes(Documents(run_loop, PresenceTable(), Recent(), Path("runs")))
+    async def script(coordinator: Coordinator) -> None:
+        routes = page_routes(Documents(coordinator, Recent(), Path("runs")))
         for path in ("/", "/app.js", "/api/v1/rounds", "/api/v1/timeline", "/api/v1/layers"):
             first = routes[path](Request(path, {}, HERE))
             known = {**HERE, "if-none-match": first.headers["ETag"]}
             again = routes[path](Request(path, {}, known))
             assert (again.status, again.body) == (304, b"")
-        await begin(run_loop, manifest)
+        await begin(coordinator, manifest)
         assert routes["/api/v1/layers"](Request("", {}, known)).status == 304
-        await answer_all(run_loop)  # there is a mask
+        await answer_all(coordinator)  # there is a mask
         assert routes["/api/v1/layers"](Request("", {}, known)).status == 200
         assert routes["/app.js"](Request("", {}, known)).status == 200  # another file's
 
@@ -196,18 +195,18 @@ def test_no_answer_holds_what_clients_prove_their_names_with(
 ) -> None:
     secret, hostile = "5ec2e75ec2e7", ClientId("<script>alert(1)</script>")
 
-    async def script(run_loop: RunLoop) -> None:
+    async def script(coordinator: Coordinator) -> None:
         digest = manifest.digest.hex()
         for name in (C1, hostile):
-            await run_loop.post(events.Joined(name, secret, 10, digest, f"cpu {secret}"))
-        assert secret in run_loop.state.members[C1].token  # the run has it
-        assert secret.encode() in run_loop.journal_path.read_bytes()
+            await coordinator.run.post(events.Joined(name, secret, 10, digest, f"cpu {secret}"))
+        assert secret in coordinator.run.state.members[C1].token  # the run has it
+        assert secret.encode() in coordinator.directory.journal.read_bytes()
         recent = Recent()
         recent.begin()
         where = {"state_dir": str(tmp_path), "session_token": secret, "folder": tmp_path}
         logging.getLogger("ssfl.run").warning("cannot read %s", tmp_path / "x", extra=where)
         recent.end()
-        routes = page_routes(Documents(run_loop, PresenceTable(), recent, Path("runs")))
+        routes = page_routes(Documents(coordinator, recent, Path("runs")))
         for path in API:
             answer = routes[path](Request(path, {}, HERE))
             assert secret.encode() not in answer.body
@@ -222,12 +221,12 @@ def test_no_answer_holds_what_clients_prove_their_names_with(
 
 
 def test_text_that_is_no_unicode_does_not_blind_the_page(tmp_path: Path) -> None:
-    async def script(run_loop: RunLoop) -> None:
+    async def script(coordinator: Coordinator) -> None:
         recent = Recent()
         recent.begin()
         logging.getLogger("ssfl.run").warning("a model called \ud800 was refused")
         recent.end()
-        routes = page_routes(Documents(run_loop, PresenceTable(), recent, Path("runs")))
+        routes = page_routes(Documents(coordinator, recent, Path("runs")))
         look = json.loads(routes["/api/v1/look"](Request("", {}, HERE)).body)
         assert list(look) == ["status", "clients", "events"]
         (told,) = look["events"]["events"]
@@ -251,12 +250,12 @@ def test_a_long_journal_is_read_in_several_looks(
     journal.append(world.journal)
     journal.close()
 
-    async def script(run_loop: RunLoop) -> None:
-        documents = Documents(run_loop, PresenceTable(), Recent(), Path("runs"))
+    async def script(coordinator: Coordinator) -> None:
+        documents = Documents(coordinator, Recent(), Path("runs"))
         documents._following = Following(
-            journal.path, run_loop.live_entries, lambda: journal.num_bytes
+            journal, coordinator.live_entries, lambda: journal.num_bytes
         )
-        run_loop.published_journal_bytes = journal.num_bytes
+        coordinator.run.published_journal_bytes = journal.num_bytes
         monkeypatch.setattr(status_documents, "READ_S", -1.0)  # one entry at a look
         read = [documents.status()["history"] for _ in range(12)]
         assert [one["read"] for one in read] == sorted(one["read"] for one in read)

@@ -18,9 +18,8 @@ from server.step_harness import receiver_of
 from ssfl.datasets.published.digits import digits
 from ssfl.datasets.shards.shard_file import Shard
 from ssfl.method.settings import RunSettings
+from ssfl.server.loop.coordinator import Coordinator
 from ssfl.server.loop.limits import Limits
-from ssfl.server.loop.presence import PresenceTable
-from ssfl.server.loop.run_loop import RunLoop
 from ssfl.server.rpc.auth import IdentityInterceptor
 from ssfl.server.rpc.interceptors import StatusInterceptor
 from ssfl.server.rpc.preflight import Preflight
@@ -63,7 +62,7 @@ def with_coordinator(
     body: Callable[[str], None],
     *,
     settings: RunSettings = SETTINGS,
-    prepare: Callable[[RunLoop], Awaitable[None]] | None = None,
+    prepare: Callable[[Coordinator], Awaitable[None]] | None = None,
     limits: Limits | None = None,
     certs: Path | None = None,
     token: str = "",
@@ -71,13 +70,13 @@ def with_coordinator(
 ) -> None:
     """Serve a run and call `body` with its address; `wall` is the coordinator's clock."""
 
-    async def script(run_loop: RunLoop) -> None:
+    async def script(coordinator: Coordinator) -> None:
         if prepare:
-            await prepare(run_loop)
+            await prepare(coordinator)
         identity = IdentityInterceptor(token=token, certificates=certs is not None)
-        status = StatusInterceptor(run_loop.refusals)
+        status = StatusInterceptor(coordinator.refusals)
         server = grpc.aio.server(interceptors=[status, identity])
-        service = _service(run_loop, limits, wall)
+        service = _service(coordinator, limits, wall)
         coordinator_pb2_grpc.add_CoordinatorServiceServicer_to_server(service, server)
         if certs:
             port = server.add_secure_port("127.0.0.1:0", credentials_of(certs))
@@ -94,13 +93,12 @@ def with_coordinator(
 
 
 def _service(
-    run_loop: RunLoop, limits: Limits | None, wall: Callable[[], float] | None
+    coordinator: Coordinator, limits: Limits | None, wall: Callable[[], float] | None
 ) -> CoordinatorService:
-    uploads = receiver_of(run_loop)
-    sessions = PresenceTable()
-    for client in run_loop.state.members:
-        sessions.heard(client, run_loop.clock())
-    context = context_of(run_loop, sessions)
+    uploads = receiver_of(coordinator)
+    for client in coordinator.run.state.members:
+        coordinator.presence.heard(client, coordinator.clock())
+    context = context_of(coordinator)
     if wall is None:
         return CoordinatorService(context, uploads, "on", limits)
     shifted = Preflight(context, Limits(), 8, "on", wall)

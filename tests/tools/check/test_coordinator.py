@@ -13,8 +13,8 @@ from server.run_loop_harness import C1, SETTINGS, begin
 from ssfl.method.manifest import Init, Manifest, Role, TensorSpec
 from ssfl.method.settings import RunSettings
 from ssfl.program.exits import ExitCode
+from ssfl.server.loop.coordinator import Coordinator
 from ssfl.server.loop.limits import Limits
-from ssfl.server.loop.run_loop import RunLoop
 from ssfl.server.rpc import preflight
 from ssfl.server.run import events
 from ssfl.tools.check import probe
@@ -53,8 +53,8 @@ def test_a_coordinator_that_would_take_the_client_passes_everything(tmp_path: Pa
 
 
 def test_the_runs_model_has_a_forecast_also_without_a_shard(tmp_path: Path) -> None:
-    async def prepare(run_loop: RunLoop) -> None:
-        await begin(run_loop, TOY)
+    async def prepare(coordinator: Coordinator) -> None:
+        await begin(coordinator, TOY)
 
     def body(address: str) -> None:
         found = checked(coordinator=address)
@@ -111,8 +111,8 @@ def test_a_name_that_is_not_in_the_certificate_is_found(tmp_path: Path) -> None:
 
 
 def test_a_removed_client_is_for_whoever_runs_the_coordinator(tmp_path: Path) -> None:
-    async def prepare(run_loop: RunLoop) -> None:
-        await run_loop.post(events.RemoveAsked(C1, readmit=False))
+    async def prepare(coordinator: Coordinator) -> None:
+        await coordinator.run.post(events.RemoveAsked(C1, readmit=False))
 
     def body(address: str) -> None:
         found = steps_of(coordinator=address, client_id="c1")
@@ -125,8 +125,8 @@ def test_a_removed_client_is_for_whoever_runs_the_coordinator(tmp_path: Path) ->
 
 
 def test_a_run_that_was_stopped_before_its_first_round_promises_no_model(tmp_path: Path) -> None:
-    async def prepare(run_loop: RunLoop) -> None:
-        await run_loop.post(events.StopAsked())
+    async def prepare(coordinator: Coordinator) -> None:
+        await coordinator.run.post(events.StopAsked())
 
     def body(address: str) -> None:
         said = steps_of(coordinator=address, client_id="ann")["admission"].text
@@ -136,8 +136,8 @@ def test_a_run_that_was_stopped_before_its_first_round_promises_no_model(tmp_pat
 
 
 def test_a_run_that_is_full_is_for_whoever_runs_the_coordinator(tmp_path: Path) -> None:
-    async def prepare(run_loop: RunLoop) -> None:
-        await begin(run_loop, TOY)
+    async def prepare(coordinator: Coordinator) -> None:
+        await begin(coordinator, TOY)
 
     def body(address: str) -> None:
         said = fails(steps_of(coordinator=address, client_id="new"), "admission")
@@ -149,8 +149,8 @@ def test_a_run_that_is_full_is_for_whoever_runs_the_coordinator(tmp_path: Path) 
 
 
 def test_a_name_that_somebody_has_is_told_unless_it_is_this_very_client(tmp_path: Path) -> None:
-    async def prepare(run_loop: RunLoop) -> None:
-        await run_loop.post(events.Joined(C1, bytes(16).hex(), 10, "", "cpu"))
+    async def prepare(coordinator: Coordinator) -> None:
+        await coordinator.run.post(events.Joined(C1, bytes(16).hex(), 10, "", "cpu"))
 
     def body(address: str) -> None:
         state = tmp_path / "state"

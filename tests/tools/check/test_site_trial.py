@@ -18,7 +18,7 @@ from ssfl.learning.models import build_model
 from ssfl.method.manifest import Manifest
 from ssfl.method.settings import RunSettings
 from ssfl.program.exits import ExitCode
-from ssfl.server.loop.run_loop import RunLoop
+from ssfl.server.loop.coordinator import Coordinator
 from ssfl.tools.check import probe, site_trial
 from ssfl.tools.check.command import Checked
 from ssfl.tools.check.disk import check_disk, output_bytes, state_bytes
@@ -161,8 +161,8 @@ def run_with(tmp_path: Path, model: str, **config: Any) -> dict[str, Any]:
     """Check beside a run whose model is known: an mlp."""
     found: dict[str, Any] = {}
 
-    async def prepare(run_loop: RunLoop) -> None:
-        await begin(run_loop, manifest())
+    async def prepare(coordinator: Coordinator) -> None:
+        await begin(coordinator, manifest())
 
     def body(address: str) -> None:
         found.update(steps_of(data="ann", coordinator=address, **config))

@@ -9,19 +9,18 @@ needed does not depend on the number of rounds. For a worker thread: it takes ab
 import json
 import tempfile
 from collections.abc import Iterator, Mapping
-from pathlib import Path
 from typing import IO, Any
 
 from ssfl.server.history.live_entries import HistoryEntry
 from ssfl.server.history.run_history import Entry, Newest
 from ssfl.server.run import facts
-from ssfl.server.storage.journal import records_of
+from ssfl.server.storage.contracts import LogReader
 
 _IN_MEMORY = 1 << 20  # bytes of a list that has to wait for its turn; more go to a temporary file
 _BLOCK_BYTES = 1 << 18
 
 
-def history_blocks(journal: Path, stop: int, told: Mapping[str, Any]) -> Iterator[bytes]:
+def history_blocks(journal: LogReader, stop: int, told: Mapping[str, Any]) -> Iterator[bytes]:
     """Yield history.json: what is `told` already, and every step up to byte `stop` of the journal.
 
     One line for each round, mask and evaluation.
@@ -49,7 +48,7 @@ def history_blocks(journal: Path, stop: int, told: Mapping[str, Any]) -> Iterato
 class Follower:
     """Reads a journal that grows: every entry once, from where it stopped the last time."""
 
-    def __init__(self, journal: Path) -> None:
+    def __init__(self, journal: LogReader) -> None:
         self._journal = journal
         self._story = Newest()
         self.num_bytes = 0  # read so far
@@ -60,7 +59,7 @@ class Follower:
 
     def entries(self, stop: int) -> Iterator[HistoryEntry]:
         """Yield what is new up to byte `stop`; may be left early."""
-        for end, record in records_of(self._journal, self.num_bytes, stop):
+        for end, record in self._journal.read_from(self.num_bytes, stop):
             self.num_bytes = end
             fact = facts.from_json(record)
             if self._story.started is None and not isinstance(fact, facts.StepStarted):

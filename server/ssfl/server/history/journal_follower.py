@@ -7,17 +7,17 @@ has asked for a while: then from the journal again.
 
 import time
 from collections.abc import Callable, Iterator
-from pathlib import Path
 
 from ssfl.server.history.history_file import Follower
 from ssfl.server.history.live_entries import HistoryEntry, LiveEntries
+from ssfl.server.storage.contracts import LogReader
 
 
 class Following:
     """Where one reader is in the story of a run that goes on."""
 
     def __init__(
-        self, journal: Path, fresh: LiveEntries, published_journal_bytes: Callable[[], int]
+        self, journal: LogReader, fresh: LiveEntries, published_journal_bytes: Callable[[], int]
     ) -> None:
         """`published_journal_bytes`: how much of the journal is told by now."""
         self._live = fresh

@@ -30,6 +30,7 @@ from ssfl.server.loop.run_loop import RunLoop
 from ssfl.server.run import events
 from ssfl.server.run.events import Reply
 from ssfl.server.run.state import Member
+from ssfl.server.storage.model_store import Store
 
 Check = Callable[[], None]  # raises JoinAgain when a build is no longer wanted
 
@@ -168,14 +169,14 @@ def _begun(first: FirstModel) -> ModelState:
         raise ProgramError(f"--init: {error}", ExitCode.BAD_DATA) from error
 
 
-async def begin_with(first: FirstModel, run_loop: RunLoop) -> None:
+async def begin_with(first: FirstModel, run: RunLoop, store: Store) -> None:
     """Make this model the run's; on a restart, see that it still is."""
-    state = run_loop.state
+    state = run.state
     if not state.manifest_digest:
         model = await asyncio.to_thread(_begun, first)
-        await asyncio.to_thread(run_loop.store.save_initial, first.manifest, first.initial)
+        await asyncio.to_thread(store.save_initial, first.manifest, first.initial)
         author = ClientId(f"--init {first.path.name}")
-        await run_loop.post(initialized(author, model), run_loop.store.lean(model))
+        await run.post(initialized(author, model), store.lean(model))
     elif (state.manifest_digest, state.initial_digest) != (
         first.manifest.digest.hex(), values_digest(first.initial).hex(),
     ):  # fmt: skip

@@ -1,57 +1,32 @@
-"""Moves the run: one queue of events, journal first, then everything that follows.
+"""Drives the run: one queue of events, journal first, then everything that follows.
 
 The caller's duties around the pure core, in order:
-  1. advance the state for every event at hand;
-  2. journal their facts, one fsync for all, after the bytes they close (ledger_file.py);
-  3. publish the new state, wake who waits for a task, answer the senders;
-  4. start the other actions: folds and sums run on a single worker thread, in order, and come
-     back as events.
+  1. advance the state for every event in the queue;
+  2. write their facts to disk, one fsync for all (fact_writer.py);
+  3. publish the new state, wake clients blocked in NextTask, then answer the senders;
+  4. start the other actions: they run on a single worker thread, in order (step_jobs.py), and
+     come back as events.
 """
 
 import asyncio
-import logging
-import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
-from pathlib import Path
-from typing import TypeVar
+from dataclasses import dataclass
 
-from ssfl.durable.failpoints import failpoint
 from ssfl.method.manifest import Manifest
 from ssfl.method.model_state import ModelState
-from ssfl.method.strategies import strategy_for
-from ssfl.method.strategies.contract import ClientId, Work
-from ssfl.program.malloc import Garbage, give_back
-from ssfl.server.accounting.kernel_bytes import Connections
-from ssfl.server.accounting.ledger import Ledger
-from ssfl.server.accounting.ledger_file import LedgerFile
-from ssfl.server.aggregate.step_sum import StepSum, reduced
 from ssfl.server.broadcast.tasks import initializer
-from ssfl.server.history.counters import ProcessCounters
-from ssfl.server.history.live_entries import HistoryEntry, LiveEntries
-from ssfl.server.history.run_history import Newest
-from ssfl.server.history.run_log import tell, tell_mask
-from ssfl.server.history.timing import StepTimes
-from ssfl.server.loop.refusals import OUTLIER, Refusals
-from ssfl.server.recovery.snapshot import EVERY_BYTES, write_snapshot
+from ssfl.server.loop.fact_writer import FactWriter
+from ssfl.server.loop.recorder import Recorder
+from ssfl.server.loop.step_jobs import StepJobs
 from ssfl.server.run import events, facts
-from ssfl.server.run.apply import apply, newest_counted
 from ssfl.server.run.events import Action, Event, Persist, Reply
 from ssfl.server.run.machine import advance
 from ssfl.server.run.state import RunState, Step
 from ssfl.server.run.waiting import waiting_for
-from ssfl.server.storage.disk_full import Disk, DiskSpaceWaiter
-from ssfl.server.storage.journal import Journal
-from ssfl.server.storage.model_store import Store
-from ssfl.server.storage.spool import Spool, check_stored
-
-log = logging.getLogger(__name__)
+from ssfl.server.storage.disk_full import DiskSpaceWaiter
 
 Clock = Callable[[], float]
-Result = TypeVar("Result")
-_TELL_BYTES = (facts.StepCommitted, facts.RunFinished, facts.BytesCounted)
-_ENDS = (*_TELL_BYTES, facts.StepStarted, facts.StepVoided)  # of a step, or of a time without one
 
 
 @dataclass(slots=True)
@@ -67,60 +42,33 @@ class RunLoop:
     def __init__(
         self,
         state: RunState,
-        model: ModelState | None,
-        journal: Journal,
-        store: Store,
-        spool: Spool,
-        history: Newest,
-        ledger: Ledger,
+        writer: FactWriter,
+        jobs: StepJobs,
+        recorder: Recorder,
+        disk_space: DiskSpaceWaiter,
         clock: Clock,
-        write_model: Callable[["RunLoop"], None],
-        disk_space: DiskSpaceWaiter | None = None,
-        snapshot_bytes: int = 0,
-        today: Clock = time.time,
-        out_dir: Path | None = None,
     ) -> None:
         self.state = state
-        self.model = model
-        self.history = history
-        self.live_entries = LiveEntries()
-        self.published_journal_bytes = (
-            journal.num_bytes
-        )  # of the journal: what state and history tell
-        self.ledger = ledger
-        self.ledger_file = LedgerFile(store.root / "ledger.csv", history.account[1])
-        self.connections = Connections(ledger)
-        self.refusals = Refusals(clock, lambda name: ClientId(name) in self.state.members)
-        self.clock = clock
-        self.counters = ProcessCounters()
-        self.counters.begin(state, ledger)
-        self._times = StepTimes(clock, today)
-        self._garbage = Garbage()
-        self.store = store
-        self.spool = spool
+        self.model: ModelState | None = None
+        self.published_journal_bytes = writer.journal_bytes  # what state and history are made of
         self.model_written = asyncio.Event()
-        self.disk_space = disk_space or DiskSpaceWaiter()
-        self._disk = Disk("--state-dir", store.root)
-        self._out_disk = Disk("--out-dir", out_dir) if out_dir else self._disk
+        self.clock = clock
+        self._writer = writer
+        self._jobs = jobs
+        self._recorder = recorder
+        self._disk_space = disk_space
         self._manifest: Manifest | None = None  # of a model that is being read
         self._earlier: Sequence[ModelState] = ()
         self._model_read = asyncio.Event()
         self._model_read.set()
-        self._journal = journal
-        self._snapshot_bytes = snapshot_bytes  # of the journal, which the snapshot covers
-        self._write_model = write_model
-        self._strategy = strategy_for(state.settings)
-        self._is_lossy = state.settings.value_type != "float32"
         self._queue: asyncio.Queue[_Posted] = asyncio.Queue()
         self._changed = asyncio.Event()
         self._worker = ThreadPoolExecutor(1, thread_name_prefix="sum")
-        self._writer = ThreadPoolExecutor(1, thread_name_prefix="journal")
-        self._sum: StepSum | None = None
         self._background: set[asyncio.Future[None]] = set()
         self._failure: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     async def post(self, event: Event, model: ModelState | None = None) -> Reply:
-        """Give an event to the run; return its word when the facts are on disk.
+        """Give an event to the run; return its reply when the facts are on disk.
 
         `model` is what the event makes current (Initialized, StepReduced).
         """
@@ -130,18 +78,14 @@ class RunLoop:
 
     async def check_ours(self) -> None:
         """Raise Fenced if another coordinator has taken the run over: its clients must leave."""
-        await asyncio.get_running_loop().run_in_executor(self._writer, self._journal.check_ours)
+        await self._writer.check_ours()
 
     def waiting_for(self) -> str:
-        """Say in a sentence what the run waits for; empty if nothing."""
+        """Return a sentence about what the run waits for; empty if nothing."""
         if self.is_reading:
             return "the coordinator, which has started again and reads its model"
         now_s = self.clock()
-        return self.disk_space.blocked_at(now_s) or waiting_for(self.state, now_s)
-
-    @property
-    def journal_path(self) -> Path:
-        return self._journal.path
+        return self._disk_space.blocked_at(now_s) or waiting_for(self.state, now_s)
 
     @property
     def manifest(self) -> Manifest | None:
@@ -173,7 +117,7 @@ class RunLoop:
 
     @property
     def is_reading(self) -> bool:
-        """Tell whether the model is still being read."""
+        """True while the model is being read."""
         return not self._model_read.is_set()
 
     def take_earlier(self) -> Sequence[ModelState]:
@@ -195,24 +139,22 @@ class RunLoop:
                     task.result()
         except asyncio.CancelledError:
             handling.cancel()
-            full = bool(self.disk_space.blocked_on)
-            self.disk_space.close()  # who waits for room would never end
+            full = bool(self._disk_space.blocked_on)
+            self._disk_space.close()  # a job that waits for space would never end
             await asyncio.wait({handling})
-            if self.ledger.untaken and not full:
+            if self._writer.has_unwritten_bytes and not full:
                 for fact in await self._write([facts.BytesCounted({})]):
-                    self.history.add(fact)
+                    self._recorder.history.add(fact)
             raise
         finally:
             handling.cancel()
             if self._failure.done():
                 self._failure.exception()  # of one that came while we were being stopped
-            self.disk_space.close()
+            self._disk_space.close()
             while not self._queue.empty():  # nobody will answer these any more
                 self._queue.get_nowait().reply.cancel()
             self._worker.shutdown(wait=True, cancel_futures=True)
-            self._writer.shutdown(wait=True)
-            self._journal.close()
-            self.ledger_file.close()
+            self._writer.close()
 
     async def _handle(self) -> None:
         while True:
@@ -236,8 +178,6 @@ class RunLoop:
         new_facts = [action.fact for action in actions if isinstance(action, Persist)]
         if self.state.finished and any(isinstance(fact, facts.ClientLeft) for fact in new_facts):
             new_facts.append(facts.BytesCounted({}))  # its download of the final model
-        if any(isinstance(fact, facts.StepCommitted) for fact in new_facts):
-            await self.connections.count()
         if new_facts:
             new_facts = await self._write(new_facts)
         self._publish(state, batch, replies, new_facts)
@@ -252,15 +192,12 @@ class RunLoop:
         new_facts: list[facts.Fact],
     ) -> None:
         tasks_before = _tasks_key(self.state)
-        self.state, self.published_journal_bytes = state, self._journal.num_bytes
+        self.state, self.published_journal_bytes = state, self._writer.journal_bytes
         for posted, reply in zip(batch, replies, strict=True):
             if posted.model is not None and reply in (Reply.ACCEPTED, Reply.DONE):
                 self.model = posted.model
         for fact in new_facts:
-            self.history.add(fact)
-            tell(fact, state, self.history)
-            if isinstance(fact, facts.StepCommitted):
-                self._tell_commit(fact)
+            self._recorder.add(fact, state, self.model, self.published_journal_bytes)
         if _tasks_key(state) != tasks_before:
             self._wake()
         for posted, reply in zip(batch, replies, strict=True):
@@ -272,93 +209,34 @@ class RunLoop:
         self._changed = asyncio.Event()
 
     async def _write(self, new_facts: list[facts.Fact]) -> list[facts.Fact]:
-        """Put facts on disk, with what history wants to know and the pure core cannot.
-
-        The bytes of the step that ends here go first; a fact that tells the totals tells the
-        length of that file, too, so that both are of the same moment.
-        """
-        told = self._timed(new_facts)
-        ends = any(isinstance(fact, _ENDS) for fact in told)
-        detail, totals = (self.ledger.take(), self.ledger.rows()) if ends else ([], [])
-        run_id, step = self.state.run_id, self.state.step
-        where = (step.round_number, step.number) if step else ("", "")
-
-        def write() -> list[facts.Fact]:
-            length = self.ledger_file.num_bytes
-            if detail:
-                self._journal.check_ours()
-                length = self._retry_while_disk_full(
-                    lambda: self.ledger_file.append(detail, run_id, *where)
-                )
-            account = {"ledger": totals, "ledger_bytes": length}
-            facts_now = [
-                replace(fact, report={**fact.report, **account})
-                if isinstance(fact, _TELL_BYTES)
-                else fact
-                for fact in told
-            ]
-            self._retry_while_disk_full(lambda: self._append(facts_now))
-            return facts_now
-
-        return await asyncio.get_running_loop().run_in_executor(self._writer, write)
-
-    def _append(self, new_facts: list[facts.Fact]) -> None:
-        began_s = self.clock()
-        self._journal.append([facts.to_json(fact) for fact in new_facts])
-        self.counters.syncs.observe(self.clock() - began_s)
-
-    def _timed(self, new_facts: list[facts.Fact]) -> list[facts.Fact]:
-        """Return the facts, those that end a step with the times of it; count them all."""
-        state, told = self.state, list[facts.Fact]()
         num_values = self.manifest.size if self.manifest else 0
-        for fact in new_facts:
-            now = fact
-            match fact:
-                case facts.StepStarted():
-                    self._times.begin(fact.step)
-                case facts.StepClosed():
-                    self._times.close()
-                case facts.StepCommitted() if state.step:
-                    now = replace(fact, report={**self._times.report(state.step), **fact.report})
-            self.counters.take(now, state, self.ledger, num_values)
-            state = apply(state, fact)
-            told.append(now)
-        return told
-
-    def _tell_commit(self, fact: facts.StepCommitted) -> None:
-        model, history = self.model, self.history
-        if entry := history.newest_entry:
-            self.live_entries.add(HistoryEntry(fact.step, *entry), self.published_journal_bytes)
-        if model and model.mask and history.newest_mask.get("step") == fact.step:
-            tell_mask(model.mask, model.manifest, history)
-        for client in fact.report.get("outliers", []):
-            self.refusals.count(client, OUTLIER, f"the scores of {client} did not count")
+        return await self._writer.write(new_facts, self.state, num_values)
 
     def _do(self, action: Action) -> None:
         match action:
             case Persist():
                 pass
             case events.OpenStep():
-                self._open_step(action.step)
+                self._work(lambda: self._jobs.open_step(action.step, self))
             case events.Fold():
-                self._work(lambda: self._fold(action))
+                self._work(lambda: self._jobs.fold(action))
             case events.Reduce():
                 self._reduce(action.step)
             case events.DropSpool():
-                self._work(lambda: self._drop(action.step))
+                self._work(lambda: self._jobs.drop(action.step, self))
             case events.KeepBest():
-                self._work(
-                    lambda: self._retry_while_disk_full(
-                        lambda: self.store.keep_best(action.best.step)
-                    )
-                )
+                self._work(lambda: self._jobs.keep_best(action.best.step))
             case events.WriteModel():
-                self._work(
-                    lambda: self.disk_space.wait_for(
-                        lambda: self._write_model(self), self._out_disk
-                    ),
-                    then=self.model_written.set,
-                )
+                self._work(self._jobs.write_model, then=self.model_written.set)
+
+    def _reduce(self, step: Step) -> None:
+        loop = asyncio.get_running_loop()
+
+        def job() -> None:
+            event, model = self._jobs.reduce(step, self)
+            asyncio.run_coroutine_threadsafe(self.post(event, model), loop)
+
+        self._work(job)
 
     def _work(self, job: Callable[[], None], then: Callable[[], None] | None = None) -> None:
         """Run `job` on the worker thread; a failure ends the coordinator, loudly."""
@@ -376,73 +254,6 @@ class RunLoop:
                 then()
 
         future.add_done_callback(done)
-
-    def _retry_while_disk_full(self, job: Callable[[], Result]) -> Result:
-        """Do a job that writes to the state directory, when there is room for it."""
-        return self.disk_space.wait_for(job, self._disk)
-
-    def _open_step(self, step: Step) -> None:
-        def job() -> None:
-            failpoint("sum.open")
-            model = self.model  # looked at here: after a restart, it may have to be read first
-            assert model is not None
-            policy = self.state.settings.score_outliers
-            self._sum = StepSum(step, model, self.spool, self._strategy, policy)
-            if step.work is Work.SCORE:
-                _ = model.whole_digest  # computed here, not when the first report is checked
-                model.release()
-
-        self._work(job)
-
-    def _fold(self, action: events.Fold) -> None:
-        failpoint("sum.fold")
-        values = self.spool.stored(action.step, action.client, bytes.fromhex(action.digest))
-        check_stored(values, action.stored)
-        self._current().fold(action.client, action.digest, action.weight)
-
-    def _current(self) -> StepSum:
-        assert self._sum is not None
-        return self._sum
-
-    def _reduce(self, step: Step) -> None:
-        loop = asyncio.get_running_loop()
-
-        def job() -> None:
-            failpoint("sum.reduce")
-            give_back()  # what the uploads took: the sum needs room
-            total, before = self._current(), self.model
-            finished = total.finish(step)
-            self._sum = None
-            self._times.sum()
-            self._retry_while_disk_full(lambda: self.store.save_step(step.number, finished.model))
-            result = self.store.lean(finished.model)
-            if before is not None:
-                before.release()
-            result.release()
-            failpoint("sum.stored")
-            if step.work is Work.TRAIN and self._is_lossy and result.change is None:
-                log.warning("the mean's change does not fit the run's value type: kept as it is")
-            event = reduced(step.number, result, finished.report)
-            asyncio.run_coroutine_threadsafe(self.post(event, result), loop)
-
-        self._work(job)
-
-    def _drop(self, step: int) -> None:
-        self._retry_while_disk_full(lambda: self.spool.set_aside(*newest_counted(self.state)))
-        self.spool.drop_through(step)
-        self.store.drop_older(self.state.model_step, self.state.mask_epoch)
-        self._garbage.passed(sum(row["payload_bytes"] for row in self.ledger.rows()))
-        self._keep_snapshot()
-
-    def _keep_snapshot(self) -> None:
-        length = self._journal.num_bytes
-        if length - self._snapshot_bytes < EVERY_BYTES:
-            return
-        self._snapshot_bytes = length
-        try:
-            write_snapshot(self._journal.path, self.state.settings, length)
-        except OSError as error:  # nothing is lost but the time that it saves
-            log.warning("no snapshot could be written: %s", error)
 
 
 def _tasks_key(state: RunState) -> tuple[object, ...]:

@@ -3,8 +3,7 @@
 import asyncio
 import logging
 
-from ssfl.server.loop.presence import PresenceTable
-from ssfl.server.loop.run_loop import RunLoop
+from ssfl.server.loop.coordinator import Coordinator
 from ssfl.server.run import events
 from ssfl.server.run.state import Phase, RunState
 
@@ -17,53 +16,55 @@ WAITING_EVERY_S = 10.0
 REMIND_EVERY_S = 60.0  # of a run that cannot go on
 
 
-async def tick(run_loop: RunLoop, sessions: PresenceTable) -> None:
+async def tick(coordinator: Coordinator) -> None:
     """Let time pass for the run, until cancelled."""
-    teller, looked_s = _Teller(run_loop, sessions), run_loop.clock()
+    run, presence, clock = coordinator.run, coordinator.presence, coordinator.clock
+    teller, looked_s = _Teller(coordinator), clock()
     while True:
-        before_s = run_loop.clock()
+        before_s = clock()
         await asyncio.sleep(TICK_S)
-        now_s = run_loop.clock()
+        now_s = clock()
         gap_s = now_s - before_s
         if gap_s > STILL_S:
             log.warning("this process stood still", extra={"seconds": round(gap_s, 1)})
-            sessions.excuse(gap_s, now_s)
-            await run_loop.post(events.StoodStill(gap_s))
+            presence.excuse(gap_s, now_s)
+            await run.post(events.StoodStill(gap_s))
         if now_s - looked_s >= LOOK_EVERY_S:
             looked_s = now_s
-            await run_loop.check_ours()
-        await look_for_lost(run_loop, sessions)
-        await run_loop.post(events.Tick())
+            await run.check_ours()
+        await look_for_lost(coordinator)
+        await run.post(events.Tick())
         teller.tell(now_s)
 
 
-async def look_for_lost(run_loop: RunLoop, sessions: PresenceTable) -> None:
+async def look_for_lost(coordinator: Coordinator) -> None:
     """Tell the run who was not heard of for too long, and who was heard of again."""
-    state, now_s = run_loop.state, run_loop.clock()
+    run, presence, now_s = coordinator.run, coordinator.presence, coordinator.clock()
+    state = run.state
     for client, member in state.members.items():
-        sessions.get(client, now_s)
-        alive = sessions.alive(client, now_s)
+        presence.get(client, now_s)
+        alive = presence.alive(client, now_s)
         if client in state.lost and alive:
-            await run_loop.post(events.Returned(client))
+            await run.post(events.Returned(client))
         gone = member.left or member.has_final_model or client in state.removed
         if not gone and not alive and client not in state.lost:
-            silent_s = round(sessions.silent_s(client, now_s))
+            silent_s = round(presence.silent_s(client, now_s))
             log.warning("client lost", extra={"client": client, "silent_s": silent_s})
-            run_loop.counters.lost += 1
-            await run_loop.post(events.Lost(client))
+            coordinator.counters.lost += 1
+            await run.post(events.Lost(client))
 
 
 class _Teller:
     """Says what the run waits for, when it changes and not too often."""
 
-    def __init__(self, run_loop: RunLoop, sessions: PresenceTable) -> None:
-        self._run_loop = run_loop
-        self._presence = sessions
+    def __init__(self, coordinator: Coordinator) -> None:
+        self._run = coordinator.run
+        self._presence = coordinator.presence
         self._said, self._said_s = "", -WAITING_EVERY_S
         self._stalled = False
 
     def tell(self, now_s: float) -> None:
-        state, waiting = self._run_loop.state, self._run_loop.waiting_for()
+        state, waiting = self._run.state, self._run.waiting_for()
         if state.stall:
             if not self._stalled or now_s - self._said_s >= REMIND_EVERY_S:
                 self._tell_stall(state, now_s)
@@ -86,7 +87,7 @@ class _Teller:
         )
         log.warning(
             "WAITING for %s",
-            self._run_loop.waiting_for(),
+            self._run.waiting_for(),
             extra={"missing": seen or "nobody known", "for_s": round(now_s - state.stall.since_s)},
         )
         self._stalled, self._said_s = True, now_s

@@ -1,11 +1,9 @@
 """From a state directory to a run: replay the journal, load the model it names."""
 
-import contextlib
 import logging
 import secrets
 import time
 from dataclasses import asdict, fields, replace
-from pathlib import Path
 from typing import Any
 
 from ssfl.method.errors import SettingsError
@@ -23,9 +21,11 @@ from ssfl.server.recovery.snapshot import Told, replay
 from ssfl.server.run import facts
 from ssfl.server.run.apply import apply
 from ssfl.server.run.state import RunState
-from ssfl.server.storage.journal import Journal, records_of
+from ssfl.server.storage.journal import Journal, JournalFile, records_of
 from ssfl.server.storage.lazy_vector import LazyVector
 from ssfl.server.storage.model_store import Store
+from ssfl.server.storage.spool import Spool
+from ssfl.server.storage.state_directory import StateDirectory
 
 log = logging.getLogger(__name__)
 
@@ -33,55 +33,24 @@ log = logging.getLogger(__name__)
 CHANGEABLE = {"round_deadline_s", "no_progress_s"}
 
 
-# What a state directory holds; anything else in it is somebody else's.
-OURS = (
-    "journal*", "manifest-*.json", "*-*.f32", "mask-*.bin", "change-*.bin", "snapshot*",
-    "ledger.csv", "spool", "accepted", "session-key",
-)  # fmt: skip
-
-
-def move_aside(state_dir: Path) -> Path | None:
-    """Move the run in a state directory beside it, or into a folder of it; return where."""
-    state_dir = state_dir.resolve()
-    entries = sorted(
-        {entry for pattern in OURS for entry in state_dir.glob(pattern)},
-        key=lambda entry: (entry.name == "journal", entry.name),  # last: a crash leaves it
-    )
-    if not entries:
-        return None
-    stamp = f"{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(2)}"
-    target = state_dir.with_name(f"{state_dir.name}.{stamp}")
-    try:
-        target.mkdir(parents=True)
-        entries[0].rename(target / entries[0].name)
-    except OSError:  # a mount point, or nothing may be written beside it
-        with contextlib.suppress(OSError):
-            target.rmdir()
-        target = state_dir / f"before.{stamp}"
-        target.mkdir()
-        entries[0].rename(target / entries[0].name)
-    for entry in entries[1:]:
-        entry.rename(target / entry.name)
-    return target
-
-
-def check_beginning(path: Path, store: Store) -> None:
+def check_beginning(directory: StateDirectory, store: Store, spool: Spool) -> None:
     """Raise StateError for a journal without its beginning beside the files of a run."""
-    spooled = any((store.root / "spool").glob("*/*"))
+    path = directory.journal
     begun = path.exists() and next(records_of(path), None) is not None
-    if path.exists() and not begun and (spooled or store.holds_something()):
+    if path.exists() and not begun and (store.holds_something() or not spool.is_empty):
         raise StateError(
             f"{path} has lost its beginning, and the files of a run are beside it: restore it from "
             "a backup, or use --fresh to move the rest aside and begin again"
         )
 
 
-def check_newest(path: Path, state: RunState, store: Store) -> None:
+def check_newest(journal: Journal, state: RunState, store: Store) -> None:
     """Raise StateError for a journal that knows nothing of steps whose values are here."""
     if store.newest_step > state.last_step:
         raise StateError(
-            f"{path} ends before step {store.newest_step}, whose values are beside it: it has lost "
-            "its end. Restore it from a backup, or use --fresh to move all aside and begin again"
+            f"{journal.path} ends before step {store.newest_step}, whose values are beside it: "
+            "it has lost its end. Restore it from a backup, or use --fresh to move all aside and "
+            "begin again"
         )
 
 
@@ -93,7 +62,7 @@ def open_run(
     `known` is what a snapshot tells of it: only the rest is replayed.
     """
     known = known or Told(RunState(settings), Newest(), 0, 0)
-    opened = next(records_of(journal.path), None)
+    opened = next(journal.read_from(), None)
     if opened is None:
         run_id = f"{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(3)}"
         first = facts.RunOpened(run_id, asdict(settings), ssfl_version())
@@ -104,7 +73,7 @@ def open_run(
         if not isinstance(begun, facts.RunOpened):
             raise ValueError("it does not begin with a run")
         _check_settings(begun, settings)
-        told = replay(journal.path, known, journal.num_bytes)
+        told = replay(JournalFile(journal.path), known, journal.num_bytes)
     except ValueError as error:
         raise StateError(
             f"{journal.path} cannot be replayed: {error}; it may be of another version. "
@@ -172,9 +141,9 @@ def check_best(state: RunState, manifest: Manifest, store: Store) -> None:
         )  # fmt: skip
 
 
-def check_ledger(store: Store, account: tuple[list[dict[str, Any]], int]) -> None:
+def check_ledger(directory: StateDirectory, account: tuple[list[dict[str, Any]], int]) -> None:
     """Warn at the start if the rows of ledger.csv do not add up to the totals of the journal."""
-    path, num_bytes = store.root / "ledger.csv", account[1]
+    path, num_bytes = directory.ledger, account[1]
     if path.stat().st_size < num_bytes:
         return  # LedgerFile has warned of it
     if problem := ledger_problem(path, *account):

@@ -11,9 +11,7 @@ the journal alone, never from the memory of a running coordinator, so it cannot 
 import hashlib
 import json
 import logging
-import zlib
 from dataclasses import dataclass, fields, replace
-from pathlib import Path
 from typing import Any
 
 from ssfl.durable.files import write_atomic
@@ -24,13 +22,12 @@ from ssfl.server.recovery.dataclass_json import from_plain, to_plain
 from ssfl.server.run import facts
 from ssfl.server.run.apply import apply
 from ssfl.server.run.state import Best, Member, RunState, Step, StepCounts
-from ssfl.server.storage.journal import records_of
+from ssfl.server.storage.journal import JournalFile
+from ssfl.server.storage.state_directory import StateDirectory
 
 log = logging.getLogger(__name__)
 
-FILE = "snapshot.json"
 EVERY_BYTES = 1 << 21  # of the journal: an eighth of a second of replay
-_BLOCK_BYTES = 1 << 20
 _KINDS = (
     *(RunState, Member, Step, StepCounts, Best, Newest),
     *(facts.StepStarted, facts.UploadAccepted),
@@ -47,24 +44,24 @@ class Told:
     crc32: int  # of these bytes
 
 
-def replay(journal: Path, told: Told, stop: int) -> Told:
+def replay(journal: JournalFile, told: Told, stop: int) -> Told:
     """Return what the journal tells up to byte `stop`; `told.newest` is used up.
 
     Raise ValueError for a record that is no fact.
     """
     state, newest, end = told.state, told.newest, told.num_bytes
-    for at, record in records_of(journal, told.num_bytes, stop):
+    for at, record in journal.read_from(told.num_bytes, stop):
         fact = facts.from_json(record)
         state, end = apply(state, fact), at
         newest.add(fact)
-    return Told(state, newest, end, _crc32(journal, told.num_bytes, end, told.crc32))
+    return Told(state, newest, end, journal.crc32(told.num_bytes, end, told.crc32))
 
 
-def read_snapshot(journal: Path, settings: RunSettings) -> Told:
+def read_snapshot(directory: StateDirectory, settings: RunSettings) -> Told:
     """Return what the snapshot beside a journal tells; nothing if there is none that fits."""
     nothing = Told(RunState(settings), Newest(), 0, 0)
     try:
-        data = _path(journal).read_bytes()
+        data = directory.snapshot.read_bytes()
     except FileNotFoundError:
         return nothing
     try:
@@ -72,15 +69,17 @@ def read_snapshot(journal: Path, settings: RunSettings) -> Told:
     except (ValueError, KeyError, TypeError) as error:
         log.warning("the snapshot is ignored, the journal read instead: %s", error)
         return nothing
-    if told is None or not journal.exists() or journal.stat().st_size < told.num_bytes:
+    journal = JournalFile(directory.journal)
+    if told is None or journal.num_bytes < told.num_bytes:
         return nothing
-    fits = _crc32(journal, 0, told.num_bytes) == told.crc32
+    fits = journal.crc32(0, told.num_bytes) == told.crc32
     return told if fits else nothing  # else whoever reads the journal says where it is damaged
 
 
-def write_snapshot(journal: Path, settings: RunSettings, stop: int) -> int:
+def write_snapshot(directory: StateDirectory, settings: RunSettings, stop: int) -> int:
     """Bring the snapshot up to byte `stop` of the journal; return how many bytes it covers."""
-    told = replay(journal, read_snapshot(journal, settings), stop)
+    known = read_snapshot(directory, settings)
+    told = replay(JournalFile(directory.journal), known, stop)
     document = {
         "kinds": _kinds(),
         "num_bytes": told.num_bytes,
@@ -91,7 +90,7 @@ def write_snapshot(journal: Path, settings: RunSettings, stop: int) -> int:
     text = json.dumps(document).encode()
     digest = hashlib.sha256(text).hexdigest().encode()
     # Like the journal, it holds what clients prove their names with.
-    write_atomic(_path(journal), [digest, b"\n", text], private=True)
+    write_atomic(directory.snapshot, [digest, b"\n", text], private=True)
     return told.num_bytes
 
 
@@ -116,16 +115,3 @@ def _kinds() -> list[str]:
         for kind in _KINDS
     ]
     return [ssfl_version(), *names]
-
-
-def _crc32(path: Path, start: int, stop: int, before: int = 0) -> int:
-    with path.open("rb") as file:
-        file.seek(start)
-        while start < stop and (block := file.read(min(_BLOCK_BYTES, stop - start))):
-            before = zlib.crc32(block, before)
-            start += len(block)
-    return before
-
-
-def _path(journal: Path) -> Path:
-    return journal.with_name(FILE)

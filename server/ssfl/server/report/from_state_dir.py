@@ -16,15 +16,16 @@ from ssfl.server.report.outputs import mask_document, run_document
 from ssfl.server.report.source import LEDGER, ReportError, Source
 from ssfl.server.run import facts
 from ssfl.server.run.state import RunState
-from ssfl.server.storage.journal import records_of
+from ssfl.server.storage.journal import JournalFile
 from ssfl.server.storage.model_store import Store
+from ssfl.server.storage.state_directory import StateDirectory
 
 JOURNAL = "journal"
 
 
 def open_state(folder: Path) -> Source:
     """Return what the journal of a state directory tells, up to its last whole record."""
-    journal = folder / JOURNAL
+    journal = JournalFile(StateDirectory(folder).journal)
     try:
         told = _replayed(journal)
         model = _mask(folder, told.state)
@@ -51,13 +52,13 @@ def open_state(folder: Path) -> Source:
     )
 
 
-def _replayed(journal: Path) -> Told:
-    opened = next(records_of(journal), None)
+def _replayed(journal: JournalFile) -> Told:
+    opened = next(journal.read_from(), None)
     begun = facts.from_json(opened[1]) if opened else None
     if not isinstance(begun, facts.RunOpened):
-        raise StateError(f"{journal} tells of no run yet")
+        raise StateError(f"{journal.path} tells of no run yet")
     nothing = Told(RunState(settings_of(begun)), Newest(), 0, 0)
-    return replay(journal, nothing, journal.stat().st_size)
+    return replay(journal, nothing, journal.num_bytes)
 
 
 def _mask(folder: Path, state: RunState) -> tuple[Manifest, Mask] | None:

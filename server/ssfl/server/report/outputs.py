@@ -19,7 +19,7 @@ from ssfl.server.accounting.ledger_file import copy_ledger
 from ssfl.server.errors import StateError
 from ssfl.server.history.history_file import history_blocks
 from ssfl.server.history.run_history import Newest
-from ssfl.server.loop.run_loop import RunLoop
+from ssfl.server.loop.coordinator import Coordinator
 from ssfl.server.report.contents import write_report
 from ssfl.server.run.state import RunState
 
@@ -34,14 +34,15 @@ def run_folder(out_dir: str | Path, run_id: str) -> str:
     return str((Path(out_dir) / run_id / "coordinator").absolute())
 
 
-def history_document(run_loop: RunLoop) -> Callable[[], bytes]:
+def history_document(coordinator: Coordinator) -> Callable[[], bytes]:
     """Note what is known now; return what makes history.json of it, for a worker thread."""
-    stop, state, model = run_loop.published_journal_bytes, run_loop.state, run_loop.model
-    newest, ledger = copy(run_loop.history), run_loop.ledger.rows()
+    run = coordinator.run
+    stop, state, model = run.published_journal_bytes, run.state, run.model
+    newest, ledger = copy(coordinator.history), coordinator.ledger.rows()
 
     def document() -> bytes:
         told = run_document(state, model, newest, ledger)
-        return b"".join(history_blocks(run_loop.journal_path, stop, told))
+        return b"".join(history_blocks(coordinator.journal, stop, told))
 
     return document
 
@@ -92,24 +93,24 @@ def _not_voted(state: RunState, history: Newest) -> list[str]:
     return sorted(set(state.members) - voters) if voters else []
 
 
-def write_outputs(run_loop: RunLoop, out_dir: Path) -> None:
+def write_outputs(coordinator: Coordinator, out_dir: Path) -> None:
     """Write the final model, the history and the bytes."""
-    folder = Path(run_folder(out_dir, run_loop.state.run_id))
+    folder = Path(run_folder(out_dir, coordinator.run.state.run_id))
     folder.mkdir(parents=True, exist_ok=True)
-    model = run_loop.model
+    model = coordinator.run.model
     if model and model.mask and model.values is not None:
         write_model(folder, model.manifest, model.mask, model.values)
-        write_best(run_loop, model, folder / "best")
-    write_accounts(run_loop, out_dir)
+        write_best(coordinator, model, folder / "best")
+    write_accounts(coordinator, out_dir)
 
 
-def write_best(run_loop: RunLoop, model: ModelState, folder: Path) -> None:
+def write_best(coordinator: Coordinator, model: ModelState, folder: Path) -> None:
     """Write the model that all clients' evaluations found best, beside the final one."""
-    found = run_loop.state.best
+    found = coordinator.run.state.best
     if found is None:
         return
     try:
-        best = run_loop.store.load_best(found, model)
+        best = coordinator.store.load_best(found, model)
     except (StateError, ValueError, OSError) as error:  # the final model must not be lost with it
         extra = {"rounds_done": found.rounds_done}
         log.warning("the best model is not written: %s", error, extra=extra)
@@ -119,15 +120,15 @@ def write_best(run_loop: RunLoop, model: ModelState, folder: Path) -> None:
     write_model(folder, best.manifest, best.mask, best.values)
 
 
-def write_accounts(run_loop: RunLoop, out_dir: Path) -> None:
+def write_accounts(coordinator: Coordinator, out_dir: Path) -> None:
     """Write history.json and ledger.csv of a finished run: the totals are the sums of the rows."""
-    folder = Path(run_folder(out_dir, run_loop.state.run_id))
+    folder = Path(run_folder(out_dir, coordinator.run.state.run_id))
     with _ACCOUNTS:
-        newest = copy(run_loop.history)
+        newest = copy(coordinator.history)
         ledger, num_bytes = newest.account
-        copy_ledger(run_loop.ledger_file.path, folder / "ledger.csv", num_bytes)
-        told = run_document(run_loop.state, run_loop.model, newest, ledger)
-        blocks = history_blocks(run_loop.journal_path, run_loop.published_journal_bytes, told)
+        copy_ledger(coordinator.ledger_file.path, folder / "ledger.csv", num_bytes)
+        told = run_document(coordinator.run.state, coordinator.run.model, newest, ledger)
+        blocks = history_blocks(coordinator.journal, coordinator.run.published_journal_bytes, told)
         write_atomic(folder / "history.json", blocks)
 
 
@@ -140,20 +141,20 @@ class Accounts:
         self._reported = -1  # likewise of the report
         self._failed_s: float | None = None
 
-    def write_outputs(self, run_loop: RunLoop) -> None:
+    def write_outputs(self, coordinator: Coordinator) -> None:
         """Write the final model and the books."""
-        so_far = run_loop.history.account[1]
-        write_outputs(run_loop, self._out_dir)
+        so_far = coordinator.history.account[1]
+        write_outputs(coordinator, self._out_dir)
         self._written = so_far
 
-    def write(self, run_loop: RunLoop) -> None:
+    def write(self, coordinator: Coordinator) -> None:
         """Bring the books up to date."""
-        so_far = run_loop.history.account[1]
+        so_far = coordinator.history.account[1]
         if so_far != self._written:
-            write_accounts(run_loop, self._out_dir)
+            write_accounts(coordinator, self._out_dir)
             self._written = so_far
 
-    def report(self, run_loop: RunLoop) -> None:
+    def report(self, coordinator: Coordinator) -> None:
         """Bring the report up to date with the books; if that failed, try again after a while.
 
         A convenience, which can be made again: whatever goes wrong here must not harm the run.
@@ -163,7 +164,7 @@ class Accounts:
             return
         if self._reported == self._written:
             return
-        folder = Path(run_folder(self._out_dir, run_loop.state.run_id))
+        folder = Path(run_folder(self._out_dir, coordinator.run.state.run_id))
         about = self._written
         try:
             with _ACCOUNTS:

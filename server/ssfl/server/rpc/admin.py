@@ -7,8 +7,7 @@ from typing import Any
 from ssfl.method.strategies.contract import ClientId
 from ssfl.server.accounting.memory import peak_memory_bytes
 from ssfl.server.errors import IsPaused, NoMask, RunOver, TooFewClients
-from ssfl.server.loop.presence import PresenceTable
-from ssfl.server.loop.run_loop import RunLoop
+from ssfl.server.loop.coordinator import Coordinator
 from ssfl.server.report.outputs import history_document, run_folder
 from ssfl.server.rpc import request_checks
 from ssfl.server.run import events
@@ -24,19 +23,23 @@ from ssfl.v1 import admin_pb2_grpc
 class AdminService(admin_pb2_grpc.AdminServiceServicer):
     """For the people who run the federation."""
 
-    def __init__(self, run_loop: RunLoop, sessions: PresenceTable, out_dir: str) -> None:
-        self._run_loop = run_loop
-        self._presence = sessions
+    def __init__(self, coordinator: Coordinator, out_dir: str) -> None:
+        self._coordinator = coordinator
+        self._run = coordinator.run
+        self._history = coordinator.history
+        self._ledger = coordinator.ledger
+        self._refusals = coordinator.refusals
+        self._presence = coordinator.presence
+        self._clock = coordinator.clock
         self._out_dir = out_dir
 
     async def GetStatus(self, _request: pb.GetStatusRequest, _context: Any) -> pb.GetStatusResponse:
-        run_loop = self._run_loop
-        state, history = run_loop.state, run_loop.history
-        manifest = run_loop.manifest
+        run, history = self._run, self._history
+        state, manifest = run.state, run.manifest
         return pb.GetStatusResponse(
             run_id=state.run_id,
             phase=state.phase.value,
-            waiting_for=run_loop.waiting_for(),
+            waiting_for=run.waiting_for(),
             rounds_done=state.rounds_done,
             rounds_all=state.settings.rounds,
             mask_epoch=state.mask_epoch,
@@ -48,13 +51,13 @@ class AdminService(admin_pb2_grpc.AdminServiceServicer):
             loss=history.newest.get("loss"),
             metrics=history.newest.get("metrics"),
             seconds_left=seconds_left(state, history.seconds_per_round),
-            ledger=[pb.LedgerEntry(**row) for row in run_loop.ledger.rows()],
+            ledger=[pb.LedgerEntry(**row) for row in self._ledger.rows()],
             peak_memory_bytes=peak_memory_bytes(),
             model_digest=bytes.fromhex(state.base_digest) if state.finished else b"",
             out_dir=run_folder(self._out_dir, state.run_id),
-            delivered=run_loop.model_written.is_set() and everyone_has_it(run_loop.state),
+            delivered=run.model_written.is_set() and everyone_has_it(run.state),
             stall=self._stall(),
-            refusals=[pb.Refusals(**row) for row in run_loop.refusals.rows()],
+            refusals=[pb.Refusals(**row) for row in self._refusals.rows()],
             paused=state.paused,
             refresh_asked=state.refresh_asked and not state.finished,
         )
@@ -62,15 +65,15 @@ class AdminService(admin_pb2_grpc.AdminServiceServicer):
     async def GetHistory(
         self, _request: pb.GetHistoryRequest, _context: Any
     ) -> pb.GetHistoryResponse:
-        await self._run_loop.current_model()
-        document = await asyncio.to_thread(history_document(self._run_loop))
+        await self._run.current_model()
+        document = await asyncio.to_thread(history_document(self._coordinator))
         return pb.GetHistoryResponse(history_json=document.decode())
 
     async def StartRun(self, _request: pb.StartRunRequest, _context: Any) -> pb.StartRunResponse:
         self._check_not_over()
-        was_started = bool(self._run_loop.state.founders)
-        reply = await self._run_loop.post(events.StartAsked())
-        state = self._run_loop.state
+        was_started = bool(self._run.state.founders)
+        reply = await self._run.post(events.StartAsked())
+        state = self._run.state
         if reply is Reply.PAUSED:
             then = "lets it go on" if state.founders else "it, then start it"
             raise IsPaused(f"run {state.run_id} is paused: `ssfl resume` {then}")
@@ -84,29 +87,29 @@ class AdminService(admin_pb2_grpc.AdminServiceServicer):
 
     async def PauseRun(self, _request: pb.PauseRunRequest, _context: Any) -> pb.PauseRunResponse:
         self._check_not_over()
-        was_paused = self._run_loop.state.paused
-        await self._run_loop.post(events.PauseAsked(time.time()))
+        was_paused = self._run.state.paused
+        await self._run.post(events.PauseAsked(time.time()))
         self._check_not_over()  # it may have ended while we asked; a paused one does not
-        rounds_done = self._run_loop.state.rounds_done
+        rounds_done = self._run.state.rounds_done
         return pb.PauseRunResponse(was_paused=was_paused, rounds_done=rounds_done)
 
     async def ResumeRun(self, _request: pb.ResumeRunRequest, _context: Any) -> pb.ResumeRunResponse:
         self._check_not_over()
-        was_paused = self._run_loop.state.paused
-        await self._run_loop.post(events.ResumeAsked())
+        was_paused = self._run.state.paused
+        await self._run.post(events.ResumeAsked())
         return pb.ResumeRunResponse(was_paused=was_paused)
 
     async def StopRun(self, _request: pb.StopRunRequest, _context: Any) -> pb.StopRunResponse:
         self._check_not_over()
-        await self._run_loop.post(events.StopAsked())
+        await self._run.post(events.StopAsked())
         return pb.StopRunResponse()
 
     async def RefreshMask(
         self, _request: pb.RefreshMaskRequest, _context: Any
     ) -> pb.RefreshMaskResponse:
         self._check_not_over()
-        state = self._run_loop.state
-        if await self._run_loop.post(events.RefreshAsked()) is Reply.NO_MASK:
+        state = self._run.state
+        if await self._run.post(events.RefreshAsked()) is Reply.NO_MASK:
             raise NoMask(why_no_mask(state))
         return pb.RefreshMaskResponse(mask_epoch=state.mask_epoch, rounds_done=state.rounds_done)
 
@@ -115,14 +118,14 @@ class AdminService(admin_pb2_grpc.AdminServiceServicer):
     ) -> pb.RemoveClientResponse:
         client = ClientId(request.client_id)
         request_checks.check_client_id(client)
-        before = self._run_loop.state
-        await self._run_loop.post(events.RemoveAsked(client, request.readmit))
+        before = self._run.state
+        await self._run.post(events.RemoveAsked(client, request.readmit))
         return pb.RemoveClientResponse(
             was_member=client in before.members, was_removed=client in before.removed
         )
 
     def _stall(self) -> pb.Stall | None:
-        state, now_s = self._run_loop.state, self._run_loop.clock()
+        state, now_s = self._run.state, self._clock()
         if state.stall is None:
             return None
         return pb.Stall(
@@ -133,12 +136,12 @@ class AdminService(admin_pb2_grpc.AdminServiceServicer):
         )
 
     def _check_not_over(self) -> None:
-        state = self._run_loop.state
+        state = self._run.state
         if state.finished:
             raise RunOver(f"run {state.run_id} is over: {state.phase.value}")
 
     def _client(self, client: ClientId) -> pb.ClientStatus:
-        state, now_s = self._run_loop.state, self._run_loop.clock()
+        state, now_s = self._run.state, self._clock()
         presence = self._presence.get(client, now_s)
         return pb.ClientStatus(
             client_id=client,

@@ -9,8 +9,8 @@ from ssfl.method.strategies.contract import ClientId, Work
 from ssfl.server.accounting.ledger import Direction
 from ssfl.server.broadcast.payloads import Broadcast
 from ssfl.server.broadcast.per_client import Broadcasts
-from ssfl.server.loop.presence import Presence, PresenceTable
-from ssfl.server.loop.run_loop import RunLoop
+from ssfl.server.loop.coordinator import Coordinator
+from ssfl.server.loop.presence import Presence
 from ssfl.server.rpc import request_checks
 from ssfl.server.rpc.session_numbers import SessionNumbers
 from ssfl.server.run import events
@@ -24,24 +24,25 @@ class CallContext:
 
     def __init__(
         self,
-        run_loop: RunLoop,
-        presence: PresenceTable,
+        coordinator: Coordinator,
         numbers: SessionNumbers,
         *,
         names_proven: bool = False,  # by certificates: IdentityInterceptor compares every call
     ) -> None:
-        self.run_loop = run_loop
-        self.presence = presence
+        self.coordinator = coordinator
         self.numbers = numbers
         self.names_proven = names_proven
-        self.ledger = run_loop.ledger
-        settings = run_loop.state.settings
-        self.models = ClientModels(settings)
-        self.broadcasts = Broadcasts(settings, run_loop.take_earlier, self.models)
+        self.run = run = coordinator.run
+        self.presence = coordinator.presence
+        self.ledger = coordinator.ledger
+        self.clock = coordinator.clock
+        self.models = ClientModels(run.state.settings)
+        self.broadcasts = Broadcasts(run.state.settings, run.take_earlier, self.models)
+        self._connections = coordinator.connections
 
     def check(self, caller: pb.Caller, *, may_have_left: bool = False) -> Member:
         """Return the member that calls; raise the refusal that says how to get in again."""
-        state = self.run_loop.state
+        state = self.run.state
         return request_checks.check_caller(caller, state, self.numbers, may_have_left=may_have_left)
 
     async def member(
@@ -50,14 +51,14 @@ class CallContext:
         """Return the member that calls; record the sign of life and the connection."""
         member = self.check(caller, may_have_left=may_have_left)
         self.bind_peer(member.client, peer)
-        self.presence.heard(member.client, self.run_loop.clock())
-        if member.client in self.run_loop.state.lost:
-            await self.run_loop.post(events.Returned(member.client))
+        self.presence.heard(member.client, self.clock())
+        if member.client in self.run.state.lost:
+            await self.run.post(events.Returned(member.client))
         return member
 
     def open_call(self, member: Member) -> AbstractContextManager[Presence]:
         """Keep a client alive while a call of it is open; TooManyCalls for one too many."""
-        return self.presence.call(member.client, self.run_loop.clock)
+        return self.presence.call(member.client, self.clock)
 
     async def broadcast(self, client: ClientId, work: Work, model: ModelState) -> Broadcast:
         """Return the model as a client gets it for its task."""
@@ -67,20 +68,20 @@ class CallContext:
 
     def task_times(self, member: Member, step: int) -> dict[str, float]:
         """Return when a task was sent, and now, in seconds from the start of its step."""
-        began_s = self.run_loop.state.step_began_s
-        return self.presence.task_times(member.client, step, began_s, self.run_loop.clock())
+        began_s = self.run.state.step_began_s
+        return self.presence.task_times(member.client, step, began_s, self.clock())
 
     def bind_peer(self, client: ClientId, peer: str) -> None:
         """Record which client a connection belongs to; `peer` is the name gRPC gives it."""
-        self.run_loop.connections.belongs(peer, client)
+        self._connections.belongs(peer, client)
 
     async def flush_socket_bytes(self) -> None:
         """Count the bytes of all connections; call it before one of them ends."""
-        await self.run_loop.connections.count()
+        await self._connections.count()
 
     def client_or_blank(self, caller: pb.Caller) -> str:
         """Return the client a message is booked to: the caller if it is a member, else none."""
-        state = self.run_loop.state
+        state = self.run.state
         member = state.members.get(ClientId(caller.client_id))
         if member is None:
             return ""

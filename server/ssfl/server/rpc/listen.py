@@ -13,10 +13,9 @@ from ssfl.codec import MAX_CHUNK_BYTES
 from ssfl.method.manifest import MAX_MANIFEST_BYTES
 from ssfl.program.exits import ExitCode, ProgramError
 from ssfl.server.config import CoordinatorConfig
+from ssfl.server.loop.coordinator import Coordinator
 from ssfl.server.loop.limits import MAX_METADATA_BYTES, MAX_STREAMS, Limits, connections_that_fit
-from ssfl.server.loop.presence import PresenceTable
 from ssfl.server.loop.refusals import Refusals
-from ssfl.server.loop.run_loop import RunLoop
 from ssfl.server.rpc.admin import AdminService
 from ssfl.server.rpc.auth import IdentityInterceptor
 from ssfl.server.rpc.call_context import CallContext
@@ -67,18 +66,17 @@ class Listener:
     def __init__(
         self,
         config: CoordinatorConfig,
-        run_loop: RunLoop,
-        sessions: PresenceTable,
+        coordinator: Coordinator,
         security: "Security | None" = None,  # None: nothing is asked of whoever connects
     ) -> None:
         self._config = config
         self._security = security
-        self._run_loop = run_loop
+        self._connections = coordinator.connections
         token, mutual = (security.token, security.mutual) if security else ("", False)
-        service = service_for(config, run_loop, sessions, names_proven=mutual)
+        service = service_for(config, coordinator, names_proven=mutual)
         self.uploads = service.uploads
         identity = IdentityInterceptor(token=token, certificates=mutual)
-        status = StatusInterceptor(run_loop.refusals, config.run.no_progress_s)
+        status = StatusInterceptor(coordinator.refusals, config.run.no_progress_s)
         self._clients = grpc.aio.server(
             interceptors=[status, identity],
             options=client_options(connections_that_fit(config.max_connections)),
@@ -91,10 +89,10 @@ class Listener:
         reflection.enable_server_reflection(names, self._clients)
         operator = IdentityInterceptor(certificates=mutual, admin=True)
         # An operator's slips are logged, too, but are no refusals of clients: counted apart.
-        slips = StatusInterceptor(Refusals(run_loop.clock, lambda _name: False))
+        slips = StatusInterceptor(Refusals(coordinator.clock, lambda _name: False))
         self._admin = grpc.aio.server(interceptors=[slips, operator], options=OPTIONS)
         admin_pb2_grpc.add_AdminServiceServicer_to_server(
-            AdminService(run_loop, sessions, str(config.out_dir)), self._admin
+            AdminService(coordinator, str(config.out_dir)), self._admin
         )
         self.port = 0
         self.admin_port = 0
@@ -103,7 +101,7 @@ class Listener:
         """Listen; raise ProgramError(PORT_IN_USE) if a port cannot be had."""
         config = self._config
         self.port = _bind(self._clients, config.host, config.port, "--port", self._credentials())
-        self._run_loop.connections.port = self.port
+        self._connections.port = self.port
         self.admin_port = _bind(
             self._admin, config.admin_host, config.admin_port, "--admin-port", self._credentials()
         )
@@ -116,34 +114,30 @@ class Listener:
 
     async def stop(self) -> None:
         """Stop taking calls and end those that are open; harmless before the start."""
-        await self._run_loop.connections.count()  # afterwards they are gone
+        await self._connections.count()  # afterwards they are gone
         await self._health.enter_graceful_shutdown()
         await self._clients.stop(GRACE_S)
         await self._admin.stop(GRACE_S)
 
 
 def service_for(
-    config: CoordinatorConfig,
-    run_loop: RunLoop,
-    sessions: PresenceTable,
-    *,
-    names_proven: bool = False,
+    config: CoordinatorConfig, coordinator: Coordinator, *, names_proven: bool = False
 ) -> CoordinatorService:
-    """Return the service that clients call; its clock is the run loop's."""
-    uploads = UploadReceiver(
-        run_loop.spool,
-        run_loop.ledger,
-        run_loop.counters,
-        run_loop.refusals,
+    """Return the service that clients call."""
+    receiver = UploadReceiver(
+        coordinator.spool,
+        coordinator.ledger,
+        coordinator.counters,
+        coordinator.refusals,
         config.upload_slots,
         config.run.no_progress_s,
-        run_loop.clock,
-        run_loop.disk_space,
+        coordinator.clock,
+        coordinator.disk_space,
     )
     limits = Limits(config.max_clients, config.max_model_values)
-    numbers = SessionNumbers(read_session_key(config.state_dir))
-    context = CallContext(run_loop, sessions, numbers, names_proven=names_proven)
-    return CoordinatorService(context, uploads, config.reference_coding, limits)
+    numbers = SessionNumbers(read_session_key(coordinator.directory))
+    context = CallContext(coordinator, numbers, names_proven=names_proven)
+    return CoordinatorService(context, receiver, config.reference_coding, limits)
 
 
 def _bind(

@@ -54,8 +54,8 @@ class Preflight:
         wall: Callable[[], float] = time.time,
     ) -> None:
         self._context = context
-        self._run_loop = context.run_loop
-        self._clock = context.run_loop.clock
+        self._run = context.run
+        self._clock = context.clock
         self._limits = limits
         self._upload_slots = upload_slots
         self._reference_coding = reference_coding
@@ -161,7 +161,7 @@ class Preflight:
         self._measuring += 1
 
     def _answer(self, request: pb.CheckRequest, peer: str) -> pb.CheckAnswer:
-        state, manifest = self._run_loop.state, self._run_loop.manifest
+        state, manifest = self._run.state, self._run.manifest
         refusal = self._refusal(request)
         return pb.CheckAnswer(
             protocol_version=request_checks.PROTOCOL_VERSION,
@@ -181,7 +181,7 @@ class Preflight:
 
     def _refusal(self, request: pb.CheckRequest) -> Refusal | None:
         """Return what a Join of this client would be refused with; None if it would get in."""
-        question, state = request.question, self._run_loop.state
+        question, state = request.question, self._run.state
         join = pb.JoinRequest(
             protocol_version=question.protocol_version,
             client_id=request.client_id,

@@ -47,10 +47,12 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServiceServicer):
         limits: Limits | None = None,
     ) -> None:
         self._context = context
-        self._run_loop = context.run_loop
+        self._run = context.run
+        self._counters = context.coordinator.counters
+        self._clock = context.clock
         self.uploads = uploads
         self._limits = limits or Limits()
-        self._joins = Joins(context.run_loop.clock)
+        self._joins = Joins(context.clock)
         self._joining: set[ClientId] = set()  # not in the journal yet
         self._samples = SampleCounts()
         self._upload_handlers = UploadHandlers(context, uploads, self._limits)
@@ -59,17 +61,17 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServiceServicer):
         self._building = asyncio.Lock()
 
     async def Join(self, request: pb.JoinRequest, context: Any) -> pb.JoinResponse:
-        run_loop = self._run_loop
-        before = run_loop.state.members.get(ClientId(request.client_id))
+        run = self._run
+        before = run.state.members.get(ClientId(request.client_id))
         if before:  # of an earlier process of ours: alive until it has had time to show
-            self._context.presence.get(before.client, run_loop.clock())
-        alive = self._context.presence.alive(ClientId(request.client_id), run_loop.clock())
+            self._context.presence.get(before.client, self._clock())
+        alive = self._context.presence.alive(ClientId(request.client_id), self._clock())
         proven = self._context.names_proven
-        client = request_checks.check_join(request, run_loop.state, alive=alive, name_proven=proven)
-        self._limits.check_room(client, run_loop.state, self._joining)
+        client = request_checks.check_join(request, run.state, alive=alive, name_proven=proven)
+        self._limits.check_room(client, run.state, self._joining)
         num_classes = len(request.class_counts) + len(request.labels)
-        self._joins.check(client, run_loop.state, num_classes)
-        request_checks.check_manifest(request, run_loop.state, run_loop.manifest)
+        self._joins.check(client, run.state, num_classes)
+        request_checks.check_manifest(request, run.state, run.manifest)
         event = events.Joined(
             client,
             request.token.hex(),
@@ -83,16 +85,16 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServiceServicer):
         )
         self._joining.add(client)
         try:
-            if await run_loop.post(event) is Reply.CONFLICT:
+            if await run.post(event) is Reply.CONFLICT:
                 raise request_checks.taken(client)
         finally:
             self._joining.discard(client)
         session = self._session(client, event.token, before)
-        self._samples.joined(client, before, run_loop.state)
+        self._samples.joined(client, before, run.state)
         failpoint("ack.join")
-        self._context.presence.heard(client, run_loop.clock())
+        self._context.presence.heard(client, self._clock())
         self._context.bind_peer(client, context.peer())
-        state, manifest = run_loop.state, run_loop.manifest
+        state, manifest = run.state, run.manifest
         if request.manifest_digest:
             reader = reader_of(state.members[client], context.peer(), self._reference_coding)
             log.info(
@@ -115,17 +117,17 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServiceServicer):
         spoken = self._context.client_or_blank(request.caller)
         self._context.ledger.count("control", Direction.UP, request.ByteSize(), client=spoken)
         member = await self._context.member(request.caller, context.peer())
-        run_loop = self._run_loop
+        run = self._run
         with self._context.open_call(member):
-            changed = run_loop.tasks_changed()
-            heartbeat_s = min(HEARTBEAT_S, run_loop.state.settings.no_progress_s / 4)
+            changed = run.tasks_changed()
+            heartbeat_s = min(HEARTBEAT_S, run.state.settings.no_progress_s / 4)
             while (ready := await self._task(member, request, context.peer())) is None:
-                waiting = pb.NextTaskResponse(waiting=pb.Waiting(reason=run_loop.waiting_for()))
+                waiting = pb.NextTaskResponse(waiting=pb.Waiting(reason=run.waiting_for()))
                 yield self._context.count_down(waiting, member.client)
                 with contextlib.suppress(TimeoutError):
                     await asyncio.wait_for(changed.wait(), heartbeat_s)
                 self._context.check(request.caller)
-                changed = run_loop.tasks_changed()
+                changed = run.tasks_changed()
             async for response in self._send(ready, request, member):
                 yield response
 
@@ -157,7 +159,7 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServiceServicer):
         )
         reply = Reply.STEP_CLOSED
         work = Work.PERSONALIZE if request.HasField("personal") else Work.EVALUATE
-        if open_step(self._run_loop.state, request.step, work, member):
+        if open_step(self._run.state, request.step, work, member):
             report = {
                 "work_s": request.work_s,
                 "evaluation": evaluation_of(request.evaluation),
@@ -168,9 +170,9 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServiceServicer):
             if request.HasField("personal"):
                 report["personal"] = evaluation_of(request.personal)
             event = events.UploadReceived(request.step, member.client, "", report=report)
-            reply = await self._run_loop.post(event)
+            reply = await self._run.post(event)
         if reply is Reply.STEP_CLOSED:
-            self._run_loop.counters.late += 1
+            self._counters.late += 1
         failpoint("ack.evaluation")
         response = pb.ReportEvaluationResponse(outcome=outcome_of(reply))
         self._context.ledger.count(
@@ -180,9 +182,9 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServiceServicer):
 
     async def Progress(self, request: pb.ProgressRequest, context: Any) -> pb.ProgressResponse:
         member = await self._context.member(request.caller, context.peer())
-        presence = self._context.presence.heard(member.client, self._run_loop.clock())
+        presence = self._context.presence.heard(member.client, self._clock())
         presence.steps_done, presence.steps_all = request.steps_done, request.steps_all
-        step = self._run_loop.state.step
+        step = self._run.state.step
         over = step is None or step.closed is not None or step.number != request.step
         response = pb.ProgressResponse(step_closed=over)
         self._context.count_unary(request, response, member.client)
@@ -197,11 +199,11 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServiceServicer):
             why = request.detail[: request_checks.MAX_TEXT]
             if not member.left:
                 log.warning("client leaves: %s", why, extra={"client": member.client})
-        if finished and not self._run_loop.state.finished:
+        if finished and not self._run.state.finished:
             raise InvalidRequest("the run is not finished")
         await self._context.flush_socket_bytes()
         left = events.Left(member.client, finished, member.session)
-        if await self._run_loop.post(left) is Reply.CONFLICT:
+        if await self._run.post(left) is Reply.CONFLICT:
             raise request_checks.session_ended(member)
         failpoint("ack.leave")
         response = pb.LeaveResponse()
@@ -218,7 +220,7 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServiceServicer):
 
         Raise ClientIdTaken if another token has the name by now: that session is not this client's.
         """
-        state, numbers = self._run_loop.state, self._context.numbers
+        state, numbers = self._run.state, self._context.numbers
         member = state.members[client]
         if member.token != token:
             raise request_checks.taken(client)
@@ -230,18 +232,18 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServiceServicer):
 
     async def _task(self, member: Member, request: pb.NextTaskRequest, peer: str) -> Ready | None:
         """Return the client's task, after making what it needs; None: it is to wait."""
-        run_loop = self._run_loop
+        run = self._run
         while True:
-            state, model = run_loop.state, run_loop.model
+            state, model = run.state, run.model
             if not state.finished:
                 request_checks.check_ready(state.members[member.client], state)
-            if run_loop.is_reading:
+            if run.is_reading:
                 return None
             work = state.step.work if state.step else Work.EVALUATE
             broadcast = None
             if model:
                 broadcast = await self._context.broadcast(member.client, work, model)
-                if run_loop.model is not model or run_loop.state is not state:
+                if run.model is not model or run.state is not state:
                     continue  # they moved on meanwhile
             reader = reader_of(state.members[member.client], peer, self._reference_coding)
             try:
@@ -257,7 +259,7 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServiceServicer):
         self, ready: Ready, request: pb.NextTaskRequest, member: Member
     ) -> AsyncIterator[pb.NextTaskResponse | bytes]:
         """Yield the task, then its payloads from the offset the client asked for, serialized."""
-        table, ledger, clock = self._context.presence, self._context.ledger, self._run_loop.clock
+        table, ledger, clock = self._context.presence, self._context.ledger, self._clock
         task = pb.Task()
         task.CopyFrom(ready.task)
         total = sum(len(part.data) for part in ready.parts)
@@ -268,10 +270,10 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServiceServicer):
             presence.asked_step, presence.asked_s = task.step, clock()
             presence.steps_done = presence.steps_all = 0
         elif task.offset:
-            self._run_loop.counters.resumes[Direction.DOWN] += 1
+            self._counters.resumes[Direction.DOWN] += 1
         elif task.step:
             presence.asked_s = clock()  # it begins anew: what was before is no sending
-            self._run_loop.counters.retries += 1
+            self._counters.retries += 1
         header = pb.NextTaskResponse(task=task)
         ledger.count(ready.phase, Direction.DOWN, header.ByteSize(), client=member.client)
         yield header

@@ -11,25 +11,24 @@ import hashlib
 import hmac
 import secrets
 from collections import defaultdict, deque
-from pathlib import Path
 
 from ssfl.durable.files import write_atomic
 from ssfl.method.strategies.contract import ClientId
 from ssfl.server.errors import StateError
+from ssfl.server.storage.state_directory import StateDirectory
 
-FILE = "session-key"
 KEY_BYTES = 32
 LARGEST = (1 << 63) - 1
 _LEADING = 1 << 62
 _MAX_REPLACED = 16  # counts remembered for each client
 
 
-def read_session_key(state_dir: Path) -> bytes:
+def read_session_key(directory: StateDirectory) -> bytes:
     """Return the key of a state directory; create it if the directory has none.
 
     Raise StateError for a file that cannot be a key.
     """
-    path = state_dir / FILE
+    path = directory.session_key
     try:
         key = path.read_bytes()
     except FileNotFoundError:

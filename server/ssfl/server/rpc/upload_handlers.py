@@ -23,15 +23,15 @@ class UploadHandlers:
     def __init__(
         self, context: CallContext, receiver: UploadReceiver, limits: Limits | None = None
     ) -> None:
-        run_loop = context.run_loop
+        parts = context.coordinator
         self._context = context
-        self._run_loop = run_loop
+        self._run = parts.run
         self._receiver = receiver
         self._services = UploadServices(
-            run_loop, run_loop.spool, run_loop.counters, context.presence, context.models
+            parts.run, parts.spool, parts.counters, parts.presence, context.models
         )
         self._descriptions = ModelDescriptions(
-            run_loop, run_loop.spool, run_loop.store, limits or Limits()
+            parts.run, parts.spool, parts.store, limits or Limits()
         )
 
     async def initial(
@@ -39,7 +39,7 @@ class UploadHandlers:
     ) -> AsyncIterator[pb.SendInitialResponse]:
         """Receive the answer to INITIALIZE."""
         request, member = await self._header(requests, InitialUpload.phase, peer)
-        request_checks.check_ready(member, self._run_loop.state)
+        request_checks.check_ready(member, self._run.state)
         upload = InitialUpload.admit(self._descriptions, member, request.header)
         if isinstance(upload, InitialUpload):
             if upload.follows_from_seed:
@@ -80,7 +80,7 @@ class UploadHandlers:
         self, requests: AsyncIterator[Any], phase: str, peer: str
     ) -> tuple[Any, Member]:
         """Return the first message of an upload, counted, and the member that sent it."""
-        request = await first(requests, self._run_loop.state.settings.no_progress_s)
+        request = await first(requests, self._run.state.settings.no_progress_s)
         booked = self._context.client_or_blank(request.caller)
         self._context.ledger.count(phase, Direction.UP, request.ByteSize(), client=booked)
         return request, await self._context.member(request.caller, peer)

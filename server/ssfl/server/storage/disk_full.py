@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from ssfl.server.errors import DiskFull
+from ssfl.server.storage.state_directory import StateDirectory
 
 log = logging.getLogger("ssfl.run")
 
@@ -48,9 +49,9 @@ def existing(folder: Path) -> Path:
     return next(place for place in (folder, *folder.absolute().parents) if place.exists())
 
 
-def disks(state_dir: Path, out_dir: Path) -> dict[str, Path]:
+def disks(directory: StateDirectory, out_dir: Path) -> dict[str, Path]:
     """Return a folder on each disk that is written to: `out` only if it is not that of `state`."""
-    state, out = existing(state_dir), existing(out_dir)
+    state, out = existing(directory.root), existing(out_dir)
     same = state.stat().st_dev == out.stat().st_dev
     return {"state": state} if same else {"state": state, "out": out}
 
@@ -145,3 +146,15 @@ class DiskSpaceWaiter:
             if self._waiting:
                 return
         log.warning("nothing waits for room on the disk any more")
+
+
+@dataclass(frozen=True, slots=True)
+class StateDisk:
+    """The disk of the state directory, and the waiter for space on it."""
+
+    disk: Disk
+    waiter: DiskSpaceWaiter
+
+    def retry_while_full(self, job: Callable[[], Result]) -> Result:
+        """Do a job that writes to the state directory; repeat it while the disk is full."""
+        return self.waiter.wait_for(job, self.disk)

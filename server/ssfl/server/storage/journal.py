@@ -22,6 +22,7 @@ import struct
 import time
 import zlib
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from io import FileIO
 from pathlib import Path
 from typing import BinaryIO
@@ -57,8 +58,12 @@ class Journal:
         """All of them, read from the file: for a journal that is known to be short."""
         return [body for _, body in records_of(self.path)]
 
+    def read_from(self, start: int = 0, stop: int | None = None) -> Iterator[tuple[int, bytes]]:
+        """Yield the position behind each record, and its body, from byte `start` to `stop`."""
+        return records_of(self.path, start, stop)
+
     def append(self, bodies: Sequence[bytes]) -> None:
-        """Write records and return when they are on disk."""
+        """Write records and return when they are on disk; raise Fenced if the file is not ours."""
         for body in bodies:
             if len(body) > MAX_RECORD_BYTES:
                 raise StateError(f"a journal record of {len(body)} bytes is over the limit")
@@ -116,6 +121,31 @@ class Journal:
 
     def close(self) -> None:
         self._file.close()
+
+
+@dataclass(frozen=True, slots=True)
+class JournalFile:
+    """The file of a journal as a reader sees it: nothing is locked or changed."""
+
+    path: Path
+
+    @property
+    def num_bytes(self) -> int:
+        """The length of the file, with a torn tail; 0 if there is none."""
+        return self.path.stat().st_size if self.path.exists() else 0
+
+    def read_from(self, start: int = 0, stop: int | None = None) -> Iterator[tuple[int, bytes]]:
+        """Yield the position behind each record, and its body, from byte `start` to `stop`."""
+        return records_of(self.path, start, stop)
+
+    def crc32(self, start: int, stop: int, before: int = 0) -> int:
+        """Return the CRC-32 of some bytes, continued from that of the bytes `before` them."""
+        with self.path.open("rb") as file:
+            file.seek(start)
+            while start < stop and (block := file.read(min(_BLOCK_BYTES, stop - start))):
+                before = zlib.crc32(block, before)
+                start += len(block)
+        return before
 
 
 def read_journal(path: Path) -> tuple[list[bytes], int]:

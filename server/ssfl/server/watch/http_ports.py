@@ -14,8 +14,7 @@ from ssfl.program.addresses import is_loopback
 from ssfl.program.monitor.log_buffer import Recent
 from ssfl.program.monitor.web import Route, TlsFiles, WebServer
 from ssfl.server.config import CoordinatorConfig
-from ssfl.server.loop.presence import PresenceTable
-from ssfl.server.loop.run_loop import RunLoop
+from ssfl.server.loop.coordinator import Coordinator
 from ssfl.server.uploads.receive import UploadReceiver
 from ssfl.server.watch.health import Health
 
@@ -36,21 +35,21 @@ class Watch:
         if config.health_port is not None:
             self._open("health", self.health.routes(), config.host, config.health_port, plain=True)
 
-    def open(self, run_loop: RunLoop, sessions: PresenceTable, uploads: UploadReceiver) -> None:
+    def open(self, coordinator: Coordinator, uploads: UploadReceiver) -> None:
         """Show the run; raise ProgramError(PORT_IN_USE) if a port is taken."""
         config = self._config
         if config.metrics_port is not None:
             from ssfl.program.monitor.metrics import metrics_route  # only where it is asked for
             from ssfl.server.watch.metrics import RunCollector
 
-            route = metrics_route(RunCollector(run_loop, sessions, uploads, config.out_dir))
+            route = metrics_route(RunCollector(coordinator, uploads, config.out_dir))
             routes = {"/metrics": route, **self.health.routes()}
             self._open("metrics", routes, config.metrics_host, config.metrics_port)
         if config.status_port is not None:
             from ssfl.server.watch.status_documents import Documents
             from ssfl.server.watch.status_page import page_routes
 
-            documents = Documents(run_loop, sessions, self._recent, config.out_dir)
+            documents = Documents(coordinator, self._recent, config.out_dir)
             routes = page_routes(documents)
             self._open("status", routes, config.status_host, config.status_port)
 

@@ -18,9 +18,8 @@ from ssfl.program.malloc import heap_bytes
 from ssfl.program.monitor import series
 from ssfl.program.monitor.metrics import build_info, histograms, many, maybe, one
 from ssfl.server.accounting.ledger import CARRIED, CONNECTION, Direction
-from ssfl.server.accounting.memory import folder_bytes, memory_limit_bytes, peak_memory_bytes
-from ssfl.server.loop.presence import PresenceTable
-from ssfl.server.loop.run_loop import RunLoop
+from ssfl.server.accounting.memory import memory_limit_bytes, peak_memory_bytes
+from ssfl.server.loop.coordinator import Coordinator
 from ssfl.server.rpc.status_codes import all_reasons
 from ssfl.server.run.state import Phase, RunState
 from ssfl.server.run.waiting import STATES, client_state, seconds_left
@@ -42,18 +41,24 @@ _REASONS = all_reasons()
 class RunCollector(Collector):
     """The series of a run, as it stands."""
 
-    def __init__(
-        self, run_loop: RunLoop, sessions: PresenceTable, uploads: UploadReceiver, out_dir: Path
-    ) -> None:
+    def __init__(self, coordinator: Coordinator, uploads: UploadReceiver, out_dir: Path) -> None:
         self._out_dir = out_dir
-        self._run_loop = run_loop
-        self._presence = sessions
+        self._run = coordinator.run
+        self._history = coordinator.history
+        self._ledger = coordinator.ledger
+        self._counters = coordinator.counters
+        self._refusals = coordinator.refusals
+        self._presence = coordinator.presence
+        self._spool = coordinator.spool
+        self._directory = coordinator.directory
+        self._disk_space = coordinator.disk_space
+        self._clock = coordinator.clock
         self._uploads = uploads
 
     def collect(self) -> Iterator[Metric]:
-        state, now_s = self._run_loop.state, self._run_loop.clock()
+        state, now_s = self._run.state, self._clock()
         yield build_info("coordinator")
-        yield from self._run(state, now_s)
+        yield from self._run_series(state, now_s)
         yield from self._model(state)
         yield from self._clients(state)
         yield from self._each_client(state, now_s)
@@ -61,14 +66,14 @@ class RunCollector(Collector):
         yield from self._trouble()
         yield from self._disk_and_memory()
 
-    def _run(self, state: RunState, now_s: float) -> Iterator[Metric]:
-        counters, stall, settings = self._run_loop.counters, state.stall, state.settings
+    def _run_series(self, state: RunState, now_s: float) -> Iterator[Metric]:
+        counters, stall, settings = self._counters, state.stall, state.settings
         yield many(series.RUN_PHASE, {phase.value: state.phase is phase for phase in Phase})
         yield one(series.RUN_STALLED, stall is not None)
         yield one(series.RUN_STALLED_SECONDS, now_s - stall.since_s if stall else 0.0)
         yield one(series.RUN_MISSING, len(stall.missing) if stall else 0)
         yield from maybe(
-            series.RUN_SECONDS_LEFT, seconds_left(state, self._run_loop.history.seconds_per_round)
+            series.RUN_SECONDS_LEFT, seconds_left(state, self._history.seconds_per_round)
         )
         yield one(series.ROUNDS, state.rounds_done)
         yield one(series.ROUNDS_PLANNED, settings.rounds)
@@ -81,7 +86,7 @@ class RunCollector(Collector):
         yield one(series.RECOVERED, counters.recovered)
 
     def _model(self, state: RunState) -> Iterator[Metric]:
-        newest, manifest = self._run_loop.history.newest, self._run_loop.manifest
+        newest, manifest = self._history.newest, self._run.manifest
         yield from maybe(series.ACCURACY, newest.get("pooled"))
         yield from maybe(series.LOSS, newest.get("loss"))
         if state.mask_digest:
@@ -94,7 +99,7 @@ class RunCollector(Collector):
             yield one(series.MASK_DENSITY, state.num_kept / manifest.num_masked)
 
     def _clients(self, state: RunState) -> Iterator[Metric]:
-        counters = self._run_loop.counters
+        counters = self._counters
         counts = Counter(client_state(state, client) for client in state.members)
         yield many(series.CLIENTS, {word: counts[word] for word in STATES})
         again = {"no": counters.joined[False], "yes": counters.joined[True]}
@@ -106,7 +111,7 @@ class RunCollector(Collector):
 
     def _each_client(self, state: RunState, now_s: float) -> Iterator[Metric]:
         shown = self._shown(state, now_s)
-        results = dict(self._run_loop.counters.results)
+        results = dict(self._counters.results)
         yield many(
             series.CLIENT_LAST_SEEN,
             {
@@ -150,7 +155,7 @@ class RunCollector(Collector):
         members = sorted(state.members)
         if len(members) <= series.CLIENTS_SHOWN:
             return members
-        results, waited_for = dict(self._run_loop.counters.results), _waited_for(state)
+        results, waited_for = dict(self._counters.results), _waited_for(state)
         here = [client for client in members if client_state(state, client) not in GONE]
 
         def slowness(client: ClientId) -> tuple[bool, float]:
@@ -163,8 +168,8 @@ class RunCollector(Collector):
         return sorted({*slow[-most:], *silent[-most:]})
 
     def _bytes(self) -> Iterator[Metric]:
-        counters = self._run_loop.counters
-        rows = counters.bytes_since_start(self._run_loop.ledger)
+        counters = self._counters
+        rows = counters.bytes_since_start(self._ledger)
         messages = [row for row in rows if row["phase"] != CONNECTION]
         for one_series, count in (
             (series.PAYLOAD_BYTES, "payload_bytes"),
@@ -188,26 +193,25 @@ class RunCollector(Collector):
         yield many(series.DENSE_RATIO, _by_name(counters.ratios))
 
     def _trouble(self) -> Iterator[Metric]:
-        counters = self._run_loop.counters
-        refused = dict.fromkeys(_REASONS, 0) | self._run_loop.refusals.by_reason()
+        counters = self._counters
+        refused = dict.fromkeys(_REASONS, 0) | self._refusals.by_reason()
         yield many(series.REFUSALS, refused)
         yield many(series.RESUMES, {way.value: counters.resumes[way] for way in Direction})
         yield one(series.RETRIES, counters.retries)
         yield histograms(series.JOURNAL_SYNC, {(): counters.syncs})
 
     def _disk_and_memory(self) -> Iterator[Metric]:
-        run_loop = self._run_loop
-        yield one(series.JOURNAL_BYTES, run_loop.published_journal_bytes)
-        yield one(series.SPOOL_BYTES, folder_bytes(run_loop.spool.root))
+        yield one(series.JOURNAL_BYTES, self._run.published_journal_bytes)
+        yield one(series.SPOOL_BYTES, self._spool.num_bytes)
         yield one(series.UPLOADS, self._uploads.in_flight)
         yield one(series.UPLOAD_SLOTS, self._uploads.num_slots)
         usage = {
             name: shutil.disk_usage(folder)
-            for name, folder in disks(run_loop.store.root, self._out_dir).items()
+            for name, folder in disks(self._directory, self._out_dir).items()
         }
         yield many(series.DISK_FREE, {name: found.free for name, found in usage.items()})
         yield many(series.DISK_SIZE, {name: found.total for name, found in usage.items()})
-        yield one(series.DISK_FULL, bool(run_loop.disk_space.blocked_at(run_loop.clock())))
+        yield one(series.DISK_FULL, bool(self._disk_space.blocked_at(self._clock())))
         yield one(series.MEMORY_PEAK, peak_memory_bytes())
         yield one(series.MEMORY_LIMIT, memory_limit_bytes())
         yield from maybe(series.HEAP, heap_bytes())

@@ -24,8 +24,7 @@ from ssfl.program.version import ssfl_version
 from ssfl.server.accounting.dense_equivalent import has_own_masks
 from ssfl.server.accounting.memory import peak_memory_bytes
 from ssfl.server.history.journal_follower import Following
-from ssfl.server.loop.presence import PresenceTable
-from ssfl.server.loop.run_loop import RunLoop
+from ssfl.server.loop.coordinator import Coordinator
 from ssfl.server.report.run_view import RunView
 from ssfl.server.run.state import Phase, RunState, Stall
 from ssfl.server.run.waiting import STATES, client_state, seconds_left
@@ -45,19 +44,23 @@ Document = dict[str, Any]
 class Documents:
     """Answers questions about one run; any thread may ask."""
 
-    def __init__(
-        self, run_loop: RunLoop, sessions: PresenceTable, recent: Recent, out_dir: Path
-    ) -> None:
+    def __init__(self, coordinator: Coordinator, recent: Recent, out_dir: Path) -> None:
         self._out_dir = out_dir
-        self._run_loop = run_loop
-        self._presence = sessions
+        self._run = run = coordinator.run
+        self._history = coordinator.history
+        self._ledger = coordinator.ledger
+        self._refusals = coordinator.refusals
+        self._presence = coordinator.presence
+        self._directory = coordinator.directory
+        self._disk_space = coordinator.disk_space
+        self._clock = coordinator.clock
         self._recent = recent
         self._started = time.time()
-        settings = run_loop.state.settings
+        settings = run.state.settings
         own_masks = has_own_masks(settings.strategy, settings.criterion)
         self._view = RunView(own_masks=own_masks)
         self._following = Following(
-            run_loop.journal_path, run_loop.live_entries, lambda: run_loop.published_journal_bytes
+            coordinator.journal, coordinator.live_entries, lambda: run.published_journal_bytes
         )
         self._num_entries = 0
         self._newest: dict[str, Mapping[str, Any]] = {}  # each client's newest result
@@ -71,16 +74,16 @@ class Documents:
 
     def status(self) -> Document:
         """Return what the run is doing, in how many clients, and what it has come to."""
-        run_loop = self._run_loop
-        state, history, manifest = run_loop.state, run_loop.history, run_loop.manifest
-        stop, num_values = run_loop.published_journal_bytes, manifest.size if manifest else 0
+        run = self._run
+        state, history, manifest = run.state, self._history, run.manifest
+        stop, num_values = run.published_journal_bytes, manifest.size if manifest else 0
         mark = self.history_mark()
         with self._lock:
             read = self._following.read_bytes
             num_masks = self._view.num_masks
-            sent = self._view.bytes(run_loop.ledger.rows(), num_values)
+            sent = self._view.bytes(self._ledger.rows(), num_values)
         masked = manifest.num_masked if manifest else 0
-        places = disks(run_loop.store.root, self._out_dir).values()
+        places = disks(self._directory, self._out_dir).values()
         usage = min(map(shutil.disk_usage, places), key=lambda one: one.free / max(1, one.total))
         newest = history.newest
         return {
@@ -90,7 +93,7 @@ class Documents:
             "started": self._started,
             "phase": state.phase.value,
             "paused": state.paused,
-            "waiting_for": run_loop.waiting_for(),
+            "waiting_for": run.waiting_for(),
             "stall": self._stall(state.stall),
             "ended_early": state.end_reason,
             "strategy": state.settings.strategy,
@@ -111,12 +114,12 @@ class Documents:
             },
             "clients": self._counts(state),
             "bytes": sent,
-            "refusals": self._run_loop.refusals.by_reason(),
+            "refusals": self._refusals.by_reason(),
             "memory": {"peak_bytes": peak_memory_bytes()},
             "disk": {
                 "free_bytes": usage.free,
                 "size_bytes": usage.total,
-                "full": bool(run_loop.disk_space.blocked_at(run_loop.clock())),
+                "full": bool(self._disk_space.blocked_at(self._clock())),
             },
             "history": {
                 "mark": mark,
@@ -136,8 +139,8 @@ class Documents:
         limit: int = 50,
     ) -> Document:
         """Return some clients: those with `filter` in their name, in a state, sorted."""
-        run, now_s = self._run_loop.state, self._run_loop.clock()
-        refused = self._run_loop.refusals.by_client()
+        run, now_s = self._run.state, self._clock()
+        refused = self._refusals.by_client()
         rows = [
             self._client(run, client, now_s, refused)
             for client in run.members
@@ -215,7 +218,7 @@ class Documents:
             "missing": list(stall.missing[:MOST_NAMES]),
             "num_missing": len(stall.missing),
             "unblock": stall.unblock,
-            "seconds": self._run_loop.clock() - stall.since_s,
+            "seconds": self._clock() - stall.since_s,
         }
 
     def _step(self, state: RunState) -> Document | None:
@@ -229,7 +232,7 @@ class Documents:
             "attempt": step.attempt,
             "asked": len(step.cohort),
             "reported": len(step.uploads),
-            "seconds": self._run_loop.clock() - began_s if began_s else None,
+            "seconds": self._clock() - began_s if began_s else None,
         }
 
 

@@ -1,0 +1,134 @@
+"""What a step needs done on the worker thread: folds, the sum, model files, the spool.
+
+The jobs run one at a time, in the order the run loop starts them. None of them touches the queue.
+"""
+
+import logging
+from collections.abc import Callable
+from typing import Protocol
+
+from ssfl.durable.failpoints import failpoint
+from ssfl.method.model_state import ModelState
+from ssfl.method.settings import RunSettings
+from ssfl.method.strategies import strategy_for
+from ssfl.method.strategies.contract import Work
+from ssfl.program.malloc import Garbage, give_back
+from ssfl.server.accounting.ledger import Ledger
+from ssfl.server.aggregate.step_sum import StepSum, reduced
+from ssfl.server.history.timing import StepTimes
+from ssfl.server.recovery.snapshot import EVERY_BYTES, write_snapshot
+from ssfl.server.run import events
+from ssfl.server.run.apply import newest_counted
+from ssfl.server.run.state import RunState, Step
+from ssfl.server.storage.contracts import Log
+from ssfl.server.storage.disk_full import StateDisk
+from ssfl.server.storage.model_store import Store
+from ssfl.server.storage.spool import Spool, check_stored
+from ssfl.server.storage.state_directory import StateDirectory
+
+log = logging.getLogger(__name__)
+
+
+class Published(Protocol):
+    """What the run loop has published."""
+
+    @property
+    def state(self) -> RunState: ...
+    @property
+    def model(self) -> ModelState | None: ...
+
+
+class StepJobs:
+    """The jobs of one run; for one thread."""
+
+    def __init__(
+        self,
+        settings: RunSettings,
+        directory: StateDirectory,
+        journal: Log,
+        store: Store,
+        spool: Spool,
+        disk: StateDisk,
+        ledger: Ledger,
+        times: StepTimes,
+        write_model: Callable[[], None],
+        snapshot_bytes: int = 0,
+    ) -> None:
+        """`write_model` writes the results; `snapshot_bytes` of the journal have a snapshot."""
+        self.write_model = write_model
+        self._settings = settings
+        self._directory = directory
+        self._journal = journal
+        self._store = store
+        self._spool = spool
+        self._disk = disk
+        self._ledger = ledger
+        self._times = times
+        self._snapshot_bytes = snapshot_bytes
+        self._strategy = strategy_for(settings)
+        self._garbage = Garbage()
+        self._sum: StepSum | None = None
+
+    def open_step(self, step: Step, published: Published) -> None:
+        """Begin the sum of a step."""
+        failpoint("sum.open")
+        model = published.model  # looked at here: after a restart, it may have to be read first
+        assert model is not None
+        policy = self._settings.score_outliers
+        self._sum = StepSum(step, model, self._spool, self._strategy, policy)
+        if step.work is Work.SCORE:
+            _ = model.whole_digest  # computed here, not when the first report is checked
+            model.release()
+
+    def fold(self, action: events.Fold) -> None:
+        """Add an accepted upload to the sum."""
+        failpoint("sum.fold")
+        digest = bytes.fromhex(action.digest)
+        check_stored(self._spool.stored(action.step, action.client, digest), action.stored)
+        self._current().fold(action.client, action.digest, action.weight)
+
+    def reduce(self, step: Step, published: Published) -> tuple[events.StepReduced, ModelState]:
+        """Make the next model and store it; return it with the event that makes it current."""
+        failpoint("sum.reduce")
+        give_back()  # what the uploads took: the sum needs room
+        total, before = self._current(), published.model
+        finished = total.finish(step)
+        self._sum = None
+        self._times.sum()
+        self._disk.retry_while_full(lambda: self._store.save_step(step.number, finished.model))
+        result = self._store.lean(finished.model)
+        if before is not None:
+            before.release()
+        result.release()
+        failpoint("sum.stored")
+        is_lossy = self._settings.value_type != "float32"
+        if step.work is Work.TRAIN and is_lossy and result.change is None:
+            log.warning("the mean's change does not fit the run's value type: kept as it is")
+        return reduced(step.number, result, finished.report), result
+
+    def drop(self, step: int, published: Published) -> None:
+        """Remove what a step that is over no longer needs."""
+        state = published.state
+        self._disk.retry_while_full(lambda: self._spool.set_aside(*newest_counted(state)))
+        self._spool.drop_through(step)
+        self._store.drop_older(state.model_step, state.mask_epoch)
+        self._garbage.passed(sum(row["payload_bytes"] for row in self._ledger.rows()))
+        self._keep_snapshot()
+
+    def keep_best(self, step: int) -> None:
+        """Keep the values of a step as the best so far."""
+        self._disk.retry_while_full(lambda: self._store.keep_best(step))
+
+    def _current(self) -> StepSum:
+        assert self._sum is not None
+        return self._sum
+
+    def _keep_snapshot(self) -> None:
+        length = self._journal.num_bytes
+        if length - self._snapshot_bytes < EVERY_BYTES:
+            return
+        self._snapshot_bytes = length
+        try:
+            write_snapshot(self._directory, self._settings, length)
+        except OSError as error:  # nothing is lost but the time that it saves
+            log.warning("no snapshot could be written: %s", error)
