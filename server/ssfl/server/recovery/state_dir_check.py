@@ -18,6 +18,7 @@ from ssfl.server.run.facts import Fact, RunOpened, from_json
 from ssfl.server.run.state import RunState
 from ssfl.server.storage.journal import read_journal
 from ssfl.server.storage.model_store import Store
+from ssfl.server.storage.state_directory import StateDirectory
 
 COUNTS = ("payload_bytes", "message_bytes")
 
@@ -41,7 +42,7 @@ def read_state(root: Path) -> Told:
     """Read the journal of a state directory; raise StateError with what is wrong."""
     if not root.is_dir():
         raise StateError(f"there is no folder {root}: name the --state-dir of a coordinator")
-    path = root / "journal"
+    path = StateDirectory(root).journal
     try:
         records, torn_bytes = read_journal(path)
     except FileNotFoundError:
@@ -77,7 +78,7 @@ def file_problems(
     if model is not None:
         problems += _mask_problems(store, model, masks)
         problems += _best_problems(store, model, state)
-    return problems + _ledger_problems(root / "ledger.csv", *account)
+    return problems + _ledger_problems(StateDirectory(root).ledger, *account)
 
 
 def _mask_problems(store: Store, model: ModelState, masks: Mapping[int, str]) -> list[str]:
