@@ -22,6 +22,7 @@ SECONDS: dict[str, float] = defaultdict(float)
 # With two workers the last tests should be short ones: seconds of the longest files of processes.
 LONG = {
     "tests/docs/test_pages.py": 400,
+    "tests/experiments/test_experiments.py": 120,
     "tests/system/test_rehearse.py": 120,
     "tests/system/test_examples.py": 100,
     "tests/system/test_report_page.py": 90,
@@ -90,10 +91,16 @@ def _unit(nodeid: str) -> str:
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport() -> Generator[None, pytest.TestReport, pytest.TestReport]:
     report = yield
+    # A worker cannot send lone surrogates, which some tests log on purpose.
+    report.sections = [(name, _encodable(text)) for name, text in report.sections]
     if STRICT and report.skipped and not hasattr(report, "wasxfail"):
         report.outcome = "failed"
         report.longrepr = f"REQUIRE_ALL_PARTS is set, but this was skipped: {_reason(report)}"
     return report
+
+
+def _encodable(text: str) -> str:
+    return text.encode("utf-8", "backslashreplace").decode("utf-8")
 
 
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:

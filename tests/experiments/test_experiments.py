@@ -35,6 +35,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Runs:
     return Runs(results)
 
 
+@pytest.mark.system
 @pytest.mark.parametrize("name", EXPERIMENTS)
 def test_it_concludes_and_draws(name: str, runs: Runs, tmp_path: Path) -> None:
     experiment = EXPERIMENTS[name]
@@ -49,6 +50,7 @@ def test_it_concludes_and_draws(name: str, runs: Runs, tmp_path: Path) -> None:
     assert experiment.claim.endswith((".", "data."))
 
 
+@pytest.mark.system
 def test_new_classes_start_at_nothing_when_their_clients_come(runs: Runs) -> None:
     panels = EXPERIMENTS["newcomers"].conclude(SMALL, runs)["panels"]
     for sparsity, panel in panels.items():
@@ -61,6 +63,7 @@ def test_new_classes_start_at_nothing_when_their_clients_come(runs: Runs) -> Non
                 assert new[-1] is not None
 
 
+@pytest.mark.system
 def test_only_runs_that_renew_their_mask_have_two(runs: Runs) -> None:
     (renewed, *_) = runs.documents("newcomers, new mask 0.5")
     assert [mask["rounds_done"] for mask in renewed["masks"]] == [0, 6]
@@ -69,6 +72,7 @@ def test_only_runs_that_renew_their_mask_have_two(runs: Runs) -> None:
     assert len(kept["masks"]) == 1
 
 
+@pytest.mark.system
 def test_a_warm_up_scores_what_it_trained(runs: Runs) -> None:
     (warm, *_) = runs.documents("warm-up 0.8")
     (mask,) = warm["masks"]

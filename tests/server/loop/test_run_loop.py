@@ -1,7 +1,10 @@
 """The coordinator with real files and threads: journal first, then everything that follows."""
 
+import ast
 import asyncio
+import inspect
 import re
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -18,7 +21,9 @@ from ssfl.method.strategies.contract import ClientId
 from ssfl.method.streams import Stream
 from ssfl.server.accounting.ledger import Ledger
 from ssfl.server.errors import StateError
+from ssfl.server.loop import run_loop
 from ssfl.server.loop.coordinator import Coordinator
+from ssfl.server.loop.run_loop import RunLoop
 from ssfl.server.recovery.recover import check_best, open_run
 from ssfl.server.report.outputs import write_outputs
 from ssfl.server.run import events, facts
@@ -366,3 +371,42 @@ def test_the_sum_is_the_mean_of_what_was_spooled(tmp_path: Path, manifest: Manif
         np.testing.assert_array_equal(coordinator.run.model.values, expected)
 
     conduct(tmp_path, script)
+
+
+SERVER = Path(run_loop.__file__).parents[1]
+VALUES = {"state", "model", "manifest"}  # published by the loop: an edge may look into them
+
+
+def chains(file: Path) -> Iterator[list[str]]:
+    """Yield every dotted name of a module, as its parts."""
+    for node in ast.walk(ast.parse(file.read_text("utf-8"))):
+        if isinstance(node, ast.Attribute):
+            text = ast.unparse(node)
+            yield text.split(".") if re.fullmatch(r"[\w.]+", text) else []
+
+
+def test_the_loop_is_no_way_to_other_services() -> None:
+    """The edges take services from the record of a coordinator, never through its loop."""
+    assert len(inspect.signature(RunLoop).parameters) <= 6
+    reached = [
+        f"{file.relative_to(SERVER)}: {'.'.join(chain)}"
+        for room in ("rpc", "watch")
+        for file in sorted((SERVER / room).glob("*.py"))
+        for chain in chains(file)
+        for at, name in enumerate(chain[:-2])
+        if name in ("run", "_run") and chain[at + 1] not in {*VALUES, "model_written"}
+    ]
+    assert reached == []
+
+
+@pytest.mark.parametrize("name", ["journal", "snapshot.json", "spool", "accepted", "ledger.csv"])
+def test_only_the_storage_room_names_a_file_of_the_state_directory(name: str) -> None:
+    """`ledger.csv` is also a file of the results, which the report room writes."""
+    named = {
+        file.relative_to(SERVER).parts[0]
+        for file in SERVER.rglob("*.py")
+        for node in ast.walk(ast.parse(file.read_text("utf-8")))
+        if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Div)
+        if isinstance(node.right, ast.Constant) and node.right.value == name
+    }
+    assert named == ({"storage", "report"} if name == "ledger.csv" else {"storage"})

@@ -14,7 +14,7 @@ import pytest
 from ssfl.codec import ChecksumMismatch, ChunkError, DigestMismatch, TrailingBytes, TruncatedPayload
 from ssfl.method.strategies.contract import ClientId
 from ssfl.server.accounting.ledger import Direction, Ledger
-from ssfl.server.errors import BadValues, InvalidRequest, NoProgress, SessionEnded
+from ssfl.server.errors import InvalidRequest, NoProgress, SessionEnded
 from ssfl.server.history.counters import ProcessCounters
 from ssfl.server.loop.refusals import Refusals
 from ssfl.server.storage.spool import Spool
@@ -419,64 +419,5 @@ def test_the_ledger_is_told_the_encoding(tmp_path: Path) -> None:
         payload.encoding = transfer_pb2.ENCODING_INT8
         await receiving.receive(chunk(0, PAYLOAD), payload=payload)
         assert [row["encoding"] for row in receiving.ledger.rows()] == ["int8"]
-
-    run(story())
-
-
-def test_a_refusal_that_the_sender_did_not_wait_for_is_counted(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    async def story() -> None:
-        receiving, loop = Receiving(tmp_path), asyncio.get_running_loop()
-        verifying, goes_on = asyncio.Event(), threading.Event()
-
-        def held(_upload: CheckedUpload, _part: PartialUpload) -> VerifiedUpload:
-            loop.call_soon_threadsafe(verifying.set)
-            assert goes_on.wait(DEADLINE_S)
-            raise BadValues("c1 sent a NaN")
-
-        monkeypatch.setattr(CheckedUpload, "verify", held)
-        call = asyncio.ensure_future(receiving.receive(chunk(0, PAYLOAD)))
-        await verifying.wait()
-        call.cancel()
-        await asyncio.wait({call})
-        goes_on.set()
-        while not receiving.refusals.rows():
-            await asyncio.sleep(0)
-        assert receiving.refusals.by_reason() == {"bad_values": 1}
-
-    run(story())
-
-
-def test_one_upload_of_a_client_is_verified_at_a_time(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The first call is cut off while it verifies; the second waits, and finds it accepted."""
-
-    async def story() -> None:
-        receiving, loop = Receiving(tmp_path), asyncio.get_running_loop()
-        verifying, goes_on, num_verified = asyncio.Event(), threading.Event(), 0
-        verify = CheckedUpload.verify
-
-        def held(upload: CheckedUpload, part: PartialUpload) -> VerifiedUpload:
-            nonlocal num_verified
-            num_verified += 1
-            loop.call_soon_threadsafe(verifying.set)
-            assert goes_on.wait(DEADLINE_S)
-            receiving.over = ACCEPTED
-            return verify(upload, part)
-
-        monkeypatch.setattr(CheckedUpload, "verify", held)
-        call = asyncio.ensure_future(receiving.receive(chunk(0, PAYLOAD)))
-        await verifying.wait()
-        call.cancel()
-        await asyncio.wait({call})
-        again = receiving.stream(sent())
-        assert word(await anext(again)) == "grant 100"
-        rest = asyncio.ensure_future(anext(again))
-        await asyncio.sleep(0)
-        goes_on.set()
-        assert word(await rest) == "OUTCOME_ACCEPTED"
-        assert (num_verified, receiving.kept) == (1, [PAYLOAD])
 
     run(story())

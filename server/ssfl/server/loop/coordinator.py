@@ -79,34 +79,15 @@ def start_coordinator(
     refusals = Refusals(clock, lambda name: ClientId(name) in run.state.members)
     writer = FactWriter(opened.journal, ledger_file, disk, ledger, connections, counters, clock)
     jobs = StepJobs(
-        state.settings,
-        opened.directory,
-        opened.journal,
-        opened.store,
-        opened.spool,
-        disk,
-        ledger,
-        writer.times,
-        lambda: disk_space.wait_for(lambda: write_model(coordinator), out_disk),
+        state.settings, opened.directory, opened.journal, opened.store, opened.spool, disk, ledger,
+        writer.times, lambda: disk_space.wait_for(lambda: write_model(coordinator), out_disk),
         opened.snapshot_bytes,
-    )
+    )  # fmt: skip
     recorder = Recorder(opened.history, live_entries, refusals)
     run = RunLoop(state, writer, jobs, recorder, disk_space, clock)
     coordinator = Coordinator(
-        run,
-        opened.directory,
-        opened.journal,
-        opened.store,
-        opened.spool,
-        ledger,
-        ledger_file,
-        opened.history,
-        live_entries,
-        connections,
-        refusals,
-        counters,
-        PresenceTable(),
-        disk_space,
+        run, opened.directory, opened.journal, opened.store, opened.spool, ledger, ledger_file,
+        opened.history, live_entries, connections, refusals, counters, PresenceTable(), disk_space,
         clock,
-    )
+    )  # fmt: skip
     return coordinator

@@ -29,6 +29,7 @@ from ssfl.server.run.state import RunState, Step
 from ssfl.server.storage.kept_uploads import KeptUploads
 from ssfl.server.storage.model_store import Store
 from ssfl.server.storage.spool import check_stored
+from ssfl.server.storage.state_directory import StateDirectory
 from ssfl.server.storage.upload_files import StoredValues
 from ssfl.server.uploads.verify import ScoreCheck, ValueCheck, largest_of
 
@@ -86,7 +87,7 @@ class Refold:
         self.problems: list[str] = []  # with the beginning
         self._store = Store(root, settings.seed)
         self._strategy = strategy_for(settings)
-        self._uploads = KeptUploads(root)
+        self._uploads = KeptUploads(StateDirectory(root))
         self._on_upload = on_upload
         self._first: ModelState | None = None  # before the first step
         self._model: ModelState | None = None  # as computed here; None: not known

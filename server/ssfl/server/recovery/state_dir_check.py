@@ -16,6 +16,7 @@ from ssfl.server.run.facts import Fact, RunOpened, from_json
 from ssfl.server.run.state import RunState
 from ssfl.server.storage.journal import read_journal
 from ssfl.server.storage.model_store import Store
+from ssfl.server.storage.state_directory import StateDirectory
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +38,7 @@ def read_state(root: Path) -> Told:
     """Read the journal of a state directory; raise StateError with what is wrong."""
     if not root.is_dir():
         raise StateError(f"there is no folder {root}: name the --state-dir of a coordinator")
-    path = root / "journal"
+    path = StateDirectory(root).journal
     try:
         records, torn_bytes = read_journal(path)
     except FileNotFoundError:
@@ -73,7 +74,7 @@ def file_problems(
     if model is not None:
         problems += _mask_problems(store, model, masks)
         problems += _best_problems(store, model, state)
-    problem = ledger_problem(root / "ledger.csv", *account)
+    problem = ledger_problem(StateDirectory(root).ledger, *account)
     return [*problems, problem] if problem else problems
 
 

@@ -13,14 +13,12 @@ from ssfl.server.history.run_history import Newest
 from ssfl.server.recovery.recover import settings_of
 from ssfl.server.recovery.snapshot import Told, replay
 from ssfl.server.report.outputs import mask_document, run_document
-from ssfl.server.report.source import LEDGER, ReportError, Source
+from ssfl.server.report.source import ReportError, Source
 from ssfl.server.run import facts
 from ssfl.server.run.state import RunState
 from ssfl.server.storage.journal import JournalFile
 from ssfl.server.storage.model_store import Store
 from ssfl.server.storage.state_directory import StateDirectory
-
-JOURNAL = "journal"
 
 
 def open_state(folder: Path) -> Source:
@@ -37,7 +35,7 @@ def open_state(folder: Path) -> Source:
     document = run_document(told.state, None, told.newest, ledger)
     if model:
         document["mask"] = mask_document(*model, told.state.mask_epoch)
-    path = folder / LEDGER
+    path = StateDirectory(folder).ledger
     return Source(
         folder,
         document,

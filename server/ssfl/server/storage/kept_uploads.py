@@ -2,27 +2,28 @@
 
 import re
 from contextlib import suppress
-from pathlib import Path
 
 from ssfl.method.strategies.contract import ClientId
 from ssfl.server.storage.spool import read_sums, stored_name
+from ssfl.server.storage.state_directory import StateDirectory
 from ssfl.server.storage.upload_files import StoredValues, Vector
 
 
 class KeptUploads:
     """Accepted uploads, in the spool or among those that `--keep-uploads` kept."""
 
-    def __init__(self, root: Path) -> None:
-        self._root = root
+    def __init__(self, directory: StateDirectory) -> None:
+        self._directory = directory
 
     def holds(self, step: int) -> bool:
         """Return True if the uploads of a step were kept."""
-        return (self._root / "accepted" / str(step)).is_dir()
+        return (self._directory.accepted / str(step)).is_dir()
 
     def find(self, step: int, client: ClientId, digest: str) -> StoredValues:
         """Return the values of an upload; raise FileNotFoundError."""
         name = stored_name(client, digest)
-        kept, spooled = (self._root / place / str(step) / name for place in ("accepted", "spool"))
+        places = (self._directory.accepted, self._directory.spool)
+        kept, spooled = (place / str(step) / name for place in places)
         for path in (kept, spooled, kept):  # again: a run in progress may just have moved it
             if path.exists():
                 return StoredValues(path)
@@ -30,7 +31,7 @@ class KeptUploads:
 
     def noted_digest(self, step: int, client: ClientId, digest: str) -> bytes:
         """Return the SHA-256 of the values as it was noted when they were kept."""
-        sums = read_sums(self._root / "accepted" / str(step))
+        sums = read_sums(self._directory.accepted / str(step))
         noted = sums.get(stored_name(client, digest), "")
         return bytes.fromhex(noted) if re.fullmatch("[0-9a-f]{64}", noted) else b""
 

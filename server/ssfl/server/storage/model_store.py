@@ -20,19 +20,21 @@ import hashlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from fnmatch import fnmatchcase
 from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 
 from ssfl.codec import values_only
-from ssfl.durable.files import write_atomic
 from ssfl.method.initialize import initial_vector
 from ssfl.method.manifest import Manifest
 from ssfl.method.mask import Mask
 from ssfl.method.model_state import ModelState, Stored, values_digest, vector_of
 from ssfl.server.errors import StateError
 from ssfl.server.run.state import Best
+from ssfl.server.storage.blobs import FileBlobs
+from ssfl.server.storage.contracts import Blobs
 from ssfl.server.storage.lazy_vector import LazyVector
 
 _DIGEST_BYTES = 32
@@ -44,12 +46,12 @@ class Store:
     def __init__(self, root: Path, seed: int) -> None:
         self.root = root
         self.seed = seed
+        self._blobs: Blobs = FileBlobs(root)
 
     def save_initial(self, manifest: Manifest, initial: npt.NDArray[np.float32]) -> None:
         """Store what every later step starts from."""
-        write_atomic(self.root / _manifest(manifest.digest.hex()), manifest.json)
-        name = _initial(values_digest(initial).hex())
-        write_atomic(self.root / name, values_only.encode(initial))
+        self._blobs.put(_manifest(manifest.digest.hex()), manifest.json)
+        self._blobs.put(_initial(values_digest(initial).hex()), values_only.encode(initial))
 
     def lean(self, state: ModelState) -> ModelState:
         """Return a state that is stored here with its whole vectors left on disk.
@@ -73,40 +75,40 @@ class Store:
     def save_step(self, step: int, state: ModelState) -> None:
         """Store the mask and values after a step."""
         assert state.mask is not None and state.values is not None
-        mask = self.root / f"mask-{state.mask_epoch}.bin"
-        if not mask.exists():
-            write_atomic(mask, state.mask.bits)
-        scored = self.root / f"scored-{state.mask_epoch}.f32"
-        if state.scored is not None and not scored.exists():
-            write_atomic(scored, values_only.encode(vector_of(state.scored)))
+        mask = f"mask-{state.mask_epoch}.bin"
+        if not self._holds(mask):
+            self._blobs.put(mask, state.mask.bits)
+        scored = f"scored-{state.mask_epoch}.f32"
+        if state.scored is not None and not self._holds(scored):
+            self._blobs.put(scored, values_only.encode(vector_of(state.scored)))
         if state.change is not None:
             digest = hashlib.sha256(state.change).digest()
-            write_atomic(self.root / f"change-{step}.bin", [digest, state.change])
-        write_atomic(self.root / f"values-{step}.f32", values_only.encode(state.values))
+            self._blobs.put(f"change-{step}.bin", [digest, state.change])
+        self._blobs.put(f"values-{step}.f32", values_only.encode(state.values))
 
     def keep_best(self, step: int) -> None:
         """Keep the values of a step, as the best so far, from being dropped."""
-        best = self.root / f"best-{step}.f32"
-        if not best.exists():  # else it was kept before a crash
-            write_atomic(best, (self.root / f"values-{step}.f32").read_bytes())
-        _drop_below(self.root, "best", step)
+        best = f"best-{step}.f32"
+        if not self._holds(best):  # else it was kept before a crash
+            self._blobs.put(best, self._blobs.read(f"values-{step}.f32"))
+        self._drop_below("best", step)
 
     def holds_best(self, best: Best) -> bool:
-        """Return True if there is a file with the values of the best model."""
-        return (self.root / f"best-{best.step}.f32").exists()
+        """Return True if the values of the best model are here."""
+        return self._holds(f"best-{best.step}.f32")
 
     def mend_best(self, best: Best) -> bool:
         """Copy the values of the best model again if the copy is damaged; return True if done.
 
         Raise StateError if the values of its step are no longer here.
         """
-        copy, values = f"best-{best.step}.f32", self.root / f"values-{best.step}.f32"
+        copy, values = f"best-{best.step}.f32", f"values-{best.step}.f32"
         try:
             self._read(copy, best.base_digest)
         except StateError:
-            if not values.exists():
+            if not self._holds(values):
                 raise
-            write_atomic(self.root / copy, self._read(values.name, best.base_digest))
+            self._blobs.put(copy, self._read(values, best.base_digest))
             return True
         return False
 
@@ -117,21 +119,21 @@ class Store:
         )
 
     def holds_something(self) -> bool:
-        """Tell whether model files are here: then there must be a journal that names them."""
+        """Return True if model files are here: then there must be a journal that names them."""
         patterns = ("manifest-*.json", "*-*.f32", "mask-*.bin", "change-*.bin")
-        return any(True for pattern in patterns for _ in self.root.glob(pattern))
+        names = self._blobs.names()
+        return any(fnmatchcase(name, pattern) for pattern in patterns for name in names)
 
     @property
     def newest_step(self) -> int:
         """The newest step whose values are here; 0: none."""
-        steps = (int(path.stem.split("-")[1]) for path in self.root.glob("values-*.f32"))
-        return max(steps, default=0)
+        return max(self._numbers("values"), default=0)
 
     def drop_older(self, step: int, epoch: int) -> None:
         """Forget what nobody asks for any more; call it when the journal names a newer step."""
-        _drop_below(self.root, "values", self._step_before(step) or step)
-        _drop_below(self.root, "change", step)
-        _drop_below(self.root, "scored", epoch)
+        self._drop_below("values", self._step_before(step) or step)
+        self._drop_below("change", step)
+        self._drop_below("scored", epoch)
 
     def load_earlier(self, step: int, model: ModelState, *, renewed: bool) -> list[ModelState]:
         """Return the models before the one of `step` that clients may hold, oldest first.
@@ -153,7 +155,7 @@ class Store:
     def load_change(self, step: int) -> memoryview | None:
         """Return the coded change that a lossy step made; None if it is not here, or damaged."""
         try:
-            data = memoryview((self.root / f"change-{step}.bin").read_bytes())
+            data = memoryview(self._blobs.read(f"change-{step}.bin"))
         except FileNotFoundError:
             return None
         digest, change = data[:_DIGEST_BYTES], data[_DIGEST_BYTES:]
@@ -162,8 +164,8 @@ class Store:
     def _mask(self, epoch: int, model: ModelState) -> Mask | None:
         """Return an older mask, if there is one that fits the model."""
         try:
-            bits = (self.root / f"mask-{epoch}.bin").read_bytes()
-            return Mask(bits, model.manifest.num_masked)
+            bits = self._blobs.read(f"mask-{epoch}.bin")
+            return Mask(bytes(bits), model.manifest.num_masked)
         except (FileNotFoundError, ValueError):
             return None
 
@@ -173,18 +175,18 @@ class Store:
         before = self._step_before(step)
         if not before or mask is None:
             return None
-        data = (self.root / f"values-{before}.f32").read_bytes()
+        data = self._blobs.read(f"values-{before}.f32")
         count = mask.num_kept + model.manifest.num_unmasked
         fits = len(data) == values_only.encoded_bytes(count)
         return values_only.decode(data, count) if fits else None
 
     def _step_before(self, step: int) -> int:
         """Return the step whose values came before those of `step`; 0 if they are not here."""
-        return max((n for n in _numbers(self.root, "values") if n < step), default=0)
+        return max((n for n in self._numbers("values") if n < step), default=0)
 
     def load_manifest(self, digest: str) -> Manifest:
         """Return the manifest the journal names."""
-        return Manifest.from_json(self._read(_manifest(digest), digest))
+        return Manifest.from_json(bytes(self._read(_manifest(digest), digest)))
 
     def load_initial(self, manifest: Manifest, digest: str) -> npt.NDArray[np.float32]:
         """Return the initial vector, rebuilt from the seed if its file is not here, or damaged."""
@@ -215,7 +217,7 @@ class Store:
         """Return the mask of an epoch."""
         size = manifest.num_masked
         bits = self._read(f"mask-{epoch}.bin", digest, prefix=size.to_bytes(8, "little"))
-        return Mask(bits, size)
+        return Mask(bytes(bits), size)
 
     def _with_values(
         self, name: str, state: ModelState, epoch: int, mask_digest: str, base_digest: str
@@ -225,10 +227,10 @@ class Store:
         values = values_only.decode(data, mask.num_kept + state.manifest.num_unmasked)
         return replace(state, mask=mask, mask_epoch=epoch, values=values)
 
-    def _read(self, name: str, digest: str, prefix: bytes = b"") -> bytes:
+    def _read(self, name: str, digest: str, prefix: bytes = b"") -> bytearray:
         """Return the file whose SHA-256, behind `prefix`, is the one the journal names."""
         with self._found(name):
-            data = (self.root / name).read_bytes()
+            data = self._blobs.read(name)
         hashed = hashlib.sha256(prefix)
         hashed.update(data)
         self._check(name, hashed.hexdigest(), digest)
@@ -237,10 +239,24 @@ class Store:
     def _read_vector(self, name: str, digest: str) -> npt.NDArray[np.float32]:
         """Return the values of such a file, for the caller to change."""
         with self._found(name):
-            vector = np.fromfile(self.root / name, dtype="<f4").astype(np.float32, copy=False)
-            is_whole = (self.root / name).stat().st_size == vector.nbytes
-        self._check(name, values_digest(vector).hex() if is_whole else "", digest)
+            data = self._blobs.read(name)
+        whole = len(data) // 4 * 4  # a file that was cut short does not match
+        vector = np.frombuffer(data, dtype="<f4", count=whole // 4).astype(np.float32, copy=False)
+        self._check(name, values_digest(vector).hex() if whole == len(data) else "", digest)
         return vector
+
+    def _holds(self, name: str) -> bool:
+        return name in self._blobs.names(name)
+
+    def _numbers(self, kind: str) -> dict[int, str]:
+        """Return the steps or epochs of which there is a file of a kind, with its name."""
+        names = self._blobs.names(f"{kind}-")
+        return {int(name.split("-")[1].split(".")[0]): name for name in names}
+
+    def _drop_below(self, kind: str, number: int) -> None:
+        for found, name in self._numbers(kind).items():
+            if found < number:
+                self._blobs.delete(name)
 
     @contextmanager
     def _found(self, name: str) -> Iterator[None]:
@@ -258,16 +274,6 @@ class Store:
                 f"{self.root / name} does not match the journal: restore the state directory "
                 "from a backup, or use --fresh to begin again"
             )
-
-
-def _numbers(root: Path, kind: str) -> list[int]:
-    return [int(path.stem.split("-")[1]) for path in root.glob(f"{kind}-*")]
-
-
-def _drop_below(root: Path, kind: str, number: int) -> None:
-    for path in root.glob(f"{kind}-*"):
-        if int(path.stem.split("-")[1]) < number:
-            path.unlink()
 
 
 def _manifest(digest: str) -> str:

@@ -1,1 +1,4 @@
-"""Bytes in: slots, chunks, decoding and verification. No event of the run is made here."""
+"""Bytes in: slots, chunks, decoding, verification and commit.
+
+An upload posts to the run through the protocol `Run`; nothing here knows gRPC calls or the loop.
+"""

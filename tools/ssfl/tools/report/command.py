@@ -13,9 +13,10 @@ from ssfl.method.settings import setting
 from ssfl.program import settings
 from ssfl.program.exits import ExitCode, ProgramError
 from ssfl.server.report.contents import HTML, report_document, write_files, write_report
-from ssfl.server.report.from_state_dir import JOURNAL, open_state
+from ssfl.server.report.from_state_dir import open_state
 from ssfl.server.report.page import page, to_json
 from ssfl.server.report.source import HISTORY, ReportError, Source, open_folder
+from ssfl.server.storage.state_directory import StateDirectory
 from ssfl.tools.report.compare import comparison_document
 from ssfl.tools.terminal import console
 
@@ -128,7 +129,7 @@ def open_run(where: Path) -> Source:
         if found := _only(where, pattern):
             return open_folder(found)
     for state in (where, where / "state"):
-        if (state / JOURNAL).is_file():
+        if StateDirectory(state).journal.is_file():
             return _newest(open_state(state), where / "runs")
     if found := _only(where, "runs/*/coordinator"):
         return open_folder(found)
