@@ -12,20 +12,22 @@ from datasets.published import cifar_files
 from datasets.published.idx_files import contents as idx_contents
 from datasets.published.web import Web, serve
 from ssfl.datasets.errors import DownloadError, SourceError
-from ssfl.datasets.published.download import Patience
-from ssfl.datasets.registry import CLOTHES, KNOWN, read_known
+from ssfl.datasets.published.download import RetryPolicy
+from ssfl.datasets.registry import CLOTHES, PUBLISHED_SETS, read_named_set
 from ssfl.datasets.source import PUBLISHED, SourceOptions
 
-ONCE = Patience(timeout=30.0, pauses=())
+ONCE = RetryPolicy(timeout=30.0, pauses=())
 
 
 @pytest.fixture(autouse=True)
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Where the known sets of this test are: nowhere else is looked."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    for name, known in KNOWN.items():
+    for name, known in PUBLISHED_SETS.items():
         if known.system:
-            monkeypatch.setitem(KNOWN, name, dataclasses.replace(known, system=tmp_path / "usr"))
+            monkeypatch.setitem(
+                PUBLISHED_SETS, name, dataclasses.replace(known, system=tmp_path / "usr")
+            )
     return tmp_path / "cache" / "ssfl"
 
 
@@ -40,7 +42,7 @@ def publish(web: Web, monkeypatch: pytest.MonkeyPatch, name: str, files: dict[st
     """Serve small files as those of a set; their checksums are the published ones."""
     web.files.update(files)
     sums = {file: hashlib.md5(data).hexdigest() for file, data in files.items()}
-    monkeypatch.setitem(KNOWN, name, dataclasses.replace(KNOWN[name], files=sums))
+    monkeypatch.setitem(PUBLISHED_SETS, name, dataclasses.replace(PUBLISHED_SETS[name], files=sums))
 
 
 def packed_idx() -> dict[str, bytes]:
@@ -48,12 +50,12 @@ def packed_idx() -> dict[str, bytes]:
 
 
 def get(name: str, **options: Any) -> Any:
-    return read_known(SourceOptions(source=name, **options), patience=ONCE)
+    return read_named_set(SourceOptions(source=name, **options), retries=ONCE)
 
 
 def test_every_published_set_is_known_by_addresses_and_checksums() -> None:
-    assert tuple(KNOWN) == PUBLISHED
-    for known in KNOWN.values():
+    assert tuple(PUBLISHED_SETS) == PUBLISHED
+    for known in PUBLISHED_SETS.values():
         assert known.address.startswith(("https://", "http://"))
         assert known.address.endswith("/")
         assert all(len(md5) == 32 and int(md5, 16) for md5 in known.files.values())
@@ -132,12 +134,12 @@ def test_missing_files_are_fetched_once_into_the_cache(
     publish(web, monkeypatch, "mnist", packed_idx())
     steps: list[str] = []
     options = SourceOptions(source="mnist", download=True, mirror=web.address)
-    data = read_known(options, lambda what, *_: steps.append(what), ONCE)
+    data = read_named_set(options, lambda what, *_: steps.append(what), ONCE)
     assert len(data.train_x) == 7
     assert steps == list(packed_idx())
     assert sorted(path.name for path in (cache / "mnist").iterdir()) == sorted(packed_idx())
     asked = len(web.asked)
-    assert len(read_known(options, patience=ONCE).train_x) == 7
+    assert len(read_named_set(options, retries=ONCE).train_x) == 7
     assert len(web.asked) == asked
 
 
@@ -147,8 +149,10 @@ def test_an_archive_is_fetched_into_the_folder_named_and_read_there(
     archive = cifar_files.write_tar(tmp_path / "a", cifar_files.cifar_files("cifar10", "binary"))
     name = "cifar-10-binary.tar.gz"
     publish(web, monkeypatch, "cifar10", {f"kriz/{name}": archive.read_bytes()})
-    sums = {name: KNOWN["cifar10"].files[f"kriz/{name}"]}
-    monkeypatch.setitem(KNOWN, "cifar10", dataclasses.replace(KNOWN["cifar10"], files=sums))
+    sums = {name: PUBLISHED_SETS["cifar10"].files[f"kriz/{name}"]}
+    monkeypatch.setitem(
+        PUBLISHED_SETS, "cifar10", dataclasses.replace(PUBLISHED_SETS["cifar10"], files=sums)
+    )
     data = get("cifar10", path=tmp_path / "new", download=True, mirror=f"{web.address}/kriz/")
     assert data.test_x.shape == (7, 3, 32, 32)
     assert [path.name for path in (tmp_path / "new").iterdir()] == [name]

@@ -16,13 +16,13 @@ import numpy as np
 import numpy.typing as npt
 
 from ssfl.datasets.errors import ShardError
-from ssfl.datasets.wording import size
+from ssfl.datasets.wording import format_bytes
 
 Array = npt.NDArray[Any]
 
-LESS_MEMORY = "close other programs, or keep fewer samples in the file"
+MEMORY_ADVICE = "close other programs, or keep fewer samples in the file"
 _PACKINGS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
-_MOST_DEFLATED = 1032  # bytes that one byte of deflate can stand for, at most
+_MAX_DEFLATE_RATIO = 1032  # bytes that one byte of deflate can stand for, at most
 _HEADERS = {
     (1, 0): np.lib.format.read_array_header_1_0,
     (2, 0): np.lib.format.read_array_header_2_0,
@@ -63,7 +63,7 @@ def _read_array(archive: zipfile.ZipFile, name: str, file_size: int) -> Array:
         raise ShardError(f"{name} is packed in a way that is not read: save it with numpy.savez")
     packed = min(entry.compress_size, file_size)
     stored = entry.compress_type == zipfile.ZIP_STORED
-    if entry.file_size > (packed if stored else packed * _MOST_DEFLATED):
+    if entry.file_size > (packed if stored else packed * _MAX_DEFLATE_RATIO):
         raise ShardError(f"{name} claims {entry.file_size} bytes, more than the file can hold")
     with archive.open(entry) as file:
         _check_header(name, file, entry.file_size)
@@ -72,8 +72,8 @@ def _read_array(archive: zipfile.ZipFile, name: str, file_size: int) -> Array:
             array: Array = np.lib.format.read_array(file, allow_pickle=False)
         except MemoryError as error:
             raise ShardError(
-                f"{name} takes {size(entry.file_size)}, more memory than is free here: "
-                f"{LESS_MEMORY}"
+                f"{name} takes {format_bytes(entry.file_size)}, more memory than is free here: "
+                f"{MEMORY_ADVICE}"
             ) from error
         file.read(1)  # at the end of the entry its checksum is compared
     return array

@@ -3,7 +3,7 @@
 FEW = 100  # different whole numbers may be classes,
 _ROWS_EACH = 10  # if on average so many rows have the same;
 _VERY_FEW = 10  # so few are classes in any case
-ASK = "are they classes or numbers to predict? Say --target class or --target number"
+ASK_FOR_TARGET = "are they classes or numbers to predict? Say --target class or --target number"
 
 
 def are_classes(different: int, rows: int) -> bool:

@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ssfl.datasets.errors import SourceError
-from ssfl.datasets.wording import size
+from ssfl.datasets.wording import format_bytes
 
 
 def empty_array(shape: tuple[int, ...], dtype: npt.DTypeLike, what: str) -> npt.NDArray[Any]:
@@ -21,6 +21,6 @@ def empty_array(shape: tuple[int, ...], dtype: npt.DTypeLike, what: str) -> npt.
         return np.empty(shape, dtype)
     except MemoryError as error:
         raise SourceError(
-            f"{what} would take {size(wanted)} as an array of {' x '.join(map(str, shape))} "
-            f"{np.dtype(dtype).name}, and this machine has {size(memory)} of memory"
+            f"{what} would take {format_bytes(wanted)} as an array of {' x '.join(map(str, shape))} "
+            f"{np.dtype(dtype).name}, and this machine has {format_bytes(memory)} of memory"
         ) from error

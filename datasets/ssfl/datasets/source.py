@@ -87,9 +87,9 @@ def read_source(options: SourceOptions, on_progress: Progress | None = None) -> 
     _check_uses(options, kind)
     path = Path(options.source).expanduser()
     if kind in ("digits", "published"):
-        from ssfl.datasets.registry import read_known
+        from ssfl.datasets.registry import read_named_set
 
-        return read_known(options, on_progress)
+        return read_named_set(options, on_progress)
     if kind == "arrays":
         from ssfl.datasets.arrays.numpy_archive import read_arrays
 
@@ -121,15 +121,15 @@ def _kind(source: str) -> str:
             if not path.is_file():
                 raise SourceError(f"there is no file {source}")
             return kind
-    raise SourceError(_possible(source, path))
+    raise SourceError(_explain_unknown_source(source, path))
 
 
-def _possible(source: str, path: Path) -> str:
+def _explain_unknown_source(source: str, path: Path) -> str:
     if not source:
         wrong = "no data set was named"
     elif path.is_file():
         wrong = f"{source} is no file that can be read"
-        name = _published_as(path.name)
+        name = _published_set_of(path.name)
         if name:
             where = source if path.name.endswith((".tar.gz", ".zip")) else path.parent
             return f"{source} looks like {name} as published: --source {name} --path {where}"
@@ -151,7 +151,7 @@ def _refuse_original_files(folder: Path) -> None:
     for name in PUBLISHED:
         is_pickled = name == "cifar100" and {"meta", "train"} <= files
         has_folder = not inside.isdisjoint(_FOLDERS.get(name, ()))
-        if is_pickled or has_folder or any(_published_as(file) == name for file in files):
+        if is_pickled or has_folder or any(_published_set_of(file) == name for file in files):
             also = " (or fashion-mnist)" if name == "mnist" else ""
             raise SourceError(
                 f"{folder} holds the files of {name}{also}: --source {name} --path {folder}"
@@ -171,7 +171,7 @@ def _refuse_parquet(folder: Path) -> None:
         )
 
 
-def _published_as(file: str) -> str:
+def _published_set_of(file: str) -> str:
     """Return the set one of whose published files is called so; empty if none."""
     for name, patterns in _FILES.items():
         if any(fnmatchcase(file, pattern) for pattern in patterns):

@@ -8,7 +8,7 @@ _DATE = re.compile(
     r"\s*(\d{1,2}[./-]\d{1,2}[./-]\d{4}|\d{4}[./-]\d{1,2}[./-]\d{1,2}|\d{2}[./]\d{2}[./]\d{2})"
     rf"{_TIME}\s*"
 )
-ALIKE = "classes that differ in nothing but spaces around their names"
+EQUAL_WHEN_STRIPPED = "classes that differ in nothing but spaces around their names"
 
 # 1.005,5 or 1,005.5 or 1'005 or 1 005; 5 % and € 5 too.
 _LOCAL = re.compile(
@@ -26,7 +26,7 @@ def are_local_numbers(texts: Iterable[str]) -> bool:
     return all(_LOCAL.fullmatch(text) for text in texts)
 
 
-def alike(texts: Iterable[str]) -> list[str]:
+def equal_when_stripped(texts: Iterable[str]) -> list[str]:
     """Return the texts that differ from another one in nothing but spaces around them."""
     by_text: dict[str, list[str]] = {}
     for text in texts:

@@ -7,19 +7,19 @@ _SHOWN = 12  # names listed in a message before "…"
 _UNITS = (("TB", 10**12), ("GB", 10**9), ("MB", 10**6))
 
 
-def counted(number: int, thing: str) -> str:
+def plural(number: int, thing: str) -> str:
     """Return a number and what it counts: 1 sample, 2 samples, 1 class, 2 classes."""
     ending = "" if number == 1 else "es" if thing.endswith("s") else "s"
     return f"{number:,} {thing}{ending}"
 
 
-def listed(names: Collection[str]) -> str:
+def join_names(names: Collection[str]) -> str:
     """Return names for a message: all, or the first dozen."""
     more = f" … ({len(names):,} in all)" if len(names) > _SHOWN else ""
     return ", ".join(list(names)[:_SHOWN]) + more
 
 
-def size(num_bytes: int) -> str:
+def format_bytes(num_bytes: int) -> str:
     """Return a number of bytes in the unit that suits it: 3.1 MB."""
     for unit, factor in _UNITS:
         if num_bytes >= factor:

@@ -220,7 +220,7 @@ def test_a_member_larger_than_any_batch_is_refused_before_it_is_read(tmp_path: P
 def test_an_archive_that_unpacks_without_end_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("ssfl.datasets.published.originals.MOST_ARCHIVE_BYTES", 1 << 20)
+    monkeypatch.setattr("ssfl.datasets.published.originals.MAX_ARCHIVE_BYTES", 1 << 20)
     bomb = made.write_tar(tmp_path / "a.tar.gz", {"filler": bytes(3 << 20)})
     assert bomb.stat().st_size < 10_000
     with pytest.raises(SourceError, match="it unpacks to more than 1,048,576 bytes"):

@@ -7,13 +7,13 @@ import pytest
 
 from datasets.published.web import Web, serve
 from ssfl.datasets.errors import DownloadError
-from ssfl.datasets.published.download import Patience, fetch
+from ssfl.datasets.published.download import RetryPolicy, fetch
 from ssfl.method.streams import Stream
 
 DATA = Stream(0, "download").words(125_000).tobytes()
 MD5 = hashlib.md5(DATA).hexdigest()
-QUICK = Patience(timeout=30.0, pauses=(0.0, 0.0, 0.0))
-ONCE = Patience(timeout=30.0, pauses=())
+QUICK = RetryPolicy(timeout=30.0, pauses=(0.0, 0.0, 0.0))
+ONCE = RetryPolicy(timeout=30.0, pauses=())
 
 
 @pytest.fixture
@@ -28,8 +28,8 @@ def path(tmp_path: Path) -> Path:
     return tmp_path / "new folder" / "set.bin"
 
 
-def get(web: Web, path: Path, patience: Patience = QUICK) -> None:
-    fetch(f"{web.address}/set.bin", path, MD5, patience=patience)
+def get(web: Web, path: Path, retries: RetryPolicy = QUICK) -> None:
+    fetch(f"{web.address}/set.bin", path, MD5, retries=retries)
 
 
 def names(path: Path) -> list[str]:
@@ -136,7 +136,7 @@ def test_a_server_that_stays_busy_is_given_up(web: Web, path: Path) -> None:
 def test_a_stalled_server_is_given_up_and_what_came_is_kept(web: Web, path: Path) -> None:
     web.stalls = True
     with pytest.raises(DownloadError, match="no answer in time; tried once"):
-        get(web, path, Patience(timeout=0.2, pauses=()))
+        get(web, path, RetryPolicy(timeout=0.2, pauses=()))
     part = path.with_name("set.bin.part").read_bytes()
     assert part
     assert DATA.startswith(part)
@@ -158,7 +158,7 @@ def test_without_a_network_one_sentence_says_what_to_do(
         unused.bind(("127.0.0.1", 0))
         url = f"http://127.0.0.1:{unused.getsockname()[1]}/set.bin"
         with pytest.raises(DownloadError) as caught:
-            fetch(url, path, MD5, patience=QUICK)
+            fetch(url, path, MD5, retries=QUICK)
     assert str(caught.value) == (
         f"cannot fetch {url} (Connection refused; tried 4 times): fetch {url} by hand and put it "
         f"at {path}, or name another address with --mirror"
@@ -172,7 +172,7 @@ def test_a_proxy_from_the_environment_is_used(
     monkeypatch.delenv("NO_PROXY", raising=False)
     monkeypatch.setenv("http_proxy", web.address)
     web.files = {"http://example.invalid/set.bin": DATA}
-    fetch("http://example.invalid/set.bin", path, MD5, patience=ONCE)
+    fetch("http://example.invalid/set.bin", path, MD5, retries=ONCE)
     assert web.asked == [("http://example.invalid/set.bin", "")]
 
 
@@ -193,4 +193,4 @@ def test_a_place_that_cannot_be_written_is_named(web: Web, tmp_path: Path) -> No
 
 def test_a_nonsense_address_is_refused_at_once(path: Path) -> None:
     with pytest.raises(DownloadError, match="is no address to fetch from"):
-        fetch("http://a b/set.bin", path, MD5, patience=QUICK)
+        fetch("http://a b/set.bin", path, MD5, retries=QUICK)

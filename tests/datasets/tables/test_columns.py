@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from ssfl.datasets.errors import SourceError
 from ssfl.datasets.memory import empty_array
 from ssfl.datasets.tables.cells import Cells, ColumnType
-from ssfl.datasets.tables.columns import MAX_LABELS, Survey, choose
+from ssfl.datasets.tables.columns import MAX_LABELS, ColumnSurvey, choose
 from ssfl.datasets.tables.csv_file import open_csv
 from ssfl.datasets.tables.features import make_features
 from ssfl.datasets.tables.targets import make_target
@@ -17,8 +17,8 @@ from ssfl.datasets.tables.targets import make_target
 PATH = Path("t.csv")
 
 
-def survey_of(kind: str, batches: list[Cells], *, is_label: bool = False) -> Survey:
-    survey = Survey(PATH, "a", ColumnType(kind, kind), is_label)
+def survey_of(kind: str, batches: list[Cells], *, is_label: bool = False) -> ColumnSurvey:
+    survey = ColumnSurvey(PATH, "a", ColumnType(kind, kind), is_label)
     for cells in batches:
         survey.add(cells, np.ones(len(cells), dtype=np.bool_))
     return survey
@@ -68,7 +68,7 @@ def test_missing_cells_count_from_the_first_row_of_the_file() -> None:
 
 
 def test_dropped_rows_do_not_count_in_the_mean() -> None:
-    survey = Survey(PATH, "a", ColumnType("whole", "int64"), is_label=False)
+    survey = ColumnSurvey(PATH, "a", ColumnType("whole", "int64"), is_label=False)
     survey.add(numbers([1, 100, 3]), np.array([True, False, True]))
     assert (survey.mean, survey.high, survey.rows) == (2.0, 3.0, 3)
 
@@ -80,7 +80,7 @@ def test_infinity_is_refused_with_its_row_in_the_file() -> None:
 
 def test_the_most_frequent_text_is_found_across_batches_of_other_codes() -> None:
     survey = survey_of("text", [words("x", "y"), words("y", "z", "z", "y")])
-    assert survey.values == {"x": 1, "y": 3, "z": 2} and survey.usual == "y"
+    assert survey.values == {"x": 1, "y": 3, "z": 2} and survey.most_frequent == "y"
 
 
 def test_texts_become_inputs_behind_those_of_the_columns_before() -> None:

@@ -23,7 +23,7 @@ from ssfl.datasets.arrays.targets import Targets, read_targets
 from ssfl.datasets.data_set import DataSet
 from ssfl.datasets.errors import ShardError, SourceError
 from ssfl.datasets.source import SourceOptions
-from ssfl.datasets.wording import listed
+from ssfl.datasets.wording import join_names
 
 Array = npt.NDArray[Any]
 
@@ -78,12 +78,12 @@ def read_arrays(path: Path, options: SourceOptions) -> DataSet:
     if "val" in pairs:
         notes.append(f"{len(pairs['val'].x):,} validation samples joined the training samples")
     try:
-        return _put_together(path.stem, train, test, options, notes)
+        return _make_data_set(path.stem, train, test, options, notes)
     except SourceError as error:
         raise SourceError(f"{path}: {error}") from error
 
 
-def _put_together(
+def _make_data_set(
     name: str, train: list[_Pair], test: _Pair | None, options: SourceOptions, notes: list[str]
 ) -> DataSet:
     pairs = [*train, *([test] if test else [])]
@@ -91,7 +91,7 @@ def _put_together(
     targets = read_targets([(pair.y_name, pair.y) for pair in pairs], options.target)
     x, count = list(samples.values), len(train)
     if test and targets.class_names:
-        _refuse_unknown(test, list(targets.values[:count]), targets.values[count], targets)
+        _refuse_unknown_labels(test, list(targets.values[:count]), targets.values[count], targets)
     return DataSet(
         name,
         _join(x[:count]),
@@ -103,11 +103,13 @@ def _put_together(
     )
 
 
-def _refuse_unknown(test: _Pair, train_y: list[Array], test_y: Array, targets: Targets) -> None:
+def _refuse_unknown_labels(
+    test: _Pair, train_y: list[Array], test_y: Array, targets: Targets
+) -> None:
     """Raise if there are test samples of a class that nobody can learn."""
     unknown = np.setdiff1d(test_y, np.concatenate(train_y))
     if unknown.size:
-        names = listed([targets.class_names[label] for label in unknown])
+        names = join_names([targets.class_names[label] for label in unknown])
         raise SourceError(
             f"{test.y_name} holds labels that no training sample has: {names}; leave these samples "
             "out, or correct the labels (do those for training count from 0, and these from 1?)"
@@ -151,7 +153,7 @@ def _read_pairs(path: Path) -> tuple[dict[str, _Pair], list[str]]:
                 held = ", ".join(name for key, name in chosen.items() if key[0] == part)
                 raise SourceError(f"there are no {role} to go with {held}; expected {_USUAL}")
     if not parts:
-        held = listed(names) or "nothing"
+        held = join_names(names) or "nothing"
         raise SourceError(f"no samples and labels: it holds {held}; expected {_USUAL}")
     try:
         arrays = read_archive(path, list(chosen.values()), [])

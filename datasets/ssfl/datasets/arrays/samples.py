@@ -27,7 +27,7 @@ _BLOCK = 1 << 24  # numbers checked at once
 
 
 @dataclass(frozen=True)
-class Samples:
+class SampleArrays:
     """What each array given became, all of one type and shape, and notes."""
 
     values: tuple[Array, ...]
@@ -35,12 +35,12 @@ class Samples:
 
 
 @dataclass(frozen=True)
-class _One:
+class _SampleArray:
     values: Array
     note: str = ""
 
 
-def read_samples(arrays: Sequence[tuple[str, Array]], layout: str) -> Samples:
+def read_samples(arrays: Sequence[tuple[str, Array]], layout: str) -> SampleArrays:
     """Return the samples in arrays of one data set; names are for the messages."""
     parts = [_read(name, array, layout) for name, array in arrays]
     values = [part.values for part in parts]
@@ -53,10 +53,10 @@ def read_samples(arrays: Sequence[tuple[str, Array]], layout: str) -> Samples:
                 f"{arrays[0][0]} holds {first.dtype} of shape {first.shape[1:]}, "
                 f"{name} {other.dtype} of shape {other.shape[1:]}: they must be alike"
             )
-    return Samples(tuple(values), tuple(part.note for part in parts if part.note))
+    return SampleArrays(tuple(values), tuple(part.note for part in parts if part.note))
 
 
-def _read(name: str, array: Array, layout: str) -> _One:
+def _read(name: str, array: Array, layout: str) -> _SampleArray:
     if array.dtype.kind not in "biuf":
         raise SourceError(f"{name} holds {_called(array)}; samples must be numbers")
     if not 2 <= array.ndim <= 4 or 0 in array.shape[1:]:
@@ -82,13 +82,13 @@ def _widen(values: list[Array]) -> list[Array]:
     return [part.astype(np.uint16) for part in values]
 
 
-def _flat(name: str, array: Array) -> _One:
+def _flat(name: str, array: Array) -> _SampleArray:
     if array.dtype.kind == "f":
-        return _One(_floats(name, array))
+        return _SampleArray(_floats(name, array))
     top = _PIXEL_MAX.get(array.dtype.name)
     if top:
         note = f"{name} holds rows of {array.dtype}: divided by {top}"
-        return _One(array.astype(np.float32) / np.float32(top), note)
+        return _SampleArray(array.astype(np.float32) / np.float32(top), note)
     if array.size and (array.min() < 0 or array.max() > np.iinfo(np.int64).max):
         sample = int(
             np.flatnonzero(((array < 0) | (array > np.iinfo(np.int64).max)).any(axis=1))[0]
@@ -98,7 +98,7 @@ def _flat(name: str, array: Array) -> _One:
             "below 0 or too large; save a table as floats"
         )
     note = f"{name} holds rows of {array.dtype}: read as token ids"
-    return _One(array.astype(np.int64), note)
+    return _SampleArray(array.astype(np.int64), note)
 
 
 def _channels_first(name: str, array: Array, layout: str) -> Array:
@@ -114,21 +114,21 @@ def _channels_first(name: str, array: Array, layout: str) -> Array:
     return array if layout == "nchw" else array.transpose(0, 3, 1, 2)
 
 
-def _images(name: str, images: Array) -> _One:
+def _images(name: str, images: Array) -> _SampleArray:
     if images.dtype.kind == "f":
         values = _floats(name, images)
         top = float(values.max()) if values.size else 0.0
         note = f"{name} goes up to {top:g}; pixels are usually 0 … 1, and floats are not scaled"
-        return _One(values, note if top > 1 else "")
+        return _SampleArray(values, note if top > 1 else "")
     if images.dtype.name in _PIXEL_MAX:
-        return _One(np.ascontiguousarray(images), dark_note(name, images))
+        return _SampleArray(np.ascontiguousarray(images), dark_note(name, images))
     low, high = (int(images.min()), int(images.max())) if images.size else (0, 0)
     for kind, top in _PIXEL_MAX.items():
         if low >= 0 and high <= top:
             note = f"{name} holds {images.dtype} pixels {low} … {high}: kept as {kind}"
             kept = np.ascontiguousarray(images.astype(kind))
             dark = dark_note(name, kept)
-            return _One(kept, f"{note}; {dark}" if dark else note)
+            return _SampleArray(kept, f"{note}; {dark}" if dark else note)
     raise SourceError(
         f"{name} holds {images.dtype} pixels {low} … {high}; whole numbers must fit "
         "uint8 or uint16, otherwise save floats"

@@ -12,10 +12,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ssfl.datasets.class_or_number import ASK, are_classes
+from ssfl.datasets.class_or_number import ASK_FOR_TARGET, are_classes
 from ssfl.datasets.errors import SourceError
-from ssfl.datasets.text_columns import ALIKE, alike
-from ssfl.datasets.wording import class_name, listed
+from ssfl.datasets.text_columns import EQUAL_WHEN_STRIPPED, equal_when_stripped
+from ssfl.datasets.wording import class_name, join_names
 
 Array = npt.NDArray[Any]
 
@@ -136,7 +136,7 @@ def _all_whole(columns: list[Array]) -> bool:
 def _whole(arrays: Sequence[tuple[str, Array]], columns: list[Array], wanted: str) -> list[Array]:
     """Return floats as whole numbers, if they are and are wanted as classes."""
     if wanted == "auto":
-        raise SourceError(f"{arrays[0][0]} holds floats that are whole numbers: {ASK}")
+        raise SourceError(f"{arrays[0][0]} holds floats that are whole numbers: {ASK_FOR_TARGET}")
     for (name, _), column in zip(arrays, columns, strict=True):
         is_good = (column == np.floor(column)) & (np.abs(column) < 2.0**53)
         if not is_good.all():
@@ -154,7 +154,7 @@ def _ask_if_many(arrays: Sequence[tuple[str, Array]], columns: list[Array]) -> N
     if not are_classes(different, len(together)):
         raise SourceError(
             f"{arrays[0][0]} holds {different:,} different whole numbers in {len(together):,} "
-            f"samples: {ASK}"
+            f"samples: {ASK_FOR_TARGET}"
         )
 
 
@@ -164,11 +164,11 @@ def _classes(columns: list[Array], kind: str) -> Targets:
     ends = np.cumsum([len(column) for column in columns])[:-1]
     names = tuple(class_name(label) for label in found.tolist())
     is_renumbered = kind in ("whole", "float") and names != tuple(map(str, range(len(found))))
-    note = f"labels {listed(names)} became classes 0 … {len(names) - 1}"
+    note = f"labels {join_names(names)} became classes 0 … {len(names) - 1}"
     if len(names) == 1:
         note = f"label {names[0]} became class 0, the only one"
     notes = [note] if is_renumbered else []
-    same = alike(names)
+    same = equal_when_stripped(names)
     if same:
-        notes.append(f"{ALIKE}: {listed(same)}")
+        notes.append(f"{EQUAL_WHEN_STRIPPED}: {join_names(same)}")
     return Targets(tuple(np.split(labels, ends)), names, tuple(notes))

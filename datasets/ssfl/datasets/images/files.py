@@ -27,7 +27,7 @@ _GREY = ("1", "L", "LA", "La")
 _DEEP = ("I", "I;16", "I;16B", "I;16L", "I;16N")
 _COLOUR = ("RGB", "RGBA", "RGBX", "RGBa", "P", "PA", "CMYK", "YCbCr", "LAB", "HSV")
 _WITH_ALPHA = ("LA", "La", "RGBA", "RGBa", "PA")
-_TURNED = (5, 6, 7, 8)  # EXIF orientations that exchange width and height
+_SWAPPING_ORIENTATIONS = (5, 6, 7, 8)  # EXIF orientations that exchange width and height
 _DEEPEN = 257  # 255 becomes 65535
 
 # What Pillow raises for files that are damaged, cut short or of a kind it reads in part only.
@@ -75,14 +75,14 @@ def image_endings() -> frozenset[str]:
 
 def inspect(path: Path) -> ImageInfo:
     """Return what a file holds without decoding it."""
-    with _opened(path) as image:
+    with _open_image(path) as image:
         if image.mode not in _GREY + _DEEP + _COLOUR:
             raise SourceError(
-                f"{shown(path)}: the pixels are of Pillow's mode {image.mode}, which cannot be "
+                f"{printable_path(path)}: the pixels are of Pillow's mode {image.mode}, which cannot be "
                 f"used; save the image with 8 or 16 bits"
             )
         width, height = image.size
-        if _is_turned(image):
+        if _swaps_sides(image):
             width, height = height, width
         kind = "grey" if image.mode in _GREY else "deep" if image.mode in _DEEP else "colour"
         has_alpha = image.mode in _WITH_ALPHA or "transparency" in image.info
@@ -95,7 +95,7 @@ def decode(path: Path, form: ImageForm, data: bytes | None = None) -> Pixels:
 
     `data` are the bytes of a file that lies in an archive, where `path` is its name only.
     """
-    with _opened(path, data) as opened:
+    with _open_image(path, data) as opened:
         opened.load()  # a TIFF turns itself when it is decoded, and must not be turned again
         image = ImageOps.exif_transpose(opened)
         is_deep = image.mode in _DEEP
@@ -106,13 +106,15 @@ def decode(path: Path, form: ImageForm, data: bytes | None = None) -> Pixels:
         if image.size != (form.width, form.height):
             if not form.may_scale:
                 raise SourceError(
-                    f"{shown(path)} has {image.width} x {image.height} pixels, "
+                    f"{printable_path(path)} has {image.width} x {image.height} pixels, "
                     f"not {form.width} x {form.height}"
                 )
             image = ImageOps.fit(image, (form.width, form.height), Image.Resampling.BILINEAR)
         pixels = np.asarray(image)
     if is_deep and not 0 <= pixels.min() <= pixels.max() <= np.iinfo(np.uint16).max:
-        raise SourceError(f"{shown(path)}: the pixels are not in 0 … 65535; save it with 16 bits")
+        raise SourceError(
+            f"{printable_path(path)}: the pixels are not in 0 … 65535; save it with 16 bits"
+        )
     if is_deep and form.dtype == np.uint8:
         pixels = pixels // _DEEPEN
     elif not is_deep and form.dtype == np.uint16:
@@ -122,18 +124,18 @@ def decode(path: Path, form: ImageForm, data: bytes | None = None) -> Pixels:
     return result
 
 
-def shown(path: Path) -> str:
+def printable_path(path: Path) -> str:
     """Return a path for a message, even if its name is not text."""
     return str(path).encode("utf-8", "backslashreplace").decode()
 
 
-def _is_turned(image: Image.Image) -> bool:
+def _swaps_sides(image: Image.Image) -> bool:
     """Return whether width and height will change places."""
     if image.format == "TIFF":  # Pillow gives its size as turned already
         return False
     if image.format == "PNG" and "exif" not in image.info:  # asking on would decode all of it
         return False
-    return image.getexif().get(ExifTags.Base.Orientation) in _TURNED
+    return image.getexif().get(ExifTags.Base.Orientation) in _SWAPPING_ORIENTATIONS
 
 
 def _on_white(image: Image.Image) -> Image.Image:
@@ -153,7 +155,7 @@ def _formats() -> tuple[str, ...]:
 
 
 @contextmanager
-def _opened(path: Path, data: bytes | None = None) -> Iterator[Image.Image]:
+def _open_image(path: Path, data: bytes | None = None) -> Iterator[Image.Image]:
     """Open an image; turn whatever goes wrong with it into a message."""
     try:
         with warnings.catch_warnings():
@@ -165,17 +167,19 @@ def _opened(path: Path, data: bytes | None = None) -> Iterator[Image.Image]:
                 yield image
     except (Image.DecompressionBombWarning, Image.DecompressionBombError) as error:
         raise SourceError(
-            f"{shown(path)}: the image has more than {Image.MAX_IMAGE_PIXELS:,} pixels, which may "
+            f"{printable_path(path)}: the image has more than {Image.MAX_IMAGE_PIXELS:,} pixels, which may "
             f"be an attack; make it smaller first"
         ) from error
     except PermissionError as error:
-        raise SourceError(f"{shown(path)}: you have no permission to read this file") from error
+        raise SourceError(
+            f"{printable_path(path)}: you have no permission to read this file"
+        ) from error
     except UnidentifiedImageError as error:
         raise SourceError(
-            f"{shown(path)}: this is no image, or its beginning is damaged; repair or remove it"
+            f"{printable_path(path)}: this is no image, or its beginning is damaged; repair or remove it"
         ) from error
     except _DAMAGED as error:
         raise SourceError(
-            f"{shown(path)}: the image is damaged or cut short ({str(error)[:200]}); "
+            f"{printable_path(path)}: the image is damaged or cut short ({str(error)[:200]}); "
             f"repair or remove it"
         ) from error

@@ -57,7 +57,7 @@ def _inspect(tree: ImageTree, on_progress: Progress | None) -> "dict[Path, Image
 
 def _form(infos: "dict[Path, ImageInfo]", options: SourceOptions) -> "ImageForm":
     """Return what all images become: their own size, or the size asked for."""
-    from ssfl.datasets.images.files import ImageForm, shown
+    from ssfl.datasets.images.files import ImageForm, printable_path
 
     kinds = {info.kind for info in infos.values()}
     channels = 3 if "colour" in kinds and not options.grey else 1
@@ -68,8 +68,8 @@ def _form(infos: "dict[Path, ImageInfo]", options: SourceOptions) -> "ImageForm"
     for path, info in others:
         if (info.width, info.height) != (wanted.width, wanted.height):
             raise SourceError(
-                f"the images differ in size: {shown(first)} has {wanted.width} x {wanted.height} "
-                f"pixels, {shown(path)} has {info.width} x {info.height}; "
+                f"the images differ in size: {printable_path(first)} has {wanted.width} x {wanted.height} "
+                f"pixels, {printable_path(path)} has {info.width} x {info.height}; "
                 f"make them one size with --image-size {_SUGGESTED}"
             )
     return ImageForm(channels, dtype, wanted.height, wanted.width, False)

@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from ssfl.datasets.errors import SourceError
-from ssfl.datasets.wording import listed
+from ssfl.datasets.wording import join_names
 
 EXPECTED = (
     "expected are folders named after the classes with images in them, FOLDER/<class>/<image>, "
@@ -60,7 +60,7 @@ def find_images(root: Path, test_root: Path | None, endings: frozenset[str]) -> 
     unknown = sorted(set(tree.test) - set(tree.train))
     if unknown:
         raise SourceError(
-            f"{root}: there are test images of classes without training images: {listed(unknown)}"
+            f"{root}: there are test images of classes without training images: {join_names(unknown)}"
         )
     if len(tree.train) == 1 and not is_split:
         (only,) = inside.folders
@@ -68,7 +68,7 @@ def find_images(root: Path, test_root: Path | None, endings: frozenset[str]) -> 
         if folders:
             tree.notes.append(
                 f"there is one class only, {only.name}; if the folders in it are the classes "
-                f"({listed(folders)}): --source {shlex.quote(str(only))}"
+                f"({join_names(folders)}): --source {shlex.quote(str(only))}"
             )
     tree.notes.extend(walk.notes())
     return tree

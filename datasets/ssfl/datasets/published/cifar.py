@@ -16,9 +16,9 @@ import numpy.typing as npt
 from ssfl.datasets.data_set import DataSet
 from ssfl.datasets.errors import SourceError
 from ssfl.datasets.published.originals import (
-    MOST_MEMBER_BYTES,
+    MAX_MEMBER_BYTES,
     MissingFiles,
-    not_published,
+    checksum_notes,
     read_bytes,
     read_tar,
 )
@@ -129,7 +129,7 @@ def read_cifar(name: str, place: Path) -> DataSet:
         notes: tuple[str, ...] = ()
         pairs: list[Pair] = []
         for batch in edition.batches:
-            notes += not_published(batch, files[batch], PUBLISHED[name])
+            notes += checksum_notes(batch, files[batch], PUBLISHED[name])
             pairs.append(_read_batch(batch, files.pop(batch), edition, num_classes))
         class_names, more = _class_names(edition, files, num_classes)
     except SourceError as error:
@@ -178,7 +178,7 @@ def _open_archive(name: str, path: Path) -> tuple[_Edition, dict[str, bytes], Pa
 
 
 def _read(path: Path) -> bytes:
-    if path.stat().st_size > MOST_MEMBER_BYTES:
+    if path.stat().st_size > MAX_MEMBER_BYTES:
         raise SourceError(f"{path} is larger than any published batch")
     return read_bytes(path)
 

@@ -24,23 +24,23 @@ from ssfl.datasets.published.originals import new_md5
 Progress = Callable[[str, int, int], None]
 
 _PIECE = 1 << 18
-_MOST_BYTES = 1 << 30  # the largest published file has 248 MB
+_MAX_BYTES = 1 << 30  # the largest published file has 248 MB
 _OK, _PARTIAL, _NOT_SATISFIABLE = 200, 206, 416
-_WORTH_A_RETRY = (408, 425, 429, 500, 502, 503, 504)
+_RETRY_STATUSES = (408, 425, 429, 500, 502, 503, 504)
 
 
 @dataclass(frozen=True, slots=True)
-class Patience:
+class RetryPolicy:
     """How long to wait, and how often to try again."""
 
     timeout: float = 30.0  # seconds without a byte before a try is given up
     pauses: tuple[float, ...] = (1.0, 3.0, 10.0)  # seconds before each further try
 
 
-PATIENT = Patience()
+DEFAULT_RETRIES = RetryPolicy()
 
 
-class _TryAgainError(Exception):
+class _RetryableError(Exception):
     """This try failed in a way the next may not."""
 
 
@@ -49,7 +49,7 @@ def fetch(
     path: Path,
     md5: str,
     on_progress: Progress | None = None,
-    patience: Patience = PATIENT,
+    retries: RetryPolicy = DEFAULT_RETRIES,
 ) -> None:
     """Put the file at `url` at `path`; raise DownloadError if it cannot be had or is another."""
     part = path.with_name(path.name + ".part")
@@ -58,7 +58,7 @@ def fetch(
         with part.open("ab") as file:
             _lock(file, part)
             try:
-                _fetch_part(url, path, file, on_progress, patience)
+                _fetch_part(url, path, file, on_progress, retries)
             finally:
                 if part.stat().st_size == 0:  # nothing came: leave nothing
                     part.unlink()
@@ -70,28 +70,28 @@ def fetch(
         raise DownloadError(f"cannot write {error.filename or path}: {error.strerror}") from error
 
 
-def by_hand(url: str, path: Path) -> str:
+def manual_fetch_advice(url: str, path: Path) -> str:
     """Return how to do without us."""
     return f"fetch {url} by hand and put it at {path}, or name another address with --mirror"
 
 
 def _fetch_part(
-    url: str, path: Path, file: IO[bytes], on_progress: Progress | None, patience: Patience
+    url: str, path: Path, file: IO[bytes], on_progress: Progress | None, retries: RetryPolicy
 ) -> None:
-    for pause in (*patience.pauses, None):
+    for pause in (*retries.pauses, None):
         try:
-            _try(url, path, file, on_progress, patience.timeout)
+            _fetch_once(url, path, file, on_progress, retries.timeout)
             return
-        except _TryAgainError as error:
+        except _RetryableError as error:
             if pause is None:
-                times = f"{len(patience.pauses) + 1} times" if patience.pauses else "once"
+                times = f"{len(retries.pauses) + 1} times" if retries.pauses else "once"
                 raise DownloadError(
-                    f"cannot fetch {url} ({error}; tried {times}): {by_hand(url, path)}"
+                    f"cannot fetch {url} ({error}; tried {times}): {manual_fetch_advice(url, path)}"
                 ) from error
             time.sleep(pause)
 
 
-def _try(
+def _fetch_once(
     url: str, path: Path, file: IO[bytes], on_progress: Progress | None, timeout: float
 ) -> None:
     have = file.seek(0, os.SEEK_END)
@@ -110,13 +110,13 @@ def _try(
             _receive(response, file, total, path.name, on_progress)
     except urllib.error.HTTPError as error:
         with error:
-            _refused(error, url, path, file, have)
+            _handle_http_error(error, url, path, file, have)
     except (http.client.InvalidURL, ValueError) as error:
         raise DownloadError(f"{url} is no address to fetch from: {error}") from error
     except (OSError, http.client.HTTPException) as error:
         if isinstance(error, OSError) and error.filename:
             raise  # of our own files, not of the network
-        raise _TryAgainError(_reason(error)) from error
+        raise _RetryableError(_reason(error)) from error
 
 
 def _begin(
@@ -125,11 +125,11 @@ def _begin(
     """Place `file` where the answer begins; return how long the whole is, if it is said."""
     sent = re.fullmatch(r"bytes (\d+)-\d+/(\d+|\*)", response.headers.get("Content-Range", ""))
     if response.status == _PARTIAL and sent and int(sent[1]) == have:
-        return None if sent[2] == "*" else _bounded(int(sent[2]))
+        return None if sent[2] == "*" else _check_length(int(sent[2]))
     # The whole file: the server cannot send parts, or has another file than it had.
     file.truncate(0)
     if response.status == _PARTIAL:
-        raise _TryAgainError("the server sent another part than was asked for")
+        raise _RetryableError("the server sent another part than was asked for")
     etag, date = response.headers.get("ETag", ""), response.headers.get("Last-Modified", "")
     known = etag if etag and not etag.startswith("W/") else date
     if known:
@@ -137,7 +137,7 @@ def _begin(
     else:
         validator.unlink(missing_ok=True)
     length = response.headers.get("Content-Length", "")
-    return _bounded(int(length)) if length.isdecimal() else None
+    return _check_length(int(length)) if length.isdecimal() else None
 
 
 def _receive(
@@ -150,11 +150,11 @@ def _receive(
     have = file.seek(0, os.SEEK_END)
     while piece := response.read(_PIECE):
         _write(file, piece)
-        have = _bounded(have + len(piece))
+        have = _check_length(have + len(piece))
         if on_progress:
             on_progress(what, have, total or 0)
     if total is not None and have != total:
-        raise _TryAgainError(f"the connection ended after {have:,} of {total:,} bytes")
+        raise _RetryableError(f"the connection ended after {have:,} of {total:,} bytes")
 
 
 def _write(file: IO[bytes], piece: bytes) -> None:
@@ -166,7 +166,7 @@ def _write(file: IO[bytes], piece: bytes) -> None:
         raise DownloadError(f"cannot write {file.name}: {error.strerror}") from error
 
 
-def _refused(
+def _handle_http_error(
     error: urllib.error.HTTPError, url: str, path: Path, file: IO[bytes], have: int
 ) -> None:
     if error.code == _NOT_SATISFIABLE and have:
@@ -174,11 +174,11 @@ def _refused(
         if whole and int(whole[1]) == have:
             return  # all of it was here already
         file.truncate(0)
-        raise _TryAgainError("the server has a shorter file than before")
+        raise _RetryableError("the server has a shorter file than before")
     answer = f"the server answered {error.code} {error.reason}"
-    if error.code in _WORTH_A_RETRY:
-        raise _TryAgainError(answer)
-    raise DownloadError(f"cannot fetch {url} ({answer}): {by_hand(url, path)}")
+    if error.code in _RETRY_STATUSES:
+        raise _RetryableError(answer)
+    raise DownloadError(f"cannot fetch {url} ({answer}): {manual_fetch_advice(url, path)}")
 
 
 def _check(url: str, path: Path, part: Path, md5: str) -> None:
@@ -193,13 +193,13 @@ def _check(url: str, path: Path, part: Path, md5: str) -> None:
     _validator_path(part).unlink(missing_ok=True)
     raise DownloadError(
         f"what came from {url} ({size:,} bytes) is not the published file: its MD5 is "
-        f"{made.hexdigest()}, expected {md5}; it was removed. Try again, or {by_hand(url, path)}"
+        f"{made.hexdigest()}, expected {md5}; it was removed. Try again, or {manual_fetch_advice(url, path)}"
     )
 
 
-def _bounded(length: int) -> int:
-    if length > _MOST_BYTES:
-        raise DownloadError(f"the server sends more than {_MOST_BYTES:,} bytes: not the file")
+def _check_length(length: int) -> int:
+    if length > _MAX_BYTES:
+        raise DownloadError(f"the server sends more than {_MAX_BYTES:,} bytes: not the file")
     return length
 
 

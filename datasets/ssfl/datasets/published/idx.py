@@ -19,7 +19,7 @@ import numpy.typing as npt
 
 from ssfl.datasets.data_set import DataSet
 from ssfl.datasets.errors import SourceError
-from ssfl.datasets.published.originals import FETCH_AGAIN, MissingFiles, not_published
+from ssfl.datasets.published.originals import FETCH_AGAIN, MissingFiles, checksum_notes
 
 FILES = (
     "train-images-idx3-ubyte",
@@ -29,8 +29,8 @@ FILES = (
 )
 _FOLDERS = ("", "raw", "MNIST/raw", "FashionMNIST/raw")  # the latter as torchvision keeps them
 _GZIP = b"\x1f\x8b"
-_GZIP_RATIO = 1032  # deflate never does better
-_MOST_BYTES = 1 << 30  # of an unpacked file; MNIST's largest is 47 MB
+_MAX_DEFLATE_RATIO = 1032  # deflate never does better
+_MAX_BYTES = 1 << 30  # of an unpacked file; MNIST's largest is 47 MB
 
 Bytes = npt.NDArray[np.uint8]
 
@@ -46,7 +46,7 @@ def read_idx_set(
     arrays = [read_idx(path, axes=3 if "images" in file else 1) for file, path in paths.items()]
     notes: tuple[str, ...] = ()
     for file, array in zip(FILES, arrays, strict=True):
-        notes += not_published(file, _file_of(array), published)
+        notes += checksum_notes(file, _file_of(array), published)
     train_x, train_y, test_x, test_y = arrays
     _check_pair(paths, "train", train_x, train_y, len(class_names))
     _check_pair(paths, "t10k", test_x, test_y, len(class_names))
@@ -89,7 +89,7 @@ def read_idx(path: Path, axes: int) -> Bytes:
             file.seek(0)
             if start == _GZIP:
                 with gzip.open(file, "rb") as unpacked:
-                    return _read(unpacked, axes, min(size * _GZIP_RATIO, _MOST_BYTES), False)
+                    return _read(unpacked, axes, min(size * _MAX_DEFLATE_RATIO, _MAX_BYTES), False)
             return _read(file, axes, size, True)
     except SourceError as error:
         raise SourceError(f"{path}: {error}") from error

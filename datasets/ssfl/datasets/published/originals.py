@@ -17,8 +17,8 @@ from typing import IO
 
 from ssfl.datasets.errors import SourceError
 
-MOST_MEMBER_BYTES = 256 << 20  # the largest published file, train.bin of CIFAR-100, is 154 MB
-MOST_ARCHIVE_BYTES = 1 << 30
+MAX_MEMBER_BYTES = 256 << 20  # the largest published file, train.bin of CIFAR-100, is 154 MB
+MAX_ARCHIVE_BYTES = 1 << 30
 FETCH_AGAIN = "it may be cut short; remove it and fetch it again"
 
 
@@ -43,7 +43,7 @@ def new_md5() -> "hashlib._Hash":
     return hashlib.md5(usedforsecurity=False)
 
 
-def not_published(name: str, data: bytes, published: Mapping[str, str]) -> tuple[str, ...]:
+def checksum_notes(name: str, data: bytes, published: Mapping[str, str]) -> tuple[str, ...]:
     """Return a note if the file called `name` has another checksum than the published one."""
     expected = published.get(name)
     if expected is None or digest(data, expected) == expected:
@@ -65,7 +65,7 @@ def read_tar(path: Path, wanted: Iterable[str]) -> dict[str, bytes]:
     found: dict[str, bytes] = {}
     try:
         with gzip.open(path, "rb") as file:
-            whole = _Bounded(file, MOST_ARCHIVE_BYTES)
+            whole = _LimitedReader(file, MAX_ARCHIVE_BYTES)
             # As a stream ("r|"): each byte is unpacked once and counted.
             with tarfile.open(fileobj=io.BufferedReader(whole), mode="r|") as archive:
                 for member in archive:
@@ -82,10 +82,10 @@ def read_tar(path: Path, wanted: Iterable[str]) -> dict[str, bytes]:
 def _read_member(archive: tarfile.TarFile, member: tarfile.TarInfo, is_second: bool) -> bytes:
     if is_second:
         raise SourceError(f"{PurePosixPath(member.name).name} is in the archive twice")
-    if member.size > MOST_MEMBER_BYTES:
+    if member.size > MAX_MEMBER_BYTES:
         raise SourceError(
             f"{member.name} holds {member.size:,} bytes; no published file has more than "
-            f"{MOST_MEMBER_BYTES:,}"
+            f"{MAX_MEMBER_BYTES:,}"
         )
     file = archive.extractfile(member)
     data = file.read() if file is not None else b""
@@ -94,7 +94,7 @@ def _read_member(archive: tarfile.TarFile, member: tarfile.TarInfo, is_second: b
     return data
 
 
-class _Bounded(io.RawIOBase):
+class _LimitedReader(io.RawIOBase):
     """A stream that fails after so many bytes instead of filling the memory."""
 
     def __init__(self, file: IO[bytes] | gzip.GzipFile, most: int) -> None:
@@ -108,7 +108,7 @@ class _Bounded(io.RawIOBase):
         data = self._file.read(len(buffer))
         self._left -= len(data)
         if self._left < 0:
-            raise SourceError(f"it unpacks to more than {MOST_ARCHIVE_BYTES:,} bytes")
+            raise SourceError(f"it unpacks to more than {MAX_ARCHIVE_BYTES:,} bytes")
         buffer[: len(data)] = data
         return len(data)
 

@@ -29,7 +29,7 @@ _CONTAINERS = frozenset(
         *("TUPLE", "TUPLE1", "TUPLE2", "TUPLE3", "REDUCE"),
     )
 )
-_MOST_CONTAINERS = 24  # a batch: one dictionary, up to three lists, six tuples, two calls
+_MAX_CONTAINERS = 24  # a batch: one dictionary, up to three lists, six tuples, two calls
 _BYTE_TYPES = (b"u1", "u1", b"|u1", "|u1")
 
 
@@ -66,7 +66,7 @@ def _follow_with(machine: "_Machine", data: bytes) -> None:
         if name not in _STEPS:
             raise SourceError(f"a published batch has no {name} in it")
         containers += name in _CONTAINERS
-        if containers > _MOST_CONTAINERS:
+        if containers > _MAX_CONTAINERS:
             raise SourceError("it nests more than any published batch")
         _STEPS[name](machine, argument)
 

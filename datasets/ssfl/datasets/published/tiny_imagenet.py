@@ -27,7 +27,7 @@ ARCHIVE = "tiny-imagenet-200.zip"
 FOLDER = "tiny-imagenet-200"
 _SIDE = 64
 _PUBLISHED = (100_000, 10_000)  # images to train and to test on
-_MOST_BYTES = 16 << 20  # of one member: words.txt has 2.6 MB, images a few thousand bytes
+_MAX_BYTES = 16 << 20  # of one member: words.txt has 2.6 MB, images a few thousand bytes
 _REPORT_EVERY = 500
 _ANNOTATIONS = "val/val_annotations.txt"
 
@@ -162,8 +162,8 @@ class _Folder:
 
     def read(self, name: str) -> bytes:
         path = self._path / name
-        if path.is_file() and path.stat().st_size > _MOST_BYTES:
-            raise SourceError(f"{name} has more than {_MOST_BYTES:,} bytes")
+        if path.is_file() and path.stat().st_size > _MAX_BYTES:
+            raise SourceError(f"{name} has more than {_MAX_BYTES:,} bytes")
         return read_bytes(path)
 
     def list(self, folder: str) -> list[str]:
@@ -198,8 +198,8 @@ class _Zip:
             raise SourceError(f"{name} is missing")
         try:
             member = self._archive.getinfo(self._prefix + name)
-            if member.file_size > _MOST_BYTES:
-                raise SourceError(f"{name} unpacks to more than {_MOST_BYTES:,} bytes")
+            if member.file_size > _MAX_BYTES:
+                raise SourceError(f"{name} unpacks to more than {_MAX_BYTES:,} bytes")
             # zipfile stops at the announced size and checks the CRC.
             return self._archive.read(member)
         except _DAMAGED as error:

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from ssfl.datasets.shards.partition import KINDS, LEAST_ALPHA, MOST_ALPHA
+from ssfl.datasets.shards.partition import KINDS, MIN_ALPHA, MAX_ALPHA
 from ssfl.method.errors import SettingsError
 from ssfl.method.settings import MAX_SEED, setting
 
@@ -33,5 +33,5 @@ class Cut:
         for flag, share in (("validation", self.validation), ("test-share", self.test_share)):
             if not 0 <= share < 1:
                 raise SettingsError(f"--{flag} must be at least 0 and below 1, got {share:g}")
-        if not LEAST_ALPHA <= self.alpha <= MOST_ALPHA:
+        if not MIN_ALPHA <= self.alpha <= MAX_ALPHA:
             raise SettingsError(f"--alpha must be between 0.000001 and 1000000, got {self.alpha:g}")

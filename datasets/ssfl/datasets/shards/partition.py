@@ -24,7 +24,7 @@ from ssfl.datasets.shards.dirichlet import dirichlet
 from ssfl.datasets.shards.draw import draw_classes
 from ssfl.datasets.errors import PartitionError
 from ssfl.datasets.shards.grouping import narrow, order_by, split_by
-from ssfl.datasets.wording import counted
+from ssfl.datasets.wording import plural
 from ssfl.method.streams import Stream
 
 Labels = npt.NDArray[np.integer[Any]]
@@ -32,7 +32,7 @@ Indices = npt.NDArray[np.int64]
 Doubles = npt.NDArray[np.float64]
 
 KINDS = ("dirichlet", "dirichlet-unbalanced", "classes", "iid")
-LEAST_ALPHA, MOST_ALPHA = 1e-6, 1e6
+MIN_ALPHA, MAX_ALPHA = 1e-6, 1e6
 
 
 def partition(
@@ -54,18 +54,18 @@ def partition(
     if not 1 <= clients <= len(labels):
         upto = f"1 to {len(labels)}" if len(labels) > 1 else "1"
         raise PartitionError(
-            f"cannot split {counted(len(labels), 'training sample')} among "
-            f"{counted(clients, 'client')}: each needs at least one, so ask for --clients {upto}"
+            f"cannot split {plural(len(labels), 'training sample')} among "
+            f"{plural(clients, 'client')}: each needs at least one, so ask for --clients {upto}"
         )
     if kind == "iid":
         return split_by(_iid(len(labels), clients, seed), clients)
-    present, counts = _present(labels)
+    present, counts = _classes_present(labels)
     codes = narrow(np.cumsum(np.bincount(labels) > 0) - 1, len(present))[labels]  # without gaps
     if kind == "classes":
         names = [class_names[label] if class_names else str(label) for label in present]
-        held = _hold_classes(counts, clients, classes_per_client, seed, names)
+        held = _choose_holders(counts, clients, classes_per_client, seed, names)
         return split_by(_deal(codes, held, seed), clients)
-    if not LEAST_ALPHA <= alpha <= MOST_ALPHA:
+    if not MIN_ALPHA <= alpha <= MAX_ALPHA:
         raise PartitionError(f"--alpha must be between 0.000001 and 1000000, got {alpha:g}")
     if kind == "dirichlet":
         return split_by(_balanced(codes, counts, clients, alpha, seed), clients)
@@ -95,7 +95,7 @@ def partition_test(test_labels: Labels, train_counts: Indices) -> list[Indices]:
         return np.searchsorted(cuts, np.arange(size), side="right")
 
     sizes = np.bincount(test_labels, minlength=num_classes)
-    return split_by(_own(order_by(test_labels, num_classes), sizes, owners), clients)
+    return split_by(_assign_owners(order_by(test_labels, num_classes), sizes, owners), clients)
 
 
 def client_mixes(alpha: float, clients: int, num_classes: int, seed: int) -> Doubles:
@@ -131,10 +131,10 @@ def _unbalanced(codes: Labels, counts: Indices, clients: int, alpha: float, seed
         cuts[-1] = size
         return np.searchsorted(cuts, np.arange(size), side="right")
 
-    return _own(_shuffled_by_class(codes, len(counts), seed), counts, owners)
+    return _assign_owners(_shuffled_by_class(codes, len(counts), seed), counts, owners)
 
 
-def _hold_classes(
+def _choose_holders(
     counts: Indices, clients: int, per_client: int, seed: int, names: Sequence[str]
 ) -> list[Indices]:
     """Return the clients that hold each class; refuse if not every sample finds a client."""
@@ -142,7 +142,7 @@ def _hold_classes(
     if not 1 <= per_client <= classes:
         raise PartitionError(
             f"--classes-per-client {per_client} is impossible: there are training samples of "
-            f"{counted(classes, 'class')}"
+            f"{plural(classes, 'class')}"
         )
     if clients * per_client < classes:
         raise PartitionError(
@@ -164,7 +164,7 @@ def _hold_classes(
     if short.size:
         one = int(short[0])
         raise PartitionError(
-            f"class {names[one]!r} has {counted(counts[one], 'sample')} for the {times[one]} "
+            f"class {names[one]!r} has {plural(counts[one], 'sample')} for the {times[one]} "
             "clients that are to hold it, so some would get none: ask for fewer --clients or fewer "
             "--classes-per-client, or drop the rare classes"
         )
@@ -181,7 +181,7 @@ def _deal(codes: Labels, held: list[Indices], seed: int) -> Indices:
         holders = np.roll(held[label], -int(begin[label] % np.uint64(len(held[label]))))
         return holders[np.arange(size) % len(holders)]
 
-    return _own(_shuffled_by_class(codes, len(held), seed), counts, owners)
+    return _assign_owners(_shuffled_by_class(codes, len(held), seed), counts, owners)
 
 
 def _shuffled_by_class(codes: Labels, num_classes: int, seed: int) -> Indices:
@@ -190,7 +190,7 @@ def _shuffled_by_class(codes: Labels, num_classes: int, seed: int) -> Indices:
     return shuffled[order_by(codes[shuffled], num_classes)]
 
 
-def _own(ordered: Indices, sizes: Indices, owners: Callable[[int, int], Indices]) -> Indices:
+def _assign_owners(ordered: Indices, sizes: Indices, owners: Callable[[int, int], Indices]) -> Indices:
     """Return the owner of each sample, given samples class after class and a rule per class."""
     owner = np.empty(len(ordered), dtype=np.int64)
     ends = np.cumsum(sizes)
@@ -200,7 +200,7 @@ def _own(ordered: Indices, sizes: Indices, owners: Callable[[int, int], Indices]
     return owner
 
 
-def _present(labels: Labels) -> tuple[Indices, Indices]:
+def _classes_present(labels: Labels) -> tuple[Indices, Indices]:
     """Return the classes that have samples, and how many each has."""
     counts = np.bincount(labels)
     present = np.flatnonzero(counts)
@@ -210,7 +210,7 @@ def _present(labels: Labels) -> tuple[Indices, Indices]:
 def _refuse_empty(parts: Sequence[Indices], alpha: float, seed: int) -> None:
     empty = [client for client, part in enumerate(parts) if not len(part)]
     if empty:
-        others = f" and {counted(len(empty) - 1, 'other')}" if len(empty) > 1 else ""
+        others = f" and {plural(len(empty) - 1, 'other')}" if len(empty) > 1 else ""
         raise PartitionError(
             f"client {empty[0]}{others} of {len(parts)} would be left without samples by "
             f"--alpha {alpha:g} --seed {seed}: try a larger --alpha, fewer --clients or "

@@ -26,9 +26,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ssfl.datasets.archive import LESS_MEMORY, read_archive
+from ssfl.datasets.archive import MEMORY_ADVICE, read_archive
 from ssfl.datasets.errors import ShardError
-from ssfl.datasets.wording import listed, size
+from ssfl.datasets.wording import format_bytes, join_names
 from ssfl.durable.files import atomic_file
 
 Array = npt.NDArray[Any]
@@ -38,16 +38,16 @@ ARRAYS = ("train_x", "train_y", "test_x", "test_y", "num_classes")
 OPTIONAL = ("format", "val_x", "val_y", "class_names")
 SUMMARY = "shards.json"  # what `ssfl shards` writes beside the shards
 PICTURE = "classes.png"
-MAKE_SOME = "make some with: ssfl shards"
-MOST_ZEROS = 5  # that may be left out before the number in a name
+MAKE_SHARDS = "make some with: ssfl shards"
+MAX_OMITTED_ZEROS = 5  # that may be left out before the number in a name
 MAX_NUM_CLASSES = 1_000_000  # before an absurd number becomes the width of a network
 _PIXEL_MAX = {np.dtype(np.uint8): 255, np.dtype(np.uint16): 65535}
 _BLOCK_BYTES = 1 << 26  # how much is checked for NaN at once
-_NOTHING: Array = np.empty(0)
+_EMPTY: Array = np.empty(0)
 
 
-def _nothing() -> Array:
-    return _NOTHING
+def _empty() -> Array:
+    return _EMPTY
 
 
 @dataclass(frozen=True, eq=False)
@@ -59,8 +59,8 @@ class Shard:
     test_x: Array  # (M, ...)
     test_y: Array  # (M, ...)
     num_classes: int  # 0: the targets are not classes
-    val_x: Array = field(default_factory=_nothing)  # (V, ...); left out: V is 0
-    val_y: Array = field(default_factory=_nothing)
+    val_x: Array = field(default_factory=_empty)  # (V, ...); left out: V is 0
+    val_y: Array = field(default_factory=_empty)
     class_names: tuple[str, ...] = ()  # of class 0, 1, …; empty: they have none
 
     def __post_init__(self) -> None:
@@ -70,7 +70,7 @@ class Shard:
             raise ShardError(
                 f"num_classes must be a whole number, 0 for numbers, not {self.num_classes!r}"
             )
-        if self.val_x is _NOTHING and self.val_y is _NOTHING:
+        if self.val_x is _EMPTY and self.val_y is _EMPTY:
             object.__setattr__(self, "val_x", self.train_x[:0])
             object.__setattr__(self, "val_y", self.train_y[:0])
         for part in ("train", "val", "test"):
@@ -140,10 +140,10 @@ def find_shard(data: str, data_root: Path) -> Path:
         if not is_bare:
             raise ShardError(f"there is no file {data}")
         if not data_root.is_dir():
-            raise ShardError(f"there is no folder {data_root} to find {data} in; {MAKE_SOME}")
+            raise ShardError(f"there is no folder {data_root} to find {data} in; {MAKE_SHARDS}")
         raise ShardError(
             f"there is no shard {data} under {data_root}; "
-            f"there are: {listed(shard_names(data_root))}"
+            f"there are: {join_names(shard_names(data_root))}"
         )
     except OSError as error:
         raise ShardError(f"cannot look for the shard {data}: {error}") from error
@@ -156,15 +156,15 @@ def full_name(data: str, data_root: Path) -> str:
     counts 0, 1, 2. Whatever else is given is returned as it is.
     """
     parts = re.fullmatch(r"(.*?)(\d+)(?:\.npz)?", data)
-    if not parts or Path(data).name != data or _is_there(data_root / data):
+    if not parts or Path(data).name != data or _shard_exists(data_root / data):
         return data
     start, number = parts.groups()
-    padded = [start + number.zfill(len(number) + zeros) for zeros in range(1, MOST_ZEROS + 1)]
-    found = [name for name in padded if _is_there(data_root / name)]
+    padded = [start + number.zfill(len(number) + zeros) for zeros in range(1, MAX_OMITTED_ZEROS + 1)]
+    found = [name for name in padded if _shard_exists(data_root / name)]
     return found[0] if len(found) == 1 else data
 
 
-def _is_there(place: Path) -> bool:
+def _shard_exists(place: Path) -> bool:
     try:
         return place.exists() or Path(f"{place}.npz").exists()
     except OSError:  # `find_shard` says what is wrong
@@ -178,7 +178,7 @@ def shard_names(folder: Path) -> list[str]:
     writes beside its shards. Raise ShardError if there is none, or if two have one name.
     """
     if not folder.is_dir():
-        raise ShardError(f"there is no folder {folder} to find shards in; {MAKE_SOME}")
+        raise ShardError(f"there is no folder {folder} to find shards in; {MAKE_SHARDS}")
     try:
         entries = list(folder.iterdir())
     except OSError as error:
@@ -186,7 +186,7 @@ def shard_names(folder: Path) -> list[str]:
     files = [entry.name for entry in entries if not entry.name.startswith(".")]
     names = sorted(name.removesuffix(".npz") for name in files if name not in (SUMMARY, PICTURE))
     if not names:
-        raise ShardError(f"the folder {folder} holds no shards; {MAKE_SOME}")
+        raise ShardError(f"the folder {folder} holds no shards; {MAKE_SHARDS}")
     for name, following in pairwise(names):
         if name == following:
             raise ShardError(
@@ -198,13 +198,13 @@ def shard_names(folder: Path) -> list[str]:
 def read_shard(path: Path) -> Shard:
     """Return the shard in a file; raise ShardError naming the file and what is wrong with it."""
     try:
-        return _shard_of(read_archive(path, ARRAYS, OPTIONAL))
+        return _parse_shard(read_archive(path, ARRAYS, OPTIONAL))
     except ShardError as error:
         raise ShardError(f"{path}: {error}") from error
     except MemoryError as error:  # pixels of one byte become numbers of four
         raise ShardError(
-            f"{path}: the file has {size(path.stat().st_size)}, and its arrays take more memory "
-            f"than is free here: {LESS_MEMORY}"
+            f"{path}: the file has {format_bytes(path.stat().st_size)}, and its arrays take more memory "
+            f"than is free here: {MEMORY_ADVICE}"
         ) from error
 
 
@@ -219,7 +219,7 @@ def write_shard(path: Path, shard: Shard) -> None:
         np.savez(file, allow_pickle=False, **head, **arrays)
 
 
-def _shard_of(arrays: dict[str, Array]) -> Shard:
+def _parse_shard(arrays: dict[str, Array]) -> Shard:
     version = int(_integers("format", arrays.get("format", np.array(1)), 0))
     if not 1 <= version <= FORMAT:
         raise ShardError(f"it is in format {version}; this program reads 1 to {FORMAT}")

@@ -21,17 +21,17 @@ from ssfl.datasets.errors import ShardError
 from ssfl.datasets.shards.shard_file import PICTURE, SUMMARY, write_shard
 from ssfl.datasets.source import Progress
 from ssfl.datasets.shards.summary import ShardSummary, summarize, summary_json
-from ssfl.datasets.wording import counted, listed, size
+from ssfl.datasets.wording import format_bytes, join_names, plural
 from ssfl.program.exits import deferred_signals
 from ssfl.durable.files import sync_directory, write_atomic
 
-_UNFINISHED = ".shards.part"  # folder in which new shards wait for the last of them
-_LEAVING = "old"  # in it: old files on their way out; the others are where they were
-_LEFT = "old-complete"  # all of the old ones; what lies in their place is new
-_REPLACED = "replaced"  # nobody needs them any more
+_WORK_FOLDER = ".shards.part"  # folder in which new shards wait for the last of them
+_OLD_MOVING = "old"  # in it: old files on their way out; the others are where they were
+_OLD_MOVED = "old-complete"  # all of the old ones; what lies in their place is new
+_OLD_REPLACED = "replaced"  # nobody needs them any more
 _OVERHEAD_BYTES = 4096  # of a shard file, beside its arrays, and of its line in the summary
 
-Draw = Callable[[ShardSummary, Path], None]  # makes the picture of a summary
+DrawSummary = Callable[[ShardSummary, Path], None]  # makes the picture of a summary
 
 
 def make_shards(
@@ -41,7 +41,7 @@ def make_shards(
     *,
     overwrite: bool = False,
     on_progress: Progress | None = None,
-    draw: Draw | None = None,
+    draw: DrawSummary | None = None,
 ) -> ShardSummary:
     """Write `shard_00.npz` … and `shards.json` into `out` and return what each holds.
 
@@ -58,7 +58,7 @@ def make_shards(
     names = [f"shard_{client:0{width}d}.npz" for client in range(cut.clients)]
     summary = summarize(assignment, cut, tuple(out / name for name in names))
     try:
-        _check_room(out, data, cut.clients)
+        _check_disk_space(out, data, cut.clients)
         with _new_folder(out) as new:
             _write(new, assignment, summary, on_progress)
             if draw:
@@ -74,30 +74,30 @@ def check_folder(out: Path, *, overwrite: bool) -> None:
     """Raise ShardError if it is no folder, or holds shards that are not to be replaced."""
     if out.exists() and not out.is_dir():
         raise ShardError(f"{out} is a file: choose a folder with --out")
-    held = _written_in(out)
+    held = _written_files(out)
     if held and not overwrite:
         shards = [path for path in held if path.suffix == ".npz"]
-        what = counted(len(shards), "shard") if shards else listed([path.name for path in held])
+        what = plural(len(shards), "shard") if shards else join_names([path.name for path in held])
         raise ShardError(
             f"{out} already holds {what}; add --overwrite to replace, "
             "or choose another folder with --out"
         )
 
 
-def _written_in(folder: Path) -> list[Path]:
+def _written_files(folder: Path) -> list[Path]:
     """Return the files that a cut writes; what a person put beside them is no concern of one."""
     files = (*sorted(folder.glob("shard_*.npz")), folder / SUMMARY, folder / PICTURE)
     return [path for path in files if path.is_file()]
 
 
-def _check_room(out: Path, data: DataSet, clients: int) -> None:
+def _check_disk_space(out: Path, data: DataSet, clients: int) -> None:
     arrays = (data.train_x, data.train_y, data.test_x, data.test_y)
     needed = sum(array.nbytes for array in arrays) + clients * _OVERHEAD_BYTES
     there = next(folder for folder in (out, *out.absolute().parents) if folder.exists())
     free = shutil.disk_usage(there).free
     if needed > free:
         raise ShardError(
-            f"the shards need {size(needed)}, but the disk of {there} has {size(free)} free: "
+            f"the shards need {format_bytes(needed)}, but the disk of {there} has {format_bytes(free)} free: "
             "make room or choose another folder with --out"
         )
 
@@ -107,7 +107,7 @@ def _new_folder(out: Path) -> Iterator[Path]:
     """Yield an empty folder inside `out`, of which this process is the only user."""
     is_new = not out.exists()
     out.mkdir(parents=True, exist_ok=True)
-    new = out / _UNFINISHED
+    new = out / _WORK_FOLDER
     try:
         with _lock(out):
             _clear(new, out)  # of a process that was killed
@@ -148,21 +148,21 @@ def _write(
 def _swap(new: Path, out: Path) -> None:
     """Put the new files in the place of the old ones; if it fails, `_clear` undoes it."""
     files = sorted(new.iterdir())
-    old = _written_in(out)
-    leaving, left = new / _LEAVING, new / _LEFT
+    old = _written_files(out)
+    leaving, left = new / _OLD_MOVING, new / _OLD_MOVED
     with deferred_signals():
         leaving.mkdir()
         _move(old, leaving)
         leaving.rename(left)
         sync_directory(new)
         _move(files, out)
-        left.rename(new / _REPLACED)
+        left.rename(new / _OLD_REPLACED)
         sync_directory(new)
 
 
 def _recover(out: Path) -> None:
     """Undo an exchange in the midst of which a process was killed."""
-    new = out / _UNFINISHED
+    new = out / _WORK_FOLDER
     if new.is_dir():
         try:
             with _lock(out):
@@ -173,9 +173,9 @@ def _recover(out: Path) -> None:
 
 def _clear(new: Path, out: Path) -> None:
     """Remove the folder, but return old files to their place unless all of the new ones are."""
-    leaving, left = new / _LEAVING, new / _LEFT
+    leaving, left = new / _OLD_MOVING, new / _OLD_MOVED
     if left.is_dir():
-        for path in _written_in(out):
+        for path in _written_files(out):
             path.unlink(missing_ok=True)
         sync_directory(out)
         left.rename(leaving)  # so that being killed now loses nothing either

@@ -19,7 +19,7 @@ import numpy.typing as npt
 
 from ssfl.datasets.errors import SourceError
 from ssfl.datasets.source import Progress
-from ssfl.datasets.wording import listed
+from ssfl.datasets.wording import join_names
 
 NUMBERS = ("whole", "number")
 
@@ -29,12 +29,12 @@ class ColumnType:
     """What a column holds."""
 
     kind: str  # whole, number, flag, text, nothing or other
-    called: str  # what a person calls it: "int64", "timestamp[us]", "dates"
+    type_name: str  # what a person calls it: "int64", "timestamp[us]", "dates"
     why: str = ""  # why it is text although most cells are numbers: "row 17 holds '?'"
 
 
 @dataclass(frozen=True)
-class Contents:
+class TableContents:
     """What the columns of a table hold, in all of its rows."""
 
     types: dict[str, ColumnType]
@@ -52,7 +52,7 @@ class Cells:
     def __len__(self) -> int:
         return len(self.values)
 
-    def take(self, rows: npt.NDArray[np.bool_]) -> "Cells":
+    def select(self, rows: npt.NDArray[np.bool_]) -> "Cells":
         """Return the chosen rows."""
         return Cells(self.values[rows], self.missing[rows], self.words)
 
@@ -74,7 +74,7 @@ class Table(Protocol):
 
     def contents(
         self, columns: Collection[str], as_text: Collection[str], on_progress: Progress | None
-    ) -> Contents:
+    ) -> TableContents:
         """Return what the columns hold; `as_text` are text if a file leaves that open."""
 
     def batches(self, types: dict[str, ColumnType]) -> Iterator[dict[str, Cells]]:
@@ -91,4 +91,6 @@ def check_names(path: Path, names: tuple[str, ...]) -> None:
     """Refuse columns that cannot be told apart."""
     twice = sorted({name for name in names if names.count(name) > 1})
     if twice:
-        raise SourceError(f"{path}: more than one column is called {listed(twice)}; rename them")
+        raise SourceError(
+            f"{path}: more than one column is called {join_names(twice)}; rename them"
+        )

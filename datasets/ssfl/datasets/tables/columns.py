@@ -17,7 +17,7 @@ import numpy.typing as npt
 from ssfl.datasets.errors import SourceError
 from ssfl.datasets.tables.cells import NUMBERS, Cells, ColumnType, Table, ignore_flag
 from ssfl.datasets.text_columns import are_dates, are_local_numbers
-from ssfl.datasets.wording import listed
+from ssfl.datasets.wording import join_names
 
 LABELS = ("label", "target", "class", "y", "outcome")
 MAX_WORDS = 100  # different texts of one column: each becomes an input
@@ -28,7 +28,7 @@ _ID_ROWS = 5  # that so few texts are all different says nothing
 
 
 @dataclass(frozen=True)
-class Choice:
+class ColumnChoice:
     """What is read of a table."""
 
     label: str
@@ -40,7 +40,7 @@ class Choice:
         return (*self.features, self.label)
 
 
-def choose(table: Table, label: str, ignore: Collection[str]) -> Choice:
+def choose(table: Table, label: str, ignore: Collection[str]) -> ColumnChoice:
     """Return which columns are read; raise SourceError where the wish and the table disagree."""
     ignored = {_find(table, name, "--ignore") for name in ignore}
     left = [name for name in table.names if name not in ignored]
@@ -50,7 +50,7 @@ def choose(table: Table, label: str, ignore: Collection[str]) -> Choice:
     features = tuple(name for name in left if name != chosen)
     if not features:
         raise SourceError(f"{table.path}: no column is left to predict {chosen} from")
-    return Choice(chosen, features)
+    return ColumnChoice(chosen, features)
 
 
 def _find(table: Table, name: str, flag: str) -> str:
@@ -59,7 +59,9 @@ def _find(table: Table, name: str, flag: str) -> str:
     if name in by_name:
         return by_name[name]
     close = difflib.get_close_matches(name, by_name, n=3)
-    hint = f"did you mean {' or '.join(close)}?" if close else f"there are: {listed(table.names)}"
+    hint = (
+        f"did you mean {' or '.join(close)}?" if close else f"there are: {join_names(table.names)}"
+    )
     raise SourceError(f"{table.path}: {flag} {name}: there is no such column; {hint}")
 
 
@@ -70,7 +72,7 @@ def _only_label(path: Path, names: list[str]) -> str:
     wrong = f"{' and '.join(found)} could each be it" if found else f"none is called {LABELS[0]}"
     raise SourceError(
         f"{path}: which column is to be predicted? Name it with --label ({wrong}). "
-        f"The columns are: {listed(names)}"
+        f"The columns are: {join_names(names)}"
     )
 
 
@@ -83,10 +85,10 @@ def check_types(path: Path, types: dict[str, ColumnType], label: str) -> None:
                 if name == label
                 else f"leave it out with {ignore_flag(name)}, or turn it into numbers first"
             )
-            raise SourceError(f"{path}: column {name} holds {one.called}, no numbers; {advice}")
+            raise SourceError(f"{path}: column {name} holds {one.type_name}, no numbers; {advice}")
 
 
-class Survey:
+class ColumnSurvey:
     """What is known of one column after the rows seen so far."""
 
     def __init__(self, path: Path, name: str, type_: ColumnType, is_label: bool) -> None:
@@ -137,7 +139,7 @@ class Survey:
         return math.sqrt(self.squares / self.count) if self.count else 0.0
 
     @property
-    def usual(self) -> Any:
+    def most_frequent(self) -> Any:
         """The most frequent value; of equals the first."""
         return min(sorted(self.values), key=lambda value: -self.values[value])
 

@@ -22,9 +22,9 @@ import pyarrow.csv as pyarrow_csv
 from ssfl.datasets.errors import SourceError
 from ssfl.datasets.source import Progress
 from ssfl.datasets.tables.arrow_cells import reading, to_cells
-from ssfl.datasets.tables.cells import Cells, ColumnType, Contents, ignore_flag
+from ssfl.datasets.tables.cells import Cells, ColumnType, TableContents, ignore_flag
 from ssfl.datasets.tables.csv_head import CsvHead, is_number, read_head
-from ssfl.datasets.wording import size
+from ssfl.datasets.wording import format_bytes
 
 _BLOCK_BYTES = 4 << 20
 _FLAGS = ("true", "True", "TRUE", "false", "False", "FALSE")
@@ -61,7 +61,7 @@ class CsvTable:
 
     def contents(
         self, columns: Collection[str], as_text: Collection[str], on_progress: Progress | None
-    ) -> Contents:
+    ) -> TableContents:
         """Return the narrowest kind that fits all cells of each column."""
         found = {name: "text" if name in as_text else "nothing" for name in columns}
         why = dict.fromkeys(columns, "")
@@ -72,7 +72,7 @@ class CsvTable:
                 column = batch.column(name)
                 found[name] = self._kind(column, kind)
                 if found[name] == "text" and kind != "text":
-                    why[name] = _odd_one(column, row)
+                    why[name] = _first_non_number(column, row)
                 if found[name] in ("number", _COMMA) and name not in thousands:
                     thousands |= self._thousands(name, column, row)
             row += batch.num_rows
@@ -80,7 +80,7 @@ class CsvTable:
             raise SourceError(f"{self.path}: {_NO_ROWS}")
         self._refuse_thousands(found, thousands)
         types = {name: _column_type(kind, why[name]) for name, kind in found.items()}
-        return Contents(types, row)
+        return TableContents(types, row)
 
     def _thousands(self, name: str, column: Any, rows_before: int) -> dict[str, str]:
         """Return where a column holds a number as 1.350, in a file that may have decimal commas."""
@@ -102,7 +102,7 @@ class CsvTable:
     def batches(self, types: dict[str, ColumnType]) -> Iterator[dict[str, Cells]]:
         """Yield the columns, a block of the file at a time."""
         arrow = {
-            name: pa.string() if one.called == _COMMA else _ARROW.get(one.kind, pa.string())
+            name: pa.string() if one.type_name == _COMMA else _ARROW.get(one.kind, pa.string())
             for name, one in types.items()
         }
         for batch in self._stream(arrow):
@@ -124,7 +124,7 @@ class CsvTable:
                             on_progress(what, file.tell(), file.size())
                         yield batch
             except (pa.ArrowInvalid, UnicodeError) as error:
-                reason = _what_is_wrong(self.path, self.head, str(error))
+                reason = _explain_parse_error(self.path, self.head, str(error))
                 if reason:
                     raise SourceError(f"{self.path}: {reason}") from error
                 raise
@@ -181,7 +181,7 @@ def _with_point(column: Any) -> Any:
     return pc.replace_substring(pc.utf8_trim_whitespace(column), ",", ".")
 
 
-def _odd_one(column: Any, rows_before: int) -> str:
+def _first_non_number(column: Any, rows_before: int) -> str:
     """Return which cell keeps a column from being numbers; nothing if many do."""
     cells = column.to_pylist()
     odd = [row for row, cell in enumerate(cells) if cell and not is_number(cell.replace(",", "."))]
@@ -197,13 +197,13 @@ def _column_type(kind: str, why: str) -> ColumnType:
 
 
 def _cells(column: Any, type_: ColumnType) -> Cells:
-    return to_cells(_with_point(column) if type_.called == _COMMA else column, type_.kind)
+    return to_cells(_with_point(column) if type_.type_name == _COMMA else column, type_.kind)
 
 
-def _what_is_wrong(path: Path, head: CsvHead, message: str) -> str:
+def _explain_parse_error(path: Path, head: CsvHead, message: str) -> str:
     """Return a sentence for what pyarrow could not parse, having looked for the place."""
     if "straddl" in message:
-        return f"a row is longer than {size(_BLOCK_BYTES)}; is the quote at its beginning closed?"
+        return f"a row is longer than {format_bytes(_BLOCK_BYTES)}; is the quote at its beginning closed?"
     if "Empty CSV" in message:
         return _NO_ROWS
     if "UTF8" in message or "utf-8" in message:

@@ -15,7 +15,7 @@ _HEAD_BYTES = 1 << 20  # a header is shorter
 _NAMES = {",": "comma", ";": "semicolon", "\t": "tab"}
 
 # Files that are often given a wrong ending, by their first bytes, and what to do with them.
-_OTHERS = {
+_OTHER_FORMATS = {
     b"PK\x03\x04": "a zip archive or an Excel workbook (.xlsx); unpack it, or save it as CSV UTF-8",
     b"\xd0\xcf\x11\xe0": "an Excel workbook (.xls); save it as CSV UTF-8",
     b"\x1f\x8b": "gzipped; give it the ending .csv.gz",
@@ -73,7 +73,7 @@ def _first_bytes(path: Path) -> bytes:
 def _text(path: Path, head: bytes) -> str:
     if not head.strip():
         raise SourceError(f"{path}: the file is empty")
-    for start, really in _OTHERS.items():
+    for start, really in _OTHER_FORMATS.items():
         if head.startswith(start):
             raise SourceError(f"{path}: this is not CSV but {really}")
     if b"\0" in head:

@@ -15,9 +15,9 @@ import numpy.typing as npt
 
 from ssfl.datasets.errors import SourceError
 from ssfl.datasets.tables.cells import NUMBERS, Cells, ignore_flag
-from ssfl.datasets.tables.columns import Survey
+from ssfl.datasets.tables.columns import ColumnSurvey
 from ssfl.datasets.text_columns import are_local_numbers
-from ssfl.datasets.wording import listed
+from ssfl.datasets.wording import join_names
 
 _EXACT = 1 << 24  # whole numbers up to here are exact in float32
 _EXACT_DOUBLE = 1 << 53  # and up to here in float64
@@ -42,7 +42,7 @@ class Feature:
         """How many inputs."""
         return len(self.words) if self.kind == "text" else 1
 
-    def told(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, Any]:
         """Return how new rows are to be prepared, for `shards.json`."""
         texts = {"texts": list(self.words)} if self.kind == "text" else {}
         numbers = {"mean": self.mean, "deviation": self.scale}
@@ -77,7 +77,7 @@ class Feature:
         return unusable
 
 
-def make_features(surveys: list[Survey], standardize: bool) -> tuple[Feature, ...]:
+def make_features(surveys: list[ColumnSurvey], standardize: bool) -> tuple[Feature, ...]:
     """Return how each column is turned into inputs, in the order of the table."""
     features: list[Feature] = []
     place = 0
@@ -93,14 +93,14 @@ def make_features(surveys: list[Survey], standardize: bool) -> tuple[Feature, ..
     return tuple(features)
 
 
-def _feature(survey: Survey, place: int, standardize: bool) -> Feature:
+def _feature(survey: ColumnSurvey, place: int, standardize: bool) -> Feature:
     kind = survey.type.kind
     if kind == "text":
         survey.refuse_many_words()
         words = tuple(sorted(survey.values))
-        return Feature(survey.name, kind, place, words, fill=words.index(survey.usual))
+        return Feature(survey.name, kind, place, words, fill=words.index(survey.most_frequent))
     if kind == "flag":
-        return Feature(survey.name, kind, place, fill=float(survey.usual))
+        return Feature(survey.name, kind, place, fill=float(survey.most_frequent))
     if not standardize:
         return Feature(survey.name, kind, place, fill=survey.mean)
     if survey.is_constant:
@@ -115,7 +115,7 @@ def _feature(survey: Survey, place: int, standardize: bool) -> Feature:
 
 
 def feature_notes(
-    surveys: list[Survey], features: tuple[Feature, ...], standardize: bool
+    surveys: list[ColumnSurvey], features: tuple[Feature, ...], standardize: bool
 ) -> list[str]:
     """Return what a person should know of the inputs."""
     notes = []
@@ -126,21 +126,21 @@ def feature_notes(
     if standardize and numbers:
         notes.append(f"{_columns(len(numbers))} of numbers standardised by the training rows")
     if standardize and constant:
-        notes.append(f"the same number in every row, so 0 in every sample: {listed(constant)}")
+        notes.append(f"the same number in every row, so 0 in every sample: {join_names(constant)}")
     if standardize and blurred:
         notes.append(
             "so large that float64 sees the same number in every row, so 0 in every sample; "
-            f"if they differ, subtract something first: {listed(blurred)}"
+            f"if they differ, subtract something first: {join_names(blurred)}"
         )
     ids = [survey.name for survey in numbers if survey.looks_like_ids]
     if ids:
         notes.append(
-            f"whole numbers, different in every row: {listed(ids)}; if these are ids, leave them "
+            f"whole numbers, different in every row: {join_names(ids)}; if these are ids, leave them "
             f"out with {ignore_flag(ids[0])}"
         )
     large = [one.name for one in numbers if max(abs(one.low), abs(one.high)) > _EXACT]
     if large and not standardize:
-        notes.append(f"beyond 16,777,216, where float32 drops digits: {listed(large)}")
+        notes.append(f"beyond 16,777,216, where float32 drops digits: {join_names(large)}")
     texts = [feature for feature in features if feature.kind == "text"]
     if texts:
         inputs = sum(feature.width for feature in texts)

@@ -11,7 +11,7 @@ import pyarrow.parquet as pq
 from ssfl.datasets.errors import SourceError
 from ssfl.datasets.source import Progress
 from ssfl.datasets.tables.arrow_cells import column_type, reading, to_cells
-from ssfl.datasets.tables.cells import Cells, ColumnType, Contents, check_names, ignore_flag
+from ssfl.datasets.tables.cells import Cells, ColumnType, TableContents, check_names, ignore_flag
 
 _MAGIC = b"PAR1"  # at both ends of the file
 _BATCH_ROWS = 65536
@@ -33,10 +33,10 @@ class ParquetTable:
         columns: Collection[str],
         as_text: Collection[str],  # noqa: ARG002 - the file leaves nothing open
         on_progress: Progress | None,  # noqa: ARG002 - nothing has to be read
-    ) -> Contents:
+    ) -> TableContents:
         """Return the types that the file names."""
         types = {name: column_type(self.arrow_types[name]) for name in columns}
-        return Contents(types, self.rows)
+        return TableContents(types, self.rows)
 
     def batches(self, types: dict[str, ColumnType]) -> Iterator[dict[str, Cells]]:
         """Yield the columns, a batch of rows at a time."""

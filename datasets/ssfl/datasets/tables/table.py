@@ -15,11 +15,11 @@ from ssfl.datasets.data_set import Array, DataSet
 from ssfl.datasets.errors import SourceError
 from ssfl.datasets.memory import empty_array
 from ssfl.datasets.source import Progress, SourceOptions
-from ssfl.datasets.tables.cells import NUMBERS, Cells, Contents, Table, ignore_flag
-from ssfl.datasets.tables.columns import Choice, Survey, check_types, choose
+from ssfl.datasets.tables.cells import NUMBERS, Cells, Table, TableContents, ignore_flag
+from ssfl.datasets.tables.columns import ColumnChoice, ColumnSurvey, check_types, choose
 from ssfl.datasets.tables.features import Feature, feature_notes, make_features, refuse_overflow
 from ssfl.datasets.tables.targets import Target, make_target, target_notes
-from ssfl.datasets.wording import counted, listed
+from ssfl.datasets.wording import join_names, plural
 
 Mask = npt.NDArray[np.bool_]
 
@@ -29,10 +29,10 @@ class _Part:
     """One table, surveyed: the training rows or the test rows."""
 
     table: Table
-    contents: Contents
-    choice: Choice
+    contents: TableContents
+    choice: ColumnChoice
     missing: str  # what to do about missing cells
-    surveys: dict[str, Survey]
+    surveys: dict[str, ColumnSurvey]
     rows: int  # that are kept
     on_progress: Progress | None
 
@@ -66,7 +66,7 @@ def read_table(path: Path, options: SourceOptions, on_progress: Progress | None 
         test_y,
         target.class_names,
         tuple(notes),
-        tuple(feature.told() for feature in features),
+        tuple(feature.to_json() for feature in features),
     )
 
 
@@ -97,7 +97,7 @@ def _open_test(path: Path, train: _Part, missing: str, on_progress: Progress | N
     lacking = [name for name in choice.columns if name not in table.names]
     if lacking:
         raise SourceError(
-            f"{path}: the test table lacks columns of {train.table.path}: {listed(lacking)}"
+            f"{path}: the test table lacks columns of {train.table.path}: {join_names(lacking)}"
         )
     expected = train.contents.types
     as_text = [name for name, one in expected.items() if one.kind == "text"]
@@ -106,8 +106,8 @@ def _open_test(path: Path, train: _Part, missing: str, on_progress: Progress | N
         if not _is_readable_as(one.kind, expected[name].kind):
             why = f" ({one.why})" if one.why else ""
             raise SourceError(
-                f"{path}: column {name} holds {one.called}{why}, "
-                f"but {expected[name].called} in {train.table.path}"
+                f"{path}: column {name} holds {one.type_name}{why}, "
+                f"but {expected[name].type_name} in {train.table.path}"
             )
     return _survey(table, choice, contents, missing, on_progress)
 
@@ -118,15 +118,15 @@ def _is_readable_as(kind: str, train: str) -> bool:
 
 def _survey(
     table: Table,
-    choice: Choice,
-    contents: Contents,
+    choice: ColumnChoice,
+    contents: TableContents,
     missing: str,
     on_progress: Progress | None,
 ) -> _Part:
     """Return what the columns hold; raise SourceError if cells are missing that may not be."""
     check_types(table.path, contents.types, choice.label)
     surveys = {
-        name: Survey(table.path, name, one, name == choice.label)
+        name: ColumnSurvey(table.path, name, one, name == choice.label)
         for name, one in contents.types.items()
     }
     kept_rows = done = 0
@@ -143,7 +143,7 @@ def _survey(
     return part
 
 
-def _kept(batch: dict[str, Cells], choice: Choice, missing: str) -> Mask:
+def _kept(batch: dict[str, Cells], choice: ColumnChoice, missing: str) -> Mask:
     """Return which rows are used: with a label, and whole if incomplete ones are dropped."""
     kept = ~batch[choice.label].missing
     if missing == "drop":
@@ -166,12 +166,12 @@ def _check_missing(part: _Part) -> None:
                 f"or leave columns out with {ignore_flag(worst.name)}"
             )
         raise SourceError(
-            f"{path}: cells are missing in {counted(len(gaps), 'column')}: {listed(shown)}. "
+            f"{path}: cells are missing in {plural(len(gaps), 'column')}: {join_names(shown)}. "
             f"Drop these rows with --missing drop{others}"
         )
     if not part.rows:
         empty = [one.name for one in gaps if one.missing == one.rows]
-        hint = f"; empty in every row: {listed(empty)}" if empty else ""
+        hint = f"; empty in every row: {join_names(empty)}" if empty else ""
         raise SourceError(
             f"{path}: no row is left of {part.contents.rows:,} when incomplete ones are "
             f"dropped{hint}"
@@ -192,12 +192,12 @@ def _fill(
         rows = np.flatnonzero(kept) + done + 1
         stop = start + len(rows)
         for feature in features:
-            unusable = feature.write(batch[feature.name].take(kept), x[start:stop])
+            unusable = feature.write(batch[feature.name].select(kept), x[start:stop])
             if unusable.any() and feature.kind != "text":
                 refuse_overflow(part.table.path, feature, int(rows[unusable][0]))
             if unusable.any():
                 unknown[feature.name] = unknown.get(feature.name, 0) + int(unusable.sum())
-        y[start:stop] = target.encode(part.table.path, batch[target.name].take(kept), rows)
+        y[start:stop] = target.encode(part.table.path, batch[target.name].select(kept), rows)
         start, done = stop, done + len(kept)
         if part.on_progress:
             part.on_progress(f"rows of {part.table.path.name} read", done, part.contents.rows)
@@ -210,17 +210,17 @@ def _row_notes(part: _Part) -> list[str]:
     if dropped:
         lost = "a missing cell" if part.missing == "drop" else f"no {part.choice.label}"
         notes.append(
-            f"{counted(dropped, 'row')} of {part.contents.rows:,} in {name} dropped: {lost}"
+            f"{plural(dropped, 'row')} of {part.contents.rows:,} in {name} dropped: {lost}"
         )
     filled = [part.surveys[feature] for feature in part.choice.features]
     cells = sum(survey.missing for survey in filled)
     if part.missing == "mean" and cells:
         notes.append(
-            f"{counted(cells, 'missing cell')} in {name} filled with the training mean or the most "
-            f"frequent text: {listed([one.name for one in filled if one.missing])}"
+            f"{plural(cells, 'missing cell')} in {name} filled with the training mean or the most "
+            f"frequent text: {join_names([one.name for one in filled if one.missing])}"
         )
     return notes
 
 
 def _unknown_note(name: str, count: int) -> str:
-    return f"{counted(count, 'test row')} with a text in {name} that no training row has: all 0"
+    return f"{plural(count, 'test row')} with a text in {name} that no training row has: all 0"

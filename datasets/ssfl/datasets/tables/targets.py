@@ -7,12 +7,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ssfl.datasets.class_or_number import ASK, FEW, are_classes
+from ssfl.datasets.class_or_number import ASK_FOR_TARGET, FEW, are_classes
 from ssfl.datasets.errors import SourceError
 from ssfl.datasets.tables.cells import Cells
-from ssfl.datasets.tables.columns import MAX_LABELS, Survey
-from ssfl.datasets.text_columns import ALIKE, alike
-from ssfl.datasets.wording import class_name, counted, listed
+from ssfl.datasets.tables.columns import MAX_LABELS, ColumnSurvey
+from ssfl.datasets.text_columns import EQUAL_WHEN_STRIPPED, equal_when_stripped
+from ssfl.datasets.wording import class_name, join_names, plural
 
 _LARGE = 1000  # a number to predict beyond which plain training tends to diverge
 
@@ -73,7 +73,7 @@ class Target:
             )
 
 
-def make_target(survey: Survey, wanted: str, *, standardize: bool) -> Target:
+def make_target(survey: ColumnSurvey, wanted: str, *, standardize: bool) -> Target:
     """Return classes or numbers, as `wanted` (auto, class or number) and the column say."""
     kind, name = survey.type.kind, survey.name
     if not survey.count:
@@ -100,13 +100,13 @@ def make_target(survey: Survey, wanted: str, *, standardize: bool) -> Target:
     return Target(name, kind)
 
 
-def target_notes(survey: Survey, target: Target) -> list[str]:
+def target_notes(survey: ColumnSurvey, target: Target) -> list[str]:
     """Return what a person should know of the targets."""
     if target.classes:
         why = survey.type.why
         notes = [f"column {target.name} is read as text: {why}"] if why else []
-        same = alike(target.class_names)
-        return notes + ([f"{ALIKE}: {listed(same)}"] if same else [])
+        same = equal_when_stripped(target.class_names)
+        return notes + ([f"{EQUAL_WHEN_STRIPPED}: {join_names(same)}"] if same else [])
     if target.kind == "flag":
         return [f"{target.name} is predicted as a number, 0 or 1"]
     if (target.mean, target.scale) != (0.0, 1.0):
@@ -127,7 +127,7 @@ def target_notes(survey: Survey, target: Target) -> list[str]:
     return notes
 
 
-def _guess(survey: Survey) -> str:
+def _guess(survey: ColumnSurvey) -> str:
     kind, name, different = survey.type.kind, survey.name, len(survey.values)
     if kind in ("text", "flag"):
         return "class"
@@ -139,5 +139,5 @@ def _guess(survey: Survey) -> str:
     values = "value" if different == 1 else "different values"
     raise SourceError(
         f"{survey.path}: column {name} holds whole numbers, {count} {values} from {survey.low:g} "
-        f"to {survey.high:g} in {counted(survey.count, 'row')}: {ASK}"
+        f"to {survey.high:g} in {plural(survey.count, 'row')}: {ASK_FOR_TARGET}"
     )

@@ -20,10 +20,10 @@ from ssfl.datasets.shards.summary import ShardSummary
 from ssfl.durable.files import atomic_file
 from ssfl.program.palette import CATEGORIES, GREY
 
-_MOST_NAMED = 20  # classes that get a colour of a palette and a line in the legend
+_MAX_NAMED = 20  # classes that get a colour of a palette and a line in the legend
 _LONGEST_NAME = 22
 _FINE = 2000  # steps in which a bar is drawn
-_MOST_SEPARATED = 150  # bars with white between them
+_MAX_SEPARATED = 150  # bars with white between them
 
 
 def draw_classes(summary: ShardSummary, path: Path) -> None:
@@ -35,7 +35,7 @@ def draw_classes(summary: ShardSummary, path: Path) -> None:
     colours = _colours(len(summary.group_names))
     _draw_mixes(mixes, summary.train_counts, colours)
     _draw_sizes(sizes, summary.train_counts.sum(axis=1))
-    _name_classes(figure, sizes, summary, colours)
+    _add_legend(figure, sizes, summary, colours)
     figure.suptitle(_title(summary), parse_math=False)
     with atomic_file(path) as file:
         figure.savefig(file, dpi=130, format="png")
@@ -55,13 +55,13 @@ def _draw_mixes(axes: Axes, counts: npt.NDArray[np.int64], colours: Colormap) ->
         norm=_norm(groups),
         extent=(0, 100, clients - 0.5, -0.5),
     )
-    if clients <= _MOST_SEPARATED:
+    if clients <= _MAX_SEPARATED:
         for border in range(1, clients):
             axes.axhline(border - 0.5, color="white", linewidth=min(4, 60 / clients))
     axes.set_xlabel("classes of its training samples, %")
     axes.set_ylabel("client")
     axes.yaxis.set_major_locator(MaxNLocator(nbins=30, integer=True, min_n_ticks=1))
-    _without_frame(axes)
+    _hide_frame(axes)
 
 
 def _draw_sizes(axes: Axes, sizes: npt.NDArray[np.int64]) -> None:
@@ -69,10 +69,10 @@ def _draw_sizes(axes: Axes, sizes: npt.NDArray[np.int64]) -> None:
     axes.set_xlabel("training samples")
     axes.xaxis.set_major_locator(MaxNLocator(nbins=3, integer=True))
     axes.tick_params(axis="y", left=False)
-    _without_frame(axes)
+    _hide_frame(axes)
 
 
-def _without_frame(axes: Axes) -> None:
+def _hide_frame(axes: Axes) -> None:
     for side in axes.spines.values():
         side.set_visible(False)
 
@@ -81,7 +81,7 @@ def _colours(groups: int) -> Colormap:
     """Return a colour per class: a palette of distinct ones if there are few."""
     if groups <= len(CATEGORIES):
         return ListedColormap(CATEGORIES[:groups])
-    if groups <= _MOST_NAMED:
+    if groups <= _MAX_NAMED:
         return ListedColormap(mpl.color_sequences["tab20"][:groups])
     rainbow = mpl.colormaps["turbo"](np.linspace(0, 1, groups))
     rainbow[1::2, :3] *= 0.7  # every other one darker, so that neighbours can be told apart
@@ -92,9 +92,9 @@ def _norm(groups: int) -> BoundaryNorm:
     return BoundaryNorm(np.arange(groups + 1) - 0.5, groups)
 
 
-def _name_classes(figure: Figure, beside: Axes, summary: ShardSummary, colours: Colormap) -> None:
+def _add_legend(figure: Figure, beside: Axes, summary: ShardSummary, colours: Colormap) -> None:
     groups = len(summary.group_names)
-    if groups > _MOST_NAMED:
+    if groups > _MAX_NAMED:
         scale = figure.colorbar(ScalarMappable(_norm(groups), colours), ax=beside, pad=0.08)
         scale.locator = MaxNLocator(nbins=10, integer=True)
         scale.minorticks_off()

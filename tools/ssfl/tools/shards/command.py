@@ -10,11 +10,11 @@ from rich.console import Console
 from ssfl.datasets.shards.options import Cut
 from ssfl.datasets.data_set import DataSet
 from ssfl.datasets.errors import DataError, OptionError
-from ssfl.datasets.shards.write import Draw, check_folder, make_shards
+from ssfl.datasets.shards.write import DrawSummary, check_folder, make_shards
 from ssfl.datasets.shards.shard_file import PICTURE, SUMMARY
 from ssfl.datasets.source import LAYOUTS, MISSING, TARGETS, SourceOptions, read_source
 from ssfl.datasets.shards.summary import ShardSummary
-from ssfl.datasets.wording import counted
+from ssfl.datasets.wording import plural
 from ssfl.method.settings import setting
 from ssfl.program import settings
 from ssfl.program.exits import ExitCode, ProgramError, raise_on_sigterm
@@ -99,8 +99,8 @@ def shards(argv: Sequence[str]) -> int:
         check_folder(config.out, overwrite=config.overwrite)
         with ProgressView() as progress:
             data = read_source(config.source_options(), progress.show)
-        _tell_data(screen, data)
-        draw = _picture(screen)
+        _print_data_set(screen, data)
+        draw = _chart_function(screen)
         with ProgressView() as progress:
             summary = make_shards(
                 config.out,
@@ -121,7 +121,7 @@ def shards(argv: Sequence[str]) -> int:
     for note in summary.notes[len(data.notes) :]:
         screen.print(printable(f"  {note}"))
     screen.print(summary_table(summary))
-    _tell_files(screen, config, summary, PICTURE if draw else "")
+    _print_files(screen, config, summary, PICTURE if draw else "")
     return int(ExitCode.DONE)
 
 
@@ -131,17 +131,17 @@ def _columns(text: str) -> tuple[str, ...]:
     return tuple(name.strip() for name in names if name.strip())
 
 
-def _tell_data(screen: Console, data: DataSet) -> None:
+def _print_data_set(screen: Console, data: DataSet) -> None:
     screen.print(data_set_line(data))
     for note in data.notes:
         screen.print(printable(f"  {note}"))
 
 
-def _tell_files(screen: Console, config: ShardsConfig, summary: ShardSummary, picture: str) -> None:
+def _print_files(screen: Console, config: ShardsConfig, summary: ShardSummary, picture: str) -> None:
     beside = f"{SUMMARY} and {picture}" if picture else SUMMARY
     out = printable(str(config.out))
     screen.print(
-        f"{counted(len(summary.paths), 'shard')} in {out}/, {beside} beside", soft_wrap=True
+        f"{plural(len(summary.paths), 'shard')} in {out}/, {beside} beside", soft_wrap=True
     )
     root = "" if out == "shards" else f"--data-root '{out}' "
     is_table = len(summary.input_shape) == 1 and summary.input_type == "float32"
@@ -151,7 +151,7 @@ def _tell_files(screen: Console, config: ShardsConfig, summary: ShardSummary, pi
     )
 
 
-def _picture(screen: Console) -> Draw | None:
+def _chart_function(screen: Console) -> DrawSummary | None:
     """Return what draws who has which classes; without matplotlib say how to get it."""
     try:
         from ssfl.tools.shards.chart import draw_classes

@@ -13,15 +13,15 @@ from rich.text import Text
 
 from ssfl.datasets.data_set import DataSet
 from ssfl.datasets.shards.summary import ShardSummary
-from ssfl.datasets.wording import counted
+from ssfl.datasets.wording import plural
 from ssfl.program.printable import printable
 from ssfl.tools.terminal import console
 
-_MOST_COLUMNS = 12  # classes that get a column each
-_MOST_HEADING = 60  # characters that the names of these may have together
+_MAX_COLUMNS = 12  # classes that get a column each
+_MAX_HEADING = 60  # characters that the names of these may have together
 _LONGEST_NAME = 20
 _NAMED = 4  # largest classes named if they get no columns
-_MOST_ROWS, _FIRST_ROWS, _LAST_ROWS = 40, 20, 10
+_MAX_ROWS, _FIRST_ROWS, _LAST_ROWS = 40, 20, 10
 _QUIET_S = 10.0  # between two lines of progress where there is no terminal
 
 Counts = npt.NDArray[np.int64]
@@ -43,7 +43,7 @@ class ProgressView:
         )
         self._what = ""
         self._bar = TaskID(0)
-        self._told_s = time.monotonic()
+        self._last_line_s = time.monotonic()
 
     def __enter__(self) -> Self:
         self._bars.start()
@@ -66,8 +66,8 @@ class ProgressView:
                     self._bars.remove_task(self._bar)
                 self._what, self._bar = what, self._bars.add_task(what)
             self._bars.update(self._bar, completed=done, total=total or None)
-        elif time.monotonic() - self._told_s > _QUIET_S:
-            self._told_s = time.monotonic()
+        elif time.monotonic() - self._last_line_s > _QUIET_S:
+            self._last_line_s = time.monotonic()
             share = f"{done / total:.0%}" if total else f"{done:,}"
             print(f"{what}: {share}", file=sys.stderr, flush=True)
 
@@ -76,9 +76,9 @@ def data_set_line(data: DataSet) -> str:
     """Return what was read, in a sentence."""
     train, test = len(data.train_y), len(data.test_y)
     shape = "x".join(map(str, data.input_shape))
-    kind = counted(data.num_classes, "class") if data.num_classes else "targets that are numbers"
+    kind = plural(data.num_classes, "class") if data.num_classes else "targets that are numbers"
     return (
-        f"{printable(data.name)}: {counted(train + test, 'sample')} of {shape} "
+        f"{printable(data.name)}: {plural(train + test, 'sample')} of {shape} "
         f"({data.train_x.dtype}), {kind}; {train:,} to train on, {test:,} to test on"
     )
 
@@ -89,7 +89,7 @@ def summary_table(summary: ShardSummary) -> Table:
     if not summary.num_classes:
         table = Table(title="samples and their targets", title_justify="left")
         headings, cells = ["least", "mean", "largest"], _range_cells(summary)
-    elif len(names) <= _MOST_COLUMNS and sum(map(len, names)) <= _MOST_HEADING:
+    elif len(names) <= _MAX_COLUMNS and sum(map(len, names)) <= _MAX_HEADING:
         table = Table(title="training samples per class", title_justify="left")
         headings, cells = names, _count_cells(summary.train_counts)
     else:
@@ -104,7 +104,7 @@ def summary_table(summary: ShardSummary) -> Table:
     parts = (summary.train_counts, summary.val_counts, summary.test_counts)
     totals = [[f"{count:,}" for count in part.sum(axis=1)] for part in parts]
     stems = [path.stem for path in summary.paths]
-    for client in _shown(len(stems)):
+    for client in _visible_clients(len(stems)):
         if client < 0:
             table.add_row("…")
         else:
@@ -114,9 +114,9 @@ def summary_table(summary: ShardSummary) -> Table:
     return table
 
 
-def _shown(clients: int) -> list[int]:
+def _visible_clients(clients: int) -> list[int]:
     """Return which clients get a row; -1 stands for those left out."""
-    if clients <= _MOST_ROWS:
+    if clients <= _MAX_ROWS:
         return list(range(clients))
     return [*range(_FIRST_ROWS), -1, *range(clients - _LAST_ROWS, clients)]
 
