@@ -1,4 +1,4 @@
-"""The data sets known by name: where their files are, how they are read, where they come from."""
+"""The data sets available by name: their files, readers and download addresses."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -21,7 +21,7 @@ CLOTHES = (
     *("Sandal", "Shirt", "Sneaker", "Bag", "Ankle boot"),
 )
 
-# MD5 of the IDX files, unpacked: how they were compressed again does not matter.
+# MD5 of the unpacked IDX files, so that their compression does not matter.
 _MNIST_PLAIN = {
     "train-images-idx3-ubyte": "6bbc9ace898e44ae57da46a324031adb",
     "train-labels-idx1-ubyte": "a25bea736e30d166cdddb491f175f624",
@@ -42,11 +42,11 @@ class PublishedSet:
     """A published data set."""
 
     read: Callable[[Path, Progress | None], DataSet]
-    expects: str  # what a folder with it holds, in words
-    address: str  # the folder on the web, with a slash at the end
-    files: dict[str, str]  # what to fetch from there: name and MD5
-    system: Path | None = None  # where a package of the system puts it
-    package: str = ""  # how to install that
+    expects: str  # description of the files, for messages
+    address: str  # URL of the folder with the files, with a trailing slash
+    files: dict[str, str]  # files to download: name and MD5
+    system: Path | None = None  # folder of a system package
+    package: str = ""  # command that installs the system package
 
 
 PUBLISHED_SETS = {
@@ -100,63 +100,64 @@ def read_named_set(
     on_progress: Progress | None = None,
     retries: RetryPolicy = DEFAULT_RETRIES,
 ) -> DataSet:
-    """Return a set by its name; with `download`, what is missing is fetched first."""
+    """Return a data set by name; with `download`, missing files are downloaded first."""
     if options.source == EMBEDDED:
         return digits()
-    known = PUBLISHED_SETS[options.source]
-    places = _search_paths(options, known)
+    published = PUBLISHED_SETS[options.source]
+    places = _search_paths(options, published)
     missing: tuple[str, ...] = ()
     for place in places:
         try:
-            return known.read(place, on_progress)
+            return published.read(place, on_progress)
         except MissingFiles as error:
             missing = error.missing if error.partly else missing
     if not options.download:
-        raise SourceError(_explain_missing(options, known, places, missing))
-    _download(known, options.mirror, places[0], on_progress, retries)
+        raise SourceError(_explain_missing(options, published, places, missing))
+    _download(published, options.mirror, places[0], on_progress, retries)
     try:
-        return known.read(places[0], on_progress)
+        return published.read(places[0], on_progress)
     except MissingFiles as error:
         raise SourceError(f"{places[0]} still lacks {', '.join(error.missing)}") from error
 
 
-def _search_paths(options: SourceOptions, known: PublishedSet) -> list[Path]:
-    """Return where to look; downloads go to the first."""
+def _search_paths(options: SourceOptions, published: PublishedSet) -> list[Path]:
+    """Return the folders to search; downloads go to the first."""
     if options.path is None:
-        return [cache_folder(options.source), *([known.system] if known.system else [])]
+        return [cache_folder(options.source), *([published.system] if published.system else [])]
     path = options.path.expanduser()
     if path.suffix.lower() == ".npz":
-        raise SourceError(f"{path} is a numpy archive: name it as the source, --source {path}")
+        raise SourceError(f"{path} is a numpy archive: use --source {path}")
     if not path.exists() and not options.download:
         raise SourceError(
-            f"there is no folder or file {path} (--path) to find {options.source} in; "
-            f"expected there: {known.expects}"
+            f"there is no folder or file {path} (--path); "
+            f"expected for {options.source}: {published.expects}"
         )
     return [path]
 
 
 def _explain_missing(
-    options: SourceOptions, known: PublishedSet, places: list[Path], missing: tuple[str, ...]
+    options: SourceOptions, published: PublishedSet, places: list[Path], missing: tuple[str, ...]
 ) -> str:
-    """Return the sentence for files that are not there; `missing`: of a set that is so in part."""
+    """Return the message for missing files; `missing` names those of an incomplete set."""
     what = f"{', '.join(missing)} of {options.source}" if missing else options.source
-    debian = f", or on Debian {known.package}" if known.package else ""
+    debian = f", or on Debian run {published.package}" if published.package else ""
     return (
-        f"{what} not found in {' or '.join(map(str, places))}; expected there: {known.expects}. "
-        f"Say where it is with --path, fetch it with --download{debian}"
+        f"{what} not found in {' or '.join(map(str, places))}; "
+        f"expected there: {published.expects}. Set its location with --path, "
+        f"download it with --download{debian}"
     )
 
 
 def _download(
-    known: PublishedSet,
+    published: PublishedSet,
     mirror: str,
     folder: Path,
     on_progress: Progress | None,
     retries: RetryPolicy,
 ) -> None:
-    address = mirror or known.address
+    address = mirror or published.address
     if not address.lower().startswith(("http://", "https://")):
         raise SourceError(f"--mirror must begin with http:// or https://, got {mirror!r}")
-    for name, md5 in known.files.items():
+    for name, md5 in published.files.items():
         if not (folder / name).is_file():
             fetch(f"{address.rstrip('/')}/{name}", folder / name, md5, on_progress, retries)

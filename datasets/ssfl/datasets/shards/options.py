@@ -1,4 +1,4 @@
-"""How a data set is to be cut among clients; each field is a flag of `ssfl shards`."""
+"""Options of cutting a data set among clients."""
 
 from dataclasses import dataclass
 
@@ -9,7 +9,7 @@ from ssfl.method.settings import MAX_SEED, setting
 
 @dataclass(frozen=True, slots=True)
 class Cut:
-    """How many shards, who gets what, and what is kept for validation and testing."""
+    """How to cut a data set among clients; each field is a flag of `ssfl shards`."""
 
     clients: int = setting(8, "number of shards", least=1, most=100_000)
     partition: str = setting(
@@ -29,7 +29,7 @@ class Cut:
     seed: int = setting(0, "the same seed gives the same shards", most=MAX_SEED)
 
     def validate(self) -> None:
-        """Raise SettingsError naming the flag at fault."""
+        """Raise SettingsError naming the invalid flag."""
         for flag, share in (("validation", self.validation), ("test-share", self.test_share)):
             if not 0 <= share < 1:
                 raise SettingsError(f"--{flag} must be at least 0 and below 1, got {share:g}")

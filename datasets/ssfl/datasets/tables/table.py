@@ -1,8 +1,8 @@
-"""Tables, CSV or Parquet, as data sets: one column to predict, the others as inputs.
+"""Tables (CSV or Parquet) as data sets: one column to predict, the others as inputs.
 
-The file is read three times, a batch of rows at a time: to see what the columns hold (CSV only),
-to survey them, and to write the inputs into one array, so that reading holds little more than the
-result. Rows are counted from 1, without the header.
+The file is read three times in batches of rows: to find the types of the columns (CSV only), to
+survey them, and to write the inputs into one array. Reading needs little more memory than the
+result. Rows are numbered from 1, without the header.
 """
 
 from dataclasses import dataclass
@@ -26,19 +26,19 @@ Mask = npt.NDArray[np.bool_]
 
 @dataclass(frozen=True, eq=False)
 class _Part:
-    """One table, surveyed: the training rows or the test rows."""
+    """The training table or the test table, surveyed."""
 
     table: Table
     contents: TableContents
     choice: ColumnChoice
-    missing: str  # what to do about missing cells
+    missing: str  # handling of missing cells
     surveys: dict[str, ColumnSurvey]
-    rows: int  # that are kept
+    rows: int  # without dropped rows
     on_progress: Progress | None
 
 
 def read_table(path: Path, options: SourceOptions, on_progress: Progress | None = None) -> DataSet:
-    """Return the table as a data set; raise SourceError with what is wrong and what to do."""
+    """Return the table as a data set; raise SourceError if it cannot be used."""
     table = _open(path)
     choice = choose(table, options.label, options.ignore)
     contents = table.contents(choice.columns, (), on_progress)
@@ -100,13 +100,13 @@ def _open_test(path: Path, train: _Part, missing: str, on_progress: Progress | N
             f"{path}: the test table lacks columns of {train.table.path}: {join_names(lacking)}"
         )
     expected = train.contents.types
-    as_text = [name for name, one in expected.items() if one.kind == "text"]
+    as_text = [name for name, type_ in expected.items() if type_.kind == "text"]
     contents = table.contents(choice.columns, as_text, on_progress)
-    for name, one in contents.types.items():
-        if not _is_readable_as(one.kind, expected[name].kind):
-            why = f" ({one.why})" if one.why else ""
+    for name, type_ in contents.types.items():
+        if not _is_readable_as(type_.kind, expected[name].kind):
+            why = f" ({type_.why})" if type_.why else ""
             raise SourceError(
-                f"{path}: column {name} holds {one.type_name}{why}, "
+                f"{path}: column {name} holds {type_.type_name}{why}, "
                 f"but {expected[name].type_name} in {train.table.path}"
             )
     return _survey(table, choice, contents, missing, on_progress)
@@ -123,11 +123,11 @@ def _survey(
     missing: str,
     on_progress: Progress | None,
 ) -> _Part:
-    """Return what the columns hold; raise SourceError if cells are missing that may not be."""
+    """Return the surveyed table; raise SourceError if cells are missing and must not be."""
     check_types(table.path, contents.types, choice.label)
     surveys = {
-        name: ColumnSurvey(table.path, name, one, name == choice.label)
-        for name, one in contents.types.items()
+        name: ColumnSurvey(table.path, name, type_, name == choice.label)
+        for name, type_ in contents.types.items()
     }
     kept_rows = done = 0
     for batch in table.batches(contents.types):
@@ -144,7 +144,7 @@ def _survey(
 
 
 def _kept(batch: dict[str, Cells], choice: ColumnChoice, missing: str) -> Mask:
-    """Return which rows are used: with a label, and whole if incomplete ones are dropped."""
+    """Return a mask of the rows to use: with a label, and complete if `missing` is drop."""
     kept = ~batch[choice.label].missing
     if missing == "drop":
         for cells in batch.values():
@@ -156,24 +156,27 @@ def _check_missing(part: _Part) -> None:
     path = part.table.path
     gaps = [survey for survey in part.surveys.values() if survey.missing]
     if gaps and part.missing == "refuse":
-        shown = [f"{one.name} ({one.missing:,}, first in row {one.first_missing})" for one in gaps]
-        inputs = [one for one in gaps if not one.is_label]
+        columns = [
+            f"{survey.name} ({survey.missing:,}, first in row {survey.first_missing})"
+            for survey in gaps
+        ]
+        inputs = [survey for survey in gaps if not survey.is_label]
         others = ""
         if inputs:
-            worst = max(inputs, key=lambda one: one.missing)
+            worst = max(inputs, key=lambda survey: survey.missing)
             others = (
-                f", put the mean there with --missing mean, "
+                ", fill in the mean with --missing mean, "
                 f"or leave columns out with {ignore_flag(worst.name)}"
             )
         raise SourceError(
-            f"{path}: cells are missing in {plural(len(gaps), 'column')}: {join_names(shown)}. "
+            f"{path}: cells are missing in {plural(len(gaps), 'column')}: {join_names(columns)}. "
             f"Drop these rows with --missing drop{others}"
         )
     if not part.rows:
-        empty = [one.name for one in gaps if one.missing == one.rows]
+        empty = [survey.name for survey in gaps if survey.missing == survey.rows]
         hint = f"; empty in every row: {join_names(empty)}" if empty else ""
         raise SourceError(
-            f"{path}: no row is left of {part.contents.rows:,} when incomplete ones are "
+            f"{path}: none of {part.contents.rows:,} rows is left when incomplete rows are "
             f"dropped{hint}"
         )
 
@@ -181,7 +184,7 @@ def _check_missing(part: _Part) -> None:
 def _fill(
     part: _Part, features: tuple[Feature, ...], target: Target
 ) -> tuple[Array, Array, dict[str, int]]:
-    """Return inputs, targets and how many cells of each column held an unknown text."""
+    """Return inputs, targets, and the number of unknown texts per column."""
     width = sum(feature.width for feature in features)
     x = empty_array((part.rows, width), np.float32, str(part.table.path))
     y = empty_array((part.rows,), target.dtype, str(part.table.path))
@@ -217,7 +220,7 @@ def _row_notes(part: _Part) -> list[str]:
     if part.missing == "mean" and cells:
         notes.append(
             f"{plural(cells, 'missing cell')} in {name} filled with the training mean or the most "
-            f"frequent text: {join_names([one.name for one in filled if one.missing])}"
+            f"frequent text: {join_names([survey.name for survey in filled if survey.missing])}"
         )
     return notes
 
