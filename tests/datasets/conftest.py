@@ -1,4 +1,4 @@
-"""What the data tests share: a small shard."""
+"""Shared fixture of the data tests: a small shard."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""A shard that can be learnt, for tests of data and of learning."""
+"""A small shard that a network can learn, for tests of data and learning."""
 
 import numpy as np
 
@@ -7,7 +7,7 @@ from ssfl.method.streams import Stream
 
 
 def small_shard() -> Shard:
-    """Fifty training and twenty test images of 8x8, four classes: a bright quarter each."""
+    """Return 50 training and 20 test images of 8x8; each of four classes has a bright quarter."""
     y = np.arange(70, dtype=np.int64) % 4
     x = Stream(0, "test shard").uniform(70 * 64).astype(np.float32).reshape(70, 1, 8, 8)
     for sample, label in enumerate(y):

@@ -23,7 +23,7 @@ ROWS = [
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """Shards of a small table."""
+    """Return a folder with shards of a small table."""
     lines = [",".join([*ROWS[0], "ill"])]
     lines += [",".join([*row.values(), "yn"[n % 2]]) for n, row in enumerate(ROWS)]
     path = tmp_path / "t.csv"
@@ -33,20 +33,20 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path / "shards"
 
 
-def test_rows_are_prepared_as_those_that_were_cut(folder: Path, tmp_path: Path) -> None:
+def test_new_rows_are_prepared_like_the_training_rows(folder: Path, tmp_path: Path) -> None:
     path = tmp_path / "t.csv"
     trained = read_table(path, SourceOptions(source=str(path), label="ill")).train_x
     assert prepare_rows(folder, ROWS).tobytes() == trained.tobytes()
 
 
-def test_missing_cells_are_filled_and_unknown_texts_are_none_of_them(folder: Path) -> None:
+def test_missing_cells_are_filled_and_unknown_texts_become_zeros(folder: Path) -> None:
     filled, typed = prepare_rows(folder, [{"sex": "x"}, {"age": 36.5, "smokes": True, "sex": "f"}])
     assert filled[0] == 0 and filled[1:3].tolist() == [0, 0]
     assert typed.tolist() == [0, 1, 0, 1, 0]
     assert prepare_rows(folder, []).shape == (0, 5)
 
 
-def test_what_cannot_be_used_is_told(folder: Path, tmp_path: Path) -> None:
+def test_invalid_rows_and_folders_are_refused(folder: Path, tmp_path: Path) -> None:
     with pytest.raises(SourceError, match="column age of a new row holds 'old', not a number"):
         prepare_rows(folder, [{"age": "old"}])
     with pytest.raises(SourceError, match="does not say how a table was prepared"):
@@ -56,7 +56,7 @@ def test_what_cannot_be_used_is_told(folder: Path, tmp_path: Path) -> None:
         prepare_rows(folder, [{}])
 
 
-def test_whole_numbers_that_all_differ_are_asked_about(tmp_path: Path) -> None:
+def test_integers_that_all_differ_get_a_note(tmp_path: Path) -> None:
     rng = np.random.default_rng(0)
     ids, ages = rng.permutation(1000)[:40], rng.integers(20, 40, 40)
     lines = [
@@ -66,5 +66,5 @@ def test_whole_numbers_that_all_differ_are_asked_about(tmp_path: Path) -> None:
     path = tmp_path / "t.csv"
     path.write_text("\n".join(lines))
     notes = read_table(path, SourceOptions(source=str(path), label="ill")).notes
-    (note,) = (one for one in notes if "different in every row" in one)
+    (note,) = (note for note in notes if "different in every row" in note)
     assert "different in every row: id; if these are ids, leave them out with --ignore id" in note

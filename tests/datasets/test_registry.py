@@ -12,20 +12,22 @@ from datasets.published import cifar_files
 from datasets.published.idx_files import contents as idx_contents
 from datasets.published.web import Web, serve
 from ssfl.datasets.errors import DownloadError, SourceError
-from ssfl.datasets.published.download import Patience
-from ssfl.datasets.registry import CLOTHES, KNOWN, read_known
+from ssfl.datasets.published.download import RetryPolicy
+from ssfl.datasets.registry import CLOTHES, PUBLISHED_SETS, read_named_set
 from ssfl.datasets.source import PUBLISHED, SourceOptions
 
-ONCE = Patience(timeout=30.0, pauses=())
+ONCE = RetryPolicy(timeout=30.0, pauses=())
 
 
 @pytest.fixture(autouse=True)
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Where the known sets of this test are: nowhere else is looked."""
+    """Return a cache folder; no folder outside `tmp_path` is searched."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    for name, known in KNOWN.items():
+    for name, known in PUBLISHED_SETS.items():
         if known.system:
-            monkeypatch.setitem(KNOWN, name, dataclasses.replace(known, system=tmp_path / "usr"))
+            monkeypatch.setitem(
+                PUBLISHED_SETS, name, dataclasses.replace(known, system=tmp_path / "usr")
+            )
     return tmp_path / "cache" / "ssfl"
 
 
@@ -37,10 +39,10 @@ def web(monkeypatch: pytest.MonkeyPatch) -> Iterator[Web]:
 
 
 def publish(web: Web, monkeypatch: pytest.MonkeyPatch, name: str, files: dict[str, bytes]) -> None:
-    """Serve small files as those of a set; their checksums are the published ones."""
+    """Serve small files as a published data set, with their checksums as the published ones."""
     web.files.update(files)
     sums = {file: hashlib.md5(data).hexdigest() for file, data in files.items()}
-    monkeypatch.setitem(KNOWN, name, dataclasses.replace(KNOWN[name], files=sums))
+    monkeypatch.setitem(PUBLISHED_SETS, name, dataclasses.replace(PUBLISHED_SETS[name], files=sums))
 
 
 def packed_idx() -> dict[str, bytes]:
@@ -48,12 +50,12 @@ def packed_idx() -> dict[str, bytes]:
 
 
 def get(name: str, **options: Any) -> Any:
-    return read_known(SourceOptions(source=name, **options), patience=ONCE)
+    return read_named_set(SourceOptions(source=name, **options), retries=ONCE)
 
 
-def test_every_published_set_is_known_by_addresses_and_checksums() -> None:
-    assert tuple(KNOWN) == PUBLISHED
-    for known in KNOWN.values():
+def test_every_published_set_has_an_address_and_checksums() -> None:
+    assert tuple(PUBLISHED_SETS) == PUBLISHED
+    for known in PUBLISHED_SETS.values():
         assert known.address.startswith(("https://", "http://"))
         assert known.address.endswith("/")
         assert all(len(md5) == 32 and int(md5, 16) for md5 in known.files.values())
@@ -65,7 +67,7 @@ def test_the_digits_need_no_files() -> None:
     assert data.class_names == tuple("0123456789")
 
 
-def test_files_in_the_cache_are_found(cache: Path) -> None:
+def test_files_are_found_in_the_cache(cache: Path) -> None:
     cifar_files.write_files(cache / "mnist", idx_contents())
     data = get("mnist")
     assert (data.name, data.train_x.shape) == ("mnist", (7, 1, 28, 28))
@@ -73,41 +75,41 @@ def test_files_in_the_cache_are_found(cache: Path) -> None:
     assert "train-images-idx3-ubyte is not the published file" in data.notes
 
 
-def test_the_cache_is_under_home_where_nothing_else_is_said(
+def test_the_cache_is_under_home_by_default(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
     cifar_files.write_files(tmp_path / ".cache" / "ssfl" / "mnist", idx_contents())
-    for nothing in ("", "relative/path"):
-        monkeypatch.setenv("XDG_CACHE_HOME", nothing)
+    for invalid in ("", "relative/path"):
+        monkeypatch.setenv("XDG_CACHE_HOME", invalid)
         assert len(get("mnist").train_x) == 7
 
 
-def test_what_a_package_of_the_system_installed_is_found(tmp_path: Path) -> None:
+def test_files_of_a_system_package_are_found(tmp_path: Path) -> None:
     cifar_files.write_files(tmp_path / "usr", packed_idx())
     data = get("fashion-mnist")
     assert (data.name, data.class_names) == ("fashion-mnist", CLOTHES)
 
 
-def test_missing_files_are_explained(cache: Path, tmp_path: Path) -> None:
+def test_missing_files_are_reported_with_ways_to_get_them(cache: Path, tmp_path: Path) -> None:
     with pytest.raises(SourceError) as caught:
         get("fashion-mnist")
     assert str(caught.value) == (
         f"fashion-mnist not found in {cache}/fashion-mnist or {tmp_path}/usr; expected there: "
         "train-images-idx3-ubyte, train-labels-idx1-ubyte, t10k-images-idx3-ubyte, "
-        "t10k-labels-idx1-ubyte (plain or .gz). Say where it is with --path, fetch it with "
-        "--download, or on Debian apt install dataset-fashion-mnist"
+        "t10k-labels-idx1-ubyte (plain or .gz). Set its location with --path, download it with "
+        "--download, or on Debian run apt install dataset-fashion-mnist"
     )
     with pytest.raises(SourceError) as caught:
         get("tiny-imagenet")
     assert str(caught.value) == (
         f"tiny-imagenet not found in {cache}/tiny-imagenet; expected there: "
-        "tiny-imagenet-200.zip, or what is in it. Say where it is with --path, "
-        "fetch it with --download"
+        "tiny-imagenet-200.zip, or what is in it. Set its location with --path, "
+        "download it with --download"
     )
 
 
-def test_of_a_set_that_is_there_in_part_the_rest_is_named(tmp_path: Path) -> None:
+def test_missing_files_of_an_incomplete_set_are_named(tmp_path: Path) -> None:
     files = cifar_files.cifar_files("cifar10", "binary")
     del files["data_batch_4.bin"]
     cifar_files.write_files(tmp_path, files)
@@ -115,53 +117,55 @@ def test_of_a_set_that_is_there_in_part_the_rest_is_named(tmp_path: Path) -> Non
         get("cifar10", path=tmp_path)
 
 
-def test_a_path_that_is_not_there_is_named(tmp_path: Path) -> None:
+def test_a_missing_path_is_named(tmp_path: Path) -> None:
     with pytest.raises(SourceError, match=r"there is no folder or file .*/gone \(--path\)"):
         get("cifar100", path=tmp_path / "gone")
 
 
-def test_an_archive_of_arrays_is_a_source_of_its_own(tmp_path: Path) -> None:
+def test_a_numpy_archive_as_path_is_refused(tmp_path: Path) -> None:
     np.savez(tmp_path / "cifar.npz", x=np.zeros((1, 2)), y=np.zeros(1))
-    with pytest.raises(SourceError, match=r"name it as the source, --source .*cifar.npz"):
+    with pytest.raises(SourceError, match=r"is a numpy archive: use --source .*cifar.npz"):
         get("cifar10", path=tmp_path / "cifar.npz")
 
 
-def test_missing_files_are_fetched_once_into_the_cache(
+def test_missing_files_are_downloaded_once_into_the_cache(
     web: Web, cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     publish(web, monkeypatch, "mnist", packed_idx())
     steps: list[str] = []
     options = SourceOptions(source="mnist", download=True, mirror=web.address)
-    data = read_known(options, lambda what, *_: steps.append(what), ONCE)
+    data = read_named_set(options, lambda what, *_: steps.append(what), ONCE)
     assert len(data.train_x) == 7
     assert steps == list(packed_idx())
     assert sorted(path.name for path in (cache / "mnist").iterdir()) == sorted(packed_idx())
-    asked = len(web.asked)
-    assert len(read_known(options, patience=ONCE).train_x) == 7
-    assert len(web.asked) == asked
+    num_requests = len(web.requests)
+    assert len(read_named_set(options, retries=ONCE).train_x) == 7
+    assert len(web.requests) == num_requests
 
 
-def test_an_archive_is_fetched_into_the_folder_named_and_read_there(
+def test_an_archive_is_downloaded_to_path_and_read_there(
     web: Web, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     archive = cifar_files.write_tar(tmp_path / "a", cifar_files.cifar_files("cifar10", "binary"))
     name = "cifar-10-binary.tar.gz"
     publish(web, monkeypatch, "cifar10", {f"kriz/{name}": archive.read_bytes()})
-    sums = {name: KNOWN["cifar10"].files[f"kriz/{name}"]}
-    monkeypatch.setitem(KNOWN, "cifar10", dataclasses.replace(KNOWN["cifar10"], files=sums))
+    sums = {name: PUBLISHED_SETS["cifar10"].files[f"kriz/{name}"]}
+    monkeypatch.setitem(
+        PUBLISHED_SETS, "cifar10", dataclasses.replace(PUBLISHED_SETS["cifar10"], files=sums)
+    )
     data = get("cifar10", path=tmp_path / "new", download=True, mirror=f"{web.address}/kriz/")
     assert data.test_x.shape == (7, 3, 32, 32)
     assert [path.name for path in (tmp_path / "new").iterdir()] == [name]
 
 
-def test_only_what_is_missing_is_fetched(
+def test_only_missing_files_are_downloaded(
     web: Web, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     publish(web, monkeypatch, "mnist", packed_idx())
     first, *rest = packed_idx().items()
     cifar_files.write_files(tmp_path, dict(rest))
     get("mnist", path=tmp_path, download=True, mirror=web.address)
-    assert web.asked == [(f"/{first[0]}", "")]
+    assert web.requests == [(f"/{first[0]}", "")]
 
 
 def test_a_mirror_with_other_files_is_refused(
@@ -175,13 +179,13 @@ def test_a_mirror_with_other_files_is_refused(
 
 
 @pytest.mark.parametrize("mirror", ["ftp://x/", "file:///etc/", "/local/folder"])
-def test_a_mirror_is_an_address_on_the_web(mirror: str) -> None:
+def test_a_mirror_must_be_an_http_address(mirror: str) -> None:
     with pytest.raises(SourceError, match="--mirror must begin with http:// or https://"):
         get("mnist", download=True, mirror=mirror)
 
 
-def test_a_file_that_was_named_is_read_and_not_fetched_anew(web: Web, tmp_path: Path) -> None:
+def test_an_unreadable_file_at_path_is_not_downloaded_again(web: Web, tmp_path: Path) -> None:
     (tmp_path / "file").write_bytes(b"")
     with pytest.raises(SourceError, match="file cannot be unpacked"):
         get("cifar10", path=tmp_path / "file", download=True, mirror=web.address)
-    assert web.asked == []
+    assert web.requests == []

@@ -11,7 +11,7 @@ from ssfl.datasets.errors import SourceError
 from ssfl.datasets.source import NAMES, SourceOptions, read_source
 
 
-def refused(source: str | Path, **options: Any) -> str:
+def error_of(source: str | Path, **options: Any) -> str:
     with pytest.raises(SourceError) as caught:
         read_source(SourceOptions(source=str(source), **options))
     return str(caught.value)
@@ -58,7 +58,7 @@ def test_a_folder_is_read_as_images(tmp_path: Path) -> None:
         (".", {"missing": "drop"}, "--missing", "a table"),
     ],
 )
-def test_options_that_do_nothing_are_refused_by_name(
+def test_options_that_do_not_apply_are_refused_by_name(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     source: str,
@@ -69,7 +69,7 @@ def test_options_that_do_nothing_are_refused_by_name(
     monkeypatch.chdir(tmp_path)
     for name in ("a.npz", "t.csv"):
         (tmp_path / name).write_bytes(b"")
-    message = refused(source, **options)
+    message = error_of(source, **options)
     assert message.startswith(f"{flag} does nothing for ")
     assert f"({source}); it is for {users}" in message
 
@@ -83,24 +83,24 @@ def test_options_that_do_nothing_are_refused_by_name(
         ({"image_size": -1}, "--image-size must be 0 or more, got -1"),
     ],
 )
-def test_choices_that_do_not_exist_are_refused(options: dict[str, Any], message: str) -> None:
-    assert refused("digits", **options) == message
+def test_invalid_choices_are_refused(options: dict[str, Any], message: str) -> None:
+    assert error_of("digits", **options) == message
 
 
 def test_a_mirror_needs_a_download() -> None:
-    message = refused("mnist", mirror="https://example.org/")
-    assert message == "--mirror says where to fetch from: it needs --download"
+    message = error_of("mnist", mirror="https://example.org/")
+    assert message == "--mirror sets the download address: it needs --download"
 
 
-def test_what_is_no_source_is_answered_with_what_is_one(tmp_path: Path) -> None:
+def test_an_invalid_source_is_refused_with_the_valid_ones(tmp_path: Path) -> None:
     for source in ("", "imagenet22k", tmp_path / "notes.txt", "x" * 5000):
-        message = refused(source)
+        message = error_of(source)
         if len(str(source)) < 5000:
             assert f"A source is one of {', '.join(NAMES)}, a file (.npz, .csv" in message
     (tmp_path / "notes.txt").write_text("hello")
-    assert "notes.txt is no file that can be read. A source is" in refused(tmp_path / "notes.txt")
-    assert "called CIFAR-10 (is it cifar10?). A source is" in refused("CIFAR-10")
-    assert refused("gone.csv") == "there is no file gone.csv"
+    assert "notes.txt is not a supported file. A source is" in error_of(tmp_path / "notes.txt")
+    assert "called CIFAR-10 (did you mean cifar10?). A source is" in error_of("CIFAR-10")
+    assert error_of("gone.csv") == "there is no file gone.csv"
 
 
 @pytest.mark.parametrize(
@@ -115,25 +115,25 @@ def test_what_is_no_source_is_answered_with_what_is_one(tmp_path: Path) -> None:
         (["wnids.txt", "words.txt"], "tiny-imagenet"),
     ],
 )
-def test_a_folder_with_published_files_says_how_it_is_read(
+def test_a_folder_with_published_files_is_refused_with_the_flags_to_use(
     tmp_path: Path, files: list[str], name: str
 ) -> None:
     for file in files:
         (tmp_path / file).write_bytes(b"")
-    assert refused(tmp_path).endswith(f"--source {name} --path {tmp_path}")
+    assert error_of(tmp_path).endswith(f"--source {name} --path {tmp_path}")
 
 
 @pytest.mark.parametrize(
     ("folder", "name"), [("cifar-10-batches-py", "cifar10"), ("tiny-imagenet-200", "tiny-imagenet")]
 )
-def test_a_folder_around_a_published_one_says_how_it_is_read(
+def test_the_parent_of_a_published_folder_is_refused_with_the_flags_to_use(
     tmp_path: Path, folder: str, name: str
 ) -> None:
     (tmp_path / folder).mkdir()
-    assert refused(tmp_path).endswith(f"--source {name} --path {tmp_path}")
+    assert error_of(tmp_path).endswith(f"--source {name} --path {tmp_path}")
 
 
-def test_classes_may_be_called_like_published_files(tmp_path: Path) -> None:
+def test_classes_may_be_named_like_published_files(tmp_path: Path) -> None:
     for name in ("cifar-10-like", "train-images", "meta"):
         (tmp_path / name).mkdir()
         Image.new("L", (4, 4)).save(tmp_path / name / "1.png")
@@ -142,20 +142,20 @@ def test_classes_may_be_called_like_published_files(tmp_path: Path) -> None:
     assert data.class_names == ("cifar-10-like", "meta", "train-images")
 
 
-def test_a_published_archive_says_how_it_is_read(tmp_path: Path) -> None:
+def test_a_published_archive_is_refused_with_the_flags_to_use(tmp_path: Path) -> None:
     path = tmp_path / "cifar-10-python.tar.gz"
     path.write_bytes(b"")
-    assert refused(path) == (
+    assert error_of(path) == (
         f"{path} looks like cifar10 as published: --source cifar10 --path {path}"
     )
     path = tmp_path / "t10k-images.idx3-ubyte"
     path.write_bytes(b"")
-    assert refused(path).endswith(
+    assert error_of(path).endswith(
         f"looks like mnist as published: --source mnist --path {tmp_path}"
     )
 
 
-def test_asking_for_a_source_loads_no_library_it_does_not_need(tmp_path: Path) -> None:
+def test_reading_a_source_imports_only_the_libraries_it_needs(tmp_path: Path) -> None:
     np.savez(tmp_path / "a.npz", x=np.zeros((2, 3)), y=np.array([0, 1]))
     script = (
         "import sys; from ssfl.datasets.source import *; "
@@ -170,9 +170,7 @@ def test_asking_for_a_source_loads_no_library_it_does_not_need(tmp_path: Path) -
 
 
 @pytest.mark.parametrize("name", ["table.parquet", "table"])
-def test_a_folder_of_parquet_files_is_told_from_a_folder_of_images(
-    tmp_path: Path, name: str
-) -> None:
+def test_a_folder_of_parquet_files_is_not_taken_for_images(tmp_path: Path, name: str) -> None:
     (tmp_path / name).mkdir()
     (tmp_path / name / "part-0.parquet").touch()
     with pytest.raises(SourceError, match=r"is a folder of Parquet files.*pq\.write_table"):

@@ -1,27 +1,27 @@
 import pytest
 
-from ssfl.datasets.wording import class_name, counted, listed, size
+from ssfl.datasets.wording import class_name, format_bytes, join_names, plural
 
 
-def test_one_has_another_ending_than_several() -> None:
-    assert [counted(n, "sample") for n in (0, 1, 1200)] == [
+def test_plural_adds_an_ending_unless_the_number_is_one() -> None:
+    assert [plural(n, "sample") for n in (0, 1, 1200)] == [
         "0 samples",
         "1 sample",
         "1,200 samples",
     ]
-    assert [counted(n, "class") for n in (1, 2)] == ["1 class", "2 classes"]
+    assert [plural(n, "class") for n in (1, 2)] == ["1 class", "2 classes"]
 
 
-def test_a_dozen_names_are_listed_and_of_more_the_first() -> None:
+def test_join_names_shows_the_first_twelve_names() -> None:
     names = [f"n{number}" for number in range(13)]
-    assert listed(names[:12]) == ", ".join(names[:12])
-    assert listed(names) == ", ".join(names[:12]) + " … (13 in all)"
-    assert listed({"a": 1}) == "a"
-    assert listed([]) == ""
+    assert join_names(names[:12]) == ", ".join(names[:12])
+    assert join_names(names) == ", ".join(names[:12]) + " … (13 in all)"
+    assert join_names({"a": 1}) == "a"
+    assert join_names([]) == ""
 
 
 @pytest.mark.parametrize(
-    ("num_bytes", "told"),
+    ("num_bytes", "expected"),
     [
         (0, "0.0 kB"),
         (2_345, "2.3 kB"),
@@ -32,11 +32,11 @@ def test_a_dozen_names_are_listed_and_of_more_the_first() -> None:
         (4 * 10**15, "4,000.0 TB"),
     ],
 )
-def test_a_number_of_bytes_has_a_unit_that_suits_it(num_bytes: int, told: str) -> None:
-    assert size(num_bytes) == told
+def test_a_number_of_bytes_has_a_suitable_unit(num_bytes: int, expected: str) -> None:
+    assert format_bytes(num_bytes) == expected
 
 
-def test_a_class_is_called_as_its_label_is_written() -> None:
+def test_class_name_is_the_label_as_text() -> None:
     labels = [True, False, 3, 3.0, 3.5, "3.0", "yes"]
     assert [class_name(label) for label in labels] == [
         *("true", "false", "3", "3", "3.5", "3.0", "yes")

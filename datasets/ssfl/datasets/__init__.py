@@ -1,4 +1,4 @@
-"""Data sets: where they come from, how they are cut among clients, the shard a client reads.
+"""Data sets: sources, partitioning among clients, and shard files.
 
-Numpy only, so that data can be prepared on a machine without torch.
+Needs numpy but not torch, so data can be prepared on any machine.
 """

@@ -1,8 +1,7 @@
-"""Reading arrays out of a numpy archive (.npz) that anybody may have written.
+"""Read arrays from an untrusted numpy archive (.npz).
 
-Nothing is unpickled, and no memory is taken before what the array announces agrees with what the
-archive holds: each entry is stored or deflated, cannot be larger than its packed bytes allow, and
-its header must announce exactly the bytes that follow it.
+Nothing is unpickled. Before memory is allocated, each entry is checked: it is stored or deflated,
+its size is possible for its compressed size, and its header matches the number of bytes after it.
 """
 
 import math
@@ -16,13 +15,13 @@ import numpy as np
 import numpy.typing as npt
 
 from ssfl.datasets.errors import ShardError
-from ssfl.datasets.wording import size
+from ssfl.datasets.wording import format_bytes
 
 Array = npt.NDArray[Any]
 
-LESS_MEMORY = "close other programs, or keep fewer samples in the file"
-_PACKINGS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
-_MOST_DEFLATED = 1032  # bytes that one byte of deflate can stand for, at most
+MEMORY_ADVICE = "close other programs, or keep fewer samples in the file"
+_COMPRESSION_METHODS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
+_MAX_DEFLATE_RATIO = 1032  # most bytes that one deflated byte can expand to
 _HEADERS = {
     (1, 0): np.lib.format.read_array_header_1_0,
     (2, 0): np.lib.format.read_array_header_2_0,
@@ -30,7 +29,7 @@ _HEADERS = {
 
 
 def read_archive(path: Path, needed: Sequence[str], optional: Sequence[str]) -> dict[str, Array]:
-    """Return the arrays by name; raise ShardError saying what is wrong, without the path."""
+    """Return the arrays by name; raise ShardError, whose message does not name the path."""
     try:
         _check_file(path)
         with path.open("rb") as file, zipfile.ZipFile(file) as archive:
@@ -59,11 +58,11 @@ def _check_file(path: Path) -> None:
 
 def _read_array(archive: zipfile.ZipFile, name: str, file_size: int) -> Array:
     entry = archive.getinfo(f"{name}.npy")
-    if entry.compress_type not in _PACKINGS:
-        raise ShardError(f"{name} is packed in a way that is not read: save it with numpy.savez")
+    if entry.compress_type not in _COMPRESSION_METHODS:
+        raise ShardError(f"{name} has an unsupported compression: save it with numpy.savez")
     packed = min(entry.compress_size, file_size)
     stored = entry.compress_type == zipfile.ZIP_STORED
-    if entry.file_size > (packed if stored else packed * _MOST_DEFLATED):
+    if entry.file_size > (packed if stored else packed * _MAX_DEFLATE_RATIO):
         raise ShardError(f"{name} claims {entry.file_size} bytes, more than the file can hold")
     with archive.open(entry) as file:
         _check_header(name, file, entry.file_size)
@@ -72,18 +71,18 @@ def _read_array(archive: zipfile.ZipFile, name: str, file_size: int) -> Array:
             array: Array = np.lib.format.read_array(file, allow_pickle=False)
         except MemoryError as error:
             raise ShardError(
-                f"{name} takes {size(entry.file_size)}, more memory than is free here: "
-                f"{LESS_MEMORY}"
+                f"{name} takes {format_bytes(entry.file_size)}, more memory than is free here: "
+                f"{MEMORY_ADVICE}"
             ) from error
-        file.read(1)  # at the end of the entry its checksum is compared
+        file.read(1)  # reading past the end makes zipfile verify the checksum
     return array
 
 
 def _check_header(name: str, file: IO[bytes], size: int) -> None:
-    """Compare what the array's header announces with the bytes that follow it."""
+    """Raise ShardError if the array's header does not match the bytes that follow it."""
     version = np.lib.format.read_magic(file)
     if version not in _HEADERS:
-        raise ShardError(f"{name} is in version {version[0]}.{version[1]} of numpy's format")
+        raise ShardError(f"{name} has numpy format version {version[0]}.{version[1]}")
     shape, _, dtype = _HEADERS[version](file)
     if dtype.hasobject:
         raise ShardError(f"{name} holds Python objects, which are never read: save plain numbers")

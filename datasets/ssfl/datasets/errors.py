@@ -1,16 +1,16 @@
-"""Why data cannot be used.
+"""Exceptions of `ssfl.datasets`.
 
 DataError
-├─ ShardError      a shard file is missing, unreadable or not what the format says
-├─ SourceError     an original data set is missing, unreadable or not what its format says
-│  └─ OptionError  an option of reading it has no such value, or does not apply
-├─ DownloadError   a data set could not be fetched, or what came is not the published file
-└─ PartitionError  the data cannot be cut among the clients as asked
+├─ ShardError      a shard file is missing, unreadable or malformed
+├─ SourceError     an original data set is missing, unreadable or malformed
+│  └─ OptionError  an option has an invalid value or does not apply to the source
+├─ DownloadError   a download failed, or its checksum is not the published one
+└─ PartitionError  the data cannot be cut among the clients as requested
 """
 
 
 class DataError(Exception):
-    """Base of everything `ssfl.datasets` raises on purpose."""
+    """Base class of all exceptions of `ssfl.datasets`."""
 
 
 class ShardError(DataError):
@@ -22,12 +22,12 @@ class SourceError(DataError):
 
 
 class OptionError(SourceError):
-    """Ask otherwise; the message names the flag."""
+    """An option is invalid for this source; the message names the flag."""
 
 
 class DownloadError(DataError):
-    """Try again, or fetch the file by hand; the message says from where and to where."""
+    """A download failed; the message names the URL and the path for a manual download."""
 
 
 class PartitionError(DataError):
-    """Ask for another cut; the message says which would do."""
+    """The partition is impossible; the message suggests one that is possible."""

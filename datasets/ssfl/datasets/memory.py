@@ -1,4 +1,4 @@
-"""Arrays for whole data sets, refused before they are made if the machine cannot hold them."""
+"""Allocate arrays for whole data sets, or refuse if the machine has too little memory."""
 
 import math
 import os
@@ -8,11 +8,11 @@ import numpy as np
 import numpy.typing as npt
 
 from ssfl.datasets.errors import SourceError
-from ssfl.datasets.wording import size
+from ssfl.datasets.wording import format_bytes
 
 
 def empty_array(shape: tuple[int, ...], dtype: npt.DTypeLike, what: str) -> npt.NDArray[Any]:
-    """Return an array to fill; raise SourceError if `what` is larger than the memory."""
+    """Return an uninitialised array for `what`; raise SourceError if it exceeds the memory."""
     wanted = math.prod(shape) * np.dtype(dtype).itemsize
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     try:
@@ -21,6 +21,7 @@ def empty_array(shape: tuple[int, ...], dtype: npt.DTypeLike, what: str) -> npt.
         return np.empty(shape, dtype)
     except MemoryError as error:
         raise SourceError(
-            f"{what} would take {size(wanted)} as an array of {' x '.join(map(str, shape))} "
-            f"{np.dtype(dtype).name}, and this machine has {size(memory)} of memory"
+            f"{what} would take {format_bytes(wanted)} as an array of "
+            f"{' x '.join(map(str, shape))} {np.dtype(dtype).name}, but this machine has "
+            f"{format_bytes(memory)} of memory"
         ) from error

@@ -1,4 +1,4 @@
-"""New rows of a table as inputs, prepared as those that a network was trained on."""
+"""Prepare new rows of a table in the same way as the rows a network was trained on."""
 
 import json
 import math
@@ -16,13 +16,13 @@ _FLAGS = {"true": 1.0, "false": 0.0, "1": 1.0, "0": 0.0}
 
 
 def prepare_rows(folder: Path, rows: Iterable[Mapping[str, Any]]) -> npt.NDArray[np.float32]:
-    """Return rows as (N, inputs), scaled and filled as the shards in `folder` were.
+    """Return rows as (N, inputs), scaled and filled like the shards in `folder`.
 
-    A row maps names of columns to cells, as `csv.DictReader` gives them; other columns do not
-    matter, and what is missing, empty or None is filled. SourceError names what cannot be used.
+    A row maps column names to cells, as from `csv.DictReader`. Other columns are ignored. Cells
+    that are missing, empty or None are filled. Raise SourceError naming a cell that is invalid.
     """
     columns = _columns(folder)
-    inputs = [[value for one in columns for value in _inputs(one, row)] for row in rows]
+    inputs = [[value for column in columns for value in _inputs(column, row)] for row in rows]
     width = sum(column["inputs"] for column in columns)
     return np.array(inputs, dtype=np.float32).reshape(len(inputs), width)
 
@@ -43,13 +43,13 @@ def _inputs(column: Mapping[str, Any], row: Mapping[str, Any]) -> list[float]:
     is_missing = cell is None or cell == "" or (isinstance(cell, float) and math.isnan(cell))
     if column["kind"] == "text":
         text = column["texts"][int(column["fill"])] if is_missing else str(cell)
-        return [float(text == one) for one in column["texts"]]
+        return [float(text == known) for known in column["texts"]]
     if not column["deviation"]:
         return [0.0]
     try:
-        known = _FLAGS.get(str(cell).lower()) if column["kind"] == "flag" else None
-        given: Any = column["fill"] if is_missing else cell
-        number = float(given) if known is None else known
+        flag = _FLAGS.get(str(cell).lower()) if column["kind"] == "flag" else None
+        value: Any = column["fill"] if is_missing else cell
+        number = float(value) if flag is None else flag
     except (TypeError, ValueError):
         raise SourceError(f"column {name} of a new row holds {cell!r}, not a number") from None
     return [(number - column["mean"]) / column["deviation"]]

@@ -1,4 +1,4 @@
-"""The data sets known by name: where their files are, how they are read, where they come from."""
+"""The data sets available by name: their files, readers and download addresses."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -8,7 +8,7 @@ from ssfl.datasets.data_set import DataSet
 from ssfl.datasets.errors import SourceError
 from ssfl.datasets.published.cifar import read_cifar
 from ssfl.datasets.published.digits import digits
-from ssfl.datasets.published.download import PATIENT, Patience, fetch
+from ssfl.datasets.published.download import DEFAULT_RETRIES, RetryPolicy, fetch
 from ssfl.datasets.published.idx import FILES as IDX_FILES
 from ssfl.datasets.published.idx import read_idx_set
 from ssfl.datasets.published.originals import MissingFiles, cache_folder
@@ -21,7 +21,7 @@ CLOTHES = (
     *("Sandal", "Shirt", "Sneaker", "Bag", "Ankle boot"),
 )
 
-# MD5 of the IDX files, unpacked: how they were compressed again does not matter.
+# MD5 of the unpacked IDX files, so that their compression does not matter.
 _MNIST_PLAIN = {
     "train-images-idx3-ubyte": "6bbc9ace898e44ae57da46a324031adb",
     "train-labels-idx1-ubyte": "a25bea736e30d166cdddb491f175f624",
@@ -38,19 +38,19 @@ _IDX_EXPECTED = f"{', '.join(IDX_FILES)} (plain or .gz)"
 
 
 @dataclass(frozen=True)
-class Known:
+class PublishedSet:
     """A published data set."""
 
     read: Callable[[Path, Progress | None], DataSet]
-    expects: str  # what a folder with it holds, in words
-    address: str  # the folder on the web, with a slash at the end
-    files: dict[str, str]  # what to fetch from there: name and MD5
-    system: Path | None = None  # where a package of the system puts it
-    package: str = ""  # how to install that
+    expects: str  # description of the files, for messages
+    address: str  # URL of the folder with the files, with a trailing slash
+    files: dict[str, str]  # files to download: name and MD5
+    system: Path | None = None  # folder of a system package
+    package: str = ""  # command that installs the system package
 
 
-KNOWN = {
-    "mnist": Known(
+PUBLISHED_SETS = {
+    "mnist": PublishedSet(
         read=lambda place, _: read_idx_set("mnist", place, DIGITS, _MNIST_PLAIN),
         expects=_IDX_EXPECTED,
         address="https://ossci-datasets.s3.amazonaws.com/mnist/",
@@ -61,7 +61,7 @@ KNOWN = {
             "t10k-labels-idx1-ubyte.gz": "ec29112dd5afa0611ce80d1b7f02629c",
         },
     ),
-    "fashion-mnist": Known(
+    "fashion-mnist": PublishedSet(
         read=lambda place, _: read_idx_set("fashion-mnist", place, CLOTHES, _FASHION_PLAIN),
         expects=_IDX_EXPECTED,
         address="http://fashion-mnist.s3-website.eu-central-1.amazonaws.com/",
@@ -74,19 +74,19 @@ KNOWN = {
         system=Path("/usr/share/datasets/fashion-mnist"),
         package="apt install dataset-fashion-mnist",
     ),
-    "cifar10": Known(
+    "cifar10": PublishedSet(
         read=lambda place, _: read_cifar("cifar10", place),
         expects="cifar-10-binary.tar.gz or cifar-10-python.tar.gz, or what is in one of them",
         address="https://www.cs.toronto.edu/~kriz/",
         files={"cifar-10-binary.tar.gz": "c32a1d4ab5d03f1284b67883e8d87530"},
     ),
-    "cifar100": Known(
+    "cifar100": PublishedSet(
         read=lambda place, _: read_cifar("cifar100", place),
         expects="cifar-100-binary.tar.gz or cifar-100-python.tar.gz, or what is in one of them",
         address="https://www.cs.toronto.edu/~kriz/",
         files={"cifar-100-binary.tar.gz": "03b5dce01913d631647c71ecec9e9cb8"},
     ),
-    "tiny-imagenet": Known(
+    "tiny-imagenet": PublishedSet(
         read=read_tiny_imagenet,
         expects="tiny-imagenet-200.zip, or what is in it",
         address="http://cs231n.stanford.edu/",
@@ -95,62 +95,69 @@ KNOWN = {
 }
 
 
-def read_known(
-    options: SourceOptions, on_progress: Progress | None = None, patience: Patience = PATIENT
+def read_named_set(
+    options: SourceOptions,
+    on_progress: Progress | None = None,
+    retries: RetryPolicy = DEFAULT_RETRIES,
 ) -> DataSet:
-    """Return a set by its name; with `download`, what is missing is fetched first."""
+    """Return a data set by name; with `download`, missing files are downloaded first."""
     if options.source == EMBEDDED:
         return digits()
-    known = KNOWN[options.source]
-    places = _places(options, known)
+    published = PUBLISHED_SETS[options.source]
+    places = _search_paths(options, published)
     missing: tuple[str, ...] = ()
     for place in places:
         try:
-            return known.read(place, on_progress)
+            return published.read(place, on_progress)
         except MissingFiles as error:
             missing = error.missing if error.partly else missing
     if not options.download:
-        raise SourceError(_how_to_get(options, known, places, missing))
-    _download(known, options.mirror, places[0], on_progress, patience)
+        raise SourceError(_explain_missing(options, published, places, missing))
+    _download(published, options.mirror, places[0], on_progress, retries)
     try:
-        return known.read(places[0], on_progress)
+        return published.read(places[0], on_progress)
     except MissingFiles as error:
         raise SourceError(f"{places[0]} still lacks {', '.join(error.missing)}") from error
 
 
-def _places(options: SourceOptions, known: Known) -> list[Path]:
-    """Return where to look; downloads go to the first."""
+def _search_paths(options: SourceOptions, published: PublishedSet) -> list[Path]:
+    """Return the folders to search; downloads go to the first."""
     if options.path is None:
-        return [cache_folder(options.source), *([known.system] if known.system else [])]
+        return [cache_folder(options.source), *([published.system] if published.system else [])]
     path = options.path.expanduser()
     if path.suffix.lower() == ".npz":
-        raise SourceError(f"{path} is a numpy archive: name it as the source, --source {path}")
+        raise SourceError(f"{path} is a numpy archive: use --source {path}")
     if not path.exists() and not options.download:
         raise SourceError(
-            f"there is no folder or file {path} (--path) to find {options.source} in; "
-            f"expected there: {known.expects}"
+            f"there is no folder or file {path} (--path); "
+            f"expected for {options.source}: {published.expects}"
         )
     return [path]
 
 
-def _how_to_get(
-    options: SourceOptions, known: Known, places: list[Path], missing: tuple[str, ...]
+def _explain_missing(
+    options: SourceOptions, published: PublishedSet, places: list[Path], missing: tuple[str, ...]
 ) -> str:
-    """Return the sentence for files that are not there; `missing`: of a set that is so in part."""
+    """Return the message for missing files; `missing` names those of an incomplete set."""
     what = f"{', '.join(missing)} of {options.source}" if missing else options.source
-    debian = f", or on Debian {known.package}" if known.package else ""
+    debian = f", or on Debian run {published.package}" if published.package else ""
     return (
-        f"{what} not found in {' or '.join(map(str, places))}; expected there: {known.expects}. "
-        f"Say where it is with --path, fetch it with --download{debian}"
+        f"{what} not found in {' or '.join(map(str, places))}; "
+        f"expected there: {published.expects}. Set its location with --path, "
+        f"download it with --download{debian}"
     )
 
 
 def _download(
-    known: Known, mirror: str, folder: Path, on_progress: Progress | None, patience: Patience
+    published: PublishedSet,
+    mirror: str,
+    folder: Path,
+    on_progress: Progress | None,
+    retries: RetryPolicy,
 ) -> None:
-    address = mirror or known.address
+    address = mirror or published.address
     if not address.lower().startswith(("http://", "https://")):
         raise SourceError(f"--mirror must begin with http:// or https://, got {mirror!r}")
-    for name, md5 in known.files.items():
+    for name, md5 in published.files.items():
         if not (folder / name).is_file():
-            fetch(f"{address.rstrip('/')}/{name}", folder / name, md5, on_progress, patience)
+            fetch(f"{address.rstrip('/')}/{name}", folder / name, md5, on_progress, retries)

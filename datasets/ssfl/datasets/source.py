@@ -1,8 +1,8 @@
-"""From what a person calls a data set to the data set itself.
+"""Read a data set from its source.
 
-A source is the name of a known set (digits, mnist, cifar10, …) or a path: a numpy archive, a table
-or a folder of images. Options that a source has no use for are refused by name, not ignored.
-Readers are imported when they are needed, so that a set of numbers needs no image library.
+A source is the name of a known data set (digits, mnist, cifar10, …) or the path of a numpy archive,
+a table or a folder of images. Options that do not apply to a source are refused. Readers are
+imported when they are needed, so that a table needs no image library.
 """
 
 import difflib
@@ -14,7 +14,7 @@ from pathlib import Path
 from ssfl.datasets.data_set import DataSet
 from ssfl.datasets.errors import OptionError, SourceError
 
-Progress = Callable[[str, int, int], None]  # what is under way, how much is done, how much of it
+Progress = Callable[[str, int, int], None]  # the current task, units done, units in total
 
 EMBEDDED = "digits"  # needs no files
 PUBLISHED = ("mnist", "fashion-mnist", "cifar10", "cifar100", "tiny-imagenet")
@@ -30,24 +30,24 @@ LAYOUTS = ("auto", "nchw", "nhwc")
 
 @dataclass(frozen=True, slots=True)
 class SourceOptions:
-    """Which data set, and how to read it; each field is a flag of `ssfl shards`."""
+    """The data set and how to read it; each field is a flag of `ssfl shards`."""
 
     source: str = EMBEDDED
-    path: Path | None = None  # where the original files of a known set are; None: the cache
-    download: bool = False  # fetch what is missing
-    mirror: str = ""  # another address to fetch from
+    path: Path | None = None  # folder with the files of a known data set; None: the cache
+    download: bool = False  # download missing files
+    mirror: str = ""  # alternative address for downloads
     test: Path | None = None  # a second file or folder, with the test samples
     label: str = ""  # the column to predict
     target: str = "auto"  # one of TARGETS
-    ignore: tuple[str, ...] = ()  # columns left out
-    missing: str = "refuse"  # one of MISSING: what to do about empty cells
-    standardize: bool = True  # columns to mean 0, variance 1
-    layout: str = "auto"  # one of LAYOUTS: where the channels of image arrays are
-    image_size: int = 0  # side of the square images become; 0: they have one size already
+    ignore: tuple[str, ...] = ()  # columns to leave out
+    missing: str = "refuse"  # one of MISSING: handling of empty cells
+    standardize: bool = True  # scale columns to mean 0, variance 1
+    layout: str = "auto"  # one of LAYOUTS: position of the channels of image arrays
+    image_size: int = 0  # side of the square that images are resized to; 0: all have one size
     grey: bool = False  # one channel instead of three
 
 
-# Which options each kind of source understands; the rest must be left alone.
+# Options that apply to each kind of source; the others must keep their defaults.
 _USES = {
     "digits": set[str](),
     "published": {"path", "download", "mirror"},
@@ -55,7 +55,7 @@ _USES = {
     "table": {"test", "label", "target", "ignore", "missing", "standardize"},
     "folder": {"test", "image_size", "grey"},
 }
-_CALLED = {
+_KIND_NAMES = {
     "digits": "the digits",
     "published": "a known data set",
     "arrays": "a numpy archive",
@@ -63,7 +63,7 @@ _CALLED = {
     "folder": "a folder of images",
 }
 
-# How to tell a published set: what some of its files and folders are called.
+# Names of files and folders by which a published data set is recognised.
 _FILES = {
     "mnist": ("train-images?idx3-ubyte*", "t10k-images?idx3-ubyte*"),
     "cifar10": ("data_batch_1", "data_batch_1.bin", "cifar-10-*.tar.gz"),
@@ -78,18 +78,18 @@ _FOLDERS = {
 
 
 def read_source(options: SourceOptions, on_progress: Progress | None = None) -> DataSet:
-    """Return the data set; raise SourceError or DownloadError with what to do about it."""
+    """Return the data set; raise SourceError or DownloadError if it cannot be read."""
     _check_choices(options)
     try:
         kind = _kind(options.source)
-    except OSError as error:  # no permission, or no possible name
-        raise SourceError(f"cannot look at {options.source}: {error.strerror}") from error
+    except OSError as error:  # no permission, or an invalid file name
+        raise SourceError(f"cannot read {options.source}: {error.strerror}") from error
     _check_uses(options, kind)
     path = Path(options.source).expanduser()
     if kind in ("digits", "published"):
-        from ssfl.datasets.registry import read_known
+        from ssfl.datasets.registry import read_named_set
 
-        return read_known(options, on_progress)
+        return read_named_set(options, on_progress)
     if kind == "arrays":
         from ssfl.datasets.arrays.numpy_archive import read_arrays
 
@@ -104,7 +104,7 @@ def read_source(options: SourceOptions, on_progress: Progress | None = None) -> 
 
 
 def flag(option: str) -> str:
-    """Return how an option is called on the command line."""
+    """Return the command line flag of an option."""
     return "--no-standardize" if option == "standardize" else "--" + option.replace("_", "-")
 
 
@@ -121,22 +121,22 @@ def _kind(source: str) -> str:
             if not path.is_file():
                 raise SourceError(f"there is no file {source}")
             return kind
-    raise SourceError(_possible(source, path))
+    raise SourceError(_explain_unknown_source(source, path))
 
 
-def _possible(source: str, path: Path) -> str:
+def _explain_unknown_source(source: str, path: Path) -> str:
     if not source:
-        wrong = "no data set was named"
+        wrong = "--source is empty"
     elif path.is_file():
-        wrong = f"{source} is no file that can be read"
-        name = _published_as(path.name)
+        wrong = f"{source} is not a supported file"
+        name = _published_set_of(path.name)
         if name:
             where = source if path.name.endswith((".tar.gz", ".zip")) else path.parent
             return f"{source} looks like {name} as published: --source {name} --path {where}"
     else:
         wrong = f"there is no data set, file or folder called {source}"
         close = difflib.get_close_matches(source.lower(), NAMES, n=1)
-        wrong += f" (is it {close[0]}?)" if close else ""
+        wrong += f" (did you mean {close[0]}?)" if close else ""
     return (
         f"{wrong}. A source is one of {', '.join(NAMES)}, "
         f"a file ({', '.join(ARRAYS + TABLES)}) or a folder of images"
@@ -144,14 +144,14 @@ def _possible(source: str, path: Path) -> str:
 
 
 def _refuse_original_files(folder: Path) -> None:
-    """A published set's own files are no folder of images: say how they are read."""
+    """Raise SourceError if the folder holds the files of a published data set, not images."""
     entries = list(folder.iterdir())
     inside = {entry.name for entry in entries if entry.is_dir()}
     files = {entry.name for entry in entries if entry.is_file()}
     for name in PUBLISHED:
         is_pickled = name == "cifar100" and {"meta", "train"} <= files
         has_folder = not inside.isdisjoint(_FOLDERS.get(name, ()))
-        if is_pickled or has_folder or any(_published_as(file) == name for file in files):
+        if is_pickled or has_folder or any(_published_set_of(file) == name for file in files):
             also = " (or fashion-mnist)" if name == "mnist" else ""
             raise SourceError(
                 f"{folder} holds the files of {name}{also}: --source {name} --path {folder}"
@@ -159,20 +159,20 @@ def _refuse_original_files(folder: Path) -> None:
 
 
 def _refuse_parquet(folder: Path) -> None:
-    """A table in several files looks like a folder of images: say how to make one file of it."""
+    """Raise SourceError if the folder is a table in several Parquet files, not images."""
     entries = list(folder.iterdir())
     has_parts = any(entry.name.lower().endswith(".parquet") for entry in entries)
     has_folders = any(entry.is_dir() for entry in entries)
     if folder.name.lower().endswith(".parquet") or (has_parts and not has_folders):
         raise SourceError(
-            f"{folder} is a folder of Parquet files, and one file is read: join them in Python, "
+            f"{folder} is a folder of Parquet files; only one file is read: join them in Python, "
             "import pyarrow.parquet as pq; "
             f"pq.write_table(pq.read_table({str(folder)!r}), 'joined.parquet')"
         )
 
 
-def _published_as(file: str) -> str:
-    """Return the set one of whose published files is called so; empty if none."""
+def _published_set_of(file: str) -> str:
+    """Return the published data set that has a file of this name, or ''."""
     for name, patterns in _FILES.items():
         if any(fnmatchcase(file, pattern) for pattern in patterns):
             return name
@@ -193,10 +193,10 @@ def _check_uses(options: SourceOptions, kind: str) -> None:
     for field in fields(options):
         changed = getattr(options, field.name) != field.default
         if changed and field.name != "source" and field.name not in _USES[kind]:
-            users = [_CALLED[other] for other, uses in _USES.items() if field.name in uses]
+            users = [_KIND_NAMES[other] for other, uses in _USES.items() if field.name in uses]
             raise OptionError(
-                f"{flag(field.name)} does nothing for {_CALLED[kind]} ({options.source}); "
+                f"{flag(field.name)} does nothing for {_KIND_NAMES[kind]} ({options.source}); "
                 f"it is for {' or '.join(users)}"
             )
     if options.mirror and not options.download:
-        raise OptionError("--mirror says where to fetch from: it needs --download")
+        raise OptionError("--mirror sets the download address: it needs --download")

@@ -1,4 +1,4 @@
-"""What the texts of a column look like, when they are dates or numbers in local writing."""
+"""Recognise texts that are dates or numbers in local notation."""
 
 import re
 from collections.abc import Iterable
@@ -8,26 +8,26 @@ _DATE = re.compile(
     r"\s*(\d{1,2}[./-]\d{1,2}[./-]\d{4}|\d{4}[./-]\d{1,2}[./-]\d{1,2}|\d{2}[./]\d{2}[./]\d{2})"
     rf"{_TIME}\s*"
 )
-ALIKE = "classes that differ in nothing but spaces around their names"
+EQUAL_WHEN_STRIPPED = "classes that differ only in spaces around their names"
 
-# 1.005,5 or 1,005.5 or 1'005 or 1 005; 5 % and € 5 too.
+# 1.005,5 or 1,005.5 or 1'005 or 1 005, also 5 % and € 5.
 _LOCAL = re.compile(
     r"\s*[€$£]?\s*[+-]?\d{1,3}(([.,'’ \u00a0\u202f]\d{3})+|\d*)([.,]\d+)?\s*[%‰€$£]?\s*"
 )
 
 
 def are_dates(texts: Iterable[str]) -> bool:
-    """Return whether each is a day, such as 05.01.2020 10:00 or 1/5/2020."""
+    """Return True if every text is a date, such as 05.01.2020 10:00 or 1/5/2020."""
     return all(_DATE.fullmatch(text) for text in texts)
 
 
 def are_local_numbers(texts: Iterable[str]) -> bool:
-    """Return whether each is a number as people write it, such as 1.005,5 or 5 %."""
+    """Return True if every text is a number in local notation, such as 1.005,5 or 5 %."""
     return all(_LOCAL.fullmatch(text) for text in texts)
 
 
-def alike(texts: Iterable[str]) -> list[str]:
-    """Return the texts that differ from another one in nothing but spaces around them."""
+def equal_when_stripped(texts: Iterable[str]) -> list[str]:
+    """Return the texts that differ from another one only in surrounding spaces."""
     by_text: dict[str, list[str]] = {}
     for text in texts:
         by_text.setdefault(text.strip(), []).append(text)

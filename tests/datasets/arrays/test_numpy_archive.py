@@ -22,7 +22,7 @@ def read(path: Path, options: dict[str, Any] | None = None, /, **arrays: Any) ->
     return read_source(SourceOptions(source=str(path / "my.npz"), **(options or {})))
 
 
-def refused(path: Path, options: dict[str, Any] | None = None, /, **arrays: Any) -> str:
+def error_of(path: Path, options: dict[str, Any] | None = None, /, **arrays: Any) -> str:
     with pytest.raises(SourceError) as caught:
         read(path, options, **arrays)
     assert str(caught.value).startswith(f"{path / 'my.npz'}: ")
@@ -42,7 +42,7 @@ TEST_X, TEST_Y = pixels(3, 5, 4, seed=1), np.array([2, 0, 1])
         ("data", "target", "test_data", "test_target"),
     ],
 )
-def test_the_usual_names_are_known(tmp_path: Path, names: tuple[str, ...]) -> None:
+def test_usual_array_names_are_recognised(tmp_path: Path, names: tuple[str, ...]) -> None:
     arrays = dict(zip(names, (X, Y, TEST_X, TEST_Y), strict=True))
     data = read(tmp_path, **arrays)
     np.testing.assert_array_equal(data.train_x, X[:, None])
@@ -54,13 +54,15 @@ def test_the_usual_names_are_known(tmp_path: Path, names: tuple[str, ...]) -> No
 
 
 @pytest.mark.parametrize("names", [("x", "y"), ("images", "labels"), ("data", "labels")])
-def test_without_test_samples_there_are_none(tmp_path: Path, names: tuple[str, str]) -> None:
+def test_an_archive_without_test_arrays_has_no_test_samples(
+    tmp_path: Path, names: tuple[str, str]
+) -> None:
     data = read(tmp_path, **{names[0]: X, names[1]: Y})
     assert (data.train_x.shape, data.test_x.shape) == ((6, 1, 5, 4), (0, 1, 5, 4))
     assert (data.test_y.shape, data.test_y.dtype.name) == ((0,), "int64")
 
 
-def test_validation_samples_join_the_training_samples(tmp_path: Path) -> None:
+def test_validation_samples_are_added_to_the_training_samples(tmp_path: Path) -> None:
     val_x = pixels(2, 5, 4, seed=2)
     data = read(
         tmp_path,
@@ -73,7 +75,7 @@ def test_validation_samples_join_the_training_samples(tmp_path: Path) -> None:
     )
     np.testing.assert_array_equal(data.train_x[:, 0], np.concatenate([X, val_x]))
     assert data.train_y.tolist() == [*Y, 1, 1]
-    assert data.notes == ("2 validation samples joined the training samples",)
+    assert data.notes == ("2 validation samples were added to the training samples",)
 
 
 def test_test_samples_may_come_from_a_second_file(tmp_path: Path) -> None:
@@ -83,17 +85,17 @@ def test_test_samples_may_come_from_a_second_file(tmp_path: Path) -> None:
     np.testing.assert_array_equal(data.test_y, TEST_Y)
 
 
-def test_a_second_file_must_be_alone_and_must_be_there(tmp_path: Path) -> None:
+def test_a_test_file_is_refused_if_missing_empty_or_different_or_not_needed(tmp_path: Path) -> None:
     other = tmp_path / "other.npz"
     with pytest.raises(SourceError, match=r"there is no file .*other\.npz \(--test\)"):
         read(tmp_path, {"test": other}, x=X, y=Y)
     np.savez(other, x=TEST_X, y=TEST_Y)
-    with pytest.raises(SourceError, match="has test samples of its own: leave --test away"):
+    with pytest.raises(SourceError, match="has its own test samples: remove --test"):
         read(tmp_path, {"test": other}, x=X, y=Y, x_test=TEST_X, y_test=TEST_Y)
     np.savez(other, x=TEST_X[:, :-1], y=TEST_Y)
-    assert refused(tmp_path, {"test": other}, x=X, y=Y) == (
+    assert error_of(tmp_path, {"test": other}, x=X, y=Y) == (
         "x holds uint8 of shape (1, 5, 4), x of other.npz uint8 of shape (1, 4, 4): "
-        "they must be alike"
+        "they must be the same"
     )
     np.savez(other, x=TEST_X[:0], y=TEST_Y[:0])
     with pytest.raises(SourceError, match=r"other.npz \(--test\): x holds no samples"):
@@ -101,7 +103,9 @@ def test_a_second_file_must_be_alone_and_must_be_there(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("channels", [1, 3, 4])
-def test_the_layout_is_seen_from_the_axis_of_the_channels(tmp_path: Path, channels: int) -> None:
+def test_the_layout_is_inferred_from_the_axis_of_the_channels(
+    tmp_path: Path, channels: int
+) -> None:
     last = pixels(6, 8, 7, channels)
     first = last.transpose(0, 3, 1, 2)
     for array in (first, last, np.asfortranarray(last)):
@@ -110,18 +114,18 @@ def test_the_layout_is_seen_from_the_axis_of_the_channels(tmp_path: Path, channe
         assert data.train_x.flags.c_contiguous
 
 
-def test_a_layout_in_doubt_is_asked_for(tmp_path: Path) -> None:
+def test_an_ambiguous_layout_must_be_set(tmp_path: Path) -> None:
     both, neither = pixels(6, 3, 8, 3), pixels(6, 2, 8, 5)
-    assert refused(tmp_path, x=both, y=Y) == (
+    assert error_of(tmp_path, x=both, y=Y) == (
         "x has shape (6, 3, 8, 3): both the first and the last axis of an image could be channels "
-        "(1, 3 or 4); say --layout nchw or --layout nhwc"
+        "(1, 3 or 4); use --layout nchw or --layout nhwc"
     )
-    assert "neither the first nor the last axis" in refused(tmp_path, x=neither, y=Y)
+    assert "neither the first nor the last axis" in error_of(tmp_path, x=neither, y=Y)
     nchw = read(tmp_path, {"layout": "nchw"}, x=both, y=Y)
     nhwc = read(tmp_path, {"layout": "nhwc"}, x=neither, y=Y)
     np.testing.assert_array_equal(nchw.train_x, both)
     np.testing.assert_array_equal(nhwc.train_x, neither.transpose(0, 3, 1, 2))
-    message = refused(tmp_path, {"layout": "nchw"}, x=X, y=Y)
+    message = error_of(tmp_path, {"layout": "nchw"}, x=X, y=Y)
     assert message == "--layout is for images of 4 axes; x has shape (6, 5, 4)"
 
 
@@ -153,7 +157,7 @@ def test_pixels_keep_the_narrowest_type(
     assert data.notes == ((note,) if note else ())
 
 
-def test_rows_are_tables_or_tokens(tmp_path: Path) -> None:
+def test_two_axes_are_tables_or_tokens(tmp_path: Path) -> None:
     rows = np.arange(24).reshape(6, 4)
     floats = read(tmp_path, x=rows / 8, y=Y)
     np.testing.assert_array_equal(floats.train_x, (rows / 8).astype(np.float32))
@@ -178,8 +182,8 @@ def with_value(value: float, dtype: str = "float64") -> Array:
         (with_value(np.nan), "x holds NaN or infinity, first in sample 4"),
         (with_value(-np.inf, "float32"), "x holds NaN or infinity, first in sample 4"),
         (with_value(1e300), "x holds a number too large for float32, first in sample 4"),
-        (with_value(-3, "int64"), "x holds int64 pixels -3 … 1; whole numbers must fit"),
-        (with_value(70_000, "int64"), "x holds int64 pixels 1 … 70000; whole numbers must fit"),
+        (with_value(-3, "int64"), "x holds int64 pixels -3 … 1; integers must fit"),
+        (with_value(70_000, "int64"), "x holds int64 pixels 1 … 70000; integers must fit"),
         (np.full((6, 2), -1), "one in sample 0 is below 0 or too large; save a table as floats"),
         (np.ones(6), "x has shape (6,); samples are (N, columns)"),
         (np.ones((6, 2, 2, 2, 2)), "x has shape (6, 2, 2, 2, 2); samples are"),
@@ -191,13 +195,13 @@ def with_value(value: float, dtype: str = "float64") -> Array:
         (X[:5], "x has 5 samples, y 6 labels"),
     ],
 )
-def test_samples_that_cannot_be_used_are_explained(
+def test_invalid_samples_are_refused_with_the_reason(
     tmp_path: Path, array: Array, message: str
 ) -> None:
-    assert message in refused(tmp_path, x=array, y=Y)
+    assert message in error_of(tmp_path, x=array, y=Y)
 
 
-def test_wide_pixels_become_one_type_in_train_and_test(tmp_path: Path) -> None:
+def test_train_and_test_pixels_get_the_wider_of_their_types(tmp_path: Path) -> None:
     dark, bright = X.astype(np.int64), TEST_X.astype(np.int64) * 16
     data = read(tmp_path, x_train=dark, y_train=Y, x_test=bright, y_test=TEST_Y)
     assert (data.train_x.dtype.name, data.test_x.dtype.name) == ("uint16", "uint16")
@@ -205,8 +209,8 @@ def test_wide_pixels_become_one_type_in_train_and_test(tmp_path: Path) -> None:
     np.testing.assert_array_equal(data.test_x[:, 0], bright)
 
 
-def test_train_and_test_must_be_alike(tmp_path: Path) -> None:
-    message = refused(tmp_path, x_train=X, y_train=Y, x_test=TEST_X / 255, y_test=TEST_Y)
+def test_train_and_test_samples_of_different_types_are_refused(tmp_path: Path) -> None:
+    message = error_of(tmp_path, x_train=X, y_train=Y, x_test=TEST_X / 255, y_test=TEST_Y)
     assert "x_train holds uint8 of shape (1, 5, 4), x_test float32 of shape (1, 5, 4)" in message
 
 
@@ -222,7 +226,7 @@ def test_train_and_test_must_be_alike(tmp_path: Path) -> None:
             np.array([5] * 6, dtype=np.uint64),
             ("5",),
             [0] * 6,
-            "label 5 became class 0, the only one",
+            "label 5 became class 0, the only class",
         ),
     ],
 )
@@ -236,12 +240,12 @@ def test_labels_become_classes_in_sorted_order(
     assert data.notes == () or data.notes[0].startswith(note)
 
 
-def test_labels_that_differ_in_spaces_only_get_a_note(tmp_path: Path) -> None:
+def test_labels_that_differ_only_in_spaces_get_a_note(tmp_path: Path) -> None:
     (note,) = read(tmp_path, x=X, y=np.array(["a", "a ", "b", "b", "b", "b"])).notes
-    assert note == "classes that differ in nothing but spaces around their names: 'a', 'a '"
+    assert note == "classes that differ only in spaces around their names: 'a', 'a '"
 
 
-def test_classes_are_numbered_alike_in_train_and_test(tmp_path: Path) -> None:
+def test_train_and_test_share_class_numbers(tmp_path: Path) -> None:
     data = read(
         tmp_path,
         x_train=X,
@@ -253,28 +257,28 @@ def test_classes_are_numbered_alike_in_train_and_test(tmp_path: Path) -> None:
     assert data.class_names == ("4", "9")
 
 
-def test_a_class_that_is_only_tested_is_refused_with_a_guess(tmp_path: Path) -> None:
-    message = refused(tmp_path, x_train=X, y_train=Y, x_test=TEST_X, y_test=TEST_Y + 1)
-    assert message.startswith("y_test holds labels that no training sample has: 3; leave")
-    assert message.endswith("(do those for training count from 0, and these from 1?)")
+def test_a_class_without_training_samples_is_refused(tmp_path: Path) -> None:
+    message = error_of(tmp_path, x_train=X, y_train=Y, x_test=TEST_X, y_test=TEST_Y + 1)
+    assert message.startswith("y_test holds labels that no training sample has: 3; remove")
+    assert message.endswith("(do training labels start at 0 and test labels at 1?)")
 
 
 @pytest.mark.parametrize("dtype", [np.float64, np.int64, np.bool_])
 def test_one_hot_rows_are_classes(tmp_path: Path, dtype: Any) -> None:
     data = read(tmp_path, x=X, y=np.eye(4)[Y].astype(dtype))
     assert data.train_y.tolist() == Y.tolist()
-    assert data.class_names == ("0", "1", "2", "3")  # one of them without samples
+    assert data.class_names == ("0", "1", "2", "3")  # class 3 has no samples
     assert data.notes == ("one-hot labels became class numbers",)
 
 
-def test_floats_with_a_fraction_are_numbers_and_whole_ones_a_question(tmp_path: Path) -> None:
+def test_floats_with_a_fraction_are_numbers_and_whole_floats_need_a_target(tmp_path: Path) -> None:
     numbers = np.array([0.5, 1, 2, 3, 4, 5])
     data = read(tmp_path, x=X, y=numbers)
     np.testing.assert_array_equal(data.train_y, numbers.astype(np.float32))
     assert (data.train_y.dtype.name, data.class_names) == ("float32", ())
-    assert refused(tmp_path, x=X, y=Y.astype(np.float64)) == (
+    assert error_of(tmp_path, x=X, y=Y.astype(np.float64)) == (
         "y holds floats that are whole numbers: are they classes or numbers to predict? "
-        "Say --target class or --target number"
+        "Use --target class or --target number"
     )
     as_class = read(tmp_path, {"target": "class"}, x=X, y=Y.astype(np.float64))
     assert (as_class.train_y.tolist(), as_class.num_classes) == (Y.tolist(), 3)
@@ -283,42 +287,43 @@ def test_floats_with_a_fraction_are_numbers_and_whole_ones_a_question(tmp_path: 
 
 
 @pytest.mark.parametrize(("different", "samples"), [(150, 150), (60, 60), (72, 500), (101, 5000)])
-def test_whole_numbers_that_hardly_repeat_are_a_question(
+def test_integers_that_rarely_repeat_need_a_target(
     tmp_path: Path, different: int, samples: int
 ) -> None:
     x, y = np.zeros((samples, 2)), np.arange(samples) % different
-    message = refused(tmp_path, x=x, y=y)
-    assert message.startswith(f"y holds {different} different whole numbers in {samples:,} samples")
+    message = error_of(tmp_path, x=x, y=y)
+    assert message.startswith(f"y holds {different} different integers in {samples:,} samples")
     assert read(tmp_path, {"target": "class"}, x=x, y=y).num_classes == different
 
 
-def test_several_numbers_per_sample_are_predicted_together(tmp_path: Path) -> None:
+def test_a_sample_may_have_several_numbers_to_predict(tmp_path: Path) -> None:
     numbers = np.arange(12).reshape(6, 2) / 4
     data = read(tmp_path, x=X, y=numbers)
     np.testing.assert_array_equal(data.train_y, numbers.astype(np.float32))
     assert (data.train_y.dtype.name, data.num_classes, data.test_y.shape) == ("float32", 0, (0, 2))
     whole = np.arange(12).reshape(6, 2)
-    assert refused(tmp_path, x=X, y=whole).endswith("numbers to predict: --target number")
+    assert error_of(tmp_path, x=X, y=whole).endswith("numbers to predict: --target number")
     data = read(tmp_path, {"target": "number"}, x=X, y=whole)
     np.testing.assert_array_equal(data.train_y, whole.astype(np.float32))
     numbers[4, 1] = 1e300
-    assert "of sample 4 is too large" in refused(tmp_path, x=X, y=numbers)
+    assert "of sample 4 is too large" in error_of(tmp_path, x=X, y=numbers)
 
 
 @pytest.mark.parametrize(("high", "factor"), [(4093, 16), (200, 256), (16383, 4), (16384, 0)])
-def test_images_that_use_few_of_their_16_bits_get_a_note(
-    tmp_path: Path, high: int, factor: int
-) -> None:
+def test_images_that_use_few_of_16_bits_get_a_note(tmp_path: Path, high: int, factor: int) -> None:
     images = np.minimum(X, 200).astype(np.uint16)
     images[0, 0, 0] = high
-    told = " ".join(read(tmp_path, x=images, y=Y).notes)
-    expected = f"x goes up to {high} of 65535: images of "
-    assert expected in told and told.endswith(f"by {factor}") if factor else not told
+    notes = " ".join(read(tmp_path, x=images, y=Y).notes)
+    expected = f"x goes up to {high} of 65535: {max(high.bit_length(), 8)}-bit images?"
+    if factor:
+        assert expected in notes and notes.endswith(f"first multiply them by {factor}")
+    else:
+        assert not notes
 
 
-def test_whole_numbers_that_become_dark_images_of_16_bits_get_the_note_too(tmp_path: Path) -> None:
+def test_integers_that_become_dark_16_bit_images_get_a_note(tmp_path: Path) -> None:
     (note,) = read(tmp_path, x=X.astype(np.int64) * 8, y=Y).notes
-    assert "kept as uint16; x goes up to" in note and note.endswith("multiply them first, by 32")
+    assert "kept as uint16; x goes up to" in note and note.endswith("first multiply them by 32")
 
 
 @pytest.mark.parametrize(
@@ -326,7 +331,7 @@ def test_whole_numbers_that_become_dark_images_of_16_bits_get_the_note_too(tmp_p
     [
         (np.array([0, 1, np.nan, 1, 0, 1]), "auto", "y holds NaN or infinity, first in sample 2"),
         (np.array([0.5, 1e300, 1, 1, 0, 1]), "auto", "y: 1e+300 of sample 1 is too large"),
-        (np.array([0, 0.5, 1, 1, 0, 1]), "class", "y holds 0.5 in sample 1, which is no class"),
+        (np.array([0, 0.5, 1, 1, 0, 1]), "class", "y holds 0.5 in sample 1, which is not a class"),
         (np.array(["a"] * 6), "number", "--target number: y holds text, such as 'a'"),
         (np.array(["a", "", "a", "a", "a", "a"]), "auto", "the label of sample 1 is empty"),
         (np.array([b"\xff"] * 6), "auto", "y holds text that is not UTF-8"),
@@ -337,28 +342,28 @@ def test_whole_numbers_that_become_dark_images_of_16_bits_get_the_note_too(tmp_p
         (np.full(6, 2**64 - 1, dtype=np.uint64), "auto", "which is too large for a label"),
     ],
 )
-def test_labels_that_cannot_be_used_are_explained(
+def test_invalid_labels_are_refused_with_the_reason(
     tmp_path: Path, labels: Array, target: str, message: str
 ) -> None:
-    assert message in refused(tmp_path, {"target": target}, x=X, y=labels)
+    assert message in error_of(tmp_path, {"target": target}, x=X, y=labels)
 
 
-def test_labels_of_train_and_test_must_be_of_one_kind(tmp_path: Path) -> None:
-    message = refused(
+def test_train_and_test_labels_of_different_types_are_refused(tmp_path: Path) -> None:
+    message = error_of(
         tmp_path, x_train=X, y_train=Y, x_test=TEST_X, y_test=np.array(["a", "b", "c"])
     )
-    assert message == "the labels are not of one kind: y_train int64, y_test <U1"
+    assert message == "the labels have different types: y_train int64, y_test <U1"
 
 
 def test_python_objects_are_refused(tmp_path: Path) -> None:
     objects = np.array([{"a": 1}] * 6, dtype=object)
-    assert "y holds Python objects, which are never read" in refused(tmp_path, x=X, y=objects)
+    assert "y holds Python objects, which are never read" in error_of(tmp_path, x=X, y=objects)
 
 
-def test_one_sample_is_read_and_none_is_refused(tmp_path: Path) -> None:
+def test_one_sample_is_enough_and_zero_samples_are_refused(tmp_path: Path) -> None:
     one = read(tmp_path, x=X[:1], y=Y[:1])
     assert (one.train_x.shape, one.class_names) == ((1, 1, 5, 4), ("0",))
-    assert refused(tmp_path, x=X[:0], y=Y[:0]) == "x holds no samples"
+    assert error_of(tmp_path, x=X[:0], y=Y[:0]) == "x holds no samples"
     empty_test = read(tmp_path, x=X, y=Y, x_test=np.array([]), y_test=np.array([]))
     assert empty_test.test_x.shape == (0, 1, 5, 4)
 
@@ -379,18 +384,18 @@ def test_one_sample_is_read_and_none_is_refused(tmp_path: Path) -> None:
         ),
     ],
 )
-def test_an_archive_without_clear_pairs_is_explained(
+def test_an_archive_without_clear_pairs_of_samples_and_labels_is_refused(
     tmp_path: Path, arrays: dict[str, Array], message: str
 ) -> None:
-    assert message in refused(tmp_path, **arrays)
+    assert message in error_of(tmp_path, **arrays)
 
 
-def test_arrays_of_other_names_are_left_out_and_said(tmp_path: Path) -> None:
+def test_arrays_with_other_names_are_ignored_with_a_note(tmp_path: Path) -> None:
     data = read(tmp_path, x=X, y=Y, classes=np.array(["a", "b", "c"]), größe=Y)
     assert data.notes == ("my.npz: classes, größe not used",)
 
 
-def test_an_empty_file_or_another_one_is_refused(tmp_path: Path) -> None:
+def test_a_file_that_is_empty_or_not_an_archive_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "my.npz"
     for content, message in ((b"", "the file is empty"), (b"hello", "this is not a numpy .npz")):
         path.write_bytes(content)

@@ -1,4 +1,4 @@
-"""CIFAR files made for tests, in the exact format of the published ones."""
+"""Generate CIFAR files for tests in the format of the published files."""
 
 import io
 import struct
@@ -36,7 +36,7 @@ def labels(seed: int, count: int, num_classes: int) -> list[int]:
 
 
 def text(value: str | bytes) -> bytes:
-    """Return a string of Python 2 as its pickle module wrote it."""
+    """Return a string as the pickle module of Python 2 wrote it."""
     data = value.encode() if isinstance(value, str) else value
     if len(data) < 256:
         return b"U" + bytes([len(data)]) + data
@@ -51,12 +51,12 @@ def number(value: int) -> bytes:
     )
 
 
-def some(values: list[bytes]) -> bytes:
+def pickled_list(values: list[bytes]) -> bytes:
     return b"](" + b"".join(values) + b"e"
 
 
 def array(data: Array, *, fortran: bool = False) -> bytes:
-    """Return a uint8 matrix as numpy of Python 2 pickled it, memo numbers and all."""
+    """Return a uint8 matrix as pickled by numpy of Python 2, including memo numbers."""
     rows, columns = data.shape
     raw = data.tobytes(order="F" if fortran else "C")
     return (
@@ -79,22 +79,22 @@ def python_batch(x: Array, y: list[int], key: str = "labels", *, fortran: bool =
     names = [text(f"image_{sample}.png") for sample in range(len(y))]
     items = {
         "batch_label": text("training batch 1 of 5"),
-        key: some([number(label) for label in y]),
+        key: pickled_list([number(label) for label in y]),
         "data": array(x, fortran=fortran),
-        "filenames": some(names),
+        "filenames": pickled_list(names),
     }
     if key == "fine_labels":
-        items["coarse_labels"] = some([number(label // 5) for label in y])
+        items["coarse_labels"] = pickled_list([number(label // 5) for label in y])
     return pickled(**items)
 
 
 def binary_batch(x: Array, *labels: list[int]) -> bytes:
-    columns = [np.array(one, dtype=np.uint8)[:, None] for one in labels]
+    columns = [np.array(column, dtype=np.uint8)[:, None] for column in labels]
     return np.hstack([*columns, x]).tobytes()
 
 
 def cifar10_parts() -> dict[str, tuple[Array, list[int]]]:
-    """Return pixels and labels by name of the batch; batches of different lengths."""
+    """Return pixels and labels by batch name; the batches have different lengths."""
     names = [*(f"data_batch_{batch}" for batch in range(1, 6)), "test_batch"]
     return {
         name: (pixels(seed, 2 + seed), labels(seed, 2 + seed, 10))
@@ -119,7 +119,7 @@ def cifar_files(name: str, edition: str) -> dict[str, bytes]:
         files = {batch: python_batch(x, y) for batch, (x, y) in parts.items()}
         meta = pickled(
             num_cases_per_batch=number(10000),
-            label_names=some([text(one) for one in names]),
+            label_names=pickled_list([text(name) for name in names]),
             num_vis=number(3072),
         )
         return files | {"batches.meta": meta}
@@ -131,7 +131,7 @@ def cifar_files(name: str, edition: str) -> dict[str, bytes]:
         }
         return files | {"fine_label_names.txt": "\n".join((*names, "")).encode()}
     files = {part: python_batch(x, y, "fine_labels") for part, (x, y) in parts.items()}
-    return files | {"meta": pickled(fine_label_names=some([text(one) for one in names]))}
+    return files | {"meta": pickled(fine_label_names=pickled_list([text(name) for name in names]))}
 
 
 def write_files(folder: Path, files: dict[str, bytes]) -> Path:

@@ -1,4 +1,4 @@
-"""IDX files made for tests, in the exact format of the published ones."""
+"""Generate IDX files for tests in the format of the published files."""
 
 import struct
 from typing import Any

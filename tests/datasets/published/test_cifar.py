@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from datasets.published import cifar_files as made
+from datasets.published import cifar_files
 from ssfl.datasets.data_set import DataSet
 from ssfl.datasets.errors import SourceError
 from ssfl.datasets.published.cifar import read_cifar
@@ -28,7 +28,7 @@ KINDS = list(FOLDERS)
 
 
 def check(data: DataSet, name: str) -> None:
-    parts = made.cifar10_parts() if name == "cifar10" else made.cifar100_parts()
+    parts = cifar_files.cifar10_parts() if name == "cifar10" else cifar_files.cifar100_parts()
     *train, test = parts.values()
     train_x = np.concatenate([x for x, _ in train]).reshape(-1, 3, 32, 32)
     np.testing.assert_array_equal(data.train_x, train_x)
@@ -36,14 +36,16 @@ def check(data: DataSet, name: str) -> None:
     np.testing.assert_array_equal(data.test_x, test[0].reshape(-1, 3, 32, 32))
     np.testing.assert_array_equal(data.test_y, test[1])
     assert (data.train_x.dtype.name, data.train_y.dtype.name) == ("uint8", "int64")
-    assert data.class_names == (made.TEN if name == "cifar10" else made.HUNDRED)
+    assert data.class_names == (cifar_files.TEN if name == "cifar10" else cifar_files.HUNDRED)
 
 
 @pytest.mark.parametrize(("name", "edition"), KINDS)
-def test_batches_are_read_from_their_folder_or_the_one_above(
+def test_batches_are_read_from_their_folder_or_its_parent(
     tmp_path: Path, name: str, edition: str
 ) -> None:
-    folder = made.write_files(tmp_path / FOLDERS[name, edition], made.cifar_files(name, edition))
+    folder = cifar_files.write_files(
+        tmp_path / FOLDERS[name, edition], cifar_files.cifar_files(name, edition)
+    )
     for place in (folder, tmp_path):
         check(read_cifar(name, place), name)
 
@@ -52,23 +54,23 @@ def test_batches_are_read_from_their_folder_or_the_one_above(
 def test_batches_are_read_from_the_archive_or_its_folder(
     tmp_path: Path, name: str, edition: str
 ) -> None:
-    files = made.cifar_files(name, edition)
+    files = cifar_files.cifar_files(name, edition)
     inside = {f"{FOLDERS[name, edition]}/{file}": data for file, data in files.items()}
-    archive = made.write_tar(tmp_path / ARCHIVES[name, edition], inside)
+    archive = cifar_files.write_tar(tmp_path / ARCHIVES[name, edition], inside)
     for place in (archive, tmp_path):
         check(read_cifar(name, place), name)
     assert [path.name for path in tmp_path.iterdir()] == [archive.name]  # nothing is unpacked
 
 
-def test_the_archive_is_used_where_the_folder_is_not_complete(tmp_path: Path) -> None:
-    files = made.cifar_files("cifar10", "binary")
-    made.write_tar(tmp_path / "cifar-10-binary.tar.gz", files)
-    made.write_files(tmp_path, {"data_batch_1.bin": b"cut"})
+def test_the_archive_is_used_if_the_folder_is_incomplete(tmp_path: Path) -> None:
+    files = cifar_files.cifar_files("cifar10", "binary")
+    cifar_files.write_tar(tmp_path / "cifar-10-binary.tar.gz", files)
+    cifar_files.write_files(tmp_path, {"data_batch_1.bin": b"cut"})
     check(read_cifar("cifar10", tmp_path), "cifar10")
 
 
-def test_files_that_are_not_the_published_ones_are_noted(tmp_path: Path) -> None:
-    made.write_files(tmp_path, made.cifar_files("cifar100", "binary"))
+def test_files_with_other_checksums_get_a_note(tmp_path: Path) -> None:
+    cifar_files.write_files(tmp_path, cifar_files.cifar_files("cifar100", "binary"))
     assert read_cifar("cifar100", tmp_path).notes == (
         "train.bin is not the published file",
         "test.bin is not the published file",
@@ -79,24 +81,24 @@ def test_files_that_are_not_the_published_ones_are_noted(tmp_path: Path) -> None
     ("name", "edition", "names"),
     [("cifar10", "binary", "batches.meta.txt"), ("cifar100", "python", "meta")],
 )
-def test_without_names_the_classes_are_numbers_and_a_note_says_so(
+def test_without_the_names_file_classes_are_numbered_with_a_note(
     tmp_path: Path, name: str, edition: str, names: str
 ) -> None:
-    files = made.cifar_files(name, edition)
+    files = cifar_files.cifar_files(name, edition)
     del files[names]
-    data = read_cifar(name, made.write_files(tmp_path, files))
+    data = read_cifar(name, cifar_files.write_files(tmp_path, files))
     assert data.class_names[:3] == ("0", "1", "2")
-    assert f"{names} is missing: classes are called by their numbers" in data.notes
+    assert f"{names} is missing: classes are named by their numbers" in data.notes
 
 
-def test_columns_of_a_fortran_array_stay_in_place(tmp_path: Path) -> None:
-    files = made.cifar_files("cifar100", "python")
-    x, y = made.cifar100_parts()["train"]
-    files["train"] = made.python_batch(x, y, "fine_labels", fortran=True)
-    check(read_cifar("cifar100", made.write_files(tmp_path, files)), "cifar100")
+def test_an_array_in_fortran_order_is_read(tmp_path: Path) -> None:
+    files = cifar_files.cifar_files("cifar100", "python")
+    x, y = cifar_files.cifar100_parts()["train"]
+    files["train"] = cifar_files.python_batch(x, y, "fine_labels", fortran=True)
+    check(read_cifar("cifar100", cifar_files.write_files(tmp_path, files)), "cifar100")
 
 
-X, Y = made.pixels(0, 3), [1, 2, 3]
+X, Y = cifar_files.pixels(0, 3), [1, 2, 3]
 
 
 @pytest.mark.parametrize(
@@ -107,7 +109,7 @@ X, Y = made.pixels(0, 3), [1, 2, 3]
         (
             "binary",
             "data_batch_4.bin",
-            made.binary_batch(X, [1, 10, 3]),
+            cifar_files.binary_batch(X, [1, 10, 3]),
             "data_batch_4.bin: label 10 of image 1, but the classes are 0 … 9",
         ),
         ("binary", "batches.meta.txt", b"cat\ndog\n", "batches.meta.txt names 2 classes, not 10"),
@@ -116,41 +118,51 @@ X, Y = made.pixels(0, 3), [1, 2, 3]
         (
             "python",
             "data_batch_1",
-            made.python_batch(X, Y)[:500],
-            "data_batch_1: it is no pickle, or it is cut short",
+            cifar_files.python_batch(X, Y)[:500],
+            "data_batch_1: it is not a pickle, or it is cut short",
         ),
         (
             "python",
             "data_batch_1",
-            made.python_batch(X, [1, 2]),
+            cifar_files.python_batch(X, [1, 2]),
             "data_batch_1 has 3 images but 2 labels",
         ),
         (
             "python",
             "data_batch_1",
-            made.python_batch(X, [1, 2, -7]),
+            cifar_files.python_batch(X, [1, 2, -7]),
             "label -7 of image 2, but the classes are 0 … 9",
         ),
         (
             "python",
             "data_batch_1",
-            made.python_batch(X, Y, "fine_labels"),
-            "has no list of whole numbers called labels",
+            cifar_files.python_batch(X, Y, "fine_labels"),
+            "has no list of integers called labels",
         ),
         (
             "python",
             "data_batch_1",
-            made.python_batch(X[:, :-1], Y),
+            cifar_files.python_batch(X[:, :-1], Y),
             "has no data of 3072 bytes per image",
         ),
-        ("python", "data_batch_1", made.python_batch(X[:0], []), "data_batch_1 holds no images"),
-        ("python", "batches.meta", made.pickled(label_names=b"N"), "names 0 classes, not 10"),
+        (
+            "python",
+            "data_batch_1",
+            cifar_files.python_batch(X[:0], []),
+            "data_batch_1 holds no images",
+        ),
+        (
+            "python",
+            "batches.meta",
+            cifar_files.pickled(label_names=b"N"),
+            "names 0 classes, not 10",
+        ),
     ],
 )
-def test_what_is_wrong_with_a_batch_is_said(
+def test_an_invalid_batch_is_refused_with_the_reason(
     tmp_path: Path, edition: str, file: str, data: bytes, message: str
 ) -> None:
-    made.write_files(tmp_path, made.cifar_files("cifar10", edition) | {file: data})
+    cifar_files.write_files(tmp_path, cifar_files.cifar_files("cifar10", edition) | {file: data})
     with pytest.raises(SourceError) as caught:
         read_cifar("cifar10", tmp_path)
     assert message in str(caught.value)
@@ -158,9 +170,9 @@ def test_what_is_wrong_with_a_batch_is_said(
 
 
 def test_missing_batches_are_named(tmp_path: Path) -> None:
-    files = made.cifar_files("cifar10", "python")
+    files = cifar_files.cifar_files("cifar10", "python")
     del files["data_batch_3"]
-    made.write_files(tmp_path / "cifar-10-batches-py", files)
+    cifar_files.write_files(tmp_path / "cifar-10-batches-py", files)
     with pytest.raises(MissingFiles) as caught:
         read_cifar("cifar10", tmp_path)
     assert (caught.value.missing, caught.value.partly) == (("data_batch_3",), True)
@@ -171,13 +183,17 @@ def test_missing_batches_are_named(tmp_path: Path) -> None:
 
 
 def test_an_archive_of_another_set_is_refused(tmp_path: Path) -> None:
-    archive = made.write_tar(tmp_path / "x.tar.gz", made.cifar_files("cifar100", "binary"))
+    archive = cifar_files.write_tar(
+        tmp_path / "x.tar.gz", cifar_files.cifar_files("cifar100", "binary")
+    )
     with pytest.raises(SourceError, match=r"does not hold the batches of cifar10; it should be"):
         read_cifar("cifar10", archive)
 
 
-def test_an_archive_cut_short_or_none_at_all_is_refused(tmp_path: Path) -> None:
-    whole = made.write_tar(tmp_path / "a.tar.gz", made.cifar_files("cifar10", "binary"))
+def test_an_archive_that_is_truncated_or_not_an_archive_is_refused(tmp_path: Path) -> None:
+    whole = cifar_files.write_tar(
+        tmp_path / "a.tar.gz", cifar_files.cifar_files("cifar10", "binary")
+    )
     data = whole.read_bytes()
     for wrong in (data[: len(data) // 2], data[:10], b"no archive", b"", gzip.compress(b"no tar")):
         whole.write_bytes(wrong)
@@ -185,12 +201,12 @@ def test_an_archive_cut_short_or_none_at_all_is_refused(tmp_path: Path) -> None:
             read_cifar("cifar10", whole)
 
 
-def test_links_and_paths_outside_are_only_names_nobody_asks_for(tmp_path: Path) -> None:
-    (tmp_path / "secret").write_bytes(made.binary_batch(X, Y))
+def test_links_and_parent_paths_in_an_archive_are_not_followed(tmp_path: Path) -> None:
+    (tmp_path / "secret").write_bytes(cifar_files.binary_batch(X, Y))
     path = tmp_path / "in" / "cifar.tar.gz"
     path.parent.mkdir()
     with tarfile.open(path, "w:gz") as archive:
-        for name, data in made.cifar_files("cifar10", "binary").items():
+        for name, data in cifar_files.cifar_files("cifar10", "binary").items():
             member = tarfile.TarInfo(f"../../{name}" if name == "data_batch_1.bin" else name)
             member.size = len(data)
             archive.addfile(member, io.BytesIO(data))
@@ -201,11 +217,11 @@ def test_links_and_paths_outside_are_only_names_nobody_asks_for(tmp_path: Path) 
     assert sorted(entry.name for entry in tmp_path.rglob("*")) == ["cifar.tar.gz", "in", "secret"]
 
 
-def test_a_member_given_twice_is_refused(tmp_path: Path) -> None:
-    files = made.cifar_files("cifar10", "binary")
+def test_a_duplicate_member_is_refused(tmp_path: Path) -> None:
+    files = cifar_files.cifar_files("cifar10", "binary")
     twice = files | {f"again/{name}": data for name, data in files.items()}
     with pytest.raises(SourceError, match=r"data_batch_1.bin is in the archive twice"):
-        read_cifar("cifar10", made.write_tar(tmp_path / "a.tar.gz", twice))
+        read_cifar("cifar10", cifar_files.write_tar(tmp_path / "a.tar.gz", twice))
 
 
 def test_a_member_larger_than_any_batch_is_refused_before_it_is_read(tmp_path: Path) -> None:
@@ -217,11 +233,11 @@ def test_a_member_larger_than_any_batch_is_refused_before_it_is_read(tmp_path: P
         read_cifar("cifar10", path)
 
 
-def test_an_archive_that_unpacks_without_end_is_refused(
+def test_an_archive_that_unpacks_to_too_many_bytes_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("ssfl.datasets.published.originals.MOST_ARCHIVE_BYTES", 1 << 20)
-    bomb = made.write_tar(tmp_path / "a.tar.gz", {"filler": bytes(3 << 20)})
+    monkeypatch.setattr("ssfl.datasets.published.originals.MAX_ARCHIVE_BYTES", 1 << 20)
+    bomb = cifar_files.write_tar(tmp_path / "a.tar.gz", {"filler": bytes(3 << 20)})
     assert bomb.stat().st_size < 10_000
     with pytest.raises(SourceError, match="it unpacks to more than 1,048,576 bytes"):
         read_cifar("cifar10", bomb)

@@ -8,7 +8,7 @@ from ssfl.datasets.published.digits import digits
 from ssfl.datasets.shards.shard_file import class_counts
 
 
-def test_the_digits_are_small_images_between_zero_and_one() -> None:
+def test_digits_are_8x8_images_with_pixels_between_zero_and_one() -> None:
     whole = digits()
     assert whole.input_shape == (1, 8, 8) and whole.num_classes == 10
     assert whole.train_x.dtype == np.float32 and whole.train_y.dtype == np.int64
@@ -17,13 +17,13 @@ def test_the_digits_are_small_images_between_zero_and_one() -> None:
     assert whole.class_names == tuple("0123456789")
 
 
-def test_one_in_five_of_every_class_is_for_testing() -> None:
+def test_one_in_five_samples_of_every_class_is_for_testing() -> None:
     whole = digits()
     train, test = class_counts(whole.train_y), class_counts(whole.test_y)
     assert all(test[label] == (train[label] + test[label]) // 5 for label in range(10))
 
 
-def test_the_split_depends_on_the_seed_alone() -> None:
+def test_the_split_depends_only_on_the_seed() -> None:
     first, again, other = digits(seed=1), digits(seed=1), digits(seed=2)
     np.testing.assert_array_equal(first.test_x, again.test_x)
     assert not np.array_equal(first.test_x, other.test_x)

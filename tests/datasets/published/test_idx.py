@@ -16,7 +16,7 @@ NAMES = tuple("0123456789")
 
 
 def write(folder: Path, **changes: bytes) -> Path:
-    """Write the four files; `train_images=…` replaces one."""
+    """Write the four files; `train_images=…` replaces the bytes of one."""
     folder.mkdir(parents=True, exist_ok=True)
     for file, data in contents().items():
         key = "_".join(file.split("-")[:2])
@@ -31,7 +31,7 @@ def read(folder: Path) -> DataSet:
 @pytest.mark.parametrize("dotted", [False, True])
 @pytest.mark.parametrize("packed", [False, True])
 @pytest.mark.parametrize("inner", ["", "raw", "MNIST/raw"])
-def test_every_way_to_name_and_pack_the_files_is_read(
+def test_all_spellings_and_compressions_are_read(
     tmp_path: Path, dotted: bool, packed: bool, inner: str
 ) -> None:
     folder = tmp_path / "schöne Zahlen" / inner
@@ -48,13 +48,13 @@ def test_every_way_to_name_and_pack_the_files_is_read(
     assert (data_set.name, data_set.class_names) == ("mnist", NAMES)
 
 
-def test_a_file_called_gz_that_a_browser_unpacked_is_read(tmp_path: Path) -> None:
+def test_a_gz_file_that_a_browser_unpacked_is_read(tmp_path: Path) -> None:
     for file, data in contents().items():
         (tmp_path / f"{file}.gz").write_bytes(data)
     assert len(read(tmp_path).train_x) == 7
 
 
-def test_only_a_file_other_than_the_published_one_is_noted(tmp_path: Path) -> None:
+def test_only_a_file_with_another_checksum_gets_a_note(tmp_path: Path) -> None:
     published = {file: hashlib.md5(data).hexdigest() for file, data in contents().items()}
     published["t10k-labels-idx1-ubyte"] = "0" * 32
     for file, data in contents().items():
@@ -78,31 +78,34 @@ def test_one_sample_and_no_test_samples_are_read(tmp_path: Path) -> None:
         ({"train_labels": gzip.compress(b"")}, "train-labels-idx1-ubyte: the file is empty"),
         (
             {"train_images": idx(labels(7))},
-            "an IDX file of 3 axes of bytes begins with 00 00 08 03, this one with 00 00 08 01",
+            "an IDX file of bytes with 3 axes begins with 00 00 08 03, this one with 00 00 08 01",
         ),
         ({"train_labels": b"<html>404</html>"}, "this one with 3c 68 74 6d"),
         ({"train_labels": b"\0\0\x08\x01\0"}, "the file ends within its header"),
         (
             {"train_labels": idx(labels(7))[:-1]},
-            "the header says 7 bytes, but the file holds at most 6",
+            "the header announces 7 bytes, but the file holds at most 6",
         ),
-        ({"train_labels": idx(labels(7)) + b"\0"}, "the header says 7 bytes, but the file holds 8"),
+        (
+            {"train_labels": idx(labels(7)) + b"\0"},
+            "the header announces 7 bytes, but the file holds 8",
+        ),
         (
             {"train_labels": gzip.compress(idx(labels(7))[:-1])},
-            "the header says 7 bytes, but the file holds only 6",
+            "the header announces 7 bytes, but the file holds only 6",
         ),
         (
             {"train_labels": gzip.compress(idx(labels(7)) + b"\0")},
-            "the header says 7 bytes, but the file holds more",
+            "the header announces 7 bytes, but the file holds more",
         ),
         ({"train_labels": gzip.compress(idx(labels(7)))[:-9]}, "it may be cut short"),
         (
             {"train_images": b"\0\0\x08\x03" + b"\xff" * 12},
-            "says 4294967295 x 4294967295 x 4294967295 bytes, but the file holds at most",
+            "announces 4294967295 x 4294967295 x 4294967295 bytes, but the file holds at most",
         ),
         (
             {"train_images": gzip.compress(b"\0\0\x08\x03" + b"\xff" * 12)},
-            "says 4294967295 x 4294967295 x 4294967295 bytes, but the file holds at most",
+            "announces 4294967295 x 4294967295 x 4294967295 bytes, but the file holds at most",
         ),
         ({"train_labels": idx(labels(6))}, "7 images, "),
         ({"t10k_labels": idx(labels(4))}, "3 images, "),
@@ -123,11 +126,11 @@ def test_one_sample_and_no_test_samples_are_read(tmp_path: Path) -> None:
         ),
         (
             {"train_images": idx(np.zeros((7, 0, 28), dtype=np.uint8))},
-            "images of 0 x 28 pixels",
+            "holds images of 0 x 28 pixels",
         ),
     ],
 )
-def test_what_is_wrong_with_a_file_is_said(
+def test_an_invalid_file_is_refused_with_the_reason(
     tmp_path: Path, changes: dict[str, bytes], message: str
 ) -> None:
     write(tmp_path, **changes)
@@ -137,19 +140,21 @@ def test_what_is_wrong_with_a_file_is_said(
     assert str(tmp_path) in str(caught.value)
 
 
-def test_a_small_file_that_unpacks_to_much_is_refused_after_what_it_announced(
+def test_a_file_that_unpacks_to_more_than_it_announces_is_refused(
     tmp_path: Path,
 ) -> None:
     bomb = gzip.compress(idx(labels(7)) + bytes(50_000_000))
     assert len(bomb) < 100_000
     (tmp_path / "bomb").write_bytes(bomb)
-    with pytest.raises(SourceError, match="says 7 bytes, but the file holds more"):
+    with pytest.raises(SourceError, match="announces 7 bytes, but the file holds more"):
         read_idx(tmp_path / "bomb", axes=1)
 
 
-def test_a_packed_header_beyond_what_its_bytes_can_unpack_to_is_refused(tmp_path: Path) -> None:
+def test_a_header_that_announces_more_than_the_file_can_unpack_to_is_refused(
+    tmp_path: Path,
+) -> None:
     (tmp_path / "lie").write_bytes(gzip.compress(b"\0\0\x08\x01" + struct.pack(">I", 10**8)))
-    with pytest.raises(SourceError, match="says 100000000 bytes, but the file holds at most"):
+    with pytest.raises(SourceError, match="announces 100000000 bytes, but the file holds at most"):
         read_idx(tmp_path / "lie", axes=1)
 
 
@@ -164,7 +169,7 @@ def test_missing_files_are_named(tmp_path: Path) -> None:
     assert (caught.value.missing, caught.value.partly) == (FILES, False)
 
 
-def test_one_of_the_files_is_not_a_folder(tmp_path: Path) -> None:
+def test_a_path_to_one_of_the_files_is_refused(tmp_path: Path) -> None:
     write(tmp_path)
     with pytest.raises(SourceError, match="must be the folder with all four IDX files"):
         read(tmp_path / FILES[0])

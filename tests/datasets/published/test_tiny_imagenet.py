@@ -25,7 +25,7 @@ def jpeg(color: tuple[int, int, int] | int, size: tuple[int, int] = (64, 64)) ->
 
 
 def files() -> dict[str, bytes]:
-    """Four classes, two training images each and one for testing, as in the published tree."""
+    """Return a tree like the published one: four classes, two training and one test image each."""
     wnids = (CRANE, GOLDFISH, UNNAMED, OTHER_CRANE)
     tree = {
         "wnids.txt": "\n".join(wnids).encode(),
@@ -63,7 +63,7 @@ def pack(path: Path, tree: dict[str, bytes], prefix: str = "tiny-imagenet-200/")
 
 @functools.cache
 def packed(folder: Path) -> bytes:
-    """Return the bytes of an archive, made once."""
+    """Return the bytes of an archive (cached)."""
     return pack(folder / "whole.zip", files()).read_bytes()
 
 
@@ -72,7 +72,7 @@ def check(data: DataSet) -> None:
     assert (data.train_x.dtype.name, data.train_y.dtype.name) == ("uint8", "int64")
     assert data.train_y.tolist() == [0, 0, 1, 1, 2, 2, 3, 3]
     assert data.test_y.tolist() == [3, 2, 1, 0]  # in the order of the annotations
-    assert data.notes == ("8 training and 4 test images; published are 100,000 and 10,000",)
+    assert data.notes == ("8 training and 4 test images; the published set has 100,000 and 10,000",)
     assert data.class_names == (
         "goldfish",
         f"crane ({CRANE})",
@@ -112,8 +112,12 @@ NOT_WHOLE = jpeg((1, 2, 3))[:-200]
 @pytest.mark.parametrize(
     ("name", "data", "message"),
     [
-        (f"train/{CRANE}/images/{CRANE}_0.JPEG", b"", f"{CRANE}_0.JPEG: this is no image"),
-        (f"train/{CRANE}/images/{CRANE}_0.JPEG", b"GIF89a...", f"{CRANE}_0.JPEG: this is no image"),
+        (f"train/{CRANE}/images/{CRANE}_0.JPEG", b"", f"{CRANE}_0.JPEG: this is not an image"),
+        (
+            f"train/{CRANE}/images/{CRANE}_0.JPEG",
+            b"GIF89a...",
+            f"{CRANE}_0.JPEG: this is not an image",
+        ),
         (f"train/{CRANE}/images/{CRANE}_0.JPEG", NOT_WHOLE, "the image is damaged or cut"),
         (
             f"train/{CRANE}/images/{CRANE}_0.JPEG",
@@ -136,7 +140,7 @@ NOT_WHOLE = jpeg((1, 2, 3))[:-200]
     ],
 )
 @pytest.mark.parametrize("packed", [False, True])
-def test_what_is_wrong_with_a_file_is_said(
+def test_an_invalid_file_is_refused_with_the_reason(
     tmp_path: Path, name: str, data: bytes, message: str, packed: bool
 ) -> None:
     tree = files() | {name: data}
@@ -147,14 +151,12 @@ def test_what_is_wrong_with_a_file_is_said(
     assert str(place) in str(caught.value)
 
 
-def test_an_image_is_decoded_like_those_of_folders(
-    tmp_path: Path,
-) -> None:
+def test_transparent_parts_are_placed_on_white(tmp_path: Path) -> None:
     file = io.BytesIO()
     Image.new("RGBA", (64, 64), (9, 9, 9, 0)).save(file, "PNG")
     name = f"train/{CRANE}/images/{CRANE}_0.JPEG"
     data = read_tiny_imagenet(write(tmp_path, files() | {name: file.getvalue()}))
-    assert (data.train_x[2] == 255).all()  # put on white
+    assert (data.train_x[2] == 255).all()
 
 
 @pytest.mark.parametrize("name", ["words.txt", "val/val_annotations.txt"])
@@ -165,13 +167,13 @@ def test_a_missing_list_is_named(tmp_path: Path, name: str) -> None:
         read_tiny_imagenet(write(tmp_path, tree))
 
 
-def test_a_folder_without_it_is_missing_the_archive(tmp_path: Path) -> None:
+def test_an_empty_folder_is_missing_the_archive(tmp_path: Path) -> None:
     with pytest.raises(MissingFiles) as caught:
         read_tiny_imagenet(tmp_path)
     assert caught.value.missing == ("tiny-imagenet-200.zip",)
 
 
-def test_an_archive_that_is_none_is_refused(tmp_path: Path) -> None:
+def test_a_file_that_is_not_an_archive_is_refused(tmp_path: Path) -> None:
     (tmp_path / "t.zip").write_bytes(b"no archive")
     with pytest.raises(
         SourceError, match=r"t\.zip cannot be unpacked \(File is not a zip file\): it may be"
@@ -181,7 +183,7 @@ def test_an_archive_that_is_none_is_refused(tmp_path: Path) -> None:
 
 @given(place=st.integers(0, 10**6), value=st.integers(0, 255), from_end=st.booleans())
 @settings(max_examples=60)
-def test_a_changed_byte_of_the_archive_gives_images_or_a_sentence(
+def test_a_changed_byte_of_the_archive_gives_images_or_a_source_error(
     tmp_path_factory: pytest.TempPathFactory, place: int, value: int, from_end: bool
 ) -> None:
     archive = tmp_path_factory.mktemp("changed") / "t.zip"
@@ -190,7 +192,7 @@ def test_a_changed_byte_of_the_archive_gives_images_or_a_sentence(
     data[-place if from_end else place] = value
     archive.write_bytes(data)
     try:
-        assert len(read_tiny_imagenet(archive).train_x) in (7, 8)  # 7: one has another name
+        assert len(read_tiny_imagenet(archive).train_x) in (7, 8)  # 7 if the name of one changed
     except SourceError as error:
         assert str(archive) in str(error)
 
@@ -206,13 +208,13 @@ def test_an_archive_of_a_later_version_is_refused(tmp_path: Path) -> None:
         read_tiny_imagenet(archive)
 
 
-def test_a_member_that_unpacks_to_much_is_refused(tmp_path: Path) -> None:
+def test_a_member_that_unpacks_to_too_many_bytes_is_refused(tmp_path: Path) -> None:
     tree = files() | {"words.txt": bytes(20_000_000)}
     with pytest.raises(SourceError, match=r"words.txt unpacks to more than 16,777,216 bytes"):
         read_tiny_imagenet(pack(tmp_path / "t.zip", tree))
 
 
-def test_without_pillow_it_is_said_how_to_get_it(
+def test_without_pillow_the_error_says_what_to_install(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write(tmp_path, files())

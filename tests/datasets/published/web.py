@@ -1,4 +1,4 @@
-"""A web server on loopback that serves a few files, well or badly, and notes what it was asked."""
+"""A web server on loopback that serves files, injects faults and records requests."""
 
 import re
 import threading
@@ -10,24 +10,24 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 @dataclass
 class Web:
-    """What is served and how; `asked` has the path and Range header of each request."""
+    """Files and faults; `requests` holds the path and Range header of each request."""
 
     files: dict[str, bytes]
     address: str = ""
-    ranges: bool = True  # can send a part
+    ranges: bool = True  # supports Range requests
     etag: str = '"one"'
-    cuts: list[int] = field(default_factory=list)  # each answer ends after so many bytes
-    statuses: list[int] = field(default_factory=list)  # each answer is an error instead
-    moved: dict[str, str] = field(default_factory=dict)  # path: where it is now
-    stalls: bool = False  # sends half and then nothing
-    says_length: bool = True
-    asked: list[tuple[str, str]] = field(default_factory=list)
+    cuts: list[int] = field(default_factory=list)  # length at which each response is cut
+    statuses: list[int] = field(default_factory=list)  # error status of each response
+    moved: dict[str, str] = field(default_factory=dict)  # redirects, by path
+    stalls: bool = False  # sends half of the file and then nothing
+    sends_length: bool = True
+    requests: list[tuple[str, str]] = field(default_factory=list)
     closing: threading.Event = field(default_factory=threading.Event)
 
 
 @contextmanager
 def serve(files: dict[str, bytes]) -> Iterator[Web]:
-    """Serve until the end of the block."""
+    """Serve files until the block ends."""
     web = Web(files)
 
     class Handler(_Handler):
@@ -53,7 +53,7 @@ class _Handler(BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         web = self.web
-        web.asked.append((self.path, self.headers.get("Range", "")))
+        web.requests.append((self.path, self.headers.get("Range", "")))
         if self.path in web.moved:
             self.send_response(302)
             self.send_header("Location", web.moved[self.path])
@@ -75,7 +75,7 @@ class _Handler(BaseHTTPRequestHandler):
         self.send_response(206 if start else 200)
         if start:
             self.send_header("Content-Range", f"bytes {start}-{len(data) - 1}/{len(data)}")
-        if self.web.says_length:
+        if self.web.sends_length:
             self.send_header("Content-Length", str(len(data) - start))
         if self.web.etag:
             self.send_header("ETag", self.web.etag)
@@ -89,9 +89,9 @@ class _Handler(BaseHTTPRequestHandler):
             self.wfile.write(body[: self.web.cuts.pop(0) if self.web.cuts else None])
 
     def _start(self) -> int:
-        asked = re.fullmatch(r"bytes=(\d+)-", self.headers.get("Range", ""))
+        requested = re.fullmatch(r"bytes=(\d+)-", self.headers.get("Range", ""))
         is_same = self.headers.get("If-Range", self.web.etag) == self.web.etag
-        return int(asked[1]) if asked and self.web.ranges and is_same else 0
+        return int(requested[1]) if requested and self.web.ranges and is_same else 0
 
     def log_message(self, format: str, *args: object) -> None:
-        """Say nothing: the tests look at `asked`."""
+        """Log nothing; the tests check `requests`."""

@@ -48,14 +48,14 @@ def test_every_sample_is_used_once_and_sizes_differ_by_at_most_one(
     seed=st.integers(0, 2**63 - 1),
 )
 @settings(derandomize=True, max_examples=60, deadline=None)
-def test_unbalanced_uses_every_sample_once_or_names_the_empty_client(
+def test_unbalanced_uses_every_sample_once_or_reports_an_empty_client(
     clients: int, samples: int, alpha: float, seed: int
 ) -> None:
     labels = labels_of(samples, num_classes=7)
     try:
         parts = partition(labels, clients, "dirichlet-unbalanced", alpha, seed)
     except PartitionError as error:
-        assert alpha < 100 and "would be left without samples" in str(error)
+        assert alpha < 100 and "would get no samples" in str(error)
         return
     np.testing.assert_array_equal(np.sort(np.concatenate(parts)), np.arange(samples))
     assert len(parts) == clients and min(map(len, parts)) >= 1
@@ -68,12 +68,12 @@ def test_unbalanced_uses_every_sample_once_or_names_the_empty_client(
     seed=st.integers(0, 2**63 - 1),
 )
 @settings(derandomize=True, max_examples=80, deadline=None)
-def test_classes_gives_each_client_so_many_classes_and_each_class_its_share_of_clients(
+def test_classes_gives_clients_equal_numbers_of_classes_and_classes_similar_numbers_of_clients(
     clients: int, per_client: int, gap: bool, seed: int
 ) -> None:
     labels = labels_of(700, num_classes=7)
     if gap:
-        labels[labels >= 3] += 1  # nobody has class 3
+        labels[labels >= 3] += 1  # class 3 has no samples
     if clients * per_client < 7:
         with pytest.raises(PartitionError, match="samples would be left out"):
             partition(labels, clients, "classes", 0, seed, per_client)
@@ -105,7 +105,7 @@ def test_the_seed_decides_the_partition(kind: str) -> None:
         ("iid", "152ac5125c3f1212"),
     ],
 )
-def test_the_partitions_of_the_digits_stay_what_they_are(kind: str, digest: str) -> None:
+def test_the_partitions_of_the_digits_do_not_change(kind: str, digest: str) -> None:
     parts = partition(digits().train_y, 8, kind, 0.3, seed=0)
     found = hashlib.sha256(b"".join(part.astype("<i8").tobytes() for part in parts)).hexdigest()
     assert found[:16] == digest
@@ -114,7 +114,7 @@ def test_the_partitions_of_the_digits_stay_what_they_are(kind: str, digest: str)
 def one_sample_at_a_time(
     labels: np.ndarray[tuple[int], np.dtype[np.int64]], clients: int, alpha: float, seed: int
 ) -> list[list[int]]:
-    """The paper's split as it is described, without any blocks."""
+    """Return the paper's split, drawn one sample at a time instead of in blocks."""
     shuffled = Stream(seed, "partition", "samples").permutation(len(labels))
     slots = np.arange(len(labels)) % clients
     slots = slots[Stream(seed, "partition", "slots").permutation(len(labels))]
@@ -134,7 +134,7 @@ def one_sample_at_a_time(
     ("samples", "num_classes", "clients", "alpha"),
     [(3000, 10, 8, 0.3), (3000, 100, 17, 0.3), (50, 7, 50, 1.0), (2000, 10, 3, 100.0)],
 )
-def test_drawing_in_blocks_gives_what_drawing_one_at_a_time_gives(
+def test_drawing_in_blocks_equals_drawing_one_sample_at_a_time(
     samples: int, num_classes: int, clients: int, alpha: float
 ) -> None:
     labels = labels_of(samples, num_classes)
@@ -142,7 +142,7 @@ def test_drawing_in_blocks_gives_what_drawing_one_at_a_time_gives(
     assert [part.tolist() for part in found] == one_sample_at_a_time(labels, clients, alpha, 5)
 
 
-def test_two_million_samples_are_cut_among_a_hundred_clients() -> None:
+def test_two_million_samples_are_partitioned_among_a_hundred_clients() -> None:
     labels = labels_of(2_000_000, 50)
     parts = partition(labels, 100, "dirichlet", 0.3, seed=0)
     used = np.zeros(len(labels), dtype=np.int64)
@@ -152,18 +152,18 @@ def test_two_million_samples_are_cut_among_a_hundred_clients() -> None:
     assert used.min() == used.max() == 1
 
 
-def test_as_many_classes_as_samples_are_cut_too() -> None:
+def test_as_many_classes_as_samples_can_be_partitioned() -> None:
     parts = partition(np.arange(500), 20, "dirichlet", 0.05, seed=0)
     assert {len(part) for part in parts} == {25}
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_one_sample_goes_to_the_one_client(kind: str) -> None:
+def test_a_single_sample_goes_to_the_single_client(kind: str) -> None:
     (part,) = partition(np.array([2]), 1, kind, 0.3, seed=0, classes_per_client=1)
     assert part.tolist() == [0]
 
 
-def test_a_small_alpha_makes_clients_of_few_classes_and_a_large_one_of_all() -> None:
+def test_a_small_alpha_gives_clients_few_classes_and_a_large_alpha_all() -> None:
     labels = labels_of(4000, 10)
 
     def mean_largest_share(kind: str, alpha: float) -> float:
@@ -171,20 +171,20 @@ def test_a_small_alpha_makes_clients_of_few_classes_and_a_large_one_of_all() -> 
         return float((counts.max(axis=1) / counts.sum(axis=1)).mean())
 
     shares = [mean_largest_share("dirichlet", alpha) for alpha in (0.01, 0.3, 1000.0)]
-    assert shares[0] > 0.5  # not 1: a class that many want is soon used up
+    assert shares[0] > 0.5  # not 1, because popular classes are soon used up
     assert shares[0] > shares[1] > shares[2]
     assert shares[2] == pytest.approx(mean_largest_share("iid", 0), abs=0.03)
 
 
-def test_every_client_comes_equally_near_to_the_mix_it_wished_for() -> None:
+def test_all_clients_come_equally_close_to_their_drawn_mix() -> None:
     labels = labels_of(1000, 10)
-    distances = []  # between what a client got and its wish: 0 … 1
+    distances = []  # between the classes of a client and its mix: 0 … 1
     for seed in range(20):
         counts = count_classes(labels, partition(labels, 10, "dirichlet", 0.3, seed), 10)
-        wishes = client_mixes(0.3, 10, 10, seed)
-        distances.append(np.abs(counts / 100 - wishes).sum(axis=1) / 2)
+        mixes = client_mixes(0.3, 10, 10, seed)
+        distances.append(np.abs(counts / 100 - mixes).sum(axis=1) / 2)
     mean = np.mean(distances, axis=0)  # (clients,)
-    assert mean.max() < 0.35  # measured 0.2; clients served one after another: 0.05 … 0.7
+    assert mean.max() < 0.35  # measured 0.2; if clients drew one after another: 0.05 … 0.7
 
 
 def test_dirichlet_rows_have_the_mean_and_variance_of_the_distribution() -> None:
@@ -196,7 +196,7 @@ def test_dirichlet_rows_have_the_mean_and_variance_of_the_distribution() -> None
         np.testing.assert_allclose(mixes.var(axis=0), 0.1875 / (4 * alpha + 1), rtol=0.06)
 
 
-def test_a_tiny_alpha_gives_one_class_per_row_instead_of_dividing_zero_by_zero() -> None:
+def test_a_tiny_alpha_gives_one_class_per_row_and_no_division_by_zero() -> None:
     mixes = dirichlet(1e-6, rows=50, columns=10, stream=Stream(0, "mixes"))
     np.testing.assert_array_equal(np.sort(mixes, axis=1)[:, -1], 1)
 
@@ -207,7 +207,7 @@ def test_a_tiny_alpha_gives_one_class_per_row_instead_of_dividing_zero_by_zero()
         (
             11, "iid", 0.3,
             "cannot split 10 training samples among 11 clients: each needs at least one, "
-            "so ask for --clients 1 to 10",
+            "so use --clients 1 to 10",
         ),
         (0, "iid", 0.3, "among 0 clients"),
         (2, "dirichlet", 0.0, "--alpha must be between 0.000001 and 1000000, got 0"),
@@ -229,22 +229,22 @@ def test_an_impossible_partition_is_refused_with_the_reason(
 @pytest.mark.parametrize(
     ("clients", "per_client", "complaint"),
     [
-        (8, 4, "--classes-per-client 4 is impossible: there are training samples of 3 classes"),
+        (8, 4, "--classes-per-client 4 is impossible: the training samples have 3 classes"),
         (8, 0, "--classes-per-client 0 is impossible"),
         (
             1, 2,
             "with --clients 1 and --classes-per-client 2 only 2 of the 3 classes are held, so "
             "samples would be left out: "
-            "ask for at least 2 --clients or 3 --classes-per-client",
+            "use at least 2 --clients or 3 --classes-per-client",
         ),
         (
             6, 2,
-            "class 'rare' has 2 samples for the 4 clients that are to hold it, so some would get "
-            "none: ask for fewer --clients or fewer --classes-per-client, or drop the rare classes",
+            "class 'rare' has 2 samples for the 4 clients that should hold it, so some would get "
+            "none: use fewer --clients or fewer --classes-per-client, or drop the rare classes",
         ),
     ],
 )  # fmt: skip
-def test_classes_that_cannot_be_held_are_refused_with_what_would_do(
+def test_an_impossible_number_of_classes_per_client_is_refused_with_a_remedy(
     clients: int, per_client: int, complaint: str
 ) -> None:
     labels = np.array([0] * 20 + [1] * 20 + [2] * 2)
@@ -252,17 +252,17 @@ def test_classes_that_cannot_be_held_are_refused_with_what_would_do(
         partition(labels, clients, "classes", 0.3, 0, per_client, ["a", "b", "rare"])
 
 
-def test_a_client_left_empty_is_named_with_what_to_try() -> None:
+def test_an_empty_client_is_reported_with_a_remedy() -> None:
     labels = np.array([0] * 10 + [1] * 10)
     with pytest.raises(
         PartitionError,
-        match=r"client \d+ and \d+ others of 10 would be left without samples by --alpha 0.05 "
+        match=r"client \d+ and \d+ others of 10 would get no samples with --alpha 0.05 "
         "--seed 0: try a larger --alpha, fewer --clients or another --seed",
     ):
         partition(labels, 10, "dirichlet-unbalanced", 0.05, seed=0)
 
 
-def test_unbalanced_sizes_differ_the_more_the_smaller_alpha_is() -> None:
+def test_unbalanced_sizes_differ_more_for_a_smaller_alpha() -> None:
     labels = labels_of(20_000, 10)
 
     def spread(alpha: float) -> float:
@@ -275,7 +275,7 @@ def test_unbalanced_sizes_differ_the_more_the_smaller_alpha_is() -> None:
 
 @given(clients=st.integers(1, 12), num_test=st.integers(0, 90), seed=st.integers(0, 1000))
 @settings(derandomize=True, max_examples=60, deadline=None)
-def test_the_test_slices_are_disjoint_and_cover_the_test_set(
+def test_local_test_sets_are_disjoint_and_cover_the_test_set(
     clients: int, num_test: int, seed: int
 ) -> None:
     train_labels, test_labels = labels_of(120, 6), labels_of(num_test, 6)
@@ -291,12 +291,12 @@ def test_test_samples_follow_the_training_counts() -> None:
     assert count_classes(test_labels, slices, 2).tolist() == [[6, 0], [2, 2], [0, 4]]
 
 
-def test_a_class_nobody_trains_on_is_dealt_out_evenly() -> None:
+def test_test_samples_of_a_class_without_training_samples_are_dealt_evenly() -> None:
     slices = partition_test(np.array([0, 1, 1, 1]), np.array([[5, 0], [5, 0], [5, 0]]))
     assert [len(part) for part in slices] == [1, 2, 1]
 
 
-def test_no_client_loses_test_samples_by_its_number() -> None:
+def test_the_number_of_test_samples_does_not_depend_on_the_client_number() -> None:
     test_labels = np.repeat(np.arange(100), 10)
     slices = partition_test(test_labels, np.full((40, 100), 5))
     assert sum(map(len, slices)) == 1000

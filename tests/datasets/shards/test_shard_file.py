@@ -24,7 +24,7 @@ def good_arrays() -> dict[str, Any]:
 
 
 def save(path: Path, **changes: Any) -> Path:
-    """Write a shard file as anybody might: good arrays, with some replaced or (None) left out."""
+    """Write a shard file with numpy: good arrays, some replaced or, if None, omitted."""
     arrays = {k: v for k, v in (good_arrays() | changes).items() if v is not None}
     np.savez(path, **arrays)
     return path
@@ -36,7 +36,7 @@ def with_value(value: float) -> np.ndarray[Any, np.dtype[np.float32]]:
     return x
 
 
-def test_a_shard_is_read_as_it_was_written(tmp_path: Path, shard: Shard) -> None:
+def test_a_shard_is_read_back(tmp_path: Path, shard: Shard) -> None:
     path = tmp_path / "shard_00.npz"
     write_shard(path, shard)
     back = read_shard(path)
@@ -79,14 +79,16 @@ def test_validation_samples_and_names_of_classes_are_kept(tmp_path: Path, shard:
     assert back.class_names == names
 
 
-def test_a_shard_without_validation_has_an_empty_one_of_the_right_kind(shard: Shard) -> None:
+def test_a_shard_without_validation_samples_has_empty_arrays_of_the_right_type(
+    shard: Shard,
+) -> None:
     assert shard.val_x.shape == (0, 1, 8, 8) and shard.val_x.dtype == np.float32
     assert shard.val_y.shape == (0,) and shard.val_y.dtype == np.int64
     assert shard.class_names == ()
 
 
 def test_a_file_of_format_one_is_read(tmp_path: Path) -> None:
-    back = read_shard(save(tmp_path / "s.npz"))  # as everybody wrote them before there was a 2
+    back = read_shard(save(tmp_path / "s.npz"))  # format 1 has no "format"
     assert len(back.val_y) == 0 and back.num_samples == 3
 
 
@@ -104,7 +106,7 @@ def test_targets_may_be_numbers(tmp_path: Path, shape: tuple[int, ...]) -> None:
     assert back.num_classes == 0 and class_counts(back.train_y) == {}
 
 
-def test_a_number_to_predict_that_is_none_is_refused(tmp_path: Path) -> None:
+def test_a_target_that_is_nan_is_refused(tmp_path: Path) -> None:
     y = np.array([1, np.nan, 2], dtype=np.float32)
     path = save(tmp_path / "s.npz", num_classes=np.int64(0), train_y=y, test_y=y[:1].repeat(2))
     with pytest.raises(ShardError, match="train_y holds NaN or infinity, first in sample 1"):
@@ -112,7 +114,7 @@ def test_a_number_to_predict_that_is_none_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("dtype", [np.int32, np.int64])
-def test_sequences_stay_whole_numbers(tmp_path: Path, dtype: Any) -> None:
+def test_sequences_stay_integers(tmp_path: Path, dtype: Any) -> None:
     x = np.array([[5, 0, 9], [1, 2, 3], [7, 7, 7]], dtype=dtype)
     back = read_shard(save(tmp_path / "s.npz", train_x=x, test_x=x[:2]))
     np.testing.assert_array_equal(back.train_x, x)
@@ -127,19 +129,19 @@ def test_a_table_and_samples_of_any_shape_are_read(tmp_path: Path) -> None:
         )
 
 
-def test_samples_of_one_of_several_classes_are_fine(tmp_path: Path) -> None:
+def test_a_shard_may_hold_only_one_of_several_classes(tmp_path: Path) -> None:
     back = read_shard(save(tmp_path / "s.npz", train_y=np.array([1, 1, 1])))
     assert class_counts(back.train_y) == {1: 3}
 
 
-def test_sixteen_bits_are_scaled_to_the_unit_interval(tmp_path: Path) -> None:
+def test_uint16_pixels_are_scaled_to_the_unit_interval(tmp_path: Path) -> None:
     x = np.array([0, 13107, 65535], dtype=np.uint16).reshape(3, 1, 1, 1)
     back = read_shard(save(tmp_path / "s.npz", train_x=x, test_x=x[:2]))
     assert back.train_x.dtype == np.float32
     assert back.train_x.reshape(-1).tolist() == [0.0, np.float32(13107) / np.float32(65535), 1.0]
 
 
-def test_numbers_of_another_byte_order_or_memory_layout_are_brought_to_the_usual(
+def test_byte_order_and_memory_layout_are_normalised(
     tmp_path: Path,
 ) -> None:
     x = np.arange(48, dtype=">f4").reshape(3, 1, 4, 4)
@@ -149,7 +151,7 @@ def test_numbers_of_another_byte_order_or_memory_layout_are_brought_to_the_usual
     assert back.dtype == np.float32 and back.dtype.isnative and back.flags.c_contiguous
 
 
-def test_bytes_are_scaled_to_the_unit_interval(tmp_path: Path) -> None:
+def test_uint8_pixels_are_scaled_to_the_unit_interval(tmp_path: Path) -> None:
     x = np.array([0, 51, 255], dtype=np.uint8).reshape(3, 1, 1, 1)
     path = save(tmp_path / "s.npz", train_x=x, test_x=x[:2])
     back = read_shard(path)
@@ -157,7 +159,7 @@ def test_bytes_are_scaled_to_the_unit_interval(tmp_path: Path) -> None:
     assert back.train_x.reshape(-1).tolist() == [0.0, np.float32(51) / np.float32(255), 1.0]
 
 
-def test_a_shard_without_test_samples_is_fine(tmp_path: Path) -> None:
+def test_a_shard_without_test_samples_is_read(tmp_path: Path) -> None:
     nothing = np.zeros((0, 1, 4, 4), dtype=np.float32)
     path = save(tmp_path / "s.npz", test_x=nothing, test_y=np.zeros(0, dtype=np.int64))
     assert len(read_shard(path).test_y) == 0
@@ -205,8 +207,8 @@ def test_a_shard_without_test_samples_is_fine(tmp_path: Path) -> None:
             {"num_classes": np.int64(0)},
             r"train_y must be float32 of shape \(N,\) or \(N, d\) as num_classes is 0, not int64",
         ),
-        ({"format": np.int64(3)}, "it is in format 3; this program reads 1 to 2"),
-        ({"format": np.int64(0)}, "it is in format 0"),
+        ({"format": np.int64(3)}, "it has format 3; this program reads 1 to 2"),
+        ({"format": np.int64(0)}, "it has format 0"),
         ({"format": np.array("two")}, "format must be one int64"),
         ({"val_x": np.ones((1, 1, 4, 4), dtype=np.float32)}, "has val_x but lacks val_y"),
         ({"val_y": np.array([1])}, "has val_y but lacks val_x"),
@@ -229,7 +231,7 @@ def test_a_shard_without_test_samples_is_fine(tmp_path: Path) -> None:
         ({"train_y": np.array([{}, {}, {}])}, "train_y holds Python objects, which are never read"),
     ],
 )
-def test_a_shard_that_breaks_the_format_is_refused_by_name(
+def test_an_invalid_shard_is_refused_with_its_path(
     tmp_path: Path, changes: dict[str, Any], complaint: str
 ) -> None:
     path = save(tmp_path / "odd.npz", **changes)
@@ -238,7 +240,7 @@ def test_a_shard_that_breaks_the_format_is_refused_by_name(
     assert str(caught.value).startswith(f"{path}: ")
 
 
-def test_a_missing_empty_foreign_or_cut_file_is_a_shard_error(tmp_path: Path) -> None:
+def test_a_missing_empty_foreign_or_truncated_file_raises_shard_error(tmp_path: Path) -> None:
     path = tmp_path / "s.npz"
     with pytest.raises(ShardError, match="no such file"):
         read_shard(path)
@@ -257,25 +259,25 @@ def test_a_missing_empty_foreign_or_cut_file_is_a_shard_error(tmp_path: Path) ->
         read_shard(path)
 
 
-def test_no_damaged_byte_gets_past_the_reader_as_another_error(tmp_path: Path) -> None:
+def test_a_damaged_byte_raises_no_other_error_than_shard_error(tmp_path: Path) -> None:
     path = tmp_path / "s.npz"
     whole = save(path).read_bytes()
     refused = 0
     for place in range(0, len(whole), 7):
         path.write_bytes(whole[:place] + bytes([whole[place] ^ 0x5A]) + whole[place + 1 :])
         try:
-            read_shard(path)  # some bytes, such as dates, do not matter
+            read_shard(path)  # some bytes, such as file dates, do not matter
         except ShardError:
             refused += 1
     assert refused > len(whole) / 7 / 2
 
 
-def test_an_archive_of_something_else_is_refused(tmp_path: Path) -> None:
+def test_an_archive_with_an_invalid_numpy_header_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "s.npz"
     with zipfile.ZipFile(path, "w") as archive:
         for name in good_arrays():
             archive.writestr(f"{name}.npy", b"\x93NUMPY but not really")
-    with pytest.raises(ShardError, match=r"train_x is in version 32\.98 of numpy's format"):
+    with pytest.raises(ShardError, match=r"train_x has numpy format version 32\.98"):
         read_shard(path)
 
 
@@ -301,7 +303,7 @@ def header(shape: str, descr: str = "<f4") -> bytes:
     ],
 )
 @pytest.mark.parametrize("packing", [zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED])
-def test_an_array_that_announces_what_it_does_not_hold_is_refused(
+def test_an_array_whose_header_does_not_match_its_bytes_is_refused(
     tmp_path: Path, content: bytes, complaint: str, packing: int
 ) -> None:
     path = save(tmp_path / "s.npz", train_x=None)
@@ -321,22 +323,22 @@ def test_an_entry_that_claims_more_than_the_file_holds_is_refused(tmp_path: Path
         read_shard(path)
 
 
-def test_an_unusual_packing_is_refused(tmp_path: Path) -> None:
+def test_an_unsupported_compression_is_refused(tmp_path: Path) -> None:
     path = save(tmp_path / "s.npz", train_x=None)
     with zipfile.ZipFile(path, "a", zipfile.ZIP_LZMA) as archive:
         archive.writestr("train_x.npy", header("(3, 4)") + bytes(48))
-    with pytest.raises(ShardError, match=r"train_x is packed in a way that is not read"):
+    with pytest.raises(ShardError, match=r"train_x has an unsupported compression"):
         read_shard(path)
 
 
-def test_a_compressed_archive_is_read_too(tmp_path: Path) -> None:
+def test_a_compressed_archive_is_read(tmp_path: Path) -> None:
     np.savez_compressed(tmp_path / "s.npz", allow_pickle=False, **good_arrays())
     assert read_shard(tmp_path / "s.npz").num_samples == 3
 
 
 @contextmanager
 def little_memory(num_bytes: int) -> Iterator[None]:
-    """Let this process take no more than so many bytes besides those it has."""
+    """Limit this process to `num_bytes` more bytes of memory than it has now."""
     taken = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
     soft, hard = resource.getrlimit(resource.RLIMIT_AS)
     resource.setrlimit(resource.RLIMIT_AS, (taken + num_bytes, hard))
@@ -365,7 +367,7 @@ def test_a_shard_larger_than_the_memory_is_not_called_damaged(
     assert str(path) in str(caught.value) and "damaged" not in str(caught.value)
 
 
-def test_class_counts_are_sorted_plain_numbers() -> None:
+def test_class_counts_are_plain_integers_sorted_by_class() -> None:
     assert class_counts(np.array([3, 1, 3, 3])) == {1: 1, 3: 3}
     assert list(class_counts(np.array([3, 1]))) == [1, 3]
 
@@ -381,12 +383,12 @@ def test_class_counts_are_sorted_plain_numbers() -> None:
         (np.array(1.0), r"train_x is float64 of shape \(\)"),
     ],
 )
-def test_what_cannot_be_trained_on_is_told(x: Any, complaint: str) -> None:
+def test_arrays_that_are_not_numbers_are_refused(x: Any, complaint: str) -> None:
     with pytest.raises(ShardError, match=complaint):
         Shard(x, np.zeros(1, np.int64), x, np.zeros(1, np.int64), 2)
 
 
-def test_a_number_of_classes_that_is_none_is_told(shard: Shard) -> None:
+def test_num_classes_must_be_an_integer(shard: Shard) -> None:
     wrong: Any = None
-    with pytest.raises(ShardError, match="num_classes must be a whole number, 0 for numbers"):
+    with pytest.raises(ShardError, match="num_classes must be an integer, 0 for numbers"):
         Shard(shard.train_x, shard.train_y, shard.test_x, shard.test_y, wrong)

@@ -20,7 +20,7 @@ def numbers(*targets: float) -> DataSet:
     seed=st.integers(0, 1000),
 )
 @settings(derandomize=True, max_examples=200, deadline=None)
-def test_the_share_holds_for_all_samples_and_for_every_group(
+def test_the_share_applies_to_all_samples_and_to_every_group(
     sizes: list[int], share: float, seed: int
 ) -> None:
     groups = np.repeat(np.arange(len(sizes)), sizes)
@@ -33,14 +33,14 @@ def test_the_share_holds_for_all_samples_and_for_every_group(
 
 @given(sizes=st.lists(st.integers(0, 6), min_size=1, max_size=20).filter(any))
 @settings(derandomize=True, max_examples=60, deadline=None)
-def test_one_of_each_group_stays_if_asked(sizes: list[int]) -> None:
+def test_keep_each_keeps_one_sample_of_every_group(sizes: list[int]) -> None:
     groups = np.repeat(np.arange(len(sizes)), sizes)
     chosen = choose_share(groups, 0.5, Stream(0, "x"), keep_each=True)
     taken = np.bincount(groups[chosen], minlength=len(sizes))
     assert all(kept or not size for kept, size in zip(sizes - taken, sizes, strict=True))
 
 
-def test_the_stream_decides_who_is_chosen() -> None:
+def test_the_stream_decides_which_samples_are_chosen() -> None:
     groups = np.zeros(100, dtype=np.int64)
     first, again, other = (
         choose_share(groups, 0.1, Stream(seed, "x"), keep_each=False).tolist() for seed in (1, 1, 2)
@@ -54,7 +54,7 @@ def test_the_last_sample_is_never_set_aside() -> None:
     assert choose_share(one[:0], 0.5, Stream(0, "x"), keep_each=False).size == 0
 
 
-def test_numbers_are_grouped_into_ten_of_equal_size() -> None:
+def test_numbers_are_put_into_ten_groups_of_equal_size() -> None:
     groups = groups_of(numbers(*range(100)))
     assert np.bincount(groups.train).tolist() == [10] * 10
     assert groups.names[:2] == ("below 10", "10 … 20") and groups.names[-1] == "from 90"
@@ -71,7 +71,7 @@ def test_repeated_numbers_make_fewer_groups(targets: list[float], sizes: list[in
     assert len(groups.names) == len(sizes)
 
 
-def test_the_first_of_several_targets_decides() -> None:
+def test_the_first_of_several_targets_decides_the_group() -> None:
     y = np.stack([np.arange(20), -np.arange(20)], axis=1).astype(np.float32)
     x = np.zeros((20, 1), dtype=np.float32)
     groups = groups_of(DataSet("two", x, y, x[:0], y[:0]))

@@ -1,4 +1,4 @@
-"""Tables written and read in one go."""
+"""Helpers that write a table and read it back."""
 
 from pathlib import Path
 from typing import Any

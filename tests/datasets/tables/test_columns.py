@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from ssfl.datasets.errors import SourceError
 from ssfl.datasets.memory import empty_array
 from ssfl.datasets.tables.cells import Cells, ColumnType
-from ssfl.datasets.tables.columns import MAX_LABELS, Survey, choose
+from ssfl.datasets.tables.columns import MAX_LABELS, ColumnSurvey, choose
 from ssfl.datasets.tables.csv_file import open_csv
 from ssfl.datasets.tables.features import make_features
 from ssfl.datasets.tables.targets import make_target
@@ -17,8 +17,8 @@ from ssfl.datasets.tables.targets import make_target
 PATH = Path("t.csv")
 
 
-def survey_of(kind: str, batches: list[Cells], *, is_label: bool = False) -> Survey:
-    survey = Survey(PATH, "a", ColumnType(kind, kind), is_label)
+def survey_of(kind: str, batches: list[Cells], *, is_label: bool = False) -> ColumnSurvey:
+    survey = ColumnSurvey(PATH, "a", ColumnType(kind, kind), is_label)
     for cells in batches:
         survey.add(cells, np.ones(len(cells), dtype=np.bool_))
     return survey
@@ -48,7 +48,7 @@ def table(tmp_path: Path, header: str) -> Any:
     cuts=st.lists(st.integers(0, 60), max_size=4),
 )
 @settings(derandomize=True, max_examples=100, deadline=None)
-def test_moments_do_not_depend_on_how_the_rows_come_in_batches(
+def test_moments_do_not_depend_on_the_batches(
     values: list[float], offset: float, cuts: list[int]
 ) -> None:
     array = np.array(values) + offset
@@ -60,15 +60,15 @@ def test_moments_do_not_depend_on_how_the_rows_come_in_batches(
     assert (survey.low, survey.high) == (array.min(), array.max())
 
 
-def test_missing_cells_count_from_the_first_row_of_the_file() -> None:
+def test_the_first_missing_row_is_counted_across_batches() -> None:
     survey = survey_of(
         "number", [numbers([1.0, 2.0]), numbers([0.0, 3.0, 0.0], [True, False, True])]
     )
     assert (survey.missing, survey.first_missing, survey.count, survey.mean) == (2, 3, 3, 2.0)
 
 
-def test_dropped_rows_do_not_count_in_the_mean() -> None:
-    survey = Survey(PATH, "a", ColumnType("whole", "int64"), is_label=False)
+def test_dropped_rows_do_not_enter_the_mean() -> None:
+    survey = ColumnSurvey(PATH, "a", ColumnType("whole", "int64"), is_label=False)
     survey.add(numbers([1, 100, 3]), np.array([True, False, True]))
     assert (survey.mean, survey.high, survey.rows) == (2.0, 3.0, 3)
 
@@ -78,12 +78,12 @@ def test_infinity_is_refused_with_its_row_in_the_file() -> None:
         survey_of("number", [numbers([1.0, 2.0]), numbers([3.0, -np.inf])])
 
 
-def test_the_most_frequent_text_is_found_across_batches_of_other_codes() -> None:
+def test_the_most_frequent_text_is_found_across_batches_with_different_codes() -> None:
     survey = survey_of("text", [words("x", "y"), words("y", "z", "z", "y")])
-    assert survey.values == {"x": 1, "y": 3, "z": 2} and survey.usual == "y"
+    assert survey.values == {"x": 1, "y": 3, "z": 2} and survey.most_frequent == "y"
 
 
-def test_texts_become_inputs_behind_those_of_the_columns_before() -> None:
+def test_the_inputs_of_a_column_follow_those_of_the_previous_column() -> None:
     surveys = [
         survey_of("text", [words("b", "a", "b")]),
         survey_of("whole", [numbers([1, 2, 3])]),
@@ -93,13 +93,13 @@ def test_texts_become_inputs_behind_those_of_the_columns_before() -> None:
     assert (second.place, second.width) == (2, 1)
 
 
-def test_a_spread_too_small_for_doubles_is_refused_and_not_taken_for_constant() -> None:
+def test_a_deviation_too_small_for_doubles_is_refused() -> None:
     survey = survey_of("number", [numbers([1e-300, 2e-300])])
     with pytest.raises(SourceError, match="cannot be standardised"):
         make_features([survey], standardize=True)
 
 
-def test_more_classes_than_anybody_trains_are_refused() -> None:
+def test_too_many_classes_are_refused() -> None:
     survey = survey_of("whole", [numbers(np.arange(MAX_LABELS + 1))], is_label=True)
     with pytest.raises(SourceError, match="more than 10,000 different values: too many"):
         make_target(survey, "class", standardize=True)
@@ -108,7 +108,7 @@ def test_more_classes_than_anybody_trains_are_refused() -> None:
     assert make_target(survey, "number", standardize=True).classes == ()
 
 
-def test_labels_that_are_all_different_texts_look_like_an_id() -> None:
+def test_labels_that_look_like_ids_are_refused() -> None:
     survey = survey_of("text", [words(*(f"u{row}" for row in range(101)))], is_label=True)
     with pytest.raises(
         SourceError, match=r"looks like an id: .* choose another column with --label"
@@ -117,7 +117,7 @@ def test_labels_that_are_all_different_texts_look_like_an_id() -> None:
 
 
 @pytest.mark.parametrize("name", ["label", "Target", "CLASS", "y", " outcome"])
-def test_the_usual_names_of_a_label_are_known(tmp_path: Path, name: str) -> None:
+def test_usual_names_of_the_label_column_are_recognised(tmp_path: Path, name: str) -> None:
     choice = choose(table(tmp_path, f"a,{name},b"), "", ())
     assert choice.label == name and choice.features == ("a", "b")
 
@@ -128,7 +128,7 @@ def test_the_usual_names_of_a_label_are_known(tmp_path: Path, name: str) -> None
         (
             "",
             (),
-            "Name it with --label .*label and y could each be it.*columns are: a, label, y, größe",
+            "predict with --label .*label and y are possible.*columns are: a, label, y, größe",
         ),
         ("", ("label", "y"), "none is called label.*columns are: a, größe"),
         ("lable", (), r"--label lable: there is no such column; did you mean label\?"),
@@ -138,18 +138,18 @@ def test_the_usual_names_of_a_label_are_known(tmp_path: Path, name: str) -> None
         ("y", ("a", "label", "größe"), "no column is left to predict y from"),
     ],
 )
-def test_a_wish_the_table_cannot_fulfil_is_answered_with_its_columns(
+def test_invalid_columns_are_refused_with_the_columns_of_the_table(
     tmp_path: Path, label: str, ignore: tuple[str, ...], complaint: str
 ) -> None:
     with pytest.raises(SourceError, match=complaint):
         choose(table(tmp_path, "a,label,y,größe"), label, ignore)
 
 
-def test_spaces_around_a_column_do_not_keep_it_from_being_named(tmp_path: Path) -> None:
+def test_spaces_around_column_names_may_be_omitted(tmp_path: Path) -> None:
     choice = choose(table(tmp_path, "a, b , c"), "c", ("b",))
     assert choice.label == " c" and choice.features == ("a",)
 
 
-def test_an_array_larger_than_the_memory_is_refused_before_it_is_made() -> None:
+def test_an_array_larger_than_the_memory_is_refused_before_allocation() -> None:
     with pytest.raises(SourceError, match=r"t\.csv would take 4,000\.0 TB as an array of "):
         empty_array((10**12, 1000), np.float32, "t.csv")

@@ -15,11 +15,11 @@ from ssfl.method.streams import Stream
 
 
 def numbered(count: int, cell: str) -> str:
-    """A table of one column and a label; `cell` may name the row as {row}."""
+    """Return a table of one column and a label; `cell` may contain {row}."""
     return "a,label\n" + "".join(f"{cell.format(row=row)},{row % 2}\n" for row in range(count))
 
 
-# What a table becomes
+# Inputs
 
 
 def test_numbers_flags_and_texts_become_inputs_and_labels_classes(tmp_path: Path) -> None:
@@ -35,7 +35,7 @@ def test_numbers_flags_and_texts_become_inputs_and_labels_classes(tmp_path: Path
     assert "1 column of numbers standardised by the training rows" in data.notes
 
 
-def test_parquet_gives_what_csv_gives(tmp_path: Path) -> None:
+def test_parquet_and_csv_give_the_same_data_set(tmp_path: Path) -> None:
     columns = {
         "a": [1.5, 2.0, 4.0, -1.0],
         "größe": [3, 2, 9, 2],
@@ -51,40 +51,41 @@ def test_parquet_gives_what_csv_gives(tmp_path: Path) -> None:
     assert from_csv.class_names == from_parquet.class_names == ("x", "y")
 
 
-def test_without_standardising_numbers_stay_as_they_are(tmp_path: Path) -> None:
+def test_without_standardisation_numbers_are_unchanged(tmp_path: Path) -> None:
     data = csv(tmp_path, "a,label\n1.5,0\n7,1\n", standardize=False)
     assert data.train_x.tolist() == [[1.5], [7.0]]
     assert not any("standardised" in note for note in data.notes)
 
 
-def test_large_numbers_are_standardised_before_they_are_narrowed(tmp_path: Path) -> None:
+def test_large_numbers_are_standardised_before_conversion_to_float32(tmp_path: Path) -> None:
     big = 1_700_000_000_000
     data = csv(tmp_path, f"a,b,label\n{big},1e100,0\n{big + 2},-1e100,1\n")
     np.testing.assert_allclose(data.train_x, [[-1, 1], [1, -1]], rtol=1e-6)
 
 
-def test_large_whole_numbers_that_are_not_standardised_get_a_note(tmp_path: Path) -> None:
+def test_large_integers_that_are_not_standardised_get_a_note(tmp_path: Path) -> None:
     data = csv(tmp_path, "a,label\n20000001,0\n7,1\n", standardize=False)
     assert any("beyond 16,777,216" in note and note.endswith(": a") for note in data.notes)
 
 
-def test_a_constant_column_is_zero_everywhere_even_in_test_rows(tmp_path: Path) -> None:
+def test_a_constant_column_is_zero_in_training_and_test_rows(tmp_path: Path) -> None:
     test = write(tmp_path / "test.csv", "a,b,label\n5,2,0\n")
     data = csv(tmp_path, "a,b,label\n0.1,1,0\n0.1,3,1\n0.1,2,1\n", test=test)
     assert data.train_x[:, 0].tolist() == [0, 0, 0] and data.test_x[:, 0].tolist() == [0]
     assert "the same number in every row, so 0 in every sample: a" in data.notes
 
 
-def test_numbers_that_doubles_cannot_tell_apart_are_not_called_the_same(tmp_path: Path) -> None:
+def test_numbers_that_doubles_cannot_distinguish_get_their_own_note(tmp_path: Path) -> None:
     data = csv(tmp_path, f"a,label\n{2**60},0\n{2**60 + 1},1\n")
     assert data.train_x.tolist() == [[0], [0]]
     assert not any(note.startswith("the same number") for note in data.notes)
-    assert any("float64 sees the same number" in one and one.endswith(": a") for one in data.notes)
+    (note,) = (note for note in data.notes if "too large for float64 to distinguish" in note)
+    assert note.endswith(": a")
 
 
-def test_whole_numbers_beyond_int64_are_refused_by_column(tmp_path: Path) -> None:
+def test_integers_beyond_int64_are_refused_with_their_column(tmp_path: Path) -> None:
     large = pa.array([2**63, 1], pa.uint64())
-    with pytest.raises(SourceError, match=r"column a holds a whole number beyond .*--ignore a,"):
+    with pytest.raises(SourceError, match=r"column a holds an integer beyond .*--ignore a,"):
         parquet(tmp_path, {"a": large, "b": [1, 2], "label": ["x", "y"]})
 
 
@@ -93,7 +94,7 @@ def test_one_row_of_one_class_is_read(tmp_path: Path) -> None:
     assert data.train_x.tolist() == [[0, 1]] and data.class_names == ("yes",)
 
 
-def test_a_column_that_changes_its_kind_far_down_is_read_as_what_fits_all_rows(
+def test_the_type_of_a_column_is_decided_by_all_rows(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(csv_file, "_BLOCK_BYTES", 256)
@@ -104,7 +105,7 @@ def test_a_column_that_changes_its_kind_far_down_is_read_as_what_fits_all_rows(
     assert "column b is read as text: most cells are numbers, but row 400 holds '?'" in data.notes
 
 
-def test_many_blocks_give_the_mean_and_deviation_of_the_whole(
+def test_many_blocks_give_the_mean_and_deviation_of_all_rows(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(csv_file, "_BLOCK_BYTES", 512)
@@ -118,9 +119,9 @@ def test_many_blocks_give_the_mean_and_deviation_of_the_whole(
 def test_progress_names_the_file_and_ends_complete(tmp_path: Path) -> None:
     path = write(tmp_path / "t.csv", numbered(50, "{row}"))
     seen: list[tuple[str, int, int]] = []
-    read_table(path, SourceOptions(source=str(path)), lambda *one: seen.append(one))
+    read_table(path, SourceOptions(source=str(path)), lambda *step: seen.append(step))
     assert ("rows of t.csv surveyed", 50, 50) in seen and seen[-1] == ("rows of t.csv read", 50, 50)
-    assert seen[0] == ("bytes of t.csv looked at", path.stat().st_size, path.stat().st_size)
+    assert seen[0] == ("bytes of t.csv scanned", path.stat().st_size, path.stat().st_size)
 
 
 # Targets
@@ -131,31 +132,31 @@ def test_numbers_to_predict_are_standardised_by_the_training_rows(tmp_path: Path
     data = csv(tmp_path, "a,label\n1,250001.5\n2,250003.5\n", test=test)
     assert data.train_y.dtype == np.float32 and data.train_y.tolist() == [-1, 1]
     assert data.test_y.tolist() == [1.5] and data.num_classes == 0
-    (note,) = (one for one in data.notes if "is predicted as a number" in one)
+    (note,) = (note for note in data.notes if "is predicted as a number" in note)
     assert "minus 250002.5 and divided by 1:" in note
     constant = csv(tmp_path, "a,label\n1,0.5\n2,0.5\n")
     assert constant.train_y.tolist() == [0, 0]
 
 
-def test_other_floats_are_numbers_to_predict_and_can_stay_as_they_are(tmp_path: Path) -> None:
+def test_numbers_to_predict_are_unchanged_without_standardisation(tmp_path: Path) -> None:
     data = csv(tmp_path, "a,label\n1,0.5\n2,2.5\n", standardize=False)
     assert data.train_y.dtype == np.float32 and data.train_y.tolist() == [0.5, 2.5]
     assert data.class_names == () and data.num_classes == 0
     assert any("mean 1.5, standard deviation 1, not scaled" in note for note in data.notes)
 
 
-def test_large_numbers_to_predict_get_a_warning(tmp_path: Path) -> None:
+def test_large_numbers_to_predict_get_a_note(tmp_path: Path) -> None:
     data = csv(tmp_path, "a,label\n1,250000.5\n2,350000.5\n", standardize=False)
     assert any("reaches 350000: the loss may diverge; divide" in note for note in data.notes)
 
 
-def test_whole_classes_are_sorted_by_value_and_text_by_code_point(tmp_path: Path) -> None:
+def test_integer_classes_are_sorted_by_value_and_text_by_code_point(tmp_path: Path) -> None:
     assert csv(tmp_path, "a,label\n1,10\n2,9\n3,-1\n").class_names == ("-1", "9", "10")
     assert csv(tmp_path, "a,label\n1,ä\n2,b\n3,B\n").class_names == ("B", "b", "ä")
     assert csv(tmp_path, "a,label\n1,True\n2,false\n").class_names == ("false", "true")
 
 
-def test_few_whole_numbers_and_those_that_repeat_are_classes(tmp_path: Path) -> None:
+def test_few_or_repeated_integers_are_classes(tmp_path: Path) -> None:
     for labels in (range(10), [row % 50 for row in range(500)]):
         data = csv(tmp_path, "a,label\n" + "".join(f"0,{label}\n" for label in labels))
         assert data.num_classes == len(set(labels))
@@ -164,34 +165,35 @@ def test_few_whole_numbers_and_those_that_repeat_are_classes(tmp_path: Path) -> 
 @pytest.mark.parametrize(
     "labels",
     [
-        [str(one) for one in range(101)],
-        [str(one) for one in range(60)],
+        [str(label) for label in range(101)],
+        [str(label) for label in range(60)],
         [str(18 + row % 72) for row in range(500)],
         ["1.0", "2.0"],
     ],
 )
-def test_labels_that_could_be_either_are_asked_about(tmp_path: Path, labels: list[str]) -> None:
+def test_ambiguous_labels_need_a_target(tmp_path: Path, labels: list[str]) -> None:
     text = "a,label\n" + "".join(f"0,{label}\n" for label in labels)
-    with pytest.raises(SourceError, match="Say --target class or --target number"):
+    with pytest.raises(SourceError, match="Use --target class or --target number"):
         csv(tmp_path, text)
     assert csv(tmp_path, text, target="class").num_classes == len(set(labels))
-    taken = csv(tmp_path, text, target="number", standardize=False).train_y
-    assert taken.tolist() == [float(one) for one in labels]
+    numbers = csv(tmp_path, text, target="number", standardize=False).train_y
+    assert numbers.tolist() == [float(label) for label in labels]
 
 
-def test_percentages_that_repeat_are_inputs_each_with_a_note(tmp_path: Path) -> None:
+def test_percentages_are_read_as_text_with_a_note(tmp_path: Path) -> None:
     data = csv(tmp_path, "a,label\n" + "5%,0\n20%,1\n" * 5)
     assert data.train_x.shape == (10, 2)
-    assert any(one.startswith("column a is read as text, an input for each") for one in data.notes)
+    start = "column a is read as text, one input per value, but looks like numbers"
+    assert any(note.startswith(start) for note in data.notes)
 
 
-def test_labels_that_differ_in_spaces_only_get_a_note(tmp_path: Path) -> None:
+def test_labels_that_differ_only_in_spaces_get_a_note(tmp_path: Path) -> None:
     data = csv(tmp_path, "a,label\n1,x\n2,x \n3,y\n")
     assert data.num_classes == 3
-    assert ("classes that differ in nothing but spaces around their names: 'x', 'x '") in data.notes
+    assert "classes that differ only in spaces around their names: 'x', 'x '" in data.notes
 
 
-def test_text_cannot_be_predicted_as_a_number(tmp_path: Path) -> None:
+def test_text_labels_are_refused_as_numbers(tmp_path: Path) -> None:
     with pytest.raises(SourceError, match=r"--target number: column label holds text, such as 'x'"):
         csv(tmp_path, "a,label\n1,x\n2,y\n", target="number")
 
@@ -205,13 +207,13 @@ def test_a_test_table_may_have_its_columns_in_another_order(tmp_path: Path) -> N
     assert data.test_x.tolist() == [[3, 0, 1], [0.5, 1, 0]] and data.test_y.tolist() == [0, 1]
 
 
-def test_codes_are_text_in_the_test_table_if_they_are_in_the_training_table(tmp_path: Path) -> None:
+def test_a_column_that_is_text_in_training_is_text_in_the_test_table(tmp_path: Path) -> None:
     test = write(tmp_path / "test.csv", "a,label\n7,0\n")
     data = csv(tmp_path, "a,label\n7,0\nA7,1\n", test=test)
     assert data.test_x.tolist() == [[1, 0]]
 
 
-def test_an_unknown_text_of_a_test_row_is_none_of_the_known_and_noted(tmp_path: Path) -> None:
+def test_an_unknown_text_of_a_test_row_becomes_zeros_with_a_note(tmp_path: Path) -> None:
     test = write(tmp_path / "test.csv", "a,label\ngreen,0\n")
     data = csv(tmp_path, "a,label\nred,0\nblue,1\n", test=test)
     assert data.test_x.tolist() == [[0, 0]]
@@ -223,12 +225,12 @@ def test_an_unknown_text_of_a_test_row_is_none_of_the_known_and_noted(tmp_path: 
     [
         ("a,label\n1,bird\n", "column label holds bird in row 1, which no training row has"),
         ("b,label\n1,cat\n", r"the test table lacks columns of .*t\.csv: a$"),
-        ("a,label\nx,cat\n", r"column a holds text, but whole numbers in"),
+        ("a,label\nx,cat\n", r"column a holds text, but integers in"),
         ("a,label\n,cat\n", r"test\.csv: cells are missing in 1 column: a \(1, first in row 1\)"),
         ("a,label\n1e300,cat\n", "column a holds a number in row 1 that is too large for float32"),
     ],
 )
-def test_a_test_table_that_does_not_fit_is_refused(
+def test_a_test_table_that_does_not_match_the_training_table_is_refused(
     tmp_path: Path, test: str, complaint: str
 ) -> None:
     path = write(tmp_path / "test.csv", test)
@@ -241,7 +243,7 @@ def test_a_test_table_that_does_not_fit_is_refused(
 GAPS = "a,b,label\n1,x,0\n,x,1\n3,NA,0\n5,y,\n"
 
 
-def test_missing_cells_are_refused_with_columns_counts_rows_and_ways_out(tmp_path: Path) -> None:
+def test_missing_cells_are_refused_with_columns_counts_rows_and_remedies(tmp_path: Path) -> None:
     with pytest.raises(SourceError) as caught:
         csv(tmp_path, GAPS)
     message = str(caught.value)
@@ -249,7 +251,7 @@ def test_missing_cells_are_refused_with_columns_counts_rows_and_ways_out(tmp_pat
     assert "--missing drop" in message and "--missing mean" in message and "--ignore a" in message
 
 
-def test_a_missing_label_alone_is_not_offered_a_mean(tmp_path: Path) -> None:
+def test_missing_labels_alone_do_not_suggest_the_mean(tmp_path: Path) -> None:
     with pytest.raises(SourceError, match=r"label \(1, .*--missing drop$"):
         csv(tmp_path, "a,label\n1,x\n2,\n")
 
@@ -260,9 +262,9 @@ def test_rows_with_missing_cells_are_dropped_and_counted(tmp_path: Path) -> None
     assert "3 rows of 4 in t.csv dropped: a missing cell" in data.notes
 
 
-def test_missing_cells_get_the_mean_or_the_most_frequent_text(tmp_path: Path) -> None:
+def test_missing_cells_are_filled_with_the_mean_or_the_most_frequent_text(tmp_path: Path) -> None:
     data = csv(tmp_path, GAPS, missing="mean", standardize=False)
-    assert data.train_x.tolist() == [[1, 1], [2, 1], [3, 1]]  # no label: row 4 is not used
+    assert data.train_x.tolist() == [[1, 1], [2, 1], [3, 1]]  # row 4 has no label
     assert "1 row of 4 in t.csv dropped: no label" in data.notes
     assert any(note.startswith("2 missing cells in t.csv filled") for note in data.notes)
 
@@ -273,7 +275,7 @@ def test_test_rows_are_filled_with_the_mean_of_the_training_rows(tmp_path: Path)
     assert data.test_x.tolist() == [[2], [9]]
 
 
-def test_a_filled_number_is_zero_once_standardised(tmp_path: Path) -> None:
+def test_a_filled_number_is_zero_after_standardisation(tmp_path: Path) -> None:
     data = csv(tmp_path, "a,label\n1,0\n,1\n3,0\n", missing="mean")
     assert data.train_x[:, 0].tolist() == [-1, 0, 1]
 
@@ -285,9 +287,9 @@ def test_nan_and_null_are_missing_in_parquet(tmp_path: Path) -> None:
     assert len(parquet(tmp_path, columns, missing="drop").train_y) == 2
 
 
-def test_a_column_without_any_cell_is_refused_by_name(tmp_path: Path) -> None:
+def test_an_empty_column_is_refused_by_name(tmp_path: Path) -> None:
     for missing, complaint in {
-        "drop": "no row is left of 2 .*empty in every row: a$",
+        "drop": "none of 2 rows is left .*empty in every row: a$",
         "mean": "column a is empty in every row that is used; leave it out with --ignore a",
     }.items():
         with pytest.raises(SourceError, match=complaint):
@@ -310,10 +312,14 @@ def test_a_column_without_any_cell_is_refused_by_name(tmp_path: Path) -> None:
             "a,label\n" + "".join(f"{'?' if row == 40 else row},0\n" for row in range(300)),
             r"column a is read as text: most cells are numbers, but row 41 holds '\?'; repair it",
         ),
-        ("a,label\n2024-01-05,1\n2024-02-01,0\n", "column a holds dates, no numbers; leave it out"),
+        (
+            "a,label\n2024-01-05,1\n2024-02-01,0\n",
+            "column a holds dates, not numbers; leave it out",
+        ),
         (
             "a,label\n05.01.2020 10:00,1\n06.01.2020 9:30,0\n05.01.2020 10:00,0\n",
-            "column a holds dates, such as '05.01.2020 10:00', no numbers; .*--ignore a, or turn",
+            "column a holds dates, such as '05.01.2020 10:00', not numbers; .*"
+            "--ignore a, or convert",
         ),
         ("a,label\n1/5/2020,1\n12/31/2020,0\n", "column a holds dates, such as '1/5/2020'"),
         (
@@ -323,17 +329,17 @@ def test_a_column_without_any_cell_is_refused_by_name(tmp_path: Path) -> None:
         (numbered(20, "{row}%"), "column a holds texts that look like numbers, such as '0%'"),
         ("a,label\n1,1\ninf,0\n", "column a holds infinity in row 2"),
         ("a,label\n1,1\n1e300,0\n", r"column a spans 1 … 1e\+300, which cannot be standardised"),
-        ("a,label\n1,2024-01-05\n", "column label holds dates, no numbers; choose another"),
+        ("a,label\n1,2024-01-05\n", "column label holds dates, not numbers; choose another"),
     ],
 )
-def test_columns_that_cannot_be_learned_from_are_refused_with_advice(
+def test_unusable_columns_are_refused_with_advice(
     tmp_path: Path, content: str, complaint: str
 ) -> None:
     with pytest.raises(SourceError, match=complaint):
         csv(tmp_path, content)
 
 
-def test_advice_can_be_pasted_into_a_shell_whatever_the_column_is_called(tmp_path: Path) -> None:
+def test_column_names_in_advice_are_quoted_for_a_shell(tmp_path: Path) -> None:
     rows = "".join(f"u{row},{row},0\n" for row in range(20))
     with pytest.raises(SourceError, match=r"--ignore 'full name'$"):
         csv(tmp_path, "full name,b,label\n" + rows)
@@ -341,7 +347,7 @@ def test_advice_can_be_pasted_into_a_shell_whatever_the_column_is_called(tmp_pat
         csv(tmp_path, '"name, first",b,label\n' + rows)
 
 
-def test_a_number_beyond_float32_is_refused_where_it_is_not_standardised(tmp_path: Path) -> None:
+def test_a_number_beyond_float32_is_refused_without_standardisation(tmp_path: Path) -> None:
     with pytest.raises(SourceError, match="column a holds a number in row 2 that is too large"):
         csv(tmp_path, "a,label\n1,0\n1e39,1\n", standardize=False)
 
@@ -356,7 +362,7 @@ def test_a_number_beyond_float32_is_refused_where_it_is_not_standardised(tmp_pat
         ([b"bytes"], "binary"),
     ],
 )
-def test_parquet_types_that_are_no_numbers_are_refused_by_name(
+def test_parquet_types_that_are_not_numbers_are_refused_by_name(
     tmp_path: Path, values: list[Any], called: str
 ) -> None:
     with pytest.raises(SourceError, match=f"column when holds {called}.*--ignore when"):
@@ -368,7 +374,7 @@ def test_parquet_types_that_are_no_numbers_are_refused_by_name(
 
 def test_every_numeric_type_of_parquet_is_read(tmp_path: Path) -> None:
     types = (pa.uint8(), pa.uint16(), pa.int64(), pa.float16(), pa.float32(), pa.decimal128(21, 2))
-    columns: dict[str, Any] = {str(one): pa.array([1, 3]).cast(one) for one in types}
+    columns: dict[str, Any] = {str(type_): pa.array([1, 3]).cast(type_) for type_ in types}
     columns["words"] = pa.array(["x", "y"]).dictionary_encode()
     columns["label"] = pa.array([7, 9]).dictionary_encode()
     data = parquet(tmp_path, columns, standardize=False)

@@ -27,7 +27,7 @@ from ssfl.tools.shards.view import ProgressView, data_set_line, summary_table
 ODD_NAMES = ("[red]a[/red]", "$x^$", "数", "\x1b[31mred", "", "\udce9", "new\nline", "b" * 300)
 
 
-def some(samples: int, classes: int, names: tuple[str, ...] = ()) -> DataSet:
+def some_data(samples: int, classes: int, names: tuple[str, ...] = ()) -> DataSet:
     y = (Stream(0, "labels").uniform(samples) * classes).astype(np.int64)
     x = np.zeros((samples, 3), dtype=np.float32)
     return DataSet("some", x, y, x[:0], y[:0], names or tuple(map(str, range(classes))))
@@ -43,7 +43,9 @@ def config_of(*flags: str) -> ShardsConfig:
     return settings.load(ShardsConfig, flags, None, "ssfl shards", "")
 
 
-def test_shards_are_written_and_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_shards_are_written_and_reported(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     out = tmp_path / "shards"
     assert tools.main(["shards", "--clients", "5", "--out", str(out)]) == ExitCode.DONE
     paths = sorted(out.glob("*.npz"))
@@ -52,15 +54,16 @@ def test_shards_are_written_and_told(tmp_path: Path, capsys: pytest.CaptureFixtu
     assert sum(part.num_samples + len(part.val_y) for part in parts) == 1442
     others = sorted(path.name for path in out.iterdir() if path not in paths)
     assert others == ["classes.png", "shards.json"]
-    told = capsys.readouterr().out
+    output = capsys.readouterr().out
     assert (
-        "digits: 1,797 samples of 1x8x8 (float32), 10 classes; 1,442 to train on, 355 to test on\n"
-    ) in told
-    assert f"5 shards in {out}/, shards.json and classes.png beside\n" in told
-    assert f"ssfl-client --data-root '{out}' --data shard_00\n" in told
+        "digits: 1,797 samples of 1x8x8 (float32), 10 classes; "
+        "1,442 for training, 355 for testing\n"
+    ) in output
+    assert f"5 shards in {out}/, with shards.json and classes.png\n" in output
+    assert f"start a client: ssfl-client --data-root '{out}' --data shard_00\n" in output
 
 
-def test_every_flag_of_the_cut_is_followed(tmp_path: Path) -> None:
+def test_every_flag_of_the_cut_is_used(tmp_path: Path) -> None:
     flags = [
         *("--clients", "3", "--partition", "dirichlet-unbalanced", "--alpha", "2", "--seed", "4"),
         *("--validation", "0.25", "--test-share", "0.5", "--classes-per-client", "5"),
@@ -73,7 +76,7 @@ def test_every_flag_of_the_cut_is_followed(tmp_path: Path) -> None:
     }
 
 
-def test_every_flag_of_the_source_reaches_its_reader() -> None:
+def test_every_flag_of_the_source_is_passed_to_its_reader() -> None:
     assert config_of().source_options() == SourceOptions()
     flags = [
         *("--source", "a.csv", "--path", "files", "--download", "--mirror", "https://example.org"),
@@ -88,7 +91,7 @@ def test_every_flag_of_the_source_reaches_its_reader() -> None:
     )  # fmt: skip
 
 
-def test_shards_that_are_there_are_not_replaced_silently(
+def test_existing_shards_are_not_replaced_without_overwrite(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     flags = ["shards", "--clients", "2", "--out", str(tmp_path)]
@@ -109,12 +112,12 @@ def test_shards_that_are_there_are_not_replaced_silently(
         (
             ["--partition", "classes", "--classes-per-client", "11"],
             ExitCode.BAD_DATA,
-            "--classes-per-client 11 is impossible: there are training samples of 10 classes",
+            "--classes-per-client 11 is impossible: the training samples have 10 classes",
         ),
         (
             ["--partition", "classes", "--clients", "4"],
             ExitCode.BAD_DATA,
-            "ask for at least 5 --clients or 3 --classes-per-client",
+            "use at least 5 --clients or 3 --classes-per-client",
         ),
         (
             ["--partition", "dirichlet-unbalanced", "--clients", "100", "--alpha", "0.01"],
@@ -143,40 +146,40 @@ def test_an_impossible_request_is_refused_with_the_reason(
     assert not out.exists()
 
 
-def test_without_matplotlib_only_the_picture_is_missing(
+def test_without_matplotlib_only_the_chart_is_missing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     monkeypatch.delitem(sys.modules, "ssfl.tools.shards.chart")
     assert tools.main(["shards", "--out", str(tmp_path)]) == ExitCode.DONE
-    told = capsys.readouterr().out
-    assert "classes.png needs matplotlib: pip install 'ssfl[data]'\n" in told
-    assert f"8 shards in {tmp_path}/, shards.json beside\n" in told
+    output = capsys.readouterr().out
+    assert "classes.png needs matplotlib: pip install 'ssfl[data]'\n" in output
+    assert f"8 shards in {tmp_path}/, with shards.json\n" in output
     assert not (tmp_path / "classes.png").exists()
 
 
-def test_few_classes_get_a_column_each(tmp_path: Path) -> None:
-    table = table_of(make_shards(tmp_path, some(500, 3, ("no", "yes", "maybe")), Cut(4)))
+def test_each_of_a_few_classes_has_a_column(tmp_path: Path) -> None:
+    table = table_of(make_shards(tmp_path, some_data(500, 3, ("no", "yes", "maybe")), Cut(4)))
     for word in ("no", "yes", "maybe", "train", "val", "test", "shard_00", "shard_03", "all"):
         assert f" {word} " in table
 
 
-def test_of_many_classes_the_largest_are_named(tmp_path: Path) -> None:
-    summary = make_shards(tmp_path, some(3000, 50), Cut(4))
+def test_only_the_largest_of_many_classes_are_named(tmp_path: Path) -> None:
+    summary = make_shards(tmp_path, some_data(3000, 50), Cut(4))
     row = summary.train_counts[0]
     label = int(np.argmax(row))
     table = table_of(summary)
     assert f"│ {np.count_nonzero(row)} │ {label}: {row[label]}, " in " ".join(table.split())
 
 
-def test_of_many_clients_the_first_and_last_are_shown_and_the_sum_of_all(tmp_path: Path) -> None:
-    table = table_of(make_shards(tmp_path, some(1000, 2), Cut(60, "iid")))
+def test_the_table_of_many_clients_shows_the_first_the_last_and_the_total(tmp_path: Path) -> None:
+    table = table_of(make_shards(tmp_path, some_data(1000, 2), Cut(60, "iid")))
     assert "shard_19" in table and "shard_50" in table and "shard_59" in table
     assert "shard_20" not in table and "shard_49" not in table
     assert "│  200 │" in table  # test samples of all
 
 
-def test_numbers_are_shown_by_their_range(tmp_path: Path) -> None:
+def test_the_table_shows_the_range_of_numbers(tmp_path: Path) -> None:
     y = np.linspace(-5, 20, 100, dtype=np.float32)
     x = np.zeros((100, 2), dtype=np.float32)
     summary = make_shards(
@@ -185,24 +188,24 @@ def test_numbers_are_shown_by_their_range(tmp_path: Path) -> None:
     assert "all │ -5 │ 7.5 │ 20 │ 100 │ 0 │ 0 │" in " ".join(table_of(summary).split())
 
 
-def test_names_are_shown_as_they_are_and_cannot_control_the_terminal(tmp_path: Path) -> None:
-    table = table_of(make_shards(tmp_path, some(400, 8, ODD_NAMES), Cut(2)))
+def test_class_names_are_shown_without_markup_or_control_characters(tmp_path: Path) -> None:
+    table = table_of(make_shards(tmp_path, some_data(400, 8, ODD_NAMES), Cut(2)))
     assert "\x1b" not in table and "\udce9" not in table
     assert "[red]a[/red]" in table_of(
-        make_shards(tmp_path, some(400, 2, ODD_NAMES[:2]), Cut(2), overwrite=True)
+        make_shards(tmp_path, some_data(400, 2, ODD_NAMES[:2]), Cut(2), overwrite=True)
     )
 
 
-def test_a_data_set_of_numbers_is_described_as_such() -> None:
-    data = some(1200, 2)
+def test_a_data_set_of_numbers_is_described() -> None:
+    data = some_data(1200, 2)
     numbers = DataSet("a\x07b", data.train_x, data.train_x[:, 0], data.test_x, data.test_x[:, 0])
     assert data_set_line(numbers) == (
-        "a\\x07b: 1,200 samples of 3 (float32), targets that are numbers; "
-        "1,200 to train on, 0 to test on"
+        "a\\x07b: 1,200 samples of 3 (float32), numbers as targets; "
+        "1,200 for training, 0 for testing"
     )
 
 
-def test_progress_is_quiet_at_first_where_there_is_no_terminal(
+def test_progress_prints_nothing_at_first_without_a_terminal(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     with ProgressView() as progress:
@@ -211,7 +214,7 @@ def test_progress_is_quiet_at_first_where_there_is_no_terminal(
     assert capsys.readouterr() == ("", "")
 
 
-def test_the_picture_gives_each_class_its_share_of_the_bar(tmp_path: Path) -> None:
+def test_the_chart_gives_each_class_its_share_of_the_bar(tmp_path: Path) -> None:
     y = np.repeat(np.arange(2), [100, 300])
     x = np.zeros((400, 1), dtype=np.float32)
     data = DataSet("two", x, y, x[:0], y[:0], ("a", "b"))
@@ -228,13 +231,13 @@ def test_the_picture_gives_each_class_its_share_of_the_bar(tmp_path: Path) -> No
 @pytest.mark.parametrize(
     ("data", "cut"),
     [
-        (some(400, 8, ODD_NAMES), Cut(8)),
-        (some(5000, 100), Cut(100, "iid")),
-        (some(2000, 20), Cut(300, "iid")),
-        (some(50, 2), Cut(1)),
+        (some_data(400, 8, ODD_NAMES), Cut(8)),
+        (some_data(5000, 100), Cut(100, "iid")),
+        (some_data(2000, 20), Cut(300, "iid")),
+        (some_data(50, 2), Cut(1)),
     ],
 )
-def test_the_picture_is_drawn_for_any_number_of_clients_and_names_of_any_kind(
+def test_the_chart_is_drawn_for_any_number_of_clients_and_any_names(
     tmp_path: Path, data: DataSet, cut: Cut
 ) -> None:
     draw_classes(make_shards(tmp_path, data, cut), tmp_path / "classes.png")

@@ -10,7 +10,7 @@ from ssfl.api.errors import in_keywords
 from ssfl.datasets.data_set import DataSet
 from ssfl.datasets.errors import ShardError
 from ssfl.datasets.shards.options import Cut
-from ssfl.datasets.shards.shard_file import MAKE_SOME, Shard, find_shard, read_shard, shard_names
+from ssfl.datasets.shards.shard_file import MAKE_SHARDS, Shard, find_shard, read_shard, shard_names
 from ssfl.datasets.shards.write import make_shards
 from ssfl.datasets.source import SourceOptions, read_source
 from ssfl.learning.load_task import load_task
@@ -82,7 +82,7 @@ def read_shards(folder: str | Path, task: str | Path = "") -> dict[str, Shard]:
 def by_client(shards: Shards) -> dict[str, Shard]:
     """Return shards by client, in the order of names; those of a list are shard_00, shard_01, …"""
     if not len(shards):
-        raise ShardError(f"there are no shards; {MAKE_SOME}")
+        raise ShardError(f"there are no shards; {MAKE_SHARDS}")
     if isinstance(shards, Mapping):
         return dict(sorted(shards.items()))
     width = max(2, len(str(len(shards) - 1)))

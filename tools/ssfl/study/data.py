@@ -22,7 +22,7 @@ from ssfl.datasets.data_set import DataSet
 from ssfl.datasets.errors import PartitionError, SourceError
 from ssfl.datasets.published.digits import digits
 from ssfl.datasets.published.originals import MissingFiles, cache_folder
-from ssfl.datasets.registry import KNOWN
+from ssfl.datasets.registry import PUBLISHED_SETS
 from ssfl.datasets.shards.options import Cut
 from ssfl.datasets.shards.partition import KINDS, count_classes, partition, partition_test
 from ssfl.datasets.shards.shard_file import Array, Shard, find_shard, read_shard, shard_names
@@ -159,14 +159,14 @@ def _folder(source: str) -> Path:
 
 
 def _places(source: str) -> list[Path]:
-    system = KNOWN[source].system
+    system = PUBLISHED_SETS[source].system
     return [cache_folder(source), *([system] if system else [])]
 
 
 def _how_to_get(source: str) -> str:
-    if source not in KNOWN:
+    if source not in PUBLISHED_SETS:
         return f"{source} not found."
-    known = KNOWN[source]
+    known = PUBLISHED_SETS[source]
     debian = f", on Debian {known.package} brings it" if known.package else ""
     return (
         f"{source} not found in {' or '.join(map(str, _places(source)))}; expected there: "
@@ -185,7 +185,7 @@ def _read(source: str) -> DataSet:
         return digits()
     for place in _places(source):
         try:
-            return KNOWN[source].read(place, None)
+            return PUBLISHED_SETS[source].read(place, None)
         except MissingFiles:
             continue
     raise _NotHere(_how_to_get(source))

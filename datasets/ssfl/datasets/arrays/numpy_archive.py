@@ -1,12 +1,12 @@
-"""Numpy archives: samples and labels under any of the usual names.
+"""Numpy archives as data sets: samples and labels under any of the usual names.
 
-    x_train y_train x_test y_test                      as Keras names them
-    train_images train_labels val_images … test_images as MedMNIST does
+    x_train y_train x_test y_test                      Keras
+    train_images train_labels val_images … test_images MedMNIST
     x y, data target, images labels                    no test samples: a share is set aside
 
 A name is a part (train, val, test or none) and a role (samples or labels), in any order and case.
-Validation samples join the training samples, since shards set aside their own. A second archive
-may hold the test samples. Nothing is unpickled.
+Validation samples are added to the training samples because shards set aside their own. A second
+archive may hold the test samples. Nothing is unpickled.
 """
 
 import zipfile
@@ -23,7 +23,7 @@ from ssfl.datasets.arrays.targets import Targets, read_targets
 from ssfl.datasets.data_set import DataSet
 from ssfl.datasets.errors import ShardError, SourceError
 from ssfl.datasets.source import SourceOptions
-from ssfl.datasets.wording import listed
+from ssfl.datasets.wording import join_names
 
 Array = npt.NDArray[Any]
 
@@ -45,7 +45,7 @@ _USUAL = "x_train and y_train (also x_test and y_test), or x and y"
 
 @dataclass(frozen=True)
 class _Pair:
-    """The samples and labels of one part, as they are in the archive."""
+    """The samples and labels of one part, unchanged from the archive."""
 
     x_name: str
     y_name: str
@@ -71,19 +71,21 @@ def read_arrays(path: Path, options: SourceOptions) -> DataSet:
     test = pairs.get("test")
     if options.test is not None:
         if test is not None:
-            raise SourceError(f"{path} has test samples of its own: leave --test away")
+            raise SourceError(f"{path} has its own test samples: remove --test")
         test = _read_test(options.test.expanduser())
     train = [pair for pair in train if len(pair.x)]
     notes = [f"{path.name}: {', '.join(unused)} not used"] if unused else []
     if "val" in pairs:
-        notes.append(f"{len(pairs['val'].x):,} validation samples joined the training samples")
+        notes.append(
+            f"{len(pairs['val'].x):,} validation samples were added to the training samples"
+        )
     try:
-        return _put_together(path.stem, train, test, options, notes)
+        return _make_data_set(path.stem, train, test, options, notes)
     except SourceError as error:
         raise SourceError(f"{path}: {error}") from error
 
 
-def _put_together(
+def _make_data_set(
     name: str, train: list[_Pair], test: _Pair | None, options: SourceOptions, notes: list[str]
 ) -> DataSet:
     pairs = [*train, *([test] if test else [])]
@@ -91,7 +93,7 @@ def _put_together(
     targets = read_targets([(pair.y_name, pair.y) for pair in pairs], options.target)
     x, count = list(samples.values), len(train)
     if test and targets.class_names:
-        _refuse_unknown(test, list(targets.values[:count]), targets.values[count], targets)
+        _refuse_unknown_labels(test, list(targets.values[:count]), targets.values[count], targets)
     return DataSet(
         name,
         _join(x[:count]),
@@ -103,14 +105,16 @@ def _put_together(
     )
 
 
-def _refuse_unknown(test: _Pair, train_y: list[Array], test_y: Array, targets: Targets) -> None:
-    """Raise if there are test samples of a class that nobody can learn."""
+def _refuse_unknown_labels(
+    test: _Pair, train_y: list[Array], test_y: Array, targets: Targets
+) -> None:
+    """Raise SourceError if a test sample has a class without training samples."""
     unknown = np.setdiff1d(test_y, np.concatenate(train_y))
     if unknown.size:
-        names = listed([targets.class_names[label] for label in unknown])
+        names = join_names([targets.class_names[label] for label in unknown])
         raise SourceError(
-            f"{test.y_name} holds labels that no training sample has: {names}; leave these samples "
-            "out, or correct the labels (do those for training count from 0, and these from 1?)"
+            f"{test.y_name} holds labels that no training sample has: {names}; remove these "
+            "samples, or correct the labels (do training labels start at 0 and test labels at 1?)"
         )
 
 
@@ -130,7 +134,7 @@ def _read_test(path: Path) -> _Pair:
 
 
 def _read_pairs(path: Path) -> tuple[dict[str, _Pair], list[str]]:
-    """Return the pairs by part ("": none was said), and the arrays that are none of them."""
+    """Return the pairs by part ("" if the name has no part) and the names of unused arrays."""
     names = _names(path)
     chosen: dict[tuple[str, str], str] = {}
     unused = []
@@ -151,7 +155,7 @@ def _read_pairs(path: Path) -> tuple[dict[str, _Pair], list[str]]:
                 held = ", ".join(name for key, name in chosen.items() if key[0] == part)
                 raise SourceError(f"there are no {role} to go with {held}; expected {_USUAL}")
     if not parts:
-        held = listed(names) or "nothing"
+        held = join_names(names) or "nothing"
         raise SourceError(f"no samples and labels: it holds {held}; expected {_USUAL}")
     try:
         arrays = read_archive(path, list(chosen.values()), [])
@@ -167,7 +171,7 @@ def _read_pairs(path: Path) -> tuple[dict[str, _Pair], list[str]]:
 
 def _names(path: Path) -> list[str]:
     try:
-        read_archive(path, [], [])  # is it one at all?
+        read_archive(path, [], [])  # raises if the file is not an archive
         with zipfile.ZipFile(path) as archive:
             files = archive.namelist()
     except (ShardError, OSError, zipfile.BadZipFile) as error:
@@ -176,7 +180,7 @@ def _names(path: Path) -> list[str]:
 
 
 def _meaning(name: str) -> tuple[str, str] | None:
-    """Return the part and role a name stands for; None if it stands for neither."""
+    """Return the part and role that a name stands for, or None if it has no such meaning."""
     words = name.lower().replace("-", "_").split("_")
     roles = [_ROLES[word] for word in words if word in _ROLES]
     parts = [_PARTS[word] for word in words if word in _PARTS]

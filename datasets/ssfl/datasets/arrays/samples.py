@@ -1,12 +1,12 @@
-"""From an array somebody saved to samples: images (N, C, H, W), tables (N, columns) or tokens.
+"""Convert saved arrays to samples: images (N, C, H, W), tables (N, columns) or token ids.
 
-    (N, H, W), (N, H, W, C), (N, C, H, W)  images; where the channels are is seen from which axis
-                                           has 1, 3 or 4 entries, or said by the layout
+    (N, H, W), (N, H, W, C), (N, C, H, W)  images; the axis with 1, 3 or 4 entries holds the
+                                           channels unless a layout is given
     (N, columns) of floats, bytes          tables, float32; bytes are divided by 255 (65535)
     (N, length) of other integers          token ids, int64
 
-uint8 and uint16 images stay as they are; other integers become them if they fit; floats become
-float32. Numbers that are not finite are refused.
+Images of uint8 and uint16 keep their type. Other integers are converted to one of these if they
+fit. Floats become float32. Values that are not finite are refused.
 """
 
 from collections.abc import Sequence
@@ -22,26 +22,26 @@ Array = npt.NDArray[Any]
 
 _CHANNELS = (1, 3, 4)
 _PIXEL_MAX = {"uint8": 255, "uint16": 65535}
-_FEW_BITS = 14  # uint16 that uses no more is often a camera's or a scanner's 10, 12 or 14 bits
-_BLOCK = 1 << 24  # numbers checked at once
+_FEW_BITS = 14  # cameras and scanners store 10, 12 or 14 bits in uint16
+_BLOCK = 1 << 24  # numbers checked at a time
 
 
 @dataclass(frozen=True)
-class Samples:
-    """What each array given became, all of one type and shape, and notes."""
+class SampleArrays:
+    """The converted arrays, all of one type and sample shape."""
 
     values: tuple[Array, ...]
     notes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
-class _One:
+class _SampleArray:
     values: Array
     note: str = ""
 
 
-def read_samples(arrays: Sequence[tuple[str, Array]], layout: str) -> Samples:
-    """Return the samples in arrays of one data set; names are for the messages."""
+def read_samples(arrays: Sequence[tuple[str, Array]], layout: str) -> SampleArrays:
+    """Return the samples of (name, array) pairs of one data set; names appear in messages."""
     parts = [_read(name, array, layout) for name, array in arrays]
     values = [part.values for part in parts]
     if {array.dtype.name for _, array in arrays}.isdisjoint(_PIXEL_MAX):
@@ -51,14 +51,14 @@ def read_samples(arrays: Sequence[tuple[str, Array]], layout: str) -> Samples:
         if (other.shape[1:], other.dtype) != (first.shape[1:], first.dtype):
             raise SourceError(
                 f"{arrays[0][0]} holds {first.dtype} of shape {first.shape[1:]}, "
-                f"{name} {other.dtype} of shape {other.shape[1:]}: they must be alike"
+                f"{name} {other.dtype} of shape {other.shape[1:]}: they must be the same"
             )
-    return Samples(tuple(values), tuple(part.note for part in parts if part.note))
+    return SampleArrays(tuple(values), tuple(part.note for part in parts if part.note))
 
 
-def _read(name: str, array: Array, layout: str) -> _One:
+def _read(name: str, array: Array, layout: str) -> _SampleArray:
     if array.dtype.kind not in "biuf":
-        raise SourceError(f"{name} holds {_called(array)}; samples must be numbers")
+        raise SourceError(f"{name} holds {_type_name(array)}; samples must be numbers")
     if not 2 <= array.ndim <= 4 or 0 in array.shape[1:]:
         raise SourceError(
             f"{name} has shape {array.shape}; samples are (N, columns), (N, height, width), "
@@ -76,29 +76,29 @@ def _read(name: str, array: Array, layout: str) -> _One:
 
 
 def _widen(values: list[Array]) -> list[Array]:
-    """Return images of whole numbers as uint16 if some of them need it."""
+    """Return integer images as uint16 if any of them is uint16."""
     if {part.dtype.name for part in values} != set(_PIXEL_MAX):
         return values
     return [part.astype(np.uint16) for part in values]
 
 
-def _flat(name: str, array: Array) -> _One:
+def _flat(name: str, array: Array) -> _SampleArray:
     if array.dtype.kind == "f":
-        return _One(_floats(name, array))
+        return _SampleArray(_floats(name, array))
     top = _PIXEL_MAX.get(array.dtype.name)
     if top:
         note = f"{name} holds rows of {array.dtype}: divided by {top}"
-        return _One(array.astype(np.float32) / np.float32(top), note)
+        return _SampleArray(array.astype(np.float32) / np.float32(top), note)
     if array.size and (array.min() < 0 or array.max() > np.iinfo(np.int64).max):
         sample = int(
             np.flatnonzero(((array < 0) | (array > np.iinfo(np.int64).max)).any(axis=1))[0]
         )
         raise SourceError(
-            f"{name} holds whole numbers, read as token ids, but one in sample {sample} is "
+            f"{name} holds integers, which are read as token ids, but one in sample {sample} is "
             "below 0 or too large; save a table as floats"
         )
     note = f"{name} holds rows of {array.dtype}: read as token ids"
-    return _One(array.astype(np.int64), note)
+    return _SampleArray(array.astype(np.int64), note)
 
 
 def _channels_first(name: str, array: Array, layout: str) -> Array:
@@ -108,47 +108,47 @@ def _channels_first(name: str, array: Array, layout: str) -> Array:
             doubt = "both the first and the last" if first else "neither the first nor the last"
             raise SourceError(
                 f"{name} has shape {array.shape}: {doubt} axis of an image could be channels "
-                "(1, 3 or 4); say --layout nchw or --layout nhwc"
+                "(1, 3 or 4); use --layout nchw or --layout nhwc"
             )
         layout = "nchw" if first else "nhwc"
     return array if layout == "nchw" else array.transpose(0, 3, 1, 2)
 
 
-def _images(name: str, images: Array) -> _One:
+def _images(name: str, images: Array) -> _SampleArray:
     if images.dtype.kind == "f":
         values = _floats(name, images)
         top = float(values.max()) if values.size else 0.0
         note = f"{name} goes up to {top:g}; pixels are usually 0 … 1, and floats are not scaled"
-        return _One(values, note if top > 1 else "")
+        return _SampleArray(values, note if top > 1 else "")
     if images.dtype.name in _PIXEL_MAX:
-        return _One(np.ascontiguousarray(images), dark_note(name, images))
+        return _SampleArray(np.ascontiguousarray(images), dark_note(name, images))
     low, high = (int(images.min()), int(images.max())) if images.size else (0, 0)
     for kind, top in _PIXEL_MAX.items():
         if low >= 0 and high <= top:
             note = f"{name} holds {images.dtype} pixels {low} … {high}: kept as {kind}"
             kept = np.ascontiguousarray(images.astype(kind))
             dark = dark_note(name, kept)
-            return _One(kept, f"{note}; {dark}" if dark else note)
+            return _SampleArray(kept, f"{note}; {dark}" if dark else note)
     raise SourceError(
-        f"{name} holds {images.dtype} pixels {low} … {high}; whole numbers must fit "
+        f"{name} holds {images.dtype} pixels {low} … {high}; integers must fit "
         "uint8 or uint16, otherwise save floats"
     )
 
 
 def dark_note(name: str, images: Array) -> str:
-    """Return a note if images of 16 bits use so few of them that they will look black."""
+    """Return a note if 16-bit images use so few bits that they will look black, else ''."""
     high = int(images.max()) if images.size and images.dtype == np.uint16 else 0
     bits = high.bit_length()
     if not 0 < bits <= _FEW_BITS:
         return ""
     return (
-        f"{name} goes up to {high} of 65535: images of {max(bits, 8)} bits? They will be dark, "
-        f"since they are divided by 65535; multiply them first, by {1 << (16 - max(bits, 8))}"
+        f"{name} goes up to {high} of 65535: {max(bits, 8)}-bit images? They will be dark because "
+        f"they are divided by 65535; first multiply them by {1 << (16 - max(bits, 8))}"
     )
 
 
 def _floats(name: str, array: Array) -> Array:
-    """Return float32; raise SourceError naming the first sample that has no finite number."""
+    """Return the array as float32; raise SourceError naming the first sample not finite."""
     with np.errstate(over="ignore"):
         values = np.ascontiguousarray(array, dtype=np.float32)
     step = max(1, _BLOCK // max(1, values[:1].size))
@@ -163,6 +163,6 @@ def _floats(name: str, array: Array) -> Array:
     return values
 
 
-def _called(array: Array) -> str:
-    called = {"U": "text", "S": "bytes", "c": "complex numbers", "M": "dates", "m": "durations"}
-    return called.get(array.dtype.kind, f"records of type {array.dtype}")
+def _type_name(array: Array) -> str:
+    names = {"U": "text", "S": "bytes", "c": "complex numbers", "M": "dates", "m": "durations"}
+    return names.get(array.dtype.kind, f"records of type {array.dtype}")

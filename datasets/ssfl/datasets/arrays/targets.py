@@ -1,8 +1,8 @@
-"""From arrays of labels to targets: classes 0 … C-1, or numbers to predict.
+"""Convert arrays of labels to targets: classes 0 … C-1, or numbers to predict.
 
-Whole numbers, text, truth values and one-hot rows are classes, numbered in sorted order; floats
-with a fraction are numbers, also several per sample. Floats that are whole could be either: then
-the person is asked, as for whole numbers that hardly repeat.
+Integers, text, booleans and one-hot rows are classes, numbered in sorted order. Floats with a
+fraction are numbers to predict, one or more per sample. Floats without a fraction and integers
+that rarely repeat could be either, so the user must choose with --target.
 """
 
 from collections.abc import Sequence
@@ -12,17 +12,17 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ssfl.datasets.class_or_number import ASK, are_classes
+from ssfl.datasets.class_or_number import ASK_FOR_TARGET, are_classes
 from ssfl.datasets.errors import SourceError
-from ssfl.datasets.text_columns import ALIKE, alike
-from ssfl.datasets.wording import class_name, listed
+from ssfl.datasets.text_columns import EQUAL_WHEN_STRIPPED, equal_when_stripped
+from ssfl.datasets.wording import class_name, join_names
 
 Array = npt.NDArray[Any]
 
 
 @dataclass(frozen=True)
 class Targets:
-    """The targets of each array given, the classes they have in common, and notes."""
+    """The targets of each array and the classes they have in common."""
 
     values: tuple[Array, ...]  # int64, or float32 if there are no classes
     class_names: tuple[str, ...] = ()
@@ -30,14 +30,14 @@ class Targets:
 
 
 def read_targets(arrays: Sequence[tuple[str, Array]], wanted: str) -> Targets:
-    """Return the targets in arrays of one data set; names are for the messages."""
+    """Return the targets of (name, array) pairs of one data set; names appear in messages."""
     columns = [_column(name, array) for name, array in arrays]
     if columns[0].ndim == 2:
         return _rows(arrays, columns, wanted)
     kinds = {_kind(name, column) for (name, _), column in zip(arrays, columns, strict=True)}
     if len(kinds) > 1 or any(column.ndim != 1 for column in columns):
         shown = ", ".join(f"{name} {array.dtype}" for name, array in arrays)
-        raise SourceError(f"the labels are not of one kind: {shown}")
+        raise SourceError(f"the labels have different types: {shown}")
     kind = kinds.pop()
     if kind == "whole":
         columns = _signed(arrays, columns)
@@ -65,7 +65,7 @@ def _column(name: str, array: Array) -> Array:
 
 
 def _signed(arrays: Sequence[tuple[str, Array]], columns: list[Array]) -> list[Array]:
-    """Return whole numbers as int64: numpy would mix int64 and uint64 to floats."""
+    """Return integers as int64, because numpy joins int64 and uint64 to floats."""
     for (name, _), column in zip(arrays, columns, strict=True):
         if column.dtype == np.uint64 and (column > np.iinfo(np.int64).max).any():
             raise SourceError(f"{name} holds {column.max()}, which is too large for a label")
@@ -90,7 +90,7 @@ def _kind(name: str, column: Array) -> str:
 
 
 def _rows(arrays: Sequence[tuple[str, Array]], columns: list[Array], wanted: str) -> Targets:
-    """Return the classes of rows that are 0 but for a single 1, or several numbers per sample."""
+    """Return the classes of one-hot rows, or several numbers per sample."""
     width = columns[0].shape[-1]
     wrong = ""
     for (name, _), rows in zip(arrays, columns, strict=True):
@@ -134,16 +134,16 @@ def _all_whole(columns: list[Array]) -> bool:
 
 
 def _whole(arrays: Sequence[tuple[str, Array]], columns: list[Array], wanted: str) -> list[Array]:
-    """Return floats as whole numbers, if they are and are wanted as classes."""
+    """Return floats as integers; raise SourceError unless all are whole and classes are wanted."""
     if wanted == "auto":
-        raise SourceError(f"{arrays[0][0]} holds floats that are whole numbers: {ASK}")
+        raise SourceError(f"{arrays[0][0]} holds floats that are whole numbers: {ASK_FOR_TARGET}")
     for (name, _), column in zip(arrays, columns, strict=True):
         is_good = (column == np.floor(column)) & (np.abs(column) < 2.0**53)
         if not is_good.all():
             sample = int(np.argmin(is_good))
             raise SourceError(
                 f"--target class: {name} holds {column[sample]} in sample {sample}, "
-                "which is no class; use --target number"
+                "which is not a class; use --target number"
             )
     return [column.astype(np.int64) for column in columns]
 
@@ -153,8 +153,8 @@ def _ask_if_many(arrays: Sequence[tuple[str, Array]], columns: list[Array]) -> N
     different = len(np.unique(together))
     if not are_classes(different, len(together)):
         raise SourceError(
-            f"{arrays[0][0]} holds {different:,} different whole numbers in {len(together):,} "
-            f"samples: {ASK}"
+            f"{arrays[0][0]} holds {different:,} different integers in {len(together):,} "
+            f"samples: {ASK_FOR_TARGET}"
         )
 
 
@@ -164,11 +164,11 @@ def _classes(columns: list[Array], kind: str) -> Targets:
     ends = np.cumsum([len(column) for column in columns])[:-1]
     names = tuple(class_name(label) for label in found.tolist())
     is_renumbered = kind in ("whole", "float") and names != tuple(map(str, range(len(found))))
-    note = f"labels {listed(names)} became classes 0 … {len(names) - 1}"
+    note = f"labels {join_names(names)} became classes 0 … {len(names) - 1}"
     if len(names) == 1:
-        note = f"label {names[0]} became class 0, the only one"
+        note = f"label {names[0]} became class 0, the only class"
     notes = [note] if is_renumbered else []
-    same = alike(names)
+    same = equal_when_stripped(names)
     if same:
-        notes.append(f"{ALIKE}: {listed(same)}")
+        notes.append(f"{EQUAL_WHEN_STRIPPED}: {join_names(same)}")
     return Targets(tuple(np.split(labels, ends)), names, tuple(notes))

@@ -1,7 +1,7 @@
-"""One image file: what it is, and its pixels as an array, with Pillow.
+"""Inspect and decode a single image file with Pillow.
 
-Nothing but pixels is taken from a file, the first frame of several, turned as its EXIF orientation
-says. Formats that Pillow hands to other programs (EPS, WMF) are not opened.
+Only the pixels of the first frame are read, rotated by the EXIF orientation. Formats that Pillow
+passes to other programs (EPS, WMF) are not opened.
 """
 
 import functools
@@ -22,15 +22,15 @@ from PIL import ExifTags, Image, ImageOps, UnidentifiedImageError
 from ssfl.datasets.errors import SourceError
 
 _NOT_PIXELS = {"BUFR", "EPS", "GRIB", "HDF5", "MPEG", "WMF"}
-_USUAL = {"PNG", "JPEG"}  # tried first
+_COMMON = {"PNG", "JPEG"}  # tried first
 _GREY = ("1", "L", "LA", "La")
 _DEEP = ("I", "I;16", "I;16B", "I;16L", "I;16N")
 _COLOUR = ("RGB", "RGBA", "RGBX", "RGBa", "P", "PA", "CMYK", "YCbCr", "LAB", "HSV")
 _WITH_ALPHA = ("LA", "La", "RGBA", "RGBa", "PA")
-_TURNED = (5, 6, 7, 8)  # EXIF orientations that exchange width and height
-_DEEPEN = 257  # 255 becomes 65535
+_SWAPPING_ORIENTATIONS = (5, 6, 7, 8)  # EXIF orientations that swap width and height
+_8_TO_16_BITS = 257  # 255 * 257 = 65535
 
-# What Pillow raises for files that are damaged, cut short or of a kind it reads in part only.
+# Exceptions that Pillow raises for files that are damaged, truncated or only partly supported.
 _DAMAGED = (
     *(OSError, SyntaxError, ValueError, EOFError, TypeError, KeyError, IndexError),
     *(OverflowError, NotImplementedError, MemoryError, struct.error, zlib.error),
@@ -41,7 +41,7 @@ Pixels = npt.NDArray[Any]  # uint8 or uint16
 
 @dataclass(frozen=True, slots=True)
 class ImageInfo:
-    """What the head of a file says."""
+    """Properties from the header of an image file."""
 
     width: int
     height: int
@@ -52,37 +52,37 @@ class ImageInfo:
 
 @dataclass(frozen=True)
 class ImageForm:
-    """What every image of a data set becomes."""
+    """The shape and type to which all images of a data set are converted."""
 
     channels: int
     dtype: type[np.uint8] | type[np.uint16]
     height: int
     width: int
-    may_scale: bool  # else every image has this size already
+    may_scale: bool  # False if every image already has this size
 
     @property
     def shape(self) -> tuple[int, int, int]:
-        """Of one image."""
+        """Shape of one image."""
         return (self.channels, self.height, self.width)
 
 
 def image_endings() -> frozenset[str]:
-    """Return the endings of file names, in small letters, that promise an image."""
+    """Return the lower-case file name extensions of supported image formats."""
     formats = _formats()
     endings = Image.registered_extensions().items()
     return frozenset(ending.lower() for ending, name in endings if name in (*formats, "MPO"))
 
 
 def inspect(path: Path) -> ImageInfo:
-    """Return what a file holds without decoding it."""
-    with _opened(path) as image:
+    """Return the properties of an image without decoding its pixels."""
+    with _open_image(path) as image:
         if image.mode not in _GREY + _DEEP + _COLOUR:
             raise SourceError(
-                f"{shown(path)}: the pixels are of Pillow's mode {image.mode}, which cannot be "
-                f"used; save the image with 8 or 16 bits"
+                f"{printable_path(path)}: Pillow's pixel mode {image.mode} is not supported; "
+                "save the image with 8 or 16 bits"
             )
         width, height = image.size
-        if _is_turned(image):
+        if _swaps_sides(image):
             width, height = height, width
         kind = "grey" if image.mode in _GREY else "deep" if image.mode in _DEEP else "colour"
         has_alpha = image.mode in _WITH_ALPHA or "transparency" in image.info
@@ -91,12 +91,12 @@ def inspect(path: Path) -> ImageInfo:
 
 
 def decode(path: Path, form: ImageForm, data: bytes | None = None) -> Pixels:
-    """Return the pixels (channels, height, width), cut and scaled to the form if they differ.
+    """Return the pixels (channels, height, width), cropped and scaled to `form` if needed.
 
-    `data` are the bytes of a file that lies in an archive, where `path` is its name only.
+    For a file in an archive, `data` holds its bytes and `path` is used only in messages.
     """
-    with _opened(path, data) as opened:
-        opened.load()  # a TIFF turns itself when it is decoded, and must not be turned again
+    with _open_image(path, data) as opened:
+        opened.load()  # decoding a TIFF rotates it; it must not be rotated a second time
         image = ImageOps.exif_transpose(opened)
         is_deep = image.mode in _DEEP
         if is_deep:
@@ -106,76 +106,81 @@ def decode(path: Path, form: ImageForm, data: bytes | None = None) -> Pixels:
         if image.size != (form.width, form.height):
             if not form.may_scale:
                 raise SourceError(
-                    f"{shown(path)} has {image.width} x {image.height} pixels, "
+                    f"{printable_path(path)} has {image.width} x {image.height} pixels, "
                     f"not {form.width} x {form.height}"
                 )
             image = ImageOps.fit(image, (form.width, form.height), Image.Resampling.BILINEAR)
         pixels = np.asarray(image)
     if is_deep and not 0 <= pixels.min() <= pixels.max() <= np.iinfo(np.uint16).max:
-        raise SourceError(f"{shown(path)}: the pixels are not in 0 … 65535; save it with 16 bits")
+        raise SourceError(
+            f"{printable_path(path)}: the pixels are not in 0 … 65535; save it with 16 bits"
+        )
     if is_deep and form.dtype == np.uint8:
-        pixels = pixels // _DEEPEN
+        pixels = pixels // _8_TO_16_BITS
     elif not is_deep and form.dtype == np.uint16:
-        pixels = pixels.astype(np.uint16) * _DEEPEN
+        pixels = pixels.astype(np.uint16) * _8_TO_16_BITS
     planes = pixels.transpose(2, 0, 1) if pixels.ndim == 3 else pixels[np.newaxis]
     result: Pixels = np.broadcast_to(planes, form.shape).astype(form.dtype)
     return result
 
 
-def shown(path: Path) -> str:
-    """Return a path for a message, even if its name is not text."""
+def printable_path(path: Path) -> str:
+    """Return a path for a message, with bytes that are not UTF-8 escaped."""
     return str(path).encode("utf-8", "backslashreplace").decode()
 
 
-def _is_turned(image: Image.Image) -> bool:
-    """Return whether width and height will change places."""
-    if image.format == "TIFF":  # Pillow gives its size as turned already
+def _swaps_sides(image: Image.Image) -> bool:
+    """Return True if the EXIF orientation swaps width and height."""
+    if image.format == "TIFF":  # Pillow reports the size after rotation
         return False
-    if image.format == "PNG" and "exif" not in image.info:  # asking on would decode all of it
+    if image.format == "PNG" and "exif" not in image.info:  # getexif() would decode the image
         return False
-    return image.getexif().get(ExifTags.Base.Orientation) in _TURNED
+    return image.getexif().get(ExifTags.Base.Orientation) in _SWAPPING_ORIENTATIONS
 
 
 def _on_white(image: Image.Image) -> Image.Image:
-    """Return the image without transparent parts; white shows through, as on paper."""
+    """Return the image on a white background if it has transparent parts."""
     if image.mode not in _WITH_ALPHA and "transparency" not in image.info:
         return image
-    seen = image.convert("RGBA")
+    rgba = image.convert("RGBA")
     is_grey = image.mode in _GREY
-    flat = Image.alpha_composite(Image.new("RGBA", seen.size, "white"), seen).convert("RGB")
-    return flat.getchannel("R") if is_grey else flat  # grey: three equal channels
+    flat = Image.alpha_composite(Image.new("RGBA", rgba.size, "white"), rgba).convert("RGB")
+    return flat.getchannel("R") if is_grey else flat  # a grey image has three equal channels
 
 
 @functools.cache
 def _formats() -> tuple[str, ...]:
     Image.init()
-    return tuple(sorted(set(Image.OPEN) - _NOT_PIXELS, key=lambda name: name not in _USUAL))
+    return tuple(sorted(set(Image.OPEN) - _NOT_PIXELS, key=lambda name: name not in _COMMON))
 
 
 @contextmanager
-def _opened(path: Path, data: bytes | None = None) -> Iterator[Image.Image]:
-    """Open an image; turn whatever goes wrong with it into a message."""
+def _open_image(path: Path, data: bytes | None = None) -> Iterator[Image.Image]:
+    """Open an image; raise SourceError if it cannot be read."""
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of odd metadata: pixels matter
+            warnings.simplefilter("ignore")  # unusual metadata does not matter
             warnings.simplefilter("error", Image.DecompressionBombWarning)
-            # Not by its path: Pillow would map a TIFF into memory and turn it wrongly.
+            # Pass a file, not a path: from a path Pillow maps a TIFF and rotates it wrongly.
             content = path.open("rb") if data is None else io.BytesIO(data)
             with content as file, Image.open(file, formats=_formats()) as image:
                 yield image
     except (Image.DecompressionBombWarning, Image.DecompressionBombError) as error:
         raise SourceError(
-            f"{shown(path)}: the image has more than {Image.MAX_IMAGE_PIXELS:,} pixels, which may "
-            f"be an attack; make it smaller first"
+            f"{printable_path(path)}: the image has more than {Image.MAX_IMAGE_PIXELS:,} pixels, "
+            "which may be an attack; make it smaller first"
         ) from error
     except PermissionError as error:
-        raise SourceError(f"{shown(path)}: you have no permission to read this file") from error
+        raise SourceError(
+            f"{printable_path(path)}: you have no permission to read this file"
+        ) from error
     except UnidentifiedImageError as error:
         raise SourceError(
-            f"{shown(path)}: this is no image, or its beginning is damaged; repair or remove it"
+            f"{printable_path(path)}: this is not an image, or its header is damaged; "
+            "repair or remove it"
         ) from error
     except _DAMAGED as error:
         raise SourceError(
-            f"{shown(path)}: the image is damaged or cut short ({str(error)[:200]}); "
-            f"repair or remove it"
+            f"{printable_path(path)}: the image is damaged or cut short ({str(error)[:200]}); "
+            "repair or remove it"
         ) from error

@@ -1,7 +1,7 @@
-"""Folders of images as data sets: a class for each folder, all images in one array.
+"""Folders of images as data sets: one class per folder, all images in one array.
 
-Every file's head is read first, so that a wrong size is found before an hour of decoding; then
-each image is decoded into its place of an array made once.
+The headers of all files are read first, so that a wrong size is reported before the long decoding.
+Each image is then decoded into a preallocated array.
 """
 
 from pathlib import Path
@@ -19,14 +19,15 @@ from ssfl.datasets.source import Progress, SourceOptions
 if TYPE_CHECKING:  # Pillow is imported when images are read
     from ssfl.datasets.images.files import ImageForm, ImageInfo
 
+_KINDS = ("grey", "deep", "colour")  # of `ImageInfo`
 _REPORT_EVERY = 100  # images
-_SUGGESTED = 64
+_SUGGESTED_SIZE = 64  # pixels
 
 
 def read_image_folder(
     path: Path, options: SourceOptions, on_progress: Progress | None = None
 ) -> DataSet:
-    """Return the images as a data set; raise SourceError with what is wrong and what to do."""
+    """Return the images as a data set; raise SourceError if they cannot be read."""
     try:
         from ssfl.datasets.images.files import image_endings
     except ImportError as error:
@@ -51,13 +52,13 @@ def _inspect(tree: ImageTree, on_progress: Progress | None) -> "dict[Path, Image
     infos = {}
     for done, path in enumerate(paths, 1):
         infos[path] = inspect(path)
-        _report(on_progress, "images looked at", done, len(paths))
+        _report(on_progress, "images inspected", done, len(paths))
     return infos
 
 
 def _form(infos: "dict[Path, ImageInfo]", options: SourceOptions) -> "ImageForm":
-    """Return what all images become: their own size, or the size asked for."""
-    from ssfl.datasets.images.files import ImageForm, shown
+    """Return the common form: the images' own size, or the requested size."""
+    from ssfl.datasets.images.files import ImageForm, printable_path
 
     kinds = {info.kind for info in infos.values()}
     channels = 3 if "colour" in kinds and not options.grey else 1
@@ -68,9 +69,10 @@ def _form(infos: "dict[Path, ImageInfo]", options: SourceOptions) -> "ImageForm"
     for path, info in others:
         if (info.width, info.height) != (wanted.width, wanted.height):
             raise SourceError(
-                f"the images differ in size: {shown(first)} has {wanted.width} x {wanted.height} "
-                f"pixels, {shown(path)} has {info.width} x {info.height}; "
-                f"make them one size with --image-size {_SUGGESTED}"
+                f"the images differ in size: {printable_path(first)} has "
+                f"{wanted.width} x {wanted.height} pixels, {printable_path(path)} has "
+                f"{info.width} x {info.height}; scale them to one size with "
+                f"--image-size {_SUGGESTED_SIZE}"
             )
     return ImageForm(channels, dtype, wanted.height, wanted.width, False)
 
@@ -98,26 +100,29 @@ def _read(
 
 
 def _notes(infos: "dict[Path, ImageInfo]", form: "ImageForm", options: SourceOptions) -> list[str]:
-    """Return what was done to the pixels, and to how many images."""
+    """Return the conversions of pixels, each with the number of images."""
     size = (form.width, form.height)
-    seen = list(infos.values())
-    of_kind = {kind: sum(info.kind == kind for info in seen) for kind in ("grey", "deep", "colour")}
+    images = list(infos.values())
+    of_kind = {kind: sum(info.kind == kind for info in images) for kind in _KINDS}
     is_colour, is_deep = form.channels == 3, form.dtype == np.uint16
-    done = {
-        f"cut and scaled to {options.image_size} x {options.image_size}": sum(
-            (info.width, info.height) != size for info in seen
+    conversions = {
+        f"cropped and scaled to {options.image_size} x {options.image_size}": sum(
+            (info.width, info.height) != size for info in images
         ),
-        "grey, given three equal channels since others have colours": is_colour
+        "grey, converted to three channels because others are in colour": is_colour
         * (of_kind["grey"] + of_kind["deep"]),
-        "turned from colour to grey": (not is_colour) * of_kind["colour"],
+        "converted from colour to grey": (not is_colour) * of_kind["colour"],
         "with 16 bits, kept as uint16": is_deep * of_kind["deep"],
-        "with 8 bits, scaled to 16 since others have 16": is_deep
+        "with 8 bits, scaled to 16 because others have 16": is_deep
         * (of_kind["grey"] + of_kind["colour"]),
-        "with 16 bits, narrowed to 8": (not is_deep) * of_kind["deep"],
-        "with transparent parts, put on white": sum(info.has_alpha for info in seen),
-        "with several frames, of which the first is read": sum(info.has_frames for info in seen),
+        "with 16 bits, reduced to 8": (not is_deep) * of_kind["deep"],
+        "with transparent parts, placed on white": sum(info.has_alpha for info in images),
+        "with several frames, of which the first is read": sum(info.has_frames for info in images),
     }
-    return [f"images {what}: {count:,} of {len(seen):,}" for what, count in done.items() if count]
+    total = len(images)
+    return [
+        f"images {what}: {count:,} of {total:,}" for what, count in conversions.items() if count
+    ]
 
 
 def _report(on_progress: Progress | None, what: str, done: int, count: int) -> None:

@@ -1,16 +1,17 @@
-"""Folders of images: which files there are, and of which class and part each one is.
+"""Find the images in a folder and the class and part of each.
 
-Two layouts are read. With train and test apart (val or validation joins train):
+There are two layouts, one with separate training and test images (val or validation is added to
+train):
 
     flowers/train/rose/1.png    flowers/train/tulip/…    flowers/test/rose/2.png
 
-or all in one:
+and one without:
 
     flowers/rose/1.png    flowers/tulip/…
 
-A class folder may hold folders, one level, whose images are of the same class. What is hidden
-(its name begins with a dot) is passed over; files that are no images are counted, and so are links
-to folders that are read anyway.
+A class folder may hold one level of folders, whose images have the same class. Hidden files (with
+a leading dot) are skipped. Files that are not images, and links to folders that are already read,
+are skipped and counted.
 """
 
 import os
@@ -19,10 +20,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from ssfl.datasets.errors import SourceError
-from ssfl.datasets.wording import listed
+from ssfl.datasets.wording import join_names
 
 EXPECTED = (
-    "expected are folders named after the classes with images in them, FOLDER/<class>/<image>, "
+    "expected: folders named after the classes with images in them, FOLDER/<class>/<image>, "
     "or FOLDER/train/<class>/<image> and FOLDER/test/<class>/<image>"
 )
 _TRAIN = ("train", "training")
@@ -32,7 +33,7 @@ _TEST = ("test", "testing")
 
 @dataclass(frozen=True)
 class ImageTree:
-    """The images of a folder by class; what else was seen on the way."""
+    """The images of a folder by class, and notes about skipped files."""
 
     train: dict[str, list[Path]]
     test: dict[str, list[Path]]
@@ -47,35 +48,35 @@ class _Folder:
 
 
 def find_images(root: Path, test_root: Path | None, endings: frozenset[str]) -> ImageTree:
-    """Return all images under the folder; raise SourceError if the layout is neither of the two."""
-    walk = _Walk(endings, [one.resolve() for one in (root, test_root) if one])
+    """Return all images under the folder; raise SourceError if it has neither layout."""
+    walk = _Walk(endings, [path.resolve() for path in (root, test_root) if path])
     inside = walk.look(root)
     parts = {folder.name.lower(): folder for folder in inside.folders}
     is_split = any(walk.look(parts[name]).folders for name in _TRAIN if name in parts)
     tree = walk.split(inside, parts) if is_split else ImageTree(walk.classes(root), {})
     if test_root is not None:
         if tree.test:
-            raise SourceError(f"{root} has a folder of test images: leave --test out, or rename it")
+            raise SourceError(f"{root} has a folder of test images: remove --test, or rename it")
         tree.test.update(walk.classes(test_root))
     unknown = sorted(set(tree.test) - set(tree.train))
     if unknown:
         raise SourceError(
-            f"{root}: there are test images of classes without training images: {listed(unknown)}"
+            f"{root}: test images have classes without training images: {join_names(unknown)}"
         )
     if len(tree.train) == 1 and not is_split:
         (only,) = inside.folders
         folders = [folder.name for folder in walk.look(only).folders]
         if folders:
             tree.notes.append(
-                f"there is one class only, {only.name}; if the folders in it are the classes "
-                f"({listed(folders)}): --source {shlex.quote(str(only))}"
+                f"there is only one class, {only.name}; if the folders in it are the classes "
+                f"({join_names(folders)}), use --source {shlex.quote(str(only))}"
             )
     tree.notes.extend(walk.notes())
     return tree
 
 
 class _Walk:
-    """Looks into folders and remembers what is no image, or not where images are looked for."""
+    """Lists folders and records the files that are skipped."""
 
     def __init__(self, endings: frozenset[str], roots: list[Path]) -> None:
         self.endings = endings
@@ -85,7 +86,7 @@ class _Walk:
         self.misplaced: list[Path] = []
 
     def look(self, folder: Path) -> _Folder:
-        """Return what a folder holds, sorted by name."""
+        """Return the entries of a folder, sorted by name."""
         found = _Folder([], [], [])
         try:
             entries = sorted(os.scandir(folder), key=lambda entry: entry.name)
@@ -100,7 +101,7 @@ class _Walk:
                 continue
             if entry.is_symlink():
                 self._check_link(Path(entry.path))
-            if entry.is_symlink() and entry.is_dir() and self._is_read_anyway(Path(entry.path)):
+            if entry.is_symlink() and entry.is_dir() and self._is_already_read(Path(entry.path)):
                 self.links.append(Path(entry.path))
             elif entry.is_dir():
                 found.folders.append(Path(entry.path))
@@ -113,12 +114,12 @@ class _Walk:
     def _check_link(self, link: Path) -> None:
         if not link.exists():
             raise SourceError(
-                f"{link} is a dangling link: {link.readlink()} is not there; bring it back, or "
+                f"{link} is a dangling link: {link.readlink()} does not exist; restore it, or "
                 "remove the link"
             )
 
-    def _is_read_anyway(self, link: Path) -> bool:
-        """Return whether a link leads into a folder that is read, or to one that it is in."""
+    def _is_already_read(self, link: Path) -> bool:
+        """Return True if a link points into a folder that is read, or to a parent of one."""
         target = link.resolve()
         for root in self.roots:
             inside = target.relative_to(root).parts if target.is_relative_to(root) else (".",)
@@ -128,7 +129,7 @@ class _Walk:
         return False
 
     def split(self, inside: _Folder, parts: dict[str, Path]) -> ImageTree:
-        """Return the images of a folder with train and test apart."""
+        """Return the images of a folder with separate train and test folders."""
         train: dict[str, list[Path]] = {}
         test: dict[str, list[Path]] = {}
         notes = []
@@ -139,19 +140,19 @@ class _Walk:
                 for label, images in self.classes(folder).items():
                     train.setdefault(label, []).extend(images)
                 if name in _VALIDATION:
-                    notes.append(f"the images of {folder.name} joined those for training")
+                    notes.append(f"the images of {folder.name} were added to the training images")
             elif name in _TEST:
                 test.update(self.classes(folder))
             else:
-                notes.append(f"folder {folder.name} left out: it is beside train")
+                notes.append(f"folder {folder.name} ignored: it is next to train")
         return ImageTree(dict(sorted(train.items())), test, notes)
 
     def classes(self, root: Path) -> dict[str, list[Path]]:
-        """Return the images of each class folder; none may be empty."""
+        """Return the images of each class folder; raise SourceError if one is empty."""
         inside = self.look(root)
         if not inside.folders:
-            seen = "images but no folders" if inside.images else "no folders"
-            raise SourceError(f"{root} holds {seen}; {EXPECTED}")
+            found = "images but no folders" if inside.images else "no folders"
+            raise SourceError(f"{root} holds {found}; {EXPECTED}")
         self.others += inside.others
         self.misplaced += inside.images
         _check_names(root, inside.folders)
@@ -168,27 +169,27 @@ class _Walk:
             deeper += nested.folders
         if not images:
             hint = (
-                f" (if its folders are the classes: --source {shlex.quote(str(folder))})"
+                f" (if its folders are the classes, use --source {shlex.quote(str(folder))})"
                 if deeper
                 else ""
             )
             raise SourceError(
-                f"the class folder {folder} holds no images; put some there or remove it{hint}. "
-                f"In general, {EXPECTED}"
+                f"the class folder {folder} holds no images; add some or remove it{hint}; "
+                f"{EXPECTED}"
             )
         self.misplaced += deeper
         return images
 
     def notes(self) -> list[str]:
-        """Return what was passed over."""
-        passed = {
-            "files that are no images": self.others,
-            "images or folders where none are looked for": self.misplaced,
-            "links to folders that are read anyway": list(dict.fromkeys(self.links)),
+        """Return a note for each kind of skipped file."""
+        skipped = {
+            "files that are not images": self.others,
+            "misplaced images or folders": self.misplaced,
+            "links to folders that are already read": list(dict.fromkeys(self.links)),
         }
         return [
-            f"passed over, {what}: {len(paths)} ({_first_names(paths)})"
-            for what, paths in passed.items()
+            f"skipped {what}: {len(paths)} ({_first_names(paths)})"
+            for what, paths in skipped.items()
             if paths
         ]
 
@@ -196,13 +197,13 @@ class _Walk:
 def _check_names(root: Path, folders: list[Path]) -> None:
     names = [folder.name for folder in folders]
     if all(name.lower() in _TRAIN + _VALIDATION + _TEST for name in names):
-        raise SourceError(f"{root} holds {' and '.join(names)}, but no classes in them; {EXPECTED}")
+        raise SourceError(f"{root} holds {' and '.join(names)} without class folders; {EXPECTED}")
     for name in names:
         try:
             name.encode()
         except UnicodeEncodeError as error:
             raise SourceError(
-                f"{root}: a folder's name is not UTF-8: {name!r}; rename it"
+                f"{root}: the folder name {name!r} is not UTF-8; rename it"
             ) from error
 
 

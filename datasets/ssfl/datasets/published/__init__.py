@@ -1,4 +1,1 @@
-"""Readers of published data sets: MNIST, CIFAR, Tiny-ImageNet, digits.
-
-Nothing here is cut among clients.
-"""
+"""Readers of published data sets: MNIST, CIFAR, Tiny-ImageNet, digits."""

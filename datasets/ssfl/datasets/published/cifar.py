@@ -1,9 +1,8 @@
 """CIFAR-10 and CIFAR-100 as published: binary or python batches, unpacked or in their .tar.gz.
 
-A binary batch is one record per image: the label (CIFAR-100: the coarse label, then the fine one),
-then 3 x 32 x 32 bytes, channel by channel. A python batch is a pickle with the same bytes; how it
-is read without being unpickled is documented in `safe_pickle.py`. Labels of CIFAR-100 are the fine
-ones.
+A binary batch is one record per image: the label (for CIFAR-100 the coarse, then the fine label)
+and 3 x 32 x 32 bytes, channel by channel. A python batch is a pickle with the same bytes, read by
+`safe_pickle.py` without unpickling. The fine labels of CIFAR-100 are used.
 """
 
 from dataclasses import dataclass
@@ -16,9 +15,9 @@ import numpy.typing as npt
 from ssfl.datasets.data_set import DataSet
 from ssfl.datasets.errors import SourceError
 from ssfl.datasets.published.originals import (
-    MOST_MEMBER_BYTES,
+    MAX_MEMBER_BYTES,
     MissingFiles,
-    not_published,
+    checksum_notes,
     read_bytes,
     read_tar,
 )
@@ -32,16 +31,16 @@ Pair = tuple[npt.NDArray[np.uint8], npt.NDArray[np.int64]]
 
 @dataclass(frozen=True)
 class _Edition:
-    """One way the set is published."""
+    """The files of the binary or the python edition."""
 
     archive: str
     folder: str  # inside the archive
     train: tuple[str, ...]
     test: str
     names: str  # the file that names the classes
-    labels: str  # python: the key of the labels; binary: empty
-    name_key: str  # python: the key of the class names; binary: empty
-    label_bytes: int = 1  # binary: the last of them is the label
+    labels: str  # python: the key of the labels; empty for binary
+    name_key: str  # python: the key of the class names; empty for binary
+    label_bytes: int = 1  # binary: bytes before the image, of which the last is the label
 
     @property
     def batches(self) -> tuple[str, ...]:
@@ -93,7 +92,7 @@ _EDITIONS = {
     ),
 }
 
-# SHA-1 of the binary batches, MD5 of the python ones, as they are published.
+# Published checksums: SHA-1 of the binary batches, MD5 of the python batches.
 PUBLISHED = {
     "cifar10": {
         "data_batch_1.bin": "aadd24acce27caa71bf4b10992e9e7b2d74c2540",
@@ -119,9 +118,9 @@ PUBLISHED = {
 
 
 def read_cifar(name: str, place: Path) -> DataSet:
-    """Return cifar10 or cifar100 from a folder or archive; raise MissingFiles if it is not there.
+    """Return cifar10 or cifar100 from a folder or archive; raise MissingFiles if it is missing.
 
-    The folder may be the published one, one that holds it, or one that holds the archive.
+    The folder may be the published folder, its parent, or a folder with the archive.
     """
     edition, files, where = _find(name, place)
     num_classes = 10 if name == "cifar10" else 100
@@ -129,7 +128,7 @@ def read_cifar(name: str, place: Path) -> DataSet:
         notes: tuple[str, ...] = ()
         pairs: list[Pair] = []
         for batch in edition.batches:
-            notes += not_published(batch, files[batch], PUBLISHED[name])
+            notes += checksum_notes(batch, files[batch], PUBLISHED[name])
             pairs.append(_read_batch(batch, files.pop(batch), edition, num_classes))
         class_names, more = _class_names(edition, files, num_classes)
     except SourceError as error:
@@ -147,7 +146,7 @@ def read_cifar(name: str, place: Path) -> DataSet:
 
 
 def _find(name: str, place: Path) -> tuple[_Edition, dict[str, bytes], Path]:
-    """Return an edition that is there in full, its files, and where they were."""
+    """Return an edition that is complete, its files, and their folder or archive."""
     if place.is_file():
         return _open_archive(name, place)
     fewest: list[str] | None = None
@@ -178,7 +177,7 @@ def _open_archive(name: str, path: Path) -> tuple[_Edition, dict[str, bytes], Pa
 
 
 def _read(path: Path) -> bytes:
-    if path.stat().st_size > MOST_MEMBER_BYTES:
+    if path.stat().st_size > MAX_MEMBER_BYTES:
         raise SourceError(f"{path} is larger than any published batch")
     return read_bytes(path)
 
@@ -204,7 +203,7 @@ def _binary_batch(batch: str, data: bytes, label_bytes: int) -> Pair:
     if len(data) % record:
         raise SourceError(
             f"{batch} has {len(data):,} bytes, not a multiple of {record:,} (label and image): "
-            "it is cut short or something else"
+            "it is cut short or not a CIFAR batch"
         )
     records = np.frombuffer(data, dtype=np.uint8).reshape(-1, record)
     return records[:, label_bytes:], records[:, label_bytes - 1].astype(np.int64)
@@ -216,7 +215,7 @@ def _python_batch(batch: str, data: bytes, label_key: str) -> Pair:
     if not isinstance(images, np.ndarray) or images.ndim != 2 or images.shape[1] != _PIXELS:
         raise SourceError(f"{batch} has no data of {_PIXELS} bytes per image")
     if not isinstance(labels, list) or not all(type(label) is int for label in labels):
-        raise SourceError(f"{batch} has no list of whole numbers called {label_key}")
+        raise SourceError(f"{batch} has no list of integers called {label_key}")
     if len(images) != len(labels):
         raise SourceError(f"{batch} has {len(images):,} images but {len(labels):,} labels")
     if not labels:
@@ -227,10 +226,10 @@ def _python_batch(batch: str, data: bytes, label_key: str) -> Pair:
 def _class_names(
     edition: _Edition, files: dict[str, bytes], num_classes: int
 ) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Return the names and, if the file with them is missing, a note."""
+    """Return the class names, and a note if their file is missing."""
     if edition.names not in files:
         numbers = tuple(str(number) for number in range(num_classes))
-        return numbers, (f"{edition.names} is missing: classes are called by their numbers",)
+        return numbers, (f"{edition.names} is missing: classes are named by their numbers",)
     data = files[edition.names]
     if edition.name_key:
         raw: Any = _content(edition.names, data).get(edition.name_key)

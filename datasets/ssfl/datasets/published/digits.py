@@ -1,4 +1,4 @@
-"""The data set that needs no download: 1,797 handwritten digits of 8x8 pixels (scikit-learn)."""
+"""The default data set: 1,797 handwritten digits of 8x8 pixels, included in scikit-learn."""
 
 import numpy as np
 import numpy.typing as npt
@@ -27,7 +27,7 @@ def digits(seed: int = 0) -> DataSet:
 
 
 def _choose_test(labels: npt.NDArray[np.int64], seed: int) -> npt.NDArray[np.bool_]:
-    """Return which samples are for testing: the same share of every class."""
+    """Return a mask of the test samples: the same share of every class."""
     is_test = np.zeros(len(labels), dtype=np.bool_)
     for label in range(NUM_CLASSES):
         samples = np.flatnonzero(labels == label)

@@ -1,8 +1,8 @@
 """IDX, the format of MNIST and Fashion-MNIST: four files, plain or gzip-compressed.
 
 A file is 00 00 08 (unsigned bytes), the number of axes, each axis as a big-endian uint32, then the
-bytes. Both ways to write the names are read: train-images-idx3-ubyte and train-images.idx3-ubyte.
-Whether a file is compressed is told by its first bytes, not by its name: browsers unpack some.
+bytes. Both spellings are accepted: train-images-idx3-ubyte and train-images.idx3-ubyte. The first
+bytes of a file show if it is compressed; its name does not, because browsers unpack some files.
 """
 
 import gzip
@@ -19,7 +19,7 @@ import numpy.typing as npt
 
 from ssfl.datasets.data_set import DataSet
 from ssfl.datasets.errors import SourceError
-from ssfl.datasets.published.originals import FETCH_AGAIN, MissingFiles, not_published
+from ssfl.datasets.published.originals import FETCH_AGAIN, MissingFiles, checksum_notes
 
 FILES = (
     "train-images-idx3-ubyte",
@@ -27,10 +27,10 @@ FILES = (
     "t10k-images-idx3-ubyte",
     "t10k-labels-idx1-ubyte",
 )
-_FOLDERS = ("", "raw", "MNIST/raw", "FashionMNIST/raw")  # the latter as torchvision keeps them
+_FOLDERS = ("", "raw", "MNIST/raw", "FashionMNIST/raw")  # the last two are torchvision's
 _GZIP = b"\x1f\x8b"
-_GZIP_RATIO = 1032  # deflate never does better
-_MOST_BYTES = 1 << 30  # of an unpacked file; MNIST's largest is 47 MB
+_MAX_DEFLATE_RATIO = 1032  # most bytes that one deflated byte can expand to
+_MAX_BYTES = 1 << 30  # of an unpacked file; the largest of MNIST has 47 MB
 
 Bytes = npt.NDArray[np.uint8]
 
@@ -38,15 +38,15 @@ Bytes = npt.NDArray[np.uint8]
 def read_idx_set(
     name: str, folder: Path, class_names: tuple[str, ...], published: Mapping[str, str]
 ) -> DataSet:
-    """Return the set whose four files lie in `folder`; raise MissingFiles if some do not.
+    """Return the data set of the four files in `folder`; raise MissingFiles if one is missing.
 
-    `published` has the checksum of each file, unpacked.
+    `published` holds the checksum of each unpacked file.
     """
     paths = find_files(folder)
     arrays = [read_idx(path, axes=3 if "images" in file else 1) for file, path in paths.items()]
     notes: tuple[str, ...] = ()
     for file, array in zip(FILES, arrays, strict=True):
-        notes += not_published(file, _file_of(array), published)
+        notes += checksum_notes(file, _file_of(array), published)
     train_x, train_y, test_x, test_y = arrays
     _check_pair(paths, "train", train_x, train_y, len(class_names))
     _check_pair(paths, "t10k", test_x, test_y, len(class_names))
@@ -67,7 +67,7 @@ def read_idx_set(
 
 
 def find_files(folder: Path) -> dict[str, Path]:
-    """Return where each of FILES is; raise MissingFiles naming those that are nowhere."""
+    """Return the path of each of FILES; raise MissingFiles naming the missing ones."""
     if folder.is_file():
         raise SourceError(f"{folder} is a file; --path must be the folder with all four IDX files")
     fewest: list[str] = list(FILES)
@@ -81,7 +81,7 @@ def find_files(folder: Path) -> dict[str, Path]:
 
 
 def read_idx(path: Path, axes: int) -> Bytes:
-    """Return the array in a file, which must have so many axes."""
+    """Return the array in a file; raise SourceError unless it has `axes` axes."""
     try:
         size = path.stat().st_size
         with path.open("rb") as file:
@@ -89,7 +89,7 @@ def read_idx(path: Path, axes: int) -> Bytes:
             file.seek(0)
             if start == _GZIP:
                 with gzip.open(file, "rb") as unpacked:
-                    return _read(unpacked, axes, min(size * _GZIP_RATIO, _MOST_BYTES), False)
+                    return _read(unpacked, axes, min(size * _MAX_DEFLATE_RATIO, _MAX_BYTES), False)
             return _read(file, axes, size, True)
     except SourceError as error:
         raise SourceError(f"{path}: {error}") from error
@@ -97,35 +97,35 @@ def read_idx(path: Path, axes: int) -> Bytes:
         raise SourceError(f"{path} cannot be read ({error}): {FETCH_AGAIN}") from error
 
 
-def _read(file: IO[bytes] | gzip.GzipFile, axes: int, most: int, is_exact: bool) -> Bytes:
-    """Return the array; `most` is how many bytes the file has, or can have, in all."""
+def _read(file: IO[bytes] | gzip.GzipFile, axes: int, max_bytes: int, is_exact: bool) -> Bytes:
+    """Return the array; the file has `max_bytes` bytes if `is_exact`, else at most that many."""
     header = file.read(4 + 4 * axes)
     if not header:
         raise SourceError("the file is empty")
     magic = bytes((0, 0, 8, axes))
     if header[:4] != magic:
         raise SourceError(
-            f"an IDX file of {axes} axes of bytes begins with {magic.hex(' ')}, "
+            f"an IDX file of bytes with {axes} axes begins with {magic.hex(' ')}, "
             f"this one with {header[:4].hex(' ')}"
         )
     if len(header) < 4 + 4 * axes:
         raise SourceError("the file ends within its header")
     shape = struct.unpack(f">{axes}I", header[4:])
     length = math.prod(shape)
-    says = f"the header says {' x '.join(map(str, shape))} bytes"
-    if len(header) + length > most:
-        raise SourceError(f"{says}, but the file holds at most {most - len(header):,}")
+    announced = f"the header announces {' x '.join(map(str, shape))} bytes"
+    if len(header) + length > max_bytes:
+        raise SourceError(f"{announced}, but the file holds at most {max_bytes - len(header):,}")
     data = _read_all(file, length)
     if len(data) < length:
-        raise SourceError(f"{says}, but the file holds only {len(data):,}")
+        raise SourceError(f"{announced}, but the file holds only {len(data):,}")
     if file.read(1):
-        more = f"{most - len(header):,}" if is_exact else "more"
-        raise SourceError(f"{says}, but the file holds {more}")
+        more = f"{max_bytes - len(header):,}" if is_exact else "more"
+        raise SourceError(f"{announced}, but the file holds {more}")
     return np.frombuffer(data, dtype=np.uint8).reshape(shape)
 
 
 def _read_all(file: IO[bytes] | gzip.GzipFile, length: int) -> bytes:
-    """Return up to `length` bytes; memory grows with what comes, not with what was announced."""
+    """Return up to `length` bytes; allocate only for bytes that are received."""
     parts = io.BytesIO()
     while parts.tell() < length:
         part = file.read(min(length - parts.tell(), 1 << 20))
@@ -152,7 +152,7 @@ def _check_pair(
             f"{image_path} holds {len(images):,} images, {label_path} {len(labels):,} labels"
         )
     if 0 in images.shape[1:]:
-        raise SourceError(f"{image_path}: images of {_size(images)} pixels")
+        raise SourceError(f"{image_path} holds images of {_size(images)} pixels")
     if len(labels) and labels.max() >= num_classes:
         sample = int(np.argmax(labels >= num_classes))
         raise SourceError(
@@ -166,6 +166,6 @@ def _size(images: npt.NDArray[Any]) -> str:
 
 
 def _file_of(array: Bytes) -> bytes:
-    """Return the plain file an array comes from."""
+    """Return the bytes of the uncompressed file of an array."""
     header = bytes((0, 0, 8, array.ndim)) + struct.pack(f">{array.ndim}I", *array.shape)
     return header + array.tobytes()

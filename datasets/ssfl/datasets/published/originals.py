@@ -1,8 +1,7 @@
-"""What the readers of published files share: missing files, checksums, archives read in memory.
+"""Shared by the readers of published files: missing files, checksums, archives in memory.
 
-An archive is never unpacked to the disk: its members are looked up by name, so that a member
-called ../../x is only a name nobody asks for. How much a member may hold is bounded before it is
-read, whatever its header says.
+Archives are never unpacked to disk. Members are looked up by name, so a member called ../../x is
+never requested. The size of a member is limited before it is read.
 """
 
 import gzip
@@ -17,34 +16,34 @@ from typing import IO
 
 from ssfl.datasets.errors import SourceError
 
-MOST_MEMBER_BYTES = 256 << 20  # the largest published file, train.bin of CIFAR-100, is 154 MB
-MOST_ARCHIVE_BYTES = 1 << 30
-FETCH_AGAIN = "it may be cut short; remove it and fetch it again"
+MAX_MEMBER_BYTES = 256 << 20  # the largest published file, train.bin of CIFAR-100, has 154 MB
+MAX_ARCHIVE_BYTES = 1 << 30
+FETCH_AGAIN = "it may be cut short; delete it and download it again"
 
 
 class MissingFiles(SourceError):
-    """Files of a known set are not where they were looked for."""
+    """Files of a published data set were not found."""
 
     def __init__(self, missing: Iterable[str], *, partly: bool) -> None:
         self.missing = tuple(missing)
-        self.partly = partly  # others of the set were there
+        self.partly = partly  # True if other files of the set were found
         super().__init__(f"missing: {', '.join(self.missing)}")
 
 
 def digest(data: bytes | memoryview, like: str) -> str:
-    """Return the checksum of `data`, of the kind `like` is: SHA-1 (40 digits) or MD5 (32)."""
-    made = hashlib.sha1(usedforsecurity=False) if len(like) == 40 else new_md5()
-    made.update(data)
-    return made.hexdigest()
+    """Return the checksum of `data`: SHA-1 if `like` has 40 digits, else MD5."""
+    checksum = hashlib.sha1(usedforsecurity=False) if len(like) == 40 else new_md5()
+    checksum.update(data)
+    return checksum.hexdigest()
 
 
 def new_md5() -> "hashlib._Hash":
-    """Return an empty MD5: it tells published files from others, not friends from foes."""
+    """Return an MD5 object; it detects corrupted files but does not protect from an attacker."""
     return hashlib.md5(usedforsecurity=False)
 
 
-def not_published(name: str, data: bytes, published: Mapping[str, str]) -> tuple[str, ...]:
-    """Return a note if the file called `name` has another checksum than the published one."""
+def checksum_notes(name: str, data: bytes, published: Mapping[str, str]) -> tuple[str, ...]:
+    """Return a note if the checksum of file `name` is not the published one."""
     expected = published.get(name)
     if expected is None or digest(data, expected) == expected:
         return ()
@@ -52,7 +51,7 @@ def not_published(name: str, data: bytes, published: Mapping[str, str]) -> tuple
 
 
 def read_bytes(path: Path) -> bytes:
-    """Return what a file holds."""
+    """Return the bytes of a file; raise SourceError if it cannot be read."""
     try:
         return path.read_bytes()
     except OSError as error:
@@ -60,13 +59,13 @@ def read_bytes(path: Path) -> bytes:
 
 
 def read_tar(path: Path, wanted: Iterable[str]) -> dict[str, bytes]:
-    """Return the members of a .tar.gz whose last name is among `wanted`, as far as there are."""
+    """Return those members of a .tar.gz whose file name is in `wanted`."""
     names = set(wanted)
     found: dict[str, bytes] = {}
     try:
         with gzip.open(path, "rb") as file:
-            whole = _Bounded(file, MOST_ARCHIVE_BYTES)
-            # As a stream ("r|"): each byte is unpacked once and counted.
+            whole = _LimitedReader(file, MAX_ARCHIVE_BYTES)
+            # Stream mode ("r|") unpacks each byte once, so the limit counts every byte.
             with tarfile.open(fileobj=io.BufferedReader(whole), mode="r|") as archive:
                 for member in archive:
                     name = PurePosixPath(member.name).name
@@ -82,10 +81,10 @@ def read_tar(path: Path, wanted: Iterable[str]) -> dict[str, bytes]:
 def _read_member(archive: tarfile.TarFile, member: tarfile.TarInfo, is_second: bool) -> bytes:
     if is_second:
         raise SourceError(f"{PurePosixPath(member.name).name} is in the archive twice")
-    if member.size > MOST_MEMBER_BYTES:
+    if member.size > MAX_MEMBER_BYTES:
         raise SourceError(
             f"{member.name} holds {member.size:,} bytes; no published file has more than "
-            f"{MOST_MEMBER_BYTES:,}"
+            f"{MAX_MEMBER_BYTES:,}"
         )
     file = archive.extractfile(member)
     data = file.read() if file is not None else b""
@@ -94,12 +93,12 @@ def _read_member(archive: tarfile.TarFile, member: tarfile.TarInfo, is_second: b
     return data
 
 
-class _Bounded(io.RawIOBase):
-    """A stream that fails after so many bytes instead of filling the memory."""
+class _LimitedReader(io.RawIOBase):
+    """A stream that raises SourceError after `limit` bytes."""
 
-    def __init__(self, file: IO[bytes] | gzip.GzipFile, most: int) -> None:
+    def __init__(self, file: IO[bytes] | gzip.GzipFile, limit: int) -> None:
         self._file = file
-        self._left = most
+        self._left = limit
 
     def readable(self) -> bool:
         return True
@@ -108,13 +107,13 @@ class _Bounded(io.RawIOBase):
         data = self._file.read(len(buffer))
         self._left -= len(data)
         if self._left < 0:
-            raise SourceError(f"it unpacks to more than {MOST_ARCHIVE_BYTES:,} bytes")
+            raise SourceError(f"it unpacks to more than {MAX_ARCHIVE_BYTES:,} bytes")
         buffer[: len(data)] = data
         return len(data)
 
 
 def cache_folder(name: str) -> Path:
-    """Return where the files of a known set are kept: ~/.cache/ssfl/<name>."""
+    """Return the folder for downloads of a published data set: ~/.cache/ssfl/<name>."""
     chosen = os.environ.get("XDG_CACHE_HOME", "")
     base = Path(chosen) if chosen.startswith("/") else Path.home() / ".cache"
     return base / "ssfl" / name

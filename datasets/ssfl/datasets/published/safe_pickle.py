@@ -1,15 +1,15 @@
-"""The only pickles that are read: CIFAR's python batches, which are published as such.
+"""Read CIFAR's python batches, which are published as pickles, without unpickling them.
 
-Unpickling runs what a file says, so Python's unpickler is not used. A pickle is a list of
-instructions, and those that the published files consist of are few; they are followed here, one by
-one, with nothing but numbers, bytes, text, lists, tuples and dictionaries to work on:
+Unpickling executes what a file asks for, so Python's unpickler is not used. A pickle is a list of
+instructions, and the published files use only a few. This module interprets those few, on numbers,
+bytes, text, lists, tuples and dictionaries:
 
 1. Any other instruction is refused, and so are more containers than a published batch has.
-2. The only names that can be looked up are the three of a numpy array: _reconstruct, ndarray and
-   dtype. They do not reach numpy: stand-ins take their place, which note a shape and some bytes. An
-   array is made from them afterwards, if they fit each other. Nothing else can be called.
-3. Each instruction takes a moment that does not depend on what earlier ones have built: keys are
-   bytes or text, so that no nest of tuples is ever hashed, and an array is filled once.
+2. The only names that can be looked up are those of a numpy array: _reconstruct, ndarray and
+   dtype. They resolve to stand-ins that record a shape and some bytes. If these match, an array is
+   made from them afterwards. Nothing else can be called.
+3. The time of an instruction does not depend on earlier ones: keys are bytes or text, so nested
+   tuples are never hashed, and an array is filled only once.
 """
 
 import math
@@ -29,16 +29,16 @@ _CONTAINERS = frozenset(
         *("TUPLE", "TUPLE1", "TUPLE2", "TUPLE3", "REDUCE"),
     )
 )
-_MOST_CONTAINERS = 24  # a batch: one dictionary, up to three lists, six tuples, two calls
+_MAX_CONTAINERS = 24  # a batch has one dictionary, up to three lists, six tuples, two calls
 _BYTE_TYPES = (b"u1", "u1", b"|u1", "|u1")
 
 
 def read_pickle(data: bytes) -> dict[str, Any]:
     """Return the dictionary in a published pickle: numbers, bytes, lists and uint8 arrays.
 
-    Raise SourceError if the file holds anything else; nothing of it runs.
+    Raise SourceError if the file holds anything else; none of it is executed.
     """
-    loaded = _follow(data)
+    loaded = _interpret(data)
     if not isinstance(loaded, dict):
         raise SourceError(f"it holds a {type(loaded).__name__}, not a dictionary")
     return {
@@ -47,36 +47,36 @@ def read_pickle(data: bytes) -> dict[str, Any]:
     }
 
 
-def _follow(data: bytes) -> Any:
-    """Return what the instructions build."""
+def _interpret(data: bytes) -> Any:
+    """Return the object that the instructions build."""
     machine = _Machine()
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("error")  # what the parser only warns of: odd escapes in text
-            _follow_with(machine, data)
+            warnings.simplefilter("error")  # the parser warns of invalid escapes in text
+            _run(machine, data)
     except (ValueError, IndexError, TypeError, Warning) as error:
-        raise SourceError(f"it is no pickle, or it is cut short: {error}") from error
+        raise SourceError(f"it is not a pickle, or it is cut short: {error}") from error
     return machine.pop()
 
 
-def _follow_with(machine: "_Machine", data: bytes) -> None:
+def _run(machine: "_Machine", data: bytes) -> None:
     containers = 0
     for instruction, argument, _ in pickletools.genops(data):
         name = instruction.name
-        if name not in _STEPS:
+        if name not in _INSTRUCTIONS:
             raise SourceError(f"a published batch has no {name} in it")
         containers += name in _CONTAINERS
-        if containers > _MOST_CONTAINERS:
-            raise SourceError("it nests more than any published batch")
-        _STEPS[name](machine, argument)
+        if containers > _MAX_CONTAINERS:
+            raise SourceError("it has more containers than any published batch")
+        _INSTRUCTIONS[name](machine, argument)
 
 
 class _Machine:
-    """What the instructions work on: a stack with marks in it, and what was put aside."""
+    """The state of the interpreter: a stack, its marks, and a memo."""
 
     def __init__(self) -> None:
         self.stack: list[Any] = []
-        self.marks: list[int] = []  # how high the stack was
+        self.marks: list[int] = []  # heights of the stack
         self.memo: dict[int, Any] = {}
 
     def push(self, item: Any) -> None:
@@ -87,7 +87,7 @@ class _Machine:
         return self.stack.pop()
 
     def pop_several(self, count: int) -> list[Any]:
-        """Take the highest items, in the order in which they came."""
+        """Pop the top `count` items and return them in the order they were pushed."""
         self._need(count)
         items = self.stack[len(self.stack) - count :]
         del self.stack[len(self.stack) - count :]
@@ -107,22 +107,22 @@ class _Machine:
 
     def get(self, number: int) -> None:
         if number not in self.memo:
-            raise SourceError(f"it is damaged: nothing was put aside as number {number:,}")
+            raise SourceError(f"it is damaged: memo entry {number:,} is missing")
         self.push(self.memo[number])
 
     def append(self, items: list[Any]) -> None:
         self._need(1)
         if not isinstance(self.stack[-1], list):
-            raise SourceError("it appends to something else than a list")
+            raise SourceError("it appends to something other than a list")
         self.stack[-1].extend(items)
 
     def set_items(self, items: list[Any]) -> None:
         self._need(1)
         keys, values = items[::2], items[1::2]
         if not isinstance(self.stack[-1], dict) or len(keys) != len(values):
-            raise SourceError("it sets items of something else than a dictionary")
+            raise SourceError("it sets items of something other than a dictionary")
         if not all(isinstance(key, bytes | str) for key in keys):
-            raise SourceError("a key is neither bytes nor text, as all are in a published batch")
+            raise SourceError("a key is neither bytes nor text")
         self.stack[-1].update(zip(keys, values, strict=True))
 
     def look_up(self, name: str) -> None:
@@ -143,55 +143,55 @@ class _Machine:
         self._need(1)
         if isinstance(self.stack[-1], _Array):
             self.stack[-1].fill(state)
-        elif not isinstance(self.stack[-1], _Type):  # how bytes are stored has no variants
-            raise SourceError("it fills something else than an array")
+        elif not isinstance(self.stack[-1], _Type):  # the state of a uint8 dtype is ignored
+            raise SourceError("it fills something other than an array")
 
     def _need(self, count: int) -> None:
         if len(self.stack) - (self.marks[-1] if self.marks else 0) < count:
-            raise SourceError("it is damaged: an instruction lacks what it works on")
+            raise SourceError("it is damaged: an instruction lacks an operand")
 
 
 class _Marker:
-    """Stands for the class ndarray, which is only ever passed on."""
+    """Stand-in for the class ndarray, which is only passed as an argument."""
 
     __slots__ = ()
 
 
 class _Reconstruct:
-    """Stands for numpy's _reconstruct: begins an array."""
+    """Stand-in for numpy's _reconstruct, which creates an empty array."""
 
     __slots__ = ()
 
     def __call__(self, kind: object, shape: object, code: object) -> "_Array":
         if not isinstance(kind, _Marker) or shape != (0,) or code not in (b"b", "b"):
-            raise SourceError("it begins an array in a way no published batch does")
+            raise SourceError("it creates an array in a way no published batch does")
         return _Array()
 
 
 class _MakeType:
-    """Stands for numpy's dtype: only unsigned bytes."""
+    """Stand-in for numpy's dtype, which accepts only unsigned bytes."""
 
     __slots__ = ()
 
     def __call__(self, code: object, align: object, copy: object) -> "_Type":
         if code not in _BYTE_TYPES or align not in (0, 1) or copy not in (0, 1):
-            raise SourceError("it holds an array of something else than unsigned bytes")
+            raise SourceError("it holds an array of something other than unsigned bytes")
         return _Type()
 
 
 class _Type:
-    """Unsigned bytes."""
+    """The type of unsigned bytes."""
 
     __slots__ = ()
 
 
 class _Array:
-    """Notes what an array will be made from."""
+    """Shape and bytes of an array."""
 
     __slots__ = ("_data", "_order", "_shape")
 
     def fill(self, state: object) -> None:
-        """Note shape and bytes."""
+        """Record shape and bytes."""
         if hasattr(self, "_data"):
             raise SourceError("it fills an array twice")
         if not isinstance(state, tuple) or len(state) != 5:
@@ -208,13 +208,13 @@ class _Array:
             and math.prod(shape) == len(data)
         )
         if not fits:
-            raise SourceError("the shape of its array does not fit the bytes of it")
+            raise SourceError("the shape of its array does not match its bytes")
         self._shape: tuple[int, ...] = shape
         self._order: bool = bool(is_fortran)
         self._data: bytes = data
 
     def array(self) -> npt.NDArray[np.uint8]:
-        """Return the array noted."""
+        """Return the recorded array."""
         if not hasattr(self, "_data"):
             raise SourceError("its array has no bytes")
         flat = np.frombuffer(self._data, dtype=np.uint8)
@@ -230,7 +230,7 @@ _STAND_INS: dict[str, Any] = {
     "numpy ndarray": _Marker(),
     "numpy dtype": _MakeType(),
 }
-_STEPS: dict[str, Callable[[_Machine, Any], None]] = {
+_INSTRUCTIONS: dict[str, Callable[[_Machine, Any], None]] = {
     "PROTO": lambda _machine, _version: None,
     "STOP": lambda _machine, _: None,
     "MARK": lambda machine, _: machine.marks.append(len(machine.stack)),
@@ -244,8 +244,8 @@ _STEPS: dict[str, Callable[[_Machine, Any], None]] = {
     "BININT": _Machine.push,
     "BININT1": _Machine.push,
     "BININT2": _Machine.push,
-    "SHORT_BINSTRING": lambda machine, told: machine.push(told.encode("latin-1")),
-    "BINSTRING": lambda machine, told: machine.push(told.encode("latin-1")),
+    "SHORT_BINSTRING": lambda machine, text: machine.push(text.encode("latin-1")),
+    "BINSTRING": lambda machine, text: machine.push(text.encode("latin-1")),
     "BINUNICODE": _Machine.push,
     "EMPTY_LIST": lambda machine, _: machine.push([]),
     "APPEND": lambda machine, _: machine.append(machine.pop_several(1)),

@@ -1,12 +1,12 @@
 """Tiny-ImageNet as published: 200 classes of 64 x 64 JPEGs, unpacked or in its .zip.
 
     wnids.txt                              the classes, by WordNet number
-    words.txt                              what each number is called
+    words.txt                              the name of each WordNet number
     train/<wnid>/images/*.JPEG             500 of each class
-    val/images/*.JPEG, val_annotations.txt 50 of each class: the test set here
+    val/images/*.JPEG, val_annotations.txt 50 of each class, used as the test set
 
-The published test images have no labels and are not used. Some images are grey; they become RGB
-like the others. Classes are numbered by sorted WordNet number. Needs Pillow.
+The published test images have no labels and are not used. Grey images are converted to RGB.
+Classes are numbered by sorted WordNet number. Needs Pillow.
 """
 
 import zipfile
@@ -26,8 +26,8 @@ from ssfl.datasets.source import Progress
 ARCHIVE = "tiny-imagenet-200.zip"
 FOLDER = "tiny-imagenet-200"
 _SIDE = 64
-_PUBLISHED = (100_000, 10_000)  # images to train and to test on
-_MOST_BYTES = 16 << 20  # of one member: words.txt has 2.6 MB, images a few thousand bytes
+_PUBLISHED = (100_000, 10_000)  # training and test images
+_MAX_BYTES = 16 << 20  # of one member; words.txt has 2.6 MB, images a few thousand bytes
 _REPORT_EVERY = 500
 _ANNOTATIONS = "val/val_annotations.txt"
 
@@ -38,7 +38,7 @@ Sample = tuple[str, int]  # name of the image in the tree, class
 
 
 class _Tree(Protocol):
-    """Files by name, `train/n01443537/images/n01443537_0.JPEG`, wherever they are."""
+    """Files by name, such as `train/n01443537/images/n01443537_0.JPEG`."""
 
     def read(self, name: str) -> bytes: ...
     def list(self, folder: str) -> list[str]: ...
@@ -47,9 +47,9 @@ class _Tree(Protocol):
 
 
 def read_tiny_imagenet(place: Path, on_progress: Progress | None = None) -> DataSet:
-    """Return the set from its folder, a folder that holds it, or its .zip.
+    """Return the set from its folder, the parent of its folder, or its .zip.
 
-    Raise MissingFiles if it is not there.
+    Raise MissingFiles if it is missing.
     """
     tree = _open(place)
     try:
@@ -78,7 +78,7 @@ def _count_note(train: int, test: int) -> tuple[str, ...]:
     if (train, test) == _PUBLISHED:
         return ()
     published = f"{_PUBLISHED[0]:,} and {_PUBLISHED[1]:,}"
-    return (f"{train:,} training and {test:,} test images; published are {published}",)
+    return (f"{train:,} training and {test:,} test images; the published set has {published}",)
 
 
 def _open(place: Path) -> _Tree:
@@ -116,7 +116,7 @@ def _test_samples(tree: _Tree, wnids: list[str]) -> Iterator[Sample]:
 
 
 def _class_names(tree: _Tree, wnids: list[str]) -> tuple[str, ...]:
-    """Return the first word for each class; where two would be the same, with their numbers."""
+    """Return the first name of each class, with its WordNet number if the name is not unique."""
     words = dict(line.split("\t", 1) for line in _lines(tree, "words.txt") if "\t" in line)
     first = [words.get(wnid, wnid).split(",")[0].strip() or wnid for wnid in wnids]
     return tuple(
@@ -162,8 +162,8 @@ class _Folder:
 
     def read(self, name: str) -> bytes:
         path = self._path / name
-        if path.is_file() and path.stat().st_size > _MOST_BYTES:
-            raise SourceError(f"{name} has more than {_MOST_BYTES:,} bytes")
+        if path.is_file() and path.stat().st_size > _MAX_BYTES:
+            raise SourceError(f"{name} has more than {_MAX_BYTES:,} bytes")
         return read_bytes(path)
 
     def list(self, folder: str) -> list[str]:
@@ -178,7 +178,7 @@ class _Folder:
 
 
 class _Zip:
-    """Members are looked up by name and read in memory; nothing is unpacked to the disk."""
+    """Files in a zip archive, read in memory; nothing is unpacked to disk."""
 
     def __init__(self, path: Path) -> None:
         try:
@@ -198,8 +198,8 @@ class _Zip:
             raise SourceError(f"{name} is missing")
         try:
             member = self._archive.getinfo(self._prefix + name)
-            if member.file_size > _MOST_BYTES:
-                raise SourceError(f"{name} unpacks to more than {_MOST_BYTES:,} bytes")
+            if member.file_size > _MAX_BYTES:
+                raise SourceError(f"{name} unpacks to more than {_MAX_BYTES:,} bytes")
             # zipfile stops at the announced size and checks the CRC.
             return self._archive.read(member)
         except _DAMAGED as error:

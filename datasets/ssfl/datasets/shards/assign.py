@@ -1,4 +1,4 @@
-"""Deciding which client gets which samples, before anything is written."""
+"""Assign samples to clients, before anything is written."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -19,20 +19,20 @@ Indices = npt.NDArray[np.int64]
 
 @dataclass(frozen=True, eq=False)
 class Assignment:
-    """The samples of every client: indices into the data set, and their counts per group."""
+    """The samples of every client, as indices into the data set, and their counts per group."""
 
     data: DataSet
     train: list[Indices]  # into data.train_x
     val: list[Indices]  # into data.train_x
     test: list[Indices]  # into data.test_x, or into data.train_x if `test_set_aside`
     test_set_aside: bool
-    group_names: tuple[str, ...]  # classes; or intervals, if the targets are numbers
-    train_counts: Indices  # (clients, groups), as the two below
+    group_names: tuple[str, ...]  # classes, or intervals if the targets are numbers
+    train_counts: Indices  # all counts are (clients, groups)
     val_counts: Indices
     test_counts: Indices
 
     def shards(self) -> Iterator[Shard]:
-        """Yield the shards, client after client; one is in memory at a time."""
+        """Yield the shards client by client, so that only one is in memory at a time."""
         data = self.data
         whole_test = (
             (data.train_x, data.train_y) if self.test_set_aside else (data.test_x, data.test_y)
@@ -51,7 +51,7 @@ class Assignment:
 
 
 def assign(data: DataSet, cut: Cut) -> Assignment:
-    """Cut a data set; raise PartitionError if that is impossible, saying what would do."""
+    """Assign samples to clients; raise PartitionError if the cut is impossible."""
     _check(data, cut)
     groups = groups_of(data)
     aside = _set_aside(data, groups.train, cut)
@@ -73,7 +73,10 @@ def assign(data: DataSet, cut: Cut) -> Assignment:
     val_counts = count_classes(groups.train, val, len(groups.names))
     return Assignment(
         data,
-        [np.setdiff1d(part, one, assume_unique=True) for part, one in zip(parts, val, strict=True)],
+        [
+            np.setdiff1d(part, held, assume_unique=True)
+            for part, held in zip(parts, val, strict=True)
+        ],
         val,
         [aside[part] for part in test] if len(aside) else test,
         bool(len(aside)),
@@ -90,9 +93,9 @@ def _validation(groups: Indices, client: int, cut: Cut) -> Indices:
 
 
 def _set_aside(data: DataSet, groups: Indices, cut: Cut) -> Indices:
-    """Return the training samples that become test samples, if the data set has none."""
+    """Return the training samples to use as test samples if the data set has none."""
     share = 0.0 if len(data.test_y) else cut.test_share
-    # A class is never set aside whole: nobody could learn what is tested.
+    # keep_each: a class must keep a training sample, or it could not be learned.
     return choose_share(groups, share, Stream(cut.seed, "partition", "test"), keep_each=True)
 
 
@@ -102,7 +105,7 @@ def _check(data: DataSet, cut: Cut) -> None:
     if cut.partition == "classes" and not data.num_classes:
         raise PartitionError(
             "--partition classes needs classes, but the targets are numbers: "
-            "ask for iid, dirichlet or dirichlet-unbalanced"
+            "use iid, dirichlet or dirichlet-unbalanced"
         )
     for part, x, y in (
         ("train", data.train_x, data.train_y),
@@ -114,13 +117,13 @@ def _check(data: DataSet, cut: Cut) -> None:
 
 
 def _refuse_constant(data: DataSet) -> None:
-    """Raise if the training samples are all of one class, or have the same number to predict."""
+    """Raise PartitionError if all training samples have the same target."""
     first = data.train_y[0]
     if (data.train_y != first).any():
         return
     if data.num_classes:
         raise PartitionError(
-            f"all training samples are of one class ({data.class_names[first]!r}), "
+            f"all training samples have one class ({data.class_names[first]!r}), "
             "but a classifier needs at least two"
         )
     raise PartitionError(

@@ -1,6 +1,6 @@
 """Dirichlet variates from a seeded stream.
 
-Our own, because numpy may change its generators' distributions between versions.
+Numpy's generators are not used because their distributions may change between versions.
 """
 
 import math
@@ -15,9 +15,9 @@ Doubles = npt.NDArray[np.float64]
 
 
 def dirichlet(alpha: float, rows: int, columns: int, stream: Stream) -> Doubles:
-    """Return rows drawn from Dirichlet(alpha, …, alpha): gamma variates over their sum.
+    """Return rows drawn from Dirichlet(alpha, …, alpha): gamma variates divided by their sum.
 
-    Worked in logarithms, since for a small alpha most variates are below any double.
+    Computed with logarithms because for a small alpha most variates underflow a double.
     """
     logs = _log_gamma_variates(alpha, rows * columns, stream).reshape(rows, columns)
     weights = np.exp(logs - logs.max(axis=1, keepdims=True))
@@ -28,7 +28,7 @@ def dirichlet(alpha: float, rows: int, columns: int, stream: Stream) -> Doubles:
 def _log_gamma_variates(alpha: float, count: int, stream: Stream) -> Doubles:
     """Return logarithms of Gamma(alpha) variates (Marsaglia and Tsang 2000).
 
-    Drawn as Gamma(alpha + 1) times a uniform to the power 1 / alpha, which suits every alpha.
+    Drawn as Gamma(alpha + 1) times a uniform to the power 1 / alpha, valid for every alpha.
     """
     d = alpha + 1 - 1 / 3
     logs = np.empty(count)

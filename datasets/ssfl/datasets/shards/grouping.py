@@ -1,4 +1,4 @@
-"""Sorting many samples into few groups, in time that grows with the samples alone."""
+"""Sort samples into groups, in time linear in the number of samples."""
 
 from typing import Any
 
@@ -10,12 +10,12 @@ Indices = npt.NDArray[np.int64]
 
 
 def narrow(values: Integers, bound: int) -> Integers:
-    """Return numbers of 0 … bound-1 in the narrowest type: numpy sorts 8 and 16 bits by radix."""
+    """Return numbers in 0 … bound-1 in the narrowest type; numpy radix-sorts 8 and 16 bits."""
     return values.astype(np.min_scalar_type(max(bound - 1, 0)), copy=False)
 
 
 def order_by(groups: Integers, num_groups: int) -> Indices:
-    """Return the positions sorted by group, in their old order inside each."""
+    """Return the positions sorted by group; the sort is stable."""
     return np.argsort(narrow(groups, num_groups), kind="stable")
 
 

@@ -1,15 +1,15 @@
-"""How a data set is to be cut among clients; each field is a flag of `ssfl shards`."""
+"""Options of cutting a data set among clients."""
 
 from dataclasses import dataclass
 
-from ssfl.datasets.shards.partition import KINDS, LEAST_ALPHA, MOST_ALPHA
+from ssfl.datasets.shards.partition import KINDS, MAX_ALPHA, MIN_ALPHA
 from ssfl.method.errors import SettingsError
 from ssfl.method.settings import MAX_SEED, setting
 
 
 @dataclass(frozen=True, slots=True)
 class Cut:
-    """How many shards, who gets what, and what is kept for validation and testing."""
+    """How to cut a data set among clients; each field is a flag of `ssfl shards`."""
 
     clients: int = setting(8, "number of shards", least=1, most=100_000)
     partition: str = setting(
@@ -29,9 +29,9 @@ class Cut:
     seed: int = setting(0, "the same seed gives the same shards", most=MAX_SEED)
 
     def validate(self) -> None:
-        """Raise SettingsError naming the flag at fault."""
+        """Raise SettingsError naming the invalid flag."""
         for flag, share in (("validation", self.validation), ("test-share", self.test_share)):
             if not 0 <= share < 1:
                 raise SettingsError(f"--{flag} must be at least 0 and below 1, got {share:g}")
-        if not LEAST_ALPHA <= self.alpha <= MOST_ALPHA:
+        if not MIN_ALPHA <= self.alpha <= MAX_ALPHA:
             raise SettingsError(f"--alpha must be between 0.000001 and 1000000, got {self.alpha:g}")

@@ -1,17 +1,16 @@
-"""Splitting one data set among clients, seeded; every sample is used exactly once.
+"""Split a data set among clients with a seed; every sample is used exactly once.
 
-iid                   shuffled samples, dealt out; sizes differ by at most one
+iid                   samples are shuffled and dealt out; sizes differ by at most one
 dirichlet             the paper's split: client i has a class mix q_i ~ Dirichlet(alpha) and draws
                       the class of each of its samples from q_i, renormalised over the classes
-                      that still have samples; sizes differ by at most one. Clients draw in a
-                      shuffled order, one sample at a time, so that no client is left with only
-                      what the others did not want
+                      that still have samples; sizes differ by at most one. Clients draw one sample
+                      at a time in a shuffled order, so that no client gets only the remainders
 dirichlet-unbalanced  each class is cut among the clients by shares ~ Dirichlet(alpha); sizes vary
-classes               every client has exactly n classes, every class nearly equally many clients,
-                      and its samples are dealt evenly to them
+classes               every client has exactly n classes; every class has nearly the same number
+                      of clients, and its samples are dealt evenly to them
 
-Test samples follow the training samples: each class is cut in proportion to the clients'
-training counts, so that the local test sets together are the whole test set, once.
+Test samples follow the training samples: each class is cut in proportion to the clients' training
+counts, so that the local test sets together are the whole test set.
 """
 
 from collections.abc import Callable, Sequence
@@ -24,7 +23,7 @@ from ssfl.datasets.errors import PartitionError
 from ssfl.datasets.shards.dirichlet import dirichlet
 from ssfl.datasets.shards.draw import draw_classes
 from ssfl.datasets.shards.grouping import narrow, order_by, split_by
-from ssfl.datasets.wording import counted
+from ssfl.datasets.wording import plural
 from ssfl.method.streams import Stream
 
 Labels = npt.NDArray[np.integer[Any]]
@@ -32,7 +31,7 @@ Indices = npt.NDArray[np.int64]
 Doubles = npt.NDArray[np.float64]
 
 KINDS = ("dirichlet", "dirichlet-unbalanced", "classes", "iid")
-LEAST_ALPHA, MOST_ALPHA = 1e-6, 1e6
+MIN_ALPHA, MAX_ALPHA = 1e-6, 1e6
 
 
 def partition(
@@ -46,26 +45,28 @@ def partition(
 ) -> list[Indices]:
     """Return each client's sample indices, ascending, for labels 0, 1, …
 
-    `alpha` is for the Dirichlet kinds, `classes_per_client` for `classes`; the names of classes
-    are for messages.
+    `alpha` applies to the Dirichlet kinds, `classes_per_client` to `classes`. `class_names` appear
+    in messages.
     """
     if kind not in KINDS:
         raise PartitionError(f"the partition must be one of {', '.join(KINDS)}, got {kind!r}")
     if not 1 <= clients <= len(labels):
         upto = f"1 to {len(labels)}" if len(labels) > 1 else "1"
         raise PartitionError(
-            f"cannot split {counted(len(labels), 'training sample')} among "
-            f"{counted(clients, 'client')}: each needs at least one, so ask for --clients {upto}"
+            f"cannot split {plural(len(labels), 'training sample')} among "
+            f"{plural(clients, 'client')}: each needs at least one, so use --clients {upto}"
         )
     if kind == "iid":
         return split_by(_iid(len(labels), clients, seed), clients)
-    present, counts = _present(labels)
-    codes = narrow(np.cumsum(np.bincount(labels) > 0) - 1, len(present))[labels]  # without gaps
+    present, counts = _classes_present(labels)
+    codes = narrow(np.cumsum(np.bincount(labels) > 0) - 1, len(present))[
+        labels
+    ]  # classes renumbered without gaps
     if kind == "classes":
         names = [class_names[label] if class_names else str(label) for label in present]
-        held = _hold_classes(counts, clients, classes_per_client, seed, names)
+        held = _choose_holders(counts, clients, classes_per_client, seed, names)
         return split_by(_deal(codes, held, seed), clients)
-    if not LEAST_ALPHA <= alpha <= MOST_ALPHA:
+    if not MIN_ALPHA <= alpha <= MAX_ALPHA:
         raise PartitionError(f"--alpha must be between 0.000001 and 1000000, got {alpha:g}")
     if kind == "dirichlet":
         return split_by(_balanced(codes, counts, clients, alpha, seed), clients)
@@ -75,7 +76,7 @@ def partition(
 
 
 def count_classes(labels: Labels, parts: list[Indices], num_classes: int) -> Indices:
-    """Return how many samples of each class each part has: (parts, num_classes)."""
+    """Return the number of samples per part and class: (parts, num_classes)."""
     counts = [np.bincount(labels[part], minlength=num_classes) for part in parts]
     return np.array(counts, dtype=np.int64)
 
@@ -83,23 +84,23 @@ def count_classes(labels: Labels, parts: list[Indices], num_classes: int) -> Ind
 def partition_test(test_labels: Labels, train_counts: Indices) -> list[Indices]:
     """Return each client's test indices, ascending, for training counts (clients, num_classes).
 
-    A class that nobody trains on is dealt out evenly.
+    A class without training samples is dealt out evenly.
     """
     clients, num_classes = train_counts.shape
 
     def owners(label: int, size: int) -> Indices:
         counts = train_counts[:, label]
         counts = counts if counts.any() else np.ones_like(counts)
-        # Rounded, not cut off: else the first clients would lose a little of every class.
+        # Rounding down would give the first clients slightly less of every class.
         cuts = (2 * np.cumsum(counts) * size + counts.sum()) // (2 * counts.sum())
         return np.searchsorted(cuts, np.arange(size), side="right")
 
     sizes = np.bincount(test_labels, minlength=num_classes)
-    return split_by(_own(order_by(test_labels, num_classes), sizes, owners), clients)
+    return split_by(_assign_owners(order_by(test_labels, num_classes), sizes, owners), clients)
 
 
 def client_mixes(alpha: float, clients: int, num_classes: int, seed: int) -> Doubles:
-    """Return the class mix that each client of `dirichlet` wishes for: (clients, num_classes)."""
+    """Return the class mix from which each client of `dirichlet` draws: (clients, num_classes)."""
     return dirichlet(alpha, clients, num_classes, Stream(seed, "partition", "mixes"))
 
 
@@ -110,9 +111,9 @@ def _iid(samples: int, clients: int, seed: int) -> Indices:
 
 
 def _balanced(codes: Labels, counts: Indices, clients: int, alpha: float, seed: int) -> Labels:
-    """Return the client of each sample: equal sizes, each client's classes from its own mix."""
+    """Return the client of each sample; sizes are equal, classes come from each client's mix."""
     samples = len(codes)
-    slots = narrow(np.arange(samples) % clients, clients)  # client of each slot: equal sizes
+    slots = narrow(np.arange(samples) % clients, clients)  # the client of each slot
     slots = slots[Stream(seed, "partition", "slots").permutation(samples)]
     mixes = client_mixes(alpha, clients, len(counts), seed)
     draws = Stream(seed, "partition", "draws")
@@ -123,7 +124,7 @@ def _balanced(codes: Labels, counts: Indices, clients: int, alpha: float, seed: 
 
 
 def _unbalanced(codes: Labels, counts: Indices, clients: int, alpha: float, seed: int) -> Indices:
-    """Return the client of each sample: the shares of every class from a draw of its own."""
+    """Return the client of each sample; the shares of every class are drawn separately."""
     shares = dirichlet(alpha, len(counts), clients, Stream(seed, "partition", "shares"))
 
     def owners(label: int, size: int) -> Indices:
@@ -131,67 +132,69 @@ def _unbalanced(codes: Labels, counts: Indices, clients: int, alpha: float, seed
         cuts[-1] = size
         return np.searchsorted(cuts, np.arange(size), side="right")
 
-    return _own(_shuffled_by_class(codes, len(counts), seed), counts, owners)
+    return _assign_owners(_shuffled_by_class(codes, len(counts), seed), counts, owners)
 
 
-def _hold_classes(
+def _choose_holders(
     counts: Indices, clients: int, per_client: int, seed: int, names: Sequence[str]
 ) -> list[Indices]:
-    """Return the clients that hold each class; refuse if not every sample finds a client."""
+    """Return the clients that hold each class; raise PartitionError if that is impossible."""
     classes = len(counts)
     if not 1 <= per_client <= classes:
         raise PartitionError(
-            f"--classes-per-client {per_client} is impossible: there are training samples of "
-            f"{counted(classes, 'class')}"
+            f"--classes-per-client {per_client} is impossible: the training samples have "
+            f"{plural(classes, 'class')}"
         )
     if clients * per_client < classes:
         raise PartitionError(
             f"with --clients {clients} and --classes-per-client {per_client} only "
             f"{clients * per_client} of the {classes} classes are held, so samples would be left "
-            "out: ask for at least "
+            "out: use at least "
             f"{-(-classes // per_client)} --clients or {-(-classes // clients)} "
             "--classes-per-client"
         )
     stream = Stream(seed, "partition", "holders")
-    times = np.zeros(classes, dtype=np.int64)  # how many clients hold each class so far
+    num_holders = np.zeros(classes, dtype=np.int64)  # of each class so far
     held: list[list[int]] = [[] for _ in range(classes)]
     for client in range(clients):
-        rarest = np.lexsort((stream.words(classes), times))[:per_client]
-        times[rarest] += 1
-        for one in rarest:
-            held[one].append(client)
-    short = np.flatnonzero(counts < times)
+        rarest = np.lexsort((stream.words(classes), num_holders))[:per_client]
+        num_holders[rarest] += 1
+        for label in rarest:
+            held[label].append(client)
+    short = np.flatnonzero(counts < num_holders)
     if short.size:
-        one = int(short[0])
+        rare = int(short[0])
         raise PartitionError(
-            f"class {names[one]!r} has {counted(counts[one], 'sample')} for the {times[one]} "
-            "clients that are to hold it, so some would get none: ask for fewer --clients or fewer "
-            "--classes-per-client, or drop the rare classes"
+            f"class {names[rare]!r} has {plural(counts[rare], 'sample')} for the "
+            f"{num_holders[rare]} clients that should hold it, so some would get none: use fewer "
+            "--clients or fewer --classes-per-client, or drop the rare classes"
         )
     return [np.array(holders) for holders in held]
 
 
 def _deal(codes: Labels, held: list[Indices], seed: int) -> Indices:
-    """Return the client of each sample: each class dealt evenly to its holders."""
+    """Return the client of each sample; each class is dealt evenly to its holders."""
     counts = np.bincount(codes)
-    # Begin at another holder in each class, so that what does not divide falls on different ones.
+    # Each class starts at another holder, so that remainders go to different clients.
     begin = Stream(seed, "partition", "first holder").words(len(held))
 
     def owners(label: int, size: int) -> Indices:
         holders = np.roll(held[label], -int(begin[label] % np.uint64(len(held[label]))))
         return holders[np.arange(size) % len(holders)]
 
-    return _own(_shuffled_by_class(codes, len(held), seed), counts, owners)
+    return _assign_owners(_shuffled_by_class(codes, len(held), seed), counts, owners)
 
 
 def _shuffled_by_class(codes: Labels, num_classes: int, seed: int) -> Indices:
-    """Return all samples, class after class, in random order inside each."""
+    """Return all samples ordered by class, in random order within each class."""
     shuffled = Stream(seed, "partition", "samples").permutation(len(codes))[::-1]
     return shuffled[order_by(codes[shuffled], num_classes)]
 
 
-def _own(ordered: Indices, sizes: Indices, owners: Callable[[int, int], Indices]) -> Indices:
-    """Return the owner of each sample, given samples class after class and a rule per class."""
+def _assign_owners(
+    ordered: Indices, sizes: Indices, owners: Callable[[int, int], Indices]
+) -> Indices:
+    """Return the owner of each sample, given samples ordered by class and a rule per class."""
     owner = np.empty(len(ordered), dtype=np.int64)
     ends = np.cumsum(sizes)
     for label in np.flatnonzero(sizes):
@@ -200,8 +203,8 @@ def _own(ordered: Indices, sizes: Indices, owners: Callable[[int, int], Indices]
     return owner
 
 
-def _present(labels: Labels) -> tuple[Indices, Indices]:
-    """Return the classes that have samples, and how many each has."""
+def _classes_present(labels: Labels) -> tuple[Indices, Indices]:
+    """Return the classes that have samples, and the number of samples of each."""
     counts = np.bincount(labels)
     present = np.flatnonzero(counts)
     return present, counts[present]
@@ -210,9 +213,9 @@ def _present(labels: Labels) -> tuple[Indices, Indices]:
 def _refuse_empty(parts: Sequence[Indices], alpha: float, seed: int) -> None:
     empty = [client for client, part in enumerate(parts) if not len(part)]
     if empty:
-        others = f" and {counted(len(empty) - 1, 'other')}" if len(empty) > 1 else ""
+        others = f" and {plural(len(empty) - 1, 'other')}" if len(empty) > 1 else ""
         raise PartitionError(
-            f"client {empty[0]}{others} of {len(parts)} would be left without samples by "
+            f"client {empty[0]}{others} of {len(parts)} would get no samples with "
             f"--alpha {alpha:g} --seed {seed}: try a larger --alpha, fewer --clients or "
             "another --seed"
         )

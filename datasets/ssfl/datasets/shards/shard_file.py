@@ -1,19 +1,18 @@
 """Shards: the data of one site, in one file.
 
-A shard is a numpy archive, `shard_07.npz`, holding (docs/shards.md has every detail)
+A shard is a numpy archive, `shard_07.npz`, with these arrays (details in docs/shards.md):
 
-    format       ()      int64, 2; a file without it is of format 1, which had no val_*
-    num_classes  ()      int64, the same at every site; 0: the targets are numbers
+    format       ()      int64, 2; a file without it has format 1, which has no val_*
+    num_classes  ()      int64, the same at every site; 0 if the targets are numbers
     class_names  (C,)    text, optional
     train_x      (N, …)  float32 of any shape; images (N, C, H, W) also as uint8 or uint16, which
                          are divided by 255 or 65535 when read; sequences (N, length) as int32 or
-                         int64, which stay whole numbers
+                         int64, which stay integers
     train_y      (N,)    int64, 0 … num_classes-1; for numbers float32, (N,) or (N, d)
-    val_x, val_y         as train, to choose settings by; optional
-    test_x, test_y       as train; may be empty
+    val_x, val_y         like train, for choosing settings; optional
+    test_x, test_y       like train; may be empty
 
-Reading never unpickles, and anything that is not such a file raises ShardError. This module
-needs numpy only.
+Reading never unpickles. Any other file raises ShardError.
 """
 
 import re
@@ -26,9 +25,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ssfl.datasets.archive import LESS_MEMORY, read_archive
+from ssfl.datasets.archive import MEMORY_ADVICE, read_archive
 from ssfl.datasets.errors import ShardError
-from ssfl.datasets.wording import listed, size
+from ssfl.datasets.wording import format_bytes, join_names
 from ssfl.durable.files import atomic_file
 
 Array = npt.NDArray[Any]
@@ -36,41 +35,41 @@ Array = npt.NDArray[Any]
 FORMAT = 2
 ARRAYS = ("train_x", "train_y", "test_x", "test_y", "num_classes")
 OPTIONAL = ("format", "val_x", "val_y", "class_names")
-SUMMARY = "shards.json"  # what `ssfl shards` writes beside the shards
+SUMMARY = "shards.json"  # `ssfl shards` writes this and PICTURE next to the shards
 PICTURE = "classes.png"
-MAKE_SOME = "make some with: ssfl shards"
-MOST_ZEROS = 5  # that may be left out before the number in a name
-MAX_NUM_CLASSES = 1_000_000  # before an absurd number becomes the width of a network
+MAKE_SHARDS = "make some with: ssfl shards"
+MAX_OMITTED_ZEROS = 5  # leading zeros of the number in a name
+MAX_NUM_CLASSES = 1_000_000  # num_classes becomes the width of a network
 _PIXEL_MAX = {np.dtype(np.uint8): 255, np.dtype(np.uint16): 65535}
-_BLOCK_BYTES = 1 << 26  # how much is checked for NaN at once
-_NOTHING: Array = np.empty(0)
+_BLOCK_BYTES = 1 << 26  # checked for NaN at a time
+_EMPTY: Array = np.empty(0)
 
 
-def _nothing() -> Array:
-    return _NOTHING
+def _empty() -> Array:
+    return _EMPTY
 
 
 @dataclass(frozen=True, eq=False)
 class Shard:
-    """A site's samples. A task of your own may hold inputs and targets of any shape."""
+    """A site's samples. A custom task may hold inputs and targets of any shape."""
 
     train_x: Array  # (N, ...)
     train_y: Array  # (N, ...)
     test_x: Array  # (M, ...)
     test_y: Array  # (M, ...)
-    num_classes: int  # 0: the targets are not classes
-    val_x: Array = field(default_factory=_nothing)  # (V, ...); left out: V is 0
-    val_y: Array = field(default_factory=_nothing)
-    class_names: tuple[str, ...] = ()  # of class 0, 1, …; empty: they have none
+    num_classes: int  # 0 if the targets are not classes
+    val_x: Array = field(default_factory=_empty)  # (V, ...); V is 0 by default
+    val_y: Array = field(default_factory=_empty)
+    class_names: tuple[str, ...] = ()  # by class number; empty if they have no names
 
     def __post_init__(self) -> None:
         for name in ("train_x", "train_y", "test_x", "test_y", "val_x", "val_y"):
             _check_numbers(name, getattr(self, name))
         if isinstance(self.num_classes, bool) or not isinstance(self.num_classes, int | np.integer):
             raise ShardError(
-                f"num_classes must be a whole number, 0 for numbers, not {self.num_classes!r}"
+                f"num_classes must be an integer, 0 for numbers, not {self.num_classes!r}"
             )
-        if self.val_x is _NOTHING and self.val_y is _NOTHING:
+        if self.val_x is _EMPTY and self.val_y is _EMPTY:
             object.__setattr__(self, "val_x", self.train_x[:0])
             object.__setattr__(self, "val_y", self.train_y[:0])
         for part in ("train", "val", "test"):
@@ -90,7 +89,7 @@ class Shard:
 
     @property
     def num_samples(self) -> int:
-        """Training samples: the site's weight in every mean."""
+        """Number of training samples: the site's weight in every mean."""
         return len(self.train_x)
 
     @property
@@ -100,7 +99,7 @@ class Shard:
 
 
 def _check_numbers(name: str, array: Any) -> None:
-    """Raise ShardError unless this can be trained on; a task of somebody else's made it."""
+    """Raise ShardError unless the array holds numbers; a custom task may return anything."""
     if not isinstance(array, np.ndarray):
         raise ShardError(
             f"{name} must be a numpy array, not {type(array).__name__}: np.asarray(…) makes one"
@@ -113,14 +112,14 @@ def _check_numbers(name: str, array: Any) -> None:
 
 
 def describe_samples(shard: Shard) -> str:
-    """Return what a shard's samples and targets are, in words."""
+    """Return a description of a shard's samples and targets."""
     shape = "x".join(str(n) for n in shard.input_shape) or "1"
     targets = f"{shard.num_classes} classes" if shard.num_classes else "numbers to predict"
     return f"its samples are {shape} of {shard.train_x.dtype}, its targets {targets}"
 
 
 def class_counts(labels: Array) -> dict[int, int]:
-    """Return how often each class occurs, lowest class first; nothing if targets are numbers."""
+    """Return the number of samples per class, lowest class first; {} if targets are numbers."""
     if labels.dtype.kind not in "iu":
         return {}
     classes, counts = np.unique(labels, return_counts=True)
@@ -128,7 +127,7 @@ def class_counts(labels: Array) -> dict[int, int]:
 
 
 def find_shard(data: str, data_root: Path) -> Path:
-    """Return where a shard lies, named as `shard_07` (under `data_root`) or by its path."""
+    """Return the path of a shard, given its name (`shard_07` under `data_root`) or path."""
     named = Path(data)
     is_bare = named.name == data
     try:
@@ -140,76 +139,78 @@ def find_shard(data: str, data_root: Path) -> Path:
         if not is_bare:
             raise ShardError(f"there is no file {data}")
         if not data_root.is_dir():
-            raise ShardError(f"there is no folder {data_root} to find {data} in; {MAKE_SOME}")
+            raise ShardError(f"there is no folder {data_root} to find {data} in; {MAKE_SHARDS}")
         raise ShardError(
             f"there is no shard {data} under {data_root}; "
-            f"there are: {listed(shard_names(data_root))}"
+            f"there are: {join_names(shard_names(data_root))}"
         )
     except OSError as error:
         raise ShardError(f"cannot look for the shard {data}: {error}") from error
 
 
 def full_name(data: str, data_root: Path) -> str:
-    """Return the name of a shard that was given by its number without leading zeros.
+    """Return the name of a shard whose number may lack leading zeros.
 
-    `shard_7` is `shard_07` if only that is under `data_root`: what numbers the members of a job
-    counts 0, 1, 2. Whatever else is given is returned as it is.
+    `shard_7` becomes `shard_07` if only that exists under `data_root`, since job schedulers count
+    0, 1, 2. Any other name is returned unchanged.
     """
     parts = re.fullmatch(r"(.*?)(\d+)(?:\.npz)?", data)
-    if not parts or Path(data).name != data or _is_there(data_root / data):
+    if not parts or Path(data).name != data or _shard_exists(data_root / data):
         return data
     start, number = parts.groups()
-    padded = [start + number.zfill(len(number) + zeros) for zeros in range(1, MOST_ZEROS + 1)]
-    found = [name for name in padded if _is_there(data_root / name)]
+    padded = [
+        start + number.zfill(len(number) + zeros) for zeros in range(1, MAX_OMITTED_ZEROS + 1)
+    ]
+    found = [name for name in padded if _shard_exists(data_root / name)]
     return found[0] if len(found) == 1 else data
 
 
-def _is_there(place: Path) -> bool:
+def _shard_exists(place: Path) -> bool:
     try:
         return place.exists() or Path(f"{place}.npz").exists()
-    except OSError:  # `find_shard` says what is wrong
+    except OSError:  # `find_shard` reports the error
         return False
 
 
 def shard_names(folder: Path) -> list[str]:
-    """Return what `--data` may be called under a folder, in the order of names.
+    """Return the valid values of `--data` for a folder, sorted.
 
-    Any file or folder that is not hidden may be a shard of some task, but for what `ssfl shards`
-    writes beside its shards. Raise ShardError if there is none, or if two have one name.
+    Any file or folder may be a shard of some task, except hidden ones, SUMMARY and PICTURE. Raise
+    ShardError if there is none, or if two have the same name.
     """
     if not folder.is_dir():
-        raise ShardError(f"there is no folder {folder} to find shards in; {MAKE_SOME}")
+        raise ShardError(f"there is no folder {folder} to find shards in; {MAKE_SHARDS}")
     try:
         entries = list(folder.iterdir())
     except OSError as error:
-        raise ShardError(f"cannot look into the folder {folder}: {error}") from error
+        raise ShardError(f"cannot read the folder {folder}: {error}") from error
     files = [entry.name for entry in entries if not entry.name.startswith(".")]
     names = sorted(name.removesuffix(".npz") for name in files if name not in (SUMMARY, PICTURE))
     if not names:
-        raise ShardError(f"the folder {folder} holds no shards; {MAKE_SOME}")
+        raise ShardError(f"the folder {folder} holds no shards; {MAKE_SHARDS}")
     for name, following in pairwise(names):
         if name == following:
             raise ShardError(
-                f"{folder / name} and {folder / name}.npz would be one shard, {name}: rename one"
+                f"{folder / name} and {folder / name}.npz are both shard {name}: rename one"
             )
     return names
 
 
 def read_shard(path: Path) -> Shard:
-    """Return the shard in a file; raise ShardError naming the file and what is wrong with it."""
+    """Return the shard in a file; raise ShardError naming the file and the problem."""
     try:
-        return _shard_of(read_archive(path, ARRAYS, OPTIONAL))
+        return _parse_shard(read_archive(path, ARRAYS, OPTIONAL))
     except ShardError as error:
         raise ShardError(f"{path}: {error}") from error
-    except MemoryError as error:  # pixels of one byte become numbers of four
+    except MemoryError as error:  # one-byte pixels become four-byte floats
         raise ShardError(
-            f"{path}: the file has {size(path.stat().st_size)}, and its arrays take more memory "
-            f"than is free here: {LESS_MEMORY}"
+            f"{path}: the file has {format_bytes(path.stat().st_size)}, and its arrays take more memory "
+            f"than is free here: {MEMORY_ADVICE}"
         ) from error
 
 
 def write_shard(path: Path, shard: Shard) -> None:
-    """Write the file whole or not at all; the same shard gives the same bytes."""
+    """Write the file atomically; the same shard gives the same bytes."""
     names = ("train_x", "train_y", "val_x", "val_y", "test_x", "test_y")
     arrays: dict[str, Array] = {name: getattr(shard, name) for name in names}
     head: dict[str, Any] = {"format": np.int64(FORMAT), "num_classes": np.int64(shard.num_classes)}
@@ -219,15 +220,15 @@ def write_shard(path: Path, shard: Shard) -> None:
         np.savez(file, allow_pickle=False, **head, **arrays)
 
 
-def _shard_of(arrays: dict[str, Array]) -> Shard:
+def _parse_shard(arrays: dict[str, Array]) -> Shard:
     version = int(_integers("format", arrays.get("format", np.array(1)), 0))
     if not 1 <= version <= FORMAT:
-        raise ShardError(f"it is in format {version}; this program reads 1 to {FORMAT}")
+        raise ShardError(f"it has format {version}; this program reads 1 to {FORMAT}")
     num_classes = int(_integers("num_classes", arrays["num_classes"], 0))
     _check_num_classes(num_classes)
     if ("val_x" in arrays) != ("val_y" in arrays):
-        there, lacking = ("val_x", "val_y") if "val_x" in arrays else ("val_y", "val_x")
-        raise ShardError(f"the archive has {there} but lacks {lacking}")
+        present, lacking = ("val_x", "val_y") if "val_x" in arrays else ("val_y", "val_x")
+        raise ShardError(f"the archive has {present} but lacks {lacking}")
     inputs = {name: _inputs(name, arrays[name]) for name in arrays if name.endswith("_x")}
     for name, x in inputs.items():
         if x.dtype != inputs["train_x"].dtype:
@@ -287,7 +288,7 @@ def _names(array: Array) -> tuple[str, ...]:
 
 
 def check_inputs(name: str, array: Array) -> None:
-    """Raise ShardError unless the samples have a shape and type that the format knows."""
+    """Raise ShardError unless the shard format supports the samples' shape and type."""
     if array.ndim < 2 or 0 in array.shape[1:]:
         raise ShardError(
             f"{name} must have shape (N, …) with at least one value per sample, not {array.shape}"
@@ -323,7 +324,7 @@ def check_pair(part: str, x: Array, y: Array, num_classes: int) -> None:
 
 
 def _blocks(array: Array) -> Iterator[tuple[int, Array]]:
-    """Yield the rows of an array of floats, some at a time; nothing if it holds whole numbers."""
+    """Yield blocks of rows of an array of floats; nothing for an array of integers."""
     if array.dtype.kind == "f" and array.size:
         rows = max(1, _BLOCK_BYTES * len(array) // array.nbytes)
         for start in range(0, len(array), rows):

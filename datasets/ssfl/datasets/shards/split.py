@@ -1,8 +1,8 @@
-"""Setting samples aside, for validation or testing: the same share of every group of samples.
+"""Set aside samples for validation or testing: the same share of every group of samples.
 
-The groups are the classes. Targets that are numbers are put into ten groups of nearly equal size
-by their quantiles, of the first target if a sample has several; the groups then stand in for
-classes wherever samples are split.
+The groups are the classes. Targets that are numbers are put into ten quantile groups of nearly
+equal size, which are used like classes when samples are split. If a sample has several targets,
+the first one decides.
 """
 
 from dataclasses import dataclass
@@ -23,7 +23,7 @@ NUM_BINS = 10
 
 @dataclass(frozen=True, eq=False)
 class Groups:
-    """The group of each sample, and what the groups are called."""
+    """The group of each sample, and the names of the groups."""
 
     train: Indices  # (N,)
     test: Indices  # (M,)
@@ -33,7 +33,7 @@ class Groups:
 def groups_of(data: DataSet) -> Groups:
     """Return the classes of a data set's samples, or the quantile groups of its numbers."""
     if data.num_classes:
-        train, test = (one.astype(np.int64, copy=False) for one in (data.train_y, data.test_y))
+        train, test = (y.astype(np.int64, copy=False) for y in (data.train_y, data.test_y))
         return Groups(train, test, data.class_names)
     numbers = _first(data.train_y)
     edges = _edges(numbers)
@@ -41,17 +41,17 @@ def groups_of(data: DataSet) -> Groups:
     names += [f"{low:.4g} … {high:.4g}" for low, high in pairwise(edges)]
     names += [f"from {edges[-1]:.4g}"] if len(edges) else []
     train, test = (
-        np.searchsorted(edges, one, side="right").astype(np.int64)
-        for one in (numbers, _first(data.test_y))
+        np.searchsorted(edges, targets, side="right").astype(np.int64)
+        for targets in (numbers, _first(data.test_y))
     )
     return Groups(train, test, tuple(names))
 
 
 def choose_share(groups: Indices, share: float, stream: Stream, *, keep_each: bool) -> Indices:
-    """Return which samples to set aside, ascending: that share of all, and of every group.
+    """Return the samples to set aside, ascending: `share` of all and of every group.
 
-    What does not divide goes to the groups with the largest remainders. One sample at least
-    stays, and with `keep_each` one of every group.
+    Groups with the largest remainders are rounded up. At least one sample is kept, and with
+    `keep_each` at least one of every group.
     """
     if not len(groups) or not share:
         return np.empty(0, dtype=np.int64)
@@ -60,16 +60,16 @@ def choose_share(groups: Indices, share: float, stream: Stream, *, keep_each: bo
     shuffled = stream.permutation(len(groups))
     ordered = shuffled[order_by(groups[shuffled], len(sizes))]
     begins = np.cumsum(sizes) - sizes
-    rank = np.arange(len(groups)) - begins[groups[ordered]]  # place inside its group
+    rank = np.arange(len(groups)) - begins[groups[ordered]]  # position within its group
     return np.sort(ordered[rank < counts[groups[ordered]]])
 
 
 def _apportion(sizes: Indices, share: float, keep_each: bool) -> Indices:
     total = min(int(share * sizes.sum() + 0.5), int(sizes.sum()) - 1)
-    most = np.maximum(sizes - 1, 0) if keep_each else sizes
-    wanted = share * sizes
-    counts: Indices = np.minimum(np.floor(wanted).astype(np.int64), most)
-    remainders = np.where(counts < most, wanted - counts, 0.0)
+    limits = np.maximum(sizes - 1, 0) if keep_each else sizes
+    exact = share * sizes
+    counts: Indices = np.minimum(np.floor(exact).astype(np.int64), limits)
+    remainders = np.where(counts < limits, exact - counts, 0.0)
     first = np.lexsort((-sizes, -remainders))  # the largest remainder, then the largest group
     rounded_up = first[: max(0, total - int(counts.sum()))]
     counts[rounded_up[remainders[rounded_up] > 0]] += 1
@@ -81,7 +81,7 @@ def _first(targets: npt.NDArray[Any]) -> npt.NDArray[Any]:
 
 
 def _edges(numbers: npt.NDArray[Any]) -> npt.NDArray[Any]:
-    """Return where one group ends and the next begins; fewer than nine if numbers repeat."""
+    """Return the boundaries between groups; fewer than nine if numbers repeat."""
     ranks = np.arange(1, NUM_BINS) * len(numbers) // NUM_BINS
     edges: npt.NDArray[Any] = np.unique(np.append(np.sort(numbers)[ranks], numbers.min()))
-    return edges[1:]  # below the least number there is nothing
+    return edges[1:]  # the smallest number is not a boundary

@@ -1,4 +1,4 @@
-"""What was written, for a table, a picture and a program: `shards.json`."""
+"""The summary of a cut: what each shard holds, as written to `shards.json`."""
 
 import json
 from dataclasses import asdict, dataclass
@@ -18,26 +18,26 @@ Counts = npt.NDArray[np.int64]
 
 @dataclass(frozen=True, eq=False)
 class ShardSummary:
-    """How many samples of which class each shard holds."""
+    """The data set, the cut, and the number of samples per shard and class."""
 
     name: str  # of the data set
     notes: tuple[str, ...]
-    columns: tuple[dict[str, Any], ...]  # of a table: how new rows are prepared
+    columns: tuple[dict[str, Any], ...]  # table: how to prepare new rows
     cut: Cut
     paths: tuple[Path, ...]
     input_shape: tuple[int, ...]
     input_type: str
-    num_classes: int  # 0: the targets are numbers
-    group_names: tuple[str, ...]  # classes; or intervals, if the targets are numbers
-    train_counts: Counts  # (clients, groups), as the two below
+    num_classes: int  # 0 if the targets are numbers
+    group_names: tuple[str, ...]  # classes, or intervals if the targets are numbers
+    train_counts: Counts  # all counts are (clients, groups)
     val_counts: Counts
     test_counts: Counts
-    # Least, mean and largest training target of each client; no rows if the targets are classes.
+    # Minimum, mean and maximum training target of each client; no rows for classes.
     target_ranges: npt.NDArray[np.float64]
 
 
 def summarize(assignment: Assignment, cut: Cut, paths: tuple[Path, ...]) -> ShardSummary:
-    """Return the summary of an assignment whose shards lie at `paths`."""
+    """Return the summary of an assignment whose shards are written to `paths`."""
     data = assignment.data
     ranges = []
     if not data.num_classes:
@@ -62,7 +62,7 @@ def summarize(assignment: Assignment, cut: Cut, paths: tuple[Path, ...]) -> Shar
 
 
 def summary_json(summary: ShardSummary) -> str:
-    """Return `shards.json`: everything that decided the shards, and what each holds."""
+    """Return the text of `shards.json`: all inputs of the cut, and what each shard holds."""
     head: dict[str, Any] = {
         "format": 1,
         "source": summary.name,
@@ -90,7 +90,7 @@ def summary_json(summary: ShardSummary) -> str:
         for client, path in enumerate(summary.paths)
     )
     lines = [f" {json.dumps(key)}: {json.dumps(value)}," for key, value in head.items()]
-    shards = ",\n  ".join(json.dumps(row) for row in rows)  # a shard is a line
+    shards = ",\n  ".join(json.dumps(row) for row in rows)  # one line per shard
     return "\n".join(["{", *lines, f' "shards": [\n  {shards}\n ]', "}\n"])
 
 
@@ -105,5 +105,7 @@ def _notes(assignment: Assignment) -> list[str]:
     num_test = sum(map(len, assignment.test))
     if assignment.test_set_aside:
         total = num_test + sum(map(len, assignment.train)) + sum(map(len, assignment.val))
-        return [f"it has no test samples: {num_test:,} of its {total:,} are set aside for testing"]
+        return [
+            f"no test samples in the source: {num_test:,} of {total:,} are set aside for testing"
+        ]
     return [] if num_test else ["there are no test samples"]

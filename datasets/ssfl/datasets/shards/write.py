@@ -1,10 +1,9 @@
-"""Cutting a data set into shard files, one per client, and a summary beside them.
+"""Cut a data set into shard files, one per client, and a summary.
 
-The files appear all at once, when the last is written: a refused or interrupted request leaves
-the folder as it was. Only a process that is killed, or a machine that stops, in the moment in which
-new files take the place of old ones leaves a mixture; the next request first puts the old ones
-back. How far the exchange had come is told by the folder in `.shards.part` in which the old files
-wait: first `old`, then `old-complete`, then `replaced`.
+The files appear together, after the last one is written. A refused or interrupted request leaves
+the folder unchanged. If the process is killed while new files replace old ones, the folder holds a
+mixture; the next request first restores the old files. The name of the folder in `.shards.part`
+that holds the old files shows the progress: `old`, then `old-complete`, then `replaced`.
 """
 
 import fcntl
@@ -20,18 +19,17 @@ from ssfl.datasets.shards.assign import Assignment, assign
 from ssfl.datasets.shards.options import Cut
 from ssfl.datasets.shards.shard_file import PICTURE, SUMMARY, write_shard
 from ssfl.datasets.shards.summary import ShardSummary, summarize, summary_json
-from ssfl.datasets.source import Progress
-from ssfl.datasets.wording import counted, listed, size
+from ssfl.datasets.wording import format_bytes, join_names, plural
 from ssfl.durable.files import sync_directory, write_atomic
 from ssfl.program.exits import deferred_signals
 
-_UNFINISHED = ".shards.part"  # folder in which new shards wait for the last of them
-_LEAVING = "old"  # in it: old files on their way out; the others are where they were
-_LEFT = "old-complete"  # all of the old ones; what lies in their place is new
-_REPLACED = "replaced"  # nobody needs them any more
-_OVERHEAD_BYTES = 4096  # of a shard file, beside its arrays, and of its line in the summary
+_WORK_FOLDER = ".shards.part"  # new shards are written here
+_OLD_MOVING = "old"  # holds some old files; the others are still in place
+_OLD_MOVED = "old-complete"  # holds all old files; files in place are new
+_OLD_REPLACED = "replaced"  # holds old files that are no longer needed
+_OVERHEAD_BYTES = 4096  # per shard: headers of the file and its line in the summary
 
-Draw = Callable[[ShardSummary, Path], None]  # makes the picture of a summary
+DrawSummary = Callable[[ShardSummary, Path], None]  # draws a summary into a file
 
 
 def make_shards(
@@ -41,13 +39,12 @@ def make_shards(
     *,
     overwrite: bool = False,
     on_progress: Progress | None = None,
-    draw: Draw | None = None,
+    draw: DrawSummary | None = None,
 ) -> ShardSummary:
-    """Write `shard_00.npz` … and `shards.json` into `out` and return what each holds.
+    """Write `shard_00.npz` … and `shards.json` into `out`; return the summary.
 
-    With `draw` a picture, `classes.png`, appears together with them. A folder that already holds
-    any of these files is refused; with `overwrite` they are removed, so that nothing of another
-    partition stays among the new ones.
+    `draw` also makes `classes.png`. Raise ShardError if the folder already holds any of these
+    files; with `overwrite` all of them are replaced, so that no file of an earlier cut remains.
     """
     _recover(out)
     check_folder(out, overwrite=overwrite)
@@ -58,7 +55,7 @@ def make_shards(
     names = [f"shard_{client:0{width}d}.npz" for client in range(cut.clients)]
     summary = summarize(assignment, cut, tuple(out / name for name in names))
     try:
-        _check_room(out, data, cut.clients)
+        _check_disk_space(out, data, cut.clients)
         with _new_folder(out) as new:
             _write(new, assignment, summary, on_progress)
             if draw:
@@ -71,46 +68,46 @@ def make_shards(
 
 
 def check_folder(out: Path, *, overwrite: bool) -> None:
-    """Raise ShardError if it is no folder, or holds shards that are not to be replaced."""
+    """Raise ShardError if `out` is not a folder, or holds shards and `overwrite` is not set."""
     if out.exists() and not out.is_dir():
         raise ShardError(f"{out} is a file: choose a folder with --out")
-    held = _written_in(out)
+    held = _written_files(out)
     if held and not overwrite:
         shards = [path for path in held if path.suffix == ".npz"]
-        what = counted(len(shards), "shard") if shards else listed([path.name for path in held])
+        what = plural(len(shards), "shard") if shards else join_names([path.name for path in held])
         raise ShardError(
             f"{out} already holds {what}; add --overwrite to replace, "
             "or choose another folder with --out"
         )
 
 
-def _written_in(folder: Path) -> list[Path]:
-    """Return the files that a cut writes; what a person put beside them is no concern of one."""
+def _written_files(folder: Path) -> list[Path]:
+    """Return the files that a cut writes; other files in the folder are left alone."""
     files = (*sorted(folder.glob("shard_*.npz")), folder / SUMMARY, folder / PICTURE)
     return [path for path in files if path.is_file()]
 
 
-def _check_room(out: Path, data: DataSet, clients: int) -> None:
+def _check_disk_space(out: Path, data: DataSet, clients: int) -> None:
     arrays = (data.train_x, data.train_y, data.test_x, data.test_y)
     needed = sum(array.nbytes for array in arrays) + clients * _OVERHEAD_BYTES
-    there = next(folder for folder in (out, *out.absolute().parents) if folder.exists())
-    free = shutil.disk_usage(there).free
+    existing = next(folder for folder in (out, *out.absolute().parents) if folder.exists())
+    free = shutil.disk_usage(existing).free
     if needed > free:
         raise ShardError(
-            f"the shards need {size(needed)}, but the disk of {there} has {size(free)} free: "
-            "make room or choose another folder with --out"
+            f"the shards need {format_bytes(needed)}, but the disk of {existing} has "
+            f"{format_bytes(free)} free: free some space or choose another folder with --out"
         )
 
 
 @contextmanager
 def _new_folder(out: Path) -> Iterator[Path]:
-    """Yield an empty folder inside `out`, of which this process is the only user."""
+    """Yield an empty folder inside `out` that is locked for this process."""
     is_new = not out.exists()
     out.mkdir(parents=True, exist_ok=True)
-    new = out / _UNFINISHED
+    new = out / _WORK_FOLDER
     try:
         with _lock(out):
-            _clear(new, out)  # of a process that was killed
+            _clear(new, out)  # left by a process that was killed
             new.mkdir()
             try:
                 yield new
@@ -128,7 +125,7 @@ def _lock(folder: Path) -> Iterator[None]:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         yield
     except BlockingIOError:
-        raise ShardError(f"another program is writing shards into {folder} now") from None
+        raise ShardError(f"another program is writing shards into {folder}") from None
     finally:
         os.close(descriptor)
 
@@ -146,39 +143,39 @@ def _write(
 
 
 def _swap(new: Path, out: Path) -> None:
-    """Put the new files in the place of the old ones; if it fails, `_clear` undoes it."""
+    """Replace the old files by the new ones; `_clear` undoes a failure."""
     files = sorted(new.iterdir())
-    old = _written_in(out)
-    leaving, left = new / _LEAVING, new / _LEFT
+    old = _written_files(out)
+    leaving, left = new / _OLD_MOVING, new / _OLD_MOVED
     with deferred_signals():
         leaving.mkdir()
         _move(old, leaving)
         leaving.rename(left)
         sync_directory(new)
         _move(files, out)
-        left.rename(new / _REPLACED)
+        left.rename(new / _OLD_REPLACED)
         sync_directory(new)
 
 
 def _recover(out: Path) -> None:
-    """Undo an exchange in the midst of which a process was killed."""
-    new = out / _UNFINISHED
+    """Restore the old files if a process was killed while it replaced them."""
+    new = out / _WORK_FOLDER
     if new.is_dir():
         try:
             with _lock(out):
                 _clear(new, out)
         except OSError as error:
-            raise ShardError(f"cannot put the shards of {out} back: {error}") from error
+            raise ShardError(f"cannot restore the shards in {out}: {error}") from error
 
 
 def _clear(new: Path, out: Path) -> None:
-    """Remove the folder, but return old files to their place unless all of the new ones are."""
-    leaving, left = new / _LEAVING, new / _LEFT
+    """Remove the work folder; first restore the old files unless all new ones are in place."""
+    leaving, left = new / _OLD_MOVING, new / _OLD_MOVED
     if left.is_dir():
-        for path in _written_in(out):
+        for path in _written_files(out):
             path.unlink(missing_ok=True)
         sync_directory(out)
-        left.rename(leaving)  # so that being killed now loses nothing either
+        left.rename(leaving)  # if the process is killed now, the old files are still restored
         sync_directory(new)
     if leaving.is_dir():
         _move(sorted(leaving.iterdir()), out)

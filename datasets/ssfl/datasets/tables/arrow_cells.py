@@ -1,6 +1,6 @@
-"""From pyarrow's columns to cells, and from its exceptions to messages.
+"""Convert pyarrow columns to cells, and pyarrow exceptions to SourceError.
 
-The only modules that import pyarrow are this one and the two that read files with it.
+Only this module and the two file readers import pyarrow.
 """
 
 import re
@@ -19,7 +19,7 @@ from ssfl.datasets.tables.cells import Cells, ColumnType
 
 @contextmanager
 def reading(path: Path) -> Iterator[None]:
-    """Turn what pyarrow and the system raise into a message with the file's name."""
+    """Convert exceptions of pyarrow and the system to SourceError with the file's name."""
     try:
         yield
     except PermissionError as error:
@@ -30,15 +30,17 @@ def reading(path: Path) -> Iterator[None]:
 
 
 def column_type(arrow: Any) -> ColumnType:
-    """Return what a pyarrow type is to us."""
+    """Return the column type of a pyarrow type."""
     if pa.types.is_dictionary(arrow):
         return column_type(arrow.value_type)
     kinds = {
         "whole": pa.types.is_integer,
-        "number": lambda one: pa.types.is_floating(one) or pa.types.is_decimal(one),
+        "number": lambda kind: pa.types.is_floating(kind) or pa.types.is_decimal(kind),
         "flag": pa.types.is_boolean,
-        "text": lambda one: (
-            pa.types.is_string(one) or pa.types.is_large_string(one) or pa.types.is_string_view(one)
+        "text": lambda kind: (
+            pa.types.is_string(kind)
+            or pa.types.is_large_string(kind)
+            or pa.types.is_string_view(kind)
         ),
         "nothing": pa.types.is_null,
     }
@@ -47,7 +49,7 @@ def column_type(arrow: Any) -> ColumnType:
 
 
 def to_cells(column: Any, kind: str) -> Cells:
-    """Return a pyarrow array as cells; raise pyarrow's ArrowInvalid if it does not fit."""
+    """Return a pyarrow array as cells; raise ArrowInvalid if a value does not fit the kind."""
     if pa.types.is_dictionary(column.type):
         column = column.dictionary_decode()
     missing = pc.is_null(column, nan_is_null=kind == "number").to_numpy(zero_copy_only=False)
@@ -58,6 +60,6 @@ def to_cells(column: Any, kind: str) -> Cells:
         codes = coded.indices.fill_null(0).to_numpy(zero_copy_only=False).astype(np.int64)
         return Cells(codes, missing, tuple(coded.dictionary.to_pylist()))
     arrow = {"whole": pa.int64(), "number": pa.float64(), "flag": pa.bool_()}[kind]
-    # From whole numbers to doubles the last digits may go: safe=False lets them.
+    # safe=False: large integers may lose digits when they become doubles.
     values = column.cast(arrow, safe=kind == "whole").fill_null(False if kind == "flag" else 0)
     return Cells(values.to_numpy(zero_copy_only=False), missing)

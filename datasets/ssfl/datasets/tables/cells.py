@@ -1,9 +1,9 @@
-"""The cells of a table, a batch of rows at a time: what every reader of a file hands on.
+"""The cells of a table in batches of rows: the common interface of the file readers.
 
-A reader knows the file; whoever takes its cells knows numpy only. A column is one of five kinds:
+Cells are numpy arrays, independent of the file format. A column has one of five kinds:
 
     whole    int64              number   float64            flag    bool
-    text     int64 codes into the batch's own words         nothing  no cell holds anything
+    text     int64 codes into the words of the batch        nothing  all cells are empty
 
 Anything else (dates, lists, …) has the kind `other` and cannot be read.
 """
@@ -19,23 +19,23 @@ import numpy.typing as npt
 
 from ssfl.datasets.errors import SourceError
 from ssfl.datasets.source import Progress
-from ssfl.datasets.wording import listed
+from ssfl.datasets.wording import join_names
 
 NUMBERS = ("whole", "number")
 
 
 @dataclass(frozen=True)
 class ColumnType:
-    """What a column holds."""
+    """The type of a column."""
 
     kind: str  # whole, number, flag, text, nothing or other
-    called: str  # what a person calls it: "int64", "timestamp[us]", "dates"
+    type_name: str  # for messages: "int64", "timestamp[us]", "dates"
     why: str = ""  # why it is text although most cells are numbers: "row 17 holds '?'"
 
 
 @dataclass(frozen=True)
-class Contents:
-    """What the columns of a table hold, in all of its rows."""
+class TableContents:
+    """The types of a table's columns, and its number of rows."""
 
     types: dict[str, ColumnType]
     rows: int
@@ -45,15 +45,15 @@ class Contents:
 class Cells:
     """One column of one batch."""
 
-    values: npt.NDArray[Any]  # (rows,); where nothing is: any value
+    values: npt.NDArray[Any]  # (rows,); undefined for missing cells
     missing: npt.NDArray[np.bool_]  # (rows,)
-    words: tuple[str, ...] = ()  # text: what the codes stand for
+    words: tuple[str, ...] = ()  # text: the word of each code
 
     def __len__(self) -> int:
         return len(self.values)
 
-    def take(self, rows: npt.NDArray[np.bool_]) -> "Cells":
-        """Return the chosen rows."""
+    def select(self, rows: npt.NDArray[np.bool_]) -> "Cells":
+        """Return the cells of the selected rows."""
         return Cells(self.values[rows], self.missing[rows], self.words)
 
 
@@ -62,33 +62,35 @@ class Table(Protocol):
 
     @property
     def path(self) -> Path:
-        """Where it is."""
+        """Path of the file."""
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Of the columns, all different."""
+        """Names of the columns, all different."""
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What a person should know of the file."""
+        """Notes about the file for the user."""
 
     def contents(
         self, columns: Collection[str], as_text: Collection[str], on_progress: Progress | None
-    ) -> Contents:
-        """Return what the columns hold; `as_text` are text if a file leaves that open."""
+    ) -> TableContents:
+        """Return the types of `columns`; those in `as_text` are text if the file has no types."""
 
     def batches(self, types: dict[str, ColumnType]) -> Iterator[dict[str, Cells]]:
-        """Yield the columns that `types` names, some tens of thousands of rows at a time."""
+        """Yield the columns in `types`, some tens of thousands of rows at a time."""
 
 
 def ignore_flag(name: str) -> str:
-    """Return how a person leaves a column out, ready for a shell."""
-    # Commas part the names of columns; double quotes keep one together.
+    """Return the flag that leaves a column out, quoted for a shell."""
+    # Commas separate column names, so a name with a comma needs double quotes.
     return "--ignore " + shlex.quote(f'"{name}"' if "," in name else name)
 
 
 def check_names(path: Path, names: tuple[str, ...]) -> None:
-    """Refuse columns that cannot be told apart."""
+    """Raise SourceError if two columns have the same name."""
     twice = sorted({name for name in names if names.count(name) > 1})
     if twice:
-        raise SourceError(f"{path}: more than one column is called {listed(twice)}; rename them")
+        raise SourceError(
+            f"{path}: more than one column is called {join_names(twice)}; rename them"
+        )

@@ -1,7 +1,7 @@
-"""The columns of a table: which one is to be predicted, which are left out, what each one holds.
+"""Choose the columns of a table and survey their values.
 
-A survey walks over all training rows once, in double precision, and keeps what is needed to turn
-cells into numbers: counts, mean, spread, range, and the different values where they matter.
+A survey passes over all training rows once, in double precision. It collects what is needed to
+convert cells to numbers: counts, mean, deviation, range, and the distinct values where needed.
 """
 
 import difflib
@@ -17,31 +17,31 @@ import numpy.typing as npt
 from ssfl.datasets.errors import SourceError
 from ssfl.datasets.tables.cells import NUMBERS, Cells, ColumnType, Table, ignore_flag
 from ssfl.datasets.text_columns import are_dates, are_local_numbers
-from ssfl.datasets.wording import listed
+from ssfl.datasets.wording import join_names
 
 LABELS = ("label", "target", "class", "y", "outcome")
-MAX_WORDS = 100  # different texts of one column: each becomes an input
-_MANY_ROWS = 20  # in fewer, numbers may all differ by chance
-_FOLLOWED = 100_000  # rows in which whole numbers are compared with each other
-MAX_LABELS = 10_000  # different values of a column of labels
-_ID_ROWS = 5  # that so few texts are all different says nothing
+MAX_WORDS = 100  # distinct texts of a column; each becomes an input
+_MANY_ROWS = 20  # in fewer rows, numbers may all differ by chance
+_MAX_TRACKED = 100_000  # cells in which duplicate integers are searched
+MAX_LABELS = 10_000  # distinct values of the label column
+_ID_ROWS = 5  # in fewer rows, texts may all differ by chance
 
 
 @dataclass(frozen=True)
-class Choice:
-    """What is read of a table."""
+class ColumnChoice:
+    """The columns of a table that are read."""
 
     label: str
     features: tuple[str, ...]
 
     @property
     def columns(self) -> tuple[str, ...]:
-        """All of them, the label last."""
+        """All columns that are read, the label last."""
         return (*self.features, self.label)
 
 
-def choose(table: Table, label: str, ignore: Collection[str]) -> Choice:
-    """Return which columns are read; raise SourceError where the wish and the table disagree."""
+def choose(table: Table, label: str, ignore: Collection[str]) -> ColumnChoice:
+    """Return the columns to read; raise SourceError if the table lacks a requested column."""
     ignored = {_find(table, name, "--ignore") for name in ignore}
     left = [name for name in table.names if name not in ignored]
     chosen = _find(table, label, "--label") if label else _only_label(table.path, left)
@@ -50,16 +50,19 @@ def choose(table: Table, label: str, ignore: Collection[str]) -> Choice:
     features = tuple(name for name in left if name != chosen)
     if not features:
         raise SourceError(f"{table.path}: no column is left to predict {chosen} from")
-    return Choice(chosen, features)
+    return ColumnChoice(chosen, features)
 
 
 def _find(table: Table, name: str, flag: str) -> str:
-    """Return the column of that name; spaces around it do not matter."""
-    by_name = {one.strip(): one for one in table.names} | {one: one for one in table.names}
+    """Return the column with this name, with or without surrounding spaces."""
+    by_name = {column.strip(): column for column in table.names}
+    by_name |= {column: column for column in table.names}
     if name in by_name:
         return by_name[name]
     close = difflib.get_close_matches(name, by_name, n=3)
-    hint = f"did you mean {' or '.join(close)}?" if close else f"there are: {listed(table.names)}"
+    hint = (
+        f"did you mean {' or '.join(close)}?" if close else f"there are: {join_names(table.names)}"
+    )
     raise SourceError(f"{table.path}: {flag} {name}: there is no such column; {hint}")
 
 
@@ -67,48 +70,50 @@ def _only_label(path: Path, names: list[str]) -> str:
     found = [name for name in names if name.strip().lower() in LABELS]
     if len(found) == 1:
         return found[0]
-    wrong = f"{' and '.join(found)} could each be it" if found else f"none is called {LABELS[0]}"
+    wrong = f"{' and '.join(found)} are possible" if found else f"none is called {LABELS[0]}"
     raise SourceError(
-        f"{path}: which column is to be predicted? Name it with --label ({wrong}). "
-        f"The columns are: {listed(names)}"
+        f"{path}: set the column to predict with --label ({wrong}). "
+        f"The columns are: {join_names(names)}"
     )
 
 
 def check_types(path: Path, types: dict[str, ColumnType], label: str) -> None:
-    """Refuse columns that cannot be turned into numbers, by name and type."""
-    for name, one in types.items():
-        if one.kind == "other":
+    """Raise SourceError if a column cannot be converted to numbers."""
+    for name, column_type in types.items():
+        if column_type.kind == "other":
             advice = (
                 "choose another column with --label"
                 if name == label
-                else f"leave it out with {ignore_flag(name)}, or turn it into numbers first"
+                else f"leave it out with {ignore_flag(name)}, or convert it to numbers first"
             )
-            raise SourceError(f"{path}: column {name} holds {one.called}, no numbers; {advice}")
+            raise SourceError(
+                f"{path}: column {name} holds {column_type.type_name}, not numbers; {advice}"
+            )
 
 
-class Survey:
-    """What is known of one column after the rows seen so far."""
+class ColumnSurvey:
+    """Statistics of one column over the rows added so far."""
 
     def __init__(self, path: Path, name: str, type_: ColumnType, is_label: bool) -> None:
         self.path = path
         self.name = name
         self.type = type_
         self.is_label = is_label
-        self.rows = 0  # all of them, read or dropped
+        self.rows = 0  # including dropped rows
         self.missing = 0
         self.first_missing = 0  # row, from 1
-        self.count = 0  # cells that the following are about
+        self.count = 0  # cells that the statistics below include
         self.mean = 0.0
-        self.squares = 0.0  # sum of squared distances from the mean
+        self.squares = 0.0  # sum of squared deviations from the mean
         self.low = math.inf
         self.high = -math.inf
         self.are_whole = True
-        self.values: dict[Any, int] = {}  # how often each value occurs
-        self.has_more_values = False  # than are followed
-        self._seen: set[int] | None = set()  # whole numbers so far, while none came twice
+        self.values: dict[Any, int] = {}  # number of occurrences of each value
+        self.has_more_values = False  # True if `values` is incomplete
+        self._seen: set[int] | None = set()  # integers so far; None after a duplicate
 
     def add(self, cells: Cells, kept: npt.NDArray[np.bool_]) -> None:
-        """Take in a batch, of which only some rows are kept."""
+        """Add a batch; rows outside the mask `kept` do not enter the statistics."""
         empty = np.flatnonzero(cells.missing)
         if empty.size and not self.missing:
             self.first_missing = self.rows + int(empty[0]) + 1
@@ -119,7 +124,7 @@ class Survey:
             self._add_moments(cells.values[used].astype(np.float64))
         self.rows += len(cells)
         self.count += int(used.sum())
-        if self.type.kind == "whole" and self._seen is not None and self.count <= _FOLLOWED:
+        if self.type.kind == "whole" and self._seen is not None and self.count <= _MAX_TRACKED:
             self._seen.update(cells.values[used].tolist())
             self._seen = self._seen if len(self._seen) == self.count else None
         if self.is_label or self.type.kind in ("text", "flag"):
@@ -127,7 +132,7 @@ class Survey:
 
     @property
     def looks_like_ids(self) -> bool:
-        """Whether whole numbers all differ, as far as they were followed."""
+        """True if all integers checked are different."""
         many = self.type.kind == "whole" and self.count >= _MANY_ROWS
         return many and bool(self._seen)
 
@@ -137,29 +142,29 @@ class Survey:
         return math.sqrt(self.squares / self.count) if self.count else 0.0
 
     @property
-    def usual(self) -> Any:
-        """The most frequent value; of equals the first."""
+    def most_frequent(self) -> Any:
+        """The most frequent value; the smallest one if several are equally frequent."""
         return min(sorted(self.values), key=lambda value: -self.values[value])
 
     @property
     def is_constant(self) -> bool:
-        """Whether all cells hold the same number."""
+        """True if all cells hold the same number."""
         return self.low == self.high
 
     def _refuse_infinity(self, cells: Cells) -> None:
-        endless = np.flatnonzero(np.isinf(cells.values) & ~cells.missing)
-        if endless.size:
+        infinite = np.flatnonzero(np.isinf(cells.values) & ~cells.missing)
+        if infinite.size:
             raise SourceError(
                 f"{self.path}: column {self.name} holds infinity in row "
-                f"{self.rows + int(endless[0]) + 1}; repair it, or leave the column out "
+                f"{self.rows + int(infinite[0]) + 1}; repair it, or leave the column out "
                 f"with {ignore_flag(self.name)}"
             )
 
     def _add_moments(self, values: npt.NDArray[np.float64]) -> None:
-        """Join the batch's mean and squares to the former (Chan, Golub and LeVeque 1979)."""
+        """Merge the batch's mean and squares (Chan, Golub and LeVeque 1979)."""
         if not values.size:
             return
-        with np.errstate(over="ignore", invalid="ignore"):  # looked at when all rows are seen
+        with np.errstate(over="ignore", invalid="ignore"):  # `_feature` checks the result
             mean = float(values.mean())
             squares = float(np.square(values - mean).sum())
             both = self.count + values.size
@@ -183,37 +188,37 @@ class Survey:
                 self.refuse_many_words()
 
     def refuse_many_words(self) -> None:
-        """Raise if the texts are dates, too many, or look like names of rows, for learning."""
-        most = MAX_LABELS if self.is_label else MAX_WORDS
-        seen = len(self.values)
+        """Raise SourceError if the texts are dates, too many, or look like ids."""
+        limit = MAX_LABELS if self.is_label else MAX_WORDS
+        distinct = len(self.values)
         if self.is_label:
-            is_id, advice = seen > MAX_WORDS, "choose another column with --label"
+            is_id, advice = distinct > MAX_WORDS, "choose another column with --label"
         else:
-            is_id, advice = seen >= _ID_ROWS, f"leave it out with {ignore_flag(self.name)}"
-        looks_like_id = seen == self.count and is_id
+            is_id, advice = distinct >= _ID_ROWS, f"leave it out with {ignore_flag(self.name)}"
+        looks_like_id = distinct == self.count and is_id
         if self.values and are_dates(self.values):
             raise SourceError(
-                f"{self.path}: column {self.name} holds dates, such as {min(self.values)!r}, no "
-                f"numbers; {advice}, or turn it into numbers first"
+                f"{self.path}: column {self.name} holds dates, such as {min(self.values)!r}, not "
+                f"numbers; {advice}, or convert it to numbers first"
             )
-        if (looks_like_id or seen > most) and are_local_numbers(self.values):
+        if (looks_like_id or distinct > limit) and are_local_numbers(self.values):
             raise SourceError(
                 f"{self.path}: column {self.name} holds texts that look like numbers, such as "
-                f"{min(self.values)!r}; write them without %, currency and separators of "
-                f"thousands, or {advice}"
+                f"{min(self.values)!r}; write them without %, currency symbols and thousands "
+                f"separators, or {advice}"
             )
-        if (looks_like_id or seen > most) and self.type.why:
+        if (looks_like_id or distinct > limit) and self.type.why:
             raise SourceError(
                 f"{self.path}: column {self.name} is read as text: {self.type.why}; repair it "
-                f"(an empty cell is a missing one: --missing), or {advice}"
+                f"(an empty cell counts as missing, see --missing), or {advice}"
             )
         if looks_like_id:
             raise SourceError(
-                f"{self.path}: column {self.name} looks like an id: all {seen:,} texts in it are "
-                f"different; {advice}"
+                f"{self.path}: column {self.name} looks like an id: all {distinct:,} texts in it "
+                f"are different; {advice}"
             )
-        if seen > most:
+        if distinct > limit:
             raise SourceError(
-                f"{self.path}: column {self.name} is text with more than {most:,} different "
+                f"{self.path}: column {self.name} is text with more than {limit:,} different "
                 f"values; {advice}"
             )

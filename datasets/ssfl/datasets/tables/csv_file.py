@@ -1,10 +1,9 @@
-"""CSV files as tables, streamed: with commas, tabs or semicolons, plain or gzipped, UTF-8.
+"""CSV files as tables, streamed: comma, tab or semicolon, plain or gzipped, UTF-8.
 
-All rows are looked at before a column is said to hold numbers, so that a "1.5" or a "?" a million
-rows down changes the column and not the outcome. Empty cells and the usual words for them (NA,
-null, NaN, …: pyarrow's list) are missing, in text columns too. In files with semicolons, numbers
-may have a decimal comma, as spreadsheets of many countries write them; beside such numbers, 1.350
-could be a thousand or a fraction and is refused.
+All rows are scanned before the type of a column is decided, so that a "1.5" or a "?" in a late row
+is taken into account. Empty cells and pyarrow's null words (NA, null, NaN, …) are missing, also in
+text columns. In files with semicolons, numbers may have a decimal comma, as spreadsheets write in
+many countries. Next to such numbers, 1.350 is ambiguous (thousands or fraction) and is refused.
 """
 
 import csv
@@ -22,20 +21,18 @@ import pyarrow.csv as pyarrow_csv
 from ssfl.datasets.errors import SourceError
 from ssfl.datasets.source import Progress
 from ssfl.datasets.tables.arrow_cells import reading, to_cells
-from ssfl.datasets.tables.cells import Cells, ColumnType, Contents, ignore_flag
+from ssfl.datasets.tables.cells import Cells, ColumnType, TableContents, ignore_flag
 from ssfl.datasets.tables.csv_head import CsvHead, is_number, read_head
-from ssfl.datasets.wording import size
+from ssfl.datasets.wording import format_bytes
 
 _BLOCK_BYTES = 4 << 20
 _FLAGS = ("true", "True", "TRUE", "false", "False", "FALSE")
 _NO_ROWS = "the file has a header but no rows"
-_FEW = 0.2  # a share of cells that are no numbers, as if by mistake
+_FEW = 0.2  # up to this share of cells that are not numbers may be mistakes
 _COMMA = "numbers with a decimal comma"
-_THOUSANDS = (
-    r"^\s*[+-]?[1-9][0-9]{0,2}\.[0-9]{3}\s*$"  # 1.350: with a decimal comma elsewhere, what?
-)
+_THOUSANDS = r"^\s*[+-]?[1-9][0-9]{0,2}\.[0-9]{3}\s*$"  # such as 1.350
 
-# What a column may turn out to hold, when the cells so far fit the first of each list.
+# For the kind of the cells so far, the kinds that the whole column may have.
 _KINDS = ("whole", "number", _COMMA, "flag", "dates", "text")
 _NEXT = {
     "nothing": _KINDS,
@@ -46,13 +43,13 @@ _NEXT = {
     "dates": ("dates", "text"),
     "text": ("text",),
 }
-_CALLED = {"whole": "whole numbers", "number": "numbers", "flag": "true and false"}
+_TYPE_NAMES = {"whole": "integers", "number": "numbers", "flag": "true and false"}
 _ARROW = {"whole": pa.int64(), "number": pa.float64(), "flag": pa.bool_()}
 
 
 @dataclass(frozen=True, eq=False)
 class CsvTable:
-    """A CSV file; `Table` says what the parts mean."""
+    """A CSV file; see `Table`."""
 
     path: Path
     names: tuple[str, ...]
@@ -61,18 +58,18 @@ class CsvTable:
 
     def contents(
         self, columns: Collection[str], as_text: Collection[str], on_progress: Progress | None
-    ) -> Contents:
+    ) -> TableContents:
         """Return the narrowest kind that fits all cells of each column."""
         found = {name: "text" if name in as_text else "nothing" for name in columns}
         why = dict.fromkeys(columns, "")
-        thousands: dict[str, str] = {}  # by column, where the first cell is that may be one
+        thousands: dict[str, str] = {}  # by column, the first cell such as 1.350 and its row
         row = 0
         for batch in self._stream(dict.fromkeys(columns, pa.string()), on_progress):
             for name, kind in found.items():
                 column = batch.column(name)
                 found[name] = self._kind(column, kind)
                 if found[name] == "text" and kind != "text":
-                    why[name] = _odd_one(column, row)
+                    why[name] = _first_non_number(column, row)
                 if found[name] in ("number", _COMMA) and name not in thousands:
                     thousands |= self._thousands(name, column, row)
             row += batch.num_rows
@@ -80,10 +77,10 @@ class CsvTable:
             raise SourceError(f"{self.path}: {_NO_ROWS}")
         self._refuse_thousands(found, thousands)
         types = {name: _column_type(kind, why[name]) for name, kind in found.items()}
-        return Contents(types, row)
+        return TableContents(types, row)
 
     def _thousands(self, name: str, column: Any, rows_before: int) -> dict[str, str]:
-        """Return where a column holds a number as 1.350, in a file that may have decimal commas."""
+        """Return the first cell such as 1.350, if the file may have decimal commas."""
         if self.head.delimiter != ";":
             return {}
         place = pc.index(pc.match_substring_regex(column, _THOUSANDS), True).as_py()
@@ -94,19 +91,19 @@ class CsvTable:
         for name, cell in thousands.items():
             if with_comma and found[name] in ("number", _COMMA):
                 raise SourceError(
-                    f"{self.path}: column {name} holds {cell}: is the point for thousands? "
-                    f"Column {with_comma[0]} has decimal commas. Write {name} with a decimal "
-                    f"comma and nothing for thousands, or leave it out with {ignore_flag(name)}"
+                    f"{self.path}: column {name} holds {cell}: is the point a thousands separator? "
+                    f"Column {with_comma[0]} has decimal commas. Write {name} with a decimal comma "
+                    f"and no thousands separator, or leave it out with {ignore_flag(name)}"
                 )
 
     def batches(self, types: dict[str, ColumnType]) -> Iterator[dict[str, Cells]]:
         """Yield the columns, a block of the file at a time."""
         arrow = {
-            name: pa.string() if one.called == _COMMA else _ARROW.get(one.kind, pa.string())
-            for name, one in types.items()
+            name: pa.string() if type_.type_name == _COMMA else _ARROW.get(type_.kind, pa.string())
+            for name, type_ in types.items()
         }
         for batch in self._stream(arrow):
-            yield {name: _cells(batch.column(name), one) for name, one in types.items()}
+            yield {name: _cells(batch.column(name), type_) for name, type_ in types.items()}
 
     def _stream(self, types: dict[str, Any], on_progress: Progress | None = None) -> Iterator[Any]:
         """Yield pyarrow's batches of the given columns."""
@@ -120,11 +117,11 @@ class CsvTable:
                 with pa.OSFile(str(self.path)) as file:
                     for batch in pyarrow_csv.open_csv(self._unpacked(file), read, parse, convert):
                         if on_progress:
-                            what = f"bytes of {self.path.name} looked at"
+                            what = f"bytes of {self.path.name} scanned"
                             on_progress(what, file.tell(), file.size())
                         yield batch
             except (pa.ArrowInvalid, UnicodeError) as error:
-                reason = _what_is_wrong(self.path, self.head, str(error))
+                reason = _explain_parse_error(self.path, self.head, str(error))
                 if reason:
                     raise SourceError(f"{self.path}: {reason}") from error
                 raise
@@ -134,25 +131,25 @@ class CsvTable:
         return pa.CompressedInputStream(file, "gzip") if is_gzip else file
 
     def _kind(self, column: Any, kind: str) -> str:
-        """Return what still fits, given what fitted the rows before."""
+        """Return the first kind that fits these cells, given the kind of the rows before."""
         if kind == "text" or column.null_count == len(column):
             return kind
-        return next(one for one in _NEXT[kind] if _fits(column, one, self.head.delimiter))
+        return next(other for other in _NEXT[kind] if _fits(column, other, self.head.delimiter))
 
 
 def open_csv(path: Path) -> CsvTable:
-    """Return the table, its header checked."""
+    """Return the table; raise SourceError if its header is invalid."""
     with reading(path):
         head = read_head(path)
     names = tuple(name for name in head.names if name)
     notes = head.notes
     if names != head.names:
-        notes += ("the first column left out: it has no name, as the index of a pandas table",)
+        notes += ("first column ignored: it has no name, like the index of a pandas table",)
     return CsvTable(path, names, notes, head)
 
 
 def _fits(column: Any, kind: str, delimiter: str) -> bool:
-    """Return whether every cell that is not missing can be read as this kind."""
+    """Return True if every cell that is not missing can be read as this kind."""
     try:
         if kind == "flag":
             return bool(pc.all(pc.is_in(column.drop_null(), pa.array(_FLAGS))).as_py())
@@ -170,7 +167,7 @@ def _fits(column: Any, kind: str, delimiter: str) -> bool:
 
 
 def _cast_trimmed(column: Any, arrow: Any) -> Any:
-    """Cast; spaces around numbers do not matter, but taking them off costs time."""
+    """Cast; strip spaces around numbers only if needed, since that is slow."""
     try:
         return column.cast(arrow)
     except pa.ArrowInvalid:
@@ -181,8 +178,8 @@ def _with_point(column: Any) -> Any:
     return pc.replace_substring(pc.utf8_trim_whitespace(column), ",", ".")
 
 
-def _odd_one(column: Any, rows_before: int) -> str:
-    """Return which cell keeps a column from being numbers; nothing if many do."""
+def _first_non_number(column: Any, rows_before: int) -> str:
+    """Return a sentence about the first cell that is not a number; '' if there are many."""
     cells = column.to_pylist()
     odd = [row for row, cell in enumerate(cells) if cell and not is_number(cell.replace(",", "."))]
     if not odd or len(odd) > _FEW * len(cells):
@@ -193,17 +190,17 @@ def _odd_one(column: Any, rows_before: int) -> str:
 def _column_type(kind: str, why: str) -> ColumnType:
     if kind == _COMMA:
         return ColumnType("number", _COMMA)
-    return ColumnType("other" if kind == "dates" else kind, _CALLED.get(kind, kind), why)
+    return ColumnType("other" if kind == "dates" else kind, _TYPE_NAMES.get(kind, kind), why)
 
 
 def _cells(column: Any, type_: ColumnType) -> Cells:
-    return to_cells(_with_point(column) if type_.called == _COMMA else column, type_.kind)
+    return to_cells(_with_point(column) if type_.type_name == _COMMA else column, type_.kind)
 
 
-def _what_is_wrong(path: Path, head: CsvHead, message: str) -> str:
-    """Return a sentence for what pyarrow could not parse, having looked for the place."""
+def _explain_parse_error(path: Path, head: CsvHead, message: str) -> str:
+    """Return a message for a parse error of pyarrow, with the line; '' if it is unknown."""
     if "straddl" in message:
-        return f"a row is longer than {size(_BLOCK_BYTES)}; is the quote at its beginning closed?"
+        return f"a row is longer than {format_bytes(_BLOCK_BYTES)}; is its first quote closed?"
     if "Empty CSV" in message:
         return _NO_ROWS
     if "UTF8" in message or "utf-8" in message:
@@ -216,7 +213,7 @@ def _what_is_wrong(path: Path, head: CsvHead, message: str) -> str:
 
 def _open_bytes(path: Path) -> IO[bytes]:
     if path.name.lower().endswith(".gz"):
-        return gzip.open(path, "rb")  # type: ignore[return-value]  # has all that is used of IO
+        return gzip.open(path, "rb")  # type: ignore[return-value]  # close enough to IO
     return path.open("rb")
 
 
@@ -231,7 +228,7 @@ def _first_line_not_utf8(path: Path) -> int:
 
 
 def _ragged_row(path: Path, head: CsvHead) -> str:
-    """Return which row has another number of cells than the header."""
+    """Return a message naming the first row whose number of cells differs from the header."""
     width = len(head.names)
     with io.TextIOWrapper(_open_bytes(path), "utf-8-sig", errors="replace", newline="") as file:
         reader = csv.reader(file, delimiter=head.delimiter)
@@ -245,4 +242,4 @@ def _ragged_row(path: Path, head: CsvHead) -> str:
                     )
         except csv.Error as error:
             return f"line {reader.line_num} cannot be read ({error}); is a quote left open?"
-    return f"a row has another number of cells than the {width} columns of the header"
+    return f"the number of cells of a row differs from the {width} columns of the header"

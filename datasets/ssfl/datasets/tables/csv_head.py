@@ -1,4 +1,4 @@
-"""The first bytes of a CSV file: what it really is, its delimiter and its column names."""
+"""Read the head of a CSV file: its actual format, delimiter and column names."""
 
 import codecs
 import csv
@@ -11,16 +11,16 @@ from pathlib import Path
 from ssfl.datasets.errors import SourceError
 from ssfl.datasets.tables.cells import check_names
 
-_HEAD_BYTES = 1 << 20  # a header is shorter
+_HEAD_BYTES = 1 << 20  # longer than any header
 _NAMES = {",": "comma", ";": "semicolon", "\t": "tab"}
 
-# Files that are often given a wrong ending, by their first bytes, and what to do with them.
-_OTHERS = {
+# Other formats that often have a wrong extension, by their first bytes, with advice.
+_OTHER_FORMATS = {
     b"PK\x03\x04": "a zip archive or an Excel workbook (.xlsx); unpack it, or save it as CSV UTF-8",
     b"\xd0\xcf\x11\xe0": "an Excel workbook (.xls); save it as CSV UTF-8",
-    b"\x1f\x8b": "gzipped; give it the ending .csv.gz",
-    b"PAR1": "a Parquet file; give it the ending .parquet",
-    b"\x93NUMPY": "a numpy array; save it with numpy.savez and the ending .npz",
+    b"\x1f\x8b": "gzipped; rename it to .csv.gz",
+    b"PAR1": "a Parquet file; rename it to .parquet",
+    b"\x93NUMPY": "a numpy array; save it as .npz with numpy.savez",
     codecs.BOM_UTF16_LE: "UTF-16 text; save it as UTF-8 (in Excel: CSV UTF-8)",
     codecs.BOM_UTF16_BE: "UTF-16 text; save it as UTF-8 (in Excel: CSV UTF-8)",
 }
@@ -28,7 +28,7 @@ _OTHERS = {
 
 @dataclass(frozen=True)
 class CsvHead:
-    """How to read the rest of the file."""
+    """The header and delimiter of a CSV file."""
 
     names: tuple[str, ...]
     delimiter: str
@@ -36,27 +36,27 @@ class CsvHead:
 
     @property
     def delimiter_name(self) -> str:
-        """What a person calls the delimiter."""
+        """Name of the delimiter, for messages."""
         return _NAMES[self.delimiter]
 
 
 def read_head(path: Path) -> CsvHead:
-    """Return the names of the columns; raise SourceError if this is not the head of a CSV file."""
+    """Return the head of a CSV file; raise SourceError if the file is not CSV."""
     text = _text(path, _first_bytes(path))
     usual = "\t" if path.name.lower().removesuffix(".gz").endswith(".tsv") else ","
-    by_delimiter = {one: _header(path, text, one) for one in (usual, *_NAMES)}
+    by_delimiter = {mark: _header(path, text, mark) for mark in (usual, *_NAMES)}
     delimiter = usual
     if len(by_delimiter[usual]) == 1:
-        delimiter = max(by_delimiter, key=lambda one: len(by_delimiter[one]))
+        delimiter = max(by_delimiter, key=lambda mark: len(by_delimiter[mark]))
     names = by_delimiter[delimiter]
     if len(names) == 1:
         raise SourceError(
-            f"{path}: there is one column only, {names[0]!r}; a table needs the column to predict "
-            f"and at least one other. Columns are told apart by {', '.join(_NAMES.values())}"
+            f"{path}: there is only one column, {names[0]!r}; a table needs the column to predict "
+            f"and at least one other. Supported delimiters: {', '.join(_NAMES.values())}"
         )
     _check_header(path, names)
-    notes = () if delimiter == usual else (f"columns of {path.name} are told apart by ",)
-    return CsvHead(names, delimiter, tuple(note + _NAMES[delimiter] for note in notes))
+    notes = () if delimiter == usual else (f"delimiter of {path.name}: {_NAMES[delimiter]}",)
+    return CsvHead(names, delimiter, notes)
 
 
 def _first_bytes(path: Path) -> bytes:
@@ -67,20 +67,20 @@ def _first_bytes(path: Path) -> bytes:
         with path.open("rb") as file:
             return file.read(_HEAD_BYTES)
     except (gzip.BadGzipFile, EOFError, zlib.error) as error:
-        raise SourceError(f"{path}: this is not a whole gzip file: {error}") from error
+        raise SourceError(f"{path}: this is not a complete gzip file: {error}") from error
 
 
 def _text(path: Path, head: bytes) -> str:
     if not head.strip():
         raise SourceError(f"{path}: the file is empty")
-    for start, really in _OTHERS.items():
+    for start, actual in _OTHER_FORMATS.items():
         if head.startswith(start):
-            raise SourceError(f"{path}: this is not CSV but {really}")
+            raise SourceError(f"{path}: this is not CSV but {actual}")
     if b"\0" in head:
         raise SourceError(f"{path}: this is not CSV: it holds zero bytes, as binary files do")
     try:
         decoder = codecs.getincrementaldecoder("utf-8-sig")()
-        return decoder.decode(head)  # the last character may be cut: not final
+        return decoder.decode(head)  # not final, because the last character may be incomplete
     except UnicodeDecodeError as error:
         line = head[: error.start].count(b"\n") + 1
         raise SourceError(
@@ -99,8 +99,8 @@ def _header(path: Path, text: str, delimiter: str) -> tuple[str, ...]:
 def _check_header(path: Path, names: tuple[str, ...]) -> None:
     if all(is_number(name) for name in names):
         raise SourceError(
-            f"{path}: the first row holds numbers ({', '.join(names[:3])}, …), not the names of "
-            f"the columns; add a first row with names"
+            f"{path}: the first row holds numbers ({', '.join(names[:3])}, …), not column names; "
+            "add a first row with names"
         )
     if "" in names[1:]:
         place = names.index("", 1) + 1
@@ -109,7 +109,7 @@ def _check_header(path: Path, names: tuple[str, ...]) -> None:
 
 
 def is_number(text: str) -> bool:
-    """Return whether a cell would be read as a number."""
+    """Return True if a cell would be read as a number."""
     try:
         float(text)
     except ValueError:

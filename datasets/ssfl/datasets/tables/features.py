@@ -1,8 +1,8 @@
-"""From the cells of a table to the inputs of a network.
+"""Convert the cells of a table to inputs of a network.
 
-A number becomes one input: minus the training mean, over the training deviation, worked in double
-precision before it is narrowed to float32. A flag becomes 0 or 1. A text becomes one input for
-each text of the training rows: 1 for the one that is there, 0 for the others.
+A number becomes one input, standardised by the training mean and deviation in double precision
+before it is converted to float32. A flag becomes 0 or 1. A text is one-hot encoded over the texts
+of the training rows.
 """
 
 import math
@@ -15,44 +15,44 @@ import numpy.typing as npt
 
 from ssfl.datasets.errors import SourceError
 from ssfl.datasets.tables.cells import NUMBERS, Cells, ignore_flag
-from ssfl.datasets.tables.columns import Survey
+from ssfl.datasets.tables.columns import ColumnSurvey
 from ssfl.datasets.text_columns import are_local_numbers
-from ssfl.datasets.wording import listed
+from ssfl.datasets.wording import join_names
 
-_EXACT = 1 << 24  # whole numbers up to here are exact in float32
-_EXACT_DOUBLE = 1 << 53  # and up to here in float64
+_EXACT = 1 << 24  # integers up to this are exact in float32
+_EXACT_DOUBLE = 1 << 53  # integers up to this are exact in float64
 
 Inputs = npt.NDArray[np.float32]
 
 
 @dataclass(frozen=True)
 class Feature:
-    """How one column becomes `width` inputs."""
+    """The conversion of one column to `width` inputs."""
 
     name: str
     kind: str
-    place: int  # of its first input
-    words: tuple[str, ...] = ()  # text: what each input stands for
-    fill: float = 0.0  # what takes the place of a missing cell: a number, or a place in words
+    place: int  # index of the first input
+    words: tuple[str, ...] = ()  # text: the word of each input
+    fill: float = 0.0  # for missing cells: a number, or an index into words
     mean: float = 0.0
-    scale: float = 1.0  # 0: all inputs are 0
+    scale: float = 1.0  # 0 if all inputs are 0
 
     @property
     def width(self) -> int:
-        """How many inputs."""
+        """Number of inputs."""
         return len(self.words) if self.kind == "text" else 1
 
-    def told(self) -> dict[str, Any]:
-        """Return how new rows are to be prepared, for `shards.json`."""
+    def to_json(self) -> dict[str, Any]:
+        """Return the conversion for `shards.json`, so that new rows can be prepared."""
         texts = {"texts": list(self.words)} if self.kind == "text" else {}
         numbers = {"mean": self.mean, "deviation": self.scale}
         head = {"name": self.name, "kind": self.kind, "inputs": self.width, "fill": self.fill}
         return head | (texts or numbers)
 
     def write(self, cells: Cells, out: Inputs) -> npt.NDArray[np.bool_]:
-        """Write the column's inputs into `out`, (rows, all inputs); return which are unusable.
+        """Write the column's inputs into `out`, (rows, all inputs); return a mask of bad rows.
 
-        Unusable: a number that float32 cannot hold, a text that training rows do not have.
+        A row is bad if its number exceeds float32 or its text is not in the training rows.
         """
         if self.kind == "text":
             return self._write_words(cells, out)
@@ -77,8 +77,8 @@ class Feature:
         return unusable
 
 
-def make_features(surveys: list[Survey], standardize: bool) -> tuple[Feature, ...]:
-    """Return how each column is turned into inputs, in the order of the table."""
+def make_features(surveys: list[ColumnSurvey], standardize: bool) -> tuple[Feature, ...]:
+    """Return the conversion of each column, in the order of the table."""
     features: list[Feature] = []
     place = 0
     for survey in surveys:
@@ -93,14 +93,14 @@ def make_features(surveys: list[Survey], standardize: bool) -> tuple[Feature, ..
     return tuple(features)
 
 
-def _feature(survey: Survey, place: int, standardize: bool) -> Feature:
+def _feature(survey: ColumnSurvey, place: int, standardize: bool) -> Feature:
     kind = survey.type.kind
     if kind == "text":
         survey.refuse_many_words()
         words = tuple(sorted(survey.values))
-        return Feature(survey.name, kind, place, words, fill=words.index(survey.usual))
+        return Feature(survey.name, kind, place, words, fill=words.index(survey.most_frequent))
     if kind == "flag":
-        return Feature(survey.name, kind, place, fill=float(survey.usual))
+        return Feature(survey.name, kind, place, fill=float(survey.most_frequent))
     if not standardize:
         return Feature(survey.name, kind, place, fill=survey.mean)
     if survey.is_constant:
@@ -115,32 +115,32 @@ def _feature(survey: Survey, place: int, standardize: bool) -> Feature:
 
 
 def feature_notes(
-    surveys: list[Survey], features: tuple[Feature, ...], standardize: bool
+    surveys: list[ColumnSurvey], features: tuple[Feature, ...], standardize: bool
 ) -> list[str]:
-    """Return what a person should know of the inputs."""
+    """Return notes about the inputs for the user."""
     notes = []
     numbers = [survey for survey in surveys if survey.type.kind in NUMBERS]
-    alike = [survey for survey in numbers if survey.is_constant]
-    constant = [one.name for one in alike if abs(one.low) < _EXACT_DOUBLE]
-    blurred = [one.name for one in alike if abs(one.low) >= _EXACT_DOUBLE]
+    same = [survey for survey in numbers if survey.is_constant]
+    constant = [survey.name for survey in same if abs(survey.low) < _EXACT_DOUBLE]
+    inexact = [survey.name for survey in same if abs(survey.low) >= _EXACT_DOUBLE]
     if standardize and numbers:
         notes.append(f"{_columns(len(numbers))} of numbers standardised by the training rows")
     if standardize and constant:
-        notes.append(f"the same number in every row, so 0 in every sample: {listed(constant)}")
-    if standardize and blurred:
+        notes.append(f"the same number in every row, so 0 in every sample: {join_names(constant)}")
+    if standardize and inexact:
         notes.append(
-            "so large that float64 sees the same number in every row, so 0 in every sample; "
-            f"if they differ, subtract something first: {listed(blurred)}"
+            "too large for float64 to distinguish the rows, so 0 in every sample; "
+            f"if they differ, subtract an offset first: {join_names(inexact)}"
         )
     ids = [survey.name for survey in numbers if survey.looks_like_ids]
     if ids:
         notes.append(
-            f"whole numbers, different in every row: {listed(ids)}; if these are ids, leave them "
+            f"integers, different in every row: {join_names(ids)}; if these are ids, leave them "
             f"out with {ignore_flag(ids[0])}"
         )
-    large = [one.name for one in numbers if max(abs(one.low), abs(one.high)) > _EXACT]
+    large = [survey.name for survey in numbers if max(abs(survey.low), abs(survey.high)) > _EXACT]
     if large and not standardize:
-        notes.append(f"beyond 16,777,216, where float32 drops digits: {listed(large)}")
+        notes.append(f"beyond 16,777,216, where float32 loses digits: {join_names(large)}")
     texts = [feature for feature in features if feature.kind == "text"]
     if texts:
         inputs = sum(feature.width for feature in texts)
@@ -148,8 +148,8 @@ def feature_notes(
     for survey in surveys:
         if survey.type.kind == "text" and are_local_numbers(survey.values):
             notes.append(
-                f"column {survey.name} is read as text, an input for each, but looks like numbers, "
-                f"such as {min(survey.values)!r}: if so, write them plainly"
+                f"column {survey.name} is read as text, one input per value, but looks like "
+                f"numbers, such as {min(survey.values)!r}: if so, write them as plain numbers"
             )
         elif survey.type.why:
             notes.append(f"column {survey.name} is read as text: {survey.type.why}")
@@ -161,7 +161,7 @@ def _columns(count: int) -> str:
 
 
 def refuse_overflow(path: Path, feature: Feature, row: int) -> None:
-    """Raise because a number is beyond what float32 holds."""
+    """Raise SourceError because a number exceeds float32."""
     raise SourceError(
         f"{path}: column {feature.name} holds a number in row {row} that is too large for float32; "
         f"repair it, or leave the column out with {ignore_flag(feature.name)}"

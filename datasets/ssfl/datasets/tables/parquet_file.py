@@ -1,4 +1,4 @@
-"""Parquet files as tables: the types are in the file, rows are read batch by batch."""
+"""Parquet files as tables: types come from the file, rows are read in batches."""
 
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
@@ -11,16 +11,16 @@ import pyarrow.parquet as pq
 from ssfl.datasets.errors import SourceError
 from ssfl.datasets.source import Progress
 from ssfl.datasets.tables.arrow_cells import column_type, reading, to_cells
-from ssfl.datasets.tables.cells import Cells, ColumnType, Contents, check_names, ignore_flag
+from ssfl.datasets.tables.cells import Cells, ColumnType, TableContents, check_names, ignore_flag
 
 _MAGIC = b"PAR1"  # at both ends of the file
 _BATCH_ROWS = 65536
-_INDEX = "__index_level_"  # how pandas calls an index that it stores beside the columns
+_INDEX = "__index_level_"  # prefix of the columns in which pandas stores an index
 
 
 @dataclass(frozen=True, eq=False)
 class ParquetTable:
-    """A Parquet file; `Table` says what the parts mean."""
+    """A Parquet file; see `Table`."""
 
     path: Path
     names: tuple[str, ...]
@@ -31,22 +31,22 @@ class ParquetTable:
     def contents(
         self,
         columns: Collection[str],
-        as_text: Collection[str],  # noqa: ARG002 - the file leaves nothing open
+        as_text: Collection[str],  # noqa: ARG002 - the file defines all types
         on_progress: Progress | None,  # noqa: ARG002 - nothing has to be read
-    ) -> Contents:
-        """Return the types that the file names."""
+    ) -> TableContents:
+        """Return the types from the file's schema."""
         types = {name: column_type(self.arrow_types[name]) for name in columns}
-        return Contents(types, self.rows)
+        return TableContents(types, self.rows)
 
     def batches(self, types: dict[str, ColumnType]) -> Iterator[dict[str, Cells]]:
         """Yield the columns, a batch of rows at a time."""
-        # Not buffered ahead: that would hold the whole file.
+        # pre_buffer would hold the whole file in memory.
         with reading(self.path), pq.ParquetFile(str(self.path), pre_buffer=False) as file:
             for batch in file.iter_batches(_BATCH_ROWS, columns=list(types)):
                 names = batch.schema.names
                 yield {
-                    name: _cells(self.path, name, batch.column(names.index(name)), one.kind)
-                    for name, one in types.items()
+                    name: _cells(self.path, name, batch.column(names.index(name)), type_.kind)
+                    for name, type_ in types.items()
                 }
 
 
@@ -57,13 +57,13 @@ def _cells(path: Path, name: str, column: Any, kind: str) -> Cells:
         if kind != "whole":
             raise
         raise SourceError(
-            f"{path}: column {name} holds a whole number beyond 9,223,372,036,854,775,807, the "
-            f"largest of int64; leave it out with {ignore_flag(name)}, or store it as float64"
+            f"{path}: column {name} holds an integer beyond 9,223,372,036,854,775,807, the "
+            f"maximum of int64; leave it out with {ignore_flag(name)}, or store it as float64"
         ) from error
 
 
 def open_parquet(path: Path) -> ParquetTable:
-    """Return the table, its end checked; raise SourceError if it is not a whole Parquet file."""
+    """Return the table; raise SourceError if the file is not a complete Parquet file."""
     with reading(path):
         _check_ends(path)
         with pq.ParquetFile(str(path)) as file:
@@ -72,7 +72,7 @@ def open_parquet(path: Path) -> ParquetTable:
         raise SourceError(f"{path}: the table has {len(schema.names)} columns but no rows")
     check_names(path, tuple(schema.names))
     index = tuple(name for name in schema.names if name.startswith(_INDEX))
-    notes = tuple(f"column {name} left out: it is the index of a pandas table" for name in index)
+    notes = tuple(f"column {name} ignored: it is the index of a pandas table" for name in index)
     return ParquetTable(
         path,
         tuple(name for name in schema.names if name not in index),
@@ -91,6 +91,6 @@ def _check_ends(path: Path) -> None:
     if not start:
         raise SourceError(f"{path}: the file is empty")
     if start != _MAGIC:
-        raise SourceError(f"{path}: this is not a Parquet file, in spite of its name")
+        raise SourceError(f"{path}: this is not a Parquet file, despite its name")
     if end != _MAGIC:
         raise SourceError(f"{path}: the Parquet file was cut short; copy or write it again")

@@ -1,8 +1,8 @@
-"""Tables, CSV or Parquet, as data sets: one column to predict, the others as inputs.
+"""Tables (CSV or Parquet) as data sets: one column to predict, the others as inputs.
 
-The file is read three times, a batch of rows at a time: to see what the columns hold (CSV only),
-to survey them, and to write the inputs into one array, so that reading holds little more than the
-result. Rows are counted from 1, without the header.
+The file is read three times in batches of rows: to find the types of the columns (CSV only), to
+survey them, and to write the inputs into one array. Reading needs little more memory than the
+result. Rows are numbered from 1, without the header.
 """
 
 from dataclasses import dataclass
@@ -15,30 +15,30 @@ from ssfl.datasets.data_set import Array, DataSet
 from ssfl.datasets.errors import SourceError
 from ssfl.datasets.memory import empty_array
 from ssfl.datasets.source import Progress, SourceOptions
-from ssfl.datasets.tables.cells import NUMBERS, Cells, Contents, Table, ignore_flag
-from ssfl.datasets.tables.columns import Choice, Survey, check_types, choose
+from ssfl.datasets.tables.cells import NUMBERS, Cells, Table, TableContents, ignore_flag
+from ssfl.datasets.tables.columns import ColumnChoice, ColumnSurvey, check_types, choose
 from ssfl.datasets.tables.features import Feature, feature_notes, make_features, refuse_overflow
 from ssfl.datasets.tables.targets import Target, make_target, target_notes
-from ssfl.datasets.wording import counted, listed
+from ssfl.datasets.wording import join_names, plural
 
 Mask = npt.NDArray[np.bool_]
 
 
 @dataclass(frozen=True, eq=False)
 class _Part:
-    """One table, surveyed: the training rows or the test rows."""
+    """The training table or the test table, surveyed."""
 
     table: Table
-    contents: Contents
-    choice: Choice
-    missing: str  # what to do about missing cells
-    surveys: dict[str, Survey]
-    rows: int  # that are kept
+    contents: TableContents
+    choice: ColumnChoice
+    missing: str  # handling of missing cells
+    surveys: dict[str, ColumnSurvey]
+    rows: int  # without dropped rows
     on_progress: Progress | None
 
 
 def read_table(path: Path, options: SourceOptions, on_progress: Progress | None = None) -> DataSet:
-    """Return the table as a data set; raise SourceError with what is wrong and what to do."""
+    """Return the table as a data set; raise SourceError if it cannot be used."""
     table = _open(path)
     choice = choose(table, options.label, options.ignore)
     contents = table.contents(choice.columns, (), on_progress)
@@ -66,7 +66,7 @@ def read_table(path: Path, options: SourceOptions, on_progress: Progress | None 
         test_y,
         target.class_names,
         tuple(notes),
-        tuple(feature.told() for feature in features),
+        tuple(feature.to_json() for feature in features),
     )
 
 
@@ -97,17 +97,17 @@ def _open_test(path: Path, train: _Part, missing: str, on_progress: Progress | N
     lacking = [name for name in choice.columns if name not in table.names]
     if lacking:
         raise SourceError(
-            f"{path}: the test table lacks columns of {train.table.path}: {listed(lacking)}"
+            f"{path}: the test table lacks columns of {train.table.path}: {join_names(lacking)}"
         )
     expected = train.contents.types
-    as_text = [name for name, one in expected.items() if one.kind == "text"]
+    as_text = [name for name, type_ in expected.items() if type_.kind == "text"]
     contents = table.contents(choice.columns, as_text, on_progress)
-    for name, one in contents.types.items():
-        if not _is_readable_as(one.kind, expected[name].kind):
-            why = f" ({one.why})" if one.why else ""
+    for name, type_ in contents.types.items():
+        if not _is_readable_as(type_.kind, expected[name].kind):
+            why = f" ({type_.why})" if type_.why else ""
             raise SourceError(
-                f"{path}: column {name} holds {one.called}{why}, "
-                f"but {expected[name].called} in {train.table.path}"
+                f"{path}: column {name} holds {type_.type_name}{why}, "
+                f"but {expected[name].type_name} in {train.table.path}"
             )
     return _survey(table, choice, contents, missing, on_progress)
 
@@ -118,16 +118,16 @@ def _is_readable_as(kind: str, train: str) -> bool:
 
 def _survey(
     table: Table,
-    choice: Choice,
-    contents: Contents,
+    choice: ColumnChoice,
+    contents: TableContents,
     missing: str,
     on_progress: Progress | None,
 ) -> _Part:
-    """Return what the columns hold; raise SourceError if cells are missing that may not be."""
+    """Return the surveyed table; raise SourceError if cells are missing and must not be."""
     check_types(table.path, contents.types, choice.label)
     surveys = {
-        name: Survey(table.path, name, one, name == choice.label)
-        for name, one in contents.types.items()
+        name: ColumnSurvey(table.path, name, type_, name == choice.label)
+        for name, type_ in contents.types.items()
     }
     kept_rows = done = 0
     for batch in table.batches(contents.types):
@@ -143,8 +143,8 @@ def _survey(
     return part
 
 
-def _kept(batch: dict[str, Cells], choice: Choice, missing: str) -> Mask:
-    """Return which rows are used: with a label, and whole if incomplete ones are dropped."""
+def _kept(batch: dict[str, Cells], choice: ColumnChoice, missing: str) -> Mask:
+    """Return a mask of the rows to use: with a label, and complete if `missing` is drop."""
     kept = ~batch[choice.label].missing
     if missing == "drop":
         for cells in batch.values():
@@ -156,24 +156,27 @@ def _check_missing(part: _Part) -> None:
     path = part.table.path
     gaps = [survey for survey in part.surveys.values() if survey.missing]
     if gaps and part.missing == "refuse":
-        shown = [f"{one.name} ({one.missing:,}, first in row {one.first_missing})" for one in gaps]
-        inputs = [one for one in gaps if not one.is_label]
+        columns = [
+            f"{survey.name} ({survey.missing:,}, first in row {survey.first_missing})"
+            for survey in gaps
+        ]
+        inputs = [survey for survey in gaps if not survey.is_label]
         others = ""
         if inputs:
-            worst = max(inputs, key=lambda one: one.missing)
+            worst = max(inputs, key=lambda survey: survey.missing)
             others = (
-                f", put the mean there with --missing mean, "
+                ", fill in the mean with --missing mean, "
                 f"or leave columns out with {ignore_flag(worst.name)}"
             )
         raise SourceError(
-            f"{path}: cells are missing in {counted(len(gaps), 'column')}: {listed(shown)}. "
+            f"{path}: cells are missing in {plural(len(gaps), 'column')}: {join_names(columns)}. "
             f"Drop these rows with --missing drop{others}"
         )
     if not part.rows:
-        empty = [one.name for one in gaps if one.missing == one.rows]
-        hint = f"; empty in every row: {listed(empty)}" if empty else ""
+        empty = [survey.name for survey in gaps if survey.missing == survey.rows]
+        hint = f"; empty in every row: {join_names(empty)}" if empty else ""
         raise SourceError(
-            f"{path}: no row is left of {part.contents.rows:,} when incomplete ones are "
+            f"{path}: none of {part.contents.rows:,} rows is left when incomplete rows are "
             f"dropped{hint}"
         )
 
@@ -181,7 +184,7 @@ def _check_missing(part: _Part) -> None:
 def _fill(
     part: _Part, features: tuple[Feature, ...], target: Target
 ) -> tuple[Array, Array, dict[str, int]]:
-    """Return inputs, targets and how many cells of each column held an unknown text."""
+    """Return inputs, targets, and the number of unknown texts per column."""
     width = sum(feature.width for feature in features)
     x = empty_array((part.rows, width), np.float32, str(part.table.path))
     y = empty_array((part.rows,), target.dtype, str(part.table.path))
@@ -192,12 +195,12 @@ def _fill(
         rows = np.flatnonzero(kept) + done + 1
         stop = start + len(rows)
         for feature in features:
-            unusable = feature.write(batch[feature.name].take(kept), x[start:stop])
+            unusable = feature.write(batch[feature.name].select(kept), x[start:stop])
             if unusable.any() and feature.kind != "text":
                 refuse_overflow(part.table.path, feature, int(rows[unusable][0]))
             if unusable.any():
                 unknown[feature.name] = unknown.get(feature.name, 0) + int(unusable.sum())
-        y[start:stop] = target.encode(part.table.path, batch[target.name].take(kept), rows)
+        y[start:stop] = target.encode(part.table.path, batch[target.name].select(kept), rows)
         start, done = stop, done + len(kept)
         if part.on_progress:
             part.on_progress(f"rows of {part.table.path.name} read", done, part.contents.rows)
@@ -210,17 +213,17 @@ def _row_notes(part: _Part) -> list[str]:
     if dropped:
         lost = "a missing cell" if part.missing == "drop" else f"no {part.choice.label}"
         notes.append(
-            f"{counted(dropped, 'row')} of {part.contents.rows:,} in {name} dropped: {lost}"
+            f"{plural(dropped, 'row')} of {part.contents.rows:,} in {name} dropped: {lost}"
         )
     filled = [part.surveys[feature] for feature in part.choice.features]
     cells = sum(survey.missing for survey in filled)
     if part.missing == "mean" and cells:
         notes.append(
-            f"{counted(cells, 'missing cell')} in {name} filled with the training mean or the most "
-            f"frequent text: {listed([one.name for one in filled if one.missing])}"
+            f"{plural(cells, 'missing cell')} in {name} filled with the training mean or the most "
+            f"frequent text: {join_names([survey.name for survey in filled if survey.missing])}"
         )
     return notes
 
 
 def _unknown_note(name: str, count: int) -> str:
-    return f"{counted(count, 'test row')} with a text in {name} that no training row has: all 0"
+    return f"{plural(count, 'test row')} with a text in {name} that no training row has: all 0"

@@ -1,4 +1,4 @@
-"""From the label column to targets: classes 0 … C-1, or numbers to predict."""
+"""Convert the label column to targets: classes 0 … C-1, or numbers to predict."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -7,38 +7,38 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ssfl.datasets.class_or_number import ASK, FEW, are_classes
+from ssfl.datasets.class_or_number import ASK_FOR_TARGET, FEW, are_classes
 from ssfl.datasets.errors import SourceError
 from ssfl.datasets.tables.cells import Cells
-from ssfl.datasets.tables.columns import MAX_LABELS, Survey
-from ssfl.datasets.text_columns import ALIKE, alike
-from ssfl.datasets.wording import class_name, counted, listed
+from ssfl.datasets.tables.columns import MAX_LABELS, ColumnSurvey
+from ssfl.datasets.text_columns import EQUAL_WHEN_STRIPPED, equal_when_stripped
+from ssfl.datasets.wording import class_name, join_names, plural
 
-_LARGE = 1000  # a number to predict beyond which plain training tends to diverge
+_LARGE = 1000  # training on larger targets tends to diverge
 
 
 @dataclass(frozen=True)
 class Target:
-    """How a label becomes a target."""
+    """The conversion of labels to targets."""
 
     name: str
     kind: str
-    classes: tuple[Any, ...] = ()  # their values in the table, sorted; empty: numbers
-    mean: float = 0.0  # of numbers: what is taken away from them,
-    scale: float = 1.0  # and what they are divided by
+    classes: tuple[Any, ...] = ()  # values in the table, sorted; empty for numbers
+    mean: float = 0.0  # numbers: subtracted first
+    scale: float = 1.0  # numbers: divisor
 
     @property
     def class_names(self) -> tuple[str, ...]:
-        """What a person calls each class."""
+        """Name of each class."""
         return tuple(class_name(value) for value in self.classes)
 
     @property
     def dtype(self) -> type[np.int64] | type[np.float32]:
-        """Of the targets."""
+        """Type of the targets."""
         return np.int64 if self.classes else np.float32
 
     def encode(self, path: Path, cells: Cells, rows: npt.NDArray[np.int64]) -> npt.NDArray[Any]:
-        """Return the targets of cells of which none is missing, from the given rows of a file."""
+        """Return the targets of cells without gaps; `rows` are their row numbers, for messages."""
         if not self.classes:
             with np.errstate(over="ignore"):
                 scaled = (cells.values.astype(np.float64) - self.mean) / self.scale
@@ -73,8 +73,8 @@ class Target:
             )
 
 
-def make_target(survey: Survey, wanted: str, *, standardize: bool) -> Target:
-    """Return classes or numbers, as `wanted` (auto, class or number) and the column say."""
+def make_target(survey: ColumnSurvey, wanted: str, *, standardize: bool) -> Target:
+    """Return the conversion to classes or numbers; `wanted` is auto, class or number."""
     kind, name = survey.type.kind, survey.name
     if not survey.count:
         raise SourceError(f"{survey.path}: the column to predict, {name}, is empty in every row")
@@ -86,7 +86,7 @@ def make_target(survey: Survey, wanted: str, *, standardize: bool) -> Target:
         if survey.has_more_values:
             raise SourceError(
                 f"{survey.path}: column {name} has more than {MAX_LABELS:,} different values: "
-                f"too many for classes; predict numbers with --target number"
+                "too many for classes; predict numbers with --target number"
             )
         return Target(name, kind, tuple(sorted(survey.values)))
     if kind == "text":
@@ -100,19 +100,19 @@ def make_target(survey: Survey, wanted: str, *, standardize: bool) -> Target:
     return Target(name, kind)
 
 
-def target_notes(survey: Survey, target: Target) -> list[str]:
-    """Return what a person should know of the targets."""
+def target_notes(survey: ColumnSurvey, target: Target) -> list[str]:
+    """Return notes about the targets for the user."""
     if target.classes:
         why = survey.type.why
         notes = [f"column {target.name} is read as text: {why}"] if why else []
-        same = alike(target.class_names)
-        return notes + ([f"{ALIKE}: {listed(same)}"] if same else [])
+        same = equal_when_stripped(target.class_names)
+        return notes + ([f"{EQUAL_WHEN_STRIPPED}: {join_names(same)}"] if same else [])
     if target.kind == "flag":
         return [f"{target.name} is predicted as a number, 0 or 1"]
     if (target.mean, target.scale) != (0.0, 1.0):
         return [
             f"{target.name} is predicted as a number, minus {target.mean:.9g} and divided by "
-            f"{target.scale:.9g}: losses and errors are in units of that (--no-standardize)"
+            f"{target.scale:.9g}: losses and errors are in these units (see --no-standardize)"
         ]
     notes = [
         f"{target.name} is predicted as a number: mean {survey.mean:.6g}, "
@@ -127,7 +127,7 @@ def target_notes(survey: Survey, target: Target) -> list[str]:
     return notes
 
 
-def _guess(survey: Survey) -> str:
+def _guess(survey: ColumnSurvey) -> str:
     kind, name, different = survey.type.kind, survey.name, len(survey.values)
     if kind in ("text", "flag"):
         return "class"
@@ -138,6 +138,6 @@ def _guess(survey: Survey) -> str:
     count = f"more than {MAX_LABELS:,}" if survey.has_more_values else f"{different:,}"
     values = "value" if different == 1 else "different values"
     raise SourceError(
-        f"{survey.path}: column {name} holds whole numbers, {count} {values} from {survey.low:g} "
-        f"to {survey.high:g} in {counted(survey.count, 'row')}: {ASK}"
+        f"{survey.path}: column {name} holds integers, {count} {values} from {survey.low:g} "
+        f"to {survey.high:g} in {plural(survey.count, 'row')}: {ASK_FOR_TARGET}"
     )

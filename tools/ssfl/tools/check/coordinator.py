@@ -9,7 +9,7 @@ import grpc
 from ssfl.client.access import Access
 from ssfl.client.connection import open_channel, stub_for
 from ssfl.client.errors import reason_of
-from ssfl.datasets.wording import counted
+from ssfl.datasets.wording import plural
 from ssfl.program.exits import ExitCode
 from ssfl.program.printable import printable
 from ssfl.program.version import ssfl_version
@@ -141,7 +141,7 @@ class Talk:
                 return Found(None, f"not asked: {_words(error)}", Advice(Who.YOU, "try again"))
             raise self._refused(error) from error
         _raise_refusal(answer)
-        run, text = answer.settings, counted(num_samples, "training sample")
+        run, text = answer.settings, plural(num_samples, "training sample")
         if run.samples_over_max == "clip" and 0 < run.max_samples < num_samples:
             return Found(None, f"let in with {text}, to weigh as if it had {run.max_samples:,}")
         return Found(None, f"let in with {text}")

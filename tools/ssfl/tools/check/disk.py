@@ -8,7 +8,7 @@ from pathlib import Path
 
 from ssfl.client.config import ClientConfig
 from ssfl.codec import blocks, reference, scores, values_only
-from ssfl.datasets.wording import size
+from ssfl.datasets.wording import format_bytes
 from ssfl.durable.lock import LOCK
 from ssfl.method.errors import DensityError
 from ssfl.method.manifest import Manifest
@@ -118,8 +118,8 @@ def _room(flag: str, folder: Path, room: Callable[[], int | None], free: Free) -
         )
     left, needed = free(there), room()
     if needed is None:
-        return Found(None, f"{size(left)} free in {folder} (what is needed is not known)")
-    text = f"{size(left)} free in {folder}, {size(needed)} needed"
+        return Found(None, f"{format_bytes(left)} free in {folder} (what is needed is not known)")
+    text = f"{format_bytes(left)} free in {folder}, {format_bytes(needed)} needed"
     advice = Advice(Who.MACHINE, f"make room, or choose another disk with {flag}")
     if left < needed:
         raise Wrong(text, advice, ExitCode.STATE)

@@ -5,7 +5,7 @@ from dataclasses import asdict, dataclass, replace
 from decimal import Decimal
 from typing import Any
 
-from ssfl.datasets.wording import counted, size
+from ssfl.datasets.wording import format_bytes, plural
 from ssfl.method.density import parse_bytes
 from ssfl.method.errors import DensityError
 from ssfl.method.manifest import Manifest
@@ -83,7 +83,7 @@ def forecasts(
     if is_run:
         wanted.append((run, "this run"))
         if (warm := run.warmup_rounds) > terms.rounds_done:
-            wanted.append((_at(run, "0", "fedavg"), f"the first {counted(warm, 'round')}"))
+            wanted.append((_at(run, "0", "fedavg"), f"the first {plural(warm, 'round')}"))
     found = []
     for settings_of_one, rounds in wanted:
         with suppress(DensityError):
@@ -103,7 +103,7 @@ def sparsity_of(run: RunSettings) -> str:
     if run.strategy != "ssfl":
         return "dense"
     if run.bytes_per_round:
-        return f"{size(parse_bytes(run.bytes_per_round))} a round"
+        return f"{format_bytes(parse_bytes(run.bytes_per_round))} a round"
     return run.sparsity_schedule or run.sparsity
 
 

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from ssfl.client.config import ClientConfig
 from ssfl.datasets.errors import DataError
 from ssfl.datasets.shards.shard_file import Shard, find_shard
-from ssfl.datasets.wording import counted, size
+from ssfl.datasets.wording import format_bytes, plural
 from ssfl.method.errors import MethodError
 from ssfl.method.manifest import Manifest
 from ssfl.method.settings import RunSettings
@@ -141,9 +141,9 @@ class SiteCheck:
             path = find_shard(self._config.data, self._config.data_root)
             shard = task.load_shard(path)
         shape = "x".join(map(str, shard.input_shape)) or "one number"
-        classes = counted(shard.num_classes, "class") if shard.num_classes else "numbers to predict"
+        classes = plural(shard.num_classes, "class") if shard.num_classes else "numbers to predict"
         tested = f"{len(shard.test_x):,} to test, {len(shard.val_x):,} to validate"
-        text = f"{counted(shard.num_samples, 'training sample')} of {shape}, {tested}; {classes}"
+        text = f"{plural(shard.num_samples, 'training sample')} of {shape}, {tested}; {classes}"
         if not len(shard.test_x):
             advice = Advice(Who.DATA, "keep some samples back for tests, if there are any to spare")
             return Found(shard, text, advice)
@@ -213,7 +213,7 @@ class SiteCheck:
             scores = score_locally(network, manifest, task, shard, settings, self._client_id)
         self._score_s = time.monotonic() - began_s
         count = min(settings.batch_size, shard.num_samples)
-        text = f"a batch of {counted(count, 'sample')} in {seconds_told(self._score_s)}"
+        text = f"a batch of {plural(count, 'sample')} in {seconds_told(self._score_s)}"
         return Found(top_k(scores, max(1, manifest.num_masked // 10)), text)
 
     def _train(
@@ -245,7 +245,7 @@ class SiteCheck:
         return Found(
             pace,
             f"a step in {seconds_told(pace.step_s)}, a test in {seconds_told(test_s)}; a round has "
-            f"{counted(pace.num_steps, 'step')}: {seconds_told(pace.round_s)}",
+            f"{plural(pace.num_steps, 'step')}: {seconds_told(pace.round_s)}",
         )
 
     @contextmanager
@@ -299,11 +299,11 @@ def _memory(device: "torch.device") -> Found[None]:
     unit = 1 if sys.platform == "darwin" else 1024
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
     machine = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    text = f"{size(peak)} at the peak, this machine has {size(machine)}"
+    text = f"{format_bytes(peak)} at the peak, this machine has {format_bytes(machine)}"
     if device.type == "cuda":
         import torch
 
-        text += f"; {size(torch.cuda.max_memory_allocated(device))} on the GPU"
+        text += f"; {format_bytes(torch.cuda.max_memory_allocated(device))} on the GPU"
     if peak > FULL * machine:
         return Found(None, text, Advice(Who.MACHINE, "give this machine more memory"))
     return Found(None, text)

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 
 from ssfl.datasets.errors import DataError
-from ssfl.datasets.shards.shard_file import MAKE_SOME, shard_names
+from ssfl.datasets.shards.shard_file import MAKE_SHARDS, shard_names
 from ssfl.method.errors import SettingsError
 from ssfl.method.settings import RunSettings, setting
 from ssfl.program import settings
@@ -136,7 +136,7 @@ def _check_inputs(config: RehearseConfig) -> None:
     if not config.data_root.is_dir():
         raise ProgramError(
             f"there is no folder {config.data_root}: name the one with your shards with "
-            f"--data-root, or {MAKE_SOME}",
+            f"--data-root, or {MAKE_SHARDS}",
             ExitCode.BAD_DATA,
         )
     for flag, path in (

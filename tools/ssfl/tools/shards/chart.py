@@ -1,6 +1,6 @@
-"""The picture of who has which classes: a bar per client, a colour per class, as in the paper.
+"""Chart of the classes of each client: a bar per client, a colour per class, as in the paper.
 
-Beside the class mixes stand the sizes, which differ in unbalanced partitions.
+A second panel shows the sizes, which differ in unbalanced partitions.
 """
 
 from pathlib import Path
@@ -20,14 +20,14 @@ from ssfl.datasets.shards.summary import ShardSummary
 from ssfl.durable.files import atomic_file
 from ssfl.program.palette import CATEGORIES, GREY
 
-_MOST_NAMED = 20  # classes that get a colour of a palette and a line in the legend
-_LONGEST_NAME = 22
-_FINE = 2000  # steps in which a bar is drawn
-_MOST_SEPARATED = 150  # bars with white between them
+_MAX_NAMED = 20  # classes with a palette colour and a line in the legend
+_MAX_NAME_LENGTH = 22
+_BAR_STEPS = 2000  # resolution of a bar
+_MAX_SEPARATED = 150  # bars with a white line between them
 
 
 def draw_classes(summary: ShardSummary, path: Path) -> None:
-    """Draw training samples by client and class into a PNG file."""
+    """Draw the training samples per client and class into a PNG file."""
     clients = len(summary.paths)
     height = min(max(3.2, 1.6 + 0.3 * clients), 11.0)
     figure = Figure(figsize=(9, height), layout="constrained")
@@ -35,16 +35,16 @@ def draw_classes(summary: ShardSummary, path: Path) -> None:
     colours = _colours(len(summary.group_names))
     _draw_mixes(mixes, summary.train_counts, colours)
     _draw_sizes(sizes, summary.train_counts.sum(axis=1))
-    _name_classes(figure, sizes, summary, colours)
+    _add_legend(figure, sizes, summary, colours)
     figure.suptitle(_title(summary), parse_math=False)
     with atomic_file(path) as file:
         figure.savefig(file, dpi=130, format="png")
 
 
 def _draw_mixes(axes: Axes, counts: npt.NDArray[np.int64], colours: Colormap) -> None:
-    """Draw each client's classes side by side; an image, since there may be very many."""
+    """Draw the class shares of each client as one image, since there may be many clients."""
     clients, groups = counts.shape
-    places = (np.arange(_FINE) + 0.5) / _FINE
+    places = (np.arange(_BAR_STEPS) + 0.5) / _BAR_STEPS
     reach = np.cumsum(counts, axis=1) / counts.sum(axis=1, keepdims=True)
     picture = [np.searchsorted(row, places, side="right") for row in reach]
     axes.imshow(
@@ -55,13 +55,13 @@ def _draw_mixes(axes: Axes, counts: npt.NDArray[np.int64], colours: Colormap) ->
         norm=_norm(groups),
         extent=(0, 100, clients - 0.5, -0.5),
     )
-    if clients <= _MOST_SEPARATED:
+    if clients <= _MAX_SEPARATED:
         for border in range(1, clients):
             axes.axhline(border - 0.5, color="white", linewidth=min(4, 60 / clients))
     axes.set_xlabel("classes of its training samples, %")
     axes.set_ylabel("client")
     axes.yaxis.set_major_locator(MaxNLocator(nbins=30, integer=True, min_n_ticks=1))
-    _without_frame(axes)
+    _hide_frame(axes)
 
 
 def _draw_sizes(axes: Axes, sizes: npt.NDArray[np.int64]) -> None:
@@ -69,22 +69,22 @@ def _draw_sizes(axes: Axes, sizes: npt.NDArray[np.int64]) -> None:
     axes.set_xlabel("training samples")
     axes.xaxis.set_major_locator(MaxNLocator(nbins=3, integer=True))
     axes.tick_params(axis="y", left=False)
-    _without_frame(axes)
+    _hide_frame(axes)
 
 
-def _without_frame(axes: Axes) -> None:
+def _hide_frame(axes: Axes) -> None:
     for side in axes.spines.values():
         side.set_visible(False)
 
 
 def _colours(groups: int) -> Colormap:
-    """Return a colour per class: a palette of distinct ones if there are few."""
+    """Return a colour per class; the colours of a few classes are clearly distinct."""
     if groups <= len(CATEGORIES):
         return ListedColormap(CATEGORIES[:groups])
-    if groups <= _MOST_NAMED:
+    if groups <= _MAX_NAMED:
         return ListedColormap(mpl.color_sequences["tab20"][:groups])
     rainbow = mpl.colormaps["turbo"](np.linspace(0, 1, groups))
-    rainbow[1::2, :3] *= 0.7  # every other one darker, so that neighbours can be told apart
+    rainbow[1::2, :3] *= 0.7  # darken every other colour, so that neighbours differ
     return ListedColormap(list(rainbow))
 
 
@@ -92,10 +92,10 @@ def _norm(groups: int) -> BoundaryNorm:
     return BoundaryNorm(np.arange(groups + 1) - 0.5, groups)
 
 
-def _name_classes(figure: Figure, beside: Axes, summary: ShardSummary, colours: Colormap) -> None:
+def _add_legend(figure: Figure, axes: Axes, summary: ShardSummary, colours: Colormap) -> None:
     groups = len(summary.group_names)
-    if groups > _MOST_NAMED:
-        scale = figure.colorbar(ScalarMappable(_norm(groups), colours), ax=beside, pad=0.08)
+    if groups > _MAX_NAMED:
+        scale = figure.colorbar(ScalarMappable(_norm(groups), colours), ax=axes, pad=0.08)
         scale.locator = MaxNLocator(nbins=10, integer=True)
         scale.minorticks_off()
         scale.update_ticks()
@@ -113,12 +113,12 @@ def _name_classes(figure: Figure, beside: Axes, summary: ShardSummary, colours: 
         text.set_parse_math(False)
 
 
-def _drawable(name: str, instead: str) -> str:
-    """Return a name, shortened, or something instead if the font lacks a character of it."""
+def _drawable(name: str, fallback: str) -> str:
+    """Return a shortened name, or `fallback` if the font lacks one of its characters."""
     known = get_font(findfont(FontProperties())).get_charmap()
     if not name.strip() or any(ord(char) not in known for char in name):
-        return instead
-    return name if len(name) <= _LONGEST_NAME else name[: _LONGEST_NAME - 1] + "…"
+        return fallback
+    return name if len(name) <= _MAX_NAME_LENGTH else name[: _MAX_NAME_LENGTH - 1] + "…"
 
 
 def _title(summary: ShardSummary) -> str:

@@ -12,9 +12,9 @@ from ssfl.datasets.errors import DataError, OptionError
 from ssfl.datasets.shards.options import Cut
 from ssfl.datasets.shards.shard_file import PICTURE, SUMMARY
 from ssfl.datasets.shards.summary import ShardSummary
-from ssfl.datasets.shards.write import Draw, check_folder, make_shards
+from ssfl.datasets.shards.write import DrawSummary, check_folder, make_shards
 from ssfl.datasets.source import LAYOUTS, MISSING, TARGETS, SourceOptions, read_source
-from ssfl.datasets.wording import counted
+from ssfl.datasets.wording import plural
 from ssfl.method.settings import setting
 from ssfl.program import settings
 from ssfl.program.exits import ExitCode, ProgramError, raise_on_sigterm
@@ -44,7 +44,7 @@ For example: ssfl shards --source patients.csv --label diagnosis --clients 5 --o
 
 @dataclass(frozen=True, slots=True)
 class ShardsConfig:
-    """What to cut and how."""
+    """Settings of `ssfl shards`."""
 
     source: str = setting(
         "digits",
@@ -65,7 +65,7 @@ class ShardsConfig:
     ignore: str = setting("", "table: columns to leave out, such as id,name", metavar="COLUMNS")
     missing: str = setting(
         "refuse",
-        "table: what to do with an empty cell; drop: leave out its row; mean: of its column",
+        "table: refuse empty cells, drop their rows, or fill in the mean of the column",
         choices=MISSING,
     )  # fmt: skip
     standardize: bool = setting(
@@ -85,7 +85,7 @@ class ShardsConfig:
     overwrite: bool = setting(False, "replace existing shards")
 
     def source_options(self) -> SourceOptions:
-        """Return what the reader of the source needs."""
+        """Return the options for the reader of the source."""
         shared = {name: getattr(self, name) for name in SourceOptions.__slots__ if name != "ignore"}
         return SourceOptions(**shared, ignore=_columns(self.ignore))
 
@@ -99,8 +99,8 @@ def shards(argv: Sequence[str]) -> int:
         check_folder(config.out, overwrite=config.overwrite)
         with ProgressView() as progress:
             data = read_source(config.source_options(), progress.show)
-        _tell_data(screen, data)
-        draw = _picture(screen)
+        _print_data_set(screen, data)
+        draw = _chart_function(screen)
         with ProgressView() as progress:
             summary = make_shards(
                 config.out,
@@ -121,38 +121,38 @@ def shards(argv: Sequence[str]) -> int:
     for note in summary.notes[len(data.notes) :]:
         screen.print(printable(f"  {note}"))
     screen.print(summary_table(summary))
-    _tell_files(screen, config, summary, PICTURE if draw else "")
+    _print_files(screen, config, summary, PICTURE if draw else "")
     return int(ExitCode.DONE)
 
 
 def _columns(text: str) -> tuple[str, ...]:
-    """Return the names in a list as a,b,c; a name with a comma stands in double quotes."""
+    """Return the names in a list such as a,b,c; a name with a comma is in double quotes."""
     (names,) = csv.reader([text], skipinitialspace=True) if text else ((),)
     return tuple(name.strip() for name in names if name.strip())
 
 
-def _tell_data(screen: Console, data: DataSet) -> None:
+def _print_data_set(screen: Console, data: DataSet) -> None:
     screen.print(data_set_line(data))
     for note in data.notes:
         screen.print(printable(f"  {note}"))
 
 
-def _tell_files(screen: Console, config: ShardsConfig, summary: ShardSummary, picture: str) -> None:
-    beside = f"{SUMMARY} and {picture}" if picture else SUMMARY
+def _print_files(
+    screen: Console, config: ShardsConfig, summary: ShardSummary, picture: str
+) -> None:
+    others = f"{SUMMARY} and {picture}" if picture else SUMMARY
     out = printable(str(config.out))
-    screen.print(
-        f"{counted(len(summary.paths), 'shard')} in {out}/, {beside} beside", soft_wrap=True
-    )
+    screen.print(f"{plural(len(summary.paths), 'shard')} in {out}/, with {others}", soft_wrap=True)
     root = "" if out == "shards" else f"--data-root '{out}' "
     is_table = len(summary.input_shape) == 1 and summary.input_type == "float32"
     root = f"--task table {root}" if is_table else root
     screen.print(
-        f"a client takes one: ssfl-client {root}--data {summary.paths[0].stem}", soft_wrap=True
+        f"start a client: ssfl-client {root}--data {summary.paths[0].stem}", soft_wrap=True
     )
 
 
-def _picture(screen: Console) -> Draw | None:
-    """Return what draws who has which classes; without matplotlib say how to get it."""
+def _chart_function(screen: Console) -> DrawSummary | None:
+    """Return the function that draws the chart; without matplotlib, print a hint."""
     try:
         from ssfl.tools.shards.chart import draw_classes
     except ImportError:

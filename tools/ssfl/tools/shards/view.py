@@ -1,4 +1,4 @@
-"""What `ssfl shards` shows: the data set, the progress, and who got what."""
+"""Output of `ssfl shards`: the data set, the progress, and the table of shards."""
 
 import sys
 import time
@@ -13,22 +13,22 @@ from rich.text import Text
 
 from ssfl.datasets.data_set import DataSet
 from ssfl.datasets.shards.summary import ShardSummary
-from ssfl.datasets.wording import counted
+from ssfl.datasets.wording import plural
 from ssfl.program.printable import printable
 from ssfl.tools.terminal import console
 
-_MOST_COLUMNS = 12  # classes that get a column each
-_MOST_HEADING = 60  # characters that the names of these may have together
-_LONGEST_NAME = 20
-_NAMED = 4  # largest classes named if they get no columns
-_MOST_ROWS, _FIRST_ROWS, _LAST_ROWS = 40, 20, 10
-_QUIET_S = 10.0  # between two lines of progress where there is no terminal
+_MAX_COLUMNS = 12  # of more classes, only the largest are named
+_MAX_HEADING = 60  # characters of all class names together
+_MAX_NAME_LENGTH = 20
+_NUM_LARGEST = 4  # classes named per shard if classes have no columns
+_MAX_ROWS, _FIRST_ROWS, _LAST_ROWS = 40, 20, 10
+_QUIET_S = 10.0  # seconds between lines of progress without a terminal
 
 Counts = npt.NDArray[np.int64]
 
 
 class ProgressView:
-    """Shows how far long work is: a bar on a terminal, else a line every ten seconds."""
+    """Progress of long work: a bar on a terminal, otherwise a line every ten seconds."""
 
     def __init__(self) -> None:
         screen = console(stderr=True)
@@ -43,7 +43,7 @@ class ProgressView:
         )
         self._what = ""
         self._bar = TaskID(0)
-        self._told_s = time.monotonic()
+        self._last_line_s = time.monotonic()
 
     def __enter__(self) -> Self:
         self._bars.start()
@@ -58,7 +58,7 @@ class ProgressView:
         self._bars.stop()
 
     def show(self, what: str, done: int, total: int) -> None:
-        """Note that so much of the work is done; a total of 0 is unknown."""
+        """Update the progress of task `what`; a total of 0 is unknown."""
         what = printable(what)
         if self._is_terminal:
             if what != self._what:
@@ -66,57 +66,57 @@ class ProgressView:
                     self._bars.remove_task(self._bar)
                 self._what, self._bar = what, self._bars.add_task(what)
             self._bars.update(self._bar, completed=done, total=total or None)
-        elif time.monotonic() - self._told_s > _QUIET_S:
-            self._told_s = time.monotonic()
+        elif time.monotonic() - self._last_line_s > _QUIET_S:
+            self._last_line_s = time.monotonic()
             share = f"{done / total:.0%}" if total else f"{done:,}"
             print(f"{what}: {share}", file=sys.stderr, flush=True)
 
 
 def data_set_line(data: DataSet) -> str:
-    """Return what was read, in a sentence."""
+    """Return a one-line description of a data set."""
     train, test = len(data.train_y), len(data.test_y)
     shape = "x".join(map(str, data.input_shape))
-    kind = counted(data.num_classes, "class") if data.num_classes else "targets that are numbers"
+    kind = plural(data.num_classes, "class") if data.num_classes else "numbers as targets"
     return (
-        f"{printable(data.name)}: {counted(train + test, 'sample')} of {shape} "
-        f"({data.train_x.dtype}), {kind}; {train:,} to train on, {test:,} to test on"
+        f"{printable(data.name)}: {plural(train + test, 'sample')} of {shape} "
+        f"({data.train_x.dtype}), {kind}; {train:,} for training, {test:,} for testing"
     )
 
 
 def summary_table(summary: ShardSummary) -> Table:
-    """Return samples per shard, and of which class or which numbers they are."""
+    """Return the table of samples per shard, by class or with the range of targets."""
     names = [printable(name) for name in summary.group_names]
     if not summary.num_classes:
         table = Table(title="samples and their targets", title_justify="left")
-        headings, cells = ["least", "mean", "largest"], _range_cells(summary)
-    elif len(names) <= _MOST_COLUMNS and sum(map(len, names)) <= _MOST_HEADING:
+        headings, cells = ["min", "mean", "max"], _range_cells(summary)
+    elif len(names) <= _MAX_COLUMNS and sum(map(len, names)) <= _MAX_HEADING:
         table = Table(title="training samples per class", title_justify="left")
         headings, cells = names, _count_cells(summary.train_counts)
     else:
         table = Table(title="samples and their classes", title_justify="left")
-        headings, cells = ["classes", "most"], _largest_cells(summary.train_counts, names)
+        headings, cells = ["classes", "largest"], _largest_cells(summary.train_counts, names)
     table.add_column("shard")
     for heading in headings:
-        justify: Any = "left" if heading == "most" and len(headings) == 2 else "right"
+        justify: Any = "left" if heading == "largest" and len(headings) == 2 else "right"
         table.add_column(Text(heading), justify=justify)
     for heading in ("train", "val", "test"):
         table.add_column(heading, justify="right")
     parts = (summary.train_counts, summary.val_counts, summary.test_counts)
     totals = [[f"{count:,}" for count in part.sum(axis=1)] for part in parts]
     stems = [path.stem for path in summary.paths]
-    for client in _shown(len(stems)):
+    for client in _visible_clients(len(stems)):
         if client < 0:
             table.add_row("…")
         else:
-            table.add_row(stems[client], *cells[client], *(one[client] for one in totals))
+            table.add_row(stems[client], *cells[client], *(part[client] for part in totals))
     table.add_section()
     table.add_row("all", *cells[-1], *(f"{part.sum():,}" for part in parts))
     return table
 
 
-def _shown(clients: int) -> list[int]:
-    """Return which clients get a row; -1 stands for those left out."""
-    if clients <= _MOST_ROWS:
+def _visible_clients(clients: int) -> list[int]:
+    """Return the clients that get a row; -1 stands for the omitted ones."""
+    if clients <= _MAX_ROWS:
         return list(range(clients))
     return [*range(_FIRST_ROWS), -1, *range(clients - _LAST_ROWS, clients)]
 
@@ -130,18 +130,18 @@ def _largest_cells(counts: Counts, names: list[str]) -> list[list[Text]]:
     cells = []
     for row in [*counts, counts.sum(axis=0)]:
         held = int(np.count_nonzero(row))
-        largest = np.argsort(-row, kind="stable")[: min(held, _NAMED)]
-        most = ", ".join(f"{_short(names[label])}: {row[label]:,}" for label in largest)
-        cells.append([Text(f"{held:,}"), Text(most + (", …" if held > _NAMED else ""))])
+        largest = np.argsort(-row, kind="stable")[: min(held, _NUM_LARGEST)]
+        listed = ", ".join(f"{_short(names[label])}: {row[label]:,}" for label in largest)
+        cells.append([Text(f"{held:,}"), Text(listed + (", …" if held > _NUM_LARGEST else ""))])
     return cells
 
 
 def _short(name: str) -> str:
-    return name if len(name) <= _LONGEST_NAME else name[: _LONGEST_NAME - 1] + "…"
+    return name if len(name) <= _MAX_NAME_LENGTH else name[: _MAX_NAME_LENGTH - 1] + "…"
 
 
 def _range_cells(summary: ShardSummary) -> list[list[Text]]:
-    least, mean, largest = summary.target_ranges.T
+    low, mean, high = summary.target_ranges.T
     weights = summary.train_counts.sum(axis=1)
-    whole = [least.min(), np.average(mean, weights=weights), largest.max()]
-    return [[Text(f"{one:.4g}") for one in row] for row in [*summary.target_ranges, whole]]
+    whole = [low.min(), np.average(mean, weights=weights), high.max()]
+    return [[Text(f"{value:.4g}") for value in row] for row in [*summary.target_ranges, whole]]

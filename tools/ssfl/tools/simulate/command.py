@@ -7,7 +7,7 @@ from pathlib import Path
 
 from ssfl.datasets.errors import DataError
 from ssfl.datasets.shards.partition import KINDS
-from ssfl.datasets.wording import counted
+from ssfl.datasets.wording import plural
 from ssfl.learning.errors import DeviceError
 from ssfl.method.errors import MethodError
 from ssfl.method.settings import RunSettings, setting
@@ -186,8 +186,8 @@ def _results(specs: Sequence[RunSpec], out: Path, workers: int) -> list[RunResul
 
 def _counted(specs: Sequence[RunSpec]) -> str:
     names, seeds = {spec.name for spec in specs}, {spec.seed for spec in specs}
-    parts = [counted(len(names), "configuration"), counted(len(seeds), "seed")]
-    return f"{counted(len(specs), 'run')} ({' x '.join(parts)})"
+    parts = [plural(len(names), "configuration"), plural(len(seeds), "seed")]
+    return f"{plural(len(specs), 'run')} ({' x '.join(parts)})"
 
 
 def _tell(results: Sequence[RunResult], out: Path) -> None:

@@ -10,7 +10,7 @@ from rich.progress import BarColumn, Progress, TaskID, TextColumn
 from rich.table import Table
 from rich.text import Text
 
-from ssfl.datasets.wording import counted
+from ssfl.datasets.wording import plural
 from ssfl.program.printable import printable
 from ssfl.study.outcome import LAST
 from ssfl.study.run_spec import RunSpec
@@ -115,7 +115,7 @@ class StudyProgress:
         self._said_s = self._clock()
 
     def _runs(self) -> str:
-        return f"{self.done} of {counted(len(self._totals), 'run')}"
+        return f"{self.done} of {plural(len(self._totals), 'run')}"
 
     def _running(self) -> str:
         running = [f"{one}: round {done}/{self._totals[one]}" for one, done in self._rounds.items()]
