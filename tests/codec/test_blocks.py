@@ -53,7 +53,7 @@ def test_blocks_do_not_depend_on_each_other(code: ValueCode) -> None:
 def test_blocks_arrive_in_order_with_their_places(code: ValueCode) -> None:
     values = random_changes(code, 2 * BLOCK + 5)
     payload = blocks.encode(code, values, None)
-    arrived = [*blocks.decoded(code, payload, values.size, None)]
+    arrived = [*blocks.decode_blocks(code, payload, values.size, None)]
     assert [start for start, _ in arrived] == [0, BLOCK, 2 * BLOCK]
     whole = blocks.decode(code, payload, values.size, None)
     assert bits(np.concatenate([block for _, block in arrived])) == bits(whole)

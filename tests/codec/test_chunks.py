@@ -29,7 +29,7 @@ class Link:
         """Send a chunk of the size the sizer wants; return that size."""
         size = self.sizer.size
         self.now_s += size / self.bytes_per_s
-        self.sizer.sent(size)
+        self.sizer.record_sent(size)
         return size
 
 
@@ -193,5 +193,5 @@ def test_one_slow_moment_only_halves_the_chunk() -> None:
 def test_a_clock_that_stands_still_is_no_division_by_zero() -> None:
     sizer = still()
     for _ in range(3):
-        sizer.sent(sizer.size)
+        sizer.record_sent(sizer.size)
     assert sizer.size == 1 << 18

@@ -134,7 +134,7 @@ def test_every_size_survives(size: int) -> None:
     assert received(values).tolist() == values.tolist()
     assert received(np.zeros(size, dtype=np.float32)).tolist() == [0.0] * size
     payload = scores.encode(values, size, np.zeros(size, dtype=np.uint32))
-    places = [start for start, _ in scores.decoded(payload, size)]
+    places = [start for start, _ in scores.decode_blocks(payload, size)]
     assert places == [*range(0, size, BLOCK)]
 
 

@@ -78,7 +78,7 @@ def test_sections_are_read_one_after_the_other() -> None:
     reader = SectionReader(written(b"ab") + written(bytes(1000)) + b"xyz" + written(b""))
     assert reader.read(2).tobytes() == b"ab"
     assert reader.read(1000).tobytes() == bytes(1000)
-    assert bytes(reader.take(3)) == b"xyz"
+    assert bytes(reader.read_raw(3)) == b"xyz"
     assert reader.read(0).size == 0
     assert reader.left == 0
 

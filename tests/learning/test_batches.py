@@ -9,10 +9,10 @@ from torch import nn
 from ssfl.datasets.shards.shard_file import Shard, class_counts
 from ssfl.learning.batches import (
     balanced_batch,
+    batch_tensors,
     count_steps,
     plain_batch,
     scoring_batches,
-    take,
     training_batches,
 )
 from ssfl.method.settings import RunSettings
@@ -90,7 +90,7 @@ def test_the_same_stream_gives_the_same_batch_and_few_samples_are_all_taken() ->
 def test_taken_samples_are_those_at_the_indices() -> None:
     x = np.arange(8, dtype=np.float32).reshape(4, 2)
     x.flags.writeable = False
-    inputs, targets = take(x, np.arange(4), np.array([3, 1]), nn.Linear(2, 1))
+    inputs, targets = batch_tensors(x, np.arange(4), np.array([3, 1]), nn.Linear(2, 1))
     assert inputs.tolist() == [[6, 7], [2, 3]] and targets.tolist() == [3, 1]
 
 

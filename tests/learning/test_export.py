@@ -16,7 +16,7 @@ from torch.nn import functional
 from ssfl.learning.describe import manifest_of
 from ssfl.learning.errors import ModelError
 from ssfl.learning.export import OPSET, to_csr, to_onnx
-from ssfl.learning.flatten import first_weights, read_vector, write_vector
+from ssfl.learning.flatten import initial_weights, read_vector, write_vector
 from ssfl.learning.models import build_model
 from ssfl.method.manifest import Manifest
 from ssfl.method.mask import Mask, top_k
@@ -37,7 +37,7 @@ def started(model: nn.Module) -> tuple[nn.Module, Manifest]:
     """Give a network the weights that a run would begin with."""
     manifest = manifest_of(model, {})
     if manifest.rebuildable:
-        write_vector(model, manifest, first_weights(model, manifest, seed=3))
+        write_vector(model, manifest, initial_weights(model, manifest, seed=3))
     return model, manifest
 
 

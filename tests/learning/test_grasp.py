@@ -7,7 +7,7 @@ from torch.nn import functional
 
 from ssfl.datasets.shards.shard_file import Shard
 from ssfl.learning import image_task
-from ssfl.learning.batches import scoring_batches, take
+from ssfl.learning.batches import batch_tensors, scoring_batches
 from ssfl.learning.describe import manifest_of
 from ssfl.learning.errors import DivergedError, ModelError
 from ssfl.learning.flatten import read_vector, write_vector
@@ -154,7 +154,7 @@ def test_a_clients_minibatches_are_those_of_its_saliency(shard: Shard) -> None:
     model, manifest = started(image_task.build_model(RunSettings(model="mlp"), shard))
     settings = RunSettings(batch_size=8)
     chosen = list(scoring_batches(shard, settings, "a", mask_epoch=2, num_batches=3))
-    batches = [take(shard.train_x, shard.train_y, indices, model) for indices in chosen]
+    batches = [batch_tensors(shard.train_x, shard.train_y, indices, model) for indices in chosen]
     scores = grasp_locally(model, manifest, TASK, shard, settings, "a", 2, 3)
     assert scores.tobytes() == grasp_scores(model, manifest, TASK, batches, 200.0).tobytes()
 
@@ -163,7 +163,7 @@ def test_targets_that_are_not_classes_have_no_temperature() -> None:
     x = np.arange(40, dtype=np.float32).reshape(20, 2) / 40
     shard = Shard(x, x[:, :1] * 2, x[:0], x[:0, :1], num_classes=0)
     model, manifest = started(nn.Linear(2, 1))
-    batch = take(shard.train_x, shard.train_y, np.arange(20), model)
+    batch = batch_tensors(shard.train_x, shard.train_y, np.arange(20), model)
     scores = grasp_locally(model, manifest, Squares(), shard, RunSettings(batch_size=20), "a")
     assert (scores != 0).all()
     assert scores.tobytes() == grasp_scores(model, manifest, Squares(), [batch], 1.0).tobytes()

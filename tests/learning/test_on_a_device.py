@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from learning.fake_device import FakeDevice
 from ssfl.client.local_work import Scoring, Site
 from ssfl.datasets.shards.shard_file import Shard
-from ssfl.learning.batches import take
+from ssfl.learning.batches import batch_tensors
 from ssfl.learning.describe import manifest_of
 from ssfl.learning.errors import TaskError
 from ssfl.learning.evaluate import Evaluation, evaluate
@@ -22,7 +22,7 @@ from ssfl.learning.flatten import read_vector, write_vector
 from ssfl.learning.load_task import LoadedTask, load_task
 from ssfl.learning.masked_training import TrainingReport, train_locally
 from ssfl.learning.saliency import score_locally
-from ssfl.learning.trained import Trained
+from ssfl.learning.trained import LocalResult
 from ssfl.method.initialize import initial_vector
 from ssfl.method.mask import Mask
 from ssfl.method.settings import RunSettings
@@ -91,7 +91,9 @@ def test_a_round_on_a_device_has_the_bits_of_one_on_the_cpu(
     assert fake.operations > 500  # 8 steps forward and back, and all around them
 
 
-def run_site(task: LoadedTask, shard: Shard, device: torch.device) -> tuple[bytes, bytes, Trained]:
+def run_site(
+    task: LoadedTask, shard: Shard, device: torch.device
+) -> tuple[bytes, bytes, LocalResult]:
     site = Site.build(task, shard, SETTINGS, "shard_00", device)
     scores = site.score(Scoring(site.initial))
     mask = Mask.from_bools(scores >= np.quantile(scores, 0.7))
@@ -169,6 +171,6 @@ def test_float64_data_reach_every_device_as_float32() -> None:
     x, y = np.arange(6.0).reshape(3, 2), np.arange(3.0)
     with FakeDevice("mps"):
         model = nn.Linear(2, 1).to("mps")
-        taken = take(x, y, np.array([0, 2]), model)
+        taken = batch_tensors(x, y, np.array([0, 2]), model)
         assert [(one.dtype, one.is_mps) for one in taken] == [(torch.float32, True)] * 2
         assert taken[0].tolist() == [[0, 1], [4, 5]]

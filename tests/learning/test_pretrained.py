@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from ssfl.learning.describe import manifest_of
 from ssfl.learning.errors import ModelError
-from ssfl.learning.pretrained import read_weights, take_weights
+from ssfl.learning.pretrained import copy_weights, read_weights
 
 
 def model() -> nn.Sequential:
@@ -25,7 +25,7 @@ def test_tensors_of_the_same_name_and_shape_are_taken_and_the_others_told() -> N
     del weights["2.bias"]
     weights["head.weight"] = torch.zeros(1)
     before = copy_of(mine)
-    taken = take_weights(mine, manifest, weights)
+    taken = copy_weights(mine, manifest, weights)
     assert set(taken.used) == {
         "0.weight", "0.bias", "1.weight", "1.bias", "1.running_mean", "1.running_var",
     }  # fmt: skip
@@ -43,7 +43,7 @@ def test_weights_of_half_precision_become_float32(tmp_path: Path) -> None:
     saved = {name: t.bfloat16() for name, t in model().state_dict().items() if t.ndim}
     save_file(saved, tmp_path / "w.safetensors")
     mine = model()
-    take_weights(mine, manifest_of(mine, {}), read_weights(tmp_path / "w.safetensors"))
+    copy_weights(mine, manifest_of(mine, {}), read_weights(tmp_path / "w.safetensors"))
     taken = mine.state_dict()["0.weight"]
     assert taken.dtype == torch.float32
     assert torch.equal(taken, saved["0.weight"].float())
@@ -54,7 +54,7 @@ def test_weights_that_are_not_finite_are_refused_and_nothing_is_taken() -> None:
     before = copy_of(mine)
     broken = {"0.bias": torch.ones(3), "2.bias": torch.tensor([1.0, torch.nan])}
     with pytest.raises(ModelError, match=r"2\.bias holds NaN or infinity in the file"):
-        take_weights(mine, manifest_of(mine, {}), broken)
+        copy_weights(mine, manifest_of(mine, {}), broken)
     assert torch.equal(mine.state_dict()["0.bias"], before["0.bias"])
 
 
@@ -63,7 +63,7 @@ def test_a_number_too_large_for_float32_is_refused_and_nothing_is_taken() -> Non
     before = copy_of(mine)
     large = {"0.bias": torch.ones(3), "2.bias": torch.tensor([1.0, -1e300], dtype=torch.float64)}
     with pytest.raises(ModelError, match=r"2\.bias holds 1e\+300 in the file, float64 that is too"):
-        take_weights(mine, manifest_of(mine, {}), large)
+        copy_weights(mine, manifest_of(mine, {}), large)
     assert torch.equal(mine.state_dict()["0.bias"], before["0.bias"])
 
 

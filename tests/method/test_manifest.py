@@ -276,13 +276,13 @@ def test_how_tensors_start_can_be_left_out_of_the_comparison(manifest: Manifest)
     sent = TensorSpec("conv.weight", (2, 3), Role.MASKED, Init("sent"))
     other = changed(manifest, 0, sent)
     assert manifest != other
-    assert manifest.differs_only_in_rules(other) and other.differs_only_in_rules(manifest)
-    assert manifest.differs_only_in_rules(manifest)
+    assert manifest.same_except_init(other) and other.same_except_init(manifest)
+    assert manifest.same_except_init(manifest)
     wider = changed(other, 1, TensorSpec("conv.bias", (3,), Role.DENSE, ZEROS))
     dense = changed(other, 3, TensorSpec("fc.weight", (2, 2), Role.DENSE, Init("uniform", 0.5)))
     shorter = Manifest(other.tensors[:3], other.model)
     for one in (wider, dense, shorter, Manifest(other.tensors, {"name": "other"})):
-        assert not manifest.differs_only_in_rules(one)
+        assert not manifest.same_except_init(one)
     assert manifest.first_difference(wider, rules=False).startswith("tensor 1: conv.bias (3,")
 
 
@@ -292,7 +292,7 @@ def test_descriptions_that_python_takes_for_equal_differ_as_their_digests_do(
     one, true = (Manifest(manifest.tensors, {"width": width}) for width in (1, True))
     assert one.digest != true.digest
     assert one.first_difference(true) == "the model's description: width True instead of 1"
-    assert not one.differs_only_in_rules(true)
+    assert not one.same_except_init(true)
 
 
 def test_a_missing_and_an_extra_tensor_are_named(manifest: Manifest) -> None:

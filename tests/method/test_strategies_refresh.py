@@ -310,9 +310,9 @@ def test_masks_of_their_own_are_trained_from_the_start() -> None:
 def test_a_client_trains_on_its_own_mask_and_tests_the_whole_model() -> None:
     own = strategy_for(replace(SETTINGS, criterion="client-random"))
     state = own.begin(TEN, INITIAL)
-    seen = {client: own.seen_by(client, Work.TRAIN, state) for client in CLIENTS}
+    seen = {client: own.client_state(client, Work.TRAIN, state) for client in CLIENTS}
     assert len({tuple(kept(one)) for one in seen.values()}) > 1
     for one in seen.values():
         assert values(one) == [*INITIAL[kept(one)].tolist(), 60]
     for tested in (Work.EVALUATE, Work.PERSONALIZE):
-        assert own.seen_by(CLIENTS[0], tested, state) is state
+        assert own.client_state(CLIENTS[0], tested, state) is state

@@ -99,7 +99,7 @@ def encode(
     return memoryview(payload)
 
 
-def decoded(
+def decode_blocks(
     code: ValueCode, payload: Buffer, count: int, reference: Floats | None
 ) -> Iterator[tuple[int, Floats]]:
     """Yield (first place, values) of every block of a payload that must hold `count` values."""
@@ -120,7 +120,7 @@ def decode(code: ValueCode, payload: Buffer, count: int, reference: Floats | Non
     """Return the `count` values of a payload."""
     check_can_hold(len(payload), count)  # every code has sections of a byte per value at least
     values = np.empty(count, dtype=np.float32)
-    for start, block in decoded(code, payload, count, reference):
+    for start, block in decode_blocks(code, payload, count, reference):
         values[start : start + block.size] = block
     return values
 

@@ -29,7 +29,7 @@ class ChunkSizer:
         self._since_s = clock()
         self._num_bytes = 0  # handed over since then
 
-    def sent(self, num_bytes: int) -> None:
+    def record_sent(self, num_bytes: int) -> None:
         """Learn that `num_bytes` went out since the last call."""
         self._num_bytes += num_bytes
         elapsed_s = self._clock() - self._since_s
@@ -53,7 +53,7 @@ def pieces(buffers: Sequence[memoryview], offset: int, sizer: ChunkSizer) -> Ite
             data = buffer[offset - start : offset - start + sizer.size]
             yield offset, data, zlib.crc32(data)
             offset += len(data)
-            sizer.sent(len(data))
+            sizer.record_sent(len(data))
         start = end
 
 

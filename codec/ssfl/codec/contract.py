@@ -160,7 +160,7 @@ class PayloadReader(io.RawIOBase):
             raise ChunkError(f"a payload of {self.encoded_bytes} bytes cannot begin at byte {at}")
         self._parts = encoding.parts(vector)
         self._part = memoryview(b"")  # what is left of the part under way
-        while at and (skipped := self._take(at)):
+        while at and (skipped := self._next_bytes(at)):
             at -= len(skipped)
 
     def readable(self) -> bool:
@@ -170,12 +170,12 @@ class PayloadReader(io.RawIOBase):
         """Fill `out` with the next bytes; fewer only at the end, then 0."""
         view = memoryview(out).cast("B")
         filled = 0
-        while filled < len(view) and (taken := self._take(len(view) - filled)):
+        while filled < len(view) and (taken := self._next_bytes(len(view) - filled)):
             view[filled : filled + len(taken)] = taken
             filled += len(taken)
         return filled
 
-    def _take(self, limit: int) -> memoryview:
+    def _next_bytes(self, limit: int) -> memoryview:
         """Return 1 to `limit` next bytes, or none at the end."""
         while not self._part:
             part = next(self._parts, None)

@@ -49,7 +49,7 @@ class Grid:
         return 1 + planes.write(zigzag(numbers.astype(np.int32)), SectionWriter(), out[1:])
 
     def decode_block(self, reader: SectionReader, reference: Floats) -> Floats:
-        (bits,) = reader.take(1)
+        (bits,) = reader.read_raw(1)
         if not MIN_BITS <= bits <= MAX_BITS:
             raise MalformedPayload(f"a grid of {bits} bits; {MIN_BITS} to {MAX_BITS} are possible")
         codes = cast(npt.NDArray[np.uint32], planes.read(reader, reference.size, np.uint32))

@@ -50,7 +50,7 @@ class Int8:
         return steps.nbytes + planes.write(zigzagged, SectionWriter(), out[steps.nbytes :])
 
     def decode_block(self, reader: SectionReader, reference: Floats) -> Floats:
-        steps = np.frombuffer(reader.take(4 * _groups(reference.size)), dtype="<f4")
+        steps = np.frombuffer(reader.read_raw(4 * _groups(reference.size)), dtype="<f4")
         zigzagged = cast(npt.NDArray[np.uint8], planes.read(reader, reference.size, np.uint8))
         codes = zigzagged.astype(np.int16)
         codes = (codes >> 1) ^ -(codes & 1)

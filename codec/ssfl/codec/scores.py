@@ -75,10 +75,10 @@ def encode(
     return out[:at]
 
 
-def decoded(payload: Buffer, count: int) -> Iterator[tuple[int, Floats]]:
+def decode_blocks(payload: Buffer, count: int) -> Iterator[tuple[int, Floats]]:
     """Yield (first place, scores) of every block of a payload that must hold `count` scores."""
     reader = SectionReader(payload)
-    mantissa_bits, lowest = _HEADER.unpack(reader.take(_HEADER.size))
+    mantissa_bits, lowest = _HEADER.unpack(reader.read_raw(_HEADER.size))
     if mantissa_bits > MAX_MANTISSA_BITS or lowest == 0:
         raise MalformedPayload("not the head of a score code")
     values = _table(mantissa_bits, lowest)
@@ -94,7 +94,7 @@ def decoded(payload: Buffer, count: int) -> Iterator[tuple[int, Floats]]:
 
 def decode(payload: Buffer, count: int) -> Floats:
     """Return the `count` scores of a payload."""
-    scores = [block for _, block in decoded(payload, count)]
+    scores = [block for _, block in decode_blocks(payload, count)]
     return np.concatenate(scores) if scores else np.empty(0, dtype=np.float32)
 
 

@@ -91,7 +91,7 @@ class SectionReader:
         """Bytes not yet read."""
         return len(self._payload) - self.at
 
-    def take(self, count: int) -> memoryview:
+    def read_raw(self, count: int) -> memoryview:
         """Return the next `count` bytes as they are."""
         if count > self.left:
             raise TruncatedPayload(self.at + count, len(self._payload))
@@ -100,10 +100,10 @@ class SectionReader:
 
     def read(self, size: int) -> Bytes:
         """Return the content of the next section, which must have `size` bytes."""
-        (length,) = struct.unpack("<I", self.take(HEADER_BYTES))
+        (length,) = struct.unpack("<I", self.read_raw(HEADER_BYTES))
         if length > size:
             raise MalformedPayload(f"a section of {length} bytes where {size} are the most")
-        data = self.take(length)
+        data = self.read_raw(length)
         if length == size:
             return np.frombuffer(data, dtype=np.uint8)
         return np.frombuffer(self._decompress(data, size), dtype=np.uint8)

@@ -100,7 +100,7 @@ def decode(payload: Buffer, shapes: Sequence[Shape], weights: Floats | None = No
     _check_weights(weights, size)
     check_can_hold(len(payload), packed_bytes(size))
     reader = SectionReader(payload)
-    flags, width = reader.take(2)
+    flags, width = reader.read_raw(2)
     if flags > 1 or width not in _WIDTHS:
         raise MalformedPayload(f"unknown flags {flags} or width {width} of a mask")
     if flags and weights is None:

@@ -14,7 +14,7 @@ broken the disk does not answer (OSError, EIO)
 import errno
 import os
 import signal
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 
 VARIABLE = "FAILPOINTS"
@@ -44,7 +44,7 @@ _ERRORS = {"full": errno.ENOSPC, "broken": errno.EIO}
 
 
 @dataclass(slots=True)
-class _Trouble:
+class _Fault:
     kind: str
     passage: int
     lasting: bool
@@ -54,14 +54,14 @@ def _kill(_name: str) -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-def _parse(text: str) -> dict[str, _Trouble]:
+def _parse(text: str) -> dict[str, _Fault]:
     armed = {}
     for entry in filter(None, text.split(",")):
         name, equals, rest = entry.strip().partition("=")
         kind, _, passage = rest.partition("@")
         if not equals or kind not in ("kill", *_ERRORS):
             raise ValueError(f"{VARIABLE}: {entry!r} is not NAME=kill|full|broken[@N[+]]")
-        armed[name] = _Trouble(kind, int(passage.rstrip("+") or 1), passage.endswith("+"))
+        armed[name] = _Fault(kind, int(passage.rstrip("+") or 1), passage.endswith("+"))
     return armed
 
 
@@ -76,14 +76,14 @@ def failpoint(name: str) -> None:
         _hook(name)
     if not _armed or name not in _armed:
         return
-    trouble = _armed[name]
+    fault = _armed[name]
     _passages[name] = _passages.get(name, 0) + 1
     passed = _passages[name]
-    if passed == trouble.passage or (trouble.lasting and passed > trouble.passage):
-        strike(trouble.kind, name)
+    if passed == fault.passage or (fault.lasting and passed > fault.passage):
+        trigger(fault.kind, name)
 
 
-def strike(kind: str, name: str) -> None:
+def trigger(kind: str, name: str) -> None:
     """Make trouble of a kind."""
     if kind == "kill":
         _kill(name)
@@ -95,12 +95,7 @@ def is_armed(name: str) -> bool:
     return _hook is not None or name in _armed
 
 
-def install(hook: Callable[[str], None] | None) -> None:
+def install_hook(hook: Callable[[str], None] | None) -> None:
     """Let `hook` be called at every passage of every point; None: no longer."""
     global _hook  # noqa: PLW0603 -- one process, one hook
     _hook = hook
-
-
-def passages() -> Mapping[str, int]:
-    """Return how often every armed point was passed."""
-    return dict(_passages)

@@ -14,7 +14,7 @@ from ssfl.durable.failpoints import failpoint
 
 Bytes = bytes | bytearray | memoryview | npt.NDArray[Any]
 
-TEMPORARY = ".tmp"  # ends the name of a file being written, which begins with a dot
+TEMPORARY_SUFFIX = ".tmp"  # ends the name of a file being written, which begins with a dot
 
 
 @contextmanager
@@ -25,7 +25,7 @@ def atomic_file(path: Path, *, private: bool = False) -> Iterator[BinaryIO]:
     its owner may read a `private` one.
     """
     kind = path.name.partition("-")[0].partition(".")[0]
-    temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}{TEMPORARY}")
+    temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}{TEMPORARY_SUFFIX}")
     try:
         with temporary.open("xb") as file:
             if private:
@@ -70,7 +70,7 @@ def remove_leftovers(folder: Path) -> int:
 
     Only for the sole user of `folder`: a write under way elsewhere would lose its file.
     """
-    leftovers = list(folder.glob(f".*{TEMPORARY}"))
+    leftovers = list(folder.glob(f".*{TEMPORARY_SUFFIX}"))
     for file in leftovers:
         file.unlink(missing_ok=True)
     return len(leftovers)

@@ -78,7 +78,7 @@ def scoring_batches(
             yield balanced_batch(labels, settings.batch_size, stream)
 
 
-def take(x: Array, y: Array, indices: Indices, model: nn.Module) -> tuple[Tensor, Tensor]:
+def batch_tensors(x: Array, y: Array, indices: Indices, model: nn.Module) -> tuple[Tensor, Tensor]:
     """Return the samples at `indices` as tensors on the model's device; float64 as float32."""
     device = next(model.parameters()).device
     return _tensor(x[indices], device), _tensor(y[indices], device)

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from ssfl.datasets.shards.shard_file import Array, Shard
-from ssfl.learning.batches import take
+from ssfl.learning.batches import batch_tensors
 from ssfl.learning.task import ACCURACY, Task
 
 BATCH_SIZE = 256
@@ -41,7 +41,7 @@ def _test(model: nn.Module, task: Task, samples: Array, targets: Array) -> Evalu
     with eval_mode(model), torch.no_grad():
         for start in range(0, total, BATCH_SIZE):
             indices = np.arange(start, min(start + BATCH_SIZE, total), dtype=np.int64)
-            x, y = take(samples, targets, indices, model)
+            x, y = batch_tensors(samples, targets, indices, model)
             loss_sum += task.loss(model, x, y).item() * len(indices)
             for name, mean in task.metrics(model, x, y).items():
                 part = float(mean) * len(indices)

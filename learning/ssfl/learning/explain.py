@@ -4,7 +4,7 @@ import re
 
 from torch import Tensor
 
-from ssfl.learning.wording import times
+from ssfl.learning.wording import format_shape
 
 _MEANINGS = (
     (
@@ -47,7 +47,7 @@ _MEANINGS = (
 
 def explain(error: BaseException, x: Tensor, y: Tensor) -> str:
     """Return lines to put below an error that a task raised with this batch."""
-    lines = [f"the batch: x {describe(x)}, y {describe(y)}"]
+    lines = [f"the batch: x {describe_tensor(x)}, y {describe_tensor(y)}"]
     for pattern, meaning in _MEANINGS:
         if found := re.search(pattern, str(error)):
             lines.append("that is: " + meaning.format(*found.groups()))
@@ -55,10 +55,10 @@ def explain(error: BaseException, x: Tensor, y: Tensor) -> str:
     return "\n".join(lines)
 
 
-def describe(tensor: Tensor) -> str:
+def describe_tensor(tensor: Tensor) -> str:
     """Return a tensor's type, shape and range."""
     kind = str(tensor.dtype).removeprefix("torch.")
-    shape = times(tensor.shape)
+    shape = format_shape(tensor.shape)
     if not tensor.numel() or tensor.is_complex():
         return f"{kind} {shape}"
     low, high = tensor.min().item(), tensor.max().item()

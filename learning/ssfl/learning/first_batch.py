@@ -9,10 +9,10 @@ import torch
 from torch import nn
 
 from ssfl.datasets.shards.shard_file import Shard
-from ssfl.learning.batches import take
+from ssfl.learning.batches import batch_tensors
 from ssfl.learning.errors import TaskError
 from ssfl.learning.evaluate import eval_mode
-from ssfl.learning.explain import describe
+from ssfl.learning.explain import describe_tensor
 from ssfl.learning.load_task import LoadedTask
 
 log = logging.getLogger("ssfl.client")
@@ -31,10 +31,10 @@ def try_first_batch(model: nn.Module, task: LoadedTask, shard: Shard, batch_size
                 halves = [_measure(model, task, shard, *part) for part in _halves(count)]
             _warn_of_sums(task, count, whole, halves)
     if not math.isfinite(whole["loss"]):
-        x, y = take(shard.train_x, shard.train_y, np.arange(count), model)
+        x, y = batch_tensors(shard.train_x, shard.train_y, np.arange(count), model)
         raise TaskError(
             f"task {task.name}: the loss of the first batch is {whole['loss']} before any "
-            f"training; are the inputs scaled? x is {describe(x)}, y {describe(y)}"
+            f"training; are the inputs scaled? x is {describe_tensor(x)}, y {describe_tensor(y)}"
         )
 
 
@@ -43,7 +43,7 @@ def _measure(
 ) -> dict[str, float]:
     """Return loss and metrics of some of the first samples."""
     indices = np.arange(start, stop, dtype=np.int64)
-    x, y = take(shard.train_x, shard.train_y, indices, model)
+    x, y = batch_tensors(shard.train_x, shard.train_y, indices, model)
     loss = task.loss(model, x, y).item()
     with torch.no_grad():
         return {**task.metrics(model, x, y), "loss": loss}

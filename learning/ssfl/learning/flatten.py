@@ -18,7 +18,7 @@ def read_vector(model: nn.Module, manifest: Manifest) -> npt.NDArray[np.float32]
     return manifest.flatten({name: t.detach().cpu().numpy() for name, t in named.items()})
 
 
-def first_weights(model: nn.Module, manifest: Manifest, seed: int) -> npt.NDArray[np.float32]:
+def initial_weights(model: nn.Module, manifest: Manifest, seed: int) -> npt.NDArray[np.float32]:
     """Return the initial vector: from the seed, or as the model has it where rules say so."""
     vector = initial_vector(manifest, seed)
     if not manifest.rebuildable:

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from ssfl.datasets.shards.shard_file import Shard
-from ssfl.learning.batches import scoring_batches, take
+from ssfl.learning.batches import batch_tensors, scoring_batches
 from ssfl.learning.errors import DivergedError, ModelError
 from ssfl.learning.saliency import scoring_mode, trained_places
 from ssfl.learning.task import Task
@@ -40,7 +40,7 @@ def grasp_locally(
 ) -> Vector:
     """Return a client's signed scores, (num_masked,), from the minibatches saliency would take."""
     chosen = scoring_batches(shard, settings, client_id, mask_epoch, num_batches)
-    batches = [take(shard.train_x, shard.train_y, indices, model) for indices in chosen]
+    batches = [batch_tensors(shard.train_x, shard.train_y, indices, model) for indices in chosen]
     temperature = TEMPERATURE if shard.num_classes else 1.0
     return grasp_scores(model, manifest, task, batches, temperature)
 

@@ -56,7 +56,7 @@ class LoadedTask:
             built |= {"model": "mlp", "width": settings.width}
         return {"task": self.name, **built}
 
-    def builds_alike(self, one: Shard, other: Shard) -> bool:
+    def builds_same_model(self, one: Shard, other: Shard) -> bool:
         """Tell whether two shards surely get the same network: of a task of one's own we do not."""
         same = one.input_shape == other.input_shape and one.num_classes == other.num_classes
         return same and self.name in BUILT_IN

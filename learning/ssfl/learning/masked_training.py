@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from ssfl.datasets.shards.shard_file import Shard
-from ssfl.learning.batches import count_steps, take, training_batches
+from ssfl.learning.batches import batch_tensors, count_steps, training_batches
 from ssfl.learning.errors import DivergedError, ModelError
 from ssfl.learning.flatten import masked_parameters
 from ssfl.learning.rates import step_rates
@@ -65,7 +65,7 @@ def train_locally(
     batches = training_batches(shard.num_samples, settings, round_number, client_id)
     rates = step_rates(settings, round_number, shard.num_samples)
     for step, (indices, rate) in enumerate(zip(batches, rates, strict=True), start=1):
-        x, y = take(shard.train_x, shard.train_y, indices, model)
+        x, y = batch_tensors(shard.train_x, shard.train_y, indices, model)
         loss = task.loss(model, x, y)
         loss_value = loss.item()
         if not math.isfinite(loss_value):

@@ -16,7 +16,7 @@ from torch import nn
 
 from ssfl.learning.errors import ModelError
 from ssfl.learning.resnet import RESNETS, resnet
-from ssfl.learning.wording import times
+from ssfl.learning.wording import format_shape
 from ssfl.method.manifest import MAX_PARAMETERS
 from ssfl.method.settings import MODELS, NORMS
 
@@ -30,7 +30,7 @@ def build_model(
     if name not in MODELS:
         raise ModelError(f"the model must be one of {', '.join(MODELS)}, got {name!r}")
     if num_classes < 2 or not input_shape or min(input_shape) < 1:
-        shape = times(input_shape, scalar="of no size")
+        shape = format_shape(input_shape, scalar="of no size")
         raise ModelError(f"no model for inputs {shape} and {num_classes} classes")
     if width < 0:
         raise ModelError(f"--width must be 1 or more, or 0 for {name}'s own, got {width}")
@@ -47,7 +47,7 @@ def build_model(
         size = sum(parameter.numel() for parameter in build().parameters())
     if size > MAX_PARAMETERS:
         raise ModelError(
-            f"{name} of width {width} for inputs {times(input_shape)} would have {size:,} "
+            f"{name} of width {width} for inputs {format_shape(input_shape)} would have {size:,} "
             f"parameters, the limit is {MAX_PARAMETERS:,}: use a smaller --width"
         )
     return build()
@@ -170,9 +170,10 @@ _PLAIN = {
 def _check_image(name: str, norm: str, input_shape: Shape, smallest: int) -> None:
     if len(input_shape) != 3:
         raise ModelError(
-            f"{name} needs images (channels, height, width), the inputs are {times(input_shape)}"
+            f"{name} needs images (channels, height, width), "
+            f"the inputs are {format_shape(input_shape)}"
         )
-    pixels = times(input_shape[1:])
+    pixels = format_shape(input_shape[1:])
     if name == "lenet5" and pixels not in ("28x28", "32x32"):
         raise ModelError(
             f"lenet5 needs images of 28x28 or 32x32 pixels, these have {pixels}; "

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from ssfl.learning.errors import ModelError
 from ssfl.learning.flatten import named_tensors
-from ssfl.learning.wording import times
+from ssfl.learning.wording import format_shape
 from ssfl.method.manifest import Manifest
 
 _CONVERT = (
@@ -21,7 +21,7 @@ _CONVERT = (
 
 
 @dataclass(frozen=True, slots=True)
-class Taken:
+class CopiedWeights:
     """What became of a file's tensors."""
 
     used: tuple[str, ...]
@@ -42,7 +42,9 @@ def read_weights(path: Path) -> dict[str, Tensor]:
         raise ModelError(f"{path} cannot be read as safetensors: {error}") from error
 
 
-def take_weights(model: nn.Module, manifest: Manifest, weights: Mapping[str, Tensor]) -> Taken:
+def copy_weights(
+    model: nn.Module, manifest: Manifest, weights: Mapping[str, Tensor]
+) -> CopiedWeights:
     """Copy every tensor that the model has by the same name and shape; tell about the others."""
     mine, saved = named_tensors(model, manifest), model.state_dict()
     used, unused = dict[str, Tensor](), dict[str, str]()
@@ -51,7 +53,7 @@ def take_weights(model: nn.Module, manifest: Manifest, weights: Mapping[str, Ten
             if name not in saved:  # counters and the like are in both, and mean nothing here
                 unused[name] = "not in the model"
         elif tensor.shape != mine[name].shape:
-            theirs, ours = times(tensor.shape), times(mine[name].shape)
+            theirs, ours = format_shape(tensor.shape), format_shape(mine[name].shape)
             unused[name] = f"{theirs} in the file and {ours} in the model"
         else:
             used[name] = _float32(name, tensor)
@@ -59,7 +61,7 @@ def take_weights(model: nn.Module, manifest: Manifest, weights: Mapping[str, Ten
         for name, tensor in used.items():
             mine[name].copy_(tensor)
     missing = tuple(name for name in mine if name not in used)
-    return Taken(tuple(used), missing, unused)
+    return CopiedWeights(tuple(used), missing, unused)
 
 
 def _float32(name: str, tensor: Tensor) -> Tensor:

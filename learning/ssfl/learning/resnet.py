@@ -14,7 +14,7 @@ from torch.nn import functional
 
 
 @dataclass(frozen=True, slots=True)
-class Parts:
+class BlockLayers:
     """What the blocks of one network share: their norms and their shortcuts."""
 
     groups: int  # of a GroupNorm; 0: BatchNorm instead
@@ -34,11 +34,11 @@ class Parts:
         if stride == 1 and channels_in == channels:
             return nn.Sequential()
         if self.padded:
-            return Padding(channels_in, channels, stride)
+            return PaddedShortcut(channels_in, channels, stride)
         return nn.Sequential(_conv1x1(channels_in, channels, stride), self.norm(channels))
 
 
-class Padding(nn.Module):
+class PaddedShortcut(nn.Module):
     """The shortcut without weights: every `stride`-th pixel, new channels zero on both sides."""
 
     def __init__(self, channels_in: int, channels: int, stride: int) -> None:
@@ -56,7 +56,7 @@ class Block(nn.Module):
 
     wider = 1
 
-    def __init__(self, channels_in: int, channels: int, stride: int, parts: Parts) -> None:
+    def __init__(self, channels_in: int, channels: int, stride: int, parts: BlockLayers) -> None:
         super().__init__()
         self.conv1 = _conv3x3(channels_in, channels, stride)
         self.norm1 = parts.norm(channels)
@@ -74,7 +74,7 @@ class Bottleneck(nn.Module):
 
     wider = 4
 
-    def __init__(self, channels_in: int, channels: int, stride: int, parts: Parts) -> None:
+    def __init__(self, channels_in: int, channels: int, stride: int, parts: BlockLayers) -> None:
         super().__init__()
         self.conv1 = _conv1x1(channels_in, channels, 1)
         self.norm1 = parts.norm(channels)
@@ -90,7 +90,7 @@ class Bottleneck(nn.Module):
         return functional.relu(self.norm3(self.conv3(out)) + self.shortcut(x))
 
 
-class Mean(nn.Module):
+class ChannelMean(nn.Module):
     """Each channel's mean: not adaptive pooling, whose gradient on a GPU is not deterministic."""
 
     def forward(self, x: Tensor) -> Tensor:
@@ -98,7 +98,7 @@ class Mean(nn.Module):
 
 
 @dataclass(frozen=True, slots=True)
-class Design:
+class ResNetDesign:
     """What makes one ResNet differ from another."""
 
     block: type[Block] | type[Bottleneck]
@@ -108,19 +108,21 @@ class Design:
 
 
 RESNETS = {
-    "resnet18": Design(Block, (2, 2, 2, 2), width=64, padded=False),
-    "resnet50": Design(Bottleneck, (3, 4, 6, 3), width=64, padded=False),
-    "resnet20": Design(Block, (3, 3, 3), width=16, padded=True),
-    "resnet32": Design(Block, (5, 5, 5), width=16, padded=True),
-    "resnet44": Design(Block, (7, 7, 7), width=16, padded=True),
-    "resnet56": Design(Block, (9, 9, 9), width=16, padded=True),
-    "resnet110": Design(Block, (18, 18, 18), width=16, padded=True),
+    "resnet18": ResNetDesign(Block, (2, 2, 2, 2), width=64, padded=False),
+    "resnet50": ResNetDesign(Bottleneck, (3, 4, 6, 3), width=64, padded=False),
+    "resnet20": ResNetDesign(Block, (3, 3, 3), width=16, padded=True),
+    "resnet32": ResNetDesign(Block, (5, 5, 5), width=16, padded=True),
+    "resnet44": ResNetDesign(Block, (7, 7, 7), width=16, padded=True),
+    "resnet56": ResNetDesign(Block, (9, 9, 9), width=16, padded=True),
+    "resnet110": ResNetDesign(Block, (18, 18, 18), width=16, padded=True),
 }
 
 
-def resnet(design: Design, channels: int, num_classes: int, norm: str, width: int) -> nn.Sequential:
+def resnet(
+    design: ResNetDesign, channels: int, num_classes: int, norm: str, width: int
+) -> nn.Sequential:
     """Return the network for images of so many channels, its first stage of `width`."""
-    parts = Parts(0 if norm == "batch" else design.width // 2, design.padded)
+    parts = BlockLayers(0 if norm == "batch" else design.width // 2, design.padded)
     layers = OrderedDict[str, nn.Module](
         conv1=_conv3x3(channels, width, 1), norm1=parts.norm(width), relu=nn.ReLU()
     )
@@ -132,7 +134,7 @@ def resnet(design: Design, channels: int, num_classes: int, norm: str, width: in
         first = design.block(before, inside, stride, parts)  # changes the shape
         layers[f"layer{number + 1}"] = nn.Sequential(first, *rest)
         before = after
-    layers["mean"] = Mean()
+    layers["mean"] = ChannelMean()
     layers["linear"] = nn.Linear(before, num_classes)
     return nn.Sequential(layers)
 

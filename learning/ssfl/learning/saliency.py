@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from ssfl.datasets.shards.shard_file import Shard
-from ssfl.learning.batches import Indices, scoring_batches, take
+from ssfl.learning.batches import Indices, batch_tensors, scoring_batches
 from ssfl.learning.errors import DivergedError, ModelError
 from ssfl.learning.evaluate import eval_mode
 from ssfl.learning.flatten import masked_parameters
@@ -49,7 +49,7 @@ def score_locally(
     batches = list(scoring_batches(shard, settings, client_id, mask_epoch, num_batches))
 
     def scores_of(indices: Indices) -> Vector:
-        x, y = take(shard.train_x, shard.train_y, indices, model)
+        x, y = batch_tensors(shard.train_x, shard.train_y, indices, model)
         return saliency_scores(model, manifest, task, x, y, weights)
 
     if len(batches) == 1:

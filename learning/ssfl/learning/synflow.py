@@ -24,7 +24,7 @@ from torch.func import functional_call
 from ssfl.learning.describe import NORM_LAYERS
 from ssfl.learning.errors import ModelError
 from ssfl.learning.evaluate import eval_mode
-from ssfl.learning.wording import times
+from ssfl.learning.wording import format_shape
 from ssfl.method.manifest import Manifest
 from ssfl.method.mask import largest
 
@@ -94,8 +94,8 @@ def _flows(
         gradients = torch.autograd.grad(output.sum(), weights, materialize_grads=True)
     except Exception as error:
         raise ModelError(
-            f"SynFlow sends ones of shape {times(input_shape)} through the model, which does not "
-            f"take them: {type(error).__name__}: {error}"
+            f"SynFlow sends ones of shape {format_shape(input_shape)} through the model, "
+            f"which does not take them: {type(error).__name__}: {error}"
         ) from error
     products = [(w.detach() * g).abs().reshape(-1) for w, g in zip(weights, gradients, strict=True)]
     flows: Doubles = torch.cat(products).numpy()

@@ -9,7 +9,7 @@ from ssfl.learning.evaluate import Evaluation
 
 
 @dataclass(frozen=True, slots=True)
-class Trained:
+class LocalResult:
     """What a client has after local training: the values that travel, and how good they are."""
 
     values: npt.NDArray[np.float32]

@@ -3,10 +3,10 @@
 from collections.abc import Sequence
 
 
-def times(shape: Sequence[int], scalar: str = "scalar") -> str:
+def format_shape(shape: Sequence[int], scalar: str = "scalar") -> str:
     """Return a shape as people write it; `scalar` is what no dimensions are called.
 
-    >>> times((3, 32, 32)), times(())
+    >>> format_shape((3, 32, 32)), format_shape(())
     ('3x32x32', 'scalar')
     """
     return "x".join(str(n) for n in shape) or scalar

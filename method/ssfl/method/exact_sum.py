@@ -21,8 +21,8 @@ _LIMIT_BITS = 62
 _BLOCK = 1 << 16  # values at a time: their scratch stays in cache
 
 
-def fraction_bits(bound: float, total_weight: int, most: int = MAX_FRACTION_BITS) -> int:
-    """Return the largest F <= `most` with bound * total_weight * 2^F < 2^62.
+def fraction_bits(bound: float, total_weight: int, max_bits: int = MAX_FRACTION_BITS) -> int:
+    """Return the largest F <= `max_bits` with bound * total_weight * 2^F < 2^62.
 
     >>> fraction_bits(1024.0, 1000)
     36
@@ -30,19 +30,19 @@ def fraction_bits(bound: float, total_weight: int, most: int = MAX_FRACTION_BITS
     if total_weight < 1 or not 0 <= bound < math.inf:
         raise SumError(f"cannot sum with bound {bound} and total weight {total_weight}")
     if bound == 0:
-        return most
+        return max_bits
     room = Fraction(1 << _LIMIT_BITS) / (Fraction(bound) * total_weight)
     bits = room.numerator.bit_length() - room.denominator.bit_length() + 1
     while Fraction(2) ** bits >= room:
         bits -= 1
-    return min(bits, most)
+    return min(bits, max_bits)
 
 
 def max_weight(bound: float, fraction_bits: int) -> int:
     """Return the largest total weight that a grid has room for.
 
-    >>> most = max_weight(1024.0, 30)
-    >>> fraction_bits(1024.0, most), fraction_bits(1024.0, most + 1)
+    >>> limit = max_weight(1024.0, 30)
+    >>> fraction_bits(1024.0, limit), fraction_bits(1024.0, limit + 1)
     (30, 29)
     """
     room = Fraction(1 << _LIMIT_BITS) / (Fraction(bound) * Fraction(2) ** fraction_bits)

@@ -190,7 +190,7 @@ class Manifest:
             raise ManifestError("not in canonical form, so its digest would be ambiguous")
         return manifest
 
-    def differs_only_in_rules(self, other: "Manifest") -> bool:
+    def same_except_init(self, other: "Manifest") -> bool:
         """Whether `other` is this model, however its tensors start."""
         return not self.first_difference(other, rules=False)
 

@@ -24,12 +24,12 @@ def choose_mask(scores: Scores, k: int, manifest: Manifest, guard: float) -> Mas
     if not guard:
         return top_k_signed(scores, k)
     kept = np.zeros(scores.size, dtype=np.bool_)
-    for place, quota in guarded(manifest, k, guard):
+    for place, quota in guard_quotas(manifest, k, guard):
         kept[place] = top_k_signed(scores[place], quota).bools()
     return _filled(kept, scores, k)
 
 
-def guarded(manifest: Manifest, k: int, guard: float) -> list[tuple[slice, int]]:
+def guard_quotas(manifest: Manifest, k: int, guard: float) -> list[tuple[slice, int]]:
     """Return where each masked tensor lies and how many of its weights a guard keeps.
 
     Raises DensityError if these alone are more than k.

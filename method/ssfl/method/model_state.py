@@ -20,7 +20,7 @@ def values_digest(values: Vector) -> bytes:
     return hashlib.sha256(np.ascontiguousarray(values, dtype="<f4").data).digest()
 
 
-class Stored:
+class StoredVector:
     """A vector as long as the model that need not stay in memory, since it can be read again."""
 
     def __init__(
@@ -50,15 +50,15 @@ class Stored:
             self._vector = None
 
 
-Whole = Vector | Stored
+ModelVector = Vector | StoredVector
 
 
-def vector_of(whole: Whole) -> Vector:
-    return whole.vector() if isinstance(whole, Stored) else whole
+def vector_of(whole: ModelVector) -> Vector:
+    return whole.vector() if isinstance(whole, StoredVector) else whole
 
 
-def digest_of(whole: Whole) -> bytes:
-    return whole.digest if isinstance(whole, Stored) else values_digest(whole)
+def digest_of(whole: ModelVector) -> bytes:
+    return whole.digest if isinstance(whole, StoredVector) else values_digest(whole)
 
 
 @dataclass(frozen=True)
@@ -71,7 +71,7 @@ class ModelState:
     """
 
     manifest: Manifest
-    start: Whole  # (manifest.size,) the vector before any training
+    start: ModelVector  # (manifest.size,) the vector before any training
     mask: Mask | None = None
     mask_epoch: int = 0  # counts agreed masks: 0 is "none yet"
     values: Vector | None = None  # (num_kept + num_unmasked,)
@@ -79,10 +79,10 @@ class ModelState:
     change: memoryview | None = None
     initial_digest: bytes = b""  # of `start`: computed once, since it may take a while
     # (manifest.size,) the whole model that the mask was agreed on; None: the initial vector.
-    scored: Whole | None = None
+    scored: ModelVector | None = None
     scored_digest: bytes = b""
     # (manifest.size,) where pruned weights rest: `scored`, or the initial vector if None.
-    resting: Whole | None = None
+    resting: ModelVector | None = None
     first: Vector | None = None  # the values that training under this mask began with, if at hand
 
     def __post_init__(self) -> None:
@@ -136,5 +136,5 @@ class ModelState:
         """Let go of vectors as long as the model that can be read or made again."""
         self.__dict__.pop("whole", None)
         for whole in (self.start, self.scored, self.resting):
-            if isinstance(whole, Stored):
+            if isinstance(whole, StoredVector):
                 whole.release()

@@ -38,7 +38,7 @@ def change_norm(blocks: Blocks, base: Vector) -> float:
     )
 
 
-def shortened(blocks: Blocks, base: Vector, scale: float) -> Iterator[tuple[int, Vector]]:
+def scale_change(blocks: Blocks, base: Vector, scale: float) -> Iterator[tuple[int, Vector]]:
     """Yield the update with its change of the base multiplied by `scale`."""
     for start, values in blocks:
         origin = base[start : start + values.size].astype(np.float64)
@@ -55,5 +55,5 @@ def clip(values: Vector, base: Vector, limit: float) -> tuple[Vector, float | No
     norm = change_norm(in_blocks(values), base)
     if norm <= limit:
         return values, None
-    parts = [part for _, part in shortened(in_blocks(values), base, limit / norm)]
+    parts = [part for _, part in scale_change(in_blocks(values), base, limit / norm)]
     return np.concatenate(parts), norm

@@ -72,14 +72,14 @@ def with_profile(given: Mapping[str, Any]) -> dict[str, Any]:
     name = given.get("profile", DEFAULT)
     if name not in PROFILES:
         raise SettingsError(f"--profile must be one of {', '.join(PROFILES)}, got {name!r}")
-    return {**weaker(PROFILES[name], given), **given}
+    return {**preset_defaults(PROFILES[name], given), **given}
 
 
-def weaker(preset: Mapping[str, Any], given: Collection[str]) -> dict[str, Any]:
+def preset_defaults(preset: Mapping[str, Any], given: Collection[str]) -> dict[str, Any]:
     """Return what a preset says about settings that are not given, in this way or another.
 
     Examples:
-        >>> weaker({"client_fraction": 0.1, "rounds": 500}, {"clients_per_round": 5})
+        >>> preset_defaults({"client_fraction": 0.1, "rounds": 500}, {"clients_per_round": 5})
         {'rounds': 500}
     """
     said = {*given, *(_INSTEAD[name] for name in given if name in _INSTEAD)}

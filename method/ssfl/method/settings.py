@@ -44,7 +44,7 @@ class RunSettings:
     model: str = setting("cnn", "network of the built-in image task", choices=MODELS)
     norm: str = setting("group", "norm layers of the built-in networks", choices=NORMS)
     width: int = setting(
-        0, "channels or units of a built-in network's first layer; 0: the network's own", most=4096
+        0, "channels or units of a built-in network's first layer; 0: the network's own", le=4096
     )
     initialization: str = setting(
         "kaiming-normal",
@@ -76,7 +76,7 @@ class RunSettings:
         choices=("samples", "equal"),
     )
     layer_guard: float = setting(
-        0.0, "smallest share of its weights that a layer keeps; 0: no guard", most=1.0
+        0.0, "smallest share of its weights that a layer keeps; 0: no guard", le=1.0
     )
     warmup_rounds: int = setting(0, "dense rounds before the weights are scored")
     refresh_rounds: str = setting("", "renew the mask before these rounds, such as 30,60")
@@ -102,7 +102,7 @@ class RunSettings:
         "model that a refresh scores; masked: dropped weights are zero",
         choices=("unmasked", "masked"),
     )
-    rounds: int = setting(30, "training rounds", least=1)
+    rounds: int = setting(30, "training rounds", ge=1)
     clients: int = setting(
         0, "start when N clients have joined; 0: on `ssfl start`, or 15 s after the last join"
     )
@@ -110,12 +110,12 @@ class RunSettings:
     client_fraction: float = setting(
         0.0,
         "share of the clients sampled for each round; 0: use --clients-per-round",
-        most=1.0,
+        le=1.0,
     )
     newcomers_per_round: int = setting(
         0, "sampled clients that joined after the start, if available; 0: no preference"
     )
-    min_clients: int = setting(2, "smallest number of updates that completes a round", least=1)
+    min_clients: int = setting(2, "smallest number of updates that completes a round", ge=1)
     scoring_quorum: int = setting(
         0,
         "smallest number of scores that completes a mask; "
@@ -125,12 +125,12 @@ class RunSettings:
         1.3,
         "sampled rounds: ask X times the clients wanted; later X follows the share of clients "
         "recently lost; the first updates count; 1: ask only as many as wanted",
-        least=1,
-        most=3.0,
+        ge=1,
+        le=3.0,
     )
-    local_epochs: int = setting(5, "passes over the client's data in each round", least=1)
+    local_epochs: int = setting(5, "passes over the client's data in each round", ge=1)
     local_steps: int = setting(0, "local steps in each round; 0: use --local-epochs")
-    batch_size: int = setting(16, "samples in a local step and in a scoring minibatch", least=1)
+    batch_size: int = setting(16, "samples in a local step and in a scoring minibatch", ge=1)
     learning_rate: float = setting(0.1, "SGD learning rate in the first round", positive=True)
     lr_decay: float = setting(
         0.998, "factor applied to the learning rate after each round", positive=True
@@ -153,7 +153,7 @@ class RunSettings:
         "criterion client-random: mean over clients that hold a weight, or zeros for the rest",
         choices=("holders", "zeros"),
     )
-    seed: int = setting(0, "seed of every random choice of the run", most=MAX_SEED)
+    seed: int = setting(0, "seed of every random choice of the run", le=MAX_SEED)
     evaluate_every: int = setting(
         10, "all clients test the global model every N rounds; 0: only at the end"
     )
@@ -161,7 +161,7 @@ class RunSettings:
     target_accuracy: float = setting(
         0.0,
         "end the run when the pooled accuracy reaches X, between 0 and 1; 0: no target",
-        most=1.0,
+        le=1.0,
     )
     patience: int = setting(
         0, "end the run after N evaluations by all clients without improvement; 0: never"
@@ -191,7 +191,7 @@ class RunSettings:
     value_type: str = setting(
         "float32", "encoding of values; float32 is exact, the others are lossy", choices=VALUE_TYPES
     )
-    grid_bits: int = setting(16, "value type grid: changes are multiples of 2^-N", least=1, most=40)
+    grid_bits: int = setting(16, "value type grid: changes are multiples of 2^-N", ge=1, le=40)
     rounding: str = setting(
         "stochastic", "rounding of lossy value types", choices=("stochastic", "nearest")
     )
@@ -375,12 +375,12 @@ def _check(name: str, value: Any, metadata: Any) -> None:
         )
     if isinstance(value, bool | str):
         return
-    least = metadata.get("least", 0)
-    if not value >= least or value == float("inf"):
-        raise SettingsError(f"{flag} must be a number of at least {least}, got {value}")
-    most = metadata.get("most", MAX_COUNT if isinstance(value, int) else None)
-    if most is not None and value > most:
-        limit = most if isinstance(most, int) else f"{most:g}"
+    lowest = metadata.get("ge", 0)
+    if not value >= lowest or value == float("inf"):
+        raise SettingsError(f"{flag} must be a number of at least {lowest}, got {value}")
+    highest = metadata.get("le", MAX_COUNT if isinstance(value, int) else None)
+    if highest is not None and value > highest:
+        limit = highest if isinstance(highest, int) else f"{highest:g}"
         raise SettingsError(f"{flag} must be at most {limit}, got {value}")
     if metadata.get("positive") and not value > 0:
         raise SettingsError(f"{flag} must be above 0, got {value}")

@@ -10,7 +10,7 @@ import pytest
 from safetensors.numpy import load_file
 
 from server.run_loop_harness import C1, C2, SETTINGS, answer_all, begin, conduct, spooled, step_over
-from ssfl.durable.failpoints import install, strike
+from ssfl.durable.failpoints import install_hook, trigger
 from ssfl.method.initialize import initial_vector
 from ssfl.method.manifest import Manifest
 from ssfl.method.model_state import ModelState, values_digest
@@ -289,15 +289,15 @@ def test_a_full_disk_is_waited_for_and_said(tmp_path: Path, point: str) -> None:
 
     def hook(name: str) -> None:
         if name == point and next(full, False):
-            strike("full", name)
+            trigger("full", name)
 
     async def script(conductor: Conductor) -> None:
         conductor.room = Room(pause=lambda _s: told.append(conductor.waiting_for()))
-        install(hook)
+        install_hook(hook)
         try:
             reply = await conductor.post(events.Joined(C1, "t", 10, "", "cpu"))
         finally:
-            install(None)
+            install_hook(None)
         assert reply is Reply.DONE
         assert C1 in conductor.state.members
         assert "disk" not in conductor.waiting_for()
@@ -320,10 +320,10 @@ def open_conductor_state(folder: Path) -> RunState:
 def test_a_conductor_that_ends_waits_for_no_room(tmp_path: Path) -> None:
     def hook(name: str) -> None:
         if name == "journal.append":
-            strike("full", name)
+            trigger("full", name)
 
     async def script(conductor: Conductor) -> None:
-        install(hook)
+        install_hook(hook)
         posting = asyncio.ensure_future(conductor.post(events.Joined(C1, "t", 10, "", "cpu")))
         while not conductor.room.missing:
             await asyncio.sleep(0)
@@ -332,7 +332,7 @@ def test_a_conductor_that_ends_waits_for_no_room(tmp_path: Path) -> None:
     try:
         conduct(tmp_path, script)
     finally:
-        install(None)
+        install_hook(None)
 
 
 def test_news_wakes_those_who_wait_for_a_task(tmp_path: Path, manifest: Manifest) -> None:

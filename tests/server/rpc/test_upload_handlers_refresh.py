@@ -198,7 +198,7 @@ def test_every_client_sends_the_values_of_its_own_mask(tmp_path: Path, manifest:
         sent = np.zeros(manifest.size, dtype=np.bool_)
         for client in (C1, C2):
             mask = client_random_mask(manifest, settings.sparsity, settings.seed, client)
-            seen = steps.conductor._strategy.seen_by(client, Work.TRAIN, model)
+            seen = steps.conductor._strategy.client_state(client, Work.TRAIN, model)
             assert seen.mask == mask and seen.values is not None
             sent |= np.r_[mask.bools(), np.ones(manifest.num_unmasked, dtype=np.bool_)]
             data = plain(seen.values + np.float32(1))

@@ -15,9 +15,9 @@ from torch import Tensor
 from ssfl.datasets.shards.shard_file import Array
 from ssfl.learning.batches import Indices
 
-LEFT_OUT = -100  # what cross_entropy ignores unless told otherwise
+IGNORED_LABEL = -100  # what cross_entropy ignores unless told otherwise
 
-Plan = Sequence[Sequence[Indices]]  # the batches of each client, as rows of all samples
+BatchPlan = Sequence[Sequence[Indices]]  # the batches of each client, as rows of all samples
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +30,7 @@ class StackedBatch:
     sizes: Tensor  # (clients,): samples that are not padding
 
 
-class Samples:
+class StackedSamples:
     """The samples of some shards, one shard after the other, then a padding."""
 
     def __init__(self, parts: Sequence[tuple[Array, Array]]) -> None:
@@ -38,13 +38,13 @@ class Samples:
         self.spans = list(pairwise(np.cumsum([0, *lengths]).tolist()))  # of each shard's rows
         self.size = sum(lengths)
         x = np.zeros((self.size + 1, *parts[0][0].shape[1:]), dtype=np.float32)
-        y = np.full(self.size + 1, LEFT_OUT, dtype=np.int64)
+        y = np.full(self.size + 1, IGNORED_LABEL, dtype=np.int64)
         np.concatenate([x for x, _ in parts], out=x[:-1], casting="same_kind")
         np.concatenate([y for _, y in parts], out=y[:-1])
         self._x, self._y = torch.from_numpy(x), torch.from_numpy(y)
         self._owners = torch.arange(len(parts) + 1).repeat_interleave(torch.tensor([*lengths, 1]))
 
-    def steps(self, plan: Plan) -> Iterator[StackedBatch]:
+    def steps(self, plan: BatchPlan) -> Iterator[StackedBatch]:
         """Yield step after step, as long as a client has a batch left."""
         for step in range(max(map(len, plan))):
             now = [batches[step] if step < len(batches) else _NOTHING for batches in plan]
@@ -61,7 +61,7 @@ class Samples:
 _NOTHING: Indices = np.empty(0, dtype=np.int64)
 
 
-def in_order(start: int, stop: int, batch_size: int) -> list[Indices]:
+def sequential_batches(start: int, stop: int, batch_size: int) -> list[Indices]:
     """Return batches of the samples from `start` to `stop`, in their own order."""
     order = np.arange(start, stop, dtype=np.int64)
     return [order[at : at + batch_size] for at in range(0, stop - start, batch_size)]

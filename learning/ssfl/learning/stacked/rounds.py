@@ -17,7 +17,7 @@ from ssfl.learning.batches import Indices, training_batches
 from ssfl.learning.errors import DivergedError
 from ssfl.learning.evaluate import Evaluation
 from ssfl.learning.rates import step_rates
-from ssfl.learning.stacked.batches import Plan, Samples
+from ssfl.learning.stacked.batches import BatchPlan, StackedSamples
 from ssfl.learning.stacked.layers import StackedModel
 from ssfl.learning.stacked.sgd import StackedSgd
 from ssfl.method.settings import RunSettings
@@ -36,7 +36,7 @@ def train_stacked(
     It is quickest with clients in order of falling steps: those that are done drop out from
     behind. Raises DivergedError if a loss was not finite, or if the trained weights are not.
     """
-    samples = Samples([(shard.train_x, shard.train_y) for _, shard in clients])
+    samples = StackedSamples([(shard.train_x, shard.train_y) for _, shard in clients])
     plan: list[list[Indices]] = []
     for (client_id, shard), (first, _) in zip(clients, samples.spans, strict=True):
         batches = training_batches(shard.num_samples, settings, round_number, client_id)
@@ -60,7 +60,7 @@ def train_stacked(
 
 
 def evaluate_stacked(
-    model: StackedModel, weights: Tensor, samples: Samples, plan: Plan
+    model: StackedModel, weights: Tensor, samples: StackedSamples, plan: BatchPlan
 ) -> list[Evaluation]:
     """Test row i of the weights on the samples of plan i; return how good they are by shard."""
     num_shards = len(samples.spans)

@@ -31,7 +31,7 @@ _TOLERANCE = 1e-3  # of the largest output: kernels add in another order
 _BUILT_IN = (image_task, table_task)
 
 
-def suits(model: nn.Module, manifest: Manifest, task: Task) -> bool:
+def should_stack(model: nn.Module, manifest: Manifest, task: Task) -> bool:
     """Tell whether clients can be stacked, and are done sooner than one by one."""
     if manifest.size > MAX_SIZE or not _is_built_in(task):
         return False

@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ssfl.method.manifest import Manifest
-from ssfl.method.model_state import ModelState, Whole
+from ssfl.method.model_state import ModelState, ModelVector
 
 ClientId = NewType("ClientId", str)
 
@@ -72,7 +72,7 @@ class Position:
 class Strategy(Protocol):
     """The coordinator's half of a way of learning."""
 
-    def begin(self, manifest: Manifest, initial: Whole) -> ModelState:
+    def begin(self, manifest: Manifest, initial: ModelVector) -> ModelState:
         """Return the state before the first step."""
         ...
 
@@ -84,13 +84,13 @@ class Strategy(Protocol):
         self,
         work: Work,
         state: ModelState,
-        reduced: npt.NDArray[np.float32],
+        aggregate: npt.NDArray[np.float32],
         rounds_done: int,
     ) -> ModelState:
         """Return the state after a step whose uploads were reduced to `reduced`."""
         ...
 
-    def seen_by(self, client: ClientId, work: Work, state: ModelState) -> ModelState:
+    def client_state(self, client: ClientId, work: Work, state: ModelState) -> ModelState:
         """Return the state as a client gets it: the same for all, unless masks are personal."""
         ...
 

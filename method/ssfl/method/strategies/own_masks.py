@@ -16,7 +16,7 @@ import numpy.typing as npt
 from ssfl.method.controls import client_random_mask
 from ssfl.method.manifest import Manifest
 from ssfl.method.mask import Mask
-from ssfl.method.model_state import ModelState, Whole
+from ssfl.method.model_state import ModelState, ModelVector
 from ssfl.method.settings import RunSettings
 from ssfl.method.strategies.contract import ClientId, Plan, Position, Reducer, Work
 from ssfl.method.strategies.fedavg import FedAvg
@@ -30,7 +30,7 @@ class OwnMasks:
         self._training = FedAvg(settings)
         self._masks: dict[ClientId, Mask] = {}  # made once: that may take seconds
 
-    def begin(self, manifest: Manifest, initial: Whole) -> ModelState:
+    def begin(self, manifest: Manifest, initial: ModelVector) -> ModelState:
         client_random_mask(manifest, self.settings.sparsity, self.settings.seed, "")
         return self._training.begin(manifest, initial)
 
@@ -44,12 +44,12 @@ class OwnMasks:
         self,
         work: Work,
         state: ModelState,
-        reduced: npt.NDArray[np.float32],
+        aggregate: npt.NDArray[np.float32],
         rounds_done: int,
     ) -> ModelState:
-        return self._training.finish(work, state, reduced, rounds_done)
+        return self._training.finish(work, state, aggregate, rounds_done)
 
-    def seen_by(self, client: ClientId, work: Work, state: ModelState) -> ModelState:
+    def client_state(self, client: ClientId, work: Work, state: ModelState) -> ModelState:
         if work is not Work.TRAIN:
             return state
         assert state.values is not None

@@ -21,8 +21,8 @@ from ssfl.method.controls import magnitude_scores, random_mask, shuffled
 from ssfl.method.density import kept_for_bytes, kept_for_sparsity, parse_bytes
 from ssfl.method.manifest import Manifest
 from ssfl.method.mask import Mask
-from ssfl.method.mask_choice import choose_mask, grow_mask, guarded
-from ssfl.method.model_state import ModelState, Whole
+from ssfl.method.mask_choice import choose_mask, grow_mask, guard_quotas
+from ssfl.method.model_state import ModelState, ModelVector
 from ssfl.method.schedule import parse_schedule, sparsity_at
 from ssfl.method.settings import RunSettings
 from ssfl.method.strategies.contract import ClientId, Plan, Position, Reducer, Work
@@ -33,8 +33,8 @@ from ssfl.method.streams import Stream
 # the mean (benchmarks/one_off_bytes.py: at 3, 99.6 % of the mask is the exact one's).
 DECISIVE = 3
 ENOUGH_BATCHES = 100  # minibatches of all clients: more hardly change the mask (the paper: 80)
-ASK_NOBODY = ("random", "magnitude")  # follow from the seed, or from the weights
-ASK_ONE = ("one-client", "synflow")
+SCORED_WITHOUT_CLIENTS = ("random", "magnitude")  # follow from the seed, or from the weights
+SCORED_BY_ONE_CLIENT = ("one-client", "synflow")
 BY_SALIENCY = ("saliency", "shuffled", "one-client")
 
 
@@ -45,12 +45,12 @@ class Ssfl:
         self.settings = settings
         self._training = FedAvg(settings)
 
-    def begin(self, manifest: Manifest, initial: Whole) -> ModelState:
+    def begin(self, manifest: Manifest, initial: ModelVector) -> ModelState:
         schedule = parse_schedule(self.settings.sparsity_schedule)
         for rounds_done in [number for number, _ in schedule] or [0]:
             k = self.num_kept(manifest, rounds_done)  # an impossible wish is refused at the start
             if self.settings.layer_guard:
-                guarded(manifest, k, self.settings.layer_guard)
+                guard_quotas(manifest, k, self.settings.layer_guard)
         if self.settings.warmup_rounds:
             return self._training.begin(manifest, initial)
         return ModelState(manifest, initial)
@@ -67,9 +67,9 @@ class Ssfl:
     def _score(self, position: Position, clients: Sequence[ClientId]) -> Plan:
         criterion = self.settings.criterion
         cohort = tuple(clients)
-        if criterion in ASK_NOBODY:
+        if criterion in SCORED_WITHOUT_CLIENTS:
             cohort = ()
-        elif criterion in ASK_ONE:
+        elif criterion in SCORED_BY_ONE_CLIENT:
             stream = Stream(self.settings.seed, "one client", position.mask_epoch, position.attempt)
             cohort = (clients[int(stream.choose(len(clients), 1)[0])],)
         asked = "saliency" if criterion in BY_SALIENCY else criterion
@@ -89,12 +89,12 @@ class Ssfl:
         self,
         work: Work,
         state: ModelState,
-        reduced: npt.NDArray[np.float32],
+        aggregate: npt.NDArray[np.float32],
         rounds_done: int,
     ) -> ModelState:
         if work is Work.TRAIN:
-            return self._training.finish(work, state, reduced, rounds_done)
-        mask, whole = self._mask(state, reduced, rounds_done), state.whole
+            return self._training.finish(work, state, aggregate, rounds_done)
+        mask, whole = self._mask(state, aggregate, rounds_done), state.whole
         at_start = state.is_untrained
         values = mask.gather(whole)
         keep = self.settings.deactivated == "keep"
@@ -127,7 +127,7 @@ class Ssfl:
             return shuffled(mask, manifest, settings.seed, state.mask_epoch)
         return mask
 
-    def seen_by(self, _client: ClientId, _work: Work, state: ModelState) -> ModelState:
+    def client_state(self, _client: ClientId, _work: Work, state: ModelState) -> ModelState:
         return state
 
     def num_decisive(self, manifest: Manifest, rounds_done: int = 0) -> int:

@@ -24,7 +24,7 @@ class Broadcasts:
         self._shared: Broadcast | None = None
         # Of clients with a mask of their own: which model, and its part that the client sees.
         self._own: dict[ClientId, tuple[ModelState, Broadcast]] = {}
-        self._lock = threading.Lock()  # seen_by runs on several threads
+        self._lock = threading.Lock()  # broadcast_for runs on several threads
 
     def shared(self, model: ModelState) -> Broadcast:
         """Return the broadcast of the whole model."""
@@ -35,14 +35,14 @@ class Broadcasts:
             self._shared = Broadcast(model, self._settings, self._shared)
         return self._shared
 
-    def seen_by(self, client: ClientId, work: Work, model: ModelState) -> Broadcast:
+    def broadcast_for(self, client: ClientId, work: Work, model: ModelState) -> Broadcast:
         """Return the broadcast for a client's task; to make a mask of its own takes a while."""
         with self._lock:
             if self.one_for_all or work is not Work.TRAIN:
                 return self.shared(model)
             known, broadcast = self._own.get(client, (None, None))
             if broadcast is None or known is not model:
-                seen = self._strategy.seen_by(client, work, model)
+                seen = self._strategy.client_state(client, work, model)
                 broadcast = Broadcast(seen, self._settings, is_personal=True)
                 self._own[client] = model, broadcast
             return broadcast

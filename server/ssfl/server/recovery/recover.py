@@ -10,7 +10,7 @@ from typing import Any
 
 from ssfl.method.errors import SettingsError
 from ssfl.method.manifest import Manifest
-from ssfl.method.model_state import ModelState, Stored
+from ssfl.method.model_state import ModelState, StoredVector
 from ssfl.method.settings import RunSettings
 from ssfl.method.strategies import strategy_for
 from ssfl.method.strategies.contract import Work
@@ -129,7 +129,7 @@ def load_models(state: RunState, manifest: Manifest, store: Store) -> list[Model
     Takes seconds if the initial vector is large and has to be rebuilt.
     """
     name = state.initial_digest
-    initial = Stored(bytes.fromhex(name), lambda: store.load_initial(manifest, name))
+    initial = StoredVector(bytes.fromhex(name), lambda: store.load_initial(manifest, name))
     initial.vector()  # here it is found out whether that can be done
     model = strategy_for(state.settings).begin(manifest, initial)
     if not state.model_step:
@@ -188,7 +188,7 @@ def with_scored(model: ModelState, state: RunState, store: Store) -> ModelState:
     epoch, digest = state.mask_epoch, state.scored_digest
     if not digest:
         return model
-    scored = Stored(bytes.fromhex(digest), lambda: store.load_scored(epoch, digest))
+    scored = StoredVector(bytes.fromhex(digest), lambda: store.load_scored(epoch, digest))
     scored.vector()  # as above
     resting = scored if state.settings.deactivated == "keep" else None
     return replace(model, scored=scored, scored_digest=scored.digest, resting=resting)

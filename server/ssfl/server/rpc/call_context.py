@@ -75,7 +75,7 @@ class Desk:
         """Return the model as a client gets it for its task."""
         if self.broadcasts.one_for_all:
             return self.broadcasts.shared(model)
-        return await asyncio.to_thread(self.broadcasts.seen_by, client, work, model)
+        return await asyncio.to_thread(self.broadcasts.broadcast_for, client, work, model)
 
     def timing(self, member: Member, step: int) -> dict[str, float]:
         """Return when the task went out, and was out, and when the answer was whole.

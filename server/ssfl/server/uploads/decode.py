@@ -85,7 +85,7 @@ def update_blocks(
         return
     code = _codes(settings)[payload.encoding]
     against = base if payload.reference_digest else None
-    yield from blocks.decoded(code, data, base.size, against)
+    yield from blocks.decode_blocks(code, data, base.size, against)
 
 
 def score_blocks(data: memoryview, payload: pb.Payload, count: int) -> Iterator[tuple[int, Vector]]:
@@ -93,7 +93,7 @@ def score_blocks(data: memoryview, payload: pb.Payload, count: int) -> Iterator[
     if payload.encoding == pb.ENCODING_DENSE:
         yield 0, values_only.decode(data, count)
         return
-    yield from scores.decoded(data, count)
+    yield from scores.decode_blocks(data, count)
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,7 +124,7 @@ def shortened_update(part: Path, sound: Verified, base: Vector, limit: float) ->
     if norm <= limit:
         return sound
     blocks_now = read_blocks(plain, count, norm_clip.BLOCK)
-    short = _written(part, norm_clip.shortened(blocks_now, base, limit / norm))
+    short = _written(part, norm_clip.scale_change(blocks_now, base, limit / norm))
     if plain != part:
         plain.unlink()
     return replace(sound, plain=short, report={"clipped": norm})

@@ -50,7 +50,7 @@ class InitConfig:
     model: str = like("model")
     norm: str = like("norm")
     width: int = like("width")
-    seed: int = setting(0, "seed of the run the file is for", most=2**63 - 1)
+    seed: int = setting(0, "seed of the run the file is for", le=2**63 - 1)
     out: Path = setting(Path("initial.safetensors"), "file to write")
     overwrite: bool = setting(False, "replace the file if it is there")
 
@@ -96,19 +96,19 @@ def init(argv: Sequence[str]) -> int:
 
 def _write(config: InitConfig) -> tuple[Manifest, bytes, "Taken | None"]:
     from ssfl.learning.describe import manifest_of
-    from ssfl.learning.flatten import first_weights, read_vector, write_vector
+    from ssfl.learning.flatten import initial_weights, read_vector, write_vector
     from ssfl.learning.load_task import load_task
-    from ssfl.learning.pretrained import read_weights, take_weights
+    from ssfl.learning.pretrained import copy_weights, read_weights
 
     task = load_task(config.task)
     shard = _shard(config, task)
     model = task.build_model(run_settings(config), shard)
     description = task.description(run_settings(config), shard)
     manifest = manifest_of(model, description, own_weights=task.own_weights)
-    write_vector(model, manifest, first_weights(model, manifest, config.seed))
+    write_vector(model, manifest, initial_weights(model, manifest, config.seed))
     taken = None
     if config.weights:
-        taken = take_weights(model, manifest, read_weights(config.weights))
+        taken = copy_weights(model, manifest, read_weights(config.weights))
         _check(config, taken)
         manifest = manifest_of(model, description, own_weights=True)
     vector = read_vector(model, manifest)
