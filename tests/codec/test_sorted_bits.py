@@ -172,7 +172,7 @@ def test_what_is_no_mask_of_these_shapes_is_not_encoded() -> None:
 
 def test_a_mask_coded_with_weights_needs_them_and_one_without_ignores_them() -> None:
     weights = np.ones(6, dtype=np.float32)
-    with pytest.raises(MaskError, match="initial weights that are not at hand"):
+    with pytest.raises(MaskError, match="initial weights that this receiver does not have"):
         sorted_bits.decode(sorted_bits.encode(b"\x15", [(2, 3)], weights), [(2, 3)])
     plain = sorted_bits.encode(b"\x15", [(2, 3)])
     assert sorted_bits.decode(plain, [(2, 3)], weights) == b"\x15"

@@ -71,7 +71,7 @@ def test_a_torch_with_cuda_that_sees_no_gpu_says_what_to_look_at(
         choose_device("cuda")
 
 
-@pytest.mark.parametrize(("built", "match"), [(False, "only torch for mac"), (True, "no Apple")])
+@pytest.mark.parametrize(("built", "match"), [(False, "torch for macOS"), (True, "no Apple")])
 def test_mps_elsewhere_is_refused(monkeypatch: pytest.MonkeyPatch, built: bool, match: str) -> None:
     pretend(monkeypatch, cuda=False, mps=False)
     monkeypatch.setattr(torch.backends.mps, "is_built", lambda: built)
@@ -107,13 +107,15 @@ def test_a_gpu_that_does_not_work_is_refused_and_auto_goes_on_without_it(
         return ones(*size, device=device)
 
     monkeypatch.setattr(torch, "ones", fail)
-    match = f"--device cuda: it is there, but does not work: {text}; --device cpu works everywhere"
+    match = (
+        f"--device cuda: it is present, but does not work: {text}; --device cpu works everywhere"
+    )
     with pytest.raises(DeviceError, match=match):
         choose_device("cuda")
     assert not caplog.messages
     with FakeDevice("mps"):
         assert choose_device("auto") == torch.device("mps")
-    assert caplog.messages == [f"{match}: taking the next best device"]
+    assert caplog.messages == [f"{match}: trying the next device"]
 
 
 @pytest.fixture
@@ -196,7 +198,7 @@ def test_memory_that_really_runs_out_in_training_is_told(shard: Shard) -> None:
 
 def test_a_failing_gpu_is_told_and_other_errors_are_left_as_they_are() -> None:
     failure = torch.AcceleratorError("CUDA error: device-side assert triggered\nmore")
-    with pytest.raises(DeviceError, match="triggered: --device cpu tells more"), working_on(CUDA):
+    with pytest.raises(DeviceError, match="triggered; use --device cpu for"), working_on(CUDA):
         raise failure
     for error in (RuntimeError("a bug"), TaskError("task mine"), TypeError("a bug")):
         with pytest.raises(type(error), match=str(error)) as caught, working_on(CUDA):
@@ -215,8 +217,8 @@ def test_a_kernel_that_may_not_repeat_is_logged_once(caplog: pytest.LogCaptureFi
 
     with caplog.at_level(logging.WARNING), working_on(CPU):
         use(3)
-    said = "the bits of training may not repeat: {} does not have a deterministic implementation"
-    assert caplog.messages == [said.format("put_"), said.format("made_up")]
+    logged = "training may not be reproducible: {} does not have a deterministic implementation"
+    assert caplog.messages == [logged.format("put_"), logged.format("made_up")]
     with pytest.raises(UserWarning, match="put_ does not have a deterministic"):
         use(1)  # outside, everything is as it was
 

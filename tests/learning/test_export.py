@@ -145,7 +145,7 @@ def test_an_export_says_nothing_and_leaves_every_part_in_its_mode(
     [
         (lambda linear, x: torch.special.bessel_j0(linear(x)), r"no ONNX operator for \w+.bessel"),
         (lambda linear, x: linear(x) if x.sum() > 0 else linear(-x), r"test_export.py, line \d+"),
-        (lambda linear, x: linear(x.reshape(2, 8)), "fixes the size of a batch to 2"),
+        (lambda linear, x: linear(x.reshape(2, 8)), "fixes the batch size to 2"),
         (lambda linear, x: linear(x.reshape(-1, 7)), r"model\(x\).* RuntimeError: "),
     ],
 )

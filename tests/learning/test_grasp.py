@@ -229,7 +229,7 @@ def test_a_layer_without_second_derivatives_is_told() -> None:
             return torch.cdist(self.layer(x), torch.ones(2, 2))
 
     model, manifest = started(Distances())
-    with pytest.raises(ModelError, match="needs second derivatives, and this model has a layer"):
+    with pytest.raises(ModelError, match="needs second derivatives, which a layer of this model"):
         grasp_scores(model, manifest, TASK, some_batches(2))
 
 

@@ -152,7 +152,7 @@ def test_a_network_beyond_float64_is_told() -> None:
     model = chain(*[2] * 13)
     manifest = manifest_of(model, {})
     write_vector(model, manifest, np.full(manifest.size, 1e30, dtype=np.float32))
-    with pytest.raises(ModelError, match="leave the range of float64: the model is too deep"):
+    with pytest.raises(ModelError, match="exceed the range of float64: the model is too deep"):
         synflow_scores(model, manifest, (2,), 4)
 
 

@@ -57,7 +57,7 @@ def test_what_is_no_table_is_refused(tmp_path: Path, shard: Shard) -> None:
 
 
 def test_another_network_than_mlp_is_refused(shard: Shard) -> None:
-    with pytest.raises(ModelError, match="one network, mlp; this run has --model resnet18"):
+    with pytest.raises(ModelError, match="only the network mlp; this run has --model resnet18"):
         table_task.build_model(RunSettings(model="resnet18"), shard)
 
 

@@ -82,7 +82,7 @@ def test_these_are_possible(changes: dict[str, Any]) -> None:
         ),
         (
             {"reproducible": True},
-            "--reproducible needs --clients N: who takes part must be fixed",
+            "--reproducible needs --clients N: a fixed set of clients",
         ),
     ],
 )
@@ -91,9 +91,13 @@ def test_what_cannot_work_is_refused_naming_the_flag(changes: dict[str, Any], me
 
 
 GROW: dict[str, Any] = {"refresh_mode": "grow", "sparsity_schedule": "0:0.98,9:0.95"}
-ADDS_THE_BEST = "--refresh-mode grow adds the best-scoring weights to a mask: it does not go with"
-ADDS_WHERE = "--refresh-mode grow adds weights where --sparsity-schedule says: leave out"
-NEVER = "a mask can be renewed after round"
+ADDS_THE_BEST = (
+    "--refresh-mode grow adds the best-scoring weights to a mask: it cannot be combined with"
+)
+ADDS_BY_SCHEDULE = (
+    "--refresh-mode grow adds weights at the rounds of --sparsity-schedule: leave out"
+)
+NEVER = "a mask can be refreshed after round"
 
 
 @pytest.mark.parametrize(
@@ -102,9 +106,9 @@ NEVER = "a mask can be renewed after round"
         (GROW, {"criterion": "random"}, ADDS_THE_BEST),
         (GROW, {"criterion": "shuffled"}, ADDS_THE_BEST),
         (GROW, {"layer_guard": 0.01}, ADDS_THE_BEST),
-        (GROW, {"refresh_rounds": "3"}, ADDS_WHERE),
-        (GROW, {"refresh_every": 3}, ADDS_WHERE),
-        (GROW, {"refresh_on_loss_jump": 2.0}, ADDS_WHERE),
+        (GROW, {"refresh_rounds": "3"}, ADDS_BY_SCHEDULE),
+        (GROW, {"refresh_every": 3}, ADDS_BY_SCHEDULE),
+        (GROW, {"refresh_on_loss_jump": 2.0}, ADDS_BY_SCHEDULE),
         ({"rounds": 9}, {"refresh_rounds": "8,9"}, f"--refresh-rounds 9: {NEVER} 0 and before"),
         (
             {"rounds": 9, "warmup_rounds": 3},
@@ -114,8 +118,8 @@ NEVER = "a mask can be renewed after round"
         (
             {"criterion": "client-random"},
             {"personalize_epochs": 1},
-            "--criterion client-random gives every client a mask of its own, for good: it does "
-            "not go with --personalize-epochs",
+            "--criterion client-random gives every client its own fixed mask: it cannot be "
+            "combined with --personalize-epochs",
         ),
         (
             {"scoring_point": "masked"},

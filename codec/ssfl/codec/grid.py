@@ -1,9 +1,8 @@
-"""Lossy: the change against the reference on the grid 2^-g, as whole numbers.
+"""Lossy value code: changes from the reference as whole multiples of 2^-g.
 
-The error is the same for every value, at most half a step (nearest) or below a step (stochastic),
-so small changes cost few bits and large ones are kept. The receiver computes
-reference + code * 2^-g in float32. Layout: g as one byte, then the byte planes of the zigzagged
-codes.
+The absolute error is at most half a step (nearest) or less than a step (stochastic), so small
+changes cost few bits and large changes are kept. The receiver computes reference + code * 2^-g in
+float32. Layout: g as one byte, then the byte planes of the zigzagged codes.
 """
 
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""The settings of a run: they live on the coordinator and travel to every client in Join."""
+"""The settings of a run. The coordinator owns them and sends them to every client in Join."""
 
 from dataclasses import dataclass, field, fields
 from decimal import Decimal
@@ -26,13 +26,13 @@ MAX_COUNT = 2**31 - 1
 
 
 def setting(default: Any, text: str, **more: Any) -> Any:
-    """Declare a setting: its default, and a line of meaning and unit for --help."""
+    """Declare a setting: its default and a line of --help; `ge` and `le` limit its range."""
     return field(default=default, metadata={"help": text, **more})
 
 
 @dataclass(frozen=True, slots=True)
 class RunSettings:
-    """Everything that decides what a run computes; a client is told, never asked."""
+    """All settings that decide the result of a run."""
 
     profile: str = setting(
         "ours",
@@ -55,7 +55,7 @@ class RunSettings:
     sparsity: str = setting("0.9", "share of conv and linear weights to prune, between 0 and 1")
     bytes_per_round: str = setting("", "largest update of a client, such as 2MB; replaces sparsity")
     sparsity_schedule: str = setting(
-        "", "sparsity by round, such as 0:0.98,30:0.95; renews the mask at these rounds"
+        "", "sparsity by round, such as 0:0.98,30:0.95; refreshes the mask at these rounds"
     )
     criterion: str = setting(
         "saliency",
@@ -79,17 +79,18 @@ class RunSettings:
         0.0, "smallest share of its weights that a layer keeps; 0: no guard", le=1.0
     )
     warmup_rounds: int = setting(0, "dense rounds before the weights are scored")
-    refresh_rounds: str = setting("", "renew the mask before these rounds, such as 30,60")
-    refresh_every: int = setting(0, "renew the mask every N rounds; 0: never")
+    refresh_rounds: str = setting("", "refresh the mask before these rounds, such as 30,60")
+    refresh_every: int = setting(0, "refresh the mask every N rounds; 0: never")
     refresh_on_new_labels: bool = setting(
-        False, "renew the mask when a client joins with labels that no scoring client had"
+        False, "refresh the mask when a client joins with labels that no scoring client had"
     )
     refresh_on_loss_jump: float = setting(
-        0.0, "renew the mask when the mean client loss reaches X times its recent median; 0: never"
+        0.0,
+        "refresh the mask when the mean client loss reaches X times its recent median; 0: never",
     )
     refresh_mode: str = setting(
         "renew",
-        "how the mask is renewed; renew: choose from all weights; grow: only add weights",
+        "how the mask is refreshed; renew: choose from all weights; grow: only add weights",
         choices=("renew", "grow"),
     )
     deactivated: str = setting(
@@ -216,9 +217,9 @@ class RunSettings:
     )
 
     def validate(self) -> None:
-        """Raise SettingsError naming the flag at fault."""
-        for one in fields(self):
-            _check(one.name, getattr(self, one.name), one.metadata)
+        """Raise SettingsError, naming the flag, if a setting is invalid."""
+        for option in fields(self):
+            _check(option.name, getattr(self, option.name), option.metadata)
         try:
             parse_sparsity(self.sparsity)
             parse_schedule(self.sparsity_schedule)
@@ -245,10 +246,10 @@ class RunSettings:
                 "no mask could count"
             )
         if self.reproducible and not self.clients:
-            raise SettingsError("--reproducible needs --clients N: who takes part must be fixed")
+            raise SettingsError("--reproducible needs --clients N: a fixed set of clients")
         if self.client_fraction and self.clients_per_round:
             raise SettingsError(
-                "--client-fraction and --clients-per-round say the same thing: give one of them"
+                "--client-fraction and --clients-per-round set the same thing: give one of them"
             )
         if (self.target_accuracy or self.patience) and not (
             self.evaluate_every or self.evaluate_last
@@ -259,7 +260,7 @@ class RunSettings:
 
     @property
     def refreshes(self) -> bool:
-        """Tell whether the mask may change by itself after it was first agreed."""
+        """True if the mask may be refreshed without an operator's command."""
         return bool(
             self.refresh_rounds
             or self.refresh_every
@@ -274,14 +275,14 @@ class RunSettings:
         return "--sparsity" if message.startswith("sparsity") else "--bytes-per-round"
 
     def _validate_mask(self) -> None:
-        """Raise SettingsError for settings of the mask that contradict each other."""
+        """Raise SettingsError if settings of the mask contradict each other."""
         try:
             planned = parse_rounds(self.refresh_rounds)
         except DensityError as error:
             raise SettingsError(f"--refresh-rounds: {error}") from error
         if never := sorted(n for n in planned if not self.warmup_rounds < n < self.rounds):
             raise SettingsError(
-                f"--refresh-rounds {never[0]}: a mask can be renewed after round "
+                f"--refresh-rounds {never[0]}: a mask can be refreshed after round "
                 f"{self.warmup_rounds} and before the last, {self.rounds}"
             )
         if self.strategy == "fedavg":
@@ -299,7 +300,7 @@ class RunSettings:
         self._validate_guard()
         if self.bytes_per_round and self.sparsity_schedule:
             raise SettingsError(
-                "--bytes-per-round and --sparsity-schedule say the same thing: give one of them"
+                "--bytes-per-round and --sparsity-schedule set the same thing: give one of them"
             )
         if self.refresh_mode == "grow":
             falling = [sparsity for _, sparsity in parse_schedule(self.sparsity_schedule)]
@@ -310,13 +311,13 @@ class RunSettings:
                 )
             if self.criterion in ("random", "shuffled") or self.layer_guard:
                 raise SettingsError(
-                    "--refresh-mode grow adds the best-scoring weights to a mask: it does not go "
-                    "with --layer-guard, nor with --criterion random or shuffled"
+                    "--refresh-mode grow adds the best-scoring weights to a mask: it cannot be "
+                    "combined with --layer-guard, nor with --criterion random or shuffled"
                 )
             if self.refresh_rounds or self.refresh_every or self.refresh_on_loss_jump:
                 raise SettingsError(
-                    "--refresh-mode grow adds weights where --sparsity-schedule says: leave out "
-                    "--refresh-rounds, --refresh-every and --refresh-on-loss-jump"
+                    "--refresh-mode grow adds weights at the rounds of --sparsity-schedule: leave "
+                    "out --refresh-rounds, --refresh-every and --refresh-on-loss-jump"
                 )
         if 0 < self.refresh_on_loss_jump <= 1:
             raise SettingsError(
@@ -330,7 +331,7 @@ class RunSettings:
         if self.scoring_point == "masked" and self.criterion in ("grasp", "synflow"):
             raise SettingsError(
                 f"--scoring-point masked is for saliency: {self.criterion} would score every "
-                "pruned weight as nothing"
+                "pruned weight as zero"
             )
         if self.criterion == "client-random":
             self._validate_client_random()
@@ -342,8 +343,8 @@ class RunSettings:
         kept = 1 - max(sparsity for _, sparsity in schedule)
         if not self.bytes_per_round and Decimal(str(self.layer_guard)) > kept:
             raise SettingsError(
-                f"--layer-guard {self.layer_guard:g} asks for more of every layer than is kept of "
-                f"all: at most {kept} fits the sparsity"
+                f"--layer-guard {self.layer_guard:g} would keep more of every layer than the "
+                f"sparsity allows: use at most {kept}"
             )
 
     def _validate_client_random(self) -> None:
@@ -358,8 +359,8 @@ class RunSettings:
         for name, given in clashing.items():
             if given:
                 raise SettingsError(
-                    f"--criterion client-random gives every client a mask of its own, for good: "
-                    f"it does not go with {name}, which must be left out or 0"
+                    f"--criterion client-random gives every client its own fixed mask: it cannot "
+                    f"be combined with {name}, which must be left out or 0"
                 )
 
 

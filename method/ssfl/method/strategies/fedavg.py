@@ -1,4 +1,4 @@
-"""Dense FedAvg (McMahan et al. 2017): a mask that keeps everything, so the same path as SSFL."""
+"""Dense FedAvg (McMahan et al. 2017): SSFL's code path with a mask that keeps everything."""
 
 from collections.abc import Sequence
 from dataclasses import replace

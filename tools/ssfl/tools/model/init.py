@@ -22,7 +22,7 @@ from ssfl.tools.terminal import console
 if TYPE_CHECKING:
     from ssfl.datasets.shards.shard_file import Shard
     from ssfl.learning.load_task import LoadedTask
-    from ssfl.learning.pretrained import Taken
+    from ssfl.learning.pretrained import CopiedWeights
 
 DESCRIPTION = (
     "Builds a task's model and writes its manifest and initial weights into one file, with which "
@@ -94,7 +94,7 @@ def init(argv: Sequence[str]) -> int:
     return int(ExitCode.DONE)
 
 
-def _write(config: InitConfig) -> tuple[Manifest, bytes, "Taken | None"]:
+def _write(config: InitConfig) -> tuple[Manifest, bytes, "CopiedWeights | None"]:
     from ssfl.learning.describe import manifest_of
     from ssfl.learning.flatten import initial_weights, read_vector, write_vector
     from ssfl.learning.load_task import load_task
@@ -126,7 +126,7 @@ def _shard(config: InitConfig, task: "LoadedTask") -> "Shard":
     return load_data(task, config.data, config.data_root)
 
 
-def _check(config: InitConfig, taken: "Taken") -> None:
+def _check(config: InitConfig, taken: "CopiedWeights") -> None:
     unused = _sentences(taken)
     if not taken.used:
         raise ProgramError(
@@ -142,7 +142,7 @@ def _check(config: InitConfig, taken: "Taken") -> None:
         )
 
 
-def _told(config: InitConfig, taken: "Taken") -> Iterator[str]:
+def _told(config: InitConfig, taken: "CopiedWeights") -> Iterator[str]:
     yield f"{len(taken.used)} tensors from {config.weights}"
     if taken.missing:
         yield f"{len(taken.missing)} start from the seed: {_listed(taken.missing)}"
@@ -150,7 +150,7 @@ def _told(config: InitConfig, taken: "Taken") -> Iterator[str]:
         yield f"{len(taken.unused)} of the file are not used: {_listed(_sentences(taken))}"
 
 
-def _sentences(taken: "Taken") -> list[str]:
+def _sentences(taken: "CopiedWeights") -> list[str]:
     return [f"{name} is {what}" for name, what in taken.unused.items()]
 
 
