@@ -35,7 +35,7 @@ def test_no_legal_payload_is_smaller_and_the_receiver_can_read_it(
         (0, 0, "dense", "dense"),
     ],
 )
-def test_the_edges_and_the_ties(size: int, num_kept: int, shared: str, alone: str) -> None:
+def test_the_choice_at_edges_and_ties(size: int, num_kept: int, shared: str, alone: str) -> None:
     assert choose(size, num_kept, mask_shared=True).name == shared
     assert choose(size, num_kept, mask_shared=False).name == alone
 

@@ -63,7 +63,7 @@ def test_a_resumed_payload_begins_at_its_offset() -> None:
 @pytest.mark.parametrize(
     ("what", "offset"), [("a gap", 5), ("a repeat", 0), ("a reordering", 8), ("far away", 1 << 63)]
 )
-def test_a_chunk_elsewhere_is_refused_naming_both_places(what: str, offset: int) -> None:
+def test_a_chunk_at_another_offset_is_refused_naming_both(what: str, offset: int) -> None:
     receiver = Receiver(20)
     receive(receiver, b"abcd")
     with pytest.raises(ChunkError, match=f"expected the chunk at byte 4, got one at {offset}"):
@@ -173,7 +173,7 @@ def test_a_slow_link_shrinks_to_the_smallest_chunk_by_halving() -> None:
     assert [link.send_one() for _ in range(4)] == [1 << 18, 1 << 17, 1 << 16, 1 << 16]
 
 
-def test_a_link_between_settles_at_half_a_second_of_its_throughput() -> None:
+def test_a_medium_link_settles_at_half_a_second_of_its_throughput() -> None:
     link = Link(bytes_per_s=1_000_000)
     for _ in range(4):
         link.send_one()
@@ -190,7 +190,7 @@ def test_one_slow_moment_only_halves_the_chunk() -> None:
     assert (sizes[0], sizes[1], sizes[-1]) == (1 << 20, 1 << 19, 1 << 20)
 
 
-def test_a_clock_that_stands_still_is_no_division_by_zero() -> None:
+def test_a_stopped_clock_does_not_divide_by_zero() -> None:
     sizer = still()
     for _ in range(3):
         sizer.record_sent(sizer.size)

@@ -172,7 +172,7 @@ def test_a_flipped_bit_is_another_vector_or_a_codec_error(
 
 @every_encoding
 @given(vector=vectors(), extra=st.binary(min_size=1, max_size=9), data=st.data())
-def test_a_cut_and_an_extended_payload_are_told_apart(
+def test_a_truncated_and_an_extended_payload_raise_different_errors(
     encoding: Encoding, vector: SparseVector, extra: bytes, data: st.DataObject
 ) -> None:
     payload = encoding.encode(vector)
@@ -205,7 +205,9 @@ def test_a_huge_count_is_refused_before_memory_is_taken(
 
 @every_encoding
 @pytest.mark.parametrize(("size", "num_kept"), [(3, 4), (-1, -1), (3, -1), (-8, 0)])
-def test_impossible_counts_have_no_size(encoding: Encoding, size: int, num_kept: int) -> None:
+def test_the_size_of_impossible_counts_is_refused(
+    encoding: Encoding, size: int, num_kept: int
+) -> None:
     with pytest.raises(MaskError, match=f"cannot keep {num_kept} of {size} coordinates"):
         encoding.encoded_bytes(size, num_kept)
 

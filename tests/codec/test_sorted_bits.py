@@ -83,7 +83,7 @@ def test_every_small_size_survives_all_kept_and_none_kept(size: int, weighted: b
 
 
 @pytest.mark.parametrize("shapes", [[], [()], [(0,)], [(0, 3)], [(3, 0)], [(2, 2, 0)], [(), (1,)]])
-def test_tensors_without_coordinates_are_no_trouble(shapes: list[Shape]) -> None:
+def test_tensors_without_coordinates_survive(shapes: list[Shape]) -> None:
     size = size_of(shapes)
     bits = ((1 << size) - 1).to_bytes(masks.packed_bytes(size), "little")
     round_trip(bits, shapes, None)
@@ -106,7 +106,7 @@ def test_masks_around_the_edges_of_a_block_survive(shapes: list[Shape], weighted
     round_trip(packed(rng.random(size) < 0.1), shapes, weights)
 
 
-def test_weights_of_any_bits_do() -> None:
+def test_weights_may_have_any_bits() -> None:
     size = size_of(RESNET)
     bits = packed(np.random.default_rng(1).random(size) < 0.2)
     for word in (0, 0x80000000, 0x7FC01234, 0x7F800000, 0xFF800000, 1, 0xFFFFFFFF):
@@ -136,7 +136,7 @@ def saliency_payload() -> tuple[bytes, Floats]:
     return bytes(sorted_bits.encode(bits, RESNET, weights)), weights
 
 
-def test_what_both_ends_know_makes_a_mask_smaller() -> None:
+def test_shared_knowledge_makes_a_mask_smaller() -> None:
     shapes: list[Shape] = [(128, 64, 3, 3), (128, 128, 3, 3)]
     bits, weights = saliency_mask(shapes)
     frame = masks.compress(bits)
@@ -164,7 +164,7 @@ def test_weights_of_another_size_are_refused_at_both_ends(size: int) -> None:
         sorted_bits.decode(payload, [(2, 3)], weights)
 
 
-def test_what_is_no_mask_of_these_shapes_is_not_encoded() -> None:
+def test_bits_that_do_not_match_the_shapes_are_refused() -> None:
     for bits in (b"", b"\x15\x00", b"\x40"):
         with pytest.raises(MaskError):
             sorted_bits.encode(bits, [(2, 3)])

@@ -37,7 +37,7 @@ def passing(text: str) -> "subprocess.CompletedProcess[str]":
     )
 
 
-def test_every_point_in_the_code_is_declared_and_the_other_way_round() -> None:
+def test_the_points_in_the_code_are_the_declared_ones() -> None:
     declared = {*COORDINATOR_POINTS, *REFRESH_POINTS, *KEEP_POINTS, *CLIENT_POINTS, *ENDED_POINTS}
     found = set()
     for folder in ("server", "client", "method"):
@@ -52,11 +52,11 @@ def test_every_point_in_the_code_is_declared_and_the_other_way_round() -> None:
     }  # fmt: skip
 
 
-def test_there_are_at_least_25_on_the_coordinator() -> None:
+def test_the_coordinator_has_at_least_25_points() -> None:
     assert len(set(COORDINATOR_POINTS)) >= 25
 
 
-def test_a_point_kills_at_the_passage_it_is_told() -> None:
+def test_a_fault_fires_at_the_chosen_passage() -> None:
     assert passing("a.b=kill@3").returncode == -signal.SIGKILL
     assert passing("a.b=kill@4").stdout == "passed\n"
 
@@ -66,12 +66,12 @@ def test_a_point_raises_what_a_full_disk_would() -> None:
     assert told.returncode == 1 and f"[Errno {errno.ENOSPC}]" in told.stderr
 
 
-def test_nonsense_is_told() -> None:
+def test_an_invalid_fault_is_refused_with_the_syntax() -> None:
     told = passing("a.b=maybe")
     assert told.returncode == 1 and "is not NAME=kill|full|broken[@N[+]]" in told.stderr
 
 
-def test_a_hook_hears_of_every_passage(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_hook_is_called_for_every_passage(monkeypatch: pytest.MonkeyPatch) -> None:
     heard: list[str] = []
     monkeypatch.setattr(failpoints, "_hook", heard.append)
     failpoints.failpoint("x.y")

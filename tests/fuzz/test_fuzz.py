@@ -45,7 +45,7 @@ def test_stored_inputs_decode_or_are_a_typed_error(target: str) -> None:
 
 
 @pytest.mark.parametrize("target", TARGETS)
-def test_a_corpus_is_there_and_small(target: str) -> None:
+def test_a_corpus_exists_and_is_small(target: str) -> None:
     files = stored(target)
     assert 0 < len(files) <= MAX_FILES
     assert max(file.stat().st_size for file in files) <= MAX_BYTES
@@ -80,7 +80,7 @@ def test_fresh_inputs_decode_or_are_a_typed_error(target: str, tmp_path: Path) -
 
 @pytest.mark.system
 @pytest.mark.skipif(not HAS_WHEEL, reason="atheris has no wheel for this Python or platform")
-def test_an_untyped_error_behind_three_branches_is_found(tmp_path: Path) -> None:
+def test_the_fuzzer_finds_an_untyped_error_behind_three_branches(tmp_path: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-c", BROKEN],
         capture_output=True,

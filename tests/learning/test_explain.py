@@ -35,13 +35,13 @@ def cross_entropy(y: Tensor, outputs: int = 3) -> Tensor:
         (lambda: nn.Conv2d(1, 2, 3)(X.double()[None, None]), "make x float32 in load_shard"),
     ],
 )
-def test_what_torch_says_is_put_in_words(mistake: Callable[[], object], meaning: str) -> None:
+def test_torchs_errors_are_explained(mistake: Callable[[], object], meaning: str) -> None:
     with pytest.raises((RuntimeError, IndexError, ValueError)) as caught:
         mistake()
     assert meaning in explain(caught.value, X, LABELS)
 
 
-def test_an_unknown_error_is_left_as_it_is() -> None:
+def test_an_unknown_error_is_not_explained() -> None:
     assert explain(KeyError("age"), X, LABELS).count("\n") == 0
 
 
@@ -73,7 +73,7 @@ def test_outputs_and_targets_of_other_shapes_are_not_broadcast(
     try_first_batch(nn.Linear(4, 1), right, numbers(), 16)
 
 
-def test_a_loss_that_starts_infinite_is_told_before_training(
+def test_a_loss_that_starts_infinite_is_refused_before_training(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     task = regression(monkeypatch, lambda model, x, y: functional.mse_loss(model(x)[:, 0], y))
@@ -90,7 +90,7 @@ def test_trying_a_batch_leaves_the_model_as_it_was(shard: Shard) -> None:
 
 
 @pytest.mark.parametrize("reduction", ["mean", "sum"])
-def test_a_loss_that_is_a_sum_is_warned_of(
+def test_a_loss_that_is_a_sum_is_logged_as_a_warning(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, reduction: str
 ) -> None:
     task = regression(

@@ -113,7 +113,7 @@ def test_the_file_has_a_fixed_opset_names_a_batch_of_any_size_and_the_digests() 
     assert {one.key: one.value for one in proto.metadata_props} == {"model_digest": "abc"}
 
 
-def test_no_path_of_this_machine_is_in_the_file() -> None:
+def test_the_file_contains_no_local_path() -> None:
     data = to_onnx(started(Words())[0], torch.zeros(2, 7, dtype=torch.int64), {})
     assert b".py" not in data
     assert b"site-packages" not in data
@@ -127,7 +127,7 @@ def test_the_same_model_gives_the_same_bytes() -> None:
     assert first == second
 
 
-def test_an_export_says_nothing_and_leaves_every_part_in_its_mode(
+def test_an_export_prints_nothing_and_restores_every_mode(
     capfd: pytest.CaptureFixture[str],
 ) -> None:
     model = Words()
@@ -149,7 +149,7 @@ def test_an_export_says_nothing_and_leaves_every_part_in_its_mode(
         (lambda linear, x: linear(x.reshape(-1, 7)), r"model\(x\).* RuntimeError: "),
     ],
 )
-def test_a_network_that_cannot_be_exported_is_told_in_one_sentence(
+def test_a_network_that_cannot_be_exported_is_explained_in_one_sentence(
     formula: Callable[[nn.Module, Tensor], object], told: str, capfd: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(ModelError, match=told) as raised:
@@ -158,7 +158,7 @@ def test_a_network_that_cannot_be_exported_is_told_in_one_sentence(
     assert capfd.readouterr() == ("", "")
 
 
-def test_several_outputs_are_exported_as_they_are() -> None:
+def test_several_outputs_are_exported() -> None:
     model = Formula(lambda linear, x: (linear(x), x + 1))
     x = samples(5, 8)
     first, second = run_onnx(to_onnx(model, samples(2, 8), {}), x)

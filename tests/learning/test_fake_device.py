@@ -14,7 +14,7 @@ FORGOTTEN_TO = "Expected all tensors to be on the same device"
 FORGOTTEN_CPU = r"can't convert cuda:0 device type tensor to numpy\. Use Tensor\.cpu\(\)"
 
 
-def test_a_tensor_says_that_it_was_moved_and_its_views_and_results_too() -> None:
+def test_a_moved_tensor_its_views_and_results_report_the_device() -> None:
     here = torch.ones(3, 2)
     with FakeDevice("cuda") as fake:
         there = here.to("cuda")
@@ -100,7 +100,7 @@ def test_gradients_travel_back_through_a_move() -> None:
         assert (weight.grad.device.type, weight.grad.tolist()) == ("cpu", [0, 1])
 
 
-def test_mps_knows_no_float64() -> None:
+def test_mps_refuses_float64() -> None:
     with FakeDevice("mps"):
         there = torch.ones(2).to("mps")
         assert there.is_mps
@@ -109,7 +109,7 @@ def test_mps_knows_no_float64() -> None:
                 make()
 
 
-def test_another_device_is_not_there_and_nothing_stays_behind() -> None:
+def test_another_device_is_refused_and_nothing_stays_behind() -> None:
     with FakeDevice("mps"), pytest.raises(RuntimeError, match="there is no cuda, only mps:0"):
         torch.ones(2).to("cuda")
     with FakeDevice("cuda") as fake:

@@ -110,7 +110,7 @@ def test_a_model_of_another_manifest_is_refused() -> None:
         write_vector(Small(), manifest, np.zeros(3, dtype=np.float32))
 
 
-def test_only_tensors_without_a_rule_start_as_the_model_has_them() -> None:
+def test_only_tensors_without_a_rule_start_with_the_models_values() -> None:
     model = nn.Sequential(nn.Linear(4, 3), nn.PReLU())
     manifest = manifest_of(model, {})
     assert not manifest.rebuildable

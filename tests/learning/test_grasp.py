@@ -129,7 +129,7 @@ def test_the_weights_kept_are_those_whose_removal_costs_gradient_flow() -> None:
     assert np.flatnonzero(top_k_signed(scores, 5).bools()).tolist() == best.tolist()
 
 
-def test_gradients_are_averaged_before_the_hessian_takes_them() -> None:
+def test_gradients_are_averaged_before_the_hessian_product() -> None:
     """The product of means is not the mean of products: one batch alone scores otherwise."""
     model, manifest = tiny()
     batches = some_batches(4, 4)
@@ -169,7 +169,7 @@ def test_targets_that_are_not_classes_have_no_temperature() -> None:
     assert scores.tobytes() == grasp_scores(model, manifest, Squares(), [batch], 1.0).tobytes()
 
 
-def test_weights_that_a_loss_is_linear_in_score_zero() -> None:
+def test_weights_score_zero_if_the_loss_is_linear_in_them() -> None:
     class Sum(Squares):
         def loss(self, model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
             total: Tensor = model(x).sum() + y.sum()
@@ -187,7 +187,7 @@ def test_the_model_is_left_without_hooks_when_the_loss_fails() -> None:
     assert not model._forward_hooks and model.training
 
 
-def test_outputs_that_cannot_be_divided_are_told() -> None:
+def test_outputs_that_are_not_tensors_are_refused() -> None:
     class Pair(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -219,7 +219,7 @@ def test_attention_has_scores() -> None:
     assert all((scores[place] != 0).any() for _, place in manifest.masked())
 
 
-def test_a_layer_without_second_derivatives_is_told() -> None:
+def test_a_layer_without_second_derivatives_is_refused() -> None:
     class Distances(nn.Module):
         def __init__(self) -> None:
             super().__init__()

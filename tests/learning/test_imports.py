@@ -4,7 +4,7 @@ import subprocess
 import sys
 
 
-def test_learning_knows_nothing_of_the_network() -> None:
+def test_learning_does_not_import_the_network() -> None:
     code = """
 import pkgutil, sys, importlib, ssfl.learning
 for module in pkgutil.iter_modules(ssfl.learning.__path__):

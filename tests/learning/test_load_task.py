@@ -87,18 +87,18 @@ class Options:
         ("ssfl.learning.absent", "there is no module ssfl.learning.absent"),
     ],
 )
-def test_a_task_that_is_not_there_is_named(spec: str, complaint: str) -> None:
+def test_a_missing_task_is_named(spec: str, complaint: str) -> None:
     with pytest.raises(TaskError, match=complaint):
         load_task(spec)
 
 
-def test_a_file_without_the_functions_is_told_which_are_missing(tmp_path: Path) -> None:
+def test_missing_functions_of_a_task_are_named(tmp_path: Path) -> None:
     spec = write(tmp_path, GOOD.replace("def loss", "def lost"))
     with pytest.raises(TaskError, match=r"task\.py does not define loss$"):
         load_task(spec)
 
 
-def test_a_module_that_needs_something_else_says_so(
+def test_a_missing_import_of_a_task_is_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write(tmp_path, "import no_such_library\n", "needy_task.py")
@@ -138,7 +138,7 @@ def test_an_error_inside_the_users_model_shows_the_authors_lines_only(tmp_path: 
     assert "site-packages" not in str(e.value)
 
 
-def test_our_own_errors_pass_through_as_they_are(shard: Shard) -> None:
+def test_errors_of_built_in_tasks_pass_through(shard: Shard) -> None:
     with pytest.raises(ModelError, match="lenet5"):
         load_task("image").build_model(RunSettings(model="lenet5"), shard)
 
@@ -201,7 +201,7 @@ def test_a_failing_batch_is_described_and_explained(tmp_path: Path) -> None:
     ]
 
 
-def test_lines_of_files_beside_the_task_are_shown_too(
+def test_lines_of_files_next_to_the_task_are_shown(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sys, "path", [*sys.path])
@@ -222,7 +222,7 @@ def test_a_model_is_described_well_enough_to_be_built_again(tmp_path: Path, shar
 
 
 @pytest.mark.parametrize("spec", ["quitting_task.py", "quitting_task"])
-def test_a_task_that_ends_the_program_at_import_does_not(
+def test_a_task_that_calls_exit_at_import_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, spec: str
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -241,12 +241,12 @@ def test_a_module_in_the_current_folder_is_found(
     assert load_task("task_of_this_folder").name == "task_of_this_folder"
 
 
-def test_the_names_of_built_in_tasks_are_taken(tmp_path: Path) -> None:
+def test_the_names_of_built_in_tasks_are_reserved(tmp_path: Path) -> None:
     with pytest.raises(TaskError, match="the name table is taken by a built-in task: rename"):
         load_task(write(tmp_path, GOOD, "table.py"))
 
 
-def test_what_a_model_draws_from_torch_repeats_with_the_seed(tmp_path: Path, shard: Shard) -> None:
+def test_random_weights_of_a_model_follow_from_the_seed(tmp_path: Path, shard: Shard) -> None:
     task = load_task(write(tmp_path, GOOD))
     weights = [
         task.build_model(RunSettings(seed=seed), shard).state_dict()["weight"] for seed in (1, 1, 2)
@@ -255,7 +255,7 @@ def test_what_a_model_draws_from_torch_repeats_with_the_seed(tmp_path: Path, sha
     assert not torch.equal(weights[0], weights[2])
 
 
-def test_data_of_the_wrong_kind_are_told_with_the_authors_line(tmp_path: Path) -> None:
+def test_data_of_the_wrong_kind_are_refused_with_the_authors_line(tmp_path: Path) -> None:
     source = GOOD.replace(
         "from ssfl.datasets.shards.shard_file import read_shard as load_shard",
         "from ssfl.datasets.shards.shard_file import Shard\n"

@@ -117,7 +117,7 @@ def test_a_site_on_a_device_sends_what_it_would_send_from_the_cpu(
 
 
 @pytest.mark.parametrize("own_weights", [True, False])
-def test_weights_of_its_own_leave_the_device_unchanged(
+def test_own_weights_leave_the_device_unchanged(
     task: LoadedTask, shard: Shard, own_weights: bool
 ) -> None:
     model = task.build_model(SETTINGS, shard)
@@ -128,7 +128,7 @@ def test_weights_of_its_own_leave_the_device_unchanged(
         assert read_vector(model, manifest).tobytes() == before.tobytes()
 
 
-def test_dropout_repeats_on_a_device(task: LoadedTask, shard: Shard) -> None:
+def test_dropout_is_reproducible_on_a_device(task: LoadedTask, shard: Shard) -> None:
     with FakeDevice("cuda") as fake:
         first = work(task, shard, fake.device)
         torch.rand(7)  # whatever was drawn in between
@@ -150,7 +150,7 @@ def test_building_and_a_round_seed_the_generators_of_every_device(
     assert seeds == [("cuda", build), ("mps", build), ("cuda", round_3), ("mps", round_3)]
 
 
-def test_a_task_that_forgets_the_device_is_told_its_line(
+def test_a_task_that_forgets_the_device_is_refused(
     task: LoadedTask, shard: Shard, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     weights = torch.tensor([1.0, 1.0, 1.0, 2.0])

@@ -18,7 +18,7 @@ def copy_of(network: nn.Module) -> dict[str, Tensor]:
     return {name: tensor.clone() for name, tensor in network.state_dict().items()}
 
 
-def test_tensors_of_the_same_name_and_shape_are_taken_and_the_others_told() -> None:
+def test_tensors_of_the_same_name_and_shape_are_copied_and_the_others_reported() -> None:
     mine, manifest = model(), manifest_of(model(), {})
     weights = {name: torch.full(t.shape, 7.0) for name, t in model().state_dict().items()}
     weights["2.weight"] = torch.zeros(10, 3)
@@ -49,7 +49,7 @@ def test_weights_of_half_precision_become_float32(tmp_path: Path) -> None:
     assert torch.equal(taken, saved["0.weight"].float())
 
 
-def test_weights_that_are_not_finite_are_refused_and_nothing_is_taken() -> None:
+def test_weights_that_are_not_finite_are_refused_and_nothing_is_copied() -> None:
     mine = model()
     before = copy_of(mine)
     broken = {"0.bias": torch.ones(3), "2.bias": torch.tensor([1.0, torch.nan])}
@@ -58,7 +58,7 @@ def test_weights_that_are_not_finite_are_refused_and_nothing_is_taken() -> None:
     assert torch.equal(mine.state_dict()["0.bias"], before["0.bias"])
 
 
-def test_a_number_too_large_for_float32_is_refused_and_nothing_is_taken() -> None:
+def test_a_number_too_large_for_float32_is_refused_and_nothing_is_copied() -> None:
     mine = model()
     before = copy_of(mine)
     large = {"0.bias": torch.ones(3), "2.bias": torch.tensor([1.0, -1e300], dtype=torch.float64)}

@@ -110,7 +110,7 @@ def test_unused_weights_score_zero_and_frozen_ones_have_no_score() -> None:
     assert (scores[:4] > 0).all() and not scores[4:].any() and scores.size == 8
 
 
-def test_a_client_scores_one_balanced_batch_that_its_name_decides(shard: Shard) -> None:
+def test_a_client_scores_one_balanced_batch_chosen_by_its_name(shard: Shard) -> None:
     model, manifest = started("mlp", shard)
     settings = RunSettings(batch_size=8)
     a, again, b = (
@@ -185,7 +185,7 @@ def test_one_minibatch_gives_its_own_bits_and_is_the_first_of_several(shard: Sha
     assert two.tobytes() != wanted
 
 
-def test_a_small_shard_is_scored_once_however_many_minibatches_are_asked_for(shard: Shard) -> None:
+def test_a_small_shard_is_scored_once_for_any_number_of_minibatches(shard: Shard) -> None:
     model, manifest = started("mlp", shard)
     settings = RunSettings(batch_size=shard.num_samples)
     one, many = (
@@ -232,7 +232,7 @@ def test_a_rare_class_counts_as_much_as_a_frequent_one_in_a_balanced_minibatch()
 # -- weights that rest
 
 
-def test_weights_that_take_no_part_are_scored_by_what_they_would_be() -> None:
+def test_pruned_weights_are_scored_by_their_resting_values() -> None:
     """As by hand above: q for x = (2, 1), but the model has no third weight in its forward pass.
 
     Model ((1, -2), (0, 0)): logits (0, 0), q = 1/2, dL/dW = ((-1, -1/2), (1, 1/2)). With weights
@@ -251,7 +251,7 @@ def test_weights_that_take_no_part_are_scored_by_what_they_would_be() -> None:
     assert saliency_scores(model, manifest, TASK, x, y).tolist() != [1, 1, 5, 1.5]
 
 
-def test_a_clients_resting_weights_are_those_of_all_its_minibatches(shard: Shard) -> None:
+def test_resting_weights_apply_to_all_minibatches_of_a_client(shard: Shard) -> None:
     model, manifest = started("mlp", shard)
     own = read_vector(model, manifest)[: manifest.num_masked]
     settings = RunSettings(batch_size=8)
@@ -288,7 +288,7 @@ def test_scores_that_are_not_finite_are_refused(shard: Shard) -> None:
         score_locally(model, manifest, TASK, shard, RunSettings(), "a")
 
 
-def test_a_network_of_frozen_weights_is_told(shard: Shard) -> None:
+def test_a_network_of_frozen_weights_is_refused(shard: Shard) -> None:
     model, manifest = started("mlp", shard)
     model.requires_grad_(False)
     with pytest.raises(ModelError, match="every conv and linear weight is frozen"):

@@ -37,7 +37,7 @@ def test_a_random_mask_follows_from_seed_and_epoch() -> None:
     assert len(masks) == 9
 
 
-def test_every_coordinate_is_as_likely_whatever_its_tensor() -> None:
+def test_every_coordinate_is_equally_likely() -> None:
     """Of 400 masks that keep 30 of 100, a coordinate is in 120; 6 deviations are 55."""
     counts = np.sum([random_mask(100, 30, seed, 0).bools() for seed in range(400)], axis=0)
     assert counts.sum() == 400 * 30
@@ -59,7 +59,9 @@ def test_a_clients_mask_keeps_the_same_share_of_every_tensor(layers: Manifest) -
     assert kept_for_sparsity("0.9", 700) == 70
 
 
-def test_only_a_tensor_that_would_lose_all_keeps_more_than_its_share(layers: Manifest) -> None:
+def test_only_a_tensor_that_would_lose_everything_keeps_more_than_its_share(
+    layers: Manifest,
+) -> None:
     """0.6 of 3 leave 1.2; 0.7 of 3 leave 0.9: none, so one stays."""
     for sparsity, tiny in (("0.3", 2), ("0.6", 1), ("0.7", 1), ("0.99", 1)):
         mask = client_random_mask(layers, sparsity, seed=0, client_id="a")
@@ -82,9 +84,7 @@ def test_clients_together_hold_everything(layers: Manifest) -> None:
 
 
 @pytest.mark.parametrize("sparsity", ["1", "half", "0"])
-def test_a_sparsity_that_is_none_is_refused_whatever_the_tensors(
-    layers: Manifest, sparsity: str
-) -> None:
+def test_an_invalid_sparsity_is_refused_for_any_tensors(layers: Manifest, sparsity: str) -> None:
     with pytest.raises(DensityError, match="sparsity must"):
         client_random_mask(layers, sparsity, seed=0, client_id="a")
 
@@ -110,7 +110,7 @@ def test_a_shuffle_follows_from_seed_and_epoch(layers: Manifest) -> None:
     assert shuffles[0] == shuffles[1] and len({*shuffles, mask.bits}) == 4
 
 
-def test_tensors_of_the_same_size_are_shuffled_each_in_its_own_way() -> None:
+def test_tensors_of_the_same_size_are_shuffled_differently() -> None:
     twins = Manifest(
         tuple(TensorSpec(n, (100,), Role.MASKED, Init("ones")) for n in ("one", "other"))
     )

@@ -136,9 +136,7 @@ def test_a_tie_goes_to_the_even_neighbour_and_only_a_tie(
     st.sampled_from([1.0, -1.0]),
 )
 @example(half=8388608, total=54976127867781316, push=-1, sign=1.0)  # wraps in 64-bit integers
-def test_ties_are_found_whatever_the_total_weight(
-    half: int, total: int, push: int, sign: float
-) -> None:
+def test_ties_are_found_for_any_total_weight(half: int, total: int, push: int, sign: float) -> None:
     """A share of m / 2^25, as nearly as the total allows, says one and the rest says zero.
 
     An odd m of 25 bits is midway between two float32: exactly if the total is a power of two.
@@ -234,7 +232,7 @@ def test_vectors_of_another_size_are_refused_and_leave_no_trace() -> None:
 
 
 @given(st.lists(st.tuples(st.floats(-1000, 1000, width=32), st.integers(1, 10**6)), min_size=1))
-def test_every_value_may_have_a_total_weight_of_its_own(uploads: list[Upload]) -> None:
+def test_every_value_may_have_its_own_total_weight(uploads: list[Upload]) -> None:
     """Each is the exact quotient rounded once, whatever the others' weights are."""
     bits = fraction_bits(VALUE_BOUND, sum(weight for _, weight in uploads))
     total = ExactSum(3, bits)
@@ -247,7 +245,7 @@ def test_every_value_may_have_a_total_weight_of_its_own(uploads: list[Upload]) -
     assert total.mean(np.array(own, dtype=np.int64)).tolist() == expected
 
 
-def test_a_value_that_nobody_weighs_in_has_no_mean() -> None:
+def test_a_value_without_weight_has_no_mean() -> None:
     total = ExactSum(2, 36)
     total.fold(vector(1, 2), 3)
     with pytest.raises(SumError, match="the mean of nothing"):

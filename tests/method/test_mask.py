@@ -88,7 +88,7 @@ def test_scatter_is_gathers_inverse_and_zero_off_the_mask(
     assert mask.scatter(mask.gather(vector)).tolist() == expected.tolist()
 
 
-def test_kept_and_size_are_told_by_tensor(manifest: Manifest) -> None:
+def test_kept_and_size_are_reported_by_tensor(manifest: Manifest) -> None:
     mask = Mask.from_bools(np.array([1, 1, 0, 0, 0, 1, 0, 0, 0, 1], dtype=np.bool_))
     assert mask.kept_by_tensor(manifest) == {"conv.weight": (3, 6), "fc.weight": (1, 4)}
 
@@ -155,7 +155,7 @@ def test_a_large_vector_at_the_real_block_sizes() -> None:
 
 @settings(max_examples=200)
 @given(st.data())
-def test_whatever_the_sample_says_the_mask_is_exact(data: st.DataObject) -> None:
+def test_the_mask_is_exact_for_any_sample(data: st.DataObject) -> None:
     """Any two numbers for a bracket: around the k-th largest, beside it, equal to it, infinite."""
     scores = data.draw(hnp.arrays(np.float32, st.integers(1, 40), elements=SCORES))
     k = data.draw(st.integers(1, scores.size))
@@ -194,7 +194,7 @@ def sampled_at(size: int) -> npt.NDArray[np.int64]:
 
 
 @pytest.mark.parametrize(("sampled", "elsewhere"), [(1.0, 2.0), (2.0, 1.0)])
-def test_a_sample_that_misleads_costs_time_but_not_exactness(
+def test_a_misleading_sample_costs_time_but_not_exactness(
     sampled: float, elsewhere: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """All sampled scores are small, or all are large."""

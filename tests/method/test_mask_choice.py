@@ -88,7 +88,7 @@ def test_equal_scores_of_a_guarded_layer_go_to_its_lowest_coordinates(manifest: 
     assert kept(choose_mask(scores, 6, manifest, guard=0.5)) == [0, 1, 2, 3, 6, 7]
 
 
-def test_a_guard_that_needs_more_than_may_be_kept_is_told(manifest: Manifest) -> None:
+def test_a_guard_that_needs_more_than_may_be_kept_is_refused(manifest: Manifest) -> None:
     scores = np.ones(10, dtype=np.float32)
     assert choose_mask(scores, 5, manifest, guard=0.5).num_kept == 5
     with pytest.raises(DensityError) as refusal:
@@ -160,7 +160,7 @@ def test_tiny_differences_between_signed_scores_count() -> None:
 
 
 @pytest.mark.parametrize("share", [0.01, 0.3, 0.5, 0.7, 0.99])
-def test_many_signed_scores_are_ranked_too(share: float) -> None:
+def test_many_signed_scores_are_ranked(share: float) -> None:
     scores = (Stream(0, "signed").uniform(200_000) - 0.5).astype(np.float32)
     scores[50_000:90_000] = 0
     k = round(share * scores.size)
@@ -168,7 +168,7 @@ def test_many_signed_scores_are_ranked_too(share: float) -> None:
     np.testing.assert_array_equal(kept(top_k_signed(scores, k)), wanted)
 
 
-def test_scores_without_a_sign_are_ranked_as_ever() -> None:
+def test_unsigned_scores_are_ranked_as_by_top_k() -> None:
     scores = Stream(0, "unsigned").uniform(5000).astype(np.float32)
     for k in (0, 1, 2500, 5000):
         assert (
@@ -185,7 +185,7 @@ def test_no_mask_keeps_more_than_there_are(k: int, scores: tuple[float, ...]) ->
         top_k_signed(scores_of(*scores), k)
 
 
-def test_scores_that_are_no_numbers_are_refused() -> None:
+def test_nan_scores_are_refused() -> None:
     with pytest.raises(ValueError, match="must not be NaN"):
         top_k_signed(scores_of(1, float("nan"), -1), 1)
 

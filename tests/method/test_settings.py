@@ -36,7 +36,7 @@ def test_the_defaults_are_valid_and_every_setting_is_explained() -> None:
         {"strategy": "fedavg", "model": "resnet18"},
     ],
 )
-def test_these_are_possible(changes: dict[str, Any]) -> None:
+def test_these_settings_are_valid(changes: dict[str, Any]) -> None:
     RunSettings(**changes).validate()
 
 
@@ -86,7 +86,9 @@ def test_these_are_possible(changes: dict[str, Any]) -> None:
         ),
     ],
 )
-def test_what_cannot_work_is_refused_naming_the_flag(changes: dict[str, Any], message: str) -> None:
+def test_invalid_settings_are_refused_naming_the_flag(
+    changes: dict[str, Any], message: str
+) -> None:
     assert refusal(**changes).startswith(message)
 
 
@@ -141,7 +143,7 @@ def test_settings_of_the_mask_that_contradict_each_other_are_refused(
 
 
 @pytest.mark.parametrize("planned", ["1", "8", "1,8"])
-def test_a_mask_may_be_renewed_before_any_round_but_the_first(planned: str) -> None:
+def test_a_mask_may_be_refreshed_before_any_round_but_the_first(planned: str) -> None:
     RunSettings(rounds=9, refresh_rounds=planned).validate()
     RunSettings(rounds=9, refresh_rounds="4", warmup_rounds=3).validate()
 

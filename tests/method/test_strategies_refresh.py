@@ -64,13 +64,13 @@ def after(settings: RunSettings, *steps: Vector | tuple[float, ...]) -> ModelSta
 ONCE = (scores(0, 1, 2), (-1.0, -2.0, -3.0, -60.0))  # the first mask, and a round under it
 
 
-def test_what_a_renewed_mask_keeps_stays_trained_and_what_it_adds_starts_at_the_beginning() -> None:
+def test_a_refresh_keeps_trained_values_and_adds_weights_at_their_initial_values() -> None:
     state = after(SETTINGS, *ONCE, scores(1, 2, 7))
     assert (kept(state), state.mask_epoch) == ([1, 2, 7], 2)
     assert values(state) == [-2, -3, 8, -60]
 
 
-def test_what_is_scored_anew_is_the_trained_model_with_all_initial_weights_around_it() -> None:
+def test_a_refresh_scores_trained_values_on_the_mask_and_initial_ones_off_it() -> None:
     state = after(SETTINGS, *ONCE)
     assert state.whole.tolist() == [-1, -2, -3, 4, 5, 6, 7, 8, 9, 10, -60]
     renewed = after(SETTINGS, *ONCE, scores(1, 2, 7))
@@ -80,7 +80,7 @@ def test_what_is_scored_anew_is_the_trained_model_with_all_initial_weights_aroun
     assert renewed.first_base().tolist() == values(renewed)
 
 
-def test_initial_weights_are_there_to_the_bit_after_any_number_of_masks() -> None:
+def test_initial_weights_keep_their_bits_after_any_number_of_masks() -> None:
     """What no mask ever kept is untouched; the initial vector is the very same."""
     odd = np.float32(0.1)
     initial = (INITIAL * odd).astype(np.float32)
@@ -99,14 +99,14 @@ def test_initial_weights_are_there_to_the_bit_after_any_number_of_masks() -> Non
 TWICE = (*ONCE, scores(1, 2, 7), (-20.0, -30.0, -80.0, -61.0))  # 0 was dropped, 7 added
 
 
-def test_a_weight_that_was_dropped_comes_back_as_it_was_trained_if_that_was_kept() -> None:
+def test_a_dropped_weight_returns_with_its_trained_value_if_kept() -> None:
     state = after(replace(SETTINGS, deactivated="keep"), *TWICE, scores(0, 1, 3))
     assert (kept(state), values(state)) == ([0, 1, 3], [-1, -20, 4, -61])
     again = after(replace(SETTINGS, deactivated="keep"), *TWICE, scores(0, 1, 3), scores(7, 2, 0))
     assert values(again) == [-1, -30, -80, -61], "dropped by the mask before, too"
 
 
-def test_a_weight_that_was_dropped_comes_back_at_its_initial_value_if_it_was_reset() -> None:
+def test_a_dropped_weight_returns_with_its_initial_value_if_reset() -> None:
     state = after(replace(SETTINGS, deactivated="reset"), *TWICE, scores(0, 1, 3))
     assert (kept(state), values(state)) == ([0, 1, 3], [1, -20, 4, -61])
     again = after(replace(SETTINGS, deactivated="reset"), *TWICE, scores(0, 1, 3), scores(7, 2, 0))
@@ -114,7 +114,7 @@ def test_a_weight_that_was_dropped_comes_back_at_its_initial_value_if_it_was_res
     assert again.resting is None and again.resting_digest == b""
 
 
-def test_a_mask_agreed_on_the_initial_weights_needs_nothing_but_them() -> None:
+def test_a_mask_agreed_on_the_initial_weights_needs_only_them() -> None:
     state = after(SETTINGS, scores(0, 1, 2))
     assert (state.scored, state.resting, state.resting_digest) == (None, None, b"")
     assert state.scored_digest == state.initial_digest
@@ -151,7 +151,7 @@ def test_a_schedule_that_would_keep_nothing_is_refused_at_the_start() -> None:
         Ssfl(replace(SETTINGS, sparsity_schedule="0:0.5,9:0.95")).begin(TEN, INITIAL)
 
 
-def test_a_warm_up_trains_everything_and_is_where_the_first_mask_begins() -> None:
+def test_a_warm_up_trains_everything_and_the_first_mask_starts_from_it() -> None:
     settings = replace(SETTINGS, warmup_rounds=1)
     begun = after(settings)
     assert (begun.mask, begun.mask_epoch) == (Mask.full(10), 1)
@@ -175,14 +175,14 @@ def work(settings: RunSettings, at: Position) -> Work | None:
     return plan.work if plan else None
 
 
-def test_a_warm_up_scores_after_exactly_so_many_rounds() -> None:
+def test_scoring_starts_exactly_after_the_warm_up_rounds() -> None:
     settings = replace(SETTINGS, warmup_rounds=3)
     asked = [work(settings, position(number, 1)) for number in range(4)]
     assert asked == [Work.TRAIN, Work.TRAIN, Work.TRAIN, Work.SCORE]
     assert work(settings, position(3, 2)) is Work.TRAIN
 
 
-def test_a_refresh_scores_and_after_the_last_round_there_is_none() -> None:
+def test_a_refresh_scores_except_after_the_last_round() -> None:
     assert work(SETTINGS, position(5, 1, refresh=True)) is Work.SCORE
     assert work(SETTINGS, position(5, 1)) is Work.TRAIN
     assert work(SETTINGS, position(20, 1, refresh=True)) is None
@@ -209,7 +209,7 @@ def scoring(**changes: object) -> Plan:
         ("magnitude", "magnitude", 0, 100),
     ],
 )
-def test_every_criterion_asks_those_it_needs(
+def test_every_criterion_asks_the_clients_it_needs(
     criterion: str, asked: str, num_clients: int, num_batches: int
 ) -> None:
     plan = scoring(criterion=criterion)
@@ -218,7 +218,7 @@ def test_every_criterion_asks_those_it_needs(
     assert plan.cohort == tuple(sorted(plan.cohort)) and set(plan.cohort) <= set(CLIENTS)
 
 
-def test_a_number_of_minibatches_that_is_set_holds_for_everyone() -> None:
+def test_a_given_number_of_minibatches_holds_for_all_clients() -> None:
     for criterion in ("saliency", "one-client", "grasp"):
         assert scoring(criterion=criterion, scoring_batches=7).num_batches == 7
 
@@ -230,7 +230,7 @@ def test_a_hundred_minibatches_are_shared_by_the_clients() -> None:
         assert plan is not None and plan.num_batches == each
 
 
-def test_one_client_is_drawn_anew_for_every_mask_and_attempt() -> None:
+def test_another_client_is_drawn_for_every_mask_and_attempt() -> None:
     ssfl = Ssfl(replace(SETTINGS, criterion="one-client"))
 
     def chosen(epoch: int, attempt: int) -> ClientId:
@@ -244,7 +244,7 @@ def test_one_client_is_drawn_anew_for_every_mask_and_attempt() -> None:
     assert chosen(3, 1) == chosen(3, 1)
 
 
-def test_weights_of_scores_and_of_updates_are_set_apart() -> None:
+def test_weights_of_scores_and_of_updates_are_separate_settings() -> None:
     for of_scores, of_updates in (("equal", "samples"), ("samples", "equal")):
         settings = replace(SETTINGS, score_weights=of_scores, update_weights=of_updates)
         score, train = (Ssfl(settings).plan(position(0, epoch), CLIENTS) for epoch in (0, 1))
@@ -257,7 +257,7 @@ def test_weights_of_scores_and_of_updates_are_set_apart() -> None:
 # -- controls
 
 
-def test_a_random_mask_looks_at_no_score_and_changes_with_its_epoch() -> None:
+def test_a_random_mask_ignores_scores_and_changes_with_its_epoch() -> None:
     settings = replace(SETTINGS, criterion="random", seed=4)
     once = after(settings, scores(0, 1, 2))
     assert once.mask == random_mask(10, 3, 4, 0) == after(settings, scores(9, 8, 7)).mask
@@ -295,7 +295,7 @@ def test_every_criterion_keeps_exactly_k_and_begins_at_the_initial_weights(crite
 # -- a mask for every client
 
 
-def test_masks_of_their_own_are_trained_from_the_start() -> None:
+def test_own_masks_are_trained_from_the_start() -> None:
     settings = replace(SETTINGS, criterion="client-random")
     own = strategy_for(settings)
     assert isinstance(own, OwnMasks)

@@ -114,7 +114,7 @@ def test_the_scores_agree_bit_for_bit(client: int) -> None:
 
 
 @pytest.mark.parametrize("client", CLIENTS)
-def test_the_scores_are_those_of_exact_arithmetic_but_for_rounding(client: int) -> None:
+def test_the_scores_equal_exact_arithmetic_up_to_rounding(client: int) -> None:
     exact = np.abs(oracle.products(TENSORS, *minibatch(client), torch.float64))
     np.testing.assert_allclose(our_scores(client), exact, rtol=1e-3, atol=1e-6 * exact.max())
 
@@ -150,7 +150,7 @@ def test_a_large_mask_differs_in_one_of_a_hundred_thousand_at_most(seed: int) ->
     check_masks(scores, SAMPLES, k=150_000, allowed=1)
 
 
-def test_what_differs_lies_within_one_step_of_the_threshold() -> None:
+def test_differences_lie_within_one_step_of_the_threshold() -> None:
     """Means that float64 tells apart, and float32 does not: the first coordinate is kept."""
     below, above = np.float32(1), np.nextafter(np.float32(1), np.float32(2))
     scores = [

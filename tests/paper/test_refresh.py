@@ -51,7 +51,7 @@ def test_a_refresh_keeps_what_was_trained_and_starts_the_others_where_they_were(
 
 
 @pytest.mark.parametrize(("deactivated", "returns_as"), [("reset", -0.25), ("keep", 11.0)])
-def test_a_weight_that_was_dropped_returns_as_the_setting_says(
+def test_a_dropped_weight_returns_with_the_value_of_the_setting(
     deactivated: str, returns_as: float
 ) -> None:
     """The paper leaves it open: its initial value, or the one it was trained to."""
@@ -62,7 +62,7 @@ def test_a_weight_that_was_dropped_returns_as_the_setting_says(
     assert dense(state) == [20, returns_as, 0, 23, 0, 0]
 
 
-def test_one_refresh_is_one_scoring_by_every_client_and_then_training_goes_on() -> None:
+def test_a_refresh_is_one_scoring_by_every_client_and_then_training_continues() -> None:
     """Algorithm "OOD Adaptation": "the server triggers a single mask update"."""
     ssfl = Ssfl(RunSettings(sparsity="0.5", rounds=5))
     asked = ssfl.plan(Position(2, mask_epoch=1, attempt=0, refresh=True), CLIENTS)

@@ -63,7 +63,7 @@ def lines() -> Iterator[str]:
                 )
 
 
-def test_the_wire_is_what_it_was() -> None:
+def test_the_wire_format_is_unchanged() -> None:
     golden = GOLDEN.read_text().splitlines()
     assert len(golden) > 100, "the golden file is not the one that was stored"
     assert sorted(lines()) == golden

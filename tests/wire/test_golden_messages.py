@@ -145,7 +145,7 @@ def test_these_bytes_are_the_message(message: Message, golden: str) -> None:
     assert type(message).FromString(bytes.fromhex(golden)) == message
 
 
-def test_the_header_of_an_update_is_small_beside_its_payload() -> None:
+def test_the_header_of_an_update_is_small() -> None:
     """What a round costs besides the values: under 250 bytes for each client."""
     request = coordinator_pb2.SendUpdateRequest(
         caller=coordinator_pb2.Caller(run_id="20250101-120000-abcdef", client_id="shard_07"),
@@ -154,7 +154,7 @@ def test_the_header_of_an_update_is_small_beside_its_payload() -> None:
     assert request.ByteSize() < 250
 
 
-def test_a_field_from_the_future_is_passed_over() -> None:
+def test_an_unknown_field_is_ignored() -> None:
     """A newer client may send more; what we know is still read."""
     grant = bytes.fromhex("088001") + bytes.fromhex("f207026869")  # field 126, "hi"
     assert transfer_pb2.Grant.FromString(grant).offset == 128

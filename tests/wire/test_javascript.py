@@ -50,7 +50,7 @@ def test_it_reproduces_every_vector_and_every_stored_payload() -> None:
     assert len(lines) == len(vectors) + len(payloads)
 
 
-def test_it_refuses_what_the_page_says_must_be_refused() -> None:
+def test_it_refuses_the_bytes_that_the_page_forbids() -> None:
     done = run("run_hostile.mjs", PAGE)
     assert done.returncode == 0, done.stderr
     assert "\nrefused " in done.stdout and "\nsound " in done.stdout

@@ -64,7 +64,7 @@ def test_the_examples_follow_from_the_words_of_the_page() -> None:
     assert packed == told("own_mask_tails_site_a")
 
 
-def test_ours_are_the_same() -> None:
+def test_our_masks_are_the_same() -> None:
     for name, sparsity in (("manifest_json", "0.5"), ("tails_manifest", "0.9")):
         manifest = Manifest.from_json(told(name).encode())
         for client in ("site_a", "site_b", "a.b-c_9"):

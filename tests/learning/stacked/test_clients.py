@@ -177,7 +177,7 @@ def test_more_clients_than_a_group_come_back_in_their_order() -> None:
     assert_all_alike(stacked, exact, bases)
 
 
-def test_the_companions_of_a_client_change_nothing_that_matters() -> None:
+def test_other_clients_in_a_group_do_not_change_a_result() -> None:
     model, manifest = started()
     clients = many()
     masks = random_masks(manifest, len(clients))
@@ -218,7 +218,7 @@ def test_one_global_model_is_tested_everywhere_as_one_by_one() -> None:
     assert (tested[1].correct, tested[1].loss_sum) == (None, 0.0)
 
 
-def test_validation_splits_are_tested_where_there_are_some() -> None:
+def test_only_validation_splits_that_exist_are_tested() -> None:
     model, manifest = started()
     [mask] = random_masks(manifest, 1)
     [values] = bases_of(manifest, [mask])
@@ -233,7 +233,7 @@ def test_validation_splits_are_tested_where_there_are_some() -> None:
 
 
 @pytest.mark.parametrize("rate", ["continue", "restart"])
-def test_models_of_ones_own_are_trained_as_one_by_one(rate: str) -> None:
+def test_personal_models_are_trained_as_one_by_one(rate: str) -> None:
     settings = replace(
         SETTINGS, personalize_epochs=2, personalize_lr=rate, local_steps=1, lr_decay=0.7
     )
@@ -249,7 +249,7 @@ def test_models_of_ones_own_are_trained_as_one_by_one(rate: str) -> None:
     assert_all_alike(stacked, exact, [values] * count)
 
 
-def test_float64_samples_are_taken_as_float32() -> None:
+def test_float64_samples_become_float32() -> None:
     model, manifest = started()
     masks = random_masks(manifest, 1)
     bases = bases_of(manifest, masks)
@@ -275,7 +275,7 @@ def test_a_loss_that_is_not_finite_names_client_round_and_step() -> None:
     assert caught.value.round_number == 3
 
 
-def test_weights_that_the_last_step_spoilt_are_refused() -> None:
+def test_weights_that_are_not_finite_after_the_last_step_are_refused() -> None:
     model, manifest = started()
     wild = replace(SETTINGS, learning_rate=3e38, local_steps=1, weight_decay=10.0)
     masks = [Mask.full(manifest.num_masked)]

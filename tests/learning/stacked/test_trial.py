@@ -33,7 +33,7 @@ def test_small_built_in_networks_are_stacked(name: str, width: int) -> None:
     assert should_stack(build_model(name, SHAPE, 4, width=width))
 
 
-def test_networks_of_ones_own_are_stacked_if_the_loss_is_built_in(tmp_path: Path) -> None:
+def test_user_networks_are_stacked_if_the_loss_is_built_in(tmp_path: Path) -> None:
     model = nn.Sequential(nn.Conv2d(1, 6, 3, groups=1, bias=False), nn.Tanh(), nn.AvgPool2d(2))
     model.extend([nn.Flatten(), nn.Linear(54, 4, bias=False)])
     own = "from torch import nn\nfrom ssfl.learning.image_task import load_shard, {}\n"
@@ -120,11 +120,11 @@ def flat(*layers: nn.Module) -> nn.Module:
     ],
     ids=lambda model: type(model).__name__,
 )
-def test_what_cannot_be_stacked_is_not(model: nn.Module) -> None:
+def test_models_that_cannot_be_stacked_are_not(model: nn.Module) -> None:
     assert not should_stack(model)
 
 
-def test_the_same_without_what_hinders_is_stacked() -> None:
+def test_the_same_models_without_the_obstacle_are_stacked() -> None:
     assert should_stack(flat())
     assert should_stack(flat(nn.Dropout(0.0), nn.ReLU()))
 
@@ -138,7 +138,7 @@ def test_large_models_are_not_worth_it() -> None:
     assert not should_stack(wide(limit + 1))
 
 
-def test_padding_of_another_mode_is_found_out() -> None:
+def test_padding_of_another_mode_is_detected() -> None:
     rest = [nn.Flatten(), nn.Linear(256, 4)]
     assert should_stack(nn.Sequential(nn.Conv2d(1, 4, 3, padding=1), *rest))
     circular = nn.Conv2d(1, 4, 3, padding=1, padding_mode="circular")
