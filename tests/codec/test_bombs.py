@@ -46,7 +46,7 @@ def test_a_frame_too_short_for_the_size_it_states_is_refused() -> None:
 
 
 def test_a_wide_window_alone_is_harmless() -> None:
-    # Its content is decoded straight into the 1000 bytes: no window is needed, nor taken.
+    # The content is decoded directly into the 1000 bytes; no window is allocated.
     content = SectionReader(bombs.section(bombs.WIDE + bombs.ONE_RUN)).read(1000)
     assert content.tobytes() == bytes(1000)
 

@@ -18,7 +18,7 @@ from ssfl.codec import (
 
 
 class Link:
-    """A wire of a given throughput, as a clock sees it."""
+    """A simulated link of a given throughput, with its own clock."""
 
     def __init__(self, bytes_per_s: float) -> None:
         self.bytes_per_s = bytes_per_s
@@ -26,7 +26,7 @@ class Link:
         self.sizer = ChunkSizer(lambda: self.now_s)
 
     def send_one(self) -> int:
-        """Send a chunk of the size the sizer wants; return that size."""
+        """Send a chunk of the sizer's size; return that size."""
         size = self.sizer.size
         self.now_s += size / self.bytes_per_s
         self.sizer.record_sent(size)
@@ -34,13 +34,13 @@ class Link:
 
 
 def still() -> ChunkSizer:
-    """A sizer on a clock that stands still: the link is infinitely fast."""
+    """Return a sizer with a stopped clock: an infinitely fast link."""
     return ChunkSizer(lambda: 0.0)
 
 
 def receive(receiver: Receiver, *data: bytes) -> None:
-    for one in data:
-        receiver.check(receiver.offset, one, zlib.crc32(one))
+    for chunk in data:
+        receiver.check(receiver.offset, chunk, zlib.crc32(chunk))
 
 
 def test_chunks_in_order_make_up_the_payload() -> None:
@@ -142,7 +142,7 @@ def test_pieces_are_views_not_copies() -> None:
 
 def test_pieces_follow_the_sizer_while_they_are_made() -> None:
     payload = memoryview(bytes(3 << 20))
-    now_s = iter(range(100))  # a second for every chunk: slow at first, then as fast as wanted
+    now_s = iter(range(100))  # one second per chunk
     sizes = [
         len(data) for _, data, _ in pieces([payload], 0, ChunkSizer(lambda: float(next(now_s))))
     ]
@@ -158,7 +158,7 @@ def test_a_fast_link_grows_to_the_largest_chunk_by_doubling() -> None:
 
 
 def test_a_burst_into_buffers_is_not_taken_for_a_fast_link() -> None:
-    """2 MB are taken at once, then the link shows: 625,000 bytes a second."""
+    """Buffers absorb 2 MB at once; then the link carries 625,000 bytes per second."""
     link = Link(bytes_per_s=1e9)
     for _ in range(8):
         link.send_one()

@@ -18,7 +18,7 @@ def exact(*values: float) -> Floats:
 
 
 def steps(values: Floats, base: Floats) -> npt.NDArray[np.float64]:
-    """Return the step of each value, the slow way."""
+    """Return the step of each value, by a slow computation."""
     changes = np.abs(values.astype(np.float64) - base)
     groups = np.arange(values.size) // GROUP
     return np.array([changes[groups == group].max() / 127 for group in groups])

@@ -32,7 +32,7 @@ def received(
     words: npt.NDArray[np.uint32] | None = None,
     mantissa_bits: int = MANTISSA_BITS,
 ) -> Floats:
-    """Return what the receiver gets; without words every score is cut off."""
+    """Return the decoded scores; without words every score is truncated."""
     words = np.zeros(values.size, dtype=np.uint32) if words is None else words
     count = values.size if num_coded is None else num_coded
     payload = scores.encode(values, count, words, mantissa_bits)

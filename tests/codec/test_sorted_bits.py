@@ -56,7 +56,7 @@ def test_golden_bytes_with_weights() -> None:
     # |1.0| is level 0x3f800000 >> 19 = 2032, 2.0 is 2048 and 0.5 is 2016; the median is 2032.
     # One input channel of density 1.5/4 (level -8), outputs 0 or 1 of 1 as quantiles of 0.25
     # and 0.75 (-16 and 16), less the whole's -8. Levels -8 + (-9, 24, -9) + (0, 16, -16):
-    # from width 6 on two classes do, 31 with the bits 00 and 32 with the bit 1.
+    # from width 6 on two classes suffice, 31 with the bits 00 and 32 with the bit 1.
     weights = np.array([1.0, -2.0, 0.5], dtype=np.float32)
     payload = bytes.fromhex("01 06  06000000 f007 f8 f718f7  01000000 00  01000000 01")
     assert bytes(sorted_bits.encode(b"\x02", [(3,)], weights)) == payload
@@ -115,7 +115,7 @@ def test_weights_may_have_any_bits() -> None:
 
 
 def saliency_mask(shapes: list[Shape]) -> tuple[bytes, Floats]:
-    """A mask as they are: the largest of |gradient x weight|, channels of different strength."""
+    """Return a realistic mask: the largest |gradient x weight|, with uneven channels."""
     rng = np.random.default_rng(2)
     weights, scores = [], []
     for shape in shapes:
@@ -131,7 +131,7 @@ def saliency_mask(shapes: list[Shape]) -> tuple[bytes, Floats]:
 
 @cache
 def saliency_payload() -> tuple[bytes, Floats]:
-    """The payload of such a mask, and the weights that are needed to decode it."""
+    """Return the payload of such a mask, and the weights needed to decode it."""
     bits, weights = saliency_mask(RESNET)
     return bytes(sorted_bits.encode(bits, RESNET, weights)), weights
 

@@ -6,7 +6,7 @@ from ssfl.durable.files import atomic_file
 
 
 def names(folder: Path) -> list[str]:
-    return [one.name for one in folder.iterdir()]
+    return [file.name for file in folder.iterdir()]
 
 
 def test_the_old_file_stays_visible_while_the_new_one_is_written(
@@ -38,5 +38,5 @@ def test_two_writers_of_one_file_do_not_interfere(tmp_path: Path) -> None:
     with atomic_file(path) as first, atomic_file(path) as second:
         first.write(b"first")
         second.write(b"2")
-    assert path.read_bytes() == b"first"  # it was put in place last
+    assert path.read_bytes() == b"first"  # the outer block ends last
     assert names(tmp_path) == ["model"]

@@ -1,4 +1,4 @@
-"""Points where trouble can be made: all are declared, and strike as they are told."""
+"""Failpoints: all are declared, and faults fire at the chosen passage."""
 
 import errno
 import os
@@ -24,7 +24,7 @@ PASS_IT = "from ssfl.durable.failpoints import failpoint\nfor _ in range(3): fai
 
 
 def passing(text: str) -> "subprocess.CompletedProcess[str]":
-    """Pass the point a.b three times in a process of its own."""
+    """Pass the failpoint a.b three times in another process."""
     environ = {**os.environ, failpoints.VARIABLE: text}
     code = f"{PASS_IT}\nprint('passed')"
     return subprocess.run(
@@ -62,13 +62,13 @@ def test_a_fault_fires_at_the_chosen_passage() -> None:
 
 
 def test_a_point_raises_what_a_full_disk_would() -> None:
-    told = passing("a.b=full@2")
-    assert told.returncode == 1 and f"[Errno {errno.ENOSPC}]" in told.stderr
+    result = passing("a.b=full@2")
+    assert result.returncode == 1 and f"[Errno {errno.ENOSPC}]" in result.stderr
 
 
 def test_an_invalid_fault_is_refused_with_the_syntax() -> None:
-    told = passing("a.b=maybe")
-    assert told.returncode == 1 and "is not NAME=kill|full|broken[@N[+]]" in told.stderr
+    result = passing("a.b=maybe")
+    assert result.returncode == 1 and "is not NAME=kill|full|broken[@N[+]]" in result.stderr
 
 
 def test_a_hook_is_called_for_every_passage(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,9 +16,9 @@ from fuzz.targets import TARGETS
 HERE = Path(__file__).parent
 CORPUS = HERE / "corpus"
 SECONDS = 60 // len(TARGETS)  # each: together about a minute
-MAX_FILES, MAX_BYTES = 60, 4096  # of a corpus, of a file: to be read and run in no time
+MAX_FILES, MAX_BYTES = 60, 4096  # of a corpus and of a file, to keep runs short
 
-# Where pyproject.toml asks for atheris; elsewhere it has no wheel.
+# The platforms for which pyproject.toml requires atheris; others have no wheel.
 HAS_WHEEL = (
     sys.version_info < (3, 13) and sys.platform == "linux" and platform.machine() == "x86_64"
 )

@@ -1,4 +1,4 @@
-"""Running statistics of BatchNorm are buffers: they travel, are averaged exactly, never trained."""
+"""Running statistics of BatchNorm are buffers: sent, averaged exactly, never trained."""
 
 from dataclasses import replace
 from fractions import Fraction
@@ -49,7 +49,7 @@ def half(manifest: Manifest) -> Mask:
 
 
 def train(shard: Shard, settings: RunSettings, client: str = "ann") -> tuple[Vector, Manifest]:
-    """Return a client's values after a round, and what they are values of."""
+    """Return a client's vector after a round, and its manifest."""
     model, manifest = started(shard)
     train_locally(model, manifest, half(manifest), image_task, shard, settings, 0, client)
     return read_vector(model, manifest), manifest
@@ -159,14 +159,14 @@ def test_statistics_are_averaged_by_samples_exactly(shard: Shard) -> None:
 
 
 def nearest(rounded: np.float32, exact: Fraction) -> bool:
-    """Tell whether no other float32 is nearer to the exact mean."""
+    """Return True if no other float32 is nearer to the exact mean."""
     distance = abs(Fraction(float(rounded)) - exact)
     around = [np.nextafter(rounded, np.float32(limit)) for limit in (-np.inf, np.inf)]
     return all(distance <= abs(Fraction(float(other)) - exact) for other in around)
 
 
 def test_a_last_batch_of_one_sample_is_trained_like_any_other(shard: Shard) -> None:
-    """50 samples are seven batches of 7 and one of 1, whose 2x2 pixels are enough to norm by."""
+    """50 samples are seven batches of 7 and one of 1, whose 2x2 pixels are enough for BatchNorm."""
     side = smallest_side("resnet20", "batch")
     tiny = Shard(
         shard.train_x[:, :, :side, :side], shard.train_y,
@@ -180,7 +180,7 @@ def test_a_last_batch_of_one_sample_is_trained_like_any_other(shard: Shard) -> N
 
 
 def test_smaller_images_than_batch_norm_takes_would_fail_on_one_sample() -> None:
-    """Why its smallest image is a pixel larger than GroupNorm's."""
+    """This is why the smallest image of BatchNorm is a pixel larger than that of GroupNorm."""
     design = RESNETS["resnet20"]
     model = resnet(design, 1, 4, "batch", 4).train()
     side = smallest_side("resnet20", "group")

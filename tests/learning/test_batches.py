@@ -61,10 +61,10 @@ def test_a_batch_is_as_balanced_as_the_data_allow(
     array = np.array(labels)
     batch = balanced_batch(array, batch_size, Stream(seed, "test"))
     assert len(batch) == len(set(batch.tolist())) == min(batch_size, len(labels))
-    taken, there = class_counts(array[batch]), class_counts(array)
-    most = max(taken.values())
-    for label, count in there.items():  # a class below the most, but for one, is used up
-        assert taken.get(label, 0) >= min(most - 1, count)
+    chosen, available = class_counts(array[batch]), class_counts(array)
+    highest = max(chosen.values())
+    for label, count in available.items():  # a class more than one below the highest is used up
+        assert chosen.get(label, 0) >= min(highest - 1, count)
 
 
 def test_the_remainder_goes_to_random_classes() -> None:
@@ -140,9 +140,9 @@ def test_scoring_no_minibatch_is_refused() -> None:
 
 
 def test_a_plain_minibatch_draws_every_sample_equally_often() -> None:
-    """Of 300 minibatches of 4 of 10, a sample is in 120; 5 deviations are 42."""
+    """Of 300 minibatches of 4 of 10 samples, about 120 hold a sample; 5 deviations are 42."""
     drawn = [plain_batch(10, 4, Stream(seed, "x")) for seed in range(300)]
-    assert all(np.array_equal(one, np.unique(one)) and len(one) == 4 for one in drawn)
+    assert all(np.array_equal(batch, np.unique(batch)) and len(batch) == 4 for batch in drawn)
     counts = np.bincount(np.concatenate(drawn), minlength=10)
     assert np.abs(counts - 120).max() < 42
     np.testing.assert_array_equal(plain_batch(3, 4, Stream(0, "x")), np.arange(3))

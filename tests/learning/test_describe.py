@@ -68,7 +68,7 @@ def test_the_torch_default_rule_is_uniform_within_one_over_the_root_of_fan_in() 
     ids=["linear", "conv", "transposed"],
 )
 def test_the_torch_default_rule_equals_torch(layer: nn.Module) -> None:
-    """Largest values and deviations, as torch drew them and as we draw them."""
+    """Compare the largest values and deviations of torch's weights and ours."""
     torch.manual_seed(0)
     layer.reset_parameters()  # type: ignore[operator]
     manifest = manifest_of(layer, {}, initialization="torch-default")

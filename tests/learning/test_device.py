@@ -98,7 +98,7 @@ def test_torchs_warning_about_an_old_driver_is_logged(
 def test_a_broken_gpu_is_refused_and_auto_continues_without_it(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """As a GPU older than its torch: it is available, and its first kernel fails."""
+    """A GPU too old for this torch is available, but its first kernel fails."""
     pretend(monkeypatch, cuda=True, mps=True)
     text = "CUDA error: no kernel image is available for execution on the device"
     ones = torch.ones
@@ -184,7 +184,7 @@ def test_a_full_device_raises_an_error_with_a_remedy(
     with pytest.raises(DeviceError, match=re.escape(advice)), working_on(torch.device(where)):
         raise error
     with pytest.raises(DeviceError, match=re.escape(advice)), working_on(torch.device(where)):
-        raise TaskError("task mine: loss raised it") from error  # no fault of the task's
+        raise TaskError("task mine: loss raised it") from error  # not the task's fault
 
 
 def test_running_out_of_memory_in_training_is_a_device_error(shard: Shard) -> None:
@@ -211,7 +211,7 @@ def test_a_failing_gpu_is_a_device_error_and_other_errors_pass_through() -> None
 
 
 def test_a_nondeterministic_kernel_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
-    """`put_` is such a one on every device; the second is made up. Warnings are errors here."""
+    """`put_` is nondeterministic on every device; `made_up` is invented. Warnings are errors."""
     values, index = torch.zeros(4), torch.tensor([1])
 
     def use(times: int) -> None:
@@ -224,7 +224,7 @@ def test_a_nondeterministic_kernel_is_logged_once(caplog: pytest.LogCaptureFixtu
     logged = "training may not be reproducible: {} does not have a deterministic implementation"
     assert caplog.messages == [logged.format("put_"), logged.format("made_up")]
     with pytest.raises(UserWarning, match="put_ does not have a deterministic"):
-        use(1)  # outside, everything is as it was
+        use(1)  # outside the block, warnings are errors again
 
 
 def test_other_warnings_are_left_alone() -> None:

@@ -10,7 +10,7 @@ from ssfl.learning.evaluate import BATCH_SIZE, Evaluation, eval_mode, evaluate
 
 
 class Identity(nn.Module):
-    """Two logits per sample, taken from the sample; one parameter, so that it has a device."""
+    """Returns the sample as two logits; has one parameter, so that it has a device."""
 
     def __init__(self) -> None:
         super().__init__()

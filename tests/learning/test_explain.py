@@ -98,5 +98,5 @@ def test_a_loss_that_is_a_sum_is_logged_as_a_warning(
         lambda model, x, y: functional.mse_loss(model(x)[:, 0], y, reduction=reduction),
     )
     try_first_batch(nn.Linear(4, 1), task, numbers(), 15)
-    told = [vars(record).get("number") for record in caplog.records]
-    assert told == (["loss"] if reduction == "sum" else [])
+    logged = [vars(record).get("number") for record in caplog.records]
+    assert logged == (["loss"] if reduction == "sum" else [])

@@ -1,4 +1,4 @@
-"""The pretended GPU must catch what a real one would, or the tests that use it prove nothing."""
+"""The fake GPU must catch the mistakes that a real GPU catches."""
 
 from collections.abc import Callable
 
@@ -56,7 +56,7 @@ def test_a_forgotten_to_is_caught(
     mix: Callable[[torch.Tensor, torch.Tensor], torch.Tensor],
 ) -> None:
     here = torch.eye(2)
-    mix(here, here.clone())  # nothing else is wrong with it
+    mix(here, here.clone())  # works on one device
     with FakeDevice("cuda"), pytest.raises(RuntimeError, match=FORGOTTEN_TO):
         mix(here.to("cuda"), here)
 
@@ -88,7 +88,7 @@ def test_scalars_and_indices_may_come_from_the_cpu_as_on_a_gpu() -> None:
     with FakeDevice("cuda"):
         there = torch.arange(3.0).to("cuda")
         results = [there + 1, there * torch.tensor(2.0), there[torch.tensor([0, 2])]]
-        assert [one.device.type for one in results] == ["cuda"] * 3
+        assert [tensor.device.type for tensor in results] == ["cuda"] * 3
         assert (there.sum().item(), float(there[1]), there.tolist()) == (3, 1, [0, 1, 2])
 
 

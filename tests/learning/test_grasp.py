@@ -23,7 +23,7 @@ Batches = list[tuple[Tensor, Tensor]]
 
 
 class Squares:
-    """A task of numbers instead of classes."""
+    """A regression task."""
 
     load_shard = staticmethod(image_task.load_shard)
     build_model = staticmethod(image_task.build_model)
@@ -56,7 +56,7 @@ def some_batches(*sizes: int) -> Batches:
 def scores_by_the_whole_hessian(
     model: nn.Module, batches: Batches, temperature: float
 ) -> npt.NDArray[np.float64]:
-    """Write the loss as a function of the masked weights alone, and let torch make all of H."""
+    """Compute the full Hessian of the loss as a function of the masked weights."""
     first, last = model[0], model[2]  # type: ignore[index]
     flat = torch.cat([first.weight.reshape(-1), last.weight.reshape(-1)]).detach().double()
     biases = [layer.bias.detach().double() for layer in (first, last)]
@@ -101,7 +101,7 @@ def test_one_weight_by_hand() -> None:
 
 
 def test_the_weights_kept_are_those_whose_removal_costs_gradient_flow() -> None:
-    """Sign and order, without derivatives: shrink one weight at a time and measure |g|^2.
+    """Check sign and order without derivatives: shrink one weight at a time and measure |g|^2.
 
     To first order |g|^2 changes by -2 e w H g when w shrinks by a share e.
     """
@@ -130,7 +130,7 @@ def test_the_weights_kept_are_those_whose_removal_costs_gradient_flow() -> None:
 
 
 def test_gradients_are_averaged_before_the_hessian_product() -> None:
-    """The product of means is not the mean of products: one batch alone scores otherwise."""
+    """The product of means is not the mean of products: single batches score differently."""
     model, manifest = tiny()
     batches = some_batches(4, 4)
     together = grasp_scores(model, manifest, TASK, batches, 1.0)

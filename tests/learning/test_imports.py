@@ -1,4 +1,4 @@
-"""The walls around the package, seen from a fresh interpreter."""
+"""The imports of the package, checked in a new interpreter."""
 
 import subprocess
 import sys

@@ -75,7 +75,7 @@ class Options:
     width: int = WIDTH
 """
     task = load_task(write(tmp_path, source + GOOD.replace("Linear(2, 2)", "Linear(2, WIDTH)")))
-    model = task.build_model(RunSettings(), None)  # type: ignore[arg-type]  # not looked at
+    model = task.build_model(RunSettings(), None)  # type: ignore[arg-type]  # not used
     assert isinstance(model, nn.Linear) and model.out_features == 7
 
 
@@ -112,11 +112,11 @@ def test_a_failure_at_import_shows_the_authors_lines_only(
 ) -> None:
     spec = write(tmp_path, "def ratio():\n    return 1 / 0\n\nratio()\n", "broken_task.py")
     monkeypatch.syspath_prepend(str(tmp_path))
-    for one in (spec, "broken_task"):
+    for name in (spec, "broken_task"):
         with pytest.raises(TaskError) as caught:
-            load_task(one)
+            load_task(name)
         first, *frames = str(caught.value).splitlines()
-        assert first == f"task {one} raised ZeroDivisionError: division by zero"
+        assert first == f"task {name} raised ZeroDivisionError: division by zero"
         files = [line for line in frames if line.strip().startswith("File")]
         assert [line.rpartition(", ")[2] for line in files] == ["in <module>", "in ratio"]
         assert all(spec in line for line in files)
@@ -236,7 +236,7 @@ def test_a_module_in_the_current_folder_is_found(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "path", [one for one in sys.path if one])
+    monkeypatch.setattr(sys, "path", [entry for entry in sys.path if entry])
     write(tmp_path, GOOD, "task_of_this_folder.py")
     assert load_task("task_of_this_folder").name == "task_of_this_folder"
 
@@ -263,6 +263,6 @@ def test_data_of_the_wrong_kind_are_refused_with_the_authors_line(tmp_path: Path
     )
     with pytest.raises(TaskError) as caught:
         load_task(write(tmp_path, source)).load_shard(tmp_path)
-    told = str(caught.value)
-    assert "load_shard raised ShardError: train_x must be a numpy array, not list" in told
-    assert "return Shard([1], [0], [], [], 2)" in told
+    message = str(caught.value)
+    assert "load_shard raised ShardError: train_x must be a numpy array, not list" in message
+    assert "return Shard([1], [0], [], [], 2)" in message

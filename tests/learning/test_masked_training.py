@@ -77,7 +77,7 @@ def test_pruned_weights_are_exactly_zero_after_every_step(shard: Shard) -> None:
 
 
 def test_masked_training_equals_the_slow_obvious_way(shard: Shard) -> None:
-    """Zero the pruned weights, then step with gradients that are zero where weights are."""
+    """Zero the pruned weights and their gradients in every step."""
     model, manifest = started(shard)
     mask = random_mask(manifest)
     settings = replace(SETTINGS, clip_norm=0.05, local_epochs=1)
@@ -99,7 +99,7 @@ def test_masked_training_equals_the_slow_obvious_way(shard: Shard) -> None:
             for p, k in zip(weights, kept, strict=True):
                 gradients[p].masked_fill_(~k.reshape(p.shape), 0)
             norm = sum(float((g.double() ** 2).sum()) for g in gradients.values()) ** 0.5
-            assert norm > 0.05  # so that clipping is at work
+            assert norm > 0.05  # so that clipping has an effect
             for p, g in gradients.items():
                 velocity[p] = 0.9 * velocity[p] + g * (0.05 / norm) + 0.01 * p
                 p.sub_(lr * velocity[p])

@@ -129,7 +129,7 @@ def test_tensor_names_can_be_read() -> None:
 
 
 def test_the_small_cnn_is_two_strided_convolutions_and_two_linear_layers() -> None:
-    """Written out: 14x14 pixels become 7x7, then 4x4; 16 channels of them are 256 inputs."""
+    """14x14 pixels become 7x7, then 4x4; 16 channels of them are 256 inputs."""
     parts = [repr(part) for part in build_model("cnn-small", (1, 14, 14), 10).children()]
     assert parts == [
         "Conv2d(1, 8, kernel_size=(3, 3), stride=(2, 2), padding=(1, 1))",
@@ -224,7 +224,7 @@ def test_an_impossible_width_is_refused_before_allocation(
         build_model(name, shape, 10, width=width)
 
 
-# -- what is impossible
+# -- impossible models
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,6 @@
-"""A client's work on a GPU: nothing is left behind on the CPU, and the bits are the CPU's.
+"""A client's work on a GPU: no tensor stays on the CPU, and the bits equal those of the CPU.
 
-The device is pretended (`fake_device.py`); on a real GPU none of this was ever run.
+The device is fake (`fake_device.py`); none of this has run on a real GPU.
 """
 
 from dataclasses import dataclass
@@ -59,8 +59,8 @@ def task(tmp_path: Path) -> LoadedTask:
 
 
 @dataclass(frozen=True)
-class Worked:
-    """Everything a client computes in a round."""
+class RoundWork:
+    """All results of a client's round."""
 
     scores: bytes
     report: TrainingReport
@@ -68,7 +68,7 @@ class Worked:
     tested: Evaluation
 
 
-def work(task: LoadedTask, shard: Shard, device: torch.device) -> Worked:
+def work(task: LoadedTask, shard: Shard, device: torch.device) -> RoundWork:
     model = task.build_model(SETTINGS, shard).to(device)
     manifest = manifest_of(model, {})
     write_vector(model, manifest, initial_vector(manifest, seed=0))
@@ -77,7 +77,7 @@ def work(task: LoadedTask, shard: Shard, device: torch.device) -> Worked:
     report = train_locally(model, manifest, mask, task, shard, SETTINGS, 3, "shard_00")
     assert all(tensor.device == device for tensor in model.state_dict().values())
     trained = read_vector(model, manifest).tobytes()
-    return Worked(scores.tobytes(), report, trained, evaluate(model, task, shard))
+    return RoundWork(scores.tobytes(), report, trained, evaluate(model, task, shard))
 
 
 @pytest.mark.parametrize("kind", ACCELERATORS)
@@ -88,7 +88,7 @@ def test_a_round_on_a_device_has_the_bits_of_one_on_the_cpu(
     with FakeDevice(kind) as fake:
         on_device = work(task, shard, fake.device)
     assert on_device == on_cpu
-    assert fake.operations > 500  # 8 steps forward and back, and all around them
+    assert fake.operations > 500  # 8 steps forward and backward, and the rest of the round
 
 
 def run_site(
@@ -131,7 +131,7 @@ def test_own_weights_leave_the_device_unchanged(
 def test_dropout_is_reproducible_on_a_device(task: LoadedTask, shard: Shard) -> None:
     with FakeDevice("cuda") as fake:
         first = work(task, shard, fake.device)
-        torch.rand(7)  # whatever was drawn in between
+        torch.rand(7)  # must not change the result
         assert work(task, shard, fake.device) == first
 
 
@@ -171,6 +171,6 @@ def test_float64_data_reach_every_device_as_float32() -> None:
     x, y = np.arange(6.0).reshape(3, 2), np.arange(3.0)
     with FakeDevice("mps"):
         model = nn.Linear(2, 1).to("mps")
-        taken = batch_tensors(x, y, np.array([0, 2]), model)
-        assert [(one.dtype, one.is_mps) for one in taken] == [(torch.float32, True)] * 2
-        assert taken[0].tolist() == [[0, 1], [4, 5]]
+        batch = batch_tensors(x, y, np.array([0, 2]), model)
+        assert [(tensor.dtype, tensor.is_mps) for tensor in batch] == [(torch.float32, True)] * 2
+        assert batch[0].tolist() == [[0, 1], [4, 5]]

@@ -33,7 +33,7 @@ def test_tensors_of_the_same_name_and_shape_are_copied_and_the_others_reported()
     assert taken.unused == {
         "2.weight": "10x3 in the file and 2x3 in the model",
         "head.weight": "not in the model",
-    }  # 1.num_batches_tracked is no weight: not a word about it
+    }  # 1.num_batches_tracked is not a weight and is not reported
     after = mine.state_dict()
     assert bool((after["0.weight"] == 7).all()) and bool((after["1.running_var"] == 7).all())
     assert torch.equal(after["2.weight"], before["2.weight"])
@@ -77,5 +77,5 @@ def test_files_that_are_not_safetensors_are_explained(tmp_path: Path) -> None:
     with pytest.raises(ModelError, match=r"convert it once: python -c") as caught:
         read_weights(tmp_path / "w.pt")
     code = str(caught.value).partition('python -c "')[2].removesuffix('"')
-    exec(code)  # the advice works as it stands
+    exec(code)  # the advice must work
     assert set(read_weights(tmp_path / "w.safetensors")) == set(model().state_dict())

@@ -32,7 +32,7 @@ def started(name: str, shard: Shard) -> tuple[nn.Module, Manifest]:
 
 
 def obvious_scores(model: nn.Module, x: Tensor, y: Tensor) -> bytes:
-    """The formula as anybody would write it, on a model of its own."""
+    """Compute the formula in the obvious way, on a separate model."""
     model.eval()
     functional.cross_entropy(model(x), y).backward()  # type: ignore[no-untyped-call]
     scores = []
@@ -125,9 +125,9 @@ def test_a_client_scores_one_balanced_batch_chosen_by_its_name(shard: Shard) -> 
 
 
 def opposite_samples() -> Shard:
-    """Two classes, one input; x = 1 is of class 0 and x = -1, too: gradients of either sign.
+    """Return samples with gradients of either sign: one input, two classes.
 
-    Even samples are 1, odd ones -1, all of class 0, so minibatches of one differ in sign alone.
+    Even samples are 1, odd ones -1, all of class 0, so minibatches of one differ only in sign.
     """
     x = np.tile(np.array([[1.0], [-1.0]], dtype=np.float32), (50, 1))
     y = np.zeros(100, dtype=np.int64)
@@ -160,7 +160,7 @@ def test_the_score_of_several_minibatches_is_the_mean_of_their_magnitudes() -> N
 
 
 def test_the_mean_of_minibatches_is_rounded_once(shard: Shard) -> None:
-    """The exact rational mean of what each gives, as the nearest float32."""
+    """The mean is the float32 nearest to the exact rational mean of the minibatches."""
     model, manifest = started("mlp", shard)
     settings = RunSettings(batch_size=8)
     single = []
@@ -169,7 +169,7 @@ def test_the_mean_of_minibatches_is_rounded_once(shard: Shard) -> None:
         single.append(saliency_scores(model, manifest, TASK, x, y))
     scores = score_locally(model, manifest, TASK, shard, settings, "a", 1, 3)
     for place in range(0, manifest.num_masked, 97):
-        exact = sum(Fraction(float(one[place])) for one in single) / 3
+        exact = sum(Fraction(float(scored[place])) for scored in single) / 3
         assert scores[place] == np.float32(float(exact))
 
 
@@ -208,10 +208,10 @@ def test_a_plain_minibatch_scores_other_samples_than_a_balanced_one(shard: Shard
 
 
 def test_a_rare_class_counts_as_much_as_a_frequent_one_in_a_balanced_minibatch() -> None:
-    """98 samples of class 0 use the first input alone, 2 of class 1 the second alone.
+    """98 samples of class 0 use only the first input, 2 of class 1 only the second.
 
-    In a balanced minibatch of four, two are of each class: at equal weights both inputs matter
-    the same. A plain one of this stream has none of class 1, and its input scores zero.
+    A balanced minibatch of four has two of each class: with equal weights both inputs score the
+    same. A plain minibatch of this stream has none of class 1, whose input scores zero.
     """
     y = np.repeat(np.arange(2), [98, 2])
     x = np.eye(2, dtype=np.float32)[y]
@@ -233,10 +233,10 @@ def test_a_rare_class_counts_as_much_as_a_frequent_one_in_a_balanced_minibatch()
 
 
 def test_pruned_weights_are_scored_by_their_resting_values() -> None:
-    """As by hand above: q for x = (2, 1), but the model has no third weight in its forward pass.
+    """The model ((1, -2), (0, 0)) with x = (2, 1), by hand as above.
 
-    Model ((1, -2), (0, 0)): logits (0, 0), q = 1/2, dL/dW = ((-1, -1/2), (1, 1/2)). With weights
-    ((1, -2), (5, 3)) in the product: (1, 1, 5, 1.5); with its own the last two would be 0.
+    Logits (0, 0), q = 1/2, dL/dW = ((-1, -1/2), (1, 1/2)). With weights ((1, -2), (5, 3)) in the
+    product: (1, 1, 5, 1.5). With the model's own weights the last two would be 0.
     """
     model = nn.Linear(2, 2, bias=False)
     manifest = manifest_of(model, {})

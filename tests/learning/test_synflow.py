@@ -70,12 +70,12 @@ def test_two_layers_by_hand() -> None:
 def test_a_chain_of_linear_layers_has_the_scores_of_the_path_sums() -> None:
     model, manifest = started(chain(5, 7, 6, 3))
     scores = synflow_scores(model, manifest, (5,), manifest.num_masked, iterations=1)
-    flows = np.concatenate([one.reshape(-1) for one in path_sums(matrices_of(model))])
+    flows = np.concatenate([layer.reshape(-1) for layer in path_sums(matrices_of(model))])
     np.testing.assert_allclose(scores, as_returned(flows), rtol=1e-6)
 
 
 def test_rectifiers_and_dropout_do_not_change_the_scores() -> None:
-    """An input of ones and positive weights: nothing is cut off, whatever the signs were."""
+    """With inputs of ones and positive weights, rectifiers cut nothing off."""
     plain, manifest = started(chain(5, 7, 3))
     rectified = nn.Sequential(plain[0], nn.ReLU(), nn.Dropout(0.5), plain[1])  # type: ignore[index]
     scores = synflow_scores(plain, manifest, (5,), 20, iterations=3)
@@ -84,13 +84,13 @@ def test_rectifiers_and_dropout_do_not_change_the_scores() -> None:
 
 
 def test_pruned_weights_carry_no_flow() -> None:
-    """Four iterations, written out: score by path sums, keep the largest, set the others to 0."""
+    """Compute four iterations: score by path sums, keep the largest, set the others to 0."""
     model, manifest = started(chain(6, 8, 8, 4))
     matrices, size, num_kept = matrices_of(model), manifest.num_masked, 16
     counts = [round(size * (num_kept / size) ** (t / 4)) for t in (1, 2, 3, 4)]
     assert counts == [83, 48, 28, 16]  # of 144: a ninth in the end, so 0.577 each time
     for count in counts:
-        flows = np.concatenate([one.reshape(-1) for one in path_sums(matrices)])
+        flows = np.concatenate([layer.reshape(-1) for layer in path_sums(matrices)])
         kept = np.zeros(size, dtype=np.bool_)
         kept[np.argsort(-flows, kind="stable")[:count]] = True
         ends = np.cumsum([matrix.size for matrix in matrices])[:-1]
@@ -142,7 +142,7 @@ def test_norms_are_skipped() -> None:
 def test_a_deep_network_beyond_float32_is_ordered() -> None:
     """60 layers of 64: the sum over paths is about 1e55, beyond float32's 3e38."""
     model, manifest = started(chain(*[64] * 61))
-    flows = np.concatenate([one.reshape(-1) for one in path_sums(matrices_of(model))])
+    flows = np.concatenate([layer.reshape(-1) for layer in path_sums(matrices_of(model))])
     assert flows.max() > float(np.finfo(np.float32).max)
     scores = synflow_scores(model, manifest, (64,), manifest.num_masked, iterations=1)
     np.testing.assert_allclose(scores, as_returned(flows), rtol=1e-6)
@@ -169,11 +169,11 @@ def test_weights_without_flow_are_pruned_first_and_rank_below_all_others() -> No
 
 
 def test_a_pruned_weight_does_not_return_for_one_that_lost_its_flow() -> None:
-    """Ten inputs, two units, nine outputs; all weights of the first unit are 1, of the other 2.
+    """Ten inputs, two units, nine outputs; all weights of unit A are 1, those of unit B are 2.
 
-    Through its weights flow 9 from each input and 10 to each output. Of 38 weights 28 stay at
-    first: its ten from the inputs go, and no more flows through its nine to the outputs. In the
-    end 21 stay: the other unit's 19 and the first two of these nine, none of the ten.
+    The flow through A's weights is 9 from each input and 10 to each output. The first iteration
+    keeps 28 of 38 weights and prunes A's ten input weights, so A's nine output weights lose their
+    flow. The last keeps 21: B's 19 and the first two of these nine, none of the ten.
     """
     model = chain(10, 2, 9)
     manifest = manifest_of(model, {})

@@ -228,8 +228,8 @@ def test_data_of_another_shape_come_before_the_tensors_they_change(manifest: Man
     run = Manifest(manifest.tensors, {"input_shape": [1, 8, 8], "num_classes": 3})
     theirs = {"input_shape": [1, 10, 10], "num_classes": 5}
     other = Manifest(run.tensors[:1], theirs)
-    told = "samples of 1x10x10 here, 1x8x8 in the run; 5 classes here, 3 in the run"
-    assert run.first_difference(other) == run.data_difference(theirs) == told
+    expected = "samples of 1x10x10 here, 1x8x8 in the run; 5 classes here, 3 in the run"
+    assert run.first_difference(other) == run.data_difference(theirs) == expected
     assert run.data_difference({**theirs, "input_shape": [1, 8, 8]}).startswith("5 classes")
     assert run.data_difference(run.model) == run.data_difference({}) == ""
 
@@ -279,8 +279,8 @@ def test_initial_values_can_be_left_out_of_the_comparison(manifest: Manifest) ->
     wider = changed(other, 1, TensorSpec("conv.bias", (3,), Role.DENSE, ZEROS))
     dense = changed(other, 3, TensorSpec("fc.weight", (2, 2), Role.DENSE, Init("uniform", 0.5)))
     shorter = Manifest(other.tensors[:3], other.model)
-    for one in (wider, dense, shorter, Manifest(other.tensors, {"name": "other"})):
-        assert not manifest.same_except_init(one)
+    for changed_model in (wider, dense, shorter, Manifest(other.tensors, {"name": "other"})):
+        assert not manifest.same_except_init(changed_model)
     assert manifest.first_difference(wider, rules=False).startswith("tensor 1: conv.bias (3,")
 
 

@@ -1,4 +1,4 @@
-"""An update that is too long is shortened, in its own direction, to the same bits everywhere."""
+"""An update with too large a norm is scaled down, to the same bits everywhere."""
 
 import numpy as np
 import numpy.typing as npt
@@ -51,7 +51,7 @@ def test_the_result_equals_the_slow_computation(size: int) -> None:
 
 
 def test_the_largest_values_do_not_overflow() -> None:
-    """|value| is at most 1024 when it gets here; the norm of half a billion such is finite."""
+    """|value| is at most 1024 here; even half a billion of them have a finite norm."""
     values = np.full(BLOCK, 1024, dtype=np.float32)
     short, norm = clip(values, -values, 1.0)
     assert norm is not None and np.isfinite(norm)

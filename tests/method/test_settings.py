@@ -17,8 +17,8 @@ def refusal(**changes: Any) -> str:
 
 def test_the_defaults_are_valid_and_every_setting_is_explained() -> None:
     RunSettings().validate()
-    for one in fields(RunSettings):
-        assert one.metadata["help"], one.name
+    for option in fields(RunSettings):
+        assert option.metadata["help"], option.name
 
 
 @pytest.mark.parametrize(
@@ -149,7 +149,9 @@ def test_a_mask_may_be_refreshed_before_any_round_but_the_first(planned: str) ->
 
 
 def test_no_number_may_be_negative_or_not_a_number() -> None:
-    numbers = [one.name for one in fields(RunSettings) if type(one.default) in (int, float)]
+    numbers = [
+        option.name for option in fields(RunSettings) if type(option.default) in (int, float)
+    ]
     assert len(numbers) > 10
     for name in numbers:
         flag = "--" + name.replace("_", "-")

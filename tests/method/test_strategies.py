@@ -81,7 +81,7 @@ def test_ssfl_training_changes_values_and_nothing_else() -> None:
     assert values_of(trained) == [-2, -5, -60]
     assert (trained.mask, trained.mask_epoch) == (scored.mask, 1)
     assert trained.initial is scored.initial
-    assert values_of(scored) == [2, 5, 60], "a state is a value: the old one stays"
+    assert values_of(scored) == [2, 5, 60], "the old state changed"
 
 
 def test_ssfl_scoring_again_adds_an_epoch() -> None:
@@ -119,7 +119,7 @@ TWO_LAYERS = Manifest(
 def test_a_guard_that_needs_more_than_may_be_kept_is_refused_before_the_first_step(
     density: dict[str, str], warmup_rounds: int
 ) -> None:
-    """Two of five in either layer are four; two may be kept, in the end."""
+    """The guard keeps two of five in both layers, four in total; only two may be kept."""
     zeros = np.zeros(10, dtype=np.float32)
     settings = RunSettings(layer_guard=0.4, warmup_rounds=warmup_rounds, **density)  # type: ignore[arg-type]
     with pytest.raises(DensityError, match=r"--layer-guard 0\.4 alone keeps 4 of 10 .* only 2 may"):

@@ -1,4 +1,4 @@
-"""When the mask is agreed, on what, and where every weight starts under a new one."""
+"""Refreshing the mask: when it happens, what is scored, and where weights start."""
 
 from dataclasses import replace
 
@@ -44,11 +44,11 @@ def kept(state: ModelState) -> list[int]:
 
 def values(state: ModelState) -> list[float]:
     assert state.values is not None
-    return [float(one) for one in state.values]
+    return [float(value) for value in state.values]
 
 
 def after(settings: RunSettings, *steps: Vector | tuple[float, ...]) -> ModelState:
-    """Return the state after steps: scores agree on a mask, a tuple is a round's mean."""
+    """Return the state after steps: an array is a step of scores, a tuple a round's mean."""
     ssfl, rounds_done = Ssfl(settings), 0
     state = ssfl.begin(TEN, INITIAL)
     for step in steps:
@@ -73,15 +73,15 @@ def test_a_refresh_keeps_trained_values_and_adds_weights_at_their_initial_values
 def test_a_refresh_scores_trained_values_on_the_mask_and_initial_ones_off_it() -> None:
     state = after(SETTINGS, *ONCE)
     assert state.whole.tolist() == [-1, -2, -3, 4, 5, 6, 7, 8, 9, 10, -60]
-    renewed = after(SETTINGS, *ONCE, scores(1, 2, 7))
-    assert renewed.scored is not None
-    assert vector_of(renewed.scored).tolist() == state.whole.tolist()
-    assert renewed.scored_digest == values_digest(state.whole) == state.whole_digest
-    assert renewed.first_base().tolist() == values(renewed)
+    refreshed = after(SETTINGS, *ONCE, scores(1, 2, 7))
+    assert refreshed.scored is not None
+    assert vector_of(refreshed.scored).tolist() == state.whole.tolist()
+    assert refreshed.scored_digest == values_digest(state.whole) == state.whole_digest
+    assert refreshed.first_base().tolist() == values(refreshed)
 
 
 def test_initial_weights_keep_their_bits_after_any_number_of_masks() -> None:
-    """What no mask ever kept is untouched; the initial vector is the very same."""
+    """A weight that no mask kept is unchanged; the initial vector is the same object."""
     odd = np.float32(0.1)
     initial = (INITIAL * odd).astype(np.float32)
     ssfl = Ssfl(replace(SETTINGS, deactivated="keep"))
@@ -103,7 +103,7 @@ def test_a_dropped_weight_returns_with_its_trained_value_if_kept() -> None:
     state = after(replace(SETTINGS, deactivated="keep"), *TWICE, scores(0, 1, 3))
     assert (kept(state), values(state)) == ([0, 1, 3], [-1, -20, 4, -61])
     again = after(replace(SETTINGS, deactivated="keep"), *TWICE, scores(0, 1, 3), scores(7, 2, 0))
-    assert values(again) == [-1, -30, -80, -61], "dropped by the mask before, too"
+    assert values(again) == [-1, -30, -80, -61], "the previous mask dropped 2 and 7"
 
 
 def test_a_dropped_weight_returns_with_its_initial_value_if_reset() -> None:
@@ -132,7 +132,7 @@ def test_a_growing_mask_keeps_all_of_the_old_one() -> None:
 
 
 def test_after_a_warm_up_a_growing_mask_begins_small() -> None:
-    """The dense mask of the warm-up is none that could be kept."""
+    """The dense mask of the warm-up is not kept."""
     settings = replace(
         SETTINGS, sparsity_schedule="0:0.8,2:0.6", refresh_mode="grow", warmup_rounds=1
     )
@@ -155,7 +155,7 @@ def test_a_warm_up_trains_everything_and_the_first_mask_starts_from_it() -> None
     settings = replace(SETTINGS, warmup_rounds=1)
     begun = after(settings)
     assert (begun.mask, begun.mask_epoch) == (Mask.full(10), 1)
-    warm = tuple(-one for one in INITIAL.tolist())
+    warm = tuple(-value for value in INITIAL.tolist())
     state = after(settings, warm, scores(0, 1, 9))
     assert (kept(state), values(state), state.mask_epoch) == ([0, 1, 9], [-1, -2, -10, -60], 2)
     assert state.scored is not None and vector_of(state.scored).tolist() == list(warm)
@@ -163,7 +163,7 @@ def test_a_warm_up_trains_everything_and_the_first_mask_starts_from_it() -> None
     assert values(back) == [6, 7, 8, -60], "reset: to before the warm-up"
 
 
-# -- when
+# -- timing
 
 
 def position(rounds_done: int, epoch: int, *, refresh: bool = False, attempt: int = 0) -> Position:
@@ -188,7 +188,7 @@ def test_a_refresh_scores_except_after_the_last_round() -> None:
     assert work(SETTINGS, position(20, 1, refresh=True)) is None
 
 
-# -- who
+# -- clients
 
 
 def scoring(**changes: object) -> Plan:
@@ -269,7 +269,7 @@ def test_magnitude_keeps_the_largest_weights_of_the_whole_model() -> None:
     settings = replace(SETTINGS, criterion="magnitude")
     assert kept(after(settings, scores(0, 1, 2))) == [7, 8, 9]
     trained = after(settings, scores(), (-0.5, 90.0, -70.0, 1.0), scores())
-    assert kept(trained) == [6, 8, 9], "7 shrank to -0.5, so the next largest rests at its start"
+    assert kept(trained) == [6, 8, 9], "7 shrank to -0.5, so the resting value of 6 is larger"
 
 
 def test_a_shuffled_mask_keeps_as_many_in_every_tensor() -> None:
@@ -311,8 +311,8 @@ def test_a_client_trains_on_its_own_mask_and_tests_the_whole_model() -> None:
     own = strategy_for(replace(SETTINGS, criterion="client-random"))
     state = own.begin(TEN, INITIAL)
     seen = {client: own.client_state(client, Work.TRAIN, state) for client in CLIENTS}
-    assert len({tuple(kept(one)) for one in seen.values()}) > 1
-    for one in seen.values():
-        assert values(one) == [*INITIAL[kept(one)].tolist(), 60]
+    assert len({tuple(kept(view)) for view in seen.values()}) > 1
+    for view in seen.values():
+        assert values(view) == [*INITIAL[kept(view)].tolist(), 60]
     for tested in (Work.EVALUATE, Work.PERSONALIZE):
         assert own.client_state(CLIENTS[0], tested, state) is state

@@ -1,4 +1,4 @@
-"""The paper's "OOD Adaptation": one more mask, on the unmasked state; sentence by sentence."""
+"""The paper's "OOD Adaptation", sentence by sentence: a new mask from the unmasked state."""
 
 import numpy as np
 import numpy.typing as npt
@@ -54,7 +54,7 @@ def test_a_refresh_keeps_what_was_trained_and_starts_the_others_where_they_were(
 def test_a_dropped_weight_returns_with_the_value_of_the_setting(
     deactivated: str, returns_as: float
 ) -> None:
-    """The paper leaves it open: its initial value, or the one it was trained to."""
+    """The paper leaves open whether it returns with its initial or its trained value."""
     ssfl = Ssfl(RunSettings(sparsity="0.5", deactivated=deactivated))
     state = ssfl.finish(Work.SCORE, trained_once(ssfl), vector(9, 1, 2, 8, 3, 7), 1)
     state = ssfl.finish(Work.TRAIN, state, vector(20, 23, 25), 2)

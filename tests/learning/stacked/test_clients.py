@@ -1,4 +1,4 @@
-"""StackedClients clients against the same clients one by one."""
+"""Stacked clients compared with the same clients one by one."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -29,7 +29,7 @@ SIZES = [(16, 9), (21, 70), (3, 0), (40, 5), (25, 20), (1, 1)]  # training and t
 
 
 def images(number: int, num_train: int, num_test: int) -> Shard:
-    """Images of 8x8, four classes: a bright quarter each, some of them wrongly named."""
+    """Return 8x8 images of four classes, each with a bright quarter; some labels are wrong."""
     stream, count = Stream(7, "stacked test", number), num_train + num_test
     y = (stream.uniform(count) * 4).astype(np.int64)
     x = stream.uniform(count * 64).astype(np.float32).reshape(count, 1, 8, 8)
@@ -61,7 +61,7 @@ def random_masks(manifest: Manifest, count: int, share: float = 0.3) -> list[Mas
 
 
 def bases_of(manifest: Manifest, masks: Sequence[Mask]) -> list[Vector]:
-    """Another initial model for each."""
+    """Return a different initial model for each mask."""
     return [mask.gather(initial_vector(manifest, seed=i)) for i, mask in enumerate(masks)]
 
 
@@ -100,12 +100,12 @@ def assert_all_alike(
     stacked: list[LocalResult], exact: list[LocalResult], base: list[Vector]
 ) -> None:
     assert len(stacked) == len(exact) == len(base)
-    for one, other, start in zip(stacked, exact, base, strict=True):
-        assert np.abs(other.values - start).max() > 1e-3  # it has learnt, so equal means something
-        np.testing.assert_allclose(one.values, other.values, atol=1e-5)
-        assert one.training_loss == pytest.approx(other.training_loss, rel=1e-5)
-        assert_alike(one.base, other.base)
-        assert_alike(one.personal, other.personal)
+    for result, other, start in zip(stacked, exact, base, strict=True):
+        assert np.abs(other.values - start).max() > 1e-3  # training has an effect
+        np.testing.assert_allclose(result.values, other.values, atol=1e-5)
+        assert result.training_loss == pytest.approx(other.training_loss, rel=1e-5)
+        assert_alike(result.base, other.base)
+        assert_alike(result.personal, other.personal)
 
 
 @pytest.mark.parametrize(
@@ -135,7 +135,7 @@ def test_clients_of_many_sizes_and_masks_train_as_one_by_one(
 
 
 class Residual(nn.Module):
-    """A network whose own code adds, pools and flattens; its norms have many values each."""
+    """A network whose own code adds, pools and flattens."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -199,8 +199,8 @@ def test_the_same_seed_gives_the_same_bits_and_the_model_stays() -> None:
     first, second = (
         StackedClients(model, manifest, SETTINGS).train(many(), masks, bases, 2) for _ in range(2)
     )
-    for one, other in zip(first, second, strict=True):
-        assert one.values.tobytes() == other.values.tobytes()
+    for result, other in zip(first, second, strict=True):
+        assert result.values.tobytes() == other.values.tobytes()
     np.testing.assert_array_equal(read_vector(model, manifest), before)
 
 
@@ -211,10 +211,10 @@ def test_one_global_model_is_tested_everywhere_as_one_by_one() -> None:
     shards = [images(i, 1, size) for i, size in enumerate([20, 0, 300, 1, 256])]
     tested = StackedClients(model, manifest, SETTINGS).evaluate(shards, mask, values)
     write_vector(model, manifest, mask.scatter(values))
-    for one, shard in zip(tested, shards, strict=True):
+    for result, shard in zip(tested, shards, strict=True):
         exact = evaluate(model, image_task, shard)
-        assert (one.correct, one.total) == (exact.correct, exact.total)
-        assert one.loss_sum == pytest.approx(exact.loss_sum, rel=1e-5)
+        assert (result.correct, result.total) == (exact.correct, exact.total)
+        assert result.loss_sum == pytest.approx(exact.loss_sum, rel=1e-5)
     assert (tested[1].correct, tested[1].loss_sum) == (None, 0.0)
 
 
@@ -258,8 +258,8 @@ def test_float64_samples_become_float32() -> None:
         shard, train_x=shard.train_x.astype(np.float64), test_x=shard.test_x.astype(np.float64)
     )
     stacked = StackedClients(model, manifest, SETTINGS)
-    one, other = (stacked.train([("a", s)], masks, bases, 0)[0] for s in (shard, wide))
-    assert one.values.tobytes() == other.values.tobytes()
+    single, double = (stacked.train([("a", s)], masks, bases, 0)[0] for s in (shard, wide))
+    assert single.values.tobytes() == double.values.tobytes()
 
 
 def test_a_loss_that_is_not_finite_names_client_round_and_step() -> None:

@@ -1,4 +1,4 @@
-"""Which models are stacked, and which are not."""
+"""The models that can be stacked, and those that cannot."""
 
 import subprocess
 import sys
@@ -65,14 +65,14 @@ class OwnWeights(nn.Module):
 
 
 class Mixing(nn.Module):
-    """Mixes channels, without a weight of its own."""
+    """Mixes channels without weights."""
 
     def forward(self, x: Tensor) -> Tensor:
         return functional.softmax(x, dim=1)
 
 
 class Dropping(nn.Module):
-    """Dropout that no layer shows."""
+    """Dropout without a dropout layer."""
 
     def forward(self, x: Tensor) -> Tensor:
         return functional.dropout(x, 0.5, self.training)
