@@ -18,7 +18,7 @@ from ssfl.client.connection import Connection, Patience, open_channel
 from ssfl.client.local_state import LocalState
 from ssfl.client.local_work import Scoring, Tested, Vector
 from ssfl.learning.evaluate import Evaluation
-from ssfl.learning.trained import Trained
+from ssfl.learning.trained import LocalResult
 from ssfl.method.initialize import initial_vector
 from ssfl.method.manifest import Init, Manifest, Role, TensorSpec
 from ssfl.method.mask import Mask
@@ -48,11 +48,11 @@ class BigSite:
 
     def train(
         self, _mask: Mask, base: Vector, _round: int, on_step: Callable[[int, int], None]
-    ) -> Trained:
+    ) -> LocalResult:
         on_step(1, 1)
         change = self._random.standard_normal(base.size, dtype=np.float32)
         tested = Evaluation(1, 2, 3.0)
-        return Trained(base + np.float32(0.01) * change, 0.5, tested, tested)
+        return LocalResult(base + np.float32(0.01) * change, 0.5, tested, tested)
 
     def evaluate(self, _mask: Mask, _values: Vector) -> Tested:
         return Tested(Evaluation(1, 2, 3.0), None)

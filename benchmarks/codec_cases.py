@@ -119,7 +119,7 @@ def _reference_cases(
     payload = bytes(blocks.encode(reference.CODE, values, base))
 
     def decode() -> None:
-        for start, block in blocks.decoded(reference.CODE, payload, values.size, base):
+        for start, block in blocks.decode_blocks(reference.CODE, payload, values.size, base):
             out[start : start + block.size] = block
 
     decode()

@@ -1,13 +1,13 @@
-r"""Text: is a line program code or English? A sequence classifier on bytes.
+r"""Text classification: is a line code or English prose? A sequence classifier on bytes.
 
-Each of four teams owns some packages of Python's standard library; lines of docstrings are
-prose, the others are code. To try it, in any folder:
+Four teams own different packages of Python's standard library. Lines of docstrings are prose,
+all others are code. To try it, in any folder:
 
     python code_or_prose.py               # writes teams/web/lines.tsv and three more
     ssfl rehearse --task code_or_prose.py --data-root teams --sparsity 0.8 --rounds 10 \
         --local-epochs 2
 
-A shard is whatever `load_shard` makes of a path: here each is a folder. Add --dense to compare.
+`load_shard` decides what a shard is; here it is a folder. Add --dense to compare.
 """
 
 import ast
@@ -22,14 +22,14 @@ from torch.nn import functional
 from ssfl.datasets.shards import Shard
 from ssfl.method.settings import RunSettings
 
-LENGTH = 48  # bytes of a line that are looked at
+LENGTH = 48  # bytes of a line that the model sees
 CLASSES = ("code", "prose")
 
 
 def load_shard(path: Path) -> Shard:
     """Return a team's lines as byte numbers, (N, LENGTH); every fifth is for testing."""
     rows = [row.split("\t", 1) for row in (path / "lines.tsv").read_text("utf-8").splitlines()]
-    x = np.zeros((len(rows), LENGTH), dtype=np.int64)  # 0 fills up short lines
+    x = np.zeros((len(rows), LENGTH), dtype=np.int64)  # short lines are padded with 0
     for number, (_, line) in enumerate(rows):
         data = line.encode()[:LENGTH]
         x[number, : len(data)] = np.frombuffer(data, dtype=np.uint8)
@@ -38,8 +38,8 @@ def load_shard(path: Path) -> Shard:
     return Shard(x[~is_test], y[~is_test], x[is_test], y[is_test], num_classes=len(CLASSES))
 
 
-class Reader(nn.Module):
-    """Bytes are embedded, convolved over time, and the strongest answers decide."""
+class LineClassifier(nn.Module):
+    """Embeds bytes, convolves over time, and classifies the strongest responses."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -57,7 +57,7 @@ class Reader(nn.Module):
 
 def build_model(settings: RunSettings, shard: Shard) -> nn.Module:
     """Return the network; settings and shard are not needed."""
-    return Reader()
+    return LineClassifier()
 
 
 def loss(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
@@ -66,9 +66,9 @@ def loss(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
 
 
 def metrics(model: nn.Module, x: Tensor, y: Tensor) -> dict[str, Tensor]:
-    """Return the share of lines that are told right, and of those that were taken for prose."""
-    answers = model(x).argmax(dim=1)
-    return {"accuracy": (answers == y).float().mean(), "called_prose": answers.float().mean()}
+    """Return the shares of lines classified correctly and of lines classified as prose."""
+    predicted = model(x).argmax(dim=1)
+    return {"accuracy": (predicted == y).float().mean(), "called_prose": predicted.float().mean()}
 
 
 TEAMS = {
@@ -80,12 +80,14 @@ TEAMS = {
 
 
 def write_teams(folder: Path, per_class: int = 400) -> None:
-    """Write each team's lines, as many of code as of prose, in an order that repeats."""
+    """Write each team's lines: equal numbers of code and prose, in a reproducible order."""
     library = Path(sysconfig.get_paths()["stdlib"])
     for team, names in TEAMS.items():
         files = [f for name in names for f in sorted((library / name).rglob("*.py"))]
         files += [library / name for name in names if name.endswith(".py")]
-        lines = {name: sorted({row for f in files for row in found(f, name)}) for name in CLASSES}
+        lines = {
+            name: sorted({row for f in files for row in lines_of(f, name)}) for name in CLASSES
+        }
         rng = np.random.default_rng(len(team))
         rows = [
             f"{name}\t{lines[name][chosen]}"
@@ -98,8 +100,8 @@ def write_teams(folder: Path, per_class: int = 400) -> None:
         print(f"{folder / team}: {len(rows)} lines of {len(files)} files")
 
 
-def found(path: Path, kind: str) -> Iterator[str]:
-    """Yield the lines of one kind in a source file, without their indentation."""
+def lines_of(path: Path, kind: str) -> Iterator[str]:
+    """Yield the lines of one kind in a source file, without indentation."""
     source = path.read_text("utf-8", errors="replace")
     nodes = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
     texts = [ast.get_docstring(node) or "" for node in ast.walk(ast.parse(source))

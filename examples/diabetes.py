@@ -1,14 +1,14 @@
-r"""Tabular regression: how far diabetes has progressed after a year, from ten measurements.
+r"""Tabular regression: the progression of diabetes after a year, from ten measurements.
 
 Four hospitals hold 442 patients (scikit-learn's copy of Efron et al. 2004), divided by age, so
-that no two hospitals see the same kind of patient. To try it, in any folder:
+that every hospital sees different patients. To try it, in any folder:
 
     python diabetes.py                    # writes hospitals/young.csv … old.csv
     ssfl rehearse --task diabetes.py --data-root hospitals --sparsity 0.8 --rounds 10 \
         --local-epochs 1 --dense
 
-A task is the four functions below; the last part only makes the data. With more rounds or epochs
-the networks learn 352 patients by heart, and the dense one more so.
+A task is the first four functions below; the rest prepares the data. With more rounds or epochs
+the networks overfit the 352 training patients, the dense one more so.
 """
 
 from pathlib import Path
@@ -20,7 +20,7 @@ from torch.nn import functional
 from ssfl.datasets.shards import Shard
 from ssfl.method.settings import RunSettings
 
-MEAN, DEVIATION = 152.1, 77.0  # of the target: agreed by the hospitals before the run
+MEAN, DEVIATION = 152.1, 77.0  # of the target; the hospitals agreed on them before the run
 TEST_EVERY = 5
 
 
@@ -41,12 +41,12 @@ def build_model(settings: RunSettings, shard: Shard) -> nn.Module:
 
 
 def loss(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
-    """Return the mean squared error; (N, 1) outputs become (N,), as the targets are."""
+    """Return the mean squared error; outputs (N, 1) become (N,) like the targets."""
     return functional.mse_loss(model(x).squeeze(1), y)
 
 
 def metrics(model: nn.Module, x: Tensor, y: Tensor) -> dict[str, Tensor]:
-    """Return the mean error in the target's own unit."""
+    """Return the mean absolute error in the target's unit."""
     return {"absolute_error": DEVIATION * (model(x).squeeze(1) - y).abs().mean()}
 
 

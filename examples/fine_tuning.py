@@ -1,15 +1,15 @@
-r"""Fine-tuning: a network that was trained elsewhere goes on learning where the data is.
+r"""Fine-tuning: a pretrained network continues to learn at the sites.
 
-A public network knows the handwritten digits 0 to 7. Four sites hold digits of all kinds, 8 and
-9 among them, and may not share them. To try it, in any folder:
+A public network knows the handwritten digits 0 to 7. Four sites hold all digits, including 8 and
+9, and may not share them. To try it, in any folder:
 
     python fine_tuning.py                 # writes pretrained.safetensors and sites/*.npz
     ssfl init --task fine_tuning.py --data-root sites --weights pretrained.safetensors --partial
     ssfl rehearse --task fine_tuning.py --data-root sites --init initial.safetensors \
         --sparsity 0.5 --rounds 3 --local-epochs 1
 
-`ssfl init` takes every tensor that fits by name and shape; --partial lets the last layer, which
-has eight outputs in the file and ten here, start anew. Leave --init out to see what it is worth.
+`ssfl init` copies every tensor with the same name and shape. --partial is needed because the last
+layer has eight outputs in the file and ten here; it starts untrained. Leave --init out to compare.
 """
 
 from pathlib import Path
@@ -42,7 +42,7 @@ class Network(nn.Module):
 
 
 def load_shard(path: Path) -> Shard:
-    """Return a site's images: shard files as `ssfl shards` writes them."""
+    """Return a site's images, from a shard file as `ssfl shards` writes it."""
     return read_shard(path)
 
 
@@ -57,14 +57,14 @@ def loss(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
 
 
 def metrics(model: nn.Module, x: Tensor, y: Tensor) -> dict[str, Tensor]:
-    """Return the share of digits that are told right."""
+    """Return the share of digits classified correctly."""
     return {"accuracy": (model(x).argmax(dim=1) == y).float().mean()}
 
 
 def pretrain(x: Tensor, y: Tensor, steps: int = 400) -> Network:
-    """Train on the public digits, in one place, as anybody would."""
+    """Train on the public digits in the usual, centralised way."""
     torch.manual_seed(0)
-    torch.set_num_threads(1)  # as clients have it; small layers gain nothing from more
+    torch.set_num_threads(1)  # as clients do; small layers do not gain from more threads
     model = Network(8)
     optimizer = torch.optim.Adam(model.parameters(), 3e-3)
     for step in range(steps):
@@ -78,7 +78,7 @@ def pretrain(x: Tensor, y: Tensor, steps: int = 400) -> Network:
 
 
 def write_all(folder: Path) -> None:
-    """Make the public network of a third of the digits, and four sites of the rest."""
+    """Train the public network on a third of the digits; give the rest to four sites."""
     from sklearn.datasets import load_digits
 
     pixels, labels = load_digits(return_X_y=True)

@@ -16,7 +16,7 @@ from ssfl.client.connection import Patience
 from ssfl.client.local_state import LocalState
 from ssfl.client.local_work import Personal, Scoring, Tested, Vector
 from ssfl.learning.evaluate import Evaluation
-from ssfl.learning.trained import Trained
+from ssfl.learning.trained import LocalResult
 from ssfl.method.manifest import Manifest
 from ssfl.method.mask import Mask
 from ssfl.method.model_state import values_digest
@@ -49,11 +49,11 @@ class FakeSite:
 
     def train(
         self, mask: Mask, base: Vector, round_number: int, on_step: Callable[[int, int], None]
-    ) -> Trained:
+    ) -> LocalResult:
         assert mask.digest == MASK.digest
         on_step(1, 1)
         self.trained_rounds.append(round_number)
-        return Trained(base + self.delta, 0.5, Evaluation(1, 2, 3.0), Evaluation(2, 2, 1.0))
+        return LocalResult(base + self.delta, 0.5, Evaluation(1, 2, 3.0), Evaluation(2, 2, 1.0))
 
     def evaluate(self, mask: Mask, values: Vector) -> Tested:
         assert mask.num_kept + 4 == values.size

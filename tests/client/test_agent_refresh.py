@@ -34,7 +34,7 @@ from ssfl.client.local_work import Vector
 from ssfl.client.progress import StepOver
 from ssfl.codec import blocks, masks, reference
 from ssfl.learning.evaluate import Evaluation
-from ssfl.learning.trained import Trained
+from ssfl.learning.trained import LocalResult
 from ssfl.method.controls import client_random_mask
 from ssfl.method.mask import Mask
 from ssfl.method.model_state import values_digest
@@ -145,9 +145,9 @@ def test_after_scoring_a_difference_of_masks_is_all_it_needs_to_train(
 ) -> None:
     trained: list[tuple[Mask, Vector]] = []
 
-    def train(_self: FakeSite, mask: Mask, base: Vector, _round: int, _on_step: Any) -> Trained:
+    def train(_self: FakeSite, mask: Mask, base: Vector, _round: int, _on_step: Any) -> LocalResult:
         trained.append((mask, base))
-        return Trained(base, 0.5, Evaluation(1, 2, 3.0), Evaluation(2, 2, 1.0))
+        return LocalResult(base, 0.5, Evaluation(1, 2, 3.0), Evaluation(2, 2, 1.0))
 
     monkeypatch.setattr(FakeSite, "train", train)
     task, data, whole = renewal()
@@ -200,9 +200,9 @@ def test_after_a_stale_mask_it_trains_under_the_one_the_run_has_now(
     """It slept over a refresh: what it holds is still good enough for a difference of masks."""
     trained: list[Mask] = []
 
-    def train(_self: FakeSite, mask: Mask, base: Vector, _round: int, _on_step: Any) -> Trained:
+    def train(_self: FakeSite, mask: Mask, base: Vector, _round: int, _on_step: Any) -> LocalResult:
         trained.append(mask)
-        return Trained(base, 0.5, Evaluation(1, 2, 3.0), Evaluation(2, 2, 1.0))
+        return LocalResult(base, 0.5, Evaluation(1, 2, 3.0), Evaluation(2, 2, 1.0))
 
     monkeypatch.setattr(FakeSite, "train", train)
     sent: list[update_pb2.SparseUpdate] = []
@@ -246,9 +246,9 @@ def test_a_mask_of_its_own_is_made_from_the_seed_and_its_name(
     own = client_random_mask(MANIFEST, SETTINGS.sparsity, SETTINGS.seed, "ann")
     seen: list[Mask] = []
 
-    def train(_self: FakeSite, mask: Mask, base: Vector, _round: int, _on_step: Any) -> Trained:
+    def train(_self: FakeSite, mask: Mask, base: Vector, _round: int, _on_step: Any) -> LocalResult:
         seen.append(mask)
-        return Trained(base, 0.5, Evaluation(1, 2, 3.0), Evaluation(2, 2, 1.0))
+        return LocalResult(base, 0.5, Evaluation(1, 2, 3.0), Evaluation(2, 2, 1.0))
 
     monkeypatch.setattr(FakeSite, "train", train)
     message = mask_pb2.MaskBroadcast(

@@ -1,8 +1,8 @@
-"""Payloads that claim far more than they hold; each must be refused without taking memory.
+"""Payloads that claim far more than they hold; each must be refused without allocation.
 
-As a script it defuses all of them under a limit of memory that none of them would survive: such a
-limit also counts what zstd and numpy take, which tracemalloc does not see. It prints a line for
-every bomb and exits with 1 if one went off.
+Run as a script, it decodes all of them under a memory limit that none would survive. The limit
+includes the memory of zstd and numpy, which tracemalloc does not see. The script prints a line
+for every bomb and exits with 1 if one went off.
 """
 
 import resource
@@ -26,10 +26,10 @@ from ssfl.codec.values_only import VALUES_ONLY
 HUGE = 1 << 40
 SPARE_BYTES = 16 << 20
 MAGIC = bytes.fromhex("28b52ffd")
-LAST_BLOCK = bytes.fromhex("010000")  # raw, of no bytes
+LAST_BLOCK = bytes.fromhex("010000")  # raw and empty
 
-# Frames by hand, RFC 8878 section 3.1.1. Descriptor: bits 6-7 the width of the content size,
-# bit 5 single segment (then there is no window byte), bits 0-1 the width of a dictionary id.
+# Hand-made frames, RFC 8878 section 3.1.1. Descriptor: bits 6-7 are the width of the content
+# size, bit 5 is single segment (no window byte), bits 0-1 are the width of a dictionary id.
 
 
 def frame_of_size(content_bytes: int, blocks: bytes = LAST_BLOCK) -> bytes:
@@ -78,7 +78,7 @@ def read_section(data: bytes, size: int) -> object:
 
 
 def _frames() -> Iterator[tuple[str, Callable[[], object]]]:
-    """Yield frames that are wrong where 1000 bytes are expected."""
+    """Yield frames that are invalid for an expected content of 1000 bytes."""
     for name, frame in FRAMES.items():
         data = section(frame)
         yield f"sections, {name}", partial(read_section, data, 1000)
@@ -89,7 +89,7 @@ def _frames() -> Iterator[tuple[str, Callable[[], object]]]:
 
 
 def _counts() -> Iterator[tuple[str, Callable[[], object]]]:
-    """Yield payloads too short for what the receiver itself expects."""
+    """Yield payloads too short for the size the receiver expects."""
     whole = section(frame_of_size(HUGE))
     short = {"empty": b"", "a few bytes": bytes(9), "a frame": whole, "zeros": bytes(10_000)}
     for name, data in short.items():
@@ -114,8 +114,8 @@ BOMBS = {**dict(_frames()), **dict(_counts())}
 
 
 def main() -> int:
-    """Run every bomb under the limit; return the exit code."""
-    masks.decompress(frame_of_size(1000, ONE_RUN), 8000)  # what is loaded late, is loaded now
+    """Decode every bomb under the limit; return the exit code."""
+    masks.decompress(frame_of_size(1000, ONE_RUN), 8000)  # load lazy modules before the limit
     np.zeros(1000, dtype=np.float32).sum()
     pages = int(Path("/proc/self/statm").read_text().split()[0])
     limit = pages * resource.getpagesize() + SPARE_BYTES
@@ -125,7 +125,7 @@ def main() -> int:
     except MemoryError:
         pass
     else:
-        print("there is no limit of memory here")
+        print("the memory limit has no effect")
         return 1
     failed = 0
     for name, bomb in BOMBS.items():
@@ -133,7 +133,7 @@ def main() -> int:
             bomb()
         except CodecError as error:
             print(f"{name}: {error}")
-        except Exception as error:  # noqa: BLE001  # whatever it is, it is no refusal
+        except Exception as error:  # noqa: BLE001  # any other error counts as a failure
             failed += 1
             print(f"{name}: WENT OFF: {error!r}")
         else:

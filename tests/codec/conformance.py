@@ -1,6 +1,6 @@
-"""What every encoding of a sparse vector must pass; the contract is ssfl.codec.contract.
+"""Checks that every encoding of a sparse vector must pass; see ssfl.codec.contract.
 
-test_contract.py runs all of it for each of ENCODINGS: a new encoding is checked by listing it.
+test_contract.py runs them for each of ENCODINGS: a new encoding is checked by listing it.
 """
 
 import numpy as np
@@ -22,7 +22,7 @@ def of_words(kept: npt.NDArray[np.bool_], words: npt.NDArray[np.uint32]) -> Spar
 
 @st.composite
 def vectors(draw: st.DrawFn, max_size: int = 65) -> SparseVector:
-    """Any mask and any bits, of sizes around a few bytes and words."""
+    """Draw any mask and any bits, of small sizes."""
     size = draw(st.integers(0, max_size))
     word = st.one_of(st.sampled_from(SPECIAL), st.integers(0, 2**32 - 1))
     return of_words(
@@ -31,7 +31,7 @@ def vectors(draw: st.DrawFn, max_size: int = 65) -> SparseVector:
 
 
 def random_vector(size: int, density: float, seed: int = 0) -> SparseVector:
-    """Random bits, about one in 2**8 of them a NaN, at random coordinates; 0 and 1 are exact."""
+    """Return random bits, about one value in 2**8 a NaN; densities 0 and 1 are exact."""
     rng = np.random.default_rng(seed)
     words = rng.integers(0, 2**32, size, dtype=np.uint32)
     return of_words(rng.random(size) < density, words)
@@ -50,22 +50,22 @@ def check_round_trip(encoding: Encoding, vector: SparseVector) -> None:
 
 
 def check_chunks(encoding: Encoding, vector: SparseVector, chunk_bytes: int, at: int = 0) -> None:
-    """From byte `at` on, the chunks are full but for the last, and join to the payload."""
+    """Check that all chunks but the last are full, and join to the payload from byte `at`."""
     reader = encoding.reader(vector, at)
     buffer = bytearray(b"\xaa" * (chunk_bytes + 1))
     chunks = []
     while filled := reader.readinto(memoryview(buffer)[:chunk_bytes]):
         chunks.append(bytes(buffer[:filled]))
-    assert buffer[-1] == 0xAA, "written behind the caller's buffer"
+    assert buffer[-1] == 0xAA, "written beyond the caller's buffer"
     assert b"".join(chunks) == encoding.encode(vector)[at:]
     assert all(len(chunk) == chunk_bytes for chunk in chunks[:-1])
-    assert reader.readinto(buffer) == 0, "an end stays the end"
+    assert reader.readinto(buffer) == 0, "the reader continued after its end"
 
 
 def check_any_bytes(
     encoding: Encoding, payload: Buffer, size: int, num_kept: int, bits: bytes | None
 ) -> SparseVector | None:
-    """Whatever decodes is sound and has this payload alone; all else is a CodecError."""
+    """Check that bytes raise CodecError, or decode to a vector whose payload they are."""
     try:
         vector = encoding.decode(payload, size, num_kept, bits)
     except CodecError:

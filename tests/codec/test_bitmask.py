@@ -32,7 +32,7 @@ def test_a_payload_is_the_packed_bits_then_the_values(vector: SparseVector) -> N
         ("0d04", "bits behind the last coordinate are set"),
     ],
 )
-def test_bits_that_are_no_mask_of_these_counts_are_refused(packed: str, message: str) -> None:
+def test_bits_that_do_not_match_the_counts_are_refused(packed: str, message: str) -> None:
     with pytest.raises(MaskError, match=message):
         BITMASK.decode(bytes.fromhex(packed) + PAYLOAD[2:], 10, 4)
 

@@ -53,7 +53,7 @@ def test_blocks_do_not_depend_on_each_other(code: ValueCode) -> None:
 def test_blocks_arrive_in_order_with_their_places(code: ValueCode) -> None:
     values = random_changes(code, 2 * BLOCK + 5)
     payload = blocks.encode(code, values, None)
-    arrived = [*blocks.decoded(code, payload, values.size, None)]
+    arrived = [*blocks.decode_blocks(code, payload, values.size, None)]
     assert [start for start, _ in arrived] == [0, BLOCK, 2 * BLOCK]
     whole = blocks.decode(code, payload, values.size, None)
     assert bits(np.concatenate([block for _, block in arrived])) == bits(whole)
@@ -111,7 +111,7 @@ def test_every_cut_and_every_extra_byte_is_found(code: ValueCode) -> None:
 
 
 @every_code
-def test_an_empty_payload_holds_no_values_and_never_any(code: ValueCode) -> None:
+def test_an_empty_payload_decodes_only_to_no_values(code: ValueCode) -> None:
     assert blocks.max_encoded_bytes(code, 0) == 0
     assert blocks.decode(code, b"", 0, None).shape == (0,)
     for count in (1, BLOCK, 2**40, 2**62):
@@ -152,9 +152,7 @@ def test_a_damaged_payload_decodes_or_is_a_codec_error(
 
 @every_lossy_code
 @pytest.mark.parametrize("bad", [0x7FC01234, 0x7F801234, 0xFFC00001, 0x7F800000, 0xFF800000])
-def test_a_lossy_code_refuses_what_is_no_number_wherever_it_stands(
-    code: ValueCode, bad: int
-) -> None:
+def test_a_lossy_code_refuses_nan_and_infinity_at_any_place(code: ValueCode, bad: int) -> None:
     good = np.zeros(BLOCK + 2, dtype=np.float32)
     values = good.copy()
     values[-1:] = np.array([bad], dtype=np.uint32).view(np.float32)
@@ -193,7 +191,7 @@ def test_nothing_is_converted_silently(code: ValueCode, wrong: str) -> None:
 
 
 @every_lossy_code
-def test_random_words_are_one_uint32_a_value(code: ValueCode) -> None:
+def test_random_words_must_be_one_uint32_per_value(code: ValueCode) -> None:
     values = np.ones(4, dtype=np.float32)
     with pytest.raises(TypeError, match="random words must be one row of uint32"):
         blocks.encode(code, values, None, np.ones(4, dtype=np.uint64))

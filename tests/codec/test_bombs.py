@@ -23,7 +23,7 @@ def test_a_bomb_is_refused_before_allocation(name: str) -> None:
     assert peak_bytes < 1 << 20
 
 
-def test_no_bomb_needs_memory_that_python_does_not_see() -> None:
+def test_no_bomb_allocates_memory_outside_python() -> None:
     done = subprocess.run(
         [sys.executable, bombs.__file__], capture_output=True, text=True, check=False
     )
@@ -31,22 +31,22 @@ def test_no_bomb_needs_memory_that_python_does_not_see() -> None:
     assert len(done.stdout.splitlines()) == len(BOMBS)
 
 
-def test_a_huge_count_is_a_short_payload() -> None:
+def test_a_huge_count_makes_the_payload_too_short() -> None:
     for name in BOMBS:
         if name.startswith("2^40") and name.endswith(", empty") and "mask" not in name:
             with pytest.raises(TruncatedPayload):
                 BOMBS[name]()
 
 
-def test_what_states_the_expected_size_must_be_long_enough_for_it() -> None:
+def test_a_frame_too_short_for_the_size_it_states_is_refused() -> None:
     with pytest.raises(TruncatedPayload):
         SectionReader(bombs.section(bombs.frame_of_size(bombs.HUGE))).read(bombs.HUGE)
     with pytest.raises(TruncatedPayload):
         masks.decompress(bombs.frame_of_size(bombs.HUGE), 8 * bombs.HUGE)
 
 
-def test_a_wide_window_alone_does_no_harm() -> None:
-    # Its content is decoded straight into the 1000 bytes: no window is needed, nor taken.
+def test_a_wide_window_alone_is_harmless() -> None:
+    # The content is decoded directly into the 1000 bytes; no window is allocated.
     content = SectionReader(bombs.section(bombs.WIDE + bombs.ONE_RUN)).read(1000)
     assert content.tobytes() == bytes(1000)
 

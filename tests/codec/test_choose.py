@@ -17,8 +17,8 @@ def test_no_legal_payload_is_smaller_and_the_receiver_can_read_it(
     bits = vector.bits if mask_shared else None
     decoded = chosen.decode(payload, vector.size, vector.num_kept, bits)
     assert decoded.dense().tobytes() == vector.dense().tobytes()
-    legal = [one for one in ENCODINGS.values() if mask_shared or one.name != "values_only"]
-    assert len(payload) == min(len(one.encode(vector)) for one in legal)
+    legal = [code for code in ENCODINGS.values() if mask_shared or code.name != "values_only"]
+    assert len(payload) == min(len(code.encode(vector)) for code in legal)
 
 
 @pytest.mark.parametrize(
@@ -35,7 +35,7 @@ def test_no_legal_payload_is_smaller_and_the_receiver_can_read_it(
         (0, 0, "dense", "dense"),
     ],
 )
-def test_the_edges_and_the_ties(size: int, num_kept: int, shared: str, alone: str) -> None:
+def test_the_choice_at_edges_and_ties(size: int, num_kept: int, shared: str, alone: str) -> None:
     assert choose(size, num_kept, mask_shared=True).name == shared
     assert choose(size, num_kept, mask_shared=False).name == alone
 

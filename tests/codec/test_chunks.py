@@ -18,7 +18,7 @@ from ssfl.codec import (
 
 
 class Link:
-    """A wire of a given throughput, as a clock sees it."""
+    """A simulated link of a given throughput, with its own clock."""
 
     def __init__(self, bytes_per_s: float) -> None:
         self.bytes_per_s = bytes_per_s
@@ -26,21 +26,21 @@ class Link:
         self.sizer = ChunkSizer(lambda: self.now_s)
 
     def send_one(self) -> int:
-        """Send a chunk of the size the sizer wants; return that size."""
+        """Send a chunk of the sizer's size; return that size."""
         size = self.sizer.size
         self.now_s += size / self.bytes_per_s
-        self.sizer.sent(size)
+        self.sizer.record_sent(size)
         return size
 
 
 def still() -> ChunkSizer:
-    """A sizer on a clock that stands still: the link is infinitely fast."""
+    """Return a sizer with a stopped clock: an infinitely fast link."""
     return ChunkSizer(lambda: 0.0)
 
 
 def receive(receiver: Receiver, *data: bytes) -> None:
-    for one in data:
-        receiver.check(receiver.offset, one, zlib.crc32(one))
+    for chunk in data:
+        receiver.check(receiver.offset, chunk, zlib.crc32(chunk))
 
 
 def test_chunks_in_order_make_up_the_payload() -> None:
@@ -63,7 +63,7 @@ def test_a_resumed_payload_begins_at_its_offset() -> None:
 @pytest.mark.parametrize(
     ("what", "offset"), [("a gap", 5), ("a repeat", 0), ("a reordering", 8), ("far away", 1 << 63)]
 )
-def test_a_chunk_elsewhere_is_refused_naming_both_places(what: str, offset: int) -> None:
+def test_a_chunk_at_another_offset_is_refused_naming_both(what: str, offset: int) -> None:
     receiver = Receiver(20)
     receive(receiver, b"abcd")
     with pytest.raises(ChunkError, match=f"expected the chunk at byte 4, got one at {offset}"):
@@ -142,7 +142,7 @@ def test_pieces_are_views_not_copies() -> None:
 
 def test_pieces_follow_the_sizer_while_they_are_made() -> None:
     payload = memoryview(bytes(3 << 20))
-    now_s = iter(range(100))  # a second for every chunk: slow at first, then as fast as wanted
+    now_s = iter(range(100))  # one second per chunk
     sizes = [
         len(data) for _, data, _ in pieces([payload], 0, ChunkSizer(lambda: float(next(now_s))))
     ]
@@ -158,7 +158,7 @@ def test_a_fast_link_grows_to_the_largest_chunk_by_doubling() -> None:
 
 
 def test_a_burst_into_buffers_is_not_taken_for_a_fast_link() -> None:
-    """2 MB are taken at once, then the link shows: 625,000 bytes a second."""
+    """Buffers absorb 2 MB at once; then the link carries 625,000 bytes per second."""
     link = Link(bytes_per_s=1e9)
     for _ in range(8):
         link.send_one()
@@ -173,7 +173,7 @@ def test_a_slow_link_shrinks_to_the_smallest_chunk_by_halving() -> None:
     assert [link.send_one() for _ in range(4)] == [1 << 18, 1 << 17, 1 << 16, 1 << 16]
 
 
-def test_a_link_between_settles_at_half_a_second_of_its_throughput() -> None:
+def test_a_medium_link_settles_at_half_a_second_of_its_throughput() -> None:
     link = Link(bytes_per_s=1_000_000)
     for _ in range(4):
         link.send_one()
@@ -190,8 +190,8 @@ def test_one_slow_moment_only_halves_the_chunk() -> None:
     assert (sizes[0], sizes[1], sizes[-1]) == (1 << 20, 1 << 19, 1 << 20)
 
 
-def test_a_clock_that_stands_still_is_no_division_by_zero() -> None:
+def test_a_stopped_clock_does_not_divide_by_zero() -> None:
     sizer = still()
     for _ in range(3):
-        sizer.sent(sizer.size)
+        sizer.record_sent(sizer.size)
     assert sizer.size == 1 << 18

@@ -1,4 +1,4 @@
-"""The examples of docs/codec.md, executed, and its tables held against the code."""
+"""The examples of docs/codec.md are run, and its tables are compared with the code."""
 
 import doctest
 import re
@@ -15,10 +15,10 @@ def test_every_example_prints_what_the_page_says() -> None:
     blocks = re.findall(r"^```python\n(.*?)^```$", text, flags=re.DOTALL | re.MULTILINE)
     assert len(blocks) == text.count("```") // 2 > 5, "a block is not executed"
     examples = doctest.DocTestParser().get_doctest("\n".join(blocks), {}, PAGE.name, str(PAGE), 0)
-    said: list[str] = []
-    result = doctest.DocTestRunner().run(examples, out=said.append)
+    output: list[str] = []
+    result = doctest.DocTestRunner().run(examples, out=output.append)
     assert result.attempted > 20
-    assert result.failed == 0, "".join(said)
+    assert result.failed == 0, "".join(output)
 
 
 def test_every_encoding_and_every_error_is_on_the_page() -> None:

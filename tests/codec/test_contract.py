@@ -172,7 +172,7 @@ def test_a_flipped_bit_is_another_vector_or_a_codec_error(
 
 @every_encoding
 @given(vector=vectors(), extra=st.binary(min_size=1, max_size=9), data=st.data())
-def test_a_cut_and_an_extended_payload_are_told_apart(
+def test_a_truncated_and_an_extended_payload_raise_different_errors(
     encoding: Encoding, vector: SparseVector, extra: bytes, data: st.DataObject
 ) -> None:
     payload = encoding.encode(vector)
@@ -205,14 +205,16 @@ def test_a_huge_count_is_refused_before_memory_is_taken(
 
 @every_encoding
 @pytest.mark.parametrize(("size", "num_kept"), [(3, 4), (-1, -1), (3, -1), (-8, 0)])
-def test_impossible_counts_have_no_size(encoding: Encoding, size: int, num_kept: int) -> None:
+def test_the_size_of_impossible_counts_is_refused(
+    encoding: Encoding, size: int, num_kept: int
+) -> None:
     with pytest.raises(MaskError, match=f"cannot keep {num_kept} of {size} coordinates"):
         encoding.encoded_bytes(size, num_kept)
 
 
-@pytest.mark.parametrize("name", ["dense", "coo", "bitmask"])  # bare values cannot tell
+@pytest.mark.parametrize("name", ["dense", "coo", "bitmask"])  # values_only cannot detect it
 def test_a_payload_of_another_mask_is_refused(name: str) -> None:
-    vector = some_vector()  # keeps 0, 2 and 3; at 2 it is not zero
+    vector = some_vector()  # keeps 0, 2 and 3; coordinate 2 is not zero
     other = bytes([0b01011])
     with pytest.raises(MaskError, match=r"off the mask|other coordinates"):
         ENCODINGS[name].decode(ENCODINGS[name].encode(vector), 5, 3, other)
@@ -228,7 +230,7 @@ def test_a_mask_that_does_not_fit_the_counts_is_refused(encoding: Encoding) -> N
 
 
 def test_only_values_only_needs_the_mask() -> None:
-    assert [one.name for one in ENCODINGS.values() if one.needs_mask] == ["values_only"]
+    assert [code.name for code in ENCODINGS.values() if code.needs_mask] == ["values_only"]
 
 
 # The vector itself.
@@ -245,10 +247,10 @@ def test_the_dense_form_holds_each_kept_value_at_its_coordinate(vector: SparseVe
 
 
 def test_vectors_are_equal_when_every_bit_is() -> None:
-    one = SparseVector(2, b"\x01", np.array([np.nan], dtype=np.float32))
-    assert one == SparseVector(2, b"\x01", one.values.copy())
-    assert one != SparseVector(2, b"\x02", one.values)
-    assert one != SparseVector(3, b"\x01", one.values)
+    nan = SparseVector(2, b"\x01", np.array([np.nan], dtype=np.float32))
+    assert nan == SparseVector(2, b"\x01", nan.values.copy())
+    assert nan != SparseVector(2, b"\x02", nan.values)
+    assert nan != SparseVector(3, b"\x01", nan.values)
     zero = SparseVector(2, b"\x01", np.array([0.0], dtype=np.float32))
     assert zero != SparseVector(2, b"\x01", -zero.values)
     assert zero != "a vector"
@@ -284,7 +286,7 @@ def test_a_mask_is_counted_whole() -> None:
         check_mask(b"\xff" * 1000, 8000, 64)
 
 
-# The checks themselves: an encoding with a fault must not pass them.
+# The checks themselves: a faulty encoding must not pass them.
 
 
 class LosesSigns(ValuesOnly):

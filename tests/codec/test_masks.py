@@ -9,7 +9,7 @@ from ssfl.codec.errors import CodecError, MaskError, TruncatedPayload
 
 
 @pytest.mark.parametrize(("size", "num_bytes"), [(0, 0), (1, 1), (7, 1), (8, 1), (9, 2), (65, 9)])
-def test_eight_coordinates_to_a_byte(size: int, num_bytes: int) -> None:
+def test_a_byte_holds_eight_coordinates(size: int, num_bytes: int) -> None:
     assert masks.packed_bytes(size) == num_bytes
 
 
@@ -54,7 +54,7 @@ def test_the_difference_is_its_own_inverse(pair: tuple[bytes, bytes]) -> None:
     assert masks.difference(bits, bytes(len(bits))) == bits
 
 
-def test_masks_of_two_sizes_have_no_difference() -> None:
+def test_the_difference_of_masks_of_two_sizes_is_refused() -> None:
     assert masks.difference(b"\x0d\x02", b"\x0c\x03").hex() == "0101"
     with pytest.raises(MaskError, match="a mask of 2 bytes against one of 1"):
         masks.difference(b"\x0d\x02", b"\x0c")

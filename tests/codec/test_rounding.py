@@ -26,7 +26,7 @@ def test_a_rounded_number_is_one_of_its_two_neighbours(number: float, word: int)
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
-def test_a_change_that_is_no_number_is_refused(bad: float) -> None:
+def test_a_change_that_is_not_finite_is_refused(bad: float) -> None:
     zeros, values = np.zeros(3, dtype=np.float32), np.array([1, bad, 2], dtype=np.float32)
     for pair in ((values, zeros), (zeros, values), (values, values)):
         with pytest.raises(UnfitValues, match="finite"):

@@ -32,7 +32,7 @@ def received(
     words: npt.NDArray[np.uint32] | None = None,
     mantissa_bits: int = MANTISSA_BITS,
 ) -> Floats:
-    """Return what the receiver gets; without words every score is cut off."""
+    """Return the decoded scores; without words every score is truncated."""
     words = np.zeros(values.size, dtype=np.uint32) if words is None else words
     count = values.size if num_coded is None else num_coded
     payload = scores.encode(values, count, words, mantissa_bits)
@@ -112,7 +112,7 @@ def test_about_num_coded_scores_are_coded(size: int) -> None:
         assert share * size * 0.95 <= coded <= share * size * 1.1 + 0.05 * size
 
 
-def test_few_coded_scores_of_many_are_not_all() -> None:
+def test_coding_few_scores_drops_most_of_them() -> None:
     values = np.random.default_rng(3).lognormal(-8, 2, 10_000).astype(np.float32)
     for num_coded in (0, 1):
         got = received(values, num_coded)
@@ -134,7 +134,7 @@ def test_every_size_survives(size: int) -> None:
     assert received(values).tolist() == values.tolist()
     assert received(np.zeros(size, dtype=np.float32)).tolist() == [0.0] * size
     payload = scores.encode(values, size, np.zeros(size, dtype=np.uint32))
-    places = [start for start, _ in scores.decoded(payload, size)]
+    places = [start for start, _ in scores.decode_blocks(payload, size)]
     assert places == [*range(0, size, BLOCK)]
 
 
@@ -154,14 +154,14 @@ def test_one_score_and_subnormal_scores() -> None:
     assert received(exact(smallest, 3 * smallest), words=up).tolist() == [2.0**-129] * 2
 
 
-def test_a_negative_zero_is_a_zero() -> None:
+def test_a_negative_zero_counts_as_zero() -> None:
     assert received(exact(1.0, -0.0, 2.0)).tolist() == [1.0, 0.0, 2.0]
     assert received(exact(-0.0, -0.0)).tolist() == [0.0, 0.0]
     assert received(exact(-0.0, -0.0, -0.0, 1.0), num_coded=2).tolist() == [0.0, 0.0, 0.0, 1.0]
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -1.0, -1e-45])
-def test_what_is_no_score_is_refused(bad: float) -> None:
+def test_a_score_that_is_negative_or_not_finite_is_refused(bad: float) -> None:
     for values in (exact(bad), exact(1.0, bad, 2.0)):
         with pytest.raises(UnfitValues, match="finite and not negative"):
             received(values)
@@ -176,7 +176,7 @@ def test_a_score_that_could_round_to_infinity_is_refused() -> None:
 
 
 @pytest.mark.parametrize("size", [0, 2, 4])
-def test_as_many_words_as_scores_are_needed(size: int) -> None:
+def test_a_wrong_number_of_random_words_is_refused(size: int) -> None:
     with pytest.raises(CodecError, match=f"{size} random words for 3 scores"):
         scores.encode(exact(1, 2, 3), 3, np.zeros(size, dtype=np.uint32))
 

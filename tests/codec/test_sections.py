@@ -31,7 +31,7 @@ def random_bytes(size: int) -> bytes:
     return np.random.default_rng(size).bytes(size)
 
 
-def test_short_content_stands_as_it_is() -> None:
+def test_short_content_is_written_raw() -> None:
     assert written(b"abc").hex() == "03000000616263"
     assert written(b"").hex() == "00000000"
 
@@ -59,14 +59,14 @@ def test_random_bytes_are_written_raw_and_repeated_ones_as_a_frame(
 
 
 @given(st.binary(max_size=300), st.integers(1, 200))
-def test_any_content_survives_and_takes_4_bytes_more_at_most(piece: bytes, repeats: int) -> None:
+def test_any_content_survives_and_takes_at_most_4_bytes_more(piece: bytes, repeats: int) -> None:
     content = piece * repeats
     payload = written(content, (1,))
     assert len(payload) <= HEADER_BYTES + len(content)
     assert SectionReader(payload).read(len(content)).tobytes() == content
 
 
-def test_the_smallest_of_the_levels_is_taken() -> None:
+def test_the_smallest_of_the_levels_is_written() -> None:
     rng = np.random.default_rng(0)  # 100 words of 16 random bytes: only a search finds them
     content = rng.integers(0, 256, (100, 16), dtype=np.uint8)[rng.integers(0, 100, 4000)].tobytes()
     assert len(written(content)) > 3 * len(written(content, (1,)))
@@ -78,7 +78,7 @@ def test_sections_are_read_one_after_the_other() -> None:
     reader = SectionReader(written(b"ab") + written(bytes(1000)) + b"xyz" + written(b""))
     assert reader.read(2).tobytes() == b"ab"
     assert reader.read(1000).tobytes() == bytes(1000)
-    assert bytes(reader.take(3)) == b"xyz"
+    assert bytes(reader.read_raw(3)) == b"xyz"
     assert reader.read(0).size == 0
     assert reader.left == 0
 
@@ -99,7 +99,7 @@ def test_a_cut_section_is_truncated_wherever_it_is_cut() -> None:
 
 
 def test_more_bytes_than_the_content_has_are_refused() -> None:
-    with pytest.raises(MalformedPayload, match="a section of 4 bytes where 3 are the most"):
+    with pytest.raises(MalformedPayload, match="a section of 4 bytes, at most 3 are possible"):
         SectionReader(section(b"abcd")).read(3)
     with pytest.raises(MalformedPayload):
         SectionReader(b"\xff\xff\xff\xff").read(3)
@@ -110,10 +110,10 @@ def test_more_bytes_than_the_content_has_are_refused() -> None:
 def test_a_frame_must_state_the_size_that_is_expected() -> None:
     for stated in (999, 1001):
         frame = zstandard.ZstdCompressor().compress(bytes(stated))
-        with pytest.raises(MalformedPayload, match=f"a frame of {stated} bytes where 1000 are"):
+        with pytest.raises(MalformedPayload, match=f"a frame of {stated} bytes, 1000 are"):
             SectionReader(section(frame)).read(1000)
     silent = zstandard.ZstdCompressor(write_content_size=False).compress(bytes(1000))
-    with pytest.raises(MalformedPayload, match="a frame of -1 bytes where 1000 are"):
+    with pytest.raises(MalformedPayload, match="a frame of -1 bytes, 1000 are"):
         SectionReader(section(silent)).read(1000)
 
 
@@ -138,7 +138,7 @@ def test_every_cut_of_a_frame_is_refused() -> None:
             SectionReader(section(frame[:length])).read(600)
 
 
-def test_what_no_frame_of_this_length_can_hold_is_truncated() -> None:
+def test_content_too_large_for_the_frame_length_is_truncated() -> None:
     check_can_hold(0, 0)
     check_can_hold(3, 3 * MAX_EXPANSION)
     with pytest.raises(TruncatedPayload) as caught:
@@ -153,7 +153,7 @@ def test_the_shortest_frame_that_zstd_writes_can_hold_its_content(size: int) -> 
     assert SectionReader(section(frame)).read(size).tobytes() == bytes(size)
 
 
-def test_the_most_that_a_frame_can_repeat_is_not_refused() -> None:
+def test_the_largest_possible_expansion_is_accepted() -> None:
     # 64 RLE blocks of 128 KiB each: 4 bytes a block, the most that RFC 8878 allows.
     header = bytes.fromhex("28b52ffd a0") + (64 << 17).to_bytes(4, "little")
     runs = [(1 << 1 | (1 << 17) << 3 | (n == 63)).to_bytes(3, "little") + b"\5" for n in range(64)]

@@ -56,7 +56,7 @@ def test_golden_bytes_with_weights() -> None:
     # |1.0| is level 0x3f800000 >> 19 = 2032, 2.0 is 2048 and 0.5 is 2016; the median is 2032.
     # One input channel of density 1.5/4 (level -8), outputs 0 or 1 of 1 as quantiles of 0.25
     # and 0.75 (-16 and 16), less the whole's -8. Levels -8 + (-9, 24, -9) + (0, 16, -16):
-    # from width 6 on two classes do, 31 with the bits 00 and 32 with the bit 1.
+    # from width 6 on two classes suffice, 31 with the bits 00 and 32 with the bit 1.
     weights = np.array([1.0, -2.0, 0.5], dtype=np.float32)
     payload = bytes.fromhex("01 06  06000000 f007 f8 f718f7  01000000 00  01000000 01")
     assert bytes(sorted_bits.encode(b"\x02", [(3,)], weights)) == payload
@@ -83,7 +83,7 @@ def test_every_small_size_survives_all_kept_and_none_kept(size: int, weighted: b
 
 
 @pytest.mark.parametrize("shapes", [[], [()], [(0,)], [(0, 3)], [(3, 0)], [(2, 2, 0)], [(), (1,)]])
-def test_tensors_without_coordinates_are_no_trouble(shapes: list[Shape]) -> None:
+def test_tensors_without_coordinates_survive(shapes: list[Shape]) -> None:
     size = size_of(shapes)
     bits = ((1 << size) - 1).to_bytes(masks.packed_bytes(size), "little")
     round_trip(bits, shapes, None)
@@ -106,7 +106,7 @@ def test_masks_around_the_edges_of_a_block_survive(shapes: list[Shape], weighted
     round_trip(packed(rng.random(size) < 0.1), shapes, weights)
 
 
-def test_weights_of_any_bits_do() -> None:
+def test_weights_may_have_any_bits() -> None:
     size = size_of(RESNET)
     bits = packed(np.random.default_rng(1).random(size) < 0.2)
     for word in (0, 0x80000000, 0x7FC01234, 0x7F800000, 0xFF800000, 1, 0xFFFFFFFF):
@@ -115,7 +115,7 @@ def test_weights_of_any_bits_do() -> None:
 
 
 def saliency_mask(shapes: list[Shape]) -> tuple[bytes, Floats]:
-    """A mask as they are: the largest of |gradient x weight|, channels of different strength."""
+    """Return a realistic mask: the largest |gradient x weight|, with uneven channels."""
     rng = np.random.default_rng(2)
     weights, scores = [], []
     for shape in shapes:
@@ -131,12 +131,12 @@ def saliency_mask(shapes: list[Shape]) -> tuple[bytes, Floats]:
 
 @cache
 def saliency_payload() -> tuple[bytes, Floats]:
-    """The payload of such a mask, and the weights that are needed to decode it."""
+    """Return the payload of such a mask, and the weights needed to decode it."""
     bits, weights = saliency_mask(RESNET)
     return bytes(sorted_bits.encode(bits, RESNET, weights)), weights
 
 
-def test_what_both_ends_know_makes_a_mask_smaller() -> None:
+def test_shared_knowledge_makes_a_mask_smaller() -> None:
     shapes: list[Shape] = [(128, 64, 3, 3), (128, 128, 3, 3)]
     bits, weights = saliency_mask(shapes)
     frame = masks.compress(bits)
@@ -164,7 +164,7 @@ def test_weights_of_another_size_are_refused_at_both_ends(size: int) -> None:
         sorted_bits.decode(payload, [(2, 3)], weights)
 
 
-def test_what_is_no_mask_of_these_shapes_is_not_encoded() -> None:
+def test_bits_that_do_not_match_the_shapes_are_refused() -> None:
     for bits in (b"", b"\x15\x00", b"\x40"):
         with pytest.raises(MaskError):
             sorted_bits.encode(bits, [(2, 3)])
@@ -172,7 +172,7 @@ def test_what_is_no_mask_of_these_shapes_is_not_encoded() -> None:
 
 def test_a_mask_coded_with_weights_needs_them_and_one_without_ignores_them() -> None:
     weights = np.ones(6, dtype=np.float32)
-    with pytest.raises(MaskError, match="initial weights that are not at hand"):
+    with pytest.raises(MaskError, match="initial weights that this receiver does not have"):
         sorted_bits.decode(sorted_bits.encode(b"\x15", [(2, 3)], weights), [(2, 3)])
     plain = sorted_bits.encode(b"\x15", [(2, 3)])
     assert sorted_bits.decode(plain, [(2, 3)], weights) == b"\x15"

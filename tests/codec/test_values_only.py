@@ -63,7 +63,7 @@ def test_a_strided_or_foreign_vector_is_encoded_as_its_values() -> None:
     assert bytes(values_only.encode(foreign)) == struct.pack("<6f", *range(6))
 
 
-def test_too_few_and_too_many_bytes_are_told_apart() -> None:
+def test_too_few_and_too_many_bytes_raise_different_errors() -> None:
     with pytest.raises(TruncatedPayload, match="payload has 11 bytes, 12 were promised") as short:
         values_only.decode(bytes(11), 3)
     assert (short.value.expected, short.value.actual) == (12, 11)
@@ -101,7 +101,7 @@ def test_values_cannot_be_placed_without_the_mask() -> None:
         VALUES_ONLY.decode(bytes(12), 4, 3)
 
 
-def test_the_parts_are_views_on_the_vector_and_what_is_decoded_on_the_payload() -> None:
+def test_parts_are_views_of_the_vector_and_decoded_values_of_the_payload() -> None:
     vector = random_vector(2 * BLOCK, 1)
     for part in VALUES_ONLY.parts(vector):
         assert np.shares_memory(np.frombuffer(part, np.uint8), vector.values)

@@ -1,6 +1,6 @@
-"""What every value code must pass; the contract is ssfl.codec.blocks.
+"""Checks that every value code must pass; see ssfl.codec.blocks.
 
-CODES is the list: a new code is checked by adding it.
+A new code is checked by adding it to CODES.
 """
 
 import numpy as np
@@ -31,18 +31,18 @@ WORD = st.one_of(st.sampled_from(SPECIAL), st.integers(0, 2**32 - 1))
 
 
 def patterns(size: int | st.SearchStrategy[int]) -> st.SearchStrategy[Floats]:
-    """Any bits, as float32."""
+    """Draw any bits, as float32."""
     return hnp.arrays(np.uint32, size, elements=WORD).map(lambda words: words.view(np.float32))
 
 
 def numbers(size: int | st.SearchStrategy[int], largest: float) -> st.SearchStrategy[Floats]:
-    """Finite float32 up to `largest`, a power of two; subnormal ones, too."""
+    """Draw finite float32 up to `largest`, a power of two, including subnormal numbers."""
     element = st.floats(-largest, largest, width=32, allow_subnormal=True)
     return hnp.arrays(np.float32, size, elements=element)
 
 
 def words(size: int) -> st.SearchStrategy[Words]:
-    """What decides a stochastic rounding, both extremes among it."""
+    """Draw random words for stochastic rounding, including both extremes."""
     word = st.one_of(st.sampled_from((0, 1, 2**31, 2**32 - 1)), st.integers(0, 2**32 - 1))
     return hnp.arrays(np.uint32, size, elements=word)
 
@@ -52,7 +52,7 @@ def random_words(size: int, seed: int = 0) -> Words:
 
 
 def random_changes(code: ValueCode, size: int, seed: int = 0) -> Floats:
-    """Return numbers that `code` can hold and no entropy coder can shorten much."""
+    """Return numbers that `code` can hold and that hardly compress."""
     if code.lossless:
         return random_words(size, seed).view(np.float32)
     rng = np.random.default_rng(seed)
@@ -64,14 +64,14 @@ def random_changes(code: ValueCode, size: int, seed: int = 0) -> Floats:
 
 
 def bits(values: npt.NDArray[np.float32]) -> bytes:
-    """Return what two vectors share if and only if they are the same, bit for bit."""
+    """Return the bytes of a vector, equal if and only if all bits are equal."""
     return values.astype("<f4", copy=False).tobytes()
 
 
 def round_trip(
     code: ValueCode, values: Floats, against: Floats | None, noise: Words | None = None
 ) -> Floats:
-    """Return what the receiver gets; check the promises that hold for every payload."""
+    """Return the decoded values; check the contract of every payload."""
     payload = blocks.encode(code, values, against, noise)
     assert len(payload) <= blocks.max_encoded_bytes(code, values.size)
     assert payload == blocks.encode(code, values, against, noise), "not deterministic"
@@ -83,10 +83,10 @@ def round_trip(
 
 
 def rounding_slack(values: Floats, against: Floats, received: Floats) -> npt.NDArray[np.float64]:
-    """Return what float32 itself loses: the change is rounded, its multiple, and the sum.
+    """Return the rounding error of float32 itself: of the change, its multiple, and the sum.
 
-    Half a unit in the last place each, 2^-24 of the number; below the normal numbers, 127 steps
-    of an int8 group that has to take the smallest subnormal, 2^-149, as its step.
+    Each is half a unit in the last place, 2^-24 of the number. Subnormal numbers add 127 steps of
+    an int8 group whose step is the smallest subnormal, 2^-149.
     """
     changes = np.abs(values.astype(np.float64) - against)
     return 2.0**-24 * (3 * changes + np.abs(received.astype(np.float64))) + 127 * 2.0**-149

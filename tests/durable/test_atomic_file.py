@@ -6,10 +6,10 @@ from ssfl.durable.files import atomic_file
 
 
 def names(folder: Path) -> list[str]:
-    return [one.name for one in folder.iterdir()]
+    return [file.name for file in folder.iterdir()]
 
 
-def test_while_a_file_is_written_the_old_one_is_there_and_the_new_one_hidden(
+def test_the_old_file_stays_visible_while_the_new_one_is_written(
     tmp_path: Path,
 ) -> None:
     path = tmp_path / "model"
@@ -33,10 +33,10 @@ def test_a_block_that_fails_leaves_the_old_file_and_nothing_else(tmp_path: Path)
     assert names(tmp_path) == ["model"]
 
 
-def test_two_writers_of_one_file_do_not_meet(tmp_path: Path) -> None:
+def test_two_writers_of_one_file_do_not_interfere(tmp_path: Path) -> None:
     path = tmp_path / "model"
     with atomic_file(path) as first, atomic_file(path) as second:
         first.write(b"first")
         second.write(b"2")
-    assert path.read_bytes() == b"first"  # it was put in place last
+    assert path.read_bytes() == b"first"  # the outer block ends last
     assert names(tmp_path) == ["model"]

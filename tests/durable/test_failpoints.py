@@ -1,4 +1,4 @@
-"""Points where trouble can be made: all are declared, and strike as they are told."""
+"""Failpoints: all are declared, and faults fire at the chosen passage."""
 
 import errno
 import os
@@ -24,7 +24,7 @@ PASS_IT = "from ssfl.durable.failpoints import failpoint\nfor _ in range(3): fai
 
 
 def passing(text: str) -> "subprocess.CompletedProcess[str]":
-    """Pass the point a.b three times in a process of its own."""
+    """Pass the failpoint a.b three times in another process."""
     environ = {**os.environ, failpoints.VARIABLE: text}
     code = f"{PASS_IT}\nprint('passed')"
     return subprocess.run(
@@ -37,7 +37,7 @@ def passing(text: str) -> "subprocess.CompletedProcess[str]":
     )
 
 
-def test_every_point_in_the_code_is_declared_and_the_other_way_round() -> None:
+def test_the_points_in_the_code_are_the_declared_ones() -> None:
     declared = {*COORDINATOR_POINTS, *REFRESH_POINTS, *KEEP_POINTS, *CLIENT_POINTS, *ENDED_POINTS}
     found = set()
     for folder in ("server", "client", "method"):
@@ -52,26 +52,26 @@ def test_every_point_in_the_code_is_declared_and_the_other_way_round() -> None:
     }  # fmt: skip
 
 
-def test_there_are_at_least_25_on_the_coordinator() -> None:
+def test_the_coordinator_has_at_least_25_points() -> None:
     assert len(set(COORDINATOR_POINTS)) >= 25
 
 
-def test_a_point_kills_at_the_passage_it_is_told() -> None:
+def test_a_fault_fires_at_the_chosen_passage() -> None:
     assert passing("a.b=kill@3").returncode == -signal.SIGKILL
     assert passing("a.b=kill@4").stdout == "passed\n"
 
 
 def test_a_point_raises_what_a_full_disk_would() -> None:
-    told = passing("a.b=full@2")
-    assert told.returncode == 1 and f"[Errno {errno.ENOSPC}]" in told.stderr
+    result = passing("a.b=full@2")
+    assert result.returncode == 1 and f"[Errno {errno.ENOSPC}]" in result.stderr
 
 
-def test_nonsense_is_told() -> None:
-    told = passing("a.b=maybe")
-    assert told.returncode == 1 and "is not NAME=kill|full|broken[@N[+]]" in told.stderr
+def test_an_invalid_fault_is_refused_with_the_syntax() -> None:
+    result = passing("a.b=maybe")
+    assert result.returncode == 1 and "is not NAME=kill|full|broken[@N[+]]" in result.stderr
 
 
-def test_a_hook_hears_of_every_passage(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_hook_is_called_for_every_passage(monkeypatch: pytest.MonkeyPatch) -> None:
     heard: list[str] = []
     monkeypatch.setattr(failpoints, "_hook", heard.append)
     failpoints.failpoint("x.y")

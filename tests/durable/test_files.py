@@ -9,7 +9,7 @@ from ssfl.durable.files import remove_leftovers, write_atomic
 
 
 def names(folder: Path) -> list[str]:
-    return [one.name for one in folder.iterdir()]
+    return [file.name for file in folder.iterdir()]
 
 
 def test_one_buffer_or_several_of_any_kind(tmp_path: Path) -> None:

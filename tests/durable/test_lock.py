@@ -26,7 +26,7 @@ def refusal(folder: Path) -> str:
     return str(caught.value)
 
 
-def test_a_second_holder_is_told_who_has_it(tmp_path: Path) -> None:
+def test_a_second_holder_is_refused_with_the_pid_of_the_first(tmp_path: Path) -> None:
     with DirectoryLock(tmp_path):
         pid = os.getpid()
         assert (

@@ -48,7 +48,7 @@ SHAPES: list[list[sorted_bits.Shape]] = [
 
 
 def count(number: int) -> bytes:
-    """Return what Input.count reads."""
+    """Return the bytes that Input.count reads."""
     return number.to_bytes(2, "little") + b"\0"
 
 

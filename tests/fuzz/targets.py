@@ -1,11 +1,11 @@
-"""One function per decoder of bytes from the network, for any input at all.
+"""Fuzz targets: one function per decoder of bytes from the network, for any input.
 
-Each takes what its decoder must know beforehand (counts, shapes, whether there is a reference)
-from the first bytes of the input and the payload from the rest. Only the decoder's typed errors
-are swallowed: whatever else gets out is a bug. What decodes is encoded and decoded again, and
-must be the same. The result says whether the payload was decoded.
+The first bytes of the input give the decoder's parameters (counts, shapes, whether there is a
+reference), the rest is the payload. Only the decoder's typed errors are caught; any other error is
+a bug. A decoded value is encoded and decoded again, and must be the same. The result is True if the
+payload was decoded.
 
-run_target.py feeds them with coverage-guided inputs, test_fuzz.py with those of corpus/.
+run_target.py runs them on coverage-guided inputs, test_fuzz.py on those of corpus/.
 """
 
 import math
@@ -29,27 +29,27 @@ from ssfl.codec.values_only import VALUES_ONLY
 from ssfl.method.errors import ManifestError
 from ssfl.method.manifest import Manifest
 
-MAX_COORDINATES = 1 << 17  # two blocks of values: enough for every loop, and still quick
+MAX_COORDINATES = 1 << 17  # two blocks of values: enough for every loop, and fast
 ANY_BITS = np.random.default_rng(0).integers(0, 2**32, MAX_COORDINATES, dtype=np.uint32)
 
 Target = Callable[[bytes], bool]
 
 
 class Input:
-    """The input of a target: parameters from its beginning, then the payload."""
+    """The input of a target: parameters, then the payload."""
 
     def __init__(self, data: bytes) -> None:
         self._data = data
         self._at = 0
 
     def number(self, num_bytes: int = 1) -> int:
-        """Return the next bytes as a number; behind the end there are zeros."""
+        """Return the next bytes as a number; zeros follow the end."""
         taken = self._data[self._at : self._at + num_bytes]
         self._at += num_bytes
         return int.from_bytes(taken, "little")
 
     def count(self) -> int:
-        """Return up to 65535, or with the next bit set twice as many."""
+        """Return a number up to 65535, doubled if the next bit is set."""
         return self.number(2) << (self.number() & 1)
 
     def rest(self) -> bytes:
@@ -57,7 +57,7 @@ class Input:
 
 
 def any_floats(count: int) -> Floats:
-    """Return values both ends hold: always the same, NaN and subnormal ones among them."""
+    """Return fixed values that both ends hold, including NaN and subnormal numbers."""
     return ANY_BITS[:count].view(np.float32)
 
 
@@ -140,7 +140,7 @@ def fuzz_scores(data: bytes) -> bool:
     except CodecError:
         return False
     assert values.shape == (count,) and np.isfinite(values).all() and (values >= 0).all()
-    # All lie on the grid of their own code, so that cutting them off changes nothing.
+    # All lie on the grid of their own code, so that truncation changes nothing.
     zeros = np.zeros(count, dtype=np.uint32)
     again = scores.decode(scores.encode(values, count, zeros, payload[0]), count)
     assert again.tobytes() == values.tobytes()
@@ -203,7 +203,7 @@ def _fuzz_encoding(encoding: Encoding, data: bytes) -> bool:
     except CodecError:
         return False
     assert vector.size == size and (bits is None or vector.bits == bits)
-    # One payload per vector: anything else could be the same update under two digests.
+    # One payload per vector; otherwise the same update could have two digests.
     assert encoding.encode(vector) == payload
     return True
 
@@ -225,7 +225,7 @@ def fuzz_bitmask(data: bytes) -> bool:
 
 
 def fuzz_chunks(data: bytes) -> bool:
-    """Chunks of any offset, length and checksum: what is counted is what continued the payload."""
+    """Check chunks of any offset, length and checksum: only the next part is accepted."""
     start = Input(data)
     receiver = Receiver(start.number(3), start.number())
     while rest := start.rest():

@@ -16,9 +16,9 @@ from fuzz.targets import TARGETS
 HERE = Path(__file__).parent
 CORPUS = HERE / "corpus"
 SECONDS = 60 // len(TARGETS)  # each: together about a minute
-MAX_FILES, MAX_BYTES = 60, 4096  # of a corpus, of a file: to be read and run in no time
+MAX_FILES, MAX_BYTES = 60, 4096  # of a corpus and of a file, to keep runs short
 
-# Where pyproject.toml asks for atheris; elsewhere it has no wheel.
+# The platforms for which pyproject.toml requires atheris; others have no wheel.
 HAS_WHEEL = (
     sys.version_info < (3, 13) and sys.platform == "linux" and platform.machine() == "x86_64"
 )
@@ -45,7 +45,7 @@ def test_stored_inputs_decode_or_are_a_typed_error(target: str) -> None:
 
 
 @pytest.mark.parametrize("target", TARGETS)
-def test_a_corpus_is_there_and_small(target: str) -> None:
+def test_a_corpus_exists_and_is_small(target: str) -> None:
     files = stored(target)
     assert 0 < len(files) <= MAX_FILES
     assert max(file.stat().st_size for file in files) <= MAX_BYTES
@@ -80,7 +80,7 @@ def test_fresh_inputs_decode_or_are_a_typed_error(target: str, tmp_path: Path) -
 
 @pytest.mark.system
 @pytest.mark.skipif(not HAS_WHEEL, reason="atheris has no wheel for this Python or platform")
-def test_an_untyped_error_behind_three_branches_is_found(tmp_path: Path) -> None:
+def test_the_fuzzer_finds_an_untyped_error_behind_three_branches(tmp_path: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-c", BROKEN],
         capture_output=True,

@@ -1,4 +1,4 @@
-"""What the learning tests share: one torch thread, and a small shard that can be learnt."""
+"""Fixtures of the learning tests: one torch thread, and a small shard that can be learnt."""
 
 import pytest
 
@@ -9,7 +9,7 @@ from ssfl.learning.device import prepare_torch
 
 @pytest.fixture(autouse=True, scope="session")
 def one_thread() -> None:
-    """Equal bits are promised for a fixed number of threads."""
+    """Fix the number of threads, on which the bits of training depend."""
     prepare_torch(1)
 
 

@@ -1,14 +1,14 @@
-"""An accelerator that is not there: what must hold on a GPU, tested where none exists.
+"""A fake accelerator, to test code for GPUs without a GPU.
 
-Inside `with FakeDevice("cuda"):` a tensor that was moved to the device computes on the CPU, bit
-for bit, but says that it lives on the GPU, and misuse raises what a real GPU raises:
+Inside `with FakeDevice("cuda"):` a tensor that was moved to the device is computed on the CPU, bit
+for bit, but reports the GPU as its device. Misuse raises the errors of a real GPU:
 
-- an operation on tensors of both places (CPU scalars and CPU indices are allowed, as there)
-- `.numpy()` or `np.asarray()` of a tensor that was not brought back with `.cpu()`
+- an operation on tensors of both devices (CPU scalars and CPU indices are allowed)
+- `.numpy()` or `np.asarray()` of a tensor that was not moved back with `.cpu()`
 - on `mps`: any float64 tensor
 
-Where a tensor lives is remembered for its storage, so views and in-place operations keep it.
-What this cannot show: that a GPU has a kernel for it, repeats its bits, or has the memory.
+The device is recorded per storage, so that views and in-place operations keep it. This cannot
+show that a GPU has a kernel, is deterministic, or has enough memory.
 """
 
 from collections.abc import Callable, Iterable
@@ -25,12 +25,12 @@ from torch.utils._pytree import tree_leaves
 
 CPU = torch.device("cpu")
 _aten = torch.ops.aten
-_COPIES = (_aten.copy_.default, _aten._to_copy.default)  # from anywhere to anywhere
+_COPIES = (_aten.copy_.default, _aten._to_copy.default)  # between any devices
 _INDEXED = (_aten.index.Tensor, _aten.index_put.default, _aten.index_put_.default)
 
 
 class FakeDevice:
-    """The one device of its type, as long as the `with` lasts."""
+    """The only device of its type inside the `with` block."""
 
     def __init__(self, kind: str = "cuda") -> None:
         self.device = torch.device(kind, 0)
@@ -40,7 +40,7 @@ class FakeDevice:
 
     @property
     def operations(self) -> int:
-        """How many operations ran on the device: to show that a test did not stay on the CPU."""
+        """Number of operations on the device, to prove that a test used it."""
         return self._operations.count
 
     def __enter__(self) -> "FakeDevice":
@@ -58,11 +58,11 @@ class FakeDevice:
 
 
 class _Places:
-    """Which storages live on the device; all others are the CPU's."""
+    """Records the storages on the device; all others are on the CPU."""
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
-        # A weak reference frees the values but keeps the address from being used again.
+        # A weak reference frees the values but prevents reuse of the address.
         self._there: dict[int, StorageWeakRef] = {}
 
     def of(self, tensor: Tensor) -> torch.device:
@@ -81,7 +81,7 @@ class _Places:
         self._there[storage._cdata] = StorageWeakRef(storage)  # type: ignore[no-untyped-call]
 
     def named(self, device: torch.device) -> torch.device:
-        """Return the place that a device names, which may lack its index."""
+        """Return the place of a device, whose index may be missing."""
         if device.type == "cpu":
             return CPU
         if device.type != self.device.type or device.index not in (None, 0):
@@ -89,7 +89,7 @@ class _Places:
         return self.device
 
     def move(self, tensor: Tensor, place: torch.device) -> Tensor:
-        """Return the tensor at `place`, itself if it is there; gradients travel back."""
+        """Return the tensor at `place`, itself if it is already there; gradients flow back."""
         if self.of(tensor) == place:
             return tensor
         moved: Tensor = _Move.apply(tensor, self, place)  # type: ignore[no-untyped-call]
@@ -114,7 +114,7 @@ class _Move(torch.autograd.Function):
 
 
 class _Operations(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Every operation, those of the backward pass too: refuses mixtures, places results."""
+    """Refuses operations on tensors of both devices and places results, also in backward."""
 
     def __init__(self, places: _Places) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -140,7 +140,7 @@ class _Operations(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return result
 
     def _place(self, func: Any, args: tuple[Any, ...], inputs: list[Tensor]) -> torch.device:
-        """Return where the operation runs."""
+        """Return the device of the operation."""
         if func in _COPIES:
             return self._places.of(inputs[0])
         strangers = [tensor for tensor in inputs if self._places.of(tensor) == CPU]
@@ -148,7 +148,7 @@ class _Operations(TorchDispatchMode):  # type: ignore[no-untyped-call]
             return CPU
         allowed = {id(tensor) for tensor in strangers if tensor.ndim == 0}
         if func._schema.is_mutable:
-            allowed.discard(id(inputs[0]))  # a scalar may be read from there, not written to
+            allowed.discard(id(inputs[0]))  # a CPU scalar may be read but not written
         if func in _INDEXED and self._places.of(inputs[0]) != CPU:
             allowed |= {id(tensor) for tensor in _tensors(args[1])}
         if any(id(tensor) not in allowed for tensor in strangers):
@@ -160,7 +160,7 @@ class _Operations(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 class _Functions(TorchFunctionMode):
-    """What Python asks of a tensor, or for a new one, before any operation runs."""
+    """Handles Python-level attributes, moves and constructors of tensors."""
 
     def __init__(self, places: _Places) -> None:
         super().__init__()
@@ -224,5 +224,5 @@ def _tensors(tree: Any) -> list[Tensor]:
 
 
 def _getter(name: str) -> Any:
-    """Return what a function mode is handed when that attribute of a tensor is read."""
+    """Return the function that a function mode receives when the attribute is read."""
     return getattr(Tensor, name).__get__

@@ -1,4 +1,4 @@
-"""Running statistics of BatchNorm are buffers: they travel, are averaged exactly, never trained."""
+"""Running statistics of BatchNorm are buffers: sent, averaged exactly, never trained."""
 
 from dataclasses import replace
 from fractions import Fraction
@@ -49,7 +49,7 @@ def half(manifest: Manifest) -> Mask:
 
 
 def train(shard: Shard, settings: RunSettings, client: str = "ann") -> tuple[Vector, Manifest]:
-    """Return a client's values after a round, and what they are values of."""
+    """Return a client's vector after a round, and its manifest."""
     model, manifest = started(shard)
     train_locally(model, manifest, half(manifest), image_task, shard, settings, 0, client)
     return read_vector(model, manifest), manifest
@@ -74,7 +74,7 @@ def test_a_running_mean_and_variance_for_every_norm_and_no_counter(shard: Shard)
     assert not any("num_batches_tracked" in name for name in tensors)
 
 
-def test_buffers_are_counted_with_what_travels_and_never_masked(shard: Shard) -> None:
+def test_buffers_are_sent_and_never_masked(shard: Shard) -> None:
     _, manifest = started(shard)
     channels = 7 * 4 + 6 * 8 + 6 * 16  # of 19 norms
     assert manifest.num_masked == 4 * 9 + 6 * 4 * 4 * 9 + (4 + 5 * 8) * 8 * 9 + (
@@ -102,7 +102,7 @@ def test_a_step_moves_the_statistics_a_tenth_of_the_way_to_those_of_its_batch(
     np.testing.assert_allclose(named["norm1.running_var"], 0.9 + 0.1 * variance, rtol=1e-4)
 
 
-def test_neither_scoring_nor_testing_moves_them(shard: Shard) -> None:
+def test_neither_scoring_nor_testing_changes_the_statistics(shard: Shard) -> None:
     model, manifest = started(shard)
     trained, _ = train(shard, SETTINGS)
     write_vector(model, manifest, trained)
@@ -113,7 +113,7 @@ def test_neither_scoring_nor_testing_moves_them(shard: Shard) -> None:
     assert all(module.training for module in model.modules())
 
 
-def test_scores_are_those_of_a_network_that_norms_by_the_batch(shard: Shard) -> None:
+def test_scores_use_the_statistics_of_the_batch(shard: Shard) -> None:
     model, manifest = started(shard)
     x, y = torch.from_numpy(shard.train_x[:16]), torch.from_numpy(shard.train_y[:16])
     scores = saliency_scores(model, manifest, image_task, x, y)
@@ -138,7 +138,7 @@ def test_the_same_round_gives_the_same_statistics_and_another_client_others(shar
     assert np.all(statistics(ann, manifest) != statistics(bob, manifest))
 
 
-def test_they_are_averaged_by_samples_to_the_bit(shard: Shard) -> None:
+def test_statistics_are_averaged_by_samples_exactly(shard: Shard) -> None:
     parts = {"ann": slice(0, 7), "bob": slice(7, 20), "cyd": slice(20, 50)}
     uploads = []
     for client, part in parts.items():
@@ -159,14 +159,14 @@ def test_they_are_averaged_by_samples_to_the_bit(shard: Shard) -> None:
 
 
 def nearest(rounded: np.float32, exact: Fraction) -> bool:
-    """Tell whether no other float32 is nearer to the exact mean."""
+    """Return True if no other float32 is nearer to the exact mean."""
     distance = abs(Fraction(float(rounded)) - exact)
     around = [np.nextafter(rounded, np.float32(limit)) for limit in (-np.inf, np.inf)]
     return all(distance <= abs(Fraction(float(other)) - exact) for other in around)
 
 
-def test_a_last_batch_of_one_sample_is_trained_on_like_any_other(shard: Shard) -> None:
-    """50 samples are seven batches of 7 and one of 1, whose 2x2 pixels are enough to norm by."""
+def test_a_last_batch_of_one_sample_is_trained_like_any_other(shard: Shard) -> None:
+    """50 samples are seven batches of 7 and one of 1, whose 2x2 pixels are enough for BatchNorm."""
     side = smallest_side("resnet20", "batch")
     tiny = Shard(
         shard.train_x[:, :, :side, :side], shard.train_y,
@@ -180,7 +180,7 @@ def test_a_last_batch_of_one_sample_is_trained_on_like_any_other(shard: Shard) -
 
 
 def test_smaller_images_than_batch_norm_takes_would_fail_on_one_sample() -> None:
-    """Why its smallest image is a pixel larger than GroupNorm's."""
+    """This is why the smallest image of BatchNorm is a pixel larger than that of GroupNorm."""
     design = RESNETS["resnet20"]
     model = resnet(design, 1, 4, "batch", 4).train()
     side = smallest_side("resnet20", "group")

@@ -9,10 +9,10 @@ from torch import nn
 from ssfl.datasets.shards.shard_file import Shard, class_counts
 from ssfl.learning.batches import (
     balanced_batch,
+    batch_tensors,
     count_steps,
     plain_batch,
     scoring_batches,
-    take,
     training_batches,
 )
 from ssfl.method.settings import RunSettings
@@ -44,7 +44,7 @@ def test_a_number_of_steps_takes_the_place_of_epochs() -> None:
 
 
 @pytest.mark.parametrize(("settings", "steps"), [(EPOCHS, 9), (STEPS, 5)])
-def test_steps_are_counted_before_they_are_taken(settings: RunSettings, steps: int) -> None:
+def test_the_number_of_steps_is_known_in_advance(settings: RunSettings, steps: int) -> None:
     assert count_steps(10, settings) == steps
     assert len(list(training_batches(10, settings, 0, "a"))) == steps
 
@@ -61,10 +61,10 @@ def test_a_batch_is_as_balanced_as_the_data_allow(
     array = np.array(labels)
     batch = balanced_batch(array, batch_size, Stream(seed, "test"))
     assert len(batch) == len(set(batch.tolist())) == min(batch_size, len(labels))
-    taken, there = class_counts(array[batch]), class_counts(array)
-    most = max(taken.values())
-    for label, count in there.items():  # a class below the most, but for one, is used up
-        assert taken.get(label, 0) >= min(most - 1, count)
+    chosen, available = class_counts(array[batch]), class_counts(array)
+    highest = max(chosen.values())
+    for label, count in available.items():  # a class more than one below the highest is used up
+        assert chosen.get(label, 0) >= min(highest - 1, count)
 
 
 def test_the_remainder_goes_to_random_classes() -> None:
@@ -80,17 +80,17 @@ def test_samples_of_a_class_are_chosen_at_random() -> None:
     assert chosen == set(range(10))
 
 
-def test_the_same_stream_gives_the_same_batch_and_few_samples_are_all_taken() -> None:
+def test_the_same_stream_gives_the_same_batch_and_few_samples_are_all_used() -> None:
     labels = np.arange(20) % 3
     first, again = (balanced_batch(labels, 7, Stream(5, "x")) for _ in range(2))
     np.testing.assert_array_equal(first, again)
     np.testing.assert_array_equal(balanced_batch(labels, 20, Stream(5, "x")), np.arange(20))
 
 
-def test_taken_samples_are_those_at_the_indices() -> None:
+def test_batch_tensors_hold_the_samples_at_the_indices() -> None:
     x = np.arange(8, dtype=np.float32).reshape(4, 2)
     x.flags.writeable = False
-    inputs, targets = take(x, np.arange(4), np.array([3, 1]), nn.Linear(2, 1))
+    inputs, targets = batch_tensors(x, np.arange(4), np.array([3, 1]), nn.Linear(2, 1))
     assert inputs.tolist() == [[6, 7], [2, 3]] and targets.tolist() == [3, 1]
 
 
@@ -104,7 +104,7 @@ def uneven_shard() -> Shard:
     return Shard(x, y, x[:0], y[:0], num_classes=3)
 
 
-def test_balanced_minibatches_have_as_many_of_each_class_and_plain_ones_do_not() -> None:
+def test_balanced_minibatches_have_equal_classes_and_plain_ones_do_not() -> None:
     shard = uneven_shard()
     for samples, even in (("balanced", True), ("plain", False)):
         settings = RunSettings(batch_size=12, scoring_samples=samples)
@@ -134,15 +134,15 @@ def test_a_shard_that_fits_in_one_minibatch_gives_one(
     assert [len(indices) for indices in batches] == [min(batch_size, 100)] * wanted
 
 
-def test_no_minibatch_is_nothing_to_score() -> None:
+def test_scoring_no_minibatch_is_refused() -> None:
     with pytest.raises(ValueError, match="cannot score 0 minibatches"):
         list(scoring_batches(uneven_shard(), RunSettings(), "a", 0, 0))
 
 
-def test_a_plain_minibatch_takes_every_sample_as_often() -> None:
-    """Of 300 minibatches of 4 of 10, a sample is in 120; 5 deviations are 42."""
+def test_a_plain_minibatch_draws_every_sample_equally_often() -> None:
+    """Of 300 minibatches of 4 of 10 samples, about 120 hold a sample; 5 deviations are 42."""
     drawn = [plain_batch(10, 4, Stream(seed, "x")) for seed in range(300)]
-    assert all(np.array_equal(one, np.unique(one)) and len(one) == 4 for one in drawn)
+    assert all(np.array_equal(batch, np.unique(batch)) and len(batch) == 4 for batch in drawn)
     counts = np.bincount(np.concatenate(drawn), minlength=10)
     assert np.abs(counts - 120).max() < 42
     np.testing.assert_array_equal(plain_batch(3, 4, Stream(0, "x")), np.arange(3))

@@ -18,11 +18,11 @@ def write(root: Path, files: dict[str, str]) -> Path:
     return root
 
 
-def test_without_limits_it_is_every_core_the_process_is_pinned_to(tmp_path: Path) -> None:
+def test_without_limits_every_pinned_core_is_usable(tmp_path: Path) -> None:
     assert usable_cores(tmp_path) == 16
 
 
-def test_where_nothing_can_be_pinned_it_is_every_core(
+def test_without_pinning_every_core_is_usable(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delattr(os, "sched_getaffinity")
@@ -35,7 +35,9 @@ def test_where_nothing_can_be_pinned_it_is_every_core(
     [("400000 100000\n", 4), ("150000 100000\n", 1), ("50000 100000\n", 1), ("max 100000\n", 16),
      ("6400000 100000\n", 16), ("", 16), ("nonsense\n", 16), ("1 0\n", 16)],
 )  # fmt: skip
-def test_a_container_is_given_whole_cores(tmp_path: Path, limit: str, cores: int) -> None:
+def test_the_quota_of_a_container_is_rounded_down_to_whole_cores(
+    tmp_path: Path, limit: str, cores: int
+) -> None:
     files = {"proc/self/cgroup": "0::/\n", "sys/fs/cgroup/cpu.max": limit}
     assert usable_cores(write(tmp_path, files)) == cores
 
@@ -51,7 +53,7 @@ def test_the_tightest_group_around_the_process_counts(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("quota", "cores"), [("300000", 3), ("-1", 16)])
-def test_version_1_of_cgroups_is_read_too(tmp_path: Path, quota: str, cores: int) -> None:
+def test_version_1_of_cgroups_is_read(tmp_path: Path, quota: str, cores: int) -> None:
     files = {
         "proc/self/cgroup": "3:cpuset:/\n2:cpu,cpuacct:/docker/ab:c\n1:name=systemd:/\n",
         "sys/fs/cgroup/cpu/cpu.cfs_quota_us": f"{quota}\n",  # seen from inside, the group is /

@@ -44,7 +44,7 @@ def test_masked_weights_start_kaiming_normal() -> None:
     }
 
 
-def test_torchs_own_rule_is_uniform_within_one_over_the_root_of_fan_in() -> None:
+def test_the_torch_default_rule_is_uniform_within_one_over_the_root_of_fan_in() -> None:
     model = nn.Sequential(
         nn.Conv2d(4, 8, 3, groups=2), nn.Conv1d(2, 5, 7), nn.Linear(16, 2), nn.LayerNorm(2)
     )
@@ -67,8 +67,8 @@ def test_torchs_own_rule_is_uniform_within_one_over_the_root_of_fan_in() -> None
     [nn.Linear(50, 2000), nn.Conv2d(6, 2000, 3, groups=2), nn.ConvTranspose2d(200, 150, 3)],
     ids=["linear", "conv", "transposed"],
 )
-def test_torchs_own_rule_is_what_torch_does(layer: nn.Module) -> None:
-    """Largest values and deviations, as torch drew them and as we draw them."""
+def test_the_torch_default_rule_equals_torch(layer: nn.Module) -> None:
+    """Compare the largest values and deviations of torch's weights and ours."""
     torch.manual_seed(0)
     layer.reset_parameters()  # type: ignore[operator]
     manifest = manifest_of(layer, {}, initialization="torch-default")
@@ -82,7 +82,7 @@ def test_torchs_own_rule_is_what_torch_does(layer: nn.Module) -> None:
         assert abs(ours[place].std() / theirs[place].std() - 1) < 0.1
 
 
-def test_a_bias_whose_weight_is_not_its_layers_own_follows_it_all_the_same() -> None:
+def test_a_bias_follows_a_parametrized_weight() -> None:
     layer = nn.utils.parametrizations.weight_norm(nn.Linear(4, 2))
     model = nn.Sequential(layer, nn.Linear(2, 2))
     manifest = manifest_of(model, {}, initialization="torch-default")
@@ -91,7 +91,7 @@ def test_a_bias_whose_weight_is_not_its_layers_own_follows_it_all_the_same() -> 
     assert inits["0.parametrizations.weight.original1"] == Init("sent")
 
 
-def test_an_initialization_nobody_knows_is_refused() -> None:
+def test_an_unknown_initialization_is_refused() -> None:
     with pytest.raises(ModelError, match="one of kaiming-normal, torch-default, got 'xavier'"):
         manifest_of(nn.Linear(2, 2), {}, initialization="xavier")
 
@@ -124,7 +124,7 @@ def test_a_shared_parameter_appears_once_under_its_first_name() -> None:
     assert read_vector(model, manifest).tobytes() == vector.tobytes()
 
 
-def test_counters_and_unsaved_buffers_stay_out() -> None:
+def test_counters_and_unsaved_buffers_are_left_out() -> None:
     model = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4))
     model.register_buffer("table", torch.ones(3), persistent=False)
     model.register_buffer("average", torch.ones(3))
@@ -170,7 +170,7 @@ def test_a_model_that_cannot_be_masked_is_refused(model: nn.Module, complaint: s
         manifest_of(model, {})
 
 
-def test_frozen_weights_are_dense_and_start_as_others_do() -> None:
+def test_frozen_weights_are_dense_and_start_like_others() -> None:
     model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))
     model[0].requires_grad_(False)
     assert rules(manifest_of(model, {}))["0.weight"] == ("dense", "normal")

@@ -30,7 +30,7 @@ def pretend(monkeypatch: pytest.MonkeyPatch, *, cuda: bool, mps: bool) -> None:
     ("cuda", "mps", "best"),
     [(True, True, "cuda"), (True, False, "cuda"), (False, True, "mps"), (False, False, "cpu")],
 )
-def test_auto_takes_the_fastest_there_is(
+def test_auto_chooses_the_fastest_device(
     monkeypatch: pytest.MonkeyPatch, cuda: bool, mps: bool, best: str
 ) -> None:
     pretend(monkeypatch, cuda=cuda, mps=mps)
@@ -47,7 +47,7 @@ def test_only_the_four_names_are_devices() -> None:
         choose_device("cuda:1")
 
 
-def test_a_torch_without_cuda_says_where_to_get_another(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_torch_without_cuda_is_refused_with_a_link(monkeypatch: pytest.MonkeyPatch) -> None:
     pretend(monkeypatch, cuda=False, mps=False)
     monkeypatch.setattr(torch.version, "cuda", None)
     monkeypatch.setattr(torch.version, "hip", None)
@@ -57,7 +57,7 @@ def test_a_torch_without_cuda_says_where_to_get_another(monkeypatch: pytest.Monk
 
 
 @pytest.mark.parametrize("visible", ["", "7", None])
-def test_a_torch_with_cuda_that_sees_no_gpu_says_what_to_look_at(
+def test_a_torch_that_sees_no_gpu_is_refused_with_a_hint(
     monkeypatch: pytest.MonkeyPatch, visible: str | None
 ) -> None:
     pretend(monkeypatch, cuda=False, mps=False)
@@ -71,15 +71,17 @@ def test_a_torch_with_cuda_that_sees_no_gpu_says_what_to_look_at(
         choose_device("cuda")
 
 
-@pytest.mark.parametrize(("built", "match"), [(False, "only torch for mac"), (True, "no Apple")])
-def test_mps_elsewhere_is_refused(monkeypatch: pytest.MonkeyPatch, built: bool, match: str) -> None:
+@pytest.mark.parametrize(("built", "match"), [(False, "torch for macOS"), (True, "no Apple")])
+def test_mps_on_another_system_is_refused(
+    monkeypatch: pytest.MonkeyPatch, built: bool, match: str
+) -> None:
     pretend(monkeypatch, cuda=False, mps=False)
     monkeypatch.setattr(torch.backends.mps, "is_built", lambda: built)
     with pytest.raises(DeviceError, match=f"--device mps: .*{match}"):
         choose_device("mps")
 
 
-def test_a_driver_that_is_too_old_is_told_in_torchs_words(
+def test_torchs_warning_about_an_old_driver_is_logged(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     pretend(monkeypatch, cuda=False, mps=False)
@@ -93,10 +95,10 @@ def test_a_driver_that_is_too_old_is_told_in_torchs_words(
     assert caplog.messages == ["The NVIDIA driver on your system is too old"]
 
 
-def test_a_gpu_that_does_not_work_is_refused_and_auto_goes_on_without_it(
+def test_a_broken_gpu_is_refused_and_auto_continues_without_it(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """As a GPU older than its torch: it is available, and its first kernel fails."""
+    """A GPU too old for this torch is available, but its first kernel fails."""
     pretend(monkeypatch, cuda=True, mps=True)
     text = "CUDA error: no kernel image is available for execution on the device"
     ones = torch.ones
@@ -107,13 +109,15 @@ def test_a_gpu_that_does_not_work_is_refused_and_auto_goes_on_without_it(
         return ones(*size, device=device)
 
     monkeypatch.setattr(torch, "ones", fail)
-    match = f"--device cuda: it is there, but does not work: {text}; --device cpu works everywhere"
+    match = (
+        f"--device cuda: it is present, but does not work: {text}; --device cpu works everywhere"
+    )
     with pytest.raises(DeviceError, match=match):
         choose_device("cuda")
     assert not caplog.messages
     with FakeDevice("mps"):
         assert choose_device("auto") == torch.device("mps")
-    assert caplog.messages == [f"{match}: taking the next best device"]
+    assert caplog.messages == [f"{match}: trying the next device"]
 
 
 @pytest.fixture
@@ -123,7 +127,7 @@ def threads() -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("threads")
-def test_torch_is_prepared_for_repeatable_bits(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_torch_is_prepared_for_deterministic_results(monkeypatch: pytest.MonkeyPatch) -> None:
     prepare_torch(2)
     assert torch.get_num_threads() == 2
     assert torch.get_num_interop_threads() == 1
@@ -136,7 +140,7 @@ def test_torch_is_prepared_for_repeatable_bits(monkeypatch: pytest.MonkeyPatch) 
         prepare_torch(-1)
 
 
-def test_a_pool_that_runs_already_is_left_alone() -> None:
+def test_a_thread_pool_that_already_runs_is_left_alone() -> None:
     code = (
         "import torch; from ssfl.learning.device import prepare_torch;"
         "torch.set_num_interop_threads(2); prepare_torch(1);"
@@ -145,13 +149,13 @@ def test_a_pool_that_runs_already_is_left_alone() -> None:
     subprocess.run([sys.executable, "-c", code], check=True)
 
 
-def test_the_fingerprint_tells_what_the_bits_depend_on() -> None:
+def test_the_fingerprint_names_versions_threads_and_cpu() -> None:
     text = fingerprint(CPU)
     assert re.fullmatch(r"torch \d[^,]*, \w+, 1 thread, numpy \d[^,]*", text)
     assert torch.backends.cpu.get_cpu_capability() in text
 
 
-def test_the_fingerprint_of_a_gpu_names_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_fingerprint_of_a_gpu_names_the_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: f"GPU {device.type}")
     monkeypatch.setattr(torch.backends.cudnn, "version", lambda: 91002)
     monkeypatch.setattr(torch.version, "cuda", "12.6")
@@ -174,14 +178,16 @@ CPU_FULL = RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried t
         ("cpu", CPU_FULL, "4 bytes: try a smaller --batch-size on the coordinator"),
     ],
 )
-def test_a_full_device_says_what_to_change(where: str, error: Exception, advice: str) -> None:
+def test_a_full_device_raises_an_error_with_a_remedy(
+    where: str, error: Exception, advice: str
+) -> None:
     with pytest.raises(DeviceError, match=re.escape(advice)), working_on(torch.device(where)):
         raise error
     with pytest.raises(DeviceError, match=re.escape(advice)), working_on(torch.device(where)):
-        raise TaskError("task mine: loss raised it") from error  # no fault of the task's
+        raise TaskError("task mine: loss raised it") from error  # not the task's fault
 
 
-def test_memory_that_really_runs_out_in_training_is_told(shard: Shard) -> None:
+def test_running_out_of_memory_in_training_is_a_device_error(shard: Shard) -> None:
     settings = RunSettings(model="mlp")
     model = image_task.build_model(settings, shard)
     manifest = manifest_of(model, {})
@@ -194,9 +200,9 @@ def test_memory_that_really_runs_out_in_training_is_told(shard: Shard) -> None:
         train_locally(model, manifest, mask, image_task, shard, settings, 0, "a", exhaust)
 
 
-def test_a_failing_gpu_is_told_and_other_errors_are_left_as_they_are() -> None:
+def test_a_failing_gpu_is_a_device_error_and_other_errors_pass_through() -> None:
     failure = torch.AcceleratorError("CUDA error: device-side assert triggered\nmore")
-    with pytest.raises(DeviceError, match="triggered: --device cpu tells more"), working_on(CUDA):
+    with pytest.raises(DeviceError, match="triggered; use --device cpu for"), working_on(CUDA):
         raise failure
     for error in (RuntimeError("a bug"), TaskError("task mine"), TypeError("a bug")):
         with pytest.raises(type(error), match=str(error)) as caught, working_on(CUDA):
@@ -204,8 +210,8 @@ def test_a_failing_gpu_is_told_and_other_errors_are_left_as_they_are() -> None:
         assert caught.value is error
 
 
-def test_a_kernel_that_may_not_repeat_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
-    """`put_` is such a one on every device; the second is made up. Warnings are errors here."""
+def test_a_nondeterministic_kernel_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
+    """`put_` is nondeterministic on every device; `made_up` is invented. Warnings are errors."""
     values, index = torch.zeros(4), torch.tensor([1])
 
     def use(times: int) -> None:
@@ -215,10 +221,10 @@ def test_a_kernel_that_may_not_repeat_is_logged_once(caplog: pytest.LogCaptureFi
 
     with caplog.at_level(logging.WARNING), working_on(CPU):
         use(3)
-    said = "the bits of training may not repeat: {} does not have a deterministic implementation"
-    assert caplog.messages == [said.format("put_"), said.format("made_up")]
+    logged = "training may not be reproducible: {} does not have a deterministic implementation"
+    assert caplog.messages == [logged.format("put_"), logged.format("made_up")]
     with pytest.raises(UserWarning, match="put_ does not have a deterministic"):
-        use(1)  # outside, everything is as it was
+        use(1)  # outside the block, warnings are errors again
 
 
 def test_other_warnings_are_left_alone() -> None:

@@ -8,7 +8,7 @@ def test_the_tree_in_the_docstring_names_every_error() -> None:
     assert all(name in (errors.__doc__ or "") for name in names)
 
 
-def test_a_divergence_knows_its_round_and_what_to_try() -> None:
+def test_a_divergence_names_its_round_and_a_remedy() -> None:
     error = DivergedError("the loss is nan in step 4", round_number=7)
     assert error.round_number == 7
     assert str(error) == ("round 7: the loss is nan in step 4; try a smaller --learning-rate")

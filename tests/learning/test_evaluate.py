@@ -10,7 +10,7 @@ from ssfl.learning.evaluate import BATCH_SIZE, Evaluation, eval_mode, evaluate
 
 
 class Identity(nn.Module):
-    """Two logits per sample, taken from the sample; one parameter, so that it has a device."""
+    """Returns the sample as two logits; has one parameter, so that it has a device."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -23,7 +23,7 @@ class Identity(nn.Module):
         return x * self.scale
 
 
-def test_correct_answers_and_losses_are_summed_by_hand() -> None:
+def test_correct_answers_and_losses_are_sums_over_samples() -> None:
     logits = np.array([[0, 3], [0, 3], [3, 0]], dtype=np.float32)
     shard = Shard(logits, np.array([1, 0, 0]), logits, np.array([1, 0, 0]), num_classes=2)
     result = evaluate(Identity(), image_task, shard)

@@ -9,7 +9,7 @@ from torch.nn import functional
 
 from ssfl.datasets.shards.shard_file import Shard
 from ssfl.learning.errors import TaskError
-from ssfl.learning.explain import describe, explain
+from ssfl.learning.explain import describe_tensor, explain
 from ssfl.learning.first_batch import try_first_batch
 from ssfl.learning.load_task import LoadedTask, load_task
 
@@ -25,29 +25,29 @@ def cross_entropy(y: Tensor, outputs: int = 3) -> Tensor:
     [
         (lambda: nn.Linear(5, 2)(X), "built for 5 inputs and got 4 for each of 6 rows"),
         (lambda: cross_entropy(LABELS, outputs=2), "label 2 is not below the number of the model"),
-        (lambda: cross_entropy(LABELS[:3]), "the model gives 6 rows for 3 targets"),
+        (lambda: cross_entropy(LABELS[:3]), "the model returns 6 rows for 3 targets"),
         (lambda: cross_entropy(LABELS.float()), "int64 class numbers"),
         (lambda: cross_entropy(LABELS.int()), "int64 class numbers"),
         (lambda: cross_entropy(LABELS[:, None]), "int64 class numbers"),
-        (lambda: nn.BatchNorm1d(4)(X[:1]), "cannot norm a batch of one sample"),
+        (lambda: nn.BatchNorm1d(4)(X[:1]), "cannot normalise a batch of one sample"),
         (lambda: nn.Linear(4, 2)(X.to(torch.uint8)), "make x float32 in load_shard"),
         (lambda: nn.Linear(4, 2)(X.double()), "make x float32 in load_shard"),
         (lambda: nn.Conv2d(1, 2, 3)(X.double()[None, None]), "make x float32 in load_shard"),
     ],
 )
-def test_what_torch_says_is_put_in_words(mistake: Callable[[], object], meaning: str) -> None:
+def test_torchs_errors_are_explained(mistake: Callable[[], object], meaning: str) -> None:
     with pytest.raises((RuntimeError, IndexError, ValueError)) as caught:
         mistake()
     assert meaning in explain(caught.value, X, LABELS)
 
 
-def test_an_unknown_error_is_left_as_it_is() -> None:
+def test_an_unknown_error_is_not_explained() -> None:
     assert explain(KeyError("age"), X, LABELS).count("\n") == 0
 
 
 def test_a_tensor_is_described_by_type_shape_and_range() -> None:
-    assert describe(torch.tensor([[1.5, -2.0]])) == "float32 1x2 from -2 to 1.5"
-    assert describe(torch.zeros(0, 3)) == "float32 0x3"
+    assert describe_tensor(torch.tensor([[1.5, -2.0]])) == "float32 1x2 from -2 to 1.5"
+    assert describe_tensor(torch.zeros(0, 3)) == "float32 0x3"
 
 
 def regression(monkeypatch: pytest.MonkeyPatch, loss: Callable[..., Tensor]) -> LoadedTask:
@@ -66,14 +66,14 @@ def test_outputs_and_targets_of_other_shapes_are_not_broadcast(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     task = regression(monkeypatch, lambda model, x, y: functional.mse_loss(model(x), y))
-    complaint = re.escape("outputs [16, 1] with targets [16] by broadcasting")
+    complaint = re.escape("would broadcast outputs [16, 1] and targets [16]")
     with pytest.raises(TaskError, match=complaint):
         try_first_batch(nn.Linear(4, 1), task, numbers(), 16)
     right = regression(monkeypatch, lambda model, x, y: functional.mse_loss(model(x)[:, 0], y))
     try_first_batch(nn.Linear(4, 1), right, numbers(), 16)
 
 
-def test_a_loss_that_starts_infinite_is_told_before_training(
+def test_a_loss_that_starts_infinite_is_refused_before_training(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     task = regression(monkeypatch, lambda model, x, y: functional.mse_loss(model(x)[:, 0], y))
@@ -90,7 +90,7 @@ def test_trying_a_batch_leaves_the_model_as_it_was(shard: Shard) -> None:
 
 
 @pytest.mark.parametrize("reduction", ["mean", "sum"])
-def test_a_loss_that_is_a_sum_is_warned_of(
+def test_a_loss_that_is_a_sum_is_logged_as_a_warning(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, reduction: str
 ) -> None:
     task = regression(
@@ -98,5 +98,5 @@ def test_a_loss_that_is_a_sum_is_warned_of(
         lambda model, x, y: functional.mse_loss(model(x)[:, 0], y, reduction=reduction),
     )
     try_first_batch(nn.Linear(4, 1), task, numbers(), 15)
-    told = [vars(record).get("number") for record in caplog.records]
-    assert told == (["loss"] if reduction == "sum" else [])
+    logged = [vars(record).get("number") for record in caplog.records]
+    assert logged == (["loss"] if reduction == "sum" else [])

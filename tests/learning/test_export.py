@@ -1,4 +1,4 @@
-"""Models for other programs: what they compute is what torch computes."""
+"""Exported models compute the same as torch."""
 
 import io
 import warnings
@@ -16,7 +16,7 @@ from torch.nn import functional
 from ssfl.learning.describe import manifest_of
 from ssfl.learning.errors import ModelError
 from ssfl.learning.export import OPSET, to_csr, to_onnx
-from ssfl.learning.flatten import first_weights, read_vector, write_vector
+from ssfl.learning.flatten import initial_weights, read_vector, write_vector
 from ssfl.learning.models import build_model
 from ssfl.method.manifest import Manifest
 from ssfl.method.mask import Mask, top_k
@@ -34,10 +34,10 @@ def samples(count: int, *shape: int) -> Tensor:
 
 
 def started(model: nn.Module) -> tuple[nn.Module, Manifest]:
-    """Give a network the weights that a run would begin with."""
+    """Give a network the initial weights of a run."""
     manifest = manifest_of(model, {})
     if manifest.rebuildable:
-        write_vector(model, manifest, first_weights(model, manifest, seed=3))
+        write_vector(model, manifest, initial_weights(model, manifest, seed=3))
     return model, manifest
 
 
@@ -48,7 +48,7 @@ def run_onnx(data: bytes, x: Tensor) -> list[np.ndarray]:
 
 
 class Words(nn.Module):
-    """A sequence of word numbers in, classes out."""
+    """Classifies sequences of word numbers."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -62,7 +62,7 @@ class Words(nn.Module):
 
 
 class Formula(nn.Module):
-    """A linear layer, and a formula to be tried with it."""
+    """A linear layer and a formula to export."""
 
     def __init__(self, formula: Callable[[nn.Module, Tensor], object]) -> None:
         super().__init__()
@@ -75,7 +75,7 @@ class Formula(nn.Module):
 
 @pytest.mark.parametrize(("name", "norm"), NETWORKS)
 def test_a_built_in_network_computes_in_onnx_what_it_does_in_torch(name: str, norm: str) -> None:
-    """Narrow ResNets are quicker, but a narrow ResNet-50 differs from its own float64 by 1e-5."""
+    """Narrow ResNets are faster, but the float32 of a narrow ResNet-50 is off by 1e-5."""
     side = {"lenet5": 28, "resnet50": 32}.get(name, 16)
     width = 4 if "resnet" in name and name != "resnet50" else 0
     model, _ = started(build_model(name, (3, side, side), 10, norm=norm, width=width))
@@ -104,16 +104,16 @@ def test_sequences_of_whole_numbers_stay_whole_numbers() -> None:
 def test_the_file_has_a_fixed_opset_names_a_batch_of_any_size_and_the_digests() -> None:
     model, _ = started(build_model("mlp", (1, 8, 8), 10))
     proto = onnx.load_from_string(to_onnx(model, samples(2, 1, 8, 8), {"model_digest": "abc"}))
-    assert [(one.domain, one.version) for one in proto.opset_import] == [("", OPSET)]
+    assert [(opset.domain, opset.version) for opset in proto.opset_import] == [("", OPSET)]
     (x,), (y,) = proto.graph.input, proto.graph.output
     assert (x.name, y.name) == ("x", "y")
-    assert [one.dim_param or one.dim_value for one in x.type.tensor_type.shape.dim] == [
+    assert [dim.dim_param or dim.dim_value for dim in x.type.tensor_type.shape.dim] == [
         "batch", 1, 8, 8,
     ]  # fmt: skip
-    assert {one.key: one.value for one in proto.metadata_props} == {"model_digest": "abc"}
+    assert {entry.key: entry.value for entry in proto.metadata_props} == {"model_digest": "abc"}
 
 
-def test_no_path_of_this_machine_is_in_the_file() -> None:
+def test_the_file_contains_no_local_path() -> None:
     data = to_onnx(started(Words())[0], torch.zeros(2, 7, dtype=torch.int64), {})
     assert b".py" not in data
     assert b"site-packages" not in data
@@ -127,38 +127,38 @@ def test_the_same_model_gives_the_same_bytes() -> None:
     assert first == second
 
 
-def test_an_export_says_nothing_and_leaves_every_part_in_its_mode(
+def test_an_export_prints_nothing_and_restores_every_mode(
     capfd: pytest.CaptureFixture[str],
 ) -> None:
     model = Words()
     model.dropout.eval()
-    with warnings.catch_warnings(record=True) as told:
+    with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         to_onnx(model, torch.zeros(2, 7, dtype=torch.int64), {})
-    assert (capfd.readouterr(), told) == (("", ""), [])
+    assert (capfd.readouterr(), caught) == (("", ""), [])
     assert model.training
     assert not model.dropout.training
 
 
 @pytest.mark.parametrize(
-    ("formula", "told"),
+    ("formula", "reason"),
     [
         (lambda linear, x: torch.special.bessel_j0(linear(x)), r"no ONNX operator for \w+.bessel"),
         (lambda linear, x: linear(x) if x.sum() > 0 else linear(-x), r"test_export.py, line \d+"),
-        (lambda linear, x: linear(x.reshape(2, 8)), "fixes the size of a batch to 2"),
+        (lambda linear, x: linear(x.reshape(2, 8)), "fixes the batch size to 2"),
         (lambda linear, x: linear(x.reshape(-1, 7)), r"model\(x\).* RuntimeError: "),
     ],
 )
-def test_a_network_that_cannot_be_exported_is_told_in_one_sentence(
-    formula: Callable[[nn.Module, Tensor], object], told: str, capfd: pytest.CaptureFixture[str]
+def test_a_network_that_cannot_be_exported_is_explained_in_one_sentence(
+    formula: Callable[[nn.Module, Tensor], object], reason: str, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    with pytest.raises(ModelError, match=told) as raised:
+    with pytest.raises(ModelError, match=reason) as raised:
         to_onnx(Formula(formula), samples(2, 8), {})
     assert "\n" not in str(raised.value)
     assert capfd.readouterr() == ("", "")
 
 
-def test_several_outputs_are_exported_as_they_are() -> None:
+def test_several_outputs_are_exported() -> None:
     model = Formula(lambda linear, x: (linear(x), x + 1))
     x = samples(5, 8)
     first, second = run_onnx(to_onnx(model, samples(2, 8), {}), x)
@@ -167,7 +167,7 @@ def test_several_outputs_are_exported_as_they_are() -> None:
 
 
 def sparse(name: str, *shape: int) -> tuple[nn.Module, Manifest, Mask]:
-    """A network with nine tenths of its weights pruned."""
+    """Return a network with nine tenths of its weights pruned."""
     model, manifest = started(build_model(name, shape, 10))
     vector = read_vector(model, manifest)
     mask = top_k(np.abs(vector[: manifest.num_masked]), manifest.num_masked // 10)
@@ -188,7 +188,7 @@ def test_csr_holds_exactly_the_kept_weights_and_everything_else_as_it_is() -> No
     saved = saved_and_loaded(model, manifest, mask)
     state = model.state_dict()
     assert saved["tensors"].keys() == state.keys()
-    assert saved["shapes"] == {one.name: one.shape for one, _ in manifest.masked()}
+    assert saved["shapes"] == {tensor.name: tensor.shape for tensor, _ in manifest.masked()}
     kept = 0
     for name, tensor in saved["tensors"].items():
         if name in saved["shapes"]:

@@ -1,4 +1,4 @@
-"""The pretended GPU must catch what a real one would, or the tests that use it prove nothing."""
+"""The fake GPU must catch the mistakes that a real GPU catches."""
 
 from collections.abc import Callable
 
@@ -14,7 +14,7 @@ FORGOTTEN_TO = "Expected all tensors to be on the same device"
 FORGOTTEN_CPU = r"can't convert cuda:0 device type tensor to numpy\. Use Tensor\.cpu\(\)"
 
 
-def test_a_tensor_says_that_it_was_moved_and_its_views_and_results_too() -> None:
+def test_a_moved_tensor_its_views_and_results_report_the_device() -> None:
     here = torch.ones(3, 2)
     with FakeDevice("cuda") as fake:
         there = here.to("cuda")
@@ -56,7 +56,7 @@ def test_a_forgotten_to_is_caught(
     mix: Callable[[torch.Tensor, torch.Tensor], torch.Tensor],
 ) -> None:
     here = torch.eye(2)
-    mix(here, here.clone())  # nothing else is wrong with it
+    mix(here, here.clone())  # works on one device
     with FakeDevice("cuda"), pytest.raises(RuntimeError, match=FORGOTTEN_TO):
         mix(here.to("cuda"), here)
 
@@ -88,7 +88,7 @@ def test_scalars_and_indices_may_come_from_the_cpu_as_on_a_gpu() -> None:
     with FakeDevice("cuda"):
         there = torch.arange(3.0).to("cuda")
         results = [there + 1, there * torch.tensor(2.0), there[torch.tensor([0, 2])]]
-        assert [one.device.type for one in results] == ["cuda"] * 3
+        assert [tensor.device.type for tensor in results] == ["cuda"] * 3
         assert (there.sum().item(), float(there[1]), there.tolist()) == (3, 1, [0, 1, 2])
 
 
@@ -100,7 +100,7 @@ def test_gradients_travel_back_through_a_move() -> None:
         assert (weight.grad.device.type, weight.grad.tolist()) == ("cpu", [0, 1])
 
 
-def test_mps_knows_no_float64() -> None:
+def test_mps_refuses_float64() -> None:
     with FakeDevice("mps"):
         there = torch.ones(2).to("mps")
         assert there.is_mps
@@ -109,7 +109,7 @@ def test_mps_knows_no_float64() -> None:
                 make()
 
 
-def test_another_device_is_not_there_and_nothing_stays_behind() -> None:
+def test_another_device_is_refused_and_nothing_stays_behind() -> None:
     with FakeDevice("mps"), pytest.raises(RuntimeError, match="there is no cuda, only mps:0"):
         torch.ones(2).to("cuda")
     with FakeDevice("cuda") as fake:

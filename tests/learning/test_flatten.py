@@ -5,7 +5,7 @@ from torch import Tensor, nn
 
 from ssfl.learning.describe import manifest_of
 from ssfl.learning.errors import ModelError
-from ssfl.learning.flatten import first_weights, masked_parameters, read_vector, write_vector
+from ssfl.learning.flatten import initial_weights, masked_parameters, read_vector, write_vector
 from ssfl.method.errors import ManifestError
 from ssfl.method.initialize import initial_vector
 from ssfl.method.streams import Stream
@@ -110,11 +110,11 @@ def test_a_model_of_another_manifest_is_refused() -> None:
         write_vector(Small(), manifest, np.zeros(3, dtype=np.float32))
 
 
-def test_only_tensors_without_a_rule_start_as_the_model_has_them() -> None:
+def test_only_tensors_without_a_rule_start_with_the_models_values() -> None:
     model = nn.Sequential(nn.Linear(4, 3), nn.PReLU())
     manifest = manifest_of(model, {})
     assert not manifest.rebuildable
-    started = manifest.unflatten(first_weights(model, manifest, seed=3))
+    started = manifest.unflatten(initial_weights(model, manifest, seed=3))
     rebuilt = manifest.unflatten(initial_vector(manifest, seed=3))
     assert np.array_equal(started["0.weight"], rebuilt["0.weight"])
     assert started["0.weight"].any() and not started["0.bias"].any()

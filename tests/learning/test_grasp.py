@@ -7,7 +7,7 @@ from torch.nn import functional
 
 from ssfl.datasets.shards.shard_file import Shard
 from ssfl.learning import image_task
-from ssfl.learning.batches import scoring_batches, take
+from ssfl.learning.batches import batch_tensors, scoring_batches
 from ssfl.learning.describe import manifest_of
 from ssfl.learning.errors import DivergedError, ModelError
 from ssfl.learning.flatten import read_vector, write_vector
@@ -23,7 +23,7 @@ Batches = list[tuple[Tensor, Tensor]]
 
 
 class Squares:
-    """A task of numbers instead of classes."""
+    """A regression task."""
 
     load_shard = staticmethod(image_task.load_shard)
     build_model = staticmethod(image_task.build_model)
@@ -56,7 +56,7 @@ def some_batches(*sizes: int) -> Batches:
 def scores_by_the_whole_hessian(
     model: nn.Module, batches: Batches, temperature: float
 ) -> npt.NDArray[np.float64]:
-    """Write the loss as a function of the masked weights alone, and let torch make all of H."""
+    """Compute the full Hessian of the loss as a function of the masked weights."""
     first, last = model[0], model[2]  # type: ignore[index]
     flat = torch.cat([first.weight.reshape(-1), last.weight.reshape(-1)]).detach().double()
     biases = [layer.bias.detach().double() for layer in (first, last)]
@@ -101,7 +101,7 @@ def test_one_weight_by_hand() -> None:
 
 
 def test_the_weights_kept_are_those_whose_removal_costs_gradient_flow() -> None:
-    """Sign and order, without derivatives: shrink one weight at a time and measure |g|^2.
+    """Check sign and order without derivatives: shrink one weight at a time and measure |g|^2.
 
     To first order |g|^2 changes by -2 e w H g when w shrinks by a share e.
     """
@@ -129,8 +129,8 @@ def test_the_weights_kept_are_those_whose_removal_costs_gradient_flow() -> None:
     assert np.flatnonzero(top_k_signed(scores, 5).bools()).tolist() == best.tolist()
 
 
-def test_gradients_are_averaged_before_the_hessian_takes_them() -> None:
-    """The product of means is not the mean of products: one batch alone scores otherwise."""
+def test_gradients_are_averaged_before_the_hessian_product() -> None:
+    """The product of means is not the mean of products: single batches score differently."""
     model, manifest = tiny()
     batches = some_batches(4, 4)
     together = grasp_scores(model, manifest, TASK, batches, 1.0)
@@ -154,7 +154,7 @@ def test_a_clients_minibatches_are_those_of_its_saliency(shard: Shard) -> None:
     model, manifest = started(image_task.build_model(RunSettings(model="mlp"), shard))
     settings = RunSettings(batch_size=8)
     chosen = list(scoring_batches(shard, settings, "a", mask_epoch=2, num_batches=3))
-    batches = [take(shard.train_x, shard.train_y, indices, model) for indices in chosen]
+    batches = [batch_tensors(shard.train_x, shard.train_y, indices, model) for indices in chosen]
     scores = grasp_locally(model, manifest, TASK, shard, settings, "a", 2, 3)
     assert scores.tobytes() == grasp_scores(model, manifest, TASK, batches, 200.0).tobytes()
 
@@ -163,13 +163,13 @@ def test_targets_that_are_not_classes_have_no_temperature() -> None:
     x = np.arange(40, dtype=np.float32).reshape(20, 2) / 40
     shard = Shard(x, x[:, :1] * 2, x[:0], x[:0, :1], num_classes=0)
     model, manifest = started(nn.Linear(2, 1))
-    batch = take(shard.train_x, shard.train_y, np.arange(20), model)
+    batch = batch_tensors(shard.train_x, shard.train_y, np.arange(20), model)
     scores = grasp_locally(model, manifest, Squares(), shard, RunSettings(batch_size=20), "a")
     assert (scores != 0).all()
     assert scores.tobytes() == grasp_scores(model, manifest, Squares(), [batch], 1.0).tobytes()
 
 
-def test_weights_that_a_loss_is_linear_in_score_zero() -> None:
+def test_weights_score_zero_if_the_loss_is_linear_in_them() -> None:
     class Sum(Squares):
         def loss(self, model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
             total: Tensor = model(x).sum() + y.sum()
@@ -187,7 +187,7 @@ def test_the_model_is_left_without_hooks_when_the_loss_fails() -> None:
     assert not model._forward_hooks and model.training
 
 
-def test_outputs_that_cannot_be_divided_are_told() -> None:
+def test_outputs_that_are_not_tensors_are_refused() -> None:
     class Pair(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -219,7 +219,7 @@ def test_attention_has_scores() -> None:
     assert all((scores[place] != 0).any() for _, place in manifest.masked())
 
 
-def test_a_layer_without_second_derivatives_is_told() -> None:
+def test_a_layer_without_second_derivatives_is_refused() -> None:
     class Distances(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -229,7 +229,7 @@ def test_a_layer_without_second_derivatives_is_told() -> None:
             return torch.cdist(self.layer(x), torch.ones(2, 2))
 
     model, manifest = started(Distances())
-    with pytest.raises(ModelError, match="needs second derivatives, and this model has a layer"):
+    with pytest.raises(ModelError, match="needs second derivatives, which a layer of this model"):
         grasp_scores(model, manifest, TASK, some_batches(2))
 
 

@@ -1,10 +1,10 @@
-"""The walls around the package, seen from a fresh interpreter."""
+"""The imports of the package, checked in a new interpreter."""
 
 import subprocess
 import sys
 
 
-def test_learning_knows_nothing_of_the_network() -> None:
+def test_learning_does_not_import_the_network() -> None:
     code = """
 import pkgutil, sys, importlib, ssfl.learning
 for module in pkgutil.iter_modules(ssfl.learning.__path__):

@@ -75,7 +75,7 @@ class Options:
     width: int = WIDTH
 """
     task = load_task(write(tmp_path, source + GOOD.replace("Linear(2, 2)", "Linear(2, WIDTH)")))
-    model = task.build_model(RunSettings(), None)  # type: ignore[arg-type]  # not looked at
+    model = task.build_model(RunSettings(), None)  # type: ignore[arg-type]  # not used
     assert isinstance(model, nn.Linear) and model.out_features == 7
 
 
@@ -87,18 +87,18 @@ class Options:
         ("ssfl.learning.absent", "there is no module ssfl.learning.absent"),
     ],
 )
-def test_a_task_that_is_not_there_is_named(spec: str, complaint: str) -> None:
+def test_a_missing_task_is_named(spec: str, complaint: str) -> None:
     with pytest.raises(TaskError, match=complaint):
         load_task(spec)
 
 
-def test_a_file_without_the_functions_is_told_which_are_missing(tmp_path: Path) -> None:
+def test_missing_functions_of_a_task_are_named(tmp_path: Path) -> None:
     spec = write(tmp_path, GOOD.replace("def loss", "def lost"))
     with pytest.raises(TaskError, match=r"task\.py does not define loss$"):
         load_task(spec)
 
 
-def test_a_module_that_needs_something_else_says_so(
+def test_a_missing_import_of_a_task_is_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write(tmp_path, "import no_such_library\n", "needy_task.py")
@@ -112,11 +112,11 @@ def test_a_failure_at_import_shows_the_authors_lines_only(
 ) -> None:
     spec = write(tmp_path, "def ratio():\n    return 1 / 0\n\nratio()\n", "broken_task.py")
     monkeypatch.syspath_prepend(str(tmp_path))
-    for one in (spec, "broken_task"):
+    for name in (spec, "broken_task"):
         with pytest.raises(TaskError) as caught:
-            load_task(one)
+            load_task(name)
         first, *frames = str(caught.value).splitlines()
-        assert first == f"task {one} raised ZeroDivisionError: division by zero"
+        assert first == f"task {name} raised ZeroDivisionError: division by zero"
         files = [line for line in frames if line.strip().startswith("File")]
         assert [line.rpartition(", ")[2] for line in files] == ["in <module>", "in ratio"]
         assert all(spec in line for line in files)
@@ -138,7 +138,7 @@ def test_an_error_inside_the_users_model_shows_the_authors_lines_only(tmp_path: 
     assert "site-packages" not in str(e.value)
 
 
-def test_our_own_errors_pass_through_as_they_are(shard: Shard) -> None:
+def test_errors_of_built_in_tasks_pass_through(shard: Shard) -> None:
     with pytest.raises(ModelError, match="lenet5"):
         load_task("image").build_model(RunSettings(model="lenet5"), shard)
 
@@ -173,7 +173,7 @@ def test_other_results_of_the_wrong_kind_are_explained(tmp_path: Path, shard: Sh
         ("{'error': float('nan')}", "metric error is nan, not a finite number"),
         ("{'accuracy': 2}", "accuracy must lie between 0 and 1, got 2$"),
         ("{'my error': 1.0}", "a metric's name has 1 to 40 letters.*not 'my error'"),
-        ("{str(i): i for i in range(17)}", "17 metrics, at most 16 will do"),
+        ("{str(i): i for i in range(17)}", "17 metrics, at most 16 are allowed"),
         ("1 / 0", "metrics raised ZeroDivisionError: division by zero"),
     ],
 )
@@ -201,7 +201,7 @@ def test_a_failing_batch_is_described_and_explained(tmp_path: Path) -> None:
     ]
 
 
-def test_lines_of_files_beside_the_task_are_shown_too(
+def test_lines_of_files_next_to_the_task_are_shown(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sys, "path", [*sys.path])
@@ -222,7 +222,7 @@ def test_a_model_is_described_well_enough_to_be_built_again(tmp_path: Path, shar
 
 
 @pytest.mark.parametrize("spec", ["quitting_task.py", "quitting_task"])
-def test_a_task_that_ends_the_program_at_import_does_not(
+def test_a_task_that_calls_exit_at_import_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, spec: str
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -236,17 +236,17 @@ def test_a_module_in_the_current_folder_is_found(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "path", [one for one in sys.path if one])
+    monkeypatch.setattr(sys, "path", [entry for entry in sys.path if entry])
     write(tmp_path, GOOD, "task_of_this_folder.py")
     assert load_task("task_of_this_folder").name == "task_of_this_folder"
 
 
-def test_the_names_of_built_in_tasks_are_taken(tmp_path: Path) -> None:
+def test_the_names_of_built_in_tasks_are_reserved(tmp_path: Path) -> None:
     with pytest.raises(TaskError, match="the name table is taken by a built-in task: rename"):
         load_task(write(tmp_path, GOOD, "table.py"))
 
 
-def test_what_a_model_draws_from_torch_repeats_with_the_seed(tmp_path: Path, shard: Shard) -> None:
+def test_random_weights_of_a_model_follow_from_the_seed(tmp_path: Path, shard: Shard) -> None:
     task = load_task(write(tmp_path, GOOD))
     weights = [
         task.build_model(RunSettings(seed=seed), shard).state_dict()["weight"] for seed in (1, 1, 2)
@@ -255,7 +255,7 @@ def test_what_a_model_draws_from_torch_repeats_with_the_seed(tmp_path: Path, sha
     assert not torch.equal(weights[0], weights[2])
 
 
-def test_data_of_the_wrong_kind_are_told_with_the_authors_line(tmp_path: Path) -> None:
+def test_data_of_the_wrong_kind_are_refused_with_the_authors_line(tmp_path: Path) -> None:
     source = GOOD.replace(
         "from ssfl.datasets.shards.shard_file import read_shard as load_shard",
         "from ssfl.datasets.shards.shard_file import Shard\n"
@@ -263,6 +263,6 @@ def test_data_of_the_wrong_kind_are_told_with_the_authors_line(tmp_path: Path) -
     )
     with pytest.raises(TaskError) as caught:
         load_task(write(tmp_path, source)).load_shard(tmp_path)
-    told = str(caught.value)
-    assert "load_shard raised ShardError: train_x must be a numpy array, not list" in told
-    assert "return Shard([1], [0], [], [], 2)" in told
+    message = str(caught.value)
+    assert "load_shard raised ShardError: train_x must be a numpy array, not list" in message
+    assert "return Shard([1], [0], [], [], 2)" in message

@@ -77,7 +77,7 @@ def test_pruned_weights_are_exactly_zero_after_every_step(shard: Shard) -> None:
 
 
 def test_masked_training_equals_the_slow_obvious_way(shard: Shard) -> None:
-    """Zero the pruned weights, then step with gradients that are zero where weights are."""
+    """Zero the pruned weights and their gradients in every step."""
     model, manifest = started(shard)
     mask = random_mask(manifest)
     settings = replace(SETTINGS, clip_norm=0.05, local_epochs=1)
@@ -99,7 +99,7 @@ def test_masked_training_equals_the_slow_obvious_way(shard: Shard) -> None:
             for p, k in zip(weights, kept, strict=True):
                 gradients[p].masked_fill_(~k.reshape(p.shape), 0)
             norm = sum(float((g.double() ** 2).sum()) for g in gradients.values()) ** 0.5
-            assert norm > 0.05  # so that clipping is at work
+            assert norm > 0.05  # so that clipping has an effect
             for p, g in gradients.items():
                 velocity[p] = 0.9 * velocity[p] + g * (0.05 / norm) + 0.01 * p
                 p.sub_(lr * velocity[p])
@@ -120,7 +120,7 @@ def test_the_same_names_give_the_same_bits_and_others_do_not(shard: Shard) -> No
     assert len({trained(0, "a"), trained(1, "a"), trained(0, "b")}) == 3
 
 
-def test_dropout_repeats_too(shard: Shard) -> None:
+def test_dropout_is_reproducible(shard: Shard) -> None:
     def trained() -> bytes:
         model = nn.Sequential(nn.Flatten(), nn.Dropout(0.5), nn.Linear(64, 4))
         manifest = manifest_of(model, {})
@@ -189,7 +189,7 @@ def test_a_loss_that_is_not_finite_stops_with_the_round(shard: Shard) -> None:
     assert caught.value.round_number == 3
 
 
-def test_weights_that_the_last_step_spoilt_are_refused(shard: Shard) -> None:
+def test_weights_that_are_not_finite_after_the_last_step_are_refused(shard: Shard) -> None:
     model, manifest = started(shard)
     one_wild_step = replace(SETTINGS, learning_rate=3e38, local_steps=1, weight_decay=10.0)
     with pytest.raises(DivergedError, match="a trained weight is not a finite number"):

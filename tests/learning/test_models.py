@@ -62,7 +62,7 @@ def sizes(manifest: Manifest) -> dict[Role, int]:
 
 
 @pytest.mark.parametrize(("name", "shape", "classes", "parameters", "masked", "running"), COUNTS)
-def test_a_model_has_the_parameters_of_the_literature_whatever_its_norm(
+def test_a_model_has_the_parameters_of_the_literature_with_any_norm(
     name: str, shape: tuple[int, ...], classes: int, parameters: int, masked: int, running: int
 ) -> None:
     for norm, buffers in (("group", 0), ("batch", running)):
@@ -129,7 +129,7 @@ def test_tensor_names_can_be_read() -> None:
 
 
 def test_the_small_cnn_is_two_strided_convolutions_and_two_linear_layers() -> None:
-    """Written out: 14x14 pixels become 7x7, then 4x4; 16 channels of them are 256 inputs."""
+    """14x14 pixels become 7x7, then 4x4; 16 channels of them are 256 inputs."""
     parts = [repr(part) for part in build_model("cnn-small", (1, 14, 14), 10).children()]
     assert parts == [
         "Conv2d(1, 8, kernel_size=(3, 3), stride=(2, 2), padding=(1, 1))",
@@ -167,7 +167,7 @@ def outputs(model: nn.Module) -> list[int]:
         ("lenet5", GREY, 1, [1, 3, 20, 14, 10]),
     ],
 )
-def test_all_layers_follow_the_width_of_the_first(
+def test_all_layers_scale_with_the_width_of_the_first(
     name: str, shape: tuple[int, ...], width: int, wanted: list[int]
 ) -> None:
     assert outputs(build_model(name, shape, 10, width=width)) == wanted
@@ -182,7 +182,7 @@ def test_every_channel_of_a_resnet_follows_its_width(name: str, norm: str) -> No
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_a_width_of_zero_is_the_networks_own(name: str) -> None:
+def test_a_width_of_zero_is_the_default(name: str) -> None:
     shape = GREY if name == "lenet5" else COLOUR
     with torch.device("meta"):
         own, given = (build_model(name, shape, 10, width=width) for width in (0, own_width(name)))
@@ -217,14 +217,14 @@ def test_any_width_makes_a_model_whose_groups_have_two_channels_or_more(
         ),
     ],
 )
-def test_a_width_that_makes_no_sense_is_refused_before_it_takes_memory(
+def test_an_impossible_width_is_refused_before_allocation(
     name: str, shape: tuple[int, ...], width: int, complaint: str
 ) -> None:
     with pytest.raises(ModelError, match=complaint):
         build_model(name, shape, 10, width=width)
 
 
-# -- what is impossible
+# -- impossible models
 
 
 @pytest.mark.parametrize(
@@ -243,7 +243,7 @@ def test_a_width_that_makes_no_sense_is_refused_before_it_takes_memory(
         ("vgg", (1, 8, 8), 10, f"one of mlp, cnn, cnn-small, lenet5, {RESNETS}, got 'vgg'"),
     ],
 )
-def test_an_impossible_model_is_refused_and_told_what_is_needed(
+def test_an_impossible_model_is_refused_with_what_is_needed(
     name: str, input_shape: tuple[int, ...], num_classes: int, complaint: str
 ) -> None:
     with pytest.raises(ModelError, match=complaint):

@@ -1,6 +1,6 @@
-"""A client's work on a GPU: nothing is left behind on the CPU, and the bits are the CPU's.
+"""A client's work on a GPU: no tensor stays on the CPU, and the bits equal those of the CPU.
 
-The device is pretended (`fake_device.py`); on a real GPU none of this was ever run.
+The device is fake (`fake_device.py`); none of this has run on a real GPU.
 """
 
 from dataclasses import dataclass
@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from learning.fake_device import FakeDevice
 from ssfl.client.local_work import Scoring, Site
 from ssfl.datasets.shards.shard_file import Shard
-from ssfl.learning.batches import take
+from ssfl.learning.batches import batch_tensors
 from ssfl.learning.describe import manifest_of
 from ssfl.learning.errors import TaskError
 from ssfl.learning.evaluate import Evaluation, evaluate
@@ -22,7 +22,7 @@ from ssfl.learning.flatten import read_vector, write_vector
 from ssfl.learning.load_task import LoadedTask, load_task
 from ssfl.learning.masked_training import TrainingReport, train_locally
 from ssfl.learning.saliency import score_locally
-from ssfl.learning.trained import Trained
+from ssfl.learning.trained import LocalResult
 from ssfl.method.initialize import initial_vector
 from ssfl.method.mask import Mask
 from ssfl.method.settings import RunSettings
@@ -59,8 +59,8 @@ def task(tmp_path: Path) -> LoadedTask:
 
 
 @dataclass(frozen=True)
-class Worked:
-    """Everything a client computes in a round."""
+class RoundWork:
+    """All results of a client's round."""
 
     scores: bytes
     report: TrainingReport
@@ -68,7 +68,7 @@ class Worked:
     tested: Evaluation
 
 
-def work(task: LoadedTask, shard: Shard, device: torch.device) -> Worked:
+def work(task: LoadedTask, shard: Shard, device: torch.device) -> RoundWork:
     model = task.build_model(SETTINGS, shard).to(device)
     manifest = manifest_of(model, {})
     write_vector(model, manifest, initial_vector(manifest, seed=0))
@@ -77,7 +77,7 @@ def work(task: LoadedTask, shard: Shard, device: torch.device) -> Worked:
     report = train_locally(model, manifest, mask, task, shard, SETTINGS, 3, "shard_00")
     assert all(tensor.device == device for tensor in model.state_dict().values())
     trained = read_vector(model, manifest).tobytes()
-    return Worked(scores.tobytes(), report, trained, evaluate(model, task, shard))
+    return RoundWork(scores.tobytes(), report, trained, evaluate(model, task, shard))
 
 
 @pytest.mark.parametrize("kind", ACCELERATORS)
@@ -88,10 +88,12 @@ def test_a_round_on_a_device_has_the_bits_of_one_on_the_cpu(
     with FakeDevice(kind) as fake:
         on_device = work(task, shard, fake.device)
     assert on_device == on_cpu
-    assert fake.operations > 500  # 8 steps forward and back, and all around them
+    assert fake.operations > 500  # 8 steps forward and backward, and the rest of the round
 
 
-def run_site(task: LoadedTask, shard: Shard, device: torch.device) -> tuple[bytes, bytes, Trained]:
+def run_site(
+    task: LoadedTask, shard: Shard, device: torch.device
+) -> tuple[bytes, bytes, LocalResult]:
     site = Site.build(task, shard, SETTINGS, "shard_00", device)
     scores = site.score(Scoring(site.initial))
     mask = Mask.from_bools(scores >= np.quantile(scores, 0.7))
@@ -115,7 +117,7 @@ def test_a_site_on_a_device_sends_what_it_would_send_from_the_cpu(
 
 
 @pytest.mark.parametrize("own_weights", [True, False])
-def test_weights_of_its_own_leave_the_device_unchanged(
+def test_own_weights_leave_the_device_unchanged(
     task: LoadedTask, shard: Shard, own_weights: bool
 ) -> None:
     model = task.build_model(SETTINGS, shard)
@@ -126,10 +128,10 @@ def test_weights_of_its_own_leave_the_device_unchanged(
         assert read_vector(model, manifest).tobytes() == before.tobytes()
 
 
-def test_dropout_repeats_on_a_device(task: LoadedTask, shard: Shard) -> None:
+def test_dropout_is_reproducible_on_a_device(task: LoadedTask, shard: Shard) -> None:
     with FakeDevice("cuda") as fake:
         first = work(task, shard, fake.device)
-        torch.rand(7)  # whatever was drawn in between
+        torch.rand(7)  # must not change the result
         assert work(task, shard, fake.device) == first
 
 
@@ -148,7 +150,7 @@ def test_building_and_a_round_seed_the_generators_of_every_device(
     assert seeds == [("cuda", build), ("mps", build), ("cuda", round_3), ("mps", round_3)]
 
 
-def test_a_task_that_forgets_the_device_is_told_its_line(
+def test_a_task_that_forgets_the_device_is_refused(
     task: LoadedTask, shard: Shard, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     weights = torch.tensor([1.0, 1.0, 1.0, 2.0])
@@ -169,6 +171,6 @@ def test_float64_data_reach_every_device_as_float32() -> None:
     x, y = np.arange(6.0).reshape(3, 2), np.arange(3.0)
     with FakeDevice("mps"):
         model = nn.Linear(2, 1).to("mps")
-        taken = take(x, y, np.array([0, 2]), model)
-        assert [(one.dtype, one.is_mps) for one in taken] == [(torch.float32, True)] * 2
-        assert taken[0].tolist() == [[0, 1], [4, 5]]
+        batch = batch_tensors(x, y, np.array([0, 2]), model)
+        assert [(tensor.dtype, tensor.is_mps) for tensor in batch] == [(torch.float32, True)] * 2
+        assert batch[0].tolist() == [[0, 1], [4, 5]]

@@ -16,7 +16,7 @@ def test_the_rate_decays_from_round_to_round() -> None:
     assert [epoch_rate(CONSTANT, 1, epoch) for epoch in range(4)] == [0.1] * 4
 
 
-def test_a_cosine_falls_from_the_rounds_rate_and_starts_anew() -> None:
+def test_a_cosine_falls_from_the_rounds_rate_and_restarts_every_round() -> None:
     half = math.sqrt(0.5)
     shares = [1, (1 + half) / 2, 0.5, (1 - half) / 2]
     for round_number, rate in enumerate((0.2, 0.1)):

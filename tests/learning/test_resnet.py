@@ -4,12 +4,12 @@ import torch
 from torch import nn
 
 from ssfl.learning.describe import manifest_of
-from ssfl.learning.resnet import RESNETS, Block, Bottleneck, Parts, resnet
+from ssfl.learning.resnet import RESNETS, Block, BlockLayers, Bottleneck, resnet
 from ssfl.method.initialize import initial_vector
 
 NORMS = ("group", "batch")
-PROJECTED = Parts(groups=8, padded=False)
-PADDED = Parts(groups=8, padded=True)
+PROJECTED = BlockLayers(groups=8, padded=False)
+PADDED = BlockLayers(groups=8, padded=True)
 
 
 def build(name: str, norm: str = "group") -> nn.Sequential:

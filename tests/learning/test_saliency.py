@@ -32,7 +32,7 @@ def started(name: str, shard: Shard) -> tuple[nn.Module, Manifest]:
 
 
 def obvious_scores(model: nn.Module, x: Tensor, y: Tensor) -> bytes:
-    """The formula as anybody would write it, on a model of its own."""
+    """Compute the formula in the obvious way, on a separate model."""
     model.eval()
     functional.cross_entropy(model(x), y).backward()  # type: ignore[no-untyped-call]
     scores = []
@@ -110,7 +110,7 @@ def test_unused_weights_score_zero_and_frozen_ones_have_no_score() -> None:
     assert (scores[:4] > 0).all() and not scores[4:].any() and scores.size == 8
 
 
-def test_a_client_scores_one_balanced_batch_that_its_name_decides(shard: Shard) -> None:
+def test_a_client_scores_one_balanced_batch_chosen_by_its_name(shard: Shard) -> None:
     model, manifest = started("mlp", shard)
     settings = RunSettings(batch_size=8)
     a, again, b = (
@@ -125,9 +125,9 @@ def test_a_client_scores_one_balanced_batch_that_its_name_decides(shard: Shard) 
 
 
 def opposite_samples() -> Shard:
-    """Two classes, one input; x = 1 is of class 0 and x = -1, too: gradients of either sign.
+    """Return samples with gradients of either sign: one input, two classes.
 
-    Even samples are 1, odd ones -1, all of class 0, so minibatches of one differ in sign alone.
+    Even samples are 1, odd ones -1, all of class 0, so minibatches of one differ only in sign.
     """
     x = np.tile(np.array([[1.0], [-1.0]], dtype=np.float32), (50, 1))
     y = np.zeros(100, dtype=np.int64)
@@ -160,7 +160,7 @@ def test_the_score_of_several_minibatches_is_the_mean_of_their_magnitudes() -> N
 
 
 def test_the_mean_of_minibatches_is_rounded_once(shard: Shard) -> None:
-    """The exact rational mean of what each gives, as the nearest float32."""
+    """The mean is the float32 nearest to the exact rational mean of the minibatches."""
     model, manifest = started("mlp", shard)
     settings = RunSettings(batch_size=8)
     single = []
@@ -169,7 +169,7 @@ def test_the_mean_of_minibatches_is_rounded_once(shard: Shard) -> None:
         single.append(saliency_scores(model, manifest, TASK, x, y))
     scores = score_locally(model, manifest, TASK, shard, settings, "a", 1, 3)
     for place in range(0, manifest.num_masked, 97):
-        exact = sum(Fraction(float(one[place])) for one in single) / 3
+        exact = sum(Fraction(float(scored[place])) for scored in single) / 3
         assert scores[place] == np.float32(float(exact))
 
 
@@ -185,7 +185,7 @@ def test_one_minibatch_gives_its_own_bits_and_is_the_first_of_several(shard: Sha
     assert two.tobytes() != wanted
 
 
-def test_a_small_shard_is_scored_once_however_many_minibatches_are_asked_for(shard: Shard) -> None:
+def test_a_small_shard_is_scored_once_for_any_number_of_minibatches(shard: Shard) -> None:
     model, manifest = started("mlp", shard)
     settings = RunSettings(batch_size=shard.num_samples)
     one, many = (
@@ -208,10 +208,10 @@ def test_a_plain_minibatch_scores_other_samples_than_a_balanced_one(shard: Shard
 
 
 def test_a_rare_class_counts_as_much_as_a_frequent_one_in_a_balanced_minibatch() -> None:
-    """98 samples of class 0 use the first input alone, 2 of class 1 the second alone.
+    """98 samples of class 0 use only the first input, 2 of class 1 only the second.
 
-    In a balanced minibatch of four, two are of each class: at equal weights both inputs matter
-    the same. A plain one of this stream has none of class 1, and its input scores zero.
+    A balanced minibatch of four has two of each class: with equal weights both inputs score the
+    same. A plain minibatch of this stream has none of class 1, whose input scores zero.
     """
     y = np.repeat(np.arange(2), [98, 2])
     x = np.eye(2, dtype=np.float32)[y]
@@ -232,11 +232,11 @@ def test_a_rare_class_counts_as_much_as_a_frequent_one_in_a_balanced_minibatch()
 # -- weights that rest
 
 
-def test_weights_that_take_no_part_are_scored_by_what_they_would_be() -> None:
-    """As by hand above: q for x = (2, 1), but the model has no third weight in its forward pass.
+def test_pruned_weights_are_scored_by_their_resting_values() -> None:
+    """The model ((1, -2), (0, 0)) with x = (2, 1), by hand as above.
 
-    Model ((1, -2), (0, 0)): logits (0, 0), q = 1/2, dL/dW = ((-1, -1/2), (1, 1/2)). With weights
-    ((1, -2), (5, 3)) in the product: (1, 1, 5, 1.5); with its own the last two would be 0.
+    Logits (0, 0), q = 1/2, dL/dW = ((-1, -1/2), (1, 1/2)). With weights ((1, -2), (5, 3)) in the
+    product: (1, 1, 5, 1.5). With the model's own weights the last two would be 0.
     """
     model = nn.Linear(2, 2, bias=False)
     manifest = manifest_of(model, {})
@@ -251,7 +251,7 @@ def test_weights_that_take_no_part_are_scored_by_what_they_would_be() -> None:
     assert saliency_scores(model, manifest, TASK, x, y).tolist() != [1, 1, 5, 1.5]
 
 
-def test_a_clients_resting_weights_are_those_of_all_its_minibatches(shard: Shard) -> None:
+def test_resting_weights_apply_to_all_minibatches_of_a_client(shard: Shard) -> None:
     model, manifest = started("mlp", shard)
     own = read_vector(model, manifest)[: manifest.num_masked]
     settings = RunSettings(batch_size=8)
@@ -288,7 +288,7 @@ def test_scores_that_are_not_finite_are_refused(shard: Shard) -> None:
         score_locally(model, manifest, TASK, shard, RunSettings(), "a")
 
 
-def test_a_network_of_frozen_weights_is_told(shard: Shard) -> None:
+def test_a_network_of_frozen_weights_is_refused(shard: Shard) -> None:
     model, manifest = started("mlp", shard)
     model.requires_grad_(False)
     with pytest.raises(ModelError, match="every conv and linear weight is frozen"):

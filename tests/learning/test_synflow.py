@@ -70,12 +70,12 @@ def test_two_layers_by_hand() -> None:
 def test_a_chain_of_linear_layers_has_the_scores_of_the_path_sums() -> None:
     model, manifest = started(chain(5, 7, 6, 3))
     scores = synflow_scores(model, manifest, (5,), manifest.num_masked, iterations=1)
-    flows = np.concatenate([one.reshape(-1) for one in path_sums(matrices_of(model))])
+    flows = np.concatenate([layer.reshape(-1) for layer in path_sums(matrices_of(model))])
     np.testing.assert_allclose(scores, as_returned(flows), rtol=1e-6)
 
 
-def test_rectifiers_and_pooling_pass_what_is_positive() -> None:
-    """An input of ones and positive weights: nothing is cut off, whatever the signs were."""
+def test_rectifiers_and_dropout_do_not_change_the_scores() -> None:
+    """With inputs of ones and positive weights, rectifiers cut nothing off."""
     plain, manifest = started(chain(5, 7, 3))
     rectified = nn.Sequential(plain[0], nn.ReLU(), nn.Dropout(0.5), plain[1])  # type: ignore[index]
     scores = synflow_scores(plain, manifest, (5,), 20, iterations=3)
@@ -83,14 +83,14 @@ def test_rectifiers_and_pooling_pass_what_is_positive() -> None:
     assert scores.tobytes() == same.tobytes()
 
 
-def test_what_is_pruned_no_longer_carries_flow() -> None:
-    """Four iterations, written out: score by path sums, keep the largest, set the others to 0."""
+def test_pruned_weights_carry_no_flow() -> None:
+    """Compute four iterations: score by path sums, keep the largest, set the others to 0."""
     model, manifest = started(chain(6, 8, 8, 4))
     matrices, size, num_kept = matrices_of(model), manifest.num_masked, 16
     counts = [round(size * (num_kept / size) ** (t / 4)) for t in (1, 2, 3, 4)]
     assert counts == [83, 48, 28, 16]  # of 144: a ninth in the end, so 0.577 each time
     for count in counts:
-        flows = np.concatenate([one.reshape(-1) for one in path_sums(matrices)])
+        flows = np.concatenate([layer.reshape(-1) for layer in path_sums(matrices)])
         kept = np.zeros(size, dtype=np.bool_)
         kept[np.argsort(-flows, kind="stable")[:count]] = True
         ends = np.cumsum([matrix.size for matrix in matrices])[:-1]
@@ -128,7 +128,7 @@ def test_a_resnet_at_99_per_cent_keeps_something_in_every_layer(norm: str) -> No
     assert all(p.grad is None and p.requires_grad for p in model.parameters())
 
 
-def test_norms_take_no_part() -> None:
+def test_norms_are_skipped() -> None:
     plain, manifest = started(chain(5, 8, 3))
     norms = (nn.BatchNorm1d(8), nn.GroupNorm(2, 8), nn.LayerNorm(8), nn.RMSNorm(8))
     for norm in norms:
@@ -139,24 +139,24 @@ def test_norms_take_no_part() -> None:
         assert same.tobytes() == synflow_scores(plain, manifest, (5,), 10, iterations=2).tobytes()
 
 
-def test_a_deep_network_beyond_float32_is_ordered_all_the_same() -> None:
+def test_a_deep_network_beyond_float32_is_ordered() -> None:
     """60 layers of 64: the sum over paths is about 1e55, beyond float32's 3e38."""
     model, manifest = started(chain(*[64] * 61))
-    flows = np.concatenate([one.reshape(-1) for one in path_sums(matrices_of(model))])
+    flows = np.concatenate([layer.reshape(-1) for layer in path_sums(matrices_of(model))])
     assert flows.max() > float(np.finfo(np.float32).max)
     scores = synflow_scores(model, manifest, (64,), manifest.num_masked, iterations=1)
     np.testing.assert_allclose(scores, as_returned(flows), rtol=1e-6)
 
 
-def test_a_network_beyond_float64_is_told() -> None:
+def test_a_network_beyond_float64_is_refused() -> None:
     model = chain(*[2] * 13)
     manifest = manifest_of(model, {})
     write_vector(model, manifest, np.full(manifest.size, 1e30, dtype=np.float32))
-    with pytest.raises(ModelError, match="leave the range of float64: the model is too deep"):
+    with pytest.raises(ModelError, match="exceed the range of float64: the model is too deep"):
         synflow_scores(model, manifest, (2,), 4)
 
 
-def test_weights_without_flow_go_first_and_rank_below_all_others_if_they_stay() -> None:
+def test_weights_without_flow_are_pruned_first_and_rank_below_all_others() -> None:
     model = chain(2, 2, 1)
     manifest = manifest_of(model, {})
     write_vector(model, manifest, np.array([0, 0, 1, 1, 1, 1], dtype=np.float32))
@@ -168,12 +168,12 @@ def test_weights_without_flow_go_first_and_rank_below_all_others_if_they_stay() 
     assert synflow_scores(model, manifest, (2,), 2).tolist() == [0.5, 0.5, 0, 0, 0, 0]
 
 
-def test_what_was_pruned_does_not_come_back_for_a_weight_that_lost_its_flow() -> None:
-    """Ten inputs, two units, nine outputs; all weights of the first unit are 1, of the other 2.
+def test_a_pruned_weight_does_not_return_for_one_that_lost_its_flow() -> None:
+    """Ten inputs, two units, nine outputs; all weights of unit A are 1, those of unit B are 2.
 
-    Through its weights flow 9 from each input and 10 to each output. Of 38 weights 28 stay at
-    first: its ten from the inputs go, and no more flows through its nine to the outputs. In the
-    end 21 stay: the other unit's 19 and the first two of these nine, none of the ten.
+    The flow through A's weights is 9 from each input and 10 to each output. The first iteration
+    keeps 28 of 38 weights and prunes A's ten input weights, so A's nine output weights lose their
+    flow. The last keeps 21: B's 19 and the first two of these nine, none of the ten.
     """
     model = chain(10, 2, 9)
     manifest = manifest_of(model, {})
@@ -201,7 +201,7 @@ class Words(nn.Module):
         return out
 
 
-def test_a_model_that_does_not_take_ones_is_told_what_it_was_given() -> None:
+def test_a_model_that_does_not_accept_ones_is_refused_with_their_shape() -> None:
     model, manifest = started(Words())
     with pytest.raises(ModelError, match="ones of shape 7 through the model, which does not take"):
         synflow_scores(model, manifest, (7,), 4)
@@ -212,7 +212,7 @@ def test_a_model_that_does_not_take_ones_is_told_what_it_was_given() -> None:
 
 
 @pytest.mark.parametrize(("num_kept", "iterations"), [(0, 1), (17, 1), (4, 0)])
-def test_what_cannot_be_kept_is_refused(num_kept: int, iterations: int) -> None:
+def test_an_impossible_number_of_weights_is_refused(num_kept: int, iterations: int) -> None:
     model, manifest = started(chain(4, 4))
     with pytest.raises(ValueError, match=f"{num_kept} of 16 weights in {iterations} iterations"):
         synflow_scores(model, manifest, (4,), num_kept, iterations)

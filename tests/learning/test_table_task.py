@@ -46,7 +46,7 @@ def test_numbers_are_learnt_one_or_several_at_once(columns: tuple[int, ...]) -> 
     assert tested.metric_sums["absolute_error"] / tested.total < 0.1
 
 
-def test_what_is_no_table_is_refused(tmp_path: Path, shard: Shard) -> None:
+def test_samples_that_are_not_rows_are_refused(tmp_path: Path, shard: Shard) -> None:
     write_shard(tmp_path / "images.npz", shard)
     with pytest.raises(ShardError, match=r"its samples are 1x8x8 of float32.*not rows of a table"):
         table_task.load_shard(tmp_path / "images.npz")
@@ -57,7 +57,7 @@ def test_what_is_no_table_is_refused(tmp_path: Path, shard: Shard) -> None:
 
 
 def test_another_network_than_mlp_is_refused(shard: Shard) -> None:
-    with pytest.raises(ModelError, match="one network, mlp; this run has --model resnet18"):
+    with pytest.raises(ModelError, match="only the network mlp; this run has --model resnet18"):
         table_task.build_model(RunSettings(model="resnet18"), shard)
 
 

@@ -1,4 +1,4 @@
-"""What the method's tests share: one small model with a tensor of every role and rule."""
+"""Fixture of the method's tests: a small model with tensors of every role."""
 
 import pytest
 
@@ -7,7 +7,7 @@ from ssfl.method.manifest import Init, Manifest, Role, TensorSpec
 
 @pytest.fixture
 def manifest() -> Manifest:
-    """Ten masked values, two dense, two in a buffer; masked tensors are not side by side."""
+    """Return ten masked values, two dense and two buffers; masked tensors are not adjacent."""
     return Manifest(
         (
             TensorSpec("conv.weight", (2, 3), Role.MASKED, Init("normal", 0.1)),

@@ -31,18 +31,18 @@ def test_a_random_mask_keeps_exactly_k(k: int) -> None:
 
 
 def test_a_random_mask_follows_from_seed_and_epoch() -> None:
-    """The bits are written out: every machine must make the same."""
+    """Every machine must compute these bits."""
     assert random_mask(24, 8, seed=0, epoch=0).bits.hex() == "1e084c"
     masks = {random_mask(1000, 500, seed, epoch).bits for seed in range(3) for epoch in range(3)}
     assert len(masks) == 9
 
 
-def test_every_coordinate_is_as_likely_whatever_its_tensor() -> None:
-    """Of 400 masks that keep 30 of 100, a coordinate is in 120; 6 deviations are 55."""
+def test_every_coordinate_is_equally_likely() -> None:
+    """Of 400 masks that keep 30 of 100, about 120 keep a coordinate; 6 deviations are 55."""
     counts = np.sum([random_mask(100, 30, seed, 0).bools() for seed in range(400)], axis=0)
     assert counts.sum() == 400 * 30
     assert np.abs(counts - 120).max() < 55
-    assert counts.std() > 3  # but not all alike: about 9
+    assert counts.std() > 3  # about 9, so not all equal
 
 
 def test_a_random_mask_cannot_keep_more_than_there_are() -> None:
@@ -59,8 +59,10 @@ def test_a_clients_mask_keeps_the_same_share_of_every_tensor(layers: Manifest) -
     assert kept_for_sparsity("0.9", 700) == 70
 
 
-def test_only_a_tensor_that_would_lose_all_keeps_more_than_its_share(layers: Manifest) -> None:
-    """0.6 of 3 leave 1.2; 0.7 of 3 leave 0.9: none, so one stays."""
+def test_only_a_tensor_that_would_lose_everything_keeps_more_than_its_share(
+    layers: Manifest,
+) -> None:
+    """Sparsity 0.6 keeps 1.2 of 3 weights; 0.7 keeps 0.9, so one is kept."""
     for sparsity, tiny in (("0.3", 2), ("0.6", 1), ("0.7", 1), ("0.99", 1)):
         mask = client_random_mask(layers, sparsity, seed=0, client_id="a")
         assert kept_counts(mask, layers)["tiny"] == tiny
@@ -75,16 +77,14 @@ def test_every_client_has_its_own_mask_in_every_tensor(layers: Manifest) -> None
 
 
 def test_clients_together_hold_everything(layers: Manifest) -> None:
-    """A weight that none of 20 clients holds at 50 % is one in a million."""
+    """At 50 %, one weight in a million is held by none of 20 clients."""
     masks = [client_random_mask(layers, "0.5", 0, f"c{i}").bools() for i in range(20)]
     held = np.sum(masks, axis=0)[:1000]
     assert held.min() > 0 and held.max() < 20
 
 
 @pytest.mark.parametrize("sparsity", ["1", "half", "0"])
-def test_a_sparsity_that_is_none_is_refused_whatever_the_tensors(
-    layers: Manifest, sparsity: str
-) -> None:
+def test_an_invalid_sparsity_is_refused_for_any_tensors(layers: Manifest, sparsity: str) -> None:
     with pytest.raises(DensityError, match="sparsity must"):
         client_random_mask(layers, sparsity, seed=0, client_id="a")
 
@@ -100,8 +100,8 @@ def test_a_shuffled_mask_keeps_every_tensors_count_and_really_differs(layers: Ma
     assert kept_counts(moved, layers) == {"first": 250, "second": 10, "tiny": 2}
     first, second = moved.bools()[:300], moved.bools()[300:1000]
     assert 30 < np.count_nonzero(first[250:]) < 50  # 250 of 300: about 42 of the last 50
-    assert np.count_nonzero(second[:10]) < 5  # 10 of 700: hardly any where all were
-    np.testing.assert_array_equal(mask.bools(), bools)  # the mask itself stays
+    assert np.count_nonzero(second[:10]) < 5  # 10 of 700: hardly any in the first 10
+    np.testing.assert_array_equal(mask.bools(), bools)  # the mask itself is unchanged
 
 
 def test_a_shuffle_follows_from_seed_and_epoch(layers: Manifest) -> None:
@@ -110,13 +110,13 @@ def test_a_shuffle_follows_from_seed_and_epoch(layers: Manifest) -> None:
     assert shuffles[0] == shuffles[1] and len({*shuffles, mask.bits}) == 4
 
 
-def test_tensors_of_the_same_size_are_shuffled_each_in_its_own_way() -> None:
+def test_tensors_of_the_same_size_are_shuffled_differently() -> None:
     twins = Manifest(
         tuple(TensorSpec(n, (100,), Role.MASKED, Init("ones")) for n in ("one", "other"))
     )
     mask = Mask.from_bools(np.arange(200) % 100 < 50)
-    one, other = np.split(shuffled(mask, twins, 0, 0).bools(), 2)
-    assert (one != other).any()
+    first, second = np.split(shuffled(mask, twins, 0, 0).bools(), 2)
+    assert (first != second).any()
 
 
 def test_a_full_and_an_empty_tensor_stay_so(manifest: Manifest) -> None:

@@ -58,7 +58,7 @@ def test_the_floor_is_exact_for_any_decimal(sparsity: Decimal, num_masked: int) 
         ("90", r"strictly between 0 and 1, got 90 \(write 0.9 for 90 %\)"),
     ],
 )
-def test_what_is_no_sparsity_is_refused_with_a_hint(text: str, message: str) -> None:
+def test_an_invalid_sparsity_is_refused_with_a_hint(text: str, message: str) -> None:
     with pytest.raises(DensityError, match=f"^sparsity .*{message}$"):
         parse_sparsity(text)
 
@@ -80,7 +80,7 @@ def test_sizes_are_read_in_decimal_and_binary_units(text: str, num_bytes: int) -
 
 
 @pytest.mark.parametrize("text", ["", "MB", "2 TB", "-1MB", "1e6", "2MB per round", "1.MB", ".5MB"])
-def test_what_is_no_size_is_refused_with_the_units(text: str) -> None:
+def test_an_invalid_size_is_refused_with_the_units(text: str) -> None:
     with pytest.raises(DensityError, match="a size is a number and B, kB, MB, GB, KiB, MiB or GiB"):
         parse_bytes(text)
 
@@ -97,6 +97,6 @@ def test_a_budget_for_more_than_the_model_keeps_all_of_it(manifest: Manifest) ->
     assert kept_for_bytes(10**9, manifest) == 10
 
 
-def test_a_budget_below_one_weight_says_how_much_is_needed(manifest: Manifest) -> None:
+def test_a_budget_below_one_weight_is_refused_with_the_minimum(manifest: Manifest) -> None:
     with pytest.raises(DensityError, match="alone need 16 bytes, so at least 20"):
         kept_for_bytes(19, manifest)

@@ -47,7 +47,7 @@ def nearest_float32(exact: Fraction) -> float:
 
 
 def exact_mean(uploads: Sequence[Upload], bits: int) -> Fraction:
-    """Return the mean of values put on the grid 2^-bits, with nothing rounded after that."""
+    """Return the exact mean of values rounded to the grid 2^-bits."""
     grid = Fraction(2) ** bits
     total = sum(weight * round(Fraction(value) * grid) for value, weight in uploads)
     return Fraction(total, sum(weight for _, weight in uploads)) / grid
@@ -110,9 +110,9 @@ def test_the_mean_is_the_exact_one_rounded_once(uploads: list[Upload]) -> None:
 def test_a_tie_goes_to_the_even_neighbour_and_only_a_tie(
     place: int, weight: int, push: int
 ) -> None:
-    """Three clients whose mean is midway between two float32; a fourth may push it off by a hair.
+    """The mean of three clients is midway between two float32; a fourth may push it off slightly.
 
-    Such sums do not fit a double, and the hair can be far below its last bit.
+    Such sums do not fit in a double, and the push can be far below its last bit.
     """
     low = 500 + place * 2.0**-15  # a float32; the next is 2^-15 away
     middle = low + 2.0**-16
@@ -136,10 +136,8 @@ def test_a_tie_goes_to_the_even_neighbour_and_only_a_tie(
     st.sampled_from([1.0, -1.0]),
 )
 @example(half=8388608, total=54976127867781316, push=-1, sign=1.0)  # wraps in 64-bit integers
-def test_ties_are_found_whatever_the_total_weight(
-    half: int, total: int, push: int, sign: float
-) -> None:
-    """A share of m / 2^25, as nearly as the total allows, says one and the rest says zero.
+def test_ties_are_found_for_any_total_weight(half: int, total: int, push: int, sign: float) -> None:
+    """A share of about m / 2^25 of the weight uploads one, the rest uploads zero.
 
     An odd m of 25 bits is midway between two float32: exactly if the total is a power of two.
     """
@@ -171,11 +169,11 @@ def test_scores_of_any_size_have_an_exact_mean(uploads: list[Upload]) -> None:
 
 
 @given(st.floats(1e-30, 1e30), st.integers(1, 2**40), st.sampled_from([36, 80]))
-def test_fraction_bits_are_the_largest_that_are_safe(bound: float, weight: int, most: int) -> None:
-    bits = fraction_bits(bound, weight, most)
+def test_fraction_bits_are_the_largest_that_are_safe(bound: float, weight: int, limit: int) -> None:
+    bits = fraction_bits(bound, weight, limit)
     room = Fraction(2) ** 62 / (Fraction(bound) * weight)
     assert Fraction(2) ** bits < room
-    assert bits == most or Fraction(2) ** (bits + 1) >= room
+    assert bits == limit or Fraction(2) ** (bits + 1) >= room
 
 
 @pytest.mark.parametrize(
@@ -234,8 +232,8 @@ def test_vectors_of_another_size_are_refused_and_leave_no_trace() -> None:
 
 
 @given(st.lists(st.tuples(st.floats(-1000, 1000, width=32), st.integers(1, 10**6)), min_size=1))
-def test_every_value_may_have_a_total_weight_of_its_own(uploads: list[Upload]) -> None:
-    """Each is the exact quotient rounded once, whatever the others' weights are."""
+def test_every_value_may_have_its_own_total_weight(uploads: list[Upload]) -> None:
+    """Each mean is the exact quotient rounded once, for any weights of the others."""
     bits = fraction_bits(VALUE_BOUND, sum(weight for _, weight in uploads))
     total = ExactSum(3, bits)
     for value, weight in uploads:
@@ -243,11 +241,11 @@ def test_every_value_may_have_a_total_weight_of_its_own(uploads: list[Upload]) -
     mean = exact_mean(uploads, bits)
     whole, own = total.total_weight, [1, 7, total.total_weight]
     exact = [mean * whole, -mean * whole / 7, mean]
-    expected = [nearest_float32(one) for one in exact]
+    expected = [nearest_float32(fraction) for fraction in exact]
     assert total.mean(np.array(own, dtype=np.int64)).tolist() == expected
 
 
-def test_a_value_that_nobody_weighs_in_has_no_mean() -> None:
+def test_a_value_without_weight_has_no_mean() -> None:
     total = ExactSum(2, 36)
     total.fold(vector(1, 2), 3)
     with pytest.raises(SumError, match="the mean of nothing"):

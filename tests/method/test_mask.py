@@ -88,7 +88,7 @@ def test_scatter_is_gathers_inverse_and_zero_off_the_mask(
     assert mask.scatter(mask.gather(vector)).tolist() == expected.tolist()
 
 
-def test_kept_and_size_are_told_by_tensor(manifest: Manifest) -> None:
+def test_kept_and_size_are_reported_by_tensor(manifest: Manifest) -> None:
     mask = Mask.from_bools(np.array([1, 1, 0, 0, 0, 1, 0, 0, 0, 1], dtype=np.bool_))
     assert mask.kept_by_tensor(manifest) == {"conv.weight": (3, 6), "fc.weight": (1, 4)}
 
@@ -155,8 +155,8 @@ def test_a_large_vector_at_the_real_block_sizes() -> None:
 
 @settings(max_examples=200)
 @given(st.data())
-def test_whatever_the_sample_says_the_mask_is_exact(data: st.DataObject) -> None:
-    """Any two numbers for a bracket: around the k-th largest, beside it, equal to it, infinite."""
+def test_the_mask_is_exact_for_any_sample(data: st.DataObject) -> None:
+    """The bracket is any two numbers: around the k-th largest, off it, equal to it, infinite."""
     scores = data.draw(hnp.arrays(np.float32, st.integers(1, 40), elements=SCORES))
     k = data.draw(st.integers(1, scores.size))
     anything = SCORES | st.sampled_from([float(score) for score in scores] + [-np.inf, np.inf])
@@ -168,7 +168,7 @@ def test_whatever_the_sample_says_the_mask_is_exact(data: st.DataObject) -> None
 
 
 def watch_passes(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """Return a list that will hold the size of the scores of every pass."""
+    """Return a list to which every pass appends its number of scores."""
     sizes: list[int] = []
     blocks = module._blocks
 
@@ -181,7 +181,7 @@ def watch_passes(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 
 def sampled_at(size: int) -> npt.NDArray[np.int64]:
-    """Return where a sample looks: found by asking for scores that are their own coordinates."""
+    """Return the coordinates that a sample reads."""
     seen: list[npt.NDArray[np.int64]] = []
 
     class Spy(np.ndarray[tuple[int], np.dtype[np.float32]]):
@@ -194,7 +194,7 @@ def sampled_at(size: int) -> npt.NDArray[np.int64]:
 
 
 @pytest.mark.parametrize(("sampled", "elsewhere"), [(1.0, 2.0), (2.0, 1.0)])
-def test_a_sample_that_misleads_costs_time_but_not_exactness(
+def test_a_misleading_sample_costs_time_but_not_exactness(
     sampled: float, elsewhere: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """All sampled scores are small, or all are large."""
@@ -205,7 +205,7 @@ def test_a_sample_that_misleads_costs_time_but_not_exactness(
     passes = watch_passes(monkeypatch)
     for k in (100, 1000, 4000):
         assert top_k(scores, k).bools().tolist() == slow_top_k(scores, k)
-    assert len(passes) > 32, "the sample did not mislead: this test tests nothing"
+    assert len(passes) > 32, "the sample was not misleading, so nothing was tested"
 
 
 PERIODS = [1, 2, 3, 9, 16, 25, 64, 576, 1024, 4096]
@@ -213,7 +213,7 @@ PERIODS = [1, 2, 3, 9, 16, 25, 64, 576, 1024, 4096]
 
 @pytest.mark.parametrize("period", PERIODS)
 def test_periods_do_not_mislead_the_sample(period: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One channel in `period` stands out, at every place of it; 64^3 scores: a stride of 64."""
+    """One channel in `period` has larger scores, in several phases; the stride is 64."""
     size = 1 << 18
     passes = watch_passes(monkeypatch)
     for phase in {0, 1, period // 2, period - 1} & set(range(period)):
@@ -240,7 +240,7 @@ def test_a_score_that_many_share_takes_few_passes(
 
 
 def half_dead(size: int) -> Scores:
-    """Scores of which half are zero, as behind a layer that never fires."""
+    """Return scores of which half are zero, as for a dead layer."""
     scores = random_scores(size)
     scores[scores < 0.5] = 0
     return scores
@@ -261,8 +261,7 @@ def test_memory_beyond_the_scores_is_little_more_than_their_bits(
     _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     packed = scores.size // 8
-    # The bits and their copy, and what the sample leaves open: 3 % of so few scores, twice, with
-    # their coordinates.
+    # The bits, their copy, and the few scores that the sample leaves open with their coordinates.
     assert peak < 2 * packed + 0.2 * scores.nbytes
 
 

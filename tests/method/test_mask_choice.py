@@ -37,7 +37,7 @@ def slow_top_k(scores: Scores, k: int) -> list[int]:
 
 
 def slow_choice(scores: Scores, k: int, sizes: list[int], quotas: list[int]) -> list[int]:
-    """First each tensor's quota, then whatever is best of the rest."""
+    """Choose each tensor's quota first, then the best of the rest."""
     chosen: list[int] = []
     for start, size, quota in zip(np.cumsum([0, *sizes]).tolist(), sizes, quotas, strict=False):
         chosen += [start + i for i in slow_top_k(scores[start : start + size], quota)]
@@ -65,7 +65,7 @@ def test_without_a_guard_a_layer_may_lose_everything(manifest: Manifest) -> None
 def test_a_guard_leaves_every_layer_its_best_weights_and_the_rest_to_the_best_of_all(
     manifest: Manifest,
 ) -> None:
-    """A half of six and of four: 3 and 2 weights; the sixth kept one is the best of the others."""
+    """Half of six and of four are 3 and 2 weights; the sixth kept weight is the best other."""
     scores = scores_of(9, 8, 7, 6, 5, 4, 0, 2, 1, 3)
     assert kept(choose_mask(scores, 6, manifest, guard=0.5)) == [0, 1, 2, 3, 7, 9]
 
@@ -88,7 +88,7 @@ def test_equal_scores_of_a_guarded_layer_go_to_its_lowest_coordinates(manifest: 
     assert kept(choose_mask(scores, 6, manifest, guard=0.5)) == [0, 1, 2, 3, 6, 7]
 
 
-def test_a_guard_that_needs_more_than_may_be_kept_is_told(manifest: Manifest) -> None:
+def test_a_guard_that_needs_more_than_may_be_kept_is_refused(manifest: Manifest) -> None:
     scores = np.ones(10, dtype=np.float32)
     assert choose_mask(scores, 5, manifest, guard=0.5).num_kept == 5
     with pytest.raises(DensityError) as refusal:
@@ -149,7 +149,7 @@ def test_signed_scores_are_ranked_as_by_sorting_them_all(scores: Scores, share: 
 
 
 def test_tiny_differences_between_signed_scores_count() -> None:
-    """Shifted by the smallest, as to make them positive, the last four would be equal."""
+    """If all were shifted to be positive, the last four would be equal."""
     scores = scores_of(-1e30, 1e-30, 2e-30, -1e-30, -2e-30)
     assert [kept(top_k_signed(scores, k)) for k in range(1, 5)] == [
         [2],
@@ -160,7 +160,7 @@ def test_tiny_differences_between_signed_scores_count() -> None:
 
 
 @pytest.mark.parametrize("share", [0.01, 0.3, 0.5, 0.7, 0.99])
-def test_many_signed_scores_are_ranked_too(share: float) -> None:
+def test_many_signed_scores_are_ranked(share: float) -> None:
     scores = (Stream(0, "signed").uniform(200_000) - 0.5).astype(np.float32)
     scores[50_000:90_000] = 0
     k = round(share * scores.size)
@@ -168,7 +168,7 @@ def test_many_signed_scores_are_ranked_too(share: float) -> None:
     np.testing.assert_array_equal(kept(top_k_signed(scores, k)), wanted)
 
 
-def test_scores_without_a_sign_are_ranked_as_ever() -> None:
+def test_unsigned_scores_are_ranked_as_by_top_k() -> None:
     scores = Stream(0, "unsigned").uniform(5000).astype(np.float32)
     for k in (0, 1, 2500, 5000):
         assert (
@@ -185,7 +185,7 @@ def test_no_mask_keeps_more_than_there_are(k: int, scores: tuple[float, ...]) ->
         top_k_signed(scores_of(*scores), k)
 
 
-def test_scores_that_are_no_numbers_are_refused() -> None:
+def test_nan_scores_are_refused() -> None:
     with pytest.raises(ValueError, match="must not be NaN"):
         top_k_signed(scores_of(1, float("nan"), -1), 1)
 

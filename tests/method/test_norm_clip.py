@@ -1,4 +1,4 @@
-"""An update that is too long is shortened, in its own direction, to the same bits everywhere."""
+"""An update with too large a norm is scaled down, to the same bits everywhere."""
 
 import numpy as np
 import numpy.typing as npt
@@ -30,14 +30,14 @@ def test_an_update_within_the_limit_keeps_its_bits() -> None:
         assert same.tobytes() == values.tobytes() and norm is None
 
 
-def test_a_longer_one_is_scaled_to_the_limit_and_its_length_is_told() -> None:
+def test_a_longer_update_is_scaled_to_the_limit_and_its_norm_is_returned() -> None:
     short, norm = clip(vector(1 + 30, 2, 40), vector(1, 2, 0), 5.0)
     assert norm == 50.0
     assert short.tolist() == [4.0, 2.0, 4.0]
 
 
 @pytest.mark.parametrize("size", [1, BLOCK - 1, BLOCK, BLOCK + 1, 3 * BLOCK + 5])
-def test_the_result_is_that_of_the_slow_way(size: int) -> None:
+def test_the_result_equals_the_slow_computation(size: int) -> None:
     values, base = drawn(size, "values"), drawn(size, "base")
     short, norm = clip(values, base, 0.01)
     change = values.astype(np.float64) - base.astype(np.float64)
@@ -50,8 +50,8 @@ def test_the_result_is_that_of_the_slow_way(size: int) -> None:
     assert change_norm(in_blocks(short), base) == pytest.approx(0.01, rel=1e-3)
 
 
-def test_the_largest_values_there_are_do_not_overflow() -> None:
-    """|value| is at most 1024 when it gets here; the norm of half a billion such is finite."""
+def test_the_largest_values_do_not_overflow() -> None:
+    """|value| is at most 1024 here; even half a billion of them have a finite norm."""
     values = np.full(BLOCK, 1024, dtype=np.float32)
     short, norm = clip(values, -values, 1.0)
     assert norm is not None and np.isfinite(norm)

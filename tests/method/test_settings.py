@@ -17,8 +17,8 @@ def refusal(**changes: Any) -> str:
 
 def test_the_defaults_are_valid_and_every_setting_is_explained() -> None:
     RunSettings().validate()
-    for one in fields(RunSettings):
-        assert one.metadata["help"], one.name
+    for option in fields(RunSettings):
+        assert option.metadata["help"], option.name
 
 
 @pytest.mark.parametrize(
@@ -36,7 +36,7 @@ def test_the_defaults_are_valid_and_every_setting_is_explained() -> None:
         {"strategy": "fedavg", "model": "resnet18"},
     ],
 )
-def test_these_are_possible(changes: dict[str, Any]) -> None:
+def test_these_settings_are_valid(changes: dict[str, Any]) -> None:
     RunSettings(**changes).validate()
 
 
@@ -82,18 +82,24 @@ def test_these_are_possible(changes: dict[str, Any]) -> None:
         ),
         (
             {"reproducible": True},
-            "--reproducible needs --clients N: who takes part must be fixed",
+            "--reproducible needs --clients N: a fixed set of clients",
         ),
     ],
 )
-def test_what_cannot_work_is_refused_naming_the_flag(changes: dict[str, Any], message: str) -> None:
+def test_invalid_settings_are_refused_naming_the_flag(
+    changes: dict[str, Any], message: str
+) -> None:
     assert refusal(**changes).startswith(message)
 
 
 GROW: dict[str, Any] = {"refresh_mode": "grow", "sparsity_schedule": "0:0.98,9:0.95"}
-ADDS_THE_BEST = "--refresh-mode grow adds the best-scoring weights to a mask: it does not go with"
-ADDS_WHERE = "--refresh-mode grow adds weights where --sparsity-schedule says: leave out"
-NEVER = "a mask can be renewed after round"
+ADDS_THE_BEST = (
+    "--refresh-mode grow adds the best-scoring weights to a mask: it cannot be combined with"
+)
+ADDS_BY_SCHEDULE = (
+    "--refresh-mode grow adds weights at the rounds of --sparsity-schedule: leave out"
+)
+NEVER = "a mask can be refreshed after round"
 
 
 @pytest.mark.parametrize(
@@ -102,9 +108,9 @@ NEVER = "a mask can be renewed after round"
         (GROW, {"criterion": "random"}, ADDS_THE_BEST),
         (GROW, {"criterion": "shuffled"}, ADDS_THE_BEST),
         (GROW, {"layer_guard": 0.01}, ADDS_THE_BEST),
-        (GROW, {"refresh_rounds": "3"}, ADDS_WHERE),
-        (GROW, {"refresh_every": 3}, ADDS_WHERE),
-        (GROW, {"refresh_on_loss_jump": 2.0}, ADDS_WHERE),
+        (GROW, {"refresh_rounds": "3"}, ADDS_BY_SCHEDULE),
+        (GROW, {"refresh_every": 3}, ADDS_BY_SCHEDULE),
+        (GROW, {"refresh_on_loss_jump": 2.0}, ADDS_BY_SCHEDULE),
         ({"rounds": 9}, {"refresh_rounds": "8,9"}, f"--refresh-rounds 9: {NEVER} 0 and before"),
         (
             {"rounds": 9, "warmup_rounds": 3},
@@ -114,8 +120,8 @@ NEVER = "a mask can be renewed after round"
         (
             {"criterion": "client-random"},
             {"personalize_epochs": 1},
-            "--criterion client-random gives every client a mask of its own, for good: it does "
-            "not go with --personalize-epochs",
+            "--criterion client-random gives every client its own fixed mask: it cannot be "
+            "combined with --personalize-epochs",
         ),
         (
             {"scoring_point": "masked"},
@@ -137,13 +143,15 @@ def test_settings_of_the_mask_that_contradict_each_other_are_refused(
 
 
 @pytest.mark.parametrize("planned", ["1", "8", "1,8"])
-def test_a_mask_may_be_renewed_before_any_round_but_the_first(planned: str) -> None:
+def test_a_mask_may_be_refreshed_before_any_round_but_the_first(planned: str) -> None:
     RunSettings(rounds=9, refresh_rounds=planned).validate()
     RunSettings(rounds=9, refresh_rounds="4", warmup_rounds=3).validate()
 
 
 def test_no_number_may_be_negative_or_not_a_number() -> None:
-    numbers = [one.name for one in fields(RunSettings) if type(one.default) in (int, float)]
+    numbers = [
+        option.name for option in fields(RunSettings) if type(option.default) in (int, float)
+    ]
     assert len(numbers) > 10
     for name in numbers:
         flag = "--" + name.replace("_", "-")

@@ -51,7 +51,7 @@ def test_ssfl_begins_without_a_mask() -> None:
     assert state.initial_digest == values_digest(INITIAL)
 
 
-def test_ssfl_first_asks_everyone_for_scores_even_if_rounds_are_sampled() -> None:
+def test_ssfl_first_asks_all_clients_for_scores_even_if_rounds_are_sampled() -> None:
     plan = Ssfl(RunSettings(clients_per_round=2)).plan(at(0, 0), CLIENTS)
     assert plan == Plan(
         Work.SCORE, tuple(CLIENTS), Reducer.WEIGHTED_SUM, criterion="saliency", num_batches=34
@@ -81,7 +81,7 @@ def test_ssfl_training_changes_values_and_nothing_else() -> None:
     assert values_of(trained) == [-2, -5, -60]
     assert (trained.mask, trained.mask_epoch) == (scored.mask, 1)
     assert trained.initial is scored.initial
-    assert values_of(scored) == [2, 5, 60], "a state is a value: the old one stays"
+    assert values_of(scored) == [2, 5, 60], "the old state changed"
 
 
 def test_ssfl_scoring_again_adds_an_epoch() -> None:
@@ -97,7 +97,7 @@ def test_a_byte_budget_decides_instead_of_the_sparsity() -> None:
     assert ssfl.num_kept(FIVE) == 3  # 17 // 4 = 4 values, one of them the bias
 
 
-def test_an_impossible_wish_is_refused_before_anyone_works() -> None:
+def test_an_impossible_density_is_refused_before_the_first_step() -> None:
     for settings in (RunSettings(sparsity="0.9"), RunSettings(bytes_per_round="7B")):
         with pytest.raises(DensityError):
             Ssfl(settings).begin(FIVE, INITIAL)
@@ -116,10 +116,10 @@ TWO_LAYERS = Manifest(
     [{"sparsity": "0.8"}, {"bytes_per_round": "8B"}, {"sparsity_schedule": "0:0.5,3:0.8"}],
 )
 @pytest.mark.parametrize("warmup_rounds", [0, 1])
-def test_a_guard_that_needs_more_than_may_be_kept_is_refused_before_anyone_works(
+def test_a_guard_that_needs_more_than_may_be_kept_is_refused_before_the_first_step(
     density: dict[str, str], warmup_rounds: int
 ) -> None:
-    """Two of five in either layer are four; two may be kept, in the end."""
+    """The guard keeps two of five in both layers, four in total; only two may be kept."""
     zeros = np.zeros(10, dtype=np.float32)
     settings = RunSettings(layer_guard=0.4, warmup_rounds=warmup_rounds, **density)  # type: ignore[arg-type]
     with pytest.raises(DensityError, match=r"--layer-guard 0\.4 alone keeps 4 of 10 .* only 2 may"):
@@ -157,7 +157,7 @@ def test_fedavg_makes_the_mean_the_next_model() -> None:
     assert (trained.mask, trained.mask_epoch) == (begun.mask, 1)
 
 
-def test_a_lossy_round_gives_the_change_that_clients_are_sent() -> None:
+def test_a_lossy_round_returns_the_coded_change_to_send() -> None:
     settings = RunSettings(sparsity="0.6", value_type="grid", grid_bits=2, rounding="nearest")
     before = ModelState(FIVE, INITIAL, Mask.full(5), 1, INITIAL)
     for strategy in (Ssfl(settings), FedAvg(settings)):
@@ -168,7 +168,7 @@ def test_a_lossy_round_gives_the_change_that_clients_are_sent() -> None:
         assert blocks.decode(Grid(), after.change, 6, INITIAL).tolist() == values_of(after)
 
 
-def test_a_new_mask_is_no_change_of_the_values_before_it() -> None:
+def test_a_new_mask_has_no_coded_change() -> None:
     settings = RunSettings(sparsity="0.6", value_type="int8")
     before = ModelState(FIVE, INITIAL, Mask.full(5), 1, INITIAL, change=memoryview(b"old"))
     after = Ssfl(settings).finish(Work.SCORE, before, vector(5, 1, 4, 2, 3), 0)

@@ -1,4 +1,4 @@
-"""When the mask is agreed, on what, and where every weight starts under a new one."""
+"""Refreshing the mask: when it happens, what is scored, and where weights start."""
 
 from dataclasses import replace
 
@@ -44,11 +44,11 @@ def kept(state: ModelState) -> list[int]:
 
 def values(state: ModelState) -> list[float]:
     assert state.values is not None
-    return [float(one) for one in state.values]
+    return [float(value) for value in state.values]
 
 
 def after(settings: RunSettings, *steps: Vector | tuple[float, ...]) -> ModelState:
-    """Return the state after steps: scores agree on a mask, a tuple is a round's mean."""
+    """Return the state after steps: an array is a step of scores, a tuple a round's mean."""
     ssfl, rounds_done = Ssfl(settings), 0
     state = ssfl.begin(TEN, INITIAL)
     for step in steps:
@@ -64,24 +64,24 @@ def after(settings: RunSettings, *steps: Vector | tuple[float, ...]) -> ModelSta
 ONCE = (scores(0, 1, 2), (-1.0, -2.0, -3.0, -60.0))  # the first mask, and a round under it
 
 
-def test_what_a_renewed_mask_keeps_stays_trained_and_what_it_adds_starts_at_the_beginning() -> None:
+def test_a_refresh_keeps_trained_values_and_adds_weights_at_their_initial_values() -> None:
     state = after(SETTINGS, *ONCE, scores(1, 2, 7))
     assert (kept(state), state.mask_epoch) == ([1, 2, 7], 2)
     assert values(state) == [-2, -3, 8, -60]
 
 
-def test_what_is_scored_anew_is_the_trained_model_with_all_initial_weights_around_it() -> None:
+def test_a_refresh_scores_trained_values_on_the_mask_and_initial_ones_off_it() -> None:
     state = after(SETTINGS, *ONCE)
     assert state.whole.tolist() == [-1, -2, -3, 4, 5, 6, 7, 8, 9, 10, -60]
-    renewed = after(SETTINGS, *ONCE, scores(1, 2, 7))
-    assert renewed.scored is not None
-    assert vector_of(renewed.scored).tolist() == state.whole.tolist()
-    assert renewed.scored_digest == values_digest(state.whole) == state.whole_digest
-    assert renewed.first_base().tolist() == values(renewed)
+    refreshed = after(SETTINGS, *ONCE, scores(1, 2, 7))
+    assert refreshed.scored is not None
+    assert vector_of(refreshed.scored).tolist() == state.whole.tolist()
+    assert refreshed.scored_digest == values_digest(state.whole) == state.whole_digest
+    assert refreshed.first_base().tolist() == values(refreshed)
 
 
-def test_initial_weights_are_there_to_the_bit_after_any_number_of_masks() -> None:
-    """What no mask ever kept is untouched; the initial vector is the very same."""
+def test_initial_weights_keep_their_bits_after_any_number_of_masks() -> None:
+    """A weight that no mask kept is unchanged; the initial vector is the same object."""
     odd = np.float32(0.1)
     initial = (INITIAL * odd).astype(np.float32)
     ssfl = Ssfl(replace(SETTINGS, deactivated="keep"))
@@ -99,14 +99,14 @@ def test_initial_weights_are_there_to_the_bit_after_any_number_of_masks() -> Non
 TWICE = (*ONCE, scores(1, 2, 7), (-20.0, -30.0, -80.0, -61.0))  # 0 was dropped, 7 added
 
 
-def test_a_weight_that_was_dropped_comes_back_as_it_was_trained_if_that_was_kept() -> None:
+def test_a_dropped_weight_returns_with_its_trained_value_if_kept() -> None:
     state = after(replace(SETTINGS, deactivated="keep"), *TWICE, scores(0, 1, 3))
     assert (kept(state), values(state)) == ([0, 1, 3], [-1, -20, 4, -61])
     again = after(replace(SETTINGS, deactivated="keep"), *TWICE, scores(0, 1, 3), scores(7, 2, 0))
-    assert values(again) == [-1, -30, -80, -61], "dropped by the mask before, too"
+    assert values(again) == [-1, -30, -80, -61], "the previous mask dropped 2 and 7"
 
 
-def test_a_weight_that_was_dropped_comes_back_at_its_initial_value_if_it_was_reset() -> None:
+def test_a_dropped_weight_returns_with_its_initial_value_if_reset() -> None:
     state = after(replace(SETTINGS, deactivated="reset"), *TWICE, scores(0, 1, 3))
     assert (kept(state), values(state)) == ([0, 1, 3], [1, -20, 4, -61])
     again = after(replace(SETTINGS, deactivated="reset"), *TWICE, scores(0, 1, 3), scores(7, 2, 0))
@@ -114,7 +114,7 @@ def test_a_weight_that_was_dropped_comes_back_at_its_initial_value_if_it_was_res
     assert again.resting is None and again.resting_digest == b""
 
 
-def test_a_mask_agreed_on_the_initial_weights_needs_nothing_but_them() -> None:
+def test_a_mask_agreed_on_the_initial_weights_needs_only_them() -> None:
     state = after(SETTINGS, scores(0, 1, 2))
     assert (state.scored, state.resting, state.resting_digest) == (None, None, b"")
     assert state.scored_digest == state.initial_digest
@@ -132,7 +132,7 @@ def test_a_growing_mask_keeps_all_of_the_old_one() -> None:
 
 
 def test_after_a_warm_up_a_growing_mask_begins_small() -> None:
-    """The dense mask of the warm-up is none that could be kept."""
+    """The dense mask of the warm-up is not kept."""
     settings = replace(
         SETTINGS, sparsity_schedule="0:0.8,2:0.6", refresh_mode="grow", warmup_rounds=1
     )
@@ -151,11 +151,11 @@ def test_a_schedule_that_would_keep_nothing_is_refused_at_the_start() -> None:
         Ssfl(replace(SETTINGS, sparsity_schedule="0:0.5,9:0.95")).begin(TEN, INITIAL)
 
 
-def test_a_warm_up_trains_everything_and_is_where_the_first_mask_begins() -> None:
+def test_a_warm_up_trains_everything_and_the_first_mask_starts_from_it() -> None:
     settings = replace(SETTINGS, warmup_rounds=1)
     begun = after(settings)
     assert (begun.mask, begun.mask_epoch) == (Mask.full(10), 1)
-    warm = tuple(-one for one in INITIAL.tolist())
+    warm = tuple(-value for value in INITIAL.tolist())
     state = after(settings, warm, scores(0, 1, 9))
     assert (kept(state), values(state), state.mask_epoch) == ([0, 1, 9], [-1, -2, -10, -60], 2)
     assert state.scored is not None and vector_of(state.scored).tolist() == list(warm)
@@ -163,7 +163,7 @@ def test_a_warm_up_trains_everything_and_is_where_the_first_mask_begins() -> Non
     assert values(back) == [6, 7, 8, -60], "reset: to before the warm-up"
 
 
-# -- when
+# -- timing
 
 
 def position(rounds_done: int, epoch: int, *, refresh: bool = False, attempt: int = 0) -> Position:
@@ -175,20 +175,20 @@ def work(settings: RunSettings, at: Position) -> Work | None:
     return plan.work if plan else None
 
 
-def test_a_warm_up_scores_after_exactly_so_many_rounds() -> None:
+def test_scoring_starts_exactly_after_the_warm_up_rounds() -> None:
     settings = replace(SETTINGS, warmup_rounds=3)
     asked = [work(settings, position(number, 1)) for number in range(4)]
     assert asked == [Work.TRAIN, Work.TRAIN, Work.TRAIN, Work.SCORE]
     assert work(settings, position(3, 2)) is Work.TRAIN
 
 
-def test_a_refresh_scores_and_after_the_last_round_there_is_none() -> None:
+def test_a_refresh_scores_except_after_the_last_round() -> None:
     assert work(SETTINGS, position(5, 1, refresh=True)) is Work.SCORE
     assert work(SETTINGS, position(5, 1)) is Work.TRAIN
     assert work(SETTINGS, position(20, 1, refresh=True)) is None
 
 
-# -- who
+# -- clients
 
 
 def scoring(**changes: object) -> Plan:
@@ -209,7 +209,7 @@ def scoring(**changes: object) -> Plan:
         ("magnitude", "magnitude", 0, 100),
     ],
 )
-def test_every_criterion_asks_those_it_needs(
+def test_every_criterion_asks_the_clients_it_needs(
     criterion: str, asked: str, num_clients: int, num_batches: int
 ) -> None:
     plan = scoring(criterion=criterion)
@@ -218,7 +218,7 @@ def test_every_criterion_asks_those_it_needs(
     assert plan.cohort == tuple(sorted(plan.cohort)) and set(plan.cohort) <= set(CLIENTS)
 
 
-def test_a_number_of_minibatches_that_is_set_holds_for_everyone() -> None:
+def test_a_given_number_of_minibatches_holds_for_all_clients() -> None:
     for criterion in ("saliency", "one-client", "grasp"):
         assert scoring(criterion=criterion, scoring_batches=7).num_batches == 7
 
@@ -230,7 +230,7 @@ def test_a_hundred_minibatches_are_shared_by_the_clients() -> None:
         assert plan is not None and plan.num_batches == each
 
 
-def test_one_client_is_drawn_anew_for_every_mask_and_attempt() -> None:
+def test_another_client_is_drawn_for_every_mask_and_attempt() -> None:
     ssfl = Ssfl(replace(SETTINGS, criterion="one-client"))
 
     def chosen(epoch: int, attempt: int) -> ClientId:
@@ -244,7 +244,7 @@ def test_one_client_is_drawn_anew_for_every_mask_and_attempt() -> None:
     assert chosen(3, 1) == chosen(3, 1)
 
 
-def test_weights_of_scores_and_of_updates_are_set_apart() -> None:
+def test_weights_of_scores_and_of_updates_are_separate_settings() -> None:
     for of_scores, of_updates in (("equal", "samples"), ("samples", "equal")):
         settings = replace(SETTINGS, score_weights=of_scores, update_weights=of_updates)
         score, train = (Ssfl(settings).plan(position(0, epoch), CLIENTS) for epoch in (0, 1))
@@ -257,7 +257,7 @@ def test_weights_of_scores_and_of_updates_are_set_apart() -> None:
 # -- controls
 
 
-def test_a_random_mask_looks_at_no_score_and_changes_with_its_epoch() -> None:
+def test_a_random_mask_ignores_scores_and_changes_with_its_epoch() -> None:
     settings = replace(SETTINGS, criterion="random", seed=4)
     once = after(settings, scores(0, 1, 2))
     assert once.mask == random_mask(10, 3, 4, 0) == after(settings, scores(9, 8, 7)).mask
@@ -269,7 +269,7 @@ def test_magnitude_keeps_the_largest_weights_of_the_whole_model() -> None:
     settings = replace(SETTINGS, criterion="magnitude")
     assert kept(after(settings, scores(0, 1, 2))) == [7, 8, 9]
     trained = after(settings, scores(), (-0.5, 90.0, -70.0, 1.0), scores())
-    assert kept(trained) == [6, 8, 9], "7 shrank to -0.5, so the next largest rests at its start"
+    assert kept(trained) == [6, 8, 9], "7 shrank to -0.5, so the resting value of 6 is larger"
 
 
 def test_a_shuffled_mask_keeps_as_many_in_every_tensor() -> None:
@@ -295,7 +295,7 @@ def test_every_criterion_keeps_exactly_k_and_begins_at_the_initial_weights(crite
 # -- a mask for every client
 
 
-def test_masks_of_their_own_are_trained_from_the_start() -> None:
+def test_own_masks_are_trained_from_the_start() -> None:
     settings = replace(SETTINGS, criterion="client-random")
     own = strategy_for(settings)
     assert isinstance(own, OwnMasks)
@@ -310,9 +310,9 @@ def test_masks_of_their_own_are_trained_from_the_start() -> None:
 def test_a_client_trains_on_its_own_mask_and_tests_the_whole_model() -> None:
     own = strategy_for(replace(SETTINGS, criterion="client-random"))
     state = own.begin(TEN, INITIAL)
-    seen = {client: own.seen_by(client, Work.TRAIN, state) for client in CLIENTS}
-    assert len({tuple(kept(one)) for one in seen.values()}) > 1
-    for one in seen.values():
-        assert values(one) == [*INITIAL[kept(one)].tolist(), 60]
+    seen = {client: own.client_state(client, Work.TRAIN, state) for client in CLIENTS}
+    assert len({tuple(kept(view)) for view in seen.values()}) > 1
+    for view in seen.values():
+        assert values(view) == [*INITIAL[kept(view)].tolist(), 60]
     for tested in (Work.EVALUATE, Work.PERSONALIZE):
-        assert own.seen_by(CLIENTS[0], tested, state) is state
+        assert own.client_state(CLIENTS[0], tested, state) is state

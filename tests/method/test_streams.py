@@ -45,7 +45,7 @@ def test_numbers_permutations_and_choices_never_change() -> None:
     assert Stream(7, "cohort", 3, 0).choose(8, 3).tolist() == [0, 4, 6]
 
 
-def test_a_stream_goes_on_where_it_stopped() -> None:
+def test_a_stream_continues_where_it_stopped() -> None:
     whole, parts = Stream(1, "x").words(10), Stream(1, "x")
     assert [*parts.words(3).tolist(), *parts.words(7).tolist()] == whole.tolist()
 
@@ -58,7 +58,7 @@ def test_another_key_is_another_stream(other: Stream) -> None:
     assert not set(Stream(0, "a", 2).words(8).tolist()) & set(other.words(8).tolist())
 
 
-def test_parts_of_a_key_do_not_run_into_each_other() -> None:
+def test_parts_of_a_key_are_separated() -> None:
     assert Stream(0, "a", 12, 3).words(1) != Stream(0, "a", 1, 23).words(1)
 
 

@@ -1,4 +1,4 @@
-"""Lossy runs: which code, which words decide its rounding, and what the coordinator commits."""
+"""Lossy runs: their code, the random words of rounding, and the committed values."""
 
 from dataclasses import replace
 
@@ -15,7 +15,7 @@ from ssfl.method.settings import VALUE_TYPES, RunSettings
 from ssfl.method.value_types import commit_change, lossy_code, random_words, rounding_words
 
 Vector = npt.NDArray[np.float32]
-LOSSY = [one for one in VALUE_TYPES if one != "float32"]
+LOSSY = [name for name in VALUE_TYPES if name != "float32"]
 BASE_DIGEST = bytes(range(32))
 
 
@@ -31,8 +31,8 @@ def walk(size: int = 1000) -> tuple[Vector, Vector]:
 
 
 def test_every_value_type_has_its_code() -> None:
-    names = {one: code.name if (code := lossy_code(run_of(one))) else "" for one in VALUE_TYPES}
-    assert names == {"float32": "", **{one: one for one in LOSSY}}
+    names = {name: code.name if (code := lossy_code(run_of(name))) else "" for name in VALUE_TYPES}
+    assert names == {"float32": "", **{name: name for name in LOSSY}}
 
 
 def test_the_grid_is_as_fine_as_the_settings_say() -> None:
@@ -49,7 +49,7 @@ def test_words_are_named_by_seed_purpose_and_name() -> None:
         random_words(7, 5, "rounding", "update", 4, "ann"),
         random_words(7, 5, "rounding", "update", 3, "bob"),
     ]
-    assert len({words.tobytes(), *(one.tobytes() for one in others)}) == 5
+    assert len({words.tobytes(), *(other.tobytes() for other in others)}) == 5
 
 
 def test_words_do_not_depend_on_the_machine() -> None:
@@ -100,7 +100,7 @@ def test_the_rounding_of_a_commit_follows_from_seed_and_base() -> None:
 
 
 def test_a_change_too_large_for_its_code_is_committed_as_it_is() -> None:
-    """A fine grid holds small changes only: the run must not end over a large one."""
+    """A fine grid only holds small changes; a large change must not end the run."""
     base = np.zeros(3, dtype=np.float32)
     mean = np.array([0, 1, 0.25], dtype=np.float32)  # on the grid 2^-40, 2^-9 is too much
     values, change = commit_change(run_of("grid", grid_bits=40), base, mean, BASE_DIGEST)
@@ -110,7 +110,7 @@ def test_a_change_too_large_for_its_code_is_committed_as_it_is() -> None:
 
 @given(st.data())
 def test_any_mean_of_updates_can_be_committed(data: st.DataObject) -> None:
-    """Means are at most 1024, the bound of the sum; whatever the type, the next base is near."""
+    """Means are at most 1024, the bound of the sum; every type gives a close next base."""
     value = st.floats(-1024, 1024, width=32)
     base, mean = (data.draw(hnp.arrays(np.float32, 5, elements=value)) for _ in range(2))
     bits = data.draw(st.integers(1, 40))

@@ -1,7 +1,7 @@
-"""SSFL's mask written down again, from the paper alone: plain PyTorch, fractions and sorting.
+"""An independent implementation of SSFL's mask, from the paper: PyTorch, fractions and sorting.
 
-Nothing of this repository is imported here, and nothing is made fast: it is what ours is compared
-with. The network is two 3x3 convolutions of stride 2 and two linear layers, with ReLU between.
+It imports nothing of this repository and is not optimised; ours is compared with it. The network
+is two 3x3 convolutions of stride 2 and two linear layers, with ReLU between.
 """
 
 from collections.abc import Mapping, Sequence
@@ -55,11 +55,11 @@ def grid_bits(largest: float, total: int) -> int:
 def mean_on_grid(clients: Sequence[Floats], samples: Sequence[int]) -> Floats:
     """Return sum n_k s_k / sum n_k in exact fractions, each s_k on the grid, rounded once."""
     total = sum(samples)
-    bits = grid_bits(max(float(one.max()) for one in clients), total)
+    bits = grid_bits(max(float(scores.max()) for scores in clients), total)
     means = []
     for values in zip(*clients, strict=True):
         units = sum(
-            n * round(Fraction(float(value)) * Fraction(2) ** bits)  # a half goes to the even
+            n * round(Fraction(float(value)) * Fraction(2) ** bits)  # ties to even
             for n, value in zip(samples, values, strict=True)
         )
         means.append(to_float32(Fraction(units, total) / Fraction(2) ** bits))
@@ -67,7 +67,7 @@ def mean_on_grid(clients: Sequence[Floats], samples: Sequence[int]) -> Floats:
 
 
 def to_float32(value: Fraction) -> float:
-    """Return the nearest float32 of a non-negative fraction, a half to the even one."""
+    """Return the float32 nearest to a non-negative fraction, ties to even."""
     if not value:
         return 0.0
     magnitude = value.numerator.bit_length() - value.denominator.bit_length()
@@ -78,12 +78,12 @@ def to_float32(value: Fraction) -> float:
 
 
 def mean_in_float64(clients: Sequence[Floats], samples: Sequence[int]) -> Doubles:
-    """Return the mean as anybody would compute it, in float64."""
-    weighted = [n * one.astype(np.float64) for n, one in zip(samples, clients, strict=True)]
+    """Return the weighted mean in float64."""
+    weighted = [n * scores.astype(np.float64) for n, scores in zip(samples, clients, strict=True)]
     mean: Doubles = np.sum(weighted, axis=0) / sum(samples)
     return mean
 
 
 def top(mean: Sequence[float] | npt.NDArray[Any], k: int) -> set[int]:
-    """Return the coordinates of the k largest; of equal ones the first."""
+    """Return the coordinates of the k largest; of equal scores the first."""
     return set(sorted(range(len(mean)), key=lambda place: (-mean[place], place))[:k])

@@ -29,7 +29,7 @@ def model_of(num_masked: int) -> Manifest:
 
 
 def mean(uploads: list[tuple[Vector, int]]) -> Vector:
-    """Average as the coordinator does: scores and values alike."""
+    """Average scores or values as the coordinator does."""
     largest = max(float(np.abs(values).max()) for values, _ in uploads)
     bits = fraction_bits(largest, sum(n for _, n in uploads), MAX_SCORE_FRACTION_BITS)
     total = ExactSum(uploads[0][0].size, bits)

@@ -1,9 +1,9 @@
 """Scores, mean and mask against an independent oracle, on stored inputs.
 
-`minibatches.npz` holds the tensors of a small network and a minibatch of each of three clients,
-who have different classes and 37, 120 and 1201 training samples. `oracle.py` knows nothing of
-this project. The scores must agree bit for bit (one thread, the same torch), the mean as a
-fraction rounded once, and the mask but for what lies within one step of the threshold.
+`minibatches.npz` holds the tensors of a small network and a minibatch of each of three clients
+with different classes and 37, 120 and 1201 training samples. `oracle.py` does not import this
+project. The scores must agree bit for bit (one thread, the same torch), the mean as a fraction
+rounded once, and the mask except within one step of the threshold.
 """
 
 from collections.abc import Iterator
@@ -65,11 +65,11 @@ def our_scores(client: int) -> Floats:
 
 def our_mean(scores: list[Floats], samples: list[int]) -> Floats:
     """Average as the coordinator does."""
-    largest = max(float(one.max()) for one in scores)
+    largest = max(float(client.max()) for client in scores)
     bits = fraction_bits(largest, sum(samples), MAX_SCORE_FRACTION_BITS)
     total = ExactSum(scores[0].size, bits)
-    for one, num_samples in zip(scores, samples, strict=True):
-        total.fold(one, num_samples)
+    for client, num_samples in zip(scores, samples, strict=True):
+        total.fold(client, num_samples)
     return total.mean()
 
 
@@ -82,7 +82,7 @@ def oracle_scores() -> list[Floats]:
 
 
 def check_masks(scores: list[Floats], samples: list[int], k: int, allowed: int) -> list[int]:
-    """Compare our mask with that of a mean in float64; return where only the oracle's keeps.
+    """Compare our mask with that of a mean in float64; return what only the oracle keeps.
 
     At most `allowed` coordinates may differ, and only within one step of the threshold: a step
     of the grid that is summed on, or of float32, to which the mean is rounded.
@@ -91,7 +91,7 @@ def check_masks(scores: list[Floats], samples: list[int], k: int, allowed: int) 
     ours, theirs = our_mask(our_mean(scores, samples), k), oracle.top(plain, k)
     assert len(ours) == len(theirs) == k
     threshold = min(plain[place] for place in theirs)
-    bits = oracle.grid_bits(max(float(one.max()) for one in scores), sum(samples))
+    bits = oracle.grid_bits(max(float(client.max()) for client in scores), sum(samples))
     step = max(2.0**-bits, float(np.spacing(np.float32(threshold))))
     differing = sorted(ours ^ theirs)
     listed = "\n".join(
@@ -114,7 +114,7 @@ def test_the_scores_agree_bit_for_bit(client: int) -> None:
 
 
 @pytest.mark.parametrize("client", CLIENTS)
-def test_the_scores_are_those_of_exact_arithmetic_but_for_rounding(client: int) -> None:
+def test_the_scores_equal_exact_arithmetic_up_to_rounding(client: int) -> None:
     exact = np.abs(oracle.products(TENSORS, *minibatch(client), torch.float64))
     np.testing.assert_allclose(our_scores(client), exact, rtol=1e-3, atol=1e-6 * exact.max())
 
@@ -150,8 +150,8 @@ def test_a_large_mask_differs_in_one_of_a_hundred_thousand_at_most(seed: int) ->
     check_masks(scores, SAMPLES, k=150_000, allowed=1)
 
 
-def test_what_differs_lies_within_one_step_of_the_threshold() -> None:
-    """Means that float64 tells apart, and float32 does not: the first coordinate is kept."""
+def test_differences_lie_within_one_step_of_the_threshold() -> None:
+    """Means that differ in float64 but not in float32: the first coordinate is kept."""
     below, above = np.float32(1), np.nextafter(np.float32(1), np.float32(2))
     scores = [
         np.array([2, below, below, 0.5], dtype=np.float32),
@@ -161,12 +161,12 @@ def test_what_differs_lies_within_one_step_of_the_threshold() -> None:
 
 
 def test_averaging_with_signs_would_give_another_mask() -> None:
-    """ "|dL/dw * w|" is taken by each client, and only then is the mean taken."""
+    """Each client takes "|dL/dw * w|" before the mean is computed."""
     signed = [oracle.products(TENSORS, *minibatch(c), torch.float32) for c in CLIENTS]
     k = kept_for_sparsity("0.9", signed[0].size)
     ours = our_mask(our_mean([our_scores(client) for client in CLIENTS], SAMPLES), k)
-    magnitudes = [np.abs(one).astype(np.float32) for one in signed]
-    late = np.abs(oracle.mean_in_float64([one.astype(np.float32) for one in signed], SAMPLES))
+    magnitudes = [np.abs(client).astype(np.float32) for client in signed]
+    late = np.abs(oracle.mean_in_float64([client.astype(np.float32) for client in signed], SAMPLES))
     assert ours == oracle.top(oracle.mean_in_float64(magnitudes, SAMPLES), k)
     assert len(oracle.top(late, k) - ours) > 0.01 * k
 
@@ -175,13 +175,13 @@ def test_the_gradient_alone_would_give_another_mask() -> None:
     scores = oracle_scores()
     k = kept_for_sparsity("0.9", scores[0].size)
     weights = np.concatenate([np.abs(TENSORS[name]).ravel() for name in oracle.WEIGHTS])
-    gradients = [one / weights for one in scores]
+    gradients = [client / weights for client in scores]
     ours = our_mask(our_mean([our_scores(client) for client in CLIENTS], SAMPLES), k)
     assert len(oracle.top(oracle.mean_in_float64(gradients, SAMPLES), k) - ours) > 0.1 * k
 
 
 def test_the_plain_mean_would_give_another_mask() -> None:
-    """Clients weigh what they have in training samples: 37, 120 and 1201."""
+    """Clients are weighted by their numbers of training samples: 37, 120 and 1201."""
     scores = oracle_scores()
     k = kept_for_sparsity("0.9", scores[0].size)
     ours = our_mask(our_mean([our_scores(client) for client in CLIENTS], SAMPLES), k)

@@ -1,4 +1,4 @@
-"""The paper's "OOD Adaptation": one more mask, on the unmasked state; sentence by sentence."""
+"""The paper's "OOD Adaptation", sentence by sentence: a new mask from the unmasked state."""
 
 import numpy as np
 import numpy.typing as npt
@@ -51,10 +51,10 @@ def test_a_refresh_keeps_what_was_trained_and_starts_the_others_where_they_were(
 
 
 @pytest.mark.parametrize(("deactivated", "returns_as"), [("reset", -0.25), ("keep", 11.0)])
-def test_a_weight_that_was_dropped_returns_as_the_setting_says(
+def test_a_dropped_weight_returns_with_the_value_of_the_setting(
     deactivated: str, returns_as: float
 ) -> None:
-    """The paper leaves it open: its initial value, or the one it was trained to."""
+    """The paper leaves open whether it returns with its initial or its trained value."""
     ssfl = Ssfl(RunSettings(sparsity="0.5", deactivated=deactivated))
     state = ssfl.finish(Work.SCORE, trained_once(ssfl), vector(9, 1, 2, 8, 3, 7), 1)
     state = ssfl.finish(Work.TRAIN, state, vector(20, 23, 25), 2)
@@ -62,7 +62,7 @@ def test_a_weight_that_was_dropped_returns_as_the_setting_says(
     assert dense(state) == [20, returns_as, 0, 23, 0, 0]
 
 
-def test_one_refresh_is_one_scoring_by_every_client_and_then_training_goes_on() -> None:
+def test_a_refresh_is_one_scoring_by_every_client_and_then_training_continues() -> None:
     """Algorithm "OOD Adaptation": "the server triggers a single mask update"."""
     ssfl = Ssfl(RunSettings(sparsity="0.5", rounds=5))
     asked = ssfl.plan(Position(2, mask_epoch=1, attempt=0, refresh=True), CLIENTS)

@@ -105,14 +105,14 @@ def _watched(world: "World") -> Iterator[None]:
     os.fsync = world.synced  # type: ignore[assignment]
     secrets.token_hex = world.token_hex  # type: ignore[assignment]
     secrets.token_bytes = world.token_bytes  # type: ignore[assignment]
-    failpoints.install(world.passes)
+    failpoints.install_hook(world.passes)
     logging.disable(logging.CRITICAL)
     try:
         yield
     finally:
         os.fsync, secrets.token_hex, gc.collect = fsync, token_hex, collect
         secrets.token_bytes = token_bytes
-        failpoints.install(None)
+        failpoints.install_hook(None)
         logging.disable(level)
 
 

@@ -7,7 +7,7 @@ import torch
 
 from ssfl.learning import image_task
 from ssfl.learning.describe import manifest_of
-from ssfl.learning.flatten import first_weights, write_vector
+from ssfl.learning.flatten import initial_weights, write_vector
 from ssfl.learning.saliency import saliency_scores, score_locally
 from ssfl.method.density import kept_for_sparsity
 from ssfl.method.mask import Mask, top_k
@@ -47,7 +47,7 @@ def test_the_masks_are_those_of_a_run_and_of_the_whole_gradient() -> None:
     shards = build_shards(SPEC, 0)
     model = image_task.build_model(SETTINGS, shards["shard_00"])
     manifest = manifest_of(model, {})
-    write_vector(model, manifest, first_weights(model, manifest, 0))
+    write_vector(model, manifest, initial_weights(model, manifest, 0))
     scores = [
         score_locally(model, manifest, image_task, shard, SETTINGS, name)
         for name, shard in shards.items()

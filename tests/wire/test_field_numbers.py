@@ -1,8 +1,8 @@
-"""Names, numbers and types of every field and enum value are what tests/wire/golden says.
+"""Names, numbers and types of all fields and enum values must equal those in tests/wire/golden.
 
-A field that changes its number or type breaks every client in the field without a compile error,
-so a change here is a change of the wire format: add lines, and never edit or remove one (put the
-number of a field that is gone under `reserved` in the proto, and mark its line here).
+A field that changes its number or type breaks every deployed client without a compile error. So a
+change here is a change of the wire format: add lines, and never edit or remove one (put the number
+of a removed field under `reserved` in the proto, and mark its line here).
 """
 
 from collections.abc import Iterator
@@ -63,7 +63,7 @@ def lines() -> Iterator[str]:
                 )
 
 
-def test_the_wire_is_what_it_was() -> None:
+def test_the_wire_format_is_unchanged() -> None:
     golden = GOLDEN.read_text().splitlines()
     assert len(golden) > 100, "the golden file is not the one that was stored"
     assert sorted(lines()) == golden

@@ -1,4 +1,4 @@
-"""Whole messages as literal bytes, both ways: what a client in another language must produce."""
+"""Whole messages as literal bytes, encoded and decoded, for clients in other languages."""
 
 import pytest
 from google.protobuf.message import Message
@@ -135,18 +135,18 @@ GOLDEN: list[tuple[Message, str]] = [
 ]
 
 
-@pytest.mark.parametrize(("message", "golden"), GOLDEN, ids=lambda one: type(one).__name__)
+@pytest.mark.parametrize(("message", "golden"), GOLDEN, ids=lambda message: type(message).__name__)
 def test_a_message_is_these_bytes(message: Message, golden: str) -> None:
     assert message.SerializeToString(deterministic=True).hex() == golden
 
 
-@pytest.mark.parametrize(("message", "golden"), GOLDEN, ids=lambda one: type(one).__name__)
+@pytest.mark.parametrize(("message", "golden"), GOLDEN, ids=lambda message: type(message).__name__)
 def test_these_bytes_are_the_message(message: Message, golden: str) -> None:
     assert type(message).FromString(bytes.fromhex(golden)) == message
 
 
-def test_the_header_of_an_update_is_small_beside_its_payload() -> None:
-    """What a round costs besides the values: under 250 bytes for each client."""
+def test_the_header_of_an_update_is_small() -> None:
+    """A round costs less than 250 bytes per client on top of the values."""
     request = coordinator_pb2.SendUpdateRequest(
         caller=coordinator_pb2.Caller(run_id="20250101-120000-abcdef", client_id="shard_07"),
         header=UPDATE,
@@ -154,7 +154,7 @@ def test_the_header_of_an_update_is_small_beside_its_payload() -> None:
     assert request.ByteSize() < 250
 
 
-def test_a_field_from_the_future_is_passed_over() -> None:
-    """A newer client may send more; what we know is still read."""
+def test_an_unknown_field_is_ignored() -> None:
+    """A newer client may send more fields; known fields are still read."""
     grant = bytes.fromhex("088001") + bytes.fromhex("f207026869")  # field 126, "hi"
     assert transfer_pb2.Grant.FromString(grant).offset == 128

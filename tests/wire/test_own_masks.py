@@ -1,4 +1,4 @@
-"""Masks of one's own as docs/wire-format.md describes them, made by its words alone."""
+"""Own masks of clients, implemented from the text of docs/wire-format.md."""
 
 import hashlib
 import re
@@ -17,13 +17,13 @@ SEED = 7
 WORD = (1 << 64) - 1
 
 
-def told(name: str) -> str:
+def vector_of_page(name: str) -> str:
     (found,) = re.findall(rf"^{name} = (.*)$", PAGE, flags=re.MULTILINE)
     return str(found)
 
 
 def words(name: bytes) -> Iterator[int]:
-    """Philox-4x64-10 with a key named so, from the constants on the page."""
+    """Yield the words of Philox-4x64-10, keyed by `name`, with the constants of the page."""
     whole = int.from_bytes(hashlib.sha256(name).digest()[:16], "little")
     counter = 0
     while True:
@@ -53,20 +53,20 @@ def by_the_page(manifest: Manifest, sparsity: str, client: str) -> list[bool]:
 
 
 def test_the_examples_follow_from_the_words_of_the_page() -> None:
-    manifest = Manifest.from_json(told("manifest_json").encode())
+    manifest = Manifest.from_json(vector_of_page("manifest_json").encode())
     for client in ("site_a", "site_b"):
         kept = by_the_page(manifest, "0.5", client)
-        assert "".join("01"[bit] for bit in kept) == told(f"own_mask_{client}")
+        assert "".join("01"[bit] for bit in kept) == vector_of_page(f"own_mask_{client}")
         digest = Mask.from_bools(np.array(kept)).digest.hex()
-        assert digest == told(f"own_mask_digest_{client}")
-    tails = Manifest.from_json(told("tails_manifest").encode())
+        assert digest == vector_of_page(f"own_mask_digest_{client}")
+    tails = Manifest.from_json(vector_of_page("tails_manifest").encode())
     packed = Mask.from_bools(np.array(by_the_page(tails, "0.9", "site_a"))).bits.hex()
-    assert packed == told("own_mask_tails_site_a")
+    assert packed == vector_of_page("own_mask_tails_site_a")
 
 
-def test_ours_are_the_same() -> None:
+def test_our_masks_are_the_same() -> None:
     for name, sparsity in (("manifest_json", "0.5"), ("tails_manifest", "0.9")):
-        manifest = Manifest.from_json(told(name).encode())
+        manifest = Manifest.from_json(vector_of_page(name).encode())
         for client in ("site_a", "site_b", "a.b-c_9"):
             ours = client_random_mask(manifest, sparsity, SEED, client)
             assert ours.bools().tolist() == by_the_page(manifest, sparsity, client)

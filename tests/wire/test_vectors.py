@@ -37,7 +37,7 @@ Vector = npt.NDArray[np.float32]
 
 
 class Vectors:
-    """The vectors of the page; remembers which were asked for."""
+    """The vectors of the page; records which were used."""
 
     def __init__(self, text: str) -> None:
         blocks = re.findall(r"```vector\n(.*?)```", text, flags=re.DOTALL)
@@ -158,7 +158,7 @@ def frames_are_read(vectors: Vectors) -> None:
 
 
 def lossy_changes(vectors: Vectors) -> None:
-    """The values on the page are what was received; sent again, they give the same bytes."""
+    """The page lists the received values; encoded again, they give the same bytes."""
     base = vectors.floats("lossy_base")
     for code in (bfloat16.CODE, int8.CODE, grid.Grid(8)):
         payload = vectors.data(f"{code.name}_payload")

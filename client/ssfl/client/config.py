@@ -31,7 +31,7 @@ class ClientConfig:
     task: str = setting("image", "task: image, table, a .py file, or an importable module")
     device: str = setting("auto", "device to compute on", choices=("auto", "cpu", "cuda", "mps"))
     threads: int = setting(
-        1, "torch threads; 0: every core; the number affects the bits of training", least=0
+        1, "torch threads; 0: every core; the number affects the bits of training", ge=0
     )
     client_id: str = setting("", "name in the federation; by default the shard's name")
     state_dir: Path = setting(

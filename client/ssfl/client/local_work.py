@@ -15,14 +15,14 @@ from ssfl.learning.describe import manifest_of
 from ssfl.learning.errors import LearningError, ModelError
 from ssfl.learning.evaluate import Evaluation, evaluate, validate
 from ssfl.learning.first_batch import try_first_batch
-from ssfl.learning.flatten import first_weights, read_vector, write_vector
+from ssfl.learning.flatten import initial_weights, read_vector, write_vector
 from ssfl.learning.grasp import grasp_locally
 from ssfl.learning.load_task import LoadedTask
 from ssfl.learning.masked_training import train_locally
 from ssfl.learning.personalize import personal_settings
 from ssfl.learning.saliency import score_locally
 from ssfl.learning.synflow import synflow_scores
-from ssfl.learning.trained import Trained
+from ssfl.learning.trained import LocalResult
 from ssfl.method.manifest import Manifest
 from ssfl.method.mask import Mask
 from ssfl.method.settings import RunSettings
@@ -87,9 +87,9 @@ class SiteModel:
             own_weights=task.own_weights,
             initialization=settings.initialization,
         )
-        if run_manifest and manifest.differs_only_in_rules(run_manifest):
+        if run_manifest and manifest.same_except_init(run_manifest):
             manifest = run_manifest
-        initial = first_weights(network, manifest, settings.seed)
+        initial = initial_weights(network, manifest, settings.seed)
         write_vector(network, manifest, initial)
         return cls(network, manifest, initial)
 
@@ -166,7 +166,7 @@ class Site:
             case unknown:
                 raise ModelError(f"the coordinator asks for unknown scores: {unknown!r}")
 
-    def train(self, mask: Mask, base: Vector, round_number: int, on_step: OnStep) -> Trained:
+    def train(self, mask: Mask, base: Vector, round_number: int, on_step: OnStep) -> LocalResult:
         """Return the values after a round of local training from the base."""
         tested = self._test(mask, base)
         report = train_locally(
@@ -175,7 +175,7 @@ class Site:
         )  # fmt: skip
         personal = evaluate(self._model, self._task, self._shard)
         values = mask.gather(read_vector(self._model, self.manifest))
-        return Trained(values, report.mean_loss, tested, personal)
+        return LocalResult(values, report.mean_loss, tested, personal)
 
     def evaluate(self, mask: Mask, values: Vector) -> Tested:
         """Test a global model on the site's test split, and on its validation split."""

@@ -1,6 +1,7 @@
-"""Bytes of a sparse model: encodings, value codes, masks and chunks. numpy and zstandard only.
+"""Encodings of a sparse model: vectors, values, masks, scores and chunks.
 
-docs/codec.md is the page for using this package alone; docs/wire-format.md has every byte.
+The package needs only numpy and zstandard. docs/codec.md explains its use, docs/wire-format.md
+specifies every byte.
 
 >>> import numpy as np
 >>> from ssfl.codec import values_only

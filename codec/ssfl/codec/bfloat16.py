@@ -1,9 +1,8 @@
-"""Lossy: the change against the reference as bfloat16, 2 bytes a value before entropy coding.
+"""Lossy value code: changes from the reference as bfloat16, 2 bytes per value before compression.
 
-A change keeps its size to 1 part in 256 (rounded to nearest; 1 in 128 stochastically), however
-small it is; the receiver adds it to its reference in float32. Layout: byte planes of the 16-bit
-patterns, the sign at the lowest bit and the exponent above the mantissa, so that the high plane is
-the exponent alone.
+The relative error of a change is at most 1/256 (1/128 with stochastic rounding). The receiver
+adds the change to its reference in float32. Layout: byte planes of the 16-bit patterns, rotated
+so that the sign is the lowest bit and the high plane holds only the exponent.
 """
 
 from dataclasses import dataclass
@@ -50,7 +49,7 @@ class Bfloat16:
         top = (rotated >> np.uint16(1)) | (rotated << np.uint16(15))
         if ((top & _INFINITY) == _INFINITY).any():
             raise MalformedPayload("a change that is not finite")
-        with np.errstate(over="ignore", invalid="ignore"):  # the receiver checks what it got
+        with np.errstate(over="ignore", invalid="ignore"):  # the receiver checks the values
             return reference + (top.astype(np.uint32) << np.uint32(16)).view(np.float32)
 
 

@@ -1,4 +1,4 @@
-"""Bitmask: one bit per coordinate, then the values of those whose bit is set.
+"""Bitmask encoding: one bit per coordinate, then the values of the kept coordinates.
 
     payload   mask u8[ceil(size / 8)] | values f32[num_kept]
 
@@ -24,7 +24,7 @@ from ssfl.codec.masks import packed_bytes
 
 
 class Bitmask(Encoding):
-    """A bit for each coordinate: the smallest without a shared mask from 1 kept in 32 on."""
+    """A bit per coordinate: smallest without a shared mask if at least 1 in 32 is kept."""
 
     name = "bitmask"
 
@@ -46,7 +46,7 @@ class Bitmask(Encoding):
         split = packed_bytes(size)
         packed = bytes(payload[:split])
         values = values_only.decode(payload[split:], num_kept)
-        # Behind a mask of 4n + 1 … 3 bytes, values stand where no float32 of the machine may.
+        # A mask whose length is not a multiple of 4 bytes leaves the values unaligned.
         return SparseVector(size, packed, np.require(values, requirements="A"))
 
 

@@ -1,17 +1,17 @@
 """Values coded against a reference, block by block.
 
-A *value code* turns up to BLOCK values, and the values of the reference at the same places, into
-bytes of its own; blocks do not depend on each other, so a payload can be written (`encode_block`)
-and read (`decoded`) in small buffers, however large it is.
+A *value code* encodes up to BLOCK values relative to the reference values at the same places.
+Blocks are independent, so that a payload of any size can be written (`encode_block`) and read
+(`decode_blocks`) in small buffers.
 
-    payload   block 0 | block 1 | …      each of BLOCK values, the last one of the rest
+    payload   block 0 | block 1 | …      BLOCK values each; the last block may be shorter
 
 Contract of every value code (`ValueCode`):
-- `block_bound(count)` is known before anything is encoded, and no block is ever larger;
-- a code that is `lossless` gives back every bit pattern, NaN payloads and -0.0 included;
-- one that is not refuses NaN and infinity, and rounds to nearest, or, given random words,
-  stochastically: up with the probability that makes the expectation exact;
-- any bytes decode or raise a CodecError, and nothing is allocated on the word of the sender.
+- `block_bound(count)` is known before encoding, and no block is larger.
+- A `lossless` code restores every bit pattern, including NaN payloads and -0.0.
+- A lossy code refuses NaN and infinity. It rounds to nearest or, given random words,
+  stochastically: the probability of rounding up makes the expectation exact.
+- Any bytes decode or raise a CodecError. Allocation never depends on a length the sender claims.
 
 >>> import numpy as np
 >>> from ssfl.codec import reference
@@ -33,7 +33,7 @@ import numpy.typing as npt
 from ssfl.codec.errors import CodecError, TrailingBytes
 from ssfl.codec.sections import Buffer, SectionReader, check_can_hold
 
-BLOCK = 1 << 16  # values: 256 KiB, so that a block's scratch stays in a core's cache
+BLOCK = 1 << 16  # values: 256 KiB, so that scratch memory fits in a core's cache
 Floats = npt.NDArray[np.float32]
 Words = npt.NDArray[np.uint32]
 
@@ -47,22 +47,22 @@ class ValueCode(Protocol):
     def lossless(self) -> bool: ...
 
     def block_bound(self, count: int) -> int:
-        """Return the most bytes a block of `count` values can take."""
+        """Return the largest possible size of a block of `count` values, in bytes."""
         ...
 
     def encode_block(
         self, values: Floats, reference: Floats, words: Words | None, out: memoryview
     ) -> int:
-        """Write a block into the caller's buffer; return the bytes it took."""
+        """Write a block into the caller's buffer; return the number of bytes written."""
         ...
 
     def decode_block(self, reader: SectionReader, reference: Floats) -> Floats:
-        """Return the values of the next block, as many as the reference has."""
+        """Return the values of the next block; it has as many as the reference."""
         ...
 
 
 def max_encoded_bytes(code: ValueCode, count: int) -> int:
-    """Return the most bytes `count` values can take: a hard bound, known beforehand."""
+    """Return the largest possible payload of `count` values, in bytes."""
     whole, rest = divmod(count, BLOCK)
     return whole * code.block_bound(BLOCK) + (code.block_bound(rest) if rest else 0)
 
@@ -74,10 +74,10 @@ def encode_into(
     out: memoryview,
     words: Words | None = None,
 ) -> int:
-    """Write the payload into the caller's buffer, of `max_encoded_bytes`; return its length.
+    """Write the payload into the caller's buffer of `max_encoded_bytes`; return its length.
 
-    `reference` None stands for zeros: then no value needs to be known to the receiver. `words`,
-    one per value, make a lossy code round stochastically.
+    A `reference` of None means zeros, which every receiver has. `words`, one random word per
+    value, make a lossy code round stochastically.
     """
     _check(values, reference, words)
     at = 0
@@ -95,14 +95,14 @@ def encode(
     payload = bytearray(max_encoded_bytes(code, values.size))
     with memoryview(payload) as out:
         used = encode_into(code, values, reference, out, words)
-    del payload[used:]  # gives the rest back
+    del payload[used:]
     return memoryview(payload)
 
 
-def decoded(
+def decode_blocks(
     code: ValueCode, payload: Buffer, count: int, reference: Floats | None
 ) -> Iterator[tuple[int, Floats]]:
-    """Yield (first place, values) of every block of a payload that must hold `count` values."""
+    """Yield (start, values) for every block of a payload that must hold `count` values."""
     _check(None, reference)
     if reference is not None and reference.size != count:
         raise CodecError(f"a reference of {reference.size} values for {count}")
@@ -118,25 +118,22 @@ def decoded(
 
 def decode(code: ValueCode, payload: Buffer, count: int, reference: Floats | None) -> Floats:
     """Return the `count` values of a payload."""
-    check_can_hold(len(payload), count)  # every code has sections of a byte per value at least
+    check_can_hold(len(payload), count)  # every code has at least one byte per value
     values = np.empty(count, dtype=np.float32)
-    for start, block in decoded(code, payload, count, reference):
+    for start, block in decode_blocks(code, payload, count, reference):
         values[start : start + block.size] = block
     return values
 
 
 def relative_error(values: Floats, sent: Floats, reference: Floats) -> float:
-    """Return how far the sent values are from the true ones, as a share of the change itself.
-
-    Root mean squares: |sent - values| / |values - reference|; 0 if nothing was lost.
-    """
+    """Return the coding error relative to the change: |sent - values| / |values - reference|."""
     lost = float(np.linalg.norm(sent.astype(np.float64) - values))
     change = float(np.linalg.norm(values.astype(np.float64) - reference))
     return lost / change if lost else 0.0
 
 
 def check_row(what: str, array: npt.NDArray[np.generic], dtype: type[np.generic]) -> None:
-    """Raise TypeError unless an array is one row of a type: nothing is converted silently."""
+    """Raise TypeError unless an array is one row of `dtype`; nothing is converted silently."""
     if not isinstance(array, np.ndarray) or array.ndim != 1 or array.dtype != dtype:
         got = getattr(array, "dtype", type(array).__name__), getattr(array, "shape", "")
         raise TypeError(f"{what} must be one row of {dtype.__name__}, got {got[0]} {got[1]}")

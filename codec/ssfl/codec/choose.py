@@ -1,7 +1,7 @@
-"""Which encoding is the smallest for so many kept coordinates.
+"""Choose the smallest encoding that the receiver can decode.
 
-Legal is every encoding the receiver can decode: `values_only` only if it holds the mask. Of equal
-sizes the first in the order of ENCODINGS is taken: the one whose payload needs less to be read.
+`values_only` needs a receiver that holds the mask. Of equal sizes the first in ENCODINGS wins,
+which is the simpler one to read.
 
 >>> choose(11_164_352, 1_116_435, mask_shared=True).name
 'values_only'
@@ -25,11 +25,11 @@ ENCODINGS: dict[str, Encoding] = {
 
 
 def choose(size: int, num_kept: int, *, mask_shared: bool) -> Encoding:
-    """Return the legal encoding with the smallest payload."""
-    legal = (one for one in ENCODINGS.values() if mask_shared or not one.needs_mask)
-    return min(legal, key=lambda one: one.encoded_bytes(size, num_kept))
+    """Return the encoding with the smallest payload that the receiver can decode."""
+    usable = (code for code in ENCODINGS.values() if mask_shared or not code.needs_mask)
+    return min(usable, key=lambda code: code.encoded_bytes(size, num_kept))
 
 
 def sizes(size: int, num_kept: int) -> dict[str, int]:
     """Return the payload bytes of every encoding, by name."""
-    return {name: one.encoded_bytes(size, num_kept) for name, one in ENCODINGS.items()}
+    return {name: code.encoded_bytes(size, num_kept) for name, code in ENCODINGS.items()}

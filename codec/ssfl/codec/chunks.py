@@ -1,7 +1,7 @@
-"""A payload in pieces, every one accounted for.
+"""Split a payload into chunks and check them on arrival.
 
-The sender cuts with `pieces`; the receiver checks each with `Receiver`, so a gap, a repeat, a
-reordering, a flipped bit or a byte too many is found at the chunk where it happens.
+The sender splits with `pieces`, the receiver checks with `Receiver`. A gap, a repeat, a
+reordering, a flipped bit or an extra byte is detected at the chunk where it occurs.
 """
 
 import zlib
@@ -10,50 +10,50 @@ from collections.abc import Callable, Iterator, Sequence
 from ssfl.codec.errors import ChecksumMismatch, ChunkError, TrailingBytes
 
 MIN_CHUNK_BYTES = 1 << 16
-MAX_CHUNK_BYTES = 1 << 20  # one gRPC message: larger ones cost memory and gain nothing
-_TARGET_S = 0.5  # a cut wire then loses at most about half a second of sending
+MAX_CHUNK_BYTES = 1 << 20  # one gRPC message; larger chunks only cost memory
+_TARGET_S = 0.5  # a broken connection loses about this much sending time
 
 Piece = tuple[int, memoryview, int]  # offset, data, CRC-32 of data
 
 
 class ChunkSizer:
-    """Chunk size that follows the link: about half a second of its measured throughput.
+    """Adapts the chunk size to about half a second of the link's measured throughput.
 
-    What is handed over is not sent yet: buffers on the way take a burst at once, then nothing
-    for a while. So the throughput is measured over at least half a second.
+    Buffers along the way absorb bursts, so the throughput is measured over at least half a
+    second.
     """
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self.size = 1 << 18
         self._clock = clock
         self._since_s = clock()
-        self._num_bytes = 0  # handed over since then
+        self._num_bytes = 0  # handed over since `_since_s`
 
-    def sent(self, num_bytes: int) -> None:
-        """Learn that `num_bytes` went out since the last call."""
+    def record_sent(self, num_bytes: int) -> None:
+        """Record that `num_bytes` were handed over since the last call."""
         self._num_bytes += num_bytes
         elapsed_s = self._clock() - self._since_s
         if elapsed_s < _TARGET_S:
             return
-        wanted = int(self._num_bytes / elapsed_s * _TARGET_S)
-        wanted = min(max(wanted, self.size // 2), self.size * 2)  # a slow moment is no slow link
-        self.size = min(max(wanted, MIN_CHUNK_BYTES), MAX_CHUNK_BYTES)
+        target = int(self._num_bytes / elapsed_s * _TARGET_S)
+        target = min(max(target, self.size // 2), self.size * 2)  # damp short stalls
+        self.size = min(max(target, MIN_CHUNK_BYTES), MAX_CHUNK_BYTES)
         self._since_s += elapsed_s
         self._num_bytes = 0
 
 
 def pieces(buffers: Sequence[memoryview], offset: int, sizer: ChunkSizer) -> Iterator[Piece]:
-    """Yield the concatenation of `buffers` from byte `offset` on."""
+    """Yield the concatenation of `buffers` as chunks, starting at byte `offset`."""
     if offset < 0:
         raise ChunkError(f"a payload has no byte {offset}")
-    start = 0  # of the current buffer in the whole
-    for buffer in (one.cast("B") for one in buffers):
+    start = 0  # offset of the current buffer in the payload
+    for buffer in (view.cast("B") for view in buffers):
         end = start + len(buffer)
         while offset < end:
             data = buffer[offset - start : offset - start + sizer.size]
             yield offset, data, zlib.crc32(data)
             offset += len(data)
-            sizer.sent(len(data))
+            sizer.record_sent(len(data))
         start = end
 
 
@@ -69,7 +69,7 @@ class Receiver:
         return self.offset == self.num_bytes
 
     def check(self, offset: int, data: bytes, crc32: int) -> None:
-        """Raise unless this chunk is the next one and arrived whole; then count it."""
+        """Accept the next chunk; raise a CodecError if it is another one or is damaged."""
         if not 1 <= len(data) <= MAX_CHUNK_BYTES:
             raise ChunkError(f"a chunk has 1 to {MAX_CHUNK_BYTES} bytes, this one {len(data)}")
         if offset != self.offset:

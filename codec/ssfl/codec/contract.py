@@ -1,20 +1,20 @@
-"""A sparse vector, and what every encoding of it promises.
+"""Sparse vectors, and the contract of their encodings.
 
-A sparse vector has `size` coordinates, of which a mask keeps `num_kept`; kept ones have a value,
-all others are zero. An encoding turns it into a payload and back. Its contract:
+A sparse vector has `size` coordinates. A mask keeps `num_kept` of them; kept coordinates have a
+value, all others are zero. An encoding turns the vector into a payload and back. Its contract:
 
-- `encoded_bytes(size, num_kept)` is the payload's length, exact, before anything is encoded.
-- `decode(encode(v), v.size, v.num_kept, v.bits)` equals v bit for bit: NaN payloads, -0.0 and
-  subnormal numbers included.
-- Without `bits` an encoding that `needs_mask` refuses to decode. Any other gives the same
-  coordinates the same bits; one whose payload names the kept coordinates gives v again.
-- With `bits`, a payload of another mask is a MaskError: values never land where they were not.
-- `parts` and `reader` hand out the payload piece by piece with a fixed amount of scratch memory,
-  and a sweep over all of it takes time linear in `size`, however small the caller's buffer.
-- Any bytes decode or raise a CodecError. Counts and lengths are checked before memory is taken:
-  what `decode` allocates is bounded by the payload's length and a few bits per coordinate.
+- `encoded_bytes(size, num_kept)` is the exact payload length, known before encoding.
+- `decode(encode(v), v.size, v.num_kept, v.bits)` equals v bit for bit, including NaN payloads,
+  -0.0 and subnormal numbers.
+- Without `bits`, an encoding that `needs_mask` refuses to decode. Any other encoding restores
+  every coordinate's bits, and it restores v if its payload names the kept coordinates.
+- With `bits`, a payload of another mask raises MaskError: no value lands on a wrong coordinate.
+- `parts` and `reader` produce the payload piece by piece with a fixed amount of scratch memory.
+  Reading all of it takes time linear in `size`, for any buffer size.
+- Any bytes decode or raise a CodecError. Counts and lengths are checked before allocation, which
+  is bounded by the payload's length and a few bits per coordinate.
 
-`size` must be what the receiver knows of its own model, never what a sender claims.
+`size` must come from the receiver's own model, never from the sender.
 """
 
 import io
@@ -28,8 +28,8 @@ import numpy.typing as npt
 
 from ssfl.codec.errors import ChunkError, MaskError, TrailingBytes, TruncatedPayload
 
-MAX_SIZE = 1 << 31  # coordinates: indices fit 32 bits, a mask 256 MiB
-BLOCK = 1 << 16  # coordinates at a time; a multiple of 8, so that blocks begin at a byte
+MAX_SIZE = 1 << 31  # coordinates: indices fit in 32 bits, a mask in 256 MiB
+BLOCK = 1 << 16  # coordinates at a time; a multiple of 8, so that blocks start at a byte
 
 Buffer = bytes | bytearray | memoryview
 
@@ -85,45 +85,45 @@ class SparseVector:
         return dense
 
     def __eq__(self, other: object) -> bool:
-        """The same mask and the same bits of every value: NaN equals itself, 0.0 not -0.0."""
+        """Compare masks and the bits of the values: NaN equals itself, 0.0 differs from -0.0."""
         if not isinstance(other, SparseVector):
             return NotImplemented
         return (self.size, self.bits) == (other.size, other.bits) and bool(
             np.array_equal(self.values.view(np.uint32), other.values.view(np.uint32))
         )
 
-    __hash__ = None  # type: ignore[assignment]  # the values can be written to
+    __hash__ = None  # type: ignore[assignment]  # the values are mutable
 
 
 class Encoding(ABC):
-    """One way to write a sparse vector as bytes; the module's docstring is the contract."""
+    """A way to write a sparse vector as bytes; the module docstring states the contract."""
 
     name: ClassVar[str]
     needs_mask: ClassVar[bool] = False  # only a receiver that holds the mask can decode
 
     @abstractmethod
     def encoded_bytes(self, size: int, num_kept: int) -> int:
-        """Return the payload's length; MaskError if `num_kept` of `size` is impossible."""
+        """Return the payload's length; raise MaskError if `num_kept` of `size` is impossible."""
 
     @abstractmethod
     def parts(self, vector: SparseVector) -> Iterator[memoryview]:
-        """Yield the payload's bytes in order: views on the vector, or scratch of one block.
+        """Yield the payload's bytes in order: views of the vector, or scratch of one block.
 
-        A part stays valid after the next one was made; it may be empty.
+        A part stays valid after the next one is produced. A part may be empty.
         """
 
     @abstractmethod
     def unpack(
         self, payload: memoryview, size: int, num_kept: int, bits: bytes | None
     ) -> SparseVector:
-        """Return the vector of a payload whose length is right, under a mask that is sound."""
+        """Return the vector of a payload; the caller has checked its length and `bits`."""
 
     def reader(self, vector: SparseVector, at: int = 0) -> "PayloadReader":
-        """Return the payload as a stream that begins at its byte `at`."""
+        """Return the payload as a stream that starts at byte `at`."""
         return PayloadReader(self, vector, at)
 
     def encode(self, vector: SparseVector) -> bytearray:
-        """Return the whole payload at once."""
+        """Return the whole payload."""
         reader = self.reader(vector)
         payload = bytearray(reader.encoded_bytes)
         reader.readinto(payload)
@@ -132,10 +132,10 @@ class Encoding(ABC):
     def decode(
         self, payload: Buffer, size: int, num_kept: int, bits: bytes | None = None
     ) -> SparseVector:
-        """Return the vector of a payload; its values may be a view on the payload's memory.
+        """Return the vector of a payload; its values may be a view of the payload's memory.
 
-        `bits` is the mask the receiver holds, if it holds one. Raises TruncatedPayload,
-        TrailingBytes or MaskError, and nothing else, whatever the payload's bytes are.
+        `bits` is the receiver's mask, if it holds one. For any payload bytes this raises only
+        TruncatedPayload, TrailingBytes or MaskError.
         """
         view = memoryview(payload).cast("B")
         check_length(self.encoded_bytes(size, num_kept), len(view))
@@ -148,10 +148,10 @@ class Encoding(ABC):
 
 
 class PayloadReader(io.RawIOBase):
-    """The payload of a vector as a raw stream: whatever reads a file can send it.
+    """The payload of a vector as a raw binary stream.
 
-    Beginning at a byte `at` beyond 0 (a transfer that is resumed) costs at most one sweep over
-    what lies before it. The vector must not change meanwhile.
+    Starting at a byte `at` above 0 (a resumed transfer) costs at most one pass over the bytes
+    before it. The vector must not change while it is read.
     """
 
     def __init__(self, encoding: Encoding, vector: SparseVector, at: int = 0) -> None:
@@ -159,24 +159,24 @@ class PayloadReader(io.RawIOBase):
         if not 0 <= at <= self.encoded_bytes:
             raise ChunkError(f"a payload of {self.encoded_bytes} bytes cannot begin at byte {at}")
         self._parts = encoding.parts(vector)
-        self._part = memoryview(b"")  # what is left of the part under way
-        while at and (skipped := self._take(at)):
+        self._part = memoryview(b"")  # unread rest of the current part
+        while at and (skipped := self._next_bytes(at)):
             at -= len(skipped)
 
     def readable(self) -> bool:
         return True
 
     def readinto(self, out: Any, /) -> int:  # Any: Python 3.11 has no name for a writable buffer
-        """Fill `out` with the next bytes; fewer only at the end, then 0."""
+        """Fill `out` with the next bytes and return their number; 0 at the end."""
         view = memoryview(out).cast("B")
         filled = 0
-        while filled < len(view) and (taken := self._take(len(view) - filled)):
+        while filled < len(view) and (taken := self._next_bytes(len(view) - filled)):
             view[filled : filled + len(taken)] = taken
             filled += len(taken)
         return filled
 
-    def _take(self, limit: int) -> memoryview:
-        """Return 1 to `limit` next bytes, or none at the end."""
+    def _next_bytes(self, limit: int) -> memoryview:
+        """Return the next 1 to `limit` bytes; empty at the end."""
         while not self._part:
             part = next(self._parts, None)
             if part is None:
@@ -187,7 +187,7 @@ class PayloadReader(io.RawIOBase):
 
 
 def kept_blocks(bits: bytes, size: int) -> Iterator[tuple[int, npt.NDArray[np.bool_]]]:
-    """Yield (first coordinate, one bool per coordinate) of each BLOCK of a mask."""
+    """Yield (first coordinate, one bool per coordinate) for each BLOCK of a mask."""
     packed = np.frombuffer(bits, dtype=np.uint8)
     for start in range(0, size, BLOCK):
         count = min(BLOCK, size - start)
@@ -215,7 +215,7 @@ def check_mask(bits: bytes, size: int, num_kept: int) -> None:
 
 
 def check_length(expected: int, actual: int) -> None:
-    """Raise TruncatedPayload or TrailingBytes unless a payload has the promised length."""
+    """Raise TruncatedPayload or TrailingBytes unless a payload has the expected length."""
     if actual < expected:
         raise TruncatedPayload(expected, actual)
     if actual > expected:

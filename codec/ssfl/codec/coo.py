@@ -1,9 +1,9 @@
-"""COO: the coordinates that are kept, then their values.
+"""COO encoding: the indices of the kept coordinates, then their values.
 
     payload   indices u32[num_kept] | values f32[num_kept]        8 * num_kept bytes
 
-Indices ascend strictly and are below `size`; anything else is a MaskError, so that a vector has
-exactly one payload. All numbers are little-endian.
+Indices ascend strictly and are below `size`; others raise MaskError, so that a vector has exactly
+one payload. All numbers are little-endian.
 
 >>> from ssfl.codec.contract import SparseVector
 >>> vector = SparseVector(4, b"\\x0d", np.array([1, -2, 0.5], dtype=np.float32))
@@ -29,7 +29,7 @@ Indices = npt.NDArray[np.uint32]
 
 
 class Coo(Encoding):
-    """An index with each value: the smallest without a shared mask below 1 kept in 32."""
+    """An index per value: smallest without a shared mask if fewer than 1 in 32 are kept."""
 
     name = "coo"
 
@@ -69,12 +69,12 @@ def _check_indices(indices: Indices, size: int) -> None:
 
 
 def _packed(indices: Indices, size: int) -> bytes:
-    """Return the mask of ascending indices, block by block: a bool each would take 8 times it."""
+    """Return the packed mask of ascending indices, block by block to save memory."""
     packed = bytearray((size + 7) // 8)
     begin = 0
-    while begin < indices.size:  # blocks that keep nothing are never visited
+    while begin < indices.size:  # blocks without kept coordinates are skipped
         start = int(indices[begin]) // BLOCK * BLOCK
-        # As uint32: for an int, numpy would turn all indices into int64 at every block.
+        # uint32: numpy would convert all indices to int64 to compare them with an int.
         end = int(np.searchsorted(indices, np.uint32(start + BLOCK)))
         kept = np.zeros(min(BLOCK, size - start), dtype=np.bool_)
         kept[indices[begin:end] - np.uint32(start)] = True

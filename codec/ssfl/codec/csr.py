@@ -1,12 +1,10 @@
-"""CSR, as a column of a table only: how many bytes a tensor would take, no encoder.
+"""Size of a tensor in CSR (compressed sparse rows), for comparison only: there is no encoder.
 
     row pointers u32[rows + 1] | columns u32[num_kept] | values f32[num_kept]
 
-Others report their traffic in CSR (compressed sparse rows); this is what that form takes for one
-tensor seen as a matrix: the first dimension is the rows, all others together the columns, as a
-weight of a linear or convolutional layer is used. A tensor of one dimension is one row. Sum over
-tensors: each has its own row pointers. CSR never beats COO here, whose indices are as wide and
-which needs no pointers.
+The tensor is seen as a matrix: the first dimension gives the rows, all others together the
+columns. A tensor of one dimension is one row. Each tensor has its own row pointers. CSR is never
+smaller than COO, which has indices of the same width and no pointers.
 
 >>> encoded_bytes((512, 256), num_kept=13_107)
 106908
@@ -19,11 +17,11 @@ from collections.abc import Sequence
 
 from ssfl.codec.contract import check_counts
 
-BYTES_PER_ENTRY = 4  # of a pointer, a column and a value alike
+BYTES_PER_ENTRY = 4  # a pointer, a column or a value
 
 
 def encoded_bytes(shape: Sequence[int], num_kept: int) -> int:
-    """Return the bytes of a tensor with `num_kept` kept values; MaskError if it cannot have."""
+    """Return the bytes of a tensor with `num_kept` kept values; MaskError if it has fewer."""
     check_counts(math.prod(shape), num_kept)
     rows = shape[0] if len(shape) > 1 else 1
     return BYTES_PER_ENTRY * (rows + 1 + 2 * num_kept)

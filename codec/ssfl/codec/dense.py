@@ -1,10 +1,10 @@
-"""Dense: float32 of every coordinate, zero off the mask.
+"""Dense encoding: every coordinate as float32, zero off the mask.
 
     payload   values f32[size]            4 * size bytes
 
-The payload does not say which coordinates are kept: a kept zero and one off the mask look alike.
-So a receiver without the mask gets every coordinate as kept; one with it gets the kept ones, and
-a MaskError if a coordinate off the mask is anything but +0.0.
+The payload does not show which coordinates are kept: a kept zero looks like a pruned one. A
+receiver without the mask treats every coordinate as kept. A receiver with the mask gets the kept
+coordinates, and a MaskError if any other coordinate is not +0.0.
 
 >>> from ssfl.codec.contract import SparseVector
 >>> vector = SparseVector(4, b"\\x0d", np.array([1, -2, 0.5], dtype=np.float32))
@@ -27,7 +27,7 @@ from ssfl.codec.errors import MaskError
 
 
 class Dense(Encoding):
-    """Every coordinate: the simplest, and the smallest where nearly all are kept."""
+    """Every coordinate: the simplest encoding, and the smallest if nearly all are kept."""
 
     name = "dense"
 

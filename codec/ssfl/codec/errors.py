@@ -1,13 +1,13 @@
-"""The ways bytes can be wrong.
+"""Errors of the codec.
 
 CodecError
-├─ TruncatedPayload    fewer bytes than promised
-├─ TrailingBytes       more bytes than promised
+├─ TruncatedPayload    fewer bytes than expected
+├─ TrailingBytes       more bytes than expected
 ├─ MaskError           not a mask of this size
-├─ MalformedPayload    not what this code writes
-├─ UnfitValues         the code asked for cannot hold these values
+├─ MalformedPayload    no encoder of this code writes such bytes
+├─ UnfitValues         the chosen code cannot hold these values
 ├─ ChunkError          a gap, a repeat, a reordering, an empty or oversized chunk
-├─ ChecksumMismatch    a chunk was damaged on the way: send it again
+├─ ChecksumMismatch    a chunk was damaged in transfer: send it again
 └─ DigestMismatch      the whole payload is not the announced one: send it again
 """
 
@@ -17,7 +17,7 @@ class CodecError(Exception):
 
 
 class TruncatedPayload(CodecError):
-    """Fewer bytes arrived than were promised."""
+    """The payload is shorter than expected."""
 
     def __init__(self, expected: int, actual: int) -> None:
         super().__init__(f"payload has {actual} bytes, {expected} were promised")
@@ -25,7 +25,7 @@ class TruncatedPayload(CodecError):
 
 
 class TrailingBytes(CodecError):
-    """More bytes arrived than were promised."""
+    """The payload is longer than expected."""
 
     def __init__(self, expected: int, actual: int) -> None:
         super().__init__(f"payload has {actual} bytes, only {expected} were promised")
@@ -37,11 +37,11 @@ class MaskError(CodecError):
 
 
 class MalformedPayload(CodecError):
-    """The bytes are not what the code writes."""
+    """No encoder of this code writes such bytes."""
 
 
 class UnfitValues(CodecError):
-    """The code that was asked for cannot hold these values."""
+    """The chosen code cannot hold these values."""
 
 
 class ChunkError(CodecError):

@@ -1,9 +1,8 @@
-"""Lossy: the change against the reference on the grid 2^-g, as whole numbers.
+"""Lossy value code: changes from the reference as whole multiples of 2^-g.
 
-The error is the same for every value, at most half a step (nearest) or below a step (stochastic),
-so small changes cost few bits and large ones are kept. The receiver computes
-reference + code * 2^-g in float32. Layout: g as one byte, then the byte planes of the zigzagged
-codes.
+The absolute error is at most half a step (nearest) or less than a step (stochastic), so small
+changes cost few bits and large changes are kept. The receiver computes reference + code * 2^-g in
+float32. Layout: g as one byte, then the byte planes of the zigzagged codes.
 """
 
 from dataclasses import dataclass
@@ -49,7 +48,7 @@ class Grid:
         return 1 + planes.write(zigzag(numbers.astype(np.int32)), SectionWriter(), out[1:])
 
     def decode_block(self, reader: SectionReader, reference: Floats) -> Floats:
-        (bits,) = reader.take(1)
+        (bits,) = reader.read_raw(1)
         if not MIN_BITS <= bits <= MAX_BITS:
             raise MalformedPayload(f"a grid of {bits} bits; {MIN_BITS} to {MAX_BITS} are possible")
         codes = cast(npt.NDArray[np.uint32], planes.read(reader, reference.size, np.uint32))

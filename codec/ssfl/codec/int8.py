@@ -1,9 +1,9 @@
-"""Lossy: the change against the reference as whole multiples of a step of its own per 256 values.
+"""Lossy value code: changes from the reference in 8 bits, with a step size per 256 values.
 
     block   steps, float32 each, one per 256 values | plane of codes, one byte each
 
 A step is the group's largest |change| / 127. The receiver computes reference + code * step in
-float32. Codes travel zigzagged (0, -1, 1, -2 … as 0, 1, 2, 3 …).
+float32. Codes are zigzagged (0, -1, 1, -2 … as 0, 1, 2, 3 …).
 """
 
 from dataclasses import dataclass
@@ -39,7 +39,7 @@ class Int8:
         starts = np.arange(0, changes.size, GROUP)
         largest = np.maximum.reduceat(np.abs(changes), starts)
         steps = (largest / np.float32(_LARGEST)).astype("<f4")
-        with np.errstate(over="ignore"):  # a step that was rounded up, of the largest floats
+        with np.errstate(over="ignore"):  # near the largest float, a step may round up
             if not np.isfinite(steps * np.float32(_LARGEST)).all():
                 raise UnfitValues("a change is too large for int8")
         out[: steps.nbytes] = steps.data.cast("B")
@@ -50,11 +50,11 @@ class Int8:
         return steps.nbytes + planes.write(zigzagged, SectionWriter(), out[steps.nbytes :])
 
     def decode_block(self, reader: SectionReader, reference: Floats) -> Floats:
-        steps = np.frombuffer(reader.take(4 * _groups(reference.size)), dtype="<f4")
+        steps = np.frombuffer(reader.read_raw(4 * _groups(reference.size)), dtype="<f4")
         zigzagged = cast(npt.NDArray[np.uint8], planes.read(reader, reference.size, np.uint8))
         codes = zigzagged.astype(np.int16)
         codes = (codes >> 1) ^ -(codes & 1)
-        with np.errstate(over="ignore", invalid="ignore"):  # the receiver checks what it got
+        with np.errstate(over="ignore", invalid="ignore"):  # checked below
             changes = codes.astype(np.float32) * np.repeat(steps, GROUP)[: codes.size]
             values: Floats = reference + changes
         if not (np.isfinite(changes).all() and np.isfinite(steps).all()):

@@ -1,7 +1,7 @@
-"""How a mask travels: packed bits, a zstd frame of them, or sorted bits (sorted_bits.py).
+"""Encodings of a mask: packed bits, a zstd frame of them, or sorted bits (sorted_bits.py).
 
 Packed bits: coordinate i is bit i % 8 of byte i // 8; spare bits of the last byte are zero.
-Against a mask that both ends hold, what travels is the exclusive or of the two.
+Relative to a mask that both ends hold, the exclusive or of the two is sent.
 """
 
 import numpy as np
@@ -10,7 +10,7 @@ import zstandard
 from ssfl.codec.errors import MaskError
 from ssfl.codec.sections import Buffer, check_can_hold
 
-_LEVEL = 1  # zstd: beats level 3 on saliency masks at every density measured, and is fastest
+_LEVEL = 1  # zstd: smaller than level 3 on saliency masks at every density measured
 
 
 def packed_bytes(size: int) -> int:
@@ -19,7 +19,7 @@ def packed_bytes(size: int) -> int:
 
 
 def checked(bits: Buffer, size: int) -> bytes:
-    """Return `bits` if they can be a mask of `size` coordinates."""
+    """Return `bits` as bytes; raise MaskError unless they are a mask of `size` coordinates."""
     bits = memoryview(bits).cast("B")
     if len(bits) != packed_bytes(size):
         raise MaskError(f"{len(bits)} bytes for a mask of {size} coordinates")
@@ -29,7 +29,7 @@ def checked(bits: Buffer, size: int) -> bytes:
 
 
 def difference(bits: Buffer, reference: Buffer) -> bytes:
-    """Return the exclusive or of two masks of the same size: where they differ, and back again."""
+    """Return the exclusive or of two masks of the same size; it is its own inverse."""
     if len(bits) != len(reference):
         raise MaskError(f"a mask of {len(bits)} bytes against one of {len(reference)}")
     return (np.frombuffer(bits, np.uint8) ^ np.frombuffer(reference, np.uint8)).tobytes()
@@ -44,7 +44,7 @@ def compress(bits: bytes) -> bytes | None:
 def decompress(frame: Buffer, size: int) -> bytes:
     """Return the packed bits of a frame that must hold exactly `size` coordinates.
 
-    The frame must state its content size: a mismatch is refused before memory is taken.
+    The frame must state its content size; a mismatch is refused before allocation.
     """
     expected = packed_bytes(size)
     try:

@@ -1,7 +1,7 @@
-"""Integers as byte planes: the lowest bytes of all, then the second lowest, and so on.
+"""Integers as byte planes: the lowest byte of every integer, then the second lowest, and so on.
 
-Small integers have high bytes that are nearly always zero; side by side, an entropy coder sees
-them as what they are. A plane is one section (sections.py).
+The high bytes of small integers are nearly always zero; grouped into planes they compress well.
+Each plane is a section (sections.py).
 """
 
 import numpy as np
@@ -13,14 +13,14 @@ Integers = npt.NDArray[np.uint32] | npt.NDArray[np.uint16] | npt.NDArray[np.uint
 
 
 def bound(count: int, item_bytes: int) -> int:
-    """Return the most bytes `count` integers can take."""
+    """Return the largest possible size of `count` integers, in bytes."""
     return item_bytes * (HEADER_BYTES + count)
 
 
 def write(integers: Integers, writer: SectionWriter, out: memoryview) -> int:
-    """Write the planes; return the bytes they took.
+    """Write the planes; return the number of bytes written.
 
-    Shifting and narrowing is twice as fast as picking every fourth byte.
+    Shifting and narrowing is twice as fast as a strided view of the bytes.
     """
     at = 0
     for place in range(integers.itemsize):
@@ -30,9 +30,9 @@ def write(integers: Integers, writer: SectionWriter, out: memoryview) -> int:
 
 
 def read(reader: SectionReader, count: int, dtype: npt.DTypeLike) -> npt.NDArray[np.generic]:
-    """Return `count` integers of the next planes."""
+    """Return `count` integers from the next planes."""
     planes = [reader.read(count) for _ in range(np.dtype(dtype).itemsize)]
-    while len(planes) > 1 and not planes[-1].max(initial=0):  # often: small differences
+    while len(planes) > 1 and not planes[-1].max(initial=0):  # common: small differences
         planes.pop()
     integers = planes.pop().astype(dtype)
     while planes:

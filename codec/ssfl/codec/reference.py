@@ -1,13 +1,13 @@
-"""Lossless coding of float32 against values that both ends hold.
+"""Lossless value code: float32 relative to values that both ends hold.
 
-1. Order-preserving map of the bits: as signed integers, floats then sort as they do as numbers,
-   so two close values are two close integers, also across zero and powers of two.
-2. Difference to the mapped reference, modulo 2^32.
+1. Map the bits to signed integers in the order of the floats, so that close values become close
+   integers, also across zero and powers of two.
+2. Subtract the mapped reference, modulo 2^32.
 3. Zigzag: 0, -1, 1, -2 … become 0, 1, 2, 3 …, so that small differences have zero high bytes.
-4. Byte planes, each entropy-coded where that is smaller (planes.py).
+4. Write byte planes, each entropy-coded where that is smaller (planes.py).
 
-Against a reference of zeros step 3 moves the sign to the lowest bit and leaves the exponent as
-the highest plane: the best that is possible without a reference.
+With a reference of zeros, step 3 moves the sign to the lowest bit and leaves the exponent as the
+highest plane.
 """
 
 from dataclasses import dataclass
@@ -53,7 +53,7 @@ CODE = Reference()
 
 
 def zigzag(integers: npt.NDArray[np.int32]) -> npt.NDArray[np.uint32]:
-    """Return 0, 1, 2, 3 … for 0, -1, 1, -2 …; works in place."""
+    """Return 0, 1, 2, 3 … for 0, -1, 1, -2 …; modifies its argument."""
     signs = integers >> _SIGN
     integers <<= _ONE
     integers ^= signs
@@ -61,7 +61,7 @@ def zigzag(integers: npt.NDArray[np.int32]) -> npt.NDArray[np.uint32]:
 
 
 def unzigzag(codes: npt.NDArray[np.uint32]) -> npt.NDArray[np.int32]:
-    """Return the integers of zigzag codes; works in place."""
+    """Return the integers of zigzag codes; modifies its argument."""
     signs = codes.view(np.int32) & _ONE
     np.negative(signs, out=signs)
     codes >>= np.uint32(1)
@@ -71,12 +71,12 @@ def unzigzag(codes: npt.NDArray[np.uint32]) -> npt.NDArray[np.int32]:
 
 
 def _ordered(values: Floats) -> npt.NDArray[np.int32]:
-    """Return integers in the order of the values: the bits, those of negative numbers inverted."""
+    """Return integers in the order of the values."""
     return _bits_in_order(np.ascontiguousarray(values, dtype="<f4").view(np.int32))
 
 
 def _bits_in_order(bits: npt.NDArray[np.int32]) -> npt.NDArray[np.int32]:
-    """Return the map, which is its own inverse."""
+    """Invert the magnitude bits of negative numbers; this map is its own inverse."""
     flips = bits >> _SIGN
     flips &= _MAGNITUDE
     flips ^= bits

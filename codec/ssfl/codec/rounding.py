@@ -1,4 +1,4 @@
-"""Rounding to integers: to nearest, or up with the probability that keeps the expectation exact."""
+"""Rounding to integers: to nearest, or stochastically with an exact expectation."""
 
 import numpy as np
 import numpy.typing as npt
@@ -10,7 +10,7 @@ Doubles = npt.NDArray[np.float64]
 
 
 def change(values: Floats, reference: Floats) -> Floats:
-    """Return values - reference, which must be finite, as float32."""
+    """Return values - reference as float32; raise UnfitValues unless it is finite."""
     with np.errstate(over="ignore", invalid="ignore"):
         difference = values - reference
     if not np.isfinite(difference).all():
@@ -19,7 +19,7 @@ def change(values: Floats, reference: Floats) -> Floats:
 
 
 def rounded(numbers: Doubles, words: Words | None) -> Doubles:
-    """Return whole numbers: the nearest (ties to even), or stochastically with random words."""
+    """Round in place to nearest (ties to even), or stochastically if random words are given."""
     if words is None:
         return np.rint(numbers, out=numbers)
     numbers += words * 2.0**-32  # in [0, 1)

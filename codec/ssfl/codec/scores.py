@@ -1,17 +1,16 @@
-"""Scores in a compact logarithmic code: fine near the top, nothing at the bottom.
+"""Scores in a compact logarithmic code: large scores get a code, small ones become zero.
 
-A score is a float32 that is not negative, so its bits, cut off behind m mantissa bits, are its
-logarithm in steps of 2^-m octaves, by no more than a shift:
+A score is a non-negative float32. Its bits, truncated after m mantissa bits, are its logarithm in
+steps of about 2^-m octaves:
 
     code 0        the score is dropped (0.0)
     code c >= 1   the float32 with the bits (lowest + c - 1) << (23 - m)
 
-Cutting is stochastic: random bits are added below the cut, so that the expectation of what is
-received is the score itself, and the errors of many clients cancel in their mean. Only the
-largest `num_coded` scores of a client get codes; what lies below cannot decide a mask that keeps
-a third of them.
+Truncation is stochastic: random bits are added first, so that the expected decoded value is the
+score itself and the errors of many clients cancel in the mean. Only about the largest `num_coded`
+scores of a client get codes; smaller ones do not decide the mask.
 
-    payload   m u8 | lowest u16 | sections of BLOCK codes each, one byte a code (sections.py)
+    payload   m u8 | lowest u16 | sections of BLOCK codes each, one byte per code (sections.py)
 
 >>> import numpy as np
 >>> scores = np.array([0.5, 0.0, 3.0, 0.001], dtype=np.float32)
@@ -31,18 +30,18 @@ from ssfl.codec.errors import CodecError, MalformedPayload, TrailingBytes, Unfit
 from ssfl.codec.sections import HEADER_BYTES, Buffer, SectionReader, SectionWriter
 
 BLOCK = 1 << 16  # scores
-MANTISSA_BITS = 3  # steps of an eighth of an octave: see benchmarks/one_off_bytes.py
+MANTISSA_BITS = 3  # steps of 1/8 octave; see benchmarks/one_off_bytes.py
 MAX_MANTISSA_BITS = 7
 _HEADER = struct.Struct("<BH")
 _MANTISSA = 23
 _INFINITY = 0x7F800000
-_MAGNITUDE = np.uint32(0x7FFFFFFF)  # -0.0 is a score, too
+_MAGNITUDE = np.uint32(0x7FFFFFFF)  # clears the sign of -0.0, which is a valid score
 _CODES = 255
 _SAMPLE = 1 << 20
 
 
 def max_encoded_bytes(count: int) -> int:
-    """Return the most bytes `count` scores can take."""
+    """Return the largest possible payload of `count` scores, in bytes."""
     return _HEADER.size + count + HEADER_BYTES * -(-count // BLOCK)
 
 
@@ -51,7 +50,7 @@ def encode(
 ) -> memoryview:
     """Return the payload; `words`, one random word per score, decide the rounding.
 
-    About the largest `num_coded` scores are coded (the exact number follows a sample).
+    About the largest `num_coded` scores are coded; their threshold is estimated from a sample.
     """
     check_row("scores", scores, np.float32)
     check_row("random words", words, np.uint32)
@@ -60,7 +59,7 @@ def encode(
     if not 0 <= mantissa_bits <= MAX_MANTISSA_BITS:
         raise UnfitValues(f"0 to {MAX_MANTISSA_BITS} mantissa bits, not {mantissa_bits}")
     largest = abs(float(scores.max(initial=0.0)))
-    if not (scores.min(initial=0.0) >= 0 and largest < np.inf):  # also if one is NaN
+    if not (scores.min(initial=0.0) >= 0 and largest < np.inf):  # also true for NaN
         raise UnfitValues("scores must be finite and not negative")
     shift = np.uint32(_MANTISSA - mantissa_bits)
     lowest = _lowest(scores, num_coded, largest, int(shift))
@@ -75,10 +74,10 @@ def encode(
     return out[:at]
 
 
-def decoded(payload: Buffer, count: int) -> Iterator[tuple[int, Floats]]:
-    """Yield (first place, scores) of every block of a payload that must hold `count` scores."""
+def decode_blocks(payload: Buffer, count: int) -> Iterator[tuple[int, Floats]]:
+    """Yield (start, scores) for every block of a payload that must hold `count` scores."""
     reader = SectionReader(payload)
-    mantissa_bits, lowest = _HEADER.unpack(reader.take(_HEADER.size))
+    mantissa_bits, lowest = _HEADER.unpack(reader.read_raw(_HEADER.size))
     if mantissa_bits > MAX_MANTISSA_BITS or lowest == 0:
         raise MalformedPayload("not the head of a score code")
     values = _table(mantissa_bits, lowest)
@@ -94,12 +93,12 @@ def decoded(payload: Buffer, count: int) -> Iterator[tuple[int, Floats]]:
 
 def decode(payload: Buffer, count: int) -> Floats:
     """Return the `count` scores of a payload."""
-    scores = [block for _, block in decoded(payload, count)]
+    scores = [block for _, block in decode_blocks(payload, count)]
     return np.concatenate(scores) if scores else np.empty(0, dtype=np.float32)
 
 
 def _table(mantissa_bits: int, lowest: int) -> Floats:
-    """Return the score of every code; infinity where a code stands for none."""
+    """Return the score of every code; infinity for codes beyond the largest float32."""
     steps = np.arange(lowest - 1, lowest + _CODES, dtype=np.uint64)
     bits = steps << np.uint64(_MANTISSA - mantissa_bits)
     bits[bits >= _INFINITY] = _INFINITY
@@ -109,7 +108,7 @@ def _table(mantissa_bits: int, lowest: int) -> Floats:
 
 
 def _lowest(scores: Floats, num_coded: int, largest: float, shift: int) -> int:
-    """Return the first step that gets a code: 255 must reach from there to the largest score."""
+    """Return the first step that gets a code; 255 codes must reach the largest score."""
     top = (int(np.float32(largest).view(np.uint32)) + (1 << shift) - 1) >> shift  # rounded up
     if top >= _INFINITY >> shift:
         raise UnfitValues("a score is too close to the largest float32")
@@ -117,7 +116,7 @@ def _lowest(scores: Floats, num_coded: int, largest: float, shift: int) -> int:
     kept = max(1, round(num_coded / max(1, scores.size) * sample.size))
     if kept < sample.size:
         threshold = np.partition(sample, sample.size - kept)[sample.size - kept]
-        wanted = int(threshold.view(np.uint32) & _MAGNITUDE) >> shift
+        first = int(threshold.view(np.uint32) & _MAGNITUDE) >> shift
     else:
-        wanted = 1
-    return max(1, wanted, top - _CODES + 1)
+        first = 1
+    return max(1, first, top - _CODES + 1)

@@ -1,12 +1,12 @@
-"""A run of bytes whose length the reader knows, entropy-coded where that is smaller.
+"""Sections: byte strings whose size the reader knows, compressed where that is smaller.
 
     section   length u32 | data
 
-The reader knows the section's `size` before it reads. `length` equal to `size` means that the
-bytes stand there as they are; a smaller one, that they are a zstd frame of so many bytes, which
-must state its content size. So a section never takes more than 4 bytes beyond its content.
-Nothing is allocated on the word of the sender: the frame must say what the reader expects, and
-be long enough to hold that (`check_can_hold`).
+The reader knows the section's `size` before reading. If `length` equals `size`, the data are the
+raw bytes. If it is smaller, the data are a zstd frame of `length` bytes that states its content
+size. A section thus takes at most 4 bytes more than its content. Allocation never depends on a
+length the sender claims: the frame must state the expected size and be long enough to hold it
+(`check_can_hold`).
 """
 
 import struct
@@ -26,8 +26,8 @@ Bytes = npt.NDArray[np.uint8]
 # A block of a zstd frame has at least 4 bytes and holds at most 128 KiB (RFC 8878, 3.1.1.2).
 MAX_EXPANSION = (128 << 10) // 4
 
-# Huffman codes and hardly any search for repetitions: the bytes of differences do not repeat.
-# Measured on planes of trained weights: within 1 % of their entropy, 3 times as fast as level 1.
+# Huffman codes with hardly any match search: the bytes of differences do not repeat. On planes of
+# trained weights the result is within 1 % of the entropy, 3 times as fast as level 1.
 _HUFFMAN = zstandard.ZstdCompressionParameters(
     strategy=zstandard.STRATEGY_FAST,
     window_log=18,
@@ -41,10 +41,10 @@ _HUFFMAN = zstandard.ZstdCompressionParameters(
 
 
 def check_can_hold(num_bytes: int, content_bytes: int) -> None:
-    """Raise TruncatedPayload if `num_bytes` are too few for so much, however well it is coded."""
-    least = -(-content_bytes // MAX_EXPANSION)
-    if num_bytes < least:
-        raise TruncatedPayload(least, num_bytes)
+    """Raise TruncatedPayload if no frame of `num_bytes` can expand to `content_bytes`."""
+    min_bytes = -(-content_bytes // MAX_EXPANSION)
+    if num_bytes < min_bytes:
+        raise TruncatedPayload(min_bytes, num_bytes)
 
 
 # Compressors not in use: a new one for every block takes 5 % of the block's time. Two threads never
@@ -64,13 +64,13 @@ def _huffman_coded(raw: Buffer) -> bytes:
 
 
 class SectionWriter:
-    """Entropy-codes sections; `levels` besides Huffman codes are zstd levels to try as well."""
+    """Writes sections in the smallest form: raw, Huffman codes, or one of the zstd `levels`."""
 
     def __init__(self, levels: Sequence[int] = ()) -> None:
         self._others = [zstandard.ZstdCompressor(level=level) for level in levels]
 
     def write(self, content: Bytes, out: memoryview) -> int:
-        """Write a section into the caller's buffer; return the bytes it took."""
+        """Write a section into the caller's buffer; return the number of bytes written."""
         raw = content.data.cast("B") if content.size else memoryview(b"")
         best: Buffer = raw
         if content.size:
@@ -83,7 +83,7 @@ class SectionWriter:
 
 
 class SectionReader:
-    """Reads one section after the other."""
+    """Reads the sections of a payload in order."""
 
     def __init__(self, payload: Buffer) -> None:
         self._payload = memoryview(payload).cast("B")
@@ -92,11 +92,11 @@ class SectionReader:
 
     @property
     def left(self) -> int:
-        """Bytes not yet read."""
+        """Number of bytes not yet read."""
         return len(self._payload) - self.at
 
-    def take(self, count: int) -> memoryview:
-        """Return the next `count` bytes as they are."""
+    def read_raw(self, count: int) -> memoryview:
+        """Return the next `count` bytes."""
         if count > self.left:
             raise TruncatedPayload(self.at + count, len(self._payload))
         self.at += count
@@ -104,10 +104,10 @@ class SectionReader:
 
     def read(self, size: int) -> Bytes:
         """Return the content of the next section, which must have `size` bytes."""
-        (length,) = struct.unpack("<I", self.take(HEADER_BYTES))
+        (length,) = struct.unpack("<I", self.read_raw(HEADER_BYTES))
         if length > size:
-            raise MalformedPayload(f"a section of {length} bytes where {size} are the most")
-        data = self.take(length)
+            raise MalformedPayload(f"a section of {length} bytes, at most {size} are possible")
+        data = self.read_raw(length)
         if length == size:
             return np.frombuffer(data, dtype=np.uint8)
         return np.frombuffer(self._decompress(data, size), dtype=np.uint8)
@@ -116,7 +116,7 @@ class SectionReader:
         try:
             stated = zstandard.frame_content_size(frame)
             if stated != size:
-                raise MalformedPayload(f"a frame of {stated} bytes where {size} are expected")
+                raise MalformedPayload(f"a frame of {stated} bytes, {size} are expected")
             check_can_hold(len(frame), size)
             content = self._decompressor.decompress(
                 frame, max_output_size=size, allow_extra_data=False
@@ -124,5 +124,5 @@ class SectionReader:
         except zstandard.ZstdError as error:
             raise MalformedPayload(f"not a zstd frame: {error}") from error
         if len(content) != size:
-            raise MalformedPayload(f"a frame of {len(content)} bytes where {size} are expected")
+            raise MalformedPayload(f"a frame of {len(content)} bytes, {size} are expected")
         return content

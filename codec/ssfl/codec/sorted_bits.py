@@ -1,21 +1,21 @@
-"""A mask as bits sorted by how likely they are.
+"""A mask as bits sorted by their probability of being set.
 
 A saliency mask is far from random: whole input and output channels are dense or empty, and
-|gradient x weight| is large where the weight is. Both ends know the shapes and often the initial
-weights; a few bytes per channel say the rest. From these every coordinate gets one of CLASSES
-classes, by integer arithmetic alone, and the bits of a class, which are all about equally likely,
-are packed side by side, where an entropy coder does them justice.
+|gradient x weight| is large where the weight is large. Both ends know the shapes and often the
+initial weights; a few bytes per channel describe its density. Integer arithmetic on these assigns
+every coordinate to one of CLASSES classes. The bits of a class have about the same probability
+and are packed together, so that they compress well.
 
-For a coordinate of output channel o and input channel i (the first and second dimension of its
-tensor), with w its initial weight:
+A coordinate of output channel o and input channel i (the first and second dimension of its
+tensor) with initial weight w has:
 
     level = input[i] + output[o] + (float32 bits of |w| >> 19) - middle
-    class = (level >> width) + CLASSES / 2, kept within 0 … CLASSES - 1
+    class = (level >> width) + CLASSES / 2, clamped to 0 … CLASSES - 1
 
     payload   flags u8: bit 0 set if the weights are used | width u8: 2 … 7
               section of side information: for every tensor `middle` i16 (0 without weights),
                   input i8 per input channel, output i8 per output channel
-              for every class that has coordinates: section of its packed bits, in their order
+              for every class that has coordinates: section of its packed bits, in mask order
 """
 
 import math
@@ -43,15 +43,15 @@ Levels = npt.NDArray[np.int32]
 Floats = npt.NDArray[np.float32]
 
 _WEIGHT_SHIFT = np.int32(19)  # 16 levels per octave of |w|
-_SPREAD = 24.0  # levels per standard deviation of a channel's density, as a normal quantile
+_SPREAD = 24.0  # levels per unit of the normal quantile of a channel's density
 _MAGNITUDE = np.int32(0x7FFFFFFF)
-_BLOCK = 1 << 20  # coordinates that are sorted at a time
-_WIDTHS = range(2, 8)  # small masks do with fewer, wider classes: their tables cost bytes, too
-_LARGE = 1 << 20  # coordinates from which on the narrowest classes are best
+_BLOCK = 1 << 20  # coordinates sorted at a time
+_WIDTHS = range(2, 8)  # small masks need fewer, wider classes: each class has a header
+_LARGE = 1 << 20  # coordinates above which the narrowest classes are best
 
 
 def max_encoded_bytes(shapes: Sequence[Shape]) -> int:
-    """Return the most bytes the sorted bits of tensors of these shapes can take."""
+    """Return the largest possible payload for tensors of these shapes, in bytes."""
     size = sum(math.prod(shape) for shape in shapes)
     side = sum(2 + inputs + outputs for outputs, inputs, _ in map(_dimensions, shapes))
     return 2 + HEADER_BYTES + side + (HEADER_BYTES + 1) * CLASSES + packed_bytes(size)
@@ -100,11 +100,11 @@ def decode(payload: Buffer, shapes: Sequence[Shape], weights: Floats | None = No
     _check_weights(weights, size)
     check_can_hold(len(payload), packed_bytes(size))
     reader = SectionReader(payload)
-    flags, width = reader.take(2)
+    flags, width = reader.read_raw(2)
     if flags > 1 or width not in _WIDTHS:
         raise MalformedPayload(f"unknown flags {flags} or width {width} of a mask")
     if flags and weights is None:
-        raise MaskError("the mask is coded with initial weights that are not at hand")
+        raise MaskError("the mask is coded with initial weights that this receiver does not have")
     used = weights if flags else None
     side = [*_read_side(reader, shapes)]
     totals = np.zeros(CLASSES, dtype=np.int64)
@@ -126,7 +126,7 @@ def decode(payload: Buffer, shapes: Sequence[Shape], weights: Floats | None = No
 
 @dataclass(frozen=True, eq=False)
 class _Side:
-    """What is said about one tensor."""
+    """Side information about one tensor."""
 
     middle: int
     inputs: Levels  # (input channels,)
@@ -139,7 +139,7 @@ def _check_weights(weights: Floats | None, size: int) -> None:
 
 
 def _dimensions(shape: Shape) -> tuple[int, int, int]:
-    """Return output channels, input channels and the rest of a tensor, whatever it is."""
+    """Return the numbers of output channels, input channels and values per channel pair."""
     outputs = shape[0] if shape else 1
     inputs = shape[1] if len(shape) > 1 else 1
     return outputs, inputs, math.prod(shape[2:])
@@ -154,9 +154,9 @@ def _unpacked(bits: bytes, shapes: Sequence[Shape]) -> Bools:
 def _side_information(
     kept: Bools, shapes: Sequence[Shape], weights: Floats | None
 ) -> Iterator[_Side]:
-    """Yield for every tensor how dense its channels are, as levels.
+    """Yield the densities of every tensor's channels, as levels.
 
-    Only the sender computes this, so ordinary floats do: densities as normal quantiles, which
+    Only the sender computes this, so floats are fine. Densities become normal quantiles, which
     add up along both dimensions about as the logarithms of saliencies do.
     """
     start = 0
@@ -179,7 +179,7 @@ def _side_information(
 
 
 def _quantiles(counts: npt.NDArray[np.intp], size: int) -> npt.NDArray[np.float64]:
-    """Return the normal quantiles of densities, kept away from 0 and 1."""
+    """Return the normal quantiles of densities, moved slightly away from 0 and 1."""
     normal = NormalDist()
     unique, places = np.unique(counts, return_inverse=True)
     quantiles = [normal.inv_cdf((count + 0.5) / (size + 1)) for count in unique.tolist()]
@@ -199,20 +199,20 @@ def _weight_levels(weights: Floats) -> Levels:
 def _sorted(
     shapes: Sequence[Shape], side: Sequence[_Side], weights: Floats | None, width: int
 ) -> Iterator[tuple[slice, npt.NDArray[np.intp], npt.NDArray[np.int64]]]:
-    """Yield (coordinates, their order by class, how many of each class), a block at a time."""
+    """Yield (coordinates, their order by class, counts by class), a block at a time."""
     start = 0
-    for shape, said in zip(shapes, side, strict=True):
+    for shape, info in zip(shapes, side, strict=True):
         outputs, inputs, rest = _dimensions(shape)
         row = inputs * rest
         step = max(1, _BLOCK // max(1, row))
         for first in range(0, outputs if row else 0, step):
-            some = said.outputs[first : first + step]
+            some = info.outputs[first : first + step]
             part = slice(start + first * row, start + (first + some.size) * row)
-            levels = some[:, None, None] + said.inputs[None, :, None]  # (some, inputs, 1)
+            levels = some[:, None, None] + info.inputs[None, :, None]  # (some, inputs, 1)
             levels = np.repeat(levels, rest, axis=2).reshape(-1)
             if weights is not None:
                 levels += _weight_levels(weights[part])
-                levels -= np.int32(said.middle)
+                levels -= np.int32(info.middle)
             levels >>= np.int32(width)
             levels += np.int32(CLASSES // 2)
             classes = np.clip(levels, 0, CLASSES - 1).astype(np.uint8)
@@ -225,12 +225,12 @@ def _no_bytes() -> npt.NDArray[np.uint8]:
     return np.empty(0, dtype=np.uint8)
 
 
-def _side_bytes(said: _Side) -> npt.NDArray[np.uint8]:
+def _side_bytes(info: _Side) -> npt.NDArray[np.uint8]:
     return np.concatenate(
         [
-            np.array([said.middle], dtype="<i2").view(np.uint8),
-            said.inputs.astype(np.int8).view(np.uint8),
-            said.outputs.astype(np.int8).view(np.uint8),
+            np.array([info.middle], dtype="<i2").view(np.uint8),
+            info.inputs.astype(np.int8).view(np.uint8),
+            info.outputs.astype(np.int8).view(np.uint8),
         ]
     )
 

@@ -1,10 +1,10 @@
-"""Values-only: float32 in an order both ends know; no index travels.
+"""Values-only encoding: float32 in an order both ends know, without indices.
 
     payload   values f32[num_kept]        4 * num_kept bytes
 
-`VALUES_ONLY` is the encoding of a sparse vector whose mask the receiver holds. The functions
-beside it do the same for bare values: `decode(encode(v), v.size)` equals v bit for bit, NaN
-payloads and -0.0 included, and takes `encoded_bytes(v.size)`.
+`VALUES_ONLY` encodes a sparse vector whose mask the receiver holds. The functions of this module
+do the same for bare values: `decode(encode(v), v.size)` equals v bit for bit, including NaN
+payloads and -0.0, and the payload has `encoded_bytes(v.size)`.
 
 >>> from ssfl.codec.contract import SparseVector
 >>> vector = SparseVector(4, b"\\x0d", np.array([1, -2, 0.5], dtype=np.float32))
@@ -39,7 +39,7 @@ def encoded_bytes(count: int) -> int:
 
 
 def encode(values: npt.NDArray[np.float32]) -> memoryview:
-    """Return the payload, without a copy where the machine is little-endian."""
+    """Return the payload, without a copy on little-endian machines."""
     if values.dtype.kind != "f" or values.dtype.itemsize != BYTES_PER_VALUE:
         raise TypeError(f"values must be float32, got {values.dtype}")
     return np.ascontiguousarray(values, dtype="<f4").data.cast("B")
@@ -52,14 +52,14 @@ def encode_parts(values: npt.NDArray[np.float32]) -> Iterator[memoryview]:
 
 
 def decode(payload: Buffer, count: int) -> npt.NDArray[np.float32]:
-    """Return the `count` values of a payload, as a view on it."""
+    """Return the `count` values of a payload, as a view of it."""
     payload = memoryview(payload).cast("B")
     check_length(encoded_bytes(count), len(payload))
     return np.frombuffer(payload, dtype="<f4").astype(np.float32, copy=False)
 
 
 class ValuesOnly(Encoding):
-    """The kept values alone: the smallest, for a receiver that holds the mask."""
+    """The kept values only: the smallest encoding, for a receiver that holds the mask."""
 
     name = "values_only"
     needs_mask = True

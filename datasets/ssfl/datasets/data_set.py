@@ -1,11 +1,13 @@
 """A whole data set as read from its source, before it is cut among clients."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import numpy.typing as npt
 
 Array = npt.NDArray[Any]
+Progress = Callable[[str, int, int], None]  # the current task, units done, units in total
 
 
 @dataclass(frozen=True, eq=False)

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from ssfl.datasets.data_set import DataSet
+from ssfl.datasets.data_set import DataSet, Progress
 from ssfl.datasets.errors import SourceError
 from ssfl.datasets.published.cifar import read_cifar
 from ssfl.datasets.published.digits import digits
@@ -13,7 +13,7 @@ from ssfl.datasets.published.idx import FILES as IDX_FILES
 from ssfl.datasets.published.idx import read_idx_set
 from ssfl.datasets.published.originals import MissingFiles, cache_folder
 from ssfl.datasets.published.tiny_imagenet import read_tiny_imagenet
-from ssfl.datasets.source import EMBEDDED, Progress, SourceOptions
+from ssfl.datasets.source import EMBEDDED, SourceOptions
 
 DIGITS = tuple("0123456789")
 CLOTHES = (

@@ -6,15 +6,12 @@ imported when they are needed, so that a table needs no image library.
 """
 
 import difflib
-from collections.abc import Callable
 from dataclasses import dataclass, fields
 from fnmatch import fnmatchcase
 from pathlib import Path
 
-from ssfl.datasets.data_set import DataSet
+from ssfl.datasets.data_set import DataSet, Progress
 from ssfl.datasets.errors import OptionError, SourceError
-
-Progress = Callable[[str, int, int], None]  # the current task, units done, units in total
 
 EMBEDDED = "digits"  # needs no files
 PUBLISHED = ("mnist", "fashion-mnist", "cifar10", "cifar100", "tiny-imagenet")

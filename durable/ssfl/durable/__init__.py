@@ -1,4 +1,1 @@
-"""Files, locks and failpoints that survive a crash: the lowest layer.
-
-It knows nothing of models, runs or networks.
-"""
+"""Crash-safe files, directory locks and failpoints. The lowest layer: no models, no network."""

@@ -1,26 +1,26 @@
-"""Named points around every write, rename, fsync and acknowledgement, where trouble can be made.
+"""Failpoints: named places around every write, rename, fsync and acknowledgement.
 
-A test says what is to happen at which passage of a point, in the variable FAILPOINTS of a
-real process ("journal.synced=kill@3,spool.chunk=full") or with `install` inside one. Without
-either, a point costs the look-up of an empty variable.
+A test injects a fault at a failpoint: in another process through the environment variable
+FAILPOINTS ("journal.synced=kill@3,spool.chunk=full"), in its own process with `install_hook`.
+Without either, a failpoint costs one dictionary look-up.
 
-kill   the process ends as with kill -9
-full   the disk is full (OSError, ENOSPC)
-broken the disk does not answer (OSError, EIO)
+kill   end the process as kill -9 does
+full   raise OSError ENOSPC: the disk is full
+broken raise OSError EIO: the disk does not respond
 
-`name=trouble` strikes at the first passage, `@3` at the third alone, `@3+` from the third on.
+`name=fault` fires on the first passage only, `@3` on the third only, `@3+` from the third on.
 """
 
 import errno
 import os
 import signal
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 
 VARIABLE = "FAILPOINTS"
 _ATOMIC = ("written", "synced", "renamed", "named")  # the stages of files.atomic_file
 
-# Every point by name. Files are named by what their names begin with.
+# All failpoints. Those of a file start with the first part of its name.
 COORDINATOR_POINTS = (
     "journal.taken", "journal.created", "journal.append", "journal.torn", "journal.written",
     "journal.synced",
@@ -31,20 +31,20 @@ COORDINATOR_POINTS = (
     "ack.join", "ack.initial", "ack.upload", "ack.evaluation", "ack.leave",
     *(f"{kind}.{stage}" for kind in ("manifest", "mask", "values") for stage in _ATOMIC),
 )  # fmt: skip
-REFRESH_POINTS = tuple(f"scored.{stage}" for stage in _ATOMIC)  # of a run that renews its mask
-KEEP_POINTS = ("accepted.move", "accepted.moved")  # of a run with --keep-uploads
+REFRESH_POINTS = tuple(f"scored.{stage}" for stage in _ATOMIC)  # runs that refresh the mask
+KEEP_POINTS = ("accepted.move", "accepted.moved")  # runs with --keep-uploads
 CLIENT_POINTS = (
     "client.scored", "client.trained", "client.saved", "client.chunk", "client.receipt",
     "client.dropped",
     *(f"answer.{stage}" for stage in _ATOMIC),
 )  # fmt: skip
-ENDED_POINTS = ("client.goodbye",)  # of a client whose run is over
+ENDED_POINTS = ("client.goodbye",)  # clients whose run is over
 
 _ERRORS = {"full": errno.ENOSPC, "broken": errno.EIO}
 
 
 @dataclass(slots=True)
-class _Trouble:
+class _Fault:
     kind: str
     passage: int
     lasting: bool
@@ -54,18 +54,18 @@ def _kill(_name: str) -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-def _parse(text: str) -> dict[str, _Trouble]:
+def _parse(text: str) -> dict[str, _Fault]:
     armed = {}
     for entry in filter(None, text.split(",")):
         name, equals, rest = entry.strip().partition("=")
         kind, _, passage = rest.partition("@")
         if not equals or kind not in ("kill", *_ERRORS):
             raise ValueError(f"{VARIABLE}: {entry!r} is not NAME=kill|full|broken[@N[+]]")
-        armed[name] = _Trouble(kind, int(passage.rstrip("+") or 1), passage.endswith("+"))
+        armed[name] = _Fault(kind, int(passage.rstrip("+") or 1), passage.endswith("+"))
     return armed
 
 
-_armed: dict[str, _Trouble] = {}
+_armed: dict[str, _Fault] = {}
 _passages: dict[str, int] = {}
 _hook: Callable[[str], None] | None = None
 
@@ -80,36 +80,31 @@ arm(os.environ.get(VARIABLE, ""))
 
 
 def failpoint(name: str) -> None:
-    """Pass a point: mostly nothing happens."""
+    """Mark a failpoint; do nothing unless a fault or a hook is set."""
     if _hook is not None:
         _hook(name)
     if not _armed or name not in _armed:
         return
-    trouble = _armed[name]
+    fault = _armed[name]
     _passages[name] = _passages.get(name, 0) + 1
     passed = _passages[name]
-    if passed == trouble.passage or (trouble.lasting and passed > trouble.passage):
-        strike(trouble.kind, name)
+    if passed == fault.passage or (fault.lasting and passed > fault.passage):
+        trigger(fault.kind, name)
 
 
-def strike(kind: str, name: str) -> None:
-    """Make trouble of a kind."""
+def trigger(kind: str, name: str) -> None:
+    """Inject a fault: end the process or raise OSError."""
     if kind == "kill":
         _kill(name)
     raise OSError(_ERRORS[kind], os.strerror(_ERRORS[kind]), f"failpoint {name}")
 
 
 def is_armed(name: str) -> bool:
-    """Tell whether a point is of interest: for those that need something prepared."""
+    """Return True if a failpoint is in use, for callers that must prepare something for it."""
     return _hook is not None or name in _armed
 
 
-def install(hook: Callable[[str], None] | None) -> None:
-    """Let `hook` be called at every passage of every point; None: no longer."""
+def install_hook(hook: Callable[[str], None] | None) -> None:
+    """Call `hook` with the name of every failpoint that is passed; None removes the hook."""
     global _hook  # noqa: PLW0603 -- one process, one hook
     _hook = hook
-
-
-def passages() -> Mapping[str, int]:
-    """Return how often every armed point was passed."""
-    return dict(_passages)

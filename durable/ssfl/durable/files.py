@@ -1,4 +1,4 @@
-"""Files that are replaced whole or not at all, even after a power cut."""
+"""Atomic file replacement that survives a power cut."""
 
 import os
 import secrets
@@ -14,18 +14,18 @@ from ssfl.durable.failpoints import failpoint
 
 Bytes = bytes | bytearray | memoryview | npt.NDArray[Any]
 
-TEMPORARY = ".tmp"  # ends the name of a file being written, which begins with a dot
+TEMPORARY_SUFFIX = ".tmp"  # of files being written; their names start with a dot
 
 
 @contextmanager
 def atomic_file(path: Path, *, private: bool = False) -> Iterator[BinaryIO]:
-    """Yield a file to write; when the block ends, it takes the place of `path`, whole.
+    """Yield a file to write; it replaces `path` when the block ends.
 
-    Then content and name are on the disk. If the block fails, `path` is as it was. Nobody but
-    its owner may read a `private` one.
+    Content and name are then on disk. If the block fails, `path` is unchanged. A `private` file
+    is readable by its owner only.
     """
     kind = path.name.partition("-")[0].partition(".")[0]
-    temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}{TEMPORARY}")
+    temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}{TEMPORARY_SUFFIX}")
     try:
         with temporary.open("xb") as file:
             if private:
@@ -45,7 +45,7 @@ def atomic_file(path: Path, *, private: bool = False) -> Iterator[BinaryIO]:
 
 
 def sync_directory(folder: Path) -> None:
-    """Put the names in `folder` on the disk: a new, renamed or removed file is one such fact."""
+    """Flush the entries of `folder` to disk, after a file was created, renamed or removed."""
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(descriptor)
@@ -54,10 +54,10 @@ def sync_directory(folder: Path) -> None:
 
 
 def write_atomic(path: Path, data: Bytes | Iterable[Bytes], *, private: bool = False) -> None:
-    """Write `data`, one buffer or several in order, so that `path` is replaced whole or not at all.
+    """Replace `path` atomically with `data`, one buffer or several in order.
 
-    When this returns, content and name are on the disk. Arrays must be C-contiguous. Nobody but
-    its owner may read a `private` one.
+    Content and name are on disk on return. Arrays must be C-contiguous. A `private` file is
+    readable by its owner only.
     """
     buffers = [data] if isinstance(data, bytes | bytearray | memoryview | np.ndarray) else data
     with atomic_file(path, private=private) as file:
@@ -66,11 +66,11 @@ def write_atomic(path: Path, data: Bytes | Iterable[Bytes], *, private: bool = F
 
 
 def remove_leftovers(folder: Path) -> int:
-    """Remove what a crash inside `write_atomic` left behind and return how many files.
+    """Remove temporary files that a crash left behind; return their number.
 
-    Only for the sole user of `folder`: a write under way elsewhere would lose its file.
+    The caller must be the only user of `folder`: a concurrent write would lose its file.
     """
-    leftovers = list(folder.glob(f".*{TEMPORARY}"))
+    leftovers = list(folder.glob(f".*{TEMPORARY_SUFFIX}"))
     for file in leftovers:
         file.unlink(missing_ok=True)
     return len(leftovers)

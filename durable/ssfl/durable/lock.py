@@ -10,14 +10,14 @@ LOCK = "lock"
 
 
 class DirectoryUnusable(Exception):
-    """The directory cannot be locked: another process uses it, or it cannot be written."""
+    """The directory cannot be locked: another process holds it, or it is not writable."""
 
 
 class DirectoryLock:
-    """Holds `path/lock` while entered; the kernel lets go when the process ends, however it ends.
+    """Holds `path/lock` while entered; the kernel releases it when the process ends.
 
-    The folder is made if it is missing. The file stays when the lock is released: removing it
-    would let two processes hold locks on two files of one name.
+    Entering creates a missing folder. The file stays after release: removing it would let two
+    processes lock two files of the same name.
     """
 
     def __init__(self, path: Path) -> None:
@@ -25,7 +25,7 @@ class DirectoryLock:
         self._descriptor = -1
 
     def acquire(self) -> None:
-        """Take the lock, or raise DirectoryUnusable naming the process that holds it."""
+        """Acquire the lock, or raise DirectoryUnusable naming the process that holds it."""
         try:
             self._folder.mkdir(parents=True, exist_ok=True)
             descriptor = os.open(self._folder / LOCK, os.O_RDWR | os.O_CREAT, 0o644)
@@ -47,7 +47,7 @@ class DirectoryLock:
         self._descriptor = descriptor
 
     def release(self) -> None:
-        """Let go; harmless when not held."""
+        """Release the lock; do nothing if it is not held."""
         if self._descriptor >= 0:
             os.close(self._descriptor)
             self._descriptor = -1

@@ -1,5 +1,4 @@
-"""What runs at a site: data shards, networks, saliency scores and training inside the mask.
+"""The learning at a site: tasks, networks, saliency scores and training inside the mask.
 
-Values in, values out: no network and no clock. Importing this package does not import torch;
-`shards`, `partition`, `digits` and `make_shards` work without it.
+No network and no clock. Importing this package does not import torch; most of its modules do.
 """

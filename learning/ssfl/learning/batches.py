@@ -1,4 +1,4 @@
-"""Which samples a step sees: every order comes from a named stream, nothing from torch."""
+"""The samples of each step. Every order comes from a named stream, none from torch."""
 
 from collections.abc import Iterator
 
@@ -15,7 +15,7 @@ Indices = npt.NDArray[np.int64]
 
 
 def count_steps(num_samples: int, settings: RunSettings) -> int:
-    """Return the steps of one round: `local_steps`, or `local_epochs` passes over the samples."""
+    """Return the number of steps in a round: `local_steps`, or those of `local_epochs` passes."""
     per_epoch = -(-num_samples // settings.batch_size)
     return settings.local_steps or settings.local_epochs * per_epoch
 
@@ -23,7 +23,7 @@ def count_steps(num_samples: int, settings: RunSettings) -> int:
 def training_batches(
     num_samples: int, settings: RunSettings, round_number: int, client_id: str
 ) -> Iterator[Indices]:
-    """Yield the samples of each step of a round; an epoch ends with what is left, however few."""
+    """Yield the samples of each step of a round; the last batch of an epoch may be smaller."""
     left, epoch = count_steps(num_samples, settings), 0
     while left > 0:
         stream = Stream(settings.seed, "batches", round_number, client_id, epoch)
@@ -37,40 +37,41 @@ def training_batches(
 def balanced_batch(labels: Array, batch_size: int, stream: Stream) -> Indices:
     """Return the samples of a class-balanced minibatch, ascending and without repetition.
 
-    Classes take turns, in random order, giving a random sample each until the batch is full: so
-    counts are as equal as the data allow, the remainder goes to random classes and the spots of
-    a class that runs out go to the others. With few samples, all are taken.
+    Classes take turns in random order, each giving a random sample, until the batch is full.
+    Counts are thus as equal as the data allow, the remainder goes to random classes, and classes
+    with many samples fill in for small ones. If `batch_size` is not smaller than the number of
+    samples, all are returned.
     """
     if batch_size >= len(labels):
         return np.arange(len(labels), dtype=np.int64)
     shuffled = stream.permutation(len(labels))
     _, members, counts = np.unique(labels[shuffled], return_inverse=True, return_counts=True)
     by_class = np.argsort(members, kind="stable")
-    first = np.cumsum(counts) - counts  # where each class begins in by_class
-    turn = np.arange(len(labels)) - np.repeat(first, counts)  # 0 for a class's first sample, …
-    seat = stream.permutation(len(counts))[members[by_class]]  # the class's place in each turn
+    first = np.cumsum(counts) - counts  # start of each class in by_class
+    turn = np.arange(len(labels)) - np.repeat(first, counts)  # 0 for the first sample of a class
+    seat = stream.permutation(len(counts))[members[by_class]]  # place of the class in each turn
     chosen = np.lexsort((seat, turn))[:batch_size]
     return np.sort(shuffled[by_class[chosen]])
 
 
 def plain_batch(num_samples: int, batch_size: int, stream: Stream) -> Indices:
-    """Return the samples of a random minibatch, ascending; every sample is as likely."""
+    """Return the samples of a uniformly drawn minibatch, ascending."""
     return stream.choose(num_samples, min(batch_size, num_samples))
 
 
 def scoring_batches(
     shard: Shard, settings: RunSettings, client_id: str, mask_epoch: int, num_batches: int
 ) -> Iterator[Indices]:
-    """Yield the training samples of each minibatch that a client scores, each drawn by itself.
+    """Yield the training samples of each minibatch that a client scores, drawn independently.
 
-    A shard that fits in one minibatch gives one: all others would be the same.
+    A shard that fits into one minibatch gives only one, since all others would be the same.
     """
     if num_batches < 1:
         raise ValueError(f"cannot score {num_batches} minibatches")
     labels = shard.train_y if shard.num_classes else np.zeros(shard.num_samples, dtype=np.int64)
     one_is_all = shard.num_samples <= settings.batch_size
     for number in range(1 if one_is_all else num_batches):
-        parts = [number] if number else []  # the first is called as if it were the only one
+        parts = [number] if number else []  # the first is named as if it were the only one
         stream = Stream(settings.seed, "scoring", mask_epoch, client_id, *parts)
         if settings.scoring_samples == "plain":
             yield plain_batch(shard.num_samples, settings.batch_size, stream)
@@ -78,13 +79,13 @@ def scoring_batches(
             yield balanced_batch(labels, settings.batch_size, stream)
 
 
-def take(x: Array, y: Array, indices: Indices, model: nn.Module) -> tuple[Tensor, Tensor]:
-    """Return the samples at `indices` as tensors on the model's device; float64 as float32."""
+def batch_tensors(x: Array, y: Array, indices: Indices, model: nn.Module) -> tuple[Tensor, Tensor]:
+    """Return the samples at `indices` as tensors on the model's device; float64 becomes float32."""
     device = next(model.parameters()).device
     return _tensor(x[indices], device), _tensor(y[indices], device)
 
 
 def _tensor(array: Array, device: torch.device) -> Tensor:
-    if array.dtype == np.float64:  # models are float32, and mps has nothing wider
+    if array.dtype == np.float64:  # models are float32, and mps has no float64
         array = array.astype(np.float32)
     return torch.from_numpy(array).to(device)

@@ -1,7 +1,7 @@
-"""How many CPU cores this process may use: not what the machine has, but what it is given.
+"""The number of CPU cores that this process may use.
 
-A process may be pinned to some cores (taskset, Slurm), and a container may be given a share of
-them (cgroups, versions 1 and 2). More threads than that only wait for each other.
+A process may be pinned to some cores (taskset, Slurm), and cgroups (versions 1 and 2) may limit
+a container's share of them. More threads than that only wait for each other.
 """
 
 import os
@@ -10,7 +10,7 @@ from pathlib import Path
 
 
 def usable_cores(root: Path = Path("/")) -> int:
-    """Return the cores this process may use, at least one; half a core counts as none."""
+    """Return the number of cores this process may use, rounded down, at least one."""
     if hasattr(os, "sched_getaffinity"):
         pinned = len(os.sched_getaffinity(0))
     else:  # macOS
@@ -19,7 +19,7 @@ def usable_cores(root: Path = Path("/")) -> int:
 
 
 def _quotas(root: Path) -> Iterator[float]:
-    """Yield every limit on this process's share of the cores, in cores."""
+    """Yield every cgroup limit of this process, in cores."""
     for line in _read(root / "proc/self/cgroup").splitlines():
         _, controllers, place = line.split(":", 2)
         if controllers == "":  # version 2
@@ -32,13 +32,13 @@ def _quotas(root: Path) -> Iterator[float]:
 
 
 def _and_above(mount: Path, place: str) -> Iterator[Path]:
-    """Yield a group's folder and those of the groups around it; in a container, some are hidden."""
+    """Yield the folder of a cgroup and of its parents; a container cannot see all of them."""
     folder = mount / place.lstrip("/")
     yield from [folder, *folder.parents[: len(folder.parts) - len(mount.parts)]]
 
 
 def _quota(text: str) -> Iterator[float]:
-    """Yield microseconds of computing per microsecond, unless there is no limit (max, or -1)."""
+    """Yield CPU time per wall time; nothing if there is no limit (max, or -1)."""
     match text.split():
         case [quota, period] if quota.isdigit() and period.isdigit() and int(period):
             yield int(quota) / int(period)
@@ -47,5 +47,5 @@ def _quota(text: str) -> Iterator[float]:
 def _read(file: Path) -> str:
     try:
         return file.read_text()
-    except OSError:  # another system, or not ours to see: no limit that we know of
+    except OSError:  # another system, or hidden from this process: no known limit
         return ""

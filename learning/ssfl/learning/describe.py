@@ -1,15 +1,15 @@
-"""From a network to its manifest: which tensors travel, in which role, and how they start.
+"""The manifest of a network: its tensors, their roles and their initial values.
 
 - Weights of convolutions and linear layers are masked and start Kaiming normal,
-  N(0, 2 / fan_in), the paper's choice; their biases are dense and start at zero. With the
-  initialization `torch-default` both start as torch has it, uniform within 1 / sqrt(fan_in)
-  (which is what its Kaiming uniform with a = sqrt(5) comes to).
-- Frozen ones are dense: without a gradient they would score zero and be pruned first.
+  N(0, 2 / fan_in), as in the paper. Their biases are dense and start at zero. With the
+  initialization `torch-default` both start as in torch, uniform within 1 / sqrt(fan_in), which
+  equals its Kaiming uniform with a = sqrt(5).
+- Frozen weights are dense: without a gradient they would score zero and be pruned first.
 - Scale and shift of norm layers are dense and start at one and zero.
-- Embeddings are dense and start N(0, 1), as torch's own do.
+- Embeddings are dense and start N(0, 1), as in torch.
 - Running statistics are buffers. Counters (`num_batches_tracked`) and buffers that a model does
-  not save are left out: they mean nothing when averaged.
-- Any other parameter is dense, and its first value is sent once: by the first client, or from
+  not save are left out: their average has no meaning.
+- Any other parameter is dense, and its initial value is sent once: by the first client, or from
   the file of --init.
 
 A parameter that two layers share appears once, under its first name and in its first role.
@@ -43,9 +43,9 @@ def manifest_of(
 ) -> Manifest:
     """Return the manifest of a model: parameters in the model's order, then buffers.
 
-    `initialization` is how conv and linear layers start: one of INITIALIZATIONS. With
-    `own_weights` every tensor starts as the model has it now (a pretrained network, say) and is
-    sent once, instead of being rebuilt from the seed.
+    `initialization`, one of INITIALIZATIONS, applies to conv and linear layers. With
+    `own_weights` every tensor starts with the model's current values (such as those of a
+    pretrained network), which are sent once instead of being computed from the seed.
     """
     if initialization not in INITIALIZATIONS:
         choices = ", ".join(INITIALIZATIONS)
@@ -68,8 +68,8 @@ def manifest_of(
 
 
 def num_frozen(model: nn.Module) -> int:
-    """Return how many values of a model's parameters are not trained."""
-    return sum(one.numel() for one in model.parameters() if not one.requires_grad)
+    """Return the number of frozen values of a model's parameters."""
+    return sum(p.numel() for p in model.parameters() if not p.requires_grad)
 
 
 def _parameter_rule(
@@ -88,7 +88,7 @@ def _parameter_rule(
     if isinstance(owner, NORM_LAYERS) and leaf in ("weight", "bias"):
         return Role.DENSE, Init("ones" if leaf == "weight" else "zeros")
     if isinstance(owner, nn.Embedding) and owner.padding_idx is None and leaf == "weight":
-        return Role.DENSE, Init("normal", 1.0)  # one with a padding row, which is zero, is sent
+        return Role.DENSE, Init("normal", 1.0)  # with a padding row of zeros it is sent
     return Role.DENSE, _SENT
 
 
@@ -97,12 +97,12 @@ def _fan_in(weight: Tensor) -> int:
 
 
 def _torch_default(weight: Tensor) -> Init:
-    """Return the rule for a layer's weight and bias."""
+    """Return torch's default rule for a layer's weight and bias."""
     return Init("uniform", 1 / math.sqrt(_fan_in(weight)))
 
 
 def _running_statistics(model: nn.Module) -> Iterator[tuple[str, Tensor, Init]]:
-    """Yield the floating buffers that the model saves, once each."""
+    """Yield the floating-point buffers that the model saves."""
     owners, saved = dict(model.named_modules()), model.state_dict()
     for name, buffer in model.named_buffers():
         prefix, _, leaf = name.rpartition(".")

@@ -1,6 +1,6 @@
-"""Where tensors live, and what decides the bits of a computation.
+"""Choice of the device, and the settings that make torch deterministic.
 
-docs/devices.md is for users. The paths for cuda and mps are tested with a pretended device
+docs/devices.md is the user's page. The cuda and mps paths are tested with a fake device
 (tests/learning/fake_device.py), not on a real GPU.
 """
 
@@ -26,9 +26,10 @@ _NO_MEMORY = r"out of memory|can't allocate memory|ALLOC_FAILED"
 
 
 def choose_device(name: str) -> torch.device:
-    """Return the device of that name; `auto` is the fastest that works, and says what does not.
+    """Return the device of that name; `auto` is the fastest that works.
 
-    A GPU is tried before it is returned: one that is too old for its torch, or full, is refused.
+    A GPU is tested before it is returned: one that is full, or too old for this torch, is
+    refused. `auto` then logs a warning and tries the next device.
     """
     if name not in DEVICES:
         number = name.removeprefix("cuda:")
@@ -39,43 +40,42 @@ def choose_device(name: str) -> torch.device:
     if name != "auto":
         if reason := _why_absent(name):
             raise DeviceError(f"--device {name}: {reason}; {_CPU_WORKS}")
-        return _tried(name)
-    for one in ("cuda", "mps"):
-        if not _why_absent(one):
+        return _tested(name)
+    for candidate in ("cuda", "mps"):
+        if not _why_absent(candidate):
             try:
-                return _tried(one)
+                return _tested(candidate)
             except DeviceError as error:
-                log.warning("%s: taking the next best device", error)
+                log.warning("%s: trying the next device", error)
     return torch.device("cpu")
 
 
 def prepare_torch(threads: int) -> None:
-    """Fix the number of threads and choose deterministic kernels wherever torch has them.
+    """Set the number of threads and choose deterministic kernels where torch has them.
 
-    The bits of a sum depend on how it is split among threads, so the default is one; 0 is every
-    core this process may use. Call this before the first use of a GPU.
+    The bits of a sum depend on its split among threads, so the default is one; 0 means every core
+    this process may use. Call this before the first use of a GPU.
     """
     if threads < 0:
         raise DeviceError(f"--threads must be 0 (every core) or more, got {threads}")
     torch.set_num_threads(threads or usable_cores())
-    if torch.get_num_interop_threads() != 1:  # a pool of its own, for torch.jit.fork alone
-        with contextlib.suppress(RuntimeError):  # it runs already: too late, and no bits hang on it
+    if torch.get_num_interop_threads() != 1:  # a separate pool that only torch.jit.fork uses
+        with contextlib.suppress(RuntimeError):  # already started; it does not affect results
             torch.set_num_interop_threads(1)
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # cuBLAS: repeatable sums
     torch.use_deterministic_algorithms(True, warn_only=True)
-    # A debugging aid that comes with it and costs time; torch's own stubs do not know it.
+    # A debugging aid that deterministic mode enables and that costs time; not in torch's stubs.
     torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
 
 
 @contextlib.contextmanager
 def working_on(device: torch.device) -> Iterator[None]:
-    """Do a site's work: when the device fails it, DeviceError says what to change.
+    """Run a site's work; turn failures of the device into DeviceErrors that name a remedy.
 
-    Kernels that may not repeat their bits, of which torch warns at every call, are logged once
-    each.
+    Torch warns at every call of a nondeterministic kernel; each warning is logged once.
     """
     try:
-        with _logged_once():
+        with _log_nondeterminism_once():
             yield
     except (RuntimeError, TaskError) as error:
         cause = error.__cause__ if isinstance(error, TaskError) else error
@@ -86,12 +86,12 @@ def working_on(device: torch.device) -> Iterator[None]:
                 f"{first}: try {other}a smaller --batch-size on the coordinator"
             ) from error
         if first.startswith("CUDA error"):
-            raise DeviceError(f"--device cuda: {first}: --device cpu tells more of it") from error
+            raise DeviceError(f"--device cuda: {first}; use --device cpu for details") from error
         raise
 
 
 def fingerprint(device: torch.device) -> str:
-    """Return what the bits of training depend on: equal fingerprints, equal bits."""
+    """Return versions and hardware that training depends on; equal fingerprints give equal bits."""
     threads = torch.get_num_threads()
     parts = [
         f"torch {torch.__version__}",
@@ -109,56 +109,56 @@ def fingerprint(device: torch.device) -> str:
 
 
 def _why_absent(name: str) -> str:
-    """Return why there is no such device, in words for its user; empty if there is one."""
-    with warnings.catch_warnings(record=True) as told:  # a driver that is too old is a warning
+    """Return why the device is not available, as an error message; empty if it is."""
+    with warnings.catch_warnings(record=True) as caught:  # torch warns of old drivers
         warnings.simplefilter("always")
-        there = {"cuda": torch.cuda, "mps": torch.backends.mps}[name].is_available()
-    if there:
+        available = {"cuda": torch.cuda, "mps": torch.backends.mps}[name].is_available()
+    if available:
         return ""
-    for one in told:
-        log.warning("%s", str(one.message).partition("\n")[0])
+    for warning in caught:
+        log.warning("%s", str(warning.message).partition("\n")[0])
     if name == "mps" and not torch.backends.mps.is_built():
-        return f"only torch for macOS has it, and this is torch {torch.__version__}"
+        return f"it needs torch for macOS; this is torch {torch.__version__}"
     if name == "mps":
         return "torch finds no Apple GPU; it needs Apple silicon and a macOS that torch supports"
     if not (torch.version.cuda or torch.version.hip):
         return (
-            f"torch {torch.__version__} is built without CUDA; install one with it, as "
-            "https://pytorch.org/get-started/locally says"
+            f"torch {torch.__version__} is built without CUDA; install a build with CUDA, see "
+            "https://pytorch.org/get-started/locally"
         )
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     hidden = "" if visible is None else f" (CUDA_VISIBLE_DEVICES is {visible!r})"
     return f"torch {torch.__version__} sees no GPU{hidden}; does nvidia-smi show one?"
 
 
-def _tried(name: str) -> torch.device:
-    """Return the device if it can add two numbers; torch finds it before it knows that."""
+def _tested(name: str) -> torch.device:
+    """Return the device if it can add two numbers; torch lists devices that cannot."""
     device = torch.device(name)
     try:
         torch.ones(1, device=device).add_(1).item()
     except (RuntimeError, AssertionError) as error:
         first = str(error).partition("\n")[0]
         raise DeviceError(
-            f"--device {name}: it is there, but does not work: {first}; {_CPU_WORKS}"
+            f"--device {name}: it is present, but does not work: {first}; {_CPU_WORKS}"
         ) from error
     return device
 
 
 @contextlib.contextmanager
-def _logged_once() -> Iterator[None]:
-    """Log each warning about determinism when it is first given; leave all others alone."""
-    told: set[str] = set()
+def _log_nondeterminism_once() -> Iterator[None]:
+    """Log each warning about determinism once; show all other warnings as usual."""
+    logged: set[str] = set()
     with warnings.catch_warnings():
         show = warnings.showwarning
 
-        def tell(message: Warning | str, *where: Any) -> None:
+        def log_once(message: Warning | str, *where: Any) -> None:
             text = str(message)
             if "determinis" not in text:
                 show(message, *where)
-            elif text not in told:
-                told.add(text)
-                log.warning("the bits of training may not repeat: %s", text.partition(", but")[0])
+            elif text not in logged:
+                logged.add(text)
+                log.warning("training may not be reproducible: %s", text.partition(", but")[0])
 
         warnings.filterwarnings("always", message="(?s).*determinis", category=UserWarning)
-        warnings.showwarning = tell  # type: ignore[assignment]
+        warnings.showwarning = log_once  # type: ignore[assignment]
         yield

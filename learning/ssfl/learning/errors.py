@@ -1,10 +1,10 @@
-"""Why a site cannot work on its data (what is wrong with data themselves: `ssfl.datasets`).
+"""Errors of learning at a site; errors of the data are in `ssfl.datasets.errors`.
 
 LearningError
-├─ ModelError     this network cannot be built for these inputs, or is not one we can mask
+├─ ModelError     the network cannot be built for these inputs, or cannot be masked
 ├─ TaskError      the user's task file is missing, incomplete, or raised
-├─ DeviceError    the wished device is not on this machine, does not work, or is full
-└─ DivergedError  a loss, a weight or a score is no longer a finite number
+├─ DeviceError    the chosen device is not available, does not work, or is full
+└─ DivergedError  a loss, a weight or a score is not a finite number
 """
 
 
@@ -13,19 +13,19 @@ class LearningError(Exception):
 
 
 class ModelError(LearningError):
-    """The network does not fit the inputs or the manifest; the message says what would."""
+    """The network does not fit the inputs or the manifest; the message names a remedy."""
 
 
 class TaskError(LearningError):
-    """The task file must be mended; the message ends with the lines of it that were at fault."""
+    """The task file has an error; the message ends with the lines at fault."""
 
 
 class DeviceError(LearningError):
-    """Choose another --device."""
+    """The device cannot be used; the message names an alternative."""
 
 
 class DivergedError(LearningError):
-    """Training left the finite numbers: usually the learning rate is too high."""
+    """A value became infinite or NaN, usually because the learning rate is too high."""
 
     def __init__(self, what: str, round_number: int) -> None:
         super().__init__(f"round {round_number}: {what}; try a smaller --learning-rate")

@@ -1,4 +1,4 @@
-"""How good a model is on a shard's test samples."""
+"""Evaluation of a model on the test or validation samples of a shard."""
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from ssfl.datasets.shards.shard_file import Array, Shard
-from ssfl.learning.batches import take
+from ssfl.learning.batches import batch_tensors
 from ssfl.learning.task import ACCURACY, Task
 
 BATCH_SIZE = 256
@@ -17,12 +17,12 @@ BATCH_SIZE = 256
 
 @dataclass(frozen=True, slots=True)
 class Evaluation:
-    """Sums, so that evaluations of several shards add up to that of their union."""
+    """Sums over samples, so that evaluations of several shards can be added."""
 
-    correct: int | None  # None: the task has no accuracy, or nothing was tested
+    correct: int | None  # None: the task has no accuracy, or there were no samples
     total: int
-    loss_sum: float  # of the loss of each sample
-    metric_sums: Mapping[str, float] = field(default_factory=dict)  # of its other metrics
+    loss_sum: float
+    metric_sums: Mapping[str, float] = field(default_factory=dict)  # of the other metrics
 
 
 def evaluate(model: nn.Module, task: Task, shard: Shard) -> Evaluation:
@@ -31,7 +31,7 @@ def evaluate(model: nn.Module, task: Task, shard: Shard) -> Evaluation:
 
 
 def validate(model: nn.Module, task: Task, shard: Shard) -> Evaluation | None:
-    """Test the model on the validation samples; None if there are none."""
+    """Test the model on the validation samples; return None if there are none."""
     return _test(model, task, shard.val_x, shard.val_y) if len(shard.val_x) else None
 
 
@@ -41,7 +41,7 @@ def _test(model: nn.Module, task: Task, samples: Array, targets: Array) -> Evalu
     with eval_mode(model), torch.no_grad():
         for start in range(0, total, BATCH_SIZE):
             indices = np.arange(start, min(start + BATCH_SIZE, total), dtype=np.int64)
-            x, y = take(samples, targets, indices, model)
+            x, y = batch_tensors(samples, targets, indices, model)
             loss_sum += task.loss(model, x, y).item() * len(indices)
             for name, mean in task.metrics(model, x, y).items():
                 part = float(mean) * len(indices)
@@ -52,7 +52,7 @@ def _test(model: nn.Module, task: Task, samples: Array, targets: Array) -> Evalu
 
 @contextmanager
 def eval_mode(model: nn.Module) -> Iterator[None]:
-    """Put the model into eval mode, and every part of it back into its own mode afterwards."""
+    """Put the model into eval mode; restore the mode of every module afterwards."""
     modes = [(module, module.training) for module in model.modules()]
     model.eval()
     try:

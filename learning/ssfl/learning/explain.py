@@ -1,10 +1,10 @@
-"""What a failure inside a task means: the batch it happened with, and what torch meant."""
+"""Explanations of errors inside a task: the batch, and the meaning of torch's message."""
 
 import re
 
 from torch import Tensor
 
-from ssfl.learning.wording import times
+from ssfl.learning.wording import format_shape
 
 _MEANINGS = (
     (
@@ -18,12 +18,12 @@ _MEANINGS = (
     ),
     (
         r"Expected input batch_size \((\d+)\) to match target batch_size \((\d+)\)",
-        "the model gives {0} rows for {1} targets: it must keep the first dimension of x",
+        "the model returns {0} rows for {1} targets: it must keep the first dimension of x",
     ),
     (
         r"Using a target size .*torch.Size\((.*?)\).* the input size .*torch.Size\((.*?)\)",
-        "the loss would compare outputs {1} with targets {0} by broadcasting, each with each: "
-        "give both the same shape, for example model(x).squeeze(1)",
+        "the loss would broadcast outputs {1} and targets {0}: give both the same shape, for "
+        "example model(x).squeeze(1)",
     ),
     (
         r"expected scalar type Long|expected target dtype|0D or 1D target tensor expected"
@@ -34,8 +34,8 @@ _MEANINGS = (
     ),
     (
         r"Expected more than 1 value per channel",
-        "BatchNorm cannot norm a batch of one sample: choose a --batch-size that leaves no single "
-        "sample over, or use GroupNorm or LayerNorm",
+        "BatchNorm cannot normalise a batch of one sample: choose a --batch-size that leaves no "
+        "single sample over, or use GroupNorm or LayerNorm",
     ),
     (
         r"(?:same dtype|Input type|expected scalar type|should be the same)",
@@ -46,8 +46,8 @@ _MEANINGS = (
 
 
 def explain(error: BaseException, x: Tensor, y: Tensor) -> str:
-    """Return lines to put below an error that a task raised with this batch."""
-    lines = [f"the batch: x {describe(x)}, y {describe(y)}"]
+    """Return lines to append to an error that a task raised with this batch."""
+    lines = [f"the batch: x {describe_tensor(x)}, y {describe_tensor(y)}"]
     for pattern, meaning in _MEANINGS:
         if found := re.search(pattern, str(error)):
             lines.append("that is: " + meaning.format(*found.groups()))
@@ -55,10 +55,10 @@ def explain(error: BaseException, x: Tensor, y: Tensor) -> str:
     return "\n".join(lines)
 
 
-def describe(tensor: Tensor) -> str:
+def describe_tensor(tensor: Tensor) -> str:
     """Return a tensor's type, shape and range."""
     kind = str(tensor.dtype).removeprefix("torch.")
-    shape = times(tensor.shape)
+    shape = format_shape(tensor.shape)
     if not tensor.numel() or tensor.is_complex():
         return f"{kind} {shape}"
     low, high = tensor.min().item(), tensor.max().item()

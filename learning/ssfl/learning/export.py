@@ -1,4 +1,4 @@
-"""A model for other programs: an ONNX file, or torch tensors in sparse CSR form."""
+"""Export of a model: an ONNX file, or torch tensors in sparse CSR form."""
 
 import contextlib
 import io
@@ -18,17 +18,17 @@ from ssfl.learning.evaluate import eval_mode
 from ssfl.method.manifest import Manifest
 from ssfl.method.mask import Mask
 
-OPSET = 18  # what torch's exporter is written in: nothing is converted afterwards
+OPSET = 18  # native to torch's exporter, so that nothing is converted
 INPUT, OUTPUT, BATCH = "x", "y", "batch"
-MAX_ONNX_BYTES = 2_000_000_000  # a protobuf message ends at 2 GiB
-_PRIVATE = ("metadata_props", "doc_string")  # of the exporter: stack traces with paths of ours
+MAX_ONNX_BYTES = 2_000_000_000  # a protobuf message has at most 2 GiB
+_PRIVATE = ("metadata_props", "doc_string")  # may hold stack traces with local paths
 
 
 def to_csr(manifest: Manifest, mask: Mask, vector: npt.NDArray[np.float32]) -> dict[str, Any]:
-    """Return {"tensors": by name, "shapes": of those that are sparse}.
+    """Return {"tensors": tensors by name, "shapes": shapes of the sparse tensors}.
 
-    A masked weight becomes a matrix, (out, in x kernel), in CSR form: exactly its kept values,
-    also if they are zero, with 32-bit indices. All others stay as they are.
+    A masked weight becomes a CSR matrix (out, in x kernel) with 32-bit indices. It holds exactly
+    the kept values, including zeros. All other tensors are unchanged.
     """
     tensors = {name: torch.tensor(array) for name, array in manifest.unflatten(vector).items()}
     kept, shapes = mask.bools(), {}
@@ -57,18 +57,18 @@ def _csr(matrix: Tensor, kept: Tensor) -> Tensor:
 def to_onnx(model: nn.Module, x: Tensor, metadata: Mapping[str, str]) -> bytes:
     """Return the network as an ONNX file: input `x`, output `y`, batches of any size.
 
-    `x` is a batch of two or more samples; ModelError says why a network cannot be exported.
+    `x` is a batch of at least two samples. Raise ModelError if the network cannot be exported.
     """
     size = 4 * sum(parameter.numel() for parameter in model.parameters())
     if size > MAX_ONNX_BYTES:
-        raise ModelError(f"an ONNX file ends at 2 GB, the weights are {size / 1e9:.1f} GB")
+        raise ModelError(f"an ONNX file holds at most 2 GB, the weights are {size / 1e9:.1f} GB")
     with eval_mode(model), torch.no_grad():
         output = _called(model, x)
         proto = _exported(model, x, [OUTPUT] if isinstance(output, Tensor) else None)
     batch = proto.graph.input[0].type.tensor_type.shape.dim[0]
     if batch.dim_param != BATCH:
         raise ModelError(
-            f"the network cannot be exported to ONNX: it fixes the size of a batch to {len(x)}; "
+            f"the network cannot be exported to ONNX: it fixes the batch size to {len(x)}; "
             "keep the first dimension of x, for example x.reshape(len(x), -1)"
         )
     _remove_private(proto)
@@ -100,7 +100,7 @@ def _exported(model: nn.Module, x: Tensor, output_names: list[str] | None) -> An
                 output_names=output_names,
                 dynamic_shapes=({0: torch.export.Dim(BATCH)},),
             )
-            assert program is not None  # it is for the older exporter only
+            assert program is not None  # None only from the older exporter
             return program.model_proto
     except Exception as error:
         raise ModelError(f"the network cannot be exported to ONNX: {_reason(error)}") from error
@@ -108,7 +108,7 @@ def _exported(model: nn.Module, x: Tensor, output_names: list[str] | None) -> An
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """Keep the exporter's progress, warnings and log to itself."""
+    """Suppress the exporter's output, warnings and log."""
     level = logging.root.manager.disable
     logging.disable(logging.CRITICAL)
     try:
@@ -124,7 +124,7 @@ def _quiet() -> Iterator[None]:
 
 
 def _reason(error: BaseException) -> str:
-    """Return one sentence: the operator that ONNX lacks, the line at fault, or the first cause."""
+    """Return the missing ONNX operator, the line at fault, or the first cause, as one sentence."""
     while error.__cause__ is not None:
         error = error.__cause__
     text = str(error)
@@ -133,7 +133,7 @@ def _reason(error: BaseException) -> str:
     if "data-dependent" in text:
         line = re.search(r'raised this error:\n\s+File "(.*?)", line (\d+)', text)
         where = f" ({line[1]}, line {line[2]})" if line else ""
-        return f"what it computes depends on the values it computes with{where}"
+        return f"its control flow depends on computed values{where}"
     return f"{type(error).__name__}: {_first_line(error)}"
 
 
@@ -142,10 +142,10 @@ def _first_line(error: BaseException) -> str:
 
 
 def _remove_private(message: Any) -> None:
-    """Clear a protobuf message, and all within it, of what describes this machine."""
+    """Remove fields that may describe this machine from a protobuf message, recursively."""
     for field, value in message.ListFields():
         if field.name in _PRIVATE:
             message.ClearField(field.name)
         elif field.message_type is not None:
-            for one in [value] if hasattr(value, "ListFields") else value:
-                _remove_private(one)
+            for inner in [value] if hasattr(value, "ListFields") else value:
+                _remove_private(inner)

@@ -1,4 +1,4 @@
-"""A model's tensors <-> the flat vector of its manifest: masked, dense, buffers; bit for bit."""
+"""Conversion between a model's tensors and the flat vector of its manifest, bit for bit."""
 
 from collections.abc import Iterator
 
@@ -13,13 +13,13 @@ from ssfl.method.manifest import Manifest
 
 
 def read_vector(model: nn.Module, manifest: Manifest) -> npt.NDArray[np.float32]:
-    """Return the values of the model's tensors as one vector of its own: (manifest.size,)."""
+    """Return a copy of the model's tensors as one vector, (manifest.size,)."""
     named = named_tensors(model, manifest)
     return manifest.flatten({name: t.detach().cpu().numpy() for name, t in named.items()})
 
 
-def first_weights(model: nn.Module, manifest: Manifest, seed: int) -> npt.NDArray[np.float32]:
-    """Return the initial vector: from the seed, or as the model has it where rules say so."""
+def initial_weights(model: nn.Module, manifest: Manifest, seed: int) -> npt.NDArray[np.float32]:
+    """Return the initial vector: from the seed, or from the model for tensors that are sent."""
     vector = initial_vector(manifest, seed)
     if not manifest.rebuildable:
         own = read_vector(model, manifest)
@@ -30,9 +30,9 @@ def first_weights(model: nn.Module, manifest: Manifest, seed: int) -> npt.NDArra
 
 
 def write_vector(model: nn.Module, manifest: Manifest, vector: npt.NDArray[np.float32]) -> None:
-    """Set the model's tensors from a vector (manifest.size,), on whatever device they are."""
+    """Set the model's tensors, on any device, from a vector (manifest.size,)."""
     named = named_tensors(model, manifest)
-    owned = vector if vector.flags.writeable else vector.copy()  # torch warns of read-only memory
+    owned = vector if vector.flags.writeable else vector.copy()  # torch warns of read-only arrays
     with torch.no_grad():
         for name, array in manifest.unflatten(owned).items():
             named[name].copy_(torch.from_numpy(array))
@@ -46,7 +46,7 @@ def masked_parameters(model: nn.Module, manifest: Manifest) -> Iterator[tuple[Te
 
 
 def named_tensors(model: nn.Module, manifest: Manifest) -> dict[str, Tensor]:
-    """Return the model's tensors that the manifest names; ModelError if one does not fit it."""
+    """Return the model's tensors that the manifest names; raise ModelError if one does not fit."""
     present: dict[str, Tensor] = dict(model.named_parameters()) | dict(model.named_buffers())
     for tensor in manifest.tensors:
         if tensor.name not in present:

@@ -1,9 +1,9 @@
-"""GraSP: keep the weights without which gradients would flow less (Wang et al. 2020).
+"""GraSP scores: keep the weights whose removal would reduce the gradient flow (Wang et al. 2020).
 
-The score of weight j is w_j * (H g)_j with g the gradient and H the Hessian of the mean loss over
-the minibatches, both by the masked weights. It is signed and the larger is kept: the paper's
-score is the negative, of which it removes the largest. As there, the model's outputs are divided
-by 200 for it, which flattens the softmax; that is meant for classes, and other targets get none.
+The score of weight j is w_j * (H g)_j, with g the gradient and H the Hessian of the mean loss over
+the minibatches, with respect to the masked weights. It is signed, and the largest are kept; the
+paper negates it and removes the largest. As in the paper, the model's outputs are divided by 200,
+which flattens the softmax. This is done for classes only.
 """
 
 from collections.abc import Iterator, Sequence
@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from ssfl.datasets.shards.shard_file import Shard
-from ssfl.learning.batches import scoring_batches, take
+from ssfl.learning.batches import batch_tensors, scoring_batches
 from ssfl.learning.errors import DivergedError, ModelError
 from ssfl.learning.saliency import scoring_mode, trained_places
 from ssfl.learning.task import Task
@@ -38,9 +38,9 @@ def grasp_locally(
     mask_epoch: int = 0,
     num_batches: int = 1,
 ) -> Vector:
-    """Return a client's signed scores, (num_masked,), from the minibatches saliency would take."""
+    """Return a client's signed scores, (num_masked,), from the same minibatches as saliency."""
     chosen = scoring_batches(shard, settings, client_id, mask_epoch, num_batches)
-    batches = [take(shard.train_x, shard.train_y, indices, model) for indices in chosen]
+    batches = [batch_tensors(shard.train_x, shard.train_y, indices, model) for indices in chosen]
     temperature = TEMPERATURE if shard.num_classes else 1.0
     return grasp_scores(model, manifest, task, batches, temperature)
 
@@ -52,15 +52,15 @@ def grasp_scores(
     batches: Sequence[tuple[Tensor, Tensor]],
     temperature: float = TEMPERATURE,
 ) -> Vector:
-    """Return w * (H g) of every masked coordinate, (num_masked,): signed, the larger is kept.
+    """Return w * (H g) of every masked coordinate, (num_masked,): signed, the largest are kept.
 
-    The model is left as it was. A weight that is frozen or not used scores zero.
+    The model is not changed. A weight that is frozen or not used scores zero.
     """
     if not batches:
         raise ValueError("GraSP needs at least one minibatch")
     places = trained_places(model, manifest)
     parameters = [parameter for parameter, _ in places]
-    # Of torch's kernels for attention only the plain one has second derivatives.
+    # Of torch's attention kernels only MATH has second derivatives.
     with scoring_mode(model), _divided_outputs(model, temperature), sdpa_kernel(SDPBackend.MATH):
         flow = [torch.zeros_like(parameter) for parameter in parameters]
         for x, y in batches:
@@ -84,7 +84,7 @@ def _gradients(loss: Tensor, parameters: list[Tensor], graph: bool = False) -> S
 def _hessian_times(
     vector: list[Tensor], loss: Tensor, parameters: list[Tensor]
 ) -> Sequence[Tensor]:
-    """Return H v: the gradient of g * v, with v held fast."""
+    """Return H v: the gradient of g * v with constant v."""
     gradients = _gradients(loss, parameters, graph=True)
     product = torch.stack([(g * v).sum() for g, v in zip(gradients, vector, strict=True)]).sum()
     if not product.requires_grad:  # the loss is linear in every weight
@@ -95,7 +95,7 @@ def _hessian_times(
         if "not implemented" not in str(error):
             raise
         raise ModelError(
-            f"GraSP needs second derivatives, and this model has a layer without: {error}"
+            f"GraSP needs second derivatives, which a layer of this model does not have: {error}"
         ) from error
 
 

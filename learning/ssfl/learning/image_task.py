@@ -1,6 +1,6 @@
-"""Image classification, the built-in task: shard files, the networks of `models.py`, cross-entropy.
+"""The built-in image task: shard files, the networks of `models.py`, cross-entropy.
 
-Also the shortest example of a task: see `task.py` for what each function promises.
+`task.py` documents the functions.
 """
 
 from pathlib import Path
@@ -18,10 +18,10 @@ def load_shard(path: Path) -> shard_file.Shard:
     shard = shard_file.read_shard(path)
     if len(shard.input_shape) == 3 and shard.num_classes:
         return shard
-    told = f"{path}: {shard_file.describe_samples(shard)}, not images with classes"
+    problem = f"{path}: {shard_file.describe_samples(shard)}, not images with classes"
     if len(shard.input_shape) == 1 and shard.train_x.dtype.kind == "f":
-        raise ShardError(f"{told}: use --task table")
-    raise ShardError(f"{told}: give a task of your own with --task, see docs/tasks.md")
+        raise ShardError(f"{problem}: use --task table")
+    raise ShardError(f"{problem}: give a task of your own with --task, see docs/tasks.md")
 
 
 def build_model(settings: RunSettings, shard: shard_file.Shard) -> nn.Module:

@@ -1,4 +1,4 @@
-"""Finding a task, and telling its author what went wrong in it."""
+"""Loading of tasks, and error messages for their authors."""
 
 import hashlib
 import importlib
@@ -32,13 +32,13 @@ Kind = TypeVar("Kind")
 
 @dataclass(frozen=True)
 class LoadedTask:
-    """A task whose every failure is a TaskError that shows the author's own lines."""
+    """A task whose failures become TaskErrors that show the author's own lines."""
 
-    name: str  # built-in, or the file's or module's name: the same at every site
-    digest: bytes  # SHA-256 of the source, by which sites can tell that their tasks differ
-    own_weights: bool  # whether the model starts as `build_model` made it
+    name: str  # of the built-in task, file or module; the same at every site
+    digest: bytes  # SHA-256 of the source, to detect sites with different tasks
+    own_weights: bool  # the model starts with the weights from `build_model`
     module: ModuleType
-    spec: str = ""  # as it was given to `load_task`
+    spec: str = ""  # the argument of `load_task`
 
     def load_shard(self, path: Path) -> Shard:
         return self._call("load_shard", Shard, path)
@@ -48,7 +48,7 @@ class LoadedTask:
         return self._call("build_model", nn.Module, settings, shard)
 
     def description(self, settings: RunSettings, shard: Shard) -> dict[str, Any]:
-        """Return how the model was built, for its manifest: enough to build it again."""
+        """Return what is needed to build the model again, for its manifest."""
         built = {"input_shape": list(shard.input_shape), "num_classes": shard.num_classes}
         if self.name == "image":
             built |= {"model": settings.model, "norm": settings.norm, "width": settings.width}
@@ -56,9 +56,12 @@ class LoadedTask:
             built |= {"model": "mlp", "width": settings.width}
         return {"task": self.name, **built}
 
-    def builds_alike(self, one: Shard, other: Shard) -> bool:
-        """Tell whether two shards surely get the same network: of a task of one's own we do not."""
-        same = one.input_shape == other.input_shape and one.num_classes == other.num_classes
+    def builds_same_model(self, first: Shard, second: Shard) -> bool:
+        """Return True if a built-in task builds the same network for both shards.
+
+        For other tasks this is unknown, and the result is False.
+        """
+        same = first.input_shape == second.input_shape and first.num_classes == second.num_classes
         return same and self.name in BUILT_IN
 
     def loss(self, model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
@@ -72,10 +75,12 @@ class LoadedTask:
     def metrics(self, model: nn.Module, x: Tensor, y: Tensor) -> dict[str, float]:
         if not hasattr(self.module, "metrics"):
             return {}
-        told = self._call("metrics", dict, model, x, y)
-        if len(told) > MAX_METRICS:
-            raise TaskError(f"task {self.name}: {len(told)} metrics, at most {MAX_METRICS} will do")
-        return {self._metric_name(name): self._metric(name, value) for name, value in told.items()}
+        means = self._call("metrics", dict, model, x, y)
+        if len(means) > MAX_METRICS:
+            raise TaskError(
+                f"task {self.name}: {len(means)} metrics, at most {MAX_METRICS} are allowed"
+            )
+        return {self._metric_name(name): self._metric(name, value) for name, value in means.items()}
 
     def _metric_name(self, name: Any) -> str:
         if not isinstance(name, str) or not re.fullmatch(r"[A-Za-z0-9._-]{1,40}", name):
@@ -86,7 +91,7 @@ class LoadedTask:
         return name
 
     def _metric(self, name: str, value: Any) -> float:
-        """Return a metric as a number; a scalar tensor is one, too."""
+        """Return a metric, a number or a scalar tensor, as a float."""
         try:
             number = float(value)
         except (TypeError, ValueError, RuntimeError) as error:
@@ -97,8 +102,8 @@ class LoadedTask:
         if not math.isfinite(number):
             raise TaskError(
                 f"task {self.name}: metric {name} is {number}, not a finite number: a quotient "
-                "such as recall is not a mean over samples; report what is above and below the "
-                "line as two metrics (docs/tasks.md)"
+                "such as recall is not a mean over samples; report numerator and denominator as "
+                "two metrics (docs/tasks.md)"
             )
         if name == ACCURACY and not 0 <= number <= 1:
             raise TaskError(f"task {self.name}: accuracy must lie between 0 and 1, got {number:g}")
@@ -112,7 +117,7 @@ class LoadedTask:
                 raise
             blame = _blame(f"task {self.name}: {function}", error, self.module)
             raise TaskError(blame) from error
-        except (Exception, SystemExit) as error:  # a task may not end the client silently
+        except (Exception, SystemExit) as error:  # a task must not end the client silently
             blame = _blame(f"task {self.name}: {function}", error, self.module)
             if function in ("loss", "metrics"):
                 blame += "\n" + explain(error, *arguments[1:])
@@ -126,7 +131,7 @@ class LoadedTask:
 
 
 def load_task(spec: str) -> LoadedTask:
-    """Return a built-in task, that of a file `path/to/task.py`, or that of a dotted module."""
+    """Return the task of a built-in name, a file `path/to/task.py`, or a dotted module."""
     if spec in BUILT_IN:
         name, module = spec, importlib.import_module(BUILT_IN[spec])
     elif spec.endswith(".py"):
@@ -135,7 +140,7 @@ def load_task(spec: str) -> LoadedTask:
             raise TaskError(f"the name {name} is taken by a built-in task: rename {spec}")
     else:
         name, module = spec, _import_module(spec)
-    missing = [one for one in FUNCTIONS if not callable(getattr(module, one, None))]
+    missing = [name for name in FUNCTIONS if not callable(getattr(module, name, None))]
     if missing:
         raise TaskError(f"task {spec} does not define {', '.join(missing)}")
     own_weights = bool(getattr(module, "OWN_WEIGHTS", False))
@@ -147,11 +152,11 @@ def _import_file(path: Path) -> ModuleType:
         raise TaskError(f"there is no task file {path}")
     folder = str(path.resolve().parent)
     if folder not in sys.path:
-        sys.path.append(folder)  # last: files beside the task can be imported, none is shadowed
+        sys.path.append(folder)  # last, so that modules next to the task shadow nothing
     spec = importlib.util.spec_from_file_location(f"ssfl_task_{path.stem}", path.resolve())
     assert spec and spec.loader  # a .py file always has them
     module = importlib.util.module_from_spec(spec)
-    sys.modules[module.__name__] = module  # dataclasses and pickling look there
+    sys.modules[module.__name__] = module  # for dataclasses and pickling
     try:
         spec.loader.exec_module(module)
     except (Exception, SystemExit) as error:
@@ -162,7 +167,7 @@ def _import_file(path: Path) -> ModuleType:
 
 def _import_module(name: str) -> ModuleType:
     if "" not in sys.path and str(Path.cwd()) not in sys.path:
-        sys.path.append(str(Path.cwd()))  # last: what is installed is not shadowed
+        sys.path.append(str(Path.cwd()))  # last, so that it shadows nothing installed
     try:
         return importlib.import_module(name)
     except ModuleNotFoundError as error:
@@ -182,10 +187,10 @@ def _digest(module: ModuleType) -> bytes:
 
 
 def _blame(what: str, error: BaseException, module: ModuleType | None) -> str:
-    """Return what was raised, then those lines of the traceback that are the author's own."""
+    """Return the error and the author's own lines of its traceback."""
     frames = traceback.extract_tb(error.__traceback__)
     if module is not None and module.__file__:
-        folder = Path(module.__file__).parent  # the task's file, and what lies beside it
+        folder = Path(module.__file__).parent  # the task's file and its neighbours
         own = [frame for frame in frames if Path(frame.filename).parent == folder]
     else:
         importers = (__file__, importlib.__file__)

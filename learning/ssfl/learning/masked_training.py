@@ -1,9 +1,8 @@
-"""Local SGD that never leaves the mask (paper, Algorithm 1, phase 2).
+"""Local SGD inside the mask (paper, Algorithm 1, phase 2).
 
-Every step: gradient, times the mask, clipped by its norm, SGD step, weights times the mask. So a
-pruned weight is exactly zero after every step, whatever momentum and weight decay do, and a
-mask of ones is plain SGD, bit for bit. The optimiser is new in every round; rates.py has the
-learning rate.
+Every step: gradient, times the mask, clipped by its norm, SGD step, weights times the mask. A
+pruned weight is exactly zero after every step, with any momentum and weight decay. A mask of ones
+gives plain SGD, bit for bit. Every round has a new optimiser; rates.py has the learning rate.
 """
 
 import math
@@ -14,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from ssfl.datasets.shards.shard_file import Shard
-from ssfl.learning.batches import count_steps, take, training_batches
+from ssfl.learning.batches import batch_tensors, count_steps, training_batches
 from ssfl.learning.errors import DivergedError, ModelError
 from ssfl.learning.flatten import masked_parameters
 from ssfl.learning.rates import step_rates
@@ -30,10 +29,10 @@ Pruned = list[tuple[Tensor, Tensor]]  # a masked parameter and its mask of zeros
 
 @dataclass(frozen=True, slots=True)
 class TrainingReport:
-    """What a client tells about its round."""
+    """Statistics of a client's round."""
 
     steps: int
-    mean_loss: float  # over all samples seen, each counted as often as it was seen
+    mean_loss: float  # over all samples of all steps
     num_samples: int  # training samples of the shard: the update's weight in the mean
 
 
@@ -48,11 +47,11 @@ def train_locally(
     client_id: str,
     on_step: Callable[[int, int], None] | None = None,
 ) -> TrainingReport:
-    """Train the model in place on the shard, and report.
+    """Train the model in place on the shard; return statistics.
 
-    `on_step(done, total)` is called after every step and may raise to stop. Raises DivergedError
-    as soon as the loss is not finite, or if the trained weights are not. Torch's generator is
-    set from (seed, round, client) too, so that dropout repeats.
+    `on_step(done, total)` is called after every step and may raise to stop. Raise DivergedError
+    if a loss or a trained weight is not finite. Torch's generator is seeded from (seed, round,
+    client), so that dropout is reproducible.
     """
     pruned = _pruned_parameters(model, manifest, mask)
     optimizer = Sgd(model, momentum=settings.momentum, weight_decay=settings.weight_decay)
@@ -65,7 +64,7 @@ def train_locally(
     batches = training_batches(shard.num_samples, settings, round_number, client_id)
     rates = step_rates(settings, round_number, shard.num_samples)
     for step, (indices, rate) in enumerate(zip(batches, rates, strict=True), start=1):
-        x, y = take(shard.train_x, shard.train_y, indices, model)
+        x, y = batch_tensors(shard.train_x, shard.train_y, indices, model)
         loss = task.loss(model, x, y)
         loss_value = loss.item()
         if not math.isfinite(loss_value):

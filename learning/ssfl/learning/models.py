@@ -1,8 +1,8 @@
 """The built-in networks, by name.
 
-`width` is the number of channels or units of a network's first layer, 0 the network's own; all
-other layers follow in proportion. Only ResNets have norms: with GroupNorm an update is weights
-only, BatchNorm adds its running statistics. docs/models.md has the sizes of all.
+`width` is the number of channels or units of a network's first layer; 0 is the network's default.
+The other layers scale in proportion. Only ResNets have norms: with GroupNorm an update has
+weights only, BatchNorm adds its running statistics. docs/models.md lists all sizes.
 """
 
 import math
@@ -16,7 +16,7 @@ from torch import nn
 
 from ssfl.learning.errors import ModelError
 from ssfl.learning.resnet import RESNETS, resnet
-from ssfl.learning.wording import times
+from ssfl.learning.wording import format_shape
 from ssfl.method.manifest import MAX_PARAMETERS
 from ssfl.method.settings import MODELS, NORMS
 
@@ -26,11 +26,11 @@ Shape = tuple[int, ...]
 def build_model(
     name: str, input_shape: Shape, num_classes: int, *, norm: str = "group", width: int = 0
 ) -> nn.Module:
-    """Return the network for inputs of `input_shape`; ModelError says why one is impossible."""
+    """Return the network for inputs of `input_shape`; raise ModelError if it is impossible."""
     if name not in MODELS:
         raise ModelError(f"the model must be one of {', '.join(MODELS)}, got {name!r}")
     if num_classes < 2 or not input_shape or min(input_shape) < 1:
-        shape = times(input_shape, scalar="of no size")
+        shape = format_shape(input_shape, scalar="of no size")
         raise ModelError(f"no model for inputs {shape} and {num_classes} classes")
     if width < 0:
         raise ModelError(f"--width must be 1 or more, or 0 for {name}'s own, got {width}")
@@ -43,26 +43,26 @@ def build_model(
             return resnet(RESNETS[name], input_shape[0], num_classes, norm, width)
         return _PLAIN[name].build(input_shape, num_classes, width)
 
-    with torch.device("meta"):  # shapes only: what is too large must not be tried
+    with torch.device("meta"):  # shapes only, to check the size before allocation
         size = sum(parameter.numel() for parameter in build().parameters())
     if size > MAX_PARAMETERS:
         raise ModelError(
-            f"{name} of width {width} for inputs {times(input_shape)} would have {size:,} "
+            f"{name} of width {width} for inputs {format_shape(input_shape)} would have {size:,} "
             f"parameters, the limit is {MAX_PARAMETERS:,}: use a smaller --width"
         )
     return build()
 
 
 def own_width(name: str) -> int:
-    """Return what --width 0 stands for."""
+    """Return the width that --width 0 means."""
     return RESNETS[name].width if name in RESNETS else _PLAIN[name].width
 
 
 def smallest_side(name: str, norm: str = "group") -> int:
-    """Return the height and width of the smallest image a network takes; 0: any inputs will do.
+    """Return the side of the smallest square image that a network accepts; 0: any input.
 
-    The smallest image of a ResNet is one pixel in its last stage. That is too few for BatchNorm,
-    which needs more than one value a channel, also when the last batch of an epoch has one sample.
+    The smallest image of a ResNet is one pixel in its last stage. BatchNorm needs two: it must
+    have more than one value per channel even for a batch of one sample.
     """
     if norm not in NORMS:
         raise ModelError(f"the norm must be one of {', '.join(NORMS)}, got {norm!r}")
@@ -74,7 +74,7 @@ def smallest_side(name: str, norm: str = "group") -> int:
 
 
 def mlp(input_shape: Shape, num_classes: int, width: int) -> nn.Module:
-    """Two hidden layers (of 200: the 2NN of McMahan et al. 2017), for inputs of any shape."""
+    """Two hidden layers (with 200 units: the 2NN of McMahan et al. 2017), for any input shape."""
     layers: list[nn.Module] = [nn.Flatten()]
     for fan_in, fan_out in pairwise([math.prod(input_shape), width, width]):
         layers += [nn.Linear(fan_in, fan_out), nn.ReLU()]
@@ -82,9 +82,9 @@ def mlp(input_shape: Shape, num_classes: int, width: int) -> nn.Module:
 
 
 def cnn(input_shape: Shape, num_classes: int, width: int) -> nn.Module:
-    """Two 3x3 convolutions, the second twice as wide, each halved by pooling, and 8 x width units.
+    """Two 3x3 convolutions, the second twice as wide, each followed by pooling; 8 x width units.
 
-    Its own width is 16: so 16 and 32 channels, and 128 hidden units.
+    The default width of 16 gives 16 and 32 channels and 128 hidden units.
     """
     channels, rows, columns = input_shape
     return nn.Sequential(
@@ -106,11 +106,11 @@ def cnn(input_shape: Shape, num_classes: int, width: int) -> nn.Module:
 def cnn_small(input_shape: Shape, num_classes: int, width: int) -> nn.Module:
     """Two 3x3 convolutions of stride 2, the second twice as wide, and 16 x width units.
 
-    Its own width is 8: so 8 and 16 channels, and 128 hidden units. Without pooling many clients'
-    networks are quickly trained side by side.
+    The default width of 8 gives 8 and 16 channels and 128 hidden units. Without pooling, the
+    networks of many clients can be trained together quickly.
     """
     channels, rows, columns = input_shape
-    pixels = -(-rows // 4) * -(-columns // 4)  # a stride of 2 halves, rounded up
+    pixels = -(-rows // 4) * -(-columns // 4)  # each stride of 2 halves, rounded up
     return nn.Sequential(
         OrderedDict[str, nn.Module](
             conv1=nn.Conv2d(channels, width, 3, stride=2, padding=1),
@@ -128,7 +128,7 @@ def cnn_small(input_shape: Shape, num_classes: int, width: int) -> nn.Module:
 def lenet5(input_shape: Shape, num_classes: int, width: int) -> nn.Module:
     """LeNet-5 (LeCun et al. 1998) with ReLU and max pooling; 28x28 is padded to 32x32.
 
-    Its layers have 6 and 16 channels, 120 and 84 units; other widths round those in proportion.
+    The layers have 6 and 16 channels, 120 and 84 units; other widths scale them, with rounding.
     """
     channels, rows, _ = input_shape
     second, third, fourth = (round(n * width / 6) for n in (16, 120, 84))
@@ -170,9 +170,10 @@ _PLAIN = {
 def _check_image(name: str, norm: str, input_shape: Shape, smallest: int) -> None:
     if len(input_shape) != 3:
         raise ModelError(
-            f"{name} needs images (channels, height, width), the inputs are {times(input_shape)}"
+            f"{name} needs images (channels, height, width), "
+            f"the inputs are {format_shape(input_shape)}"
         )
-    pixels = times(input_shape[1:])
+    pixels = format_shape(input_shape[1:])
     if name == "lenet5" and pixels not in ("28x28", "32x32"):
         raise ModelError(
             f"lenet5 needs images of 28x28 or 32x32 pixels, these have {pixels}; "

@@ -1,4 +1,4 @@
-"""A model of one's own: a few more local epochs from the final model, inside the same mask."""
+"""Personal models: a few more local epochs from the final model, inside the same mask."""
 
 from dataclasses import replace
 
@@ -6,10 +6,10 @@ from ssfl.method.settings import RunSettings
 
 
 def personal_settings(settings: RunSettings) -> RunSettings:
-    """Return the settings that local training has at the end of a run.
+    """Return the settings for training a personal model at the end of a run.
 
-    It counts as the round after the last one: its samples come in an order of their own, and its
-    learning rate goes on where the run's ended or, with `personalize_lr` restart, is the first's.
+    It counts as the round after the last one: it has its own order of samples. Its learning rate
+    continues the run's or, with `personalize_lr` restart, is that of the first round.
     """
     return replace(
         settings,

@@ -1,4 +1,4 @@
-"""Weights that were trained elsewhere, put into a task's model by their names."""
+"""Pretrained weights, copied into a task's model by name."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from ssfl.learning.errors import ModelError
 from ssfl.learning.flatten import named_tensors
-from ssfl.learning.wording import times
+from ssfl.learning.wording import format_shape
 from ssfl.method.manifest import Manifest
 
 _CONVERT = (
@@ -21,19 +21,19 @@ _CONVERT = (
 
 
 @dataclass(frozen=True, slots=True)
-class Taken:
-    """What became of a file's tensors."""
+class CopiedWeights:
+    """The tensors of a file that were copied, and those that were not."""
 
     used: tuple[str, ...]
-    missing: tuple[str, ...]  # of the model: not in the file
-    unused: Mapping[str, str]  # of the file: the name, and what it is instead of usable
+    missing: tuple[str, ...]  # tensors of the model that were not copied
+    unused: Mapping[str, str]  # tensors of the file that were not copied, with the reason
 
 
 def read_weights(path: Path) -> dict[str, Tensor]:
-    """Return the tensors of a safetensors file; ModelError says what is wrong with it."""
+    """Return the tensors of a safetensors file; raise ModelError if it cannot be read."""
     if path.suffix in (".pt", ".pth", ".bin", ".ckpt"):
         convert = _CONVERT.format(path, path.with_suffix(".safetensors"))
-        raise ModelError(f"{path} is not safetensors, the one format that is read; {convert}")
+        raise ModelError(f"{path} is not safetensors, the only supported format; {convert}")
     try:
         return load_file(path)
     except FileNotFoundError:
@@ -42,16 +42,18 @@ def read_weights(path: Path) -> dict[str, Tensor]:
         raise ModelError(f"{path} cannot be read as safetensors: {error}") from error
 
 
-def take_weights(model: nn.Module, manifest: Manifest, weights: Mapping[str, Tensor]) -> Taken:
-    """Copy every tensor that the model has by the same name and shape; tell about the others."""
+def copy_weights(
+    model: nn.Module, manifest: Manifest, weights: Mapping[str, Tensor]
+) -> CopiedWeights:
+    """Copy every tensor that the model has with the same name and shape; report the others."""
     mine, saved = named_tensors(model, manifest), model.state_dict()
     used, unused = dict[str, Tensor](), dict[str, str]()
     for name, tensor in weights.items():
         if name not in mine:
-            if name not in saved:  # counters and the like are in both, and mean nothing here
+            if name not in saved:  # counters are in both, but not in the manifest
                 unused[name] = "not in the model"
         elif tensor.shape != mine[name].shape:
-            theirs, ours = times(tensor.shape), times(mine[name].shape)
+            theirs, ours = format_shape(tensor.shape), format_shape(mine[name].shape)
             unused[name] = f"{theirs} in the file and {ours} in the model"
         else:
             used[name] = _float32(name, tensor)
@@ -59,18 +61,18 @@ def take_weights(model: nn.Module, manifest: Manifest, weights: Mapping[str, Ten
         for name, tensor in used.items():
             mine[name].copy_(tensor)
     missing = tuple(name for name in mine if name not in used)
-    return Taken(tuple(used), missing, unused)
+    return CopiedWeights(tuple(used), missing, unused)
 
 
 def _float32(name: str, tensor: Tensor) -> Tensor:
-    """Return a tensor as the model holds it: every value finite."""
+    """Return a tensor as float32; raise ModelError unless every value is finite."""
     if not bool(tensor.isfinite().all()):
         raise ModelError(f"{name} holds NaN or infinity in the file")
     cast = tensor.to(torch.float32)
     if not bool(cast.isfinite().all()):
         kind = str(tensor.dtype).removeprefix("torch.")
         raise ModelError(
-            f"{name} holds {tensor.abs().max().item():g} in the file, {kind} that is too large for "
-            "float32"
+            f"{name} holds {tensor.abs().max().item():g} in the file, a {kind} that is too large "
+            "for float32"
         )
     return cast

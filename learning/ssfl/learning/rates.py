@@ -1,8 +1,8 @@
-"""The learning rate: it falls from round to round and, with a cosine, inside a round too.
+"""The learning rate of every step.
 
 Round r starts at `learning_rate * lr_decay ** r`. With `local_schedule` cosine, epoch e of the
-round's E epochs has the rate lowest + (rate - lowest) * (1 + cos(pi e / E)) / 2, lowest 1e-5;
-the next round starts anew.
+round's E epochs has the rate lowest + (rate - lowest) * (1 + cos(pi e / E)) / 2 with a lowest
+rate of 1e-5. The cosine restarts in every round.
 """
 
 import math
@@ -10,18 +10,18 @@ import math
 from ssfl.learning.batches import count_steps
 from ssfl.method.settings import RunSettings
 
-LOWEST = 1e-5  # what the cosine falls towards
+LOWEST = 1e-5  # the limit of the cosine
 
 
 def round_rate(settings: RunSettings, round_number: int) -> float:
-    """Return the rate a round starts with."""
+    """Return the rate at the start of a round."""
     return settings.learning_rate * settings.lr_decay**round_number
 
 
 def epoch_rate(
     settings: RunSettings, round_number: int, epoch: int, num_epochs: int | None = None
 ) -> float:
-    """Return the rate of an epoch, from 0, of a round; it has `local_epochs`, unless told."""
+    """Return the rate of an epoch, counted from 0; `num_epochs` defaults to `local_epochs`."""
     rate = round_rate(settings, round_number)
     if settings.local_schedule == "constant":
         return rate
@@ -30,10 +30,10 @@ def epoch_rate(
 
 
 def step_rates(settings: RunSettings, round_number: int, num_samples: int) -> list[float]:
-    """Return the rate of every step of a round at a client with so many samples.
+    """Return the rate of every step of a round at a client with `num_samples` samples.
 
-    A step belongs to the pass over the samples that it is taken in, also with `local_steps`,
-    where the last pass may be cut short.
+    Every pass over the samples is an epoch, also with `local_steps`, where the last pass may be
+    incomplete.
     """
     per_epoch = -(-num_samples // settings.batch_size)
     steps = count_steps(num_samples, settings)

@@ -1,8 +1,8 @@
 """ResNets for small images: 18 and 50 as the paper trains them, 20 to 110 of He et al. (2016).
 
 The stem is one 3x3 convolution of stride 1 without pooling. Every stage after the first halves
-the image and doubles the channels. Norms are GroupNorms, which have nothing to average but their
-weights, or BatchNorms, whose running statistics travel too. docs/models.md counts parameters.
+the image and doubles the channels. Norms are GroupNorms, which only have weights to average, or
+BatchNorms, whose running statistics are sent as well. docs/models.md lists parameter counts.
 """
 
 import math
@@ -14,32 +14,32 @@ from torch.nn import functional
 
 
 @dataclass(frozen=True, slots=True)
-class Parts:
-    """What the blocks of one network share: their norms and their shortcuts."""
+class BlockLayers:
+    """The norms and shortcuts that the blocks of one network share."""
 
     groups: int  # of a GroupNorm; 0: BatchNorm instead
-    padded: bool  # whether a shortcut that changes the shape pads; else it is a 1x1 convolution
+    padded: bool  # a shortcut that changes the shape pads; else it is a 1x1 convolution
 
     def norm(self, channels: int) -> nn.Module:
-        """Return a norm; where channels do not split into the groups, it has as many as they do.
+        """Return a norm; its number of groups is reduced to one that divides the channels.
 
-        A group has two channels or more: one alone has no other value in an image of 1x1.
+        A group has at least two channels, so that it has two values even for a 1x1 image.
         """
         if not self.groups:
             return nn.BatchNorm2d(channels)
         return nn.GroupNorm(max(1, math.gcd(2 * self.groups, channels) // 2), channels)
 
     def shortcut(self, channels_in: int, channels: int, stride: int) -> nn.Module:
-        """Return the way around a block: nothing where the shape stays."""
+        """Return the shortcut around a block; empty if the shape stays the same."""
         if stride == 1 and channels_in == channels:
             return nn.Sequential()
         if self.padded:
-            return Padding(channels_in, channels, stride)
+            return PaddedShortcut(channels_in, channels, stride)
         return nn.Sequential(_conv1x1(channels_in, channels, stride), self.norm(channels))
 
 
-class Padding(nn.Module):
-    """The shortcut without weights: every `stride`-th pixel, new channels zero on both sides."""
+class PaddedShortcut(nn.Module):
+    """Shortcut without weights: every `stride`-th pixel, padded with zero channels."""
 
     def __init__(self, channels_in: int, channels: int, stride: int) -> None:
         super().__init__()
@@ -52,11 +52,11 @@ class Padding(nn.Module):
 
 
 class Block(nn.Module):
-    """Two 3x3 convolutions beside a shortcut."""
+    """Two 3x3 convolutions and a shortcut."""
 
-    wider = 1
+    expansion = 1
 
-    def __init__(self, channels_in: int, channels: int, stride: int, parts: Parts) -> None:
+    def __init__(self, channels_in: int, channels: int, stride: int, parts: BlockLayers) -> None:
         super().__init__()
         self.conv1 = _conv3x3(channels_in, channels, stride)
         self.norm1 = parts.norm(channels)
@@ -70,11 +70,11 @@ class Block(nn.Module):
 
 
 class Bottleneck(nn.Module):
-    """A 3x3 convolution between two of 1x1, the last four times as wide, beside a shortcut."""
+    """A 3x3 convolution between two 1x1, the last four times as wide, and a shortcut."""
 
-    wider = 4
+    expansion = 4
 
-    def __init__(self, channels_in: int, channels: int, stride: int, parts: Parts) -> None:
+    def __init__(self, channels_in: int, channels: int, stride: int, parts: BlockLayers) -> None:
         super().__init__()
         self.conv1 = _conv1x1(channels_in, channels, 1)
         self.norm1 = parts.norm(channels)
@@ -90,49 +90,51 @@ class Bottleneck(nn.Module):
         return functional.relu(self.norm3(self.conv3(out)) + self.shortcut(x))
 
 
-class Mean(nn.Module):
-    """Each channel's mean: not adaptive pooling, whose gradient on a GPU is not deterministic."""
+class ChannelMean(nn.Module):
+    """The mean of each channel; adaptive pooling has a nondeterministic gradient on GPUs."""
 
     def forward(self, x: Tensor) -> Tensor:
         return x.mean(dim=(2, 3))  # (B, C)
 
 
 @dataclass(frozen=True, slots=True)
-class Design:
-    """What makes one ResNet differ from another."""
+class ResNetDesign:
+    """The parameters of a ResNet."""
 
     block: type[Block] | type[Bottleneck]
-    stages: tuple[int, ...]  # the number of blocks in each
-    width: int  # channels of the first stage, two in every group of its GroupNorms
+    stages: tuple[int, ...]  # number of blocks of each stage
+    width: int  # channels of the first stage; its GroupNorms have two channels per group
     padded: bool
 
 
 RESNETS = {
-    "resnet18": Design(Block, (2, 2, 2, 2), width=64, padded=False),
-    "resnet50": Design(Bottleneck, (3, 4, 6, 3), width=64, padded=False),
-    "resnet20": Design(Block, (3, 3, 3), width=16, padded=True),
-    "resnet32": Design(Block, (5, 5, 5), width=16, padded=True),
-    "resnet44": Design(Block, (7, 7, 7), width=16, padded=True),
-    "resnet56": Design(Block, (9, 9, 9), width=16, padded=True),
-    "resnet110": Design(Block, (18, 18, 18), width=16, padded=True),
+    "resnet18": ResNetDesign(Block, (2, 2, 2, 2), width=64, padded=False),
+    "resnet50": ResNetDesign(Bottleneck, (3, 4, 6, 3), width=64, padded=False),
+    "resnet20": ResNetDesign(Block, (3, 3, 3), width=16, padded=True),
+    "resnet32": ResNetDesign(Block, (5, 5, 5), width=16, padded=True),
+    "resnet44": ResNetDesign(Block, (7, 7, 7), width=16, padded=True),
+    "resnet56": ResNetDesign(Block, (9, 9, 9), width=16, padded=True),
+    "resnet110": ResNetDesign(Block, (18, 18, 18), width=16, padded=True),
 }
 
 
-def resnet(design: Design, channels: int, num_classes: int, norm: str, width: int) -> nn.Sequential:
-    """Return the network for images of so many channels, its first stage of `width`."""
-    parts = Parts(0 if norm == "batch" else design.width // 2, design.padded)
+def resnet(
+    design: ResNetDesign, channels: int, num_classes: int, norm: str, width: int
+) -> nn.Sequential:
+    """Return the network for images of `channels`, with `width` channels in its first stage."""
+    parts = BlockLayers(0 if norm == "batch" else design.width // 2, design.padded)
     layers = OrderedDict[str, nn.Module](
         conv1=_conv3x3(channels, width, 1), norm1=parts.norm(width), relu=nn.ReLU()
     )
     before = width
     for number, blocks in enumerate(design.stages):
         stride, inside = min(number + 1, 2), width << number
-        after = inside * design.block.wider
+        after = inside * design.block.expansion
         rest = [design.block(after, inside, 1, parts) for _ in range(blocks - 1)]
         first = design.block(before, inside, stride, parts)  # changes the shape
         layers[f"layer{number + 1}"] = nn.Sequential(first, *rest)
         before = after
-    layers["mean"] = Mean()
+    layers["mean"] = ChannelMean()
     layers["linear"] = nn.Linear(before, num_classes)
     return nn.Sequential(layers)
 

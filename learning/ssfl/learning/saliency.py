@@ -1,13 +1,12 @@
-"""Saliency: how much the loss depends on each weight, before any training (paper, Algorithm 1).
+"""Saliency scores: the dependence of the loss on each weight (paper, Algorithm 1).
 
-The score of weight j is |dL/dw_j * w_j| for the mean loss on one minibatch, with
-the model in eval mode; only batch norms take the batch's own statistics, since before training
-they have none. It is computed in float32 as torch's `(gradient * weight).abs()`, so
-that plain code written by somebody else gives the same bits at one thread.
+The score of weight j is |dL/dw_j * w_j| for the mean loss on one minibatch. The model is in eval
+mode, but batch norms use the statistics of the batch, since they have no others before training.
+The score is torch's `(gradient * weight).abs()` in float32, so that a plain implementation gives
+the same bits with one thread.
 
-A client's score is the mean of its minibatches' scores, magnitudes and not gradients: they are
-added in float64, which is exact for any that count, and the mean is rounded once to float32. So
-one minibatch gives its own bits.
+A client's score is the mean over its minibatches of the scores, not of the gradients. They are
+added in float64, and the mean is rounded once to float32. One minibatch keeps its exact bits.
 """
 
 from collections.abc import Iterator
@@ -20,7 +19,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from ssfl.datasets.shards.shard_file import Shard
-from ssfl.learning.batches import Indices, scoring_batches, take
+from ssfl.learning.batches import Indices, batch_tensors, scoring_batches
 from ssfl.learning.errors import DivergedError, ModelError
 from ssfl.learning.evaluate import eval_mode
 from ssfl.learning.flatten import masked_parameters
@@ -44,12 +43,12 @@ def score_locally(
 ) -> Vector:
     """Return a client's scores, (num_masked,), from minibatches of its training samples.
 
-    `weights` stand in for the model's own in the product, as in `saliency_scores`.
+    `weights` replace the model's weights in the product, as in `saliency_scores`.
     """
     batches = list(scoring_batches(shard, settings, client_id, mask_epoch, num_batches))
 
     def scores_of(indices: Indices) -> Vector:
-        x, y = take(shard.train_x, shard.train_y, indices, model)
+        x, y = batch_tensors(shard.train_x, shard.train_y, indices, model)
         return saliency_scores(model, manifest, task, x, y, weights)
 
     if len(batches) == 1:
@@ -62,18 +61,18 @@ def score_locally(
 
 @contextmanager
 def scoring_mode(model: nn.Module) -> Iterator[None]:
-    """Put the model into eval mode, but batch norms on the batch's statistics; with gradients."""
+    """Enable gradients and eval mode, with batch norms on the statistics of the batch."""
     with eval_mode(model), _batch_statistics(model), torch.enable_grad():
         yield
 
 
 @contextmanager
 def _batch_statistics(model: nn.Module) -> Iterator[None]:
-    """Let batch norms use the statistics of the batch, and remember nothing of it."""
+    """Let batch norms use the statistics of the batch without updating the running ones."""
     norms = [m for m in model.modules() if isinstance(m, _BatchNorm) and m.track_running_stats]
     before = [(norm, norm.training, norm.momentum, norm.num_batches_tracked) for norm in norms]
     for norm in norms:
-        norm.training, norm.momentum = True, 0.0  # of what it sees, nothing is taken over
+        norm.training, norm.momentum = True, 0.0  # running statistics stay unchanged
         norm.num_batches_tracked = None
     try:
         yield
@@ -92,10 +91,10 @@ def saliency_scores(
 ) -> Vector:
     """Return |dL/dw * w| of every masked coordinate, (num_masked,).
 
-    The gradient is taken at the model as it is. With `weights`, (num_masked,), w is theirs: so
-    weights that are zero in the model are scored by what they would be, without taking part.
-    The model's weights, gradients and mode are left as they were. A weight that is frozen or
-    not used scores zero.
+    The gradient is that of the model's current weights. `weights`, (num_masked,), replace w in
+    the product, so that pruned weights, zero in the model, can be scored by another value. The
+    model's weights, gradients and mode are not changed. A weight that is frozen or not used
+    scores zero.
     """
     if weights is not None and weights.shape != (manifest.num_masked,):
         raise ModelError(f"{weights.size} weights for a model of {manifest.num_masked}")
@@ -117,7 +116,7 @@ def saliency_scores(
 
 
 def trained_places(model: nn.Module, manifest: Manifest) -> list[tuple[Tensor, slice]]:
-    """Return the masked parameters that are not frozen, with their places; ModelError if none."""
+    """Return the masked parameters that are not frozen, with places; ModelError if none."""
     places = [(p, place) for p, place in masked_parameters(model, manifest) if p.requires_grad]
     if not places:
         raise ModelError("every conv and linear weight is frozen: there is nothing to score")

@@ -1,7 +1,7 @@
-"""Plain SGD, the bits of `torch.optim.SGD`, without its start-up cost.
+"""Plain SGD with the bits of `torch.optim.SGD`, without its start-up cost.
 
-The class pulls in torch's compiler when it is first used, 1.5 s of CPU in every client process;
-the function underneath, which torch exports too, does not. Weights without a gradient stay.
+Torch's class imports torch's compiler when it is first used, which takes 1.5 s of CPU in every
+client process. The function below it, which torch exports, does not.
 """
 
 import torch
@@ -10,7 +10,7 @@ from torch.optim.sgd import sgd
 
 
 class Sgd:
-    """One round's optimiser: momentum starts at nothing."""
+    """The optimiser of one round; momentum starts at zero."""
 
     def __init__(self, model: nn.Module, *, momentum: float, weight_decay: float) -> None:
         self.parameters = list(model.parameters())
@@ -19,13 +19,13 @@ class Sgd:
         self._buffers: dict[nn.Parameter, torch.Tensor | None] = {}
 
     def zero_grad(self) -> None:
-        """Forget the gradients."""
+        """Drop all gradients."""
         for parameter in self.parameters:
             parameter.grad = None
 
     @torch.no_grad()
     def step(self, lr: float) -> None:
-        """Move every parameter that has a gradient."""
+        """Update every parameter that has a gradient."""
         moved = [parameter for parameter in self.parameters if parameter.grad is not None]
         buffers = [self._buffers.get(parameter) for parameter in moved]
         sgd(

@@ -1,14 +1,13 @@
-"""SynFlow: keep the weights through which most flows, without a single sample (Tanaka et al. 2020).
+"""SynFlow scores: keep the weights on the paths of largest flow, without data (Tanaka et al. 2020).
 
-All parameters are made positive, norms are left out, an input of ones is sent through, and R is
-the sum of the outputs. The score of weight w is |w * dR/dw|: the share of R on all paths through
-it. It is computed in float64, since R grows with every layer. In each of the iterations fewer
-weights stay, the same share of those before, and what goes is at zero from then on; so no layer
-runs dry while others are full.
+All parameters are made positive, norms are skipped, an input of ones is passed through, and R is
+the sum of the outputs. The score of weight w is |w * dR/dw|: the part of R on paths through w. It
+is computed in float64, since R grows with every layer. Every iteration keeps the same share of the
+weights that are left and sets the others to zero, so that no layer is pruned empty.
 
-The scores of a deep network are beyond the range of float32, and only their order matters: what
-is returned is their logarithm, moved so that it starts at 1, and 0 for what was pruned. Top-k
-of it is exactly the mask of the last iteration.
+The scores of a deep network exceed the range of float32, and only their order matters. The result
+is their logarithm, shifted to start at 1, and 0 for pruned weights. Its Top-k is exactly the mask
+of the last iteration.
 """
 
 from collections.abc import Iterator, Sequence
@@ -24,11 +23,11 @@ from torch.func import functional_call
 from ssfl.learning.describe import NORM_LAYERS
 from ssfl.learning.errors import ModelError
 from ssfl.learning.evaluate import eval_mode
-from ssfl.learning.wording import times
+from ssfl.learning.wording import format_shape
 from ssfl.method.manifest import Manifest
 from ssfl.method.mask import largest
 
-_FLOWLESS = 0.5  # the score of a kept weight through which nothing flows: below all others
+_FLOWLESS = 0.5  # score of a kept weight without flow: below all other kept weights
 
 Doubles = npt.NDArray[np.float64]
 
@@ -42,7 +41,7 @@ def synflow_scores(
 ) -> npt.NDArray[np.float32]:
     """Return scores, (num_masked,), whose `num_kept` largest are SynFlow's mask; the others are 0.
 
-    The model is left as it was; what is computed is computed on the CPU.
+    The model is not changed. The computation runs on the CPU.
     """
     size = manifest.num_masked
     if not 1 <= num_kept <= size or iterations < 1:
@@ -53,7 +52,7 @@ def synflow_scores(
     with eval_mode(model), _without_norms(model), torch.enable_grad():
         for iteration in range(1, iterations + 1):
             scores = _flows(model, tensors, weights, input_shape)
-            scores[~kept] = -1.0  # below any that is kept, also where nothing flows
+            scores[~kept] = -1.0  # below all kept weights, also those without flow
             share = (num_kept / size) ** (iteration / iterations)
             count = max(num_kept, round(size * share)) if iteration < iterations else num_kept
             kept = largest(scores, count)
@@ -62,7 +61,7 @@ def synflow_scores(
 
 
 def _positive_tensors(model: nn.Module) -> dict[str, Tensor]:
-    """Return copies of all parameters and buffers in float64, parameters without their sign."""
+    """Return copies of all parameters (their magnitudes) and buffers, in float64."""
     parameters = {name: p.detach().cpu().double().abs() for name, p in model.named_parameters()}
     buffers = {
         name: buffer.detach().cpu().double() if buffer.is_floating_point() else buffer.cpu()
@@ -73,7 +72,7 @@ def _positive_tensors(model: nn.Module) -> dict[str, Tensor]:
 
 @contextmanager
 def _without_norms(model: nn.Module) -> Iterator[None]:
-    """Let every norm pass on what it is given."""
+    """Let every norm layer return its input."""
 
     def pass_on(_norm: nn.Module, inputs: tuple[Any, ...], _output: Any) -> Any:
         return inputs[0]
@@ -94,14 +93,14 @@ def _flows(
         gradients = torch.autograd.grad(output.sum(), weights, materialize_grads=True)
     except Exception as error:
         raise ModelError(
-            f"SynFlow sends ones of shape {times(input_shape)} through the model, which does not "
-            f"take them: {type(error).__name__}: {error}"
+            f"SynFlow sends ones of shape {format_shape(input_shape)} through the model, "
+            f"which does not take them: {type(error).__name__}: {error}"
         ) from error
     products = [(w.detach() * g).abs().reshape(-1) for w, g in zip(weights, gradients, strict=True)]
     flows: Doubles = torch.cat(products).numpy()
     if not np.isfinite(flows).all():
         raise ModelError(
-            "SynFlow's sums over paths leave the range of float64: the model is too deep for it"
+            "SynFlow's sums over paths exceed the range of float64: the model is too deep"
         )
     return flows
 
@@ -115,7 +114,7 @@ def _zero_others(weights: list[Tensor], kept: npt.NDArray[np.bool_]) -> None:
 
 
 def _in_order(scores: Doubles, kept: npt.NDArray[np.bool_]) -> npt.NDArray[np.float32]:
-    """Return float32 scores in the order of the kept ones, all of them above zero."""
+    """Return float32 scores in the order of `scores`: positive if kept, else zero."""
     flows = scores[kept]
     flowing = flows > 0
     ordered = np.full(flows.size, _FLOWLESS)

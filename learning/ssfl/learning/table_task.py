@@ -1,7 +1,7 @@
-"""Tables, a built-in task: shard files whose samples are rows, a network of two hidden layers.
+"""The built-in table task: shard files of rows, and a network with two hidden layers.
 
-Classes are told apart by cross-entropy; numbers are predicted by squared error, in the unit of
-the targets (`ssfl shards` standardises them).
+The loss is cross-entropy for classes and squared error for numbers, in the unit of the targets
+(`ssfl shards` standardises them).
 """
 
 from pathlib import Path
@@ -15,7 +15,7 @@ from ssfl.learning import models
 from ssfl.learning.errors import ModelError
 from ssfl.method.settings import RunSettings
 
-NETWORKS = ("mlp", RunSettings().model)  # the latter: nobody chose one
+NETWORKS = ("mlp", RunSettings().model)  # the default of --model means: not set
 
 
 def load_shard(path: Path) -> shard_file.Shard:
@@ -28,7 +28,7 @@ def load_shard(path: Path) -> shard_file.Shard:
 def build_model(settings: RunSettings, shard: shard_file.Shard) -> nn.Module:
     if settings.model not in NETWORKS:
         raise ModelError(
-            f"--task table has one network, mlp; this run has --model {settings.model}"
+            f"--task table has only the network mlp; this run has --model {settings.model}"
         )
     width = settings.width or models.own_width("mlp")
     outputs = shard.num_classes or shard.train_y[0].size

@@ -1,6 +1,6 @@
 """Tasks: what a site learns, as one Python file.
 
-A task is a file, or an importable module, with these functions (`metrics` may be left out):
+A task is a file, or an importable module, with these functions (`metrics` is optional):
 
     import numpy as np
     from torch import nn
@@ -28,8 +28,9 @@ A task is a file, or an importable module, with these functions (`metrics` may b
         return {"accuracy": (model(x).argmax(dim=1) == y).float().mean()}
 
 Use it with `--task path/to/task.py` or `--task package.module`; `image_task.py` is the default.
-The model starts from the run's seed, unless the file says `OWN_WEIGHTS = True`: then it starts
-as the first client's `build_model` made it. The file runs at the site only and is never sent.
+The model starts from the run's seed. With `OWN_WEIGHTS = True` in the file it starts with the
+weights that the first client's `build_model` returns. The file only runs at the site and is never
+sent.
 """
 
 from collections.abc import Mapping
@@ -41,15 +42,15 @@ from torch import Tensor, nn
 from ssfl.datasets.shards.shard_file import Shard
 from ssfl.method.settings import RunSettings
 
-ACCURACY = "accuracy"  # the metric that is counted in whole samples and shown as per cent
+ACCURACY = "accuracy"  # counted in whole samples and shown as per cent
 MAX_METRICS = 16
 
 
 class Task(Protocol):
-    """What training, scoring and evaluation need; a module with these functions will do."""
+    """The functions that training, scoring and evaluation call; a module can provide them."""
 
     def load_shard(self, path: Path) -> Shard:
-        """Return the site's data: whatever lies at `--data`, a file or a folder."""
+        """Return the site's data from the file or folder of `--data`."""
         ...
 
     def build_model(self, settings: RunSettings, shard: Shard) -> nn.Module:
@@ -61,9 +62,9 @@ class Task(Protocol):
         ...
 
     def metrics(self, model: nn.Module, x: Tensor, y: Tensor) -> Mapping[str, float | Tensor]:
-        """Return numbers worth watching, each a mean over the samples of the batch.
+        """Return metrics by name, each a mean over the samples of the batch.
 
-        Means over the test samples of all sites follow from them, weighted by samples. For
-        the root of a mean, report the mean; `accuracy`, 0 to 1, is shown as per cent.
+        They are averaged over the test samples of all sites. For the root of a mean, return the
+        mean. `accuracy`, from 0 to 1, is shown as per cent.
         """
         ...

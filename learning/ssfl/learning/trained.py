@@ -9,10 +9,10 @@ from ssfl.learning.evaluate import Evaluation
 
 
 @dataclass(frozen=True, slots=True)
-class Trained:
-    """What a client has after local training: the values that travel, and how good they are."""
+class LocalResult:
+    """The values to send after local training, and their evaluations."""
 
     values: npt.NDArray[np.float32]
     training_loss: float
-    base: Evaluation  # the base, tested before training
-    personal: Evaluation  # the trained model, tested before it is sent
+    base: Evaluation  # of the base, before training
+    personal: Evaluation  # of the trained model, before it is sent

@@ -1,12 +1,12 @@
-"""Shapes in words, for messages."""
+"""Shapes as text, for messages."""
 
 from collections.abc import Sequence
 
 
-def times(shape: Sequence[int], scalar: str = "scalar") -> str:
-    """Return a shape as people write it; `scalar` is what no dimensions are called.
+def format_shape(shape: Sequence[int], scalar: str = "scalar") -> str:
+    """Return a shape as text; `scalar` is the text for no dimensions.
 
-    >>> times((3, 32, 32)), times(())
+    >>> format_shape((3, 32, 32)), format_shape(())
     ('3x32x32', 'scalar')
     """
     return "x".join(str(n) for n in shape) or scalar

@@ -1,1 +1,1 @@
-"""The algorithm's arithmetic: numpy only, no network, no clock, no torch."""
+"""The arithmetic of the method: numpy only, no files, no network, no clock, no torch."""

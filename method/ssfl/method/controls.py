@@ -1,11 +1,11 @@
-"""Masks to compare the method's with: what is left of it when its choice is taken away.
+"""Control masks, to compare the method's mask with.
 
-- `random_mask`: no scores at all, one mask for everybody.
-- `client_random_mask`: nothing in common either, every client has a mask of its own.
-- `shuffled`: only how many weights each tensor keeps is taken from the scores.
-- `magnitude_scores`: large weights instead of those that matter to the loss.
+- `random_mask`: one random mask for all clients, without scores.
+- `client_random_mask`: a different random mask for every client.
+- `shuffled`: keeps only the number of weights per tensor from the scores.
+- `magnitude_scores`: scores weights by their size instead of their effect on the loss.
 
-All are drawn from named streams, so every machine makes the same bits.
+Random masks come from named streams, so every machine computes the same bits.
 """
 
 import numpy as np
@@ -18,7 +18,7 @@ from ssfl.method.streams import Stream
 
 
 def random_mask(size: int, k: int, seed: int, epoch: int) -> Mask:
-    """Return a mask of exactly k of `size` coordinates, all alike: "global random"."""
+    """Return a mask of exactly k of `size` coordinates, drawn uniformly."""
     if not 0 <= k <= size:
         raise ValueError(f"cannot keep {k} of {size}")
     kept = np.zeros(size, dtype=np.bool_)
@@ -27,11 +27,11 @@ def random_mask(size: int, k: int, seed: int, epoch: int) -> Mask:
 
 
 def client_random_mask(manifest: Manifest, sparsity: str, seed: int, client_id: str) -> Mask:
-    """Return a client's own mask, the same in all of a run, with the sparsity in every tensor.
+    """Return a client's own mask for the whole run, with the given sparsity in every tensor.
 
-    A tensor so small that nothing would be kept keeps one weight.
+    A tensor too small for that keeps one weight.
     """
-    parse_sparsity(sparsity)  # a word of a sparsity is an error, a small tensor is not
+    parse_sparsity(sparsity)  # raises if it is invalid; `_kept_of` hides that error
     kept = np.zeros(manifest.num_masked, dtype=np.bool_)
     for tensor, place in manifest.masked():
         stream = Stream(seed, "client mask", client_id, tensor.name)
@@ -48,7 +48,7 @@ def _kept_of(sparsity: str, size: int) -> int:
 
 
 def shuffled(mask: Mask, manifest: Manifest, seed: int, epoch: int) -> Mask:
-    """Return the mask with the weights of each tensor in another order: its count stays."""
+    """Return the mask with the kept weights of each tensor shuffled within the tensor."""
     if mask.size != manifest.num_masked:
         raise ValueError(f"a mask of {mask.size} weights for a model of {manifest.num_masked}")
     kept = mask.bools()

@@ -1,4 +1,4 @@
-"""How many weights to keep: from a sparsity, or from a byte budget."""
+"""The number of weights to keep, from a sparsity or a byte budget."""
 
 import re
 from decimal import ROUND_CEILING, Decimal, InvalidOperation, localcontext
@@ -14,7 +14,7 @@ def parse_sparsity(text: str) -> Decimal:
     """Return a sparsity strictly between 0 and 1, as the decimal the user wrote."""
     try:
         sparsity = Decimal(text)
-        inside = 0 < sparsity < 1  # NaN cannot be compared
+        inside = 0 < sparsity < 1  # NaN raises InvalidOperation
     except InvalidOperation:
         raise DensityError(f"sparsity must be a number such as 0.9, got {text!r}") from None
     if not inside:
@@ -42,7 +42,7 @@ def kept_for_sparsity(sparsity: str, num_masked: int) -> int:
     >>> kept_for_sparsity("0.9", 1000)  # floats would give 99
     100
     """
-    with localcontext(rounding=ROUND_CEILING):  # exact to the unit, however many digits are given
+    with localcontext(rounding=ROUND_CEILING):  # exact for any number of digits
         num_kept = num_masked - int((parse_sparsity(sparsity) * num_masked).to_integral_value())
     if num_kept < 1:
         raise DensityError(
@@ -52,12 +52,15 @@ def kept_for_sparsity(sparsity: str, num_masked: int) -> int:
 
 
 def kept_for_bytes(budget: int, manifest: Manifest) -> int:
-    """Return the most kept weights whose update, dense tensors included, fits `budget` bytes."""
+    """Return the largest number of kept weights whose update fits into `budget` bytes.
+
+    An update includes the dense tensors.
+    """
     num_kept = budget // BYTES_PER_VALUE - manifest.num_unmasked
     if num_kept < 1:
-        least = BYTES_PER_VALUE * (manifest.num_unmasked + 1)
+        min_bytes = BYTES_PER_VALUE * (manifest.num_unmasked + 1)
         raise DensityError(
             f"bytes-per-round {budget} is too small: norm and bias tensors alone need "
-            f"{least - BYTES_PER_VALUE} bytes, so at least {least}"
+            f"{min_bytes - BYTES_PER_VALUE} bytes, so at least {min_bytes}"
         )
     return min(num_kept, manifest.num_masked)

@@ -1,8 +1,8 @@
-"""Why the arithmetic refuses.
+"""Errors of the method.
 
 MethodError
-├─ ManifestError      the list of tensors is not one we can use
-├─ DensityError       the wished sparsity or byte budget cannot be met by this model
+├─ ManifestError      the manifest is not valid
+├─ DensityError       the model cannot meet the sparsity or the byte budget
 ├─ ModelFileError     a model file is missing or not what it should be
 ├─ SumError           adding these values could overflow or lose exactness
 └─ SettingsError      a run setting is out of range
@@ -14,7 +14,7 @@ class MethodError(Exception):
 
 
 class ManifestError(MethodError):
-    """The manifest breaks its own rules (docs/wire-format.md, section Manifest)."""
+    """The manifest is not valid (docs/wire-format.md, section Manifest)."""
 
 
 class DensityError(MethodError):
@@ -22,7 +22,7 @@ class DensityError(MethodError):
 
 
 class ModelFileError(MethodError):
-    """The model file cannot be used; the message names it and what to do."""
+    """The model file cannot be used; the message names the file and the remedy."""
 
 
 class SumError(MethodError):

@@ -1,10 +1,10 @@
 """Initial weights from a seed, bit for bit the same on every machine.
 
-Each tensor draws from its own stream, keyed by (seed, tensor name), so both ends of a
-federation build the same weights and nothing has to be sent. Normal deviates come from the
-inverse normal distribution function (Wichura 1988, algorithm AS 241, about 1e-16 relative),
-written with +, -, *, / and square root only: these are correctly rounded by IEEE 754, while a
-library's log or cos may differ between machines.
+Each tensor draws from its own stream, keyed by (seed, tensor name). Both ends of a federation
+build the same weights, so nothing has to be sent. Normal deviates come from the inverse normal
+distribution function (Wichura 1988, algorithm AS 241, relative error about 1e-16). It uses only
++, -, *, / and square root, which IEEE 754 rounds correctly, while a library's log or cos may
+differ between machines.
 """
 
 from collections.abc import Callable
@@ -43,15 +43,15 @@ _TAIL = (
      2.04426310338993978564e-15),
 )  # fmt: skip
 _LN2 = 0.6931471805599453
-_BLOCK = 1 << 16  # values at a time: temporaries stay in cache
+_BLOCK = 1 << 16  # values at a time, so that temporaries stay in cache
 
 
 def initial_vector(
     manifest: Manifest, seed: int, check: Callable[[], object] = lambda: None
 ) -> npt.NDArray[np.float32]:
-    """Return the flat initial vector; tensors with rule `sent` are left zero.
+    """Return the flat initial vector; tensors with rule `sent` stay zero.
 
-    `check` is called before every block of values and may raise to end the build.
+    `check` is called before every block of values and may raise to abort.
     """
     vector = np.zeros(manifest.size, dtype=np.float32)
     for tensor in manifest.tensors:
@@ -94,7 +94,7 @@ def normal(probability: Doubles) -> Doubles:
 def _ratio(terms: tuple[tuple[float, ...], tuple[float, ...]], x: Doubles) -> Doubles:
     top, bottom = (np.full_like(x, coefficients[-1]) for coefficients in terms)
     for a, b in zip(terms[0][-2::-1], terms[1][-2::-1], strict=True):
-        top *= x  # in place: a third faster than with new arrays, and the same bits
+        top *= x  # in place: a third faster than with new arrays, same bits
         top += a
         bottom *= x
         bottom += b
@@ -103,7 +103,7 @@ def _ratio(terms: tuple[tuple[float, ...], tuple[float, ...]], x: Doubles) -> Do
 
 
 def _log(x: Doubles) -> Doubles:
-    """Natural logarithm by exact scaling and the series of 2 artanh((m-1)/(m+1))."""
+    """Return the natural logarithm, by exact scaling and the series of 2 artanh((m-1)/(m+1))."""
     mantissa, exponent = np.frexp(x)  # x = mantissa * 2^exponent, mantissa in [0.5, 1)
     z = (mantissa - 0.75) / (mantissa + 0.75)  # |z| <= 0.2
     square, total = z * z, np.zeros_like(z)

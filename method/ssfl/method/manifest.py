@@ -1,12 +1,11 @@
-"""The manifest: which tensors a model has, in which order, and what each is for.
+"""The manifest: the tensors of a model, their order and their roles.
 
 The manifest is one JSON text. The same bytes are the file `manifest.json`, the field on the
-wire and the input of `manifest_digest`, so there is one form and nothing to keep in step
-(docs/wire-format.md, section Manifest).
+wire and the input of `manifest_digest` (docs/wire-format.md, section Manifest).
 
 A model's values are one flat float32 vector: the masked tensors in manifest order, then the
-dense ones, then the buffers. Coordinates below `num_masked` can be pruned; the others always
-travel.
+dense ones, then the buffers. Coordinates below `num_masked` can be pruned; the others are always
+sent.
 """
 
 import hashlib
@@ -24,15 +23,15 @@ import numpy.typing as npt
 from ssfl.method.errors import ManifestError
 
 FORMAT = 1
-MAX_MANIFEST_BYTES = 1 << 20  # a ResNet-152 needs about 60 kB; refuse before parsing
+MAX_MANIFEST_BYTES = 1 << 20  # a ResNet-152 needs about 60 kB; checked before parsing
 MAX_PARAMETERS = 1 << 31  # 8 GiB of float32; coordinates fit 32 bits
-MAX_DIMENSIONS = 8  # a 3-d convolution has 5; numpy ends at 64
+MAX_DIMENSIONS = 8  # a 3-d convolution has 5; numpy allows 64
 MAX_NAME = 200  # characters
-_RESERVED = "__metadata__"  # safetensors keeps it for itself
+_RESERVED = "__metadata__"  # reserved by safetensors
 
 
 class Role(StrEnum):
-    """What a tensor is for; the order here is the order in the flat vector."""
+    """Role of a tensor; the members are in the order of the flat vector."""
 
     MASKED = "masked"  # conv and linear weights: pruned by the mask
     DENSE = "dense"  # norm scale and shift, biases: always sent whole
@@ -41,9 +40,9 @@ class Role(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Init:
-    """How a tensor starts: rebuilt from the run's seed by `rule`, or `sent`.
+    """How a tensor starts: computed from the run's seed by `rule`, or `sent`.
 
-    What is sent is sent once: by the first client, or from the file of --init.
+    A `sent` tensor is sent once: by the first client, or from the file of --init.
     """
 
     rule: str  # one of RULES
@@ -71,7 +70,7 @@ class Manifest:
     """The ordered tensors of one model and how the model was built."""
 
     tensors: tuple[TensorSpec, ...]
-    model: Mapping[str, Any] = field(default_factory=dict)  # name and options, for the reader
+    model: Mapping[str, Any] = field(default_factory=dict)  # name and options, for readers
 
     def __post_init__(self) -> None:
         names = [tensor.name for tensor in self.tensors]
@@ -84,17 +83,17 @@ class Manifest:
 
     @cached_property
     def num_masked(self) -> int:
-        """W: how many coordinates the mask covers."""
+        """W: the number of coordinates that the mask covers."""
         return sum(tensor.size for tensor in self.tensors if tensor.role is Role.MASKED)
 
     @cached_property
     def size(self) -> int:
-        """All values of the flat vector: masked, dense and buffer."""
+        """Number of values of the flat vector: masked, dense and buffer."""
         return sum(tensor.size for tensor in self.tensors)
 
     @property
     def num_unmasked(self) -> int:
-        """Dense and buffer values, which travel with every update."""
+        """Number of dense and buffer values, which every update contains."""
         return self.size - self.num_masked
 
     @property
@@ -104,7 +103,7 @@ class Manifest:
 
     @cached_property
     def slices(self) -> dict[str, slice]:
-        """Where each tensor lies in the flat vector."""
+        """Place of each tensor in the flat vector, by name."""
         out, start = {}, 0
         for tensor in self.in_vector_order():
             out[tensor.name] = slice(start, start + tensor.size)
@@ -118,7 +117,7 @@ class Manifest:
 
     @property
     def masked_shapes(self) -> list[tuple[int, ...]]:
-        """Shapes of the masked tensors, in their order."""
+        """Shapes of the masked tensors, in manifest order."""
         return [tensor.shape for tensor, _ in self.masked()]
 
     def masked(self) -> Iterator[tuple[TensorSpec, slice]]:
@@ -190,15 +189,15 @@ class Manifest:
             raise ManifestError("not in canonical form, so its digest would be ambiguous")
         return manifest
 
-    def differs_only_in_rules(self, other: "Manifest") -> bool:
-        """Whether `other` is this model, however its tensors start."""
+    def same_except_init(self, other: "Manifest") -> bool:
+        """Return True if `other` has the same tensors and data, whatever their initial values."""
         return not self.first_difference(other, rules=False)
 
     def first_difference(self, other: "Manifest", *, rules: bool = True) -> str:
-        """Say where `other` first differs from this manifest; empty if it does not.
+        """Return the first difference of `other` from this manifest; empty if there is none.
 
-        Data of another shape come first: they explain every tensor that differs. Without `rules`,
-        how tensors start does not count.
+        A different shape of the data comes first, since it explains every tensor that differs.
+        Without `rules`, initial values are not compared.
         """
         if data := self.data_difference(other.model):
             return data
@@ -210,28 +209,28 @@ class Manifest:
             tensor = longer.tensors[min(len(self.tensors), len(other.tensors))]
             where = "missing" if longer is self else "extra"
             return f"{where} tensor {_describe(tensor)}"
-        if _canonical(dict(self.model)) != _canonical(dict(other.model)):  # as the digests do
+        if _canonical(dict(self.model)) != _canonical(dict(other.model)):  # as in the digests
             return "the model's description: " + _differences(self.model, other.model)
         return ""
 
     def data_difference(self, description: Mapping[str, Any]) -> str:
-        """Return how the data behind a model's description differ from this run's; empty: not.
+        """Return how the data of another description differ from this run's; empty if not.
 
-        It names the shape of a sample and the number of classes, where both sides state them.
+        Compares the shape of a sample and the number of classes, where both sides state them.
         """
         mine, theirs = self.model, description
-        told = []
+        differences = []
         shapes = _shape(theirs.get("input_shape")), _shape(mine.get("input_shape"))
         if all(shapes) and shapes[0] != shapes[1]:
-            told.append(f"samples of {shapes[0]} here, {shapes[1]} in the run")
+            differences.append(f"samples of {shapes[0]} here, {shapes[1]} in the run")
         counts = theirs.get("num_classes"), mine.get("num_classes")
         if all(type(count) is int for count in counts) and counts[0] != counts[1]:
-            told.append(f"{counts[0]} classes here, {counts[1]} in the run")
-        return "; ".join(told)
+            differences.append(f"{counts[0]} classes here, {counts[1]} in the run")
+        return "; ".join(differences)
 
 
 def _shape(value: Any) -> str:
-    """Return a shape of an untrusted description as people write it; empty if it is not one."""
+    """Return a shape from an untrusted description as text, such as 3x32x32; empty if invalid."""
     if not isinstance(value, list | tuple) or not all(type(number) is int for number in value):
         return ""
     return "x".join(map(str, value)) or "one number"

@@ -1,4 +1,4 @@
-"""The mask: which masked coordinates are kept, and the exact Top-k that finds it."""
+"""The mask of kept coordinates, and the exact Top-k that chooses them."""
 
 import hashlib
 import math
@@ -11,8 +11,8 @@ import numpy.typing as npt
 
 from ssfl.method.manifest import Manifest
 
-_BLOCK = 1 << 17  # scores at a time, so that they stay in cache; a multiple of 8: bits join
-_GOLDEN = 0.6180339887498949  # its multiples, modulo 1, are spread evenly
+_BLOCK = 1 << 17  # scores at a time, to stay in cache; a multiple of 8 for packed bits
+_GOLDEN = 0.6180339887498949  # its multiples modulo 1 are spread evenly
 
 Scores = npt.NDArray[np.float32]
 
@@ -22,7 +22,7 @@ class Mask:
     """Kept coordinates, packed: coordinate i is bit i % 8 of byte i // 8, spare bits zero."""
 
     bits: bytes
-    size: int  # W, the masked coordinates of the manifest
+    size: int  # W, the number of masked coordinates of the manifest
 
     def __post_init__(self) -> None:
         if len(self.bits) != (self.size + 7) // 8:
@@ -32,7 +32,7 @@ class Mask:
 
     @classmethod
     def full(cls, size: int) -> "Mask":
-        """Return the mask that keeps everything: dense training in the same code path."""
+        """Return a mask that keeps everything, so that dense training uses the same code."""
         return cls.from_bools(np.ones(size, dtype=np.bool_))
 
     @classmethod
@@ -61,7 +61,7 @@ class Mask:
     def scatter(
         self, values: npt.NDArray[np.float32], onto: npt.NDArray[np.float32] | None = None
     ) -> npt.NDArray[np.float32]:
-        """Return the flat vector of kept values; off the mask it is zero, or that of `onto`."""
+        """Return the flat vector of kept values; off the mask it has zeros, or those of `onto`."""
         if onto is not None:
             return self.put(values, onto.copy())
         size = self.size + values.size - self.num_kept
@@ -70,24 +70,24 @@ class Mask:
     def put(
         self, values: npt.NDArray[np.float32], vector: npt.NDArray[np.float32]
     ) -> npt.NDArray[np.float32]:
-        """Write kept values to their places in a flat vector, and return it."""
+        """Write kept values to their places in a flat vector; return the vector."""
         num_kept = self.num_kept
         vector[: self.size][self.bools()] = values[:num_kept]
         vector[self.size :] = values[num_kept:]
         return vector
 
     def kept_by_tensor(self, manifest: Manifest) -> dict[str, tuple[int, int]]:
-        """Return (kept, size) of every masked tensor."""
+        """Return (kept, size) of every masked tensor, by name."""
         kept = self.bools()
         return {t.name: (int(np.count_nonzero(kept[s])), t.size) for t, s in manifest.masked()}
 
 
 def top_k(scores: Scores, k: int) -> Mask:
-    """Return the mask of the k largest scores; equal scores go to the lowest coordinate.
+    """Return the mask of the k largest scores; of equal scores, the lowest coordinates win.
 
     Scores must be non-negative and not NaN. A sample gives a low and a high score that should
-    enclose the k-th; one pass packs what is above and collects the few between, to be ranked.
-    Memory beyond the scores: one bit per coordinate, the sample and the few.
+    enclose the k-th largest. One pass packs the scores above and collects the few between, which
+    are then ranked. Extra memory: one bit per coordinate, the sample and the collected scores.
 
     >>> top_k(np.array([3, 1, 3, 3], dtype=np.float32), 2).bools().tolist()
     [True, False, True, False]
@@ -102,7 +102,7 @@ def top_k(scores: Scores, k: int) -> Mask:
         if 0 <= missing <= between.size:
             chosen = places[largest(between, missing)]
             np.bitwise_or.at(packed, chosen // 8, np.uint8(1) << (chosen % 8).astype(np.uint8))
-        else:  # many scores equal low or high, or the sample misled us
+        else:  # many scores equal low or high, or the sample was not representative
             _pack_slowly(scores, k, _bisect(scores, k, low, high), packed)
     return Mask(packed.tobytes(), scores.size)
 
@@ -114,9 +114,9 @@ def _blocks(scores: Scores) -> list[tuple[int, Scores]]:
 def _split(
     scores: Scores, low: np.float32, high: np.float32, packed: npt.NDArray[np.uint8]
 ) -> tuple[int, npt.NDArray[np.int64], Scores]:
-    """Pack the mask of the scores from `high` on.
+    """Pack the mask of scores of at least `high`.
 
-    Return how many they are, and coordinates and scores of those between `low` and `high`.
+    Return their number, and the coordinates and scores between `low` and `high`.
     """
     num_high, places, between = 0, [], []
     scratch = np.empty((2, min(_BLOCK, scores.size)), dtype=np.bool_)
@@ -124,7 +124,7 @@ def _split(
         from_high, inside = scratch[:, : block.size]
         np.greater_equal(block, high, out=from_high)
         np.greater(block, low, out=inside)
-        np.greater(inside, from_high, out=inside)  # and not from high on
+        np.greater(inside, from_high, out=inside)  # inside and not from_high
         num_high += int(np.count_nonzero(from_high))
         _pack(packed, start, from_high)
         at = np.flatnonzero(inside)
@@ -140,7 +140,7 @@ def _pack(packed: npt.NDArray[np.uint8], start: int, kept: npt.NDArray[np.bool_]
 
 
 def largest(scores: npt.NDArray[np.floating[Any]], k: int) -> npt.NDArray[np.bool_]:
-    """Return which are the k largest, by a partition of all; ties as `top_k` has them."""
+    """Return a mask of the k largest scores, by partitioning all; ties as in `top_k`."""
     if k == 0:
         return np.zeros(scores.size, dtype=np.bool_)
     threshold = np.partition(scores, scores.size - k)[scores.size - k]
@@ -152,7 +152,7 @@ def largest(scores: npt.NDArray[np.floating[Any]], k: int) -> npt.NDArray[np.boo
 def _pack_slowly(
     scores: Scores, k: int, threshold: np.float32, packed: npt.NDArray[np.uint8]
 ) -> None:
-    """Pack the mask of the k largest scores, given the k-th; another pass, or two for ties."""
+    """Pack the mask of the k largest scores, given the k-th largest, in one or two passes."""
     surplus = -k
     for start, block in _blocks(scores):
         kept = block >= threshold
@@ -161,7 +161,7 @@ def _pack_slowly(
     if surplus < 0:
         raise ValueError("scores must be non-negative and not NaN")
     for start, block in reversed(_blocks(scores)):
-        if not surplus:  # of scores that equal the k-th, the last ones go
+        if not surplus:  # of scores equal to the k-th, the last are dropped
             break
         kept = block >= threshold
         too_many = np.flatnonzero(block == threshold)[-surplus:]
@@ -171,10 +171,10 @@ def _pack_slowly(
 
 
 def _bracket(scores: Scores, k: int) -> tuple[np.float32, np.float32]:
-    """Return two scores, six standard deviations of a sampled rank around the k-th largest.
+    """Return two scores around the k-th largest, six standard deviations of a sampled rank apart.
 
-    A sample of size^(2/3): a larger one takes as long as it saves. It has one score of every
-    stride, but not always the same, since layers are periodic too.
+    The sample has size^(2/3) scores; a larger one would not save time. It takes one score of
+    every stride at a varying place, since layers are periodic.
     """
     stride = int(math.cbrt(scores.size))
     number = np.arange(scores.size // stride)
@@ -190,13 +190,12 @@ def _bracket(scores: Scores, k: int) -> tuple[np.float32, np.float32]:
 
 
 def _bisect(scores: Scores, k: int, low: np.float32, high: np.float32) -> np.float32:
-    """Return the largest number that k scores reach: the k-th largest score.
+    """Return the k-th largest score, by bisecting the bits, which are ordered as the floats are.
 
-    A pass for each of the 32 bits (those of non-negative floats are ordered as the floats are),
-    but two or three if it is `low` or `high`, a score that many share.
+    This takes a pass per bit, at most 32, or two or three passes if the result is `low` or `high`.
     """
-    reached, missed = 0, 0x7F800001  # bits of zero, and what follows those of infinity
-    ends = [int(abs(end).view(np.uint32)) for end in (high, low) if end >= 0]  # abs: of -0.0
+    reached, missed = 0, 0x7F800001  # the bits of zero, and the successor of infinity's
+    ends = [int(abs(end).view(np.uint32)) for end in (high, low) if end >= 0]  # abs for -0.0
     guesses = [bits + up for bits in ends for up in (0, 1)]
     while missed - reached > 1:
         guess = guesses.pop(0) if guesses else (reached + missed) // 2

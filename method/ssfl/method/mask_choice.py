@@ -1,8 +1,8 @@
-"""Which weights a mask keeps: global Top-k, and what may be asked of it besides.
+"""Choosing the kept weights: global Top-k with its options.
 
-A layer guard leaves every tensor some of its weights; scores may be signed; a mask may have to
-keep all of an older one. Every choice is exact, and of equal scores the lowest coordinate is
-kept, as `top_k` has it.
+A layer guard leaves every tensor some of its weights. Scores may be signed. A mask may have to
+contain an older one. Every choice is exact; of equal scores the lowest coordinate is kept, as in
+`top_k`.
 """
 
 from fractions import Fraction
@@ -16,25 +16,25 @@ from ssfl.method.mask import Mask, Scores, top_k
 
 
 def choose_mask(scores: Scores, k: int, manifest: Manifest, guard: float) -> Mask:
-    """Return the mask of the k largest scores, be they signed or not.
+    """Return the mask of the k largest scores, which may be signed.
 
-    With a guard above 0 every masked tensor first gets max(1, floor(guard * size)) of its own
-    largest; what is left of k goes to the largest of all others.
+    With a guard above 0, every masked tensor first keeps its own max(1, floor(guard * size))
+    largest. The rest of k goes to the largest of all other scores.
     """
     if not guard:
         return top_k_signed(scores, k)
     kept = np.zeros(scores.size, dtype=np.bool_)
-    for place, quota in guarded(manifest, k, guard):
+    for place, quota in guard_quotas(manifest, k, guard):
         kept[place] = top_k_signed(scores[place], quota).bools()
-    return _filled(kept, scores, k)
+    return _fill_up(kept, scores, k)
 
 
-def guarded(manifest: Manifest, k: int, guard: float) -> list[tuple[slice, int]]:
-    """Return where each masked tensor lies and how many of its weights a guard keeps.
+def guard_quotas(manifest: Manifest, k: int, guard: float) -> list[tuple[slice, int]]:
+    """Return the place of each masked tensor and the number of weights that a guard keeps there.
 
-    Raises DensityError if these alone are more than k.
+    Raise DensityError if their sum is more than k.
     """
-    share = Fraction(str(guard))  # as it was written: 0.29 of 100 are 29, with floats 28
+    share = Fraction(str(guard))  # as written: 0.29 of 100 is 29; floats would give 28
     quotas = [(place, max(1, int(share * tensor.size))) for tensor, place in manifest.masked()]
     needed = sum(quota for _, quota in quotas)
     if needed > k:
@@ -46,10 +46,10 @@ def guarded(manifest: Manifest, k: int, guard: float) -> list[tuple[slice, int]]
 
 
 def top_k_signed(scores: Scores, k: int) -> Mask:
-    """Return the mask of the k largest of scores that may be negative, but not NaN.
+    """Return the mask of the k largest scores, which may be negative but not NaN.
 
-    Among positive scores `top_k` finds what is kept. Among negative ones it finds what is
-    dropped: the largest without their sign, from the end, so that of equal ones the last go.
+    Among positive scores `top_k` finds those to keep. Among negative scores it finds those to
+    drop: the largest magnitudes, in reverse order, so that of equal scores the last are dropped.
 
     >>> top_k_signed(np.array([-1, -3, 2, -1], dtype=np.float32), 2).bools().tolist()
     [True, False, True, False]
@@ -65,22 +65,22 @@ def top_k_signed(scores: Scores, k: int) -> Mask:
     if scores.size - k <= num_negative:
         dropped = top_k(np.maximum(-scores[::-1], np.float32(0)), scores.size - k).bools()
         return Mask.from_bools(~dropped[::-1])
-    kept = scores > 0  # and as many of those that are zero as are missing
+    kept = scores > 0  # plus the first zeros, up to k
     kept[np.flatnonzero(scores == 0)[: k - num_positive]] = True
     return Mask.from_bools(kept)
 
 
 def grow_mask(mask: Mask, scores: Scores, k: int) -> Mask:
-    """Return a mask of k weights: all of `mask`, and the largest scores of the others."""
+    """Return a mask of k weights: all of `mask`, and the others with the largest scores."""
     if scores.size != mask.size:
         raise ValueError(f"{scores.size} scores for a mask of {mask.size} weights")
     if k < mask.num_kept:
         raise ValueError(f"a mask that keeps {mask.num_kept} cannot grow to {k}")
-    return _filled(mask.bools(), scores, k)
+    return _fill_up(mask.bools(), scores, k)
 
 
-def _filled(kept: npt.NDArray[np.bool_], scores: Scores, k: int) -> Mask:
-    """Return the mask that keeps these and the largest of the others, k in all."""
+def _fill_up(kept: npt.NDArray[np.bool_], scores: Scores, k: int) -> Mask:
+    """Return the mask that keeps `kept` and the largest other scores, k in total."""
     others = ~kept
     missing = k - int(np.count_nonzero(kept))
     kept[others] = top_k_signed(scores[others], missing).bools()

@@ -19,8 +19,8 @@ def values_digest(values: Vector) -> bytes:
     return hashlib.sha256(np.ascontiguousarray(values, dtype="<f4").data).digest()
 
 
-class Stored(ABC):
-    """A vector as long as the model that need not stay in memory, since it can be read again."""
+class StoredVector(ABC):
+    """A vector of the model's size that can be dropped from memory and read again."""
 
     digest: bytes
 
@@ -37,40 +37,40 @@ class Stored(ABC):
         """Drop the vector from memory. The next call reads it again."""
 
 
-Whole = Vector | Stored
+ModelVector = Vector | StoredVector
 
 
-def vector_of(whole: Whole) -> Vector:
-    return whole.vector() if isinstance(whole, Stored) else whole
+def vector_of(whole: ModelVector) -> Vector:
+    return whole.vector() if isinstance(whole, StoredVector) else whole
 
 
-def digest_of(whole: Whole) -> bytes:
-    return whole.digest if isinstance(whole, Stored) else values_digest(whole)
+def digest_of(whole: ModelVector) -> bytes:
+    return whole.digest if isinstance(whole, StoredVector) else values_digest(whole)
 
 
 @dataclass(frozen=True)
 class ModelState:
     """A manifest, the initial vector, and, once agreed, the mask and the kept values.
 
-    Pruned weights are zero in the network, but they are not forgotten: each rests at a value from
-    which it starts if a later mask keeps it. The *whole* model has the trained values on the mask
-    and the resting ones off it; this is what clients score when the mask is renewed.
+    Pruned weights are zero in the network, but each has a resting value from which it starts if a
+    later mask keeps it. The *whole* model has the trained values on the mask and the resting
+    values off it; clients score it when the mask is refreshed.
     """
 
     manifest: Manifest
-    start: Whole  # (manifest.size,) the vector before any training
+    start: ModelVector  # (manifest.size,) the vector before any training
     mask: Mask | None = None
-    mask_epoch: int = 0  # counts agreed masks: 0 is "none yet"
+    mask_epoch: int = 0  # number of masks agreed so far
     values: Vector | None = None  # (num_kept + num_unmasked,)
-    # Of a lossy run: the values as a coded change from those of the state before.
+    # Lossy runs only: the coded change from the previous state's values to these.
     change: memoryview | None = None
-    initial_digest: bytes = b""  # of `start`: computed once, since it may take a while
-    # (manifest.size,) the whole model that the mask was agreed on; None: the initial vector.
-    scored: Whole | None = None
+    initial_digest: bytes = b""  # of `start`; computed once, since it takes time
+    # (manifest.size,) the whole model that was scored for the mask; None: the initial vector.
+    scored: ModelVector | None = None
     scored_digest: bytes = b""
-    # (manifest.size,) where pruned weights rest: `scored`, or the initial vector if None.
-    resting: Whole | None = None
-    first: Vector | None = None  # the values that training under this mask began with, if at hand
+    # (manifest.size,) resting values of pruned weights: `scored`, or the initial vector if None.
+    resting: ModelVector | None = None
+    first: Vector | None = None  # values at the start of training under this mask, if in memory
 
     def __post_init__(self) -> None:
         if not self.initial_digest:
@@ -86,16 +86,16 @@ class ModelState:
 
     @cached_property
     def base_digest(self) -> bytes:
-        """Digest of the kept values; empty while there are none."""
+        """Digest of the kept values; empty if there are none yet."""
         return b"" if self.values is None else values_digest(self.values)
 
     @property
     def resting_digest(self) -> bytes:
-        """Digest of the vector where pruned weights rest; empty: the initial vector."""
+        """Digest of the resting values; empty if they are the initial vector."""
         return b"" if self.resting is None else self.scored_digest
 
     def first_base(self) -> Vector:
-        """Return the values that training under this mask began with."""
+        """Return the values at the start of training under this mask."""
         assert self.mask is not None
         if self.first is not None:
             return self.first
@@ -103,12 +103,12 @@ class ModelState:
 
     @property
     def is_untrained(self) -> bool:
-        """Tell whether the whole model is the initial vector."""
+        """True if the whole model is the initial vector."""
         return self.mask is None or self.values is None
 
     @cached_property
     def whole(self) -> Vector:
-        """The vector to score: trained values on the mask, resting ones off it."""
+        """The vector to score: trained values on the mask, resting values off it."""
         if self.mask is None or self.values is None:
             return self.initial
         resting = self.start if self.resting is None else self.resting
@@ -120,8 +120,8 @@ class ModelState:
         return self.initial_digest if self.is_untrained else values_digest(self.whole)
 
     def release(self) -> None:
-        """Let go of vectors as long as the model that can be read or made again."""
+        """Drop vectors of the model's size that can be read or computed again."""
         self.__dict__.pop("whole", None)
         for whole in (self.start, self.scored, self.resting):
-            if isinstance(whole, Stored):
+            if isinstance(whole, StoredVector):
                 whole.release()

@@ -1,4 +1,4 @@
-"""What other sparsities would cost. The masks of one score vector are nested, so this is free."""
+"""The cost of other sparsities, from one score vector."""
 
 from typing import Any
 
@@ -15,18 +15,18 @@ SPARSITIES = ("0.5", "0.8", "0.9", "0.95", "0.98")
 
 
 def density_rows(scores: npt.NDArray[np.float32], manifest: Manifest) -> list[dict[str, Any]]:
-    """Return for every sparsity the values that would travel and the thinnest layer.
+    """Return, for every sparsity, the number of kept weights, the update size and thinnest layer.
 
-    `update_bytes` is one client's update (or base) as plain values: the most it can take.
+    `update_bytes` is the size of one client's update (or base) as plain values, an upper bound.
     """
     rows = []
     for sparsity in SPARSITIES:
         try:
             num_kept = kept_for_sparsity(sparsity, manifest.num_masked)
-        except DensityError:  # a model so small that nothing would be kept
+        except DensityError:  # the model is too small to keep anything
             continue
         layers = top_k(scores, num_kept).kept_by_tensor(manifest)
-        name, (kept, size) = min(layers.items(), key=lambda one: one[1][0] / one[1][1])
+        name, (kept, size) = min(layers.items(), key=lambda layer: layer[1][0] / layer[1][1])
         rows.append(
             {
                 "sparsity": sparsity,

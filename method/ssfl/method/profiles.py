@@ -1,7 +1,7 @@
-"""Named sets of defaults: what the paper says, what its released code does, and what we advise.
+"""Named sets of defaults: those of the paper, of its released code, and ours.
 
-A setting that is given wins over the profile, and the profile over the plain default. `ours` is
-the defaults themselves. docs/profiles.md says where the three differ and why.
+A given setting overrides the profile, and the profile overrides the plain default. `ours` is the
+plain defaults. docs/profiles.md explains the differences.
 """
 
 from collections.abc import Collection, Mapping
@@ -12,7 +12,7 @@ from ssfl.method.errors import SettingsError
 DEFAULT = "ours"
 PROFILES: dict[str, dict[str, Any]] = {
     "ours": {},
-    # The text of the paper: section 4 and Algorithm 1. It names no clipping of gradients.
+    # The text of the paper: section 4 and Algorithm 1. It does not mention gradient clipping.
     "paper": {
         "sparsity": "0.5",
         "rounds": 500,
@@ -31,8 +31,8 @@ PROFILES: dict[str, dict[str, Any]] = {
         "scores": "exact",
         "personalize_epochs": 5,
     },
-    # The published code for CIFAR-10: its round counter starts at 1, so the first learning rate
-    # is 0.1 * 0.998; it scores the first shuffled minibatch and averages scores plainly.
+    # The published code for CIFAR-10. Its round counter starts at 1, so the first learning rate
+    # is 0.1 * 0.998. It scores the first shuffled minibatch and averages scores with equal weights.
     "released": {
         "sparsity": "0.5",
         "rounds": 999,
@@ -52,15 +52,14 @@ PROFILES: dict[str, dict[str, Any]] = {
     },
 }
 
-# Settings that say the same thing in another way: who gives the first means it instead of what
-# the profile says of the second.
-_INSTEAD = {"clients_per_round": "client_fraction"}
+# Settings that express the same thing: giving the first overrides the profile's second.
+_OVERRIDES = {"clients_per_round": "client_fraction"}
 
 
 def with_profile(given: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the settings that are given, and those that their `profile` adds to them.
+    """Return the given settings, completed by those of their `profile`.
 
-    Raises SettingsError for a profile that there is not.
+    Raise SettingsError for an unknown profile.
 
     Examples:
         >>> settings = with_profile({"profile": "paper", "rounds": 7})
@@ -72,15 +71,15 @@ def with_profile(given: Mapping[str, Any]) -> dict[str, Any]:
     name = given.get("profile", DEFAULT)
     if name not in PROFILES:
         raise SettingsError(f"--profile must be one of {', '.join(PROFILES)}, got {name!r}")
-    return {**weaker(PROFILES[name], given), **given}
+    return {**preset_defaults(PROFILES[name], given), **given}
 
 
-def weaker(preset: Mapping[str, Any], given: Collection[str]) -> dict[str, Any]:
-    """Return what a preset says about settings that are not given, in this way or another.
+def preset_defaults(preset: Mapping[str, Any], given: Collection[str]) -> dict[str, Any]:
+    """Return the settings of a preset that are not overridden by `given`.
 
     Examples:
-        >>> weaker({"client_fraction": 0.1, "rounds": 500}, {"clients_per_round": 5})
+        >>> preset_defaults({"client_fraction": 0.1, "rounds": 500}, {"clients_per_round": 5})
         {'rounds': 500}
     """
-    said = {*given, *(_INSTEAD[name] for name in given if name in _INSTEAD)}
-    return {name: value for name, value in preset.items() if name not in said}
+    overridden = {*given, *(_OVERRIDES[name] for name in given if name in _OVERRIDES)}
+    return {name: value for name, value in preset.items() if name not in overridden}

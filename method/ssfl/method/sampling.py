@@ -1,4 +1,4 @@
-"""Which clients train in a round."""
+"""Sampling of the clients that train in a round."""
 
 from collections.abc import Collection, Sequence
 from typing import TypeVar
@@ -17,11 +17,11 @@ def sample_cohort(
     newcomers: Collection[Name] = (),
     spare: int = 0,
 ) -> list[Name]:
-    """Return the round's clients, sorted; the same names in any order give the same cohort.
+    """Return the round's clients, sorted; the order of `clients` does not matter.
 
-    `newcomers` are those of the clients that joined after the start: with `newcomers_per_round`
-    they are a stratum of their own, so that every round has as many of them. `spare` clients are
-    asked besides, in case some get lost.
+    `newcomers` are the clients that joined after the start. With `newcomers_per_round` they are
+    sampled separately, so that every round has the same number of them. `spare` more clients are
+    sampled in case some get lost.
     """
     pool = sorted(clients)
     count = cohort_size(settings, len(pool)) + spare
@@ -38,8 +38,8 @@ def sample_cohort(
 
 
 def cohort_size(settings: RunSettings, num_clients: int) -> int:
-    """Return how many of the clients at hand train in a round."""
+    """Return how many of the available clients train in a round."""
     if settings.client_fraction:
-        wanted = int(settings.client_fraction * num_clients + 0.5)
-        return min(num_clients, max(wanted, settings.min_clients))
+        target = int(settings.client_fraction * num_clients + 0.5)
+        return min(num_clients, max(target, settings.min_clients))
     return min(num_clients, settings.clients_per_round or num_clients)

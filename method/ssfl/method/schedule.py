@@ -1,4 +1,4 @@
-"""What is to happen at which round: sparsities that change, rounds that begin with a new mask."""
+"""Schedules by round: sparsities, and rounds that start with a refreshed mask."""
 
 from decimal import Decimal
 
@@ -7,7 +7,7 @@ from ssfl.method.errors import DensityError
 
 
 def parse_schedule(text: str) -> list[tuple[int, Decimal]]:
-    """Return (round, sparsity) pairs, rounds rising from 0; nothing for an empty text.
+    """Return (round, sparsity) pairs, with rounds rising from 0; empty for an empty text.
 
     >>> parse_schedule("0:0.98, 30:0.95")
     [(0, Decimal('0.98')), (30, Decimal('0.95'))]
@@ -31,7 +31,7 @@ def parse_schedule(text: str) -> list[tuple[int, Decimal]]:
 
 
 def sparsity_at(text: str, round_number: int) -> str:
-    """Return the sparsity that a schedule has for a round.
+    """Return the sparsity of a schedule at a round.
 
     >>> sparsity_at("0:0.98,30:0.95", 29), sparsity_at("0:0.98,30:0.95", 30)
     ('0.98', '0.95')
@@ -41,8 +41,8 @@ def sparsity_at(text: str, round_number: int) -> str:
 
 
 def parse_rounds(text: str) -> frozenset[int]:
-    """Return the round numbers of a list such as 30,60; nothing for an empty text."""
+    """Return the round numbers of a list such as 30,60; empty for an empty text."""
     parts = [part.strip() for part in text.split(",")] if text.strip() else []
     if wrong := [part for part in parts if not part.isdecimal() or int(part) < 1]:
-        raise DensityError(f"a list of rounds from 1 on, such as 30,60, got {wrong[0]!r}")
+        raise DensityError(f"must be a list of rounds from 1, such as 30,60, got {wrong[0]!r}")
     return frozenset(int(part) for part in parts)

@@ -1,4 +1,4 @@
-"""The settings of a run: they live on the coordinator and travel to every client in Join."""
+"""The settings of a run. The coordinator owns them and sends them to every client in Join."""
 
 from dataclasses import dataclass, field, fields
 from decimal import Decimal
@@ -26,13 +26,13 @@ MAX_COUNT = 2**31 - 1
 
 
 def setting(default: Any, text: str, **more: Any) -> Any:
-    """Declare a setting: its default, and a line of meaning and unit for --help."""
+    """Declare a setting: its default and a line of --help; `ge` and `le` limit its range."""
     return field(default=default, metadata={"help": text, **more})
 
 
 @dataclass(frozen=True, slots=True)
 class RunSettings:
-    """Everything that decides what a run computes; a client is told, never asked."""
+    """All settings that decide the result of a run."""
 
     profile: str = setting(
         "ours",
@@ -44,7 +44,7 @@ class RunSettings:
     model: str = setting("cnn", "network of the built-in image task", choices=MODELS)
     norm: str = setting("group", "norm layers of the built-in networks", choices=NORMS)
     width: int = setting(
-        0, "channels or units of a built-in network's first layer; 0: the network's own", most=4096
+        0, "channels or units of a built-in network's first layer; 0: the network's own", le=4096
     )
     initialization: str = setting(
         "kaiming-normal",
@@ -55,7 +55,7 @@ class RunSettings:
     sparsity: str = setting("0.9", "share of conv and linear weights to prune, between 0 and 1")
     bytes_per_round: str = setting("", "largest update of a client, such as 2MB; replaces sparsity")
     sparsity_schedule: str = setting(
-        "", "sparsity by round, such as 0:0.98,30:0.95; renews the mask at these rounds"
+        "", "sparsity by round, such as 0:0.98,30:0.95; refreshes the mask at these rounds"
     )
     criterion: str = setting(
         "saliency",
@@ -76,20 +76,21 @@ class RunSettings:
         choices=("samples", "equal"),
     )
     layer_guard: float = setting(
-        0.0, "smallest share of its weights that a layer keeps; 0: no guard", most=1.0
+        0.0, "smallest share of its weights that a layer keeps; 0: no guard", le=1.0
     )
     warmup_rounds: int = setting(0, "dense rounds before the weights are scored")
-    refresh_rounds: str = setting("", "renew the mask before these rounds, such as 30,60")
-    refresh_every: int = setting(0, "renew the mask every N rounds; 0: never")
+    refresh_rounds: str = setting("", "refresh the mask before these rounds, such as 30,60")
+    refresh_every: int = setting(0, "refresh the mask every N rounds; 0: never")
     refresh_on_new_labels: bool = setting(
-        False, "renew the mask when a client joins with labels that no scoring client had"
+        False, "refresh the mask when a client joins with labels that no scoring client had"
     )
     refresh_on_loss_jump: float = setting(
-        0.0, "renew the mask when the mean client loss reaches X times its recent median; 0: never"
+        0.0,
+        "refresh the mask when the mean client loss reaches X times its recent median; 0: never",
     )
     refresh_mode: str = setting(
         "renew",
-        "how the mask is renewed; renew: choose from all weights; grow: only add weights",
+        "how the mask is refreshed; renew: choose from all weights; grow: only add weights",
         choices=("renew", "grow"),
     )
     deactivated: str = setting(
@@ -102,7 +103,7 @@ class RunSettings:
         "model that a refresh scores; masked: dropped weights are zero",
         choices=("unmasked", "masked"),
     )
-    rounds: int = setting(30, "training rounds", least=1)
+    rounds: int = setting(30, "training rounds", ge=1)
     clients: int = setting(
         0, "start when N clients have joined; 0: on `ssfl start`, or 15 s after the last join"
     )
@@ -110,12 +111,12 @@ class RunSettings:
     client_fraction: float = setting(
         0.0,
         "share of the clients sampled for each round; 0: use --clients-per-round",
-        most=1.0,
+        le=1.0,
     )
     newcomers_per_round: int = setting(
         0, "sampled clients that joined after the start, if available; 0: no preference"
     )
-    min_clients: int = setting(2, "smallest number of updates that completes a round", least=1)
+    min_clients: int = setting(2, "smallest number of updates that completes a round", ge=1)
     scoring_quorum: int = setting(
         0,
         "smallest number of scores that completes a mask; "
@@ -125,12 +126,12 @@ class RunSettings:
         1.3,
         "sampled rounds: ask X times the clients wanted; later X follows the share of clients "
         "recently lost; the first updates count; 1: ask only as many as wanted",
-        least=1,
-        most=3.0,
+        ge=1,
+        le=3.0,
     )
-    local_epochs: int = setting(5, "passes over the client's data in each round", least=1)
+    local_epochs: int = setting(5, "passes over the client's data in each round", ge=1)
     local_steps: int = setting(0, "local steps in each round; 0: use --local-epochs")
-    batch_size: int = setting(16, "samples in a local step and in a scoring minibatch", least=1)
+    batch_size: int = setting(16, "samples in a local step and in a scoring minibatch", ge=1)
     learning_rate: float = setting(0.1, "SGD learning rate in the first round", positive=True)
     lr_decay: float = setting(
         0.998, "factor applied to the learning rate after each round", positive=True
@@ -153,7 +154,7 @@ class RunSettings:
         "criterion client-random: mean over clients that hold a weight, or zeros for the rest",
         choices=("holders", "zeros"),
     )
-    seed: int = setting(0, "seed of every random choice of the run", most=MAX_SEED)
+    seed: int = setting(0, "seed of every random choice of the run", le=MAX_SEED)
     evaluate_every: int = setting(
         10, "all clients test the global model every N rounds; 0: only at the end"
     )
@@ -161,7 +162,7 @@ class RunSettings:
     target_accuracy: float = setting(
         0.0,
         "end the run when the pooled accuracy reaches X, between 0 and 1; 0: no target",
-        most=1.0,
+        le=1.0,
     )
     patience: int = setting(
         0, "end the run after N evaluations by all clients without improvement; 0: never"
@@ -191,7 +192,7 @@ class RunSettings:
     value_type: str = setting(
         "float32", "encoding of values; float32 is exact, the others are lossy", choices=VALUE_TYPES
     )
-    grid_bits: int = setting(16, "value type grid: changes are multiples of 2^-N", least=1, most=40)
+    grid_bits: int = setting(16, "value type grid: changes are multiples of 2^-N", ge=1, le=40)
     rounding: str = setting(
         "stochastic", "rounding of lossy value types", choices=("stochastic", "nearest")
     )
@@ -216,9 +217,9 @@ class RunSettings:
     )
 
     def validate(self) -> None:
-        """Raise SettingsError naming the flag at fault."""
-        for one in fields(self):
-            _check(one.name, getattr(self, one.name), one.metadata)
+        """Raise SettingsError, naming the flag, if a setting is invalid."""
+        for option in fields(self):
+            _check(option.name, getattr(self, option.name), option.metadata)
         try:
             parse_sparsity(self.sparsity)
             parse_schedule(self.sparsity_schedule)
@@ -245,10 +246,10 @@ class RunSettings:
                 "no mask could count"
             )
         if self.reproducible and not self.clients:
-            raise SettingsError("--reproducible needs --clients N: who takes part must be fixed")
+            raise SettingsError("--reproducible needs --clients N: a fixed set of clients")
         if self.client_fraction and self.clients_per_round:
             raise SettingsError(
-                "--client-fraction and --clients-per-round say the same thing: give one of them"
+                "--client-fraction and --clients-per-round set the same thing: give one of them"
             )
         if (self.target_accuracy or self.patience) and not (
             self.evaluate_every or self.evaluate_last
@@ -259,7 +260,7 @@ class RunSettings:
 
     @property
     def refreshes(self) -> bool:
-        """Tell whether the mask may change by itself after it was first agreed."""
+        """True if the mask may be refreshed without an operator's command."""
         return bool(
             self.refresh_rounds
             or self.refresh_every
@@ -274,14 +275,14 @@ class RunSettings:
         return "--sparsity" if message.startswith("sparsity") else "--bytes-per-round"
 
     def _validate_mask(self) -> None:
-        """Raise SettingsError for settings of the mask that contradict each other."""
+        """Raise SettingsError if settings of the mask contradict each other."""
         try:
             planned = parse_rounds(self.refresh_rounds)
         except DensityError as error:
             raise SettingsError(f"--refresh-rounds: {error}") from error
         if never := sorted(n for n in planned if not self.warmup_rounds < n < self.rounds):
             raise SettingsError(
-                f"--refresh-rounds {never[0]}: a mask can be renewed after round "
+                f"--refresh-rounds {never[0]}: a mask can be refreshed after round "
                 f"{self.warmup_rounds} and before the last, {self.rounds}"
             )
         if self.strategy == "fedavg":
@@ -299,7 +300,7 @@ class RunSettings:
         self._validate_guard()
         if self.bytes_per_round and self.sparsity_schedule:
             raise SettingsError(
-                "--bytes-per-round and --sparsity-schedule say the same thing: give one of them"
+                "--bytes-per-round and --sparsity-schedule set the same thing: give one of them"
             )
         if self.refresh_mode == "grow":
             falling = [sparsity for _, sparsity in parse_schedule(self.sparsity_schedule)]
@@ -310,13 +311,13 @@ class RunSettings:
                 )
             if self.criterion in ("random", "shuffled") or self.layer_guard:
                 raise SettingsError(
-                    "--refresh-mode grow adds the best-scoring weights to a mask: it does not go "
-                    "with --layer-guard, nor with --criterion random or shuffled"
+                    "--refresh-mode grow adds the best-scoring weights to a mask: it cannot be "
+                    "combined with --layer-guard, nor with --criterion random or shuffled"
                 )
             if self.refresh_rounds or self.refresh_every or self.refresh_on_loss_jump:
                 raise SettingsError(
-                    "--refresh-mode grow adds weights where --sparsity-schedule says: leave out "
-                    "--refresh-rounds, --refresh-every and --refresh-on-loss-jump"
+                    "--refresh-mode grow adds weights at the rounds of --sparsity-schedule: leave "
+                    "out --refresh-rounds, --refresh-every and --refresh-on-loss-jump"
                 )
         if 0 < self.refresh_on_loss_jump <= 1:
             raise SettingsError(
@@ -330,7 +331,7 @@ class RunSettings:
         if self.scoring_point == "masked" and self.criterion in ("grasp", "synflow"):
             raise SettingsError(
                 f"--scoring-point masked is for saliency: {self.criterion} would score every "
-                "pruned weight as nothing"
+                "pruned weight as zero"
             )
         if self.criterion == "client-random":
             self._validate_client_random()
@@ -342,8 +343,8 @@ class RunSettings:
         kept = 1 - max(sparsity for _, sparsity in schedule)
         if not self.bytes_per_round and Decimal(str(self.layer_guard)) > kept:
             raise SettingsError(
-                f"--layer-guard {self.layer_guard:g} asks for more of every layer than is kept of "
-                f"all: at most {kept} fits the sparsity"
+                f"--layer-guard {self.layer_guard:g} would keep more of every layer than the "
+                f"sparsity allows: use at most {kept}"
             )
 
     def _validate_client_random(self) -> None:
@@ -358,8 +359,8 @@ class RunSettings:
         for name, given in clashing.items():
             if given:
                 raise SettingsError(
-                    f"--criterion client-random gives every client a mask of its own, for good: "
-                    f"it does not go with {name}, which must be left out or 0"
+                    f"--criterion client-random gives every client its own fixed mask: it cannot "
+                    f"be combined with {name}, which must be left out or 0"
                 )
 
 
@@ -375,12 +376,12 @@ def _check(name: str, value: Any, metadata: Any) -> None:
         )
     if isinstance(value, bool | str):
         return
-    least = metadata.get("least", 0)
-    if not value >= least or value == float("inf"):
-        raise SettingsError(f"{flag} must be a number of at least {least}, got {value}")
-    most = metadata.get("most", MAX_COUNT if isinstance(value, int) else None)
-    if most is not None and value > most:
-        limit = most if isinstance(most, int) else f"{most:g}"
+    lowest = metadata.get("ge", 0)
+    if not value >= lowest or value == float("inf"):
+        raise SettingsError(f"{flag} must be a number of at least {lowest}, got {value}")
+    highest = metadata.get("le", MAX_COUNT if isinstance(value, int) else None)
+    if highest is not None and value > highest:
+        limit = highest if isinstance(highest, int) else f"{highest:g}"
         raise SettingsError(f"{flag} must be at most {limit}, got {value}")
     if metadata.get("positive") and not value > 0:
         raise SettingsError(f"{flag} must be above 0, got {value}")

@@ -1,10 +1,9 @@
-"""Random numbers that depend on nothing but their name.
+"""Random numbers that depend only on the name of their stream.
 
 Every random choice (client sampling, batch order, partitions, initial weights) draws from a
-stream keyed by (seed, purpose, ...), so no choice can disturb another. Streams are numpy's
-Philox counter generator, whose raw output is fixed across versions and machines; we derive
-everything from the raw 64-bit words by exact operations, so the same key gives the same bits
-everywhere.
+stream keyed by (seed, purpose, ...), so that choices are independent. Streams use numpy's Philox
+counter generator, whose raw output is fixed across versions and machines. All numbers derive from
+the raw 64-bit words by exact operations, so the same key gives the same bits everywhere.
 """
 
 import hashlib
@@ -14,7 +13,7 @@ import numpy.typing as npt
 
 
 class Stream:
-    """A named sequence of 64-bit words and what is made of them.
+    """A named sequence of random 64-bit words, and numbers derived from them.
 
     >>> Stream(0, "cohort", 3).choose(5, 2).tolist() == Stream(0, "cohort", 3).choose(5, 2).tolist()
     True
@@ -31,7 +30,7 @@ class Stream:
 
     def uniform(self, count: int) -> npt.NDArray[np.float64]:
         """Return the next `count` numbers strictly inside (0, 1), on a grid of 2^-53."""
-        words = self.words(count) >> np.uint64(12)  # 52 bits, so that adding a half stays exact
+        words = self.words(count) >> np.uint64(12)  # 52 bits, so that adding 0.5 is exact
         return (words.astype(np.float64) + 0.5) * 2.0**-52
 
     def permutation(self, size: int) -> npt.NDArray[np.int64]:
@@ -39,5 +38,5 @@ class Stream:
         return np.argsort(self.words(size), kind="stable").astype(np.int64)
 
     def choose(self, size: int, count: int) -> npt.NDArray[np.int64]:
-        """Return `count` different numbers of 0 … size-1, ascending."""
+        """Return `count` different numbers from 0 … size-1, ascending."""
         return np.sort(self.permutation(size)[:count])

@@ -1,9 +1,8 @@
-"""How values travel, as the run's settings ask: as they are, or through a lossy code.
+"""The value type of a run: values are sent exactly, or through a lossy code.
 
-A lossy run is lossy in both directions, and every end holds the same bits: a client's update is
-its base plus a coded change, and the coordinator commits its base plus the coded change to the
-mean, so what it sends is that change. Rounding draws from streams of its own, so that the same
-seed gives the same bits.
+A lossy run is lossy in both directions, and all ends hold the same bits. A client's update is its
+base plus a coded change. The coordinator commits its base plus the coded change to the mean, and
+sends that change. Rounding draws from its own streams, so the same seed gives the same bits.
 """
 
 import numpy as np
@@ -19,7 +18,7 @@ Vector = npt.NDArray[np.float32]
 
 
 def lossy_code(settings: RunSettings) -> ValueCode | None:
-    """Return the code of a lossy run; None if values travel as they are."""
+    """Return the code of a lossy run; None if values are sent exactly."""
     codes: dict[str, ValueCode] = {
         "bfloat16": bfloat16.CODE,
         "int8": int8.CODE,
@@ -31,7 +30,7 @@ def lossy_code(settings: RunSettings) -> ValueCode | None:
 def rounding_words(
     settings: RunSettings, count: int, *name: int | str
 ) -> npt.NDArray[np.uint32] | None:
-    """Return a random word per value for stochastic rounding; None to round to nearest."""
+    """Return a random word per value for stochastic rounding; None for rounding to nearest."""
     if settings.rounding != "stochastic":
         return None
     return random_words(settings.seed, count, "rounding", *name)
@@ -46,10 +45,10 @@ def random_words(seed: int, count: int, purpose: str, *name: int | str) -> npt.N
 def commit_change(
     settings: RunSettings, base: Vector, mean: Vector, base_digest: bytes
 ) -> tuple[Vector, memoryview | None]:
-    """Return the next values, and the coded change that leads from the base to them.
+    """Return the next values, and the coded change from the base to them.
 
-    Without a lossy code the next values are the mean, and there is no change to send; nor is there
-    for a change that the code cannot hold, such as a large one on a fine grid.
+    The next values are the mean, without a change, if there is no lossy code or if it cannot hold
+    the change, such as a large change on a fine grid.
     """
     code = lossy_code(settings)
     if code is None:

@@ -65,18 +65,18 @@ class CoordinatorConfig:
         "keep every upload in the state directory; `ssfl audit` needs this to compute the run "
         "again; it takes 4 bytes for each value sent",
     )
-    upload_slots: int = setting(8, "uploads received at once; limits memory", least=1)
-    max_clients: int = setting(MAX_CLIENTS, "largest number of clients in a run", least=1)
+    upload_slots: int = setting(8, "uploads received at once; limits memory", ge=1)
+    max_clients: int = setting(MAX_CLIENTS, "largest number of clients in a run", ge=1)
     max_connections: int = setting(
         MAX_CONNECTIONS,
         "largest number of connections to the client port; further ones are closed",
-        least=1,
+        ge=1,
     )
     max_model_values: int = setting(
-        MAX_MODEL_VALUES, "values of the largest model that a client may describe", least=1
+        MAX_MODEL_VALUES, "values of the largest model that a client may describe", ge=1
     )
     workers: int = setting(
-        2, "threads that verify uploads; the result does not depend on the number", least=1
+        2, "threads that verify uploads; the result does not depend on the number", ge=1
     )
     reference_coding: str = setting(
         "auto",

@@ -1,4 +1,4 @@
-"""Stacked clients against the same clients one by one."""
+"""Stacked clients compared with the same clients one by one."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -16,8 +16,8 @@ from ssfl.learning.evaluate import Evaluation, evaluate
 from ssfl.learning.flatten import read_vector, write_vector
 from ssfl.learning.masked_training import train_locally
 from ssfl.learning.personalize import personal_settings
-from ssfl.learning.stacked.clients import GROUP, Client, Stacked, Vector
-from ssfl.learning.trained import Trained
+from ssfl.learning.stacked.clients import GROUP, Client, StackedClients, Vector
+from ssfl.learning.trained import LocalResult
 from ssfl.method.initialize import initial_vector
 from ssfl.method.manifest import Manifest
 from ssfl.method.mask import Mask
@@ -29,7 +29,7 @@ SIZES = [(16, 9), (21, 70), (3, 0), (40, 5), (25, 20), (1, 1)]  # training and t
 
 
 def images(number: int, num_train: int, num_test: int) -> Shard:
-    """Images of 8x8, four classes: a bright quarter each, some of them wrongly named."""
+    """Return 8x8 images of four classes, each with a bright quarter; some labels are wrong."""
     stream, count = Stream(7, "stacked test", number), num_train + num_test
     y = (stream.uniform(count) * 4).astype(np.int64)
     x = stream.uniform(count * 64).astype(np.float32).reshape(count, 1, 8, 8)
@@ -61,7 +61,7 @@ def random_masks(manifest: Manifest, count: int, share: float = 0.3) -> list[Mas
 
 
 def bases_of(manifest: Manifest, masks: Sequence[Mask]) -> list[Vector]:
-    """Another initial model for each."""
+    """Return a different initial model for each mask."""
     return [mask.gather(initial_vector(manifest, seed=i)) for i, mask in enumerate(masks)]
 
 
@@ -73,7 +73,7 @@ def one_by_one(
     masks: Sequence[Mask],
     bases: Sequence[Vector],
     round_number: int,
-) -> list[Trained]:
+) -> list[LocalResult]:
     results = []
     for (client_id, shard), mask, base in zip(clients, masks, bases, strict=True):
         write_vector(model, manifest, mask.scatter(base))
@@ -83,7 +83,7 @@ def one_by_one(
         )
         after = evaluate(model, image_task, shard)
         values = mask.gather(read_vector(model, manifest))
-        results.append(Trained(values, report.mean_loss, before, after))
+        results.append(LocalResult(values, report.mean_loss, before, after))
     return results
 
 
@@ -96,14 +96,16 @@ def assert_alike(one: Evaluation, other: Evaluation) -> None:
     assert one.loss_sum == pytest.approx(other.loss_sum, rel=1e-4, abs=1e-5)
 
 
-def assert_all_alike(stacked: list[Trained], exact: list[Trained], base: list[Vector]) -> None:
+def assert_all_alike(
+    stacked: list[LocalResult], exact: list[LocalResult], base: list[Vector]
+) -> None:
     assert len(stacked) == len(exact) == len(base)
-    for one, other, start in zip(stacked, exact, base, strict=True):
-        assert np.abs(other.values - start).max() > 1e-3  # it has learnt, so equal means something
-        np.testing.assert_allclose(one.values, other.values, atol=1e-5)
-        assert one.training_loss == pytest.approx(other.training_loss, rel=1e-5)
-        assert_alike(one.base, other.base)
-        assert_alike(one.personal, other.personal)
+    for result, other, start in zip(stacked, exact, base, strict=True):
+        assert np.abs(other.values - start).max() > 1e-3  # training has an effect
+        np.testing.assert_allclose(result.values, other.values, atol=1e-5)
+        assert result.training_loss == pytest.approx(other.training_loss, rel=1e-5)
+        assert_alike(result.base, other.base)
+        assert_alike(result.personal, other.personal)
 
 
 @pytest.mark.parametrize(
@@ -127,13 +129,13 @@ def test_clients_of_many_sizes_and_masks_train_as_one_by_one(
     clients = many()
     masks = random_masks(manifest, len(clients))
     bases = bases_of(manifest, masks)
-    stacked = Stacked(model, manifest, settings).train(clients, masks, bases, 3)
+    stacked = StackedClients(model, manifest, settings).train(clients, masks, bases, 3)
     exact = one_by_one(model, manifest, settings, clients, masks, bases, 3)
     assert_all_alike(stacked, exact, bases)
 
 
 class Residual(nn.Module):
-    """A network whose own code adds, pools and flattens; its norms have many values each."""
+    """A network whose own code adds, pools and flattens."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -160,7 +162,7 @@ def test_other_networks_train_as_one_by_one(name: str) -> None:
     clients = many()
     masks = [Mask.full(manifest.num_masked)] * len(clients)
     bases = bases_of(manifest, masks)
-    stacked = Stacked(model, manifest, SETTINGS).train(clients, masks, bases, 0)
+    stacked = StackedClients(model, manifest, SETTINGS).train(clients, masks, bases, 0)
     exact = one_by_one(model, manifest, SETTINGS, clients, masks, bases, 0)
     assert_all_alike(stacked, exact, bases)
 
@@ -170,17 +172,17 @@ def test_more_clients_than_a_group_come_back_in_their_order() -> None:
     clients = many([(4 + i * 5 % 13, 3) for i in range(2 * GROUP + 3)])
     masks = random_masks(manifest, len(clients), share=0.8)
     bases = bases_of(manifest, masks)
-    stacked = Stacked(model, manifest, SETTINGS).train(clients, masks, bases, 1)
+    stacked = StackedClients(model, manifest, SETTINGS).train(clients, masks, bases, 1)
     exact = one_by_one(model, manifest, SETTINGS, clients, masks, bases, 1)
     assert_all_alike(stacked, exact, bases)
 
 
-def test_the_companions_of_a_client_change_nothing_that_matters() -> None:
+def test_other_clients_in_a_group_do_not_change_a_result() -> None:
     model, manifest = started()
     clients = many()
     masks = random_masks(manifest, len(clients))
     bases = bases_of(manifest, masks)
-    stacked = Stacked(model, manifest, SETTINGS)
+    stacked = StackedClients(model, manifest, SETTINGS)
     together = stacked.train(clients, masks, bases, 0)
     alone = [
         stacked.train([client], [mask], [base], 0)[0]
@@ -195,10 +197,10 @@ def test_the_same_seed_gives_the_same_bits_and_the_model_stays() -> None:
     masks = random_masks(manifest, len(SIZES))
     bases = bases_of(manifest, masks)
     first, second = (
-        Stacked(model, manifest, SETTINGS).train(many(), masks, bases, 2) for _ in range(2)
+        StackedClients(model, manifest, SETTINGS).train(many(), masks, bases, 2) for _ in range(2)
     )
-    for one, other in zip(first, second, strict=True):
-        assert one.values.tobytes() == other.values.tobytes()
+    for result, other in zip(first, second, strict=True):
+        assert result.values.tobytes() == other.values.tobytes()
     np.testing.assert_array_equal(read_vector(model, manifest), before)
 
 
@@ -207,22 +209,22 @@ def test_one_global_model_is_tested_everywhere_as_one_by_one() -> None:
     [mask] = random_masks(manifest, 1)
     [values] = bases_of(manifest, [mask])
     shards = [images(i, 1, size) for i, size in enumerate([20, 0, 300, 1, 256])]
-    tested = Stacked(model, manifest, SETTINGS).evaluate(shards, mask, values)
+    tested = StackedClients(model, manifest, SETTINGS).evaluate(shards, mask, values)
     write_vector(model, manifest, mask.scatter(values))
-    for one, shard in zip(tested, shards, strict=True):
+    for result, shard in zip(tested, shards, strict=True):
         exact = evaluate(model, image_task, shard)
-        assert (one.correct, one.total) == (exact.correct, exact.total)
-        assert one.loss_sum == pytest.approx(exact.loss_sum, rel=1e-5)
+        assert (result.correct, result.total) == (exact.correct, exact.total)
+        assert result.loss_sum == pytest.approx(exact.loss_sum, rel=1e-5)
     assert (tested[1].correct, tested[1].loss_sum) == (None, 0.0)
 
 
-def test_validation_splits_are_tested_where_there_are_some() -> None:
+def test_only_validation_splits_that_exist_are_tested() -> None:
     model, manifest = started()
     [mask] = random_masks(manifest, 1)
     [values] = bases_of(manifest, [mask])
     whole = images(0, 1, 30)
     with_some = replace(whole, val_x=whole.test_x[:12], val_y=whole.test_y[:12])
-    stacked = Stacked(model, manifest, SETTINGS)
+    stacked = StackedClients(model, manifest, SETTINGS)
     nothing, some = stacked.validate([whole, with_some], mask, values)
     expected = replace(whole, test_x=whole.test_x[:12], test_y=whole.test_y[:12])
     assert nothing is None
@@ -231,7 +233,7 @@ def test_validation_splits_are_tested_where_there_are_some() -> None:
 
 
 @pytest.mark.parametrize("rate", ["continue", "restart"])
-def test_models_of_ones_own_are_trained_as_one_by_one(rate: str) -> None:
+def test_personal_models_are_trained_as_one_by_one(rate: str) -> None:
     settings = replace(
         SETTINGS, personalize_epochs=2, personalize_lr=rate, local_steps=1, lr_decay=0.7
     )
@@ -240,14 +242,14 @@ def test_models_of_ones_own_are_trained_as_one_by_one(rate: str) -> None:
     [mask] = random_masks(manifest, 1)
     [values] = bases_of(manifest, [mask])
     count = len(clients)
-    stacked = Stacked(model, manifest, settings).personalize(clients, mask, values, 5)
+    stacked = StackedClients(model, manifest, settings).personalize(clients, mask, values, 5)
     exact = one_by_one(
         model, manifest, personal_settings(settings), clients, [mask] * count, [values] * count, 5
     )
     assert_all_alike(stacked, exact, [values] * count)
 
 
-def test_float64_samples_are_taken_as_float32() -> None:
+def test_float64_samples_become_float32() -> None:
     model, manifest = started()
     masks = random_masks(manifest, 1)
     bases = bases_of(manifest, masks)
@@ -255,9 +257,9 @@ def test_float64_samples_are_taken_as_float32() -> None:
     wide = replace(
         shard, train_x=shard.train_x.astype(np.float64), test_x=shard.test_x.astype(np.float64)
     )
-    stacked = Stacked(model, manifest, SETTINGS)
-    one, other = (stacked.train([("a", s)], masks, bases, 0)[0] for s in (shard, wide))
-    assert one.values.tobytes() == other.values.tobytes()
+    stacked = StackedClients(model, manifest, SETTINGS)
+    single, double = (stacked.train([("a", s)], masks, bases, 0)[0] for s in (shard, wide))
+    assert single.values.tobytes() == double.values.tobytes()
 
 
 def test_a_loss_that_is_not_finite_names_client_round_and_step() -> None:
@@ -269,21 +271,21 @@ def test_a_loss_that_is_not_finite_names_client_round_and_step() -> None:
     with pytest.raises(
         DivergedError, match=r"round 3: client site-0: the loss is nan in step 1;"
     ) as caught:
-        Stacked(model, manifest, SETTINGS).train(clients, masks, bases, 3)
+        StackedClients(model, manifest, SETTINGS).train(clients, masks, bases, 3)
     assert caught.value.round_number == 3
 
 
-def test_weights_that_the_last_step_spoilt_are_refused() -> None:
+def test_weights_that_are_not_finite_after_the_last_step_are_refused() -> None:
     model, manifest = started()
     wild = replace(SETTINGS, learning_rate=3e38, local_steps=1, weight_decay=10.0)
     masks = [Mask.full(manifest.num_masked)]
     with pytest.raises(DivergedError, match="client site-0: a trained weight is not a finite"):
-        Stacked(model, manifest, wild).train(many()[:1], masks, bases_of(manifest, masks), 0)
+        StackedClients(model, manifest, wild).train(many()[:1], masks, bases_of(manifest, masks), 0)
 
 
 def test_a_mask_of_another_model_is_refused() -> None:
     model, manifest = started()
     with pytest.raises(ModelError, match="a mask of 5 weights for a model of"):
-        Stacked(model, manifest, SETTINGS).evaluate(
+        StackedClients(model, manifest, SETTINGS).evaluate(
             [images(0, 1, 4)], Mask.full(5), np.zeros(manifest.size, dtype=np.float32)
         )

@@ -1,4 +1,4 @@
-"""Which models are stacked, and which are not."""
+"""The models that can be stacked, and those that cannot."""
 
 import subprocess
 import sys
@@ -14,7 +14,7 @@ from ssfl.learning import image_task, table_task
 from ssfl.learning.describe import manifest_of
 from ssfl.learning.load_task import load_task
 from ssfl.learning.models import build_model
-from ssfl.learning.stacked.clients import Stacked
+from ssfl.learning.stacked.clients import StackedClients
 from ssfl.learning.stacked.trial import MAX_SIZE
 from ssfl.learning.task import Task
 
@@ -22,18 +22,18 @@ SHAPE = (1, 8, 8)
 DESCRIBED = {"input_shape": list(SHAPE), "num_classes": 4}
 
 
-def suits(model: nn.Module, task: Task | ModuleType = image_task) -> bool:
-    return Stacked.suits(model, manifest_of(model, DESCRIBED), task)
+def should_stack(model: nn.Module, task: Task | ModuleType = image_task) -> bool:
+    return StackedClients.should_stack(model, manifest_of(model, DESCRIBED), task)
 
 
 @pytest.mark.parametrize(
     ("name", "width"), [("mlp", 0), ("cnn", 0), ("cnn-small", 0), ("resnet18", 4)]
 )
 def test_small_built_in_networks_are_stacked(name: str, width: int) -> None:
-    assert suits(build_model(name, SHAPE, 4, width=width))
+    assert should_stack(build_model(name, SHAPE, 4, width=width))
 
 
-def test_networks_of_ones_own_are_stacked_if_the_loss_is_built_in(tmp_path: Path) -> None:
+def test_user_networks_are_stacked_if_the_loss_is_built_in(tmp_path: Path) -> None:
     model = nn.Sequential(nn.Conv2d(1, 6, 3, groups=1, bias=False), nn.Tanh(), nn.AvgPool2d(2))
     model.extend([nn.Flatten(), nn.Linear(54, 4, bias=False)])
     own = "from torch import nn\nfrom ssfl.learning.image_task import load_shard, {}\n"
@@ -41,17 +41,17 @@ def test_networks_of_ones_own_are_stacked_if_the_loss_is_built_in(tmp_path: Path
     imported, half = tmp_path / "imported.py", tmp_path / "half.py"
     imported.write_text(own.format("loss, metrics") + rest)
     half.write_text(own.format("loss") + rest)
-    assert suits(model, load_task(str(imported)))
-    assert not suits(model, load_task(str(half)))  # it has no accuracy, stacked clients have
-    assert suits(model, load_task("image"))
+    assert should_stack(model, load_task(str(imported)))
+    assert not should_stack(model, load_task(str(half)))  # it has no accuracy, stacked clients have
+    assert should_stack(model, load_task("image"))
 
 
 def test_classes_are_stacked_and_numbers_are_not() -> None:
     model = nn.Sequential(nn.Flatten(), nn.Linear(64, 4))
-    assert suits(model, table_task)
+    assert should_stack(model, table_task)
     numbers = manifest_of(model, DESCRIBED | {"num_classes": 0})
-    assert not Stacked.suits(model, numbers, load_task("table"))
-    assert not Stacked.suits(model, manifest_of(model, {}), load_task("image"))
+    assert not StackedClients.should_stack(model, numbers, load_task("table"))
+    assert not StackedClients.should_stack(model, manifest_of(model, {}), load_task("image"))
 
 
 class OwnWeights(nn.Module):
@@ -65,14 +65,14 @@ class OwnWeights(nn.Module):
 
 
 class Mixing(nn.Module):
-    """Mixes channels, without a weight of its own."""
+    """Mixes channels without weights."""
 
     def forward(self, x: Tensor) -> Tensor:
         return functional.softmax(x, dim=1)
 
 
 class Dropping(nn.Module):
-    """Dropout that no layer shows."""
+    """Dropout without a dropout layer."""
 
     def forward(self, x: Tensor) -> Tensor:
         return functional.dropout(x, 0.5, self.training)
@@ -120,13 +120,13 @@ def flat(*layers: nn.Module) -> nn.Module:
     ],
     ids=lambda model: type(model).__name__,
 )
-def test_what_cannot_be_stacked_is_not(model: nn.Module) -> None:
-    assert not suits(model)
+def test_models_that_cannot_be_stacked_are_not(model: nn.Module) -> None:
+    assert not should_stack(model)
 
 
-def test_the_same_without_what_hinders_is_stacked() -> None:
-    assert suits(flat())
-    assert suits(flat(nn.Dropout(0.0), nn.ReLU()))
+def test_the_same_models_without_the_obstacle_are_stacked() -> None:
+    assert should_stack(flat())
+    assert should_stack(flat(nn.Dropout(0.0), nn.ReLU()))
 
 
 def test_large_models_are_not_worth_it() -> None:
@@ -134,22 +134,22 @@ def test_large_models_are_not_worth_it() -> None:
         return nn.Sequential(nn.Flatten(), nn.Linear(64, width), nn.Linear(width, 4))
 
     limit = (MAX_SIZE - 4) // (64 + 1 + 4)
-    assert suits(wide(limit))
-    assert not suits(wide(limit + 1))
+    assert should_stack(wide(limit))
+    assert not should_stack(wide(limit + 1))
 
 
-def test_padding_of_another_mode_is_found_out() -> None:
+def test_padding_of_another_mode_is_detected() -> None:
     rest = [nn.Flatten(), nn.Linear(256, 4)]
-    assert suits(nn.Sequential(nn.Conv2d(1, 4, 3, padding=1), *rest))
+    assert should_stack(nn.Sequential(nn.Conv2d(1, 4, 3, padding=1), *rest))
     circular = nn.Conv2d(1, 4, 3, padding=1, padding_mode="circular")
-    assert not suits(nn.Sequential(circular, *rest))
+    assert not should_stack(nn.Sequential(circular, *rest))
 
 
 def test_a_trial_leaves_model_and_generator_alone() -> None:
     model = flat(Dropping())
     before = [p.detach().clone() for p in model.parameters()]
     state = torch.get_rng_state()
-    assert not suits(model)
+    assert not should_stack(model)
     assert torch.equal(state, torch.get_rng_state())
     assert all(torch.equal(a, b) for a, b in zip(before, model.parameters(), strict=True))
     assert model.training
@@ -163,7 +163,7 @@ from ssfl.datasets.shards.shard_file import Shard
 from ssfl.learning.describe import manifest_of
 from ssfl.learning.load_task import load_task
 from ssfl.learning.models import build_model
-from ssfl.learning.stacked.clients import Stacked
+from ssfl.learning.stacked.clients import StackedClients
 from ssfl.method.initialize import initial_vector
 from ssfl.method.mask import Mask
 from ssfl.method.settings import RunSettings
@@ -171,9 +171,9 @@ from ssfl.method.settings import RunSettings
 model = build_model("cnn-small", (1, 8, 8), 4)
 manifest = manifest_of(model, {"input_shape": [1, 8, 8], "num_classes": 4})
 x, y = np.zeros((4, 1, 8, 8), np.float32), np.arange(4)
-assert Stacked.suits(model, manifest, load_task("image"))
+assert StackedClients.should_stack(model, manifest, load_task("image"))
 mask = Mask.full(manifest.num_masked)
-Stacked(model, manifest, RunSettings()).train(
+StackedClients(model, manifest, RunSettings()).train(
     [("a", Shard(x, y, x, y, 4))], [mask], [initial_vector(manifest, 0)], 0
 )
 print("torch._dynamo" in sys.modules)

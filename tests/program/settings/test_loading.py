@@ -19,7 +19,7 @@ def setting(default: Any, text: str, **more: Any) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class Coordinator:
-    port: int = setting(50051, "port to listen on", most=65535)
+    port: int = setting(50051, "port to listen on", le=65535)
     state: Path = Path("runs/state")
     wait_s: float = setting(30.0, "longest long-poll", unit="s", positive=True)
     token: str | None = setting(None, "100% secret")
@@ -33,7 +33,7 @@ class Coordinator:
 @dataclass(frozen=True, slots=True)
 class Client:
     data: Path = field(metadata={"help": "the shard", "positional": True, "metavar": "SHARD"})
-    threads: int = setting(1, "torch threads", least=1)
+    threads: int = setting(1, "torch threads", ge=1)
 
 
 def coordinator(*argv: str, environ: Mapping[str, str] | None = None) -> Coordinator:

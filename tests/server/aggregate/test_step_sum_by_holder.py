@@ -66,7 +66,7 @@ def exact(strategy: OwnMasks, model: ModelState, weights: Mapping[ClientId, int]
     total = [Fraction(0)] * MANIFEST.size
     held = [0] * MANIFEST.size
     for client, sent in values.items():
-        mask = strategy.seen_by(client, Work.TRAIN, model).mask
+        mask = strategy.client_state(client, Work.TRAIN, model).mask
         assert mask is not None
         places = np.flatnonzero(np.r_[mask.bools(), [True, True]])
         for place, value in zip(places.tolist(), sent.tolist(), strict=True):
@@ -85,7 +85,7 @@ def test_the_mean_by_hand(settings: RunSettings) -> None:
     weights = {c1: 1, c2: 3}
     values = {c1: np.full(5, 4, dtype=np.float32), c2: np.full(5, 8, dtype=np.float32)}
     strategy, model, mean = summed(settings, weights, values)
-    masks = [strategy.seen_by(client, Work.TRAIN, model).mask for client in (c1, c2)]
+    masks = [strategy.client_state(client, Work.TRAIN, model).mask for client in (c1, c2)]
     first, second = (mask.bools() for mask in masks if mask is not None)
     assert first.sum() == second.sum() == 3
     assert (first & second).any() and (first & ~second).any() and (~first & ~second).any()
@@ -117,7 +117,7 @@ def test_what_nobody_holds_stays_bit_for_bit() -> None:
     name = ClientId("c1")
     values = {name: np.zeros(5, dtype=np.float32)}
     strategy, model, mean = summed(HOLDERS, {name: 7}, values)
-    mask = strategy.seen_by(name, Work.TRAIN, model).mask
+    mask = strategy.client_state(name, Work.TRAIN, model).mask
     assert mask is not None
     stayed = ~mask.bools()
     assert stayed.sum() == 9

@@ -35,13 +35,13 @@ def test_a_mask_of_its_own_is_made_once_for_a_model_and_anew_for_the_next(
     first: ModelState, second: ModelState
 ) -> None:
     broadcasts = Broadcasts(SETTINGS)
-    once = broadcasts.seen_by(C1, Work.TRAIN, first)
-    assert broadcasts.seen_by(C1, Work.TRAIN, first) is once
-    assert broadcasts.seen_by(C2, Work.TRAIN, first).model.mask != once.model.mask
-    again = broadcasts.seen_by(C1, Work.TRAIN, second)
+    once = broadcasts.broadcast_for(C1, Work.TRAIN, first)
+    assert broadcasts.broadcast_for(C1, Work.TRAIN, first) is once
+    assert broadcasts.broadcast_for(C2, Work.TRAIN, first).model.mask != once.model.mask
+    again = broadcasts.broadcast_for(C1, Work.TRAIN, second)
     assert again.model.mask == once.model.mask
     assert again.model.base_digest != once.model.base_digest
-    tested = broadcasts.seen_by(C1, Work.EVALUATE, second)
+    tested = broadcasts.broadcast_for(C1, Work.EVALUATE, second)
     assert tested is broadcasts.shared(second) and tested.model is second
 
 
@@ -57,17 +57,19 @@ def test_the_model_before_is_never_served_for_the_new_one(
         begun.set()
         if model is first and not broadcasts._lock.locked():
             assert newer_made.wait(DEADLINE_S)
-        return seen_by(strategy, client, work, model)
+        return client_state(strategy, client, work, model)
 
-    seen_by = OwnMasks.seen_by
-    monkeypatch.setattr(OwnMasks, "seen_by", slow)
+    client_state = OwnMasks.client_state
+    monkeypatch.setattr(OwnMasks, "client_state", slow)
     with ThreadPoolExecutor(2) as pool:
-        older = pool.submit(broadcasts.seen_by, C1, Work.TRAIN, first)
+        older = pool.submit(broadcasts.broadcast_for, C1, Work.TRAIN, first)
         assert begun.wait(DEADLINE_S)
-        newer = pool.submit(broadcasts.seen_by, C1, Work.TRAIN, second)
+        newer = pool.submit(broadcasts.broadcast_for, C1, Work.TRAIN, second)
         newer.add_done_callback(lambda _: newer_made.set())
         digests = [one.result(DEADLINE_S).model.base_digest for one in (older, newer)]
-    wanted = [seen_by(strategy, C1, Work.TRAIN, model).base_digest for model in (first, second)]
+    wanted = [
+        client_state(strategy, C1, Work.TRAIN, model).base_digest for model in (first, second)
+    ]
     assert digests == wanted and wanted[0] != wanted[1]
-    assert broadcasts.seen_by(C1, Work.TRAIN, second) is newer.result()
+    assert broadcasts.broadcast_for(C1, Work.TRAIN, second) is newer.result()
     assert [model is second for model in made] == [False, True], "each part was made once"

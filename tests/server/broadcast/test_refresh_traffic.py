@@ -111,7 +111,7 @@ class Run:
             founders=(C1,),
             step=Step(4, work, "saliency", self.rounds_done, 0, {C1: 10}, uploads={}),
         )
-        broadcast = self.broadcasts.seen_by(C1, work, self.model)
+        broadcast = self.broadcasts.broadcast_for(C1, work, self.model)
         request = pb.NextTaskRequest(**client.held.said())
         while True:
             try:
@@ -124,7 +124,7 @@ class Run:
 
     def give(self, client: Client, work: Work) -> None:
         """Let a client take its task in, and see that it then has what the run has."""
-        seen = self.strategy.seen_by(C1, work, self.model)
+        seen = self.strategy.client_state(C1, work, self.model)
         mask, values = client.reads(self.task(client, work))
         assert mask == seen.mask
         expected = seen.whole if work is Work.SCORE else seen.values

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from ssfl.durable.failpoints import install
+from ssfl.durable.failpoints import install_hook
 from ssfl.method.settings import RunSettings
 from ssfl.method.strategies.contract import ClientId
 from ssfl.server.errors import Fenced
@@ -49,12 +49,12 @@ def test_a_journal_whose_takeover_was_cut_short_is_still_there(tmp_path: Path) -
         if name == "journal.taken":
             raise KeyboardInterrupt
 
-    install(cut)
+    install_hook(cut)
     try:
         with pytest.raises(KeyboardInterrupt):
             Journal(path)
     finally:
-        install(None)
+        install_hook(None)
     assert not path.exists()
     assert holds_journal(path)
 

@@ -13,7 +13,7 @@ import pytest
 from safetensors.numpy import load_file
 
 from server.run_loop_harness import C1, C2, SETTINGS, answer_all, begin, conduct, spooled, step_over
-from ssfl.durable.failpoints import install, strike
+from ssfl.durable.failpoints import install_hook, trigger
 from ssfl.method.initialize import initial_vector
 from ssfl.method.manifest import Manifest
 from ssfl.method.model_state import ModelState, values_digest
@@ -295,15 +295,15 @@ def test_a_full_disk_is_waited_for_and_said(tmp_path: Path, point: str) -> None:
 
     def hook(name: str) -> None:
         if name == point and next(full, False):
-            strike("full", name)
+            trigger("full", name)
 
     async def script(coordinator: Coordinator) -> None:
         coordinator.disk_space._pause = lambda _s: told.append(coordinator.run.waiting_for())
-        install(hook)
+        install_hook(hook)
         try:
             reply = await coordinator.run.post(events.Joined(C1, "t", 10, "", "cpu"))
         finally:
-            install(None)
+            install_hook(None)
         assert reply is Reply.DONE
         assert C1 in coordinator.run.state.members
         assert "disk" not in coordinator.run.waiting_for()
@@ -326,10 +326,10 @@ def reopened_state(folder: Path) -> RunState:
 def test_a_run_loop_that_ends_stops_waiting_for_disk_space(tmp_path: Path) -> None:
     def hook(name: str) -> None:
         if name == "journal.append":
-            strike("full", name)
+            trigger("full", name)
 
     async def script(coordinator: Coordinator) -> None:
-        install(hook)
+        install_hook(hook)
         posting = asyncio.ensure_future(coordinator.run.post(events.Joined(C1, "t", 10, "", "cpu")))
         while not coordinator.disk_space.blocked_on:
             await asyncio.sleep(0)
@@ -338,7 +338,7 @@ def test_a_run_loop_that_ends_stops_waiting_for_disk_space(tmp_path: Path) -> No
     try:
         conduct(tmp_path, script)
     finally:
-        install(None)
+        install_hook(None)
 
 
 def test_a_change_of_tasks_wakes_the_clients_that_wait(tmp_path: Path, manifest: Manifest) -> None:

@@ -41,14 +41,14 @@ def test_a_run_that_was_stopped_leaves_a_report(tmp_path: Path, manifest: Manife
 
 def full_for_reports(name: str) -> None:
     if name == "report.written":
-        failpoints.strike("full", name)
+        failpoints.trigger("full", name)
 
 
 @pytest.fixture
 def no_room_for_reports() -> Iterator[None]:
-    failpoints.install(full_for_reports)
+    failpoints.install_hook(full_for_reports)
     yield
-    failpoints.install(None)
+    failpoints.install_hook(None)
 
 
 @pytest.mark.usefixtures("no_room_for_reports")

@@ -15,7 +15,7 @@ import pytest
 from server.run_loop_harness import SETTINGS, conduct
 from server.step_harness import C1, C2, Steps, announced
 from ssfl.codec import values_only
-from ssfl.durable.failpoints import install, strike
+from ssfl.durable.failpoints import install_hook, trigger
 from ssfl.method.manifest import Manifest
 from ssfl.method.settings import RunSettings
 from ssfl.method.strategies.contract import Work
@@ -277,15 +277,15 @@ def test_a_command_that_waits_for_room_on_the_disk_says_so_and_takes_effect_late
 
     def hook(name: str) -> None:
         if name == "journal.append":
-            strike("full", name)
+            trigger("full", name)
 
     async def script(coordinator: Coordinator) -> None:
         async with operator(coordinator) as ask:
-            install(hook)
+            install_hook(hook)
             try:
                 assert await ask("pause") == ExitCode.NOT_YET
             finally:
-                install(None)
+                install_hook(None)
             said = capsys.readouterr().err
             assert "the coordinator is there, but has not done it within 0.5 s" in said
             assert "(it waits for room on the disk of --state-dir, which has " in said

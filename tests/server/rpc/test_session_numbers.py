@@ -53,12 +53,12 @@ def test_a_crash_leaves_no_key_or_a_whole_one(tmp_path: Path, stage: str) -> Non
         if name == f"session.{stage}":
             raise KeyboardInterrupt
 
-    failpoints.install(crash)
+    failpoints.install_hook(crash)
     try:
         with pytest.raises(KeyboardInterrupt):
             read_session_key(StateDirectory(tmp_path))
     finally:
-        failpoints.install(None)
+        failpoints.install_hook(None)
     left = [path.read_bytes() for path in tmp_path.glob("session-key")]
     key = read_session_key(StateDirectory(tmp_path))
     assert len(key) == KEY_BYTES and left in ([], [key])

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from ssfl.durable.failpoints import install, strike
+from ssfl.durable.failpoints import install_hook, trigger
 from ssfl.server.storage.blobs import FileBlobs
 from ssfl.server.storage.contracts import Blobs
 
@@ -35,10 +35,10 @@ def test_blobs_are_listed_by_prefix_and_deleted_once(tmp_path: Path) -> None:
 def test_a_blob_that_could_not_be_written_is_as_it_was(tmp_path: Path) -> None:
     blobs = FileBlobs(tmp_path)
     blobs.put("values-1.f32", b"before")
-    install(lambda name: strike("full", name) if name == "values.written" else None)
+    install_hook(lambda name: trigger("full", name) if name == "values.written" else None)
     try:
         with pytest.raises(OSError, match="No space left"):
             blobs.put("values-1.f32", b"after")
     finally:
-        install(None)
+        install_hook(None)
     assert blobs.read("values-1.f32") == b"before" and blobs.names() == ["values-1.f32"]

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ssfl.durable.failpoints import install, strike
+from ssfl.durable.failpoints import install_hook, trigger
 from ssfl.server.errors import Fenced, StateError, StateGone
 from ssfl.server.storage import journal as module
 from ssfl.server.storage.journal import Journal, read_journal
@@ -248,11 +248,11 @@ def test_what_was_acknowledged_before_the_take_over_is_there_after_it(tmp_path: 
                 first.append([b"not acknowledged"])
 
     first.append([b"acknowledged"])
-    install(hook)
+    install_hook(hook)
     try:
         second = Journal(path)
     finally:
-        install(None)
+        install_hook(None)
     assert late and second.records[0] == b"acknowledged"
     first.close()
     second.close()
@@ -267,12 +267,12 @@ def test_a_take_over_that_was_cut_short_loses_nothing(tmp_path: Path) -> None:
             if name == point:
                 raise KeyboardInterrupt
 
-        install(hook)
+        install_hook(hook)
         try:
             with pytest.raises(KeyboardInterrupt):
                 Journal(path)
         finally:
-            install(None)
+            install_hook(None)
         assert not path.exists()
         assert read(path) == (BODIES, 0)
         assert path.exists()
@@ -287,14 +287,14 @@ def test_an_append_that_fails_leaves_the_file_as_it_was(tmp_path: Path, point: s
 
     def hook(name: str) -> None:
         if name == point:
-            strike("full", name)
+            trigger("full", name)
 
-    install(hook)
+    install_hook(hook)
     try:
         with pytest.raises(OSError, match="No space left"):
             journal.append([b"no room"])
     finally:
-        install(None)
+        install_hook(None)
     assert path.read_bytes() == before
     journal.append([b"room again"])
     journal.close()
@@ -325,9 +325,9 @@ def test_a_journal_that_is_being_taken_over_can_be_read(tmp_path: Path) -> None:
             assert not path.exists()
             seen.append(read_journal(path))
 
-    install(look)
+    install_hook(look)
     try:
         read(path)
     finally:
-        install(None)
+        install_hook(None)
     assert seen == [(BODIES, 0)]

@@ -1,6 +1,5 @@
-// A reader of wire format version 1 that shares no line with the project: written from
-// docs/wire-format.md alone. Whatever the page has a receiver refuse throws WireError, and nothing
-// else is ever thrown for bytes that came from elsewhere.
+// An independent reader of wire format version 1, written from docs/wire-format.md alone. Bytes that
+// the page forbids throw WireError; received bytes never throw anything else.
 //
 // Values are Float32Arrays (as raw memory: NaN payloads survive), masks are Uint8Arrays of packed
 // bits, payloads are Uint8Arrays.
@@ -37,7 +36,7 @@ class Reader {
     this.at = 0;
   }
 
-  // Return where `count` bytes begin, and go past them.
+  // Return the start of the next `count` bytes, and skip them.
   skip(count) {
     demand(count <= this.bytes.length - this.at, "bytes are missing");
     this.at += count;
@@ -139,7 +138,7 @@ function planes(reader, count, width) {
 
 const unzigzag = (code) => (code >>> 1) ^ -(code & 1);
 
-// --- Sizes: what num_bytes may be, known before a byte of the payload is ---
+// --- Sizes: the limits of num_bytes, checked before the payload is read ---
 
 const SIZES = {
   values_only: (bytes, n) => bytes === 4 * n,
@@ -261,7 +260,7 @@ export function decodeValues(encoding, payload, count, reference = null) {
   return VALUES[encoding](payload, count, against);
 }
 
-// Return the values that travel: the kept coordinates of a flat vector, then all behind the mask.
+// Return the values to send: the kept coordinates of a flat vector, then all after the mask.
 export function travelling(vector, mask, width) {
   return vector.filter((_, i) => i >= width || (mask[i >> 3] >> (i & 7)) & 1);
 }

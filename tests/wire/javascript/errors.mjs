@@ -1,4 +1,4 @@
-// What a receiver refuses.
+// The error for bytes that a receiver refuses.
 
 export class WireError extends Error {
   // `status` is the gRPC status of the page: INVALID_ARGUMENT, or DATA_LOSS where sending the same

@@ -58,8 +58,8 @@ export function naturalLog(number) {
   return 2 * z * t + e * 0.6931471805599453 - 0.2876820724517809;
 }
 
-// Return the largest F up to `most` with bound · weight · 2^F < 2^62.
-export function fractionBits(bound, weight, most = VALUE_FRACTION_BITS) {
+// Return the largest F up to `limit` with bound · weight · 2^F < 2^62.
+export function fractionBits(bound, weight, limit = VALUE_FRACTION_BITS) {
   demand(Number.isFinite(bound) && bound >= 0, "the bound is not a finite number of at least 0");
   const [integer, exponent] = parts(bound);
   const product = integer * weight;
@@ -67,7 +67,7 @@ export function fractionBits(bound, weight, most = VALUE_FRACTION_BITS) {
     const total = exponent + BigInt(bits);
     return total < 0n ? product < 1n << (62n - total) : product << total < 1n << 62n;
   };
-  let bits = most;
+  let bits = limit;
   while (!fits(bits)) bits -= 1;
   return bits;
 }

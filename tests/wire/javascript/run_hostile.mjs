@@ -2,9 +2,9 @@
 //
 //     node run_hostile.mjs docs/wire-format.md
 //
-// One line per case. A payload that is decoded although it must be refused, or that makes the
-// reader throw anything but WireError, ends with status 1. Each family begins with the sound
-// payload that the bad ones are made from: it must be read.
+// Prints one line per case. A payload that is decoded although it must be refused, or for which the
+// reader throws anything but WireError, ends the script with status 1. Each family starts with the
+// valid payload from which the bad ones are made; it must be read.
 
 import assert from "node:assert/strict";
 import { readFileSync } from "node:fs";
@@ -68,7 +68,7 @@ function readers(v) {
   ];
 }
 
-// zstdCompressSync states the content size only if it is told that size.
+// zstdCompressSync states the content size only if that size is given.
 const FRAME = { pledgedSrcSize: 100 };
 
 const FLIPS = [1, 2, 4, 8, 16, 32, 64, 128, 127, 255];
@@ -125,7 +125,7 @@ function checkSections() {
   refused("section, a byte behind the frame", read(join(frame, [0])));
   refused("section, a skippable frame before", read(join(hex("502a4d1800000000"), frame)));
   refused("section, a dictionary", read(withDictionary(frame)));
-  // 64 zeros, told as 100: the header is sound, the content is not.
+  // 64 zeros, stated as 100: the header is valid, the content is not.
   const liar = other(64);
   refused("section, a frame that lies", read(withByte(liar, liar.indexOf(64, 5), 100)));
 }

@@ -2,8 +2,8 @@
 //
 //     node run_vectors.mjs docs/wire-format.md [tests/wire/golden/v1]
 //
-// One line per vector. The first difference, a vector that is not known here, or one that the page
-// no longer has ends with status 1: nothing is skipped.
+// Prints one line per vector. The first difference, an unknown vector, or a vector that the page no
+// longer has ends the script with status 1; nothing is skipped.
 
 import assert from "node:assert/strict";
 import { existsSync, readdirSync, readFileSync } from "node:fs";
@@ -181,7 +181,7 @@ export const CHECKS = {
     checkSorted(v.sorted_weights_payload, v, floats(hex(v.sorted_weights))),
 };
 
-// Run a check; what it throws is told with the name of the vector.
+// Run a check; report an error with the name of the vector.
 function inCase(name, check) {
   try {
     check();

@@ -19,8 +19,8 @@ from ssfl.datasets.shards.shard_file import Shard
 from ssfl.learning.device import prepare_torch
 from ssfl.learning.evaluate import Evaluation
 from ssfl.learning.load_task import LoadedTask, load_task
-from ssfl.learning.stacked.clients import Stacked
-from ssfl.learning.trained import Trained
+from ssfl.learning.stacked.clients import StackedClients
+from ssfl.learning.trained import LocalResult
 from ssfl.method.mask import Mask
 from ssfl.method.model_state import ModelState
 from ssfl.method.settings import RunSettings
@@ -42,7 +42,7 @@ def fast_crew(
     crew = ExactCrew(task, shards, settings, device)
     if device != CPU:
         return crew
-    if Stacked.suits(crew.model.network, crew.model.manifest, task):
+    if StackedClients.should_stack(crew.model.network, crew.model.manifest, task):
         return StackedCrew(crew, shards, settings)
     crew.model.network.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     if cores == 1 or crew.model.manifest.size < LEAST_POOLED:
@@ -57,14 +57,14 @@ class StackedCrew:
         self.model = one_by_one.model
         self._one_by_one = one_by_one
         self._shards = shards
-        self._stacked = Stacked(self.model.network, self.model.manifest, settings)
+        self._stacked = StackedClients(self.model.network, self.model.manifest, settings)
 
     def score(self, asked: Sequence[tuple[ClientId, Scoring]]) -> Iterator[Vector]:
         return self._one_by_one.score(asked)
 
     def train(
         self, seen: Sequence[tuple[ClientId, ModelState]], round_number: int
-    ) -> Iterator[Trained]:
+    ) -> Iterator[LocalResult]:
         models = [_masked(model) for _, model in seen]
         yield from self._stacked.train(
             self._clients([name for name, _ in seen]),
@@ -121,7 +121,7 @@ class PooledCrew:
 
     def train(
         self, seen: Sequence[tuple[ClientId, ModelState]], round_number: int
-    ) -> Iterator[Trained]:
+    ) -> Iterator[LocalResult]:
         jobs = [(name, *_masked(model), round_number) for name, model in seen]
         return self._pool.map(_train, jobs)
 
@@ -161,7 +161,7 @@ def _score(job: tuple[ClientId, Scoring]) -> Vector:
     return _WORKER[0].site(job[0]).score(job[1])
 
 
-def _train(job: tuple[ClientId, Mask, Vector, int]) -> Trained:
+def _train(job: tuple[ClientId, Mask, Vector, int]) -> LocalResult:
     name, mask, values, round_number = job
     return _WORKER[0].site(name).train(mask, values, round_number, ignore)
 

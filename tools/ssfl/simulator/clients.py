@@ -7,7 +7,7 @@ from typing import Any
 from ssfl.client.coding import Coded, write_scores, write_update
 from ssfl.client.local_work import Tested, Vector
 from ssfl.learning.evaluate import Evaluation
-from ssfl.learning.trained import Trained
+from ssfl.learning.trained import LocalResult
 from ssfl.method.model_state import ModelState
 from ssfl.method.settings import RunSettings
 from ssfl.method.strategies.contract import ClientId
@@ -49,7 +49,7 @@ class SimulatedClient:
         """Return the answer to SCORE."""
         return Answer({}, write_scores(scores, task.score, self._settings, self.name))
 
-    def trained(self, task: pb.Task, trained: Trained, model: ModelState) -> Answer:
+    def trained(self, task: pb.Task, trained: LocalResult, model: ModelState) -> Answer:
         """Return the answer to TRAIN."""
         assert model.mask is not None and model.values is not None
         residual = self.residual if self._residual_mask == model.mask.digest else None

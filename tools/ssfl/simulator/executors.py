@@ -15,7 +15,7 @@ from ssfl.learning.errors import ModelError
 from ssfl.learning.evaluate import Evaluation
 from ssfl.learning.first_batch import try_first_batch
 from ssfl.learning.load_task import LoadedTask
-from ssfl.learning.trained import Trained
+from ssfl.learning.trained import LocalResult
 from ssfl.method.model_state import ModelState
 from ssfl.method.settings import RunSettings
 from ssfl.method.strategies.contract import ClientId
@@ -32,7 +32,7 @@ class Crew(Protocol):
 
     def train(
         self, seen: Sequence[tuple[ClientId, ModelState]], round_number: int
-    ) -> Iterator[Trained]: ...
+    ) -> Iterator[LocalResult]: ...
 
     def evaluate(self, clients: Sequence[ClientId], model: ModelState) -> Iterator[Tested]: ...
 
@@ -58,7 +58,7 @@ class ExactCrew:
         self.model = SiteModel.build(task, shard, settings, device)
         try_first_batch(self.model.network, task, shard, settings.batch_size)
         for name, other in others:
-            if not task.builds_alike(shard, other):
+            if not task.builds_same_model(shard, other):
                 self._compare(task, settings, first, name, other)
         self._sites = {
             name: Site(task, one, settings, name, self.model) for name, one in shards.items()
@@ -78,7 +78,7 @@ class ExactCrew:
 
     def train(
         self, seen: Sequence[tuple[ClientId, ModelState]], round_number: int
-    ) -> Iterator[Trained]:
+    ) -> Iterator[LocalResult]:
         for name, model in seen:
             assert model.mask is not None and model.values is not None
             yield self._sites[name].train(model.mask, model.values, round_number, ignore)

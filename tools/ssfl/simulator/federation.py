@@ -156,7 +156,7 @@ class Federation:
             phase, word = ready.phase_at(offset), ready.encoding_at(offset)
             self._count(client.name, phase, Direction.DOWN, len(part.data), word)
             offset += len(part.data)
-        seen = self._broadcasts.seen_by(client.name, self._work(), self.model).model
+        seen = self._broadcasts.broadcast_for(client.name, self._work(), self.model).model
         client.hold(ready.task, seen)
         return ready, seen
 
@@ -214,7 +214,7 @@ class Federation:
 
     def _task(self, client: SimulatedClient) -> Ready:
         while True:
-            broadcast = self._broadcasts.seen_by(client.name, self._work(), self.model)
+            broadcast = self._broadcasts.broadcast_for(client.name, self._work(), self.model)
             try:
                 ready = task_for(
                     self.state, broadcast, client.name, client.request, len(self._clients), READER

@@ -28,9 +28,9 @@ from torch import nn
 
 from ssfl.datasets.shards.shard_file import Shard
 from ssfl.learning import image_task
-from ssfl.learning.batches import scoring_batches, take
+from ssfl.learning.batches import batch_tensors, scoring_batches
 from ssfl.learning.describe import manifest_of
-from ssfl.learning.flatten import first_weights, write_vector
+from ssfl.learning.flatten import initial_weights, write_vector
 from ssfl.learning.saliency import saliency_scores, scoring_mode, trained_places
 from ssfl.learning.task import Task
 from ssfl.method.density import kept_for_sparsity
@@ -115,7 +115,7 @@ def _of_one_seed(
 ) -> dict[str, dict[str, list[float]]]:
     model = task.build_model(settings, next(iter(shards.values())))
     manifest = manifest_of(model, {}, initialization=settings.initialization)
-    write_vector(model, manifest, first_weights(model, manifest, settings.seed))
+    write_vector(model, manifest, initial_weights(model, manifest, settings.seed))
     oracles = {
         MEAN_OF_SCORES: _mean_of_scores(model, manifest, task, shards, settings),
         FULL_GRADIENT: _full_gradient(model, manifest, task, shards),
@@ -162,7 +162,7 @@ def _running_means(
     for number, name in enumerate(islice(cycle(shards), max(minibatches)), start=1):
         shard, own = shards[name], batches[name]
         indices = own[(number - 1) // len(shards) % len(own)]
-        x, y = take(shard.train_x, shard.train_y, indices, model)
+        x, y = batch_tensors(shard.train_x, shard.train_y, indices, model)
         total += shard.num_samples * saliency_scores(model, manifest, task, x, y).astype(np.float64)
         weight += shard.num_samples
         if number in minibatches:
@@ -182,7 +182,7 @@ def _mean_of_scores(
         order = Stream(settings.seed, "study", "oracle", name).permutation(shard.num_samples)
         for start in range(0, len(order), settings.batch_size):
             indices = order[start : start + settings.batch_size]
-            x, y = take(shard.train_x, shard.train_y, indices, model)
+            x, y = batch_tensors(shard.train_x, shard.train_y, indices, model)
             total += len(indices) * saliency_scores(model, manifest, task, x, y).astype(np.float64)
             samples += len(indices)
     return total / samples
@@ -197,7 +197,7 @@ def _full_gradient(
     for shard in shards.values():
         for start in range(0, shard.num_samples, _AT_ONCE):
             indices = np.arange(start, min(start + _AT_ONCE, shard.num_samples))
-            x, y = take(shard.train_x, shard.train_y, indices, model)
+            x, y = batch_tensors(shard.train_x, shard.train_y, indices, model)
             with scoring_mode(model):
                 loss = task.loss(model, x, y)
                 gradients = torch.autograd.grad(

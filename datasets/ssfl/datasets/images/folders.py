@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ssfl.datasets.arrays.samples import dark_note
-from ssfl.datasets.data_set import Array, DataSet
+from ssfl.datasets.data_set import Array, DataSet, Progress
 from ssfl.datasets.errors import SourceError
 from ssfl.datasets.images.trees import ImageTree, find_images
 from ssfl.datasets.memory import empty_array
-from ssfl.datasets.source import Progress, SourceOptions
+from ssfl.datasets.source import SourceOptions
 
 if TYPE_CHECKING:  # Pillow is imported when images are read
     from ssfl.datasets.images.files import ImageForm, ImageInfo

@@ -18,10 +18,9 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
-from ssfl.datasets.data_set import DataSet
+from ssfl.datasets.data_set import DataSet, Progress
 from ssfl.datasets.errors import SourceError
 from ssfl.datasets.published.originals import FETCH_AGAIN, MissingFiles, read_bytes
-from ssfl.datasets.source import Progress
 
 ARCHIVE = "tiny-imagenet-200.zip"
 FOLDER = "tiny-imagenet-200"

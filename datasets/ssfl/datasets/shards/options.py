@@ -11,7 +11,7 @@ from ssfl.method.settings import MAX_SEED, setting
 class Cut:
     """How to cut a data set among clients; each field is a flag of `ssfl shards`."""
 
-    clients: int = setting(8, "number of shards", least=1, most=100_000)
+    clients: int = setting(8, "number of shards", ge=1, le=100_000)
     partition: str = setting(
         "dirichlet", "how classes are spread over clients; see below", choices=KINDS
     )
@@ -20,13 +20,13 @@ class Cut:
         positive=True,
     )  # fmt: skip
     classes_per_client: int = setting(
-        2, "partition classes: number of classes of each client", least=1
+        2, "partition classes: number of classes of each client", ge=1
     )
     validation: float = setting(0.1, "share of each client's training samples kept for validation")
     test_share: float = setting(
         0.2, "share of each class kept for testing; used if the data set has no test samples"
     )
-    seed: int = setting(0, "the same seed gives the same shards", most=MAX_SEED)
+    seed: int = setting(0, "the same seed gives the same shards", le=MAX_SEED)
 
     def validate(self) -> None:
         """Raise SettingsError naming the invalid flag."""

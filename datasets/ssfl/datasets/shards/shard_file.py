@@ -204,8 +204,8 @@ def read_shard(path: Path) -> Shard:
         raise ShardError(f"{path}: {error}") from error
     except MemoryError as error:  # one-byte pixels become four-byte floats
         raise ShardError(
-            f"{path}: the file has {format_bytes(path.stat().st_size)}, and its arrays take more memory "
-            f"than is free here: {MEMORY_ADVICE}"
+            f"{path}: the file has {format_bytes(path.stat().st_size)}, and its arrays take more "
+            f"memory than is free here: {MEMORY_ADVICE}"
         ) from error
 
 

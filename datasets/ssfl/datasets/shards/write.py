@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from ssfl.datasets.data_set import DataSet
+from ssfl.datasets.data_set import DataSet, Progress
 from ssfl.datasets.errors import ShardError
 from ssfl.datasets.shards.assign import Assignment, assign
 from ssfl.datasets.shards.options import Cut

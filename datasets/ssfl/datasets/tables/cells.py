@@ -17,8 +17,8 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
+from ssfl.datasets.data_set import Progress
 from ssfl.datasets.errors import SourceError
-from ssfl.datasets.source import Progress
 from ssfl.datasets.wording import join_names
 
 NUMBERS = ("whole", "number")

@@ -18,8 +18,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.csv as pyarrow_csv
 
+from ssfl.datasets.data_set import Progress
 from ssfl.datasets.errors import SourceError
-from ssfl.datasets.source import Progress
 from ssfl.datasets.tables.arrow_cells import reading, to_cells
 from ssfl.datasets.tables.cells import Cells, ColumnType, TableContents, ignore_flag
 from ssfl.datasets.tables.csv_head import CsvHead, is_number, read_head

@@ -8,8 +8,8 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from ssfl.datasets.data_set import Progress
 from ssfl.datasets.errors import SourceError
-from ssfl.datasets.source import Progress
 from ssfl.datasets.tables.arrow_cells import column_type, reading, to_cells
 from ssfl.datasets.tables.cells import Cells, ColumnType, TableContents, check_names, ignore_flag
 

@@ -11,10 +11,10 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from ssfl.datasets.data_set import Array, DataSet
+from ssfl.datasets.data_set import Array, DataSet, Progress
 from ssfl.datasets.errors import SourceError
 from ssfl.datasets.memory import empty_array
-from ssfl.datasets.source import Progress, SourceOptions
+from ssfl.datasets.source import SourceOptions
 from ssfl.datasets.tables.cells import NUMBERS, Cells, Table, TableContents, ignore_flag
 from ssfl.datasets.tables.columns import ColumnChoice, ColumnSurvey, check_types, choose
 from ssfl.datasets.tables.features import Feature, feature_notes, make_features, refuse_overflow

@@ -1,1 +1,1 @@
-"""Many clients trained in one batched step, for the fast simulator. No scoring and no files."""
+"""Training of many clients in batched steps, for the fast simulator. No scoring, no files."""

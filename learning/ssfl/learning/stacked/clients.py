@@ -1,8 +1,8 @@
-"""Many clients' copies of one small model, trained and tested in batched steps.
+"""Training and testing of many clients' copies of one small model, in batched steps.
 
-What `train_locally` and `evaluate` compute for one client, `Stacked` computes for many at a time:
-same batches, same rates, same order of mask, clipping and step. Batched kernels add in another
-order, so results are close to those of a client of its own, not equal bit for bit.
+`StackedClients` computes for many clients what `train_locally` and `evaluate` compute for one, with
+the same batches, rates and order of mask, clipping and step. Batched kernels add in another order,
+so results are close to those of a single client, not bit for bit equal.
 """
 
 from collections.abc import Sequence
@@ -18,12 +18,12 @@ from ssfl.learning.batches import count_steps
 from ssfl.learning.errors import ModelError
 from ssfl.learning.evaluate import BATCH_SIZE, Evaluation
 from ssfl.learning.personalize import personal_settings
-from ssfl.learning.stacked.batches import Samples, in_order
+from ssfl.learning.stacked.batches import StackedSamples, sequential_batches
 from ssfl.learning.stacked.layers import StackedModel
 from ssfl.learning.stacked.rounds import evaluate_stacked, train_stacked
-from ssfl.learning.stacked.trial import suits
+from ssfl.learning.stacked.trial import should_stack
 from ssfl.learning.task import Task
-from ssfl.learning.trained import Trained
+from ssfl.learning.trained import LocalResult
 from ssfl.method.manifest import Manifest
 from ssfl.method.mask import Mask
 from ssfl.method.settings import RunSettings
@@ -32,34 +32,34 @@ Vector = npt.NDArray[np.float32]
 Client = tuple[str, Shard]  # its id and its data
 
 GROUP = 10  # clients trained at once
-TEST_ROWS = 64  # samples of each of them tested at once
+TEST_ROWS = 64  # samples of each client tested at once
 
 
 @dataclass(frozen=True, slots=True)
 class _Start:
-    """What a client's round starts from."""
+    """The start of a client's round."""
 
     client: Client
     mask: Mask
     base: Vector
 
 
-class Stacked:
+class StackedClients:
     """Trains and tests many clients' copies of one small model in batched steps."""
 
     def __init__(self, model: nn.Module, manifest: Manifest, settings: RunSettings) -> None:
-        """Copy the model, which stays as it is; ModelError if that is not possible.
+        """Copy the model; raise ModelError if it cannot be stacked.
 
-        Ask `suits` first: it also tells whether the task's loss is the one computed here.
+        Call `should_stack` first: it also checks the task's loss.
         """
         self._manifest = manifest
         self._settings = settings
         self._model = StackedModel(model, manifest)
 
     @staticmethod
-    def suits(model: nn.Module, manifest: Manifest, task: Task) -> bool:
-        """Tell whether clients can be stacked, and are done sooner than one by one."""
-        return suits(model, manifest, task)
+    def should_stack(model: nn.Module, manifest: Manifest, task: Task) -> bool:
+        """Return True if clients can be stacked, and finish sooner than one by one."""
+        return should_stack(model, manifest, task)
 
     def train(
         self,
@@ -67,15 +67,15 @@ class Stacked:
         masks: Sequence[Mask],
         bases: Sequence[Vector],
         round_number: int,
-    ) -> list[Trained]:
-        """Return what each client has after a round of local training from its base."""
+    ) -> list[LocalResult]:
+        """Return the result of each client's round of local training from its base."""
         starts = [_Start(*start) for start in zip(clients, masks, bases, strict=True)]
         return self._rounds(starts, self._settings, round_number)
 
     def personalize(
         self, clients: Sequence[Client], mask: Mask, values: Vector, rounds_done: int
-    ) -> list[Trained]:
-        """Return what each client has after training the final model for itself alone."""
+    ) -> list[LocalResult]:
+        """Return the result of training each client's personal model from the final model."""
         starts = [_Start(client, mask, values) for client in clients]
         return self._rounds(starts, personal_settings(self._settings), rounds_done)
 
@@ -87,23 +87,23 @@ class Stacked:
         self, shards: Sequence[Shard], mask: Mask, values: Vector
     ) -> list[Evaluation | None]:
         """Test one global model on the validation split of each shard; None where it is empty."""
-        tested = self._test([(shard.val_x, shard.val_y) for shard in shards], mask, values)
-        return [one if one.total else None for one in tested]
+        results = self._test([(shard.val_x, shard.val_y) for shard in shards], mask, values)
+        return [result if result.total else None for result in results]
 
     def _test(
         self, parts: Sequence[tuple[Array, Array]], mask: Mask, values: Vector
     ) -> list[Evaluation]:
-        samples = Samples(parts)
-        plan = [in_order(0, samples.size, BATCH_SIZE)]
+        samples = StackedSamples(parts)
+        plan = [sequential_batches(0, samples.size, BATCH_SIZE)]
         return evaluate_stacked(self._model, self._stack([mask], [values]), samples, plan)
 
     def _rounds(
         self, starts: Sequence[_Start], settings: RunSettings, round_number: int
-    ) -> list[Trained]:
-        """Train group after group; long rounds together, so that few clients wait for others."""
+    ) -> list[LocalResult]:
+        """Train in groups of similar numbers of steps, so that few clients wait for others."""
         steps = [count_steps(start.client[1].num_samples, settings) for start in starts]
         order = sorted(range(len(starts)), key=lambda i: -steps[i])
-        rounds: dict[int, Trained] = {}
+        rounds: dict[int, LocalResult] = {}
         for first in range(0, len(order), GROUP):
             group = order[first : first + GROUP]
             done = self._group([starts[i] for i in group], settings, round_number)
@@ -112,21 +112,21 @@ class Stacked:
 
     def _group(
         self, starts: Sequence[_Start], settings: RunSettings, round_number: int
-    ) -> list[Trained]:
+    ) -> list[LocalResult]:
         clients, masks = [start.client for start in starts], [start.mask for start in starts]
         weights = self._stack(masks, [start.base for start in starts])
-        samples = Samples([(shard.test_x, shard.test_y) for _, shard in clients])
-        plan = [in_order(first, stop, TEST_ROWS) for first, stop in samples.spans]
+        samples = StackedSamples([(shard.test_x, shard.test_y) for _, shard in clients])
+        plan = [sequential_batches(first, stop, TEST_ROWS) for first, stop in samples.spans]
         base = evaluate_stacked(self._model, weights, samples, plan)
         losses = train_stacked(
             self._model, weights, self._kept(masks), clients, settings, round_number
         )
         personal = evaluate_stacked(self._model, weights, samples, plan)
         values = [mask.gather(row.numpy()) for mask, row in zip(masks, weights, strict=True)]
-        return [Trained(*one) for one in zip(values, losses, base, personal, strict=True)]
+        return [LocalResult(*parts) for parts in zip(values, losses, base, personal, strict=True)]
 
     def _stack(self, masks: Sequence[Mask], bases: Sequence[Vector]) -> Tensor:
-        """Return the weights of clients as the rows of a matrix: zero off their masks."""
+        """Return the weights of clients as rows of a matrix, zero off their masks."""
         for mask in masks:
             if mask.size != self._manifest.num_masked:
                 what = f"a mask of {mask.size} weights for a model of {self._manifest.num_masked}"
@@ -135,7 +135,7 @@ class Stacked:
         return torch.from_numpy(np.stack(rows))
 
     def _kept(self, masks: Sequence[Mask]) -> Tensor | None:
-        """Return ones on the masks and beside them, zeros elsewhere; None if all is kept."""
+        """Return ones for kept and unmasked weights, zeros for pruned; None if all are kept."""
         if all(mask.num_kept == mask.size for mask in masks):
             return None
         kept = torch.ones(len(masks), self._manifest.size)

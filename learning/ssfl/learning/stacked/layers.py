@@ -1,11 +1,10 @@
-"""One network that stands for many: the clients' copies of a model, side by side.
+"""One network that computes the copies of a model of many clients.
 
-The clients lie in the channels: what is (batch, channels, ...) in the model is (batch, clients *
-channels, ...) here, a client's channels next to each other. So everything that treats channels
-alike, such as activations, pooling, `flatten(1)` and the sums of a ResNet, is left to the model's
-own code, and only layers with weights are exchanged: a convolution becomes one with a group for
-each client, a linear layer a batched product. Whether a model's own code really does treat
-channels alike is tried out (`stacked_trial.py`), not guessed.
+The clients are stacked along the channels: a tensor (batch, channels, ...) of the model becomes
+(batch, clients * channels, ...), with a client's channels next to each other. Code that treats
+all channels alike, such as activations, pooling, `flatten(1)` and the sums of a ResNet, stays the
+model's own. Only layers with weights are replaced: a convolution by one with a group per client,
+a linear layer by a batched product. `trial.py` tests that a model's code treats channels alike.
 """
 
 from copy import deepcopy
@@ -19,17 +18,17 @@ from ssfl.method.manifest import Manifest
 
 
 class StackedLayer(nn.Module):
-    """A layer of the model for many clients; `weight` and `bias` are (clients, *shape)."""
+    """A layer of the model for many clients; `weight` and `bias` have shape (clients, *shape)."""
 
     def __init__(self, layer: nn.Module) -> None:
         super().__init__()
-        self.layer = [layer]  # in a list: its parameters are not this layer's
+        self.layer = [layer]  # in a list, so that its parameters are not registered here
         self.weight = torch.empty(0)
         self.bias: Tensor | None = None
 
 
 class StackedConv(StackedLayer):
-    """A group of channels for each client, and in it those of the layer."""
+    """A convolution with a group of channels for each client."""
 
     def forward(self, x: Tensor) -> Tensor:
         layer = self.layer[0]
@@ -42,12 +41,12 @@ class StackedConv(StackedLayer):
 
 
 class StackedLinear(StackedLayer):
-    """(batch, clients * in) to (batch, clients * out)."""
+    """A linear layer from (batch, clients * in) to (batch, clients * out)."""
 
     def forward(self, x: Tensor) -> Tensor:
         batch, clients = len(x), len(self.weight)
         x = x.view(batch, clients, -1).permute(1, 2, 0)
-        # The weight comes first, so that its gradient is laid out as the weight is.
+        # The weight comes first, so that its gradient has the same memory layout.
         if self.bias is None:
             out = torch.bmm(self.weight, x)
         else:
@@ -56,7 +55,7 @@ class StackedLinear(StackedLayer):
 
 
 class StackedGroupNorm(StackedLayer):
-    """The layer's groups for each client."""
+    """A GroupNorm with the layer's groups for each client."""
 
     def forward(self, x: Tensor) -> Tensor:
         layer = self.layer[0]
@@ -77,20 +76,20 @@ class StackedModel:
     """A copy of the model that computes the outputs of many clients at once."""
 
     def __init__(self, model: nn.Module, manifest: Manifest) -> None:
-        """Exchange the layers; ModelError if one has weights and cannot be exchanged."""
+        """Replace the layers with weights; raise ModelError if one cannot be replaced."""
         self._model = deepcopy(model)
         self._manifest = manifest
         places: dict[str, tuple[StackedLayer, str]] = {}
         for name, layer in list(self._model.named_modules()):
             own = [leaf for leaf, _ in layer.named_parameters(recurse=False)]
             if own:
-                exchanged = self._exchange(name, layer)
-                places |= {f"{name}.{leaf}".lstrip("."): (exchanged, leaf) for leaf in own}
+                stacked = self._replace(name, layer)
+                places |= {f"{name}.{leaf}".lstrip("."): (stacked, leaf) for leaf in own}
         if places.keys() != manifest.slices.keys():
-            raise ModelError("buffers and weights that layers share cannot be stacked")
+            raise ModelError("models with buffers or shared weights cannot be stacked")
         self._places = [places[tensor.name] for tensor in manifest.in_vector_order()]
 
-    def _exchange(self, name: str, layer: nn.Module) -> StackedLayer:
+    def _replace(self, name: str, layer: nn.Module) -> StackedLayer:
         if type(layer) not in _STACKED:
             raise ModelError(f"{name or 'the model'}: a {type(layer).__name__} cannot be stacked")
         stacked = _STACKED[type(layer)](layer)
@@ -102,9 +101,9 @@ class StackedModel:
         return stacked
 
     def set_weights(self, weights: Tensor) -> list[Tensor]:
-        """Use the rows of a matrix (clients, size); return its tensors, to ask gradients of.
+        """Use the rows of a matrix (clients, size); return the tensors to differentiate by.
 
-        They are views: when the matrix changes, so does the model.
+        They are views: when the matrix changes, the model changes.
         """
         leaves = []
         tensors = self._manifest.in_vector_order()
@@ -115,14 +114,14 @@ class StackedModel:
         return leaves
 
     def train(self, mode: bool = True) -> None:
-        """Go into training mode, or out of it."""
+        """Set training mode, or eval mode if `mode` is False."""
         self._model.train(mode)
 
     def __call__(self, x: Tensor) -> Tensor:
-        """Return what the model makes of samples (batch, clients, ...): (batch, clients, out)."""
+        """Return the outputs (batch, clients, out) for samples (batch, clients, ...)."""
         batch, clients = x.shape[:2]
         x = x.flatten(1, 2)
-        if x.ndim == 4:  # convolutions with many groups are much faster this way
+        if x.ndim == 4:  # much faster for convolutions with many groups
             x = x.contiguous(memory_format=torch.channels_last)
         out: Tensor = self._model(x)
         return out.view(batch, clients, -1)

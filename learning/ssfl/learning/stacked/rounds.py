@@ -1,7 +1,7 @@
-"""Rounds and tests of a group of clients, whose weights are the rows of one matrix.
+"""Training rounds and tests of a group of clients, whose weights are the rows of one matrix.
 
-The loss is cross-entropy, that of the built-in tasks: a client's own mean over its batch, so that
-neither padding nor other clients change its gradient.
+The loss is the cross-entropy of the built-in tasks, averaged over each client's own batch, so that
+neither padding nor other clients affect its gradient.
 """
 
 from collections.abc import Sequence
@@ -17,7 +17,7 @@ from ssfl.learning.batches import Indices, training_batches
 from ssfl.learning.errors import DivergedError
 from ssfl.learning.evaluate import Evaluation
 from ssfl.learning.rates import step_rates
-from ssfl.learning.stacked.batches import Plan, Samples
+from ssfl.learning.stacked.batches import BatchPlan, StackedSamples
 from ssfl.learning.stacked.layers import StackedModel
 from ssfl.learning.stacked.sgd import StackedSgd
 from ssfl.method.settings import RunSettings
@@ -31,18 +31,18 @@ def train_stacked(
     settings: RunSettings,
     round_number: int,
 ) -> list[float]:
-    """Train the weights in place; return each client's mean loss over the samples it saw.
+    """Train the weights in place; return each client's mean loss over its samples.
 
-    It is quickest with clients in order of falling steps: those that are done drop out from
-    behind. Raises DivergedError if a loss was not finite, or if the trained weights are not.
+    Clients must be in order of decreasing numbers of steps to save time: clients that are done
+    are dropped from the end. Raise DivergedError if a loss or a trained weight is not finite.
     """
-    samples = Samples([(shard.train_x, shard.train_y) for _, shard in clients])
+    samples = StackedSamples([(shard.train_x, shard.train_y) for _, shard in clients])
     plan: list[list[Indices]] = []
     for (client_id, shard), (first, _) in zip(clients, samples.spans, strict=True):
         batches = training_batches(shard.num_samples, settings, round_number, client_id)
         plan.append([first + batch for batch in batches])
     rates = torch.from_numpy(_rates(clients, settings, round_number))
-    sums = torch.zeros(rates.shape)  # of the losses in each step
+    sums = torch.zeros(rates.shape)  # loss sums of each step
     optimizer = StackedSgd(weights, kept, settings)
     leaves = model.set_weights(weights)
     model.train()
@@ -60,11 +60,11 @@ def train_stacked(
 
 
 def evaluate_stacked(
-    model: StackedModel, weights: Tensor, samples: Samples, plan: Plan
+    model: StackedModel, weights: Tensor, samples: StackedSamples, plan: BatchPlan
 ) -> list[Evaluation]:
-    """Test row i of the weights on the samples of plan i; return how good they are by shard."""
+    """Test row i of the weights on the samples of plan i; return an evaluation per shard."""
     num_shards = len(samples.spans)
-    correct = torch.zeros(num_shards + 1, dtype=torch.int64)  # padding is counted behind them
+    correct = torch.zeros(num_shards + 1, dtype=torch.int64)  # the last entry is for padding
     loss_sums = torch.zeros(num_shards + 1, dtype=torch.float64)
     model.set_weights(weights)
     model.train(False)
@@ -86,7 +86,7 @@ def evaluate_stacked(
 
 
 def _losses(out: Tensor, y: Tensor) -> Tensor:
-    """Return the loss of each sample (rows, clients): zero where it is padding."""
+    """Return the loss of each sample (rows, clients), zero for padding."""
     losses = functional.cross_entropy(out.flatten(0, 1), y.flatten(), reduction="none")
     return losses.view(y.shape)
 

@@ -1,7 +1,7 @@
-"""The step of masked SGD for many clients, whose weights are the rows of one matrix.
+"""Masked SGD for many clients, whose weights are the rows of one matrix.
 
 Each row: gradient, times the mask, clipped by its norm, SGD step with weight decay and momentum.
-Weights that start on their mask stay there: off it, gradient, decay and momentum are zero.
+Pruned weights that start at zero stay zero: their gradient, decay and momentum are zero.
 """
 
 from collections.abc import Sequence
@@ -13,10 +13,10 @@ from ssfl.method.settings import RunSettings
 
 
 class StackedSgd:
-    """One round's optimiser: momentum starts at nothing."""
+    """The optimiser of one round; momentum starts at zero."""
 
     def __init__(self, weights: Tensor, kept: Tensor | None, settings: RunSettings) -> None:
-        """Move these weights, (clients, size), in place; `kept` None: there is no mask."""
+        """Update `weights`, (clients, size), in place; `kept` is None without a mask."""
         self._weights = weights
         self._kept = kept
         self._settings = settings
@@ -24,10 +24,10 @@ class StackedSgd:
         self._velocity = torch.zeros_like(weights) if settings.momentum else None
 
     def step(self, gradients: Sequence[Tensor], rates: Tensor) -> None:
-        """Move the first clients: by the gradients of their tensors, (clients, *shape) each."""
+        """Update the first clients by the gradients of their tensors, (clients, *shape) each."""
         first = slice(len(rates))
         weights, gradient = self._weights[first], self._gradient[first]
-        torch.cat([one.flatten(1) for one in gradients], dim=1, out=gradient)
+        torch.cat([part.flatten(1) for part in gradients], dim=1, out=gradient)
         if self._kept is not None:
             gradient.mul_(self._kept[first])
         if self._settings.clip_norm > 0:
@@ -40,6 +40,6 @@ class StackedSgd:
 
     def _clip(self, gradient: Tensor) -> None:
         norms = torch.linalg.vector_norm(gradient, dim=1, keepdim=True)
-        scale = (self._settings.clip_norm / (norms + 1e-6)).clamp_(max=1)  # as torch's own does
+        scale = (self._settings.clip_norm / (norms + 1e-6)).clamp_(max=1)  # as in torch
         if bool((scale < 1).any()):
             gradient.mul_(scale)

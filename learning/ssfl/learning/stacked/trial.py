@@ -1,14 +1,13 @@
-"""Can a model's clients be stacked, and is it worth it? Tried, not guessed.
+"""A trial whether the clients of a model can be stacked, and gain from it.
 
-The loss and metrics must be those of the built-in tasks, for classes: a task of one's own may
-import them. The stacked model must give what the model itself gives, for clients with other
-weights and other samples, in training and in tests, and every weight must have a gradient.
-BatchNorm, dropout, and whatever mixes channels fail this.
+The loss and metrics must be those of the built-in tasks, for classes; a user's task may import
+them. The stacked model must give the outputs of the model itself, for clients with different
+weights and samples, in training and in tests, and every weight must have a gradient. BatchNorm,
+dropout and code that mixes channels fail this.
 
-Stacking saves what every small operation costs, so it gains less the more a model computes. On
-one core, ten clients at once, batches of 16: 3.5 times as fast with 35 thousand weights
-(cnn-small, 14x14), 2.5 times with 60 (lenet5), 1.2 to 2 times with 200 (mlp, cnn, 28x28); an mlp
-of 650 is slower than one by one. Hence the limit.
+Stacking saves the overhead of small operations, so large models gain less. On one core, with ten
+clients and batches of 16, it is 3.5 times as fast with 35 thousand weights (cnn-small, 14x14), 2.5
+times with 60 (lenet5), 1.2 to 2 times with 200 (mlp, cnn, 28x28), and slower with 650 (mlp).
 """
 
 import math
@@ -25,14 +24,14 @@ from ssfl.learning.task import Task
 from ssfl.method.manifest import Manifest
 from ssfl.method.streams import Stream
 
-MAX_SIZE = 250_000  # weights of a model that is worth stacking
+MAX_SIZE = 250_000  # weights of the largest model that is worth stacking
 _CLIENTS, _ROWS = 3, 2
-_TOLERANCE = 1e-3  # of the largest output: kernels add in another order
+_TOLERANCE = 1e-3  # relative to the largest output: kernels add in another order
 _BUILT_IN = (image_task, table_task)
 
 
-def suits(model: nn.Module, manifest: Manifest, task: Task) -> bool:
-    """Tell whether clients can be stacked, and are done sooner than one by one."""
+def should_stack(model: nn.Module, manifest: Manifest, task: Task) -> bool:
+    """Return True if clients can be stacked, and finish sooner than one by one."""
     if manifest.size > MAX_SIZE or not _is_built_in(task):
         return False
     shape, num_classes = (manifest.model.get(key) for key in ("input_shape", "num_classes"))
@@ -43,7 +42,7 @@ def suits(model: nn.Module, manifest: Manifest, task: Task) -> bool:
     try:
         with torch.random.fork_rng(devices=[]):
             return _agree(model, manifest, tuple(shape))
-    except Exception:  # noqa: BLE001 -- the model's own code meets other channels here
+    except Exception:  # noqa: BLE001 -- the model's code may fail with other channels
         return False
 
 
@@ -57,7 +56,7 @@ def _is_built_in(task: Task) -> bool:
 
 
 def _agree(model: nn.Module, manifest: Manifest, shape: tuple[int, ...]) -> bool:
-    """Tell whether the model and its stacked copy compute the same."""
+    """Return True if the model and its stacked copy compute the same outputs."""
     stacked, single = StackedModel(model, manifest), deepcopy(model)
     stream = Stream(0, "stacked trial")
     x = _noise(stream, _ROWS, _CLIENTS, *shape)

@@ -1,4 +1,4 @@
-"""One file per way of learning; `strategy_for` finds it by name."""
+"""Strategies, one per file; `strategy_for` returns the one that the settings name."""
 
 from ssfl.method.settings import RunSettings
 from ssfl.method.strategies.contract import Strategy

@@ -1,4 +1,4 @@
-"""Dense FedAvg (McMahan et al. 2017): a mask that keeps everything, so the same path as SSFL."""
+"""Dense FedAvg (McMahan et al. 2017): SSFL's code path with a mask that keeps everything."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -8,7 +8,7 @@ import numpy.typing as npt
 
 from ssfl.method.manifest import Manifest
 from ssfl.method.mask import Mask
-from ssfl.method.model_state import ModelState, Whole, vector_of
+from ssfl.method.model_state import ModelState, ModelVector, vector_of
 from ssfl.method.sampling import sample_cohort
 from ssfl.method.settings import RunSettings
 from ssfl.method.strategies.contract import ClientId, Plan, Position, Reducer, Work
@@ -21,7 +21,7 @@ class FedAvg:
     def __init__(self, settings: RunSettings) -> None:
         self.settings = settings
 
-    def begin(self, manifest: Manifest, initial: Whole) -> ModelState:
+    def begin(self, manifest: Manifest, initial: ModelVector) -> ModelState:
         mask = Mask.full(manifest.num_masked)
         return ModelState(manifest, initial, mask, mask_epoch=1, values=vector_of(initial).copy())
 
@@ -39,14 +39,14 @@ class FedAvg:
         self,
         work: Work,
         state: ModelState,
-        reduced: npt.NDArray[np.float32],
+        aggregate: npt.NDArray[np.float32],
         _rounds_done: int,
     ) -> ModelState:
         assert work is Work.TRAIN and state.values is not None
-        values, change = commit_change(self.settings, state.values, reduced, state.base_digest)
+        values, change = commit_change(self.settings, state.values, aggregate, state.base_digest)
         return replace(state, values=values, change=change)
 
-    def seen_by(self, _client: ClientId, _work: Work, state: ModelState) -> ModelState:
+    def client_state(self, _client: ClientId, _work: Work, state: ModelState) -> ModelState:
         return state
 
     def num_kept(self, manifest: Manifest, _rounds_done: int = 0) -> int:

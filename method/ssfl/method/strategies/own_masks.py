@@ -1,10 +1,10 @@
-"""Random masks, a different one for every client: the control that shows why one mask is shared.
+"""Control: a different random mask for every client, instead of a shared one.
 
-The global model is dense. A client gets the values on its own mask, which both ends make from
-the seed and the client's name, trains inside it and sends these values back. Two rules for the
-mean: of each weight over the clients that hold it, those that nobody held staying as they are
-(`averaging=holders`), or with a zero for every client that does not hold it (`zeros`, what the
-paper's released code does).
+The global model is dense. A client gets the values on its own mask, which both ends compute from
+the seed and the client's name. It trains inside that mask and sends these values back. With
+`averaging=holders`, the mean of a weight is over the clients that hold it, and a weight that no
+client holds is unchanged. With `zeros`, as in the paper's released code, other clients count as
+zero.
 """
 
 from collections.abc import Sequence
@@ -16,21 +16,21 @@ import numpy.typing as npt
 from ssfl.method.controls import client_random_mask
 from ssfl.method.manifest import Manifest
 from ssfl.method.mask import Mask
-from ssfl.method.model_state import ModelState, Whole
+from ssfl.method.model_state import ModelState, ModelVector
 from ssfl.method.settings import RunSettings
 from ssfl.method.strategies.contract import ClientId, Plan, Position, Reducer, Work
 from ssfl.method.strategies.fedavg import FedAvg
 
 
 class OwnMasks:
-    """FedAvg in which every client sees a part of the model, always the same."""
+    """FedAvg in which every client trains a fixed part of the model."""
 
     def __init__(self, settings: RunSettings) -> None:
         self.settings = settings
         self._training = FedAvg(settings)
-        self._masks: dict[ClientId, Mask] = {}  # made once: that may take seconds
+        self._masks: dict[ClientId, Mask] = {}  # cached: computing one may take seconds
 
-    def begin(self, manifest: Manifest, initial: Whole) -> ModelState:
+    def begin(self, manifest: Manifest, initial: ModelVector) -> ModelState:
         client_random_mask(manifest, self.settings.sparsity, self.settings.seed, "")
         return self._training.begin(manifest, initial)
 
@@ -44,12 +44,12 @@ class OwnMasks:
         self,
         work: Work,
         state: ModelState,
-        reduced: npt.NDArray[np.float32],
+        aggregate: npt.NDArray[np.float32],
         rounds_done: int,
     ) -> ModelState:
-        return self._training.finish(work, state, reduced, rounds_done)
+        return self._training.finish(work, state, aggregate, rounds_done)
 
-    def seen_by(self, client: ClientId, work: Work, state: ModelState) -> ModelState:
+    def client_state(self, client: ClientId, work: Work, state: ModelState) -> ModelState:
         if work is not Work.TRAIN:
             return state
         assert state.values is not None

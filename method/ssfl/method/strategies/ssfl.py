@@ -1,13 +1,13 @@
 """SSFL (Ohib et al. 2025): agree on one mask before training, then FedAvg inside it.
 
 Algorithm 1 of the paper: every client scores |gradient x weight| once, the scores are averaged
-by data size, the global Top-k is the mask, and w0 on the mask is where training starts.
+by data size, the global Top-k is the mask, and training starts from w0 on the mask.
 
-Its extension for data that change (algorithm "OOD Adaptation"): clients score the *whole* model
-once more, trained values on the mask and resting ones off it, and the Top-k of the new means is
-the new mask. A weight that it adds starts where it rests: at its initial value or, with
-`deactivated=keep`, at the value it was trained to before an earlier mask dropped it. A warm-up is
-the same with a first mask that keeps everything.
+A refresh, for data that change (algorithm "OOD Adaptation"): clients score the *whole* model
+again, with trained values on the mask and resting values off it. The Top-k of the new means is
+the new mask. A weight that it adds starts at its resting value: the initial value or, with
+`deactivated=keep`, the value it had when an earlier mask dropped it. A warm-up is the same with a
+first mask that keeps everything.
 """
 
 import math
@@ -21,36 +21,36 @@ from ssfl.method.controls import magnitude_scores, random_mask, shuffled
 from ssfl.method.density import kept_for_bytes, kept_for_sparsity, parse_bytes
 from ssfl.method.manifest import Manifest
 from ssfl.method.mask import Mask
-from ssfl.method.mask_choice import choose_mask, grow_mask, guarded
-from ssfl.method.model_state import ModelState, Whole
+from ssfl.method.mask_choice import choose_mask, grow_mask, guard_quotas
+from ssfl.method.model_state import ModelState, ModelVector
 from ssfl.method.schedule import parse_schedule, sparsity_at
 from ssfl.method.settings import RunSettings
 from ssfl.method.strategies.contract import ClientId, Plan, Position, Reducer, Work
 from ssfl.method.strategies.fedavg import FedAvg
 from ssfl.method.streams import Stream
 
-# A client's scores below its largest DECISIVE * k hardly ever decide who is among the k largest of
-# the mean (benchmarks/one_off_bytes.py: at 3, 99.6 % of the mask is the exact one's).
+# Scores below a client's DECISIVE * k largest hardly ever affect the k largest of the mean
+# (benchmarks/one_off_bytes.py: with 3, 99.6 % of the mask equals the exact one).
 DECISIVE = 3
-ENOUGH_BATCHES = 100  # minibatches of all clients: more hardly change the mask (the paper: 80)
-ASK_NOBODY = ("random", "magnitude")  # follow from the seed, or from the weights
-ASK_ONE = ("one-client", "synflow")
+ENOUGH_BATCHES = 100  # over all clients; more hardly change the mask (the paper uses 80)
+SCORED_WITHOUT_CLIENTS = ("random", "magnitude")  # follow from the seed, or from the weights
+SCORED_BY_ONE_CLIENT = ("one-client", "synflow")
 BY_SALIENCY = ("saliency", "shuffled", "one-client")
 
 
 class Ssfl:
-    """One SCORE step for everyone, then FedAvg on the kept values; more SCORE steps on demand."""
+    """One SCORE step for all clients, then FedAvg on the kept values; SCORE again to refresh."""
 
     def __init__(self, settings: RunSettings) -> None:
         self.settings = settings
         self._training = FedAvg(settings)
 
-    def begin(self, manifest: Manifest, initial: Whole) -> ModelState:
+    def begin(self, manifest: Manifest, initial: ModelVector) -> ModelState:
         schedule = parse_schedule(self.settings.sparsity_schedule)
         for rounds_done in [number for number, _ in schedule] or [0]:
-            k = self.num_kept(manifest, rounds_done)  # an impossible wish is refused at the start
+            k = self.num_kept(manifest, rounds_done)  # raises now if it is impossible
             if self.settings.layer_guard:
-                guarded(manifest, k, self.settings.layer_guard)
+                guard_quotas(manifest, k, self.settings.layer_guard)
         if self.settings.warmup_rounds:
             return self._training.begin(manifest, initial)
         return ModelState(manifest, initial)
@@ -67,15 +67,15 @@ class Ssfl:
     def _score(self, position: Position, clients: Sequence[ClientId]) -> Plan:
         criterion = self.settings.criterion
         cohort = tuple(clients)
-        if criterion in ASK_NOBODY:
+        if criterion in SCORED_WITHOUT_CLIENTS:
             cohort = ()
-        elif criterion in ASK_ONE:
+        elif criterion in SCORED_BY_ONE_CLIENT:
             stream = Stream(self.settings.seed, "one client", position.mask_epoch, position.attempt)
             cohort = (clients[int(stream.choose(len(clients), 1)[0])],)
         asked = "saliency" if criterion in BY_SALIENCY else criterion
         enough = math.ceil(ENOUGH_BATCHES / max(1, len(cohort)))
         if criterion == "one-client":
-            enough = 1  # what a client would find alone, as the paper's clients do
+            enough = 1  # as a client of the paper scores
         return Plan(
             Work.SCORE,
             cohort,
@@ -89,12 +89,12 @@ class Ssfl:
         self,
         work: Work,
         state: ModelState,
-        reduced: npt.NDArray[np.float32],
+        aggregate: npt.NDArray[np.float32],
         rounds_done: int,
     ) -> ModelState:
         if work is Work.TRAIN:
-            return self._training.finish(work, state, reduced, rounds_done)
-        mask, whole = self._mask(state, reduced, rounds_done), state.whole
+            return self._training.finish(work, state, aggregate, rounds_done)
+        mask, whole = self._mask(state, aggregate, rounds_done), state.whole
         at_start = state.is_untrained
         values = mask.gather(whole)
         keep = self.settings.deactivated == "keep"
@@ -118,8 +118,8 @@ class Ssfl:
                 return random_mask(manifest.num_masked, k, settings.seed, state.mask_epoch)
             case "magnitude":
                 scores = magnitude_scores(state.whole, manifest)
-        is_renewal = state.mask is not None and state.mask.num_kept < state.mask.size
-        if settings.refresh_mode == "grow" and is_renewal:
+        is_refresh = state.mask is not None and state.mask.num_kept < state.mask.size
+        if settings.refresh_mode == "grow" and is_refresh:
             assert state.mask is not None
             return grow_mask(state.mask, scores, k)
         mask = choose_mask(scores, k, manifest, settings.layer_guard)
@@ -127,16 +127,16 @@ class Ssfl:
             return shuffled(mask, manifest, settings.seed, state.mask_epoch)
         return mask
 
-    def seen_by(self, _client: ClientId, _work: Work, state: ModelState) -> ModelState:
+    def client_state(self, _client: ClientId, _work: Work, state: ModelState) -> ModelState:
         return state
 
     def num_decisive(self, manifest: Manifest, rounds_done: int = 0) -> int:
         if self.settings.criterion not in BY_SALIENCY or self.settings.layer_guard:
-            return 0  # a guarded layer may have none of the largest
+            return 0  # a guarded layer may keep none of the largest scores
         return min(manifest.num_masked, DECISIVE * self.num_kept(manifest, rounds_done))
 
     def num_kept(self, manifest: Manifest, rounds_done: int = 0) -> int:
-        """Return k for this model: from the byte budget or the schedule, else from the sparsity."""
+        """Return k for this model, from the byte budget, the schedule or the sparsity."""
         if self.settings.bytes_per_round:
             return kept_for_bytes(parse_bytes(self.settings.bytes_per_round), manifest)
         sparsity = self.settings.sparsity

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from ssfl.method.errors import SettingsError
-from ssfl.method.profiles import weaker
+from ssfl.method.profiles import preset_defaults
 from ssfl.program.exits import ProgramError, usage_error
 from ssfl.program.settings.command_line import HelpText, closest, read_flags
 from ssfl.program.settings.options import Option, Value, nested_of, options_of, setting_names
@@ -122,7 +122,7 @@ def _presets(options: Sequence[Option], given: Mapping[str, Given]) -> dict[str,
     names = {option.name for option in options}
     for option in _with_presets(options):
         chosen = _value(option, given.get(option.name))
-        for name, value in weaker(option.metadata["presets"][chosen], given).items():
+        for name, value in preset_defaults(option.metadata["presets"][chosen], given).items():
             if name in names:
                 found[name] = Given(str(value), f"{option.shown} {chosen}")
     return found

@@ -95,15 +95,15 @@ class Option:
             raise usage_error(f"{subject} must be {wanted}, got {text!r}") from None
 
     def _check_range(self, value: float, subject: str) -> None:
-        least, most = self.metadata.get("least", 0), self.metadata.get("most", math.inf)
+        lowest, highest = self.metadata.get("ge", 0), self.metadata.get("le", math.inf)
         if not math.isfinite(value):
             raise usage_error(f"{subject} must be a finite number, got {value}")
         if self.metadata.get("positive") and not value > 0:
             raise usage_error(f"{subject} must be above 0, got {value}")
-        if value < least:
-            raise usage_error(f"{subject} must be at least {least}, got {value}")
-        if value > most:
-            raise usage_error(f"{subject} must be at most {most}, got {value}")
+        if value < lowest:
+            raise usage_error(f"{subject} must be at least {lowest}, got {value}")
+        if value > highest:
+            raise usage_error(f"{subject} must be at most {highest}, got {value}")
 
 
 def duration_told(seconds: float) -> str:

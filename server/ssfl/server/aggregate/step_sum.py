@@ -178,7 +178,7 @@ class StepSum:
 
     def _add(self, total: ExactSum, client: ClientId, digest: str, weight: int) -> None:
         name = bytes.fromhex(digest)
-        seen = self._strategy.seen_by(client, self.work, self._model)
+        seen = self._strategy.client_state(client, self.work, self._model)
         if seen is self._model:
             for start in range(0, self._size, _BLOCK):
                 values = self._uploads.read(self.number, client, name, start, _BLOCK)

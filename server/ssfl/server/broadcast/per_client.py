@@ -37,7 +37,7 @@ class Broadcasts:
             self._shared = Broadcast(model, self._settings, self._shared)
         return self._shared
 
-    def seen_by(self, client: ClientId, work: Work, model: ModelState) -> Broadcast:
+    def broadcast_for(self, client: ClientId, work: Work, model: ModelState) -> Broadcast:
         """Return the broadcast for a client's task; to make a mask of its own takes a while."""
         with self._lock:
             seen = self._models.seen_by(client, work, model)

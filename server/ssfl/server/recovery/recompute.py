@@ -210,7 +210,7 @@ class Refold:
         """Raise _Unsound unless an upload is what was accepted."""
         upload = step.uploads[client]
         values = self._uploads.find(step.number, client, upload.digest)
-        seen = self._strategy.seen_by(client, step.work, model)
+        seen = self._strategy.client_state(client, step.work, model)
         count = model.manifest.num_masked
         if step.work is Work.TRAIN:
             assert seen.values is not None

@@ -64,7 +64,7 @@ class CallContext:
         """Return the model as a client gets it for its task."""
         if self.broadcasts.one_for_all:
             return self.broadcasts.shared(model)
-        return await asyncio.to_thread(self.broadcasts.seen_by, client, work, model)
+        return await asyncio.to_thread(self.broadcasts.broadcast_for, client, work, model)
 
     def task_times(self, member: Member, step: int) -> dict[str, float]:
         """Return when a task was sent, and now, in seconds from the start of its step."""

@@ -5,7 +5,7 @@ from dataclasses import replace
 from typing import assert_never
 
 from ssfl.method.strategies.contract import ClientId, Work
-from ssfl.method.strategies.ssfl import ASK_NOBODY, ASK_ONE
+from ssfl.method.strategies.ssfl import SCORED_BY_ONE_CLIENT, SCORED_WITHOUT_CLIENTS
 from ssfl.server.run import facts
 from ssfl.server.run.facts import Fact
 from ssfl.server.run.quality import chosen_on, mean_client_loss, quality
@@ -205,7 +205,10 @@ def _committed(state: RunState, fact: facts.StepCommitted) -> RunState:
         case Work.PERSONALIZE:
             return replace(state, personalized=True)
         case Work.SCORE:
-            asks_all = state.settings.criterion not in (*ASK_ONE, *ASK_NOBODY)
+            asks_all = state.settings.criterion not in (
+                *SCORED_BY_ONE_CLIENT,
+                *SCORED_WITHOUT_CLIENTS,
+            )
             asked = step.cohort if asks_all else state.ready
             known = {label for client in asked for label in state.members[client].labels}
             state = replace(

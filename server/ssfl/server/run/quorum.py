@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from ssfl.method.exact_sum import VALUE_BOUND, max_weight
 from ssfl.method.sampling import cohort_size
 from ssfl.method.strategies.contract import ClientId, Work
-from ssfl.method.strategies.ssfl import ASK_NOBODY, ASK_ONE
+from ssfl.method.strategies.ssfl import SCORED_BY_ONE_CLIENT, SCORED_WITHOUT_CLIENTS
 from ssfl.method.streams import Stream
 from ssfl.server.run.refresh import refresh_due
 from ssfl.server.run.state import RunState, Stall, Step
@@ -149,7 +149,10 @@ def goal(state: RunState, clients: list[ClientId]) -> int:
 def needed_next(state: RunState) -> int:
     """Return how many clients the next step needs, that of a run which has begun."""
     settings, warm = state.settings, state.settings.warmup_rounds
-    if not settings.scoring_quorum or settings.criterion in (*ASK_ONE, *ASK_NOBODY):
+    if not settings.scoring_quorum or settings.criterion in (
+        *SCORED_BY_ONE_CLIENT,
+        *SCORED_WITHOUT_CLIENTS,
+    ):
         return settings.min_clients
     first = state.mask_epoch == 0 or (state.mask_epoch == 1 and 0 < warm <= state.rounds_done)
     scores = settings.strategy == "ssfl" and (first or bool(refresh_due(state)))

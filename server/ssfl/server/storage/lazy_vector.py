@@ -3,10 +3,10 @@
 import threading
 from collections.abc import Callable
 
-from ssfl.method.model_state import Stored, Vector
+from ssfl.method.model_state import StoredVector, Vector
 
 
-class LazyVector(Stored):
+class LazyVector(StoredVector):
     """Reads its vector on first use; any thread may call it."""
 
     def __init__(

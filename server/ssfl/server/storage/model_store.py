@@ -30,7 +30,7 @@ from ssfl.codec import values_only
 from ssfl.method.initialize import initial_vector
 from ssfl.method.manifest import Manifest
 from ssfl.method.mask import Mask
-from ssfl.method.model_state import ModelState, Stored, values_digest, vector_of
+from ssfl.method.model_state import ModelState, StoredVector, values_digest, vector_of
 from ssfl.server.errors import StateError
 from ssfl.server.run.state import Best
 from ssfl.server.storage.blobs import FileBlobs
@@ -59,12 +59,12 @@ class Store:
         They are at hand as long as they are in the state given, until it is released.
         """
         manifest, digest, epoch = state.manifest, state.initial_digest, state.mask_epoch
-        if not isinstance(state.start, Stored):
+        if not isinstance(state.start, StoredVector):
             start = LazyVector(
                 digest, lambda: self.load_initial(manifest, digest.hex()), state.start
             )
             state = replace(state, start=start)
-        if state.scored is None or isinstance(state.scored, Stored):
+        if state.scored is None or isinstance(state.scored, StoredVector):
             return state
         name = state.scored_digest.hex()
         scored = LazyVector(

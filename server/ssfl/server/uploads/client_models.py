@@ -35,6 +35,6 @@ class ClientModels:
         with self._lock:
             known, seen = self._own.get(client, (None, None))
             if seen is None or known is not model:
-                seen = self._strategy.seen_by(client, work, model)
+                seen = self._strategy.client_state(client, work, model)
                 self._own[client] = model, seen
             return seen

@@ -62,7 +62,7 @@ def update_blocks(
         return
     code = _codes(settings)[payload.encoding]
     against = base if payload.reference_digest else None
-    yield from blocks.decoded(code, data, base.size, against)
+    yield from blocks.decode_blocks(code, data, base.size, against)
 
 
 def score_blocks(data: memoryview, payload: pb.Payload, count: int) -> Iterator[tuple[int, Vector]]:
@@ -70,7 +70,7 @@ def score_blocks(data: memoryview, payload: pb.Payload, count: int) -> Iterator[
     if payload.encoding == pb.ENCODING_DENSE:
         yield 0, values_only.decode(data, count)
         return
-    yield from scores.decoded(data, count)
+    yield from scores.decode_blocks(data, count)
 
 
 def _codes(settings: RunSettings) -> dict[pb.Encoding, ValueCode]:

@@ -152,7 +152,7 @@ def clip_update(
     norm = norm_clip.change_norm(found.values.blocks(base.size), base)
     if norm <= limit:
         return found
-    shortened = norm_clip.shortened(found.values.blocks(base.size), base, limit / norm)
+    shortened = norm_clip.scale_change(found.values.blocks(base.size), base, limit / norm)
     hashed = hashlib.sha256()
     with part.stage() as staged:
         for _, block in shortened:

@@ -46,7 +46,7 @@ class CertsConfig:
         "", "names and addresses that clients call the coordinator by, beside localhost: a,b",
         metavar="NAMES",
     )  # fmt: skip
-    days: int = setting(365, "how long the certificates are valid", unit="days", least=1, most=3650)
+    days: int = setting(365, "how long the certificates are valid", unit="days", ge=1, le=3650)
     overwrite: bool = setting(False, "make certificates that are there anew; the CA stays")
 
     @property

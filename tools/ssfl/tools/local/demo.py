@@ -56,7 +56,7 @@ class DemoConfig:
     status_port: int | None = setting(
         None,
         "port for a live page in the browser; 0: a free port; without this flag there is none",
-        most=65535,
+        le=65535,
     )
     out: Path = setting(Path("runs/demo"), "folder for all output; an earlier one is replaced")
 

@@ -50,7 +50,7 @@ class RehearseConfig:
     status_port: int | None = setting(
         None,
         "port for a live page in the browser; 0: a free port; without this flag there is none",
-        most=65535,
+        le=65535,
     )
     out: Path = setting(Path("runs/rehearsal"), "folder for all output; an earlier one is replaced")
     run: RunSettings = field(default_factory=RunSettings)

@@ -22,7 +22,7 @@ from ssfl.tools.terminal import console
 if TYPE_CHECKING:
     from ssfl.datasets.shards.shard_file import Shard
     from ssfl.learning.load_task import LoadedTask
-    from ssfl.learning.pretrained import Taken
+    from ssfl.learning.pretrained import CopiedWeights
 
 DESCRIPTION = (
     "Builds a task's model and writes its manifest and initial weights into one file, with which "
@@ -50,7 +50,7 @@ class InitConfig:
     model: str = like("model")
     norm: str = like("norm")
     width: int = like("width")
-    seed: int = setting(0, "seed of the run the file is for", most=2**63 - 1)
+    seed: int = setting(0, "seed of the run the file is for", le=2**63 - 1)
     out: Path = setting(Path("initial.safetensors"), "file to write")
     overwrite: bool = setting(False, "replace the file if it is there")
 
@@ -94,21 +94,21 @@ def init(argv: Sequence[str]) -> int:
     return int(ExitCode.DONE)
 
 
-def _write(config: InitConfig) -> tuple[Manifest, bytes, "Taken | None"]:
+def _write(config: InitConfig) -> tuple[Manifest, bytes, "CopiedWeights | None"]:
     from ssfl.learning.describe import manifest_of
-    from ssfl.learning.flatten import first_weights, read_vector, write_vector
+    from ssfl.learning.flatten import initial_weights, read_vector, write_vector
     from ssfl.learning.load_task import load_task
-    from ssfl.learning.pretrained import read_weights, take_weights
+    from ssfl.learning.pretrained import copy_weights, read_weights
 
     task = load_task(config.task)
     shard = _shard(config, task)
     model = task.build_model(run_settings(config), shard)
     description = task.description(run_settings(config), shard)
     manifest = manifest_of(model, description, own_weights=task.own_weights)
-    write_vector(model, manifest, first_weights(model, manifest, config.seed))
+    write_vector(model, manifest, initial_weights(model, manifest, config.seed))
     taken = None
     if config.weights:
-        taken = take_weights(model, manifest, read_weights(config.weights))
+        taken = copy_weights(model, manifest, read_weights(config.weights))
         _check(config, taken)
         manifest = manifest_of(model, description, own_weights=True)
     vector = read_vector(model, manifest)
@@ -126,7 +126,7 @@ def _shard(config: InitConfig, task: "LoadedTask") -> "Shard":
     return load_data(task, config.data, config.data_root)
 
 
-def _check(config: InitConfig, taken: "Taken") -> None:
+def _check(config: InitConfig, taken: "CopiedWeights") -> None:
     unused = _sentences(taken)
     if not taken.used:
         raise ProgramError(
@@ -142,7 +142,7 @@ def _check(config: InitConfig, taken: "Taken") -> None:
         )
 
 
-def _told(config: InitConfig, taken: "Taken") -> Iterator[str]:
+def _told(config: InitConfig, taken: "CopiedWeights") -> Iterator[str]:
     yield f"{len(taken.used)} tensors from {config.weights}"
     if taken.missing:
         yield f"{len(taken.missing)} start from the seed: {_listed(taken.missing)}"
@@ -150,7 +150,7 @@ def _told(config: InitConfig, taken: "Taken") -> Iterator[str]:
         yield f"{len(taken.unused)} of the file are not used: {_listed(_sentences(taken))}"
 
 
-def _sentences(taken: "Taken") -> list[str]:
+def _sentences(taken: "CopiedWeights") -> list[str]:
     return [f"{name} is {what}" for name, what in taken.unused.items()]
 
 

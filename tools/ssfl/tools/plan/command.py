@@ -48,7 +48,7 @@ class PlanConfig:
     norm: str = like("norm")
     width: int = like("width")
     input: str = setting("", "shape of a sample, such as 3x32x32; not needed with --data")
-    classes: int = setting(10, "number of classes; not needed with --data", least=2)
+    classes: int = setting(10, "number of classes; not needed with --data", ge=2)
     task: str = setting("image", "task, as for ssfl-client; all but image need --data")
     data: str = setting("", "shard that gives the shapes: a name under --data-root, or a path")
     data_root: Path = setting(Path("shards"), "folder that holds the shards")
@@ -57,8 +57,8 @@ class PlanConfig:
     warmup_rounds: int = like("warmup_rounds")
     refresh_rounds: str = like("refresh_rounds")
     refresh_every: int = like("refresh_every")
-    rounds: int = setting(30, "training rounds", least=1, most=1_000_000)
-    clients: int = setting(10, "clients in the federation", least=1)
+    rounds: int = setting(30, "training rounds", ge=1, le=1_000_000)
+    clients: int = setting(10, "clients in the federation", ge=1)
     clients_per_round: int = like("clients_per_round")
     client_fraction: float = like("client_fraction")
     over_selection: float = like("over_selection")
@@ -74,7 +74,7 @@ class PlanConfig:
         "encode values against the base that both ends hold; auto: on",
         choices=REFERENCE_CODING,
     )
-    upload_slots: int = setting(8, "uploads the coordinator receives at once", least=1)
+    upload_slots: int = setting(8, "uploads the coordinator receives at once", ge=1)
     link: str = setting("", "rate and round trip of a client's link, such as 20mbit/50ms")
     up: str = setting("", "rate from client to coordinator, such as 5mbit")
     down: str = setting("", "rate from coordinator to client")

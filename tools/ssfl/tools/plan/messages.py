@@ -55,7 +55,7 @@ def upload_bytes(payload_bytes: int, bits_per_s: float | None, request: Callable
         total += _chunk_bytes(request, _varint_bytes(offset), size)
         offset += size
         now_s += 8 * size / bits_per_s if bits_per_s else 0.0
-        sizer.sent(size)
+        sizer.record_sent(size)
     return total
 
 

@@ -77,7 +77,7 @@ class ShardsConfig:
     )  # fmt: skip
     image_size: int = setting(
         0, "folder: side of the square that images are resized to; 0: all have one size",
-        unit="pixels", most=4096,
+        unit="pixels", le=4096,
     )  # fmt: skip
     grey: bool = setting(False, "folder: one grey channel instead of three colours")
     cut: Cut = field(default_factory=Cut)

@@ -63,19 +63,19 @@ class DataFlags:
     data: str = setting(
         "digits", "a known data set, or a folder written by `ssfl shards`", metavar="NAME"
     )
-    clients: int = setting(8, "number of clients", least=1, most=100_000)
+    clients: int = setting(8, "number of clients", ge=1, le=100_000)
     partition: str = setting("dirichlet", "how classes are spread over clients", choices=KINDS)
     alpha: float = setting(
         0.3, "Dirichlet parameter; near 0 a client has one class; from 100 all clients are alike",
         positive=True,
     )  # fmt: skip
     classes_per_client: int = setting(
-        2, "partition classes: number of classes of each client", least=1
+        2, "partition classes: number of classes of each client", ge=1
     )
     samples_per_client: int = setting(
         0, "mean number of training samples of a client; 0: all samples"
     )
-    pool: int = setting(1, "shrink the sides of images N times by averaging squares", least=1)
+    pool: int = setting(1, "shrink the sides of images N times by averaging squares", ge=1)
     late_classes: str = setting(
         "", "classes that only late clients have, such as 8,9", metavar="LIST"
     )
@@ -107,7 +107,7 @@ class SimulateConfig:
     out: Path | None = setting(
         None, "folder for results; by default runs/simulate, or runs/ and the name of the sweep",
     )  # fmt: skip
-    workers: int = setting(0, "runs at once; 0: one for each CPU core, or one on a GPU", most=1024)
+    workers: int = setting(0, "runs at once; 0: one for each CPU core, or one on a GPU", le=1024)
     json: bool = setting(False, "print the summary as JSON instead of a table")
 
 

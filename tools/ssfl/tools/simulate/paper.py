@@ -37,12 +37,12 @@ class PaperConfig:
 
     only: str = setting("", "names of experiments, with commas between; default: all")
     seeds: int = setting(SEEDS, "how many seeds; 5 are the least for an interval worth its name",
-                         least=1, most=1000)  # fmt: skip
+                         ge=1, le=1000)  # fmt: skip
     data: str = setting(
         "", "fashion-mnist, mnist, cifar10 or digits; default: fashion-mnist, or digits without it"
     )
     out: Path = setting(Path("runs/paper"), "folder for the results")
-    workers: int = setting(0, "runs at once; 0: one per core", most=1024)
+    workers: int = setting(0, "runs at once; 0: one per core", le=1024)
 
     def validate(self) -> None:
         """Nothing depends on anything else."""
