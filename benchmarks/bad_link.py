@@ -197,8 +197,8 @@ def plot(results: list[dict[str, Any]], path: Path) -> None:
     )
     for axis, result in zip(axes[0], results, strict=True):
         times, up, down = zip(*result["samples"], strict=True)
-        axis.plot(times, [one / 1e6 for one in up], label="up: scores, update")
-        axis.plot(times, [one / 1e6 for one in down], label="down: mask, final model")
+        axis.plot(times, [count / 1e6 for count in up], label="up: scores, update")
+        axis.plot(times, [count / 1e6 for count in down], label="down: mask, final model")
         every_s = result["cut_every_s"]
         cut_s = every_s
         while every_s and cut_s < times[-1]:

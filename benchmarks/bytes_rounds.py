@@ -127,7 +127,7 @@ def budgets(case: Case, images: Images) -> Iterator[Budget]:
         num_kept = int(density * num_masked)
         exact = top_k(_mean(reports), num_kept)
         payloads = [_coded_scores(report, num_kept, i) for i, report in enumerate(reports)]
-        mask = top_k(_mean([scores.decode(one, num_masked) for one in payloads]), num_kept)
+        mask = top_k(_mean([scores.decode(payload, num_masked) for payload in payloads]), num_kept)
         sent = sorted_bits.encode(mask.bits, shapes, vector[:num_masked])
         if sorted_bits.decode(sent, shapes, vector[:num_masked]) != mask.bits:
             raise RuntimeError("the mask does not come back as it was sent")

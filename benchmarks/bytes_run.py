@@ -180,8 +180,8 @@ class Tap:
         return self
 
     def __exit__(self, *_error: object) -> None:
-        for one in self._seen.values():
-            one.close()
+        for counts in self._seen.values():
+            counts.close()
         os.close(self._pidfd)
 
     def look(self) -> None:

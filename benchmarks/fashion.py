@@ -226,12 +226,12 @@ def federation(data: Path, seed: int, num_clients: int, per_round: int) -> Feder
 
 def mean_scores(scores: dict[str, Vector], weights: dict[str, int]) -> Vector:
     """Return the mean of scores, weighted by training samples, as the coordinator computes it."""
-    largest = max(float(one.max()) for one in scores.values())
+    largest = max(float(own_scores.max()) for own_scores in scores.values())
     weight = sum(weights[client] for client in scores)
     bits = fraction_bits(largest, weight, MAX_SCORE_FRACTION_BITS)
     total = ExactSum(next(iter(scores.values())).size, bits)
-    for client, one in scores.items():
-        total.fold(one, weights[client])
+    for client, own_scores in scores.items():
+        total.fold(own_scores, weights[client])
     return total.mean()
 
 

@@ -74,17 +74,17 @@ class Row:
 def row_of(variant: Variant, outcomes: list[Outcome], lossless: list[Outcome]) -> Row:
     """Return the means over seeds."""
     coded = "first base" if variant.from_first else "previous base"
-    accuracy = np.array([one.final_accuracy for one in outcomes])
-    reached = np.array([one.final_accuracy for one in lossless])
+    accuracy = np.array([outcome.final_accuracy for outcome in outcomes])
+    reached = np.array([outcome.final_accuracy for outcome in lossless])
     minus = accuracy - reached
     seeds = len(outcomes)
-    errors = [one.relative_errors(FIRST) for one in outcomes]
+    errors = [outcome.relative_errors(FIRST) for outcome in outcomes]
     return Row(
         name=variant.name,
-        up=_mean(one.up()[FIRST:] for one in outcomes),
-        change=_mean(one.down(coded)[FIRST:] for one in outcomes),
-        down=_mean(one.down()[FIRST:] for one in outcomes),
-        usable=float(np.mean([one.forms(FIRST).get(coded, 0.0) for one in outcomes])),
+        up=_mean(outcome.up()[FIRST:] for outcome in outcomes),
+        change=_mean(outcome.down(coded)[FIRST:] for outcome in outcomes),
+        down=_mean(outcome.down()[FIRST:] for outcome in outcomes),
+        usable=float(np.mean([outcome.forms(FIRST).get(coded, 0.0) for outcome in outcomes])),
         up_error=float(np.mean([error["up"] for error in errors])),
         base_error=float(np.mean([error["down"] for error in errors])),
         accuracy=accuracy.tolist(),
@@ -136,8 +136,8 @@ def plot(rows: list[Row], path: Path) -> None:
     left.set(xlabel="share of 4sP", title="bytes", xlim=(0, 1.15))
     left.legend(fontsize=8, loc="lower right")
     for place, row in zip(places[1:], rows[1:], strict=True):
-        right.plot([100 * one for one in row.minus_lossless], [place] * len(row.accuracy), "o",
-                   ms=3, color="C7")  # fmt: skip
+        percents = [100 * difference for difference in row.minus_lossless]
+        right.plot(percents, [place] * len(row.accuracy), "o", ms=3, color="C7")
         right.errorbar(100 * row.mean_difference, place, xerr=100 * row.half_interval, fmt="D",
                        ms=5, color="C0", capsize=3)  # fmt: skip
     deviation = 100 * rows[0].seed_deviation
@@ -156,14 +156,14 @@ def main() -> int:
     args = parsed(parser)
     variants, seeds, rounds = [LOSSLESS, *LOSSY], args.seeds, 50
     if args.quick:
-        variants = [one for one in variants if one is LOSSLESS or one.name in MEANT]
+        variants = [variant for variant in variants if variant is LOSSLESS or variant.name in MEANT]
         seeds, rounds = 2, 6
     work = [
         Run(args.data, seed, variant, NUM_CLIENTS, PER_ROUND, rounds, kept_in=args.runs)
         for seed in range(seeds)
         for variant in variants
     ]
-    outcomes = run_all(run, work, [one.cost for one in work], args.processes, "training")
+    outcomes = run_all(run, work, [item.cost for item in work], args.processes, "training")
     of = {
         variant: [o for w, o in zip(work, outcomes, strict=True) if w.variant == variant]
         for variant in variants

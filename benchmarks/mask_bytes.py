@@ -129,11 +129,11 @@ def show(rows: list[Row], refreshes: list[Refresh]) -> None:
     print(f"bar {BAR} for sorted bits with and without weights: {word}")
     print(f"\n{'refresh at density 0.1':<30}{'overlap':>12}{'whole':>12}{'difference':>12}"
           f"{'saved':>8}{'zstd of it':>12}")  # fmt: skip
-    for one in refreshes:
-        what = f"{one.replaced} of {one.voters} voters replaced"
-        print(f"{what:<30}{one.overlap:>12.3f}{one.whole:>12,}"
-              f"{one.difference:>12,}{1 - one.difference / one.whole:>8.0%}{one.zstd:>12,}"
-              )  # fmt: skip
+    for refresh in refreshes:
+        what = f"{refresh.replaced} of {refresh.voters} voters replaced"
+        saved = 1 - refresh.difference / refresh.whole
+        print(f"{what:<30}{refresh.overlap:>12.3f}{refresh.whole:>12,}"
+              f"{refresh.difference:>12,}{saved:>8.0%}{refresh.zstd:>12,}")  # fmt: skip
 
 
 def plot(rows: list[Row], path: Path) -> None:
@@ -178,9 +178,9 @@ def main() -> int:
     with score_clients(args, max(sum(case) for case in cases)) as paths:
         weights = {path.stem: 600 for path in paths}  # samples: all clients have as many
         mean = mean_scores(read(paths[:voters]), weights)
-        one = np.load(paths[0])
+        scores_of_one = np.load(paths[0])
         rows = [measure(f"{voters} clients", mean, density, network) for density in densities]
-        rows += [measure("one client", one, density, network) for density in densities]
+        rows += [measure("one client", scores_of_one, density, network) for density in densities]
         kept = round(REFRESH_DENSITY * mean.size)
         refreshes = []
         for some, replaced in cases:
@@ -192,7 +192,7 @@ def main() -> int:
         args.out / "mask_bytes.json",
         {
             "masks": [asdict(row) for row in rows],
-            "refreshes": [asdict(one) for one in refreshes],
+            "refreshes": [asdict(refresh) for refresh in refreshes],
             "met": met,
             "quick": args.quick,
         },

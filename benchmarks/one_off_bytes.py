@@ -51,7 +51,7 @@ def overlaps(args: argparse.Namespace) -> list[CodeResult]:
     with score_clients(args, voters) as paths:
         work = [Codings(args.data, None, clients, cnn) for clients in (5, 20, 100)]
         work += [Codings(args.data, tuple(paths), voters, (coding,)) for coding in resnet]
-        costs = [10 if one.paths else 4 for one in work]
+        costs = [10 if item.paths else 4 for item in work]
         parts = run_all(code_scores, work, costs, args.processes, "coding scores")
     return [result for part in parts for result in part]
 
@@ -63,8 +63,8 @@ def accuracies(args: argparse.Namespace) -> list[dict[str, Any]]:
     costs = [rounds] * len(work)
     reached = run_all(run_short, work, costs, args.processes, "training")
     rows: dict[Coding | None, list[float]] = {coding: [] for coding in TRAINED}
-    for one, accuracy in zip(work, reached, strict=True):
-        rows[one.coding].append(accuracy)
+    for item, accuracy in zip(work, reached, strict=True):
+        rows[item.coding].append(accuracy)
     exact = np.array(rows[None])
     return [
         {
@@ -79,22 +79,25 @@ def accuracies(args: argparse.Namespace) -> list[dict[str, Any]]:
 
 def judged(results: Sequence[CodeResult]) -> list[CodeResult]:
     """Return the results for which the bar holds: the default code, 20 clients or more."""
-    return [one for one in results if one.coding == DEFAULT and one.clients >= 20]
+    return [result for result in results if result.coding == DEFAULT and result.clients >= 20]
 
 
 def met(results: Sequence[CodeResult]) -> bool:
-    return all(one.share <= BYTES_BAR and one.overlap >= OVERLAP_BAR for one in judged(results))
+    return all(
+        result.share <= BYTES_BAR and result.overlap >= OVERLAP_BAR for result in judged(results)
+    )
 
 
 def show(results: Sequence[CodeResult], trained: list[dict[str, Any]]) -> None:
     """Print the tables."""
     print(f"{'network, clients':<22}{'code':<14}{'coded':>7}{'bits':>7}{'overlap':>9}{'scores':>12}"
           f"{'mask':>10}{'of the paper':>14}")  # fmt: skip
-    for one in results:
-        mark = " *" if one in judged(results) else ""
-        print(f"{f'{one.network}, {one.clients}':<22}{one.coding.name:<14}{one.coded:>6.2f}k"
-              f"{one.bits:>7.2f}{one.overlap:>9.4f}{one.score_bytes:>12,.0f}{one.mask_bytes:>10,}"
-              f"{one.share:>14.4f}{mark}")  # fmt: skip
+    for result in results:
+        mark = " *" if result in judged(results) else ""
+        print(f"{f'{result.network}, {result.clients}':<22}{result.coding.name:<14}"
+              f"{result.coded:>6.2f}k{result.bits:>7.2f}{result.overlap:>9.4f}"
+              f"{result.score_bytes:>12,.0f}{result.mask_bytes:>10,}"
+              f"{result.share:>14.4f}{mark}")  # fmt: skip
     if judged(results):
         word = "met" if met(results) else "FAILED"
         print(f"* bars: {BYTES_BAR} of 4P + 4W + W/8, overlap {OVERLAP_BAR}: {word}")
@@ -102,7 +105,7 @@ def show(results: Sequence[CodeResult], trained: list[dict[str, Any]]) -> None:
         print("no bar: a quick look has too few clients")
     print(f"\n{'mask of':<22}{'accuracy':>10}   minus the exact mask's, by seed")
     for row in trained:
-        minus = "  ".join(f"{100 * one:+.2f}" for one in row["minus_exact"])
+        minus = "  ".join(f"{100 * difference:+.2f}" for difference in row["minus_exact"])
         print(f"{row['code']:<22}{row['accuracy']:>10.2%}   {minus} %")
     deviation = trained[0]["seed_deviation"]
     if deviation is not None:
@@ -116,14 +119,16 @@ def plot(results: Sequence[CodeResult], trained: list[dict[str, Any]], path: Pat
     figure, (left, middle, right) = plt.subplots(
         1, 3, figsize=(13, 4), layout="constrained", width_ratios=(3, 3, 2)
     )
-    for place, group in enumerate(dict.fromkeys((one.network, one.clients) for one in results)):
-        some = [one for one in results if (one.network, one.clients) == group]
+    for place, group in enumerate(
+        dict.fromkeys((result.network, result.clients) for result in results)
+    ):
+        some = [result for result in results if (result.network, result.clients) == group]
         label = f"{group[0]}, {group[1]} clients"
         _draw_line(left, [o for o in some if o.coding.factor == FACTOR], f"C{place}", label)
         if group == ("CNN", 20):
-            for shade, factor in enumerate(dict.fromkeys(one.coding.factor for one in some)):
+            for shade, factor in enumerate(dict.fromkeys(result.coding.factor for result in some)):
                 label = f"the {factor}k largest coded" if factor else "all coded"
-                line = [one for one in some if one.coding.factor == factor]
+                line = [result for result in some if result.coding.factor == factor]
                 _draw_line(middle, line, f"C{4 + shade}", label)
     left.set_title(f"the {FACTOR}k largest coded, m mantissa bits")
     middle.set_title("CNN, 20 clients")
@@ -155,7 +160,7 @@ def _draw_line(axis: Any, line: list[CodeResult], colour: str, label: str) -> No
 def _draw_accuracy(axis: Any, trained: list[dict[str, Any]]) -> None:
     names = [row["code"] for row in trained[1:]]
     for place, row in enumerate(trained[1:]):
-        minus = [100 * one for one in row["minus_exact"]]
+        minus = [100 * difference for difference in row["minus_exact"]]
         axis.plot([place] * len(minus), minus, "o", ms=4, color="C0")
     if trained[0]["seed_deviation"]:
         deviation = 100 * trained[0]["seed_deviation"]
@@ -173,7 +178,7 @@ def main() -> int:
     args = parsed(parser)
     results = overlaps(args)
     trained = accuracies(args)
-    rows = [one.as_row() for one in results]
+    rows = [result.as_row() for result in results]
     environment.write(
         args.out / "one_off_bytes.json",
         {"codes": rows, "trained": trained, "met": met(results), "quick": args.quick},

@@ -76,22 +76,22 @@ class Short:
     rounds: int
 
 
-def code_scores(one: Codings, report: Report) -> list[CodeResult]:
+def code_scores(work: Codings, report: Report) -> list[CodeResult]:
     """Return the result of each coding; runs in a process of its own."""
-    if one.paths:
+    if work.paths:
         network, seed = "ResNet-18", resnet_scores.SETTINGS.seed
         _, manifest, initial = resnet_scores.resnet()
-        exact = resnet_scores.read(one.paths)
+        exact = resnet_scores.read(work.paths)
         weights = dict.fromkeys(exact, 1)
     else:
         network, seed = "CNN", 0
-        clients = federation(one.data, seed, NUM_CLIENTS, PER_ROUND)
+        clients = federation(work.data, seed, NUM_CLIENTS, PER_ROUND)
         manifest, initial, weights = clients.manifest, clients.initial, clients.weights
-        exact = clients.scores(list(clients.sites)[: one.clients])
+        exact = clients.scores(list(clients.sites)[: work.clients])
     kept = kept_for_sparsity(SPARSITY, manifest.num_masked)
     wanted = top_k(mean_scores(exact, weights), kept)
     results = []
-    for coding in one.codings:
+    for coding in work.codings:
         mask, score_bytes, coded = mask_of(coding, exact, weights, kept, seed)
         mask_bytes = coded_mask_bytes(mask, manifest, initial)
         shared = int(np.count_nonzero(mask.bools() & wanted.bools()))
@@ -109,7 +109,7 @@ def code_scores(one: Codings, report: Report) -> list[CodeResult]:
                 shared / kept,
             )
         )
-    report(10 if one.paths else 4)
+    report(10 if work.paths else 4)
     return results
 
 
@@ -119,11 +119,11 @@ def mask_of(
     """Return the mask that coded scores give, their mean bytes, and codes per kept coordinate."""
     received: dict[str, Vector] = {}
     num_bytes, num_codes = 0, 0
-    for client, one in exact.items():
-        words = random_words(seed, one.size, "scores", client)
-        num_coded = coding.factor * kept or one.size
-        payload = scores.encode(one, num_coded, words, coding.mantissa_bits)
-        received[client] = scores.decode(payload, one.size)
+    for client, own in exact.items():
+        words = random_words(seed, own.size, "scores", client)
+        num_coded = coding.factor * kept or own.size
+        payload = scores.encode(own, num_coded, words, coding.mantissa_bits)
+        received[client] = scores.decode(payload, own.size)
         num_bytes += len(payload)
         num_codes += int(np.count_nonzero(received[client]))
     mask = top_k(mean_scores(received, weights), kept)
@@ -135,19 +135,19 @@ def coded_mask_bytes(mask: Mask, manifest: Manifest, initial: Vector) -> int:
     return len(sorted_bits.encode(mask.bits, shapes, initial[: manifest.num_masked]))
 
 
-def run_short(one: Short, report: Report) -> float:
+def run_short(work: Short, report: Report) -> float:
     """Return the accuracy of a run, the mean of its last rounds; runs in a process of its own."""
-    clients = federation(one.data, one.seed, NUM_CLIENTS, PER_ROUND)
+    clients = federation(work.data, work.seed, NUM_CLIENTS, PER_ROUND)
     mask = clients.mask
-    if one.coding:
+    if work.coding:
         exact = clients.scores(clients.sites)
-        mask, *_ = mask_of(one.coding, exact, clients.weights, clients.num_kept, one.seed)
+        mask, *_ = mask_of(work.coding, exact, clients.weights, clients.num_kept, work.seed)
     reached: list[float] = []
 
     def on_round(round_number: int, base: Vector) -> None:
-        if round_number >= one.rounds - LAST:
+        if round_number >= work.rounds - LAST:
             reached.append(clients.accuracy(mask, base))
         report(1)
 
-    clients.train(mask, one.rounds, PlainChannel(), on_round)
+    clients.train(mask, work.rounds, PlainChannel(), on_round)
     return float(np.mean(reached))

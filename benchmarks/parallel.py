@@ -72,8 +72,8 @@ def _begin(reports: Any) -> None:
     prepare_torch(1)
 
 
-def _call(function: Callable[[Work, Report], Result], one: Work) -> Result:
-    return function(one, _reports.put)
+def _call(function: Callable[[Work, Report], Result], work: Work) -> Result:
+    return function(work, _reports.put)
 
 
 def add_processes_flag(parser: argparse.ArgumentParser) -> None:

@@ -57,7 +57,9 @@ NUM_SAMPLES = 100
 UPLOAD_SLOTS = 8
 TIMEOUT_S = 120.0
 CODED_BITS_PER_S, CODED_RTT_S = 20e6, 0.05
-ALL_ENCODINGS = tuple(one.number for one in transfer_pb2.Encoding.DESCRIPTOR.values if one.number)
+ALL_ENCODINGS = tuple(
+    value.number for value in transfer_pb2.Encoding.DESCRIPTOR.values if value.number
+)
 FIXED = ("scores", "values", "evaluation")  # phases whose encodings have a fixed size
 
 
@@ -282,7 +284,7 @@ def compare_seconds(
         "update": times.update,
     }
     for what, seconds in planned.items():
-        each = [one["seconds"] for one in transfers if one["what"] == what]
+        each = [transfer["seconds"] for transfer in transfers if transfer["what"] == what]
         # The clients move in step, so each group of lines is one transfer of all of them.
         groups = [each[at : at + scenario.clients] for at in range(0, len(each), scenario.clients)]
         slowest = [max(group) for group in groups]
@@ -339,7 +341,7 @@ def show(results: list[dict[str, Any]]) -> None:
             planned, measured = row["planned"], row["measured"]
             print(
                 f"  {row['what']:<20} planned {_range(planned, '.2f'):>17} s   measured "
-                f"{', '.join(f'{one:.2f}' for one in measured):>17} s   {_word(row)}"
+                f"{', '.join(f'{seconds:.2f}' for seconds in measured):>17} s   {_word(row)}"
             )
         for row in result["bytes"]:
             print(
@@ -363,9 +365,9 @@ def plot(results: list[dict[str, Any]], path: Path) -> None:
     import matplotlib.pyplot as plt
 
     figure, (left, right) = plt.subplots(1, 2, figsize=(10, 4), layout="constrained")
-    for colour, result in enumerate(one for one in results if "seconds" in one):
+    for colour, result in enumerate(result for result in results if "seconds" in result):
         planned = [row["planned"]["high"] for row in result["seconds"] for _ in row["measured"]]
-        measured = [one for row in result["seconds"] for one in row["measured"]]
+        measured = [seconds for row in result["seconds"] for seconds in row["measured"]]
         left.plot(planned, measured, "o", ms=5, color=f"C{colour}", label=result["name"])
         rows = [row for row in result["bytes"] if row["phase"] in FIXED]
         names = [f"{row['phase']} {row['direction']}" for row in rows]

@@ -178,20 +178,23 @@ def _coded(values: Vector, base: Vector, where: str, settings: RunSettings) -> I
 def show(found: list[Found]) -> None:
     """Print by kind what share of its range was used, and everything that lies outside."""
     print(f"{'':<32}{'sizes':>8}{'lowest':>9}{'highest':>9}   (0 and 1: the ends of the range)")
-    for kind in dict.fromkeys(one.kind for one in found):
-        places = [one.in_range for one in found if one.kind == kind]
+    for kind in dict.fromkeys(estimate.kind for estimate in found):
+        places = [estimate.in_range for estimate in found if estimate.kind == kind]
         print(f"{kind:<32}{len(places):>8}{min(places):>9.2f}{max(places):>9.2f}")
-    for one in found:
-        if not one.good:
-            print(f"OUTSIDE: {one.kind} of {one.where}: {one.num_bytes:,} bytes, {one.planned}")
+    for estimate in found:
+        if not estimate.good:
+            print(
+                f"OUTSIDE: {estimate.kind} of {estimate.where}: "
+                f"{estimate.num_bytes:,} bytes, {estimate.planned}"
+            )
 
 
 def summary(found: list[Found]) -> list[dict[str, Any]]:
     """Return, for every kind and place, the smallest and the largest size."""
     rows = []
-    for kind, where in dict.fromkeys((one.kind, one.where) for one in found):
-        group = [one for one in found if (one.kind, one.where) == (kind, where)]
-        sizes = [one.num_bytes for one in group]
+    for kind, where in dict.fromkeys((estimate.kind, estimate.where) for estimate in found):
+        group = [estimate for estimate in found if (estimate.kind, estimate.where) == (kind, where)]
+        sizes = [estimate.num_bytes for estimate in group]
         planned = asdict(group[0].planned)
         rows.append({"kind": kind, "where": where, "smallest": min(sizes), "largest": max(sizes),
                      "planned": planned})  # fmt: skip
@@ -203,11 +206,11 @@ def main() -> int:
     parser.add_argument("--out", type=Path, default=environment.RESULTS, help="folder of results")
     args = parser.parse_args()
     torch.set_num_threads(1)
-    found = [one for case in NETWORKS for one in measure_scoring(case)]
-    found += [one for training in TRAININGS for one in measure_training(training)]
+    found = [estimate for case in NETWORKS for estimate in measure_scoring(case)]
+    found += [estimate for training in TRAININGS for estimate in measure_training(training)]
     environment.write(args.out / "plan_ranges.json", {"sizes": summary(found)})
     show(found)
-    return 0 if all(one.good for one in found) else 1
+    return 0 if all(estimate.good for estimate in found) else 1
 
 
 if __name__ == "__main__":

@@ -79,7 +79,7 @@ def measure(args: argparse.Namespace, folder: Path) -> dict[str, Any]:
         "whole_run_cpu_s": _summary(whole),
         "updates_per_cpu_s": {
             name: {
-                **_summary([one.updates_per_cpu_s for one in some], most=True),
+                **_summary([result.updates_per_cpu_s for result in some], most=True),
                 "accuracy": some[-1].accuracy,
             }
             for name, some in rates.items()
@@ -120,10 +120,10 @@ def _ratios(rates: Mapping[str, Sequence[Rate]]) -> dict[str, float]:
     return {
         name: median(
             a.updates_per_cpu_s / b.updates_per_cpu_s
-            for a, b in zip(rates[one], rates[other], strict=True)
+            for a, b in zip(rates[first], rates[other], strict=True)
         )
-        for name, (one, other) in pairs.items()
-        if one in rates and other in rates
+        for name, (first, other) in pairs.items()
+        if first in rates and other in rates
     }
 
 
@@ -136,9 +136,9 @@ def show(result: Mapping[str, Any]) -> bool:
         "within noise": all(row["within_noise"] for row in result["modes"]),
     }
     print(f"\n{'client updates per CPU second':<32} {'median':>8} {'best':>8}  accuracy")
-    for name, one in result["updates_per_cpu_s"].items():
-        accuracy = f"{100 * one['accuracy']:.1f} %"
-        print(f"{name:<32} {one['median']:8.1f} {one['best']:8.1f}  {accuracy}")
+    for name, rate in result["updates_per_cpu_s"].items():
+        accuracy = f"{100 * rate['accuracy']:.1f} %"
+        print(f"{name:<32} {rate['median']:8.1f} {rate['best']:8.1f}  {accuracy}")
     for name, value in result["ratios"].items():
         print(f"{name:<32} {value:8.2f}")
     print(f"{'bar: fast / exact, 95 %':<32} {RATIO_BAR:8.2f}  {_word(met['fast / exact'])}")
@@ -152,8 +152,8 @@ def show(result: Mapping[str, Any]) -> bool:
         f"\n{'accuracy, points':<10} {'exact':>8} {'fast':>8} {'fast - exact':>24} {'seed sd':>8}"
     )
     for row in result["modes"]:
-        one = row["fast_minus_exact"]
-        difference = f"{one['mean']:+.3f} [{one['low']:+.3f}, {one['high']:+.3f}]"
+        interval = row["fast_minus_exact"]
+        difference = f"{interval['mean']:+.3f} [{interval['low']:+.3f}, {interval['high']:+.3f}]"
         print(
             f"{row['sparsity']:<10} {row['exact_mean']:14.2f} {row['fast_mean']:8.2f} "
             f"{difference:>24} {row['seed_sd']:8.2f}  {_word(row['within_noise'])}"

@@ -38,7 +38,10 @@ def compare_modes(seeds: Sequence[int], rounds: int, folder: Path) -> list[dict[
     rows = []
     for name in SPARSITIES:
         exact, fast = (
-            {seed: 100 * one for seed, one in by_seed(results, f"{name}, {mode}", MEASURE).items()}
+            {
+                seed: 100 * value
+                for seed, value in by_seed(results, f"{name}, {mode}", MEASURE).items()
+            }
             for mode in ("exact", "fast")
         )
         mean, sd = mean_and_sd(list(exact.values()))

@@ -136,7 +136,7 @@ async def measure(args: argparse.Namespace, folder: Path) -> dict[str, Any]:
         "model_digest": status.model_digest.hex(),
         "digests_of_clients": sorted({client.final_digest.hex() for client in clients}),
         **figures(looks),
-        "looks": [asdict(one) for one in looks],
+        "looks": [asdict(look) for look in looks],
     }
 
 
@@ -145,9 +145,9 @@ def figures(looks: list[Look]) -> dict[str, Any]:
     warm = looks[int(WARM_UP * len(looks)) :]
     half = len(looks) // 2
     third, last = looks[half : half + half // 2], looks[half + half // 2 :]
-    heap = [float(np.median([one.heap_bytes for one in part])) for part in (third, last)]
+    heap = [float(np.median([look.heap_bytes for look in part])) for part in (third, last)]
     growth = {  # the least: what comes and goes is there in some looks, what leaks in all
-        name: min(getattr(one, name) for one in last) - min(getattr(one, name) for one in third)
+        name: min(getattr(look, name) for look in last) - min(getattr(look, name) for look in third)
         for name in ("threads", "descriptors", "files")
     }
     return {
@@ -162,8 +162,8 @@ def figures(looks: list[Look]) -> dict[str, Any]:
 
 def slope(looks: list[Look], of: str = "resident_bytes") -> float:
     """Return the median of the slopes of all pairs, in bytes a round."""
-    rounds = np.array([one.rounds_done for one in looks], dtype=np.float64)
-    taken = np.array([getattr(one, of) for one in looks], dtype=np.float64)
+    rounds = np.array([look.rounds_done for look in looks], dtype=np.float64)
+    taken = np.array([getattr(look, of) for look in looks], dtype=np.float64)
     first, second = np.triu_indices(len(looks), k=1)
     apart = rounds[second] - rounds[first]
     pairs = apart > 0
@@ -202,14 +202,14 @@ def plot(result: dict[str, Any], path: Path) -> None:
     import matplotlib.pyplot as plt
 
     figure, (left, right) = plt.subplots(1, 2, figsize=(11, 4), layout="constrained")
-    rounds = [one["rounds_done"] for one in result["looks"]]
-    left.plot(rounds, [one["resident_bytes"] / 1e6 for one in result["looks"]], lw=1.2)
+    rounds = [look["rounds_done"] for look in result["looks"]]
+    left.plot(rounds, [look["resident_bytes"] / 1e6 for look in result["looks"]], lw=1.2)
     left.axvspan(0, WARM_UP * result["rounds"], color="#eeeeee", lw=0, label="warm-up")
     left.set(xlabel="rounds", ylabel="resident memory, MB", xlim=0, ylim=0)
     left.set_title(f"{result['mb_per_1000_rounds']:+.2f} MB in 1,000 rounds", fontsize=10)
     left.legend(fontsize=8)
     for name in ("threads", "descriptors", "files"):
-        right.plot(rounds, [one[name] for one in result["looks"]], lw=1.2, label=name)
+        right.plot(rounds, [look[name] for look in result["looks"]], lw=1.2, label=name)
     right.set(xlabel="rounds", xlim=0, ylim=0)
     right.set_title(f"coordinator with {result['clients']} clients", fontsize=10)
     right.legend(fontsize=8)

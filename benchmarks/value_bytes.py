@@ -75,10 +75,10 @@ def show(results: dict[str, dict[str, Any]], compared: dict[str, float]) -> None
             f"{row['accuracy']:>10.3f}"
         )
         if len(row["down_forms"]) > 1:
-            for form, one in row["down_forms"].items():
-                share = f"{one['share']:.1%} of downloads"
-                print(f"  {'against ' + form if 'base' in form else form:<34}{one['ratio']:.3f}  "
-                      f"({share})")  # fmt: skip
+            for form, download in row["down_forms"].items():
+                share = f"{download['share']:.1%} of downloads"
+                label = f"against {form}" if "base" in form else form
+                print(f"  {label:<34}{download['ratio']:.3f}  ({share})")
     word = "met" if met(results) else "FAILED"
     print(f"bars, all of 100: {UP_BAR} up, {DOWN_BAR} down: {word}")
     print("\nthe same updates in other codes")
@@ -124,8 +124,8 @@ def main() -> int:
     args = parsed(parser)
     runs = runs_of(args.data, args.quick, args.runs)
     work = list(runs.values())
-    outcomes = run_all(run, work, [one.cost for one in work], args.processes, "training")
-    results = {name: summary(one) for name, one in zip(runs, outcomes, strict=True)}
+    outcomes = run_all(run, work, [item.cost for item in work], args.processes, "training")
+    results = {name: summary(outcome) for name, outcome in zip(runs, outcomes, strict=True)}
     compared = outcomes[0].compared
     environment.write(
         args.out / "value_bytes.json",

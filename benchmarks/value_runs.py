@@ -63,29 +63,29 @@ class Outcome:
 
     def up(self) -> list[float]:
         """Return each round's mean upload, as a share of 4sP."""
-        return [float(np.mean(one.up)) / self.paper_bytes for one in self.rounds]
+        return [float(np.mean(entry.up)) / self.paper_bytes for entry in self.rounds]
 
     def down(self, form: str = "") -> list[float]:
         """Return each round's mean download, of one form or of all; NaN where there is none."""
         means = []
-        for one in self.rounds:
-            sizes = [s for name, some in one.down.items() if form in ("", name) for s in some]
+        for entry in self.rounds:
+            sizes = [s for name, some in entry.down.items() if form in ("", name) for s in some]
             means.append(float(np.mean(sizes)) / self.paper_bytes if sizes else float("nan"))
         return means
 
     def forms(self, first: int) -> dict[str, float]:
         """Return the share of downloads of each form, from the round `first` on."""
         counts: dict[str, int] = {}
-        for one in self.rounds[first:]:
-            for form, sizes in one.down.items():
+        for entry in self.rounds[first:]:
+            for form, sizes in entry.down.items():
                 counts[form] = counts.get(form, 0) + len(sizes)
         return {form: count / sum(counts.values()) for form, count in counts.items()}
 
     def relative_errors(self, first: int) -> dict[str, float]:
         rounds = self.rounds[first:]
         return {
-            "up": float(np.mean([error for one in rounds for error in one.up_error])),
-            "down": float(np.mean([one.base_error for one in rounds])),
+            "up": float(np.mean([error for entry in rounds for error in entry.up_error])),
+            "down": float(np.mean([entry.base_error for entry in rounds])),
         }
 
 
@@ -95,28 +95,28 @@ def add_runs_flag(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def run(one: Run, report: Report) -> Outcome:
+def run(work: Run, report: Report) -> Outcome:
     """Return the outcome of a run, kept or new; runs in a process of its own."""
-    if one.kept and one.kept.exists():
-        report(one.cost)
-        return _read(one.kept)
-    outcome = _train(one, report)
-    if one.kept:
-        one.kept.parent.mkdir(parents=True, exist_ok=True)
-        unfinished = one.kept.with_suffix(".part")
+    if work.kept and work.kept.exists():
+        report(work.cost)
+        return _read(work.kept)
+    outcome = _train(work, report)
+    if work.kept:
+        work.kept.parent.mkdir(parents=True, exist_ok=True)
+        unfinished = work.kept.with_suffix(".part")
         unfinished.write_text(json.dumps(asdict(outcome)))
-        unfinished.replace(one.kept)
+        unfinished.replace(work.kept)
     return outcome
 
 
 def _read(path: Path) -> Outcome:
     fields = json.loads(path.read_text())
-    fields["rounds"] = [Round(**one) for one in fields["rounds"]]
+    fields["rounds"] = [Round(**row) for row in fields["rounds"]]
     return Outcome(**fields)
 
 
-def _train(one: Run, report: Report) -> Outcome:
-    clients = federation(one.data, one.seed, one.num_clients, one.per_round)
+def _train(work: Run, report: Report) -> Outcome:
+    clients = federation(work.data, work.seed, work.num_clients, work.per_round)
     mask = clients.mask
     first = mask.gather(clients.initial)
     samples: list[dict[str, float]] = []
@@ -129,12 +129,12 @@ def _train(one: Run, report: Report) -> Outcome:
     accuracy: list[float] = []
 
     def on_round(round_number: int, base: Vector) -> None:
-        if round_number >= one.rounds - LAST:
+        if round_number >= work.rounds - LAST:
             accuracy.append(clients.accuracy(mask, base))
-        report(one.cost_per_round)
+        report(work.cost_per_round)
 
-    channel = CodedChannel(one.variant, clients.settings, first, watch if one.compared else None)
-    clients.train(mask, one.rounds, channel, on_round)
+    channel = CodedChannel(work.variant, clients.settings, first, watch if work.compared else None)
+    clients.train(mask, work.rounds, channel, on_round)
     paper_bytes = clients.paper_bytes
     means: dict[str, Any] = {
         code: float(np.mean([sample[code] for sample in samples])) / paper_bytes

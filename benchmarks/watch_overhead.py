@@ -82,11 +82,11 @@ class Federation:
 
 async def stretch(federations: dict[str, Federation], args: argparse.Namespace) -> Stretch:
     """Return what each coordinator did in the same stretch of time."""
-    while min(one.mark()[1] for one in federations.values()) < args.warm_up:
+    while min(federation.mark()[1] for federation in federations.values()) < args.warm_up:
         await asyncio.sleep(0.1)
-    before = {name: one.mark() for name, one in federations.items()}
+    before = {name: federation.mark() for name, federation in federations.items()}
     await asyncio.sleep(args.seconds)
-    after = {name: one.mark() for name, one in federations.items()}
+    after = {name: federation.mark() for name, federation in federations.items()}
     return {
         name: (after[name][0] - before[name][0], after[name][1] - before[name][1])
         for name in federations
@@ -155,8 +155,8 @@ async def go(
         watched = federations["watched"].server
         jobs: list[asyncio.Future[Any]] = [
             asyncio.ensure_future(client.take_part())
-            for one in federations.values()
-            for client in one.clients
+            for federation in federations.values()
+            for client in federation.clients
         ]
         jobs.append(asyncio.ensure_future(scrape(watched, times["scrapes"])))
         jobs.append(asyncio.ensure_future(look(watched, times)))
@@ -185,7 +185,7 @@ async def measure(args: argparse.Namespace, on_core: Sequence[str]) -> dict[str,
             order = NAMES[place:] + NAMES[:place]
             found.append(await go(args, order, on_core, Path(folder), times))
         print(f"{number + 1} of {args.goes} goes", file=sys.stderr, flush=True)
-    quiet = [one[name] for one in found for name in QUIET]
+    quiet = [turn[name] for turn in found for name in QUIET]
     return {
         "clients": args.clients,
         "any_core": args.any_core,
@@ -197,7 +197,7 @@ async def measure(args: argparse.Namespace, on_core: Sequence[str]) -> dict[str,
             name: 1e3 * float(np.median(times[name])) for name in ("scrapes", "looks", "drawings")
         },
         "goes": found,
-        "rounds": sum(one["watched"][1] for one in found),
+        "rounds": sum(turn["watched"][1] for turn in found),
         "cpu_ms_per_round": 1e3 * sum(cpu_s for cpu_s, _ in quiet) / sum(n for _, n in quiet),
         **figures(found),
     }
@@ -210,8 +210,8 @@ def figures(found: list[Stretch]) -> dict[str, Any]:
     started first, second, third) and its name do; by least squares of the logarithms.
     """
     seen, taken = [], []
-    for number, one in enumerate(found):
-        for place, (name, (cpu_s, rounds)) in enumerate(one.items()):
+    for number, turn in enumerate(found):
+        for place, (name, (cpu_s, rounds)) in enumerate(turn.items()):
             row = np.zeros(len(found) + 4)
             row[number] = 1
             if place < 2:
@@ -234,12 +234,12 @@ def figures(found: list[Stretch]) -> dict[str, Any]:
         told[f"{key}_95"] = [float(np.expm1(more - half)), float(np.expm1(more + half))]
     of_place = design[:, -4:-2] @ effects[-4:-2]
     even = np.exp(logs - of_place).reshape(len(found), -1)  # without what places do
-    names = [list(one) for one in found]
+    names = [list(turn) for turn in found]
     each = [dict(zip(*pair, strict=True)) for pair in zip(names, even.tolist(), strict=True)]
     told["overhead_of_goes"] = [
-        one["watched"] / np.mean([one[name] for name in QUIET]) - 1 for one in each
+        turn["watched"] / np.mean([turn[name] for name in QUIET]) - 1 for turn in each
     ]
-    told["same_program_of_goes"] = [one["again"] / one["unwatched"] - 1 for one in each]
+    told["same_program_of_goes"] = [turn["again"] / turn["unwatched"] - 1 for turn in each]
     return told
 
 

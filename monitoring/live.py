@@ -183,7 +183,7 @@ def _tell_where(scene: Scene) -> None:
 def _expression(title: str) -> str:
     """Return the expression of a panel of *Round latency*, with its variables filled in."""
     panels = round_latency()["panels"]
-    (panel,) = [one for one in panels if one["title"] == title]
+    (panel,) = [panel for panel in panels if panel["title"] == title]
     expr: str = panel["targets"][0]["expr"]
     return expr.replace("$job", ".*").replace("$instance", ".*").replace(WINDOW, "10m")
 
@@ -201,7 +201,7 @@ def _scrape_clients(scene: Scene) -> None:
         federation.ended()
         texts = [(federation.folder / f"{name}.out").read_text() for name in federation.clients]
         found = [text.rpartition(" metrics on ")[2].strip() for text in texts]
-        addresses[:] = [f"localhost:{one.rpartition(':')[2]}" for one in found if one]
+        addresses[:] = [f"localhost:{line.rpartition(':')[2]}" for line in found if line]
         return len(addresses) == len(texts)
 
     scene.wait(all_told, "the clients print their metrics ports", SEEN_DEADLINE_S)

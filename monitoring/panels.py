@@ -374,7 +374,7 @@ def _window() -> Json:
         "type": "interval",
         "query": ",".join(times),
         "current": auto,
-        "options": [auto, *({"selected": False, "text": one, "value": one} for one in times)],
+        "options": [auto, *({"selected": False, "text": time, "value": time} for time in times)],
         "auto": True,
         "auto_count": 6,
         "auto_min": "10m",

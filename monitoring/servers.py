@@ -168,7 +168,9 @@ class Prometheus(Server):
     def firing(self) -> dict[str, dict[str, Any]]:
         """Return the alerts that fire now, by name."""
         alerts = self.get("/api/v1/alerts")["alerts"]
-        return {one["labels"]["alertname"]: one for one in alerts if one["state"] == "firing"}
+        return {
+            alert["labels"]["alertname"]: alert for alert in alerts if alert["state"] == "firing"
+        }
 
 
 class Alertmanager(Server):

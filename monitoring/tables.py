@@ -39,8 +39,8 @@ def _series() -> str:
     for heading, found in (("coordinator", series.COORDINATOR), ("client", series.CLIENT)):
         parts += [f"### Of a {heading}", "", "| series | kind | labels | meaning |"]
         parts.append("|---|---|---|---|")
-        for one in found:
-            labels = ", ".join(f"`{label}`" for label in one.labels)
-            parts.append(f"| `{one.shown}` | {one.kind} | {labels} | {one.text} |")
+        for entry in found:
+            labels = ", ".join(f"`{label}`" for label in entry.labels)
+            parts.append(f"| `{entry.shown}` | {entry.kind} | {labels} | {entry.text} |")
         parts.append("")
     return "\n" + "\n".join(parts) + "\n"

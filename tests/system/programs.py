@@ -91,7 +91,7 @@ class Program:
         self.out_file, self.err_file = folder / f"{name}.out", folder / f"{name}.err"
         with self.out_file.open("wb") as out, self.err_file.open("wb") as err:
             if forked:
-                path, *flags = (str(one) for one in command)
+                path, *flags = (str(word) for word in command)
                 script = Path(path).name
                 server = fork_server(with_torch=script != "ssfl-coordinator")
                 self.process = server.start(
@@ -125,7 +125,7 @@ class Program:
 
         def line() -> str:
             whole = self.err.rpartition("\n")[0]  # without a line that is being written
-            found = [one for one in whole.splitlines() if text in one]
+            found = [log_line for log_line in whole.splitlines() if text in log_line]
             assert found or self.running, f"{self.name} ended without {text!r}:\n{self.err}"
             return found[0] if found else ""
 
@@ -162,7 +162,7 @@ class Coordinator(Program):
         first, second, *_ = until(lines, "the coordinator prints its ports")
         assert first.startswith("ssfl-coordinator listening on ")
         assert second.startswith("ssfl-coordinator admin on ")
-        self.port, self.admin_port = (int(one.rpartition(":")[2]) for one in (first, second))
+        self.port, self.admin_port = (int(line.rpartition(":")[2]) for line in (first, second))
         return self
 
     @property
@@ -189,7 +189,7 @@ class Coordinator(Program):
 
     def client_state(self, client: str) -> str:
         """Return the state of one client as `ssfl status` shows it; empty if it has not joined."""
-        states = {one.client_id: one.state for one in self.status().clients}
+        states = {status.client_id: status.state for status in self.status().clients}
         return states.get(client, "")
 
     def waits_for(self, client: str, state: str = "") -> None:
@@ -203,7 +203,7 @@ class Coordinator(Program):
 
     def facts(self, kind: str = "") -> list[dict[str, Any]]:
         """Return the facts in the journal, all or those of one kind."""
-        return [one for one in journal(self.state_dir / "journal") if kind in ("", one["fact"])]
+        return [fact for fact in journal(self.state_dir / "journal") if kind in ("", fact["fact"])]
 
     def history(self) -> dict[str, Any]:
         """Return history.json of the finished run."""

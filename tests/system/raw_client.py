@@ -277,7 +277,7 @@ class RawClient:
         return self.final
 
 
-def survive(client: RawClient) -> Vector:
+def take_part_with_rejoins(client: RawClient) -> Vector:
     """Take part to the end, joining again whenever the coordinator was away."""
     while client.final is None:
         try:

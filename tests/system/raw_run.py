@@ -65,7 +65,7 @@ class RawRun:
         self.coordinator.kill()
         self.coordinator = self.programs.coordinator(*RUN, *flags, port=self.coordinator.port)
 
-    def goes_on(self) -> None:
+    def finish_honestly(self) -> None:
         """Both clients take part honestly to the end: the result must be the one by hand."""
         clients = (self.ann, self.bob)
         expected = expected_values(clients)

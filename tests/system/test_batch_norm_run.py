@@ -37,7 +37,7 @@ FLAGS = (
 )  # fmt: skip
 
 
-def test_the_statistics_of_the_final_model_are_those_computed_by_hand(
+def test_the_statistics_of_the_final_model_match_a_separate_computation(
     sites: Programs, shards: Path
 ) -> None:
     coordinator = sites.coordinator(*FLAGS)

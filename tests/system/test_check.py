@@ -42,7 +42,7 @@ def test_a_check_in_the_middle_of_a_run_changes_nothing(
     assert {step["verdict"] for step in steps.values()} == {"ok"}
     assert steps["admission"]["text"] == f"{SHARDS[0]} would be let in"
     assert steps["same model"]["text"].startswith("as the run's (")
-    assert [one["sparsity"] for one in told["rounds"] if one["is_run"]] == ["0.9"]
+    assert [row["sparsity"] for row in told["rounds"] if row["is_run"]] == ["0.9"]
     assert told["link"]["up_bits_per_s"] > 1e6
 
     stranger = sites.run("ssfl", "check", where, "--client-id=stranger")
@@ -51,7 +51,7 @@ def test_a_check_in_the_middle_of_a_run_changes_nothing(
     assert "this run is reproducible with 3 clients, and all have joined" in stranger.out
 
     after = coordinator.status()
-    assert [one.client_id for one in after.clients] == list(SHARDS)
+    assert [client.client_id for client in after.clients] == list(SHARDS)
     assert coordinator.facts() == facts, "nothing of a check is in the journal"
     grown = {
         entry.phase: entry.message_bytes - earlier.message_bytes

@@ -100,7 +100,7 @@ def test_a_state_directory_serves_one_client(sites: Programs) -> None:
 # -- data
 
 
-def test_a_missing_shard_is_told_with_those_that_exist(sites: Programs) -> None:
+def test_a_missing_shard_is_reported_with_those_that_exist(sites: Programs) -> None:
     client = sites.client("shard_07", "localhost:1")
     line = ended(client)
     assert client.ends() == ExitCode.BAD_DATA
@@ -124,7 +124,7 @@ def test_a_shard_without_samples_is_refused_before_joining(programs: Programs) -
 # -- the coordinator
 
 
-def test_an_unreachable_coordinator_is_tried_until_a_deadline_that_is_named(
+def test_an_unreachable_coordinator_is_retried_until_give_up_after(
     sites: Programs,
 ) -> None:
     with socket.socket() as reserved:  # bound but not listening: nobody else can answer here
@@ -139,7 +139,7 @@ def test_an_unreachable_coordinator_is_tried_until_a_deadline_that_is_named(
     assert "giving_up_in_s=2" in client.err
 
 
-def test_something_else_on_the_port_is_not_taken_for_a_coordinator(sites: Programs) -> None:
+def test_a_service_that_is_not_a_coordinator_is_reported(sites: Programs) -> None:
     """Here the admin port: it speaks gRPC, but knows no Join."""
     coordinator = sites.coordinator(*MLP)
     client = sites.client("shard_00", f"localhost:{coordinator.admin_port}")
@@ -195,7 +195,7 @@ def test_a_task_that_fails_shows_its_own_lines(sites: Programs) -> None:
     coordinator.waits_for("shard_00", "left")
 
 
-def test_a_client_that_is_stopped_says_goodbye(sites: Programs) -> None:
+def test_a_stopped_client_leaves_the_run(sites: Programs) -> None:
     coordinator = sites.coordinator(*MLP)
     client = sites.client("shard_00", coordinator)
     until(lambda: coordinator.facts("ModelInitialized"), "the client waits for others")
@@ -205,7 +205,7 @@ def test_a_client_that_is_stopped_says_goodbye(sites: Programs) -> None:
     assert coordinator.client_state("shard_00") == "left"
 
 
-def test_a_folder_that_cannot_hold_the_model_is_told(sites: Programs) -> None:
+def test_an_out_dir_that_cannot_hold_the_model_is_reported(sites: Programs) -> None:
     """The run itself is not harmed: a client with a better folder fetches the model later."""
     coordinator = sites.coordinator("--model=mlp", "--clients=1", "--min-clients=1", "--rounds=1",
                                     "--local-steps=1")  # fmt: skip

@@ -73,13 +73,13 @@ def test_coding_against_a_reference_changes_bytes_and_nothing_else(
         assert 0 < coded < 0.85 * payload_bytes(undisturbed, "values", direction)
 
 
-def test_on_loopback_values_are_plain_and_the_log_says_so(undisturbed: Finished) -> None:
+def test_values_are_plain_on_loopback_and_the_encoding_is_logged(undisturbed: Finished) -> None:
     assert encodings(undisturbed, "values", "up") == {"values_only"}
     assert encodings(undisturbed, "values", "down") == {"values_only"}
     log = next(undisturbed.folder.glob("coordinator-*.err")).read_text()
     ready = [line for line in log.splitlines() if "client ready" in line]
     for shard in SHARDS:
-        (line,) = [one for one in ready if shard in one]
+        (line,) = [text for text in ready if shard in text]
         assert line.endswith("values=values_only")
 
 
@@ -111,7 +111,7 @@ def start(programs: Programs) -> tuple[Coordinator, list[Any], Hold]:
     return coordinator, clients, hold
 
 
-def test_a_lossy_run_is_lossy_both_ways_and_tells_what_it_lost(
+def test_a_lossy_run_codes_both_directions_and_reports_its_error(
     lossy: Finished, undisturbed: Finished
 ) -> None:
     assert encodings(lossy, "values", "up") == {"int8"}
@@ -137,7 +137,7 @@ def test_a_coordinator_killed_in_a_lossy_run_gives_the_same_digest(
     assert finish(again, clients).digest == lossy.digest
 
 
-def test_a_client_killed_in_a_lossy_run_finds_what_its_updates_lost(
+def test_a_client_killed_in_a_lossy_run_restores_its_residual(
     sites: Programs, lossy: Finished
 ) -> None:
     coordinator, clients, hold = start(sites)
@@ -152,7 +152,7 @@ def test_a_client_killed_in_a_lossy_run_finds_what_its_updates_lost(
 # -- an older client
 
 
-def test_an_older_client_takes_part_beside_new_ones_in_a_lossy_run(sites: Programs) -> None:
+def test_an_older_client_takes_part_in_a_lossy_run_with_newer_ones(sites: Programs) -> None:
     """It knows the first four encodings only, and gets the model's bits all the same."""
     coordinator = sites.coordinator(*RUN, LOSSY)
     clients = [sites.client(shard, coordinator) for shard in SHARDS[:-1]]
@@ -208,7 +208,7 @@ def bombs() -> dict[str, bytes]:
     }
 
 
-def test_hostile_updates_are_refused_and_the_run_goes_on(raw: RawRun) -> None:
+def test_hostile_updates_are_refused_and_the_run_continues(raw: RawRun) -> None:
     got = raw.training()
     for data in bombs().values():
         assert len(data) <= 4 * COUNT + 16
@@ -224,10 +224,10 @@ def test_hostile_updates_are_refused_and_the_run_goes_on(raw: RawRun) -> None:
         with refused(INVALID, "invalid_request", "ENCODING_REFERENCE is expected"):
             raw.ann.upload(header, chunks_of(bytes(40)))
     assert list((raw.coordinator.state_dir / "spool").glob("*/ann.*")) == []
-    raw.goes_on()
+    raw.finish_honestly()
 
 
-def test_bad_values_behind_a_code_are_refused_with_their_tensor(raw: RawRun) -> None:
+def test_bad_values_in_a_coded_update_are_refused_with_their_tensor(raw: RawRun) -> None:
     got = raw.training()
     base = np.frombuffer(got.data[-got.task.train.base.num_bytes :], dtype="<f4")
     for bad in (np.nan, np.inf, 2000.0):
@@ -240,10 +240,10 @@ def test_bad_values_behind_a_code_are_refused_with_their_tensor(raw: RawRun) -> 
     other = coded(data, reference_digest=bytes(32))
     with refused(StatusCode.FAILED_PRECONDITION, "stale_base", "coded against other values"):
         raw.ann.upload(raw.ann.update_header(got, b"", values=other), chunks_of(data))
-    raw.goes_on()
+    raw.finish_honestly()
 
 
-def test_hostile_scores_are_refused_and_the_run_goes_on(raw: RawRun) -> None:
+def test_hostile_scores_are_refused_and_the_run_continues(raw: RawRun) -> None:
     got = raw.scoring()
     bad = {
         "noise": b"\xff" * 500,
@@ -256,7 +256,7 @@ def test_hostile_scores_are_refused_and_the_run_goes_on(raw: RawRun) -> None:
         expected = "bad_payload" if len(data) <= 3 + 804 else "invalid_request"
         with refused(INVALID, expected):
             raw.ann.upload(raw.ann.scores_header(got, b"", scores=scores), chunks_of(data))
-    raw.goes_on()
+    raw.finish_honestly()
 
 
 class CodedClient(RawClient):

@@ -25,7 +25,7 @@ from system.federation import (
     first_gradient_of,
 )
 from system.programs import Coordinator, Program, Programs, until
-from system.raw_client import expected_values, survive
+from system.raw_client import expected_values, take_part_with_rejoins
 from system.raw_run import RawRun
 
 pytestmark = pytest.mark.system
@@ -80,7 +80,7 @@ def test_the_coordinator_resumes_with_the_same_accepted_set(
     assert len({(step, client) for step, client, _ in after}) == len(after), "counted twice"
 
 
-def test_a_coordinator_killed_when_the_run_has_just_finished_still_delivers(
+def test_a_coordinator_killed_right_after_the_run_still_delivers_the_model(
     sites: Programs, undisturbed: Finished
 ) -> None:
     coordinator, clients, hold = start(sites, first_gradient_of(2))
@@ -99,7 +99,7 @@ def test_a_coordinator_killed_when_the_run_has_just_finished_still_delivers(
     assert len(set(masks)) == 1
 
 
-def test_a_client_killed_in_a_round_comes_back_with_its_token(
+def test_a_client_killed_in_a_round_rejoins_with_its_token(
     sites: Programs, undisturbed: Finished
 ) -> None:
     coordinator, clients, hold = start(sites, IN_ROUND_1)
@@ -114,7 +114,7 @@ def test_a_client_killed_in_a_round_comes_back_with_its_token(
 
 
 @pytest.mark.parametrize("reproducible", [True, False])
-def test_a_client_whose_data_grew_goes_on(
+def test_a_client_with_more_samples_than_before_continues(
     sites: Programs, shards: Path, *, reproducible: bool
 ) -> None:
     """A step keeps the weights it began with; the new count is the weight of the next one."""
@@ -126,7 +126,9 @@ def test_a_client_whose_data_grew_goes_on(
     grown = sites.folder / "grown"
     grown.mkdir()
     shard = read_shard(shards / f"{SHARDS[-1]}.npz")
-    more_x, more_y = (np.concatenate([one, one[:1]]) for one in (shard.train_x, shard.train_y))
+    more_x, more_y = (
+        np.concatenate([array, array[:1]]) for array in (shard.train_x, shard.train_y)
+    )
     write_shard(grown / f"{SHARDS[-1]}.npz", replace(shard, train_x=more_x, train_y=more_y))
     clients.append(sites.client(SHARDS[-1], coordinator, TASK, f"--data-root={grown}"))
     finish(coordinator, clients)
@@ -159,7 +161,7 @@ def test_a_finished_answer_survives_the_death_of_both_ends(
     assert not answer.exists()
 
 
-def test_clients_follow_a_coordinator_that_begins_afresh_with_other_settings(
+def test_clients_follow_a_coordinator_that_starts_a_new_run_with_other_settings(
     sites: Programs, undisturbed: Finished
 ) -> None:
     """A new run on the same port: its settings count, not those the client was told before."""
@@ -180,7 +182,7 @@ def test_kill_9_at_six_random_moments_changes_nothing(programs: Programs) -> Non
     coordinator = programs.coordinator(*flags)
     raw = RawRun(programs, coordinator)
     with ThreadPoolExecutor(2) as pool:
-        ends = [pool.submit(survive, client) for client in (raw.ann, raw.bob)]
+        ends = [pool.submit(take_part_with_rejoins, client) for client in (raw.ann, raw.bob)]
         for _ in range(6):
             steps = len(coordinator.facts("StepStarted"))
             until(more_steps(coordinator, steps), "the run goes on")

@@ -5,8 +5,7 @@ import signal
 import pytest
 
 from ssfl.program.exits import ExitCode
-from system.light_run import free_port
-from system.programs import Coordinator, Programs
+from system.programs import Coordinator, Programs, free_port
 
 pytestmark = pytest.mark.system
 
@@ -17,7 +16,7 @@ RUN = (
 KILLED = {"FAILPOINTS": "client.goodbye=kill"}
 
 
-def test_it_holds_the_final_model_and_says_so_unless_another_run_asks_for_it(
+def test_a_killed_client_reports_its_final_model_unless_another_run_needs_it(
     sites: Programs,
 ) -> None:
     port = free_port()

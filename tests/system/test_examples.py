@@ -75,11 +75,11 @@ def test_diabetes_predicts_better_than_the_mean_both_sparse_and_dense(copied: Pr
         last = history(folder)["evaluations"][-1]
         assert last["pooled"] is None and last["loss"] < 0.6
         assert last["metrics"]["absolute_error"] < 0.75 * CHANCE_ERROR
-    sent = {name: sum(payloads(one).values()) for name, one in runs_left_by(copied).items()}
+    sent = {name: sum(payloads(folder).values()) for name, folder in runs_left_by(copied).items()}
     assert sent["ssfl"] < 0.4 * sent["dense"]
 
 
-def test_code_or_prose_is_told_far_above_chance(copied: Programs) -> None:
+def test_code_or_prose_classifies_far_above_chance(copied: Programs) -> None:
     make, rehearse = commands("code_or_prose.py")
     run(copied, make)
     run(copied, rehearse, "--rounds=4")
@@ -88,7 +88,7 @@ def test_code_or_prose_is_told_far_above_chance(copied: Programs) -> None:
     assert 0.3 < last["metrics"]["called_prose"] < 0.7
 
 
-def test_fine_tuning_beats_starting_anew_and_sends_the_weights_once(copied: Programs) -> None:
+def test_fine_tuning_beats_random_weights_and_sends_the_weights_once(copied: Programs) -> None:
     make, init, rehearse = commands("fine_tuning.py")
     run(copied, make)
     assert "2 start from the seed: head.weight, head.bias" in run(copied, init).out

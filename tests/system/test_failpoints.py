@@ -60,7 +60,7 @@ def undisturbed(programs: Programs) -> str:
     return digest
 
 
-def dies_at(programs: Programs, light: LightRun, point: str, port: int) -> None:
+def start_and_die_at(programs: Programs, light: LightRun, point: str, port: int) -> None:
     """Start the coordinator with a point armed; it must die there, of SIGKILL."""
     armed = f"{point}=kill@{PASSAGES.get(point, 1)}"
     coordinator = programs.try_coordinator(*RUN, port=port, FAILPOINTS=armed)
@@ -68,7 +68,7 @@ def dies_at(programs: Programs, light: LightRun, point: str, port: int) -> None:
     light.check()
 
 
-def test_every_point_of_the_coordinator_is_survived(programs: Programs) -> None:
+def test_a_run_survives_a_kill_at_every_failpoint_of_the_coordinator(programs: Programs) -> None:
     assert sorted(walk()) == sorted(EVERY_POINT), "a point is left out"
     expected = undisturbed(programs)
     shutil.rmtree(programs.folder / ".ssfl")
@@ -76,14 +76,14 @@ def test_every_point_of_the_coordinator_is_survived(programs: Programs) -> None:
     port = free_port()
     with LightRun(port, CLIENTS) as light:
         for point in walk():
-            dies_at(programs, light, point, port)
+            start_and_die_at(programs, light, point, port)
         last = programs.coordinator(*RUN, port=port)
         assert light.finish() == {expected}
     assert last.ends() == 0
-    nothing_counts_twice(last, light)
+    check_nothing_counts_twice(last, light)
 
 
-def test_a_client_ends_though_nobody_answers_its_goodbye(programs: Programs) -> None:
+def test_a_client_exits_if_its_leave_call_gets_no_answer(programs: Programs) -> None:
     run = ("--clients=1", "--min-clients=1", "--rounds=1", "--exit-when-done")
     coordinator = programs.coordinator(*run, FAILPOINTS="ack.leave=kill@1")
     with LightRun(coordinator.port, 1) as light:
@@ -92,7 +92,7 @@ def test_a_client_ends_though_nobody_answers_its_goodbye(programs: Programs) -> 
     assert digest
 
 
-def nothing_counts_twice(coordinator: Coordinator, light: LightRun) -> None:
+def check_nothing_counts_twice(coordinator: Coordinator, light: LightRun) -> None:
     """An upload counts once; what was acknowledged is neither asked for nor sent again."""
     facts = coordinator.facts("UploadAccepted")
     counted = Counter((fact["step"], fact["client"]) for fact in facts)
@@ -112,7 +112,7 @@ def nothing_counts_twice(coordinator: Coordinator, light: LightRun) -> None:
 
 
 @dataclass(frozen=True)
-class Death:
+class PlannedKill:
     """Where a client is to die, and whether its answer is finished then."""
 
     point: str
@@ -122,27 +122,27 @@ class Death:
 
 WALKS = {
     SHARDS[0]: [
-        Death("client.scored", finished=False),
-        Death("answer.synced", 2, finished=False),
-        Death("client.saved"),
-        Death("client.chunk"),
+        PlannedKill("client.scored", finished=False),
+        PlannedKill("answer.synced", 2, finished=False),
+        PlannedKill("client.saved"),
+        PlannedKill("client.chunk"),
     ],
     SHARDS[1]: [
-        Death("client.trained", finished=False),
-        Death("answer.written", finished=False),
-        Death("answer.renamed", 2),
-        Death("client.receipt"),
+        PlannedKill("client.trained", finished=False),
+        PlannedKill("answer.written", finished=False),
+        PlannedKill("answer.renamed", 2),
+        PlannedKill("client.receipt"),
     ],
-    SHARDS[2]: [Death("client.dropped", 2), Death("answer.named", 2)],
+    SHARDS[2]: [PlannedKill("client.dropped", 2), PlannedKill("answer.named", 2)],
 }
 
 
 @dataclass
-class Mortal:
+class RestartedClient:
     """A client that dies at one point after the other, and is started again each time."""
 
     shard: str
-    deaths: list[Death]
+    deaths: list[PlannedKill]
     programs: Programs
     coordinator: Coordinator
     lives: list[Program] = field(default_factory=list)
@@ -168,12 +168,12 @@ class Mortal:
     def check(self) -> None:
         """A finished answer is the first thing that a new life sends; it is not made again."""
         done: set[str] = set()
-        before: Death | None = None
+        before: PlannedKill | None = None
         for life, death in zip(self.lives, [*self.deaths, None], strict=True):
             story = re.findall(r"trained  round=\d+|scores sent|values sent", life.err)
             if before and before.finished and before.point != "client.dropped":
                 assert not "".join(story[:1]).startswith("trained"), f"after {before}"
-            trained = [one for one in story if one.startswith("trained")]
+            trained = [event for event in story if event.startswith("trained")]
             assert not done & set(trained), f"{self.shard} trained again after {before}"
             if death and not death.finished and death.point.startswith("answer"):
                 trained = trained[:-1]  # it died while it kept that one
@@ -182,17 +182,21 @@ class Mortal:
         assert len(done) == ROUNDS
 
 
-def test_every_point_of_a_client_is_survived(sites: Programs, undisturbed: Finished) -> None:
+def test_a_run_survives_a_kill_at_every_failpoint_of_a_client(
+    sites: Programs, undisturbed: Finished
+) -> None:
     walked = [death.point for deaths in WALKS.values() for death in deaths]
     assert sorted(walked) == sorted(CLIENT_POINTS), "a point is left out"
     coordinator = sites.coordinator(*REAL_RUN)
-    mortals = [Mortal(shard, deaths, sites, coordinator) for shard, deaths in WALKS.items()]
-    until(lambda: min(map(Mortal.over, mortals)), "all clients end", 3 * DEADLINE_S)
+    clients = [
+        RestartedClient(shard, deaths, sites, coordinator) for shard, deaths in WALKS.items()
+    ]
+    until(lambda: min(map(RestartedClient.over, clients)), "all clients end", 3 * DEADLINE_S)
     assert coordinator.ends() == 0
     history = coordinator.history()
     assert history["model_digest"] == undisturbed.digest
-    for mortal in mortals:
-        mortal.check()
+    for client in clients:
+        client.check()
     facts = coordinator.facts("UploadAccepted")
     counted = Counter((fact["step"], fact["client"]) for fact in facts)
     assert set(counted.values()) == {1}, "counted twice"

@@ -52,7 +52,7 @@ def raw_run(programs: Programs, *flags: str) -> Iterator[RawRun]:
 def counted(run: RawRun) -> dict[tuple[str, str], int]:
     """What `ssfl status` tells of refusals."""
     refusals = run.coordinator.status().refusals
-    return {(one.client_id, one.reason): one.count for one in refusals}
+    return {(refusal.client_id, refusal.reason): refusal.count for refusal in refusals}
 
 
 def resident_mb(run: RawRun) -> float:
@@ -64,7 +64,7 @@ def resident_mb(run: RawRun) -> float:
 # -- uploads that hardly move
 
 
-class Loris:
+class SlowUpload:
     """An upload that sends just enough, just in time, for as long as it is let."""
 
     def __init__(self, run: RawRun, name: str, got: Any, data: bytes) -> None:
@@ -96,8 +96,8 @@ class Loris:
         self.over.wait()
 
 
-def test_lorises_in_every_slot_do_not_keep_an_honest_client_out(programs: Programs) -> None:
-    """Two slots, four lorises that are members and in the cohort; with eight: test_turns.py."""
+def test_slow_uploads_in_every_slot_do_not_block_an_honest_client(programs: Programs) -> None:
+    """Two slots and four slow uploads by members of the cohort."""
     names = [f"loris-{number}" for number in range(4)]
     flags = ("--upload-slots=2", "--no-progress-s=1", "--clients=6")
     run = RawRun(programs, programs.coordinator(*RUN[1:], *flags))
@@ -112,22 +112,28 @@ def test_lorises_in_every_slot_do_not_keep_an_honest_client_out(programs: Progra
             client.answer(client.next_task())  # all vote
         got = run.ann.next_task()
         mine, theirs = run.ann.trained(got), run.bob.trained(run.bob.next_task())
-        lorises = [Loris(run, name, got, mine) for name in names]
-        for one in lorises:
-            ends.callback(one.over.set)
-        until(lambda: sum(one.granted.is_set() for one in lorises) >= 2, "lorises have the slots")
+        slow_uploads = [SlowUpload(run, name, got, mine) for name in names]
+        for upload in slow_uploads:
+            ends.callback(upload.over.set)
+        until(
+            lambda: sum(upload.granted.is_set() for upload in slow_uploads) >= 2,
+            "slow_uploads have the slots",
+        )
         for client, data in ((run.ann, mine), (run.bob, theirs)):
             answers = client.upload(client.update_header(got, data), chunks_of(data))
             assert answers[-1].receipt.outcome == transfer_pb2.OUTCOME_ACCEPTED
         until(
-            lambda: {"slot_yielded", "no_progress"} & {r for one in lorises for r in one.reasons},
+            lambda: (
+                {"slot_yielded", "no_progress"}
+                & {r for upload in slow_uploads for r in upload.reasons}
+            ),
             "a loris was told to make room",
         )
         reasons = {reason for _, reason in counted(run)}
         assert reasons & {"slot_yielded", "no_progress"}
-        for one in lorises:
-            one.over.set()
-            one.client.leave(pb.LEAVE_REASON_STOPPING)
+        for upload in slow_uploads:
+            upload.over.set()
+            upload.client.leave(pb.LEAVE_REASON_STOPPING)
         for final in take_part_together(run.ann, run.bob):
             assert np.array_equal(final, expected_values((run.ann, run.bob)))
 
@@ -135,7 +141,7 @@ def test_lorises_in_every_slot_do_not_keep_an_honest_client_out(programs: Progra
 # -- too much of everything
 
 
-def test_floods_of_connections_streams_and_metadata_leave_the_round_alone(
+def test_floods_of_connections_streams_and_metadata_do_not_affect_the_round(
     programs: Programs,
 ) -> None:
     with raw_run(programs, "--max-connections=40") as run, ExitStack() as open_sockets:
@@ -167,7 +173,7 @@ def test_floods_of_connections_streams_and_metadata_leave_the_round_alone(
         again.caller = eve.caller
         again.leave(pb.LEAVE_REASON_STOPPING)
         before = resident_mb(run)
-        run.goes_on()
+        run.finish_honestly()
         assert counted(run)["eve", "too_many_calls"] >= 48
         assert resident_mb(run) < before + 50
 
@@ -188,7 +194,7 @@ def _reason_of_end(call: Any) -> str:
     return str(dict(call.trailing_metadata() or ()).get("ssfl-reason", ""))
 
 
-def test_floods_of_joins_are_turned_away_and_leave_no_trace(programs: Programs) -> None:
+def test_floods_of_joins_are_refused_and_leave_no_trace(programs: Programs) -> None:
     with raw_run(programs, "--max-clients=50") as run:
         run.training()
         eve = run.client("eve")
@@ -202,7 +208,7 @@ def test_floods_of_joins_are_turned_away_and_leave_no_trace(programs: Programs) 
                 answers.append(dict(error.trailing_metadata())["ssfl-reason"])
         assert set(answers) == {"in", "too_many_joins"}
         facts = run.coordinator.facts("ClientJoined")
-        assert sum(one["client"] == "eve" for one in facts) == answers.count("in") < 40
+        assert sum(fact["client"] == "eve" for fact in facts) == answers.count("in") < 40
         full = 0
         with ThreadPoolExecutor(4) as pool:
             full = sum(pool.map(lambda number: _is_full(run, number), range(200)))
@@ -214,7 +220,7 @@ def test_floods_of_joins_are_turned_away_and_leave_no_trace(programs: Programs) 
         log = run.coordinator.err
         assert log.count("too_many_joins") <= 3 and log.count("--max-clients") <= 60
         eve.leave(pb.LEAVE_REASON_STOPPING)
-        run.goes_on()
+        run.finish_honestly()
 
 
 def _is_full(run: RawRun, number: int) -> bool:
@@ -239,7 +245,7 @@ def test_lying_sample_counts_are_refused_or_clipped(programs: Programs) -> None:
         with refused(PRECONDITION, "too_many_samples", "eve", "2147483648", "--max-samples"):
             eve.join()
         assert counted(run)["eve", "too_many_samples"] == 1
-        run.goes_on()
+        run.finish_honestly()
 
 
 def test_a_clipped_client_weighs_what_the_run_allows(programs: Programs) -> None:
@@ -254,10 +260,10 @@ def test_a_clipped_client_weighs_what_the_run_allows(programs: Programs) -> None
         for final in take_part_together(run.ann, run.bob):
             assert np.array_equal(final, expected)
         started = run.coordinator.facts("StepStarted")
-        assert {one["cohort"]["bob"] for one in started} == {30}
+        assert {fact["cohort"]["bob"] for fact in started} == {30}
 
 
-def test_an_update_that_is_too_long_is_shortened_and_named(programs: Programs) -> None:
+def test_an_update_beyond_max_update_norm_is_clipped_and_reported(programs: Programs) -> None:
     """Eve's delta is huge; shortened, she moves the model by no more than the limit."""
     with raw_run(programs, "--max-update-norm=1", "--clients=3") as run:
         eve = run.client("eve", num_samples=40, delta=1000.0)
@@ -293,7 +299,7 @@ def test_absurd_scores_do_not_count(programs: Programs) -> None:
         assert [row["client"] for row in history["votes"]] == ["ann", "bob"]
 
 
-def test_a_model_bomb_is_refused_and_memory_stays_where_it_was(programs: Programs) -> None:
+def test_a_huge_model_is_refused_without_using_memory(programs: Programs) -> None:
     bomb = manifest_of([("w", (1 << 15, 1 << 15), "masked", "ones")])
     with raw_run(programs, "--max-model-values=1000") as run:
         eve = run.client("eve", manifest=bomb)
@@ -306,10 +312,10 @@ def test_a_model_bomb_is_refused_and_memory_stays_where_it_was(programs: Program
         eve.leave(pb.LEAVE_REASON_STOPPING)
         run.ann.join()
         run.bob.join()
-        run.goes_on()
+        run.finish_honestly()
 
 
-def test_members_that_were_not_asked_can_neither_choose_the_model_nor_have_it_built(
+def test_only_the_client_that_was_asked_can_describe_the_model(
     programs: Programs,
 ) -> None:
     """Three requests of a few bytes each would otherwise keep the coordinator busy for minutes."""
@@ -325,10 +331,10 @@ def test_members_that_were_not_asked_can_neither_choose_the_model_nor_have_it_bu
             hostile.leave(pb.LEAVE_REASON_STOPPING)
         assert resident_mb(run) < before + 20
         run.bob.join()
-        run.goes_on()
+        run.finish_honestly()
 
 
-def test_broken_uploads_of_all_kinds_leave_memory_spool_and_round_alone(
+def test_broken_uploads_do_not_affect_memory_spool_or_round(
     programs: Programs,
 ) -> None:
     """NaN, Inf, huge values, wrong lengths and digests, a hundred times over."""
@@ -360,4 +366,4 @@ def test_broken_uploads_of_all_kinds_leave_memory_spool_and_round_alone(
         told = counted(run)
         assert told["ann", "bad_values"] == 100
         assert run.coordinator.err.count("reason=bad_values") <= 2, "a flood does not fill the log"
-        run.goes_on()
+        run.finish_honestly()

@@ -77,22 +77,22 @@ def operator(programs: Programs, coordinator: Coordinator, *flags: str) -> str:
 # -- without TLS
 
 
-def test_guessed_sessions_open_no_call(raw: RawRun) -> None:
+def test_calls_with_guessed_sessions_are_refused(raw: RawRun) -> None:
     got = raw.training()
     eve = raw.client("eve", num_samples=10, delta=1000.0)
     attacks(eve, got)
     assert raw.coordinator.client_state("ann") == "working"
     assert not raw.coordinator.facts("ClientLeft")
-    raw.goes_on()
+    raw.finish_honestly()
 
 
-def test_a_name_stays_with_its_token_after_a_goodbye(raw: RawRun) -> None:
+def test_a_name_belongs_to_its_token_after_a_leave_call(raw: RawRun) -> None:
     raw.training()
     raw.ann.leave(pb.LEAVE_REASON_STOPPING)
     with name_taken():
         raw.ann.join(token=OTHER_TOKEN)
     raw.ann.join()
-    raw.goes_on()
+    raw.finish_honestly()
 
 
 def test_a_client_whose_membership_ended_joins_again(raw: RawRun) -> None:
@@ -104,11 +104,11 @@ def test_a_client_whose_membership_ended_joins_again(raw: RawRun) -> None:
             call()
     leave()  # a goodbye that is repeated is harmless
     raw.ann.join()
-    raw.goes_on()
+    raw.finish_honestly()
 
 
 @pytest.mark.parametrize("removed", [True, False])
-def test_an_operator_gives_a_name_to_the_next_token(raw: RawRun, *, removed: bool) -> None:
+def test_an_operator_can_release_a_name_to_the_next_token(raw: RawRun, *, removed: bool) -> None:
     raw.training()
     with name_taken():
         raw.ann.join(token=OTHER_TOKEN)
@@ -124,14 +124,14 @@ def test_an_operator_gives_a_name_to_the_next_token(raw: RawRun, *, removed: boo
             call()
     with name_taken():
         raw.ann.join()
-    raw.goes_on()
+    raw.finish_honestly()
 
 
 def test_sessions_survive_a_restart_of_the_coordinator(raw: RawRun) -> None:
     raw.training()
     assert (raw.coordinator.state_dir / FILE).stat().st_mode & 0o777 == 0o600
     raw.restart()
-    raw.goes_on()  # with the sessions from before
+    raw.finish_honestly()  # with the sessions from before
 
 
 def test_a_state_directory_without_a_key_gets_one_and_its_clients_join_again(raw: RawRun) -> None:
@@ -148,7 +148,7 @@ def test_a_state_directory_without_a_key_gets_one_and_its_clients_join_again(raw
             raw.ann.next_task(caller=speaks_for_ann(raw.ann, session))
     raw.ann.join()
     raw.bob.join()
-    raw.goes_on()
+    raw.finish_honestly()
 
 
 # -- with certificates
@@ -159,7 +159,7 @@ def certs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make(tmp_path_factory.mktemp("impostors") / "certs", "ann", "bob")
 
 
-class Federation(RawRun):
+class SecuredRawRun(RawRun):
     """A raw run whose clients show a join token, or certificates."""
 
     def __init__(self, programs: Programs, coordinator: Coordinator, certs: Path, mode: str):
@@ -182,7 +182,7 @@ class Federation(RawRun):
 @pytest.fixture
 def federation(
     programs: Programs, certs: Path, request: pytest.FixtureRequest
-) -> Iterator[Federation]:
+) -> Iterator[SecuredRawRun]:
     if request.param == "token":
         (programs.folder / "join-token").write_text(JOIN_TOKEN + "\n")
         _, *own = flags(certs, "coordinator")
@@ -191,7 +191,7 @@ def federation(
     else:
         coordinator = programs.coordinator(*RUN, *flags(certs, "coordinator"))
         coordinator.credentials = channel_credentials(certs, certs, "admin")
-    run = Federation(programs, coordinator, certs, request.param)
+    run = SecuredRawRun(programs, coordinator, certs, request.param)
     try:
         yield run
     finally:
@@ -199,7 +199,7 @@ def federation(
 
 
 @pytest.mark.parametrize("federation", ["token"], indirect=True)
-def test_with_a_join_token_a_site_cannot_act_for_another(federation: Federation) -> None:
+def test_with_a_join_token_a_site_cannot_act_for_another(federation: SecuredRawRun) -> None:
     got = federation.training()
     attacks(federation.bob, got)
     with name_taken():
@@ -208,12 +208,12 @@ def test_with_a_join_token_a_site_cannot_act_for_another(federation: Federation)
     with name_taken():
         federation.client("ann").join(token=federation.bob.token)
     federation.ann.join()
-    federation.goes_on()
+    federation.finish_honestly()
 
 
 @pytest.mark.parametrize("federation", ["mutual"], indirect=True)
 def test_a_certificate_gives_its_name_to_another_token_unless_a_client_is_live(
-    federation: Federation,
+    federation: SecuredRawRun,
 ) -> None:
     federation.training()
     second = federation.client("ann", num_samples=10, delta=0.5)
@@ -224,15 +224,15 @@ def test_a_certificate_gives_its_name_to_another_token_unless_a_client_is_live(
     second.join(token=OTHER_TOKEN)
     with unknown_session():
         first.next_task()
-    federation.goes_on()
+    federation.finish_honestly()
 
 
 @pytest.mark.parametrize("federation", ["mutual"], indirect=True)
-def test_with_mutual_tls_a_site_cannot_act_for_another(federation: Federation) -> None:
+def test_with_mutual_tls_a_site_cannot_act_for_another(federation: SecuredRawRun) -> None:
     federation.training()
     calls = calls_of(federation.bob, federation.ann.caller)
     calls.append(lambda: federation.bob.join(client_id="ann"))
     for call in calls:
         with refused(StatusCode.PERMISSION_DENIED, "wrong_name"):
             call()
-    federation.goes_on()
+    federation.finish_honestly()

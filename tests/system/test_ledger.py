@@ -84,7 +84,7 @@ def test_every_client_has_its_bytes_in_every_round(undisturbed: Finished) -> Non
     assert {row["client"] for row in joining} >= set(SHARDS)
 
 
-def test_after_kill_9_no_row_is_lost_or_there_twice(raw: RawRun) -> None:
+def test_no_row_is_lost_or_written_twice_after_kill_9(raw: RawRun) -> None:
     raw.ann.answer(raw.training())  # of round 0, which waits for bob
     raw.coordinator.kill()
     file = raw.coordinator.state_dir / "ledger.csv"
@@ -93,7 +93,7 @@ def test_after_kill_9_no_row_is_lost_or_there_twice(raw: RawRun) -> None:
     with file.open("ab") as torn:  # as if it had been killed while it wrote round 0
         torn.write(b"run,0,2,ann,values,up,values_only,1,1,\nrun,0,2,bo")
     raw.restart()
-    raw.goes_on()
+    raw.finish_honestly()
     ended = stopped(raw.coordinator)
     assert file.read_bytes().startswith(committed)
     rows = ledger_csv(raw.coordinator.folder)
@@ -110,7 +110,7 @@ def stopped(coordinator: Coordinator) -> dict[str, Any]:
     return coordinator.history()
 
 
-def test_what_is_fetched_after_the_last_commit_survives_kill_9(raw: RawRun) -> None:
+def test_bytes_fetched_after_the_last_commit_survive_kill_9(raw: RawRun) -> None:
     for client in (raw.ann, raw.bob):
         client.join()
     take_part_together(raw.ann, raw.bob)
@@ -122,7 +122,7 @@ def test_what_is_fetched_after_the_last_commit_survives_kill_9(raw: RawRun) -> N
     assert after["mask", "down"] == before["mask", "down"]
 
 
-def test_a_coordinator_that_is_stopped_in_a_round_loses_no_byte(raw: RawRun) -> None:
+def test_a_coordinator_stopped_in_a_round_loses_no_byte(raw: RawRun) -> None:
     raw.ann.answer(raw.training())
     before = message_bytes(raw.coordinator)
     raw.coordinator.signal(signal.SIGTERM)
@@ -131,13 +131,13 @@ def test_a_coordinator_that_is_stopped_in_a_round_loses_no_byte(raw: RawRun) -> 
     after = message_bytes(raw.coordinator)
     for way in ("up", "down"):
         assert after["values", way] == before["values", way] > 0
-    raw.goes_on()
+    raw.finish_honestly()
     ended = stopped(raw.coordinator)
     assert sums(ledger_csv(raw.coordinator.folder)) == totals(ended)
 
 
 @counting
-def test_status_tells_what_tcp_carried_apart_from_messages(raw: RawRun) -> None:
+def test_status_lists_tcp_bytes_apart_from_message_bytes(raw: RawRun) -> None:
     raw.training()
     entries = raw.coordinator.status().ledger
     carried = [entry for entry in entries if entry.HasField("socket_bytes")]
@@ -179,7 +179,7 @@ def take_part(client: RawClient) -> None:
 
 
 @counting
-def test_messages_agree_with_what_the_kernel_counted_for_each_client(programs: Programs) -> None:
+def test_message_bytes_agree_with_the_kernel_counters_of_each_client(programs: Programs) -> None:
     coordinator = programs.coordinator(
         "--strategy=fedavg", "--clients=3", "--rounds=2", "--evaluate-every=0", "--exit-when-done"
     )

@@ -22,7 +22,7 @@ def test_a_coordinator_does_not_grow_in_200_rounds(tmp_path: Path) -> None:
     assert result["digests_of_clients"] == [result["model_digest"]]
 
 
-def test_a_bad_link_that_forgets_connections_costs_a_chunk_for_each(tmp_path: Path) -> None:
+def test_each_connection_lost_on_a_bad_link_costs_at_most_one_chunk(tmp_path: Path) -> None:
     """5 Mbit/s, 200 ms, 2 % lost; connections die unnoticed in the scores and in the update."""
     at = ["--cut-at", "500000", "2500000"]
     size = ["--masked=1500000", "--cuts=forget", "--cut-every-s=0"]

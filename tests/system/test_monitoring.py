@@ -42,14 +42,14 @@ RUN = (
 )  # fmt: skip
 
 
-class Notes(http.server.BaseHTTPRequestHandler):
+class AlertReceiver(http.server.BaseHTTPRequestHandler):
     """What Alertmanager sends, kept by path: (name of the alert, firing or resolved)."""
 
     kept: dict[str, list[tuple[str, str]]]
 
     def do_POST(self) -> None:
         body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-        told = [(one["labels"]["alertname"], one["status"]) for one in body["alerts"]]
+        told = [(alert["labels"]["alertname"], alert["status"]) for alert in body["alerts"]]
         self.kept.setdefault(self.path, []).extend(told)
         self.send_response(200)
         self.end_headers()
@@ -59,10 +59,10 @@ class Notes(http.server.BaseHTTPRequestHandler):
 
 
 @contextmanager
-def notes_taken() -> Iterator[tuple[str, dict[str, list[tuple[str, str]]]]]:
+def receive_alerts() -> Iterator[tuple[str, dict[str, list[tuple[str, str]]]]]:
     """Yield an address for notes, and the notes."""
     kept: dict[str, list[tuple[str, str]]] = {}
-    handler = type("Handler", (Notes,), {"kept": kept})
+    handler = type("Handler", (AlertReceiver,), {"kept": kept})
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
         thread = threading.Thread(target=server.serve_forever)
         thread.start()
@@ -75,7 +75,7 @@ def notes_taken() -> Iterator[tuple[str, dict[str, list[tuple[str, str]]]]]:
 
 def metrics_port(program: Program) -> int:
     def line() -> str:
-        return next((one for one in program.out.splitlines() if " metrics on " in one), "")
+        return next((text for text in program.out.splitlines() if " metrics on " in text), "")
 
     return int(until(line, f"{program.name} prints its metrics port").rpartition(":")[2])
 
@@ -129,12 +129,12 @@ def test_make_monitoring_shows_the_first_round(here: Path) -> None:
     assert sorted(shown) == ["aggregation", "broadcast", "collection", "commit", "training"]
 
 
-def test_a_broken_federation_is_seen_by_prometheus(sites: Programs) -> None:
+def test_alerts_fire_and_clear_for_a_broken_federation(sites: Programs) -> None:
     began, folder = time.time(), sites.folder
     program = part("prometheus", "prometheus")
     manager_program = part("prometheus-alertmanager", "prometheus-alertmanager")
     with (
-        notes_taken() as (address, notes),
+        receive_alerts() as (address, notes),
         Alertmanager(manager_program, folder / "alertmanager", address) as manager,
         Prometheus(
             program,
@@ -154,7 +154,7 @@ def test_a_broken_federation_is_seen_by_prometheus(sites: Programs) -> None:
         kinds = kinds_of_bytes(prometheus)
         clients = [start_client(sites, coordinator, f"shard_0{n}") for n in range(2)]
         ports = [metrics_port(client) for client in clients]
-        prometheus.targets({"client": [f"localhost:{one}" for one in ports]})
+        prometheus.targets({"client": [f"localhost:{port}" for port in ports]})
 
         until(lambda: prometheus.ask("ssfl_rounds_total > 3"), "rounds are seen")
         until(lambda: prometheus.ask("ssfl_site_connected == 1"), "the clients are scraped")
@@ -176,7 +176,7 @@ def test_a_broken_federation_is_seen_by_prometheus(sites: Programs) -> None:
         until(lambda: ("SsflRunStalled", "firing") in notes.get("/page", ()), "a page arrives")
         again = start_client(sites, coordinator, "shard_01")
         prometheus.targets(
-            {"client": [f"localhost:{one}" for one in (ports[0], metrics_port(again))]}
+            {"client": [f"localhost:{port}" for port in (ports[0], metrics_port(again))]}
         )
         until(
             lambda: not {"SsflClientsLost", "SsflRunStalled"} & prometheus.firing().keys(),

@@ -35,7 +35,7 @@ OVERHEAD_BYTES = 1 << 18  # joins, headers, frames, heartbeats: far below a chun
 
 
 @dataclass
-class Wires:
+class ProxiedFederation:
     """A federation whose clients reach the coordinator through proxies."""
 
     programs: Programs
@@ -60,12 +60,12 @@ class Wires:
 
 
 @contextmanager
-def wires(programs: Programs, *flags: str) -> Iterator[Wires]:
+def proxied_federation(programs: Programs, *flags: str) -> Iterator[ProxiedFederation]:
     """Start a coordinator, and a wire to it for every client; no client is started."""
     coordinator = programs.coordinator(*FLAGS, *flags)
     with ExitStack() as stack:
         proxies = [stack.enter_context(Proxy(coordinator.port)) for _ in SHARDS]
-        yield Wires(programs, coordinator, proxies)
+        yield ProxiedFederation(programs, coordinator, proxies)
 
 
 @pytest.fixture(scope="module")
@@ -77,14 +77,14 @@ def quiet(
     (folder / "shards").symlink_to(shards)
     programs = Programs(folder)
     try:
-        with wires(programs) as run:
+        with proxied_federation(programs) as run:
             run.start_clients()
             return run.finish().digest, run.passed(UP), run.passed(DOWN)
     finally:
         programs.end_all()
 
 
-def received(run: Wires, client: str) -> int:
+def received(run: ProxiedFederation, client: str) -> int:
     """Return the payload bytes of updates that the coordinator booked for a client."""
     text = (run.coordinator.state_dir / "ledger.csv").read_text()
     rows = csv.DictReader(text.splitlines())
@@ -95,11 +95,11 @@ def received(run: Wires, client: str) -> int:
     )
 
 
-def test_cut_and_half_open_transfers_go_on_at_the_committed_byte(
+def test_cut_and_half_open_transfers_resume_at_the_committed_byte(
     sites: Programs, quiet: tuple[str, list[int], list[int]]
 ) -> None:
     digest, quiet_up, quiet_down = quiet
-    with wires(sites) as run:
+    with proxied_federation(sites) as run:
         run.proxies[0].cut_after(IN_AN_UPLOAD, UP)
         run.proxies[0].stall_after(IN_ANOTHER_DOWNLOAD, DOWN)
         run.proxies[1].cut_after(IN_A_DOWNLOAD, DOWN, reset=False)
@@ -122,7 +122,7 @@ def test_random_cuts_and_restarts_of_the_coordinator_change_no_bit(
     sites: Programs, quiet: tuple[str, list[int], list[int]]
 ) -> None:
     chance = random.Random(11)
-    with wires(sites) as run:
+    with proxied_federation(sites) as run:
         for proxy in run.proxies:
             proxy.limit(4 << 20)  # so that cuts fall into transfers
         run.start_clients()
@@ -142,7 +142,7 @@ def test_random_cuts_and_restarts_of_the_coordinator_change_no_bit(
     assert len(set(counted)) == len(counted)
 
 
-def moved(run: Wires, wanted: int) -> Any:
+def moved(run: ProxiedFederation, wanted: int) -> Any:
     """Tell whether so many bytes have passed, or the run is over."""
     return lambda: (
         sum(run.passed(UP)) + sum(run.passed(DOWN)) >= wanted
@@ -150,7 +150,7 @@ def moved(run: Wires, wanted: int) -> Any:
     )
 
 
-def test_a_client_that_stops_reading_is_dropped_and_can_go_on(programs: Programs) -> None:
+def test_a_client_that_stops_reading_is_dropped_and_can_resume(programs: Programs) -> None:
     """The sending side has the no-progress deadline, too."""
     masked = 4_000_000
     tensors = (("w", (masked,), "masked", "ones"), *TENSORS[1:2])

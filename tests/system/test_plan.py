@@ -13,7 +13,7 @@ KINDS = ("payload_bytes", "message_bytes")
 pytestmark = pytest.mark.system
 
 
-def test_a_run_sends_what_the_plan_said(
+def test_the_bytes_of_a_run_match_its_plan(
     sites: Programs, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run = [

@@ -32,7 +32,7 @@ def renewals(history: dict[str, object]) -> list[dict[str, object]]:
     return [mask for mask in masks if mask["reason"]]
 
 
-def test_an_operator_renews_the_mask_of_a_running_federation(sites: Programs) -> None:
+def test_an_operator_refreshes_the_mask_of_a_running_federation(sites: Programs) -> None:
     coordinator = sites.coordinator(*RUN)
     too_early = refresh(coordinator, sites)
     assert too_early.process.returncode == 5
@@ -71,7 +71,7 @@ def bits_of(done: Finished, epoch: int) -> "np.ndarray[tuple[int], np.dtype[np.u
 def test_a_crash_in_the_middle_of_a_refresh_changes_no_bit(sites: Programs, victim: str) -> None:
     flags = (*RUN, "--refresh-rounds=2")
     coordinator = sites.coordinator(*flags)
-    undisturbed = finish(coordinator, [sites.client(one, coordinator) for one in SHARDS])
+    undisturbed = finish(coordinator, [sites.client(shard, coordinator) for shard in SHARDS])
     coordinator = sites.coordinator(*flags, "--fresh")
     hold = Hold(sites.folder, IN_REFRESH)
     clients = [sites.client(shard, coordinator, TASK) for shard in SHARDS[:-1]]
@@ -96,7 +96,7 @@ def test_a_crash_in_the_middle_of_a_refresh_changes_no_bit(sites: Programs, vict
     assert len(runs) == 2 and digests == {undisturbed.digest}
 
 
-def test_a_late_client_with_new_labels_calls_for_a_new_mask_and_votes_on_it(
+def test_a_late_client_with_new_labels_triggers_a_refresh_and_votes_in_it(
     programs: Programs,
 ) -> None:
     write_sites(programs.folder / "shards")

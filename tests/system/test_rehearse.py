@@ -83,7 +83,7 @@ def history(programs: Programs, out: str = "runs/rehearsal") -> dict[str, list[d
         ("loss(model, x, y):", "loss(model, x, y:", ["raised SyntaxError", 'task.py", line 16']),
     ],
 )
-def test_a_bug_in_the_task_shows_the_authors_lines_and_nothing_of_ours(
+def test_a_bug_in_the_task_shows_only_lines_of_the_task(
     old: str, new: str, shown: list[str], programs: Programs
 ) -> None:
     (programs.folder / "task.py").write_text(TASK.replace(old, new))
@@ -104,7 +104,10 @@ def test_a_second_rehearsal_replaces_the_first_and_nothing_else(programs: Progra
         assert ended.ends() == ExitCode.DONE
         digests.append(history(programs)["model_digest"])  # one run is there
     assert digests[0] == digests[1]
-    assert {one.name for one in (programs.folder / "runs").iterdir()} == {"rehearsal", "thesis"}
+    assert {folder.name for folder in (programs.folder / "runs").iterdir()} == {
+        "rehearsal",
+        "thesis",
+    }
 
 
 def test_names_and_folders_may_have_any_letters_and_one_shard_is_enough(
@@ -124,7 +127,7 @@ def test_names_and_folders_may_have_any_letters_and_one_shard_is_enough(
     assert history(programs, out)["finished"]
 
 
-def test_sites_without_test_samples_train_and_are_told_that_nothing_was_tested(
+def test_sites_without_test_samples_train_and_nothing_is_tested(
     programs: Programs, data: Path
 ) -> None:
     write_shard(data / "north.npz", rows(0, test=0))
@@ -135,7 +138,7 @@ def test_sites_without_test_samples_train_and_are_told_that_nothing_was_tested(
     assert "accuracy" not in table and "loss" not in table
 
 
-def test_one_sample_and_one_class_will_do(programs: Programs, data: Path) -> None:
+def test_sites_with_one_sample_or_one_class_can_train(programs: Programs, data: Path) -> None:
     lone = rows(5, train=1)
     write_shard(data / "north.npz", lone)
     one_sided = rows(6)
@@ -148,7 +151,7 @@ def test_one_sample_and_one_class_will_do(programs: Programs, data: Path) -> Non
     assert history(programs)["finished"]
 
 
-def test_samples_that_cannot_be_are_told_with_file_and_place(
+def test_invalid_samples_are_reported_with_file_and_position(
     programs: Programs, data: Path
 ) -> None:
     shard = rows(0)

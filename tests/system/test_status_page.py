@@ -28,7 +28,7 @@ pytestmark = pytest.mark.system
 
 ROOT = Path(__file__).resolve().parents[2]
 HOSTILE = '<img src=x onerror="document.title=1">'  # a tensor may be called anything printable
-UNFOLD = "document.querySelectorAll('details').forEach((one) => { one.open = true; })"
+UNFOLD = "document.querySelectorAll('details').forEach((element) => { element.open = true; })"
 # Answers to filter=client_4 wait for `release`, which returns what the page says of its connection;
 # what it says of its clients is noted.
 HOLD_BACK = """(() => {
@@ -70,7 +70,7 @@ def deep_manifest() -> Manifest:
     return Manifest((*masked, dense), {"name": "deep"})
 
 
-class Holder(RawClient):
+class ModelHoldingClient(RawClient):
     """Holds the first model, and what it was sent, and says so: it is not sent these again."""
 
     held_digest = held = b""
@@ -102,7 +102,9 @@ class Holder(RawClient):
 @contextmanager
 def joined(address: str) -> Iterator[list[RawClient]]:
     """Five clients that have joined, and do nothing that they are not told to."""
-    clients: list[RawClient] = [Holder(address, f"site_{number}") for number in range(5)]
+    clients: list[RawClient] = [
+        ModelHoldingClient(address, f"site_{number}") for number in range(5)
+    ]
     try:
         for client in clients:
             client.join()
@@ -263,7 +265,7 @@ def test_a_dense_run_without_accuracy_shows_no_mask_and_its_first_metric(
         assert browser.do("said") == []
 
 
-def test_the_page_tells_neither_the_token_nor_where_anything_lies(
+def test_the_page_shows_neither_the_join_token_nor_paths(
     programs: Programs, tmp_path: Path
 ) -> None:
     certs, token = make(tmp_path / "certificates"), "a-token-of-twenty-six-chars"

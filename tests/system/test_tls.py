@@ -84,7 +84,7 @@ def status(programs: Programs, coordinator: Coordinator, *more: str) -> Program:
 # -- who belongs gets in
 
 
-def test_a_run_under_mutual_tls_ends_with_the_bits_of_one_without(
+def test_a_run_under_mutual_tls_has_the_digest_of_one_without_tls(
     sites: Programs, certs: Path, undisturbed: Finished
 ) -> None:
     coordinator = mutual(sites, certs, *REAL_RUN)
@@ -125,7 +125,7 @@ def test_hand_made_clients_need_nothing_but_their_certificates(
     assert coordinator.status().model_digest == sha256(expected.tobytes())
 
 
-def test_the_admin_port_is_for_the_certificate_of_admin(
+def test_the_admin_port_accepts_only_the_admin_certificate(
     programs: Programs, certs: Path, strangers: Path
 ) -> None:
     coordinator = mutual(programs, certs, *RUN)
@@ -150,7 +150,7 @@ def test_the_admin_port_is_for_the_certificate_of_admin(
     assert "the coordinator speaks TLS and this side does not: give --tls-ca" in plain.err
 
 
-def test_tls_to_a_coordinator_without_is_told(programs: Programs, certs: Path) -> None:
+def test_a_coordinator_without_tls_is_reported(programs: Programs, certs: Path) -> None:
     coordinator = programs.coordinator(*RUN)
     done = status(programs, coordinator, *flags(certs, "admin"))
     assert done.ends() == ExitCode.REFUSED
@@ -215,7 +215,7 @@ def test_a_client_explains_why_its_handshake_failed(
     assert list(coordinator.status().clients) == []
 
 
-def test_a_client_whose_own_files_will_not_do_ends_before_it_calls(
+def test_a_client_with_unusable_tls_files_exits_before_it_connects(
     here: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     old = make_expired(here / "old", "ann")
@@ -226,7 +226,7 @@ def test_a_client_whose_own_files_will_not_do_ends_before_it_calls(
     assert not (here / ".ssfl").exists()
 
 
-def test_an_expired_certificate_is_not_let_in(programs: Programs, tmp_path: Path) -> None:
+def test_an_expired_certificate_is_refused(programs: Programs, tmp_path: Path) -> None:
     """Our client refuses to start with it; another client, or one that keeps running, tries it."""
     make_expired(tmp_path / "own", "ann")
     own = make(tmp_path / "own", "admin")  # by the same CA, today
@@ -241,7 +241,7 @@ def test_an_expired_certificate_is_not_let_in(programs: Programs, tmp_path: Path
     assert list(coordinator.status().clients) == []
 
 
-def test_a_certificate_speaks_for_its_own_name_in_every_call(
+def test_a_certificate_allows_calls_only_under_its_own_name(
     programs: Programs, certs: Path
 ) -> None:
     coordinator = mutual(programs, certs, *RUN)
@@ -269,7 +269,7 @@ def test_a_certificate_speaks_for_its_own_name_in_every_call(
 # -- the join token
 
 
-def test_the_join_token_lets_in_who_knows_it(sites: Programs, certs: Path) -> None:
+def test_only_clients_with_the_join_token_can_join(sites: Programs, certs: Path) -> None:
     (sites.folder / "token").write_text(TOKEN + "\n")
     server = flags(certs, "coordinator")[1:]
     coordinator = sites.coordinator(
@@ -308,7 +308,7 @@ def test_the_join_token_lets_in_who_knows_it(sites: Programs, certs: Path) -> No
         (["--join-token-file=x"], "--join-token-file: there is no file x"),
     ],
 )
-def test_a_coordinator_that_would_be_open_or_deaf_does_not_start(
+def test_a_coordinator_with_unsafe_or_incomplete_tls_flags_does_not_start(
     here: Path, capfd: pytest.CaptureFixture[str], arguments: list[str], words: str
 ) -> None:
     assert main(arguments) == ExitCode.USAGE
@@ -318,7 +318,9 @@ def test_a_coordinator_that_would_be_open_or_deaf_does_not_start(
     assert list(here.iterdir()) == [], "a wrong flag must leave no trace"
 
 
-def test_an_expired_coordinator_does_not_start(programs: Programs, tmp_path: Path) -> None:
+def test_a_coordinator_with_an_expired_certificate_does_not_start(
+    programs: Programs, tmp_path: Path
+) -> None:
     old = make_expired(tmp_path / "old")
     coordinator = programs.try_coordinator(*flags(old, "coordinator"))
     assert coordinator.ends() == ExitCode.USAGE

@@ -24,9 +24,10 @@ def oldest() -> list[str]:
     """The lowest versions that pyproject.toml allows."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     found = [
-        re.match(r"(grpcio[a-z-]*|protobuf)>=([\d.]+)", one) for one in project["dependencies"]
+        re.match(r"(grpcio[a-z-]*|protobuf)>=([\d.]+)", dependency)
+        for dependency in project["dependencies"]
     ]
-    return [f"{one[1]}=={one[2]}" for one in found if one]
+    return [f"{match[1]}=={match[2]}" for match in found if match]
 
 
 def newest() -> list[str]:
@@ -56,8 +57,10 @@ def test_the_wire_tests_pass(commands: Path, request: pytest.FixtureRequest) -> 
     names = "grpcio", "grpcio-health-checking", "grpcio-reflection", "protobuf"
     script = f"from importlib.metadata import version; print(*map(version, {names}))"
     found = run_python(commands, "-c", script).split()
-    wanted = [one.partition("==")[2] for one in VERSIONS[request.node.callspec.params["commands"]]]
-    assert [one.removesuffix(".0") for one in found] == [one.removesuffix(".0") for one in wanted]
+    wanted = [pin.partition("==")[2] for pin in VERSIONS[request.node.callspec.params["commands"]]]
+    assert [version.removesuffix(".0") for version in found] == [
+        version.removesuffix(".0") for version in wanted
+    ]
     # The JavaScript reader is the same with every version of these packages.
     without = "--ignore=tests/wire/test_javascript.py"
     said = run_python(
