@@ -1,7 +1,7 @@
-"""What nobody should send: each is refused by name, and the federation goes on to the right model.
+"""Invalid requests are refused with a reason, and the run still ends with the expected model.
 
-The abuser is `ann`, a member with a valid session, or a stranger; afterwards ann and bob take part
-honestly, and the result is compared with the one computed by hand (raw_client.py).
+The sender is `ann`, a member with a valid session, or a stranger. Afterwards ann and bob take part
+honestly, and the result is compared with the expected one (raw_client.py).
 """
 
 import os
@@ -35,7 +35,7 @@ pytestmark = pytest.mark.system
 INVALID, PRECONDITION = StatusCode.INVALID_ARGUMENT, StatusCode.FAILED_PRECONDITION
 
 
-# -- who may speak
+# -- callers and joins
 
 BAD_JOINS: dict[str, tuple[dict[str, Any], StatusCode, str, str]] = {
     "a protocol from the future": (
@@ -110,7 +110,7 @@ def test_initial_weights_that_do_not_follow_from_the_seed_are_refused(raw: RawRu
 
 
 def test_the_first_described_model_is_kept_across_a_restart(raw: RawRun) -> None:
-    """Eve joined with another model before the run had one; what she describes later is nothing."""
+    """Eve joins with another model before the run has one; her later description is ignored."""
     other = manifest_of([*TENSORS[:3], ("second.bias", (10,), "dense", "ones")])
     eve = raw.client("eve", manifest=other)
     eve.join()
@@ -129,7 +129,7 @@ def test_the_first_described_model_is_kept_across_a_restart(raw: RawRun) -> None
 
 
 def calls_of(client: RawClient, caller: pb.Caller) -> list[Callable[[], Any]]:
-    """One call of each kind, spoken by `caller`."""
+    """Return one call of each kind under the identity `caller`."""
     data = bytes(4)
     update = update_pb2.SparseUpdate(values=payload_of(data, transfer_pb2.ENCODING_VALUES_ONLY))
     unary = {"timeout": TIMEOUT_S}
@@ -177,7 +177,7 @@ def test_an_idle_call_ends_when_its_session_does(raw: RawRun) -> None:
     idle = raw.bob.stub.NextTask(request, timeout=TIMEOUT_S)
     assert next(idle).WhichOneof("part") == "waiting"
     raw.bob.join()
-    raw.ann.answer(raw.ann.next_task())  # the run moves on, so the idle call looks up
+    raw.ann.answer(raw.ann.next_task())  # the run advances, so the idle call wakes up
     with refused(StatusCode.ABORTED, "session_ended"):
         list(idle)
     raw.finish_honestly()
@@ -199,7 +199,7 @@ def test_a_leave_call_needs_a_valid_reason(raw: RawRun) -> None:
     raw.finish_honestly()
 
 
-# -- bytes that are no call at all
+# -- bytes that are not a call
 
 
 def test_noise_on_the_port_is_harmless(raw: RawRun) -> None:
@@ -247,7 +247,7 @@ def test_bytes_that_are_not_a_message_are_refused(raw: RawRun) -> None:
     raw.finish_honestly()
 
 
-# -- answers that do not fit their task
+# -- answers that do not match their task
 
 
 def test_a_header_that_does_not_fit_the_step_is_refused(raw: RawRun) -> None:
@@ -288,7 +288,7 @@ def test_a_header_that_does_not_fit_the_step_is_refused(raw: RawRun) -> None:
 
 
 def announced(payload: transfer_pb2.Payload, **changes: Any) -> transfer_pb2.Payload:
-    """Return the payload with other claims about it."""
+    """Return the payload with changed fields."""
     changed = transfer_pb2.Payload()
     changed.CopyFrom(payload)
     for name, value in changes.items():
@@ -336,7 +336,7 @@ def test_invalid_values_are_refused_with_their_tensor(raw: RawRun, bad: float) -
 
 
 def test_an_answer_of_another_kind_or_step_does_not_count(raw: RawRun) -> None:
-    """An evaluation or scores where a round is open: that step, with that work, is not there."""
+    """Evaluations, scores and wrong steps are answered with STEP_CLOSED while a round is open."""
     got = raw.training()
     closed = transfer_pb2.OUTCOME_STEP_CLOSED
     request = pb.ReportEvaluationRequest(caller=raw.ann.caller, step=got.task.step)

@@ -1,4 +1,4 @@
-"""`ssfl audit` beside real processes: in progress, killed, moved elsewhere; what is kept."""
+"""`ssfl audit` next to real processes: of a run in progress, killed or moved."""
 
 import shutil
 import signal
@@ -47,7 +47,7 @@ def test_a_run_can_be_audited_while_it_runs_and_after_a_kill(programs: Programs)
 
 
 def test_kept_uploads_survive_kill_9_before_and_after_the_move(programs: Programs) -> None:
-    """The step is committed, its uploads are still in the spool: the next start moves them."""
+    """The next start moves the uploads of a committed step out of the spool."""
     armed = iter(f"{point}=kill@2" for point in KEEP_POINTS)
     coordinator = programs.coordinator(*KEEP, FAILPOINTS=next(armed))
     raw = RawRun(programs, coordinator)

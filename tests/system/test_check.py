@@ -1,4 +1,4 @@
-"""`ssfl check` beside a real run: it passes, nobody joins by it, and the model is the same."""
+"""`ssfl check` against a real run: it passes, it joins no client, and the model is the same."""
 
 import json
 

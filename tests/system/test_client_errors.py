@@ -1,6 +1,6 @@
-"""Mistakes at a client: each ends with its exit code and a sentence that helps.
+"""Mistakes at a client end it with the documented exit code and a helpful message.
 
-Where a second member is needed it is a hand-made one: starting a real client costs seconds.
+Where a second member is needed, it is a raw client: a real one takes seconds to start.
 """
 
 import signal
@@ -32,7 +32,7 @@ def build_model(settings, shard):
 
 @contextmanager
 def member(coordinator: Coordinator, client_id: str) -> Iterator[RawClient]:
-    """A hand-made client that has joined."""
+    """A raw client that has joined."""
     client = RawClient(coordinator.address, client_id)
     client.join()
     try:
@@ -42,12 +42,12 @@ def member(coordinator: Coordinator, client_id: str) -> Iterator[RawClient]:
 
 
 def ended(program: Program) -> str:
-    """Wait for its end and return its last line, which is for the person who started it."""
+    """Wait for the program to end and return its last line, the message for its user."""
     program.ends()
     return program.err.splitlines()[-1]
 
 
-# -- before anything heavy is loaded
+# -- before torch is loaded
 
 
 @pytest.mark.parametrize(
@@ -127,7 +127,7 @@ def test_a_shard_without_samples_is_refused_before_joining(programs: Programs) -
 def test_an_unreachable_coordinator_is_retried_until_give_up_after(
     sites: Programs,
 ) -> None:
-    with socket.socket() as reserved:  # bound but not listening: nobody else can answer here
+    with socket.socket() as reserved:  # bound but not listening: no other process can answer
         reserved.bind(("127.0.0.1", 0))
         port = reserved.getsockname()[1]
         client = sites.client("shard_00", f"localhost:{port}", "--give-up-after=2")
@@ -140,7 +140,7 @@ def test_an_unreachable_coordinator_is_retried_until_give_up_after(
 
 
 def test_a_service_that_is_not_a_coordinator_is_reported(sites: Programs) -> None:
-    """Here the admin port: it speaks gRPC, but knows no Join."""
+    """The admin port speaks gRPC but has no Join."""
     coordinator = sites.coordinator(*MLP)
     client = sites.client("shard_00", f"localhost:{coordinator.admin_port}")
     line = ended(client)
@@ -206,7 +206,7 @@ def test_a_stopped_client_leaves_the_run(sites: Programs) -> None:
 
 
 def test_an_out_dir_that_cannot_hold_the_model_is_reported(sites: Programs) -> None:
-    """The run itself is not harmed: a client with a better folder fetches the model later."""
+    """The run is unaffected: a client with a usable folder fetches the model later."""
     coordinator = sites.coordinator("--model=mlp", "--clients=1", "--min-clients=1", "--rounds=1",
                                     "--local-steps=1")  # fmt: skip
     (sites.folder / "file").write_text("not a folder")

@@ -1,4 +1,4 @@
-"""Mistakes at the coordinator: each ends with its exit code and a sentence that helps."""
+"""Mistakes at the coordinator end it with the documented exit code and a helpful message."""
 
 import re
 import signal
@@ -136,7 +136,7 @@ def test_a_damaged_journal_is_refused_and_left_alone(programs: Programs) -> None
     journal = first.state_dir / "journal"
     data = bytearray(journal.read_bytes())
     data[len(data) // 2] ^= 1
-    data += bytes(data[8:])  # something behind it, so that it is no torn tail
+    data += bytes(data[8:])  # more records follow, so it is not a torn tail
     journal.write_bytes(data)
     again = programs.try_coordinator()
     assert again.ends() == ExitCode.STATE
@@ -182,7 +182,7 @@ def test_a_mask_that_empties_a_layer_is_allowed_with_a_warning(programs: Program
 
 
 def test_a_finished_coordinator_serves_its_model_to_a_late_site(programs: Programs) -> None:
-    """Also after a restart; and the same command again does not begin anew."""
+    """Also after a restart; the same command does not start a new run."""
     raw = RawRun(programs, programs.coordinator(*RUN))
     raw.ann.join()
     raw.bob.join()
@@ -197,9 +197,9 @@ def test_a_finished_coordinator_serves_its_model_to_a_late_site(programs: Progra
     assert raw.coordinator.status().model_digest == sha256(model.tobytes())
     assert model.size == KEPT + 30
     again = raw.coordinator.history()
-    for document in (history, again):  # the mask that each client fetched again is counted later
+    for document in (history, again):  # the mask that each client fetches again is counted later
         document["ledger"] = {(row["phase"], row["direction"]) for row in document["ledger"]}
-        document["clients"].pop("late", None)  # it is there once it has the model
+        document["clients"].pop("late", None)  # present once it has the model
         document["not_voted"] = [client for client in document["not_voted"] if client != "late"]
     assert again == history
     raw.close()
@@ -214,7 +214,7 @@ def test_ctrl_c_ends_the_coordinator_with_its_code_and_keeps_the_run(programs: P
     assert "without --fresh, to go on" in coordinator.err
     again = programs.coordinator(*RUN, port=coordinator.port)
     again.says("resumed")
-    assert again.status().phase == "gathering"  # it serves, so its signals are set up
+    assert again.status().phase == "gathering"  # it serves, so signal handlers are installed
     again.signal(signal.SIGTERM)
     assert again.ends() == ExitCode.TERMINATED
     client.close()

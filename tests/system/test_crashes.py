@@ -1,6 +1,6 @@
-"""kill -9 at chosen moments: the run goes on by itself and ends with the same bits.
+"""kill -9 at chosen moments: the run resumes by itself and ends with the same digest.
 
-The undisturbed run is the oracle. Clients are made to stand still at a known gradient
+The undisturbed run is the reference. Clients are blocked at a known gradient
 (federation.Hold), so that the process which dies really is in the middle of something.
 """
 
@@ -38,7 +38,7 @@ IN_ROUND_1 = first_gradient_of(1)
 def start(
     programs: Programs, gradient: int, *flags: str
 ) -> tuple[Coordinator, list[Program], Hold]:
-    """Start a run whose last client stands still before a gradient; the others have reported."""
+    """Start a run whose last client is blocked at a gradient; the others have reported."""
     coordinator = programs.coordinator(*(flags or RUN))
     hold = Hold(programs.folder, gradient)
     clients = [programs.client(shard, coordinator, TASK) for shard in SHARDS[:-1]]
@@ -50,13 +50,13 @@ def start(
 
 
 def accepted(coordinator: Coordinator) -> list[tuple[int, str, str]]:
-    """Return (step, client, digest) of every upload that counts."""
+    """Return (step, client, digest) of every accepted upload."""
     facts = coordinator.facts("UploadAccepted")
     return [(fact["step"], fact["client"], fact["digest"]) for fact in facts]
 
 
 def restart(programs: Programs, coordinator: Coordinator) -> Coordinator:
-    """kill -9, then start again with the same state on the same port."""
+    """Kill the coordinator with SIGKILL and restart it with the same state and port."""
     coordinator.kill()
     return programs.coordinator(*RUN, port=coordinator.port)
 
@@ -108,7 +108,7 @@ def test_a_client_killed_in_a_round_rejoins_with_its_token(
     clients.append(sites.client(SHARDS[-1], coordinator, TASK))
     assert finish(coordinator, clients).digest == undisturbed.digest
     joined = [fact for fact in coordinator.facts("ClientJoined") if fact["client"] == SHARDS[-1]]
-    assert len(joined) >= 3  # before and after its model was built, and after its death
+    assert len(joined) >= 3  # before and after its model was built, and after the kill
     assert len({fact["token"] for fact in joined}) == 1
     assert "round closed without us" not in clients[-1].err
 
@@ -117,7 +117,7 @@ def test_a_client_killed_in_a_round_rejoins_with_its_token(
 def test_a_client_with_more_samples_than_before_continues(
     sites: Programs, shards: Path, *, reproducible: bool
 ) -> None:
-    """A step keeps the weights it began with; the new count is the weight of the next one."""
+    """A step keeps the weights it started with; the new count applies from the next step."""
     waits_for_all = "--reproducible" if reproducible else "--min-clients=3"
     flags = [flag if flag != "--reproducible" else waits_for_all for flag in RUN]
     coordinator, clients, hold = start(sites, IN_ROUND_1, *flags)
@@ -144,7 +144,7 @@ def test_a_client_with_more_samples_than_before_continues(
 def test_a_finished_answer_survives_the_death_of_both_ends(
     sites: Programs, undisturbed: Finished
 ) -> None:
-    """The client trains while no coordinator is there, dies, and sends without training again."""
+    """The client trains while the coordinator is down, dies, and sends without training again."""
     coordinator, clients, hold = start(sites, IN_ROUND_1)
     coordinator.kill()
     hold.release()
@@ -164,7 +164,7 @@ def test_a_finished_answer_survives_the_death_of_both_ends(
 def test_clients_follow_a_coordinator_that_starts_a_new_run_with_other_settings(
     sites: Programs, undisturbed: Finished
 ) -> None:
-    """A new run on the same port: its settings count, not those the client was told before."""
+    """The settings of the new run on the same port apply, not those of the previous one."""
     other = [flag for flag in RUN if not flag.startswith(("--seed", "--local-steps"))]
     first = sites.coordinator(*other, "--seed=99", "--local-steps=50", "--clients=4")
     clients = [sites.client(shard, first) for shard in SHARDS]
@@ -176,7 +176,7 @@ def test_clients_follow_a_coordinator_that_starts_a_new_run_with_other_settings(
 
 
 def test_kill_9_at_six_random_moments_changes_nothing(programs: Programs) -> None:
-    """Hand-made clients are quick: rounds take milliseconds, so a kill hits any part of them."""
+    """Raw clients take milliseconds per round, so a kill may hit any part of a round."""
     moments = random.Random(5)
     flags = ("--clients=2", "--rounds=40", "--sparsity=0.75", "--evaluate-every=9")
     coordinator = programs.coordinator(*flags)
@@ -199,7 +199,7 @@ def test_kill_9_at_six_random_moments_changes_nothing(programs: Programs) -> Non
 
 
 def more_steps(coordinator: Coordinator, steps: int) -> Callable[[], bool]:
-    """Tell whether the run has gone beyond so many steps, or is over."""
+    """Return a condition: the run has more than `steps` steps, or is over."""
     return lambda: bool(
         len(coordinator.facts("StepStarted")) > steps or coordinator.facts("RunFinished")
     )

@@ -1,4 +1,4 @@
-"""`ssfl demo --crash` as a newcomer runs it, small; and a demo that is itself killed."""
+"""`ssfl demo --crash` at a small scale, and a demo that is killed itself."""
 
 import re
 

@@ -1,9 +1,8 @@
-"""kill -9 of real processes at every named point: the run goes on and ends with the same bits.
+"""kill -9 of real processes at every failpoint: the run resumes and ends with the same digest.
 
-One federation of light clients walks through all points of the coordinator, one death after the
-other: every start of it arms the next point, and it dies there. Scoring, rounds, evaluations,
-renewals of the mask and the finish are all struck. Another one, of real clients, walks through
-theirs.
+One federation of light clients covers all failpoints of the coordinator: every start arms the next
+one, and the coordinator dies there. Scoring, rounds, evaluations, mask refreshes and the finish
+are all interrupted. A federation of real clients covers the failpoints of clients.
 """
 
 import re
@@ -30,22 +29,22 @@ RUN = (
     "--evaluate-every=5", "--refresh-every=10", "--keep-uploads", "--exit-when-done",
 )  # fmt: skip
 
-# The order in which a run comes by them; those without a place here are passed in every round.
+# The order in which a run reaches the failpoints; those not listed are reached in every round.
 FIRST = (
     "journal.created",
     *("manifest.written", "manifest.synced", "manifest.renamed", "manifest.named"),
     *("ack.initial", "ack.join"),
 )
 IN_SCORING = ("spool.chunk", "sum.open", "mask.written", "mask.synced", "mask.renamed")
-IN_REFRESH = ("mask.named", *REFRESH_POINTS)  # a file that has its name is not written again
+IN_REFRESH = ("mask.named", *REFRESH_POINTS)  # a mask file that has its name is not written again
 LAST = ("ack.leave",)
-# Not at the first passage: in the middle of something.
+# Which passage of the failpoint kills, where it is not the first.
 PASSAGES = {"spool.chunk": 7, "spool.chunk-written": 6, "ack.join": 3, "ack.upload": 2,
             "journal.torn": 4, "journal.synced": 5, "sum.fold": 3}  # fmt: skip
 
 
 def walk() -> list[str]:
-    """Return every point in the order in which it is armed."""
+    """Return every failpoint in the order in which it is armed."""
     placed = {*FIRST, *IN_SCORING, *IN_REFRESH, *LAST}
     in_rounds = [point for point in COORDINATOR_POINTS if point not in placed]
     return [*FIRST, *IN_SCORING, *in_rounds, *KEEP_POINTS, *IN_REFRESH, *LAST]
@@ -61,7 +60,7 @@ def undisturbed(programs: Programs) -> str:
 
 
 def start_and_die_at(programs: Programs, light: LightRun, point: str, port: int) -> None:
-    """Start the coordinator with a point armed; it must die there, of SIGKILL."""
+    """Start the coordinator with a failpoint armed; SIGKILL must end it there."""
     armed = f"{point}=kill@{PASSAGES.get(point, 1)}"
     coordinator = programs.try_coordinator(*RUN, port=port, FAILPOINTS=armed)
     assert coordinator.ends() == -signal.SIGKILL, f"{point} was not struck:\n{coordinator.err}"
@@ -93,7 +92,7 @@ def test_a_client_exits_if_its_leave_call_gets_no_answer(programs: Programs) -> 
 
 
 def check_nothing_counts_twice(coordinator: Coordinator, light: LightRun) -> None:
-    """An upload counts once; what was acknowledged is neither asked for nor sent again."""
+    """Check that an upload counts once, and that acknowledged ones are not requested again."""
     facts = coordinator.facts("UploadAccepted")
     counted = Counter((fact["step"], fact["client"]) for fact in facts)
     assert set(counted.values()) == {1}
@@ -113,10 +112,10 @@ def check_nothing_counts_twice(coordinator: Coordinator, light: LightRun) -> Non
 
 @dataclass(frozen=True)
 class PlannedKill:
-    """Where a client is to die, and whether its answer is finished then."""
+    """A failpoint that kills a client, and whether its answer is complete by then."""
 
     point: str
-    passage: int = 1  # answer.*: two files for every answer, the second makes it count
+    passage: int = 1  # answer.*: two files per answer; the second completes it
     finished: bool = True
 
 
@@ -139,7 +138,7 @@ WALKS = {
 
 @dataclass
 class RestartedClient:
-    """A client that dies at one point after the other, and is started again each time."""
+    """A client that is killed at one failpoint after another and restarted each time."""
 
     shard: str
     deaths: list[PlannedKill]
@@ -148,7 +147,7 @@ class RestartedClient:
     lives: list[Program] = field(default_factory=list)
 
     def over(self) -> bool:
-        """Start the next life if one has ended; tell whether the client has ended well."""
+        """Restart the client if it has ended; return True once it has exited with 0."""
         if self.lives and self.lives[-1].running:
             return False
         died = len(self.lives)
@@ -166,7 +165,7 @@ class RestartedClient:
         return False
 
     def check(self) -> None:
-        """A finished answer is the first thing that a new life sends; it is not made again."""
+        """Check that a new process first sends the complete answer and does not train again."""
         done: set[str] = set()
         before: PlannedKill | None = None
         for life, death in zip(self.lives, [*self.deaths, None], strict=True):
@@ -176,7 +175,7 @@ class RestartedClient:
             trained = [event for event in story if event.startswith("trained")]
             assert not done & set(trained), f"{self.shard} trained again after {before}"
             if death and not death.finished and death.point.startswith("answer"):
-                trained = trained[:-1]  # it died while it kept that one
+                trained = trained[:-1]  # killed while it saved that answer
             done.update(trained)
             before = death
         assert len(done) == ROUNDS

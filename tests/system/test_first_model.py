@@ -1,4 +1,4 @@
-"""A run that begins with a model from a file, and a task with its own metrics."""
+"""Runs that start from a model file, and a task with its own metrics."""
 
 from pathlib import Path
 

@@ -1,7 +1,7 @@
-"""Hostile clients beside an honest federation: it ends with the model of an undisturbed one.
+"""Hostile clients in an honest federation, which ends with the model of an undisturbed one.
 
-Each test starts one coordinator; `ann` and `bob` are honest (raw_run.py, the result by hand),
-`eve` and her likes are not. What she is answered is what docs/limits.md says.
+Each test starts one coordinator. `ann` and `bob` are honest (raw_run.py, expected result); `eve`
+and others are not. The refusals are those of docs/limits.md.
 """
 
 import socket
@@ -50,22 +50,22 @@ def raw_run(programs: Programs, *flags: str) -> Iterator[RawRun]:
 
 
 def counted(run: RawRun) -> dict[tuple[str, str], int]:
-    """What `ssfl status` tells of refusals."""
+    """Return the refusals of `ssfl status`."""
     refusals = run.coordinator.status().refusals
     return {(refusal.client_id, refusal.reason): refusal.count for refusal in refusals}
 
 
 def resident_mb(run: RawRun) -> float:
-    """The coordinator's resident memory now."""
+    """Return the coordinator's resident memory."""
     status = Path(f"/proc/{run.coordinator.process.pid}/status").read_text()
     return int(status.split("VmRSS:")[1].split()[0]) / 1024
 
 
-# -- uploads that hardly move
+# -- slow uploads
 
 
 class SlowUpload:
-    """An upload that sends just enough, just in time, for as long as it is let."""
+    """An upload that sends just enough bytes, just in time, until it is dropped."""
 
     def __init__(self, run: RawRun, name: str, got: Any, data: bytes) -> None:
         self.client = run.client(name)
@@ -79,7 +79,7 @@ class SlowUpload:
         self.thread.start()
 
     def _hold(self) -> None:
-        """Ask for a slot; having it, send a byte or so now and then; ask again when it is lost."""
+        """Ask for a slot, send a few bytes now and then, and ask again when the slot is lost."""
         while not self.over.is_set():
             call = self.client.open_upload(self._header, self._dribble())
             with suppress(grpc.RpcError):
@@ -138,7 +138,7 @@ def test_slow_uploads_in_every_slot_do_not_block_an_honest_client(programs: Prog
             assert np.array_equal(final, expected_values((run.ann, run.bob)))
 
 
-# -- too much of everything
+# -- floods
 
 
 def test_floods_of_connections_streams_and_metadata_do_not_affect_the_round(
@@ -169,7 +169,7 @@ def test_floods_of_connections_streams_and_metadata_do_not_affect_the_round(
         assert set(ended) == {"too_many_calls"}
         for poll in polls:
             poll.cancel()
-        again = run.client("eve")  # on a connection that is not full of her calls
+        again = run.client("eve")  # on a new connection, without her open calls
         again.caller = eve.caller
         again.leave(pb.LEAVE_REASON_STOPPING)
         before = resident_mb(run)
@@ -224,7 +224,7 @@ def test_floods_of_joins_are_refused_and_leave_no_trace(programs: Programs) -> N
 
 
 def _is_full(run: RawRun, number: int) -> bool:
-    """Join under a new name, without a model, so that nobody waits for it."""
+    """Join under a new name without a model, so that the run does not wait for it."""
     stranger = RawClient(run.coordinator.address, f"stranger-{number}")
     try:
         stranger.join(manifest_digest=b"", manifest=b"")
@@ -235,7 +235,7 @@ def _is_full(run: RawRun, number: int) -> bool:
     return False
 
 
-# -- lies
+# -- false claims
 
 
 def test_lying_sample_counts_are_refused_or_clipped(programs: Programs) -> None:
@@ -249,7 +249,7 @@ def test_lying_sample_counts_are_refused_or_clipped(programs: Programs) -> None:
 
 
 def test_a_clipped_client_weighs_what_the_run_allows(programs: Programs) -> None:
-    """Bob claims two billion samples and weighs 30, as in every other test of this file."""
+    """Bob claims two billion samples and gets weight 30, as in the other tests of this file."""
     with raw_run(programs, "--max-samples=30", "--samples-over-max=clip") as run:
         expected = expected_values((run.ann, run.bob))
         scores = run.bob.scores()
@@ -264,7 +264,7 @@ def test_a_clipped_client_weighs_what_the_run_allows(programs: Programs) -> None
 
 
 def test_an_update_beyond_max_update_norm_is_clipped_and_reported(programs: Programs) -> None:
-    """Eve's delta is huge; shortened, she moves the model by no more than the limit."""
+    """Eve's delta is huge; clipped, it moves the model by at most the limit."""
     with raw_run(programs, "--max-update-norm=1", "--clients=3") as run:
         eve = run.client("eve", num_samples=40, delta=1000.0)
         for client in (run.ann, run.bob, eve):
@@ -283,7 +283,7 @@ def test_an_update_beyond_max_update_norm_is_clipped_and_reported(programs: Prog
 
 
 def test_absurd_scores_do_not_count(programs: Programs) -> None:
-    """With eve's 1e30 the mask would be hers alone; it is that of the others."""
+    """Eve's scores of 1e30 would decide the mask alone; they are excluded."""
     with raw_run(programs, "--clients=3") as run:
         eve = run.client("eve", num_samples=10, delta=0.5)
         eve.scores = lambda: np.r_[np.zeros(799), 1e30].astype(np.float32)
@@ -318,7 +318,7 @@ def test_a_huge_model_is_refused_without_using_memory(programs: Programs) -> Non
 def test_only_the_client_that_was_asked_can_describe_the_model(
     programs: Programs,
 ) -> None:
-    """Three requests of a few bytes each would otherwise keep the coordinator busy for minutes."""
+    """Otherwise three small requests would keep the coordinator busy for minutes."""
     large = manifest_of([("w", (1 << 13, 1 << 14), "masked", "normal")])  # 134 million values
     with raw_run(programs) as run:
         run.ann.join()
@@ -337,7 +337,7 @@ def test_only_the_client_that_was_asked_can_describe_the_model(
 def test_broken_uploads_do_not_affect_memory_spool_or_round(
     programs: Programs,
 ) -> None:
-    """NaN, Inf, huge values, wrong lengths and digests, a hundred times over."""
+    """NaN, Inf, huge values, wrong lengths and wrong digests, a hundred times each."""
     with raw_run(programs) as run:
         got = run.training()
         honest = np.frombuffer(run.ann.trained(got), dtype="<f4")

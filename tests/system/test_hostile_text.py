@@ -1,4 +1,4 @@
-"""Text that a peer or a task chose reaches logs and terminals escaped, one line per record."""
+"""Text from a peer or a task is escaped in logs and on terminals, one line per record."""
 
 from concurrent import futures
 from typing import Any
@@ -25,7 +25,7 @@ def build_model(settings, shard):
 
 
 def is_clean(program: Program) -> bool:
-    """Return True if all that a program printed can be shown on any terminal."""
+    """Return True if the output of a program is safe on any terminal."""
     raw = program.err_file.read_bytes() + program.out_file.read_bytes()
     return b"\r" not in raw and all(line.isprintable() for line in raw.decode().split("\n"))
 
@@ -74,7 +74,7 @@ def test_text_from_a_client_stays_on_its_log_line(programs: Programs, form: str)
 
 
 class _HostileCoordinator(coordinator_pb2_grpc.CoordinatorServiceServicer):
-    """Refuses every client with a text of its choice."""
+    """Refuses every client with a hostile message."""
 
     def Join(self, _request: pb.JoinRequest, context: Any) -> pb.JoinResponse:
         context.abort(grpc.StatusCode.FAILED_PRECONDITION, EVIL)

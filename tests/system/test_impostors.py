@@ -1,6 +1,6 @@
-"""Attackers that speak for another client: guessed sessions, foreign names, forged goodbyes.
+"""Attackers that act for another client: guessed sessions, foreign names, forged Leave calls.
 
-In each way to run a coordinator: without TLS, with TLS and a join token, and with mutual TLS.
+In each mode of a coordinator: without TLS, with TLS and a join token, and with mutual TLS.
 """
 
 from collections.abc import Callable, Iterator
@@ -37,7 +37,7 @@ name_taken = partial(
 
 
 def run_id_for(stranger: RawClient) -> str:
-    """Return the run's id as a stranger learns it: from the answer to `ssfl check`."""
+    """Return the run id as a stranger can learn it, from the answer to Check."""
     question = pb.CheckQuestion(protocol_version=1, token=OTHER_TOKEN, num_samples=1)
     request = pb.CheckRequest(client_id="eve", question=question)
     return str(next(stranger.stub.Check(iter([request]))).answer.run_id)
@@ -48,7 +48,7 @@ def speaks_for_ann(attacker: RawClient, session: int) -> pb.Caller:
 
 
 def attacks(attacker: RawClient, got: Received) -> None:
-    """Try every call under ann's name with every guess; fail unless all are refused alike."""
+    """Try every call under ann's name with every guess; fail unless all get the same refusal."""
     forged = attacker.trained(got)
     header = attacker.update_header(got, forged)
     answers = set()
@@ -61,7 +61,7 @@ def attacks(attacker: RawClient, got: Received) -> None:
 
 
 def answer_to(call: Callable[[], Any]) -> str:
-    """Return the reason of a refusal; "served" if there was none."""
+    """Return the reason of a refusal, or "served" if there is none."""
     try:
         call()
     except grpc.RpcError as error:
@@ -102,7 +102,7 @@ def test_a_client_whose_membership_ended_joins_again(raw: RawRun) -> None:
     for call in calls:
         with refused(StatusCode.FAILED_PRECONDITION, "join_again", "ann has left run"):
             call()
-    leave()  # a goodbye that is repeated is harmless
+    leave()  # a repeated Leave call is harmless
     raw.ann.join()
     raw.finish_honestly()
 
@@ -160,7 +160,7 @@ def certs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 class SecuredRawRun(RawRun):
-    """A raw run whose clients show a join token, or certificates."""
+    """A raw run whose clients use a join token or certificates."""
 
     def __init__(self, programs: Programs, coordinator: Coordinator, certs: Path, mode: str):
         self._certs, self._mode = certs, mode

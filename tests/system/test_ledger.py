@@ -1,4 +1,4 @@
-"""Every byte is in the books: by client and step, across crashes, and as the kernel counted it."""
+"""The ledger counts every byte: by client and step, across crashes, and as the kernel does."""
 
 import csv
 import signal
@@ -49,7 +49,7 @@ def sums(rows: list[Row]) -> dict[tuple[str, str, str], list[int]]:
 
 
 def totals(history: dict[str, Any]) -> dict[tuple[str, str, str], list[int]]:
-    """Return the same of history.json."""
+    """Return the same sums from history.json."""
     return {
         (row["phase"], row["direction"], row["encoding"]): [row[name] or 0 for name in COUNTS]
         for row in history["ledger"]
@@ -57,7 +57,7 @@ def totals(history: dict[str, Any]) -> dict[tuple[str, str, str], list[int]]:
 
 
 def counted_twice(rows: list[Row]) -> list[tuple[str, ...]]:
-    """Return what a step has more than one row of."""
+    """Return the keys that have more than one row in a step."""
     keys = Counter(tuple(row[name] for name in COLUMNS[:7]) for row in rows if row["step"])
     return [key for key, times in keys.items() if times > 1]
 
@@ -85,12 +85,12 @@ def test_every_client_has_its_bytes_in_every_round(undisturbed: Finished) -> Non
 
 
 def test_no_row_is_lost_or_written_twice_after_kill_9(raw: RawRun) -> None:
-    raw.ann.answer(raw.training())  # of round 0, which waits for bob
+    raw.ann.answer(raw.training())  # in round 0, which waits for bob
     raw.coordinator.kill()
     file = raw.coordinator.state_dir / "ledger.csv"
     committed = file.read_bytes()
     assert {row["step"] for row in rows_in(file)} == {"", "1"}, "gathering and scores"
-    with file.open("ab") as torn:  # as if it had been killed while it wrote round 0
+    with file.open("ab") as torn:  # as after a kill while it wrote round 0
         torn.write(b"run,0,2,ann,values,up,values_only,1,1,\nrun,0,2,bo")
     raw.restart()
     raw.finish_honestly()
@@ -103,7 +103,7 @@ def test_no_row_is_lost_or_written_twice_after_kill_9(raw: RawRun) -> None:
 
 
 def stopped(coordinator: Coordinator) -> dict[str, Any]:
-    """Stop a coordinator whose run is finished; return what it leaves behind."""
+    """Stop a coordinator whose run is finished; return its history."""
     until(lambda: coordinator.status().delivered, "everyone has the model")
     coordinator.signal(signal.SIGTERM)
     assert coordinator.ends() == ExitCode.TERMINATED
@@ -149,18 +149,18 @@ def test_status_lists_tcp_bytes_apart_from_message_bytes(raw: RawRun) -> None:
 
 
 def message_bytes(coordinator: Coordinator) -> Counter[tuple[str, str]]:
-    """Return what `ssfl status` says of messages, by phase and direction."""
+    """Return the message bytes of `ssfl status`, by phase and direction."""
     total: Counter[tuple[str, str]] = Counter()
     for entry in coordinator.status().ledger:
         total[entry.phase, entry.direction] += entry.message_bytes
     return total
 
 
-BIG = (("weight", (1000, 1000), "masked", "ones"),)  # 4 MB each way in every round
+BIG = (("weight", (1000, 1000), "masked", "ones"),)  # 4 MB per direction and round
 
 
 def take_part(client: RawClient) -> None:
-    """Go through a run of a big dense model, in chunks of a sensible size."""
+    """Take part with a big dense model, in chunks of a realistic size."""
     client.join()
     while True:
         got = client.next_task()

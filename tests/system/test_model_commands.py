@@ -1,4 +1,4 @@
-"""`ssfl model` on the models that a real federation left."""
+"""`ssfl model` on the models of a real federation."""
 
 import json
 from pathlib import Path

@@ -1,7 +1,7 @@
 """Real Prometheus and Alertmanager watch a real federation that is broken on purpose.
 
-Alerts fire and clear, notes arrive, every expression of the dashboards has data, and `promtool`
-finds nothing to complain of in what the two programs show.
+Alerts fire, are delivered and clear; every dashboard expression has data; `promtool` accepts the
+metrics of both programs.
 """
 
 import http.server
@@ -35,7 +35,7 @@ pytestmark = pytest.mark.system
 
 ROOT = HERE.parent
 BYTES = "bytes-on-the-wire"
-HURRY = 60.0  # minutes of `for:` are seconds
+HURRY = 60.0  # minutes of `for:` become seconds
 RUN = (
     "--clients=2", "--rounds=1000000", "--local-steps=2", "--model=mlp", "--sparsity=0.9",
     "--scoring-batches=1", "--round-deadline-s=600",
@@ -43,7 +43,7 @@ RUN = (
 
 
 class AlertReceiver(http.server.BaseHTTPRequestHandler):
-    """What Alertmanager sends, kept by path: (name of the alert, firing or resolved)."""
+    """Receives alerts from Alertmanager, kept by path: (name of the alert, firing or resolved)."""
 
     kept: dict[str, list[tuple[str, str]]]
 
@@ -55,12 +55,12 @@ class AlertReceiver(http.server.BaseHTTPRequestHandler):
         self.end_headers()
 
     def log_message(self, format: str, *args: object) -> None:
-        """Say nothing."""
+        """Log nothing."""
 
 
 @contextmanager
 def receive_alerts() -> Iterator[tuple[str, dict[str, list[tuple[str, str]]]]]:
-    """Yield an address for notes, and the notes."""
+    """Yield the address of a receiver, and the alerts it has received."""
     kept: dict[str, list[tuple[str, str]]] = {}
     handler = type("Handler", (AlertReceiver,), {"kept": kept})
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
@@ -85,7 +85,7 @@ def start_client(sites: Programs, coordinator: Coordinator, shard: str) -> Progr
 
 
 def be_refused(coordinator: Coordinator) -> None:
-    """Join with a protocol that does not exist."""
+    """Join with an unsupported protocol version."""
     with grpc.insecure_channel(coordinator.address) as channel:
         stub = coordinator_pb2_grpc.CoordinatorServiceStub(channel)
         with pytest.raises(grpc.RpcError):
@@ -93,20 +93,20 @@ def be_refused(coordinator: Coordinator) -> None:
 
 
 def kinds_of_bytes(prometheus: Prometheus) -> set[tuple[str, ...]]:
-    """Return the labels of all counters of tensor bytes."""
+    """Return the label sets of all counters of tensor bytes."""
     names = ("direction", "phase", "encoding")
     rows = prometheus.ask("ssfl_payload_bytes_total")
     return {tuple(row["metric"][name] for name in names) for row in rows}
 
 
 def numbers(rows: list[dict[str, Any]]) -> list[float]:
-    """Return what can be drawn of an answer."""
+    """Return the numeric values of a query result."""
     found = (float(value) for row in rows for _, value in row["values"])
     return [value for value in found if math.isfinite(value)]
 
 
 def is_sound(port: int) -> None:
-    """Show a program's metrics to promtool, which must have nothing to say."""
+    """Check a program's metrics with promtool, which must report nothing."""
     with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=20) as answer:
         text = answer.read()
     command = [part("promtool", "prometheus"), "check", "metrics"]
@@ -115,7 +115,7 @@ def is_sound(port: int) -> None:
 
 
 def test_make_monitoring_shows_the_first_round(here: Path) -> None:
-    """It fails by itself if that takes 2 minutes."""
+    """The command itself fails if that takes 2 minutes."""
     part("prometheus", "prometheus")
     command = [sys.executable, "-m", "monitoring.live", "--end-after=round"]
     paths = [str(ROOT), *sys.path]

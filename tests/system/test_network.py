@@ -1,7 +1,7 @@
-"""Real programs over bad wires (proxy.py): transfers go on where they stopped, bits stay the same.
+"""Real programs over bad links (proxy.py): transfers resume, and the digest is the same.
 
-Three clients, each behind a proxy of its own. An update is some 3 MB, so that it takes several
-chunks, and a cut in the middle is one in the middle of a transfer.
+Each of the three clients has its own proxy. An update has about 3 MB and takes several chunks, so
+a cut in the middle falls into a transfer.
 """
 
 import csv
@@ -25,11 +25,11 @@ from system.raw_run import refused
 
 pytestmark = pytest.mark.system
 
-NO_PROGRESS_S = 3.0  # half-open connections are given up after that
+NO_PROGRESS_S = 3.0  # half-open connections are dropped after this time
 FLAGS = (*RUN, "--width=1200", "--sparsity=0.5", f"--no-progress-s={NO_PROGRESS_S}")
 UPDATE_BYTES = 4 * ((64 * 1200 + 1200 * 1200 + 1200 * 10) // 2 + 1200 + 1200 + 10)
-IN_AN_UPLOAD = UPDATE_BYTES * 3 // 2  # bytes up: behind the scores and the first update
-IN_A_DOWNLOAD = UPDATE_BYTES // 2  # bytes down: behind the mask
+IN_AN_UPLOAD = UPDATE_BYTES * 3 // 2  # bytes up: after the scores, in the second update
+IN_A_DOWNLOAD = UPDATE_BYTES // 2  # bytes down: after the mask
 IN_ANOTHER_DOWNLOAD = UPDATE_BYTES * 3 // 2
 OVERHEAD_BYTES = 1 << 18  # joins, headers, frames, heartbeats: far below a chunk
 
@@ -61,7 +61,7 @@ class ProxiedFederation:
 
 @contextmanager
 def proxied_federation(programs: Programs, *flags: str) -> Iterator[ProxiedFederation]:
-    """Start a coordinator, and a wire to it for every client; no client is started."""
+    """Start a coordinator and a proxy for every client; clients are not started."""
     coordinator = programs.coordinator(*FLAGS, *flags)
     with ExitStack() as stack:
         proxies = [stack.enter_context(Proxy(coordinator.port)) for _ in SHARDS]
@@ -72,7 +72,7 @@ def proxied_federation(programs: Programs, *flags: str) -> Iterator[ProxiedFeder
 def quiet(
     tmp_path_factory: pytest.TempPathFactory, shards: Any
 ) -> tuple[str, list[int], list[int]]:
-    """The digest of the undisturbed run, and what passed on every wire, up and down."""
+    """The digest of the undisturbed run, and the bytes of every proxy, up and down."""
     folder = tmp_path_factory.mktemp("quiet")
     (folder / "shards").symlink_to(shards)
     programs = Programs(folder)
@@ -85,7 +85,7 @@ def quiet(
 
 
 def received(run: ProxiedFederation, client: str) -> int:
-    """Return the payload bytes of updates that the coordinator booked for a client."""
+    """Return the payload bytes of a client's updates in the ledger."""
     text = (run.coordinator.state_dir / "ledger.csv").read_text()
     rows = csv.DictReader(text.splitlines())
     return sum(
@@ -112,7 +112,7 @@ def test_cut_and_half_open_transfers_resume_at_the_committed_byte(
             down = proxy.passed[DOWN] - quiet_down[number]
             assert up <= MAX_CHUNK_BYTES + OVERHEAD_BYTES < UPDATE_BYTES
             assert down <= MAX_CHUNK_BYTES + OVERHEAD_BYTES < UPDATE_BYTES
-    for shard in SHARDS:  # no chunk was taken twice
+    for shard in SHARDS:  # no chunk was received twice
         assert received(run, shard) == ROUNDS * UPDATE_BYTES
     for client in run.clients:  # nothing was trained twice
         assert client.err.count(" trained ") == ROUNDS
@@ -143,7 +143,7 @@ def test_random_cuts_and_restarts_of_the_coordinator_change_no_bit(
 
 
 def moved(run: ProxiedFederation, wanted: int) -> Any:
-    """Tell whether so many bytes have passed, or the run is over."""
+    """Return a condition: `wanted` bytes have passed, or the run is over."""
     return lambda: (
         sum(run.passed(UP)) + sum(run.passed(DOWN)) >= wanted
         or not any(client.running for client in run.clients)
@@ -151,7 +151,7 @@ def moved(run: ProxiedFederation, wanted: int) -> Any:
 
 
 def test_a_client_that_stops_reading_is_dropped_and_can_resume(programs: Programs) -> None:
-    """The sending side has the no-progress deadline, too."""
+    """The no-progress deadline also applies to downloads."""
     masked = 4_000_000
     tensors = (("w", (masked,), "masked", "ones"), *TENSORS[1:2])
     coordinator = programs.coordinator("--clients=2", "--rounds=1", "--no-progress-s=1")

@@ -1,4 +1,4 @@
-"""What an operator can do to a run, with real processes: every command of `ssfl` that asks it."""
+"""The operator commands of `ssfl` with real processes."""
 
 import json
 
@@ -54,7 +54,7 @@ def test_status_names_the_clients_that_the_run_waits_for(raw: RawRun) -> None:
 
 
 def test_stop_gives_every_site_the_last_committed_model(raw: RawRun) -> None:
-    """Round 0 is committed and round 1 under way: what ann sent for it does not count."""
+    """Round 0 is committed, round 1 under way: ann's update of round 1 does not count."""
     raw.ann.answer(raw.training())
     raw.bob.answer(raw.bob.next_task())
     raw.ann.answer(raw.ann.next_task())
@@ -132,7 +132,7 @@ def test_a_paused_run_does_not_exit_on_a_stall(programs: Programs) -> None:
 def test_a_pause_does_not_wait_for_absent_clients_and_keeps_the_digest(
     programs: Programs, *, pause_first: bool
 ) -> None:
-    """Bob is away in a round that ann has sent: it is void, and both make it again."""
+    """Bob leaves in a round that ann has answered: the step is void, and both repeat it."""
     raw = RawRun(programs, programs.coordinator(*RUN, "--reproducible"))
     raw.ann.answer(raw.training())
 

@@ -1,4 +1,4 @@
-"""`ssfl plan` against the coordinator's own count of a real run."""
+"""`ssfl plan` compared with the ledger of a real run."""
 
 import json
 
@@ -38,7 +38,7 @@ def test_the_bytes_of_a_run_match_its_plan(
     for key, row in counted.items():
         for kind in KINDS:
             expected = planned[key][kind]
-            if key[0] == "control":  # a client that waits longer hears more often
+            if key[0] == "control":  # a client that waits longer gets more messages
                 assert row[kind] >= 0.99 * expected["low"]
             else:
                 assert 0.99 * expected["low"] <= row[kind] <= 1.01 * expected["high"], (key, kind)

@@ -1,4 +1,4 @@
-"""The proxy of the network tests does what it says: cuts, stalls, delays, limits, counts."""
+"""Tests of the proxy itself: cuts, stalls, delays, limits and counts."""
 
 import socket
 import threading
@@ -15,7 +15,7 @@ TIMEOUT_S = 10.0
 
 @pytest.fixture
 def echo() -> Iterator[int]:
-    """The port of a server that sends everything back."""
+    """Yield the port of an echo server."""
     server = socket.create_server(("127.0.0.1", 0))
 
     def answer(connection: socket.socket) -> None:
@@ -100,7 +100,7 @@ def test_a_cut_after_some_bytes_lets_exactly_those_pass(proxy: Proxy) -> None:
         connection.sendall(bytes(100_000))
         assert len(exactly(connection, 100_000)) <= 70_000
     assert proxy.passed[UP] == 70_000
-    with connect(proxy) as connection:  # it happens once
+    with connect(proxy) as connection:  # a scheduled cut happens once
         connection.sendall(bytes(100_000))
         assert len(exactly(connection, 100_000)) == 100_000
 
@@ -110,7 +110,7 @@ def test_a_stalled_proxy_accepts_bytes_and_forwards_none_until_it_flows(proxy: P
         connection.sendall(b"a")
         assert exactly(connection, 1) == b"a"
         proxy.stall()
-        connection.sendall(bytes(1 << 22))  # more than socket buffers hold: it is taken
+        connection.sendall(bytes(1 << 22))  # more than socket buffers hold, so the proxy reads it
         connection.settimeout(0.2)
         with pytest.raises(TimeoutError):
             connection.recv(1)
@@ -136,7 +136,7 @@ def test_delay_and_rate_limit_slow_the_bytes_down(proxy: Proxy) -> None:
         began_s = time.monotonic()
         connection.sendall(b"x")
         assert exactly(connection, 1) == b"x"
-        assert time.monotonic() - began_s >= 0.1  # there and back
+        assert time.monotonic() - began_s >= 0.1  # both directions
     proxy.delay(0)
     proxy.limit(1 << 19)
     with connect(proxy) as connection:

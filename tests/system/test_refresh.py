@@ -1,4 +1,4 @@
-"""A mask that is renewed while the service runs: by an operator, by newcomers, through a crash."""
+"""Mask refreshes in a running federation: by an operator, by newcomers, and with a crash."""
 
 import json
 from pathlib import Path
@@ -15,7 +15,7 @@ pytestmark = pytest.mark.system
 
 TASK = f"--task={HELD_TASK}"
 IN_ROUND_0 = first_gradient_of(0)
-IN_REFRESH = first_gradient_of(2)  # the gradient after two rounds is that of the second scoring
+IN_REFRESH = first_gradient_of(2)  # after two rounds comes the gradient of the second scoring
 LATE = "shard_late"
 
 
@@ -42,7 +42,7 @@ def test_an_operator_refreshes_the_mask_of_a_running_federation(sites: Programs)
     hold.reached()
     asked = refresh(coordinator, sites, "--json")
     assert json.loads(asked.out) == {"mask_epoch": 1, "rounds_done": 0}
-    again = refresh(coordinator, sites)  # twice is once
+    again = refresh(coordinator, sites)  # asking twice has the effect of once
     assert again.out == "mask 1 will be renewed before the next round; 0 are done\n"
     hold.release()
     done = finish(coordinator, clients)
@@ -122,7 +122,7 @@ def test_a_late_client_with_new_labels_triggers_a_refresh_and_votes_in_it(
 
 
 def until_ready(coordinator: Coordinator) -> None:
-    """Wait until the late client has said which model it built."""
+    """Wait until the late client has reported its model."""
 
     def told() -> bool:
         joined = [fact for fact in coordinator.facts("ClientJoined") if fact["client"] == LATE]
@@ -132,7 +132,7 @@ def until_ready(coordinator: Coordinator) -> None:
 
 
 def write_sites(folder: Path) -> None:
-    """Two sites with digits 0 to 7 and one with 8 and 9."""
+    """Write two sites with digits 0 to 7 and one with 8 and 9."""
     folder.mkdir()
     whole = digits()
     old, new = np.flatnonzero(whole.train_y < 8), np.flatnonzero(whole.train_y >= 8)

@@ -1,4 +1,4 @@
-"""`ssfl rehearse` with somebody's own task and data: what runs, what is told, what is left."""
+"""`ssfl rehearse` with a user's own task and data: results, messages and files."""
 
 import json
 import re
@@ -42,7 +42,7 @@ SMALL = ("--rounds=2", "--local-steps=2")
 
 
 def rows(seed: int, train: int = 24, test: int = 8) -> Shard:
-    """Points in a plane; the class is the side of a line."""
+    """Return points in a plane; the class is the side of a line."""
     x = Stream(seed, "rows").uniform(2 * (train + test)).reshape(-1, 2).astype(np.float32)
     y = (x[:, 0] > x[:, 1]).astype(np.int64)
     return Shard(x[:train], y[:train], x[train:], y[train:], num_classes=2)
@@ -50,7 +50,7 @@ def rows(seed: int, train: int = 24, test: int = 8) -> Shard:
 
 @pytest.fixture(autouse=True)
 def data(programs: Programs) -> Path:
-    """One shard, which is enough to rehearse with, and a task beside it."""
+    """One shard, which is enough to rehearse with, and a task next to it."""
     folder = programs.folder / "shards"
     folder.mkdir()
     write_shard(folder / "north.npz", rows(0))
@@ -102,7 +102,7 @@ def test_a_second_rehearsal_replaces_the_first_and_nothing_else(programs: Progra
     for _ in range(2):
         ended = rehearse(programs, "--task=task.py")
         assert ended.ends() == ExitCode.DONE
-        digests.append(history(programs)["model_digest"])  # one run is there
+        digests.append(history(programs)["model_digest"])  # there is one run
     assert digests[0] == digests[1]
     assert {folder.name for folder in (programs.folder / "runs").iterdir()} == {
         "rehearsal",
@@ -155,7 +155,7 @@ def test_invalid_samples_are_reported_with_file_and_position(
     programs: Programs, data: Path
 ) -> None:
     shard = rows(0)
-    shard.train_x[7, 1] = np.nan  # after the checks of Shard, as a file may come
+    shard.train_x[7, 1] = np.nan  # after the checks of Shard, as in a file written elsewhere
     write_shard(data / "north.npz", shard)
     ended = rehearse(programs, "--task=table")
     assert ended.ends() == ExitCode.BAD_DATA

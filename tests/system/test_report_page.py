@@ -40,7 +40,7 @@ def browser() -> Iterator[Browser]:
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A finished run with a client, and a layer, of a name that means harm."""
+    """A finished run with hostile names of a client and of a layer."""
     folder = tmp_path_factory.mktemp("run")
     make_results(make_state(folder / "state"), folder / "r1" / "coordinator")
     rewrite(folder / "r1", _with_harm)
@@ -60,7 +60,7 @@ def _with_harm(history: dict[str, Any]) -> None:
 
 
 def look_at(browser: Browser, page: Path, look: str, picture: Path) -> None:
-    """Open a page; whatever is wrong with it in this look fails."""
+    """Open a page; fail on errors in the console, of axe, or in its width."""
     browser.do("open", url=page.as_uri(), **LOOKS[look])
     browser.do("text", selector="h1", fits=".")
     assert browser.do("evaluate", code=TOO_WIDE) == 0
@@ -80,7 +80,7 @@ def test_the_report_of_a_run_renders_without_errors(
     assert title == "Run r1: finished all 3 rounds"
     assert browser.do("count", selector=".chart-plot svg") >= 8
     assert browser.do("count", selector=".pictures canvas") == 3
-    assert browser.do("count", selector="img") == 0  # what harm would have made
+    assert browser.do("count", selector="img") == 0  # a hostile name would have made one
     facts = browser.do("text", selector="dl.facts")
     assert re.search(r"best model, saved[0-9.]+ %after \d rounds, chosen on the \w+ data", facts)
 
@@ -139,7 +139,7 @@ def test_dense_and_sparse_runs_have_fixed_colours_and_no_mask_card(
 
 
 def copy_of(run: Path, folder: Path, change: Callable[[dict[str, Any]], None]) -> Path:
-    """Write the report of a run whose history is changed."""
+    """Write the report of a run with a changed history."""
     copied = folder / "r1"
     (copied / "coordinator").mkdir(parents=True)
     source = run / "coordinator" / "history.json"

@@ -1,4 +1,4 @@
-"""A simulated run ends with the bits of the real one, and tells the same story of it."""
+"""A simulated run has the digest and the history of the real one."""
 
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,7 @@ from system.programs import Programs
 
 pytestmark = pytest.mark.system
 
-# What RUN says, as keywords.
+# The settings of RUN as keywords.
 SETTINGS: dict[str, Any] = {
     "rounds": ROUNDS, "local_steps": 2, "model": "mlp", "sparsity": "0.9", "seed": 7,
     "evaluate_every": 0, "scoring_batches": 1,
@@ -22,7 +22,7 @@ SETTINGS: dict[str, Any] = {
 
 
 def check_same(real: Finished, simulated: api.Simulated) -> None:
-    """The same model, and the same history but for times and what carried the tensors."""
+    """Check that model and history are the same, except times and encodings."""
     assert simulated.digest == real.digest
     mine, theirs = simulated.history, RunHistory.of(real.history)
     assert mine.digest == theirs.digest
@@ -97,7 +97,7 @@ def test_simulations_of_other_settings_have_the_digests_of_real_runs(
 def test_a_simulation_of_two_sampled_clients_on_a_grid_has_the_digest_of_the_real_run(
     programs: Programs,
 ) -> None:
-    """A client that sat out a round adds what an earlier update of its lost."""
+    """A client that sat out a round adds the residual of an earlier update."""
     shards = api.digits(clients=4, partition="dirichlet-unbalanced", seed=3)
     (programs.folder / "shards").mkdir()
     names = [f"shard_{number:02d}" for number in range(4)]

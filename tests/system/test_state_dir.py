@@ -1,4 +1,4 @@
-"""State directories, folders and limits that something is wrong with, as an operator meets them."""
+"""Damaged or unusable state directories, folders and limits."""
 
 import shutil
 from collections.abc import Callable

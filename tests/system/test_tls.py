@@ -1,4 +1,4 @@
-"""TLS with real processes: who is let in, and what each side says when somebody is not."""
+"""TLS with real processes: which clients may connect, and the messages of both sides."""
 
 import json
 import os
@@ -48,7 +48,7 @@ def strangers(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def mutual(programs: Programs, certs: Path, *more: str) -> Coordinator:
-    """Start a coordinator that asks for certificates."""
+    """Start a coordinator with mutual TLS."""
     coordinator = programs.coordinator(*flags(certs, "coordinator"), *more)
     coordinator.credentials = channel_credentials(certs, certs, "admin")
     return coordinator
@@ -72,7 +72,7 @@ def raw_client(
 
 
 def told(program: Program) -> str:
-    """Wait for its end and return its last line, which is for the person who started it."""
+    """Wait for the program to end and return its last line, the message for its user."""
     program.ends()
     return program.err.splitlines()[-1]
 
@@ -81,7 +81,7 @@ def status(programs: Programs, coordinator: Coordinator, *more: str) -> Program:
     return programs.run("ssfl", "status", f"--admin=localhost:{coordinator.admin_port}", *more)
 
 
-# -- who belongs gets in
+# -- valid credentials
 
 
 def test_a_run_under_mutual_tls_has_the_digest_of_one_without_tls(
@@ -178,11 +178,11 @@ def test_renewed_certificates_are_used_without_a_restart(programs: Programs) -> 
     coordinator.says("certificates renewed")
 
 
-# -- a client that may not connect finds out why
+# -- failed handshakes
 
 
 def found(coordinator: Coordinator, tls: ClientTls | None) -> str:
-    """What a client says of its own accord when it does not get through."""
+    """Return a client's explanation of a failed connection."""
     finding = find_out(coordinator.address, tls)
     assert finding is not None
     assert finding.final
@@ -192,7 +192,7 @@ def found(coordinator: Coordinator, tls: ClientTls | None) -> str:
 def test_a_client_explains_why_its_handshake_failed(
     sites: Programs, certs: Path, strangers: Path
 ) -> None:
-    """Real clients for two of them: they take seconds to start, and all ask the same probe."""
+    """Two cases use real clients, which take seconds to start; all cases use the same probe."""
     coordinator = mutual(sites, certs, "--clients=9", "--model=mlp")
     wrong_ca = sites.client("shard_00", coordinator, *flags(strangers, "shard_00"))
     impostor = sites.client(
@@ -227,7 +227,7 @@ def test_a_client_with_unusable_tls_files_exits_before_it_connects(
 
 
 def test_an_expired_certificate_is_refused(programs: Programs, tmp_path: Path) -> None:
-    """Our client refuses to start with it; another client, or one that keeps running, tries it."""
+    """Our client refuses to start with it; other clients, or running ones, may still use it."""
     make_expired(tmp_path / "own", "ann")
     own = make(tmp_path / "own", "admin")  # by the same CA, today
     for name in ("coordinator.pem", "coordinator-key.pem"):
@@ -295,7 +295,7 @@ def test_only_clients_with_the_join_token_can_join(sites: Programs, certs: Path)
     assert TOKEN.upper() not in coordinator.err
 
 
-# -- what a coordinator refuses to start with
+# -- settings that a coordinator refuses
 
 
 @pytest.mark.parametrize(
@@ -332,7 +332,7 @@ def test_insecure_listens_and_warns_at_every_start(programs: Programs) -> None:
         coordinator = programs.coordinator("--host=0.0.0.0", "--insecure", *RUN)
         coordinator.says("--insecure: listening beyond this machine without TLS")
         coordinator.says("anybody who reaches this port can join")
-        assert "127.0.0.1" in coordinator.out  # the admin port stays here
+        assert "127.0.0.1" in coordinator.out  # the admin port stays on loopback
         coordinator.kill()
 
 

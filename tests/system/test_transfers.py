@@ -1,4 +1,4 @@
-"""Chunk streams: broken ones never count, cut ones go on where they stopped."""
+"""Chunk streams: broken ones never count, cut ones resume."""
 
 import threading
 from collections.abc import Iterator
@@ -31,7 +31,7 @@ Chunk = transfer_pb2.Chunk
 
 
 def flipped(chunk: Chunk) -> Chunk:
-    """One bit changed on the way."""
+    """Return the chunk with one bit flipped."""
     data = bytes([chunk.data[0] ^ 1]) + chunk.data[1:]
     return Chunk(offset=chunk.offset, data=data, crc32=chunk.crc32)
 
@@ -70,7 +70,7 @@ def test_a_broken_chunk_stream_never_counts(raw: RawRun) -> None:
 
 
 def test_an_upload_with_a_wrong_digest_is_refused_at_the_end(raw: RawRun) -> None:
-    """Every checksum is right and the length fits: only the digest can tell."""
+    """All checksums and the length are right, so only the digest differs."""
     got = raw.training()
     data = raw.ann.trained(got)
     other = data[:-1] + bytes([data[-1] ^ 1])
@@ -91,7 +91,7 @@ def test_an_upload_begins_with_one_header(raw: RawRun) -> None:
 
 
 class OpenUpload:
-    """An upload that stops after some chunks and stays open until it is cut."""
+    """An upload that sends some chunks and stays open until it is cut."""
 
     def __init__(self, client: RawClient, got: Received, data: bytes, num_chunks: int) -> None:
         self._go = threading.Event()
@@ -105,7 +105,7 @@ class OpenUpload:
         self._go.wait(TIMEOUT_S)
 
     def stored(self, raw: RawRun) -> None:
-        """Wait until what was sent is in the spool."""
+        """Wait until the sent bytes are in the spool."""
 
         def sizes() -> bool:
             parts = (raw.coordinator.state_dir / "spool").glob("*/ann.*.part")
@@ -119,7 +119,7 @@ class OpenUpload:
 
 
 def resume(client: RawClient, got: Received, data: bytes) -> tuple[int, int]:
-    """Upload as a client does that waits for its grant; return its offset and the outcome."""
+    """Wait for the grant, send the rest; return the granted offset and the outcome."""
     granted = threading.Event()
     offset = 0
 
@@ -158,7 +158,7 @@ def test_a_half_upload_survives_kill_9_of_the_coordinator(raw: RawRun) -> None:
 
 
 def test_a_newer_upload_of_a_client_replaces_an_open_one(raw: RawRun) -> None:
-    """A cut wire that only one end has noticed must not block the next try."""
+    """A broken connection that only the client has noticed must not block the next attempt."""
     got = raw.training()
     data = raw.ann.trained(got)
     stuck = OpenUpload(raw.ann, got, data, num_chunks=1)
@@ -215,7 +215,7 @@ def test_a_late_update_is_already_accepted_or_its_step_is_closed(raw: RawRun) ->
     header = raw.ann.update_header(got, data)
     raw.ann.answer(got)
     raw.bob.answer(raw.bob.next_task())
-    raw.ann.next_task()  # of round 1
+    raw.ann.next_task()  # task of round 1
     (answer,) = raw.ann.upload(header, chunks_of(data))
     assert answer.receipt.outcome == transfer_pb2.OUTCOME_ALREADY_ACCEPTED
     other = bytes(len(data))
@@ -271,7 +271,7 @@ def test_a_download_resumes_after_kill_9_of_the_coordinator(raw: RawRun) -> None
 def test_coded_downloads_of_bases_and_final_model_resume_after_kill_9(
     programs: Programs,
 ) -> None:
-    """What a client holds is what the values are coded against, in the new process, too."""
+    """The new process codes values against the base that the client holds, too."""
     flags = (*RUN, "--reference-coding=on")
     raw = RawRun(programs, programs.coordinator(*flags))
     coded = [1, 2, 3, 4, transfer_pb2.ENCODING_REFERENCE]

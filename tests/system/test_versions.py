@@ -1,6 +1,6 @@
 """ssfl runs with the oldest gRPC and protobuf it declares, and with the newest.
 
-Each pair has an environment of its own, in which the wire tests run and a coordinator serves
+Each set of versions has its own environment. The wire tests run in it, and its coordinator serves
 clients that use the versions of the development environment.
 """
 
@@ -21,7 +21,7 @@ pytestmark = pytest.mark.system
 
 
 def oldest() -> list[str]:
-    """The lowest versions that pyproject.toml allows."""
+    """Return the lowest versions that pyproject.toml allows."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     found = [
         re.match(r"(grpcio[a-z-]*|protobuf)>=([\d.]+)", dependency)
@@ -31,7 +31,7 @@ def oldest() -> list[str]:
 
 
 def newest() -> list[str]:
-    """The versions in tests/newest-grpc.txt."""
+    """Return the versions in tests/newest-grpc.txt."""
     lines = (ROOT / "tests" / "newest-grpc.txt").read_text().splitlines()
     return [line for line in lines if not line.startswith("#")]
 
@@ -41,7 +41,7 @@ VERSIONS = {"oldest": oldest(), "newest": newest()}
 
 @pytest.fixture(scope="module", params=VERSIONS)
 def commands(request: pytest.FixtureRequest) -> Path:
-    """The folder of commands of an environment with one set of versions."""
+    """Return the script folder of an environment with one set of versions."""
     return environment_part(f"grpc-{request.param}", VERSIONS[request.param])
 
 

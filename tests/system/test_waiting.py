@@ -1,4 +1,4 @@
-"""A run without its quorum says so, goes on by itself, or is given up; stopping and removing."""
+"""Runs below their quorum wait, resume or give up; SIGTERM; removed sites."""
 
 import json
 import queue

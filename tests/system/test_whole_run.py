@@ -61,7 +61,7 @@ def test_the_run_writes_a_report(undisturbed: Finished) -> None:
     assert all(point["phases"] for point in found["curve"])
     assert sum(layer["kept"] for layer in found["layers"]) == KEPT
     updates = found["bytes"]["formulas"][0]
-    assert updates["bytes"] == updates["kept_bytes"]  # loopback: float32 as it is
+    assert updates["bytes"] == updates["kept_bytes"]  # loopback: plain float32
     assert found["bytes"]["up"]["ratio"] == (KEPT + UNMASKED) / (MASKED + UNMASKED)
     names = {row["client"]: row for row in found["clients"]}
     assert sorted(names) == sorted(SHARDS)
@@ -110,7 +110,7 @@ def test_the_coordinator_process_never_loads_torch(sites: Programs) -> None:
 def test_clients_in_another_order_give_the_same_digest(
     sites: Programs, undisturbed: Finished
 ) -> None:
-    """One worker and one upload slot, too: who waits for whom is entirely different."""
+    """Also with one worker and one upload slot, which changes the order of all waits."""
     coordinator = sites.coordinator(*RUN, "--workers=1", "--upload-slots=1")
     clients = []
     for shard in reversed(SHARDS):
