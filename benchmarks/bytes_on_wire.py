@@ -1,14 +1,13 @@
-"""What travels, in which encoding, and does the ledger say what the kernel says?
+"""What is sent, in which encoding, and does the ledger agree with the kernel?
 
     python -m benchmarks.bytes_on_wire
 
 1. The paper's table of encodings, from real payloads of ResNet-18, ResNet-50 and ResNet-110
    (bytes_encodings.py). Bar: its percentages, to the printed digit.
-2. What a client sends and receives once, encoded from real saliency, and in every round, and from
-   which round on that is less than dense FedAvg (bytes_rounds.py).
+2. The bytes of a client, once (encoded from real saliency) and per round, and the round from which
+   they are fewer than those of dense FedAvg (bytes_rounds.py).
 3. Real runs of ResNet-18 over sockets, dense and sparse (bytes_run.py). Bar: for every connection
-   and direction, the messages in the coordinator's ledger.csv are within 1 % of what the
-   kernel counted.
+   and direction, the messages in ledger.csv are within 1 % of the kernel's count.
 
 MB are 1000² bytes. Writes benchmarks/results/bytes_on_wire.json and .png; exit code 1 if a bar is
 missed. About 2 minutes on two cores.
@@ -43,7 +42,7 @@ WAYS = {
 
 
 def real_runs(images: Images, local_steps: int) -> list[Run]:
-    """Run each federation in a folder of its own."""
+    """Run each federation in its own folder."""
     done = []
     for name, flags in RUNS.items():
         with tempfile.TemporaryDirectory(prefix="ssfl-bytes-") as folder:

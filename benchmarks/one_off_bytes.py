@@ -1,17 +1,17 @@
-"""How few bytes may the one-off phase take before the mask, or what it learns, suffers?
+"""How few bytes can the one-off phase take before the mask or the accuracy suffers?
 
     python -m benchmarks.one_off_bytes            # about 10 minutes on two cores
     python -m benchmarks.one_off_bytes --quick    # 2 minutes: few codes, one seed, few rounds
 
 Once per run a client receives the initial weights, sends its scores and receives the mask: 4P +
-4W + W/8 bytes as the paper has it. Here initial weights are rebuilt from the seed (0 bytes),
-scores go in a logarithmic code of m mantissa bits in which only the largest get codes (scores.py),
-and the mask as sorted bits. For every such code: bits per coordinate, and how many of the kept
-coordinates at 90 % are those of the exact mask, for the CNN of fashion_task.py with 5, 20 and 100
-clients and ResNet-18 with 20. And the accuracy of a run (10 of 100 clients, 30 rounds) with the
-mask of each code, paired by seed with the exact mask's. Bar for 20 and more clients with the
-default code: at most 0.10 of the paper's bytes, and an overlap of 0.99. Writes
-benchmarks/results/one_off_bytes.json and .png; exit code 1 if a bar is missed.
+4W + W/8 bytes in the paper. Here initial weights are rebuilt from the seed (0 bytes), scores use a
+logarithmic code of m mantissa bits that covers only the largest (scores.py), and masks are sorted
+bits. Reported for every code: bits per coordinate, and the overlap of the kept coordinates with the
+exact mask at 90 %, for the CNN of fashion_task.py with 5, 20 and 100 clients and ResNet-18 with
+20; and the accuracy of a run (10 of 100 clients, 30 rounds) with the mask of each code, paired by
+seed with that of the exact mask. Bar for at least 20 clients with the default code: at most 0.10 of
+the paper's bytes, and an overlap of 0.99. Writes benchmarks/results/one_off_bytes.json and .png;
+exit code 1 if a bar is missed.
 """
 
 import argparse
@@ -31,7 +31,7 @@ from ssfl.codec.scores import MANTISSA_BITS
 from ssfl.method.strategies.ssfl import DECISIVE
 
 BYTES_BAR, OVERLAP_BAR = 0.10, 0.99
-FACTOR = DECISIVE  # scores that get codes, as a multiple of the kept ones
+FACTOR = DECISIVE  # coded scores, as a multiple of the kept ones
 DEFAULT = Coding(MANTISSA_BITS, FACTOR)
 CNN_CODINGS = tuple(Coding(bits, factor) for factor in (2, 3, 5, 0) for bits in range(6))
 RESNET_CODINGS = (
@@ -44,7 +44,7 @@ ROUNDS = 30
 
 
 def overlaps(args: argparse.Namespace) -> list[CodeResult]:
-    """Code the scores of both networks in every way."""
+    """Code the scores of both networks with every code."""
     voters = 5 if args.quick else 20
     resnet = (DEFAULT,) if args.quick else RESNET_CODINGS
     cnn = RESNET_CODINGS if args.quick else CNN_CODINGS
@@ -78,7 +78,7 @@ def accuracies(args: argparse.Namespace) -> list[dict[str, Any]]:
 
 
 def judged(results: Sequence[CodeResult]) -> list[CodeResult]:
-    """Return the results for which the bar holds: the default code, 20 clients or more."""
+    """Return the results to which the bar applies: the default code, at least 20 clients."""
     return [result for result in results if result.coding == DEFAULT and result.clients >= 20]
 
 
@@ -102,7 +102,7 @@ def show(results: Sequence[CodeResult], trained: list[dict[str, Any]]) -> None:
         word = "met" if met(results) else "FAILED"
         print(f"* bars: {BYTES_BAR} of 4P + 4W + W/8, overlap {OVERLAP_BAR}: {word}")
     else:
-        print("no bar: a quick look has too few clients")
+        print("no bar: --quick has too few clients")
     print(f"\n{'mask of':<22}{'accuracy':>10}   minus the exact mask's, by seed")
     for row in trained:
         minus = "  ".join(f"{100 * difference:+.2f}" for difference in row["minus_exact"])
@@ -145,7 +145,7 @@ def plot(results: Sequence[CodeResult], trained: list[dict[str, Any]], path: Pat
 
 
 def _draw_line(axis: Any, line: list[CodeResult], colour: str, label: str) -> None:
-    """Draw codes in the order of m; a cross is one whose 255 codes do not reach down far enough."""
+    """Draw codes in the order of m; a cross marks codes whose 255 levels have too small a range."""
     widest = max(o.coded for o in line)
     reaching = [o for o in line if o.coded > 0.9 * min(widest, o.coding.factor or widest)]
     short = [o for o in line if o not in reaching]

@@ -1,4 +1,4 @@
-"""The work behind one_off_bytes.py: coded scores and their masks, and short runs with them."""
+"""The runs of one_off_bytes.py: coded scores, their masks, and short runs with them."""
 
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -23,7 +23,7 @@ from ssfl.method.mask import Mask, top_k
 from ssfl.method.value_types import random_words
 
 PER_ROUND = 10
-LAST = 5  # rounds whose accuracies make the final accuracy
+LAST = 5  # the final accuracy is the mean of the last rounds
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,7 @@ class Coding:
     """A way to code scores."""
 
     mantissa_bits: int
-    factor: int  # scores that get codes, as a multiple of the kept ones; 0: all
+    factor: int  # coded scores, as a multiple of the kept ones; 0: all
 
     @property
     def name(self) -> str:
@@ -50,17 +50,17 @@ class Codings:
 
 @dataclass(frozen=True)
 class CodeResult:
-    """What a coding takes, and what its mask is worth."""
+    """The size of a coding, and the quality of its mask."""
 
     network: str
     clients: int
     coding: Coding
-    coded: float  # scores that have codes, as a multiple of the kept ones
+    coded: float  # coded scores, as a multiple of the kept ones
     bits: float  # per coordinate
     score_bytes: float  # mean over clients
     mask_bytes: int
     share: float  # of 4P + 4W + W/8
-    overlap: float  # of kept coordinates with the exact mask's
+    overlap: float  # of kept coordinates with those of the exact mask
 
     def as_row(self) -> dict[str, Any]:
         return asdict(self)
@@ -116,7 +116,7 @@ def code_scores(work: Codings, report: Report) -> list[CodeResult]:
 def mask_of(
     coding: Coding, exact: dict[str, Vector], weights: dict[str, int], kept: int, seed: int
 ) -> tuple[Mask, float, float]:
-    """Return the mask that coded scores give, their mean bytes, and codes per kept coordinate."""
+    """Return the mask of coded scores, their mean bytes, and codes per kept coordinate."""
     received: dict[str, Vector] = {}
     num_bytes, num_codes = 0, 0
     for client, own in exact.items():

@@ -1,12 +1,12 @@
-"""How much smaller than its bound is what is entropy-coded?
+"""How much smaller than its bound is an entropy-coded payload?
 
     .venv/bin/python -m benchmarks.plan_ranges
 
 `ssfl plan` gives a hard bound and an expected range for scores, masks and coded values. This
 measures them on scikit-learn's digits: real saliency of five networks at five sparsities, and
-real federated training of three, every update and every base encoded in every value code. The
-ranges in tools/ssfl/tools/plan/sizes.py must hold all of it. Writes
-benchmarks/results/plan_ranges.json; exit code 1 if something lies outside. About 1.5 minutes.
+real federated training of three, with every update and base encoded in every value code. The
+ranges in tools/ssfl/tools/plan/sizes.py must contain all sizes. Writes
+benchmarks/results/plan_ranges.json; exit code 1 if a size lies outside. About 1.5 minutes.
 """
 
 import argparse
@@ -41,7 +41,7 @@ Vector = npt.NDArray[np.float32]
 
 @dataclass(frozen=True)
 class Case:
-    """A network, on digits whose sides are so many times as long."""
+    """A network, on digits enlarged by a factor."""
 
     model: str
     times: int = 1
@@ -50,7 +50,7 @@ class Case:
 
 @dataclass(frozen=True)
 class Training:
-    """How one run trains; sparsity empty: dense."""
+    """The settings of one training run; sparsity empty: dense."""
 
     case: Case
     sparsity: str
@@ -72,7 +72,7 @@ TRAININGS = (
 
 @dataclass(frozen=True)
 class Found:
-    """One measured size, beside the planned one."""
+    """One measured size, next to the planned one."""
 
     kind: str
     where: str
@@ -85,12 +85,12 @@ class Found:
 
     @property
     def in_range(self) -> float:
-        """Return where it lies: 0 at the low end of the range, 1 at the high end."""
+        """Return its position: 0 at the low end of the range, 1 at the high end."""
         return (self.num_bytes - self.planned.low) / (self.planned.high - self.planned.low)
 
 
 def sites_of(case: Case, settings: RunSettings) -> list[Site]:
-    """Return clients with the digits in the size a network is to see."""
+    """Return clients with digits in the input size of a network."""
     whole, task = digits(), load_task("image")
     images = whole.train_x.repeat(case.times, axis=2).repeat(case.times, axis=3)
     images = images.repeat(case.channels, axis=1)
@@ -106,7 +106,7 @@ def sites_of(case: Case, settings: RunSettings) -> list[Site]:
 
 
 def measure_scoring(case: Case) -> Iterator[Found]:
-    """Yield the sizes of compact scores and of the mask they lead to."""
+    """Yield the sizes of compact scores and of the resulting mask."""
     settings = RunSettings(model=case.model)
     sites = sites_of(case, settings)
     manifest, initial = sites[0].manifest, sites[0].initial
@@ -153,7 +153,7 @@ def measure_training(training: Training) -> Iterator[Found]:
         nothing, to_first = (
             len(blocks.encode(reference.CODE, after, against)) for against in (None, first)
         )
-        if number:  # the first of all bases is the previous one of the second
+        if number:  # the very first base is the previous one of the second
             planned = Coding(settings, reference=True).base(after.size, holds_previous=False).size
             yield Found("values, previous base not held", where, min(nothing, to_first), planned)
         base = after
@@ -176,7 +176,7 @@ def _coded(values: Vector, base: Vector, where: str, settings: RunSettings) -> I
 
 
 def show(found: list[Found]) -> None:
-    """Print by kind what share of its range was used, and everything that lies outside."""
+    """Print the used part of the range by kind, and all sizes outside it."""
     print(f"{'':<32}{'sizes':>8}{'lowest':>9}{'highest':>9}   (0 and 1: the ends of the range)")
     for kind in dict.fromkeys(estimate.kind for estimate in found):
         places = [estimate.in_range for estimate in found if estimate.kind == kind]
@@ -190,7 +190,7 @@ def show(found: list[Found]) -> None:
 
 
 def summary(found: list[Found]) -> list[dict[str, Any]]:
-    """Return, for every kind and place, the smallest and the largest size."""
+    """Return the smallest and largest size for every kind and network."""
     rows = []
     for kind, where in dict.fromkeys((estimate.kind, estimate.where) for estimate in found):
         group = [estimate for estimate in found if (estimate.kind, estimate.where) == (kind, where)]

@@ -1,4 +1,4 @@
-"""The picture of simulator_speed.py: updates per CPU second, and fast minus exact by sparsity."""
+"""The figure of simulator_speed.py: updates per CPU second, and fast minus exact by sparsity."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -10,7 +10,7 @@ COLOURS = {"fast": BLUE, "exact": SKY, "Flower": ORANGE}
 
 
 def plot(result: Mapping[str, Any], path: Path) -> None:
-    """Draw both questions."""
+    """Draw both comparisons."""
     import matplotlib.pyplot as plt
 
     figure, (left, right) = plt.subplots(1, 2, figsize=(11, 4), layout="constrained")

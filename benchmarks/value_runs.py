@@ -1,4 +1,4 @@
-"""The runs behind value_bytes.py: each trains for real and returns what every round took."""
+"""The runs of value_bytes.py: each trains for real and returns the bytes of every round."""
 
 import argparse
 import json
@@ -14,12 +14,12 @@ from benchmarks.value_compare import compare
 
 COMPARED_EVERY = 10  # rounds
 COMPARED_CLIENTS = 3
-LAST = 10  # rounds whose accuracies make the final accuracy
+LAST = 10  # the final accuracy is the mean of the last rounds
 
 
 @dataclass(frozen=True)
 class Run:
-    """One run of training."""
+    """A training run."""
 
     data: Path
     seed: int
@@ -28,18 +28,18 @@ class Run:
     per_round: int  # 0: all
     rounds: int
     compared: bool = False  # whether some updates are coded in many ways
-    kept_in: Path | None = None  # folder of finished runs, so that a long benchmark can go on
+    kept_in: Path | None = None  # folder of finished runs, so that a long benchmark can resume
 
     @property
     def kept(self) -> Path | None:
-        """Where the outcome is kept."""
+        """The file of the outcome."""
         name = f"{self.variant.name}, {self.per_round or 'all'} of {self.num_clients}"
         file = f"{name}, seed {self.seed}, {self.rounds} rounds.json"
         return self.kept_in / file if self.kept_in else None
 
     @property
     def cost(self) -> int:
-        """Samples that are trained on, in thousands: time is proportional to it."""
+        """Training samples in thousands; time is proportional to it."""
         return self.rounds * self.cost_per_round
 
     @property
@@ -49,10 +49,10 @@ class Run:
 
 @dataclass
 class Outcome:
-    """What a run took and reached."""
+    """The bytes and the accuracy of a run."""
 
     paper_bytes: float  # 4sP
-    plain_bytes: int  # 4 bytes for each value that travels
+    plain_bytes: int  # 4 bytes for each sent value
     rounds: list[Round]
     accuracy: list[float]  # of the base after each of the last rounds
     compared: dict[str, float] = field(default_factory=dict)  # means, as shares of 4sP
@@ -74,7 +74,7 @@ class Outcome:
         return means
 
     def forms(self, first: int) -> dict[str, float]:
-        """Return the share of downloads of each form, from the round `first` on."""
+        """Return the share of each form among downloads, from round `first` on."""
         counts: dict[str, int] = {}
         for entry in self.rounds[first:]:
             for form, sizes in entry.down.items():
@@ -91,12 +91,12 @@ class Outcome:
 
 def add_runs_flag(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "--runs", type=Path, help="folder that keeps finished runs: the same command goes on there"
+        "--runs", type=Path, help="folder that keeps finished runs; the same command resumes"
     )
 
 
 def run(work: Run, report: Report) -> Outcome:
-    """Return the outcome of a run, kept or new; runs in a process of its own."""
+    """Return the outcome of a run, stored or new; runs in a process of its own."""
     if work.kept and work.kept.exists():
         report(work.cost)
         return _read(work.kept)

@@ -49,13 +49,13 @@ class Browser:
             self._process.wait()
         self._process.stdout.close()
 
-    def do(self, order: str, **how: Any) -> Any:
+    def do(self, command: str, **arguments: Any) -> Any:
         """Run a command and return its result; raise AssertionError if it fails."""
         assert self._process.stdin
-        self._process.stdin.write(json.dumps({"do": order, **how}) + "\n")
+        self._process.stdin.write(json.dumps({"do": command, **arguments}) + "\n")
         self._process.stdin.flush()
         answer = self._answer()
-        assert "error" not in answer, f"{order} {how}: {answer['error']}"
+        assert "error" not in answer, f"{command} {arguments}: {answer['error']}"
         return answer["answer"]
 
     def _answer(self) -> dict[str, Any]:

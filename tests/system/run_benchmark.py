@@ -14,7 +14,7 @@ ROOT = Path(__file__).resolve().parents[2]
 def run_benchmark(
     name: str, folder: Path, *flags: str, within_s: float
 ) -> tuple[dict[str, Any], str]:
-    """Return the result file and the output of a benchmark; `within_s` catches a hang.
+    """Return the result and the output of a benchmark; `within_s` catches a hang.
 
     The result is empty if the benchmark reports that it cannot measure here.
     """
@@ -28,15 +28,15 @@ def run_benchmark(
         start_new_session=True,
     )
     try:
-        said, _ = process.communicate(timeout=within_s)
+        output, _ = process.communicate(timeout=within_s)
     finally:
         if process.poll() is None:
             os.killpg(process.pid, signal.SIGKILL)  # with its child processes
             process.wait()
-    print(said)
-    if "not measured: " in said:
-        return {}, said
+    print(output)
+    if "not measured: " in output:
+        return {}, output
     file = folder / f"{name}.json"
-    assert file.exists(), said
+    assert file.exists(), output
     found: dict[str, Any] = json.loads(file.read_text())
-    return found, said
+    return found, output

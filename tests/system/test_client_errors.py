@@ -68,9 +68,9 @@ def test_a_wrong_setting_is_named(
     here: Path, capsys: pytest.CaptureFixture[str], flags: list[str], words: str
 ) -> None:
     assert main(flags) == ExitCode.USAGE
-    told = capsys.readouterr().err
-    assert told.startswith("ssfl-client: error: ")
-    assert words in told
+    stderr = capsys.readouterr().err
+    assert stderr.startswith("ssfl-client: error: ")
+    assert words in stderr
     assert list(here.iterdir()) == [], "a wrong flag must leave no trace"
 
 

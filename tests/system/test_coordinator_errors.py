@@ -42,10 +42,10 @@ def test_a_wrong_setting_is_named(
     here: Path, capsys: pytest.CaptureFixture[str], flags: list[str], words: str
 ) -> None:
     assert main(flags) == ExitCode.USAGE
-    told = capsys.readouterr().err
-    assert told.startswith("ssfl-coordinator: error: ")
-    assert words in told
-    assert told.count("\n") == 1
+    stderr = capsys.readouterr().err
+    assert stderr.startswith("ssfl-coordinator: error: ")
+    assert words in stderr
+    assert stderr.count("\n") == 1
     assert list(here.iterdir()) == [], "a wrong flag must leave no trace"
 
 
@@ -160,10 +160,10 @@ def test_a_byte_budget_below_the_dense_values_is_refused_and_logged(
     raw = RawRun(programs, programs.coordinator("--clients=2", "--bytes-per-round=120"))
     raw.ann.join()
     raw.bob.join()
-    least = 4 * (30 + 1)
-    with refused(StatusCode.FAILED_PRECONDITION, "model_unusable", "120", f"at least {least}"):
+    min_bytes = 4 * (30 + 1)
+    with refused(StatusCode.FAILED_PRECONDITION, "model_unusable", "120", f"at least {min_bytes}"):
         raw.ann.upload(raw.ann.initial_header(), [])
-    assert f"at least {least}" in raw.coordinator.says("call refused")
+    assert f"at least {min_bytes}" in raw.coordinator.says("call refused")
     raw.close()
 
 

@@ -135,9 +135,9 @@ def test_a_client_with_more_samples_than_before_continues(
     steps = coordinator.facts("StepStarted")
     weights = [step["cohort"][SHARDS[-1]] for step in steps if step["work"] == "train"]
     assert weights == [40, 40, 41]
-    counted = {fact["step"] for fact in coordinator.facts("UploadAccepted")
+    accepted_steps = {fact["step"] for fact in coordinator.facts("UploadAccepted")
                if fact["client"] == SHARDS[-1]}  # fmt: skip
-    assert counted == {step["step"] for step in steps}
+    assert accepted_steps == {step["step"] for step in steps}
     assert "num_samples=41" in coordinator.says("joined again with another number of samples")
 
 
@@ -154,10 +154,10 @@ def test_a_finished_answer_survives_the_death_of_both_ends(
     again = sites.coordinator(*RUN, port=coordinator.port)
     clients.append(sites.client(SHARDS[-1], again, TASK))
     assert finish(again, clients).digest == undisturbed.digest
-    story = [
+    events = [
         line for line in clients[-1].err.splitlines() if "values sent" in line or "trained" in line
     ]
-    assert "values sent" in story[0], "it trained the round a second time"
+    assert "values sent" in events[0], "it trained the round a second time"
     assert not answer.exists()
 
 
@@ -192,8 +192,8 @@ def test_kill_9_at_six_random_moments_changes_nothing(programs: Programs) -> Non
         finals = [end.result() for end in ends]
     expected = expected_values((raw.ann, raw.bob), rounds=40)
     assert all(np.array_equal(final, expected) for final in finals)
-    counted = [(step, client) for step, client, _ in accepted(coordinator)]
-    assert len(set(counted)) == len(counted)
+    uploads = [(step, client) for step, client, _ in accepted(coordinator)]
+    assert len(set(uploads)) == len(uploads)
     assert coordinator.facts("StepVoided") == []
     raw.close()
 

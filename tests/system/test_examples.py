@@ -69,8 +69,8 @@ def test_every_example_is_tested_and_has_a_line_in_the_readme() -> None:
 def test_diabetes_predicts_better_than_the_mean_both_sparse_and_dense(copied: Programs) -> None:
     make, rehearse = commands("diabetes.py")
     run(copied, make)
-    told = run(copied, rehearse)
-    assert "absolute_error" in told.out
+    rehearsal = run(copied, rehearse)
+    assert "absolute_error" in rehearsal.out
     for folder in runs_left_by(copied).values():
         last = history(folder)["evaluations"][-1]
         assert last["pooled"] is None and last["loss"] < 0.6

@@ -94,20 +94,20 @@ def test_a_client_exits_if_its_leave_call_gets_no_answer(programs: Programs) -> 
 def check_nothing_counts_twice(coordinator: Coordinator, light: LightRun) -> None:
     """Check that an upload counts once, and that acknowledged ones are not requested again."""
     facts = coordinator.facts("UploadAccepted")
-    counted = Counter((fact["step"], fact["client"]) for fact in facts)
-    assert set(counted.values()) == {1}
+    uploads = Counter((fact["step"], fact["client"]) for fact in facts)
+    assert set(uploads.values()) == {1}
     assert coordinator.facts("StepVoided") == []
     for client in light.clients:
         acknowledged: set[int] = set()
-        for told in client.story:
-            if told.what in ("train", "score", "grant"):
-                assert told.step not in acknowledged, f"{client.client_id} was asked again"
-            if told.what == "receipt" and told.step:
-                assert told.number in (
+        for event in client.events:
+            if event.what in ("train", "score", "grant"):
+                assert event.step not in acknowledged, f"{client.client_id} was asked again"
+            if event.what == "receipt" and event.step:
+                assert event.number in (
                     transfer_pb2.OUTCOME_ACCEPTED,
                     transfer_pb2.OUTCOME_ALREADY_ACCEPTED,
                 )
-                acknowledged.add(told.step)
+                acknowledged.add(event.step)
 
 
 @dataclass(frozen=True)
@@ -169,10 +169,10 @@ class RestartedClient:
         done: set[str] = set()
         before: PlannedKill | None = None
         for life, death in zip(self.lives, [*self.deaths, None], strict=True):
-            story = re.findall(r"trained  round=\d+|scores sent|values sent", life.err)
+            events = re.findall(r"trained  round=\d+|scores sent|values sent", life.err)
             if before and before.finished and before.point != "client.dropped":
-                assert not "".join(story[:1]).startswith("trained"), f"after {before}"
-            trained = [event for event in story if event.startswith("trained")]
+                assert not "".join(events[:1]).startswith("trained"), f"after {before}"
+            trained = [event for event in events if event.startswith("trained")]
             assert not done & set(trained), f"{self.shard} trained again after {before}"
             if death and not death.finished and death.point.startswith("answer"):
                 trained = trained[:-1]  # killed while it saved that answer
@@ -197,6 +197,6 @@ def test_a_run_survives_a_kill_at_every_failpoint_of_a_client(
     for client in clients:
         client.check()
     facts = coordinator.facts("UploadAccepted")
-    counted = Counter((fact["step"], fact["client"]) for fact in facts)
-    assert set(counted.values()) == {1}, "counted twice"
+    uploads = Counter((fact["step"], fact["client"]) for fact in facts)
+    assert set(uploads.values()) == {1}, "counted twice"
     assert coordinator.facts("StepVoided") == []

@@ -49,10 +49,10 @@ def raw_run(programs: Programs, *flags: str) -> Iterator[RawRun]:
         run.close()
 
 
-def counted(run: RawRun) -> dict[tuple[str, str], int]:
+def refusals(run: RawRun) -> dict[tuple[str, str], int]:
     """Return the refusals of `ssfl status`."""
-    refusals = run.coordinator.status().refusals
-    return {(refusal.client_id, refusal.reason): refusal.count for refusal in refusals}
+    rows = run.coordinator.status().refusals
+    return {(refusal.client_id, refusal.reason): refusal.count for refusal in rows}
 
 
 def resident_mb(run: RawRun) -> float:
@@ -117,7 +117,7 @@ def test_slow_uploads_in_every_slot_do_not_block_an_honest_client(programs: Prog
             ends.callback(upload.over.set)
         until(
             lambda: sum(upload.granted.is_set() for upload in slow_uploads) >= 2,
-            "slow_uploads have the slots",
+            "slow uploads have the slots",
         )
         for client, data in ((run.ann, mine), (run.bob, theirs)):
             answers = client.upload(client.update_header(got, data), chunks_of(data))
@@ -127,9 +127,9 @@ def test_slow_uploads_in_every_slot_do_not_block_an_honest_client(programs: Prog
                 {"slot_yielded", "no_progress"}
                 & {r for upload in slow_uploads for r in upload.reasons}
             ),
-            "a loris was told to make room",
+            "a slow upload is dropped",
         )
-        reasons = {reason for _, reason in counted(run)}
+        reasons = {reason for _, reason in refusals(run)}
         assert reasons & {"slot_yielded", "no_progress"}
         for upload in slow_uploads:
             upload.over.set()
@@ -174,7 +174,7 @@ def test_floods_of_connections_streams_and_metadata_do_not_affect_the_round(
         again.leave(pb.LEAVE_REASON_STOPPING)
         before = resident_mb(run)
         run.finish_honestly()
-        assert counted(run)["eve", "too_many_calls"] >= 48
+        assert refusals(run)["eve", "too_many_calls"] >= 48
         assert resident_mb(run) < before + 50
 
 
@@ -214,9 +214,9 @@ def test_floods_of_joins_are_refused_and_leave_no_trace(programs: Programs) -> N
             full = sum(pool.map(lambda number: _is_full(run, number), range(200)))
         assert full >= 150
         assert len(run.coordinator.status().clients) == 50
-        told = counted(run)
-        assert told["eve", "too_many_joins"] == answers.count("too_many_joins")
-        assert told["others", "run_full"] + 50 >= full, "names of strangers are bounded"
+        counts = refusals(run)
+        assert counts["eve", "too_many_joins"] == answers.count("too_many_joins")
+        assert counts["others", "run_full"] + 50 >= full, "names of strangers are bounded"
         log = run.coordinator.err
         assert log.count("too_many_joins") <= 3 and log.count("--max-clients") <= 60
         eve.leave(pb.LEAVE_REASON_STOPPING)
@@ -244,7 +244,7 @@ def test_lying_sample_counts_are_refused_or_clipped(programs: Programs) -> None:
         eve = run.client("eve", num_samples=2**31)
         with refused(PRECONDITION, "too_many_samples", "eve", "2147483648", "--max-samples"):
             eve.join()
-        assert counted(run)["eve", "too_many_samples"] == 1
+        assert refusals(run)["eve", "too_many_samples"] == 1
         run.finish_honestly()
 
 
@@ -292,7 +292,7 @@ def test_absurd_scores_do_not_count(programs: Programs) -> None:
         run.ann.answer(run.ann.next_task())
         take_part_together(run.ann, run.bob, eve)
         assert run.ann.mask_digest == expected_mask((run.ann, run.bob))
-        assert counted(run)["eve", "outlier"] == 1
+        assert refusals(run)["eve", "outlier"] == 1
         run.coordinator.says("results written")
         history = run.coordinator.history()
         assert history["not_voted"] == ["eve"]
@@ -363,7 +363,7 @@ def test_broken_uploads_do_not_affect_memory_spool_or_round(
         left = [path for path in spool.rglob("*") if path.is_file()]
         assert len(left) <= 1, "at most the half upload, to be resumed"
         assert resident_mb(run) < before + 20
-        told = counted(run)
-        assert told["ann", "bad_values"] == 100
+        counts = refusals(run)
+        assert counts["ann", "bad_values"] == 100
         assert run.coordinator.err.count("reason=bad_values") <= 2, "a flood does not fill the log"
         run.finish_honestly()

@@ -114,9 +114,9 @@ def test_an_operator_can_release_a_name_to_the_next_token(raw: RawRun, *, remove
         raw.ann.join(token=OTHER_TOKEN)
     if removed:
         operator(raw.programs, raw.coordinator, "ann")
-    said = operator(raw.programs, raw.coordinator, "ann", "--readmit")
+    output = operator(raw.programs, raw.coordinator, "ann", "--readmit")
     owns = "ann was not removed; the next client that joins under this name owns it"
-    assert ("ann may join again" if removed else owns) in said
+    assert ("ann may join again" if removed else owns) in output
     old = raw.ann.caller
     raw.ann.join(token=OTHER_TOKEN)
     for call in calls_of(raw.ann, old):

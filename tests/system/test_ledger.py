@@ -79,7 +79,7 @@ def test_every_client_has_its_bytes_in_every_round(undisturbed: Finished) -> Non
     assert sorted(sent) == [(str(n), shard) for n in range(ROUNDS) for shard in SHARDS]
     assert len(set(sent.values())) == 1
     fetched = [row for row in rows if row["phase"] == "values" and not row["step"]]
-    assert {row["client"] for row in fetched} == set(SHARDS), "who fetched the final model"
+    assert {row["client"] for row in fetched} == set(SHARDS), "all clients fetched the final model"
     joining = [row for row in rows if not row["step"] and row["phase"] == "control"]
     assert {row["client"] for row in joining} >= set(SHARDS)
 

@@ -26,9 +26,9 @@ def test_each_connection_lost_on_a_bad_link_costs_at_most_one_chunk(tmp_path: Pa
     """5 Mbit/s, 200 ms, 2 % loss; connections drop silently during the scores and the update."""
     at = ["--cut-at", "500000", "2500000"]
     size = ["--masked=1500000", "--cuts=forget", "--cut-every-s=0"]
-    result, said = run_benchmark("bad_link", tmp_path, *size, *at, within_s=WITHIN_S)
+    result, output = run_benchmark("bad_link", tmp_path, *size, *at, within_s=WITHIN_S)
     if not result:
-        pytest.skip(said.strip())
+        pytest.skip(output.strip())
     (run,) = result["runs"]
     up = run["up"]
     assert run["congestion_control"] == "bbr"

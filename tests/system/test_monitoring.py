@@ -49,8 +49,8 @@ class AlertReceiver(http.server.BaseHTTPRequestHandler):
 
     def do_POST(self) -> None:
         body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-        told = [(alert["labels"]["alertname"], alert["status"]) for alert in body["alerts"]]
-        self.kept.setdefault(self.path, []).extend(told)
+        received = [(alert["labels"]["alertname"], alert["status"]) for alert in body["alerts"]]
+        self.kept.setdefault(self.path, []).extend(received)
         self.send_response(200)
         self.end_headers()
 
@@ -169,7 +169,7 @@ def test_alerts_fire_and_clear_for_a_broken_federation(sites: Programs) -> None:
         assert [row["metric"]["client"] for row in prometheus.ask("ssfl_client_pending == 1")] == [
             "shard_01"
         ]
-        assert not prometheus.ask("ssfl_run_seconds_left"), "nobody knows"
+        assert not prometheus.ask("ssfl_run_seconds_left"), "the end is unknown"
         stalled = prometheus.firing()["SsflRunStalled"]
         assert "Missing: 1 clients" in stalled["annotations"]["description"]
         assert "SsflRefusals" in prometheus.firing()
@@ -182,7 +182,9 @@ def test_alerts_fire_and_clear_for_a_broken_federation(sites: Programs) -> None:
             lambda: not {"SsflClientsLost", "SsflRunStalled"} & prometheus.firing().keys(),
             "the alerts clear",
         )
-        until(lambda: ("SsflRunStalled", "resolved") in notes["/page"], "that is told, too")
+        until(
+            lambda: ("SsflRunStalled", "resolved") in notes["/page"], "the resolution is delivered"
+        )
 
         coordinator.signal(signal.SIGTERM)
         coordinator.ends()

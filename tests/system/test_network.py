@@ -138,8 +138,8 @@ def test_random_cuts_and_restarts_of_the_coordinator_change_no_bit(
             cuts += chosen.cut(reset=chance.random() < 0.5)
         assert cuts >= 6
         assert run.finish().digest == quiet[0]
-    counted = [(fact["step"], fact["client"]) for fact in run.coordinator.facts("UploadAccepted")]
-    assert len(set(counted)) == len(counted)
+    uploads = [(fact["step"], fact["client"]) for fact in run.coordinator.facts("UploadAccepted")]
+    assert len(set(uploads)) == len(uploads)
 
 
 def moved(run: ProxiedFederation, wanted: int) -> Any:

@@ -43,10 +43,10 @@ def test_status_names_the_clients_that_the_run_waits_for(raw: RawRun) -> None:
     raw.ann.answer(got)
     done = ssfl(raw.programs, "status", raw.coordinator, "--json")
     assert done.ends() == 0
-    told = json.loads(done.out)
-    assert told["phase"] == "train"
-    assert "bob" in told["waiting_for"]
-    states = {client["client_id"]: client["state"] for client in told["clients"]}
+    status = json.loads(done.out)
+    assert status["phase"] == "train"
+    assert "bob" in status["waiting_for"]
+    states = {client["client_id"]: client["state"] for client in status["clients"]}
     assert states == {"ann": "reported", "bob": "working"}
     plain = ssfl(raw.programs, "status", raw.coordinator)
     assert "bob" in plain.out

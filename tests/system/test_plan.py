@@ -30,12 +30,12 @@ def test_the_bytes_of_a_run_match_its_plan(
     (plan,) = document["sparse"]
     planned = {(row["phase"], row["direction"]): row for row in plan["ledger"]}
 
-    counted = {key: dict.fromkeys(KINDS, 0) for key in planned}
+    measured = {key: dict.fromkeys(KINDS, 0) for key in planned}
     for row in ledger:
         if row["phase"] in PHASES:
             for kind in KINDS:
-                counted[row["phase"], row["direction"]][kind] += row[kind]
-    for key, row in counted.items():
+                measured[row["phase"], row["direction"]][kind] += row[kind]
+    for key, row in measured.items():
         for kind in KINDS:
             expected = planned[key][kind]
             if key[0] == "control":  # a client that waits longer gets more messages

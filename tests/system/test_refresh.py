@@ -124,11 +124,11 @@ def test_a_late_client_with_new_labels_triggers_a_refresh_and_votes_in_it(
 def until_ready(coordinator: Coordinator) -> None:
     """Wait until the late client has reported its model."""
 
-    def told() -> bool:
+    def is_ready() -> bool:
         joined = [fact for fact in coordinator.facts("ClientJoined") if fact["client"] == LATE]
         return any(fact["manifest_digest"] for fact in joined)
 
-    until(told, "the late client is ready")
+    until(is_ready, "the late client is ready")
 
 
 def write_sites(folder: Path) -> None:

@@ -67,7 +67,7 @@ def look_at(browser: Browser, page: Path, look: str, picture: Path) -> None:
     browser.do("shot", file=str(picture))
     browser.do("evaluate", code=UNFOLD)
     assert browser.do("axe") == []
-    assert browser.do("said") == []
+    assert browser.do("messages") == []
 
 
 @pytest.mark.parametrize("look", LOOKS)
@@ -105,7 +105,7 @@ def test_an_older_round_can_be_chosen(browser: Browser, run: Path) -> None:
     label = "[aria-label='Round 0: who did what when']"
     read = browser.do("attribute", selector=label, name="aria-valuetext")
     assert ", broadcast 100 ms, training 1 s, queue to upload 400 ms, upload 500 ms, wait" in read
-    assert browser.do("said") == []
+    assert browser.do("messages") == []
 
 
 @pytest.mark.parametrize("look", LOOKS)

@@ -166,7 +166,7 @@ def look_at(browser: Browser, port: int, folder: Path, **looks: dict[str, Any]) 
         assert browser.do("axe") == [], look
         width = browser.do("evaluate", code="document.documentElement.scrollWidth - innerWidth")
         assert width <= 0, f"{look} has to be scrolled sideways"
-        assert browser.do("said") == [], look
+        assert browser.do("messages") == [], look
 
 
 def test_a_run_is_watched_through_a_crash_to_its_end(
@@ -175,8 +175,8 @@ def test_a_run_is_watched_through_a_crash_to_its_end(
     port, shown = free_port(), free_port()
     flags = ("--clients=5", "--rounds=9", "--evaluate-every=1", f"--status-port={shown}")
     coordinator = programs.coordinator(*flags, port=port)
-    told = f"ssfl-coordinator status on 127.0.0.1:{shown}\n"
-    until(lambda: told in coordinator.out, "the coordinator says where the page is")
+    line = f"ssfl-coordinator status on 127.0.0.1:{shown}\n"
+    until(lambda: line in coordinator.out, "the coordinator says where the page is")
     browser.do("open", url=f"http://127.0.0.1:{shown}/")
     browser.do("text", selector="#phase", fits="^Gathering clients$")
     browser.do("text", selector="#waiting", fits="0 of 5 have joined")
@@ -211,19 +211,19 @@ def test_a_run_is_watched_through_a_crash_to_its_end(
         read = browser.do("attribute", selector="#accuracy .chart-plot", name="aria-valuetext")
         assert read == "rounds done 3: all clients 50 %"
         # The ledger had not been written for two of the updates.
-        told = asked(shown, "status")
-        assert told["bytes"]["up"]["dense"] == 20 * 4 * VALUES
-        assert told["bytes"]["down"]["dense"] == 15 * 4 * VALUES
+        document = asked(shown, "status")
+        assert document["bytes"]["up"]["dense"] == 20 * 4 * VALUES
+        assert document["bytes"]["down"]["dense"] == 15 * 4 * VALUES
         programs.run("ssfl", "stop", f"--admin=localhost:{again.admin_port}")
         browser.do("text", selector="#phase", fits="^Stopped by an operator$")
         again.says("report written")
         (file,) = programs.folder.glob("runs/*/coordinator/report.json")
         report = json.loads(file.read_bytes())
         assert {way: report["bytes"][way] for way in WAYS} == {
-            way: told["bytes"][way] for way in WAYS
+            way: document["bytes"][way] for way in WAYS
         }
     # The browser itself reports failed fetches; there are no other messages.
-    assert all("ERR_CONNECTION_REFUSED" in line for line in browser.do("said"))
+    assert all("ERR_CONNECTION_REFUSED" in line for line in browser.do("messages"))
 
 
 def check_bytes(status: Any, updates: int, models: int) -> None:
@@ -262,7 +262,7 @@ def test_a_dense_run_without_accuracy_shows_no_mask_and_its_first_metric(
         assert "initial, scores, masks" not in browser.do("text", selector="#bytes")
         browser.do("shot", file=str(tmp_path / "dense.png"))
         assert browser.do("evaluate", code="document.documentElement.scrollWidth - innerWidth") <= 0
-        assert browser.do("said") == []
+        assert browser.do("messages") == []
 
 
 def test_the_page_shows_neither_the_join_token_nor_paths(
@@ -330,8 +330,8 @@ def test_500_clients_and_160_layers_stay_readable(
     browser.do("press", key="Home")
     assert HOSTILE in browser.do("text", selector="#layers .chart-tip")
     browser.do("press", key="ArrowRight")
-    told = browser.do("attribute", selector="#layers .chart-plot", name="aria-valuetext")
-    assert told.startswith("layer layer0.1.weight: ")
+    text = browser.do("attribute", selector="#layers .chart-plot", name="aria-valuetext")
+    assert text.startswith("layer layer0.1.weight: ")
     assert browser.do("evaluate", code="document.title").startswith("Finished")
     assert browser.do("count", selector="img") == 0
-    assert browser.do("said") == []
+    assert browser.do("messages") == []

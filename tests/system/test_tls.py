@@ -137,9 +137,9 @@ def test_the_admin_port_accepts_only_the_admin_certificate(
     sentence = "the admin port is for the certificate of 'admin', and this one is of 'ann'"
     assert f"the coordinator refused: {sentence}" in site.err
     assert sentence in coordinator.says("call refused")
-    nobody = status(programs, coordinator, f"--tls-ca={certs / 'ca.pem'}")
-    assert nobody.ends() == ExitCode.REFUSED
-    assert "asks for a certificate and this side has none" in nobody.err
+    anonymous = status(programs, coordinator, f"--tls-ca={certs / 'ca.pem'}")
+    assert anonymous.ends() == ExitCode.REFUSED
+    assert "asks for a certificate and this side has none" in anonymous.err
     wrong = status(programs, coordinator, *flags(strangers, "ann"))
     assert wrong.ends() == ExitCode.REFUSED
     assert wrong.err.startswith("ssfl status: error: the certificate of the coordinator at"), (

@@ -63,10 +63,10 @@ def test_the_wire_tests_pass(commands: Path, request: pytest.FixtureRequest) -> 
     ]
     # The JavaScript reader is the same with every version of these packages.
     without = "--ignore=tests/wire/test_javascript.py"
-    said = run_python(
+    output = run_python(
         commands, "-m", "pytest", "-q", "-p", "no:cacheprovider", without, "tests/wire"
     )
-    assert " passed" in said
+    assert " passed" in output
 
 
 def test_a_federation_of_both_versions_has_the_expected_model(
