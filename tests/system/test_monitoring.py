@@ -124,7 +124,7 @@ def test_make_monitoring_shows_the_first_round(here: Path) -> None:
         env=os.environ | {"PYTHONPATH": os.pathsep.join(paths)},
     )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
-    assert "the first round is seen on the panel" in done.stdout
+    assert "the panel 'Time of a round by phase' shows the first round" in done.stdout
     shown = re.findall(r"^ *[\d.]+ s +(\w+) +[\d.]+ s$", done.stdout, re.M)
     assert sorted(shown) == ["aggregation", "broadcast", "collection", "commit", "training"]
 

@@ -83,7 +83,9 @@ def test_every_series_is_shown_or_alerted_on() -> None:
 
 def test_dense_bytes_are_compared_with_the_bytes_they_replace() -> None:
     (panel,) = [
-        panel for panel in panels("bytes-on-the-wire") if panel["title"] == "Sent, against dense"
+        panel
+        for panel in panels("bytes-on-the-wire")
+        if panel["title"] == "Sent, compared with dense"
     ]
     dense, sent = [target["expr"] for target in panel["targets"]]
     assert "ssfl_dense_bytes_total" in dense

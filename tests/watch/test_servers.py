@@ -8,7 +8,7 @@ from monitoring.servers import hurried_rules, seconds_of
 
 def test_durations_are_parsed_as_in_prometheus() -> None:
     assert [seconds_of(text) for text in ("15s", "3m", "1h30m", "1d")] == [15, 180, 5400, 86400]
-    with pytest.raises(ValueError, match="'3 minutes' is no duration"):
+    with pytest.raises(ValueError, match="'3 minutes' is not a Prometheus duration"):
         seconds_of("3 minutes")
 
 
