@@ -1,4 +1,4 @@
-"""The asynchronous client: the protocol alone, for many clients in one process.
+"""An asynchronous client written from the protocol alone, for many clients in one process.
 
 It follows proto/ssfl/v1/coordinator.proto and uses nothing of `ssfl.client`: Join, NextTask,
 grants, chunks, receipts. The caller supplies what it uploads, so a benchmark measures the
@@ -34,12 +34,12 @@ MUST_READ = (
     transfer_pb2.ENCODING_BITMASK_ZSTD,
 )
 TEST = update_pb2.Evaluation(correct=3, total=4, loss_sum=1.5)
-WORK_S = 0.1  # the computing time that a client reports
+WORK_S = 0.1  # the work time that a client reports
 Buffer = bytes | memoryview
 
 
 class Broken(Exception):
-    """A call ended before its answer was whole: join again."""
+    """A call ended early; the client must join again."""
 
 
 @dataclass
@@ -60,7 +60,7 @@ class Task:
 
 @dataclass
 class Sent:
-    """What happened in an upload up to now."""
+    """The state of an upload."""
 
     grants: list[int] = field(default_factory=list)  # granted offsets
     payload_bytes: int = 0
@@ -76,7 +76,7 @@ class _Download:
         total = sum(payload.num_bytes for _, payload in self.payloads)
         self.buffer, self.receiver = bytearray(total), Receiver(total)
 
-    def take(self, chunk: transfer_pb2.Chunk) -> None:
+    def add(self, chunk: transfer_pb2.Chunk) -> None:
         self.receiver.check(chunk.offset, chunk.data, chunk.crc32)
         self.buffer[chunk.offset : chunk.offset + len(chunk.data)] = chunk.data
 
@@ -108,13 +108,13 @@ class AsyncClient:
         silence_s: float | None = None,
         unary_s: float | None = None,
     ) -> None:
-        """`chunk_bytes` 0: as `ssfl-client` chooses them. The two deadlines: None for none."""
+        """`chunk_bytes` 0: sizes as in `ssfl-client`. Deadlines that are None do not apply."""
         self.client_id = client_id
         self.num_samples = num_samples
         self.sent = Sent()
         self.received_bytes = 0  # protobuf messages of its newest task
         self._manifest = manifest
-        self._encodings = encodings  # announced; this client decodes no payload, and writes float32
+        self._encodings = encodings  # announced; it decodes no payload and sends float32
         self._chunk_bytes = chunk_bytes
         self._silence_s = silence_s
         self._unary_s = unary_s
@@ -129,7 +129,7 @@ class AsyncClient:
         await self._channel.close()
 
     async def join(self) -> None:
-        """Join the run. Without a deadline for calls, wait until there is a coordinator."""
+        """Join the run. Without a deadline for calls, wait for a coordinator."""
         request = pb.JoinRequest(
             protocol_version=1,
             client_id=self.client_id,
@@ -163,7 +163,7 @@ class AsyncClient:
         return self._stub.NextTask(request)
 
     async def ask_and_wait(self, initial_digest: bytes, finished_step: int = 0) -> Any:
-        """Open the long poll when there is no work yet; return once the coordinator says so."""
+        """Open the long poll while there is no work; return once the coordinator has answered."""
         poll = self.ask(initial_digest, finished_step)
         answer = await poll.read()
         if answer is grpc.aio.EOF or answer.WhichOneof("part") != "waiting":
@@ -171,7 +171,7 @@ class AsyncClient:
         return poll
 
     async def receive(self, poll: Any) -> Task:
-        """Return the task of a long poll, whole; keep what arrived of a broken one."""
+        """Return the complete task of a long poll; keep the bytes of a broken one."""
         self.received_bytes = 0
         while (response := await self._read(poll)) is not grpc.aio.EOF:
             part = response.WhichOneof("part")
@@ -180,7 +180,7 @@ class AsyncClient:
                 self._download = _Download(response.task)
             elif part == "chunk":
                 assert self._download is not None
-                self._download.take(response.chunk)
+                self._download.add(response.chunk)
         download = self._download
         if download is None or not download.receiver.complete:
             raise Broken(f"{self.client_id}: the task was not whole: {await poll.code()}")

@@ -2,19 +2,18 @@
 
     python -m benchmarks.bad_link
 
-5 Mbit/s, a round trip of 200 ms, 2 % of packets lost each way, the link down for 4 s every 30 s,
-by two kinds of cuts: packets are lost and connections survive (`pause`), or, harder, the link has
-forgotten every connection afterwards and nobody is told, as behind a router that restarts
-(`forget`). A client's scores and its update of 21 MB go up, mask and final model come down. The
-client's transfers are `ssfl-client`'s own (big_client.py), with the default settings; a second
-client is beside the coordinator.
+5 Mbit/s, a round trip of 200 ms, 2 % packet loss each way, and the link is down for 4 s every 30 s.
+There are two kinds of cuts: packets are lost and connections survive (`pause`), or the link
+silently forgets every connection, like a router that restarts (`forget`). A client's scores and
+its update of 21 MB go up; mask and final model come down. The client uses the transfers of
+`ssfl-client` with default settings (big_client.py). A second client is next to the coordinator.
 
-Extra bytes are TCP payload bytes that came out of the link (shaped_link.py counts them below
-TCP; so HTTP/2 frames and needless retransmissions are in them) beyond the payload bytes that had to
-cross it. Bytes by the coordinator's ledger are beside them. Bar: 5 % extra up the link.
+Extra bytes are the TCP payload bytes that came out of the link, minus the payload bytes that had
+to cross it. shaped_link.py counts below TCP, so HTTP/2 frames and needless retransmissions are
+included. The ledger's bytes are shown next to them. Bar: 5 % extra up the link.
 
 Writes benchmarks/results/bad_link.json and .png; exit code 1 if the bar is not met, 0 with a
-word where network namespaces cannot be had.
+message if network namespaces are not available.
 """
 
 import argparse
@@ -31,7 +30,7 @@ from typing import Any
 
 from benchmarks import environment
 from benchmarks.coordinator_process import coordinator
-from benchmarks.shaped_link import LinkUnavailable, ShapedLink, Trouble, shaped_link
+from benchmarks.shaped_link import LinkFaults, LinkUnavailable, ShapedLink, shaped_link
 
 from ssfl.program.exits import raise_on_sigterm
 
@@ -51,7 +50,7 @@ LOOK_S, SAMPLE_S = 0.1, 2.0
 def client(
     command: Sequence[str], address: str, number: int, masked: int, folder: Path
 ) -> Iterator[subprocess.Popen[bytes]]:
-    """Start a client; it does not outlive the block."""
+    """Start a client that ends with the block."""
     program = str(Path(__file__).with_name("big_client.py"))
     with (folder / f"client_{number}.log").open("wb") as log:
         words = [sys.executable, program, address, str(number), str(masked), str(folder)]
@@ -64,17 +63,17 @@ def client(
             process.wait()
 
 
-def run(args: argparse.Namespace, trouble: Trouble) -> dict[str, Any]:
+def run(args: argparse.Namespace, faults: LinkFaults) -> dict[str, Any]:
     """Run a federation of two over the link; return its figures."""
     with (
         tempfile.TemporaryDirectory(prefix="ssfl-link-") as name,
         shaped_link(
-            args.bits_per_s, args.bits_per_s, RTT_S, trouble=trouble, congestion_control=args.tcp
+            args.bits_per_s, args.bits_per_s, RTT_S, faults=faults, congestion_control=args.tcp
         ) as link,
     ):
         folder = Path(name)
         try:
-            return _run(args, trouble, link, folder)
+            return _run(args, faults, link, folder)
         except Exception as error:
             for log in sorted(folder.glob("*.log")):
                 error.add_note(f"--- {log.name}\n{log.read_text()[-4000:]}")
@@ -82,7 +81,7 @@ def run(args: argparse.Namespace, trouble: Trouble) -> dict[str, Any]:
 
 
 def _run(
-    args: argparse.Namespace, trouble: Trouble, link: ShapedLink, folder: Path
+    args: argparse.Namespace, faults: LinkFaults, link: ShapedLink, folder: Path
 ) -> dict[str, Any]:
     inside = link.coordinator.command()
     host = f"--host={link.coordinator.address}"
@@ -92,17 +91,17 @@ def _run(
             client(places[0], server.address, 0, args.masked, folder) as near,
             client(places[1], server.address, 1, args.masked, folder) as far,
         ):
-            link.begin_trouble()
+            link.start_cuts()
             samples = watch(link, far, args)
             codes = [far.wait(), near.wait(args.timeout_s)]
         server.process.wait(args.timeout_s)
     if codes != [0, 0]:
         raise RuntimeError((folder / f"{FAR}.log").read_text())
     return {
-        "loss": trouble.loss,
-        "cut_every_s": trouble.cut_every_s,
-        "down_s": trouble.down_s,
-        "forgets": trouble.forgets,
+        "loss": faults.loss,
+        "cut_every_s": faults.cut_every_s,
+        "down_s": faults.down_s,
+        "forgets": faults.forgets,
         "congestion_control": args.tcp,
         **figures(folder, link.counts()),
         "samples": samples,
@@ -112,7 +111,7 @@ def _run(
 def watch(
     link: ShapedLink, far: "subprocess.Popen[bytes]", args: argparse.Namespace
 ) -> list[tuple[float, int, int]]:
-    """Return (seconds, bytes up, bytes down) until the client has ended; cut where ordered."""
+    """Return (seconds, bytes up, bytes down) until the client has ended; make scheduled cuts."""
     began_s, cut_at = time.monotonic(), list(args.cut_at)
     samples: list[tuple[float, int, int]] = []
     while far.poll() is None:
@@ -131,15 +130,15 @@ def watch(
 
 
 def figures(folder: Path, counts: dict[str, dict[str, int]]) -> dict[str, Any]:
-    """Compare what crossed the link with what had to.
+    """Compare the bytes that crossed the link with those that had to.
 
-    What had to cross it is what the client beside the coordinator sent and was sent.
+    The second client, next to the coordinator, gives the bytes that had to cross it.
     """
     booked = payloads(folder / "state" / "ledger.csv")
-    told: dict[str, Any] = {}
+    result: dict[str, Any] = {}
     for way in ("up", "down"):
         needed, by_ledger = booked[NEAR, way], booked[FAR, way]
-        told[way] = {
+        result[way] = {
             "needed_bytes": needed,
             "ledger_bytes": by_ledger,
             "ledger_extra": by_ledger / needed - 1,
@@ -149,9 +148,9 @@ def figures(folder: Path, counts: dict[str, dict[str, int]]) -> dict[str, Any]:
             "retransmitted": counts[way]["offered"] / counts[way]["distinct"] - 1,
         }
     log = (folder / f"{FAR}.log").read_text()
-    told["connections"] = 1 + log.count("trying again")
-    told["trained"] = len(re.findall(r" trained ", log))
-    return told
+    result["connections"] = 1 + log.count("trying again")
+    result["trained"] = len(re.findall(r" trained ", log))
+    return result
 
 
 def payloads(path: Path) -> dict[tuple[str, str], int]:
@@ -165,7 +164,7 @@ def payloads(path: Path) -> dict[tuple[str, str], int]:
 
 
 def show(results: list[dict[str, Any]]) -> bool:
-    """Print the table; return whether the bar is met."""
+    """Print the table; return True if the bar is met."""
     met = True
     print(f"{'cuts':<10} {'TCP':<6} {'s':>5} {'tries':>5}  up: needed MB, extra, by ledger"
           "   down: needed MB, extra")  # fmt: skip
@@ -197,8 +196,8 @@ def plot(results: list[dict[str, Any]], path: Path) -> None:
     )
     for axis, result in zip(axes[0], results, strict=True):
         times, up, down = zip(*result["samples"], strict=True)
-        axis.plot(times, [one / 1e6 for one in up], label="up: scores, update")
-        axis.plot(times, [one / 1e6 for one in down], label="down: mask, final model")
+        axis.plot(times, [count / 1e6 for count in up], label="up: scores, update")
+        axis.plot(times, [count / 1e6 for count in down], label="down: mask, final model")
         every_s = result["cut_every_s"]
         cut_s = every_s
         while every_s and cut_s < times[-1]:
@@ -216,7 +215,7 @@ def plot(results: list[dict[str, Any]], path: Path) -> None:
 
 
 def main() -> int:
-    raise_on_sigterm()  # the link is removed then, too
+    raise_on_sigterm()  # remove the link on SIGTERM, too
     parser = argparse.ArgumentParser(description=str(__doc__).partition("\n")[0])
     parser.add_argument("--masked", type=int, default=MASKED, help="weights under the mask")
     parser.add_argument("--bits-per-s", type=float, default=BITS_PER_S)
@@ -225,7 +224,7 @@ def main() -> int:
     parser.add_argument("--cuts", nargs="+", default=["pause", "forget"],
                         choices=["none", "pause", "forget"])  # fmt: skip
     parser.add_argument(
-        "--cut-at", nargs="*", type=int, default=[], help="further cuts, at so many bytes up"
+        "--cut-at", nargs="*", type=int, default=[], help="further cuts, by bytes sent up"
     )
     parser.add_argument("--tcp", default="bbr", help="congestion control, at both ends")
     parser.add_argument("--timeout-s", type=float, default=1800.0)
@@ -236,9 +235,9 @@ def main() -> int:
     try:
         for cuts in args.cuts:
             every_s = 0.0 if cuts == "none" else args.cut_every_s
-            trouble = Trouble(LOSS, every_s, args.down_s, forgets=cuts == "forget")
+            faults = LinkFaults(LOSS, every_s, args.down_s, forgets=cuts == "forget")
             began_s = time.monotonic()
-            result = run(args, trouble)
+            result = run(args, faults)
             results.append({**result, "seconds": time.monotonic() - began_s})
     except LinkUnavailable as error:
         print(f"not measured: {error}")

@@ -1,7 +1,7 @@
-"""`ssfl-client` with a model as large as one likes and no training: transfers are what counts.
+"""`ssfl-client` with a model of any size and no training, to measure transfers.
 
-The agent, its connection, uploads, downloads and state directory are the program's own; only the
-site is arithmetic. Started by benchmarks that look at links:
+Agent, connection, uploads, downloads and state directory are the program's own; only the site's
+work is replaced. Started by benchmarks of links:
 
     python benchmarks/big_client.py COORDINATOR NUMBER MASKED FOLDER
 """

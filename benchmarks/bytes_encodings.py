@@ -1,11 +1,11 @@
-"""The paper's table of encodings, from real payloads: encoded, decoded again, and measured.
+"""The paper's table of encodings, from real payloads that are encoded, decoded and measured.
 
 The paper (section "Communication Encoding Overheads") applies the density s to all P parameters.
 We mask conv and linear weights only and always send norm and bias tensors whole. Both are encoded
 here: `paper` keeps the floor(s * P) largest of all parameters, `ours` the floor(s * W) largest of
 the W maskable ones and adds 4 bytes for each of the others. Bytes do not depend on which
-coordinates are kept, so the largest initial weights do. CSR has no encoder: its column is the
-accounting of `ssfl.codec.csr`, 4 * (rows + 1) + 8 * kept for each tensor.
+coordinates are kept, so the largest initial weights are used. CSR has no encoder; its column is
+computed by `ssfl.codec.csr`: 4 * (rows + 1) + 8 * kept for each tensor.
 """
 
 from dataclasses import dataclass
@@ -27,7 +27,7 @@ from ssfl.method.mask import Mask, top_k
 DENSITIES = (Fraction(1, 2), Fraction(1, 20))
 FEDERATION = 10  # clients in the paper's column of megabytes, in one direction
 
-# What the paper prints, in per cent of the dense model, at each of the densities.
+# Percentages of the dense model that the paper prints, by density.
 PAPER = {
     "dense": (100.0, 100.0),
     "bitmask": (53.1, 8.1),
@@ -51,13 +51,13 @@ class Row:
         return 100 * count / self.dense_bytes
 
     def as_printed(self) -> float | None:
-        """Return what the paper says, if it says something."""
+        """Return the percentage in the paper, if there is one."""
         places = PAPER.get(self.encoding)
         return places[[float(d) for d in DENSITIES].index(self.density)] if places else None
 
     @property
     def agrees(self) -> bool:
-        """Tell whether the measured percentage is the printed one, to the printed digit."""
+        """Return True if the measured percentage is the printed one, to the printed digit."""
         printed = self.as_printed()
         return printed is None or f"{self.percent(self.paper_bytes):.1f}" == f"{printed:.1f}"
 
@@ -97,13 +97,13 @@ def encode_all(case: Case, seed: int = 0) -> list[Row]:
 
 
 def encoded(vector: Vector, mask: Mask) -> dict[str, int]:
-    """Return the payload's length in every encoding, each decoded and compared bit for bit."""
+    """Return the payload length in every encoding, each decoded and compared bit for bit."""
     kept = SparseVector(vector.size, mask.bits, mask.gather(vector))
     lengths = {}
     for name, encoding in ENCODINGS.items():
         payload = encoding.encode(kept)
         if encoding.decode(payload, kept.size, kept.num_kept, mask.bits) != kept:
-            raise RuntimeError(f"{name} does not give back what was encoded")
+            raise RuntimeError(f"{name}: the decoded values differ")
         lengths[name] = len(payload)
     return lengths
 

@@ -1,7 +1,7 @@
-"""The networks whose bytes are counted, and the images that give them saliency.
+"""The networks whose bytes are counted, and the images for their saliency.
 
-Images are Fashion-MNIST where Debian's package `dataset-fashion-mnist` is installed, else the
-digits of scikit-learn; both as 3x32x32, so that the networks are those of the paper, size by size.
+The images are Fashion-MNIST if Debian's package `dataset-fashion-mnist` is installed, else the
+digits of scikit-learn. Both become 3x32x32, so the networks have the sizes of the paper.
 """
 
 import gzip
@@ -24,7 +24,7 @@ Vector = npt.NDArray[np.float32]
 
 @dataclass(frozen=True)
 class Case:
-    """A network as the paper uses it."""
+    """A network of the paper."""
 
     name: str
     model: str
@@ -40,14 +40,14 @@ CASES = (
 
 @dataclass(frozen=True)
 class Images:
-    """A data set, whole."""
+    """A whole data set."""
 
     source: str
     x: npt.NDArray[np.uint8]  # (N, 3, 32, 32)
     y: npt.NDArray[np.int64]
 
     def shard(self, client: int, num_classes: int) -> Shard:
-        """Return the samples of one client: four of the ten classes, as sites differ."""
+        """Return the samples of one client: four of the ten classes."""
         own = [(client + step) % NUM_CLASSES for step in (0, 1, 3, 6)]
         mine = np.flatnonzero(np.isin(self.y, own))
         first = client * (SAMPLES + TEST_SAMPLES) % (mine.size - SAMPLES - TEST_SAMPLES)
@@ -57,7 +57,7 @@ class Images:
 
 
 def load_images() -> Images:
-    """Return the images there are."""
+    """Return the available images."""
     if not FASHION_MNIST.is_dir():
         small = digits()
         x = np.rint(small.train_x * 255).astype(np.uint8).repeat(4, axis=2).repeat(4, axis=3)

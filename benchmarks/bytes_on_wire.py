@@ -1,14 +1,13 @@
-"""What travels, in which encoding, and does the ledger say what the kernel says?
+"""What is sent, in which encoding, and does the ledger agree with the kernel?
 
     python -m benchmarks.bytes_on_wire
 
 1. The paper's table of encodings, from real payloads of ResNet-18, ResNet-50 and ResNet-110
    (bytes_encodings.py). Bar: its percentages, to the printed digit.
-2. What a client sends and receives once, encoded from real saliency, and in every round, and from
-   which round on that is less than dense FedAvg (bytes_rounds.py).
+2. The bytes of a client, once (encoded from real saliency) and per round, and the round from which
+   they are fewer than those of dense FedAvg (bytes_rounds.py).
 3. Real runs of ResNet-18 over sockets, dense and sparse (bytes_run.py). Bar: for every connection
-   and direction, the messages in the coordinator's ledger.csv are within 1 % of what the
-   kernel counted.
+   and direction, the messages in ledger.csv are within 1 % of the kernel's count.
 
 MB are 1000² bytes. Writes benchmarks/results/bytes_on_wire.json and .png; exit code 1 if a bar is
 missed. About 2 minutes on two cores.
@@ -43,7 +42,7 @@ WAYS = {
 
 
 def real_runs(images: Images, local_steps: int) -> list[Run]:
-    """Run each federation in a folder of its own."""
+    """Run each federation in its own folder."""
     done = []
     for name, flags in RUNS.items():
         with tempfile.TemporaryDirectory(prefix="ssfl-bytes-") as folder:
@@ -114,11 +113,11 @@ def show_runs(runs: list[Run], found: list[Budget], local_steps: int) -> None:
         f"{'':<15}{'':<8}{'':<6}{'payload':>13}{'messages':>13}{'socket':>13}{'kernel':>13}"
         f"{'kernel has more':>17}"
     )
-    for one in runs:
-        for c in one.connections:
+    for measured in runs:
+        for c in measured.connections:
             word = "" if c.agrees else "  FAILED"
             print(
-                f"{one.name:<15}{c.client:<8}{c.direction:<6}{c.payload_bytes:>13,}"
+                f"{measured.name:<15}{c.client:<8}{c.direction:<6}{c.payload_bytes:>13,}"
                 f"{c.message_bytes:>13,}{c.socket_bytes:>13,}{c.kernel_bytes:>13,}"
                 f"{c.difference:>17.4%}{word}"
             )
@@ -128,14 +127,15 @@ def show_runs(runs: list[Run], found: list[Budget], local_steps: int) -> None:
         "from its round …:\n   plain, 4 bytes per value; coded, values coded as ours are.\n"
     )
     print(f"{'':<15}{'once':>9}{'up':>9}{'down':>9}{'plain':>8}{'coded':>8}")
-    for one in runs:
-        cost = one.cost()
+    for measured in runs:
+        cost = measured.cost()
         against = [cost.rounds_to_beat(other) for other in (plain, runs[0].cost())]
-        when = "".join(f"{rounds:>8.2f}" for rounds in against) if one is not runs[0] else ""
+        when = "".join(f"{rounds:>8.2f}" for rounds in against) if measured is not runs[0] else ""
         print(
-            f"{one.name:<15}{cost.once / MB:>9.3f}{cost.up / MB:>9.3f}{cost.down / MB:>9.3f}{when}"
+            f"{measured.name:<15}{cost.once / MB:>9.3f}"
+            f"{cost.up / MB:>9.3f}{cost.down / MB:>9.3f}{when}"
         )
-        forms = (f"{phase} {encoding}" for phase, encoding in one.encodings().items())
+        forms = (f"{phase} {encoding}" for phase, encoding in measured.encodings().items())
         print(f"{'':<15}{'; '.join(forms)}")
 
 
@@ -152,7 +152,7 @@ def main() -> int:
     images = load_images()
     rows = [row for case in CASES for row in encode_all(case)]
     show_encodings(rows)
-    found = [one for case in CASES for one in budgets(case, images)]
+    found = [budget for case in CASES for budget in budgets(case, images)]
     show_budgets(found)
     runs = real_runs(images, args.local_steps)
     show_runs(runs, found, args.local_steps)
@@ -163,13 +163,13 @@ def main() -> int:
             "torch": version("torch"),
             "local_steps": args.local_steps,
             "encodings": [row.to_dict() for row in rows],
-            "clients": [one.to_dict() for one in found],
-            "runs": [one.to_dict() for one in runs],
+            "clients": [client.to_dict() for client in found],
+            "runs": [measured.to_dict() for measured in runs],
         },
     )
     if not args.no_plot:
         plot(rows, found, runs, args.out / "bytes_on_wire.png")
-    met = all(row.agrees for row in rows) and all(one.agrees for one in runs)
+    met = all(row.agrees for row in rows) and all(measured.agrees for measured in runs)
     print("\nall bars met" if met else "\na bar was MISSED")
     return 0 if met else 1
 

@@ -1,4 +1,4 @@
-"""The picture of bytes_on_wire: encodings, one-off costs, and bytes as the rounds go by."""
+"""The figure of bytes_on_wire: encodings, one-off costs, and bytes by round."""
 
 from pathlib import Path
 from typing import Any
@@ -27,7 +27,7 @@ PARTS = (("initial", "initial weights", "C7"), ("scores", "scores", "C1"), ("mas
 
 
 def plot(rows: list[Row], found: list[Budget], runs: list[Run], path: Path) -> None:
-    """Draw ResNet-18; the other networks differ in size only."""
+    """Draw ResNet-18; the other networks differ only in size."""
     import matplotlib.pyplot as plt
 
     chosen = [budget for budget in found if budget.model == MODEL]
@@ -43,7 +43,7 @@ def plot(rows: list[Row], found: list[Budget], runs: list[Run], path: Path) -> N
 
 
 def _encodings(axis: Any, rows: list[Row]) -> None:
-    """Bars of measured bytes, a tick where the paper's table says."""
+    """Draw bars of measured bytes, with ticks at the values of the paper's table."""
     height = 0.38
     for group, density in enumerate(float(d) for d in DENSITIES):
         for place, (name, _) in enumerate(reversed(ENCODINGS.items())):
@@ -70,7 +70,7 @@ def _encodings(axis: Any, rows: list[Row]) -> None:
 
 
 def _one_off(axis: Any, found: list[Budget]) -> None:
-    """Stacked bars of what is sent before the first round."""
+    """Draw stacked bars of the bytes before the first round."""
     bars = [("paper", found[0], "paper")]
     bars += [("ours", budget, f"ours, density {budget.density:g}") for budget in found]
     for place, (name, budget, _) in enumerate(reversed(bars)):
@@ -95,7 +95,7 @@ def _one_off(axis: Any, found: list[Budget]) -> None:
 
 
 def _rounds(axis: Any, density: float, costs: dict[str, Cost], rounds: int) -> None:
-    """Bytes up and down since the start, with the points where they are those of dense FedAvg."""
+    """Draw total bytes up and down, with the break-even points against dense FedAvg."""
     for name, (what, colour, style) in LINES.items():
         cost, label = costs[name], what
         if name not in ("fedavg", "fedavg coded"):

@@ -1,12 +1,12 @@
-"""What a client's part in a run takes: once before training, and in every round.
+"""The bytes of a client in a run: once before training, and per round.
 
-The paper's accounting, formulas only: initial weights 4P, scores 4W and a bitmask W/8 once, then
-4sP in each direction of a round. Ours, encoded from real saliency: the weights follow from a seed,
-scores travel in a logarithmic code and the mask as sorted bits; a round is 4 bytes per value.
-(Values can be coded, too: bytes_run.py measures that.)
+The paper's accounting uses formulas: initial weights 4P, scores 4W and a bitmask W/8 once, then
+4sP in each direction of a round. Ours is encoded from real saliency: weights follow from a seed,
+scores use a logarithmic code, and masks are sorted bits; a round has 4 bytes per value. (Values can
+be coded, too: bytes_run.py measures that.)
 
-Scores are the one code that loses something: `mask_overlap` is the share of the exact mask that the
-mask of the coded scores keeps.
+Only the score code is lossy: `mask_overlap` is the share of the exact mask that the mask of the
+coded scores keeps.
 """
 
 import math
@@ -31,14 +31,14 @@ from ssfl.method.settings import RunSettings
 
 SETTINGS = RunSettings()  # the scoring minibatch: 16 samples, class-balanced
 SCORERS = 5
-CODED_PER_KEPT = 3  # scores that travel for each weight that is kept
+CODED_PER_KEPT = 3  # coded scores per kept weight
 SEED_BYTES = 8
-CLIENTS, SAMPLED = 100, 10  # of the paper's federation, all and in a round
+CLIENTS, SAMPLED = 100, 10  # of the paper's federation: in total and per round
 
 
 @dataclass(frozen=True)
 class Cost:
-    """Bytes of one client: once, and in each direction of a round it takes part in."""
+    """Bytes of one client: once, and per direction of a round."""
 
     initial: int
     scores: int
@@ -58,9 +58,9 @@ class Cost:
         return self.once + rounds * self.per_round
 
     def rounds_to_beat(self, other: "Cost") -> float:
-        """Return from which of its rounds on a client has sent and received less than `other`.
+        """Return the round from which a client has fewer bytes than with `other`.
 
-        0 if it always has, infinity if it never does.
+        0: from the start; infinity: never.
         """
         dearer, saved = self.once - other.once, other.per_round - self.per_round
         if dearer <= 0:
@@ -80,7 +80,7 @@ class Cost:
 
 @dataclass(frozen=True)
 class Budget:
-    """One network at one density, in the ways it can be sent."""
+    """One network at one density, with each way of sending it."""
 
     model: str
     density: float
@@ -88,7 +88,7 @@ class Budget:
     mask_overlap: float
 
     def break_even(self, name: str) -> dict[str, float]:
-        """Return when a way beats dense FedAvg: in a client's own rounds and in the server's."""
+        """Return when a way beats dense FedAvg, in rounds of the client and of the server."""
         own = self.costs[name].rounds_to_beat(self.costs["fedavg"])
         return {"own_rounds": own, "server_rounds": own * CLIENTS / SAMPLED}
 
@@ -105,7 +105,7 @@ class Budget:
 
 
 def budgets(case: Case, images: Images) -> Iterator[Budget]:
-    """Yield what one network takes at every density."""
+    """Yield the budget of one network at every density."""
     model = build_model(case.model, (3, SIDE, SIDE), case.num_classes)
     manifest = manifest_of(model, {})
     vector = initial_vector(manifest, SETTINGS.seed)
@@ -127,10 +127,10 @@ def budgets(case: Case, images: Images) -> Iterator[Budget]:
         num_kept = int(density * num_masked)
         exact = top_k(_mean(reports), num_kept)
         payloads = [_coded_scores(report, num_kept, i) for i, report in enumerate(reports)]
-        mask = top_k(_mean([scores.decode(one, num_masked) for one in payloads]), num_kept)
+        mask = top_k(_mean([scores.decode(payload, num_masked) for payload in payloads]), num_kept)
         sent = sorted_bits.encode(mask.bits, shapes, vector[:num_masked])
         if sorted_bits.decode(sent, shapes, vector[:num_masked]) != mask.bits:
-            raise RuntimeError("the mask does not come back as it was sent")
+            raise RuntimeError("the decoded mask differs")
         values = 4 * (num_kept + manifest.num_unmasked)
         per_client = round(sum(map(len, payloads)) / SCORERS)
         costs = {

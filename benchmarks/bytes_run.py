@@ -1,10 +1,10 @@
-"""A real run of ResNet-18 over sockets, its ledger held against the kernel's own counters.
+"""A real run of ResNet-18 over sockets; its ledger is compared with the kernel's counters.
 
-`ssfl-coordinator` and `ssfl-client` processes on loopback. The ledger is the coordinator's
-(ledger.csv): protobuf messages, by client. The kernel is asked for each client's connection without
-the coordinator's help: this process takes a duplicate of the client's socket (pidfd_getfd) when
-it appears and reads TCP_INFO when the client is gone, so nothing is missed at the end. What the
-kernel has more is HTTP/2: frame headers, header blocks, window updates, pings.
+`ssfl-coordinator` and `ssfl-client` run as processes on loopback. The ledger (ledger.csv) counts
+protobuf messages by client. The kernel's count does not involve the coordinator: this process
+duplicates the client's socket (pidfd_getfd) when it appears and reads TCP_INFO after the client
+has ended, so no bytes are missed. The kernel counts more because of HTTP/2: frame headers, header
+blocks, window updates and pings.
 """
 
 import csv
@@ -34,8 +34,8 @@ MODEL = CASES[0]
 CLIENTS, ROUNDS = 2, 2
 KINDS = ("payload_bytes", "message_bytes", "socket_bytes")  # of the ledger
 LONGEST_S = 900.0
-TOLERANCE = 0.01  # of the kernel's bytes
-LEAST_BYTES = 10_000_000  # of a run: below, framing would say nothing
+TOLERANCE = 0.01  # share of the kernel's bytes
+MIN_BYTES = 10_000_000  # smaller runs are dominated by framing
 _PIDFD_GETFD = 438  # the same number on every architecture
 _RETRANSMITTED_AT = 208  # struct tcp_info: u64 tcpi_bytes_retrans follows tcpi_bytes_sent
 RunRow = Mapping[str, str]
@@ -43,14 +43,14 @@ RunRow = Mapping[str, str]
 
 @dataclass(frozen=True)
 class Connection:
-    """One client's connection in one direction, counted by the coordinator and by the kernel."""
+    """One direction of a client's connection, counted by the coordinator and by the kernel."""
 
     client: str
     direction: str
     payload_bytes: int
     message_bytes: int
-    socket_bytes: int  # what the coordinator saw on its end of the connection
-    kernel_bytes: int  # what we saw on the client's
+    socket_bytes: int  # counted at the coordinator's end
+    kernel_bytes: int  # counted at the client's end
 
     @property
     def difference(self) -> float:
@@ -87,11 +87,11 @@ class Run:
 
     @property
     def agrees(self) -> bool:
-        enough = self.total_bytes >= LEAST_BYTES
+        enough = self.total_bytes >= MIN_BYTES
         return enough and all(connection.agrees for connection in self.connections)
 
     def cost(self, kind: str = "message_bytes") -> Cost:
-        """Return the bytes of one client: once, and in the last round, which is like every later.
+        """Return the bytes of one client, once and in the last round, which is like all later ones.
 
         The first base follows from weights and mask, so the first round has no download.
         """
@@ -110,7 +110,7 @@ class Run:
         return round(total / CLIENTS)
 
     def encodings(self) -> dict[str, str]:
-        """Return how each phase with tensors travelled."""
+        """Return the encoding of each phase with tensors."""
         found: dict[str, set[str]] = {}
         for row in self.rows:
             if int(row["payload_bytes"] or 0):
@@ -156,13 +156,13 @@ def run(name: str, flags: Sequence[str], images: Images, local_steps: int, folde
 
 
 def _compare(rows: list[RunRow], carried: dict[str, dict[str, int]]) -> Iterator[Connection]:
-    """Yield the ledger's sums beside the kernel's."""
+    """Yield the sums of the ledger with those of the kernel."""
     sums: Counter[tuple[str, str, str]] = Counter()
     for row in rows:
         for kind in KINDS:
             sums[row["client"], row["direction"], kind] += int(row[kind] or 0)
-    for client, counted in carried.items():
-        for direction, kernel in counted.items():
+    for client, directions in carried.items():
+        for direction, kernel in directions.items():
             payload, message, on_socket = (sums[client, direction, kind] for kind in KINDS)
             yield Connection(client, direction, payload, message, on_socket, kernel)
 
@@ -180,13 +180,13 @@ class Tap:
         return self
 
     def __exit__(self, *_error: object) -> None:
-        for one in self._seen.values():
-            one.close()
+        for counts in self._seen.values():
+            counts.close()
         os.close(self._pidfd)
 
     def look(self) -> None:
-        """Take hold of connections that are new."""
-        with suppress(psutil.Error, OSError):  # it ends while we look
+        """Duplicate new connections."""
+        with suppress(psutil.Error, OSError):  # the client may end meanwhile
             for found in psutil.Process(self.process.pid).net_connections("tcp"):
                 if found.raddr and found.raddr.port == self._port:
                     self._hold(found.fd)
@@ -201,9 +201,9 @@ class Tap:
             held.close()
 
     def carried(self) -> dict[str, int]:
-        """Return the bytes that TCP carried up and down, retransmissions not counted."""
+        """Return the bytes that TCP carried up and down, without retransmissions."""
         if not self._seen:
-            raise RuntimeError("no connection of the client was seen")
+            raise RuntimeError("no connection of the client was found")
         up = down = 0
         for held in self._seen.values():
             info = held.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, INFO_BYTES + 8)
@@ -218,7 +218,7 @@ class Tap:
 
 
 def _wait(taps: list[Tap], server: Coordinator) -> None:
-    """Watch for connections until all processes have ended well."""
+    """Watch for connections until all processes have exited with 0."""
     end_s = time.monotonic() + LONGEST_S
     processes: list[subprocess.Popen[Any]] = [server.process, *(tap.process for tap in taps)]
     while any(process.poll() is None for process in processes):

@@ -1,4 +1,4 @@
-"""Checksums and digests: how fast each is, and what share of a round the ones in use take."""
+"""The speed of checksums and digests, and the share of a round that those in use take."""
 
 import hashlib
 import importlib.metadata
@@ -22,7 +22,7 @@ from benchmarks.workload import Workload, digest
 Hash = Callable[[memoryview], object]
 ROUNDS = 8  # before the first task to evaluate
 
-# Name, package it needs, function in it. Packages the project does not depend on may be absent.
+# Name, package, function. Packages that ssfl does not depend on may be absent.
 OTHERS = (
     ("crc32c", "crc32c", "crc32c"),
     ("xxh3, 64 bits", "xxhash", "xxh3_64_digest"),
@@ -33,7 +33,7 @@ IN_USE: dict[str, Hash] = {
     "CRC-32 (zlib)": zlib.crc32,
     "SHA-256 (hashlib)": lambda data: hashlib.sha256(data).digest(),
 }
-# Makes OpenSSL believe that the processor has no SHA instructions: as on x86 before 2016 or so.
+# Hides the SHA instructions from OpenSSL, as on x86 before about 2016.
 NO_SHA_NI = {"OPENSSL_ia32cap": ":~0x20000000"}
 _NO_SHA_SCRIPT = """
 import hashlib, time
@@ -44,7 +44,7 @@ print(min((lambda t: (hashlib.sha256(data).digest(), time.thread_time() - t)[1])
 
 
 def checksum_rows(budget_s: float) -> list[dict[str, Any]]:
-    """Measure every checksum over an update of ResNet-18 and over what no cache holds."""
+    """Measure every checksum over an update of ResNet-18 and over data larger than any cache."""
     rows: list[dict[str, Any]] = [
         {"name": name, "installed": version is not None, "version": version}
         for name, version in (*((n, "standard library") for n in _standard()), *_others())
@@ -56,11 +56,11 @@ def checksum_rows(budget_s: float) -> list[dict[str, Any]]:
             name: partial(run, data.data) for name, run in found.items()
         }
         runs["memcpy"] = partial(np.copyto, np.ones_like(data), data)
-        least = take_turns(runs, budget_s)
+        min_s = take_turns(runs, budget_s)
         for row in rows:
             if row["installed"]:
-                row[f"gb_per_s_{size}"] = data.size / least[row["name"]] / 1e9
-                row[f"times_memcpy_{size}"] = least[row["name"]] / least["memcpy"]
+                row[f"gb_per_s_{size}"] = data.size / min_s[row["name"]] / 1e9
+                row[f"times_memcpy_{size}"] = min_s[row["name"]] / min_s["memcpy"]
     return rows
 
 
@@ -79,7 +79,7 @@ def sha256_without_instructions() -> float | None:
 
 
 def has_sha_instructions() -> bool | None:
-    """Tell whether this processor has them; None where the kernel does not say."""
+    """Return True if this processor has them; None if the kernel does not say."""
     try:
         text = Path("/proc/cpuinfo").read_text()
     except OSError:
@@ -118,7 +118,7 @@ def _digest(hasher: Callable[[memoryview], Any], data: memoryview) -> bytes:
 async def coordinator_cpu_s() -> float:
     """Return CPU seconds of a real coordinator for one client's round of ResNet-18 at 90 %.
 
-    4.5 MB down and up, one client: what is done once per round is in it, too.
+    4.5 MB down and up, one client; work done once per round is included.
     """
     workload = Workload(11_164_352, 9_610, weights=[100])
     initial = digest(workload.initial)

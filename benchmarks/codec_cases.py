@@ -1,8 +1,8 @@
-"""What codec_speed.py measures: the hot paths, each beside a memcpy of the same float32 bytes.
+"""The cases of codec_speed.py: the hot paths, each next to a memcpy of the same float32 bytes.
 
-A *group* shares one vector. Its cases and the memcpy take turns, so that a noisy moment hits all of
-them; the least CPU time of each counts. Buffers exist and were touched before, as the target of
-the memcpy was: fresh memory costs page faults, which are not a matter of the codec.
+A *group* shares one vector. Its cases and the memcpy take turns, so that noise hits all of them;
+the minimum CPU time of each counts. Buffers exist and were touched before, like the target of the
+memcpy: page faults of fresh memory are not a cost of the codec.
 """
 
 import time
@@ -33,14 +33,14 @@ RESNET18_SHAPES = [
     *[(512, 256, 3, 3), *[(512, 512, 3, 3)] * 3, (512, 256, 1, 1)],
     (10, 512),
 ]
-UPDATE = 1_126_045  # values of its update at 90 % sparsity, 4.5 MB: fits a cache
+UPDATE = 1_126_045  # values of its update at 90 % sparsity, 4.5 MB: fits into a cache
 KEPT = 0.1
 BARS = {"values only": 3.0, "fold": 8.0, "reference": 20.0, "Top-k": 5.0}
 
 
 @dataclass(frozen=True)
 class Case:
-    """One thing to measure; `bar` in multiples of the memcpy."""
+    """A case; `bar` is a multiple of the memcpy."""
 
     name: str
     run: Callable[[], object]
@@ -49,48 +49,48 @@ class Case:
 
 @dataclass(frozen=True)
 class Row:
-    """What was measured."""
+    """A measurement."""
 
     name: str
-    values: int  # the memcpy is of so many float32
+    values: int  # number of float32 values of the memcpy
     seconds: float
     times_memcpy: float
     bar: float | None
 
 
 def measure(source: Floats, cases: list[Case], budget_s: float) -> list[Row]:
-    """Return a row for every case, and for the memcpy of `source` that they are compared with."""
+    """Return a row for every case, and one for the memcpy of `source`."""
     target = np.ones_like(source)
     all_cases = [Case("memcpy", lambda: np.copyto(target, source)), *cases]
-    least = take_turns({case.name: case.run for case in all_cases}, budget_s)
-    copy_s = least["memcpy"]
+    min_s = take_turns({case.name: case.run for case in all_cases}, budget_s)
+    copy_s = min_s["memcpy"]
     return [
-        Row(case.name, source.size, least[case.name], least[case.name] / copy_s, case.bar)
+        Row(case.name, source.size, min_s[case.name], min_s[case.name] / copy_s, case.bar)
         for case in all_cases
     ]
 
 
 def take_turns(runs: dict[str, Callable[[], object]], budget_s: float) -> dict[str, float]:
-    """Return the least CPU seconds of each, run in turns (three at least) while time is left."""
-    least = dict.fromkeys(runs, float("inf"))
+    """Return the minimum CPU seconds of each, run in turns (at least three) within the budget."""
+    min_s = dict.fromkeys(runs, float("inf"))
     began_s = time.monotonic()
     turns = 0
     while turns < 3 or time.monotonic() - began_s < budget_s:
         for name, run in runs.items():
             before_s = time.thread_time()
             run()
-            least[name] = min(least[name], time.thread_time() - before_s)
+            min_s[name] = min(min_s[name], time.thread_time() - before_s)
         turns += 1
-    return least
+    return min_s
 
 
 def value_rows(size: int, budget_s: float) -> list[Row]:
-    """Measure what is done to an update: encoding, folding, coding against the base."""
+    """Measure the operations on an update: encoding, folding, coding against the base."""
     generator = np.random.default_rng(size)
     base = generator.standard_normal(size, dtype=np.float32)
     base *= np.float32(0.05)
     drift = generator.standard_normal(size, dtype=np.float32)
-    total = ExactSum(size, MAX_FRACTION_BITS - 4)  # room for the many folds
+    total = ExactSum(size, MAX_FRACTION_BITS - 4)  # headroom for the many folds
     vector = SparseVector(size, Mask.full(size).bits, base)
     buffer = memoryview(bytearray(b"\1") * blocks.max_encoded_bytes(reference.CODE, size))
     sent = buffer[: 4 * size]
@@ -99,7 +99,7 @@ def value_rows(size: int, budget_s: float) -> list[Row]:
         Case("fold into int64", lambda: total.fold_at(0, base, 100)),
     ]
     out = np.ones_like(base)
-    for noise in (0.01, 0.1):  # the change of a value by a round, relative to it
+    for noise in (0.01, 0.1):  # relative change of a value in a round
         values = drift * np.float32(noise)
         values += 1
         values *= base
@@ -132,7 +132,7 @@ def _reference_cases(
 
 
 def layered(size: int) -> Floats:
-    """Return scores like saliencies: |N * N|, each row of 4608 with a scale of its own."""
+    """Return scores like saliencies: |N * N|, each row of 4608 with its own scale."""
     generator = np.random.default_rng(1)
     scores = normal_products(size)
     rows = scores[: size // 4608 * 4608].reshape(-1, 4608)
@@ -155,7 +155,7 @@ def half_dead(size: int) -> Floats:
 
 
 def periodic(size: int) -> Floats:
-    """Return scores of which one in every 223 (the cube root of ResNet-18's number) is large."""
+    """Return scores of which every 223rd (cube root of ResNet-18's size) is large."""
     scores = normal_products(size)
     scores[:: round(size ** (1 / 3))] += 10
     return scores
@@ -175,7 +175,7 @@ SCORES: dict[str, Callable[[int], Floats]] = {
 
 
 def top_k_rows(size: int, kinds: list[str], budget_s: float) -> list[dict[str, Any]]:
-    """Measure Top-k with its packed mask; check that it is exact, and what memory it takes."""
+    """Measure Top-k with its packed mask; check that it is exact, and its memory."""
     k = int(KEPT * size)
     rows = []
     for kind in kinds:
@@ -193,7 +193,7 @@ def top_k_rows(size: int, kinds: list[str], budget_s: float) -> list[dict[str, A
 
 
 def obvious_top_k(values: Floats, k: int) -> bytes:
-    """Return the packed mask by a whole partition, whatever memory it takes."""
+    """Return the packed mask by a full partition, without regard to memory."""
     threshold = np.partition(values, values.size - k)[values.size - k]
     kept = values > threshold
     kept[np.flatnonzero(values == threshold)[: k - int(np.count_nonzero(kept))]] = True
@@ -201,7 +201,7 @@ def obvious_top_k(values: Floats, k: int) -> bytes:
 
 
 def model_rows(budget_s: float) -> list[Row]:
-    """Measure what happens to a whole ResNet-18: gather, scatter, mask code, score code."""
+    """Measure the operations on a whole ResNet-18: gather, scatter, mask code, score code."""
     generator = np.random.default_rng(2)
     weights = generator.standard_normal(RESNET18, dtype=np.float32)
     saliency = _saliency(weights, generator)

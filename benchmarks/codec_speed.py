@@ -2,12 +2,11 @@
 
     python -m benchmarks.codec_speed
 
-One core; CPU time of the thread, the least of several turns (codec_cases.py says how). Bars hold
-where the memcpy is of 400 MB, which no cache holds, and for Top-k also at the size of ResNet-18;
-the 4.5 MB of a ResNet-18 update are shown beside them. Checksums are measured apart, and how much
-of a coordinator's round the ones in use take (checksum_cases.py); a package that is not installed
-is shown as such. Needs 5 GB of memory. Writes benchmarks/results/codec_speed.json and .png; exit
-code 1 if a bar is missed.
+One core; CPU time of the thread, the minimum of several turns (codec_cases.py). Bars apply where
+the memcpy has 400 MB, more than any cache, and for Top-k also at the size of ResNet-18. The 4.5 MB
+of a ResNet-18 update are shown next to them. Checksums are measured separately, with their share of
+a coordinator's round (checksum_cases.py); packages that are not installed are marked. Needs 5 GB of
+memory. Writes benchmarks/results/codec_speed.json and .png; exit code 1 if a bar is missed.
 """
 
 import argparse
@@ -23,12 +22,12 @@ from benchmarks.codec_cases import LARGE, RESNET18, UPDATE, Row
 
 from ssfl.program.malloc import keep_chunk_buffers
 
-MOST_EXTRA = 0.25  # of the array: memory that Top-k may take beside the scores
+MAX_EXTRA = 0.25  # share of the array: extra memory that Top-k may use
 
 
 def measure_all() -> dict[str, Any]:
     """Measure everything, on one core."""
-    keep_chunk_buffers()  # as coordinator and client do when they start
+    keep_chunk_buffers()  # as coordinator and client do at their start
     if hasattr(os, "sched_setaffinity"):
         os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
     rows: list[Row] = []
@@ -49,7 +48,7 @@ def measure_all() -> dict[str, Any]:
 
 
 def measure_round(result: dict[str, Any]) -> dict[str, Any]:
-    """Measure a coordinator's round, and what share of it one pass of each checksum would be."""
+    """Measure a coordinator's round, and the share that one pass of each checksum would take."""
     round_s = asyncio.run(checksum_cases.coordinator_cpu_s())
     shares = {
         row["name"]: 4 * UPDATE / row[f"gb_per_s_{UPDATE}"] / 1e9 / round_s
@@ -60,7 +59,7 @@ def measure_round(result: dict[str, Any]) -> dict[str, Any]:
 
 
 def missed(result: dict[str, Any]) -> list[str]:
-    """Return what is over its bar, inexact or too large."""
+    """Return the cases that are over their bar, inexact or too large."""
     late = [
         f"{row['name']}, {row['values']:,} values: {row['times_memcpy']:.1f} times"
         for row in (*result["rows"], *result["top_k"])
@@ -68,9 +67,9 @@ def missed(result: dict[str, Any]) -> list[str]:
     ]
     wrong = [f"{row['name']}: not exact" for row in result["top_k"] if not row["exact"]]
     large = [
-        f"{row['name']}: {row['extra_bytes']:,} bytes beside the scores"
+        f"{row['name']}: {row['extra_bytes']:,} extra bytes"
         for row in result["top_k"]
-        if row["extra_bytes"] > MOST_EXTRA * 4 * row["values"]
+        if row["extra_bytes"] > MAX_EXTRA * 4 * row["values"]
     ]
     return late + wrong + large
 
@@ -84,7 +83,7 @@ def show(result: dict[str, Any]) -> None:
         note = ""
         if "extra_bytes" in row:
             exact = "exact" if row["exact"] else "NOT EXACT"
-            note = f"  {exact}, {row['extra_bytes'] / 1e6:.1f} MB beside the scores"
+            note = f"  {exact}, {row['extra_bytes'] / 1e6:.1f} MB extra"
         print(
             f"{row['name']:<50}{row['values']:>13,}{row['seconds'] * 1e3:>9.2f}{speed:>7.2f}"
             f"{row['times_memcpy']:>10.2f}{bar:>5}{note}"
@@ -146,7 +145,7 @@ def main() -> int:
     cores = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set()
     result = measure_all()
     if cores:
-        os.sched_setaffinity(0, cores)  # the coordinator may use what there is
+        os.sched_setaffinity(0, cores)  # the coordinator may use all cores
     result["round"] = measure_round(result)
     environment.write(args.out / "codec_speed.json", result)
     if not args.no_plot:

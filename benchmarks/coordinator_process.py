@@ -1,4 +1,4 @@
-"""A real `ssfl-coordinator` process, seen from outside: its ports, its memory, its CPU time."""
+"""A real `ssfl-coordinator` process and its ports, memory and CPU time."""
 
 import asyncio
 import os
@@ -30,7 +30,7 @@ class Coordinator:
 
     @property
     def address(self) -> str:
-        """Where clients go."""
+        """The address for clients."""
         return self.addresses["listening"]
 
     @property
@@ -38,26 +38,26 @@ class Coordinator:
         return self.addresses["admin"]
 
     def resident_bytes(self) -> int:
-        """Return its resident memory now, counted page by page (statm may lag by megabytes)."""
+        """Return the resident memory, counted page by page (statm may lag by megabytes)."""
         text = Path(f"/proc/{self.process.pid}/smaps_rollup").read_text()
         return 1024 * int(re.findall(r"^Rss:\s+(\d+) kB", text, re.MULTILINE)[0])
 
     def peak_resident_bytes(self) -> int:
-        """Return the largest resident memory it ever had."""
+        """Return the largest resident memory so far."""
         text = Path(f"/proc/{self.process.pid}/status").read_text()
         return 1024 * int(re.findall(r"^VmHWM:\s+(\d+) kB", text, re.MULTILINE)[0])
 
     def forget_peak(self) -> None:
-        """Begin anew with the largest resident memory."""
+        """Reset the largest resident memory."""
         Path(f"/proc/{self.process.pid}/clear_refs").write_text("5")
 
     def cpu_s(self) -> float:
-        """Return the CPU seconds it has used, user and system."""
+        """Return its CPU seconds, user and system."""
         times = psutil.Process(self.process.pid).cpu_times()
         return float(times.user + times.system)
 
     def num_connections(self) -> int:
-        """Return how many TCP connections of clients it holds."""
+        """Return the number of TCP connections of clients."""
         port = int(self.address.rpartition(":")[2])
         found = psutil.Process(self.process.pid).net_connections("tcp")
         return sum(c.status == psutil.CONN_ESTABLISHED and c.laddr.port == port for c in found)
@@ -85,7 +85,7 @@ class Coordinator:
 def coordinator(folder: Path, *flags: str, inside: Sequence[str] = ()) -> Iterator[Coordinator]:
     """Start a coordinator that keeps everything in `folder`; stop it at the end.
 
-    `inside` are the first words of the command: what puts it into a network namespace, say.
+    `inside` is a command prefix, e.g. to enter a network namespace.
     """
     program = Path(sys.executable).with_name("ssfl-coordinator")
     places = ["--state-dir", str(folder / "state"), "--out-dir", str(folder / "runs")]
@@ -130,7 +130,7 @@ def _addresses(process: subprocess.Popen[str], wanted: set[str]) -> dict[str, st
     return addresses
 
 
-class Watch:
+class MemorySampler:
     """Samples a coordinator's memory while the benchmark runs."""
 
     def __init__(self, coordinator: Coordinator, every_s: float = 0.25) -> None:
@@ -143,7 +143,7 @@ class Watch:
         return time.monotonic() - self._began_s
 
     def look(self) -> int:
-        """Take a sample now; return the resident bytes."""
+        """Take a sample; return the resident bytes."""
         resident = self._coordinator.resident_bytes()
         self.samples.append((self.now_s(), resident))
         return resident

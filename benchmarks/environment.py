@@ -1,4 +1,4 @@
-"""What a result needs beside its numbers: machine, versions, commit. No host names, no paths."""
+"""Describes machine, versions and commit of a result, without host names and paths."""
 
 import json
 import os
@@ -20,7 +20,7 @@ PACKAGES = ("ssfl", "grpcio", "protobuf", "numpy", "zstandard", "torch")
 
 
 def describe() -> dict[str, Any]:
-    """Return where and with what a result was made."""
+    """Return the environment of a result."""
     return {
         "commit": _git("rev-parse", "--short=12", "HEAD"),
         "code_changed_since": bool(_git("status", "--porcelain", "--", *MEASURED)),
@@ -38,7 +38,7 @@ def describe() -> dict[str, Any]:
 
 
 def write(path: Path, result: dict[str, Any]) -> None:
-    """Write a result as JSON, its environment included."""
+    """Write a result as JSON, with its environment."""
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps({**result, **describe()}, indent=1) + "\n")
 

@@ -1,8 +1,8 @@
-"""Fashion-MNIST among clients, and its training in one process with the service's own parts.
+"""Fashion-MNIST split among clients, and training in one process with the parts of the service.
 
 Sites, cohorts, masks and sums are those of the client and the coordinator (`Site`,
-`sample_cohort`, `top_k`, `ExactSum`); only the sockets between them are missing. What the
-sockets would carry goes through a `Channel`, which may code it and count the bytes.
+`sample_cohort`, `top_k`, `ExactSum`); only the sockets are missing. Values pass through a `Channel`
+instead, which may code them and count the bytes.
 """
 
 import argparse
@@ -44,7 +44,7 @@ Bytes = npt.NDArray[np.uint8]
 
 
 class NoData(Exception):
-    """The data set is not where it should be."""
+    """The data set is missing."""
 
     def __init__(self, missing: str, folder: Path) -> None:
         super().__init__(
@@ -57,7 +57,7 @@ class NoData(Exception):
 
 @dataclass(frozen=True, eq=False)
 class Images:
-    """The whole data set, as it is stored."""
+    """The whole data set as stored."""
 
     train_x: Bytes  # (60000, 28, 28)
     train_y: npt.NDArray[np.int64]
@@ -89,7 +89,7 @@ def small_grey(x: Bytes) -> Vector:
 
 
 def large_colour(x: Bytes) -> Vector:
-    """Return images of 3x32x32, what ResNet-18 expects: two black pixels around, thrice grey."""
+    """Return images of 3x32x32 for ResNet-18: two black pixels around, grey in three channels."""
     padded = np.pad(x, ((0, 0), (2, 2), (2, 2))).astype(np.float32) / np.float32(255)
     return np.repeat(padded[:, None], 3, axis=1)
 
@@ -100,7 +100,7 @@ def client_names(num_clients: int) -> list[str]:
 
 @dataclass(frozen=True, eq=False)
 class Split:
-    """Which samples each client has: Dirichlet(0.3) class mixes, equal sizes."""
+    """The samples of each client: Dirichlet(0.3) class mixes, equal sizes."""
 
     images: Images
     train: list[npt.NDArray[np.int64]]
@@ -113,7 +113,7 @@ class Split:
         return cls(images, train, partition_test(images.test_y, counts))
 
     def shard(self, client: int, prepare: Callable[[Bytes], Vector]) -> Shard:
-        """Return a client's shard, its images prepared for the network."""
+        """Return a client's shard, with images prepared for the network."""
         images, train, test = self.images, self.train[client], self.test[client]
         return Shard(
             prepare(images.train_x[train]), images.train_y[train],
@@ -122,10 +122,10 @@ class Split:
 
 
 class Channel(Protocol):
-    """What lies between coordinator and clients."""
+    """The link between coordinator and clients."""
 
     def down(self, round_number: int, cohort: list[str], base: Vector) -> None:
-        """The round's clients are given the base."""
+        """Send the base to the clients of a round."""
         ...
 
     def up(self, round_number: int, client: str, values: Vector, base: Vector) -> Vector:
@@ -133,12 +133,12 @@ class Channel(Protocol):
         ...
 
     def commit(self, mean: Vector, base: Vector) -> Vector:
-        """Return the next base, which every end will hold."""
+        """Return the next base, as all ends will hold it."""
         ...
 
 
 class PlainChannel:
-    """Nothing is coded and nothing counted."""
+    """Codes and counts nothing."""
 
     def down(self, round_number: int, cohort: list[str], base: Vector) -> None:
         pass
@@ -150,8 +150,8 @@ class PlainChannel:
         return mean
 
 
-class Federation:
-    """Clients with their data, and what a coordinator does with them."""
+class FashionFederation:
+    """Clients with their data, and the work of a coordinator."""
 
     def __init__(
         self, images: Images, seed: int, num_clients: int = NUM_CLIENTS, per_round: int = 0
@@ -173,7 +173,7 @@ class Federation:
             small_grey(images.train_x[:1]), images.train_y[:1],
             small_grey(images.test_x), images.test_y, NUM_CLASSES,
         )  # fmt: skip
-        # The clients' test samples together are the test set: one site may test for all.
+        # The clients' test samples together are the test set, so one site tests for all.
         self._tester = Site.build(task, everything, self.settings, "tester", cpu)
         self.manifest = self._tester.manifest
         self.initial = self._tester.initial
@@ -181,7 +181,7 @@ class Federation:
 
     @property
     def paper_bytes(self) -> float:
-        """The paper's 4sP: four bytes for each of the share s of all P parameters."""
+        """Return the paper's 4sP: four bytes for each of the share s of all P parameters."""
         return 4 * DENSITY * self.manifest.size
 
     def scores(self, clients: Iterable[str]) -> dict[str, Vector]:
@@ -189,12 +189,12 @@ class Federation:
 
     @cached_property
     def mask(self) -> Mask:
-        """The mask on which all clients agree, with exact scores."""
+        """Return the mask of exact scores."""
         scores = self.scores(self.sites)
         return top_k(mean_scores(scores, self.weights), self.num_kept)
 
     def accuracy(self, mask: Mask, base: Vector) -> float:
-        """Return the share of all clients' test samples that the base gets right."""
+        """Return the accuracy of the base on all clients' test samples."""
         tested = self._tester.evaluate(mask, base).evaluation
         assert tested.correct is not None
         return tested.correct / tested.total
@@ -202,7 +202,7 @@ class Federation:
     def train(
         self, mask: Mask, rounds: int, channel: Channel, on_round: Callable[[int, Vector], Any]
     ) -> Vector:
-        """Train; `on_round` sees each round's number and the base it ends with."""
+        """Train; `on_round` gets each round's number and its resulting base."""
         base = mask.gather(self.initial)
         for round_number in range(rounds):
             cohort = sample_cohort(self.settings, round_number, 0, list(self.sites))
@@ -219,24 +219,24 @@ class Federation:
 
 
 @lru_cache(maxsize=1)
-def federation(data: Path, seed: int, num_clients: int, per_round: int) -> Federation:
-    """Return a federation, the same one again if a process is asked twice in a row."""
-    return Federation(read_images(data), seed, num_clients, per_round)
+def federation(data: Path, seed: int, num_clients: int, per_round: int) -> FashionFederation:
+    """Return a federation; the last one is cached per process."""
+    return FashionFederation(read_images(data), seed, num_clients, per_round)
 
 
 def mean_scores(scores: dict[str, Vector], weights: dict[str, int]) -> Vector:
-    """Return the mean of scores, weighted by training samples, as the coordinator computes it."""
-    largest = max(float(one.max()) for one in scores.values())
+    """Return the mean of scores, weighted by training samples, as the coordinator does."""
+    largest = max(float(own_scores.max()) for own_scores in scores.values())
     weight = sum(weights[client] for client in scores)
     bits = fraction_bits(largest, weight, MAX_SCORE_FRACTION_BITS)
     total = ExactSum(next(iter(scores.values())).size, bits)
-    for client, one in scores.items():
-        total.fold(one, weights[client])
+    for client, own_scores in scores.items():
+        total.fold(own_scores, weights[client])
     return total.mean()
 
 
 def training_parser(doc: str | None, quick: str) -> argparse.ArgumentParser:
-    """Return the flags every benchmark that trains has; `quick` says what --quick leaves out."""
+    """Return the flags of every benchmark that trains; `quick` is the help of --quick."""
     parser = argparse.ArgumentParser(description=str(doc).partition("\n")[0])
     parser.add_argument("--out", type=Path, default=environment.RESULTS, help="folder of results")
     parser.add_argument("--no-plot", action="store_true")
@@ -252,7 +252,7 @@ def training_parser(doc: str | None, quick: str) -> argparse.ArgumentParser:
 
 
 def parsed(parser: argparse.ArgumentParser) -> argparse.Namespace:
-    """Return the arguments; end with exit code 3, saying what to install, without the data."""
+    """Return the arguments; exit with 3 and the remedy if the data are missing."""
     args = parser.parse_args()
     try:
         read_images(args.data)
@@ -263,4 +263,4 @@ def parsed(parser: argparse.ArgumentParser) -> argparse.Namespace:
 
 
 def _ignore(_step: int, _steps: int) -> None:
-    """A benchmark shows rounds, not steps."""
+    """Ignore steps: a benchmark shows rounds."""

@@ -5,7 +5,7 @@ fashion.py makes the shards. It is a task file like any other, so
 
     ssfl-client --task benchmarks/fashion_task.py --data shard_07
 
-trains the same network as the benchmarks do.
+trains the same network as the benchmarks.
 """
 
 from pathlib import Path

@@ -1,13 +1,13 @@
 """Federated averaging in Flower's simulation, with Ray: `flower_simulation.py DATA ROUNDS`.
 
-Run by simulator_speed.py where there is Flower, with its own folder on PYTHONPATH, so that Ray's
-processes import it like any Flower app. DATA is an npz archive
-with the samples of all clients, one after the other. 10 of the clients train in each round: one
-epoch of plain PyTorch, in the order of a random permutation, without a data loader. Nobody tests
-until the last round is over. One core: Ray is given one, and all processes inherit it.
+Run by simulator_speed.py if Flower is available, with its own folder on PYTHONPATH, so that Ray's
+processes import it like any Flower app. DATA is an npz archive with the samples of all clients, one
+after the other. 10 of the clients train in each round: one epoch of plain PyTorch over a random
+permutation, without a data loader. The model is tested only after the last round. Ray gets one
+core, which all processes inherit.
 
-The last line it prints is JSON: the CPU seconds of this process and all processes under it after
-each round (of round 0: before the first), and the accuracy of the last model on all test samples.
+The last line of the output is JSON: the CPU seconds of this process and its descendants after each
+round (round 0: before the first), and the accuracy of the last model on all test samples.
 """
 
 import json
@@ -19,7 +19,7 @@ import numpy as np
 import psutil
 import torch
 
-# mypy runs where there is no Flower.
+# mypy runs in an environment without Flower.
 from flwr.app import (  # type: ignore[import-not-found]
     ArrayRecord,
     ConfigRecord,
@@ -41,7 +41,7 @@ Parts = dict[str, torch.Tensor]
 
 @lru_cache(maxsize=1)
 def samples(path: str) -> Parts:
-    """Return the data; a process reads them once."""
+    """Return the data, read once per process."""
     torch.set_num_threads(1)
     with np.load(path) as archive:
         return {name: torch.from_numpy(archive[name]) for name in archive.files}
@@ -63,7 +63,7 @@ def network() -> nn.Sequential:
 
 
 def train_one(message: Message, context: Context, path: str) -> Message:
-    """Be a client for a round."""
+    """Train one client for a round."""
     data = samples(path)
     client = int(context.node_config["partition-id"])
     rows = slice(int(data["starts"][client]), int(data["starts"][client + 1]))
@@ -80,25 +80,25 @@ def train_one(message: Message, context: Context, path: str) -> Message:
         optimizer.zero_grad()
         functional.cross_entropy(model(x[batch]), y[batch]).backward()  # type: ignore[no-untyped-call]
         optimizer.step()
-    told = MetricRecord({"num-examples": len(y)})
-    content = RecordDict({"arrays": ArrayRecord(model.state_dict()), "metrics": told})
+    metrics = MetricRecord({"num-examples": len(y)})
+    content = RecordDict({"arrays": ArrayRecord(model.state_dict()), "metrics": metrics})
     return Message(content=content, reply_to=message)
 
 
 def cpu_seconds() -> float:
-    """Return the CPU seconds of this process and all under it, ended ones too."""
+    """Return the CPU seconds of this process and its descendants, including ended ones."""
     here = psutil.Process()
     total = 0.0
     for process in (here, *here.children(recursive=True)):
         try:
-            total += sum(process.cpu_times()[:4])  # its own, and of children that ended
+            total += sum(process.cpu_times()[:4])  # its own, and those of ended children
         except psutil.NoSuchProcess:
             continue
     return total
 
 
-class Watch:
-    """Who looks at the clock after each round, and at the model after the last."""
+class RoundRecorder:
+    """Records CPU time after each round, and the accuracy after the last."""
 
     def __init__(self, path: str, rounds: int) -> None:
         self.seconds: list[float] = []
@@ -118,7 +118,7 @@ class Watch:
 
 def main(path: str, rounds: int) -> None:
     torch.manual_seed(0)
-    watch = Watch(path, rounds)
+    recorder = RoundRecorder(path, rounds)
     clients = len(samples(path)["starts"]) - 1
     client_app, server_app = ClientApp(), ServerApp()
 
@@ -133,7 +133,7 @@ def main(path: str, rounds: int) -> None:
         )
         strategy.start(
             grid, ArrayRecord(network().state_dict()), num_rounds=rounds,
-            train_config=ConfigRecord({}), evaluate_fn=watch.look,
+            train_config=ConfigRecord({}), evaluate_fn=recorder.look,
         )  # fmt: skip
 
     resources: dict[str, Any] = {
@@ -141,10 +141,10 @@ def main(path: str, rounds: int) -> None:
         "client_resources": {"num_cpus": 1, "num_gpus": 0.0},
     }
     run_simulation(server_app, client_app, clients, backend_config=resources)
-    print(json.dumps({"cpu_seconds": watch.seconds, "accuracy": watch.accuracy}))
+    print(json.dumps({"cpu_seconds": recorder.seconds, "accuracy": recorder.accuracy}))
 
 
 if __name__ == "__main__":
-    import flower_simulation  # type: ignore[import-not-found]  # as Ray's processes know it
+    import flower_simulation  # type: ignore[import-not-found]  # as Ray's processes import it
 
     flower_simulation.main(sys.argv[1], int(sys.argv[2]))

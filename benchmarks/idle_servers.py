@@ -1,11 +1,11 @@
-"""What does an idle client cost a gRPC server in Python: with threads, with asyncio?
+"""What does an idle client cost a Python gRPC server, with threads and with asyncio?
 
     python -m benchmarks.idle_servers
 
-Bare servers without our code: the floor that docs/decisions/0002-asyncio-server.md starts from.
-500 connections hold one stream each; resident memory and threads of the server process are read
-before and after. Then each client uploads 8 MiB, eight at a time, and memory is read again: what
-an idle client costs that was busy before. Writes benchmarks/results/idle_servers.json.
+Bare servers without our code: the baseline of docs/decisions/0002-asyncio-server.md. 500
+connections hold one stream each; resident memory and threads of the server process are read before
+and after. Then each client uploads 8 MiB, eight at a time, and memory is read again: the cost of an
+idle client that was busy before. Writes benchmarks/results/idle_servers.json.
 """
 
 import argparse
@@ -28,7 +28,7 @@ from benchmarks.coordinator_process import Coordinator
 from ssfl.server.rpc.listen import OPTIONS as OURS
 
 CHUNK_BYTES, CHUNKS, AT_ONCE = 1 << 20, 8, 8
-UPLOAD_S = 5.0  # a server that has not begun to serve an upload by then never will
+UPLOAD_S = 5.0  # after this time an upload counts as not served
 DEFAULTS = [
     ("grpc.so_reuseport", 0),
     ("grpc.max_receive_message_length", 2 * CHUNK_BYTES),
@@ -42,11 +42,11 @@ class Row:
     server: str
     kb_per_idle_client: float
     threads: int
-    kb_per_client_after_upload: float | None  # None: no upload was served
+    kb_per_client_after_upload: float | None  # None: uploads are not served
 
 
 def serve_threads(workers: int) -> None:
-    """Serve with a thread per call, until killed."""
+    """Serve with one thread per call, until killed."""
     never = threading.Event()
 
     def poll(_request: bytes, _context: Any) -> Iterator[bytes]:
@@ -90,7 +90,7 @@ def _handlers(poll: Any, upload: Any) -> Any:
 
 
 async def measure(name: str, flags: list[str], clients: int) -> Row:
-    """Hold the streams of `clients` open, then let them upload; return what they cost."""
+    """Hold the streams of `clients` open, then let them upload; return their cost."""
     command = [sys.executable, "-m", "benchmarks.idle_servers", *flags]
     process = subprocess.Popen(command, cwd=environment.ROOT, stdout=subprocess.PIPE, text=True)
     try:
@@ -115,7 +115,7 @@ async def measure(name: str, flags: list[str], clients: int) -> Row:
 
 
 async def _upload(channels: list[Any]) -> bool:
-    """Upload from every channel; return whether the server served it."""
+    """Upload from every channel; return True if the server served all."""
     slots, chunk = asyncio.Semaphore(AT_ONCE), bytes(CHUNK_BYTES)
 
     async def one(channel: Any) -> None:
@@ -138,7 +138,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=str(__doc__).partition("\n")[0])
     parser.add_argument("--clients", type=int, default=500)
     parser.add_argument("--out", type=Path, default=environment.RESULTS, help="folder of results")
-    parser.add_argument("--threads", type=int, help=argparse.SUPPRESS)  # serve, with so many
+    parser.add_argument("--threads", type=int, help=argparse.SUPPRESS)  # threads to serve
     parser.add_argument("--asyncio", choices=("default", "ours"), help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.threads:

@@ -1,11 +1,11 @@
-"""Many clients in one process, without torch, that go through whatever happens.
+"""Many clients in one process, without torch, that survive any fault.
 
-A light client does what `ssfl-client` does when something breaks: it joins again, asks for the
-rest of a download, keeps a finished answer and sends it, from the granted byte on, before anything
-else. Its answers are made of whole numbers and quarters, so every sum of them is exact: whatever
-happens to a federation of such clients, it ends with the model of the undisturbed one.
+A light client reacts to faults as `ssfl-client` does: it joins again, resumes a broken download,
+and sends a finished answer from the granted byte on, before anything else. Its answers are whole
+numbers and quarters, so every sum of them is exact: a federation of such clients ends with the
+model of an undisturbed one, whatever happens to it.
 
-What a client saw is in its `story`: grants, receipts and joins, by step.
+A client records grants, receipts and joins in `events`, by step.
 """
 
 import asyncio
@@ -25,11 +25,11 @@ from ssfl.method.manifest import Manifest
 from ssfl.v1 import transfer_pb2
 
 Vector = npt.NDArray[np.float32]
-PAUSE_S = 0.05  # before joining again
-SILENCE_S = 60.0  # a long poll hears of the coordinator every 15 s
+PAUSE_S = 0.05  # before it joins again
+SILENCE_S = 60.0  # the coordinator answers a long poll every 15 s
 UNARY_S = 20.0
-# So long after it has the final model, a client begins to say goodbye once more: a coordinator that
-# has noted it, and died before it answered, may end without hearing it again.
+# A client with the final model repeats its Leave call after this time: a coordinator that recorded
+# the first one, and died before it answered, may end without hearing it again.
 GOODBYE_S = 5.0
 _TRY_AGAIN = (
     grpc.StatusCode.UNAVAILABLE,
@@ -38,13 +38,13 @@ _TRY_AGAIN = (
     grpc.StatusCode.DATA_LOSS,
 )
 _RESYNC = ("unknown_client", "join_again", "stale_base", "stale_mask")
-# What grpc.aio itself, not the coordinator, says of a write into a wire that is cut just then. The
-# coordinator's own internal errors have a reason and other words, and are raised.
+# Details of grpc.aio's own error for a write into a connection that is cut. Internal errors of the
+# coordinator have a reason and other details, and are raised.
 _CUT_WHILE_WRITING = "Internal error from Core"
-# The last: payloads of a renewed mask need it. The base is never coded for a client on loopback
-# that does not say it holds the initial weights.
+# The last one is needed for payloads of a refreshed mask. On loopback the base is not coded for a
+# client that does not report the initial weights.
 ENCODINGS = (*MUST_READ, transfer_pb2.ENCODING_REFERENCE)
-_RECONNECT = [  # as soon as a coordinator is back
+_RECONNECT = [  # as soon as the coordinator is back
     ("grpc.initial_reconnect_backoff_ms", 50),
     ("grpc.max_reconnect_backoff_ms", 100),
     ("grpc.min_reconnect_backoff_ms", 5_000),  # the deadline of one attempt
@@ -52,18 +52,18 @@ _RECONNECT = [  # as soon as a coordinator is back
 
 
 @dataclass
-class Answer:
-    """A finished upload, kept until there is a receipt."""
+class PendingUpload:
+    """A finished upload, kept until its receipt."""
 
     step: int
     header: Any
     payload: bytes
-    granted: bool  # a slot came with the task: the first try does not wait for a grant
+    granted: bool  # the task came with a slot: the first attempt does not wait for a grant
 
 
 @dataclass(frozen=True)
-class Told:
-    """Something a client saw."""
+class ClientEvent:
+    """An event that a client observed."""
 
     what: str  # join, grant, receipt, task
     step: int = 0
@@ -72,26 +72,26 @@ class Told:
 
 @dataclass
 class LightClient:
-    """One client; `number` decides its answers."""
+    """One client; its answers follow from `number`."""
 
     address: str
     number: int
     manifest: Manifest
     initial: Vector
     chunk_bytes: int = 1 << 16
-    story: list[Told] = field(default_factory=list)
+    events: list[ClientEvent] = field(default_factory=list)
     sent_bytes: dict[int, int] = field(default_factory=dict)  # payload bytes by step
     final_digest: bytes = b""
 
     def __post_init__(self) -> None:
         self.client_id = f"client_{self.number:03d}"
         self.num_samples = 1 + self.number % 7
-        self._answer: Answer | None = None
+        self._answer: PendingUpload | None = None
         self._base = b""
         self._patient_until_s = 0.0
 
     async def take_part(self) -> None:
-        """Be in the run until its end, whatever happens."""
+        """Take part until the end of the run, despite faults."""
         client = AsyncClient(
             self.address,
             self.client_id,
@@ -107,23 +107,23 @@ class LightClient:
             while True:
                 try:
                     await client.join()
-                    self.story.append(Told("join"))
+                    self.events.append(ClientEvent("join"))
                     await self._work(client)
                     return
                 except (grpc.RpcError, Broken, TimeoutError) as error:
-                    self._take_in(error)
+                    self._recover_from(error)
                     if self.final_digest and time.monotonic() > self._patient_until_s:
                         return
                     await asyncio.sleep(PAUSE_S)
         finally:
             await client.close()
 
-    def tells(self, what: str) -> list[Told]:
-        """Return what the client saw of one kind."""
-        return [told for told in self.story if told.what == what]
+    def events_of(self, what: str) -> list[ClientEvent]:
+        """Return the events of one kind."""
+        return [event for event in self.events if event.what == what]
 
-    def _take_in(self, error: Exception) -> None:
-        """Go on after what the agent goes on after; raise the rest."""
+    def _recover_from(self, error: Exception) -> None:
+        """Continue after errors that the agent survives; raise others."""
         if isinstance(error, grpc.RpcError) and error.code() not in _TRY_AGAIN:
             reason = dict(error.trailing_metadata() or ()).get("ssfl-reason", "")
             if not reason and error.details() == _CUT_WHILE_WRITING:
@@ -134,20 +134,20 @@ class LightClient:
 
     async def _work(self, client: AsyncClient) -> None:
         while True:
-            # The long poll is opened before the upload, as `ssfl-client` does.
+            # The long poll is opened before the upload, as in `ssfl-client`.
             poll = client.ask(finished_step=self._answer.step if self._answer else 0)
             try:
                 await self._send_answer(client)
                 task = await client.receive(poll)
             finally:
                 poll.cancel()
-            self.story.append(Told(task.kind, task.message.step))
+            self.events.append(ClientEvent(task.kind, task.message.step))
             if task.kind in ("train", "evaluate", "finish"):
-                self._take_model(task)
+                self._store_model(task)
             match task.kind:
                 case "initialize":
                     header = client.initial_header(digest(self.initial))
-                    await self._upload(client, Answer(0, header, b"", granted=False))
+                    await self._upload(client, PendingUpload(0, header, b"", granted=False))
                 case "score":
                     self._score(client, task)
                 case "train":
@@ -160,27 +160,27 @@ class LightClient:
                 case _:
                     raise AssertionError(f"an unexpected task: {task.kind}")
 
-    def _take_model(self, task: Task) -> None:
+    def _store_model(self, task: Task) -> None:
         self._base = task.parts.get("base", self._base)
         if hashlib.sha256(self._base).digest() != task.work.base_digest:
             raise AssertionError(f"{self.client_id}: another base than the task names")
 
     def _score(self, client: AsyncClient, task: Task) -> None:
-        """Whole numbers that differ from client to client and from mask to mask."""
+        """PendingUpload with whole numbers that differ by client and mask."""
         places = np.arange(self.manifest.num_masked)
         scores = places * (self.number + 3 + 11 * task.work.scoring_epoch) % 997
         data = scores.astype("<f4").tobytes()
         header = client.scores_header(task, data)
-        self._answer = Answer(task.message.step, header, data, granted=False)
+        self._answer = PendingUpload(task.message.step, header, data, granted=False)
 
     def _train(self, client: AsyncClient, task: Task) -> None:
-        """Add quarters that differ from client to client and from round to round."""
+        """Add quarters that differ by client and round."""
         work = task.work
         base = np.frombuffer(self._base, dtype="<f4")
         delta = np.float32(0.25 * ((7 * self.number + 13 * work.round_number) % 17 - 8))
         data = (base + delta).astype("<f4").tobytes()
         header = client.update_header(task, data)
-        self._answer = Answer(task.message.step, header, data, granted=work.upload_granted)
+        self._answer = PendingUpload(task.message.step, header, data, granted=work.upload_granted)
 
     async def _finish(self, client: AsyncClient) -> None:
         if not self.final_digest:
@@ -193,17 +193,17 @@ class LightClient:
             await self._upload(client, self._answer)
             self._answer = None
 
-    async def _upload(self, client: AsyncClient, answer: Answer) -> None:
-        """Upload an answer; record its grants, its bytes and its receipt, also if it fails."""
-        granted, answer.granted = answer.granted, False  # a second try continues from a grant
+    async def _upload(self, client: AsyncClient, answer: PendingUpload) -> None:
+        """Upload an answer; record grants, bytes and receipt, even if it fails."""
+        granted, answer.granted = answer.granted, False  # a retry continues from a grant
         outcome = None
         try:
             outcome = await client.upload(answer.header, answer.payload, granted=granted)
         finally:
             sent = client.sent
-            self.story += [Told("grant", answer.step, offset) for offset in sent.grants]
+            self.events += [ClientEvent("grant", answer.step, offset) for offset in sent.grants]
             if sent.payload_bytes:
                 before = self.sent_bytes.get(answer.step, 0)
                 self.sent_bytes[answer.step] = before + sent.payload_bytes
             if outcome is not None:
-                self.story.append(Told("receipt", answer.step, outcome))
+                self.events.append(ClientEvent("receipt", answer.step, outcome))

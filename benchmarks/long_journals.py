@@ -1,7 +1,7 @@
-"""State directories of long runs, made with the pure core: no network, no training.
+"""State directories of long runs, made with the pure core, without network or training.
 
-Every round's reports are as large as those of a real client, and every commit tells bytes, so a
-journal takes the room on disk, and the time to replay, that a real one of as many rounds does.
+Reports have the size of a real client's, and every commit has byte counts, so a journal takes the
+disk space and the replay time of a real one with as many rounds.
 """
 
 import hashlib
@@ -20,7 +20,7 @@ from ssfl.server.run.machine import advance
 from ssfl.server.run.state import RunState, Step
 from ssfl.server.storage.journal import Journal
 
-RECORDS_AT_ONCE = 1000  # a sync for each would take minutes
+RECORDS_AT_ONCE = 1000  # one sync per record would take minutes
 TEST = {"correct": 312, "total": 400, "loss_sum": 231.48210525512695, "metric_sums": {}}
 
 
@@ -35,7 +35,7 @@ class LongRun:
         self._digests = manifest_digest, initial_digest
 
     def go(self, journal: Journal, rounds: int, run_id: str = "long") -> None:
-        """Run until `rounds` rounds are committed; the step after them is left open."""
+        """Run until `rounds` rounds are committed; the next step stays open."""
         opened = facts.RunOpened(run_id, asdict(self.state.settings), "0")
         self.state = apply(self.state, opened)
         self.records = [facts.to_json(opened)]
@@ -113,7 +113,7 @@ class LongRun:
 def long_journal(
     folder: Path, settings: RunSettings, rounds: int, manifest_digest: str, initial_digest: str
 ) -> RunState:
-    """Write the journal of a run of so many committed rounds; return its state."""
+    """Write the journal of a run of `rounds` committed rounds; return its state."""
     folder.mkdir(parents=True, exist_ok=True)
     journal = Journal(folder / "journal")
     run = LongRun(settings, manifest_digest, initial_digest)

@@ -1,21 +1,21 @@
-"""What do lossy values save, and what do they cost in accuracy?
+"""What do lossy values save, and how much accuracy do they cost?
 
     python -m benchmarks.lossy_values            # about 15 minutes on two cores
     python -m benchmarks.lossy_values --quick    # 2 seeds, 6 rounds, three variants
 
 The training of value_bytes.py with 10 of 100 clients in each of 50 rounds, lossless and with each
-lossy code in both directions, for five seeds; a seed fixes data split, initial weights, cohorts
+lossy code in both directions, for five seeds. A seed fixes data split, initial weights, cohorts
 and batches, so runs are paired. An upload carries the change against the base, rounded
-stochastically; what rounding took is added to the client's next upload. The coordinator commits
-what clients can decode, base + rounded change of the mean, so that all ends hold the same bits.
-Only who took part in the previous round can use that change; the others get the base lossless.
-In the variant "first", which is an idea and no setting, the base is instead rounded to a grid
-around the epoch's first base, which everybody can rebuild, so that every download is small.
+stochastically; the rounding error is added to the client's next upload. The coordinator commits
+the base that clients can decode (base + rounded change of the mean), so all ends hold the same
+bits. Only clients of the previous round can use that change; the others get the base lossless.
+In the variant "first", which is not a setting, the base is instead rounded to a grid around the
+epoch's first base, which every client can rebuild, so every download is small.
 
-Accuracy is that of the base on all test data, the mean of the last ten rounds. Bars: a variant
-meets them if its changes take at most 0.40 of 4sP in both directions and its mean difference to
-lossless is within noise: its 95 % interval holds 0, or it loses less than the standard deviation
-between seeds. The three value types with the service's defaults must. Writes
+Accuracy is that of the base on all test data, the mean of the last ten rounds. A variant meets the
+bars if its changes take at most 0.40 of 4sP in both directions and its mean difference to lossless
+is within noise: the 95 % interval contains 0, or the loss is below the standard deviation between
+seeds. The three value types with default settings must meet them. Writes
 benchmarks/results/lossy_values.json and .png; exit code 1 if a bar is missed.
 """
 
@@ -33,7 +33,7 @@ from benchmarks.value_channel import LOSSLESS, LOSSY, Variant
 from benchmarks.value_runs import Outcome, Run, add_runs_flag, run
 
 BYTES_BAR = 0.40
-MEANT = ("bfloat16", "int8", "grid 2^-16")  # --value-type, all else by default
+MEANT = ("bfloat16", "int8", "grid 2^-16")  # values of --value-type, other settings default
 PER_ROUND = 10
 FIRST = 2  # the first round whose bytes count
 # 97.5 % quantiles of Student's t with n - 1 degrees of freedom, by n.
@@ -47,9 +47,9 @@ class Row:
 
     name: str
     up: float  # mean upload, as a share of 4sP
-    change: float  # mean download of those who can use a coded change
+    change: float  # mean download of clients that can use a coded change
     down: float  # mean download of all
-    usable: float  # share of downloads that can use it
+    usable: float  # share of downloads that can use the change
     up_error: float  # |lost| / |change|
     base_error: float
     accuracy: list[float]  # by seed
@@ -74,17 +74,17 @@ class Row:
 def row_of(variant: Variant, outcomes: list[Outcome], lossless: list[Outcome]) -> Row:
     """Return the means over seeds."""
     coded = "first base" if variant.from_first else "previous base"
-    accuracy = np.array([one.final_accuracy for one in outcomes])
-    reached = np.array([one.final_accuracy for one in lossless])
+    accuracy = np.array([outcome.final_accuracy for outcome in outcomes])
+    reached = np.array([outcome.final_accuracy for outcome in lossless])
     minus = accuracy - reached
     seeds = len(outcomes)
-    errors = [one.relative_errors(FIRST) for one in outcomes]
+    errors = [outcome.relative_errors(FIRST) for outcome in outcomes]
     return Row(
         name=variant.name,
-        up=_mean(one.up()[FIRST:] for one in outcomes),
-        change=_mean(one.down(coded)[FIRST:] for one in outcomes),
-        down=_mean(one.down()[FIRST:] for one in outcomes),
-        usable=float(np.mean([one.forms(FIRST).get(coded, 0.0) for one in outcomes])),
+        up=_mean(outcome.up()[FIRST:] for outcome in outcomes),
+        change=_mean(outcome.down(coded)[FIRST:] for outcome in outcomes),
+        down=_mean(outcome.down()[FIRST:] for outcome in outcomes),
+        usable=float(np.mean([outcome.forms(FIRST).get(coded, 0.0) for outcome in outcomes])),
         up_error=float(np.mean([error["up"] for error in errors])),
         base_error=float(np.mean([error["down"] for error in errors])),
         accuracy=accuracy.tolist(),
@@ -99,7 +99,7 @@ def _mean(curves: Iterable[list[float]]) -> float:
 
 
 def met(rows: list[Row]) -> bool:
-    """Tell whether the variants that are meant to be used meet their bars."""
+    """Return True if the supported variants meet their bars."""
     return all(row.met for row in rows if row.name in MEANT)
 
 
@@ -119,7 +119,7 @@ def show(rows: list[Row]) -> None:
 
 
 def plot(rows: list[Row], path: Path) -> None:
-    """Draw bytes against the loss of accuracy."""
+    """Draw bytes, and the loss of accuracy."""
     import matplotlib.pyplot as plt
 
     figure, (left, right) = plt.subplots(1, 2, figsize=(11, 4), layout="constrained", sharey=True)
@@ -136,8 +136,8 @@ def plot(rows: list[Row], path: Path) -> None:
     left.set(xlabel="share of 4sP", title="bytes", xlim=(0, 1.15))
     left.legend(fontsize=8, loc="lower right")
     for place, row in zip(places[1:], rows[1:], strict=True):
-        right.plot([100 * one for one in row.minus_lossless], [place] * len(row.accuracy), "o",
-                   ms=3, color="C7")  # fmt: skip
+        percents = [100 * difference for difference in row.minus_lossless]
+        right.plot(percents, [place] * len(row.accuracy), "o", ms=3, color="C7")
         right.errorbar(100 * row.mean_difference, place, xerr=100 * row.half_interval, fmt="D",
                        ms=5, color="C0", capsize=3)  # fmt: skip
     deviation = 100 * rows[0].seed_deviation
@@ -156,14 +156,14 @@ def main() -> int:
     args = parsed(parser)
     variants, seeds, rounds = [LOSSLESS, *LOSSY], args.seeds, 50
     if args.quick:
-        variants = [one for one in variants if one is LOSSLESS or one.name in MEANT]
+        variants = [variant for variant in variants if variant is LOSSLESS or variant.name in MEANT]
         seeds, rounds = 2, 6
     work = [
         Run(args.data, seed, variant, NUM_CLIENTS, PER_ROUND, rounds, kept_in=args.runs)
         for seed in range(seeds)
         for variant in variants
     ]
-    outcomes = run_all(run, work, [one.cost for one in work], args.processes, "training")
+    outcomes = run_all(run, work, [item.cost for item in work], args.processes, "training")
     of = {
         variant: [o for w, o in zip(work, outcomes, strict=True) if w.variant == variant]
         for variant in variants

@@ -1,11 +1,11 @@
-"""How much memory does an idle client cost, and do 500 uploads at once finish?
+"""How much memory does an idle client cost, and do 500 simultaneous uploads finish?
 
     python -m benchmarks.many_clients
 
-A real `ssfl-coordinator` process; in this process 500 clients (async_client.py), a TCP connection
-each. All join and hold a NextTask long poll open, for more than two heartbeats; then the run is
-started and every step's uploads are sent at the same moment, with all long polls open. Masks
-and means are compared with numpy's, bit for bit. Writes benchmarks/results/many_clients.json
+A real `ssfl-coordinator` process, and 500 clients (async_client.py) in this process with a TCP
+connection each. All join and hold a NextTask long poll open for more than two heartbeats. Then the
+run starts, and the uploads of every step are sent at the same moment, with all long polls open.
+Masks and means are compared with numpy's, bit for bit. Writes benchmarks/results/many_clients.json
 and .png; exit code 1 if an idle client costs more than the bar.
 """
 
@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 from benchmarks import environment
 from benchmarks.async_client import AsyncClient, Task
-from benchmarks.coordinator_process import Coordinator, Watch, coordinator
+from benchmarks.coordinator_process import Coordinator, MemorySampler, coordinator
 from benchmarks.workload import Workload, digest
 
 BAR_KB = 100.0  # per idle client; 1 KB is 1000 bytes, the stricter reading
@@ -39,7 +39,7 @@ PHASES = {"all idle": "joining", "still idle": "idle", "all have the model": "ta
 
 @dataclass(frozen=True)
 class Mark:
-    """The coordinator at one moment of the run."""
+    """The coordinator at one point of the run."""
 
     name: str
     at_s: float
@@ -49,21 +49,21 @@ class Mark:
 
 
 class Marks:
-    """The moments of a run, in order."""
+    """The marks of a run, in order."""
 
-    def __init__(self, server: Coordinator, watch: Watch) -> None:
+    def __init__(self, server: Coordinator, sampler: MemorySampler) -> None:
         self.all: list[Mark] = []
         self._server = server
-        self._watch = watch
+        self._sampler = sampler
 
     def set(self, name: str, idle_clients: int = 0) -> Mark:
-        resident = self._watch.look()
-        mark = Mark(name, self._watch.now_s(), resident, self._server.cpu_s(), idle_clients)
+        resident = self._sampler.look()
+        mark = Mark(name, self._sampler.now_s(), resident, self._server.cpu_s(), idle_clients)
         self.all.append(mark)
         return mark
 
 
-class Federation:
+class ClientPool:
     """All clients of the benchmark."""
 
     def __init__(self, address: str, workload: Workload, rounds: int, marks: Marks) -> None:
@@ -78,7 +78,7 @@ class Federation:
         self._base_digests = {n: digest(workload.expected_base(n)) for n in range(rounds + 1)}
 
     async def gather(self) -> list[Any]:
-        """Let everyone join, some at a time; return the open long polls, in client order."""
+        """Let all clients join, some at a time; return the open long polls, in client order."""
         first = self.clients[0]
         await first.join()
         await first.receive(first.ask(self._initial_digest))
@@ -91,7 +91,7 @@ class Federation:
         return polls
 
     async def take_part(self, number: int, poll: Any) -> None:
-        """Be one client, from its first task to the final model."""
+        """Run one client from its first task to the final model."""
         client = self.clients[number]
         while True:
             task = await client.receive(poll)
@@ -129,7 +129,7 @@ class Federation:
         return await client.ask_and_wait(self._initial_digest, finished_step)
 
     async def _all(self, name: str) -> None:
-        """Wait for everyone; the first to go on sets a mark."""
+        """Wait for all clients; the first to continue sets a mark."""
         if await self._together.wait() == 0:
             self.marks.set(name, len(self.clients))
 
@@ -152,11 +152,11 @@ async def measure(args: argparse.Namespace, folder: Path) -> dict[str, Any]:
     flags = ["--clients", str(args.clients + 1)]  # never complete: the run waits for StartRun
     flags += ["--rounds", str(args.rounds), "--log-level", "warning"]
     with coordinator(folder, *flags) as server:
-        watch = Watch(server)
-        marks = Marks(server, watch)
-        federation = Federation(server.address, workload, args.rounds, marks)
+        sampler = MemorySampler(server)
+        marks = Marks(server, sampler)
+        federation = ClientPool(server.address, workload, args.rounds, marks)
         async with asyncio.timeout(args.timeout_s):
-            watching = asyncio.ensure_future(watch.run())
+            watching = asyncio.ensure_future(sampler.run())
             marks.set("started")
             polls = await federation.gather()
             marks.set("all idle", len(polls))
@@ -182,7 +182,7 @@ async def measure(args: argparse.Namespace, folder: Path) -> dict[str, Any]:
             "update_payload_bytes": 4 * (workload.num_kept + args.dense),
             "score_payload_bytes": 4 * args.masked,
             "marks": [asdict(mark) for mark in marks.all],
-            "samples": [(round(at_s, 2), resident) for at_s, resident in watch.samples],
+            "samples": [(round(at_s, 2), resident) for at_s, resident in sampler.samples],
         }
 
 
@@ -227,7 +227,7 @@ def _figures(marks: list[Mark], args: argparse.Namespace) -> dict[str, Any]:
 
 
 def show(result: dict[str, Any]) -> bool:
-    """Print the table; return whether the bar is met."""
+    """Print the table; return True if the bar is met."""
     met = bool(result["kb_per_idle_client"] <= BAR_KB)
     mb = 1e6
     rows = [
@@ -294,7 +294,7 @@ def plot(result: dict[str, Any], path: Path) -> None:
 
 
 def _phase(end: str) -> str:
-    """Return what happened before a mark."""
+    """Return the phase before a mark."""
     if end in PHASES:
         return PHASES[end]
     return "uploads of all clients" if end.endswith("accepted") else "tasks go out"
@@ -324,11 +324,11 @@ def main() -> int:
 
 
 def _allow_files(wanted: int) -> None:
-    """Raise the limit of open files: a connection is a file at both ends."""
+    """Raise the limit of open files: a connection takes one at each end."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft < wanted:
-        most = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
-        resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, most), hard))
+        limit = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, limit), hard))
 
 
 if __name__ == "__main__":

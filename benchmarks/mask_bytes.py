@@ -3,12 +3,12 @@
     python -m benchmarks.mask_bytes            # about 2 minutes on two cores
     python -m benchmarks.mask_bytes --quick    # 5 clients and three densities
 
-Masks of real saliency scores of ResNet-18 (resnet_scores.py), at five densities s: on the mean of
-20 clients, Dirichlet 0.3, and on one client alone. The yardstick is W·H(s)/8, the bytes that W
-independent bits of that density need at least; the bar is 0.80 of it, for sorted bits with and
-without the initial weights. And for a refresh: the difference to the mask that clients hold, when
-some of the 20 who voted have been replaced. Every payload is decoded and compared. Writes
-benchmarks/results/mask_bytes.json and .png; exit code 1 if a bar is missed.
+Masks of real saliency scores of ResNet-18 (resnet_scores.py), at five densities s: of the mean of
+20 clients, Dirichlet 0.3, and of a single client. The reference is W·H(s)/8, the minimum for W
+independent bits of that density; the bar is 0.80 of it, for sorted bits with and without the
+initial weights. For a refresh: the difference to the previous mask, when some of the 20 voters have
+been replaced. Every payload is decoded and compared. Writes benchmarks/results/mask_bytes.json and
+.png; exit code 1 if a bar is missed.
 """
 
 import math
@@ -29,7 +29,7 @@ from ssfl.method.mask import Mask, top_k
 
 DENSITIES: tuple[float, ...] = (0.5, 0.2, 0.1, 0.05, 0.01)
 VOTERS = 20
-# Voters, and how many of them are others at the refresh: the fewer vote, the more a mask changes.
+# Voters, and how many of them are replaced at the refresh. With fewer voters a mask changes more.
 REFRESHES: tuple[tuple[int, int], ...] = ((20, 1), (20, 2), (20, 4), (5, 1), (5, 2), (5, 5))
 REFRESH_DENSITY = 0.1
 BAR = 0.80
@@ -56,11 +56,11 @@ class Row:
 
 @dataclass(frozen=True)
 class Refresh:
-    """A mask that follows another: bytes."""
+    """Bytes of a mask that follows another."""
 
     voters: int
     replaced: int
-    overlap: float  # share of the kept coordinates that stay
+    overlap: float  # share of the kept coordinates that stay kept
     whole: int  # sorted bits of the new mask, with weights
     difference: int  # of the exclusive or
     zstd: int  # exclusive or, zstd alone
@@ -68,31 +68,31 @@ class Refresh:
 
 @dataclass(frozen=True, eq=False)
 class Network:
-    """What both ends know."""
+    """The model as both ends know it."""
 
     shapes: Sequence[Shape]
     weights: Vector
 
 
 def entropy_bytes(density: float, size: int) -> float:
-    """Return the bytes that `size` independent bits of a density need at least."""
+    """Return the minimum bytes for `size` independent bits of a density."""
     rest = 1 - density
     return -(density * math.log2(density) + rest * math.log2(rest)) * size / 8
 
 
 def measure(name: str, scores: Vector, density: float, network: Network) -> Row:
-    """Code the mask of the largest scores in each way."""
+    """Encode the mask of the largest scores in each way."""
     mask = top_k(scores, round(density * scores.size))
     bound = entropy_bytes(mask.num_kept / mask.size, mask.size)
     begin = time.process_time()
     best = sorted_bits.encode(mask.bits, network.shapes, network.weights)
     encoded = time.process_time()
     if sorted_bits.decode(best, network.shapes, network.weights) != mask.bits:
-        raise AssertionError("sorted bits with weights came back changed")
+        raise AssertionError("sorted bits with weights: the decoded mask differs")
     decoded = time.process_time()
     without = sorted_bits.encode(mask.bits, network.shapes)
     if sorted_bits.decode(without, network.shapes) != mask.bits:
-        raise AssertionError("sorted bits came back changed")
+        raise AssertionError("sorted bits: the decoded mask differs")
     return Row(
         name, density, bound, len(mask.bits) / bound, _zstd(mask.bits) / bound,
         len(without) / bound, len(best) / bound, encoded - begin, decoded - encoded,
@@ -100,12 +100,12 @@ def measure(name: str, scores: Vector, density: float, network: Network) -> Row:
 
 
 def refresh(voters: int, replaced: int, held: Mask, new: Mask, network: Network) -> Refresh:
-    """Code a mask against the one that every client holds."""
+    """Encode a mask against the previous one, which every client holds."""
     difference = masks.difference(new.bits, held.bits)
     coded = sorted_bits.encode(difference, network.shapes, network.weights)
     came_back = sorted_bits.decode(coded, network.shapes, network.weights)
     if masks.difference(came_back, held.bits) != new.bits:
-        raise AssertionError("a mask against another came back changed")
+        raise AssertionError("mask difference: the decoded mask differs")
     whole = sorted_bits.encode(new.bits, network.shapes, network.weights)
     shared = np.count_nonzero(held.bools() & new.bools())
     return Refresh(
@@ -129,11 +129,11 @@ def show(rows: list[Row], refreshes: list[Refresh]) -> None:
     print(f"bar {BAR} for sorted bits with and without weights: {word}")
     print(f"\n{'refresh at density 0.1':<30}{'overlap':>12}{'whole':>12}{'difference':>12}"
           f"{'saved':>8}{'zstd of it':>12}")  # fmt: skip
-    for one in refreshes:
-        what = f"{one.replaced} of {one.voters} voters replaced"
-        print(f"{what:<30}{one.overlap:>12.3f}{one.whole:>12,}"
-              f"{one.difference:>12,}{1 - one.difference / one.whole:>8.0%}{one.zstd:>12,}"
-              )  # fmt: skip
+    for refresh in refreshes:
+        what = f"{refresh.replaced} of {refresh.voters} voters replaced"
+        saved = 1 - refresh.difference / refresh.whole
+        print(f"{what:<30}{refresh.overlap:>12.3f}{refresh.whole:>12,}"
+              f"{refresh.difference:>12,}{saved:>8.0%}{refresh.zstd:>12,}")  # fmt: skip
 
 
 def plot(rows: list[Row], path: Path) -> None:
@@ -176,11 +176,11 @@ def main() -> int:
         [tensor.shape for tensor, _ in manifest.masked()], initial[: manifest.num_masked]
     )
     with score_clients(args, max(sum(case) for case in cases)) as paths:
-        weights = {path.stem: 600 for path in paths}  # samples: all clients have as many
+        weights = {path.stem: 600 for path in paths}  # samples: the same for all clients
         mean = mean_scores(read(paths[:voters]), weights)
-        one = np.load(paths[0])
+        scores_of_one = np.load(paths[0])
         rows = [measure(f"{voters} clients", mean, density, network) for density in densities]
-        rows += [measure("one client", one, density, network) for density in densities]
+        rows += [measure("one client", scores_of_one, density, network) for density in densities]
         kept = round(REFRESH_DENSITY * mean.size)
         refreshes = []
         for some, replaced in cases:
@@ -192,7 +192,7 @@ def main() -> int:
         args.out / "mask_bytes.json",
         {
             "masks": [asdict(row) for row in rows],
-            "refreshes": [asdict(one) for one in refreshes],
+            "refreshes": [asdict(refresh) for refresh in refreshes],
             "met": met,
             "quick": args.quick,
         },

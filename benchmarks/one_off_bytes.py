@@ -1,17 +1,17 @@
-"""How few bytes may the one-off phase take before the mask, or what it learns, suffers?
+"""How few bytes can the one-off phase take before the mask or the accuracy suffers?
 
     python -m benchmarks.one_off_bytes            # about 10 minutes on two cores
     python -m benchmarks.one_off_bytes --quick    # 2 minutes: few codes, one seed, few rounds
 
 Once per run a client receives the initial weights, sends its scores and receives the mask: 4P +
-4W + W/8 bytes as the paper has it. Here initial weights are rebuilt from the seed (0 bytes),
-scores go in a logarithmic code of m mantissa bits in which only the largest get codes (scores.py),
-and the mask as sorted bits. For every such code: bits per coordinate, and how many of the kept
-coordinates at 90 % are those of the exact mask, for the CNN of fashion_task.py with 5, 20 and 100
-clients and ResNet-18 with 20. And the accuracy of a run (10 of 100 clients, 30 rounds) with the
-mask of each code, paired by seed with the exact mask's. Bar for 20 and more clients with the
-default code: at most 0.10 of the paper's bytes, and an overlap of 0.99. Writes
-benchmarks/results/one_off_bytes.json and .png; exit code 1 if a bar is missed.
+4W + W/8 bytes in the paper. Here initial weights are rebuilt from the seed (0 bytes), scores use a
+logarithmic code of m mantissa bits that covers only the largest (scores.py), and masks are sorted
+bits. Reported for every code: bits per coordinate, and the overlap of the kept coordinates with the
+exact mask at 90 %, for the CNN of fashion_task.py with 5, 20 and 100 clients and ResNet-18 with
+20; and the accuracy of a run (10 of 100 clients, 30 rounds) with the mask of each code, paired by
+seed with that of the exact mask. Bar for at least 20 clients with the default code: at most 0.10 of
+the paper's bytes, and an overlap of 0.99. Writes benchmarks/results/one_off_bytes.json and .png;
+exit code 1 if a bar is missed.
 """
 
 import argparse
@@ -31,7 +31,7 @@ from ssfl.codec.scores import MANTISSA_BITS
 from ssfl.method.strategies.ssfl import DECISIVE
 
 BYTES_BAR, OVERLAP_BAR = 0.10, 0.99
-FACTOR = DECISIVE  # scores that get codes, as a multiple of the kept ones
+FACTOR = DECISIVE  # coded scores, as a multiple of the kept ones
 DEFAULT = Coding(MANTISSA_BITS, FACTOR)
 CNN_CODINGS = tuple(Coding(bits, factor) for factor in (2, 3, 5, 0) for bits in range(6))
 RESNET_CODINGS = (
@@ -44,14 +44,14 @@ ROUNDS = 30
 
 
 def overlaps(args: argparse.Namespace) -> list[CodeResult]:
-    """Code the scores of both networks in every way."""
+    """Code the scores of both networks with every code."""
     voters = 5 if args.quick else 20
     resnet = (DEFAULT,) if args.quick else RESNET_CODINGS
     cnn = RESNET_CODINGS if args.quick else CNN_CODINGS
     with score_clients(args, voters) as paths:
         work = [Codings(args.data, None, clients, cnn) for clients in (5, 20, 100)]
         work += [Codings(args.data, tuple(paths), voters, (coding,)) for coding in resnet]
-        costs = [10 if one.paths else 4 for one in work]
+        costs = [10 if item.paths else 4 for item in work]
         parts = run_all(code_scores, work, costs, args.processes, "coding scores")
     return [result for part in parts for result in part]
 
@@ -63,8 +63,8 @@ def accuracies(args: argparse.Namespace) -> list[dict[str, Any]]:
     costs = [rounds] * len(work)
     reached = run_all(run_short, work, costs, args.processes, "training")
     rows: dict[Coding | None, list[float]] = {coding: [] for coding in TRAINED}
-    for one, accuracy in zip(work, reached, strict=True):
-        rows[one.coding].append(accuracy)
+    for item, accuracy in zip(work, reached, strict=True):
+        rows[item.coding].append(accuracy)
     exact = np.array(rows[None])
     return [
         {
@@ -78,31 +78,34 @@ def accuracies(args: argparse.Namespace) -> list[dict[str, Any]]:
 
 
 def judged(results: Sequence[CodeResult]) -> list[CodeResult]:
-    """Return the results for which the bar holds: the default code, 20 clients or more."""
-    return [one for one in results if one.coding == DEFAULT and one.clients >= 20]
+    """Return the results to which the bar applies: the default code, at least 20 clients."""
+    return [result for result in results if result.coding == DEFAULT and result.clients >= 20]
 
 
 def met(results: Sequence[CodeResult]) -> bool:
-    return all(one.share <= BYTES_BAR and one.overlap >= OVERLAP_BAR for one in judged(results))
+    return all(
+        result.share <= BYTES_BAR and result.overlap >= OVERLAP_BAR for result in judged(results)
+    )
 
 
 def show(results: Sequence[CodeResult], trained: list[dict[str, Any]]) -> None:
     """Print the tables."""
     print(f"{'network, clients':<22}{'code':<14}{'coded':>7}{'bits':>7}{'overlap':>9}{'scores':>12}"
           f"{'mask':>10}{'of the paper':>14}")  # fmt: skip
-    for one in results:
-        mark = " *" if one in judged(results) else ""
-        print(f"{f'{one.network}, {one.clients}':<22}{one.coding.name:<14}{one.coded:>6.2f}k"
-              f"{one.bits:>7.2f}{one.overlap:>9.4f}{one.score_bytes:>12,.0f}{one.mask_bytes:>10,}"
-              f"{one.share:>14.4f}{mark}")  # fmt: skip
+    for result in results:
+        mark = " *" if result in judged(results) else ""
+        print(f"{f'{result.network}, {result.clients}':<22}{result.coding.name:<14}"
+              f"{result.coded:>6.2f}k{result.bits:>7.2f}{result.overlap:>9.4f}"
+              f"{result.score_bytes:>12,.0f}{result.mask_bytes:>10,}"
+              f"{result.share:>14.4f}{mark}")  # fmt: skip
     if judged(results):
         word = "met" if met(results) else "FAILED"
         print(f"* bars: {BYTES_BAR} of 4P + 4W + W/8, overlap {OVERLAP_BAR}: {word}")
     else:
-        print("no bar: a quick look has too few clients")
+        print("no bar: --quick has too few clients")
     print(f"\n{'mask of':<22}{'accuracy':>10}   minus the exact mask's, by seed")
     for row in trained:
-        minus = "  ".join(f"{100 * one:+.2f}" for one in row["minus_exact"])
+        minus = "  ".join(f"{100 * difference:+.2f}" for difference in row["minus_exact"])
         print(f"{row['code']:<22}{row['accuracy']:>10.2%}   {minus} %")
     deviation = trained[0]["seed_deviation"]
     if deviation is not None:
@@ -116,14 +119,16 @@ def plot(results: Sequence[CodeResult], trained: list[dict[str, Any]], path: Pat
     figure, (left, middle, right) = plt.subplots(
         1, 3, figsize=(13, 4), layout="constrained", width_ratios=(3, 3, 2)
     )
-    for place, group in enumerate(dict.fromkeys((one.network, one.clients) for one in results)):
-        some = [one for one in results if (one.network, one.clients) == group]
+    for place, group in enumerate(
+        dict.fromkeys((result.network, result.clients) for result in results)
+    ):
+        some = [result for result in results if (result.network, result.clients) == group]
         label = f"{group[0]}, {group[1]} clients"
         _draw_line(left, [o for o in some if o.coding.factor == FACTOR], f"C{place}", label)
         if group == ("CNN", 20):
-            for shade, factor in enumerate(dict.fromkeys(one.coding.factor for one in some)):
+            for shade, factor in enumerate(dict.fromkeys(result.coding.factor for result in some)):
                 label = f"the {factor}k largest coded" if factor else "all coded"
-                line = [one for one in some if one.coding.factor == factor]
+                line = [result for result in some if result.coding.factor == factor]
                 _draw_line(middle, line, f"C{4 + shade}", label)
     left.set_title(f"the {FACTOR}k largest coded, m mantissa bits")
     middle.set_title("CNN, 20 clients")
@@ -140,7 +145,7 @@ def plot(results: Sequence[CodeResult], trained: list[dict[str, Any]], path: Pat
 
 
 def _draw_line(axis: Any, line: list[CodeResult], colour: str, label: str) -> None:
-    """Draw codes in the order of m; a cross is one whose 255 codes do not reach down far enough."""
+    """Draw codes in the order of m; a cross marks codes whose 255 levels have too small a range."""
     widest = max(o.coded for o in line)
     reaching = [o for o in line if o.coded > 0.9 * min(widest, o.coding.factor or widest)]
     short = [o for o in line if o not in reaching]
@@ -155,7 +160,7 @@ def _draw_line(axis: Any, line: list[CodeResult], colour: str, label: str) -> No
 def _draw_accuracy(axis: Any, trained: list[dict[str, Any]]) -> None:
     names = [row["code"] for row in trained[1:]]
     for place, row in enumerate(trained[1:]):
-        minus = [100 * one for one in row["minus_exact"]]
+        minus = [100 * difference for difference in row["minus_exact"]]
         axis.plot([place] * len(minus), minus, "o", ms=4, color="C0")
     if trained[0]["seed_deviation"]:
         deviation = 100 * trained[0]["seed_deviation"]
@@ -173,7 +178,7 @@ def main() -> int:
     args = parsed(parser)
     results = overlaps(args)
     trained = accuracies(args)
-    rows = [one.as_row() for one in results]
+    rows = [result.as_row() for result in results]
     environment.write(
         args.out / "one_off_bytes.json",
         {"codes": rows, "trained": trained, "met": met(results), "quick": args.quick},

@@ -1,4 +1,4 @@
-"""The work behind one_off_bytes.py: coded scores and their masks, and short runs with them."""
+"""The runs of one_off_bytes.py: coded scores, their masks, and short runs with them."""
 
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -23,7 +23,7 @@ from ssfl.method.mask import Mask, top_k
 from ssfl.method.value_types import random_words
 
 PER_ROUND = 10
-LAST = 5  # rounds whose accuracies make the final accuracy
+LAST = 5  # the final accuracy is the mean of the last rounds
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,7 @@ class Coding:
     """A way to code scores."""
 
     mantissa_bits: int
-    factor: int  # scores that get codes, as a multiple of the kept ones; 0: all
+    factor: int  # coded scores, as a multiple of the kept ones; 0: all
 
     @property
     def name(self) -> str:
@@ -50,17 +50,17 @@ class Codings:
 
 @dataclass(frozen=True)
 class CodeResult:
-    """What a coding takes, and what its mask is worth."""
+    """The size of a coding, and the quality of its mask."""
 
     network: str
     clients: int
     coding: Coding
-    coded: float  # scores that have codes, as a multiple of the kept ones
+    coded: float  # coded scores, as a multiple of the kept ones
     bits: float  # per coordinate
     score_bytes: float  # mean over clients
     mask_bytes: int
     share: float  # of 4P + 4W + W/8
-    overlap: float  # of kept coordinates with the exact mask's
+    overlap: float  # of kept coordinates with those of the exact mask
 
     def as_row(self) -> dict[str, Any]:
         return asdict(self)
@@ -76,22 +76,22 @@ class Short:
     rounds: int
 
 
-def code_scores(one: Codings, report: Report) -> list[CodeResult]:
+def code_scores(work: Codings, report: Report) -> list[CodeResult]:
     """Return the result of each coding; runs in a process of its own."""
-    if one.paths:
+    if work.paths:
         network, seed = "ResNet-18", resnet_scores.SETTINGS.seed
         _, manifest, initial = resnet_scores.resnet()
-        exact = resnet_scores.read(one.paths)
+        exact = resnet_scores.read(work.paths)
         weights = dict.fromkeys(exact, 1)
     else:
         network, seed = "CNN", 0
-        clients = federation(one.data, seed, NUM_CLIENTS, PER_ROUND)
+        clients = federation(work.data, seed, NUM_CLIENTS, PER_ROUND)
         manifest, initial, weights = clients.manifest, clients.initial, clients.weights
-        exact = clients.scores(list(clients.sites)[: one.clients])
+        exact = clients.scores(list(clients.sites)[: work.clients])
     kept = kept_for_sparsity(SPARSITY, manifest.num_masked)
     wanted = top_k(mean_scores(exact, weights), kept)
     results = []
-    for coding in one.codings:
+    for coding in work.codings:
         mask, score_bytes, coded = mask_of(coding, exact, weights, kept, seed)
         mask_bytes = coded_mask_bytes(mask, manifest, initial)
         shared = int(np.count_nonzero(mask.bools() & wanted.bools()))
@@ -109,21 +109,21 @@ def code_scores(one: Codings, report: Report) -> list[CodeResult]:
                 shared / kept,
             )
         )
-    report(10 if one.paths else 4)
+    report(10 if work.paths else 4)
     return results
 
 
 def mask_of(
     coding: Coding, exact: dict[str, Vector], weights: dict[str, int], kept: int, seed: int
 ) -> tuple[Mask, float, float]:
-    """Return the mask that coded scores give, their mean bytes, and codes per kept coordinate."""
+    """Return the mask of coded scores, their mean bytes, and codes per kept coordinate."""
     received: dict[str, Vector] = {}
     num_bytes, num_codes = 0, 0
-    for client, one in exact.items():
-        words = random_words(seed, one.size, "scores", client)
-        num_coded = coding.factor * kept or one.size
-        payload = scores.encode(one, num_coded, words, coding.mantissa_bits)
-        received[client] = scores.decode(payload, one.size)
+    for client, own in exact.items():
+        words = random_words(seed, own.size, "scores", client)
+        num_coded = coding.factor * kept or own.size
+        payload = scores.encode(own, num_coded, words, coding.mantissa_bits)
+        received[client] = scores.decode(payload, own.size)
         num_bytes += len(payload)
         num_codes += int(np.count_nonzero(received[client]))
     mask = top_k(mean_scores(received, weights), kept)
@@ -135,19 +135,19 @@ def coded_mask_bytes(mask: Mask, manifest: Manifest, initial: Vector) -> int:
     return len(sorted_bits.encode(mask.bits, shapes, initial[: manifest.num_masked]))
 
 
-def run_short(one: Short, report: Report) -> float:
+def run_short(work: Short, report: Report) -> float:
     """Return the accuracy of a run, the mean of its last rounds; runs in a process of its own."""
-    clients = federation(one.data, one.seed, NUM_CLIENTS, PER_ROUND)
+    clients = federation(work.data, work.seed, NUM_CLIENTS, PER_ROUND)
     mask = clients.mask
-    if one.coding:
+    if work.coding:
         exact = clients.scores(clients.sites)
-        mask, *_ = mask_of(one.coding, exact, clients.weights, clients.num_kept, one.seed)
+        mask, *_ = mask_of(work.coding, exact, clients.weights, clients.num_kept, work.seed)
     reached: list[float] = []
 
     def on_round(round_number: int, base: Vector) -> None:
-        if round_number >= one.rounds - LAST:
+        if round_number >= work.rounds - LAST:
             reached.append(clients.accuracy(mask, base))
         report(1)
 
-    clients.train(mask, one.rounds, PlainChannel(), on_round)
+    clients.train(mask, work.rounds, PlainChannel(), on_round)
     return float(np.mean(reached))

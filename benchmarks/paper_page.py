@@ -2,9 +2,8 @@
 
     ssfl paper --out runs/paper && python -m benchmarks.paper_page runs/paper
 
-The first argument is a folder of `ssfl paper`, whose numbers and pictures are taken over first;
-without one, the page is written from what was taken over before. What stands above the mark in the
-page is left as it is.
+The first argument is a folder of `ssfl paper`, whose numbers and figures are copied first. Without
+it, the page is written from the stored results. Text above the mark stays unchanged.
 """
 
 import json
@@ -24,14 +23,14 @@ ORDER = (
 
 
 def main(arguments: list[str]) -> None:
-    """Take results over, if a folder is given, and write the page."""
+    """Copy results, if a folder is given, and write the page."""
     if arguments:
-        take_over(Path(arguments[0]))
+        copy_results(Path(arguments[0]))
     above = PAGE.read_text("utf-8").partition(MARK)[0]
     PAGE.write_text(above + below(), "utf-8")
 
 
-def take_over(folder: Path) -> None:
+def copy_results(folder: Path) -> None:
     """Copy the results of `ssfl paper`."""
     RESULTS.mkdir(parents=True, exist_ok=True)
     for name in ORDER:
@@ -40,7 +39,7 @@ def take_over(folder: Path) -> None:
 
 
 def below() -> str:
-    """Return the part of the page that is made of results."""
+    """Return the generated part of the page."""
     parts = [MARK, ""]
     for name in ORDER:
         result = json.loads((RESULTS / f"{name}.json").read_text("utf-8"))

@@ -1,4 +1,4 @@
-"""Independent pieces of work on processes of one torch thread each, with their progress shown.
+"""Runs independent work in processes of one torch thread each, with progress bars.
 
 Results come back in the order of the work and do not depend on the number of processes.
 """
@@ -31,10 +31,10 @@ def run_all(
     processes: int,
     title: str,
 ) -> list[Result]:
-    """Return function(one, report) for every piece of work.
+    """Return function(item, report) for every item of `work`.
 
-    `costs` are about proportional to the time each piece takes; the dearest begin first. The
-    function calls `report(units)` when so many units of its cost are done.
+    `costs` are roughly proportional to the time of each item; the most expensive start first. The
+    function calls `report(units)` as units of its cost are done.
     """
     context = multiprocessing.get_context("spawn")  # torch's threads do not survive a fork
     reports = context.Queue()
@@ -56,7 +56,7 @@ def run_all(
                     progress.advance(shown, reports.get(timeout=0.2))
                 done = {future for future in pending if future.done()}
                 for future in done:
-                    future.result()  # raises what the work raised
+                    future.result()  # raises the exception of the work
                 pending -= done
                 if done and not progress.console.is_terminal:
                     print(f"{title}: {len(work) - len(pending)} of {len(work)}", file=sys.stderr)
@@ -67,13 +67,13 @@ def run_all(
 
 
 def _begin(reports: Any) -> None:
-    global _reports  # noqa: PLW0603 - the one thing a worker is given beside its work
+    global _reports  # noqa: PLW0603 - set once per worker, by the initializer
     _reports = reports
     prepare_torch(1)
 
 
-def _call(function: Callable[[Work, Report], Result], one: Work) -> Result:
-    return function(one, _reports.put)
+def _call(function: Callable[[Work, Report], Result], work: Work) -> Result:
+    return function(work, _reports.put)
 
 
 def add_processes_flag(parser: argparse.ArgumentParser) -> None:

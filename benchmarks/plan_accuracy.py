@@ -1,21 +1,21 @@
-"""Does a run send what `ssfl plan` says, and take as long?
+"""Do the bytes and times of a run match `ssfl plan`?
 
     sudo .venv/bin/python -m benchmarks.plan_accuracy
 
 A real `ssfl-coordinator` and clients (async_client.py) at the two ends of a shaped link
 (shaped_link.py), with as many values as a ResNet-18 has at 90 % sparsity, and a tenth of that.
-Bytes are the coordinator's ledger; seconds are the clients': a base from asking for it to its
-last byte, an upload from its header to its receipt. Between transfers a client rests for a second,
-as if it trained, so that TCP starts slowly as it does in a run.
+Bytes come from the coordinator's ledger. Seconds come from the clients: a base from the request to
+its last byte, an upload from its header to its receipt. Between transfers a client waits for a
+second, as if it trained, so that TCP starts slowly as in a real run.
 
-The last scenario is a small real federation (`ssfl-client`, scikit-learn's digits) with what a run
-does on such a link unless told otherwise: compact scores, sorted masks, values coded against the
-base before. Those sizes depend on the data; each must lie in the range the plan expects and under
-its bound.
+The last scenario is a small real federation (`ssfl-client`, scikit-learn's digits) with the default
+encodings of such a link: compact scores, sorted masks, values coded against the previous base.
+Those sizes depend on the data; each must lie in the expected range of the plan and under its
+bound.
 
-Where several clients are at the far end they share the link, as they would share the coordinator's
-own; the plan is told so. Writes benchmarks/results/plan_accuracy.json and .png; exit code 1 if a
-number is off by more than its bar, 2 where no link can be made.
+Several clients at the far end share the link, as they would share the coordinator's; the plan
+takes that into account. Writes benchmarks/results/plan_accuracy.json and .png; exit code 1 if a
+number is off by more than its bar, 2 if no link can be made.
 """
 
 import argparse
@@ -57,7 +57,9 @@ NUM_SAMPLES = 100
 UPLOAD_SLOTS = 8
 TIMEOUT_S = 120.0
 CODED_BITS_PER_S, CODED_RTT_S = 20e6, 0.05
-ALL_ENCODINGS = tuple(one.number for one in transfer_pb2.Encoding.DESCRIPTOR.values if one.number)
+ALL_ENCODINGS = tuple(
+    value.number for value in transfer_pb2.Encoding.DESCRIPTOR.values if value.number
+)
 FIXED = ("scores", "values", "evaluation")  # phases whose encodings have a fixed size
 
 
@@ -78,7 +80,7 @@ class Scenario:
         return RunSettings(rounds=self.rounds, clients=self.clients, min_clients=1, scores="exact")
 
     def plan(self) -> RunPlan:
-        """Return what `ssfl plan` says of it."""
+        """Return the plan of the scenario."""
         link = Link(self.bits_per_s, self.bits_per_s, self.rtt_s)
         manifest = manifest_of(self.num_masked, self.num_dense)
         site = Site(NUM_SAMPLES, 4)
@@ -104,7 +106,7 @@ SCENARIOS = (
 
 
 async def take_part(scenario: Scenario, address: str) -> None:
-    """Be all clients of a scenario; print one JSON line for each transfer."""
+    """Run all clients of a scenario; print one JSON line for each transfer."""
     weights = [NUM_SAMPLES] * scenario.clients
     workload = Workload(scenario.num_masked, scenario.num_dense, weights)
     initial = digest(workload.initial)
@@ -112,7 +114,7 @@ async def take_part(scenario: Scenario, address: str) -> None:
         AsyncClient(address, f"shard_{number:02}", NUM_SAMPLES, workload.manifest, ALL_ENCODINGS)
         for number in range(scenario.clients)
     ]
-    for client in clients:  # in order: the first to have joined describes the model
+    for client in clients:  # in order: the first to join describes the model
         await client.join()
     first = await clients[0].receive(clients[0].ask(initial))
     assert first.kind == "initialize"
@@ -132,11 +134,11 @@ async def take_part(scenario: Scenario, address: str) -> None:
 
 
 async def _get(client: AsyncClient, initial: bytes) -> Task:
-    """Return the next task, timed from asking to the last byte."""
+    """Return the next task, timed from the request to the last byte."""
     began_s = time.monotonic()
     task = await client.receive(client.ask(initial))
     if "base" in task.parts:
-        _tell("base", time.monotonic() - began_s)
+        _print_transfer("base", time.monotonic() - began_s)
     return task
 
 
@@ -147,12 +149,12 @@ async def _answer(client: AsyncClient, task: Task, workload: Workload, number: i
             payload = _encoded(workload.scores(number))
             began_s = time.monotonic()
             await client.send_scores(task, payload)
-            _tell("scores", time.monotonic() - began_s)
+            _print_transfer("scores", time.monotonic() - began_s)
         case "train":
             payload = _encoded(workload.update(task.work.round_number, number))
             began_s = time.monotonic()
             await client.send_update(task, payload)
-            _tell("update", time.monotonic() - began_s)
+            _print_transfer("update", time.monotonic() - began_s)
         case "evaluate":
             await client.send_evaluation(task)
         case "finish":
@@ -163,7 +165,7 @@ def _encoded(values: Any) -> memoryview:
     return memoryview(values.astype("<f4").tobytes())
 
 
-def _tell(what: str, seconds: float) -> None:
+def _print_transfer(what: str, seconds: float) -> None:
     print(json.dumps({"what": what, "seconds": seconds}), flush=True)
 
 
@@ -171,28 +173,28 @@ def _tell(what: str, seconds: float) -> None:
 
 
 def run_scenario(scenario: Scenario) -> dict[str, Any]:
-    """Run a scenario over its link; return what was planned and what was measured."""
+    """Run a scenario over its link; return planned and measured figures."""
     rate = scenario.bits_per_s
     with (
         tempfile.TemporaryDirectory(prefix="ssfl-plan-") as folder,
         shaped_link(rate, rate, scenario.rtt_s) as link,
     ):
-        seen = measure(link)
+        tcp = measure(link)
         transfers = _run(scenario, link, Path(folder))
         (history,) = Path(folder).glob("runs/*/coordinator/history.json")
         ledger = json.loads(history.read_bytes())["ledger"]
     plan = scenario.plan()
     return {
         **asdict(scenario),
-        "tcp": seen,
+        "tcp": tcp,
         "seconds": list(compare_seconds(plan, transfers, scenario)),
         "bytes": list(compare_bytes(plan, ledger)),
     }
 
 
 def run_coded() -> dict[str, Any]:
-    """Run real clients over a link; return the bytes of what is entropy-coded, by phase."""
-    # Here, so that the processes of these clients do not load torch.
+    """Run real clients over a link; return the bytes of entropy-coded payloads, by phase."""
+    # Imported here, so that the processes of these clients do not load torch.
     from ssfl.datasets.published.digits import digits
     from ssfl.datasets.shards.options import Cut
     from ssfl.datasets.shards.shard_file import read_shard
@@ -275,15 +277,15 @@ def compare_seconds(
     """Yield planned and measured seconds; of clients that share the link, the slowest counts."""
     times = plan.times
     assert times is not None
-    asking = Seconds(*[scenario.rtt_s / 2] * 3)  # the question's way to the coordinator
+    asking = Seconds(*[scenario.rtt_s / 2] * 3)  # the request's way to the coordinator
     planned = {
         "scores": times.scoring,
         "base": asking + times.base,
         "update": times.update,
     }
     for what, seconds in planned.items():
-        each = [one["seconds"] for one in transfers if one["what"] == what]
-        # The clients move in step, so each group of lines is one transfer of all of them.
+        each = [transfer["seconds"] for transfer in transfers if transfer["what"] == what]
+        # The clients move in step, so each group of lines is one transfer of all clients.
         groups = [each[at : at + scenario.clients] for at in range(0, len(each), scenario.clients)]
         slowest = [max(group) for group in groups]
         mean = sum(slowest) / len(slowest)
@@ -303,27 +305,27 @@ def compare_bytes(
         if phase not in phases:
             continue
         rows = [r for r in ledger if (r["phase"], r["direction"]) == (phase, direction)]
-        counted = sum(row["message_bytes"] for row in rows)
+        num_bytes = sum(row["message_bytes"] for row in rows)
         size = transfer.message
         yield {
             "phase": phase,
             "direction": direction,
             "planned": asdict(size),
-            "counted": counted,
-            "error": _distance(counted, size.low, size.high),
-            "within_bound": counted <= (1 + BYTES_BAR) * size.most,
+            "counted": num_bytes,
+            "error": _distance(num_bytes, size.low, size.high),
+            "within_bound": num_bytes <= (1 + BYTES_BAR) * size.most,
         }
 
 
 def _distance(measured: float, low: float, high: float) -> float:
-    """Return by how much of itself a number is outside what was planned; negative: less came."""
+    """Return the relative distance from the planned range; negative: fewer than planned."""
     if measured > high:
         return (measured - high) / measured
     return (measured - low) / measured if measured < low else 0.0
 
 
 def good(row: dict[str, Any]) -> bool:
-    """Tell whether a row meets its bar."""
+    """Return True if a row meets its bar."""
     bar = SECONDS_BAR if "what" in row else BYTES_BAR
     return abs(row["error"]) <= bar and bool(row.get("within_bound", True))
 
@@ -339,7 +341,7 @@ def show(results: list[dict[str, Any]]) -> None:
             planned, measured = row["planned"], row["measured"]
             print(
                 f"  {row['what']:<20} planned {_range(planned, '.2f'):>17} s   measured "
-                f"{', '.join(f'{one:.2f}' for one in measured):>17} s   {_word(row)}"
+                f"{', '.join(f'{seconds:.2f}' for seconds in measured):>17} s   {_word(row)}"
             )
         for row in result["bytes"]:
             print(
@@ -363,9 +365,9 @@ def plot(results: list[dict[str, Any]], path: Path) -> None:
     import matplotlib.pyplot as plt
 
     figure, (left, right) = plt.subplots(1, 2, figsize=(10, 4), layout="constrained")
-    for colour, result in enumerate(one for one in results if "seconds" in one):
+    for colour, result in enumerate(result for result in results if "seconds" in result):
         planned = [row["planned"]["high"] for row in result["seconds"] for _ in row["measured"]]
-        measured = [one for row in result["seconds"] for one in row["measured"]]
+        measured = [seconds for row in result["seconds"] for seconds in row["measured"]]
         left.plot(planned, measured, "o", ms=5, color=f"C{colour}", label=result["name"])
         rows = [row for row in result["bytes"] if row["phase"] in FIXED]
         names = [f"{row['phase']} {row['direction']}" for row in rows]
@@ -395,7 +397,7 @@ def main() -> int:
         address, number = args.client
         asyncio.run(take_part(SCENARIOS[int(number)], address))
         return 0
-    raise_on_sigterm()  # so that the link is removed however this ends
+    raise_on_sigterm()  # remove the link on SIGTERM, too
     began_s = time.monotonic()
     try:
         results = [*map(run_scenario, SCENARIOS), run_coded()]

@@ -1,12 +1,12 @@
-"""How much smaller than its bound is what is entropy-coded?
+"""How much smaller than its bound is an entropy-coded payload?
 
     .venv/bin/python -m benchmarks.plan_ranges
 
 `ssfl plan` gives a hard bound and an expected range for scores, masks and coded values. This
 measures them on scikit-learn's digits: real saliency of five networks at five sparsities, and
-real federated training of three, every update and every base encoded in every value code. The
-ranges in tools/ssfl/tools/plan/sizes.py must hold all of it. Writes
-benchmarks/results/plan_ranges.json; exit code 1 if something lies outside. About 1.5 minutes.
+real federated training of three, with every update and base encoded in every value code. The
+ranges in tools/ssfl/tools/plan/sizes.py must contain all sizes. Writes
+benchmarks/results/plan_ranges.json; exit code 1 if a size lies outside. About 1.5 minutes.
 """
 
 import argparse
@@ -41,7 +41,7 @@ Vector = npt.NDArray[np.float32]
 
 @dataclass(frozen=True)
 class Case:
-    """A network, on digits whose sides are so many times as long."""
+    """A network, on digits enlarged by a factor."""
 
     model: str
     times: int = 1
@@ -50,7 +50,7 @@ class Case:
 
 @dataclass(frozen=True)
 class Training:
-    """How one run trains; sparsity empty: dense."""
+    """The settings of one training run; sparsity empty: dense."""
 
     case: Case
     sparsity: str
@@ -72,7 +72,7 @@ TRAININGS = (
 
 @dataclass(frozen=True)
 class Found:
-    """One measured size, beside the planned one."""
+    """One measured size, next to the planned one."""
 
     kind: str
     where: str
@@ -85,12 +85,12 @@ class Found:
 
     @property
     def in_range(self) -> float:
-        """Return where it lies: 0 at the low end of the range, 1 at the high end."""
+        """Return its position: 0 at the low end of the range, 1 at the high end."""
         return (self.num_bytes - self.planned.low) / (self.planned.high - self.planned.low)
 
 
 def sites_of(case: Case, settings: RunSettings) -> list[Site]:
-    """Return clients with the digits in the size a network is to see."""
+    """Return clients with digits in the input size of a network."""
     whole, task = digits(), load_task("image")
     images = whole.train_x.repeat(case.times, axis=2).repeat(case.times, axis=3)
     images = images.repeat(case.channels, axis=1)
@@ -106,7 +106,7 @@ def sites_of(case: Case, settings: RunSettings) -> list[Site]:
 
 
 def measure_scoring(case: Case) -> Iterator[Found]:
-    """Yield the sizes of compact scores and of the mask they lead to."""
+    """Yield the sizes of compact scores and of the resulting mask."""
     settings = RunSettings(model=case.model)
     sites = sites_of(case, settings)
     manifest, initial = sites[0].manifest, sites[0].initial
@@ -153,7 +153,7 @@ def measure_training(training: Training) -> Iterator[Found]:
         nothing, to_first = (
             len(blocks.encode(reference.CODE, after, against)) for against in (None, first)
         )
-        if number:  # the first of all bases is the previous one of the second
+        if number:  # the very first base is the previous one of the second
             planned = Coding(settings, reference=True).base(after.size, holds_previous=False).size
             yield Found("values, previous base not held", where, min(nothing, to_first), planned)
         base = after
@@ -176,22 +176,25 @@ def _coded(values: Vector, base: Vector, where: str, settings: RunSettings) -> I
 
 
 def show(found: list[Found]) -> None:
-    """Print by kind what share of its range was used, and everything that lies outside."""
+    """Print the used part of the range by kind, and all sizes outside it."""
     print(f"{'':<32}{'sizes':>8}{'lowest':>9}{'highest':>9}   (0 and 1: the ends of the range)")
-    for kind in dict.fromkeys(one.kind for one in found):
-        places = [one.in_range for one in found if one.kind == kind]
+    for kind in dict.fromkeys(estimate.kind for estimate in found):
+        places = [estimate.in_range for estimate in found if estimate.kind == kind]
         print(f"{kind:<32}{len(places):>8}{min(places):>9.2f}{max(places):>9.2f}")
-    for one in found:
-        if not one.good:
-            print(f"OUTSIDE: {one.kind} of {one.where}: {one.num_bytes:,} bytes, {one.planned}")
+    for estimate in found:
+        if not estimate.good:
+            print(
+                f"OUTSIDE: {estimate.kind} of {estimate.where}: "
+                f"{estimate.num_bytes:,} bytes, {estimate.planned}"
+            )
 
 
 def summary(found: list[Found]) -> list[dict[str, Any]]:
-    """Return, for every kind and place, the smallest and the largest size."""
+    """Return the smallest and largest size for every kind and network."""
     rows = []
-    for kind, where in dict.fromkeys((one.kind, one.where) for one in found):
-        group = [one for one in found if (one.kind, one.where) == (kind, where)]
-        sizes = [one.num_bytes for one in group]
+    for kind, where in dict.fromkeys((estimate.kind, estimate.where) for estimate in found):
+        group = [estimate for estimate in found if (estimate.kind, estimate.where) == (kind, where)]
+        sizes = [estimate.num_bytes for estimate in group]
         planned = asdict(group[0].planned)
         rows.append({"kind": kind, "where": where, "smallest": min(sizes), "largest": max(sizes),
                      "planned": planned})  # fmt: skip
@@ -203,11 +206,11 @@ def main() -> int:
     parser.add_argument("--out", type=Path, default=environment.RESULTS, help="folder of results")
     args = parser.parse_args()
     torch.set_num_threads(1)
-    found = [one for case in NETWORKS for one in measure_scoring(case)]
-    found += [one for training in TRAININGS for one in measure_training(training)]
+    found = [estimate for case in NETWORKS for estimate in measure_scoring(case)]
+    found += [estimate for training in TRAININGS for estimate in measure_training(training)]
     environment.write(args.out / "plan_ranges.json", {"sizes": summary(found)})
     show(found)
-    return 0 if all(one.good for one in found) else 1
+    return 0 if all(estimate.good for estimate in found) else 1
 
 
 if __name__ == "__main__":

@@ -1,9 +1,9 @@
 """Saliency scores of a real ResNet-18: clients of Fashion-MNIST, one balanced minibatch each.
 
 Images are padded to 32x32 and repeated in three channels. The scores are the service's own
-(`score_locally`, which is all that `Site.score` calls), of the initial weights of seed 0. They
-are kept in files, 45 MB a client: for the time of a benchmark, or in the folder that `--scores`
-names, where the next benchmark finds them.
+(`score_locally`, as called by `Site.score`), of the initial weights of seed 0. They are kept in
+files of 45 MB per client: for the time of a benchmark, or in the folder of `--scores` for the next
+one.
 """
 
 import argparse
@@ -48,7 +48,7 @@ class _Client:
 
 
 def resnet() -> tuple[nn.Module, Manifest, Vector]:
-    """Return the network, its description and its initial weights."""
+    """Return the network, its manifest and its initial weights."""
     model = build_model(SETTINGS.model, INPUT_SHAPE, NUM_CLASSES)
     manifest = manifest_of(model, {"model": SETTINGS.model})
     return model, manifest, initial_vector(manifest, SETTINGS.seed)
@@ -56,7 +56,7 @@ def resnet() -> tuple[nn.Module, Manifest, Vector]:
 
 @contextmanager
 def score_clients(args: argparse.Namespace, num_clients: int) -> Iterator[list[Path]]:
-    """Give files of the scores of the first of 100 clients."""
+    """Yield files with the scores of the first of 100 clients."""
     with tempfile.TemporaryDirectory(prefix="ssfl-scores-") as temporary:
         folder = args.scores or Path(temporary)
         folder.mkdir(parents=True, exist_ok=True)
@@ -68,12 +68,12 @@ def score_clients(args: argparse.Namespace, num_clients: int) -> Iterator[list[P
 
 def add_scores_flag(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "--scores", type=Path, help="folder that keeps ResNet-18's scores; to be emptied by you"
+        "--scores", type=Path, help="folder that keeps ResNet-18's scores; not deleted"
     )
 
 
 def read(paths: Sequence[Path]) -> dict[str, Vector]:
-    """Return scores by client, mapped from their files."""
+    """Return scores by client, memory-mapped."""
     return {path.stem: np.load(path, mmap_mode="r") for path in paths}
 
 

@@ -1,12 +1,12 @@
-"""How long from the start of a coordinator to its first answer, after a long run?
+"""How long does a coordinator take from its start to its first answer, after a long run?
 
     python -m benchmarks.restart_time
 
 State directories of long runs are made with the pure core (long_journals.py), with the manifest
-and the initial weights of ResNet-18. A real `ssfl-coordinator` is started on each, killed as it
-answers, and started again: with the snapshot that a running coordinator keeps, and without, as
+and the initial weights of ResNet-18. A real `ssfl-coordinator` starts on each, is killed once it
+answers, and starts again: with the snapshot that a running coordinator keeps, and without, as
 after an update of the program. Writes benchmarks/results/restart_time.json; exit code 1 if Join
-takes longer than the bar where there is a snapshot.
+takes longer than the bar with a snapshot.
 """
 
 import argparse
@@ -37,7 +37,7 @@ RUNS = ((2000, 20), (500, 100))  # rounds and clients
 
 
 def answered(folder: Path, clients: int, rounds: int, manifest_digest: bytes) -> dict[str, float]:
-    """Start a coordinator; return the seconds, and its CPU seconds, until Join is answered."""
+    """Start a coordinator; return seconds and its CPU seconds until Join is answered."""
     flags = ["--clients", str(clients), "--rounds", str(rounds + 1), "--log-level", "error"]
     began_s = time.monotonic()
     with coordinator(folder, *flags) as server:

@@ -1,17 +1,17 @@
-"""How much memory does the coordinator need, phase by phase, when everyone uploads at once?
+"""How much memory does the coordinator need in each phase, when all clients upload at once?
 
     python -m benchmarks.server_memory
 
 A real `ssfl-coordinator` process and a model of ResNet-18's shapes at 90 % sparsity; in this
 process 10, then 100 clients (async_client.py) that send prepared scores and updates at the same
-moment. The kernel's mark of the largest resident memory (VmHWM) is reset where a phase begins:
+moment. The kernel's peak of resident memory (VmHWM) is reset at the start of each phase:
 
-    scoring    from the first SCORE task until everyone has the mask
-    training   from there on, until the last update is accepted
-    refresh    from there on, with a trained model to score, until everyone has the next mask
-    finish     the final model goes out and to disk
+        scoring    from the first SCORE task until all clients have the mask
+        training   from then until the last update is accepted
+        refresh    from then, scoring a trained model, until all clients have the next mask
+        finish     the final model is sent and written to disk
 
-`plain` are float32 scores and values, as on loopback; `coded` is what travels on any other link.
+`plain`: float32 scores and values, as on loopback; `coded`: the encodings of any other link.
 Writes benchmarks/results/server_memory.json and .png; exit code 1 if a bar is missed.
 """
 
@@ -80,7 +80,7 @@ def resnet18(width: int = 64, classes: int = 10) -> Manifest:
 
 
 class Uploads:
-    """What every client sends: made once, the same bytes for all."""
+    """The uploads of every client: made once, the same bytes for all."""
 
     def __init__(self, manifest: Manifest, *, coded: bool) -> None:
         self.manifest = manifest
@@ -108,7 +108,7 @@ class Peaks:
     found: list[tuple[str, int]] = field(default_factory=list)
 
     def begin(self, phase: str) -> None:
-        """Book the phase so far and begin another."""
+        """Record the peak of the current phase and begin another."""
         self.found.append((self.phase, self.server.peak_resident_bytes()))
         self.phase = phase
         self.server.forget_peak()
@@ -117,7 +117,7 @@ class Peaks:
         return max((peak for name, peak in self.found if name == phase), default=0)
 
 
-class Federation:
+class UploadingClients:
     """All clients of one run."""
 
     def __init__(self, server: Coordinator, uploads: Uploads, num_clients: int, *, coded: bool):
@@ -132,7 +132,7 @@ class Federation:
         self._together = asyncio.Barrier(num_clients)
 
     async def run(self) -> Peaks:
-        """Let everyone join and work until the end."""
+        """Let all clients join and work until the end."""
         first, *others = self.clients
         await first.join()
         await first.receive(first.ask(self._digest))
@@ -149,7 +149,7 @@ class Federation:
         poll = client.ask(self._digest)
         while True:
             task = await client.receive(poll)
-            if await self._together.wait() == 0:  # all have it, nobody has answered
+            if await self._together.wait() == 0:  # all have the task, none has answered
                 self._begin(task.kind)
             await self._together.wait()
             poll = client.ask(self._digest, task.message.step) if task.kind != "finish" else None
@@ -181,13 +181,13 @@ async def measure(uploads: Uploads, num_clients: int, folder: Path, *, coded: bo
     flags += ["--refresh-rounds", str(REFRESH_BEFORE), "--evaluate-every", "0"]
     flags += ["--log-level", "warning", "--reference-coding", "on" if coded else "off"]
     with coordinator(folder, *flags) as server:
-        federation = Federation(server, uploads, num_clients, coded=coded)
+        federation = UploadingClients(server, uploads, num_clients, coded=coded)
         async with asyncio.timeout(900):
             return await federation.run()
 
 
 def bars(manifest: Manifest, num_kept: int) -> dict[str, float]:
-    """Return what each phase may take, in bytes."""
+    """Return the limit of each phase, in bytes."""
     kept = 4 * (num_kept + manifest.num_unmasked)
     training = BASE_MB * 1e6 + 6 * kept + SLOTS * MAX_CHUNK_BYTES
     scoring = BASE_MB * 1e6 + 4 * 4 * manifest.size
@@ -195,7 +195,7 @@ def bars(manifest: Manifest, num_kept: int) -> dict[str, float]:
 
 
 def show(result: dict[str, Any]) -> bool:
-    """Print the table; return whether the bars are met."""
+    """Print the table; return True if the bars are met."""
     met = True
     for run in result["runs"]:
         for phase, peak in run["peak_bytes"].items():
@@ -215,7 +215,7 @@ def show(result: dict[str, Any]) -> bool:
 
 
 def plot(result: dict[str, Any], path: Path) -> None:
-    """Draw the peaks of every phase beside their bars."""
+    """Draw the peaks of every phase with their bars."""
     import matplotlib.pyplot as plt
 
     figure, axes = plt.subplots(figsize=(8, 3.5), layout="constrained")
@@ -238,7 +238,7 @@ def plot(result: dict[str, Any], path: Path) -> None:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=str(__doc__).partition("\n")[0])
-    parser.add_argument("--clients", default="10,100", help="how many, one run for each number")
+    parser.add_argument("--clients", default="10,100", help="numbers of clients, one run for each")
     parser.add_argument("--forms", default="coded,plain", help="plain: with the fewest clients")
     parser.add_argument("--width", type=int, default=64, help="of the first stage")
     parser.add_argument("--out", type=Path, default=environment.RESULTS, help="folder of results")

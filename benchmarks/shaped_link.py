@@ -1,15 +1,15 @@
-"""A link between two network namespaces with a rate, a delay and a queue of our choice.
+"""A link between two network namespaces with a chosen rate, delay and queue.
 
 Each namespace has one TUN device; a process of ours carries the packets between them, so TCP's
 handshakes, slow start and losses are real. A packet waits for its turn at the rate, then for
-the one-way delay; where the queue is full it is dropped. The rate is that of IP packets, headers
-included. Routes are pinned to cubic, unless told otherwise, whatever the machine's default is.
+the one-way delay; it is dropped if the queue is full. The rate is that of IP packets, headers
+included. Routes use cubic unless another congestion control is given.
 
-A link can have trouble, too: packets that are lost at random, and cuts, after which it may have
-forgotten the connections that were there, as a restarted router has. It counts TCP payload.
+A link can also have faults: random packet loss, and cuts, after which it may have forgotten
+existing connections, like a restarted router. It counts TCP payload.
 
-Needs root, /dev/net/tun and `ip`. Where one of them is missing, LinkUnavailable says which.
-Honest up to some 100 Mbit/s.
+Needs root, /dev/net/tun and `ip`; LinkUnavailable names what is missing. Accurate up to about
+100 Mbit/s.
 """
 
 import ctypes
@@ -33,25 +33,25 @@ from pathlib import Path
 QUEUE_S = 0.1
 MTU = 1500
 CONGESTION_CONTROL = "cubic"
-PRIORITY = 50  # of the carrying process, real-time: else a busy machine adds milliseconds
+PRIORITY = 50  # real-time, of the carrier; otherwise a busy machine adds milliseconds
 _TUNSETIFF, _IFF_TUN, _IFF_NO_PI, _CLONE_NEWNET = 0x400454CA, 1, 0x1000, 0x40000000
 _DEVICE = "wan0"
 _STDIN = 0
-_BURST = 64  # packets read from one side before the other gets its turn
+_BURST = 64  # packets read from one side before the other side's turn
 
 
 class LinkUnavailable(Exception):
-    """This machine does not let us make a link; the message says why."""
+    """This machine cannot make a link; the message says why."""
 
 
 @dataclass(frozen=True, slots=True)
-class Trouble:
-    """What a link does beyond waiting; cuts are counted from `ShapedLink.begin_trouble` on."""
+class LinkFaults:
+    """The faults of a link; cuts are timed from `ShapedLink.start_cuts`."""
 
-    loss: float = 0.0  # share of packets, each way
+    loss: float = 0.0  # share of packets, per direction
     cut_every_s: float = 0.0  # 0: never
-    down_s: float = 0.0  # how long nothing passes then
-    forgets: bool = False  # connections made before a cut never pass again; nobody is told
+    down_s: float = 0.0  # duration of a cut
+    forgets: bool = False  # connections from before a cut are silently dropped
     seed: int = 0
 
 
@@ -69,7 +69,7 @@ class Side:
 
 @dataclass(frozen=True, slots=True)
 class ShapedLink:
-    """The coordinator's end and the clients' end, and what is between them."""
+    """The coordinator's end, the clients' end, and the carrier between them."""
 
     coordinator: Side
     clients: Side
@@ -78,26 +78,26 @@ class ShapedLink:
     rtt_s: float
     carrier: "subprocess.Popen[str]"
 
-    def begin_trouble(self) -> None:
-        """Let the first cut come one period from now."""
-        self._tell("begin")
+    def start_cuts(self) -> None:
+        """Start the period until the first cut."""
+        self._command("begin")
 
     def cut(self) -> None:
-        """Cut the link now, for no time: what it forgets thereby is up to its Trouble."""
-        self._tell("cut")
+        """Cut the link for an instant; connections are forgotten if its LinkFaults says so."""
+        self._command("cut")
 
     def counts(self) -> dict[str, dict[str, int]]:
-        """Return the TCP payload bytes so far, by way: "up" and "down".
+        """Return the TCP payload bytes so far, by direction: "up" and "down".
 
-        offered: sent into the link, retransmissions included; delivered: what came out of it;
-        distinct: what came out for the first time.
+        offered: sent into the link, with retransmissions; delivered: bytes that came out of it;
+        distinct: bytes that came out for the first time.
         """
-        self._tell("count")
+        self._command("count")
         assert self.carrier.stdout is not None
-        told: dict[str, dict[str, int]] = json.loads(self.carrier.stdout.readline())
-        return told
+        totals: dict[str, dict[str, int]] = json.loads(self.carrier.stdout.readline())
+        return totals
 
-    def _tell(self, word: str) -> None:
+    def _command(self, word: str) -> None:
         assert self.carrier.stdin is not None
         self.carrier.stdin.write(word + "\n")
         self.carrier.stdin.flush()
@@ -109,7 +109,7 @@ def shaped_link(
     down_bits_per_s: float,
     rtt_s: float,
     queue_s: float = QUEUE_S,
-    trouble: Trouble | None = None,
+    faults: LinkFaults | None = None,
     congestion_control: str = CONGESTION_CONTROL,
 ) -> Iterator[ShapedLink]:
     """Make the link; remove it, and nothing else, at the end."""
@@ -128,7 +128,7 @@ def shaped_link(
         carrier = subprocess.Popen(
             [
                 *(sys.executable, __file__, *(s.namespace for s in sides), *map(str, numbers)),
-                json.dumps(asdict(trouble or Trouble())),
+                json.dumps(asdict(faults or LinkFaults())),
             ],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
@@ -153,7 +153,7 @@ def shaped_link(
 
 
 def measure(link: ShapedLink, seconds: float = 4.0) -> dict[str, float]:
-    """Return the round trip and the goodput down the link, as a plain TCP connection sees them."""
+    """Return round trip and goodput down the link, as a plain TCP connection sees them."""
     child = [sys.executable, __file__]
     with subprocess.Popen(
         link.coordinator.command(*child, "--source", link.coordinator.address, str(seconds)),
@@ -199,15 +199,15 @@ def _ip(*words: str) -> None:
         raise LinkUnavailable(f"ip {' '.join(words)}: {error.stderr.strip()}") from error
 
 
-class Weather:
-    """The trouble of both ways: which packets pass."""
+class FaultInjector:
+    """The faults of both directions: decides which packets pass."""
 
-    def __init__(self, trouble: Trouble) -> None:
-        self._trouble = trouble
-        self._chance = random.Random(trouble.seed)
+    def __init__(self, faults: LinkFaults) -> None:
+        self._faults = faults
+        self._chance = random.Random(faults.seed)
         self._began_s = float("inf")
-        self._ordered = 0  # cuts by order
-        self._made: dict[tuple[int, int], int] = {}  # connection: cuts before it was made
+        self._ordered = 0  # cuts on request
+        self._made: dict[tuple[int, int], int] = {}  # connection: cuts before it was opened
 
     def begin(self, now_s: float) -> None:
         self._began_s = now_s
@@ -216,17 +216,17 @@ class Weather:
         self._ordered += 1
 
     def passes(self, packet: bytes, now_s: float) -> bool:
-        """Tell whether a packet passes."""
-        trouble, cuts = self._trouble, self._ordered
-        if trouble.cut_every_s and now_s >= self._began_s:
-            periods, since_s = divmod(now_s - self._began_s, trouble.cut_every_s)
-            if periods and since_s < trouble.down_s:
+        """Return True if a packet passes."""
+        faults, cuts = self._faults, self._ordered
+        if faults.cut_every_s and now_s >= self._began_s:
+            periods, since_s = divmod(now_s - self._began_s, faults.cut_every_s)
+            if periods and since_s < faults.down_s:
                 return False
             cuts += int(periods)
-        if trouble.loss and self._chance.random() < trouble.loss:
+        if faults.loss and self._chance.random() < faults.loss:
             return False
         segment = read_segment(packet)
-        if segment is None or not trouble.forgets:
+        if segment is None or not faults.forgets:
             return True
         if segment.opens:
             self._made[segment.connection] = cuts
@@ -235,7 +235,7 @@ class Weather:
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """A TCP segment, as far as it is of interest."""
+    """The fields of a TCP segment that are used here."""
 
     connection: tuple[int, int]  # its two ports, the smaller one first
     sequence: int
@@ -244,7 +244,7 @@ class Segment:
 
 
 def read_segment(packet: bytes) -> Segment | None:
-    """Return the TCP segment in an IPv4 packet; None if there is none."""
+    """Return the TCP segment in an IPv4 packet, or None."""
     if len(packet) < 40 or packet[0] >> 4 != 4 or packet[9] != socket.IPPROTO_TCP:
         return None
     start = 4 * (packet[0] & 15)
@@ -255,11 +255,11 @@ def read_segment(packet: bytes) -> Segment | None:
 
 
 class Counts:
-    """TCP payload of one way."""
+    """TCP payload of one direction."""
 
     def __init__(self) -> None:
         self.offered = self.delivered = self.distinct = 0
-        self._next: dict[tuple[int, int], int] = {}  # the sequence number not seen yet
+        self._next: dict[tuple[int, int], int] = {}  # next sequence number not seen
 
     def offer(self, segment: Segment | None) -> None:
         self.offered += segment.num_bytes if segment else 0
@@ -274,17 +274,17 @@ class Counts:
             self.distinct += segment.num_bytes
             return
         new = (end - self._next[segment.connection]) & 0xFFFFFFFF
-        if 0 < new < 1 << 31:  # a gap counts as come: it was sent before, and comes again
+        if 0 < new < 1 << 31:  # a gap counts as delivered: it was sent before and will be repeated
             self.distinct += new
             self._next[segment.connection] = end & 0xFFFFFFFF
 
-    def told(self) -> dict[str, int]:
+    def totals(self) -> dict[str, int]:
         return {
             "offered": self.offered, "delivered": self.delivered, "distinct": self.distinct,
         }  # fmt: skip
 
 
-class Way:
+class LinkDirection:
     """One direction: packets wait for their turn at the rate, then for the delay."""
 
     def __init__(
@@ -294,18 +294,18 @@ class Way:
         bits_per_s: float,
         delay_s: float,
         queue_s: float,
-        weather: Weather | None = None,
+        injector: FaultInjector | None = None,
     ) -> None:
         self.source, self.sink = source, sink
         self._bytes_per_s = bits_per_s / 8
         self._delay_s, self._queue_s = delay_s, queue_s
-        self._free_s = 0.0  # when the wire has sent everything it accepted
+        self._free_s = 0.0  # when the link has sent all accepted packets
         self._flying: deque[tuple[float, bytes]] = deque()
-        self._weather = weather or Weather(Trouble())
+        self._injector = injector or FaultInjector(LinkFaults())
         self.counts = Counts()
 
-    def take(self, now_s: float) -> None:
-        """Read what has come; drop what finds the queue full."""
+    def receive(self, now_s: float) -> None:
+        """Read arrived packets; drop those that find the queue full."""
         for _ in range(_BURST):
             try:
                 packet = os.read(self.source, 65536)
@@ -313,7 +313,7 @@ class Way:
                 return
             segment = read_segment(packet)
             self.counts.offer(segment)
-            if not self._weather.passes(packet, now_s):
+            if not self._injector.passes(packet, now_s):
                 continue
             start_s = max(now_s, self._free_s)
             if start_s - now_s > self._queue_s:
@@ -322,8 +322,8 @@ class Way:
             self.counts.deliver(segment)
             self._flying.append((self._free_s + self._delay_s, packet))
 
-    def give(self, now_s: float) -> float:
-        """Deliver what is due; return the seconds until the next packet is."""
+    def deliver(self, now_s: float) -> float:
+        """Deliver due packets; return the seconds until the next one."""
         while self._flying and self._flying[0][0] <= now_s:
             _, packet = self._flying.popleft()
             with suppress(OSError):  # the other end is not up yet, or gone
@@ -336,48 +336,53 @@ def carry(
     rates: Sequence[float],
     delay_s: float,
     queue_s: float,
-    trouble: Trouble,
+    faults: LinkFaults,
 ) -> None:
-    """Carry packets between the TUN devices of two namespaces for ever."""
+    """Carry packets between the TUN devices of two namespaces forever."""
     first, second = (_open_tun(namespace) for namespace in namespaces)
-    weather = Weather(trouble)
-    ways = (
-        Way(first, second, rates[0], delay_s, queue_s, weather),
-        Way(second, first, rates[1], delay_s, queue_s, weather),
+    injector = FaultInjector(faults)
+    directions = (
+        LinkDirection(first, second, rates[0], delay_s, queue_s, injector),
+        LinkDirection(second, first, rates[1], delay_s, queue_s, injector),
     )
     with suppress(PermissionError):
         os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(PRIORITY))
     print("ready", flush=True)
     while True:
         now_s = time.monotonic()
-        wait_s = min(way.give(now_s) for way in ways)
+        wait_s = min(direction.deliver(now_s) for direction in directions)
         readable, _, _ = select.select([first, second, _STDIN], [], [], max(0.0, wait_s))
         now_s = time.monotonic()
         if _STDIN in readable:
             words = os.read(_STDIN, 4096).decode().split()
-            if not words:  # whoever started us is gone
+            if not words:  # the parent process has ended
                 return
             for word in words:
-                _obey(word, weather, ways, now_s)
-        for way in ways:
-            if way.source in readable:
-                way.take(now_s)
+                _run_command(word, injector, directions, now_s)
+        for direction in directions:
+            if direction.source in readable:
+                direction.receive(now_s)
 
 
-def _obey(word: str, weather: Weather, ways: tuple[Way, Way], now_s: float) -> None:
-    """Do what ShapedLink tells the carrier; words are short, so none is read by halves."""
+def _run_command(
+    word: str,
+    injector: FaultInjector,
+    directions: Sequence[LinkDirection],
+    now_s: float,
+) -> None:
+    """Run a command of ShapedLink; commands are short, so reads do not split them."""
     match word:
         case "begin":
-            weather.begin(now_s)
+            injector.begin(now_s)
         case "cut":
-            weather.cut()
+            injector.cut()
         case "count":
-            told = {"down": ways[0].counts.told(), "up": ways[1].counts.told()}
-            print(json.dumps(told), flush=True)
+            totals = {"down": directions[0].counts.totals(), "up": directions[1].counts.totals()}
+            print(json.dumps(totals), flush=True)
 
 
 def _open_tun(namespace: str) -> int:
-    """Return a TUN device that lives in a namespace; this thread stays in that namespace."""
+    """Return a TUN device in a namespace; this thread stays in that namespace."""
     libc = ctypes.CDLL(None, use_errno=True)
     with Path("/run/netns", namespace).open() as inside:
         if libc.setns(inside.fileno(), _CLONE_NEWNET):
@@ -389,7 +394,7 @@ def _open_tun(namespace: str) -> int:
 
 
 def _source(address: str, seconds: float) -> None:
-    """Answer pings of one byte, then send for so long: the other half of `_sink`."""
+    """Answer pings of one byte, then send for `seconds`: the peer of `_sink`."""
     with socket.create_server((address, 0)) as server:
         print(server.getsockname()[1], flush=True)
         connection, _ = server.accept()
@@ -404,7 +409,7 @@ def _source(address: str, seconds: float) -> None:
 
 
 def _sink(address: str, port: int) -> None:
-    """Print the median round trip and the goodput behind the first second, when TCP has sped up."""
+    """Print the median round trip, and the goodput after the first second of slow start."""
     with socket.create_connection((address, port)) as connection:
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         pings = []
@@ -429,10 +434,10 @@ def main() -> None:
             _source(address, float(seconds))
         case ["--sink", address, port]:
             _sink(address, int(port))
-        case [first, second, down, up, delay_s, queue_s, trouble]:
+        case [first, second, down, up, delay_s, queue_s, faults]:
             rates = (float(down), float(up))
-            told = Trouble(**json.loads(trouble))
-            carry((first, second), rates, float(delay_s), float(queue_s), told)
+            injected = LinkFaults(**json.loads(faults))
+            carry((first, second), rates, float(delay_s), float(queue_s), injected)
 
 
 if __name__ == "__main__":

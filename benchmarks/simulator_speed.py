@@ -1,21 +1,22 @@
-"""How fast is the simulator: mode fast, mode exact, and Flower's simulation with Ray, side by side?
+"""How fast is the simulator in modes fast and exact, compared with Flower's simulation on Ray?
 
     python -m benchmarks.simulator_speed            # about 10 minutes on two cores
-    python -m benchmarks.simulator_speed --quick    # 2 seeds, 1 repetition: a look
+    python -m benchmarks.simulator_speed --quick    # 2 seeds, 1 repetition
 
 Benchmark S: Fashion-MNIST of 14x14 pixels among 100 clients of 200 samples, a CNN of 35,434
 weights, 10 clients a round, one local epoch in batches of 16. Two questions:
 
-- Client updates per CPU second, on one core, start-up left out (simulator_speed_runs.py). Modes and
-  Flower take turns, so that all meet the same noise; of Flower all processes count. Flower trains
+- Client updates per CPU second, on one core, without start-up (simulator_speed_runs.py). Modes and
+  Flower take turns, so that all meet the same noise; all processes of Flower count. Flower trains
   the dense model and tests nothing; ours encode, count and decode every update as the service does,
   and every client tests the model before and after training. Bars: a whole run of 50 rounds in mode
   fast takes at most 10 CPU seconds; fast is at least twice as fast as exact.
-- Is fast within seed noise of exact? Same seeds in both modes, the difference paired by seed with
-  its 95 % interval, beside the standard deviation between seeds. Bar: the interval lies within.
+- Is fast within seed noise of exact? The same seeds run in both modes; the paired difference with
+  its 95 % interval is compared with the standard deviation between seeds. Bar: the interval lies
+  within.
 
-Without Flower (it is installed into runs/flower-simulation, from the package index) the rest is
-measured, and the result says what is missing. Writes benchmarks/results/simulator_speed.json and
+Flower is installed into runs/flower-simulation from the package index. Without it, the rest is
+measured, and the result names what is missing. Writes benchmarks/results/simulator_speed.json and
 .png; exit code 1 if a bar is missed.
 """
 
@@ -54,7 +55,7 @@ OURS = [(kind, mode) for kind in ("95 %", "dense") for mode in ("fast", "exact")
 
 def measure(args: argparse.Namespace, folder: Path) -> dict[str, Any]:
     """Return all figures."""
-    say(f"fast and exact, {len(args.seeds)} seeds of {args.mode_rounds} rounds …")
+    log(f"fast and exact, {len(args.seeds)} seeds of {args.mode_rounds} rounds …")
     modes = compare_modes(args.seeds, args.mode_rounds, folder / "modes")
     data = folder / "samples.npz"
     shards = write_data(data)
@@ -63,7 +64,7 @@ def measure(args: argparse.Namespace, folder: Path) -> dict[str, Any]:
     rates: dict[str, list[Rate]] = {f"{kind}, {mode}": [] for kind, mode in OURS}
     whole: list[float] = []
     for number in range(1, args.repetitions + 1):
-        say(f"speed, repetition {number} of {args.repetitions} …")
+        log(f"speed, repetition {number} of {args.repetitions} …")
         whole.append(whole_run_cpu_s(args.rounds, shards))
         _rate_ours(rates, args.rate_rounds, shards)
         if flower is not None:
@@ -79,7 +80,7 @@ def measure(args: argparse.Namespace, folder: Path) -> dict[str, Any]:
         "whole_run_cpu_s": _summary(whole),
         "updates_per_cpu_s": {
             name: {
-                **_summary([one.updates_per_cpu_s for one in some], most=True),
+                **_summary([result.updates_per_cpu_s for result in some], maximum=True),
                 "accuracy": some[-1].accuracy,
             }
             for name, some in rates.items()
@@ -96,21 +97,21 @@ def _rate_ours(rates: Mapping[str, list[Rate]], rounds: int, shards: Mapping[str
 
 
 def _flower(folder: Path) -> tuple[Path | None, str]:
-    say("Flower …")
+    log("Flower …")
     try:
         return install_flower(folder), ""
     except NoFlower as error:
-        say(f"left out: {error}")
+        log(f"left out: {error}")
         return None, str(error)
 
 
-def _summary(values: Sequence[float], *, most: bool = False) -> dict[str, Any]:
-    best = max(values) if most else min(values)
+def _summary(values: Sequence[float], *, maximum: bool = False) -> dict[str, Any]:
+    best = max(values) if maximum else min(values)
     return {"best": best, "median": median(values), "all": list(values)}
 
 
 def _ratios(rates: Mapping[str, Sequence[Rate]]) -> dict[str, float]:
-    """Return the median over repetitions of how many times as fast one is as the other."""
+    """Return the median over repetitions of each ratio of speeds."""
     pairs = {
         "fast / exact, 95 %": ("95 %, fast", "95 %, exact"),
         "fast / exact, dense": ("dense, fast", "dense, exact"),
@@ -120,15 +121,15 @@ def _ratios(rates: Mapping[str, Sequence[Rate]]) -> dict[str, float]:
     return {
         name: median(
             a.updates_per_cpu_s / b.updates_per_cpu_s
-            for a, b in zip(rates[one], rates[other], strict=True)
+            for a, b in zip(rates[first], rates[other], strict=True)
         )
-        for name, (one, other) in pairs.items()
-        if one in rates and other in rates
+        for name, (first, other) in pairs.items()
+        if first in rates and other in rates
     }
 
 
 def show(result: Mapping[str, Any]) -> bool:
-    """Print the tables; return whether all bars are met."""
+    """Print the tables; return True if all bars are met."""
     whole, ratio = result["whole_run_cpu_s"]["median"], result["ratios"]["fast / exact, 95 %"]
     met = {
         "whole run": whole <= CPU_BAR_S,
@@ -136,9 +137,9 @@ def show(result: Mapping[str, Any]) -> bool:
         "within noise": all(row["within_noise"] for row in result["modes"]),
     }
     print(f"\n{'client updates per CPU second':<32} {'median':>8} {'best':>8}  accuracy")
-    for name, one in result["updates_per_cpu_s"].items():
-        accuracy = f"{100 * one['accuracy']:.1f} %"
-        print(f"{name:<32} {one['median']:8.1f} {one['best']:8.1f}  {accuracy}")
+    for name, rate in result["updates_per_cpu_s"].items():
+        accuracy = f"{100 * rate['accuracy']:.1f} %"
+        print(f"{name:<32} {rate['median']:8.1f} {rate['best']:8.1f}  {accuracy}")
     for name, value in result["ratios"].items():
         print(f"{name:<32} {value:8.2f}")
     print(f"{'bar: fast / exact, 95 %':<32} {RATIO_BAR:8.2f}  {_word(met['fast / exact'])}")
@@ -152,8 +153,8 @@ def show(result: Mapping[str, Any]) -> bool:
         f"\n{'accuracy, points':<10} {'exact':>8} {'fast':>8} {'fast - exact':>24} {'seed sd':>8}"
     )
     for row in result["modes"]:
-        one = row["fast_minus_exact"]
-        difference = f"{one['mean']:+.3f} [{one['low']:+.3f}, {one['high']:+.3f}]"
+        interval = row["fast_minus_exact"]
+        difference = f"{interval['mean']:+.3f} [{interval['low']:+.3f}, {interval['high']:+.3f}]"
         print(
             f"{row['sparsity']:<10} {row['exact_mean']:14.2f} {row['fast_mean']:8.2f} "
             f"{difference:>24} {row['seed_sd']:8.2f}  {_word(row['within_noise'])}"
@@ -165,19 +166,25 @@ def _word(met: bool) -> str:
     return "met" if met else "MISSED"
 
 
-def say(text: str) -> None:
+def log(text: str) -> None:
     print(text, file=sys.stderr, flush=True)
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=str(__doc__).partition("\n")[0])
     parser.add_argument("--quick", action="store_true", help="2 seeds, 1 repetition")
-    parser.add_argument("--seeds", type=int, default=5, help="to compare the modes with")
-    parser.add_argument("--repetitions", type=int, default=5, help="of every speed")
-    parser.add_argument("--rounds", type=int, default=50, help="of the whole run")
-    parser.add_argument("--mode-rounds", type=int, default=20, help="to compare the modes")
-    parser.add_argument("--rate-rounds", type=int, default=12, help="of which 3 and on count")
-    parser.add_argument("--flower", type=Path, default=flower_folder(), help="where Flower is put")
+    parser.add_argument("--seeds", type=int, default=5, help="for the comparison of modes")
+    parser.add_argument("--repetitions", type=int, default=5, help="for every speed")
+    parser.add_argument("--rounds", type=int, default=50, help="rounds of the whole run")
+    parser.add_argument(
+        "--mode-rounds", type=int, default=20, help="rounds for the comparison of modes"
+    )
+    parser.add_argument(
+        "--rate-rounds", type=int, default=12, help="rounds for the speeds; counted from round 3 on"
+    )
+    parser.add_argument(
+        "--flower", type=Path, default=flower_folder(), help="folder to install Flower into"
+    )
     parser.add_argument("--out", type=Path, default=environment.RESULTS, help="folder of results")
     parser.add_argument("--no-plot", action="store_true")
     args = parser.parse_args()
@@ -189,7 +196,7 @@ def main() -> int:
         with tempfile.TemporaryDirectory(prefix="ssfl-speed-") as folder:
             result = measure(args, Path(folder))
     except DataError as error:
-        say(str(error))
+        log(str(error))
         return 1
     environment.write(args.out / "simulator_speed.json", result)
     if not args.no_plot:

@@ -1,4 +1,4 @@
-"""Is mode fast within seed noise of exact? The same seeds in both, paired."""
+"""Is mode fast within seed noise of exact? The same seeds in both modes, paired."""
 
 import math
 from collections.abc import Sequence
@@ -24,7 +24,7 @@ SPARSITIES: dict[str, dict[str, Setting]] = {
 
 
 def compare_modes(seeds: Sequence[int], rounds: int, folder: Path) -> list[dict[str, Any]]:
-    """Return for each sparsity both modes' accuracies by seed, and their difference, in points."""
+    """Return both modes' accuracies by seed for each sparsity, and their difference, in points."""
     base = RunSpec("", BENCHMARK_S, {**SETTINGS, "rounds": rounds, "evaluate_last": 10})
     specs = [
         replace(
@@ -38,7 +38,10 @@ def compare_modes(seeds: Sequence[int], rounds: int, folder: Path) -> list[dict[
     rows = []
     for name in SPARSITIES:
         exact, fast = (
-            {seed: 100 * one for seed, one in by_seed(results, f"{name}, {mode}", MEASURE).items()}
+            {
+                seed: 100 * value
+                for seed, value in by_seed(results, f"{name}, {mode}", MEASURE).items()
+            }
             for mode in ("exact", "fast")
         )
         mean, sd = mean_and_sd(list(exact.values()))
@@ -55,5 +58,5 @@ def compare_modes(seeds: Sequence[int], rounds: int, folder: Path) -> list[dict[
 
 
 def within_noise(low: float, high: float, sd: float) -> bool:
-    """Tell whether the whole 95 % interval of the difference is within a seed's sd of zero."""
+    """Return True if the 95 % interval of the difference lies within one sd of zero."""
     return not math.isnan(sd) and max(abs(low), abs(high)) <= sd

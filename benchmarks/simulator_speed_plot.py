@@ -1,4 +1,4 @@
-"""The picture of simulator_speed.py: updates per CPU second, and fast minus exact by sparsity."""
+"""The figure of simulator_speed.py: updates per CPU second, and fast minus exact by sparsity."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -10,16 +10,16 @@ COLOURS = {"fast": BLUE, "exact": SKY, "Flower": ORANGE}
 
 
 def plot(result: Mapping[str, Any], path: Path) -> None:
-    """Draw both questions."""
+    """Draw both comparisons."""
     import matplotlib.pyplot as plt
 
     figure, (left, right) = plt.subplots(1, 2, figsize=(11, 4), layout="constrained")
     rates = result["updates_per_cpu_s"]
-    for place, (name, one) in enumerate(rates.items()):
-        left.barh(place, one["median"], color=COLOURS[name.split(", ")[1]], height=0.7)
-        left.plot(one["all"], [place] * len(one["all"]), "o", color="black", ms=3)
+    for place, (name, rate) in enumerate(rates.items()):
+        left.barh(place, rate["median"], color=COLOURS[name.split(", ")[1]], height=0.7)
+        left.plot(rate["all"], [place] * len(rate["all"]), "o", color="black", ms=3)
         left.annotate(
-            f"{one['median']:.0f}", (max(one["all"]), place), (6, 0), va="center",
+            f"{rate['median']:.0f}", (max(rate["all"]), place), (6, 0), va="center",
             textcoords="offset points",
         )  # fmt: skip
     left.set_yticks(range(len(rates)), list(rates))
@@ -28,13 +28,14 @@ def plot(result: Mapping[str, Any], path: Path) -> None:
     left.set(xlabel="client updates per CPU second, one core; points: repetitions")
     left.set_title("one client, one epoch of 200 samples, CNN of 35,434 weights", fontsize=10)
     for place, row in enumerate(result["modes"]):
-        one, sd = row["fast_minus_exact"], row["seed_sd"]
+        interval, sd = row["fast_minus_exact"], row["seed_sd"]
+        mean = interval["mean"]
         right.fill_between(
             [place - 0.3, place + 0.3], -sd, sd, color="0.88", lw=0,
             label="± standard deviation between seeds" if place == 0 else None,
         )  # fmt: skip
         right.errorbar(
-            place, one["mean"], [[one["mean"] - one["low"]], [one["high"] - one["mean"]]],
+            place, mean, [[mean - interval["low"]], [interval["high"] - mean]],
             fmt="o", color=COLOURS["fast"], capsize=4,
             label="mean and 95 % interval, paired by seed" if place == 0 else None,
         )  # fmt: skip

@@ -1,7 +1,7 @@
-"""The runs that simulator_speed.py measures: our simulator in this process, Flower's beside it.
+"""The runs of simulator_speed.py: our simulator in this process, Flower's in another.
 
-A rate is client updates per CPU second in rounds 3 to the last, in which nothing but training is
-done: start-up, scores and tests are left out. Everything is on one core with one thread.
+A rate is client updates per CPU second from round 3 to the last, which contain only training:
+start-up, scores and tests are left out. Everything runs on one core with one thread.
 """
 
 import json
@@ -24,7 +24,7 @@ from ssfl.study.one_run import run_one, shards_of
 from ssfl.study.run_spec import RunSpec
 
 PER_ROUND = 10
-FIRST = 3  # the first round that counts for a rate
+FIRST = 3  # first round that counts for a rate
 SETTINGS: Mapping[str, Setting] = {
     **{"profile": "paper", "model": "cnn-small", "clients_per_round": PER_ROUND},
     **{"local_epochs": 1, "lr_decay": 0.98, "evaluate_every": 0, "personalize_epochs": 0},
@@ -35,12 +35,12 @@ KINDS: Mapping[str, Mapping[str, Setting]] = {
 }
 PINS = Path(__file__).with_name("flower_simulation.txt")
 APP = Path(__file__).with_name("flower_simulation.py")
-PATIENCE_S = 900.0  # for Flower's simulation
+PATIENCE_S = 900.0  # deadline of Flower's simulation
 
 
 @dataclass(frozen=True)
 class Rate:
-    """How fast one simulation of some rounds was."""
+    """The speed of one simulation."""
 
     updates_per_cpu_s: float
     accuracy: float  # pooled, after the last round
@@ -65,7 +65,7 @@ def whole_run_cpu_s(rounds: int, shards: Mapping[str, Shard]) -> float:
 
 
 def our_rate(kind: str, mode: str, rounds: int, shards: Mapping[str, Shard]) -> Rate:
-    """Return how fast our simulator is."""
+    """Return the speed of our simulator."""
     marks: list[float] = []
     history = run_one(
         spec_of(kind, mode, rounds), lambda _: marks.append(time.process_time()), shards
@@ -74,9 +74,9 @@ def our_rate(kind: str, mode: str, rounds: int, shards: Mapping[str, Shard]) -> 
 
 
 def flower_rate(flower: Path, data: Path, rounds: int) -> Rate:
-    """Return how fast Flower's simulation is, CPU seconds of all its processes counted.
+    """Return the speed of Flower's simulation, with the CPU seconds of all its processes.
 
-    Raises NoFlower if it does not run.
+    Raise NoFlower if it does not run.
     """
     environment = {
         **os.environ,
@@ -95,12 +95,12 @@ def flower_rate(flower: Path, data: Path, rounds: int) -> Rate:
         raise NoFlower(f"Flower's simulation took more than {PATIENCE_S:.0f} s") from None
     except subprocess.CalledProcessError as error:
         raise NoFlower(f"Flower's simulation ended with {_last(error.stderr)}") from None
-    told: dict[str, Any] = json.loads(_last(done.stdout))
-    return Rate(_rate(told["cpu_seconds"][1:]), float(told["accuracy"]))
+    output: dict[str, Any] = json.loads(_last(done.stdout))
+    return Rate(_rate(output["cpu_seconds"][1:]), float(output["accuracy"]))
 
 
 def install_flower(folder: Path) -> Path:
-    """Return a folder with Flower, installed there unless it was; NoFlower if it cannot be."""
+    """Return a folder with Flower, installed if needed; raise NoFlower if that fails."""
     pins = PINS.read_text("utf-8")
     installed = folder / "installed.txt"
     if installed.is_file() and installed.read_text("utf-8") == pins:
@@ -129,21 +129,21 @@ def write_data(path: Path) -> dict[str, Shard]:
 
 
 def one_core() -> int:
-    """Stay on one core from now on, with all processes to come; return its number."""
+    """Pin this process and its future children to one core; return its number."""
     core = max(os.sched_getaffinity(0))
     os.sched_setaffinity(0, {core})
     return core
 
 
 def flower_folder() -> Path:
-    """Return where Flower is kept between runs of the benchmark."""
+    """Return the folder of Flower, kept between runs of the benchmark."""
     return ROOT / "runs" / "flower-simulation"
 
 
 def _rate(marks: list[float]) -> float:
-    """Return the rate, from the CPU seconds at the end of each round."""
-    counted = len(marks) - (FIRST - 1)
-    return PER_ROUND * counted / (marks[-1] - marks[FIRST - 2])
+    """Return the rate from the CPU seconds at the end of each round."""
+    rounds = len(marks) - (FIRST - 1)
+    return PER_ROUND * rounds / (marks[-1] - marks[FIRST - 2])
 
 
 def _last(text: str) -> str:

@@ -1,16 +1,17 @@
-"""Does a coordinator that runs for long grow?
+"""Does a coordinator grow in a long run?
 
     python -m benchmarks.soak
 
-A real `ssfl-coordinator` process and, in this process, 20 light clients (light_client.py), a TCP
-connection each, for 2,000 rounds. Resident memory, threads, descriptors and files of the state
-directory are looked at every few rounds. The slope of the memory is the median of the slopes of
-all pairs of looks (Theil and Sen) behind the first fifth, the warm-up. Writes
+A real `ssfl-coordinator` process and, in this process, 20 light clients (light_client.py) with a
+TCP connection each, for 2,000 rounds. Resident memory, threads, descriptors and files of the state
+directory are sampled every few rounds. The slope of the memory is the median of the slopes of all
+pairs of samples (Theil and Sen) after the first fifth, the warm-up. Writes
 benchmarks/results/soak.json and .png; exit code 1 if something grows.
 
-Resident memory also tells what the allocator keeps for later, by megabytes: a run of few rounds
-cannot tell a slope of 1 MB in 1,000 rounds from that. Below 1,000 rounds the bar is on what is in
-use, as the C library counts it (`ssfl_heap_bytes`): it must not grow by 1 MB over the second half.
+Resident memory includes megabytes that the allocator keeps for later, so a short run cannot
+distinguish a slope of 1 MB in 1,000 rounds from that. Below 1,000 rounds the bar applies to the
+memory in use, as the C library counts it (`ssfl_heap_bytes`): it must not grow by 1 MB over the
+second half.
 """
 
 import argparse
@@ -41,13 +42,13 @@ SHORT_ROUNDS = 1000
 MASKED, DENSE = 4000, 100
 LOOKS = 200
 WARM_UP = 0.2
-MISSED = 0.05  # share of the rounds that may be behind the last look
+MISSED = 0.05  # share of the rounds that may follow the last sample
 _POLL_S = 0.02
 
 
 @dataclass(frozen=True)
 class Look:
-    """The coordinator at one moment."""
+    """A sample of the coordinator."""
 
     rounds_done: int
     at_s: float
@@ -55,19 +56,19 @@ class Look:
     heap_bytes: int
     threads: int
     descriptors: int
-    files: int  # in the state directory; without uploads, which go, and the snapshot, which comes
+    files: int  # in the state directory, without uploads and snapshot, which come and go
 
 
 def look(server: Coordinator, state_dir: Path, rounds_done: int, at_s: float) -> Look:
     process = psutil.Process(server.process.pid)
     snapshot = StateDirectory(state_dir).snapshot.name
-    # os.walk passes over a folder that goes while it is looked at; rglob raises.
+    # os.walk skips folders that disappear while it runs; rglob raises.
     files = [
         name
         for folder, _, names in os.walk(state_dir)
         if "spool" not in Path(folder).parts
         for name in names
-        if not name.startswith((".", snapshot))  # being written, or once and for all
+        if not name.startswith((".", snapshot))  # being written, or written once
     ]
     return Look(
         rounds_done,
@@ -81,7 +82,7 @@ def look(server: Coordinator, state_dir: Path, rounds_done: int, at_s: float) ->
 
 
 def heap_bytes(server: Coordinator) -> int:
-    """Return what the coordinator's metrics say."""
+    """Return the heap size from the coordinator's metrics."""
     url = f"http://{server.addresses['metrics']}/metrics"
     with urlopen(url, timeout=30) as answer:
         found = re.search(r"^ssfl_heap_bytes (\S+)$", answer.read().decode(), re.MULTILINE)
@@ -91,15 +92,15 @@ def heap_bytes(server: Coordinator) -> int:
 async def watch(
     server: Coordinator, state_dir: Path, first: LightClient, rounds: int, looks: list[Look]
 ) -> None:
-    """Look every few rounds, until cancelled; `first` is a client whose tasks count rounds."""
+    """Sample every few rounds, until cancelled; the tasks of client `first` count rounds."""
     began_s, every = time.monotonic(), max(1, rounds // LOOKS)
     while True:
-        done = len({told.step for told in first.tells("train")})
+        done = len({event.step for event in first.events_of("train")})
         if done >= every * (1 + len(looks)):
-            seen = await asyncio.to_thread(
+            sample = await asyncio.to_thread(
                 look, server, state_dir, done, time.monotonic() - began_s
             )
-            looks.append(seen)
+            looks.append(sample)
         await asyncio.sleep(_POLL_S)
 
 
@@ -122,7 +123,7 @@ async def measure(args: argparse.Namespace, folder: Path) -> dict[str, Any]:
             for client in clients:
                 group.create_task(client.take_part())
         if watching.done():
-            watching.result()  # it never ends by itself: raise what it failed of
+            watching.result()  # it ends only with an error: raise it
         watching.cancel()
         status = await server.status()
         seconds = time.monotonic() - began_s
@@ -137,18 +138,18 @@ async def measure(args: argparse.Namespace, folder: Path) -> dict[str, Any]:
         "model_digest": status.model_digest.hex(),
         "digests_of_clients": sorted({client.final_digest.hex() for client in clients}),
         **figures(looks),
-        "looks": [asdict(one) for one in looks],
+        "looks": [asdict(look) for look in looks],
     }
 
 
 def figures(looks: list[Look]) -> dict[str, Any]:
-    """Return the slope behind the warm-up, and what the last quarter has beyond the third."""
+    """Return the slope after the warm-up, and the growth from the third to the last quarter."""
     warm = looks[int(WARM_UP * len(looks)) :]
     half = len(looks) // 2
     third, last = looks[half : half + half // 2], looks[half + half // 2 :]
-    heap = [float(np.median([one.heap_bytes for one in part])) for part in (third, last)]
-    growth = {  # the least: what comes and goes is there in some looks, what leaks in all
-        name: min(getattr(one, name) for one in last) - min(getattr(one, name) for one in third)
+    heap = [float(np.median([look.heap_bytes for look in part])) for part in (third, last)]
+    growth = {  # the minimum: temporary files are in some samples, leaks in all
+        name: min(getattr(look, name) for look in last) - min(getattr(look, name) for look in third)
         for name in ("threads", "descriptors", "files")
     }
     return {
@@ -162,18 +163,18 @@ def figures(looks: list[Look]) -> dict[str, Any]:
 
 
 def slope(looks: list[Look], of: str = "resident_bytes") -> float:
-    """Return the median of the slopes of all pairs, in bytes a round."""
-    rounds = np.array([one.rounds_done for one in looks], dtype=np.float64)
-    taken = np.array([getattr(one, of) for one in looks], dtype=np.float64)
+    """Return the median of the slopes of all pairs, in bytes per round."""
+    rounds = np.array([look.rounds_done for look in looks], dtype=np.float64)
+    values = np.array([getattr(look, of) for look in looks], dtype=np.float64)
     first, second = np.triu_indices(len(looks), k=1)
     apart = rounds[second] - rounds[first]
     pairs = apart > 0
-    rises = taken[second] - taken[first]
+    rises = values[second] - values[first]
     return float(np.median(rises[pairs] / apart[pairs]))
 
 
 def show(result: dict[str, Any]) -> bool:
-    """Print the table; return whether the bars are met."""
+    """Print the table; return True if the bars are met."""
     slope_mb, half_mb = result["mb_per_1000_rounds"], result["heap_mb_over_second_half"]
     if result["rounds"] < SHORT_ROUNDS:
         flat = half_mb <= BAR_MB_OF_A_SHORT_RUN
@@ -203,14 +204,14 @@ def plot(result: dict[str, Any], path: Path) -> None:
     import matplotlib.pyplot as plt
 
     figure, (left, right) = plt.subplots(1, 2, figsize=(11, 4), layout="constrained")
-    rounds = [one["rounds_done"] for one in result["looks"]]
-    left.plot(rounds, [one["resident_bytes"] / 1e6 for one in result["looks"]], lw=1.2)
+    rounds = [look["rounds_done"] for look in result["looks"]]
+    left.plot(rounds, [look["resident_bytes"] / 1e6 for look in result["looks"]], lw=1.2)
     left.axvspan(0, WARM_UP * result["rounds"], color="#eeeeee", lw=0, label="warm-up")
     left.set(xlabel="rounds", ylabel="resident memory, MB", xlim=0, ylim=0)
     left.set_title(f"{result['mb_per_1000_rounds']:+.2f} MB in 1,000 rounds", fontsize=10)
     left.legend(fontsize=8)
     for name in ("threads", "descriptors", "files"):
-        right.plot(rounds, [one[name] for one in result["looks"]], lw=1.2, label=name)
+        right.plot(rounds, [look[name] for look in result["looks"]], lw=1.2, label=name)
     right.set(xlabel="rounds", xlim=0, ylim=0)
     right.set_title(f"coordinator with {result['clients']} clients", fontsize=10)
     right.legend(fontsize=8)

@@ -1,13 +1,13 @@
-"""How many bytes does an update take, beyond its values?
+"""How many bytes does an update take beyond its values?
 
     python -m benchmarks.update_bytes
 
-A real `ssfl-coordinator` and one client (async_client.py) on a real socket, with as many values
-as ResNet-18 and the small CNN have at 90 % sparsity. No training: bytes do not depend on what the
-values are. Counted for one round, in both directions: the values, the protobuf messages around
-them, and what the kernel counted on the client's socket (TCP_INFO: HTTP/2 framing, headers and
-window updates, without TCP/IP headers). Writes benchmarks/results/update_bytes.json and .png;
-exit code 1 if the framing of messages is over the bar.
+A real `ssfl-coordinator` and one client (async_client.py) on a real socket, with the value counts
+of ResNet-18 and the small CNN at 90 % sparsity. There is no training: bytes do not depend on the
+values. Counted for one round, in both directions: the values, the protobuf messages around them,
+and the kernel's count of the client's socket (TCP_INFO: HTTP/2 framing, headers and window updates,
+without TCP/IP headers). Writes benchmarks/results/update_bytes.json and .png; exit code 1 if the
+framing of messages is over the bar.
 """
 
 import argparse
@@ -33,7 +33,7 @@ RECEIVED_AT, SENT_AT, INFO_BYTES = 128, 200, 208
 
 @dataclass(frozen=True)
 class Model:
-    """How many values a model has, and how many bytes beyond its kept values are allowed."""
+    """The number of values of a model, and the allowed bytes beyond its kept values."""
 
     name: str
     num_masked: int
@@ -52,7 +52,7 @@ MODELS = (
 
 @dataclass(frozen=True)
 class Bytes:
-    """One transfer, counted three times."""
+    """One transfer, counted at three levels."""
 
     payload: int
     messages: int
@@ -60,7 +60,7 @@ class Bytes:
 
 
 class Wire:
-    """The client's end of its connection, as the kernel counts it."""
+    """The client's end of its connection, as counted by the kernel."""
 
     def __init__(self, server: Coordinator) -> None:
         port = int(server.address.rpartition(":")[2])
@@ -75,7 +75,7 @@ class Wire:
     def __exit__(self, *_error: object) -> None:
         self._socket.close()
 
-    def counted(self) -> tuple[int, int]:
+    def totals(self) -> tuple[int, int]:
         """Return bytes sent and received so far."""
         info = self._socket.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, INFO_BYTES)
         if len(info) < INFO_BYTES:
@@ -85,7 +85,7 @@ class Wire:
 
 
 async def measure_all() -> list[dict[str, Any]]:
-    """Measure every model, each with a coordinator of its own."""
+    """Measure every model with a coordinator of its own."""
     rows = []
     for model in MODELS:
         with tempfile.TemporaryDirectory(prefix="ssfl-bytes-") as folder:
@@ -94,7 +94,7 @@ async def measure_all() -> list[dict[str, Any]]:
 
 
 async def measure(model: Model, folder: Path) -> dict[str, Any]:
-    """Run one round; return what its download and upload took."""
+    """Run one round; return the bytes of its download and upload."""
     workload = Workload(model.num_masked, model.num_dense, weights=[100])
     flags = ["--clients", "1", "--min-clients", "1", "--rounds", "2", "--log-level", "warning"]
     initial = digest(workload.initial)
@@ -105,7 +105,7 @@ async def measure(model: Model, folder: Path) -> dict[str, Any]:
         await client.initialize(initial)
         scoring = await client.receive(client.ask(initial))
         await client.send_scores(scoring, _encoded(workload.scores(0)))
-        first = await client.receive(client.ask(initial))  # with the mask: sent once
+        first = await client.receive(client.ask(initial))  # with the mask, which is sent once
         await client.send_update(first, _encoded(workload.update(0, 0)))
         earlier = client.sent.message_bytes
         with Wire(server) as wire:
@@ -121,24 +121,24 @@ async def measure(model: Model, folder: Path) -> dict[str, Any]:
 async def _round(
     client: AsyncClient, workload: Workload, wire: Wire, initial: bytes
 ) -> dict[str, Any]:
-    """Take part in the second round, which is like every later one."""
-    before = wire.counted()
+    """Take part in the second round, which is like all later ones."""
+    before = wire.totals()
     task = await client.receive(client.ask(initial))
-    after = wire.counted()
+    after = wire.totals()
     base_bytes = len(task.parts["base"])
     down = Bytes(base_bytes, client.received_bytes, after[1] - before[1])
     payload = _encoded(workload.update(1, 0))
     poll = await client.ask_and_wait(initial, task.message.step)
-    before = wire.counted()
+    before = wire.totals()
     await client.send_update(task, payload)
-    after = wire.counted()
+    after = wire.totals()
     up = Bytes(len(payload), client.sent.message_bytes, after[0] - before[0])
     poll.cancel()
     return {"up": asdict(up), "down": asdict(down)}
 
 
 async def _ledger(server: Coordinator) -> int:
-    """Return the coordinator's own count of the messages of all updates."""
+    """Return the coordinator's count of the messages of all updates."""
     status = await server.status()
     rows = [r for r in status.ledger if (r.phase, r.direction) == ("values", "up")]
     return sum(r.message_bytes for r in rows)
@@ -154,10 +154,10 @@ def framing(row: dict[str, Any]) -> int:
 
 
 def within_bar(row: dict[str, Any]) -> bool:
-    """Tell whether messages are small enough, and the coordinator has counted the same bytes."""
+    """Return True if the framing is within the bar and the ledger has the same count."""
     model = next(model for model in MODELS if model.name == row["name"])
-    counted = bool(row["both_rounds"]["sent"] == row["both_rounds"]["ledger"])
-    return counted and framing(row) <= model.allowed(row["up"]["payload"])
+    agrees = bool(row["both_rounds"]["sent"] == row["both_rounds"]["ledger"])
+    return agrees and framing(row) <= model.allowed(row["up"]["payload"])
 
 
 def show(rows: list[dict[str, Any]]) -> None:
@@ -165,29 +165,30 @@ def show(rows: list[dict[str, Any]]) -> None:
     print(f"{'one round':<16}{'values':>12}{'messages':>12}{'more':>8}{'socket':>12}{'more':>8}")
     for row in rows:
         for direction in ("up", "down"):
-            counted = Bytes(**row[direction])
+            transfer = Bytes(**row[direction])
             more = [
-                f"{part / counted.payload - 1:.3%}" for part in (counted.messages, counted.socket)
+                f"{part / transfer.payload - 1:.3%}"
+                for part in (transfer.messages, transfer.socket)
             ]
             print(
-                f"{row['name'] + ' ' + direction:<16}{counted.payload:>12,}{counted.messages:>12,}"
-                f"{more[0]:>8}{counted.socket:>12,}{more[1]:>8}"
+                f"{row['name'] + ' ' + direction:<16}{transfer.payload:>12,}"
+                f"{transfer.messages:>12,}{more[0]:>8}{transfer.socket:>12,}{more[1]:>8}"
             )
         word = "met" if within_bar(row) else "FAILED"
         print(f"  framing of the update: {framing(row):,} bytes, bar {row['bar']}: {word}")
 
 
 def plot(rows: list[dict[str, Any]], path: Path) -> None:
-    """Draw what comes on top of the values, in bytes."""
+    """Draw the bytes beyond the values."""
     import matplotlib.pyplot as plt
 
     figure, axes = plt.subplots(1, len(rows), figsize=(9, 3.2), layout="constrained")
     for axis, row in zip(axes, rows, strict=True):
         for place, direction in enumerate(("up", "down")):
-            counted = Bytes(**row[direction])
-            messages = counted.messages - counted.payload
+            transfer = Bytes(**row[direction])
+            messages = transfer.messages - transfer.payload
             axis.bar(place, messages, color="C0", label="messages" if not place else None)
-            rest = counted.socket - counted.messages
+            rest = transfer.socket - transfer.messages
             axis.bar(place, rest, bottom=messages, color="C1", label=None if place else "HTTP/2")
         axis.set_xticks([0, 1], ["update (up)", "base (down)"])
         axis.set_ylabel("bytes beyond the values")

@@ -1,4 +1,4 @@
-"""How many bytes do values take, lossless, in real training?
+"""How many bytes do lossless values take in real training?
 
     python -m benchmarks.value_bytes            # about 10 minutes on two cores
     python -m benchmarks.value_bytes --quick    # 2 minutes: few rounds
@@ -7,13 +7,13 @@ A CNN of 138,698 parameters on Fashion-MNIST among 100 clients, Dirichlet 0.3, 9
 local epoch of batch 16, learning rate 0.1 * 0.998^r, float32 (fashion.py). Three runs:
 
 - all 100 clients in every round: the bars hold for the means of rounds 2 to 50;
-- 10 of 100: most clients do not hold the previous base, and get another form of the new one;
+- 10 of 100: most clients lack the previous base and get another form of the new one;
 - 10 clients of 6,000 samples: larger steps between the bases, a harder case; ten rounds.
 
-Every payload is encoded, decoded, and trained on. Ratios are shares of the paper's 4sP, which
-counts the share s of all P parameters; norms and biases, which always travel, make our plain
-payload 2 % larger than that. Writes benchmarks/results/value_bytes.json and .png; exit code 1 if
-a bar is missed.
+Every payload is encoded, decoded and used for training. Ratios are shares of the paper's 4sP, which
+counts the share s of all P parameters; norms and biases, which are always sent, make our plain
+payload 2 % larger. Writes benchmarks/results/value_bytes.json and .png; exit code 1 if a bar is
+missed.
 """
 
 import sys
@@ -29,7 +29,7 @@ from benchmarks.value_compare import OURS, PCODEC
 from benchmarks.value_runs import Outcome, Run, add_runs_flag, run
 
 UP_BAR, DOWN_BAR = 0.80, 0.79
-FIRST = 2  # the first round that counts: the earliest ones move furthest
+FIRST = 2  # the first round that counts: the earliest ones change most
 WORTH_IT = 0.03  # another library must save more than this share to be offered
 
 
@@ -61,7 +61,7 @@ def summary(outcome: Outcome) -> dict[str, Any]:
 
 
 def met(results: dict[str, dict[str, Any]]) -> bool:
-    """Tell whether the bars hold for the run with all clients."""
+    """Return True if the run with all clients meets the bars."""
     bar = results["all of 100"]
     return bool(bar["up"] <= UP_BAR and bar["down"] <= DOWN_BAR)
 
@@ -75,10 +75,10 @@ def show(results: dict[str, dict[str, Any]], compared: dict[str, float]) -> None
             f"{row['accuracy']:>10.3f}"
         )
         if len(row["down_forms"]) > 1:
-            for form, one in row["down_forms"].items():
-                share = f"{one['share']:.1%} of downloads"
-                print(f"  {'against ' + form if 'base' in form else form:<34}{one['ratio']:.3f}  "
-                      f"({share})")  # fmt: skip
+            for form, download in row["down_forms"].items():
+                share = f"{download['share']:.1%} of downloads"
+                label = f"against {form}" if "base" in form else form
+                print(f"  {label:<34}{download['ratio']:.3f}  ({share})")
     word = "met" if met(results) else "FAILED"
     print(f"bars, all of 100: {UP_BAR} up, {DOWN_BAR} down: {word}")
     print("\nthe same updates in other codes")
@@ -93,7 +93,7 @@ def show(results: dict[str, dict[str, Any]], compared: dict[str, float]) -> None
 
 
 def plot(results: dict[str, dict[str, Any]], compared: dict[str, float], path: Path) -> None:
-    """Draw the ratio of each round, and the codes beside each other."""
+    """Draw the ratio of each round, and a comparison of the codes."""
     import matplotlib.pyplot as plt
 
     figure, (left, right) = plt.subplots(
@@ -124,8 +124,8 @@ def main() -> int:
     args = parsed(parser)
     runs = runs_of(args.data, args.quick, args.runs)
     work = list(runs.values())
-    outcomes = run_all(run, work, [one.cost for one in work], args.processes, "training")
-    results = {name: summary(one) for name, one in zip(runs, outcomes, strict=True)}
+    outcomes = run_all(run, work, [item.cost for item in work], args.processes, "training")
+    results = {name: summary(outcome) for name, outcome in zip(runs, outcomes, strict=True)}
     compared = outcomes[0].compared
     environment.write(
         args.out / "value_bytes.json",

@@ -1,4 +1,4 @@
-"""A channel that codes what passes through it, counts the bytes and hands on what is decoded."""
+"""A channel that codes the values, counts the bytes and passes on the decoded values."""
 
 import hashlib
 from collections.abc import Callable
@@ -10,12 +10,12 @@ from ssfl.codec import blocks, grid, reference
 from ssfl.method.settings import RunSettings
 from ssfl.method.value_types import commit_change, lossy_code, rounding_words
 
-Watch = Callable[[int, str, Vector, Vector], None]
+UpdateObserver = Callable[[int, str, Vector, Vector], None]
 
 
 @dataclass(frozen=True)
 class Variant:
-    """A way to send values: the run's settings, and one thing that is no setting."""
+    """A way to send values: run settings, and one option that is not a setting."""
 
     name: str
     value_type: str = "float32"
@@ -43,7 +43,7 @@ LOSSY = (
 
 @dataclass
 class Round:
-    """What a round took, in bytes."""
+    """The bytes of a round."""
 
     up: list[int] = field(default_factory=list)  # of each upload
     down: dict[str, list[int]] = field(default_factory=dict)  # of each download, by form
@@ -54,14 +54,14 @@ class Round:
 class CodedChannel:
     """Codes uploads against the round's base, and bases against what the client holds.
 
-    A client that took part in the round before holds its base. The others can rebuild the
-    epoch's first base, the initial weights on the mask, and get what is smallest of: coded
-    against that, coded without reference, plain. Those forms are lossless: a client must end
-    with the coordinator's bits.
+    A client of the previous round holds its base. The others can rebuild the epoch's first base
+    (the initial weights on the mask) and get the smallest of: coded against that, coded without
+    reference, plain. Those forms are lossless, because a client must end with the coordinator's
+    bits.
     """
 
     def __init__(
-        self, variant: Variant, settings: RunSettings, first: Vector, watch: Watch | None
+        self, variant: Variant, settings: RunSettings, first: Vector, watch: UpdateObserver | None
     ) -> None:
         self.rounds: list[Round] = []
         self._settings = variant.applied_to(settings)
@@ -70,8 +70,8 @@ class CodedChannel:
         self._first = first
         self._from_first = variant.from_first
         self._watch = watch
-        self._present: list[str] = []  # clients of the round before
-        self._change = 0  # bytes of the base, coded against the one before
+        self._present: list[str] = []  # clients of the previous round
+        self._change = 0  # bytes of the base, coded against the previous one
         self._residuals: dict[str, Vector] = {}
 
     def down(self, round_number: int, cohort: list[str], base: Vector) -> None:
@@ -123,7 +123,7 @@ class CodedChannel:
         return new
 
     def _smallest(self, base: Vector) -> tuple[str, int]:
-        """Return the smallest form for a client that was away, and its bytes."""
+        """Return the smallest form for a client that lacks the previous base, and its bytes."""
         forms = {
             "first base": len(blocks.encode(reference.CODE, base, self._first)),
             "no reference": len(blocks.encode(reference.CODE, base, None)),

@@ -1,4 +1,4 @@
-"""One update in many codes: what the recipe allows, and what others make of the same numbers."""
+"""One update in many codes, with the entropy bounds of our recipe."""
 
 import importlib
 from collections.abc import Callable
@@ -48,7 +48,7 @@ def pcodec() -> Callable[[npt.NDArray[Any]], bytes] | None:
 
 
 def zigzagged_difference(values: Vector, base: Vector) -> npt.NDArray[np.uint32]:
-    """Return what reference.py codes: distances in float32 steps, the sign at the lowest bit."""
+    """Return the numbers that reference.py codes: distances in float32 steps, sign in bit 0."""
     return reference.zigzag((_steps(values) - _steps(base)).astype(np.int32))
 
 
@@ -58,17 +58,17 @@ def _steps(values: Vector) -> npt.NDArray[np.int64]:
 
 
 def _plane_entropy(numbers: npt.NDArray[np.uint32]) -> float:
-    """Return the bits an ideal coder of each byte plane takes, its tables not counted."""
+    """Return the bits of an ideal coder of each byte plane, without its tables."""
     planes = numbers.view(np.uint8).reshape(-1, 4)
     return sum(_bits(planes[:, place]) for place in range(4))
 
 
 def _entropy_by_exponent(numbers: npt.NDArray[np.uint32], base: Vector) -> float:
-    """Return the bits of an ideal coder of bit lengths that also looks at the base's exponent."""
+    """Return the bits of an ideal coder of bit lengths, conditioned on the base's exponent."""
     lengths = np.floor(np.log2(numbers.astype(np.float64) + 1)).astype(np.int64)
     exponents = base.view(np.uint32) >> np.uint32(23) & np.uint32(0xFF)
     coded = sum(_bits(lengths[exponents == exponent]) for exponent in np.unique(exponents))
-    return coded + float(lengths.sum())  # below its first one, a number's bits are random
+    return coded + float(lengths.sum())  # the bits below the leading one are random
 
 
 def _bits(symbols: npt.NDArray[Any]) -> float:

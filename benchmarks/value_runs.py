@@ -1,4 +1,4 @@
-"""The runs behind value_bytes.py: each trains for real and returns what every round took."""
+"""The runs of value_bytes.py: each trains for real and returns the bytes of every round."""
 
 import argparse
 import json
@@ -14,12 +14,12 @@ from benchmarks.value_compare import compare
 
 COMPARED_EVERY = 10  # rounds
 COMPARED_CLIENTS = 3
-LAST = 10  # rounds whose accuracies make the final accuracy
+LAST = 10  # the final accuracy is the mean of the last rounds
 
 
 @dataclass(frozen=True)
 class Run:
-    """One run of training."""
+    """A training run."""
 
     data: Path
     seed: int
@@ -28,18 +28,18 @@ class Run:
     per_round: int  # 0: all
     rounds: int
     compared: bool = False  # whether some updates are coded in many ways
-    kept_in: Path | None = None  # folder of finished runs, so that a long benchmark can go on
+    kept_in: Path | None = None  # folder of finished runs, so that a long benchmark can resume
 
     @property
     def kept(self) -> Path | None:
-        """Where the outcome is kept."""
+        """The file of the outcome."""
         name = f"{self.variant.name}, {self.per_round or 'all'} of {self.num_clients}"
         file = f"{name}, seed {self.seed}, {self.rounds} rounds.json"
         return self.kept_in / file if self.kept_in else None
 
     @property
     def cost(self) -> int:
-        """Samples that are trained on, in thousands: time is proportional to it."""
+        """Training samples in thousands; time is proportional to it."""
         return self.rounds * self.cost_per_round
 
     @property
@@ -49,10 +49,10 @@ class Run:
 
 @dataclass
 class Outcome:
-    """What a run took and reached."""
+    """The bytes and the accuracy of a run."""
 
     paper_bytes: float  # 4sP
-    plain_bytes: int  # 4 bytes for each value that travels
+    plain_bytes: int  # 4 bytes for each sent value
     rounds: list[Round]
     accuracy: list[float]  # of the base after each of the last rounds
     compared: dict[str, float] = field(default_factory=dict)  # means, as shares of 4sP
@@ -63,60 +63,60 @@ class Outcome:
 
     def up(self) -> list[float]:
         """Return each round's mean upload, as a share of 4sP."""
-        return [float(np.mean(one.up)) / self.paper_bytes for one in self.rounds]
+        return [float(np.mean(entry.up)) / self.paper_bytes for entry in self.rounds]
 
     def down(self, form: str = "") -> list[float]:
         """Return each round's mean download, of one form or of all; NaN where there is none."""
         means = []
-        for one in self.rounds:
-            sizes = [s for name, some in one.down.items() if form in ("", name) for s in some]
+        for entry in self.rounds:
+            sizes = [s for name, some in entry.down.items() if form in ("", name) for s in some]
             means.append(float(np.mean(sizes)) / self.paper_bytes if sizes else float("nan"))
         return means
 
     def forms(self, first: int) -> dict[str, float]:
-        """Return the share of downloads of each form, from the round `first` on."""
+        """Return the share of each form among downloads, from round `first` on."""
         counts: dict[str, int] = {}
-        for one in self.rounds[first:]:
-            for form, sizes in one.down.items():
+        for entry in self.rounds[first:]:
+            for form, sizes in entry.down.items():
                 counts[form] = counts.get(form, 0) + len(sizes)
         return {form: count / sum(counts.values()) for form, count in counts.items()}
 
     def relative_errors(self, first: int) -> dict[str, float]:
         rounds = self.rounds[first:]
         return {
-            "up": float(np.mean([error for one in rounds for error in one.up_error])),
-            "down": float(np.mean([one.base_error for one in rounds])),
+            "up": float(np.mean([error for entry in rounds for error in entry.up_error])),
+            "down": float(np.mean([entry.base_error for entry in rounds])),
         }
 
 
 def add_runs_flag(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "--runs", type=Path, help="folder that keeps finished runs: the same command goes on there"
+        "--runs", type=Path, help="folder that keeps finished runs; the same command resumes"
     )
 
 
-def run(one: Run, report: Report) -> Outcome:
-    """Return the outcome of a run, kept or new; runs in a process of its own."""
-    if one.kept and one.kept.exists():
-        report(one.cost)
-        return _read(one.kept)
-    outcome = _train(one, report)
-    if one.kept:
-        one.kept.parent.mkdir(parents=True, exist_ok=True)
-        unfinished = one.kept.with_suffix(".part")
+def run(work: Run, report: Report) -> Outcome:
+    """Return the outcome of a run, stored or new; runs in a process of its own."""
+    if work.kept and work.kept.exists():
+        report(work.cost)
+        return _read(work.kept)
+    outcome = _train(work, report)
+    if work.kept:
+        work.kept.parent.mkdir(parents=True, exist_ok=True)
+        unfinished = work.kept.with_suffix(".part")
         unfinished.write_text(json.dumps(asdict(outcome)))
-        unfinished.replace(one.kept)
+        unfinished.replace(work.kept)
     return outcome
 
 
 def _read(path: Path) -> Outcome:
     fields = json.loads(path.read_text())
-    fields["rounds"] = [Round(**one) for one in fields["rounds"]]
+    fields["rounds"] = [Round(**row) for row in fields["rounds"]]
     return Outcome(**fields)
 
 
-def _train(one: Run, report: Report) -> Outcome:
-    clients = federation(one.data, one.seed, one.num_clients, one.per_round)
+def _train(work: Run, report: Report) -> Outcome:
+    clients = federation(work.data, work.seed, work.num_clients, work.per_round)
     mask = clients.mask
     first = mask.gather(clients.initial)
     samples: list[dict[str, float]] = []
@@ -129,12 +129,12 @@ def _train(one: Run, report: Report) -> Outcome:
     accuracy: list[float] = []
 
     def on_round(round_number: int, base: Vector) -> None:
-        if round_number >= one.rounds - LAST:
+        if round_number >= work.rounds - LAST:
             accuracy.append(clients.accuracy(mask, base))
-        report(one.cost_per_round)
+        report(work.cost_per_round)
 
-    channel = CodedChannel(one.variant, clients.settings, first, watch if one.compared else None)
-    clients.train(mask, one.rounds, channel, on_round)
+    channel = CodedChannel(work.variant, clients.settings, first, watch if work.compared else None)
+    clients.train(mask, work.rounds, channel, on_round)
     paper_bytes = clients.paper_bytes
     means: dict[str, Any] = {
         code: float(np.mean([sample[code] for sample in samples])) / paper_bytes

@@ -2,21 +2,20 @@
 
     python -m benchmarks.watch_overhead
 
-Three real `ssfl-coordinator` processes at the same time, on one core, and in this process, on
-another, light clients that only echo (light_client.py), so that the coordinators are as busy as
-they can be. Two have neither port. The third is watched: Prometheus asks for /metrics every 15
-seconds, as our prometheus.yml says, and one browser has the status page open: status, clients and
-new events, and every 10 seconds curves and timeline (layers come only with a new mask); between two
-looks it rests 500 times as long as the coordinator says that its answers took, at least 2 and at
-most 10 seconds, as page/app.js does.
+Three real `ssfl-coordinator` processes run at the same time on one core. In this process, on
+another core, light clients (light_client.py) keep them as busy as possible. Two coordinators have
+neither port. The third is watched: Prometheus scrapes /metrics every 15 seconds, as in our
+prometheus.yml, and one browser has the status page open. The page polls status, clients and new
+events, and curves and timeline every 10 seconds (layers only with a new mask). Between two polls it
+pauses 500 times as long as the coordinator's answers took, at least 2 and at most 10 seconds, as
+page/app.js does.
 
-What is compared is CPU time by round, over the same stretch of time: of the watched one with that
-of both others. Processes of the same program differ by themselves for as long as they live, and who
-is started first takes some percent more than who comes after: so all of them are started anew
-several times and change places, and the two that nobody watches are compared with each other, too.
-What names and places do is told apart by least squares; 95 % intervals are Student's, from what
-that leaves unexplained. The speed of a machine comes and goes; coordinators that share a core share
-that. With --any-core they, and their clients, take whichever is free. Writes
+CPU time per round of the watched coordinator is compared with that of the others, over the same
+period. Processes of the same program differ for their whole life, and the first to start takes some
+percent more: so all are restarted several times in rotating order, and the two unwatched ones are
+compared with each other, too. Least squares separates the effects of name and start order; 95 %
+intervals are Student's, from the residuals. The speed of a machine varies, but coordinators on one
+core share that. With --any-core the processes use any core. Writes
 benchmarks/results/watch_overhead.json and .png; exit code 1 if the estimate is above the bar.
 """
 
@@ -47,20 +46,20 @@ from ssfl.study.intervals import t_quantile
 BAR = 0.02
 MASKED, DENSE = 4000, 100
 SCRAPE_S = 15.0
-# What app.js does: how long it rests, what it asks for at every look, and to draw.
-REST, REST_LEAST_S, REST_MOST_S, DRAWN_S = 500, 2.0, 10.0, 10.0
+# The behaviour of app.js: its pauses, the documents of every poll, and those it draws.
+REST, MIN_REST_S, MAX_REST_S, DRAWN_S = 500, 2.0, 10.0, 10.0
 LOOKED = "look?limit=50"
 DRAWN = ("rounds", "timeline")
 QUIET = ("unwatched", "again")
 NAMES = (*QUIET, "watched")
-# Of first place, second place, again, watched: against third place, and unwatched.
+# Columns: first place, second place, again, watched; relative to third place and unwatched.
 COMPARED = {
     "overhead": (0.0, 0.0, -0.5, 1.0),
     "same_program": (0.0, 0.0, 1.0, 0.0),
     "first_place": (1.0, -0.5, 0.0, 0.0),
 }
 PORTS = ("--metrics-port=0", "--status-port=0")
-ROUNDS = 100_000  # more than there is time for: the run is ended
+ROUNDS = 100_000  # more than fit into the time: the run is stopped
 
 
 Times = dict[str, list[float]]
@@ -68,25 +67,25 @@ Stretch = dict[str, tuple[float, float]]  # CPU seconds and rounds, by coordinat
 
 
 @dataclass
-class Federation:
+class WatchedFederation:
     """A coordinator and its clients."""
 
     server: Coordinator
     clients: list[LightClient]
 
     def mark(self) -> tuple[float, float]:
-        """Return CPU seconds and rounds so far; of the one under way, the share that was sent."""
+        """Return CPU seconds and rounds so far, including the share of the current round."""
         sent = sum(len(client.sent_bytes) for client in self.clients)
         return self.server.cpu_s(), sent / len(self.clients)
 
 
-async def stretch(federations: dict[str, Federation], args: argparse.Namespace) -> Stretch:
-    """Return what each coordinator did in the same stretch of time."""
-    while min(one.mark()[1] for one in federations.values()) < args.warm_up:
+async def stretch(federations: dict[str, WatchedFederation], args: argparse.Namespace) -> Stretch:
+    """Return CPU seconds and rounds of each coordinator in the same period."""
+    while min(federation.mark()[1] for federation in federations.values()) < args.warm_up:
         await asyncio.sleep(0.1)
-    before = {name: one.mark() for name, one in federations.items()}
+    before = {name: federation.mark() for name, federation in federations.items()}
     await asyncio.sleep(args.seconds)
-    after = {name: one.mark() for name, one in federations.items()}
+    after = {name: federation.mark() for name, federation in federations.items()}
     return {
         name: (after[name][0] - before[name][0], after[name][1] - before[name][1])
         for name in federations
@@ -94,7 +93,7 @@ async def stretch(federations: dict[str, Federation], args: argparse.Namespace) 
 
 
 def ask(url: str) -> tuple[bytes, float]:
-    """Return the answer, and the seconds that it took by the word of who answered."""
+    """Return the answer, and the seconds that the server reports for it."""
     with urlopen(url, timeout=30) as answer:
         took = re.search(r"dur=([\d.]+)", answer.headers["Server-Timing"])
         assert took is not None
@@ -102,7 +101,7 @@ def ask(url: str) -> tuple[bytes, float]:
 
 
 async def scrape(server: Coordinator, times: list[float]) -> None:
-    """Ask as Prometheus does, until cancelled."""
+    """Scrape as Prometheus does, until cancelled."""
     while True:
         began_s = time.monotonic()
         _, took_s = await asyncio.to_thread(ask, f"http://{server.addresses['metrics']}/metrics")
@@ -111,9 +110,9 @@ async def scrape(server: Coordinator, times: list[float]) -> None:
 
 
 async def look(server: Coordinator, times: Times) -> None:
-    """Ask as a browser with the status page does, until cancelled."""
+    """Poll as a browser with the status page does, until cancelled."""
     page = f"http://{server.addresses['status']}/api/v1"
-    newest, drawn_s = 0, 0.0  # event; when the drawings were asked for
+    newest, drawn_s = 0, 0.0  # newest event; time of the last drawings
     while True:
         found, took_s = await asyncio.to_thread(ask, f"{page}/{LOOKED}&after={newest}")
         newest = json.loads(found)["events"]["last"]
@@ -125,7 +124,7 @@ async def look(server: Coordinator, times: Times) -> None:
             drawn_s = time.monotonic()
             times["drawings"].append(sum(drawing))
             took += drawing
-        rest_s = min(REST_MOST_S, max(REST_LEAST_S, REST * sum(took)))
+        rest_s = min(MAX_REST_S, max(MIN_REST_S, REST * sum(took)))
         times["rests"].append(rest_s)
         await asyncio.sleep(rest_s)
 
@@ -137,7 +136,7 @@ async def go(
     folder: Path,
     times: Times,
 ) -> Stretch:
-    """Run the federations with processes of their own; return what each coordinator took."""
+    """Run the federations with new processes; return the figures of each coordinator."""
     manifest = manifest_of(MASKED, DENSE)
     initial = initial_vector(manifest, SEED)
     flags = [f"--clients={args.clients}", f"--rounds={ROUNDS}", "--evaluate-every=0"]
@@ -151,12 +150,12 @@ async def go(
                 LightClient(server.address, number, manifest, initial)
                 for number in range(args.clients)
             ]
-            federations[name] = Federation(server, clients)
+            federations[name] = WatchedFederation(server, clients)
         watched = federations["watched"].server
         jobs: list[asyncio.Future[Any]] = [
             asyncio.ensure_future(client.take_part())
-            for one in federations.values()
-            for client in one.clients
+            for federation in federations.values()
+            for client in federation.clients
         ]
         jobs.append(asyncio.ensure_future(scrape(watched, times["scrapes"])))
         jobs.append(asyncio.ensure_future(look(watched, times)))
@@ -176,7 +175,7 @@ async def go(
 
 
 async def measure(args: argparse.Namespace, on_core: Sequence[str]) -> dict[str, Any]:
-    """Go several times; return the figures. `on_core` puts a coordinator where it belongs."""
+    """Repeat the run `--goes` times; return the figures. `on_core` pins a coordinator."""
     times: Times = {name: [] for name in ("scrapes", "looks", "drawings", "rests")}
     found: list[Stretch] = []
     for number in range(args.goes):
@@ -185,7 +184,7 @@ async def measure(args: argparse.Namespace, on_core: Sequence[str]) -> dict[str,
             order = NAMES[place:] + NAMES[:place]
             found.append(await go(args, order, on_core, Path(folder), times))
         print(f"{number + 1} of {args.goes} goes", file=sys.stderr, flush=True)
-    quiet = [one[name] for one in found for name in QUIET]
+    quiet = [turn[name] for turn in found for name in QUIET]
     return {
         "clients": args.clients,
         "any_core": args.any_core,
@@ -197,54 +196,54 @@ async def measure(args: argparse.Namespace, on_core: Sequence[str]) -> dict[str,
             name: 1e3 * float(np.median(times[name])) for name in ("scrapes", "looks", "drawings")
         },
         "goes": found,
-        "rounds": sum(one["watched"][1] for one in found),
+        "rounds": sum(turn["watched"][1] for turn in found),
         "cpu_ms_per_round": 1e3 * sum(cpu_s for cpu_s, _ in quiet) / sum(n for _, n in quiet),
         **figures(found),
     }
 
 
 def figures(found: list[Stretch]) -> dict[str, Any]:
-    """Return what being watched takes more, how the others differ, and what a place does.
+    """Return the overhead, the difference of the unwatched, and the effect of the start order.
 
-    A process's CPU time by round is taken for the product of what the go, its place in it (who is
-    started first, second, third) and its name do; by least squares of the logarithms.
+    CPU time per round is modelled as a product of the effects of the repetition, the start order
+    and the name; fitted by least squares of the logarithms.
     """
-    seen, taken = [], []
-    for number, one in enumerate(found):
-        for place, (name, (cpu_s, rounds)) in enumerate(one.items()):
+    rows, observed = [], []
+    for number, turn in enumerate(found):
+        for place, (name, (cpu_s, rounds)) in enumerate(turn.items()):
             row = np.zeros(len(found) + 4)
             row[number] = 1
             if place < 2:
                 row[len(found) + place] = 1
             row[-2:] = name == "again", name == "watched"
-            seen.append(row)
-            taken.append(np.log(cpu_s / rounds))
-    design, logs = np.array(seen), np.array(taken)
+            rows.append(row)
+            observed.append(np.log(cpu_s / rounds))
+    design, logs = np.array(rows), np.array(observed)
     effects, *_ = np.linalg.lstsq(design, logs)
     left = logs - design @ effects
     freedom = len(logs) - design.shape[1]
     spread = left @ left / freedom * np.linalg.inv(design.T @ design)
-    told: dict[str, Any] = {}
+    result: dict[str, Any] = {}
     for key, parts in COMPARED.items():
         weights = np.zeros(len(effects))
         weights[-4:] = parts
         half = t_quantile(0.975, freedom) * np.sqrt(weights @ spread @ weights)
         more = weights @ effects
-        told[key] = float(np.expm1(more))
-        told[f"{key}_95"] = [float(np.expm1(more - half)), float(np.expm1(more + half))]
+        result[key] = float(np.expm1(more))
+        result[f"{key}_95"] = [float(np.expm1(more - half)), float(np.expm1(more + half))]
     of_place = design[:, -4:-2] @ effects[-4:-2]
-    even = np.exp(logs - of_place).reshape(len(found), -1)  # without what places do
-    names = [list(one) for one in found]
+    even = np.exp(logs - of_place).reshape(len(found), -1)  # without the effect of start order
+    names = [list(turn) for turn in found]
     each = [dict(zip(*pair, strict=True)) for pair in zip(names, even.tolist(), strict=True)]
-    told["overhead_of_goes"] = [
-        one["watched"] / np.mean([one[name] for name in QUIET]) - 1 for one in each
+    result["overhead_of_goes"] = [
+        turn["watched"] / np.mean([turn[name] for name in QUIET]) - 1 for turn in each
     ]
-    told["same_program_of_goes"] = [one["again"] / one["unwatched"] - 1 for one in each]
-    return told
+    result["same_program_of_goes"] = [turn["again"] / turn["unwatched"] - 1 for turn in each]
+    return result
 
 
 def show(result: dict[str, Any]) -> bool:
-    """Print the table; return whether the bar is met."""
+    """Print the table; return True if the bar is met."""
     met = bool(result["overhead"] <= BAR)
 
     def percent(key: str) -> str:
@@ -258,11 +257,11 @@ def show(result: dict[str, Any]) -> bool:
         ),
         ("coordinator unwatched", f"{result['cpu_ms_per_round']:.2f} ms of CPU a round"),
         ("answer to Prometheus", f"{result['answer_ms']['scrapes']:.0f} ms"),
-        ("a look of the page", f"{result['answer_ms']['looks']:.0f} ms"),
-        ("what it draws", f"{result['answer_ms']['drawings']:.0f} ms"),
-        ("between two looks", f"{result['rest_s']:.1f} s"),
-        ("two that nobody watches", percent("same_program")),
-        ("who is started first", percent("first_place")),
+        ("a poll of the page", f"{result['answer_ms']['looks']:.0f} ms"),
+        ("drawings of the page", f"{result['answer_ms']['drawings']:.0f} ms"),
+        ("pause between polls", f"{result['rest_s']:.1f} s"),
+        ("the two unwatched", percent("same_program")),
+        ("the first to start", percent("first_place")),
         ("watched", f"{percent('overhead')}, bar {100 * BAR:g} %: " + ("met" if met else "FAILED")),
     ]
     for name, value in rows:
@@ -271,7 +270,7 @@ def show(result: dict[str, Any]) -> bool:
 
 
 def plot(result: dict[str, Any], path: Path) -> None:
-    """Draw every go: what the watched one took more, and how the two others differ."""
+    """Draw every repetition: the overhead of the watched, and the difference of the others."""
     import matplotlib.pyplot as plt
 
     figure, axes = plt.subplots(figsize=(8, 3.5), layout="constrained")
@@ -298,18 +297,20 @@ def plot(result: dict[str, Any], path: Path) -> None:
 def main() -> int:
     parser = argparse.ArgumentParser(description=str(__doc__).partition("\n")[0])
     parser.add_argument("--clients", type=int, default=20)
-    parser.add_argument("--goes", type=int, default=9, help="each with new processes")
-    parser.add_argument("--seconds", type=float, default=60.0, help="of each, without the warm-up")
+    parser.add_argument("--goes", type=int, default=9, help="repetitions, each with new processes")
+    parser.add_argument(
+        "--seconds", type=float, default=60.0, help="seconds of each, without the warm-up"
+    )
     parser.add_argument("--warm-up", type=int, default=25, help="rounds")
-    parser.add_argument("--any-core", action="store_true", help="do not keep them on two cores")
+    parser.add_argument("--any-core", action="store_true", help="do not pin processes to cores")
     parser.add_argument("--timeout-s", type=float, default=600.0, help="for a go")
     parser.add_argument("--out", type=Path, default=environment.RESULTS, help="folder of results")
     parser.add_argument("--no-plot", action="store_true")
     args = parser.parse_args()
     if len(os.sched_getaffinity(0)) < 2:
-        parser.error("it takes two cores: one for the coordinators, one for their clients")
+        parser.error("needs two cores: one for the coordinators, one for their clients")
     if args.goes < 6 or args.goes % 3:
-        parser.error("--goes: 6, 9, 12 …: each coordinator has each place as often as the others")
+        parser.error("--goes: must be 6, 9, 12, …, so that the start order is balanced")
     first, *_, last = sorted(os.sched_getaffinity(0))
     if not args.any_core:
         os.sched_setaffinity(0, {last})  # the clients

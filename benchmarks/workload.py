@@ -1,8 +1,8 @@
-"""What the clients of a benchmark upload, and what the coordinator must make of it.
+"""The uploads of a benchmark's clients, and the expected results.
 
-Numbers are multiples of 2^-10, drawn from (seed, step, client). Weighted sums of them are exact
-in float64, and a quotient of two such small integers is never so near to the middle of two
-float32 that rounding twice differs from rounding once: plain numpy gives the exact mean.
+Numbers are multiples of 2^-10, drawn from (seed, step, client). Weighted sums of them are exact in
+float64, and a quotient of two such small integers is never so near the midpoint of two float32
+that rounding twice differs from rounding once: plain numpy gives the exact mean.
 """
 
 import hashlib
@@ -31,12 +31,12 @@ def manifest_of(num_masked: int, num_dense: int) -> Manifest:
 
 
 def digest(values: Vector) -> bytes:
-    """Return the SHA-256 of the values as they travel."""
+    """Return the SHA-256 of the values as sent."""
     return hashlib.sha256(values.astype("<f4").tobytes()).digest()
 
 
 class Workload:
-    """Uploads by client and step, and the results by the slow, obvious way."""
+    """Uploads by client and step, and the results computed the slow, obvious way."""
 
     def __init__(self, num_masked: int, num_dense: int, weights: list[int]) -> None:
         self.manifest = manifest_of(num_masked, num_dense)
@@ -54,7 +54,7 @@ class Workload:
         return _draw(1 + round_number, client, -1024, count)
 
     def expected_mask(self) -> npt.NDArray[np.bool_]:
-        """Return the mask of the largest mean scores; equal ones go to the lowest coordinate."""
+        """Return the mask of the largest mean scores; ties go to the lowest coordinate."""
         mean = self._mean(self.scores)
         order = np.argsort(-mean, kind="stable")
         kept = np.zeros(mean.size, dtype=np.bool_)
@@ -62,7 +62,7 @@ class Workload:
         return kept
 
     def expected_base(self, rounds_done: int) -> Vector:
-        """Return the global values after so many rounds."""
+        """Return the global values after `rounds_done` rounds."""
         if rounds_done == 0:
             kept, size = self.expected_mask(), self.manifest.num_masked
             return np.concatenate([self.initial[:size][kept], self.initial[size:]])

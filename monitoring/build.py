@@ -1,9 +1,9 @@
-"""Builds what Grafana and Kubernetes read, dashboards and a PrometheusRule, and the docs' tables.
+"""Builds dashboards, a PrometheusRule and the tables of docs/monitoring.md.
 
-    python -m monitoring.build                                # writes the files anew
+    python -m monitoring.build                                # writes the files
     python -m monitoring.build --docs https://docs.example.org  # with links to your own docs
 
-The files are in the repository, so that nobody has to build them; a test says if they are stale.
+The built files are in the repository; a test fails if they are stale.
 """
 
 import argparse
@@ -22,11 +22,11 @@ HERE = Path(__file__).resolve().parent
 RULES = HERE / "rules.yml"
 PAGE = HERE.parent / "docs" / "monitoring.md"
 _RUNBOOK = re.compile(r"(?<=runbook_url: )\S+(?=/operations\.html#)")
-_HEAD = "# Made of rules.yml by `python -m monitoring.build`: change it there.\n"
+_HEAD = "# Built from rules.yml by `python -m monitoring.build`.\n"
 
 
 def built(docs: str = DOCS) -> dict[Path, str]:
-    """Return what each file is to hold; `docs`: where the documentation is served."""
+    """Return the content of each file; `docs`: address of the documentation."""
     rules = _RUNBOOK.sub(docs, RULES.read_text("utf-8"))
     tests = _RUNBOOK.sub(docs, (HERE / "rules_test.yml").read_text("utf-8"))
     files = {
@@ -42,7 +42,7 @@ def built(docs: str = DOCS) -> dict[Path, str]:
 
 
 def dashboards() -> dict[str, Json]:
-    """Return the dashboards by the name of their file."""
+    """Return the dashboards by file name."""
     return {
         "round-latency": round_latency(),
         "bytes-on-the-wire": bytes_on_the_wire(),
@@ -51,7 +51,7 @@ def dashboards() -> dict[str, Json]:
 
 
 def _custom(rules: str) -> Json:
-    """Return rules.yml as the Prometheus operator's own kind of object."""
+    """Return rules.yml as a PrometheusRule object."""
     return {
         "apiVersion": "monitoring.coreos.com/v1",
         "kind": "PrometheusRule",

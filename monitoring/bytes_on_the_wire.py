@@ -1,4 +1,4 @@
-"""The dashboard *Bytes on the wire*: what travels, how, and what dense would have cost."""
+"""The dashboard *Bytes on the wire*: bytes by phase and encoding, against a dense model."""
 
 from monitoring.panels import (
     BLUE,
@@ -18,18 +18,18 @@ from monitoring.panels import (
 
 TITLE = "Bytes on the wire"
 NOTHING = "nothing sent yet"
-COMPARED = "values|evaluation"  # the phases that ssfl_dense_bytes_total is about
+COMPARED = "values|evaluation"  # the phases of ssfl_dense_bytes_total
 
 
 def bytes_on_the_wire() -> Json:
     """Return the dashboard."""
     return dashboard(
         TITLE,
-        "What travels between coordinator and clients, by direction, phase and encoding, against "
-        "sending the dense model; the mask; the clients' links.",
+        "Bytes between coordinator and clients, by direction, phase and encoding, compared with "
+        "a dense model; the mask; the clients' links.",
         [
             ("How much", _first()),
-            ("What it is made of", _parts()),
+            ("By phase and encoding", _parts()),
             ("The mask", _mask()),
             ("Links", _links()),
         ],
@@ -45,8 +45,8 @@ def _first() -> list[Panel]:
         *(
             stat(
                 f"Sent {direction}",
-                f"Encoded tensors that went {direction} since the coordinator's process started; "
-                "the status page and the report have those of the whole run.",
+                f"Encoded tensors sent {direction} since the coordinator process started; "
+                "the status page and the report show the whole run.",
                 f'sum(ssfl_payload_bytes_total{{{SELECTED}, direction="{direction}"}})',
                 unit="decbytes",
                 no_data=NOTHING,
@@ -56,8 +56,8 @@ def _first() -> list[Panel]:
         *(
             stat(
                 f"Of dense, {direction}",
-                "Values sent to train and to test since the coordinator's process started, as a "
-                f"share of what the dense model as float32 would have taken {direction}.",
+                "Values sent for training and evaluation since the coordinator process started, as "
+                f"a share of the dense model as float32, {direction}.",
                 f'ssfl_bytes_to_dense_ratio{{{SELECTED}, direction="{direction}"}}',
                 unit="percentunit",
                 no_data="no round yet",
@@ -66,14 +66,14 @@ def _first() -> list[Panel]:
         ),
         stat(
             "Density",
-            "Share of the maskable weights that the mask keeps.",
+            "Share of maskable weights that the mask keeps.",
             f"ssfl_mask_density_ratio{{{SELECTED}}}",
             unit="percentunit",
             no_data="no mask yet",
         ),
         stat(
-            "Around the tensors",
-            "What messages add to the encoded tensors in them: headers, checksums, requests.",
+            "Message overhead",
+            "Bytes that messages add to their encoded tensors: headers, checksums, requests.",
             f"sum(ssfl_message_bytes_total{{{SELECTED}}}) / "
             f"sum(ssfl_payload_bytes_total{{{SELECTED}}}) - 1",
             unit="percentunit",
@@ -89,8 +89,8 @@ def _first() -> list[Panel]:
         ),
         lines(
             "Bytes per round",
-            "Encoded tensors divided by the rounds committed, over the window: the more rounds it "
-            "holds, the better.",
+            "Encoded tensors divided by committed rounds, over the window. More rounds in it give "
+            "a better estimate.",
             [
                 Query(
                     f"sum by (direction) ({_rate('payload')}) / on () group_left () "
@@ -109,7 +109,7 @@ def _parts() -> list[Panel]:
     return [
         lines(
             "By phase",
-            "Encoded tensors by what the run was doing: initial model, scores, mask, values.",
+            "Encoded tensors by phase of the run: initial model, scores, mask, values.",
             [Query(f"sum by (phase) ({_rate('payload')}) > 0", "{{phase}}")],
             unit="Bps",
             stacked=True,
@@ -117,16 +117,16 @@ def _parts() -> list[Panel]:
         ),
         lines(
             "By encoding",
-            "Encoded tensors by their form on the wire.",
+            "Encoded tensors by their encoding on the wire.",
             [Query(f"sum by (encoding) ({_rate('payload')}) > 0", "{{encoding}}")],
             unit="Bps",
             stacked=True,
             no_data=NOTHING,
         ),
         lines(
-            "Sent, against dense",
-            "Values sent to train and to test since the coordinator's process started, and what "
-            "the dense model as float32 would have taken for the same (dashed).",
+            "Sent, compared with dense",
+            "Values sent for training and evaluation since the coordinator process started, and "
+            "the same transfers with the dense model as float32 (dashed).",
             [
                 Query(
                     f"sum by (direction) (ssfl_dense_bytes_total{{{SELECTED}}})",
@@ -151,8 +151,8 @@ def _parts() -> list[Panel]:
         ),
         lines(
             "Tensors, messages, TCP",
-            "The same traffic at three heights: encoded tensors, whole messages, and what the "
-            "kernel counted. They should lie close together; a gap is overhead or retransmission.",
+            "The same traffic at three levels: encoded tensors, whole messages, and the kernel's "
+            "count. They should be close together; a gap is overhead or retransmission.",
             [
                 Query(f"sum({_rate('payload')})", "tensors"),
                 Query(f"sum({_rate('message')})", "messages"),
@@ -169,8 +169,8 @@ def _mask() -> list[Panel]:
     return [
         lines(
             "Kept weights",
-            "Weights that the mask keeps, and all values of the model (dashed). A purple mark is a "
-            "new mask.",
+            "Weights that the mask keeps, and all values of the model (dashed). Purple marks show "
+            "new masks.",
             [
                 Query(f"ssfl_mask_kept_weights{{{SELECTED}}}", "kept"),
                 Query(f"ssfl_model_values{{{SELECTED}}}", "all values"),
@@ -183,7 +183,7 @@ def _mask() -> list[Panel]:
         ),
         lines(
             "Masks agreed",
-            "How many masks the clients agreed on so far; the legend has the newest one's digest.",
+            "Number of masks agreed so far; the legend has the digest of the newest.",
             [
                 Query(
                     f"ssfl_mask_epoch{{{SELECTED}}} * on (job, instance) group_left (mask_digest) "
@@ -201,7 +201,7 @@ def _links() -> list[Panel]:
     return [
         lines(
             "Slowest links",
-            "How fast the newest result of a client came in: the ten slowest.",
+            "Upload rate of each client's newest result: the ten slowest.",
             [
                 Query(
                     "bottomk(10, max by (client) "
@@ -213,7 +213,7 @@ def _links() -> list[Panel]:
             no_data="no result yet",
         ),
         lines(
-            "Transfers that went on after a cut",
+            "Resumed transfers",
             "Resumed uploads and downloads in the window, as the coordinator counts them.",
             [
                 Query(
@@ -228,7 +228,7 @@ def _links() -> list[Panel]:
         ),
         lines(
             "Sites: bytes per second",
-            "Encoded tensors as the clients themselves count them, where they are scraped.",
+            "Encoded tensors as counted by the clients that are scraped.",
             [
                 Query(
                     "sum by (instance, direction) (rate(ssfl_site_payload_bytes_total[$window]))",
@@ -240,7 +240,7 @@ def _links() -> list[Panel]:
         ),
         lines(
             "Sites: time of a transfer",
-            "0.9 quantile over the window, as the clients themselves measure it.",
+            "0.9 quantile over the window, as measured by the clients.",
             [
                 Query(
                     "histogram_quantile(0.9, sum by (instance, direction, le) "

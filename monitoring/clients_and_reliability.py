@@ -1,4 +1,4 @@
-"""The dashboard *Clients and reliability*: who is here or late, what was refused or repeated."""
+"""The dashboard *Clients and reliability*: present, lost and late clients, refusals, retries."""
 
 from monitoring.panels import (
     BLUE,
@@ -21,7 +21,7 @@ from monitoring.panels import (
 )
 
 TITLE = "Clients and reliability"
-NO_RUN = "no coordinator seen"
+NO_RUN = "no coordinator found"
 STATES = {
     "waiting": SKY,
     "working": GREEN,
@@ -36,13 +36,13 @@ def clients_and_reliability() -> Json:
     """Return the dashboard."""
     return dashboard(
         TITLE,
-        "Who is here, lost or late; what was refused, repeated or taken up again; what the sites "
-        "say of themselves.",
+        "Clients that are present, lost or late; refusals, retries and resumed transfers; metrics "
+        "of the sites.",
         [
             ("Now", _first()),
             ("Clients", _clients()),
-            ("Refused, repeated, taken up again", _trouble()),
-            ("Sites, as they see it", _sites()),
+            ("Refused, retried, resumed", _trouble()),
+            ("As reported by the sites", _sites()),
         ],
     )
 
@@ -51,45 +51,45 @@ def _first() -> list[Panel]:
     return [
         stat(
             "Here",
-            "Clients that have joined and are neither lost nor gone.",
+            "Clients that have joined and have neither left nor been lost.",
             f'sum(ssfl_clients{{{SELECTED}, state=~"waiting|working|reported"}})',
             no_data=NO_RUN,
         ),
         stat(
             "Lost",
-            "Clients that should be here and were not heard of for 30 seconds.",
+            "Expected clients that have been silent for 30 seconds.",
             f'sum(ssfl_clients{{{SELECTED}, state="lost"}})',
             bad=1.0,
             no_data=NO_RUN,
         ),
         stat(
-            "Missing to go on",
-            "Clients that a stalled run waits for; 0 if it can go on.",
+            "Missing clients",
+            "Clients that a stalled run waits for; 0 if it is not stalled.",
             f"sum(ssfl_run_missing_clients{{{SELECTED}}})",
             bad=1.0,
             no_data=NO_RUN,
         ),
         stat(
-            "Counted of asked",
-            "Of the results asked for in the window, the share that counted. The step under way "
+            "Share that counted",
+            "Share of the requested results in the window that counted. The current step "
             "has none yet: choose a window of several rounds.",
             f"sum(increase(ssfl_clients_reported_total{{{SELECTED}}}[{WINDOW}])) / "
             f"(sum(increase(ssfl_clients_selected_total{{{SELECTED}}}[{WINDOW}])) > 0)",
             unit="percentunit",
-            no_data="nobody was asked in this window",
+            no_data="no client was asked in this window",
         ),
         stat(
             "Void steps",
-            "Steps of the last hour that too few clients reported in, and were repeated.",
+            "Steps of the last hour that had too few reports and were repeated.",
             f"sum(increase(ssfl_steps_void_total{{{SELECTED}}}[1h]))",
             bad=0.5,
             no_data=NO_RUN,
         ),
         stat(
             "Coordinator",
-            "Whether it took up the run of an earlier process (after a crash or an upgrade).",
+            "Whether it resumed the run of an earlier process (after a crash or an upgrade).",
             f"max(ssfl_run_recovered{{{SELECTED}}})",
-            words={"0": "began the run", "1": "took it up again"},
+            words={"0": "new run", "1": "resumed"},
             no_data=NO_RUN,
         ),
     ]
@@ -101,8 +101,8 @@ def _clients() -> list[Panel]:
 
     return [
         lines(
-            "Clients by what they do",
-            "Everybody who ever joined: waiting, working, reported, lost (not heard of for 30 s), "
+            "Clients by state",
+            "All clients that have joined: waiting, working, reported, lost (silent for 30 s), "
             "left, removed.",
             [Query(f"sum by (state) (ssfl_clients{{{SELECTED}}})", "{{state}}")],
             unit="short",
@@ -112,8 +112,8 @@ def _clients() -> list[Panel]:
         ),
         lines(
             "Asked, counted, late, lost",
-            "In the window: clients asked to work, results that counted, results that came when "
-            "their step was closed, clients lost.",
+            "In the window: clients asked to work, results that counted, results that came after "
+            "their step had closed, clients lost.",
             [
                 Query(rate("ssfl_clients_selected_total"), "asked"),
                 Query(rate("ssfl_clients_reported_total"), "counted"),
@@ -126,10 +126,10 @@ def _clients() -> list[Panel]:
         ),
         table(
             "Every client",
-            "Up to 200 clients; with more, the slowest and those not heard of longest.",
+            "Up to 200 clients; with more, the slowest and those silent for longest.",
             {
-                "here": (f"max by (client) (ssfl_client_up{{{SELECTED}}})", "bool_yes_no"),
-                "last heard of": (
+                "present": (f"max by (client) (ssfl_client_up{{{SELECTED}}})", "bool_yes_no"),
+                "last seen": (
                     f"max by (client) (ssfl_client_last_seen_seconds{{{SELECTED}}})",
                     "s",
                 ),
@@ -148,12 +148,12 @@ def _clients() -> list[Panel]:
                 ),
             },
             key="client",
-            sort="last heard of",
-            no_data="nobody has joined yet",
+            sort="last seen",
+            no_data="no client has joined yet",
         ),
         lines(
             "Longest silences",
-            "Time since a client was last heard of: the ten longest.",
+            "Time since a client was last seen: the ten longest.",
             [
                 Query(
                     f"topk(10, max by (client) (ssfl_client_last_seen_seconds{{{SELECTED}}}))",
@@ -161,12 +161,11 @@ def _clients() -> list[Panel]:
                 )
             ],
             unit="s",
-            no_data="nobody has joined yet",
+            no_data="no client has joined yet",
         ),
         lines(
             "Joined",
-            "Times a client joined in the window, for the first time or again (after a restart or "
-            "a cut).",
+            "Joins in the window, for the first time or again (after a restart or a cut).",
             [
                 Query(
                     f"sum by (again) (increase(ssfl_clients_joined_total{{{SELECTED}}}[{WINDOW}]))",
@@ -175,19 +174,19 @@ def _clients() -> list[Panel]:
             ],
             unit="short",
             bars=True,
-            no_data="nobody has joined yet",
+            no_data="no client has joined yet",
         ),
         lines(
-            "Uploads at once",
-            "Uploads that come in now, and as many as may (dashed). At the top, clients wait for "
-            "one another.",
+            "Concurrent uploads",
+            "Uploads in progress, and the limit (dashed). At the limit, clients wait for "
+            "each other.",
             [
                 Query(f"ssfl_uploads_in_flight{{{SELECTED}}}", "now"),
-                Query(f"ssfl_upload_slots{{{SELECTED}}}", "at most"),
+                Query(f"ssfl_upload_slots{{{SELECTED}}}", "limit"),
             ],
             unit="short",
-            colors={"now": BLUE, "at most": ORANGE},
-            dashed=["at most"],
+            colors={"now": BLUE, "limit": ORANGE},
+            dashed=["limit"],
             no_data=NO_RUN,
         ),
     ]
@@ -196,8 +195,8 @@ def _clients() -> list[Panel]:
 def _trouble() -> list[Panel]:
     return [
         lines(
-            "Refused, by reason",
-            "Calls refused in 15 minutes; docs/wire-format.md says what each reason means.",
+            "Refusals by reason",
+            "Calls refused in 15 minutes; docs/wire-format.md explains the reasons.",
             [
                 Query(
                     "sum by (reason) "
@@ -210,9 +209,9 @@ def _trouble() -> list[Panel]:
             no_data="nothing was refused",
         ),
         lines(
-            "Sent again, gone on, void",
-            "In the window: tasks sent again, transfers that went on after a cut, void steps, and "
-            "how often the coordinator was started.",
+            "Retries, resumes, void steps",
+            "In the window: tasks sent again, resumed transfers, void steps, and starts "
+            "of the coordinator.",
             [
                 Query(f"sum(increase(ssfl_retries_total{{{SELECTED}}}[{WINDOW}]))", "tasks again"),
                 Query(f"sum(increase(ssfl_resumes_total{{{SELECTED}}}[{WINDOW}]))", "transfers"),
@@ -235,7 +234,7 @@ def _trouble() -> list[Panel]:
         ),
         lines(
             "Stalled",
-            "For how long the run could not go on, since too few clients were here.",
+            "Time that the run has waited because too few clients are present.",
             [
                 Query(f"ssfl_run_stalled_seconds{{{SELECTED}}}", "stalled for"),
             ],
@@ -244,11 +243,11 @@ def _trouble() -> list[Panel]:
             no_data=NO_RUN,
         ),
         lines(
-            "Programs that answer",
-            "1 where Prometheus gets an answer, 0 where it does not.",
+            "Reachable programs",
+            "1 if Prometheus gets an answer, 0 if not.",
             [Query('up{job=~"ssfl-.+"}', "{{job}} {{instance}}")],
             unit="short",
-            most=1.0,
+            maximum=1.0,
             no_data="no target",
         ),
     ]
@@ -258,16 +257,16 @@ def _sites() -> list[Panel]:
     return [
         lines(
             "Connected",
-            "1 where the coordinator answered the newest call of a client.",
+            "1 if the coordinator answered the newest call of a client.",
             [Query("ssfl_site_connected", "{{instance}}")],
             unit="short",
-            most=1.0,
+            maximum=1.0,
             no_data="no client is scraped",
             width=8,
         ),
         lines(
-            "What they do",
-            "The state each client is in, as it says itself.",
+            "State",
+            "Clients by state, as they report it.",
             [Query("sum by (state) (ssfl_site_state)", "{{state}}")],
             unit="short",
             stacked=True,
@@ -275,12 +274,12 @@ def _sites() -> list[Panel]:
             width=8,
         ),
         lines(
-            "Work under way",
-            "Share of the minibatches that are done.",
+            "Current work",
+            "Share of minibatches done.",
             [Query("ssfl_site_steps_done / ssfl_site_steps_planned", "{{instance}}")],
             unit="percentunit",
-            most=1.0,
-            no_data="no client works",
+            maximum=1.0,
+            no_data="no client is working",
             width=8,
         ),
         lines(
@@ -299,34 +298,33 @@ def _sites() -> list[Panel]:
         ),
         lines(
             "Training loss",
-            "Mean loss of the newest training; a site that climbs while others fall has a problem "
-            "with its data.",
+            "Mean loss of the newest training. If the loss of one site rises while others fall, "
+            "check its data.",
             [Query("ssfl_site_training_loss", "{{instance}}")],
             unit="short",
             no_data="no client has trained yet",
             width=8,
         ),
         lines(
-            "Results, joins, tries",
-            "In the window: results by what became of them, joins, calls that did not get "
-            "through, transfers that went on.",
+            "Results, joins, retries",
+            "In the window: results by outcome, joins, calls that failed, resumed transfers.",
             [
                 Query(
                     "sum by (outcome) (increase(ssfl_site_results_total[$window]))",
                     "result {{outcome}}",
                 ),
                 Query("sum(increase(ssfl_site_joins_total[$window]))", "joins"),
-                Query("sum(increase(ssfl_site_retries_total[$window]))", "not reached"),
-                Query("sum(increase(ssfl_site_resumes_total[$window]))", "gone on"),
+                Query("sum(increase(ssfl_site_retries_total[$window]))", "failed calls"),
+                Query("sum(increase(ssfl_site_resumes_total[$window]))", "resumed"),
             ],
             unit="short",
-            colors={"joins": SKY, "not reached": RED, "gone on": PURPLE},
+            colors={"joins": SKY, "failed calls": RED, "resumed": PURPLE},
             no_data="no client is scraped",
             width=8,
         ),
         table(
             "Programs",
-            "Every program that Prometheus sees, with the samples of a client's shard.",
+            "Every program that Prometheus scrapes, with the samples of a client's shard.",
             {
                 "up": (
                     'max by (instance) (up{job=~"ssfl-.+"})',

@@ -1,10 +1,9 @@
 """`make monitoring`: a federation on this machine, watched by Prometheus, broken on purpose.
 
-A coordinator and four clients train on scikit-learn's digits. Prometheus has our scrape
-configuration and rules, asks every second, and is in a hurry: the `for:` of every alert is divided
-by HURRY. When the first round is on a dashboard's expression, two clients are killed and come back,
-then the coordinator is killed and comes back; each time the alert fires and clears. Then the
-federation goes on until Ctrl-C.
+A coordinator and four clients train on scikit-learn's digits. Prometheus uses our scrape
+configuration and rules, scrapes every second, and divides the `for:` of every alert by HURRY. Once
+a dashboard expression shows the first round, two clients are killed and restarted, then the
+coordinator; each time the alert fires and clears. Then the federation continues until Ctrl-C.
 """
 
 import argparse
@@ -34,15 +33,15 @@ from ssfl.tools.terminal import console
 
 HURRY = 30.0
 CLIENTS = 4
-SEEN_DEADLINE_S = 120.0  # the first round on a dashboard
+SEEN_DEADLINE_S = 120.0  # until a dashboard shows the first round
 ALERT_DEADLINE_S = 180.0
-LOOK_S = 20.0  # before it is broken
+LOOK_S = 20.0  # before the faults begin
 PANEL = "A round's time by phase"
 FOLDER = Path("runs/monitoring")
 
 
-class Scene:
-    """The federation and its Prometheus, and how we tell of them."""
+class MonitoringDemo:
+    """The federation, its Prometheus and the screen."""
 
     def __init__(self, federation: Federation, prometheus: Prometheus, screen: Console) -> None:
         self.federation = federation
@@ -50,41 +49,41 @@ class Scene:
         self.began_s = time.monotonic()
         self._screen = screen
 
-    def say(self, text: str) -> None:
+    def print_line(self, text: str) -> None:
         """Print a line with the time since the start."""
         self._screen.print(f"{time.monotonic() - self.began_s:6.1f} s  {text}", soft_wrap=True)
 
     def wait(self, condition: Callable[[], object], what: str, deadline_s: float) -> None:
-        """Wait for something to be true; raise ProgramError if it takes too long."""
+        """Wait for a condition; raise ProgramError at the deadline."""
         end_s = time.monotonic() + deadline_s
         while not condition():
             if time.monotonic() > end_s:
                 raise ProgramError(f"{what}: not within {deadline_s:g} s", ExitCode.BUG)
             time.sleep(0.25)
 
-    def fires(self, alert: str) -> None:
-        """Wait for an alert and show it."""
+    def wait_until_firing(self, alert: str) -> None:
+        """Wait for an alert to fire and show it."""
         self.wait(lambda: alert in self.prometheus.firing(), f"{alert} fires", ALERT_DEADLINE_S)
         notes = self.prometheus.firing()[alert]
-        self.say(f"FIRES   {alert} ({notes['labels']['severity']})")
-        self.say(f"        {notes['annotations']['description']}")
-        self.say(f"        {notes['annotations']['runbook_url']}")
+        self.print_line(f"FIRES   {alert} ({notes['labels']['severity']})")
+        self.print_line(f"        {notes['annotations']['description']}")
+        self.print_line(f"        {notes['annotations']['runbook_url']}")
 
-    def clears(self, alert: str) -> None:
-        """Wait until an alert is over."""
+    def wait_until_cleared(self, alert: str) -> None:
+        """Wait for an alert to clear."""
         self.wait(
             lambda: alert not in self.prometheus.firing(), f"{alert} clears", ALERT_DEADLINE_S
         )
-        self.say(f"CLEARS  {alert}")
+        self.print_line(f"CLEARS  {alert}")
 
 
 def main() -> int:
-    """Run it; Ctrl-C ends everything."""
+    """Run the federation; Ctrl-C ends everything."""
     parser = argparse.ArgumentParser(prog="python -m monitoring.live", description=__doc__)
     parser.add_argument(
         "--end-after",
         choices=("round", "alerts"),
-        help="end when the first round was seen, or when every alert has cleared, not at Ctrl-C",
+        help="end after the first round, or after all alerts have cleared, instead of at Ctrl-C",
     )
     end_after = parser.parse_args().end_after
     raise_on_sigterm()
@@ -92,7 +91,7 @@ def main() -> int:
     try:
         need("torch", "sklearn", extra="demo")
         program = _program("prometheus")
-        _watch(program, screen, end_after)
+        _start(program, screen, end_after)
     except KeyboardInterrupt:
         screen.print("ended: coordinator, clients and Prometheus are stopped")
     except ProgramError as error:
@@ -101,7 +100,7 @@ def main() -> int:
     return int(ExitCode.DONE)
 
 
-def _watch(program: str, screen: Console, end_after: str | None) -> None:
+def _start(program: str, screen: Console, end_after: str | None) -> None:
     fresh_folder(FOLDER)
     make_shards(FOLDER / "shards", digits(), Cut(clients=CLIENTS, validation=0.0))
     metrics = free_port()
@@ -115,75 +114,79 @@ def _watch(program: str, screen: Console, end_after: str | None) -> None:
     folder = FOLDER.resolve()
     federation = Federation(folder, shards, flags, shard_names(shards), client_flags)
     with Prometheus(program, folder / "prometheus", every_s=1, hurry=HURRY) as prometheus:
-        scene = Scene(federation, prometheus, screen)
+        demo = MonitoringDemo(federation, prometheus, screen)
         with federation:
             prometheus.targets({"coordinator": [f"localhost:{metrics}"], "client": []})
             prometheus.run()
-            with _grafana(scene):
-                _play(scene, end_after)
+            with _grafana(demo):
+                _run_demo(demo, end_after)
 
 
-def _play(scene: Scene, end_after: str | None) -> None:
-    """Show the first round, then the two kinds of trouble."""
-    prometheus, federation = scene.prometheus, scene.federation
-    _tell_where(scene)
-    _scrape_clients(scene)
+def _run_demo(demo: MonitoringDemo, end_after: str | None) -> None:
+    """Show the first round, then the two faults."""
+    prometheus, federation = demo.prometheus, demo.federation
+    _print_addresses(demo)
+    _scrape_clients(demo)
     expr = _expression(PANEL)
-    scene.wait(lambda: _has_data(prometheus, expr), "the first round is seen", SEEN_DEADLINE_S)
-    scene.say(f"the first round is seen on the panel {PANEL!r}: {expr}")
+    demo.wait(lambda: _has_data(prometheus, expr), "the first round is shown", SEEN_DEADLINE_S)
+    demo.print_line(f"the panel {PANEL!r} shows the first round: {expr}")
     for row in prometheus.ask(expr):
-        scene.say(f"        {row['metric'].get('phase', ''):12} {float(row['value'][1]):8.4f} s")
+        demo.print_line(
+            f"        {row['metric'].get('phase', ''):12} {float(row['value'][1]):8.4f} s"
+        )
     if end_after == "round":
         return
     if end_after is None:
-        scene.say(f"look around; in {LOOK_S:g} s two clients will be killed")
+        demo.print_line(f"two clients will be killed in {LOOK_S:g} s")
         time.sleep(LOOK_S)
 
     lost = federation.clients[-2:]
-    scene.say(f"BROKEN  {' and '.join(lost)} are killed; after 30 s of silence they are lost")
+    demo.print_line(f"BROKEN  {' and '.join(lost)} are killed; after 30 s of silence they are lost")
     for client in lost:
         federation.kill(client)
-    scene.fires("SsflClientsLost")
-    scene.fires("SsflRunStalled")
+    demo.wait_until_firing("SsflClientsLost")
+    demo.wait_until_firing("SsflRunStalled")
     for client in lost:
         federation.restart(client)
-    _scrape_clients(scene)
-    scene.say(f"MENDED  {' and '.join(lost)} are started again")
+    _scrape_clients(demo)
+    demo.print_line(f"FIXED   {' and '.join(lost)} are restarted")
     for alert in ("SsflRunStalled", "SsflClientsLost"):
-        scene.clears(alert)
+        demo.wait_until_cleared(alert)
 
-    scene.say("BROKEN  the coordinator is killed")
+    demo.print_line("BROKEN  the coordinator is killed")
     federation.kill(COORDINATOR)
-    scene.fires("SsflCoordinatorDown")
+    demo.wait_until_firing("SsflCoordinatorDown")
     federation.restart(COORDINATOR)
-    scene.say("MENDED  the coordinator is started again, with the same state directory")
-    scene.clears("SsflCoordinatorDown")
+    demo.print_line("FIXED   the coordinator is restarted with the same state directory")
+    demo.wait_until_cleared("SsflCoordinatorDown")
     rounds = prometheus.ask("ssfl_rounds_total")[0]["value"][1]
-    scene.wait(
-        lambda: prometheus.ask(f"ssfl_rounds_total > {rounds}"), "it goes on", ALERT_DEADLINE_S
+    demo.wait(
+        lambda: prometheus.ask(f"ssfl_rounds_total > {rounds}"),
+        "the run continues",
+        ALERT_DEADLINE_S,
     )
-    scene.say("the run goes on where it was")
+    demo.print_line("the run has resumed")
     if end_after is None:
-        scene.say("and goes on, for you to look at; Ctrl-C ends everything")
+        demo.print_line("and continues for inspection; Ctrl-C ends everything")
         while COORDINATOR not in federation.ended():
             time.sleep(0.5)
 
 
-def _tell_where(scene: Scene) -> None:
-    prometheus = scene.prometheus
+def _print_addresses(demo: MonitoringDemo) -> None:
+    prometheus = demo.prometheus
     for line in (
         f"1 coordinator and {CLIENTS} clients train on digits; logs are in {FOLDER}",
         f"Prometheus   {prometheus.url}/graph   try: ssfl_rounds_total, ssfl_client_pending",
         f"alerts       {prometheus.url}/alerts  (our rules; every `for:` divided by {HURRY:g})",
         f"targets      {prometheus.url}/targets",
     ):
-        scene.say(line)
+        demo.print_line(line)
 
 
 def _expression(title: str) -> str:
     """Return the expression of a panel of *Round latency*, with its variables filled in."""
     panels = round_latency()["panels"]
-    (panel,) = [one for one in panels if one["title"] == title]
+    (panel,) = [panel for panel in panels if panel["title"] == title]
     expr: str = panel["targets"][0]["expr"]
     return expr.replace("$job", ".*").replace("$instance", ".*").replace(WINDOW, "10m")
 
@@ -192,24 +195,24 @@ def _has_data(prometheus: Prometheus, expr: str) -> bool:
     return any(row["value"][1] != "NaN" for row in prometheus.ask(expr))
 
 
-def _scrape_clients(scene: Scene) -> None:
-    """Tell Prometheus where the clients answer, as each of them printed it."""
-    federation = scene.federation
+def _scrape_clients(demo: MonitoringDemo) -> None:
+    """Add the metrics ports that the clients printed to the targets of Prometheus."""
+    federation = demo.federation
     addresses: list[str] = []
 
-    def all_told() -> bool:
+    def all_printed() -> bool:
         federation.ended()
         texts = [(federation.folder / f"{name}.out").read_text() for name in federation.clients]
         found = [text.rpartition(" metrics on ")[2].strip() for text in texts]
-        addresses[:] = [f"localhost:{one.rpartition(':')[2]}" for one in found if one]
+        addresses[:] = [f"localhost:{line.rpartition(':')[2]}" for line in found if line]
         return len(addresses) == len(texts)
 
-    scene.wait(all_told, "the clients print their metrics ports", SEEN_DEADLINE_S)
-    scene.prometheus.targets({"client": addresses})
+    demo.wait(all_printed, "the clients print their metrics ports", SEEN_DEADLINE_S)
+    demo.prometheus.targets({"client": addresses})
 
 
 def _program(name: str) -> str:
-    """Return the path of a Debian package's program, installed if we may."""
+    """Return the path of a Debian package's program; install it if possible."""
     found = shutil.which(name)
     if not found and os.geteuid() == 0 and shutil.which("apt-get"):
         print(f"installing {name} ...", flush=True)
@@ -225,13 +228,13 @@ def _program(name: str) -> str:
 
 
 @contextmanager
-def _grafana(scene: Scene) -> Iterator[None]:
-    """Start Grafana with our dashboards where it is installed; else say how to get it."""
+def _grafana(demo: MonitoringDemo) -> Iterator[None]:
+    """Start Grafana with our dashboards if it is installed; otherwise print how to get it."""
     program, home = shutil.which("grafana-server"), Path("/usr/share/grafana")
     if not program or not home.is_dir():
-        scene.say(
-            "no grafana-server here: the dashboards are in monitoring/dashboards (import them, or "
-            "`docker compose up` brings Grafana with them)"
+        demo.print_line(
+            "grafana-server is not installed: the dashboards are in monitoring/dashboards (import "
+            "them, or run `docker compose up`)"
         )
         yield
         return
@@ -244,14 +247,14 @@ def _grafana(scene: Scene) -> Iterator[None]:
         "GF_PATHS_LOGS": str(folder),
         "GF_PATHS_PROVISIONING": str(HERE / "grafana" / "provisioning"),
         "GF_AUTH_ANONYMOUS_ENABLED": "true",
-        "PROMETHEUS_URL": scene.prometheus.url,
+        "PROMETHEUS_URL": demo.prometheus.url,
         "SSFL_DASHBOARDS": str(HERE / "dashboards"),
     }
     process = subprocess.Popen(
         [program, "--homepath", str(home)], env=environment, start_new_session=True,
         stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
     )  # fmt: skip
-    scene.say(f"Grafana      http://localhost:{port}/d/{UIDS['Round latency']}")
+    demo.print_line(f"Grafana      http://localhost:{port}/d/{UIDS['Round latency']}")
     try:
         yield
     finally:

@@ -1,11 +1,10 @@
-"""The pieces of a Grafana dashboard, as JSON values: panels, rows, variables, links.
+"""The parts of a Grafana dashboard as JSON values: panels, rows, variables, links.
 
-A panel says what it shows (`title`), how to read it (`text`), its unit, and what to print when
-there is no data, since an empty panel at night raises questions. Colours are those of Okabe and
-Ito, which colour-blind readers can tell apart; no state is told by colour alone. Expressions choose
-the coordinators with SELECTED, by the variables at the head of each dashboard, and the time that
-means are over with WINDOW: a sixth of what is shown unless somebody chooses, so that a look at the
-day suits rounds of an hour as a look at the hour suits rounds of a second.
+A panel has a `title`, a description (`text`), a unit, and a text for the case of no data, because
+an empty panel raises questions. Colours are those of Okabe and Ito, which colour-blind readers can
+distinguish; no state is shown by colour alone. Expressions select coordinators by SELECTED, from
+the variables of the dashboard, and the time of means by WINDOW: by default a sixth of the shown
+time, so that a day suits rounds of an hour and an hour suits rounds of a second.
 """
 
 import itertools
@@ -15,9 +14,9 @@ from typing import Any
 
 Json = dict[str, Any]
 
-DOCS = "http://localhost:8000"  # `make docs-serve`; another place: monitoring.build --docs URL
+DOCS = "http://localhost:8000"  # `make docs-serve`; other addresses: monitoring.build --docs URL
 SELECTED = 'job=~"$job", instance=~"$instance"'
-WINDOW = "$window"  # of means and counts: longer than a round, else there is nothing to show
+WINDOW = "$window"  # of means and counts; must be longer than a round
 SOURCE = {"type": "prometheus", "uid": "${datasource}"}
 
 # Okabe and Ito, "Color Universal Design" (2008).
@@ -42,7 +41,7 @@ UIDS = {
 
 @dataclass(frozen=True, slots=True)
 class Query:
-    """One PromQL expression, and how its series are called."""
+    """One PromQL expression, and the legend of its series."""
 
     expr: str
     legend: str = ""
@@ -52,7 +51,7 @@ class Query:
 
 @dataclass(frozen=True, slots=True)
 class Panel:
-    """One panel, without its place."""
+    """One panel, without its position."""
 
     kind: str
     title: str
@@ -62,7 +61,7 @@ class Panel:
     no_data: str
     width: int = 8
     height: int = 8
-    defaults: Json = field(default_factory=dict)  # more of fieldConfig.defaults
+    defaults: Json = field(default_factory=dict)  # further fieldConfig.defaults
     overrides: Sequence[Json] = ()
     options: Json = field(default_factory=dict)
     transformations: Sequence[Json] = ()
@@ -98,7 +97,7 @@ def stat(
     legend: str = "",
     width: int = 4,
 ) -> Panel:
-    """One number; `bad`: from there on it is red and the word says so."""
+    """One number; from `bad` on it is red, with a word."""
     steps: list[Json] = [{"color": BLUE, "value": None}]
     if bad is not None:
         steps.append({"color": RED, "value": bad})
@@ -134,10 +133,10 @@ def lines(
     colors: dict[str, str] | None = None,
     dashed: Sequence[str] = (),
     logarithmic: bool = False,
-    most: float | None = None,
+    maximum: float | None = None,
     width: int = 12,
 ) -> Panel:
-    """Values over time; series called like a key of `colors` have that colour."""
+    """Values over time; `colors` maps names of series to colours."""
     custom: Json = {
         "drawStyle": "bars" if bars else "line",
         "fillOpacity": 60 if stacked or bars else 8,
@@ -151,8 +150,8 @@ def lines(
     defaults: Json = {"color": {"mode": "palette-classic-by-name"}, "custom": custom, "min": 0}
     if logarithmic:
         del defaults["min"]
-    if most is not None:
-        defaults["max"] = most
+    if maximum is not None:
+        defaults["max"] = maximum
     overrides = [_color(name, color) for name, color in (colors or {}).items()]
     for name in dashed:
         style = {"fill": "dash", "dash": [8, 8]}
@@ -172,7 +171,7 @@ def lines(
 
 
 def heatmap(title: str, text: str, expr: str, *, no_data: str, width: int = 12) -> Panel:
-    """How many took how long, over time, from a histogram's buckets."""
+    """A heatmap of durations over time, from the buckets of a histogram."""
     options = {
         "calculate": False,
         "cellGap": 1,
@@ -245,7 +244,7 @@ def table(
 
 
 def dashboard(title: str, text: str, rows: Sequence[tuple[str, Sequence[Panel]]]) -> Json:
-    """Return a whole dashboard: rows of panels, put side by side as far as they fit."""
+    """Return a dashboard: rows of panels, placed side by side as far as they fit."""
     numbers, y, panels = itertools.count(1), 0, []
     for heading, row in rows:
         panels.append(
@@ -316,11 +315,11 @@ def _color(name: str, color: str) -> Json:
 
 
 def _mask_refresh() -> Json:
-    """A new mask is news, not trouble."""
+    """Annotate new masks; they are not problems."""
     return _annotation(
         "new mask",
         PURPLE,
-        f"changes(ssfl_mask_epoch{{{SELECTED}}}[2m]) > 0",  # two steps: no change falls between
+        f"changes(ssfl_mask_epoch{{{SELECTED}}}[2m]) > 0",  # two steps, so that no change is missed
         "{{instance}} has a new mask",
     )
 
@@ -330,7 +329,7 @@ def _recoveries() -> Json:
         "coordinator started",
         GREY,
         f"time() - process_start_time_seconds{{{SELECTED}}} < 90",
-        "the coordinator {{instance}} started again",
+        "the coordinator {{instance}} was started",
     )
 
 
@@ -374,7 +373,7 @@ def _window() -> Json:
         "type": "interval",
         "query": ",".join(times),
         "current": auto,
-        "options": [auto, *({"selected": False, "text": one, "value": one} for one in times)],
+        "options": [auto, *({"selected": False, "text": time, "value": time} for time in times)],
         "auto": True,
         "auto_count": 6,
         "auto_min": "10m",

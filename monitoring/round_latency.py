@@ -1,4 +1,4 @@
-"""The dashboard *Round latency*: its first row answers the five questions of the one on call."""
+"""The dashboard *Round latency*: its first row answers five questions of the person on call."""
 
 from monitoring.panels import (
     BLUE,
@@ -21,13 +21,13 @@ from monitoring.panels import (
 )
 
 TITLE = "Round latency"
-# Refusals that the alert SsflRefusals leaves out: they are part of going on after a restart or a
-# cut, have an alert of their own, or follow from an operator's command.
+# Refusals that the alert SsflRefusals ignores: they are normal after a restart or a cut, have their
+# own alert, or follow from an operator's command.
 ROUTINE = (
     "join_again|unknown_client|session_ended|stale_base|stale_mask|slot_yielded|run_over|no_progress|"
     "disk_full|removed|too_many_checks"
 )
-NO_RUN = "no coordinator seen"
+NO_RUN = "no coordinator found"
 NO_ROUND = "no round ended in this window: choose a longer one above"
 
 
@@ -35,13 +35,13 @@ def round_latency() -> Json:
     """Return the dashboard."""
     return dashboard(
         TITLE,
-        "Is the run moving, who holds it up, when will it finish, was anything refused, is disk or "
-        "memory running out? Below: where each round's time goes. Where there are several "
-        "coordinators, choose one above.",
+        "Does the run make progress, which clients delay it, when will it finish, were calls "
+        "refused, is disk or memory running out? Below: the time of each round by phase. With "
+        "several coordinators, choose one above.",
         [
-            ("In a minute: moving, held up, finished when, refused, running out?", _first()),
-            ("Where a round's time goes", _phases()),
-            ("What comes of it", _results()),
+            ("Overview: progress, delays, time left, refusals, disk and memory", _first()),
+            ("Time of a round", _phases()),
+            ("Results", _results()),
             ("Disk and memory of the coordinator", _machine()),
         ],
     )
@@ -50,9 +50,9 @@ def round_latency() -> Json:
 def _first() -> list[Panel]:
     return [
         stat(
-            "The run is",
-            "What the run does now: gathering clients, score, train, evaluate, personalize, "
-            "waiting (too few clients are here), paused, finished or stopped.",
+            "Phase",
+            "Phase of the run: gathering clients, score, train, evaluate, personalize, "
+            "waiting (too few clients are present), paused, finished or stopped.",
             f"ssfl_run_phase{{{SELECTED}}} == 1",
             legend="{{phase}}",
             no_data=NO_RUN,
@@ -65,23 +65,23 @@ def _first() -> list[Panel]:
             no_data=NO_RUN,
         ),
         stat(
-            "To the end",
-            "Time to the end of the run at the pace of its newest rounds.",
+            "Time left",
+            "Time to the end of the run at the rate of its newest rounds.",
             f"ssfl_run_seconds_left{{{SELECTED}}}",
             unit="dtdurations",
-            no_data="not known yet, stalled, paused, or over",
+            no_data="unknown, stalled, paused, or over",
         ),
         stat(
             "Age of the step",
-            "Age of the step under way as a share of its deadline; 0 if none is. Red beyond it.",
+            "Age of the current step as a share of its deadline; 0 without a step. Red above 1.",
             f"ssfl_step_elapsed_seconds{{{SELECTED}}} / ssfl_round_deadline_seconds{{{SELECTED}}}",
             unit="percentunit",
             bad=1.0,
-            no_data="no deadline (--reproducible): its age is below",
+            no_data="no deadline (--reproducible): see its age below",
         ),
         stat(
-            "Refused in 15 minutes",
-            "Calls refused for a reason that an honest, well-configured client does not meet. All "
+            "Refusals in 15 minutes",
+            "Calls refused for reasons that an honest, well-configured client does not cause. All "
             "reasons: Clients and reliability.",
             "ceil(sum(instance_reason:ssfl_refusals:increase15m"
             f'{{{SELECTED}, reason!~"{ROUTINE}"}}))',
@@ -90,15 +90,15 @@ def _first() -> list[Panel]:
         ),
         stat(
             "Alerts",
-            "Alerts of ours that fire now; the runbook has a section for each.",
+            "Firing alerts of ssfl; the runbook has a section for each.",
             'count(ALERTS{alertname=~"Ssfl.+", alertstate="firing"}) or vector(0)',
             bad=1.0,
             no_data=NO_RUN,
         ),
         table(
-            "Who holds it up",
-            "Clients that the step under way, or a stalled run, waits for, with the time since "
-            "each was last heard of and what its newest result took. Empty between steps.",
+            "Delaying clients",
+            "Clients that the current step, or a stalled run, waits for, with the time since "
+            "each was last seen and the times of its newest result. Empty between steps.",
             {
                 "silent for": (
                     f"max by (client) (ssfl_client_last_seen_seconds{{{SELECTED}}} "
@@ -119,13 +119,13 @@ def _first() -> list[Panel]:
             },
             key="client",
             sort="silent for",
-            no_data="nobody: nothing waits for a client",
+            no_data="the run waits for no client",
             width=12,
         ),
         lines(
-            "Age of the step against its deadline",
-            "A step closes at its deadline (dashed) with those who reported. A line that climbs "
-            "without falling back is a run that does not move.",
+            "Age of the step and its deadline",
+            "A step closes at its deadline (dashed) with the reports it has. A line that rises "
+            "without falling is a run without progress.",
             [
                 Query(f"ssfl_step_elapsed_seconds{{{SELECTED}}}", "age"),
                 Query(f"ssfl_round_deadline_seconds{{{SELECTED}}}", "deadline"),
@@ -139,14 +139,14 @@ def _first() -> list[Panel]:
         ),
         lines(
             "Disk and memory in use",
-            "Share of the disk of the state directory (and of the results, if that is another), "
-            "and of the memory the coordinator may have.",
+            "Used share of the disk of the state directory (and of the results, if different), "
+            "and of the coordinator's memory limit.",
             [
                 Query(f"1 - instance_disk:ssfl_disk_free:ratio{{{SELECTED}}}", "{{disk}} disk"),
                 Query(f"instance:ssfl_memory_used:ratio{{{SELECTED}}}", "memory"),
             ],
             unit="percentunit",
-            most=1.0,
+            maximum=1.0,
             colors={"state disk": ORANGE, "out disk": YELLOW, "memory": BLUE},
             no_data=NO_RUN,
             width=6,
@@ -163,10 +163,10 @@ def _phases() -> list[Panel]:
     )
     return [
         lines(
-            "A round's time by phase",
-            "Mean over the window, along the client that reported last: broadcast (it was sent its "
+            "Time of a round by phase",
+            "Mean over the window, for the client that reported last: broadcast (of its "
             "task), training, collection (the rest until the round closed), aggregation (the sum), "
-            "commit (the journal). Stacked, they are the round.",
+            "commit (the journal). Their sum is the time of the round.",
             [Query(f"{spent} / ({rounds} > 0)", "{{phase}}")],
             unit="s",
             stacked=True,
@@ -174,28 +174,28 @@ def _phases() -> list[Panel]:
             no_data=NO_ROUND,
         ),
         lines(
-            "Rounds: half, nine in ten, all but one in a hundred",
+            "Quantiles of the time of a round",
             "Quantiles of the time from the start of a round to its commit, over the window.",
             [
                 Query(
                     f"histogram_quantile({share}, sum by (le) (rate({step}[{WINDOW}])))",
                     name,
                 )
-                for share, name in ((0.5, "half"), (0.9, "9 in 10"), (0.99, "99 in 100"))
+                for share, name in ((0.5, "median"), (0.9, "0.9"), (0.99, "0.99"))
             ],
             unit="s",
-            colors={"half": GREEN, "9 in 10": ORANGE, "99 in 100": RED},
+            colors={"median": GREEN, "0.9": ORANGE, "0.99": RED},
             no_data=NO_ROUND,
         ),
         heatmap(
-            "How long rounds took",
-            "Each column is a span of time, each cell how many rounds of it took so long.",
+            "Distribution of the time of a round",
+            "Each column is an interval; each cell is the number of its rounds with that duration.",
             f"sum by (le) (increase({step}[$__rate_interval]))",
             no_data=NO_ROUND,
         ),
         lines(
-            "Phases: nine rounds in ten",
-            "0.9 quantile of each phase over the window; logarithmic, since training may take an "
+            "Phases: 0.9 quantile",
+            "0.9 quantile of each phase over the window; logarithmic, because training may take an "
             "hour and the commit milliseconds.",
             [
                 Query(
@@ -210,7 +210,7 @@ def _phases() -> list[Panel]:
         ),
         table(
             "Slowest clients",
-            "What the newest result of a client took: to send it its task, training, upload.",
+            "Times of a client's newest result: broadcast of its task, training, upload.",
             {
                 "whole": (
                     f"topk(20, sum by (client) (ssfl_client_phase_seconds{{{SELECTED}}}))",
@@ -231,8 +231,8 @@ def _phases() -> list[Panel]:
             no_data="no result yet",
         ),
         lines(
-            "Clients: the newest result of the ten slowest",
-            "Time of a client's newest result, all phases. One line far above the rest holds up "
+            "The ten slowest clients",
+            "Time of a client's newest result, all phases. A line far above the others delays "
             "every round.",
             [
                 Query(
@@ -262,7 +262,7 @@ def _results() -> list[Panel]:
             "Newest pooled accuracy of the global model on the clients' test samples.",
             [Query(f"ssfl_model_accuracy_ratio{{{SELECTED}}}", "accuracy")],
             unit="percentunit",
-            most=1.0,
+            maximum=1.0,
             colors={"accuracy": GREEN},
             no_data="not tested yet",
             width=8,
@@ -283,24 +283,24 @@ def _machine() -> list[Panel]:
     sync = f"ssfl_journal_sync_seconds_bucket{{{SELECTED}}}"
     return [
         lines(
-            "Journal: time to the disk",
-            "Half and 99 of 100 writes of the journal, over the window. Every upload waits for "
+            "Journal sync time",
+            "Median and 0.99 quantile of journal writes, over the window. Every upload waits for "
             "one.",
             [
-                Query(f"histogram_quantile(0.5, sum by (le) (rate({sync}[{WINDOW}])))", "half"),
+                Query(f"histogram_quantile(0.5, sum by (le) (rate({sync}[{WINDOW}])))", "median"),
                 Query(
-                    f"histogram_quantile(0.99, sum by (le) (rate({sync}[{WINDOW}])))", "99 in 100"
+                    f"histogram_quantile(0.99, sum by (le) (rate({sync}[{WINDOW}])))",
+                    "0.99",
                 ),
             ],
             unit="s",
-            colors={"half": GREEN, "99 in 100": RED},
+            colors={"median": GREEN, "0.99": RED},
             no_data=NO_RUN,
             width=8,
         ),
         lines(
             "Memory of the coordinator",
-            "Resident now and at its peak, what the C library has in use, and the most it may "
-            "have.",
+            "Resident memory and its peak, memory in use by the C library, and the limit.",
             [
                 Query(f"process_resident_memory_bytes{{{SELECTED}}}", "resident"),
                 Query(f"ssfl_memory_peak_bytes{{{SELECTED}}}", "peak"),
@@ -316,7 +316,7 @@ def _machine() -> list[Panel]:
         ),
         lines(
             "Disk of the state directory",
-            "Free room, uploads that wait for their round's commit (spool), and the journal.",
+            "Free space, uploads of the current round (spool), and the journal.",
             [
                 Query(f"ssfl_disk_free_bytes{{{SELECTED}, disk='state'}}", "free"),
                 Query(f"ssfl_spool_bytes{{{SELECTED}}}", "spool"),

@@ -1,8 +1,8 @@
-"""Real Prometheus and Alertmanager processes with our own configuration, in a hurry if asked.
+"""Real Prometheus and Alertmanager processes with our configuration, optionally sped up.
 
 A rendered copy of prometheus.yml, rules.yml and alertmanager.yml differs from the original in five
-things only: the targets, how often they are asked, the `for:` of every alert divided by `hurry`,
-where notes are sent, and that they are sent at once. Expressions are never touched. Every wait has
+things only: the targets, the scrape interval, the `for:` of every alert divided by `hurry`, the
+address for notifications, and their delay, which is zero. Expressions never change. Every wait has
 a deadline.
 """
 
@@ -26,12 +26,12 @@ START_DEADLINE_S = 60.0
 END_DEADLINE_S = 15.0
 ASK_TIMEOUT_S = 20.0
 _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
-# Loopback needs no proxy, whatever the environment says.
+# Loopback needs no proxy.
 _OPENER = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 
 
 def free_port() -> int:
-    """Return a port that was free a moment ago."""
+    """Return a free port."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port: int = probe.getsockname()[1]
@@ -39,10 +39,10 @@ def free_port() -> int:
 
 
 def seconds_of(duration: str) -> int:
-    """Return the seconds of a duration as Prometheus writes it."""
+    """Return the seconds of a duration in the format of Prometheus."""
     parts = re.findall(r"(\d+)([smhd])", duration)
     if "".join(number + unit for number, unit in parts) != duration:
-        raise ValueError(f"{duration!r} is no duration of Prometheus, such as 1h30m")
+        raise ValueError(f"{duration!r} is not a Prometheus duration, such as 1h30m")
     return sum(int(number) * _UNITS[unit] for number, unit in parts)
 
 
@@ -57,7 +57,7 @@ def hurried_rules(hurry: float) -> dict[str, Any]:
 
 
 class Server:
-    """A process that answers HTTP on a port of its own."""
+    """A process that serves HTTP on its own port."""
 
     def __init__(self, name: str, folder: Path) -> None:
         self.name, self.folder, self.port = name, folder, free_port()
@@ -69,11 +69,11 @@ class Server:
         return f"http://localhost:{self.port}"
 
     def start(self, *command: str) -> None:
-        """Start it and wait until it is ready."""
+        """Start the process and wait until it is ready."""
         with (self.folder / f"{self.name}.log").open("wb") as log:
             self._process = subprocess.Popen(
                 command, cwd=self.folder, stdin=subprocess.DEVNULL, stdout=log, stderr=log,
-                start_new_session=True,  # Ctrl-C reaches us alone; we end it in order
+                start_new_session=True,  # Ctrl-C reaches only us; we end it in order
             )  # fmt: skip
         end_s = time.monotonic() + START_DEADLINE_S
         while time.monotonic() < end_s and self._process.poll() is None:
@@ -86,14 +86,14 @@ class Server:
         raise RuntimeError(f"{self.name} did not start:\n{log_tail}")
 
     def get(self, path: str, **query: str) -> Any:
-        """Return the `data` of an answer of its API."""
+        """Return the `data` of an API response."""
         address = f"{self.url}{path}?{urllib.parse.urlencode(query)}"
         try:
             with _OPENER.open(address, timeout=ASK_TIMEOUT_S) as answer:
                 return json.load(answer)["data"]
         except urllib.error.HTTPError as error:
-            said = error.read().decode("utf-8", "replace")
-            raise RuntimeError(f"{self.name} refuses {query or path}: {said}") from error
+            body = error.read().decode("utf-8", "replace")
+            raise RuntimeError(f"{self.name} refuses {query or path}: {body}") from error
 
     def __enter__(self) -> Self:
         return self
@@ -134,7 +134,7 @@ class Prometheus(Server):
         self._program = program
 
     def targets(self, targets: Mapping[str, Sequence[str]]) -> None:
-        """Say who is to be scraped, by kind: coordinator, client; it is seen at once."""
+        """Set the scrape targets by kind (coordinator, client); effective at once."""
         for kind, addresses in targets.items():
             file = self.folder / "targets" / f"{kind}.yml"
             new = file.with_suffix(".new")
@@ -142,7 +142,7 @@ class Prometheus(Server):
             new.replace(file)
 
     def run(self) -> Self:
-        """Start it and wait until it is ready."""
+        """Start the process and wait until it is ready."""
         self.start(
             self._program, "--config.file=prometheus.yml", "--storage.tsdb.path=data",
             f"--web.listen-address=127.0.0.1:{self.port}",
@@ -150,12 +150,12 @@ class Prometheus(Server):
         return self
 
     def ask(self, expr: str) -> list[dict[str, Any]]:
-        """Return what an expression gives now: labels as `metric`, and `value`."""
+        """Return the current result of an expression: labels as `metric`, and `value`."""
         found: list[dict[str, Any]] = self.get("/api/v1/query", query=expr)["result"]
         return found
 
     def ask_since(self, expr: str, began: float, step_s: float = 1.0) -> list[dict[str, Any]]:
-        """Return what an expression gave since a time."""
+        """Return the results of an expression since a time."""
         found: list[dict[str, Any]] = self.get(
             "/api/v1/query_range",
             query=expr,
@@ -166,13 +166,15 @@ class Prometheus(Server):
         return found
 
     def firing(self) -> dict[str, dict[str, Any]]:
-        """Return the alerts that fire now, by name."""
+        """Return the firing alerts by name."""
         alerts = self.get("/api/v1/alerts")["alerts"]
-        return {one["labels"]["alertname"]: one for one in alerts if one["state"] == "firing"}
+        return {
+            alert["labels"]["alertname"]: alert for alert in alerts if alert["state"] == "firing"
+        }
 
 
 class Alertmanager(Server):
-    """Alertmanager with our routing, its notes sent to one address without delay."""
+    """Alertmanager with our routing; notifications go to one address without delay."""
 
     def __init__(self, program: str, folder: Path, notes: str) -> None:
         super().__init__("alertmanager", folder)
@@ -187,7 +189,7 @@ class Alertmanager(Server):
         self._program = program
 
     def run(self) -> Self:
-        """Start it and wait until it is ready."""
+        """Start the process and wait until it is ready."""
         self.start(
             self._program, "--config.file=alertmanager.yml", "--storage.path=data",
             f"--web.listen-address=127.0.0.1:{self.port}", "--cluster.listen-address=",

@@ -1,4 +1,4 @@
-"""The tables of docs/monitoring.md, made of what they are about: rules.yml and series.py."""
+"""The tables of docs/monitoring.md, built from rules.yml and series.py."""
 
 import re
 from typing import Any
@@ -7,7 +7,7 @@ from ssfl.program.monitor import series
 
 
 def filled_page(page: str, rules: dict[str, Any]) -> str:
-    """Return the page with its two tables as they should be."""
+    """Return the page with both tables filled in."""
     for name, table in (("alerts", _alerts(rules)), ("series", _series())):
         parts = re.split(rf"(?<=<!-- {name}: )(.*? -->\n)", page)
         if len(parts) != 3:
@@ -18,19 +18,19 @@ def filled_page(page: str, rules: dict[str, Any]) -> str:
 
 
 def _alerts(rules: dict[str, Any]) -> str:
-    lines = ["| alert | severity | after | says |", "|---|---|---|---|"]
+    lines = ["| alert | severity | after | summary |", "|---|---|---|---|"]
     for group in rules["groups"]:
         for rule in group["rules"]:
             if "alert" not in rule:
                 continue
             name = rule["alert"]
-            said = re.sub(
+            text = re.sub(
                 r"\{\{ (?:or )?\$labels\.(\w+)[^}]* \}\}", r"`\1`", rule["annotations"]["summary"]
             )
-            assert "{{" not in said, said
+            assert "{{" not in text, text
             link = f"[{name}](operations.md#{name.lower()})"
             severity = rule["labels"]["severity"]
-            lines.append(f"| {link} | {severity} | {rule.get('for', 'at once')} | {said} |")
+            lines.append(f"| {link} | {severity} | {rule.get('for', 'at once')} | {text} |")
     return "\n" + "\n".join(lines) + "\n\n"
 
 
@@ -39,8 +39,8 @@ def _series() -> str:
     for heading, found in (("coordinator", series.COORDINATOR), ("client", series.CLIENT)):
         parts += [f"### Of a {heading}", "", "| series | kind | labels | meaning |"]
         parts.append("|---|---|---|---|")
-        for one in found:
-            labels = ", ".join(f"`{label}`" for label in one.labels)
-            parts.append(f"| `{one.shown}` | {one.kind} | {labels} | {one.text} |")
+        for entry in found:
+            labels = ", ".join(f"`{label}`" for label in entry.labels)
+            parts.append(f"| `{entry.shown}` | {entry.kind} | {labels} | {entry.text} |")
         parts.append("")
     return "\n" + "\n".join(parts) + "\n"

@@ -33,8 +33,8 @@ SERVICE = record(
 )
 
 
-def named(one: Schema) -> Schema:
-    return {"type": "object", "additionalProperties": one, "minProperties": 1}
+def named(schema: Schema) -> Schema:
+    return {"type": "object", "additionalProperties": schema, "minProperties": 1}
 
 
 COMPOSE: Schema = record(

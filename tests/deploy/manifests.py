@@ -21,7 +21,7 @@ def _rendered(folder: Path) -> str:
 
 def render(folder: Path) -> list[Document]:
     """Return the documents that a folder makes; they are the caller's to change."""
-    return [one for one in yaml.safe_load_all(_rendered(folder)) if one]
+    return [document for document in yaml.safe_load_all(_rendered(folder)) if document]
 
 
 def overlay(name: str) -> list[Document]:
@@ -46,7 +46,9 @@ def variant(name: str, component: str, folder: Path) -> list[Document]:
 def find(documents: list[Document], kind: str, name: str = "") -> Document:
     """Return the one document of a kind, and of a name; a generated name may have a suffix."""
     found = [
-        one for one in documents if one["kind"] == kind and name in ("", one["metadata"]["name"])
+        document
+        for document in documents
+        if document["kind"] == kind and name in ("", document["metadata"]["name"])
     ]
     assert len(found) == 1, f"{len(found)} of {kind} {name}"
     return found[0]
@@ -59,4 +61,4 @@ def pod_of(document: Document) -> Document:
 
 
 def workloads(documents: list[Document]) -> list[Document]:
-    return [one for one in documents if one["kind"] in ("StatefulSet", "Job")]
+    return [document for document in documents if document["kind"] in ("StatefulSet", "Job")]

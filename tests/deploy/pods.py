@@ -31,9 +31,9 @@ READ_ONLY = Path("/proc/read-only")  # nothing is there, and nobody can put anyt
 
 
 def free_port() -> int:
-    with socket.socket() as one:
-        one.bind(("127.0.0.1", 0))
-        port: int = one.getsockname()[1]
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        port: int = listener.getsockname()[1]
         return port
 
 
@@ -49,7 +49,7 @@ class Cluster:
         """Let this cluster's pods call one, of another `cluster` perhaps, by the names it has."""
         documents = (cluster or self).documents
         inside = {}
-        for service in (one for one in documents if one["kind"] == "Service"):
+        for service in (document for document in documents if document["kind"] == "Service"):
             assert service["spec"]["selector"].items() <= pod.labels.items()
             for port in service["spec"]["ports"]:
                 number = pod.ports.get(pod.port_number(port["targetPort"]))
@@ -60,7 +60,9 @@ class Cluster:
     def secret(self, name: str, **files: bytes) -> None:
         """Add a secret, as `kubectl create secret` does, or replace it."""
         self.documents = [
-            one for one in self.documents if (one["kind"], _name(one)) != ("Secret", name)
+            document
+            for document in self.documents
+            if (document["kind"], _name(document)) != ("Secret", name)
         ]
         data = {key: base64.b64encode(value).decode() for key, value in files.items()}
         metadata = {"name": name}
@@ -78,9 +80,10 @@ class Cluster:
     def settings(self, name: str) -> dict[str, str]:
         """Return the ConfigMap that kustomize made under this name, to be edited by a test."""
         (found,) = [
-            one["data"]
-            for one in self.documents
-            if one["kind"] == "ConfigMap" and re.fullmatch(rf"{name}-[a-z0-9]+", _name(one))
+            document["data"]
+            for document in self.documents
+            if document["kind"] == "ConfigMap"
+            and re.fullmatch(rf"{name}-[a-z0-9]+", _name(document))
         ]
         settings: dict[str, str] = found
         return settings
@@ -102,7 +105,7 @@ class Pod:
         self.spec: Document = owner["spec"]["template"]["spec"]
         self.labels: dict[str, str] = owner["spec"]["template"]["metadata"]["labels"]
         self.folder = cluster.folder / self.name
-        self.volumes = {one["name"]: self._volume(one) for one in self._volumes()}
+        self.volumes = {volume["name"]: self._volume(volume) for volume in self._volumes()}
         self.ports: dict[int, int] = {}  # as in the manifest -> on this machine
         self.starts = 0
         (self.container,) = self.spec["containers"]
@@ -203,9 +206,9 @@ class Pod:
         for source in container.get("envFrom", []):
             variables |= self._find("ConfigMap", source["configMapRef"]["name"])["data"]
         own: list[Document] = [*container.get("env", [])]
-        for one in own:
-            assert isinstance(one["value"], str)
-            variables[one["name"]] = _filled(one["value"], variables)
+        for variable in own:
+            assert isinstance(variable["value"], str)
+            variables[variable["name"]] = _filled(variable["value"], variables)
         if self.owner["kind"] == "Job":  # added after the container's own
             variables["JOB_COMPLETION_INDEX"] = str(self.index)
         return variables
@@ -218,12 +221,12 @@ class Pod:
         return find(self.cluster.documents, kind, name)
 
     def port_number(self, port: str | int) -> int:
-        named = {one["name"]: one["containerPort"] for one in self.container["ports"]}
+        named = {port["name"]: port["containerPort"] for port in self.container["ports"]}
         return named[port] if isinstance(port, str) else port
 
     def _volumes(self) -> list[Document]:
         claims = self.owner["spec"].get("volumeClaimTemplates", [])
-        templates = [{"name": one["metadata"]["name"], "own": {}} for one in claims]
+        templates = [{"name": claim["metadata"]["name"], "own": {}} for claim in claims]
         return [*templates, *self.spec["volumes"]]
 
     def _volume(self, volume: Document) -> Path:
@@ -253,8 +256,8 @@ class Pod:
         `elsewhere`: where paths in no volume are; without it, there must be none.
         """
         mounts: list[tuple[str, Path]] = [
-            (one["mountPath"], self.volumes[one["name"]] / one.get("subPath", ""))
-            for one in (container or self.container)["volumeMounts"]
+            (mount["mountPath"], self.volumes[mount["name"]] / mount.get("subPath", ""))
+            for mount in (container or self.container)["volumeMounts"]
         ]
         for mount, folder in sorted(mounts, key=lambda pair: -len(pair[0])):
             if inside == mount or inside.startswith(f"{mount}/"):

@@ -30,12 +30,12 @@ PROVISIONING = ROOT / "monitoring" / "grafana" / "provisioning"
 def mounts(name: str) -> dict[str, str]:
     """Return what lies where in a container: sources by target."""
     service = COMPOSE["services"][name]
-    pairs = [one.split(":")[:2] for one in service.get("volumes", [])]
-    pairs += [(one["source"], one["target"]) for one in service.get("configs", [])]
+    pairs = [volume.split(":")[:2] for volume in service.get("volumes", [])]
+    pairs += [(config["source"], config["target"]) for config in service.get("configs", [])]
     return {target: source for source, target in pairs}
 
 
-def test_every_field_is_one_that_compose_knows() -> None:
+def test_every_field_of_compose_is_known() -> None:
     jsonschema.validate(COMPOSE, compose_schema.COMPOSE)
 
 
@@ -46,31 +46,29 @@ def test_every_field_is_one_that_compose_knows() -> None:
         ("datasources/prometheus.yml", compose_schema.DATASOURCES),
     ],
 )
-def test_every_field_of_the_provisioning_is_one_that_grafana_knows(
-    file: str, schema: Schema
-) -> None:
+def test_every_field_of_the_grafana_provisioning_is_known(file: str, schema: Schema) -> None:
     jsonschema.validate(yaml.safe_load((PROVISIONING / file).read_text("utf-8")), schema)
     assert len(list(PROVISIONING.rglob("*.yml"))) == 2
 
 
 @pytest.mark.parametrize("name", OURS)
-def test_our_programs_write_only_where_something_is_mounted(name: str) -> None:
+def test_our_programs_write_only_to_mounts(name: str) -> None:
     assert OURS[name]["tmpfs"] == ["/tmp"]
     expected = {"shards": {"/data"}, "coordinator": {"/var/lib/ssfl"}}
     assert set(mounts(name)) == expected.get(name, {"/data", "/var/lib/ssfl"})
     assert image("client").environment["SSFL_DATA_ROOT"] == "/data"
 
 
-def test_the_sample_data_is_made_by_flags_that_there_are(tmp_path: Path) -> None:
+def test_the_sample_data_command_works(tmp_path: Path) -> None:
     service = OURS["shards"]
     command, *words = service["entrypoint"]
     assert (command, words) == ("ssfl", ["shards"])
-    words += [one.replace("/data", str(tmp_path)) for one in service["command"]]
+    words += [word.replace("/data", str(tmp_path)) for word in service["command"]]
     assert main(words) == 0
     made = {file.stem for file in tmp_path.glob("*.npz")}
     taken = {
-        one.partition("=")[2]
-        for name in OURS if name.startswith("client-") for one in OURS[name]["command"]
+        word.partition("=")[2]
+        for name in OURS if name.startswith("client-") for word in OURS[name]["command"]
     }  # fmt: skip
     assert made == taken
 
@@ -79,23 +77,25 @@ def test_prometheus_and_grafana_find_their_files_where_they_are_mounted() -> Non
     found = mounts("prometheus")
     config = yaml.safe_load((ROOT / "monitoring" / "prometheus.yml").read_text("utf-8"))
     assert found["/etc/prometheus/prometheus.yml"] == "./monitoring/prometheus.yml"
-    assert [f"/etc/prometheus/{one}" in found for one in config["rule_files"]] == [True]
+    assert [f"/etc/prometheus/{name}" in found for name in config["rule_files"]] == [True]
     for job in config["scrape_configs"]:
         (pattern,) = job["file_sd_configs"][0]["files"]
-        assert [one for one in found if fnmatch(one, f"/etc/prometheus/{pattern}")], pattern
+        assert [target for target in found if fnmatch(target, f"/etc/prometheus/{pattern}")], (
+            pattern
+        )
     found = mounts("grafana")
     variables = COMPOSE["services"]["grafana"]["environment"]
     assert found[variables["SSFL_DASHBOARDS"]] == "./monitoring/dashboards"
     assert found["/etc/grafana/provisioning"] == "./monitoring/grafana/provisioning"
     used = {"${SSFL_DASHBOARDS}", "${PROMETHEUS_URL}"}
     texts = "".join(file.read_text("utf-8") for file in PROVISIONING.rglob("*.yml"))
-    assert all(one in texts and one[2:-1] in variables for one in used)
+    assert all(reference in texts and reference[2:-1] in variables for reference in used)
     host, _, port = variables["PROMETHEUS_URL"].removeprefix("http://").partition(":")
     assert host in COMPOSE["services"] and port == "9090"
 
 
 @pytest.mark.parametrize("name", OURS)
-def test_the_programs_take_the_flags_that_compose_gives_them(name: str) -> None:
+def test_the_programs_accept_the_flags_of_compose(name: str) -> None:
     service = OURS[name]
     target = service["build"]["target"]
     assert target in TARGETS
@@ -116,7 +116,7 @@ def test_the_programs_take_the_flags_that_compose_gives_them(name: str) -> None:
         assert client.metrics_host == "0.0.0.0"
 
 
-def test_compose_refers_only_to_what_there_is() -> None:
+def test_references_of_compose_resolve() -> None:
     services, volumes = COMPOSE["services"], COMPOSE["volumes"]
     for service in services.values():
         assert set(service.get("depends_on", {})) <= set(services)
@@ -131,7 +131,7 @@ def test_compose_refers_only_to_what_there_is() -> None:
         assert service["cap_drop"] == ["ALL"]
 
 
-def test_prometheus_of_compose_asks_every_program() -> None:
+def test_prometheus_of_compose_scrapes_every_program() -> None:
     targets = [
         target
         for config in COMPOSE["configs"].values()

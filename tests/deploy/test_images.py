@@ -43,7 +43,7 @@ def started(target: str, folder: Path, *flags: str) -> Program:
 
 
 @pytest.mark.system
-def test_the_health_checks_say_whether_the_programs_work(tmp_path: Path) -> None:
+def test_the_health_checks_pass_only_while_the_programs_work(tmp_path: Path) -> None:
     port, health, metrics = free_port(), free_port(), free_port()
     assert not is_healthy("coordinator", health)
     write_shard(tmp_path / "shard_00.npz", small_shard())
@@ -68,7 +68,7 @@ def test_the_health_checks_say_whether_the_programs_work(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("target", TARGETS)
-def test_the_ports_of_the_health_checks_are_those_of_the_variables(target: str) -> None:
+def test_the_health_checks_use_the_ports_of_the_variables(target: str) -> None:
     found = image(target)
     name = {"coordinator": "SSFL_HEALTH_PORT", "client": "SSFL_METRICS_PORT"}[target]
     assert re.findall(r"'127\.0\.0\.1', (\d+)", " ".join(found.health)) == [found.environment[name]]
@@ -86,11 +86,11 @@ def test_images_have_the_version_of_the_project() -> None:
                 assert container["image"].endswith(f":{project}")
 
 
-def test_what_the_wheel_is_made_of_gets_into_the_build() -> None:
+def test_every_package_of_the_wheel_is_in_the_build_context() -> None:
     ignore = (ROOT / ".dockerignore").read_text("utf-8").splitlines()
     assert "*" in ignore
     project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))
     packages = project["tool"]["hatch"]["build"]["targets"]["wheel"]["packages"]
-    needed = {one.partition("/")[0] for one in packages}
+    needed = {package.partition("/")[0] for package in packages}
     needed |= {"LICENSE", "README.md", "constraints.txt", "pyproject.toml"}
-    assert {f"!{one}" for one in needed} == {one for one in ignore if one[0] == "!"}
+    assert {f"!{folder}" for folder in needed} == {line for line in ignore if line[0] == "!"}

@@ -52,7 +52,7 @@ def check(document: Document, version: str) -> None:
 
 @pytest.mark.parametrize("version", VERSIONS)
 @pytest.mark.parametrize("case", CASES)
-def test_every_document_has_the_shape_that_kubernetes_asks_for(
+def test_every_document_fits_the_kubernetes_schema(
     everything: dict[str, list[Document]], case: str, version: str
 ) -> None:
     assert everything[case]
@@ -61,7 +61,7 @@ def test_every_document_has_the_shape_that_kubernetes_asks_for(
 
 
 @pytest.mark.parametrize("kind", ["StatefulSet", "ServiceMonitor", "Gateway", "TLSRoute"])
-def test_a_field_that_does_not_exist_is_found(kind: str) -> None:
+def test_an_unknown_field_is_refused(kind: str) -> None:
     document = find(overlay("production"), kind)
     check(document, VERSIONS[-1])
     document["spec"]["replica"] = 1
@@ -70,7 +70,7 @@ def test_a_field_that_does_not_exist_is_found(kind: str) -> None:
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_every_pod_keeps_to_the_restricted_standard(
+def test_every_pod_meets_the_restricted_security_standard(
     everything: dict[str, list[Document]], case: str
 ) -> None:
     namespace = find(everything[case], "Namespace")["metadata"]["labels"]
@@ -97,7 +97,7 @@ def test_every_pod_keeps_to_the_restricted_standard(
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_what_is_written_is_on_a_volume_that_can_be(
+def test_programs_write_only_to_writable_volumes(
     everything: dict[str, list[Document]], case: str
 ) -> None:
     for workload in workloads(everything[case]):
@@ -122,7 +122,7 @@ def test_what_is_written_is_on_a_volume_that_can_be(
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_variables_of_services_are_not_taken_for_settings(
+def test_variables_of_services_are_not_read_as_settings(
     everything: dict[str, list[Document]], case: str
 ) -> None:
     """SSFL_COORDINATOR_PORT, say, which Kubernetes sets for a service of this name."""
@@ -145,7 +145,7 @@ def test_everything_has_the_recommended_labels(
             assert names >= LABELS, document["kind"]
 
 
-def test_labels_that_change_with_a_release_are_not_in_what_cannot_be_changed() -> None:
+def test_immutable_fields_have_no_labels_that_change_with_a_release() -> None:
     stateful = find(overlay("production"), "StatefulSet")
     assert stateful["metadata"]["labels"]["app.kubernetes.io/version"]
     for claim in stateful["spec"]["volumeClaimTemplates"]:
@@ -153,13 +153,13 @@ def test_labels_that_change_with_a_release_are_not_in_what_cannot_be_changed() -
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_the_programs_take_the_flags_of_every_variant(
+def test_the_programs_accept_the_flags_of_every_variant(
     everything: dict[str, list[Document]], case: str
 ) -> None:
     """test_pods.py runs the overlays; this is for what their components change."""
     for workload in workloads(everything[case]):
         (container,) = pod_of(workload)["containers"]
-        variables = {one["name"]: one["value"] for one in container.get("env", [])}
+        variables = {variable["name"]: variable["value"] for variable in container.get("env", [])}
         for source in container.get("envFrom", []):
             name = source["configMapRef"]["name"]
             variables |= find(everything[case], "ConfigMap", name)["data"]
@@ -201,10 +201,10 @@ def test_the_coordinator_is_one_pod_that_resumes_by_itself(name: str) -> None:
 def settings_of(documents: list[Document], container: Document) -> Iterator[str]:
     for source in container["envFrom"]:
         yield from find(documents, "ConfigMap", source["configMapRef"]["name"])["data"]
-    yield from (one["name"] for one in container.get("env", []))
+    yield from (variable["name"] for variable in container.get("env", []))
 
 
-def test_the_policy_for_failures_is_that_of_our_exit_codes() -> None:
+def test_the_pod_failure_policy_matches_the_exit_codes() -> None:
     """k8s/README.md says for each code what happens, and why; the manifest must agree."""
     page = (K8S / "README.md").read_text("utf-8")
     rows = re.findall(r"^\| (\d+) \| [^|]+ \| (Complete|Count|FailIndex) \|", page, re.MULTILINE)
@@ -214,7 +214,9 @@ def test_the_policy_for_failures_is_that_of_our_exit_codes() -> None:
         spec = find(overlay(name), "Job")["spec"]
         ignore, fail = spec["podFailurePolicy"]["rules"]
         assert ignore["action"] == "Ignore"
-        assert [one["type"] for one in ignore["onPodConditions"]] == ["DisruptionTarget"]
+        assert [condition["type"] for condition in ignore["onPodConditions"]] == [
+            "DisruptionTarget"
+        ]
         assert fail["action"] == "FailIndex"
         assert fail["onExitCodes"]["operator"] == "In"
         failing = {code for code, action in told.items() if action == "FailIndex"}
@@ -228,33 +230,41 @@ def test_the_policy_for_failures_is_that_of_our_exit_codes() -> None:
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_names_in_one_document_are_found_in_another(
+def test_references_between_documents_resolve(
     everything: dict[str, list[Document]], case: str
 ) -> None:
     documents = everything[case]
     for workload in workloads(documents):
         labels = workload["spec"]["template"]["metadata"]["labels"]
         for container in pod_of(workload)["containers"]:
-            ports = {one["name"] for one in container["ports"]}
+            ports = {port["name"] for port in container["ports"]}
             for probe in ("startupProbe", "livenessProbe"):
                 assert container[probe]["httpGet"]["port"] in ports
         for document in documents:
             selected = selector_of(document)
             if selected and selected.items() <= labels.items():
                 assert set(ports_named(document)) <= ports, document["kind"]
-    names = {one["metadata"]["name"] for one in documents if one["kind"] == "Service"}
+    names = {
+        document["metadata"]["name"] for document in documents if document["kind"] == "Service"
+    }
     called = set(re.findall(r"'(?:service|backendRefs)': \[?\{'name': '([\w-]+)'", str(documents)))
     assert called <= names
 
 
-def test_whatever_selects_pods_selects_some() -> None:
+def test_every_pod_selector_selects_a_pod() -> None:
     for name in OVERLAYS:
         documents = overlay(name)
-        labels = [one["spec"]["template"]["metadata"]["labels"] for one in workloads(documents)]
-        labels += [one["metadata"]["labels"] for one in documents if one["kind"] == "Service"]
+        labels = [
+            workload["spec"]["template"]["metadata"]["labels"] for workload in workloads(documents)
+        ]
+        labels += [
+            document["metadata"]["labels"]
+            for document in documents
+            if document["kind"] == "Service"
+        ]
         for document in documents:
             selected = selector_of(document)
-            found = [one for one in labels if selected.items() <= one.items()]
+            found = [pod_labels for pod_labels in labels if selected.items() <= pod_labels.items()]
             assert found, f"{document['kind']} of {name}"
 
 
@@ -270,14 +280,14 @@ def ports_named(document: Document) -> Iterator[str]:
     """Yield the names of container ports that a Service or NetworkPolicy refers to."""
     spec = document["spec"]
     if document["kind"] == "Service":
-        yield from (one["targetPort"] for one in spec["ports"])
+        yield from (port["targetPort"] for port in spec["ports"])
     if document["kind"] == "NetworkPolicy":
         for rule in spec["ingress"]:
-            yield from (one["port"] for one in rule["ports"])
+            yield from (port["port"] for port in rule["ports"])
 
 
 @pytest.mark.parametrize("name", ["local", "site"])
-def test_a_client_has_the_time_to_load_torch_and_to_end(name: str) -> None:
+def test_a_client_has_time_to_load_torch_and_to_exit(name: str) -> None:
     pod = pod_of(find(overlay(name), "Job"))
     (container,) = pod["containers"]
     startup, alive = container["startupProbe"], container["livenessProbe"]
@@ -287,20 +297,22 @@ def test_a_client_has_the_time_to_load_torch_and_to_end(name: str) -> None:
     assert pod["terminationGracePeriodSeconds"] >= DRAIN_S + MARGIN_S
 
 
-def test_a_site_can_call_out_and_nobody_can_call_it() -> None:
+def test_a_site_can_connect_out_and_accepts_no_connections() -> None:
     documents = overlay("site")
     policy = find(documents, "NetworkPolicy")["spec"]
     assert set(policy["policyTypes"]) == {"Ingress", "Egress"}
     assert policy["ingress"] == []
-    ports = {one["port"] for rule in policy["egress"] for one in rule["ports"]}
+    ports = {port["port"] for rule in policy["egress"] for port in rule["ports"]}
     address = (K8S / "overlays/site/site.env").read_text("utf-8")
     (port,) = re.findall(r"^SSFL_COORDINATOR=.*:(\d+)$", address, re.MULTILINE)
     assert ports == {53, int(port)}
-    assert not [one for one in documents if one["kind"] in ("Service", "StatefulSet")]
+    assert not [
+        document for document in documents if document["kind"] in ("Service", "StatefulSet")
+    ]
 
 
-def test_production_has_what_a_coordinator_needs_there() -> None:
-    kinds = {one["kind"] for one in overlay("production")}
+def test_the_production_overlay_is_complete() -> None:
+    kinds = {document["kind"] for document in overlay("production")}
     assert kinds >= {
         *{"StatefulSet", "Service", "PodDisruptionBudget", "NetworkPolicy", "ServiceMonitor"},
         *{"PrometheusRule", "Gateway", "TLSRoute", "ConfigMap", "Namespace"},
@@ -315,10 +327,10 @@ def test_every_yaml_file_belongs_to_an_overlay_or_component() -> None:
     for file in K8S.rglob("kustomization.yaml"):
         document = yaml.safe_load(file.read_text("utf-8"))
         local = [*document.get("resources", []), *document.get("components", [])]
-        local += [one["path"] for one in document.get("patches", []) if "path" in one]
+        local += [patch["path"] for patch in document.get("patches", []) if "path" in patch]
         for made in document.get("configMapGenerator", []):
             local += [*made.get("envs", []), *made.get("files", [])]
-        named |= {(file.parent / Path(one)).resolve() for one in local}
+        named |= {(file.parent / Path(name)).resolve() for name in local}
     for file in K8S.rglob("*"):
         if file.suffix in (".yaml", ".env", ".toml") and file.name != "kustomization.yaml":
             assert file.resolve() in named, file

@@ -47,7 +47,7 @@ def place() -> Iterator[Place]:
 
 def status(coordinator: Pod) -> dict[str, Any]:
     """Ask what the run is doing, by `kubectl exec … -- ssfl status`, as k8s/README.md has it."""
-    mounts = [one["mountPath"] for one in coordinator.container["volumeMounts"]]
+    mounts = [mount["mountPath"] for mount in coordinator.container["volumeMounts"]]
     who = ["--config", OPERATOR] if OPERATOR in mounts else []
     admin = f"--admin=localhost:{coordinator.ports[50052]}"
     asked = coordinator.execute("ssfl", "status", "--json", admin, *who)
@@ -59,7 +59,9 @@ def status(coordinator: Pod) -> dict[str, Any]:
 def models(*pods: Pod) -> list[bytes]:
     """Return the final models that lie in the pods' volumes."""
     folders = {pod.path("/var/lib/ssfl/runs") for pod in pods}
-    return [file.read_bytes() for one in folders for file in one.glob("*/*/model.safetensors")]
+    return [
+        file.read_bytes() for folder in folders for file in folder.glob("*/*/model.safetensors")
+    ]
 
 
 def test_the_local_overlay_runs_a_federation_stays_up_and_resumes(
@@ -85,7 +87,7 @@ def test_the_local_overlay_runs_a_federation_stays_up_and_resumes(
         assert client.succeeds("livenessProbe")
     assert [client.program.ends() for client in clients] == [ExitCode.DONE] * 4
     assert page(coordinator)["phase"] == "finished"
-    assert {one["client_id"] for one in status(coordinator)["clients"]} == {
+    assert {client["client_id"] for client in status(coordinator)["clients"]} == {
         "shard_00", "shard_01", "shard_02", "shard_03",
     }  # fmt: skip
 
@@ -136,9 +138,9 @@ def test_production_and_sites_run_under_mutual_tls_through_a_crash(
     # A pod of the same Job, with the same volume: the same client.
     sites[0].waits_for("startupProbe")
     assert sites[0].terminate() == ExitCode.TERMINATED
-    for one in sites:
-        one.start()
-    assert [one.program.ends() for one in sites] == [ExitCode.DONE] * 2
+    for site in sites:
+        site.start()
+    assert [site.program.ends() for site in sites] == [ExitCode.DONE] * 2
     assert coordinator.succeeds("livenessProbe")
     found = models(coordinator, *sites)
     assert len(found) == 3
@@ -146,7 +148,7 @@ def test_production_and_sites_run_under_mutual_tls_through_a_crash(
     assert coordinator.terminate() == ExitCode.TERMINATED
 
 
-def test_behind_an_ingress_sites_show_a_token_and_no_certificate(
+def test_sites_behind_an_ingress_use_a_join_token_and_no_certificate(
     tmp_path: Path, place: Place
 ) -> None:
     """What is behind the proxy, which ends TLS and has no certificate of its own to show."""
@@ -189,7 +191,7 @@ def page(coordinator: Pod) -> dict[str, Any]:
 
 
 def joined(coordinator: Pod) -> list[str]:
-    return [one["client_id"] for one in status(coordinator)["clients"]]
+    return [client["client_id"] for client in status(coordinator)["clients"]]
 
 
 def site(folder: Path, name: str, coordinator: Pod, certs: Path, place: Place) -> Pod:
@@ -209,11 +211,15 @@ def scraped(cluster: Cluster, coordinator: Pod) -> str:
     """Ask for the metrics as the ServiceMonitor tells Prometheus to; return the whole answer."""
     (endpoint,) = find(cluster.documents, "ServiceMonitor")["spec"]["endpoints"]
     service = find(cluster.documents, "Service", "ssfl-coordinator")["spec"]
-    (port,) = [one for one in service["ports"] if one["name"] == endpoint["port"]]
+    (port,) = [
+        service_port
+        for service_port in service["ports"]
+        if service_port["name"] == endpoint["port"]
+    ]
     number = coordinator.ports[coordinator.port_number(port["targetPort"])]
     tls = endpoint["tlsConfig"]
     files = {
-        key: secret_file(cluster, one) for key, one in
+        key: secret_file(cluster, reference) for key, reference in
         (("ca", tls["ca"]["secret"]), ("cert", tls["cert"]["secret"]), ("key", tls["keySecret"]))
     }  # fmt: skip
     context = ssl.create_default_context(cafile=files["ca"])

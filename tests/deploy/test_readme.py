@@ -22,15 +22,15 @@ def commands() -> list[list[str]]:
     return [shlex.split(line) for line in lines]
 
 
-def test_every_folder_that_is_applied_is_there() -> None:
+def test_every_folder_in_a_command_exists() -> None:
     applied = [words[-1] for words in commands() if words[:2] == ["kubectl", "apply"]]
     assert sorted(applied) == [f"k8s/overlays/{name}" for name in OVERLAYS]
     for folder in applied:
         assert (ROOT / folder / "kustomization.yaml").is_file()
 
 
-def test_the_pod_that_takes_a_sites_data_fits_what_the_site_mounts() -> None:
-    (block,) = [one.text for one in blocks_of(PAGE) if one.kind == "yaml"]
+def test_the_data_pod_of_the_readme_fits_the_mounts_of_a_site() -> None:
+    (block,) = [block.text for block in blocks_of(PAGE) if block.kind == "yaml"]
     pod = yaml.safe_load(block)
     for version in ("1.29", "1.37"):
         kubernetes_validate.validate(pod, version, strict=True)
@@ -42,8 +42,8 @@ def test_the_pod_that_takes_a_sites_data_fits_what_the_site_mounts() -> None:
     (mount,) = pod["spec"]["containers"][0]["volumeMounts"]
     (volume,) = pod["spec"]["volumes"]
     assert {"name": "data", "mountPath": mount["mountPath"], "readOnly": True} in [
-        {key: one.get(key) for key in ("name", "mountPath", "readOnly")}
-        for one in client["containers"][0]["volumeMounts"]
+        {key: mount.get(key) for key in ("name", "mountPath", "readOnly")}
+        for mount in client["containers"][0]["volumeMounts"]
     ]
     claim = volume["persistentVolumeClaim"]
     assert {"name": "data", "persistentVolumeClaim": {**claim, "readOnly": True}} in client[
@@ -56,15 +56,15 @@ def test_the_pod_that_takes_a_sites_data_fits_what_the_site_mounts() -> None:
 
 def _sources(pod: Document) -> list[str]:
     """Return the names of the ConfigMaps whose keys are variables of a pod."""
-    return [one["configMapRef"]["name"] for one in pod["containers"][0]["envFrom"]]
+    return [source["configMapRef"]["name"] for source in pod["containers"][0]["envFrom"]]
 
 
-def test_every_file_and_folder_that_is_named_is_there() -> None:
+def test_every_file_and_folder_in_the_readme_exists() -> None:
     for name in re.findall(r"`((?:base|overlays|components)[\w./-]*|\w+\.(?:yaml|env))`", PAGE):
         assert list(K8S.rglob(name.rpartition("/")[2])) or (ROOT / name).exists(), name
 
 
-def test_the_operators_file_is_where_the_production_pod_has_it() -> None:
+def test_the_operator_file_is_mounted_in_the_production_pod() -> None:
     """test_pods.py runs `ssfl status` with it."""
     told = [words for words in commands() if words[3:4] == ["exec"]]
     assert [words[words.index("--") + 1 :] for words in told] == [
@@ -73,17 +73,17 @@ def test_the_operators_file_is_where_the_production_pod_has_it() -> None:
     ]
     (coordinator,) = workloads(overlay("production"))
     (container,) = pod_of(coordinator)["containers"]
-    assert "/etc/ssfl/operator.toml" in [one["mountPath"] for one in container["volumeMounts"]]
+    assert "/etc/ssfl/operator.toml" in [mount["mountPath"] for mount in container["volumeMounts"]]
 
 
-def test_the_forwarded_port_is_that_of_the_status_page() -> None:
+def test_the_forwarded_port_is_the_status_port() -> None:
     (command,) = [words for words in commands() if words[3:4] == ["port-forward"]]
     for name in ("local", "production"):
         (container,) = pod_of(find(overlay(name), "StatefulSet"))["containers"]
         assert f"--status-port={command[5]}" in container["args"]
 
 
-def test_the_certificates_and_secrets_are_those_that_are_mounted(tmp_path: Path) -> None:
+def test_the_certificates_and_secrets_of_the_readme_are_mounted(tmp_path: Path) -> None:
     (made,) = [words[1:] for words in commands() if words[:2] == ["ssfl", "certs"]]
     made[made.index("--out") + 1] = str(tmp_path)
     assert main(made) == 0

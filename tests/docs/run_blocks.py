@@ -34,7 +34,7 @@ BACKGROUND = re.compile(r"(?<=\s)&(?=\s|$)")
 MATCHING = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
 
 
-class Wrong(Exception):
+class BlockFailed(Exception):
     """A block did not do what the page says; the sentence says how."""
 
     def __init__(self, sentence: str, line: int = 0) -> None:
@@ -42,7 +42,7 @@ class Wrong(Exception):
         self.line = line  # if it is not the block being played
 
 
-class Player:
+class PageRunner:
     """The interpreter, the folder and the open terminals of one page."""
 
     def __init__(self, page: str, logs: Path) -> None:
@@ -77,7 +77,7 @@ class Player:
     def write(self, text: str, step: dict[str, Any]) -> None:
         path = Path(step["file"])
         if path.is_absolute() or ".." in path.parts:
-            raise Wrong(f"{path} is outside the folder of the page")
+            raise BlockFailed(f"{path} is outside the folder of the page")
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text, "utf-8")
 
@@ -88,7 +88,7 @@ class Player:
             exec(code, vars(self.module))
         except BaseException as error:  # SystemExit, too, would end a reader's session
             traceback.print_exception(error)
-            raise Wrong(f"raises {type(error).__name__}: {error}") from error
+            raise BlockFailed(f"raises {type(error).__name__}: {error}") from error
 
     def remember(self, text: str, line: int) -> None:
         """Let tracebacks and `inspect` find the source of a block at its line of the page."""
@@ -102,12 +102,12 @@ class Player:
         runner = doctest.DocTestRunner(verbose=False, optionflags=MATCHING)
         failed, attempted = runner.run(parsed, out=sys.stderr.write, clear_globs=False)
         if failed or not attempted:
-            raise Wrong(f"{failed} of {attempted} examples print something else")
+            raise BlockFailed(f"{failed} of {attempted} examples print something else")
 
     def shell(self, text: str, _step: dict[str, Any]) -> None:
         code = self.bash(text).wait()
         if code:
-            raise Wrong(f"ends with exit code {code}")
+            raise BlockFailed(f"ends with exit code {code}")
 
     def terminal(self, text: str, step: dict[str, Any]) -> None:
         self.terminals[step["line"]] = self.bash(text)
@@ -120,7 +120,7 @@ class Player:
     def compare(self, expected: str) -> None:
         printed = self.last.read_text("utf-8") if self.last else ""
         if not doctest.OutputChecker().check_output(expected, printed, MATCHING):
-            raise Wrong("is not what the block before it printed")
+            raise BlockFailed("is not what the block before it printed")
 
     def close_terminals(self) -> None:
         """Wait until every terminal is done; the first that fails is told at once."""
@@ -128,7 +128,7 @@ class Player:
             for line, process in list(self.terminals.items()):
                 code = process.poll()
                 if code:
-                    raise Wrong(f"ends with exit code {code}", line)
+                    raise BlockFailed(f"ends with exit code {code}", line)
                 if code == 0:
                     del self.terminals[line]
             time.sleep(0.02)
@@ -140,14 +140,14 @@ def main() -> int:
     answer = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     sys.path[0] = ""  # as in a session started here: a page imports the files it wrote
-    player = Player(page, folder / "logs")
+    runner = PageRunner(page, folder / "logs")
     line = 0
     try:
         for step in steps:
             line = step["line"]
-            player.play(step)
-        player.close_terminals()
-    except Wrong as wrong:
+            runner.play(step)
+        runner.close_terminals()
+    except BlockFailed as wrong:
         print(wrong.line or line, wrong, file=answer, flush=True)
     else:
         print("done", file=answer, flush=True)

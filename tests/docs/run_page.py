@@ -18,7 +18,7 @@ from docs.pages import Block, blocks_of, problem
 from ssfl.tools.local.fork_server import Forked, ForkServer
 from system.programs import free_port
 
-PLAY = Path(__file__).with_name("run_blocks.py")
+RUN_BLOCKS = Path(__file__).with_name("run_blocks.py")
 DEADLINE_S = 560.0  # below pytest's own, so that the message can say where a page hangs
 SHOWN = 6000  # characters of output
 
@@ -65,11 +65,11 @@ def _start(
     with (folder / "answer").open("wb") as answer, (folder / "stderr").open("wb") as stderr:
         if server:
             return server.start(
-                PLAY.stem, flags, program=str(PLAY),
+                RUN_BLOCKS.stem, flags, program=str(RUN_BLOCKS),
                 stdout=answer, stderr=stderr, env=environment, cwd=place,
             )  # fmt: skip
         return subprocess.Popen(
-            [sys.executable, str(PLAY), *flags],
+            [sys.executable, str(RUN_BLOCKS), *flags],
             cwd=place,
             env=environment,
             stdin=subprocess.DEVNULL,

@@ -20,9 +20,11 @@ def test_the_citation_is_of_this_version_and_names_the_paper() -> None:
     paper = citation["preferred-citation"]
     assert paper["title"].startswith("SSFL: Discovering Sparse Unified Subnetworks")
     for people in (citation["authors"], paper["authors"]):
-        assert all({"family-names", "given-names"} <= set(one) or "name" in one for one in people)
+        assert all(
+            {"family-names", "given-names"} <= set(person) or "name" in person for person in people
+        )
 
 
-def test_the_license_is_the_whole_text() -> None:
+def test_the_license_is_the_complete_text() -> None:
     text = (ROOT / "LICENSE").read_text("utf-8").strip()
     assert hashlib.sha256(text.encode()).hexdigest() == APACHE_2_0

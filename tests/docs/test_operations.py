@@ -77,7 +77,7 @@ def test_every_alert_has_a_runbook_entry_with_all_its_parts(name: str) -> None:
     assert f"{PARTS[1]}{ALERTS.get(name, 'As')}" in text
 
 
-def test_the_runbook_has_no_entry_for_an_alert_that_is_not() -> None:
+def test_the_runbook_has_no_entry_for_an_unknown_alert() -> None:
     entries = re.findall(r"^### (Ssfl\w+)$", OPERATIONS, flags=re.M)
     assert sorted(entries) == sorted(ALERTS)
 
@@ -88,7 +88,7 @@ def test_the_pages_have_the_right_number_of_alerts() -> None:
         assert "fourteen alerts" in (ROOT / page).read_text("utf-8")
 
 
-def test_a_site_is_started_again_unless_its_job_would_give_it_up() -> None:
+def test_a_site_restarts_after_the_codes_that_its_job_retries() -> None:
     """By hand and in Kubernetes alike: what ended for good stays so, all else is tried again."""
     job = yaml.safe_load((ROOT / "k8s" / "base" / "client" / "job.yaml").read_text("utf-8"))
     _, fail = job["spec"]["podFailurePolicy"]["rules"]
@@ -99,7 +99,7 @@ def test_a_site_is_started_again_unless_its_job_would_give_it_up() -> None:
     assert set(codes) < {int(code) for code in ExitCode}
 
 
-def test_the_json_of_the_clients_is_as_documented() -> None:
+def test_the_json_of_ssfl_clients_is_as_documented() -> None:
     status = admin_pb2.GetStatusResponse(clients=[admin_pb2.ClientStatus(client_id="a")])
     document = clients_document(status)
     (row,) = [line for line in OPERATIONS.splitlines() if line.startswith("| `ssfl clients` |")]
@@ -111,7 +111,7 @@ def test_the_json_of_the_clients_is_as_documented() -> None:
 
 
 @pytest.mark.parametrize("message", SENT, ids=lambda message: message.DESCRIPTOR.name)
-def test_the_privacy_page_tells_of_every_field_that_a_client_sends(message: type) -> None:
+def test_the_privacy_page_covers_every_field_that_a_client_sends(message: type) -> None:
     names = {field.name for field in message.DESCRIPTOR.fields} - NAMES_ONLY  # type: ignore[attr-defined]
     assert names <= TOLD.keys(), "a new field: say in docs/privacy.md what it may tell"
     plain = " ".join(PRIVACY.split())

@@ -25,26 +25,26 @@ def is_run(page: str) -> bool:
 
 
 @pytest.mark.parametrize("page", OURS)
-def test_every_block_is_of_a_kind_that_is_known(page: str) -> None:
-    wrong = [f"{page}:{one.line}: {problem(one)}" for one in blocks_of(text_of(page))]
+def test_every_block_is_of_a_known_kind(page: str) -> None:
+    wrong = [f"{page}:{block.line}: {problem(block)}" for block in blocks_of(text_of(page))]
     assert [line for line in wrong if not line.endswith(": ")] == []
 
 
 @pytest.mark.system
 @pytest.mark.parametrize("page", [page for page in OURS if is_run(page)])
-def test_the_blocks_of_a_page_do_what_it_says(page: str, tmp_path: Path) -> None:
+def test_the_blocks_of_a_page_run(page: str, tmp_path: Path) -> None:
     server = fork_server(with_torch=True) if sys.platform == "linux" else None
     if wrong := run_page(page, text_of(page), tmp_path, server=server):
         pytest.fail(wrong, pytrace=False)
 
 
-def test_what_another_test_runs_is_there_and_named_in_that_test() -> None:
+def test_pages_with_their_own_test_exist_and_are_named_in_it() -> None:
     for page, test in OWN_TESTS.items():
         assert page in pages()
         assert Path(page).name in (ROOT / test).read_text("utf-8")
 
 
-def test_few_blocks_are_not_run_and_each_says_why() -> None:
+def test_few_blocks_are_not_run_and_each_has_a_reason() -> None:
     left_out = [
         f"{page}:{block.line}: {block.reason}"
         for page in pages()

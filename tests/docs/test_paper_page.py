@@ -15,12 +15,12 @@ _spec.loader.exec_module(page)
 PAGE, RESULTS, ORDER = page.PAGE, page.RESULTS, page.ORDER
 
 
-def test_the_page_is_made_of_the_stored_results() -> None:
+def test_the_page_is_generated_from_the_stored_results() -> None:
     _, mark, rest = PAGE.read_text("utf-8").partition(page.MARK)
     assert mark + rest == page.below(), "run: python -m benchmarks.paper_page"
 
 
-def test_it_has_every_experiment() -> None:
+def test_the_page_has_every_experiment() -> None:
     assert set(ORDER) == set(EXPERIMENTS)
     for name, experiment in EXPERIMENTS.items():
         assert name in _explanation()
@@ -30,7 +30,7 @@ def test_it_has_every_experiment() -> None:
         assert (RESULTS / f"{name}.png").stat().st_size > 10_000
 
 
-def test_what_was_not_reached_is_said_so() -> None:
+def test_the_page_states_which_targets_were_not_reached() -> None:
     missed = [
         row["label"]
         for name in ORDER

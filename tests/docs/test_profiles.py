@@ -36,18 +36,20 @@ def table() -> dict[str, dict[str, str]]:
     }
 
 
-def test_every_setting_of_a_profile_has_a_row_and_nothing_else_has() -> None:
+def test_the_table_has_one_row_for_each_setting_of_a_profile() -> None:
     told = set().union(*PROFILES.values())
     assert told and set(table()) == told
 
 
 def test_the_table_has_the_values_of_the_code() -> None:
-    kinds: dict[str, type[Any]] = {one.name: type(one.default) for one in fields(RunSettings)}
+    kinds: dict[str, type[Any]] = {
+        setting.name: type(setting.default) for setting in fields(RunSettings)
+    }
     for profile in PROFILES:
         settings = RunSettings(**with_profile({"profile": profile}))
         for name, cells in table().items():
             assert kinds[name](cells[profile]) == getattr(settings, name), (profile, name)
 
 
-def test_every_row_says_where_its_values_come_from() -> None:
+def test_every_row_names_the_source_of_its_values() -> None:
     assert all(len(cells[4]) > 10 for cells in rows() if cells[0].startswith("--"))

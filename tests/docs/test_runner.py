@@ -20,7 +20,7 @@ def page(*blocks: str) -> str:
     return "\n\n".join(parts) + "\n"
 
 
-def test_blocks_share_one_interpreter_and_one_folder_in_the_order_of_the_page(
+def test_blocks_run_in_order_in_one_interpreter_and_one_folder(
     tmp_path: Path,
 ) -> None:
     text = page(
@@ -57,7 +57,7 @@ def test_blocks_share_one_interpreter_and_one_folder_in_the_order_of_the_page(
         ("python: # ../outside.py\nx = 1", "outside the folder"),
     ],
 )
-def test_a_failing_block_is_told_with_page_line_text_and_output(
+def test_a_failing_block_is_reported_with_page_line_text_and_output(
     block: str, told: str, tmp_path: Path
 ) -> None:
     text = page("sh: echo before", block)
@@ -68,12 +68,12 @@ def test_a_failing_block_is_told_with_page_line_text_and_output(
     assert first in answer
 
 
-def test_nothing_after_a_failing_block_is_run(tmp_path: Path) -> None:
+def test_blocks_after_a_failing_one_are_not_run(tmp_path: Path) -> None:
     assert run_page("page.md", page("sh: false", "sh: touch never"), tmp_path)
     assert not (tmp_path / "page" / "never").exists()
 
 
-def test_terminals_run_beside_each_other_and_end_before_the_next_block(tmp_path: Path) -> None:
+def test_terminals_run_in_parallel_and_end_before_the_next_block(tmp_path: Path) -> None:
     text = page(
         "sh: mkfifo pipe",
         "in its own terminal ~ sh: cat pipe > heard",  # each waits for the other
@@ -83,19 +83,19 @@ def test_terminals_run_beside_each_other_and_end_before_the_next_block(tmp_path:
     assert run_page("page.md", text, tmp_path) == ""
 
 
-def test_shown_output_may_leave_parts_out(tmp_path: Path) -> None:
+def test_expected_output_may_have_ellipses(tmp_path: Path) -> None:
     text = page("sh: echo took 17 s; echo done", "output ~ text: took ... s\ndone")
     assert run_page("page.md", text, tmp_path) == ""
 
 
-def test_a_page_that_hangs_is_told_and_ended(tmp_path: Path) -> None:
+def test_a_page_that_hangs_is_reported_and_killed(tmp_path: Path) -> None:
     text = page("sh: setsid sleep 600 & echo $! > pid; sleep 600")
     told = run_page("page.md", text, tmp_path, deadline_s=2)
     assert told.startswith("page.md:4: was still running after 2 s")
     assert not_running(int((tmp_path / "page" / "pid").read_text()))
 
 
-def test_what_a_page_leaves_running_is_ended_with_it(tmp_path: Path) -> None:
+def test_processes_that_a_page_leaves_running_are_killed(tmp_path: Path) -> None:
     text = page("sh: sleep 600 & echo $! > pid")
     assert run_page("page.md", text, tmp_path) == ""
     assert not_running(int((tmp_path / "page" / "pid").read_text()))
@@ -110,7 +110,7 @@ def not_running(pid: int) -> bool:
     return True
 
 
-def test_what_is_not_run_says_why(tmp_path: Path) -> None:
+def test_a_block_that_is_not_run_needs_a_reason(tmp_path: Path) -> None:
     text = page("not run: needs a machine with systemd ~ sh: exit 1")
     assert [block.reason for block in blocks_of(text)] == ["needs a machine with systemd"]
     assert run_page("page.md", text, tmp_path) == ""
@@ -124,7 +124,7 @@ def test_a_comment_counts_only_right_above_its_block() -> None:
 
 
 @pytest.mark.parametrize("kind", ["", "console", "bash", "py"])
-def test_a_kind_that_nobody_would_run_is_refused(kind: str) -> None:
+def test_an_unknown_kind_of_block_is_refused(kind: str) -> None:
     (block,) = blocks_of(page(f"{kind}: ls"))
     assert f"is of kind {kind!r}" in problem(block)
 

@@ -19,7 +19,7 @@ LOADED = {"script": "src", "img": "src", "iframe": "src", "link": "href", "sourc
 
 
 @dataclass
-class Seen(HTMLParser):
+class PageLinks(HTMLParser):
     """What one page refers to."""
 
     links: list[str] = field(default_factory=list)
@@ -41,7 +41,7 @@ class Seen(HTMLParser):
 
 
 @pytest.fixture(scope="module")
-def site(tmp_path_factory: pytest.TempPathFactory) -> dict[Path, Seen]:
+def site(tmp_path_factory: pytest.TempPathFactory) -> dict[Path, PageLinks]:
     """Every page of the site, built as `make docs` does."""
     folder = tmp_path_factory.mktemp("site")
     done = subprocess.run(
@@ -56,9 +56,9 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> dict[Path, Seen]:
     assert "WARNING" not in done.stderr
     found = {}
     for file in folder.rglob("*.html"):
-        seen = Seen()
-        seen.feed(file.read_text("utf-8"))
-        found[file] = seen
+        links = PageLinks()
+        links.feed(file.read_text("utf-8"))
+        found[file] = links
     return found
 
 
@@ -66,7 +66,7 @@ def is_elsewhere(target: str) -> bool:
     return re.match(r"(\w+:)?//|mailto:|data:", target) is not None
 
 
-def test_every_page_of_the_repository_is_a_page_of_the_site(site: dict[Path, Seen]) -> None:
+def test_every_page_of_the_repository_is_on_the_site(site: dict[Path, PageLinks]) -> None:
     home = min((file for file in site if file.name == "index.html"), key=lambda f: len(f.parts))
     docs = [page for page in pages() if page.startswith("docs/")]
     assert len(docs) > 5
@@ -74,12 +74,12 @@ def test_every_page_of_the_repository_is_a_page_of_the_site(site: dict[Path, See
         assert (home.parent / page.removeprefix("docs/")).with_suffix(".html") in site
 
 
-def test_every_link_and_every_picture_is_there(site: dict[Path, Seen]) -> None:
+def test_every_link_and_image_resolves(site: dict[Path, PageLinks]) -> None:
     broken = []
-    for file, seen in site.items():
+    for file, links in site.items():
         if file.name == "404.html":  # its links start at the root of the server
             continue
-        for target in [*seen.links, *seen.loaded]:
+        for target in [*links.links, *links.loaded]:
             if is_elsewhere(target):
                 continue
             path, anchor = urldefrag(unquote(target))
@@ -93,17 +93,19 @@ def test_every_link_and_every_picture_is_there(site: dict[Path, Seen]) -> None:
     assert sorted(set(broken)) == []
 
 
-def test_links_out_of_docs_lead_to_guests_or_stay_text(site: dict[Path, Seen]) -> None:
-    (plan,) = [seen for file, seen in site.items() if file.name == "plan.html"]
+def test_links_out_of_docs_lead_to_included_pages_or_become_text(
+    site: dict[Path, PageLinks],
+) -> None:
+    (plan,) = [links for file, links in site.items() if file.name == "plan.html"]
     assert "benchmarks/index.html#plan-and-run" in plan.links
-    ((file, faq),) = [(file, seen) for file, seen in site.items() if file.name == "faq.html"]
+    ((file, faq),) = [(file, links) for file, links in site.items() if file.name == "faq.html"]
     assert "CITATION.cff" in file.read_text("utf-8")
     assert [link for link in faq.links if "CITATION" in link] == []
 
 
-def test_nothing_is_loaded_from_another_host(site: dict[Path, Seen]) -> None:
-    assert [(file.name, one) for file, seen in site.items() for one in seen.loaded
-            if is_elsewhere(one)] == []  # fmt: skip
+def test_nothing_is_loaded_from_another_host(site: dict[Path, PageLinks]) -> None:
+    assert [(file.name, target) for file, links in site.items() for target in links.loaded
+            if is_elsewhere(target)] == []  # fmt: skip
     root = min(site, key=lambda file: len(file.parts)).parent
     styles = [file.read_text("utf-8") for file in root.rglob("*.css")]
     assert styles
@@ -111,11 +113,11 @@ def test_nothing_is_loaded_from_another_host(site: dict[Path, Seen]) -> None:
         text for text in styles if re.search(r"""(url\(|@import)\s*["']?(https?:)?//""", text)
     ] == []
     # The theme would fetch the program that draws these.
-    assert [file.name for file, seen in site.items() if "mermaid" in seen.classes] == []
+    assert [file.name for file, links in site.items() if "mermaid" in links.classes] == []
 
 
-def test_the_reference_has_the_promises_of_the_code(site: dict[Path, Seen]) -> None:
-    anchors = set().union(*(seen.anchors for seen in site.values()))
+def test_the_reference_has_the_public_names(site: dict[Path, PageLinks]) -> None:
+    anchors = set().union(*(links.anchors for links in site.values()))
     assert {
         "ssfl.api.simulate",
         "ssfl.learning.task.Task.build_model",
@@ -130,7 +132,7 @@ def test_the_reference_has_the_promises_of_the_code(site: dict[Path, Seen]) -> N
     "page", [*pages(), "benchmarks/README.md", *(f"docs/decisions/{file.name}" for file in
              sorted((ROOT / "docs" / "decisions").glob("*.md")))]
 )  # fmt: skip
-def test_links_to_files_of_the_repository_lead_to_files(page: str) -> None:
+def test_links_to_files_of_the_repository_resolve(page: str) -> None:
     tokens = MarkdownIt().parse((ROOT / page).read_text("utf-8"))
     parts = [child for token in tokens for child in token.children or []]
     targets = [str(part.attrGet("href") or part.attrGet("src") or "") for part in parts]

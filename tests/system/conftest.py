@@ -1,4 +1,4 @@
-"""What the system tests share: programs that end with their test, small shards, one plain run."""
+"""Fixtures of the system tests: programs, small shards and a reference run."""
 
 import os
 from collections.abc import Iterator
@@ -16,7 +16,7 @@ from system.raw_run import RawRun
 
 @pytest.fixture
 def programs(tmp_path: Path) -> Iterator[Programs]:
-    """Start programs in `tmp_path`; none outlives the test, none may show a traceback."""
+    """Start programs in `tmp_path`; all end with the test, and none may print a traceback."""
     started = Programs(tmp_path)
     try:
         yield started
@@ -28,7 +28,7 @@ def programs(tmp_path: Path) -> Iterator[Programs]:
 
 @pytest.fixture
 def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder to stand in, and no settings from outside."""
+    """Change to an empty folder and clear the settings of the environment."""
     for name in [name for name in os.environ if name.startswith("SSFL_")]:
         monkeypatch.delenv(name)
     monkeypatch.chdir(tmp_path)
@@ -37,7 +37,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture(scope="session")
 def shards(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Three shards of digits: 20, 30 and 40 training samples, 15 to test on."""
+    """Three shards of digits: 20, 30 and 40 training samples, 15 test samples each."""
     whole = digits()
     folder = tmp_path_factory.mktemp("data") / "shards"
     folder.mkdir()
@@ -60,7 +60,7 @@ def sites(programs: Programs, shards: Path) -> Programs:
 
 @pytest.fixture(scope="session")
 def undisturbed(tmp_path_factory: pytest.TempPathFactory, shards: Path) -> Finished:
-    """The run that nothing happened to, by the installed commands: all others end like it."""
+    """The reference run: no faults, installed commands. Disturbed runs must have its digest."""
     folder = tmp_path_factory.mktemp("undisturbed")
     (folder / "shards").symlink_to(shards)
     programs = Programs(folder, forked=False)
@@ -72,7 +72,7 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory, shards: Path) -> Finis
 
 @pytest.fixture
 def raw(programs: Programs) -> Iterator[RawRun]:
-    """A coordinator and two clients made by hand."""
+    """A coordinator and two raw clients."""
     run = RawRun(programs, programs.coordinator(*RAW_RUN))
     try:
         yield run

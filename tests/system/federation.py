@@ -1,4 +1,4 @@
-"""One small federation with real clients, the same in every test that needs one."""
+"""One small federation of real clients, the same in every test that needs one."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,23 +20,23 @@ HELD_TASK = Path(__file__).with_name("held_task.py")
 
 @dataclass(frozen=True)
 class Finished:
-    """A run that is over."""
+    """A finished run."""
 
-    folder: Path  # the programs' own; results are under runs/
+    folder: Path  # working directory of the programs; results are under runs/
     run_id: str
-    digest: str  # of the final model's values, hex
+    digest: str  # SHA-256 of the final values, hex
     history: dict[str, Any]
 
 
 def run_federation(programs: Programs, *flags: str) -> Finished:
-    """Run coordinator and three clients to the end."""
+    """Run a coordinator and three clients to the end."""
     coordinator = programs.coordinator(*RUN, *flags)
     clients = [programs.client(shard, coordinator) for shard in SHARDS]
     return finish(coordinator, clients)
 
 
 def finish(coordinator: Coordinator, clients: list[Program]) -> Finished:
-    """Wait until all have ended well and return what they leave behind."""
+    """Wait until all have exited with 0 and return the finished run."""
     assert {client.name: client.ends() for client in clients} == {c.name: 0 for c in clients}
     assert coordinator.ends() == 0
     history = coordinator.history()
@@ -45,9 +45,9 @@ def finish(coordinator: Coordinator, clients: list[Program]) -> Finished:
 
 
 class Hold:
-    """Makes a client stand still before its n-th gradient, until it is let go.
+    """Blocks a client before its n-th gradient until `release`.
 
-    Gradient 1 is the scoring, then come LOCAL_STEPS for every round. (held_task.py does it.)
+    Gradient 1 is the scoring; LOCAL_STEPS follow for every round. See held_task.py.
     """
 
     def __init__(self, folder: Path, gradient: int) -> None:
@@ -59,7 +59,7 @@ class Hold:
         return {"HOLD_FILE": str(self._file)}
 
     def reached(self) -> None:
-        """Wait until the client stands still."""
+        """Wait until the client is blocked."""
         until(self._file.with_suffix(".reached").exists, "the client reaches the hold")
 
     def release(self) -> None:

@@ -1,7 +1,7 @@
-"""The image task, but a client can be made to stand still before a gradient (federation.Hold).
+"""The image task with a client that can be blocked before a gradient (federation.Hold).
 
-A stop at a known place instead of a sleep of a guessed length: whoever kills something "in the
-middle of a round" then really does.
+A block at a known gradient instead of a sleep, so that a kill "in the middle of a round" really
+is in the middle of one.
 """
 
 import os
@@ -17,7 +17,7 @@ from ssfl.learning.image_task import loss as image_loss
 
 __all__ = ["build_model", "load_shard", "loss", "metrics"]
 
-_gradients = count(0)  # 0: a site tries its task on one batch before it takes part
+_gradients = count(0)  # 0: a site tries its task on one batch before it joins
 
 
 def loss(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""A federation of light clients (benchmarks/light_client.py), all in one thread beside the test."""
+"""A federation of light clients (benchmarks/light_client.py) in one thread of the test."""
 
 import asyncio
 import threading
@@ -16,7 +16,7 @@ JOINED_S = 300.0
 
 
 class LightRun:
-    """Clients that take part, in a thread of their own, until the run is over."""
+    """Clients in a thread of their own, until the run is over."""
 
     def __init__(
         self,
@@ -47,19 +47,19 @@ class LightRun:
         trace: TracebackType | None,
     ) -> None:
         if error is not None and self._loop is not None:  # the test has failed: do not wait
-            with suppress(RuntimeError):  # the loop is closed: they have ended by themselves
+            with suppress(RuntimeError):  # the loop is closed: the clients have ended
                 self._loop.call_soon_threadsafe(self._cancel)
         self._thread.join(JOINED_S)
 
     def finish(self) -> set[str]:
-        """Wait until every client has the final model; return the digests of what they hold."""
+        """Wait until every client has the final model; return the digests of their models."""
         self._thread.join(JOINED_S)
         assert not self._thread.is_alive(), "the light clients did not end"
         self.check()
         return {client.final_digest.hex() for client in self.clients}
 
     def check(self) -> None:
-        """Raise what a client failed of, if one did."""
+        """Raise the error of the first client that failed, if any."""
         if self._failure is not None:
             raise self._failure
 

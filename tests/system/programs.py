@@ -1,12 +1,12 @@
-"""Our programs as processes: real sockets, one folder for all.
+"""Runs our programs as processes in one folder, over real sockets.
 
 Coordinators and clients are forks of a process that has imported their modules
-(ssfl.tools.local.fork_server), which saves seconds of CPU time at each start. `Programs(folder,
-forked=False)` starts the installed commands instead: the reference run `undisturbed` does, so that
+(ssfl.tools.local.fork_server), which saves seconds of CPU time per start. `Programs(folder,
+forked=False)` starts the installed commands instead. The reference run `undisturbed` uses it, so
 every digest is compared with theirs. `ssfl` is always its installed command.
 
-Nothing here sleeps for a condition: `until` polls it against a deadline, which is generous, since
-it is met only when something is wrong.
+Nothing here sleeps for a condition: `until` polls it against a generous deadline, which is
+reached only if something is wrong.
 """
 
 import atexit
@@ -33,8 +33,8 @@ from ssfl.v1 import admin_pb2, admin_pb2_grpc
 
 SCRIPTS = Path(sys.executable).parent
 MODULES = {"ssfl-coordinator": "ssfl.server.main", "ssfl-client": "ssfl.client.main"}
-# What a forked program may find in its environment; others, such as OMP_NUM_THREADS, are read while
-# modules are imported, which a fork does not do.
+# Variables that a forked program reads. Others, such as OMP_NUM_THREADS, are read while modules are
+# imported, before the fork.
 READ_LATER = {"FAILPOINTS", "HOLD_FILE"}
 DEADLINE_S = 120.0
 
@@ -42,7 +42,7 @@ Found = TypeVar("Found")
 
 
 def until(condition: Callable[[], Found], what: str, deadline_s: float = DEADLINE_S) -> Found:
-    """Return the first true answer of `condition`; fail, saying `what` never came."""
+    """Return the first true result of `condition`; fail at the deadline, naming `what`."""
     end_s = time.monotonic() + deadline_s
     while not (found := condition()):
         assert time.monotonic() < end_s, f"{what}: not within {deadline_s:g} s"
@@ -52,7 +52,7 @@ def until(condition: Callable[[], Found], what: str, deadline_s: float = DEADLIN
 
 @cache
 def fork_server(with_torch: bool) -> ForkServer:
-    """Return the server that forks clients, or the one of coordinators, without torch."""
+    """Return the fork server of clients, or that of coordinators, which has no torch."""
     server = ForkServer(CLIENT_MODULES if with_torch else [MODULES["ssfl-coordinator"]])
     atexit.register(server.close)
     return server
@@ -62,9 +62,9 @@ _ports = count(os.getpid() * 61)
 
 
 def free_port() -> int:
-    """Return a free port below those that the kernel gives out.
+    """Return a free port below the ephemeral range of the kernel.
 
-    So nobody takes it while a coordinator that listens there is started again.
+    No other process gets it while a coordinator on that port restarts.
     """
     while True:
         port = 10_000 + next(_ports) % 20_000
@@ -75,7 +75,7 @@ def free_port() -> int:
 
 
 class Program:
-    """One process of ours; its two streams go to files in its folder."""
+    """One process of ours; stdout and stderr go to files in its folder."""
 
     def __init__(
         self,
@@ -91,7 +91,7 @@ class Program:
         self.out_file, self.err_file = folder / f"{name}.out", folder / f"{name}.err"
         with self.out_file.open("wb") as out, self.err_file.open("wb") as err:
             if forked:
-                path, *flags = (str(one) for one in command)
+                path, *flags = (str(word) for word in command)
                 script = Path(path).name
                 server = fork_server(with_torch=script != "ssfl-coordinator")
                 self.process = server.start(
@@ -121,23 +121,23 @@ class Program:
         return self.process.poll() is None
 
     def says(self, text: str) -> str:
-        """Wait until a line with `text` is in its log and return that line; fail if it ends."""
+        """Wait for a log line that contains `text` and return it; fail if the program ends."""
 
         def line() -> str:
-            whole = self.err.rpartition("\n")[0]  # without a line that is being written
-            found = [one for one in whole.splitlines() if text in one]
+            whole = self.err.rpartition("\n")[0]  # without an unfinished line
+            found = [log_line for log_line in whole.splitlines() if text in log_line]
             assert found or self.running, f"{self.name} ended without {text!r}:\n{self.err}"
             return found[0] if found else ""
 
         return until(line, f"{self.name} says {text!r}")
 
     def ends(self, deadline_s: float = DEADLINE_S) -> int:
-        """Wait for its end and return the exit code."""
+        """Wait for the program to end and return its exit code."""
         until(lambda: not self.running, f"{self.name} ends", deadline_s)
         return self.process.wait()
 
     def kill(self) -> None:
-        """SIGKILL: no chance to tidy up."""
+        """Send SIGKILL."""
         self.process.kill()
         self.process.wait()
 
@@ -146,13 +146,13 @@ class Program:
 
 
 class Coordinator(Program):
-    """A coordinator, with what an operator can see of it."""
+    """A coordinator and its admin port."""
 
     port = admin_port = 0
-    credentials: grpc.ChannelCredentials | None = None  # of `admin`, where the port asks for TLS
+    credentials: grpc.ChannelCredentials | None = None  # of `admin`, if the port uses TLS
 
     def listens(self) -> "Coordinator":
-        """Wait until both ports are known."""
+        """Wait until the coordinator prints both ports."""
 
         def lines() -> list[str]:
             assert self.running or self.out.count("\n") >= 2, f"no coordinator:\n{self.err}"
@@ -162,7 +162,7 @@ class Coordinator(Program):
         first, second, *_ = until(lines, "the coordinator prints its ports")
         assert first.startswith("ssfl-coordinator listening on ")
         assert second.startswith("ssfl-coordinator admin on ")
-        self.port, self.admin_port = (int(one.rpartition(":")[2]) for one in (first, second))
+        self.port, self.admin_port = (int(line.rpartition(":")[2]) for line in (first, second))
         return self
 
     @property
@@ -174,7 +174,7 @@ class Coordinator(Program):
         return self.folder / ".ssfl" / "coordinator"
 
     def status(self) -> admin_pb2.GetStatusResponse:
-        """What `ssfl status` asks for."""
+        """Return the answer to GetStatus."""
         address, credentials = f"localhost:{self.admin_port}", self.credentials
         with (
             grpc.secure_channel(address, credentials)
@@ -188,12 +188,12 @@ class Coordinator(Program):
         return answer
 
     def client_state(self, client: str) -> str:
-        """Return the state of one client as `ssfl status` shows it; empty if it has not joined."""
-        states = {one.client_id: one.state for one in self.status().clients}
+        """Return the state of a client as in `ssfl status`; empty if it has not joined."""
+        states = {status.client_id: status.state for status in self.status().clients}
         return states.get(client, "")
 
     def waits_for(self, client: str, state: str = "") -> None:
-        """Wait until a client has joined, or is in some state."""
+        """Wait until a client has joined, or is in the given state."""
 
         def is_there() -> bool:
             now = self.client_state(client)
@@ -202,8 +202,8 @@ class Coordinator(Program):
         until(is_there, f"{client} is {state or 'there'}")
 
     def facts(self, kind: str = "") -> list[dict[str, Any]]:
-        """Return the facts in the journal, all or those of one kind."""
-        return [one for one in journal(self.state_dir / "journal") if kind in ("", one["fact"])]
+        """Return the facts in the journal, or those of one kind."""
+        return [fact for fact in journal(self.state_dir / "journal") if kind in ("", fact["fact"])]
 
     def history(self) -> dict[str, Any]:
         """Return history.json of the finished run."""
@@ -213,7 +213,7 @@ class Coordinator(Program):
 
 
 def journal(path: Path) -> list[dict[str, Any]]:
-    """Return the facts of a journal that may be in use: a copy is opened, its torn tail cut."""
+    """Return the facts of a journal that may be in use: a copy is opened, without a torn tail."""
     with TemporaryDirectory() as folder:
         copy = Path(folder) / "journal"
         copy.write_bytes(path.read_bytes())
@@ -223,7 +223,7 @@ def journal(path: Path) -> list[dict[str, Any]]:
 
 
 class Programs:
-    """Every process a test starts; all are ended with it."""
+    """All processes of a test; `end_all` ends them."""
 
     def __init__(self, folder: Path, forked: bool = True) -> None:
         self.folder = folder
@@ -240,7 +240,7 @@ class Programs:
     def try_coordinator(
         self, *flags: str, port: int = 0, state_of: str = "", **env: str
     ) -> Coordinator:
-        """Start a coordinator that may not come up. `state_of`: a state directory of its own."""
+        """Start a coordinator that may fail to start. `state_of`: its own state directory."""
         name = f"coordinator-{len(self.started)}"
         port = port or (free_port() if self.forked else 0)
         ports = [f"--port={port}", "--admin-port=0"]
@@ -281,7 +281,7 @@ class Programs:
         return self.forked and self.scripts == SCRIPTS and env.keys() <= READ_LATER
 
     def end_all(self) -> None:
-        """Kill what still runs, and show every log (pytest prints them if the test failed)."""
+        """Kill running programs and print every log, which pytest shows if the test failed."""
         for program in self.started:
             if program.running:
                 program.kill()
@@ -291,6 +291,6 @@ class Programs:
 
 
 def environment() -> dict[str, str]:
-    """The environment without settings of ours and without colour."""
+    """Return the environment without ssfl settings and without colour."""
     inherited = {name: value for name, value in os.environ.items() if name[:5] != "SSFL_"}
     return inherited | {"NO_COLOR": "1"}

@@ -1,13 +1,12 @@
-"""A TCP proxy between a client and its coordinator that makes the trouble of a bad wire.
+"""A TCP proxy between a client and its coordinator that injects network faults.
 
-It cuts connections (FIN or RST), stalls them (half-open: bytes are still taken, none come out),
-delays what passes, limits its rate, and counts the bytes that passed. All of it from the test's
-thread, at once or after some more bytes. Cuts and stalls hit the connections that are open, new
-ones are well; delay and rate are of the wire. The proxy runs in a thread of its own and ends with
-its `with` block.
+It cuts connections (FIN or RST), stalls them (half-open: bytes are read, none are forwarded),
+delays and rate-limits bytes, and counts them. The test's thread injects faults at once or after a
+number of bytes. Cuts and stalls hit open connections only; delay and rate apply to all. The proxy
+runs in a thread of its own and ends with its `with` block.
 
-A cut loses the bytes that passed but were not read yet: on a busy machine, many. A cut or stall
-that was ordered therefore waits until the process in `receivers`, if any, has read all of them.
+A cut loses bytes that were forwarded but not yet read; on a busy machine, many. A scheduled cut or
+stall therefore waits until the process in `receivers`, if any, has read all of them.
 """
 
 import asyncio
@@ -28,7 +27,7 @@ _LINGER_NONE = struct.pack("ii", 1, 0)  # close with RST
 
 
 class _Pair:
-    """One connection of a client and its continuation to the coordinator."""
+    """A client's connection and the matching one to the coordinator."""
 
     def __init__(self, near: asyncio.StreamWriter, far: asyncio.StreamWriter) -> None:
         self.near, self.far = near, far
@@ -51,7 +50,7 @@ def _reset(writer: asyncio.StreamWriter) -> None:
 
 
 def _is_taken(writer: asyncio.StreamWriter, receiver: int | None) -> bool:
-    """Return whether the receiving process has read all bytes and has nothing left to do."""
+    """Return True if the receiving process has read all bytes and is idle."""
     if receiver is None or not Path(f"/proc/{receiver}").exists():
         return True
     before = _sleeps(receiver)
@@ -59,7 +58,7 @@ def _is_taken(writer: asyncio.StreamWriter, receiver: int | None) -> bool:
 
 
 def _unread(writer: asyncio.StreamWriter) -> bool:
-    """Return whether bytes wait in a buffer between us and the other side's process."""
+    """Return True if bytes wait in a buffer between the proxy and the receiving process."""
     if writer.transport.get_write_buffer_size():
         return True
     ours, theirs = (writer.get_extra_info(name)[1] for name in ("sockname", "peername"))
@@ -74,9 +73,9 @@ def _unread(writer: asyncio.StreamWriter) -> bool:
 
 
 def _sleeps(process: int) -> list[str]:
-    """Return how often each thread has gone to sleep; nothing if one is awake or all have ended."""
+    """Return how often each thread has slept; empty if one is awake or all have ended."""
     found = []
-    with suppress(OSError):  # a thread ends while we look
+    with suppress(OSError):  # a thread may end while we read
         for thread in Path(f"/proc/{process}/task").iterdir():
             status = (thread / "status").read_text()
             if "State:\tS" not in status:
@@ -87,17 +86,17 @@ def _sleeps(process: int) -> list[str]:
 
 
 class Proxy:
-    """A wire to `port` on this machine; clients connect to `self.port`."""
+    """A proxy to `port` on this machine; clients connect to `self.port`."""
 
     def __init__(self, port: int) -> None:
         self.port = 0
         self.receivers: dict[str, int] = {}  # process ids by direction
-        self.connections = 0  # taken so far
-        self.passed = {UP: 0, DOWN: 0}  # bytes that came out at the other end
+        self.connections = 0  # accepted so far
+        self.passed = {UP: 0, DOWN: 0}  # bytes forwarded
         self._to_port = port
         self._delay_s = 0.0
-        self._bytes_per_s = 0.0  # each way and connection; 0: no limit
-        self._after: dict[str, tuple[int, Callable[[], Any]]] = {}  # bytes to go, what then
+        self._bytes_per_s = 0.0  # per direction and connection; 0: no limit
+        self._after: dict[str, tuple[int, Callable[[], Any]]] = {}  # bytes left, fault
         self._open: set[_Pair] = set()
         self._tasks: set[asyncio.Task[None]] = set()
         self._loop = asyncio.new_event_loop()
@@ -119,26 +118,26 @@ class Proxy:
         self._loop.call_soon_threadsafe(self._end)
         self._thread.join(10)
 
-    # -- trouble
+    # -- faults
 
     def cut(self, *, reset: bool = True) -> int:
-        """Cut every open connection; return how many there were."""
+        """Cut every open connection; return their number."""
         return int(self._call(lambda: self._cut(reset)))
 
     def cut_after(self, num_bytes: int, direction: str = UP, *, reset: bool = True) -> None:
-        """Cut every connection when so many more bytes have passed one way, once."""
+        """Cut every connection once, after `num_bytes` more bytes in one direction."""
         self._call(lambda: self._after.update({direction: (num_bytes, lambda: self._cut(reset))}))
 
     def stall(self) -> None:
-        """Take bytes and pass none on, on every open connection; nobody is told."""
+        """Read but do not forward, on every open connection; the peers do not notice."""
         self._call(self._stall)
 
     def stall_after(self, num_bytes: int, direction: str = UP) -> None:
-        """Stall every open connection when so many more bytes have passed one way, once."""
+        """Stall every open connection once, after `num_bytes` more bytes in one direction."""
         self._call(lambda: self._after.update({direction: (num_bytes, self._stall)}))
 
     def flow(self) -> None:
-        """End all stalls; what was taken meanwhile passes."""
+        """End all stalls and forward the bytes held back."""
         self._call(self._flow)
 
     def refuse(self) -> None:
@@ -149,17 +148,17 @@ class Proxy:
         self._call(lambda: setattr(self, "_accepts", True))
 
     def delay(self, seconds: float) -> None:
-        """Let every block pass so much later; the order stays."""
+        """Delay every block by `seconds`; the order is kept."""
         self._call(lambda: setattr(self, "_delay_s", seconds))
 
     def limit(self, bytes_per_s: float) -> None:
-        """Pass at most so many bytes a second, each way and connection; 0: no limit."""
+        """Forward at most this rate per direction and connection; 0: no limit."""
         self._call(lambda: setattr(self, "_bytes_per_s", bytes_per_s))
 
-    # -- inside the loop
+    # -- in the event loop
 
     def _call(self, change: Callable[[], Any]) -> Any:
-        """Do something inside the loop and return when it is done."""
+        """Run a function in the loop and return its result."""
         done: Future[Any] = Future()
 
         def do() -> None:
@@ -206,7 +205,7 @@ class Proxy:
             return
         try:
             far_reader, far_writer = await asyncio.open_connection("127.0.0.1", self._to_port)
-        except OSError:  # no coordinator: the client sees the same
+        except OSError:  # no coordinator: the client's connection is closed
             _reset(writer)
             return
         pair = _Pair(writer, far_writer)
@@ -228,8 +227,8 @@ class Proxy:
         writer: asyncio.StreamWriter,
         direction: str,
     ) -> None:
-        """Carry one direction until its end."""
-        waiting: asyncio.Queue[tuple[float, bytes]] = asyncio.Queue()  # without bound: half-open
+        """Forward one direction until its end."""
+        waiting: asyncio.Queue[tuple[float, bytes]] = asyncio.Queue()  # unbounded: half-open
         giving = self._loop.create_task(self._give(pair, waiting, writer, direction))
         try:
             while data := await self._read(reader):
@@ -243,7 +242,7 @@ class Proxy:
             giving.cancel()
 
     async def _read(self, reader: asyncio.StreamReader) -> bytes:
-        if self._bytes_per_s:  # slow wires do not take more than they carry
+        if self._bytes_per_s:  # a slow link does not read more than it forwards
             await asyncio.sleep(BLOCK_BYTES / self._bytes_per_s)
         return await reader.read(BLOCK_BYTES)
 
@@ -269,7 +268,7 @@ class Proxy:
                 while not _is_taken(writer, self.receivers.get(direction)):
                     await asyncio.sleep(0.005)
                 then()
-                if pair not in self._open:  # it was a cut
+                if pair not in self._open:  # cut by a fault
                     return
                 await pair.flows.wait()
                 await self._write(writer, data[allowed:], direction)
@@ -280,7 +279,7 @@ class Proxy:
         await writer.drain()
 
     def _allowed(self, num_bytes: int, direction: str) -> tuple[int, Callable[[], Any] | None]:
-        """Return how many of the bytes pass before the trouble that was ordered, and that."""
+        """Return the bytes that may pass before the scheduled fault, and the fault."""
         if direction not in self._after:
             return num_bytes, None
         left, then = self._after[direction]

@@ -1,4 +1,4 @@
-"""The synchronous client, written from the protocol alone: stubs and numpy, no torch.
+"""A synchronous client written from the protocol alone: stubs and numpy, no torch.
 
 It uses nothing of `ssfl.client`. The asynchronous client is benchmarks/async_client.py.
 
@@ -24,17 +24,17 @@ from ssfl.v1 import coordinator_pb2_grpc, saliency_pb2, transfer_pb2, update_pb2
 
 TIMEOUT_S = 60.0
 _OPTIONS = [
-    ("grpc.use_local_subchannel_pool", 1),  # a connection of its own, as a process would have
-    # Reconnect as soon as a coordinator is back.
+    ("grpc.use_local_subchannel_pool", 1),  # its own connection, as in a process of its own
+    # Reconnect as soon as the coordinator is back.
     ("grpc.initial_reconnect_backoff_ms", 50),
     ("grpc.max_reconnect_backoff_ms", 100),
-    ("grpc.min_reconnect_backoff_ms", 20_000),  # the time limit of a connection attempt
-    # On a slow machine the window would grow until it holds a whole answer that is not read.
+    ("grpc.min_reconnect_backoff_ms", 20_000),  # limit of one connection attempt
+    # On a slow machine the window could grow until it holds a whole unread response.
     ("grpc.http2.bdp_probe", 0),
 ]
 Vector = npt.NDArray[np.float32]
 
-# name, shape, role, rule of the start
+# name, shape, role, initialization
 TENSORS: tuple[tuple[str, tuple[int, ...], str, str], ...] = (
     ("first.weight", (20, 30), "masked", "ones"),
     ("first.bias", (20,), "dense", "zeros"),
@@ -47,7 +47,7 @@ RUN = ("--clients=2", "--rounds=2", "--sparsity=0.75", "--evaluate-every=0")
 
 
 def manifest_of(tensors: Sequence[tuple[str, tuple[int, ...], str, str]] = TENSORS) -> bytes:
-    """Return a canonical manifest, written by hand."""
+    """Return a canonical manifest, written without ssfl."""
     document = {
         "format": 1,
         "model": {"name": "by hand"},
@@ -73,12 +73,12 @@ INITIAL: Vector = np.r_[np.ones(MASKED), np.zeros(UNMASKED)].astype(np.float32)
 
 
 def payload_of(data: bytes, encoding: transfer_pb2.Encoding) -> transfer_pb2.Payload:
-    """Announce a payload."""
+    """Return the announcement of a payload."""
     return transfer_pb2.Payload(encoding=encoding, num_bytes=len(data), digest=sha256(data))
 
 
 def chunks_of(data: bytes, size: int = 256, start: int = 0) -> list[transfer_pb2.Chunk]:
-    """Cut a payload into chunks."""
+    """Split a payload into chunks."""
     return [
         transfer_pb2.Chunk(
             offset=at, data=data[at : at + size], crc32=zlib.crc32(data[at : at + size])
@@ -89,7 +89,7 @@ def chunks_of(data: bytes, size: int = 256, start: int = 0) -> list[transfer_pb2
 
 @dataclass(frozen=True)
 class Received:
-    """A task and the bytes that came with it."""
+    """A task and its payload bytes."""
 
     task: pb.Task
     data: bytes
@@ -100,7 +100,7 @@ class Received:
 
 
 class RawClient:
-    """One client; every field it sends can be changed by the caller."""
+    """One client; the caller can change every field that it sends."""
 
     def __init__(
         self,
@@ -133,13 +133,13 @@ class RawClient:
         self._channel.close()
 
     def default_scores(self) -> Vector:
-        """Whole numbers that differ from client to client."""
+        """Return whole numbers that differ between clients."""
         return (np.arange(MASKED) * self.num_samples % 97).astype(np.float32)
 
     # -- calls
 
     def join(self, **changes: Any) -> pb.JoinResponse:
-        """Enter the run; later calls speak with the new session."""
+        """Join the run; later calls use the new session."""
         fields: dict[str, Any] = {
             "protocol_version": 1,
             "client_id": self.client_id,
@@ -160,7 +160,7 @@ class RawClient:
         return response
 
     def next_task(self, **fields: Any) -> Received:
-        """Wait for a task and return it whole."""
+        """Wait for a task and return it with its payload."""
         request = pb.NextTaskRequest(caller=fields.pop("caller", self.caller), **fields)
         task, data = None, b""
         for response in self.stub.NextTask(request, timeout=TIMEOUT_S):
@@ -209,14 +209,14 @@ class RawClient:
         return update_pb2.SparseUpdate(**(fields | changes))
 
     def upload(self, header: Any, chunks: Iterable[transfer_pb2.Chunk], **changes: Any) -> Any:
-        """Send a header and chunks, without waiting for a grant; return the answers."""
+        """Send a header and chunks without waiting for a grant; return the responses."""
         rpc, message = self._rpc_of(header)
         first = message(caller=changes.get("caller", self.caller), header=header)
         requests = [first, *(message(chunk=chunk) for chunk in chunks)]
         return list(rpc(iter(requests), timeout=TIMEOUT_S))
 
     def open_upload(self, header: Any, rest: Iterator[transfer_pb2.Chunk]) -> Any:
-        """Begin an upload and return the open call; chunks are sent as `rest` yields them."""
+        """Start an upload and return the open call; chunks are sent as `rest` yields them."""
         rpc, message = self._rpc_of(header)
 
         def requests() -> Iterator[Any]:
@@ -237,12 +237,12 @@ class RawClient:
     # -- honest answers
 
     def trained(self, got: Received) -> bytes:
-        """Return the honest answer to TRAIN; the base must have come with the task."""
+        """Return the honest update for a TRAIN task; the task must carry the base."""
         base = np.frombuffer(got.data[-got.task.train.base.num_bytes :], dtype="<f4")
         return bytes((base + self.delta).astype("<f4").tobytes())
 
     def answer(self, got: Received) -> int:
-        """Do what a task asks for; return the outcome, 0 where there is none."""
+        """Answer a task honestly; return the outcome, or 0 if there is none."""
         match got.kind:
             case "initialize":
                 answers = self.upload(self.initial_header(), [])
@@ -271,14 +271,14 @@ class RawClient:
         self.stub.Leave(pb.LeaveRequest(caller=self.caller, reason=reason), timeout=TIMEOUT_S)
 
     def take_part(self) -> Vector:
-        """Go on honestly to the end and return the final values."""
+        """Answer all tasks honestly until the end and return the final values."""
         while self.final is None:
             self.answer(self.next_task())
         return self.final
 
 
-def survive(client: RawClient) -> Vector:
-    """Take part to the end, joining again whenever the coordinator was away."""
+def take_part_with_rejoins(client: RawClient) -> Vector:
+    """Take part to the end; join again whenever the coordinator is unreachable."""
     while client.final is None:
         try:
             client.join()
@@ -290,13 +290,13 @@ def survive(client: RawClient) -> Vector:
 
 
 def take_part_together(*clients: RawClient) -> list[Vector]:
-    """Let all clients go on to the end at the same time; return what each was given."""
+    """Let all clients take part in parallel; return the final values of each."""
     with ThreadPoolExecutor(len(clients)) as pool:
         return list(pool.map(RawClient.take_part, clients))
 
 
 def expected_mask(clients: Sequence[RawClient]) -> bytes:
-    """The mask's digest: the KEPT largest mean scores, ties to the lowest coordinate."""
+    """Return the expected mask digest: the KEPT largest mean scores, ties to the lowest index."""
     total = sum(client.num_samples * client.scores().astype(np.int64) for client in clients)
     order = np.lexsort((np.arange(MASKED), -np.asarray(total)))
     mask = np.zeros(MASKED, dtype=np.bool_)
@@ -306,7 +306,7 @@ def expected_mask(clients: Sequence[RawClient]) -> bytes:
 
 
 def expected_values(clients: Sequence[RawClient], rounds: int = 2) -> Vector:
-    """The final values: the start, plus in every round the mean delta weighted by samples."""
+    """Return the expected final values: the start plus, per round, the weighted mean delta."""
     samples = sum(client.num_samples for client in clients)
     step = sum(client.num_samples * float(client.delta) for client in clients) / samples
     start: Vector = np.r_[np.ones(KEPT), np.zeros(UNMASKED)].astype(np.float32)

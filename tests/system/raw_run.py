@@ -1,4 +1,4 @@
-"""A federation of two hand-made clients, brought to a chosen moment and then on to its end."""
+"""A federation of two raw clients, driven to a chosen step and then to its end."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -32,7 +32,7 @@ class RawRun:
     def client(
         self, client_id: str, num_samples: int = 10, delta: float = 0.5, manifest: bytes = b""
     ) -> RawClient:
-        """Return another client; it has not joined."""
+        """Return another client that has not joined."""
         client = RawClient(
             self.coordinator.address,
             client_id,
@@ -48,25 +48,25 @@ class RawRun:
             client.close()
 
     def scoring(self) -> Received:
-        """Bring the run to its SCORE step and return ann's task; bob has not asked yet."""
+        """Advance to the SCORE step and return ann's task; bob has not asked for his yet."""
         self.ann.join()
         self.bob.join()
         self.ann.answer(self.ann.next_task())
         return self.ann.next_task()
 
     def training(self) -> Received:
-        """Bring the run to round 0 and return ann's task; bob has not asked yet."""
+        """Advance to round 0 and return ann's task; bob has not asked for his yet."""
         self.ann.answer(self.scoring())
         self.bob.answer(self.bob.next_task())
         return self.ann.next_task()
 
     def restart(self, *flags: str) -> None:
-        """kill -9, then start again with the same state and the same port."""
+        """Kill the coordinator with SIGKILL and restart it with the same state and port."""
         self.coordinator.kill()
         self.coordinator = self.programs.coordinator(*RUN, *flags, port=self.coordinator.port)
 
-    def goes_on(self) -> None:
-        """Both clients take part honestly to the end: the result must be the one by hand."""
+    def finish_honestly(self) -> None:
+        """Let both clients take part to the end; their model must be the expected one."""
         clients = (self.ann, self.bob)
         expected = expected_values(clients)
         for final in take_part_together(*clients):
@@ -78,7 +78,7 @@ class RawRun:
 
 @contextmanager
 def refused(code: grpc.StatusCode, reason: str, *words: str) -> Iterator[None]:
-    """The calls inside end with this status, this `ssfl-reason` and these words for people."""
+    """Expect a refusal with this status, this `ssfl-reason` and these words in the details."""
     with pytest.raises(grpc.RpcError) as caught:
         yield
     error = caught.value

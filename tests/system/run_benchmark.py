@@ -1,4 +1,4 @@
-"""A benchmark as its command runs it: in a session of its own, ended with all it started."""
+"""Runs a benchmark by its command, in a session of its own that ends with it."""
 
 import json
 import os
@@ -14,9 +14,9 @@ ROOT = Path(__file__).resolve().parents[2]
 def run_benchmark(
     name: str, folder: Path, *flags: str, within_s: float
 ) -> tuple[dict[str, Any], str]:
-    """Return what a benchmark wrote and said; `within_s` is there to catch a hang.
+    """Return the result and the output of a benchmark; `within_s` catches a hang.
 
-    Nothing was written if it says that it could not measure here.
+    The result is empty if the benchmark reports that it cannot measure here.
     """
     command = [sys.executable, "-m", f"benchmarks.{name}", f"--out={folder}", "--no-plot", *flags]
     process = subprocess.Popen(
@@ -28,15 +28,15 @@ def run_benchmark(
         start_new_session=True,
     )
     try:
-        said, _ = process.communicate(timeout=within_s)
+        output, _ = process.communicate(timeout=within_s)
     finally:
         if process.poll() is None:
-            os.killpg(process.pid, signal.SIGKILL)  # what it started with it
+            os.killpg(process.pid, signal.SIGKILL)  # with its child processes
             process.wait()
-    print(said)
-    if "not measured: " in said:
-        return {}, said
+    print(output)
+    if "not measured: " in output:
+        return {}, output
     file = folder / f"{name}.json"
-    assert file.exists(), said
+    assert file.exists(), output
     found: dict[str, Any] = json.loads(file.read_text())
-    return found, said
+    return found, output

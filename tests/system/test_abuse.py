@@ -1,7 +1,7 @@
-"""What nobody should send: each is refused by name, and the federation goes on to the right model.
+"""Invalid requests are refused with a reason, and the run still ends with the expected model.
 
-The abuser is `ann`, a member with a valid session, or a stranger; afterwards ann and bob take part
-honestly, and the result is compared with the one computed by hand (raw_client.py).
+The sender is `ann`, a member with a valid session, or a stranger. Afterwards ann and bob take part
+honestly, and the result is compared with the expected one (raw_client.py).
 """
 
 import os
@@ -35,7 +35,7 @@ pytestmark = pytest.mark.system
 INVALID, PRECONDITION = StatusCode.INVALID_ARGUMENT, StatusCode.FAILED_PRECONDITION
 
 
-# -- who may speak
+# -- callers and joins
 
 BAD_JOINS: dict[str, tuple[dict[str, Any], StatusCode, str, str]] = {
     "a protocol from the future": (
@@ -60,7 +60,7 @@ def test_a_bad_join_is_refused(raw: RawRun) -> None:
     for changes, code, reason, words in BAD_JOINS.values():
         with refused(code, reason, words):
             eve.join(**changes)
-    raw.goes_on()
+    raw.finish_honestly()
 
 
 def test_another_model_is_refused_by_its_first_differing_tensor(raw: RawRun) -> None:
@@ -72,7 +72,7 @@ def test_another_model_is_refused_by_its_first_differing_tensor(raw: RawRun) -> 
     with refused(PRECONDITION, "manifest_mismatch", "eve", "first.bias", "21"):
         eve.join()
     raw.coordinator.says("first.bias (21")
-    raw.goes_on()
+    raw.finish_honestly()
 
 
 BAD_MANIFESTS = {
@@ -98,7 +98,7 @@ def test_a_bad_manifest_is_refused(raw: RawRun) -> None:
     for manifest in BAD_MANIFESTS.values():
         with refused(INVALID, "bad_manifest"):
             raw.ann.upload(raw.ann.initial_header(manifest=manifest), [])
-    raw.goes_on()
+    raw.finish_honestly()
 
 
 def test_initial_weights_that_do_not_follow_from_the_seed_are_refused(raw: RawRun) -> None:
@@ -106,11 +106,11 @@ def test_initial_weights_that_do_not_follow_from_the_seed_are_refused(raw: RawRu
     raw.bob.join()
     with refused(PRECONDITION, "manifest_mismatch", "seed"):
         raw.ann.upload(raw.ann.initial_header(initial_digest=bytes(32)), [])
-    raw.goes_on()
+    raw.finish_honestly()
 
 
-def test_only_one_model_is_described_and_a_restart_finds_it(raw: RawRun) -> None:
-    """Eve joined with another model before the run had one; what she describes later is nothing."""
+def test_the_first_described_model_is_kept_across_a_restart(raw: RawRun) -> None:
+    """Eve joins with another model before the run has one; her later description is ignored."""
     other = manifest_of([*TENSORS[:3], ("second.bias", (10,), "dense", "ones")])
     eve = raw.client("eve", manifest=other)
     eve.join()
@@ -125,11 +125,11 @@ def test_only_one_model_is_described_and_a_restart_finds_it(raw: RawRun) -> None
     raw.restart()
     raw.ann.join()
     raw.bob.join()
-    raw.goes_on()
+    raw.finish_honestly()
 
 
 def calls_of(client: RawClient, caller: pb.Caller) -> list[Callable[[], Any]]:
-    """One call of each kind, spoken by `caller`."""
+    """Return one call of each kind under the identity `caller`."""
     data = bytes(4)
     update = update_pb2.SparseUpdate(values=payload_of(data, transfer_pb2.ENCODING_VALUES_ONLY))
     unary = {"timeout": TIMEOUT_S}
@@ -145,7 +145,7 @@ def calls_of(client: RawClient, caller: pb.Caller) -> list[Callable[[], Any]]:
     ]
 
 
-def test_strangers_are_told_to_join(raw: RawRun) -> None:
+def test_calls_by_clients_that_have_not_joined_are_refused(raw: RawRun) -> None:
     raw.training()
     run_id, session = raw.ann.caller.run_id, raw.ann.caller.session
     strangers = (
@@ -157,17 +157,17 @@ def test_strangers_are_told_to_join(raw: RawRun) -> None:
         for call in calls_of(raw.ann, caller):
             with refused(StatusCode.NOT_FOUND, "unknown_client"):
                 call()
-    raw.goes_on()
+    raw.finish_honestly()
 
 
-def test_an_old_session_is_told_that_it_is_over(raw: RawRun) -> None:
+def test_calls_of_a_replaced_session_are_aborted(raw: RawRun) -> None:
     raw.training()
     old = raw.ann.caller
     raw.ann.join()
     for call in calls_of(raw.ann, old):
         with refused(StatusCode.ABORTED, "session_ended", "ann"):
             call()
-    raw.goes_on()
+    raw.finish_honestly()
 
 
 def test_an_idle_call_ends_when_its_session_does(raw: RawRun) -> None:
@@ -177,29 +177,29 @@ def test_an_idle_call_ends_when_its_session_does(raw: RawRun) -> None:
     idle = raw.bob.stub.NextTask(request, timeout=TIMEOUT_S)
     assert next(idle).WhichOneof("part") == "waiting"
     raw.bob.join()
-    raw.ann.answer(raw.ann.next_task())  # the run moves on, so the idle call looks up
+    raw.ann.answer(raw.ann.next_task())  # the run advances, so the idle call wakes up
     with refused(StatusCode.ABORTED, "session_ended"):
         list(idle)
-    raw.goes_on()
+    raw.finish_honestly()
 
 
 def test_a_live_client_keeps_its_name(raw: RawRun) -> None:
     raw.training()
     with refused(StatusCode.ALREADY_EXISTS, "client_id_taken", "ann", "--client-id"):
         raw.ann.join(token=bytes(16))
-    raw.goes_on()
+    raw.finish_honestly()
 
 
-def test_leaving_needs_a_reason_that_is_true(raw: RawRun) -> None:
+def test_a_leave_call_needs_a_valid_reason(raw: RawRun) -> None:
     raw.training()
     with refused(INVALID, "invalid_request", "not finished"):
         raw.ann.leave(pb.LEAVE_REASON_FINISHED)
     with refused(INVALID, "invalid_request", "reason"):
         raw.ann.leave(pb.LEAVE_REASON_UNSPECIFIED)
-    raw.goes_on()
+    raw.finish_honestly()
 
 
-# -- bytes that are no call at all
+# -- bytes that are not a call
 
 
 def test_noise_on_the_port_is_harmless(raw: RawRun) -> None:
@@ -211,7 +211,7 @@ def test_noise_on_the_port_is_harmless(raw: RawRun) -> None:
     ):
         with socket.create_connection(("127.0.0.1", raw.coordinator.port)) as wire:
             wire.sendall(noise)
-    raw.goes_on()
+    raw.finish_honestly()
 
 
 def test_a_message_of_16_mb_is_refused_unread(raw: RawRun) -> None:
@@ -221,7 +221,7 @@ def test_a_message_of_16_mb_is_refused_unread(raw: RawRun) -> None:
         raw.ann.upload(raw.ann.update_header(got, raw.ann.trained(got)), [huge])
     with refused(StatusCode.RESOURCE_EXHAUSTED, ""):
         raw.ann.join(manifest=bytes(16 << 20))
-    raw.goes_on()
+    raw.finish_honestly()
 
 
 def test_an_unknown_method_is_unimplemented(raw: RawRun) -> None:
@@ -230,10 +230,10 @@ def test_an_unknown_method_is_unimplemented(raw: RawRun) -> None:
         with refused(StatusCode.UNIMPLEMENTED, ""):
             call(b"", timeout=TIMEOUT_S)
     raw.training()
-    raw.goes_on()
+    raw.finish_honestly()
 
 
-def test_bytes_that_are_no_message_are_refused(raw: RawRun) -> None:
+def test_bytes_that_are_not_a_message_are_refused(raw: RawRun) -> None:
     garbage, service = b"\xff" * 100, "/ssfl.v1.CoordinatorService"
     with grpc.insecure_channel(raw.coordinator.address) as channel:
         with refused(INVALID, "invalid_request"):
@@ -244,10 +244,10 @@ def test_bytes_that_are_no_message_are_refused(raw: RawRun) -> None:
             call = channel.stream_stream(f"{service}/SendUpdate")
             list(call(iter([garbage]), timeout=TIMEOUT_S))
     raw.training()
-    raw.goes_on()
+    raw.finish_honestly()
 
 
-# -- answers that do not fit their task
+# -- answers that do not match their task
 
 
 def test_a_header_that_does_not_fit_the_step_is_refused(raw: RawRun) -> None:
@@ -284,11 +284,11 @@ def test_a_header_that_does_not_fit_the_step_is_refused(raw: RawRun) -> None:
     for changes, code, reason in wrong:
         with refused(code, reason):
             raw.ann.upload(raw.ann.update_header(got, data, **changes), chunks_of(data))
-    raw.goes_on()
+    raw.finish_honestly()
 
 
 def announced(payload: transfer_pb2.Payload, **changes: Any) -> transfer_pb2.Payload:
-    """Return the payload with other claims about it."""
+    """Return the payload with changed fields."""
     changed = transfer_pb2.Payload()
     changed.CopyFrom(payload)
     for name, value in changes.items():
@@ -304,11 +304,11 @@ def test_scores_of_another_model_are_refused(raw: RawRun) -> None:
             raw.ann.upload(raw.ann.scores_header(got, data, **changes), chunks_of(data))
     with refused(INVALID, "invalid_request", "0 training samples"):
         raw.ann.upload(raw.ann.scores_header(got, data, num_samples=0), chunks_of(data))
-    raw.goes_on()
+    raw.finish_honestly()
 
 
 @pytest.mark.parametrize("bad", [-1.0, -np.float32(1e-40), np.nan, np.inf])
-def test_scores_that_are_no_scores_are_refused_with_their_tensor(raw: RawRun, bad: float) -> None:
+def test_invalid_scores_are_refused_with_their_tensor(raw: RawRun, bad: float) -> None:
     got = raw.scoring()
     for place, tensor in (
         (0, "first.weight"),
@@ -320,13 +320,11 @@ def test_scores_that_are_no_scores_are_refused_with_their_tensor(raw: RawRun, ba
         data = scores.tobytes()
         with refused(INVALID, "bad_values", "ann", tensor):
             raw.ann.upload(raw.ann.scores_header(got, data), chunks_of(data))
-    raw.goes_on()
+    raw.finish_honestly()
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf, 3e38, -1025.0])
-def test_values_that_may_not_be_summed_are_refused_with_their_tensor(
-    raw: RawRun, bad: float
-) -> None:
+def test_invalid_values_are_refused_with_their_tensor(raw: RawRun, bad: float) -> None:
     got = raw.training()
     for place, tensor in ((200, "first.bias"), (219, "first.bias"), (220, "second.bias")):
         values = np.frombuffer(raw.ann.trained(got), dtype="<f4").copy()
@@ -334,11 +332,11 @@ def test_values_that_may_not_be_summed_are_refused_with_their_tensor(
         data = values.tobytes()
         with refused(INVALID, "bad_values", "ann", tensor):
             raw.ann.upload(raw.ann.update_header(got, data), chunks_of(data))
-    raw.goes_on()
+    raw.finish_honestly()
 
 
-def test_the_answer_to_another_question_does_not_count(raw: RawRun) -> None:
-    """An evaluation or scores where a round is open: that step, with that work, is not there."""
+def test_an_answer_of_another_kind_or_step_does_not_count(raw: RawRun) -> None:
+    """Evaluations, scores and wrong steps are answered with STEP_CLOSED while a round is open."""
     got = raw.training()
     closed = transfer_pb2.OUTCOME_STEP_CLOSED
     request = pb.ReportEvaluationRequest(caller=raw.ann.caller, step=got.task.step)
@@ -350,7 +348,7 @@ def test_the_answer_to_another_question_does_not_count(raw: RawRun) -> None:
     for step in (0, got.task.step - 1, got.task.step + 1, 2**64 - 1):
         (answer,) = raw.ann.upload(raw.ann.update_header(got, data, step=step), chunks_of(data))
         assert answer.receipt.outcome == closed
-    raw.goes_on()
+    raw.finish_honestly()
 
 
 def test_a_client_that_was_not_asked_cannot_answer(raw: RawRun) -> None:
@@ -361,4 +359,4 @@ def test_a_client_that_was_not_asked_cannot_answer(raw: RawRun) -> None:
     with refused(INVALID, "invalid_request", "eve"):
         eve.upload(eve.update_header(got, data), chunks_of(data))
     eve.leave(pb.LEAVE_REASON_STOPPING)
-    raw.goes_on()
+    raw.finish_honestly()

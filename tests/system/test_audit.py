@@ -1,4 +1,4 @@
-"""`ssfl audit` beside real processes: in progress, killed, moved elsewhere; what is kept."""
+"""`ssfl audit` next to real processes: of a run in progress, killed or moved."""
 
 import shutil
 import signal
@@ -11,7 +11,7 @@ import pytest
 from ssfl.durable.failpoints import KEEP_POINTS
 from ssfl.program.exits import ExitCode
 from system.programs import Coordinator, Program, Programs, until
-from system.raw_client import RUN, expected_values, survive
+from system.raw_client import RUN, expected_values, take_part_with_rejoins
 from system.raw_run import RawRun
 
 pytestmark = pytest.mark.system
@@ -29,7 +29,7 @@ def kept(coordinator: Coordinator) -> list[str]:
     return sorted(f"{file.parent.name}/{file.name.partition('.')[0]}" for file in files)
 
 
-def test_a_run_is_audited_while_it_goes_on_and_after_it_was_killed(programs: Programs) -> None:
+def test_a_run_can_be_audited_while_it_runs_and_after_a_kill(programs: Programs) -> None:
     raw = RawRun(programs, programs.coordinator(*KEEP))
     state_dir = raw.coordinator.state_dir
     got = raw.training()
@@ -46,13 +46,13 @@ def test_a_run_is_audited_while_it_goes_on_and_after_it_was_killed(programs: Pro
     raw.close()
 
 
-def test_what_is_kept_survives_kill_9_on_both_sides_of_the_move(programs: Programs) -> None:
-    """The step is committed, its uploads are still in the spool: the next start moves them."""
+def test_kept_uploads_survive_kill_9_before_and_after_the_move(programs: Programs) -> None:
+    """The next start moves the uploads of a committed step out of the spool."""
     armed = iter(f"{point}=kill@2" for point in KEEP_POINTS)
     coordinator = programs.coordinator(*KEEP, FAILPOINTS=next(armed))
     raw = RawRun(programs, coordinator)
     with ThreadPoolExecutor(2) as pool:
-        ends = [pool.submit(survive, client) for client in (raw.ann, raw.bob)]
+        ends = [pool.submit(take_part_with_rejoins, client) for client in (raw.ann, raw.bob)]
         assert coordinator.ends() == -signal.SIGKILL
         assert kept(coordinator) == ["1/ann", "1/bob"]
         again = programs.try_coordinator(*KEEP, port=coordinator.port, FAILPOINTS=next(armed))
@@ -69,10 +69,10 @@ def test_what_is_kept_survives_kill_9_on_both_sides_of_the_move(programs: Progra
     assert [line.split()[-1] for line in lines[1:-1]] == ["ok"] * len(lines[1:-1])
 
 
-def test_without_the_flag_nothing_is_kept_and_the_audit_says_so(programs: Programs) -> None:
+def test_without_keep_uploads_the_audit_reports_missing_uploads(programs: Programs) -> None:
     raw = RawRun(programs, programs.coordinator(*RUN))
     raw.training()
-    raw.goes_on()
+    raw.finish_honestly()
     state_dir = raw.coordinator.state_dir
     until(lambda: not list((state_dir / "spool").iterdir()), "the spool is empty")
     assert not (state_dir / "accepted").exists()

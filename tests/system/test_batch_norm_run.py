@@ -1,4 +1,4 @@
-"""A run of a network with BatchNorm: its running statistics travel, are counted and averaged."""
+"""A network with BatchNorm: running statistics are sent, counted and averaged."""
 
 from fractions import Fraction
 from pathlib import Path
@@ -25,11 +25,11 @@ from system.programs import Programs
 pytestmark = pytest.mark.system
 
 Vector = npt.NDArray[np.float32]
-CLIENTS = SHARDS[:2]  # of 20 and 30 samples
+CLIENTS = SHARDS[:2]  # 20 and 30 samples
 ROUNDS = 2
 SETTINGS = RunSettings(
     model="resnet20", norm="batch", width=4, local_epochs=1, batch_size=19, seed=7
-)  # a batch of 19 leaves the first client one of a single sample
+)  # with batches of 19 the first client's last batch has one sample
 FLAGS = (
     "--model=resnet20", "--norm=batch", "--width=4", "--local-epochs=1", "--batch-size=19",
     "--seed=7", f"--rounds={ROUNDS}", "--clients=2", "--reproducible", "--evaluate-every=0",
@@ -37,7 +37,7 @@ FLAGS = (
 )  # fmt: skip
 
 
-def test_the_statistics_of_the_final_model_are_those_computed_by_hand(
+def test_the_statistics_of_the_final_model_match_a_separate_computation(
     sites: Programs, shards: Path
 ) -> None:
     coordinator = sites.coordinator(*FLAGS)
@@ -78,7 +78,7 @@ def sent_up(history: dict[str, Any]) -> int:
 
 
 def federate(manifest: Manifest, mask: Mask, shards: Path) -> tuple[Vector, dict[str, Vector]]:
-    """Return the final values, and what each client sent last; means are taken of fractions."""
+    """Return the final values and each client's last update; means use exact fractions."""
     prepare_torch(1)
     data = {client: read_shard(shards / f"{client}.npz") for client in CLIENTS}
     model = image_task.build_model(SETTINGS, data[CLIENTS[0]])
@@ -97,7 +97,7 @@ def federate(manifest: Manifest, mask: Mask, shards: Path) -> tuple[Vector, dict
 
 
 def weighted_mean(uploads: list[tuple[Vector, int]]) -> Vector:
-    """Return the mean of values on a grid of 2^-36, in fractions, rounded once."""
+    """Return the weighted mean of values on a grid of 2^-36, in fractions, rounded once."""
     total = sum(weight for _, weight in uploads)
     means = [
         Fraction(sum(w * round(Fraction(float(v)) * 2**36) for v, w in column), total << 36)
@@ -107,7 +107,7 @@ def weighted_mean(uploads: list[tuple[Vector, int]]) -> Vector:
 
 
 def nearest_float32(exact: Fraction) -> np.float32:
-    """Return the nearest float32, of two equally near the even one."""
+    """Return the nearest float32; ties go to the even one."""
     near = np.float32(float(exact))
     around = [near, *(np.nextafter(near, np.float32(limit)) for limit in (-np.inf, np.inf))]
     return min(around, key=lambda x: (abs(Fraction(float(x)) - exact), int(x.view(np.int32)) & 1))

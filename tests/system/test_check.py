@@ -1,4 +1,4 @@
-"""`ssfl check` beside a real run: it passes, nobody joins by it, and the model is the same."""
+"""`ssfl check` against a real run: it passes, it joins no client, and the model is the same."""
 
 import json
 
@@ -36,14 +36,14 @@ def test_a_check_in_the_middle_of_a_run_changes_nothing(
 
     member = sites.run("ssfl", "check", f"--data={SHARDS[0]}", TASK, where, "--json")
     assert member.process.returncode == 0, member.out + member.err
-    told = json.loads(member.out)
-    steps = {step["name"]: step for step in told["steps"]}
-    assert told["passed"]
+    document = json.loads(member.out)
+    steps = {step["name"]: step for step in document["steps"]}
+    assert document["passed"]
     assert {step["verdict"] for step in steps.values()} == {"ok"}
     assert steps["admission"]["text"] == f"{SHARDS[0]} would be let in"
     assert steps["same model"]["text"].startswith("as the run's (")
-    assert [one["sparsity"] for one in told["rounds"] if one["is_run"]] == ["0.9"]
-    assert told["link"]["up_bits_per_s"] > 1e6
+    assert [row["sparsity"] for row in document["rounds"] if row["is_run"]] == ["0.9"]
+    assert document["link"]["up_bits_per_s"] > 1e6
 
     stranger = sites.run("ssfl", "check", where, "--client-id=stranger")
     assert stranger.process.returncode == 5
@@ -51,7 +51,7 @@ def test_a_check_in_the_middle_of_a_run_changes_nothing(
     assert "this run is reproducible with 3 clients, and all have joined" in stranger.out
 
     after = coordinator.status()
-    assert [one.client_id for one in after.clients] == list(SHARDS)
+    assert [client.client_id for client in after.clients] == list(SHARDS)
     assert coordinator.facts() == facts, "nothing of a check is in the journal"
     grown = {
         entry.phase: entry.message_bytes - earlier.message_bytes

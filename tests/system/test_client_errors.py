@@ -1,6 +1,6 @@
-"""Mistakes at a client: each ends with its exit code and a sentence that helps.
+"""Mistakes at a client end it with the documented exit code and a helpful message.
 
-Where a second member is needed it is a hand-made one: starting a real client costs seconds.
+Where a second member is needed, it is a raw client: a real one takes seconds to start.
 """
 
 import signal
@@ -32,7 +32,7 @@ def build_model(settings, shard):
 
 @contextmanager
 def member(coordinator: Coordinator, client_id: str) -> Iterator[RawClient]:
-    """A hand-made client that has joined."""
+    """A raw client that has joined."""
     client = RawClient(coordinator.address, client_id)
     client.join()
     try:
@@ -42,12 +42,12 @@ def member(coordinator: Coordinator, client_id: str) -> Iterator[RawClient]:
 
 
 def ended(program: Program) -> str:
-    """Wait for its end and return its last line, which is for the person who started it."""
+    """Wait for the program to end and return its last line, the message for its user."""
     program.ends()
     return program.err.splitlines()[-1]
 
 
-# -- before anything heavy is loaded
+# -- before torch is loaded
 
 
 @pytest.mark.parametrize(
@@ -68,9 +68,9 @@ def test_a_wrong_setting_is_named(
     here: Path, capsys: pytest.CaptureFixture[str], flags: list[str], words: str
 ) -> None:
     assert main(flags) == ExitCode.USAGE
-    told = capsys.readouterr().err
-    assert told.startswith("ssfl-client: error: ")
-    assert words in told
+    stderr = capsys.readouterr().err
+    assert stderr.startswith("ssfl-client: error: ")
+    assert words in stderr
     assert list(here.iterdir()) == [], "a wrong flag must leave no trace"
 
 
@@ -100,7 +100,7 @@ def test_a_state_directory_serves_one_client(sites: Programs) -> None:
 # -- data
 
 
-def test_a_missing_shard_is_told_with_those_that_exist(sites: Programs) -> None:
+def test_a_missing_shard_is_reported_with_those_that_exist(sites: Programs) -> None:
     client = sites.client("shard_07", "localhost:1")
     line = ended(client)
     assert client.ends() == ExitCode.BAD_DATA
@@ -124,10 +124,10 @@ def test_a_shard_without_samples_is_refused_before_joining(programs: Programs) -
 # -- the coordinator
 
 
-def test_an_unreachable_coordinator_is_tried_until_a_deadline_that_is_named(
+def test_an_unreachable_coordinator_is_retried_until_give_up_after(
     sites: Programs,
 ) -> None:
-    with socket.socket() as reserved:  # bound but not listening: nobody else can answer here
+    with socket.socket() as reserved:  # bound but not listening: no other process can answer
         reserved.bind(("127.0.0.1", 0))
         port = reserved.getsockname()[1]
         client = sites.client("shard_00", f"localhost:{port}", "--give-up-after=2")
@@ -139,8 +139,8 @@ def test_an_unreachable_coordinator_is_tried_until_a_deadline_that_is_named(
     assert "giving_up_in_s=2" in client.err
 
 
-def test_something_else_on_the_port_is_not_taken_for_a_coordinator(sites: Programs) -> None:
-    """Here the admin port: it speaks gRPC, but knows no Join."""
+def test_a_service_that_is_not_a_coordinator_is_reported(sites: Programs) -> None:
+    """The admin port speaks gRPC but has no Join."""
     coordinator = sites.coordinator(*MLP)
     client = sites.client("shard_00", f"localhost:{coordinator.admin_port}")
     line = ended(client)
@@ -195,7 +195,7 @@ def test_a_task_that_fails_shows_its_own_lines(sites: Programs) -> None:
     coordinator.waits_for("shard_00", "left")
 
 
-def test_a_client_that_is_stopped_says_goodbye(sites: Programs) -> None:
+def test_a_stopped_client_leaves_the_run(sites: Programs) -> None:
     coordinator = sites.coordinator(*MLP)
     client = sites.client("shard_00", coordinator)
     until(lambda: coordinator.facts("ModelInitialized"), "the client waits for others")
@@ -205,8 +205,8 @@ def test_a_client_that_is_stopped_says_goodbye(sites: Programs) -> None:
     assert coordinator.client_state("shard_00") == "left"
 
 
-def test_a_folder_that_cannot_hold_the_model_is_told(sites: Programs) -> None:
-    """The run itself is not harmed: a client with a better folder fetches the model later."""
+def test_an_out_dir_that_cannot_hold_the_model_is_reported(sites: Programs) -> None:
+    """The run is unaffected: a client with a usable folder fetches the model later."""
     coordinator = sites.coordinator("--model=mlp", "--clients=1", "--min-clients=1", "--rounds=1",
                                     "--local-steps=1")  # fmt: skip
     (sites.folder / "file").write_text("not a folder")

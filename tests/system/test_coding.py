@@ -1,4 +1,4 @@
-"""Coded values between real processes: the same bits, fewer bytes, and nothing hostile gets in."""
+"""Coded values between real processes: same digest, fewer bytes, hostile payloads refused."""
 
 import csv
 from pathlib import Path
@@ -47,7 +47,7 @@ ALL = list(range(1, 11))
 
 
 def encodings(run: Finished, phase: str, direction: str) -> set[str]:
-    """Return how tensors of a phase travelled."""
+    """Return the encodings of a phase."""
     rows = [row for row in run.history["ledger"] if row["payload_bytes"]]
     return {r["encoding"] for r in rows if (r["phase"], r["direction"]) == (phase, direction)}
 
@@ -73,13 +73,13 @@ def test_coding_against_a_reference_changes_bytes_and_nothing_else(
         assert 0 < coded < 0.85 * payload_bytes(undisturbed, "values", direction)
 
 
-def test_on_loopback_values_are_plain_and_the_log_says_so(undisturbed: Finished) -> None:
+def test_values_are_plain_on_loopback_and_the_encoding_is_logged(undisturbed: Finished) -> None:
     assert encodings(undisturbed, "values", "up") == {"values_only"}
     assert encodings(undisturbed, "values", "down") == {"values_only"}
     log = next(undisturbed.folder.glob("coordinator-*.err")).read_text()
     ready = [line for line in log.splitlines() if "client ready" in line]
     for shard in SHARDS:
-        (line,) = [one for one in ready if shard in one]
+        (line,) = [text for text in ready if shard in text]
         assert line.endswith("values=values_only")
 
 
@@ -88,7 +88,7 @@ def test_on_loopback_values_are_plain_and_the_log_says_so(undisturbed: Finished)
 
 @pytest.fixture(scope="module")
 def lossy(tmp_path_factory: pytest.TempPathFactory, shards: Path) -> Finished:
-    """The lossy run that nothing happened to."""
+    """The lossy reference run, without faults."""
     folder = tmp_path_factory.mktemp("lossy")
     (folder / "shards").symlink_to(shards)
     programs = Programs(folder)
@@ -99,7 +99,7 @@ def lossy(tmp_path_factory: pytest.TempPathFactory, shards: Path) -> Finished:
 
 
 def start(programs: Programs) -> tuple[Coordinator, list[Any], Hold]:
-    """Start a lossy run whose last client stands still in its second round."""
+    """Start a lossy run whose last client is blocked in its second round."""
     coordinator = programs.coordinator(*RUN, LOSSY)
     hold = Hold(programs.folder, first_gradient_of(1))
     task = f"--task={HELD_TASK}"
@@ -111,7 +111,7 @@ def start(programs: Programs) -> tuple[Coordinator, list[Any], Hold]:
     return coordinator, clients, hold
 
 
-def test_a_lossy_run_is_lossy_both_ways_and_tells_what_it_lost(
+def test_a_lossy_run_codes_both_directions_and_reports_its_error(
     lossy: Finished, undisturbed: Finished
 ) -> None:
     assert encodings(lossy, "values", "up") == {"int8"}
@@ -128,7 +128,7 @@ def test_a_lossy_run_is_lossy_both_ways_and_tells_what_it_lost(
 def test_a_coordinator_killed_in_a_lossy_run_gives_the_same_digest(
     sites: Programs, lossy: Finished
 ) -> None:
-    """After the restart it knows no change to send: clients that lack the base get the values."""
+    """After a restart it has no change to send: clients without the base get the whole values."""
     coordinator, clients, hold = start(sites)
     coordinator.kill()
     again = sites.coordinator(*RUN, LOSSY, port=coordinator.port)
@@ -137,7 +137,7 @@ def test_a_coordinator_killed_in_a_lossy_run_gives_the_same_digest(
     assert finish(again, clients).digest == lossy.digest
 
 
-def test_a_client_killed_in_a_lossy_run_finds_what_its_updates_lost(
+def test_a_client_killed_in_a_lossy_run_restores_its_residual(
     sites: Programs, lossy: Finished
 ) -> None:
     coordinator, clients, hold = start(sites)
@@ -152,8 +152,8 @@ def test_a_client_killed_in_a_lossy_run_finds_what_its_updates_lost(
 # -- an older client
 
 
-def test_an_older_client_takes_part_beside_new_ones_in_a_lossy_run(sites: Programs) -> None:
-    """It knows the first four encodings only, and gets the model's bits all the same."""
+def test_an_older_client_takes_part_in_a_lossy_run_with_newer_ones(sites: Programs) -> None:
+    """It knows only the first four encodings and still gets the same model."""
     coordinator = sites.coordinator(*RUN, LOSSY)
     clients = [sites.client(shard, coordinator) for shard in SHARDS[:-1]]
     coordinator.says("model initialized")
@@ -178,7 +178,7 @@ COUNT = KEPT + UNMASKED
 
 
 def coded(data: bytes, encoding: pb.Encoding = pb.ENCODING_REFERENCE, **changes: Any) -> Any:
-    """Announce a coded payload; `changes` are lies about it."""
+    """Announce a coded payload; `changes` falsify the announcement."""
     payload = payload_of(data, encoding)
     for name, value in changes.items():
         setattr(payload, name, value)
@@ -208,7 +208,7 @@ def bombs() -> dict[str, bytes]:
     }
 
 
-def test_hostile_updates_are_refused_and_the_run_goes_on(raw: RawRun) -> None:
+def test_hostile_updates_are_refused_and_the_run_continues(raw: RawRun) -> None:
     got = raw.training()
     for data in bombs().values():
         assert len(data) <= 4 * COUNT + 16
@@ -224,10 +224,10 @@ def test_hostile_updates_are_refused_and_the_run_goes_on(raw: RawRun) -> None:
         with refused(INVALID, "invalid_request", "ENCODING_REFERENCE is expected"):
             raw.ann.upload(header, chunks_of(bytes(40)))
     assert list((raw.coordinator.state_dir / "spool").glob("*/ann.*")) == []
-    raw.goes_on()
+    raw.finish_honestly()
 
 
-def test_bad_values_behind_a_code_are_refused_with_their_tensor(raw: RawRun) -> None:
+def test_bad_values_in_a_coded_update_are_refused_with_their_tensor(raw: RawRun) -> None:
     got = raw.training()
     base = np.frombuffer(got.data[-got.task.train.base.num_bytes :], dtype="<f4")
     for bad in (np.nan, np.inf, 2000.0):
@@ -240,10 +240,10 @@ def test_bad_values_behind_a_code_are_refused_with_their_tensor(raw: RawRun) -> 
     other = coded(data, reference_digest=bytes(32))
     with refused(StatusCode.FAILED_PRECONDITION, "stale_base", "coded against other values"):
         raw.ann.upload(raw.ann.update_header(got, b"", values=other), chunks_of(data))
-    raw.goes_on()
+    raw.finish_honestly()
 
 
-def test_hostile_scores_are_refused_and_the_run_goes_on(raw: RawRun) -> None:
+def test_hostile_scores_are_refused_and_the_run_continues(raw: RawRun) -> None:
     got = raw.scoring()
     bad = {
         "noise": b"\xff" * 500,
@@ -256,16 +256,16 @@ def test_hostile_scores_are_refused_and_the_run_goes_on(raw: RawRun) -> None:
         expected = "bad_payload" if len(data) <= 3 + 804 else "invalid_request"
         with refused(INVALID, expected):
             raw.ann.upload(raw.ann.scores_header(got, b"", scores=scores), chunks_of(data))
-    raw.goes_on()
+    raw.finish_honestly()
 
 
 class CodedClient(RawClient):
-    """A hand-made client that knows every encoding; it holds the last base it was sent."""
+    """A raw client that knows every encoding and holds the last base it received."""
 
     base = INITIAL[:0]
 
     def asks(self) -> Received:
-        """Ask for a task as one that holds a base, and take the next one from it."""
+        """Ask for a task as a client that holds a base; keep the base of the response."""
         held = sha256(self.base.tobytes()) if self.base.size else b""
         got = self.next_task(base_digest=held)
         work = getattr(got.task, got.kind)
@@ -291,7 +291,7 @@ class CodedClient(RawClient):
 
 @pytest.mark.parametrize("coding", ["on", "off"])
 def test_an_older_client_and_a_new_one_agree(programs: Programs, coding: str) -> None:
-    """What both hold at the end is the model computed by hand, whatever way it came."""
+    """Both end with the expected model, with and without reference coding."""
     run = RawRun(programs, programs.coordinator(*RAW_RUN, f"--reference-coding={coding}"))
     eve = CodedClient(run.coordinator.address, "eve", num_samples=30, delta=1.0)
     run.ann.join()
@@ -299,7 +299,7 @@ def test_an_older_client_and_a_new_one_agree(programs: Programs, coding: str) ->
     run.ann.answer(run.ann.next_task())
     got = eve.next_task()
     assert got.task.score.report_encoding == pb.ENCODING_SCORES
-    eve.answer(got)  # exact scores are taken, too
+    eve.answer(got)  # exact scores are accepted, too
     run.ann.answer(run.ann.next_task())
     encoding = pb.ENCODING_REFERENCE if coding == "on" else pb.ENCODING_VALUES_ONLY
     for round_number in range(2):

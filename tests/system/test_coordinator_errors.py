@@ -1,4 +1,4 @@
-"""Mistakes at the coordinator: each ends with its exit code and a sentence that helps."""
+"""Mistakes at the coordinator end it with the documented exit code and a helpful message."""
 
 import re
 import signal
@@ -42,10 +42,10 @@ def test_a_wrong_setting_is_named(
     here: Path, capsys: pytest.CaptureFixture[str], flags: list[str], words: str
 ) -> None:
     assert main(flags) == ExitCode.USAGE
-    told = capsys.readouterr().err
-    assert told.startswith("ssfl-coordinator: error: ")
-    assert words in told
-    assert told.count("\n") == 1
+    stderr = capsys.readouterr().err
+    assert stderr.startswith("ssfl-coordinator: error: ")
+    assert words in stderr
+    assert stderr.count("\n") == 1
     assert list(here.iterdir()) == [], "a wrong flag must leave no trace"
 
 
@@ -75,7 +75,7 @@ def test_the_installed_script_ends_with_the_same_code_and_no_traceback(programs:
     assert "strictly between 0 and 1" in done.err
 
 
-def test_a_port_in_use_is_told_with_the_way_out(programs: Programs) -> None:
+def test_a_port_in_use_is_reported_with_the_remedy(programs: Programs) -> None:
     first = programs.coordinator()
     for flags in ([f"--port={first.port}"], [f"--admin-port={first.port}"]):
         second = programs.run(
@@ -95,14 +95,14 @@ def test_a_state_directory_serves_one_coordinator(programs: Programs) -> None:
     assert first.running
 
 
-def test_a_state_directory_that_cannot_be_one_is_told(programs: Programs) -> None:
+def test_a_state_directory_that_is_a_file_is_refused(programs: Programs) -> None:
     (programs.folder / "file").write_text("not a folder")
     done = programs.run("ssfl-coordinator", "--port=0", "--admin-port=0", "--state-dir=file")
     assert done.ends() == ExitCode.STATE
     assert "file" in done.err
 
 
-def test_state_of_other_settings_is_refused_by_name_and_fresh_moves_it_aside(
+def test_changed_settings_are_named_and_fresh_moves_the_old_state_aside(
     programs: Programs,
 ) -> None:
     first = programs.coordinator("--rounds=3", "--seed=1")
@@ -136,7 +136,7 @@ def test_a_damaged_journal_is_refused_and_left_alone(programs: Programs) -> None
     journal = first.state_dir / "journal"
     data = bytearray(journal.read_bytes())
     data[len(data) // 2] ^= 1
-    data += bytes(data[8:])  # something behind it, so that it is no torn tail
+    data += bytes(data[8:])  # more records follow, so it is not a torn tail
     journal.write_bytes(data)
     again = programs.try_coordinator()
     assert again.ends() == ExitCode.STATE
@@ -144,7 +144,7 @@ def test_a_damaged_journal_is_refused_and_left_alone(programs: Programs) -> None
     assert journal.read_bytes() == data
 
 
-def test_a_torn_tail_is_cut_and_told(programs: Programs) -> None:
+def test_a_torn_tail_is_cut_and_logged(programs: Programs) -> None:
     first = programs.coordinator()
     first.kill()
     with (first.state_dir / "journal").open("ab") as file:
@@ -154,16 +154,16 @@ def test_a_torn_tail_is_cut_and_told(programs: Programs) -> None:
     assert len(again.facts()) == 1
 
 
-def test_a_byte_budget_that_cannot_hold_the_dense_values_is_told_to_both(
+def test_a_byte_budget_below_the_dense_values_is_refused_and_logged(
     programs: Programs,
 ) -> None:
     raw = RawRun(programs, programs.coordinator("--clients=2", "--bytes-per-round=120"))
     raw.ann.join()
     raw.bob.join()
-    least = 4 * (30 + 1)
-    with refused(StatusCode.FAILED_PRECONDITION, "model_unusable", "120", f"at least {least}"):
+    min_bytes = 4 * (30 + 1)
+    with refused(StatusCode.FAILED_PRECONDITION, "model_unusable", "120", f"at least {min_bytes}"):
         raw.ann.upload(raw.ann.initial_header(), [])
-    assert f"at least {least}" in raw.coordinator.says("call refused")
+    assert f"at least {min_bytes}" in raw.coordinator.says("call refused")
     raw.close()
 
 
@@ -173,7 +173,7 @@ def test_a_mask_that_empties_a_layer_is_allowed_with_a_warning(programs: Program
     for client in (raw.ann, raw.bob):
         client.scores = lambda: only_first
         client.join()
-    raw.goes_on()
+    raw.finish_honestly()
     line = raw.coordinator.says("the mask empties a tensor")
     assert "WARNING" in line
     assert "tensor=second.weight" in line
@@ -182,11 +182,11 @@ def test_a_mask_that_empties_a_layer_is_allowed_with_a_warning(programs: Program
 
 
 def test_a_finished_coordinator_serves_its_model_to_a_late_site(programs: Programs) -> None:
-    """Also after a restart; and the same command again does not begin anew."""
+    """Also after a restart; the same command does not start a new run."""
     raw = RawRun(programs, programs.coordinator(*RUN))
     raw.ann.join()
     raw.bob.join()
-    raw.goes_on()
+    raw.finish_honestly()
     until(lambda: raw.coordinator.status().delivered, "the history is written")
     history = raw.coordinator.history()
     raw.restart()
@@ -197,10 +197,10 @@ def test_a_finished_coordinator_serves_its_model_to_a_late_site(programs: Progra
     assert raw.coordinator.status().model_digest == sha256(model.tobytes())
     assert model.size == KEPT + 30
     again = raw.coordinator.history()
-    for one in (history, again):  # the mask that each client fetched again is counted later
-        one["ledger"] = {(row["phase"], row["direction"]) for row in one["ledger"]}
-        one["clients"].pop("late", None)  # it is there once it has the model
-        one["not_voted"] = [client for client in one["not_voted"] if client != "late"]
+    for document in (history, again):  # the mask that each client fetches again is counted later
+        document["ledger"] = {(row["phase"], row["direction"]) for row in document["ledger"]}
+        document["clients"].pop("late", None)  # present once it has the model
+        document["not_voted"] = [client for client in document["not_voted"] if client != "late"]
     assert again == history
     raw.close()
 
@@ -214,7 +214,7 @@ def test_ctrl_c_ends_the_coordinator_with_its_code_and_keeps_the_run(programs: P
     assert "without --fresh, to go on" in coordinator.err
     again = programs.coordinator(*RUN, port=coordinator.port)
     again.says("resumed")
-    assert again.status().phase == "gathering"  # it serves, so its signals are set up
+    assert again.status().phase == "gathering"  # it serves, so signal handlers are installed
     again.signal(signal.SIGTERM)
     assert again.ends() == ExitCode.TERMINATED
     client.close()
@@ -224,7 +224,7 @@ def test_the_outputs_have_a_folder_per_run(programs: Programs) -> None:
     raw = RawRun(programs, programs.coordinator(*RUN))
     raw.ann.join()
     raw.bob.join()
-    raw.goes_on()
+    raw.finish_honestly()
     until(lambda: raw.coordinator.status().delivered, "everything is written")
     run_id = raw.ann.caller.run_id
     folder = Path(raw.coordinator.status().out_dir)
@@ -248,9 +248,7 @@ def test_a_damaged_upload_that_was_accepted_is_never_summed(raw: RawRun) -> None
 
 
 @pytest.mark.parametrize("num_bytes", [8, 100, 1500])
-def test_a_journal_that_lost_its_records_is_refused_beside_a_run(
-    raw: RawRun, num_bytes: int
-) -> None:
+def test_a_journal_shorter_than_its_run_is_refused(raw: RawRun, num_bytes: int) -> None:
     raw.ann.answer(raw.training())
     raw.bob.answer(raw.bob.next_task())
     until(lambda: raw.coordinator.status().rounds_done == 1, "a round is committed")
@@ -263,7 +261,7 @@ def test_a_journal_that_lost_its_records_is_refused_beside_a_run(
     assert list(raw.coordinator.state_dir.glob("values-*.f32"))
 
 
-def test_fresh_moves_only_what_is_ours(programs: Programs) -> None:
+def test_fresh_moves_only_state_files(programs: Programs) -> None:
     home = programs.folder / "home"
     home.mkdir()
     (home / "thesis.txt").write_text("mine")

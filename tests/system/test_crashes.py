@@ -1,6 +1,6 @@
-"""kill -9 at chosen moments: the run goes on by itself and ends with the same bits.
+"""kill -9 at chosen moments: the run resumes by itself and ends with the same digest.
 
-The undisturbed run is the oracle. Clients are made to stand still at a known gradient
+The undisturbed run is the reference. Clients are blocked at a known gradient
 (federation.Hold), so that the process which dies really is in the middle of something.
 """
 
@@ -25,7 +25,7 @@ from system.federation import (
     first_gradient_of,
 )
 from system.programs import Coordinator, Program, Programs, until
-from system.raw_client import expected_values, survive
+from system.raw_client import expected_values, take_part_with_rejoins
 from system.raw_run import RawRun
 
 pytestmark = pytest.mark.system
@@ -38,7 +38,7 @@ IN_ROUND_1 = first_gradient_of(1)
 def start(
     programs: Programs, gradient: int, *flags: str
 ) -> tuple[Coordinator, list[Program], Hold]:
-    """Start a run whose last client stands still before a gradient; the others have reported."""
+    """Start a run whose last client is blocked at a gradient; the others have reported."""
     coordinator = programs.coordinator(*(flags or RUN))
     hold = Hold(programs.folder, gradient)
     clients = [programs.client(shard, coordinator, TASK) for shard in SHARDS[:-1]]
@@ -50,13 +50,13 @@ def start(
 
 
 def accepted(coordinator: Coordinator) -> list[tuple[int, str, str]]:
-    """Return (step, client, digest) of every upload that counts."""
+    """Return (step, client, digest) of every accepted upload."""
     facts = coordinator.facts("UploadAccepted")
     return [(fact["step"], fact["client"], fact["digest"]) for fact in facts]
 
 
 def restart(programs: Programs, coordinator: Coordinator) -> Coordinator:
-    """kill -9, then start again with the same state on the same port."""
+    """Kill the coordinator with SIGKILL and restart it with the same state and port."""
     coordinator.kill()
     return programs.coordinator(*RUN, port=coordinator.port)
 
@@ -80,7 +80,7 @@ def test_the_coordinator_resumes_with_the_same_accepted_set(
     assert len({(step, client) for step, client, _ in after}) == len(after), "counted twice"
 
 
-def test_a_coordinator_killed_when_the_run_has_just_finished_still_delivers(
+def test_a_coordinator_killed_right_after_the_run_still_delivers_the_model(
     sites: Programs, undisturbed: Finished
 ) -> None:
     coordinator, clients, hold = start(sites, first_gradient_of(2))
@@ -99,7 +99,7 @@ def test_a_coordinator_killed_when_the_run_has_just_finished_still_delivers(
     assert len(set(masks)) == 1
 
 
-def test_a_client_killed_in_a_round_comes_back_with_its_token(
+def test_a_client_killed_in_a_round_rejoins_with_its_token(
     sites: Programs, undisturbed: Finished
 ) -> None:
     coordinator, clients, hold = start(sites, IN_ROUND_1)
@@ -108,16 +108,16 @@ def test_a_client_killed_in_a_round_comes_back_with_its_token(
     clients.append(sites.client(SHARDS[-1], coordinator, TASK))
     assert finish(coordinator, clients).digest == undisturbed.digest
     joined = [fact for fact in coordinator.facts("ClientJoined") if fact["client"] == SHARDS[-1]]
-    assert len(joined) >= 3  # before and after its model was built, and after its death
+    assert len(joined) >= 3  # before and after its model was built, and after the kill
     assert len({fact["token"] for fact in joined}) == 1
     assert "round closed without us" not in clients[-1].err
 
 
 @pytest.mark.parametrize("reproducible", [True, False])
-def test_a_client_whose_data_grew_goes_on(
+def test_a_client_with_more_samples_than_before_continues(
     sites: Programs, shards: Path, *, reproducible: bool
 ) -> None:
-    """A step keeps the weights it began with; the new count is the weight of the next one."""
+    """A step keeps the weights it started with; the new count applies from the next step."""
     waits_for_all = "--reproducible" if reproducible else "--min-clients=3"
     flags = [flag if flag != "--reproducible" else waits_for_all for flag in RUN]
     coordinator, clients, hold = start(sites, IN_ROUND_1, *flags)
@@ -126,23 +126,25 @@ def test_a_client_whose_data_grew_goes_on(
     grown = sites.folder / "grown"
     grown.mkdir()
     shard = read_shard(shards / f"{SHARDS[-1]}.npz")
-    more_x, more_y = (np.concatenate([one, one[:1]]) for one in (shard.train_x, shard.train_y))
+    more_x, more_y = (
+        np.concatenate([array, array[:1]]) for array in (shard.train_x, shard.train_y)
+    )
     write_shard(grown / f"{SHARDS[-1]}.npz", replace(shard, train_x=more_x, train_y=more_y))
     clients.append(sites.client(SHARDS[-1], coordinator, TASK, f"--data-root={grown}"))
     finish(coordinator, clients)
     steps = coordinator.facts("StepStarted")
     weights = [step["cohort"][SHARDS[-1]] for step in steps if step["work"] == "train"]
     assert weights == [40, 40, 41]
-    counted = {fact["step"] for fact in coordinator.facts("UploadAccepted")
+    accepted_steps = {fact["step"] for fact in coordinator.facts("UploadAccepted")
                if fact["client"] == SHARDS[-1]}  # fmt: skip
-    assert counted == {step["step"] for step in steps}
+    assert accepted_steps == {step["step"] for step in steps}
     assert "num_samples=41" in coordinator.says("joined again with another number of samples")
 
 
 def test_a_finished_answer_survives_the_death_of_both_ends(
     sites: Programs, undisturbed: Finished
 ) -> None:
-    """The client trains while no coordinator is there, dies, and sends without training again."""
+    """The client trains while the coordinator is down, dies, and sends without training again."""
     coordinator, clients, hold = start(sites, IN_ROUND_1)
     coordinator.kill()
     hold.release()
@@ -152,17 +154,17 @@ def test_a_finished_answer_survives_the_death_of_both_ends(
     again = sites.coordinator(*RUN, port=coordinator.port)
     clients.append(sites.client(SHARDS[-1], again, TASK))
     assert finish(again, clients).digest == undisturbed.digest
-    story = [
+    events = [
         line for line in clients[-1].err.splitlines() if "values sent" in line or "trained" in line
     ]
-    assert "values sent" in story[0], "it trained the round a second time"
+    assert "values sent" in events[0], "it trained the round a second time"
     assert not answer.exists()
 
 
-def test_clients_follow_a_coordinator_that_begins_afresh_with_other_settings(
+def test_clients_follow_a_coordinator_that_starts_a_new_run_with_other_settings(
     sites: Programs, undisturbed: Finished
 ) -> None:
-    """A new run on the same port: its settings count, not those the client was told before."""
+    """The settings of the new run on the same port apply, not those of the previous one."""
     other = [flag for flag in RUN if not flag.startswith(("--seed", "--local-steps"))]
     first = sites.coordinator(*other, "--seed=99", "--local-steps=50", "--clients=4")
     clients = [sites.client(shard, first) for shard in SHARDS]
@@ -174,13 +176,13 @@ def test_clients_follow_a_coordinator_that_begins_afresh_with_other_settings(
 
 
 def test_kill_9_at_six_random_moments_changes_nothing(programs: Programs) -> None:
-    """Hand-made clients are quick: rounds take milliseconds, so a kill hits any part of them."""
+    """Raw clients take milliseconds per round, so a kill may hit any part of a round."""
     moments = random.Random(5)
     flags = ("--clients=2", "--rounds=40", "--sparsity=0.75", "--evaluate-every=9")
     coordinator = programs.coordinator(*flags)
     raw = RawRun(programs, coordinator)
     with ThreadPoolExecutor(2) as pool:
-        ends = [pool.submit(survive, client) for client in (raw.ann, raw.bob)]
+        ends = [pool.submit(take_part_with_rejoins, client) for client in (raw.ann, raw.bob)]
         for _ in range(6):
             steps = len(coordinator.facts("StepStarted"))
             until(more_steps(coordinator, steps), "the run goes on")
@@ -190,14 +192,14 @@ def test_kill_9_at_six_random_moments_changes_nothing(programs: Programs) -> Non
         finals = [end.result() for end in ends]
     expected = expected_values((raw.ann, raw.bob), rounds=40)
     assert all(np.array_equal(final, expected) for final in finals)
-    counted = [(step, client) for step, client, _ in accepted(coordinator)]
-    assert len(set(counted)) == len(counted)
+    uploads = [(step, client) for step, client, _ in accepted(coordinator)]
+    assert len(set(uploads)) == len(uploads)
     assert coordinator.facts("StepVoided") == []
     raw.close()
 
 
 def more_steps(coordinator: Coordinator, steps: int) -> Callable[[], bool]:
-    """Tell whether the run has gone beyond so many steps, or is over."""
+    """Return a condition: the run has more than `steps` steps, or is over."""
     return lambda: bool(
         len(coordinator.facts("StepStarted")) > steps or coordinator.facts("RunFinished")
     )

@@ -1,4 +1,4 @@
-"""`ssfl demo` as a newcomer runs it, small: real processes, the last screen, Ctrl-C."""
+"""`ssfl demo` at a small scale: real processes, the last screen, Ctrl-C."""
 
 import json
 import re
@@ -43,7 +43,7 @@ def test_the_demo_ends_with_a_table_a_digest_and_the_artifacts(programs: Program
 
 
 def _loads_into_plain_pytorch(path: Path, num_kept: int) -> None:
-    """The lines of the README."""
+    """Load the model as in the README."""
     model = build_model("cnn", (1, 8, 8), 10)
     model.load_state_dict(load_file(path))
     weights = [p for name, p in model.named_parameters() if name.endswith("weight")]

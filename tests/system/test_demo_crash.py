@@ -1,4 +1,4 @@
-"""`ssfl demo --crash` as a newcomer runs it, small; and a demo that is itself killed."""
+"""`ssfl demo --crash` at a small scale, and a demo that is killed itself."""
 
 import re
 
@@ -10,7 +10,7 @@ from system.programs import Programs, journal, until
 pytestmark = pytest.mark.system
 
 
-def test_the_blows_fall_and_the_model_is_the_same(programs: Programs) -> None:
+def test_the_kills_happen_and_the_model_is_the_same(programs: Programs) -> None:
     demo = programs.run(
         "ssfl", "demo", "--crash", "--clients", "2", "--rounds", "3", "--out", "demo"
     )

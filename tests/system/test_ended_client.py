@@ -1,4 +1,4 @@
-"""A client killed between its goodbye and its exit: its next start ends well by itself."""
+"""A client killed between its Leave call and its exit: its next start exits with 0."""
 
 import signal
 
@@ -16,7 +16,7 @@ RUN = (
 KILLED = {"FAILPOINTS": "client.goodbye=kill"}
 
 
-def test_it_holds_the_final_model_and_says_so_unless_another_run_asks_for_it(
+def test_a_killed_client_reports_its_final_model_unless_another_run_needs_it(
     sites: Programs,
 ) -> None:
     port = free_port()
@@ -29,7 +29,7 @@ def test_it_holds_the_final_model_and_says_so_unless_another_run_asks_for_it(
         return coordinator
 
     run_and_kill()
-    second = run_and_kill("--fresh")  # joined, although the first run is over for this client
+    second = run_and_kill("--fresh")  # the client joins it, although the first run is over for it
     (run,) = {fact["run_id"] for fact in second.facts("RunOpened")}
     again = sites.client("shard_00", f"localhost:{port}", "--give-up-after=1s")
     assert again.ends() == ExitCode.DONE

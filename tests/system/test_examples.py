@@ -1,4 +1,4 @@
-"""Every example does what its docstring says: its own commands, in an empty folder."""
+"""Every example works: the commands of its docstring run in an empty folder."""
 
 import ast
 import csv
@@ -20,11 +20,11 @@ from system.programs import Program, Programs
 pytestmark = pytest.mark.system
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
-CHANCE_ERROR = 66.0  # of diabetes.py: the mean error of always saying 152.1
+CHANCE_ERROR = 66.0  # of diabetes.py: the mean error of the constant prediction 152.1
 
 
 def commands(example: str) -> list[list[str]]:
-    """The commands in an example's docstring, as words."""
+    """Return the commands in an example's docstring, as words."""
     text = ast.get_docstring(ast.parse((EXAMPLES / example).read_text("utf-8"))) or ""
     indented = [line for line in text.splitlines() if line.startswith("    ")]
     whole = textwrap.dedent("\n".join(indented)).replace("\\\n", " ")
@@ -32,14 +32,14 @@ def commands(example: str) -> list[list[str]]:
 
 
 def run(programs: Programs, words: list[str], *more: str) -> Program:
-    """Run one command, and insist that it ends well."""
+    """Run one command; it must exit with 0."""
     done = programs.run(*words, *more)
     assert done.ends() == ExitCode.DONE, done.err
     return done
 
 
 def runs_left_by(programs: Programs, out: str = "runs/rehearsal") -> dict[str, Path]:
-    """Where each run of a rehearsal left its results, by the run's name."""
+    """Return the result folder of each run of a rehearsal, by name."""
     found = programs.folder.glob(f"{out}/*/models/*/coordinator")
     return {folder.relative_to(programs.folder / out).parts[0]: folder for folder in found}
 
@@ -52,7 +52,7 @@ def history(folder: Path) -> dict[str, Any]:
 
 @pytest.fixture
 def copied(programs: Programs) -> Programs:
-    """A folder with nothing in it but the examples."""
+    """A folder with only the examples in it."""
     for file in EXAMPLES.glob("*.py"):
         shutil.copy(file, programs.folder)
     return programs
@@ -69,17 +69,17 @@ def test_every_example_is_tested_and_has_a_line_in_the_readme() -> None:
 def test_diabetes_predicts_better_than_the_mean_both_sparse_and_dense(copied: Programs) -> None:
     make, rehearse = commands("diabetes.py")
     run(copied, make)
-    told = run(copied, rehearse)
-    assert "absolute_error" in told.out
+    rehearsal = run(copied, rehearse)
+    assert "absolute_error" in rehearsal.out
     for folder in runs_left_by(copied).values():
         last = history(folder)["evaluations"][-1]
         assert last["pooled"] is None and last["loss"] < 0.6
         assert last["metrics"]["absolute_error"] < 0.75 * CHANCE_ERROR
-    sent = {name: sum(payloads(one).values()) for name, one in runs_left_by(copied).items()}
+    sent = {name: sum(payloads(folder).values()) for name, folder in runs_left_by(copied).items()}
     assert sent["ssfl"] < 0.4 * sent["dense"]
 
 
-def test_code_or_prose_is_told_far_above_chance(copied: Programs) -> None:
+def test_code_or_prose_classifies_far_above_chance(copied: Programs) -> None:
     make, rehearse = commands("code_or_prose.py")
     run(copied, make)
     run(copied, rehearse, "--rounds=4")
@@ -88,7 +88,7 @@ def test_code_or_prose_is_told_far_above_chance(copied: Programs) -> None:
     assert 0.3 < last["metrics"]["called_prose"] < 0.7
 
 
-def test_fine_tuning_beats_starting_anew_and_sends_the_weights_once(copied: Programs) -> None:
+def test_fine_tuning_beats_random_weights_and_sends_the_weights_once(copied: Programs) -> None:
     make, init, rehearse = commands("fine_tuning.py")
     run(copied, make)
     assert "2 start from the seed: head.weight, head.bias" in run(copied, init).out
@@ -104,7 +104,7 @@ def test_fine_tuning_beats_starting_anew_and_sends_the_weights_once(copied: Prog
 
 
 def payloads(folder: Path, phase: str = "") -> dict[str, int]:
-    """Bytes that each client was sent or sent in a phase, or in all, by the ledger."""
+    """Return each client's payload bytes in a phase, or in all, from the ledger."""
     sums: dict[str, int] = {}
     with (folder / "ledger.csv").open(newline="") as file:
         for row in csv.DictReader(file):

@@ -1,9 +1,8 @@
-"""kill -9 of real processes at every named point: the run goes on and ends with the same bits.
+"""kill -9 of real processes at every failpoint: the run resumes and ends with the same digest.
 
-One federation of light clients walks through all points of the coordinator, one death after the
-other: every start of it arms the next point, and it dies there. Scoring, rounds, evaluations,
-renewals of the mask and the finish are all struck. Another one, of real clients, walks through
-theirs.
+One federation of light clients covers all failpoints of the coordinator: every start arms the next
+one, and the coordinator dies there. Scoring, rounds, evaluations, mask refreshes and the finish
+are all interrupted. A federation of real clients covers the failpoints of clients.
 """
 
 import re
@@ -30,22 +29,22 @@ RUN = (
     "--evaluate-every=5", "--refresh-every=10", "--keep-uploads", "--exit-when-done",
 )  # fmt: skip
 
-# The order in which a run comes by them; those without a place here are passed in every round.
+# The order in which a run reaches the failpoints; those not listed are reached in every round.
 FIRST = (
     "journal.created",
     *("manifest.written", "manifest.synced", "manifest.renamed", "manifest.named"),
     *("ack.initial", "ack.join"),
 )
 IN_SCORING = ("spool.chunk", "sum.open", "mask.written", "mask.synced", "mask.renamed")
-IN_REFRESH = ("mask.named", *REFRESH_POINTS)  # a file that has its name is not written again
+IN_REFRESH = ("mask.named", *REFRESH_POINTS)  # a mask file that has its name is not written again
 LAST = ("ack.leave",)
-# Not at the first passage: in the middle of something.
+# Which passage of the failpoint kills, where it is not the first.
 PASSAGES = {"spool.chunk": 7, "spool.chunk-written": 6, "ack.join": 3, "ack.upload": 2,
             "journal.torn": 4, "journal.synced": 5, "sum.fold": 3}  # fmt: skip
 
 
 def walk() -> list[str]:
-    """Return every point in the order in which it is armed."""
+    """Return every failpoint in the order in which it is armed."""
     placed = {*FIRST, *IN_SCORING, *IN_REFRESH, *LAST}
     in_rounds = [point for point in COORDINATOR_POINTS if point not in placed]
     return [*FIRST, *IN_SCORING, *in_rounds, *KEEP_POINTS, *IN_REFRESH, *LAST]
@@ -60,15 +59,15 @@ def undisturbed(programs: Programs) -> str:
     return digest
 
 
-def dies_at(programs: Programs, light: LightRun, point: str, port: int) -> None:
-    """Start the coordinator with a point armed; it must die there, of SIGKILL."""
+def start_and_die_at(programs: Programs, light: LightRun, point: str, port: int) -> None:
+    """Start the coordinator with a failpoint armed; SIGKILL must end it there."""
     armed = f"{point}=kill@{PASSAGES.get(point, 1)}"
     coordinator = programs.try_coordinator(*RUN, port=port, FAILPOINTS=armed)
     assert coordinator.ends() == -signal.SIGKILL, f"{point} was not struck:\n{coordinator.err}"
     light.check()
 
 
-def test_every_point_of_the_coordinator_is_survived(programs: Programs) -> None:
+def test_a_run_survives_a_kill_at_every_failpoint_of_the_coordinator(programs: Programs) -> None:
     assert sorted(walk()) == sorted(EVERY_POINT), "a point is left out"
     expected = undisturbed(programs)
     shutil.rmtree(programs.folder / ".ssfl")
@@ -76,14 +75,14 @@ def test_every_point_of_the_coordinator_is_survived(programs: Programs) -> None:
     port = free_port()
     with LightRun(port, CLIENTS) as light:
         for point in walk():
-            dies_at(programs, light, point, port)
+            start_and_die_at(programs, light, point, port)
         last = programs.coordinator(*RUN, port=port)
         assert light.finish() == {expected}
     assert last.ends() == 0
-    nothing_counts_twice(last, light)
+    check_nothing_counts_twice(last, light)
 
 
-def test_a_client_ends_though_nobody_answers_its_goodbye(programs: Programs) -> None:
+def test_a_client_exits_if_its_leave_call_gets_no_answer(programs: Programs) -> None:
     run = ("--clients=1", "--min-clients=1", "--rounds=1", "--exit-when-done")
     coordinator = programs.coordinator(*run, FAILPOINTS="ack.leave=kill@1")
     with LightRun(coordinator.port, 1) as light:
@@ -92,63 +91,63 @@ def test_a_client_ends_though_nobody_answers_its_goodbye(programs: Programs) -> 
     assert digest
 
 
-def nothing_counts_twice(coordinator: Coordinator, light: LightRun) -> None:
-    """An upload counts once; what was acknowledged is neither asked for nor sent again."""
+def check_nothing_counts_twice(coordinator: Coordinator, light: LightRun) -> None:
+    """Check that an upload counts once, and that acknowledged ones are not requested again."""
     facts = coordinator.facts("UploadAccepted")
-    counted = Counter((fact["step"], fact["client"]) for fact in facts)
-    assert set(counted.values()) == {1}
+    uploads = Counter((fact["step"], fact["client"]) for fact in facts)
+    assert set(uploads.values()) == {1}
     assert coordinator.facts("StepVoided") == []
     for client in light.clients:
         acknowledged: set[int] = set()
-        for told in client.story:
-            if told.what in ("train", "score", "grant"):
-                assert told.step not in acknowledged, f"{client.client_id} was asked again"
-            if told.what == "receipt" and told.step:
-                assert told.number in (
+        for event in client.events:
+            if event.what in ("train", "score", "grant"):
+                assert event.step not in acknowledged, f"{client.client_id} was asked again"
+            if event.what == "receipt" and event.step:
+                assert event.number in (
                     transfer_pb2.OUTCOME_ACCEPTED,
                     transfer_pb2.OUTCOME_ALREADY_ACCEPTED,
                 )
-                acknowledged.add(told.step)
+                acknowledged.add(event.step)
 
 
 @dataclass(frozen=True)
-class Death:
-    """Where a client is to die, and whether its answer is finished then."""
+class PlannedKill:
+    """A failpoint that kills a client, and whether its answer is complete by then."""
 
     point: str
-    passage: int = 1  # answer.*: two files for every answer, the second makes it count
+    passage: int = 1  # answer.*: two files per answer; the second completes it
     finished: bool = True
 
 
 WALKS = {
     SHARDS[0]: [
-        Death("client.scored", finished=False),
-        Death("answer.synced", 2, finished=False),
-        Death("client.saved"),
-        Death("client.chunk"),
+        PlannedKill("client.scored", finished=False),
+        PlannedKill("answer.synced", 2, finished=False),
+        PlannedKill("client.saved"),
+        PlannedKill("client.chunk"),
     ],
     SHARDS[1]: [
-        Death("client.trained", finished=False),
-        Death("answer.written", finished=False),
-        Death("answer.renamed", 2),
-        Death("client.receipt"),
+        PlannedKill("client.trained", finished=False),
+        PlannedKill("answer.written", finished=False),
+        PlannedKill("answer.renamed", 2),
+        PlannedKill("client.receipt"),
     ],
-    SHARDS[2]: [Death("client.dropped", 2), Death("answer.named", 2)],
+    SHARDS[2]: [PlannedKill("client.dropped", 2), PlannedKill("answer.named", 2)],
 }
 
 
 @dataclass
-class Mortal:
-    """A client that dies at one point after the other, and is started again each time."""
+class RestartedClient:
+    """A client that is killed at one failpoint after another and restarted each time."""
 
     shard: str
-    deaths: list[Death]
+    deaths: list[PlannedKill]
     programs: Programs
     coordinator: Coordinator
     lives: list[Program] = field(default_factory=list)
 
     def over(self) -> bool:
-        """Start the next life if one has ended; tell whether the client has ended well."""
+        """Restart the client if it has ended; return True once it has exited with 0."""
         if self.lives and self.lives[-1].running:
             return False
         died = len(self.lives)
@@ -166,34 +165,38 @@ class Mortal:
         return False
 
     def check(self) -> None:
-        """A finished answer is the first thing that a new life sends; it is not made again."""
+        """Check that a new process first sends the complete answer and does not train again."""
         done: set[str] = set()
-        before: Death | None = None
+        before: PlannedKill | None = None
         for life, death in zip(self.lives, [*self.deaths, None], strict=True):
-            story = re.findall(r"trained  round=\d+|scores sent|values sent", life.err)
+            events = re.findall(r"trained  round=\d+|scores sent|values sent", life.err)
             if before and before.finished and before.point != "client.dropped":
-                assert not "".join(story[:1]).startswith("trained"), f"after {before}"
-            trained = [one for one in story if one.startswith("trained")]
+                assert not "".join(events[:1]).startswith("trained"), f"after {before}"
+            trained = [event for event in events if event.startswith("trained")]
             assert not done & set(trained), f"{self.shard} trained again after {before}"
             if death and not death.finished and death.point.startswith("answer"):
-                trained = trained[:-1]  # it died while it kept that one
+                trained = trained[:-1]  # killed while it saved that answer
             done.update(trained)
             before = death
         assert len(done) == ROUNDS
 
 
-def test_every_point_of_a_client_is_survived(sites: Programs, undisturbed: Finished) -> None:
+def test_a_run_survives_a_kill_at_every_failpoint_of_a_client(
+    sites: Programs, undisturbed: Finished
+) -> None:
     walked = [death.point for deaths in WALKS.values() for death in deaths]
     assert sorted(walked) == sorted(CLIENT_POINTS), "a point is left out"
     coordinator = sites.coordinator(*REAL_RUN)
-    mortals = [Mortal(shard, deaths, sites, coordinator) for shard, deaths in WALKS.items()]
-    until(lambda: min(map(Mortal.over, mortals)), "all clients end", 3 * DEADLINE_S)
+    clients = [
+        RestartedClient(shard, deaths, sites, coordinator) for shard, deaths in WALKS.items()
+    ]
+    until(lambda: min(map(RestartedClient.over, clients)), "all clients end", 3 * DEADLINE_S)
     assert coordinator.ends() == 0
     history = coordinator.history()
     assert history["model_digest"] == undisturbed.digest
-    for mortal in mortals:
-        mortal.check()
+    for client in clients:
+        client.check()
     facts = coordinator.facts("UploadAccepted")
-    counted = Counter((fact["step"], fact["client"]) for fact in facts)
-    assert set(counted.values()) == {1}, "counted twice"
+    uploads = Counter((fact["step"], fact["client"]) for fact in facts)
+    assert set(uploads.values()) == {1}, "counted twice"
     assert coordinator.facts("StepVoided") == []

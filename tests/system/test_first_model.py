@@ -1,4 +1,4 @@
-"""A run that begins with a model from a file, and a task with its own metrics."""
+"""Runs that start from a model file, and a task with its own metrics."""
 
 from pathlib import Path
 
@@ -53,7 +53,7 @@ def test_a_model_from_the_seed_is_the_one_a_client_would_describe(sites: Program
     for flags in (("--model=mlp",), (f"--init={init(sites.folder, '--model=mlp')}",)):
         coordinator = sites.coordinator(*RUN, *flags, "--fresh")
         clients = [sites.client(f"shard_0{n}", coordinator) for n in range(2)]
-        assert [one.ends() for one in (coordinator, *clients)] == [0, 0, 0]
+        assert [program.ends() for program in (coordinator, *clients)] == [0, 0, 0]
         (finished,) = coordinator.facts("RunFinished")
         digests.append(coordinator.facts("StepCommitted")[-1]["base_digest"])
         sent = [row for row in finished["report"]["ledger"] if row["phase"] == "initial"]
@@ -62,19 +62,19 @@ def test_a_model_from_the_seed_is_the_one_a_client_would_describe(sites: Program
 
 
 def test_pretrained_weights_reach_every_client_and_survive_a_restart(sites: Programs) -> None:
-    first = init(sites.folder, "--model=mlp", "--seed=5")
-    weights = {name: array + 0.01 for name, array in load_file(first).items()}
+    model = init(sites.folder, "--model=mlp", "--seed=5")
+    weights = {name: array + 0.01 for name, array in load_file(model).items()}
     save_file(weights, sites.folder / "trained.safetensors")
     path = init(sites.folder, "--model=mlp", f"--weights={sites.folder}/trained.safetensors")
     flags = (*RUN, f"--init={path}")
     coordinator = sites.coordinator(*flags)
     assert "model initialized" in coordinator.says('client="--init initial.safetensors"')
-    one = sites.client("shard_00", coordinator)
+    first = sites.client("shard_00", coordinator)
     coordinator.says("client ready")
     coordinator.kill()
     coordinator = sites.coordinator(*flags, port=coordinator.port)
-    two = sites.client("shard_01", coordinator)
-    assert [program.ends() for program in (coordinator, one, two)] == [0, 0, 0]
+    second = sites.client("shard_01", coordinator)
+    assert [program.ends() for program in (coordinator, first, second)] == [0, 0, 0]
     (finished,) = coordinator.facts("RunFinished")
     sent = [row for row in finished["report"]["ledger"] if row["phase"] == "initial"]
     size = sum(array.size for array in weights.values())
@@ -95,7 +95,7 @@ def test_another_file_on_a_restart_is_refused(sites: Programs) -> None:
     assert "which began with another model" in again.err
 
 
-def test_files_that_will_not_do_are_told_and_move_nothing(sites: Programs) -> None:
+def test_unusable_init_files_are_refused_and_move_nothing(sites: Programs) -> None:
     coordinator = sites.coordinator("--clients=2")
     coordinator.kill()
     path = init(sites.folder, "--model=mlp", "--seed=1")
@@ -110,7 +110,7 @@ def test_files_that_will_not_do_are_told_and_move_nothing(sites: Programs) -> No
     assert coordinator.facts("RunOpened")
 
 
-def test_a_client_with_another_model_than_the_files_is_told(sites: Programs) -> None:
+def test_a_client_with_another_model_than_the_init_file_is_refused(sites: Programs) -> None:
     path = init(sites.folder, "--model=mlp", "--classes=9")
     coordinator = sites.coordinator("--clients=2", f"--init={path}")
     client = sites.client("shard_00", coordinator)
@@ -129,7 +129,7 @@ def test_a_regression_has_metrics_and_no_accuracy(programs: Programs) -> None:
         programs.client(str(n), coordinator, "--task=regression.py", f"--client-id=site-{n}")
         for n in range(2)
     ]
-    assert [one.ends() for one in (coordinator, *clients)] == [0, 0, 0]
+    assert [program.ends() for program in (coordinator, *clients)] == [0, 0, 0]
     history = coordinator.history()
     first, last = history["rounds"][0], history["evaluations"][-1]
     assert (last["pooled"], last["mean"], last["metrics"].keys()) == (

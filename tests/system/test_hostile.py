@@ -1,7 +1,7 @@
-"""Hostile clients beside an honest federation: it ends with the model of an undisturbed one.
+"""Hostile clients in an honest federation, which ends with the model of an undisturbed one.
 
-Each test starts one coordinator; `ann` and `bob` are honest (raw_run.py, the result by hand),
-`eve` and her likes are not. What she is answered is what docs/limits.md says.
+Each test starts one coordinator. `ann` and `bob` are honest (raw_run.py, expected result); `eve`
+and others are not. The refusals are those of docs/limits.md.
 """
 
 import socket
@@ -49,23 +49,23 @@ def raw_run(programs: Programs, *flags: str) -> Iterator[RawRun]:
         run.close()
 
 
-def counted(run: RawRun) -> dict[tuple[str, str], int]:
-    """What `ssfl status` tells of refusals."""
-    refusals = run.coordinator.status().refusals
-    return {(one.client_id, one.reason): one.count for one in refusals}
+def refusals(run: RawRun) -> dict[tuple[str, str], int]:
+    """Return the refusals of `ssfl status`."""
+    rows = run.coordinator.status().refusals
+    return {(refusal.client_id, refusal.reason): refusal.count for refusal in rows}
 
 
 def resident_mb(run: RawRun) -> float:
-    """The coordinator's resident memory now."""
+    """Return the coordinator's resident memory."""
     status = Path(f"/proc/{run.coordinator.process.pid}/status").read_text()
     return int(status.split("VmRSS:")[1].split()[0]) / 1024
 
 
-# -- uploads that hardly move
+# -- slow uploads
 
 
-class Loris:
-    """An upload that sends just enough, just in time, for as long as it is let."""
+class SlowUpload:
+    """An upload that sends just enough bytes, just in time, until it is dropped."""
 
     def __init__(self, run: RawRun, name: str, got: Any, data: bytes) -> None:
         self.client = run.client(name)
@@ -79,7 +79,7 @@ class Loris:
         self.thread.start()
 
     def _hold(self) -> None:
-        """Ask for a slot; having it, send a byte or so now and then; ask again when it is lost."""
+        """Ask for a slot, send a few bytes now and then, and ask again when the slot is lost."""
         while not self.over.is_set():
             call = self.client.open_upload(self._header, self._dribble())
             with suppress(grpc.RpcError):
@@ -96,8 +96,8 @@ class Loris:
         self.over.wait()
 
 
-def test_lorises_in_every_slot_do_not_keep_an_honest_client_out(programs: Programs) -> None:
-    """Two slots, four lorises that are members and in the cohort; with eight: test_turns.py."""
+def test_slow_uploads_in_every_slot_do_not_block_an_honest_client(programs: Programs) -> None:
+    """Two slots and four slow uploads by members of the cohort."""
     names = [f"loris-{number}" for number in range(4)]
     flags = ("--upload-slots=2", "--no-progress-s=1", "--clients=6")
     run = RawRun(programs, programs.coordinator(*RUN[1:], *flags))
@@ -112,30 +112,36 @@ def test_lorises_in_every_slot_do_not_keep_an_honest_client_out(programs: Progra
             client.answer(client.next_task())  # all vote
         got = run.ann.next_task()
         mine, theirs = run.ann.trained(got), run.bob.trained(run.bob.next_task())
-        lorises = [Loris(run, name, got, mine) for name in names]
-        for one in lorises:
-            ends.callback(one.over.set)
-        until(lambda: sum(one.granted.is_set() for one in lorises) >= 2, "lorises have the slots")
+        slow_uploads = [SlowUpload(run, name, got, mine) for name in names]
+        for upload in slow_uploads:
+            ends.callback(upload.over.set)
+        until(
+            lambda: sum(upload.granted.is_set() for upload in slow_uploads) >= 2,
+            "slow uploads have the slots",
+        )
         for client, data in ((run.ann, mine), (run.bob, theirs)):
             answers = client.upload(client.update_header(got, data), chunks_of(data))
             assert answers[-1].receipt.outcome == transfer_pb2.OUTCOME_ACCEPTED
         until(
-            lambda: {"slot_yielded", "no_progress"} & {r for one in lorises for r in one.reasons},
-            "a loris was told to make room",
+            lambda: (
+                {"slot_yielded", "no_progress"}
+                & {r for upload in slow_uploads for r in upload.reasons}
+            ),
+            "a slow upload is dropped",
         )
-        reasons = {reason for _, reason in counted(run)}
+        reasons = {reason for _, reason in refusals(run)}
         assert reasons & {"slot_yielded", "no_progress"}
-        for one in lorises:
-            one.over.set()
-            one.client.leave(pb.LEAVE_REASON_STOPPING)
+        for upload in slow_uploads:
+            upload.over.set()
+            upload.client.leave(pb.LEAVE_REASON_STOPPING)
         for final in take_part_together(run.ann, run.bob):
             assert np.array_equal(final, expected_values((run.ann, run.bob)))
 
 
-# -- too much of everything
+# -- floods
 
 
-def test_floods_of_connections_streams_and_metadata_leave_the_round_alone(
+def test_floods_of_connections_streams_and_metadata_do_not_affect_the_round(
     programs: Programs,
 ) -> None:
     with raw_run(programs, "--max-connections=40") as run, ExitStack() as open_sockets:
@@ -163,12 +169,12 @@ def test_floods_of_connections_streams_and_metadata_leave_the_round_alone(
         assert set(ended) == {"too_many_calls"}
         for poll in polls:
             poll.cancel()
-        again = run.client("eve")  # on a connection that is not full of her calls
+        again = run.client("eve")  # on a new connection, without her open calls
         again.caller = eve.caller
         again.leave(pb.LEAVE_REASON_STOPPING)
         before = resident_mb(run)
-        run.goes_on()
-        assert counted(run)["eve", "too_many_calls"] >= 48
+        run.finish_honestly()
+        assert refusals(run)["eve", "too_many_calls"] >= 48
         assert resident_mb(run) < before + 50
 
 
@@ -188,7 +194,7 @@ def _reason_of_end(call: Any) -> str:
     return str(dict(call.trailing_metadata() or ()).get("ssfl-reason", ""))
 
 
-def test_floods_of_joins_are_turned_away_and_leave_no_trace(programs: Programs) -> None:
+def test_floods_of_joins_are_refused_and_leave_no_trace(programs: Programs) -> None:
     with raw_run(programs, "--max-clients=50") as run:
         run.training()
         eve = run.client("eve")
@@ -202,23 +208,23 @@ def test_floods_of_joins_are_turned_away_and_leave_no_trace(programs: Programs) 
                 answers.append(dict(error.trailing_metadata())["ssfl-reason"])
         assert set(answers) == {"in", "too_many_joins"}
         facts = run.coordinator.facts("ClientJoined")
-        assert sum(one["client"] == "eve" for one in facts) == answers.count("in") < 40
+        assert sum(fact["client"] == "eve" for fact in facts) == answers.count("in") < 40
         full = 0
         with ThreadPoolExecutor(4) as pool:
             full = sum(pool.map(lambda number: _is_full(run, number), range(200)))
         assert full >= 150
         assert len(run.coordinator.status().clients) == 50
-        told = counted(run)
-        assert told["eve", "too_many_joins"] == answers.count("too_many_joins")
-        assert told["others", "run_full"] + 50 >= full, "names of strangers are bounded"
+        counts = refusals(run)
+        assert counts["eve", "too_many_joins"] == answers.count("too_many_joins")
+        assert counts["others", "run_full"] + 50 >= full, "names of strangers are bounded"
         log = run.coordinator.err
         assert log.count("too_many_joins") <= 3 and log.count("--max-clients") <= 60
         eve.leave(pb.LEAVE_REASON_STOPPING)
-        run.goes_on()
+        run.finish_honestly()
 
 
 def _is_full(run: RawRun, number: int) -> bool:
-    """Join under a new name, without a model, so that nobody waits for it."""
+    """Join under a new name without a model, so that the run does not wait for it."""
     stranger = RawClient(run.coordinator.address, f"stranger-{number}")
     try:
         stranger.join(manifest_digest=b"", manifest=b"")
@@ -229,7 +235,7 @@ def _is_full(run: RawRun, number: int) -> bool:
     return False
 
 
-# -- lies
+# -- false claims
 
 
 def test_lying_sample_counts_are_refused_or_clipped(programs: Programs) -> None:
@@ -238,12 +244,12 @@ def test_lying_sample_counts_are_refused_or_clipped(programs: Programs) -> None:
         eve = run.client("eve", num_samples=2**31)
         with refused(PRECONDITION, "too_many_samples", "eve", "2147483648", "--max-samples"):
             eve.join()
-        assert counted(run)["eve", "too_many_samples"] == 1
-        run.goes_on()
+        assert refusals(run)["eve", "too_many_samples"] == 1
+        run.finish_honestly()
 
 
 def test_a_clipped_client_weighs_what_the_run_allows(programs: Programs) -> None:
-    """Bob claims two billion samples and weighs 30, as in every other test of this file."""
+    """Bob claims two billion samples and gets weight 30, as in the other tests of this file."""
     with raw_run(programs, "--max-samples=30", "--samples-over-max=clip") as run:
         expected = expected_values((run.ann, run.bob))
         scores = run.bob.scores()
@@ -254,11 +260,11 @@ def test_a_clipped_client_weighs_what_the_run_allows(programs: Programs) -> None
         for final in take_part_together(run.ann, run.bob):
             assert np.array_equal(final, expected)
         started = run.coordinator.facts("StepStarted")
-        assert {one["cohort"]["bob"] for one in started} == {30}
+        assert {fact["cohort"]["bob"] for fact in started} == {30}
 
 
-def test_an_update_that_is_too_long_is_shortened_and_named(programs: Programs) -> None:
-    """Eve's delta is huge; shortened, she moves the model by no more than the limit."""
+def test_an_update_beyond_max_update_norm_is_clipped_and_reported(programs: Programs) -> None:
+    """Eve's delta is huge; clipped, it moves the model by at most the limit."""
     with raw_run(programs, "--max-update-norm=1", "--clients=3") as run:
         eve = run.client("eve", num_samples=40, delta=1000.0)
         for client in (run.ann, run.bob, eve):
@@ -277,7 +283,7 @@ def test_an_update_that_is_too_long_is_shortened_and_named(programs: Programs) -
 
 
 def test_absurd_scores_do_not_count(programs: Programs) -> None:
-    """With eve's 1e30 the mask would be hers alone; it is that of the others."""
+    """Eve's scores of 1e30 would decide the mask alone; they are excluded."""
     with raw_run(programs, "--clients=3") as run:
         eve = run.client("eve", num_samples=10, delta=0.5)
         eve.scores = lambda: np.r_[np.zeros(799), 1e30].astype(np.float32)
@@ -286,14 +292,14 @@ def test_absurd_scores_do_not_count(programs: Programs) -> None:
         run.ann.answer(run.ann.next_task())
         take_part_together(run.ann, run.bob, eve)
         assert run.ann.mask_digest == expected_mask((run.ann, run.bob))
-        assert counted(run)["eve", "outlier"] == 1
+        assert refusals(run)["eve", "outlier"] == 1
         run.coordinator.says("results written")
         history = run.coordinator.history()
         assert history["not_voted"] == ["eve"]
         assert [row["client"] for row in history["votes"]] == ["ann", "bob"]
 
 
-def test_a_model_bomb_is_refused_and_memory_stays_where_it_was(programs: Programs) -> None:
+def test_a_huge_model_is_refused_without_using_memory(programs: Programs) -> None:
     bomb = manifest_of([("w", (1 << 15, 1 << 15), "masked", "ones")])
     with raw_run(programs, "--max-model-values=1000") as run:
         eve = run.client("eve", manifest=bomb)
@@ -306,13 +312,13 @@ def test_a_model_bomb_is_refused_and_memory_stays_where_it_was(programs: Program
         eve.leave(pb.LEAVE_REASON_STOPPING)
         run.ann.join()
         run.bob.join()
-        run.goes_on()
+        run.finish_honestly()
 
 
-def test_members_that_were_not_asked_can_neither_choose_the_model_nor_have_it_built(
+def test_only_the_client_that_was_asked_can_describe_the_model(
     programs: Programs,
 ) -> None:
-    """Three requests of a few bytes each would otherwise keep the coordinator busy for minutes."""
+    """Otherwise three small requests would keep the coordinator busy for minutes."""
     large = manifest_of([("w", (1 << 13, 1 << 14), "masked", "normal")])  # 134 million values
     with raw_run(programs) as run:
         run.ann.join()
@@ -325,13 +331,13 @@ def test_members_that_were_not_asked_can_neither_choose_the_model_nor_have_it_bu
             hostile.leave(pb.LEAVE_REASON_STOPPING)
         assert resident_mb(run) < before + 20
         run.bob.join()
-        run.goes_on()
+        run.finish_honestly()
 
 
-def test_broken_uploads_of_all_kinds_leave_memory_spool_and_round_alone(
+def test_broken_uploads_do_not_affect_memory_spool_or_round(
     programs: Programs,
 ) -> None:
-    """NaN, Inf, huge values, wrong lengths and digests, a hundred times over."""
+    """NaN, Inf, huge values, wrong lengths and wrong digests, a hundred times each."""
     with raw_run(programs) as run:
         got = run.training()
         honest = np.frombuffer(run.ann.trained(got), dtype="<f4")
@@ -357,7 +363,7 @@ def test_broken_uploads_of_all_kinds_leave_memory_spool_and_round_alone(
         left = [path for path in spool.rglob("*") if path.is_file()]
         assert len(left) <= 1, "at most the half upload, to be resumed"
         assert resident_mb(run) < before + 20
-        told = counted(run)
-        assert told["ann", "bad_values"] == 100
+        counts = refusals(run)
+        assert counts["ann", "bad_values"] == 100
         assert run.coordinator.err.count("reason=bad_values") <= 2, "a flood does not fill the log"
-        run.goes_on()
+        run.finish_honestly()

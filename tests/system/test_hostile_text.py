@@ -1,4 +1,4 @@
-"""Text that a peer or a task chose reaches logs and terminals escaped, one line per record."""
+"""Text from a peer or a task is escaped in logs and on terminals, one line per record."""
 
 from concurrent import futures
 from typing import Any
@@ -25,7 +25,7 @@ def build_model(settings, shard):
 
 
 def is_clean(program: Program) -> bool:
-    """Return True if all that a program printed can be shown on any terminal."""
+    """Return True if the output of a program is safe on any terminal."""
     raw = program.err_file.read_bytes() + program.out_file.read_bytes()
     return b"\r" not in raw and all(line.isprintable() for line in raw.decode().split("\n"))
 
@@ -37,7 +37,7 @@ def refused(call: Any, request: Any) -> str:
 
 
 @pytest.mark.parametrize("form", ["text", "json"])
-def test_what_a_client_says_of_itself_stays_in_its_line(programs: Programs, form: str) -> None:
+def test_text_from_a_client_stays_on_its_log_line(programs: Programs, form: str) -> None:
     run = RawRun(programs, programs.coordinator(*RUN, f"--log-format={form}"))
     try:
         with pytest.raises(grpc.RpcError):
@@ -74,7 +74,7 @@ def test_what_a_client_says_of_itself_stays_in_its_line(programs: Programs, form
 
 
 class _HostileCoordinator(coordinator_pb2_grpc.CoordinatorServiceServicer):
-    """Refuses every client with a text of its choice."""
+    """Refuses every client with a hostile message."""
 
     def Join(self, _request: pb.JoinRequest, context: Any) -> pb.JoinResponse:
         context.abort(grpc.StatusCode.FAILED_PRECONDITION, EVIL)
@@ -84,7 +84,7 @@ class _HostileCoordinator(coordinator_pb2_grpc.CoordinatorServiceServicer):
         context.abort(grpc.StatusCode.FAILED_PRECONDITION, EVIL)
 
 
-def test_what_a_coordinator_answers_cannot_touch_the_terminal_of_a_client(sites: Programs) -> None:
+def test_text_from_a_coordinator_is_escaped_at_the_client(sites: Programs) -> None:
     server = grpc.server(futures.ThreadPoolExecutor(2))
     coordinator_pb2_grpc.add_CoordinatorServiceServicer_to_server(_HostileCoordinator(), server)
     port = server.add_insecure_port("localhost:0")
@@ -99,7 +99,7 @@ def test_what_a_coordinator_answers_cannot_touch_the_terminal_of_a_client(sites:
     assert r"the coordinator refused: x\r\n00:00:00 run finished" in client.err.splitlines()[-1]
 
 
-def test_what_a_task_raises_cannot_touch_the_terminal(sites: Programs) -> None:
+def test_text_from_a_task_error_is_escaped(sites: Programs) -> None:
     (sites.folder / "task.py").write_text(TASK.format(evil=EVIL))
     coordinator = sites.coordinator("--model=mlp", "--clients=2")
     client = sites.client("shard_00", coordinator, "--task=task.py")

@@ -1,6 +1,6 @@
-"""Attackers that speak for another client: guessed sessions, foreign names, forged goodbyes.
+"""Attackers that act for another client: guessed sessions, foreign names, forged Leave calls.
 
-In each way to run a coordinator: without TLS, with TLS and a join token, and with mutual TLS.
+In each mode of a coordinator: without TLS, with TLS and a join token, and with mutual TLS.
 """
 
 from collections.abc import Callable, Iterator
@@ -37,7 +37,7 @@ name_taken = partial(
 
 
 def run_id_for(stranger: RawClient) -> str:
-    """Return the run's id as a stranger learns it: from the answer to `ssfl check`."""
+    """Return the run id as a stranger can learn it, from the answer to Check."""
     question = pb.CheckQuestion(protocol_version=1, token=OTHER_TOKEN, num_samples=1)
     request = pb.CheckRequest(client_id="eve", question=question)
     return str(next(stranger.stub.Check(iter([request]))).answer.run_id)
@@ -48,7 +48,7 @@ def speaks_for_ann(attacker: RawClient, session: int) -> pb.Caller:
 
 
 def attacks(attacker: RawClient, got: Received) -> None:
-    """Try every call under ann's name with every guess; fail unless all are refused alike."""
+    """Try every call under ann's name with every guess; fail unless all get the same refusal."""
     forged = attacker.trained(got)
     header = attacker.update_header(got, forged)
     answers = set()
@@ -61,7 +61,7 @@ def attacks(attacker: RawClient, got: Received) -> None:
 
 
 def answer_to(call: Callable[[], Any]) -> str:
-    """Return the reason of a refusal; "served" if there was none."""
+    """Return the reason of a refusal, or "served" if there is none."""
     try:
         call()
     except grpc.RpcError as error:
@@ -77,22 +77,22 @@ def operator(programs: Programs, coordinator: Coordinator, *flags: str) -> str:
 # -- without TLS
 
 
-def test_guessed_sessions_open_no_call(raw: RawRun) -> None:
+def test_calls_with_guessed_sessions_are_refused(raw: RawRun) -> None:
     got = raw.training()
     eve = raw.client("eve", num_samples=10, delta=1000.0)
     attacks(eve, got)
     assert raw.coordinator.client_state("ann") == "working"
     assert not raw.coordinator.facts("ClientLeft")
-    raw.goes_on()
+    raw.finish_honestly()
 
 
-def test_a_name_stays_with_its_token_after_a_goodbye(raw: RawRun) -> None:
+def test_a_name_belongs_to_its_token_after_a_leave_call(raw: RawRun) -> None:
     raw.training()
     raw.ann.leave(pb.LEAVE_REASON_STOPPING)
     with name_taken():
         raw.ann.join(token=OTHER_TOKEN)
     raw.ann.join()
-    raw.goes_on()
+    raw.finish_honestly()
 
 
 def test_a_client_whose_membership_ended_joins_again(raw: RawRun) -> None:
@@ -102,21 +102,21 @@ def test_a_client_whose_membership_ended_joins_again(raw: RawRun) -> None:
     for call in calls:
         with refused(StatusCode.FAILED_PRECONDITION, "join_again", "ann has left run"):
             call()
-    leave()  # a goodbye that is repeated is harmless
+    leave()  # a repeated Leave call is harmless
     raw.ann.join()
-    raw.goes_on()
+    raw.finish_honestly()
 
 
 @pytest.mark.parametrize("removed", [True, False])
-def test_an_operator_gives_a_name_to_the_next_token(raw: RawRun, *, removed: bool) -> None:
+def test_an_operator_can_release_a_name_to_the_next_token(raw: RawRun, *, removed: bool) -> None:
     raw.training()
     with name_taken():
         raw.ann.join(token=OTHER_TOKEN)
     if removed:
         operator(raw.programs, raw.coordinator, "ann")
-    said = operator(raw.programs, raw.coordinator, "ann", "--readmit")
+    output = operator(raw.programs, raw.coordinator, "ann", "--readmit")
     owns = "ann was not removed; the next client that joins under this name owns it"
-    assert ("ann may join again" if removed else owns) in said
+    assert ("ann may join again" if removed else owns) in output
     old = raw.ann.caller
     raw.ann.join(token=OTHER_TOKEN)
     for call in calls_of(raw.ann, old):
@@ -124,14 +124,14 @@ def test_an_operator_gives_a_name_to_the_next_token(raw: RawRun, *, removed: boo
             call()
     with name_taken():
         raw.ann.join()
-    raw.goes_on()
+    raw.finish_honestly()
 
 
 def test_sessions_survive_a_restart_of_the_coordinator(raw: RawRun) -> None:
     raw.training()
     assert StateDirectory(raw.coordinator.state_dir).session_key.stat().st_mode & 0o777 == 0o600
     raw.restart()
-    raw.goes_on()  # with the sessions from before
+    raw.finish_honestly()  # with the sessions from before
 
 
 def test_a_state_directory_without_a_key_gets_one_and_its_clients_join_again(raw: RawRun) -> None:
@@ -148,7 +148,7 @@ def test_a_state_directory_without_a_key_gets_one_and_its_clients_join_again(raw
             raw.ann.next_task(caller=speaks_for_ann(raw.ann, session))
     raw.ann.join()
     raw.bob.join()
-    raw.goes_on()
+    raw.finish_honestly()
 
 
 # -- with certificates
@@ -159,8 +159,8 @@ def certs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make(tmp_path_factory.mktemp("impostors") / "certs", "ann", "bob")
 
 
-class Federation(RawRun):
-    """A raw run whose clients show a join token, or certificates."""
+class SecuredRawRun(RawRun):
+    """A raw run whose clients use a join token or certificates."""
 
     def __init__(self, programs: Programs, coordinator: Coordinator, certs: Path, mode: str):
         self._certs, self._mode = certs, mode
@@ -182,7 +182,7 @@ class Federation(RawRun):
 @pytest.fixture
 def federation(
     programs: Programs, certs: Path, request: pytest.FixtureRequest
-) -> Iterator[Federation]:
+) -> Iterator[SecuredRawRun]:
     if request.param == "token":
         (programs.folder / "join-token").write_text(JOIN_TOKEN + "\n")
         _, *own = flags(certs, "coordinator")
@@ -191,7 +191,7 @@ def federation(
     else:
         coordinator = programs.coordinator(*RUN, *flags(certs, "coordinator"))
         coordinator.credentials = channel_credentials(certs, certs, "admin")
-    run = Federation(programs, coordinator, certs, request.param)
+    run = SecuredRawRun(programs, coordinator, certs, request.param)
     try:
         yield run
     finally:
@@ -199,7 +199,7 @@ def federation(
 
 
 @pytest.mark.parametrize("federation", ["token"], indirect=True)
-def test_with_a_join_token_a_site_cannot_act_for_another(federation: Federation) -> None:
+def test_with_a_join_token_a_site_cannot_act_for_another(federation: SecuredRawRun) -> None:
     got = federation.training()
     attacks(federation.bob, got)
     with name_taken():
@@ -208,12 +208,12 @@ def test_with_a_join_token_a_site_cannot_act_for_another(federation: Federation)
     with name_taken():
         federation.client("ann").join(token=federation.bob.token)
     federation.ann.join()
-    federation.goes_on()
+    federation.finish_honestly()
 
 
 @pytest.mark.parametrize("federation", ["mutual"], indirect=True)
 def test_a_certificate_gives_its_name_to_another_token_unless_a_client_is_live(
-    federation: Federation,
+    federation: SecuredRawRun,
 ) -> None:
     federation.training()
     second = federation.client("ann", num_samples=10, delta=0.5)
@@ -224,15 +224,15 @@ def test_a_certificate_gives_its_name_to_another_token_unless_a_client_is_live(
     second.join(token=OTHER_TOKEN)
     with unknown_session():
         first.next_task()
-    federation.goes_on()
+    federation.finish_honestly()
 
 
 @pytest.mark.parametrize("federation", ["mutual"], indirect=True)
-def test_with_mutual_tls_a_site_cannot_act_for_another(federation: Federation) -> None:
+def test_with_mutual_tls_a_site_cannot_act_for_another(federation: SecuredRawRun) -> None:
     federation.training()
     calls = calls_of(federation.bob, federation.ann.caller)
     calls.append(lambda: federation.bob.join(client_id="ann"))
     for call in calls:
         with refused(StatusCode.PERMISSION_DENIED, "wrong_name"):
             call()
-    federation.goes_on()
+    federation.finish_honestly()

@@ -1,4 +1,4 @@
-"""Every byte is in the books: by client and step, across crashes, and as the kernel counted it."""
+"""The ledger counts every byte: by client and step, across crashes, and as the kernel does."""
 
 import csv
 import signal
@@ -49,7 +49,7 @@ def sums(rows: list[Row]) -> dict[tuple[str, str, str], list[int]]:
 
 
 def totals(history: dict[str, Any]) -> dict[tuple[str, str, str], list[int]]:
-    """Return the same of history.json."""
+    """Return the same sums from history.json."""
     return {
         (row["phase"], row["direction"], row["encoding"]): [row[name] or 0 for name in COUNTS]
         for row in history["ledger"]
@@ -57,7 +57,7 @@ def totals(history: dict[str, Any]) -> dict[tuple[str, str, str], list[int]]:
 
 
 def counted_twice(rows: list[Row]) -> list[tuple[str, ...]]:
-    """Return what a step has more than one row of."""
+    """Return the keys that have more than one row in a step."""
     keys = Counter(tuple(row[name] for name in COLUMNS[:7]) for row in rows if row["step"])
     return [key for key, times in keys.items() if times > 1]
 
@@ -79,21 +79,21 @@ def test_every_client_has_its_bytes_in_every_round(undisturbed: Finished) -> Non
     assert sorted(sent) == [(str(n), shard) for n in range(ROUNDS) for shard in SHARDS]
     assert len(set(sent.values())) == 1
     fetched = [row for row in rows if row["phase"] == "values" and not row["step"]]
-    assert {row["client"] for row in fetched} == set(SHARDS), "who fetched the final model"
+    assert {row["client"] for row in fetched} == set(SHARDS), "all clients fetched the final model"
     joining = [row for row in rows if not row["step"] and row["phase"] == "control"]
     assert {row["client"] for row in joining} >= set(SHARDS)
 
 
-def test_after_kill_9_no_row_is_lost_or_there_twice(raw: RawRun) -> None:
-    raw.ann.answer(raw.training())  # of round 0, which waits for bob
+def test_no_row_is_lost_or_written_twice_after_kill_9(raw: RawRun) -> None:
+    raw.ann.answer(raw.training())  # in round 0, which waits for bob
     raw.coordinator.kill()
     file = raw.coordinator.state_dir / "ledger.csv"
     committed = file.read_bytes()
     assert {row["step"] for row in rows_in(file)} == {"", "1"}, "gathering and scores"
-    with file.open("ab") as torn:  # as if it had been killed while it wrote round 0
+    with file.open("ab") as torn:  # as after a kill while it wrote round 0
         torn.write(b"run,0,2,ann,values,up,values_only,1,1,\nrun,0,2,bo")
     raw.restart()
-    raw.goes_on()
+    raw.finish_honestly()
     ended = stopped(raw.coordinator)
     assert file.read_bytes().startswith(committed)
     rows = ledger_csv(raw.coordinator.folder)
@@ -103,14 +103,14 @@ def test_after_kill_9_no_row_is_lost_or_there_twice(raw: RawRun) -> None:
 
 
 def stopped(coordinator: Coordinator) -> dict[str, Any]:
-    """Stop a coordinator whose run is finished; return what it leaves behind."""
+    """Stop a coordinator whose run is finished; return its history."""
     until(lambda: coordinator.status().delivered, "everyone has the model")
     coordinator.signal(signal.SIGTERM)
     assert coordinator.ends() == ExitCode.TERMINATED
     return coordinator.history()
 
 
-def test_what_is_fetched_after_the_last_commit_survives_kill_9(raw: RawRun) -> None:
+def test_bytes_fetched_after_the_last_commit_survive_kill_9(raw: RawRun) -> None:
     for client in (raw.ann, raw.bob):
         client.join()
     take_part_together(raw.ann, raw.bob)
@@ -122,7 +122,7 @@ def test_what_is_fetched_after_the_last_commit_survives_kill_9(raw: RawRun) -> N
     assert after["mask", "down"] == before["mask", "down"]
 
 
-def test_a_coordinator_that_is_stopped_in_a_round_loses_no_byte(raw: RawRun) -> None:
+def test_a_coordinator_stopped_in_a_round_loses_no_byte(raw: RawRun) -> None:
     raw.ann.answer(raw.training())
     before = message_bytes(raw.coordinator)
     raw.coordinator.signal(signal.SIGTERM)
@@ -131,13 +131,13 @@ def test_a_coordinator_that_is_stopped_in_a_round_loses_no_byte(raw: RawRun) -> 
     after = message_bytes(raw.coordinator)
     for way in ("up", "down"):
         assert after["values", way] == before["values", way] > 0
-    raw.goes_on()
+    raw.finish_honestly()
     ended = stopped(raw.coordinator)
     assert sums(ledger_csv(raw.coordinator.folder)) == totals(ended)
 
 
 @counting
-def test_status_tells_what_tcp_carried_apart_from_messages(raw: RawRun) -> None:
+def test_status_lists_tcp_bytes_apart_from_message_bytes(raw: RawRun) -> None:
     raw.training()
     entries = raw.coordinator.status().ledger
     carried = [entry for entry in entries if entry.HasField("socket_bytes")]
@@ -149,18 +149,18 @@ def test_status_tells_what_tcp_carried_apart_from_messages(raw: RawRun) -> None:
 
 
 def message_bytes(coordinator: Coordinator) -> Counter[tuple[str, str]]:
-    """Return what `ssfl status` says of messages, by phase and direction."""
+    """Return the message bytes of `ssfl status`, by phase and direction."""
     total: Counter[tuple[str, str]] = Counter()
     for entry in coordinator.status().ledger:
         total[entry.phase, entry.direction] += entry.message_bytes
     return total
 
 
-BIG = (("weight", (1000, 1000), "masked", "ones"),)  # 4 MB each way in every round
+BIG = (("weight", (1000, 1000), "masked", "ones"),)  # 4 MB per direction and round
 
 
 def take_part(client: RawClient) -> None:
-    """Go through a run of a big dense model, in chunks of a sensible size."""
+    """Take part with a big dense model, in chunks of a realistic size."""
     client.join()
     while True:
         got = client.next_task()
@@ -179,7 +179,7 @@ def take_part(client: RawClient) -> None:
 
 
 @counting
-def test_messages_agree_with_what_the_kernel_counted_for_each_client(programs: Programs) -> None:
+def test_message_bytes_agree_with_the_kernel_counters_of_each_client(programs: Programs) -> None:
     coordinator = programs.coordinator(
         "--strategy=fedavg", "--clients=3", "--rounds=2", "--evaluate-every=0", "--exit-when-done"
     )

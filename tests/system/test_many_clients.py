@@ -1,7 +1,7 @@
-"""500 clients at once: what an idle one costs, and that every upload counts.
+"""500 clients at once: the cost of an idle client, and every upload counts.
 
-The benchmark itself is run, on a smaller model: a real coordinator, 500 connections, 500 long
-polls open while 500 uploads arrive together. It compares every mean with numpy's, bit for bit.
+Runs the benchmark on a smaller model: a real coordinator, 500 connections, 500 open long polls
+while 500 uploads arrive together. It compares every mean with that of numpy, bit for bit.
 """
 
 from typing import Any
@@ -13,12 +13,12 @@ from system.run_benchmark import run_benchmark
 pytestmark = pytest.mark.system
 
 CLIENTS = 500
-WITHIN_S = 300  # a whole run takes about 15 s; only a hang is meant to be caught
+WITHIN_S = 300  # a run takes about 15 s; only to catch a hang
 
 
 @pytest.fixture(scope="module")
 def result(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """Run the benchmark once and return what it wrote."""
+    """Run the benchmark once and return its result."""
     folder = tmp_path_factory.mktemp("many_clients")
     size = [f"--clients={CLIENTS}", "--masked=20000", "--rounds=1", "--idle-s=0"]
     limit = f"--timeout-s={WITHIN_S - 30}"
@@ -27,8 +27,8 @@ def result(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 
 
 def test_an_idle_client_costs_at_most_100_kb_and_no_thread(result: dict[str, Any]) -> None:
-    # Resident memory, not time: over a dozen runs on a loaded machine it was 63 to 65 KB, 20 of
-    # them the clients' share of what the first one loads.
+    # Resident memory does not depend on load: it was 63 to 65 KB in a dozen runs on a busy machine,
+    # 20 of them the share of what the first client loads.
     assert result["connections"] == CLIENTS
     assert result["kb_per_idle_client"] <= 100
     assert result["threads"] < 50

@@ -1,4 +1,4 @@
-"""`ssfl model` on the models that a real federation left."""
+"""`ssfl model` on the models of a real federation."""
 
 import json
 from pathlib import Path
@@ -14,7 +14,7 @@ WORDS = ("pooled", "mean", "loss", "metrics")
 
 
 @pytest.mark.parametrize("place", ["coordinator", *SHARDS])
-def test_every_copy_of_the_model_tests_as_the_run_said(
+def test_every_copy_of_the_model_evaluates_as_in_the_history(
     place: str, undisturbed: Finished, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (last,) = undisturbed.history["evaluations"]
@@ -28,7 +28,7 @@ def test_every_copy_of_the_model_tests_as_the_run_said(
     assert {row["shard"]: row["evaluation"] for row in document["shards"]} == reported
 
 
-def test_an_exported_model_tests_as_the_run_said(
+def test_an_exported_model_evaluates_as_in_the_history(
     tmp_path: Path, undisturbed: Finished, capsys: pytest.CaptureFixture[str]
 ) -> None:
     model = undisturbed.folder / "runs" / undisturbed.run_id / SHARDS[0]

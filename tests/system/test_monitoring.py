@@ -1,7 +1,7 @@
 """Real Prometheus and Alertmanager watch a real federation that is broken on purpose.
 
-Alerts fire and clear, notes arrive, every expression of the dashboards has data, and `promtool`
-finds nothing to complain of in what the two programs show.
+Alerts fire, are delivered and clear; every dashboard expression has data; `promtool` accepts the
+metrics of both programs.
 """
 
 import http.server
@@ -35,34 +35,34 @@ pytestmark = pytest.mark.system
 
 ROOT = HERE.parent
 BYTES = "bytes-on-the-wire"
-HURRY = 60.0  # minutes of `for:` are seconds
+HURRY = 60.0  # minutes of `for:` become seconds
 RUN = (
     "--clients=2", "--rounds=1000000", "--local-steps=2", "--model=mlp", "--sparsity=0.9",
     "--scoring-batches=1", "--round-deadline-s=600",
 )  # fmt: skip
 
 
-class Notes(http.server.BaseHTTPRequestHandler):
-    """What Alertmanager sends, kept by path: (name of the alert, firing or resolved)."""
+class AlertReceiver(http.server.BaseHTTPRequestHandler):
+    """Receives alerts from Alertmanager, kept by path: (name of the alert, firing or resolved)."""
 
     kept: dict[str, list[tuple[str, str]]]
 
     def do_POST(self) -> None:
         body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-        told = [(one["labels"]["alertname"], one["status"]) for one in body["alerts"]]
-        self.kept.setdefault(self.path, []).extend(told)
+        received = [(alert["labels"]["alertname"], alert["status"]) for alert in body["alerts"]]
+        self.kept.setdefault(self.path, []).extend(received)
         self.send_response(200)
         self.end_headers()
 
     def log_message(self, format: str, *args: object) -> None:
-        """Say nothing."""
+        """Log nothing."""
 
 
 @contextmanager
-def notes_taken() -> Iterator[tuple[str, dict[str, list[tuple[str, str]]]]]:
-    """Yield an address for notes, and the notes."""
+def receive_alerts() -> Iterator[tuple[str, dict[str, list[tuple[str, str]]]]]:
+    """Yield the address of a receiver, and the alerts it has received."""
     kept: dict[str, list[tuple[str, str]]] = {}
-    handler = type("Handler", (Notes,), {"kept": kept})
+    handler = type("Handler", (AlertReceiver,), {"kept": kept})
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
         thread = threading.Thread(target=server.serve_forever)
         thread.start()
@@ -75,7 +75,7 @@ def notes_taken() -> Iterator[tuple[str, dict[str, list[tuple[str, str]]]]]:
 
 def metrics_port(program: Program) -> int:
     def line() -> str:
-        return next((one for one in program.out.splitlines() if " metrics on " in one), "")
+        return next((text for text in program.out.splitlines() if " metrics on " in text), "")
 
     return int(until(line, f"{program.name} prints its metrics port").rpartition(":")[2])
 
@@ -85,7 +85,7 @@ def start_client(sites: Programs, coordinator: Coordinator, shard: str) -> Progr
 
 
 def be_refused(coordinator: Coordinator) -> None:
-    """Join with a protocol that does not exist."""
+    """Join with an unsupported protocol version."""
     with grpc.insecure_channel(coordinator.address) as channel:
         stub = coordinator_pb2_grpc.CoordinatorServiceStub(channel)
         with pytest.raises(grpc.RpcError):
@@ -93,20 +93,20 @@ def be_refused(coordinator: Coordinator) -> None:
 
 
 def kinds_of_bytes(prometheus: Prometheus) -> set[tuple[str, ...]]:
-    """Return the labels of all counters of tensor bytes."""
+    """Return the label sets of all counters of tensor bytes."""
     names = ("direction", "phase", "encoding")
     rows = prometheus.ask("ssfl_payload_bytes_total")
     return {tuple(row["metric"][name] for name in names) for row in rows}
 
 
 def numbers(rows: list[dict[str, Any]]) -> list[float]:
-    """Return what can be drawn of an answer."""
+    """Return the numeric values of a query result."""
     found = (float(value) for row in rows for _, value in row["values"])
     return [value for value in found if math.isfinite(value)]
 
 
 def is_sound(port: int) -> None:
-    """Show a program's metrics to promtool, which must have nothing to say."""
+    """Check a program's metrics with promtool, which must report nothing."""
     with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=20) as answer:
         text = answer.read()
     command = [part("promtool", "prometheus"), "check", "metrics"]
@@ -115,7 +115,7 @@ def is_sound(port: int) -> None:
 
 
 def test_make_monitoring_shows_the_first_round(here: Path) -> None:
-    """It fails by itself if that takes 2 minutes."""
+    """The command itself fails if that takes 2 minutes."""
     part("prometheus", "prometheus")
     command = [sys.executable, "-m", "monitoring.live", "--end-after=round"]
     paths = [str(ROOT), *sys.path]
@@ -124,17 +124,17 @@ def test_make_monitoring_shows_the_first_round(here: Path) -> None:
         env=os.environ | {"PYTHONPATH": os.pathsep.join(paths)},
     )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
-    assert "the first round is seen on the panel" in done.stdout
+    assert "the panel 'Time of a round by phase' shows the first round" in done.stdout
     shown = re.findall(r"^ *[\d.]+ s +(\w+) +[\d.]+ s$", done.stdout, re.M)
     assert sorted(shown) == ["aggregation", "broadcast", "collection", "commit", "training"]
 
 
-def test_a_broken_federation_is_seen_by_prometheus(sites: Programs) -> None:
+def test_alerts_fire_and_clear_for_a_broken_federation(sites: Programs) -> None:
     began, folder = time.time(), sites.folder
     program = part("prometheus", "prometheus")
     manager_program = part("prometheus-alertmanager", "prometheus-alertmanager")
     with (
-        notes_taken() as (address, notes),
+        receive_alerts() as (address, notes),
         Alertmanager(manager_program, folder / "alertmanager", address) as manager,
         Prometheus(
             program,
@@ -154,7 +154,7 @@ def test_a_broken_federation_is_seen_by_prometheus(sites: Programs) -> None:
         kinds = kinds_of_bytes(prometheus)
         clients = [start_client(sites, coordinator, f"shard_0{n}") for n in range(2)]
         ports = [metrics_port(client) for client in clients]
-        prometheus.targets({"client": [f"localhost:{one}" for one in ports]})
+        prometheus.targets({"client": [f"localhost:{port}" for port in ports]})
 
         until(lambda: prometheus.ask("ssfl_rounds_total > 3"), "rounds are seen")
         until(lambda: prometheus.ask("ssfl_site_connected == 1"), "the clients are scraped")
@@ -169,20 +169,22 @@ def test_a_broken_federation_is_seen_by_prometheus(sites: Programs) -> None:
         assert [row["metric"]["client"] for row in prometheus.ask("ssfl_client_pending == 1")] == [
             "shard_01"
         ]
-        assert not prometheus.ask("ssfl_run_seconds_left"), "nobody knows"
+        assert not prometheus.ask("ssfl_run_seconds_left"), "the end is unknown"
         stalled = prometheus.firing()["SsflRunStalled"]
         assert "Missing: 1 clients" in stalled["annotations"]["description"]
         assert "SsflRefusals" in prometheus.firing()
         until(lambda: ("SsflRunStalled", "firing") in notes.get("/page", ()), "a page arrives")
         again = start_client(sites, coordinator, "shard_01")
         prometheus.targets(
-            {"client": [f"localhost:{one}" for one in (ports[0], metrics_port(again))]}
+            {"client": [f"localhost:{port}" for port in (ports[0], metrics_port(again))]}
         )
         until(
             lambda: not {"SsflClientsLost", "SsflRunStalled"} & prometheus.firing().keys(),
             "the alerts clear",
         )
-        until(lambda: ("SsflRunStalled", "resolved") in notes["/page"], "that is told, too")
+        until(
+            lambda: ("SsflRunStalled", "resolved") in notes["/page"], "the resolution is delivered"
+        )
 
         coordinator.signal(signal.SIGTERM)
         coordinator.ends()

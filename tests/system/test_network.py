@@ -1,7 +1,7 @@
-"""Real programs over bad wires (proxy.py): transfers go on where they stopped, bits stay the same.
+"""Real programs over bad links (proxy.py): transfers resume, and the digest is the same.
 
-Three clients, each behind a proxy of its own. An update is some 3 MB, so that it takes several
-chunks, and a cut in the middle is one in the middle of a transfer.
+Each of the three clients has its own proxy. An update has about 3 MB and takes several chunks, so
+a cut in the middle falls into a transfer.
 """
 
 import csv
@@ -25,17 +25,17 @@ from system.raw_run import refused
 
 pytestmark = pytest.mark.system
 
-NO_PROGRESS_S = 3.0  # half-open connections are given up after that
+NO_PROGRESS_S = 3.0  # half-open connections are dropped after this time
 FLAGS = (*RUN, "--width=1200", "--sparsity=0.5", f"--no-progress-s={NO_PROGRESS_S}")
 UPDATE_BYTES = 4 * ((64 * 1200 + 1200 * 1200 + 1200 * 10) // 2 + 1200 + 1200 + 10)
-IN_AN_UPLOAD = UPDATE_BYTES * 3 // 2  # bytes up: behind the scores and the first update
-IN_A_DOWNLOAD = UPDATE_BYTES // 2  # bytes down: behind the mask
+IN_AN_UPLOAD = UPDATE_BYTES * 3 // 2  # bytes up: after the scores, in the second update
+IN_A_DOWNLOAD = UPDATE_BYTES // 2  # bytes down: after the mask
 IN_ANOTHER_DOWNLOAD = UPDATE_BYTES * 3 // 2
 OVERHEAD_BYTES = 1 << 18  # joins, headers, frames, heartbeats: far below a chunk
 
 
 @dataclass
-class Wires:
+class ProxiedFederation:
     """A federation whose clients reach the coordinator through proxies."""
 
     programs: Programs
@@ -60,32 +60,32 @@ class Wires:
 
 
 @contextmanager
-def wires(programs: Programs, *flags: str) -> Iterator[Wires]:
-    """Start a coordinator, and a wire to it for every client; no client is started."""
+def proxied_federation(programs: Programs, *flags: str) -> Iterator[ProxiedFederation]:
+    """Start a coordinator and a proxy for every client; clients are not started."""
     coordinator = programs.coordinator(*FLAGS, *flags)
     with ExitStack() as stack:
         proxies = [stack.enter_context(Proxy(coordinator.port)) for _ in SHARDS]
-        yield Wires(programs, coordinator, proxies)
+        yield ProxiedFederation(programs, coordinator, proxies)
 
 
 @pytest.fixture(scope="module")
 def quiet(
     tmp_path_factory: pytest.TempPathFactory, shards: Any
 ) -> tuple[str, list[int], list[int]]:
-    """The digest of the undisturbed run, and what passed on every wire, up and down."""
+    """The digest of the undisturbed run, and the bytes of every proxy, up and down."""
     folder = tmp_path_factory.mktemp("quiet")
     (folder / "shards").symlink_to(shards)
     programs = Programs(folder)
     try:
-        with wires(programs) as run:
+        with proxied_federation(programs) as run:
             run.start_clients()
             return run.finish().digest, run.passed(UP), run.passed(DOWN)
     finally:
         programs.end_all()
 
 
-def received(run: Wires, client: str) -> int:
-    """Return the payload bytes of updates that the coordinator booked for a client."""
+def received(run: ProxiedFederation, client: str) -> int:
+    """Return the payload bytes of a client's updates in the ledger."""
     text = (run.coordinator.state_dir / "ledger.csv").read_text()
     rows = csv.DictReader(text.splitlines())
     return sum(
@@ -95,11 +95,11 @@ def received(run: Wires, client: str) -> int:
     )
 
 
-def test_cut_and_half_open_transfers_go_on_at_the_committed_byte(
+def test_cut_and_half_open_transfers_resume_at_the_committed_byte(
     sites: Programs, quiet: tuple[str, list[int], list[int]]
 ) -> None:
     digest, quiet_up, quiet_down = quiet
-    with wires(sites) as run:
+    with proxied_federation(sites) as run:
         run.proxies[0].cut_after(IN_AN_UPLOAD, UP)
         run.proxies[0].stall_after(IN_ANOTHER_DOWNLOAD, DOWN)
         run.proxies[1].cut_after(IN_A_DOWNLOAD, DOWN, reset=False)
@@ -112,7 +112,7 @@ def test_cut_and_half_open_transfers_go_on_at_the_committed_byte(
             down = proxy.passed[DOWN] - quiet_down[number]
             assert up <= MAX_CHUNK_BYTES + OVERHEAD_BYTES < UPDATE_BYTES
             assert down <= MAX_CHUNK_BYTES + OVERHEAD_BYTES < UPDATE_BYTES
-    for shard in SHARDS:  # no chunk was taken twice
+    for shard in SHARDS:  # no chunk was received twice
         assert received(run, shard) == ROUNDS * UPDATE_BYTES
     for client in run.clients:  # nothing was trained twice
         assert client.err.count(" trained ") == ROUNDS
@@ -122,7 +122,7 @@ def test_random_cuts_and_restarts_of_the_coordinator_change_no_bit(
     sites: Programs, quiet: tuple[str, list[int], list[int]]
 ) -> None:
     chance = random.Random(11)
-    with wires(sites) as run:
+    with proxied_federation(sites) as run:
         for proxy in run.proxies:
             proxy.limit(4 << 20)  # so that cuts fall into transfers
         run.start_clients()
@@ -138,20 +138,20 @@ def test_random_cuts_and_restarts_of_the_coordinator_change_no_bit(
             cuts += chosen.cut(reset=chance.random() < 0.5)
         assert cuts >= 6
         assert run.finish().digest == quiet[0]
-    counted = [(fact["step"], fact["client"]) for fact in run.coordinator.facts("UploadAccepted")]
-    assert len(set(counted)) == len(counted)
+    uploads = [(fact["step"], fact["client"]) for fact in run.coordinator.facts("UploadAccepted")]
+    assert len(set(uploads)) == len(uploads)
 
 
-def moved(run: Wires, wanted: int) -> Any:
-    """Tell whether so many bytes have passed, or the run is over."""
+def moved(run: ProxiedFederation, wanted: int) -> Any:
+    """Return a condition: `wanted` bytes have passed, or the run is over."""
     return lambda: (
         sum(run.passed(UP)) + sum(run.passed(DOWN)) >= wanted
         or not any(client.running for client in run.clients)
     )
 
 
-def test_a_client_that_stops_reading_is_dropped_and_can_go_on(programs: Programs) -> None:
-    """The sending side has the no-progress deadline, too."""
+def test_a_client_that_stops_reading_is_dropped_and_can_resume(programs: Programs) -> None:
+    """The no-progress deadline also applies to downloads."""
     masked = 4_000_000
     tensors = (("w", (masked,), "masked", "ones"), *TENSORS[1:2])
     coordinator = programs.coordinator("--clients=2", "--rounds=1", "--no-progress-s=1")

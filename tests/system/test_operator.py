@@ -1,4 +1,4 @@
-"""What an operator can do to a run, with real processes: every command of `ssfl` that asks it."""
+"""The operator commands of `ssfl` with real processes."""
 
 import json
 
@@ -20,7 +20,7 @@ def ssfl(programs: Programs, command: str, coordinator: Coordinator, *flags: str
     return programs.run("ssfl", command, f"--admin=localhost:{coordinator.admin_port}", *flags)
 
 
-def test_start_begins_a_run_that_waits_for_more(programs: Programs) -> None:
+def test_start_begins_a_run_that_waits_for_more_clients(programs: Programs) -> None:
     raw = RawRun(programs, programs.coordinator(*WAITING))
     raw.ann.join()
     raw.ann.answer(raw.ann.next_task())
@@ -34,27 +34,27 @@ def test_start_begins_a_run_that_waits_for_more(programs: Programs) -> None:
     assert "starting in" in raw.coordinator.status().waiting_for
     assert ssfl(programs, "start", raw.coordinator).ends() == 0
     assert raw.coordinator.status().phase == "score"
-    raw.goes_on()
+    raw.finish_honestly()
     raw.close()
 
 
-def test_status_tells_who_is_waited_for(raw: RawRun) -> None:
+def test_status_names_the_clients_that_the_run_waits_for(raw: RawRun) -> None:
     got = raw.training()
     raw.ann.answer(got)
     done = ssfl(raw.programs, "status", raw.coordinator, "--json")
     assert done.ends() == 0
-    told = json.loads(done.out)
-    assert told["phase"] == "train"
-    assert "bob" in told["waiting_for"]
-    states = {client["client_id"]: client["state"] for client in told["clients"]}
+    status = json.loads(done.out)
+    assert status["phase"] == "train"
+    assert "bob" in status["waiting_for"]
+    states = {client["client_id"]: client["state"] for client in status["clients"]}
     assert states == {"ann": "reported", "bob": "working"}
     plain = ssfl(raw.programs, "status", raw.coordinator)
     assert "bob" in plain.out
-    raw.goes_on()
+    raw.finish_honestly()
 
 
 def test_stop_gives_every_site_the_last_committed_model(raw: RawRun) -> None:
-    """Round 0 is committed and round 1 under way: what ann sent for it does not count."""
+    """Round 0 is committed, round 1 under way: ann's update of round 1 does not count."""
     raw.ann.answer(raw.training())
     raw.bob.answer(raw.bob.next_task())
     raw.ann.answer(raw.ann.next_task())
@@ -73,7 +73,7 @@ def test_stop_gives_every_site_the_last_committed_model(raw: RawRun) -> None:
     assert history["rounds_done"] == 1
 
 
-def test_stop_before_there_is_a_model_sends_everybody_home(programs: Programs) -> None:
+def test_stop_before_the_first_model_ends_every_client(programs: Programs) -> None:
     raw = RawRun(programs, programs.coordinator(*RUN, "--exit-when-done"))
     raw.ann.join()
     assert ssfl(programs, "stop", raw.coordinator).ends() == 0
@@ -85,7 +85,7 @@ def test_stop_before_there_is_a_model_sends_everybody_home(programs: Programs) -
     raw.close()
 
 
-def test_a_paused_run_finishes_its_round_survives_a_crash_and_ends_with_the_same_bits(
+def test_a_paused_run_finishes_its_round_and_survives_a_crash_with_the_same_digest(
     raw: RawRun,
 ) -> None:
     raw.ann.answer(raw.training())
@@ -106,13 +106,13 @@ def test_a_paused_run_finishes_its_round_survives_a_crash_and_ends_with_the_same
     assert "paused since" in shown.out and "`ssfl resume` lets it go on" in shown.out
     steps = raw.coordinator.facts("StepStarted")
     assert ssfl(raw.programs, "resume", raw.coordinator).ends() == 0
-    raw.goes_on()
+    raw.finish_honestly()
     assert len(raw.coordinator.facts("StepStarted")) > len(steps)
     audit = raw.programs.run("ssfl", "audit", str(raw.coordinator.state_dir))
     assert audit.ends() == 0, audit.err
 
 
-def test_a_paused_run_is_not_given_up(programs: Programs) -> None:
+def test_a_paused_run_does_not_exit_on_a_stall(programs: Programs) -> None:
     raw = RawRun(programs, programs.coordinator(*RUN, "--exit-on-stall"))
     raw.training()
     assert ssfl(programs, "pause", raw.coordinator).ends() == 0
@@ -120,7 +120,7 @@ def test_a_paused_run_is_not_given_up(programs: Programs) -> None:
     status = raw.coordinator.status()
     assert (status.phase, status.HasField("stall")) == ("paused", False)
     listed = json.loads(ssfl(programs, "clients", raw.coordinator, "--json").out)
-    assert {one["client_id"]: one["state"] for one in listed["clients"]} == {
+    assert {client["client_id"]: client["state"] for client in listed["clients"]} == {
         "ann": "waiting", "bob": "left",
     }  # fmt: skip
     assert ssfl(programs, "resume", raw.coordinator).ends() == 0
@@ -129,10 +129,10 @@ def test_a_paused_run_is_not_given_up(programs: Programs) -> None:
 
 
 @pytest.mark.parametrize("pause_first", [True, False])
-def test_a_pause_waits_for_nobody_who_is_away_and_the_bits_stay_the_same(
+def test_a_pause_does_not_wait_for_absent_clients_and_keeps_the_digest(
     programs: Programs, *, pause_first: bool
 ) -> None:
-    """Bob is away in a round that ann has sent: it is void, and both make it again."""
+    """Bob leaves in a round that ann has answered: the step is void, and both repeat it."""
     raw = RawRun(programs, programs.coordinator(*RUN, "--reproducible"))
     raw.ann.answer(raw.training())
 
@@ -152,14 +152,14 @@ def test_a_pause_waits_for_nobody_who_is_away_and_the_bits_stay_the_same(
     raw.ann.join()
     raw.bob.join()
     assert ssfl(programs, "resume", raw.coordinator).ends() == 0
-    raw.goes_on()
+    raw.finish_honestly()
     assert len(raw.coordinator.facts("StepVoided")) == 1
     audit = programs.run("ssfl", "audit", str(raw.coordinator.state_dir))
     assert audit.ends() == 0, audit.err
     raw.close()
 
 
-def test_nobody_at_the_admin_port_is_told(programs: Programs) -> None:
+def test_an_unreachable_admin_port_is_reported(programs: Programs) -> None:
     done = programs.run("ssfl", "status", "--admin=localhost:1")
     assert done.ends() == ExitCode.UNREACHABLE
     assert "localhost:1" in done.err

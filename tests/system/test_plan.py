@@ -1,4 +1,4 @@
-"""`ssfl plan` against the coordinator's own count of a real run."""
+"""`ssfl plan` compared with the ledger of a real run."""
 
 import json
 
@@ -13,7 +13,7 @@ KINDS = ("payload_bytes", "message_bytes")
 pytestmark = pytest.mark.system
 
 
-def test_a_run_sends_what_the_plan_said(
+def test_the_bytes_of_a_run_match_its_plan(
     sites: Programs, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run = [
@@ -30,15 +30,15 @@ def test_a_run_sends_what_the_plan_said(
     (plan,) = document["sparse"]
     planned = {(row["phase"], row["direction"]): row for row in plan["ledger"]}
 
-    counted = {key: dict.fromkeys(KINDS, 0) for key in planned}
+    measured = {key: dict.fromkeys(KINDS, 0) for key in planned}
     for row in ledger:
         if row["phase"] in PHASES:
             for kind in KINDS:
-                counted[row["phase"], row["direction"]][kind] += row[kind]
-    for key, row in counted.items():
+                measured[row["phase"], row["direction"]][kind] += row[kind]
+    for key, row in measured.items():
         for kind in KINDS:
             expected = planned[key][kind]
-            if key[0] == "control":  # a client that waits longer hears more often
+            if key[0] == "control":  # a client that waits longer gets more messages
                 assert row[kind] >= 0.99 * expected["low"]
             else:
                 assert 0.99 * expected["low"] <= row[kind] <= 1.01 * expected["high"], (key, kind)

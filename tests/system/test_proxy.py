@@ -1,4 +1,4 @@
-"""The proxy of the network tests does what it says: cuts, stalls, delays, limits, counts."""
+"""Tests of the proxy itself: cuts, stalls, delays, limits and counts."""
 
 import socket
 import threading
@@ -15,7 +15,7 @@ TIMEOUT_S = 10.0
 
 @pytest.fixture
 def echo() -> Iterator[int]:
-    """The port of a server that sends everything back."""
+    """Yield the port of an echo server."""
     server = socket.create_server(("127.0.0.1", 0))
 
     def answer(connection: socket.socket) -> None:
@@ -61,15 +61,15 @@ def exactly(connection: socket.socket, num_bytes: int) -> bytes:
 
 def test_bytes_pass_both_ways_and_are_counted(proxy: Proxy) -> None:
     sent = bytes(range(256)) * 1000
-    with connect(proxy) as one, connect(proxy) as other:
-        for connection in (one, other):
+    with connect(proxy) as first, connect(proxy) as second:
+        for connection in (first, second):
             threading.Thread(target=connection.sendall, args=(sent,), daemon=True).start()
             assert exactly(connection, len(sent)) == sent
     assert proxy.connections == 2
     assert proxy.passed == {UP: 2 * len(sent), DOWN: 2 * len(sent)}
 
 
-def test_the_end_of_one_side_reaches_the_other(proxy: Proxy) -> None:
+def test_a_close_on_one_side_reaches_the_other(proxy: Proxy) -> None:
     with connect(proxy) as connection:
         connection.sendall(b"last words")
         connection.shutdown(socket.SHUT_WR)
@@ -100,17 +100,17 @@ def test_a_cut_after_some_bytes_lets_exactly_those_pass(proxy: Proxy) -> None:
         connection.sendall(bytes(100_000))
         assert len(exactly(connection, 100_000)) <= 70_000
     assert proxy.passed[UP] == 70_000
-    with connect(proxy) as connection:  # it happens once
+    with connect(proxy) as connection:  # a scheduled cut happens once
         connection.sendall(bytes(100_000))
         assert len(exactly(connection, 100_000)) == 100_000
 
 
-def test_a_stalled_wire_takes_bytes_and_gives_none_until_it_flows(proxy: Proxy) -> None:
+def test_a_stalled_proxy_accepts_bytes_and_forwards_none_until_it_flows(proxy: Proxy) -> None:
     with connect(proxy) as connection:
         connection.sendall(b"a")
         assert exactly(connection, 1) == b"a"
         proxy.stall()
-        connection.sendall(bytes(1 << 22))  # more than socket buffers hold: it is taken
+        connection.sendall(bytes(1 << 22))  # more than socket buffers hold, so the proxy reads it
         connection.settimeout(0.2)
         with pytest.raises(TimeoutError):
             connection.recv(1)
@@ -120,7 +120,7 @@ def test_a_stalled_wire_takes_bytes_and_gives_none_until_it_flows(proxy: Proxy) 
         assert len(exactly(connection, 1 << 22)) == 1 << 22
 
 
-def test_a_refusing_wire_closes_new_connections(proxy: Proxy) -> None:
+def test_a_refusing_proxy_closes_new_connections(proxy: Proxy) -> None:
     proxy.refuse()
     with connect(proxy) as connection:
         assert connection.recv(1) == b""
@@ -130,13 +130,13 @@ def test_a_refusing_wire_closes_new_connections(proxy: Proxy) -> None:
         assert exactly(connection, 1) == b"z"
 
 
-def test_delay_and_rate_hold_back(proxy: Proxy) -> None:
+def test_delay_and_rate_limit_slow_the_bytes_down(proxy: Proxy) -> None:
     proxy.delay(0.05)
     with connect(proxy) as connection:
         began_s = time.monotonic()
         connection.sendall(b"x")
         assert exactly(connection, 1) == b"x"
-        assert time.monotonic() - began_s >= 0.1  # there and back
+        assert time.monotonic() - began_s >= 0.1  # both directions
     proxy.delay(0)
     proxy.limit(1 << 19)
     with connect(proxy) as connection:

@@ -1,4 +1,4 @@
-"""A mask that is renewed while the service runs: by an operator, by newcomers, through a crash."""
+"""Mask refreshes in a running federation: by an operator, by newcomers, and with a crash."""
 
 import json
 from pathlib import Path
@@ -15,7 +15,7 @@ pytestmark = pytest.mark.system
 
 TASK = f"--task={HELD_TASK}"
 IN_ROUND_0 = first_gradient_of(0)
-IN_REFRESH = first_gradient_of(2)  # the gradient after two rounds is that of the second scoring
+IN_REFRESH = first_gradient_of(2)  # after two rounds comes the gradient of the second scoring
 LATE = "shard_late"
 
 
@@ -32,7 +32,7 @@ def renewals(history: dict[str, object]) -> list[dict[str, object]]:
     return [mask for mask in masks if mask["reason"]]
 
 
-def test_an_operator_renews_the_mask_of_a_running_federation(sites: Programs) -> None:
+def test_an_operator_refreshes_the_mask_of_a_running_federation(sites: Programs) -> None:
     coordinator = sites.coordinator(*RUN)
     too_early = refresh(coordinator, sites)
     assert too_early.process.returncode == 5
@@ -42,7 +42,7 @@ def test_an_operator_renews_the_mask_of_a_running_federation(sites: Programs) ->
     hold.reached()
     asked = refresh(coordinator, sites, "--json")
     assert json.loads(asked.out) == {"mask_epoch": 1, "rounds_done": 0}
-    again = refresh(coordinator, sites)  # twice is once
+    again = refresh(coordinator, sites)  # asking twice has the effect of once
     assert again.out == "mask 1 will be renewed before the next round; 0 are done\n"
     hold.release()
     done = finish(coordinator, clients)
@@ -71,7 +71,7 @@ def bits_of(done: Finished, epoch: int) -> "np.ndarray[tuple[int], np.dtype[np.u
 def test_a_crash_in_the_middle_of_a_refresh_changes_no_bit(sites: Programs, victim: str) -> None:
     flags = (*RUN, "--refresh-rounds=2")
     coordinator = sites.coordinator(*flags)
-    undisturbed = finish(coordinator, [sites.client(one, coordinator) for one in SHARDS])
+    undisturbed = finish(coordinator, [sites.client(shard, coordinator) for shard in SHARDS])
     coordinator = sites.coordinator(*flags, "--fresh")
     hold = Hold(sites.folder, IN_REFRESH)
     clients = [sites.client(shard, coordinator, TASK) for shard in SHARDS[:-1]]
@@ -96,7 +96,7 @@ def test_a_crash_in_the_middle_of_a_refresh_changes_no_bit(sites: Programs, vict
     assert len(runs) == 2 and digests == {undisturbed.digest}
 
 
-def test_a_late_client_with_new_labels_calls_for_a_new_mask_and_votes_on_it(
+def test_a_late_client_with_new_labels_triggers_a_refresh_and_votes_in_it(
     programs: Programs,
 ) -> None:
     write_sites(programs.folder / "shards")
@@ -122,17 +122,17 @@ def test_a_late_client_with_new_labels_calls_for_a_new_mask_and_votes_on_it(
 
 
 def until_ready(coordinator: Coordinator) -> None:
-    """Wait until the late client has said which model it built."""
+    """Wait until the late client has reported its model."""
 
-    def told() -> bool:
+    def is_ready() -> bool:
         joined = [fact for fact in coordinator.facts("ClientJoined") if fact["client"] == LATE]
         return any(fact["manifest_digest"] for fact in joined)
 
-    until(told, "the late client is ready")
+    until(is_ready, "the late client is ready")
 
 
 def write_sites(folder: Path) -> None:
-    """Two sites with digits 0 to 7 and one with 8 and 9."""
+    """Write two sites with digits 0 to 7 and one with 8 and 9."""
     folder.mkdir()
     whole = digits()
     old, new = np.flatnonzero(whole.train_y < 8), np.flatnonzero(whole.train_y >= 8)

@@ -1,4 +1,4 @@
-"""`ssfl rehearse` with somebody's own task and data: what runs, what is told, what is left."""
+"""`ssfl rehearse` with a user's own task and data: results, messages and files."""
 
 import json
 import re
@@ -42,7 +42,7 @@ SMALL = ("--rounds=2", "--local-steps=2")
 
 
 def rows(seed: int, train: int = 24, test: int = 8) -> Shard:
-    """Points in a plane; the class is the side of a line."""
+    """Return points in a plane; the class is the side of a line."""
     x = Stream(seed, "rows").uniform(2 * (train + test)).reshape(-1, 2).astype(np.float32)
     y = (x[:, 0] > x[:, 1]).astype(np.int64)
     return Shard(x[:train], y[:train], x[train:], y[train:], num_classes=2)
@@ -50,7 +50,7 @@ def rows(seed: int, train: int = 24, test: int = 8) -> Shard:
 
 @pytest.fixture(autouse=True)
 def data(programs: Programs) -> Path:
-    """One shard, which is enough to rehearse with, and a task beside it."""
+    """One shard, which is enough to rehearse with, and a task next to it."""
     folder = programs.folder / "shards"
     folder.mkdir()
     write_shard(folder / "north.npz", rows(0))
@@ -83,7 +83,7 @@ def history(programs: Programs, out: str = "runs/rehearsal") -> dict[str, list[d
         ("loss(model, x, y):", "loss(model, x, y:", ["raised SyntaxError", 'task.py", line 16']),
     ],
 )
-def test_a_bug_in_the_task_shows_the_authors_lines_and_nothing_of_ours(
+def test_a_bug_in_the_task_shows_only_lines_of_the_task(
     old: str, new: str, shown: list[str], programs: Programs
 ) -> None:
     (programs.folder / "task.py").write_text(TASK.replace(old, new))
@@ -102,9 +102,12 @@ def test_a_second_rehearsal_replaces_the_first_and_nothing_else(programs: Progra
     for _ in range(2):
         ended = rehearse(programs, "--task=task.py")
         assert ended.ends() == ExitCode.DONE
-        digests.append(history(programs)["model_digest"])  # one run is there
+        digests.append(history(programs)["model_digest"])  # there is one run
     assert digests[0] == digests[1]
-    assert {one.name for one in (programs.folder / "runs").iterdir()} == {"rehearsal", "thesis"}
+    assert {folder.name for folder in (programs.folder / "runs").iterdir()} == {
+        "rehearsal",
+        "thesis",
+    }
 
 
 def test_names_and_folders_may_have_any_letters_and_one_shard_is_enough(
@@ -124,7 +127,7 @@ def test_names_and_folders_may_have_any_letters_and_one_shard_is_enough(
     assert history(programs, out)["finished"]
 
 
-def test_sites_without_test_samples_train_and_are_told_that_nothing_was_tested(
+def test_sites_without_test_samples_train_and_nothing_is_tested(
     programs: Programs, data: Path
 ) -> None:
     write_shard(data / "north.npz", rows(0, test=0))
@@ -135,7 +138,7 @@ def test_sites_without_test_samples_train_and_are_told_that_nothing_was_tested(
     assert "accuracy" not in table and "loss" not in table
 
 
-def test_one_sample_and_one_class_will_do(programs: Programs, data: Path) -> None:
+def test_sites_with_one_sample_or_one_class_can_train(programs: Programs, data: Path) -> None:
     lone = rows(5, train=1)
     write_shard(data / "north.npz", lone)
     one_sided = rows(6)
@@ -148,11 +151,11 @@ def test_one_sample_and_one_class_will_do(programs: Programs, data: Path) -> Non
     assert history(programs)["finished"]
 
 
-def test_samples_that_cannot_be_are_told_with_file_and_place(
+def test_invalid_samples_are_reported_with_file_and_position(
     programs: Programs, data: Path
 ) -> None:
     shard = rows(0)
-    shard.train_x[7, 1] = np.nan  # after the checks of Shard, as a file may come
+    shard.train_x[7, 1] = np.nan  # after the checks of Shard, as in a file written elsewhere
     write_shard(data / "north.npz", shard)
     ended = rehearse(programs, "--task=table")
     assert ended.ends() == ExitCode.BAD_DATA

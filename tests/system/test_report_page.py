@@ -19,7 +19,7 @@ from tools.report.report_fixtures import make_results, make_state, rewrite
 pytestmark = pytest.mark.system
 
 HOSTILE = '</script><img src=x onerror="document.title=1">'
-UNFOLD = "document.querySelectorAll('details').forEach((one) => { one.open = true; })"
+UNFOLD = "document.querySelectorAll('details').forEach((element) => { element.open = true; })"
 TOO_WIDE = "document.documentElement.scrollWidth - document.documentElement.clientWidth"
 SECOND_CELLS = (
     "[...document.querySelectorAll(`{} tbody tr`)].map((row) => row.children[{}].textContent)"
@@ -40,7 +40,7 @@ def browser() -> Iterator[Browser]:
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A finished run with a client, and a layer, of a name that means harm."""
+    """A finished run with hostile names of a client and of a layer."""
     folder = tmp_path_factory.mktemp("run")
     make_results(make_state(folder / "state"), folder / "r1" / "coordinator")
     rewrite(folder / "r1", _with_harm)
@@ -60,18 +60,18 @@ def _with_harm(history: dict[str, Any]) -> None:
 
 
 def look_at(browser: Browser, page: Path, look: str, picture: Path) -> None:
-    """Open a page; whatever is wrong with it in this look fails."""
+    """Open a page; fail on errors in the console, of axe, or in its width."""
     browser.do("open", url=page.as_uri(), **LOOKS[look])
     browser.do("text", selector="h1", fits=".")
     assert browser.do("evaluate", code=TOO_WIDE) == 0
     browser.do("shot", file=str(picture))
     browser.do("evaluate", code=UNFOLD)
     assert browser.do("axe") == []
-    assert browser.do("said") == []
+    assert browser.do("messages") == []
 
 
 @pytest.mark.parametrize("look", LOOKS)
-def test_the_report_of_a_run_is_sound(
+def test_the_report_of_a_run_renders_without_errors(
     look: str, browser: Browser, run: Path, tmp_path: Path
 ) -> None:
     page = write_report(run / "coordinator")
@@ -80,7 +80,7 @@ def test_the_report_of_a_run_is_sound(
     assert title == "Run r1: finished all 3 rounds"
     assert browser.do("count", selector=".chart-plot svg") >= 8
     assert browser.do("count", selector=".pictures canvas") == 3
-    assert browser.do("count", selector="img") == 0  # what harm would have made
+    assert browser.do("count", selector="img") == 0  # a hostile name would have made one
     facts = browser.do("text", selector="dl.facts")
     assert re.search(r"best model, saved[0-9.]+ %after \d rounds, chosen on the \w+ data", facts)
 
@@ -105,11 +105,11 @@ def test_an_older_round_can_be_chosen(browser: Browser, run: Path) -> None:
     label = "[aria-label='Round 0: who did what when']"
     read = browser.do("attribute", selector=label, name="aria-valuetext")
     assert ", broadcast 100 ms, training 1 s, queue to upload 400 ms, upload 500 ms, wait" in read
-    assert browser.do("said") == []
+    assert browser.do("messages") == []
 
 
 @pytest.mark.parametrize("look", LOOKS)
-def test_the_comparison_of_two_runs_is_sound(
+def test_the_comparison_of_two_runs_renders_without_errors(
     look: str, browser: Browser, run: Path, tmp_path: Path
 ) -> None:
     page = tmp_path / "comparison.html"
@@ -118,7 +118,7 @@ def test_the_comparison_of_two_runs_is_sound(
     assert browser.do("text", selector="h1") == "A and B: two runs compared"
 
 
-def test_a_dense_and_a_sparse_run_have_their_colours_and_no_card_of_masks(
+def test_dense_and_sparse_runs_have_fixed_colours_and_no_mask_card(
     browser: Browser, run: Path, tmp_path: Path
 ) -> None:
     def dense(history: dict[str, Any]) -> None:
@@ -130,16 +130,16 @@ def test_a_dense_and_a_sparse_run_have_their_colours_and_no_card_of_masks(
     write_comparison(page, comparison_document(*sources, names=("dense", "ssfl")))
     look_at(browser, page, "wide", tmp_path / "dense.png")
     looks = (
-        "[...document.querySelector('.chart-legend').querySelectorAll('li')].map((one) =>"
-        " [one.textContent, one.querySelector('path').classList[1]])"
+        "[...document.querySelector('.chart-legend').querySelectorAll('li')].map((element) =>"
+        " [element.textContent, element.querySelector('path').classList[1]])"
     )
     assert browser.do("evaluate", code=looks) == [["dense", "stroke-1"], ["ssfl", "stroke-0"]]
-    titles = "[...document.querySelectorAll('h2')].map((one) => one.textContent)"
+    titles = "[...document.querySelectorAll('h2')].map((element) => element.textContent)"
     assert "Masks" not in browser.do("evaluate", code=titles)
 
 
 def copy_of(run: Path, folder: Path, change: Callable[[dict[str, Any]], None]) -> Path:
-    """Write the report of a run whose history is changed."""
+    """Write the report of a run with a changed history."""
     copied = folder / "r1"
     (copied / "coordinator").mkdir(parents=True)
     source = run / "coordinator" / "history.json"
@@ -149,7 +149,7 @@ def copy_of(run: Path, folder: Path, change: Callable[[dict[str, Any]], None]) -
 
 
 @pytest.mark.parametrize("metrics", [{"mae": 0.25}, {}])
-def test_a_task_without_accuracy_leaves_no_hole(
+def test_a_task_without_accuracy_leaves_no_empty_card(
     metrics: dict[str, float], browser: Browser, run: Path, tmp_path: Path
 ) -> None:
     def without(history: dict[str, Any]) -> None:
@@ -158,13 +158,15 @@ def test_a_task_without_accuracy_leaves_no_hole(
 
     page = copy_of(run, tmp_path, without)
     look_at(browser, page, "wide", tmp_path / "without.png")
-    titles = "[...document.querySelectorAll('.card.half h2')].map((one) => one.textContent)"
+    titles = "[...document.querySelectorAll('.card.half h2')].map((element) => element.textContent)"
     halves = browser.do("evaluate", code=titles)
     assert ("Test mae" in halves) == ("Test loss" in halves) == bool(metrics)
     assert len(halves) % 2 == 0
 
 
-def test_on_a_phone_captions_stay_and_heads_stand_on_one_line(browser: Browser, run: Path) -> None:
+def test_captions_stay_visible_and_table_heads_align_on_a_phone(
+    browser: Browser, run: Path
+) -> None:
     browser.do("open", url=write_report(run / "coordinator").as_uri(), width=390, height=844)
     inside = ".table-scroll caption, .table-scroll .caption"
     assert browser.do("count", selector=inside) == 0
@@ -177,7 +179,7 @@ def test_on_a_phone_captions_stay_and_heads_stand_on_one_line(browser: Browser, 
     assert len(set(browser.do("evaluate", code=ends % CLIENTS))) == 1
 
 
-def test_a_run_that_has_not_begun_shows_what_there_is(
+def test_the_report_of_a_run_that_has_not_started_renders(
     browser: Browser, run: Path, tmp_path: Path
 ) -> None:
     def begun(history: dict[str, Any]) -> None:

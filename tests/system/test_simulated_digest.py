@@ -1,4 +1,4 @@
-"""A simulated run ends with the bits of the real one, and tells the same story of it."""
+"""A simulated run has the digest and the history of the real one."""
 
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,7 @@ from system.programs import Programs
 
 pytestmark = pytest.mark.system
 
-# What RUN says, as keywords.
+# The settings of RUN as keywords.
 SETTINGS: dict[str, Any] = {
     "rounds": ROUNDS, "local_steps": 2, "model": "mlp", "sparsity": "0.9", "seed": 7,
     "evaluate_every": 0, "scoring_batches": 1,
@@ -22,7 +22,7 @@ SETTINGS: dict[str, Any] = {
 
 
 def check_same(real: Finished, simulated: api.Simulated) -> None:
-    """The same model, and the same history but for times and what carried the tensors."""
+    """Check that model and history are the same, except times and encodings."""
     assert simulated.digest == real.digest
     mine, theirs = simulated.history, RunHistory.of(real.history)
     assert mine.digest == theirs.digest
@@ -42,7 +42,9 @@ def check_same(real: Finished, simulated: api.Simulated) -> None:
     assert mine.settings == theirs.settings
 
 
-def test_of_a_sparse_run(shards: Path, undisturbed: Finished) -> None:
+def test_a_simulated_sparse_run_has_the_digest_of_the_real_one(
+    shards: Path, undisturbed: Finished
+) -> None:
     simulated = api.simulate(api.read_shards(shards), **SETTINGS)
     check_same(undisturbed, simulated)
     folder = undisturbed.folder / "runs" / undisturbed.run_id
@@ -51,7 +53,7 @@ def test_of_a_sparse_run(shards: Path, undisturbed: Finished) -> None:
         assert np.array_equal(tensor.numpy(), kept[name].numpy())
 
 
-def test_of_the_mask_alone(shards: Path, undisturbed: Finished) -> None:
+def test_find_mask_returns_the_mask_of_the_real_run(shards: Path, undisturbed: Finished) -> None:
     found = api.find_mask(api.read_shards(shards), **SETTINGS)
     assert found.mask.digest.hex() == undisturbed.history["mask"]["digest"]
     assert found.layers.kept.tolist() == RunHistory.of(undisturbed.history).layers.kept.tolist()
@@ -83,7 +85,7 @@ def test_of_the_mask_alone(shards: Path, undisturbed: Finished) -> None:
     ids=["fedavg", "int8 and exact scores", "a refresh every round", "warm-up and a refresh",
          "a mask for every client", "grasp and a schedule", "synflow", "the released profile"],
 )  # fmt: skip
-def test_of_other_settings(
+def test_simulations_of_other_settings_have_the_digests_of_real_runs(
     sites: Programs, shards: Path, flags: list[str], more: dict[str, Any]
 ) -> None:
     real = run_federation(sites, *flags)
@@ -92,8 +94,10 @@ def test_of_other_settings(
     check_same(real, api.simulate(api.read_shards(shards), **SETTINGS | more))
 
 
-def test_of_two_clients_in_four_whose_updates_are_rounded_to_a_grid(programs: Programs) -> None:
-    """A client that sat out a round adds what an earlier update of its lost."""
+def test_a_simulation_of_two_sampled_clients_on_a_grid_has_the_digest_of_the_real_run(
+    programs: Programs,
+) -> None:
+    """A client that sat out a round adds the residual of an earlier update."""
     shards = api.digits(clients=4, partition="dirichlet-unbalanced", seed=3)
     (programs.folder / "shards").mkdir()
     names = [f"shard_{number:02d}" for number in range(4)]

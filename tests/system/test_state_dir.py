@@ -1,4 +1,4 @@
-"""State directories, folders and limits that something is wrong with, as an operator meets them."""
+"""Damaged or unusable state directories, folders and limits."""
 
 import shutil
 from collections.abc import Callable
@@ -93,7 +93,7 @@ def test_a_state_directory_that_was_deleted_is_reported_as_gone(raw: RawRun) -> 
     assert "another coordinator" not in raw.coordinator.err
 
 
-def test_a_full_state_disk_is_in_the_status_while_uploads_are_refused(programs: Programs) -> None:
+def test_status_reports_a_full_state_disk_while_uploads_are_refused(programs: Programs) -> None:
     coordinator = programs.coordinator(*RUN, FAILPOINTS="spool.chunk=full")
     run = RawRun(programs, coordinator)
     got = run.scoring()

@@ -1,4 +1,4 @@
-"""The status page in a real browser, on real runs: 5 clients and a crash, 500 clients, phone, dark.
+"""The status page in a real browser: 5 clients and a crash, 500 clients, phone, dark mode.
 
 Screenshots are left in the test's folder.
 """
@@ -27,10 +27,10 @@ from system.raw_client import INITIAL, MASKED, UNMASKED, RawClient, Received, sh
 pytestmark = pytest.mark.system
 
 ROOT = Path(__file__).resolve().parents[2]
-HOSTILE = '<img src=x onerror="document.title=1">'  # a tensor may be called anything printable
-UNFOLD = "document.querySelectorAll('details').forEach((one) => { one.open = true; })"
-# Answers to filter=client_4 wait for `release`, which returns what the page says of its connection;
-# what it says of its clients is noted.
+HOSTILE = '<img src=x onerror="document.title=1">'  # a tensor may have any printable name
+UNFOLD = "document.querySelectorAll('details').forEach((element) => { element.open = true; })"
+# Responses to filter=client_4 wait for `release`, which returns the page's connection text.
+# Changes of the note on clients are recorded.
 HOLD_BACK = """(() => {
   const [ask, note] = [window.fetch, document.getElementById("clients-note")];
   Object.assign(window, { held: [], noted: [] });
@@ -45,7 +45,7 @@ HOLD_BACK = """(() => {
     return document.getElementById("connection").textContent;
   };
 })()"""
-LAYERS = 160  # as many as a ResNet-50 has
+LAYERS = 160  # as in a ResNet-50
 WIDE: dict[str, Any] = {}
 DARK = {"scheme": "dark"}
 PHONE = {"width": 360, "height": 740}
@@ -60,7 +60,7 @@ def browser() -> Iterator[Browser]:
 
 
 def deep_manifest() -> Manifest:
-    """A model of many layers, one with a name that means harm."""
+    """Return a model of many layers, one with a hostile name."""
     names = [HOSTILE, *(f"layer{number // 9}.{number % 9}.weight" for number in range(1, LAYERS))]
     masked = [
         TensorSpec(name, (8 + number % 50,), Role.MASKED, Init("normal", 0.125))
@@ -70,13 +70,13 @@ def deep_manifest() -> Manifest:
     return Manifest((*masked, dense), {"name": "deep"})
 
 
-class Holder(RawClient):
-    """Holds the first model, and what it was sent, and says so: it is not sent these again."""
+class ModelHoldingClient(RawClient):
+    """Reports the digests of the payloads it holds, so that they are not sent again."""
 
     held_digest = held = b""
 
     def join(self, **changes: Any) -> pb.JoinResponse:
-        encodings = [1, 2, 3, 4, transfer_pb2.ENCODING_REFERENCE]  # of which loopback uses none
+        encodings = [1, 2, 3, 4, transfer_pb2.ENCODING_REFERENCE]  # not used on loopback
         return super().join(encodings=encodings, **changes)
 
     def next_task(self, **fields: Any) -> Received:
@@ -87,7 +87,7 @@ class Holder(RawClient):
             return got
         if work.HasField("base"):
             self.held = got.data[-work.base.num_bytes :]
-        elif work.base_digest != self.held_digest:  # ones and zeros, whatever the mask keeps
+        elif work.base_digest != self.held_digest:  # ones and zeros for any mask
             made = np.r_[np.ones(work.mask.num_kept), np.zeros(UNMASKED)]
             self.held = made.astype("<f4").tobytes()
         self.held_digest = work.base_digest
@@ -101,8 +101,10 @@ class Holder(RawClient):
 
 @contextmanager
 def joined(address: str) -> Iterator[list[RawClient]]:
-    """Five clients that have joined, and do nothing that they are not told to."""
-    clients: list[RawClient] = [Holder(address, f"site_{number}") for number in range(5)]
+    """Five clients that have joined and act only when the test makes them."""
+    clients: list[RawClient] = [
+        ModelHoldingClient(address, f"site_{number}") for number in range(5)
+    ]
     try:
         for client in clients:
             client.join()
@@ -127,16 +129,16 @@ def is_back(client: RawClient) -> bool:
 
 
 def examples() -> dict[str, Any]:
-    """Return the documents that docs/status-page.md shows, by name."""
+    """Return the documents in docs/status-page.md, by name."""
     page = (ROOT / "docs" / "status-page.md").read_text("utf-8")
     found = re.findall(r"^### /api/v1/(\w+)\n.*?^```json\n(.*?)^```$", page, re.M | re.S)
     return {name: json.loads(text) for name, text in found}
 
 
 def same_shape(real: Any, shown: Any, where: str) -> None:
-    """Fail unless both have the same fields; what is empty or not known on one side may differ."""
+    """Fail unless both have the same fields; values that are empty or unknown may differ."""
     if isinstance(real, dict) and isinstance(shown, dict):
-        if where.rpartition(".")[2] not in ("metrics", "refusals", "fields"):  # names of their own
+        if where.rpartition(".")[2] not in ("metrics", "refusals", "fields"):  # free keys
             assert list(real) == list(shown), where
             for name in real:
                 same_shape(real[name], shown[name], f"{where}.{name}")
@@ -153,7 +155,7 @@ def asked(port: int, path: str) -> Any:
 
 
 def look_at(browser: Browser, port: int, folder: Path, **looks: dict[str, Any]) -> None:
-    """Open the page in some looks: nothing wrong in the console, for axe, or with its width."""
+    """Open the page in several modes; fail on errors in the console, of axe, or in its width."""
     for look, how in looks.items():
         browser.do("open", url=f"http://127.0.0.1:{port}/", **how)
         browser.do("text", selector="#clients-note", fits="joined")
@@ -164,7 +166,7 @@ def look_at(browser: Browser, port: int, folder: Path, **looks: dict[str, Any]) 
         assert browser.do("axe") == [], look
         width = browser.do("evaluate", code="document.documentElement.scrollWidth - innerWidth")
         assert width <= 0, f"{look} has to be scrolled sideways"
-        assert browser.do("said") == [], look
+        assert browser.do("messages") == [], look
 
 
 def test_a_run_is_watched_through_a_crash_to_its_end(
@@ -173,28 +175,28 @@ def test_a_run_is_watched_through_a_crash_to_its_end(
     port, shown = free_port(), free_port()
     flags = ("--clients=5", "--rounds=9", "--evaluate-every=1", f"--status-port={shown}")
     coordinator = programs.coordinator(*flags, port=port)
-    told = f"ssfl-coordinator status on 127.0.0.1:{shown}\n"
-    until(lambda: told in coordinator.out, "the coordinator says where the page is")
+    line = f"ssfl-coordinator status on 127.0.0.1:{shown}\n"
+    until(lambda: line in coordinator.out, "the coordinator says where the page is")
     browser.do("open", url=f"http://127.0.0.1:{shown}/")
     browser.do("text", selector="#phase", fits="^Gathering clients$")
     browser.do("text", selector="#waiting", fits="0 of 5 have joined")
     with joined(coordinator.address) as clients:
-        all_answer(clients[:1])  # what the model is
+        all_answer(clients[:1])  # describes the model
         for _ in range(7):
             all_answer(clients)  # the scores; three rounds, each with an evaluation
         all_answer(clients[:2])
-        # By itself, without being loaded again.
+        # Without a reload.
         browser.do("text", selector="#facts", fits="Round3 of 9")
         browser.do("text", selector="#waiting", fits="train of site_2, site_3, site_4$")
         browser.do("text", selector="#clients", fits="site_1reported.*site_2working")
         for name, document in examples().items():
             same_shape(asked(shown, name), document, name)
-        check_bytes(asked(shown, "status"), updates=3 * 5, models=3 * 5)  # nobody is sent the first
+        check_bytes(asked(shown, "status"), updates=3 * 5, models=3 * 5)  # not the first base
         assert len(examples()) == 6
         look_at(browser, shown, tmp_path, phone=PHONE, dark=DARK, wide=WIDE)
         coordinator.kill()
         browser.do("text", selector="#away", fits="^Coordinator not reached since [0-9:]+")
-        browser.do("text", selector="#facts", fits="Round3 of 9")  # what was known stays
+        browser.do("text", selector="#facts", fits="Round3 of 9")  # known values stay
         browser.do("shot", file=str(tmp_path / "away.png"))
         assert browser.do("axe") == []
         again = programs.coordinator(*flags, port=port)
@@ -205,27 +207,27 @@ def test_a_run_is_watched_through_a_crash_to_its_end(
         browser.do("text", selector="#facts", fits="Round4 of 9")
         assert browser.do("evaluate", code="document.getElementById('away').hidden")
         rounds = [point["round"] for point in asked(shown, "rounds")["curve"]]
-        assert rounds == [0, 1, 2, 3]  # those before the crash, too
+        assert rounds == [0, 1, 2, 3]  # including those before the crash
         read = browser.do("attribute", selector="#accuracy .chart-plot", name="aria-valuetext")
         assert read == "rounds done 3: all clients 50 %"
-        # Two of the updates were in a ledger that was not written yet.
-        told = asked(shown, "status")
-        assert told["bytes"]["up"]["dense"] == 20 * 4 * VALUES
-        assert told["bytes"]["down"]["dense"] == 15 * 4 * VALUES
+        # The ledger had not been written for two of the updates.
+        document = asked(shown, "status")
+        assert document["bytes"]["up"]["dense"] == 20 * 4 * VALUES
+        assert document["bytes"]["down"]["dense"] == 15 * 4 * VALUES
         programs.run("ssfl", "stop", f"--admin=localhost:{again.admin_port}")
         browser.do("text", selector="#phase", fits="^Stopped by an operator$")
         again.says("report written")
         (file,) = programs.folder.glob("runs/*/coordinator/report.json")
         report = json.loads(file.read_bytes())
         assert {way: report["bytes"][way] for way in WAYS} == {
-            way: told["bytes"][way] for way in WAYS
+            way: document["bytes"][way] for way in WAYS
         }
-    # A fetch that fails is told by the browser itself; nothing else was.
-    assert all("ERR_CONNECTION_REFUSED" in line for line in browser.do("said"))
+    # The browser itself reports failed fetches; there are no other messages.
+    assert all("ERR_CONNECTION_REFUSED" in line for line in browser.do("messages"))
 
 
 def check_bytes(status: Any, updates: int, models: int) -> None:
-    """Fail unless the bytes are those of so many transfers, at four for every kept value."""
+    """Fail unless the bytes are those of these transfers, at four per kept value."""
     mask = status["mask"]
     kept = mask["kept"] + mask["values"] - mask["masked"]
     for way, transfers in zip(WAYS, (updates, models), strict=True):
@@ -260,10 +262,10 @@ def test_a_dense_run_without_accuracy_shows_no_mask_and_its_first_metric(
         assert "initial, scores, masks" not in browser.do("text", selector="#bytes")
         browser.do("shot", file=str(tmp_path / "dense.png"))
         assert browser.do("evaluate", code="document.documentElement.scrollWidth - innerWidth") <= 0
-        assert browser.do("said") == []
+        assert browser.do("messages") == []
 
 
-def test_the_page_tells_neither_the_token_nor_where_anything_lies(
+def test_the_page_shows_neither_the_join_token_nor_paths(
     programs: Programs, tmp_path: Path
 ) -> None:
     certs, token = make(tmp_path / "certificates"), "a-token-of-twenty-six-chars"
@@ -287,7 +289,7 @@ def test_the_page_tells_neither_the_token_nor_where_anything_lies(
     for name, answer in answers.items():
         for secret in (tmp_path, programs.folder, token):
             assert str(secret) not in answer, name
-    # The log has told of them, and so has the page, without.
+    # The log shows these events; the page shows them without secrets and paths.
     for event in ("configuration", "new run", "call refused: ", "the new TLS files will not do"):
         assert event in answers["events"]
     assert coordinator.err.count(str(tmp_path)) >= 4
@@ -309,7 +311,7 @@ def test_500_clients_and_160_layers_stay_readable(
     browser.do("text", selector="#page-note", fits="^51 to 100 of 500$")
     browser.do("fill", selector="#filter", value="client_49")
     browser.do("text", selector="#clients-note", fits="^10 of 500$")
-    # An answer that comes after that to a later question is not shown.
+    # A late response to an earlier query is not shown.
     browser.do("evaluate", code=HOLD_BACK)
     browser.do("fill", selector="#filter", value="client_4")
     until(lambda: browser.do("evaluate", code="window.held.length"), "the question is on its way")
@@ -328,8 +330,8 @@ def test_500_clients_and_160_layers_stay_readable(
     browser.do("press", key="Home")
     assert HOSTILE in browser.do("text", selector="#layers .chart-tip")
     browser.do("press", key="ArrowRight")
-    told = browser.do("attribute", selector="#layers .chart-plot", name="aria-valuetext")
-    assert told.startswith("layer layer0.1.weight: ")
+    text = browser.do("attribute", selector="#layers .chart-plot", name="aria-valuetext")
+    assert text.startswith("layer layer0.1.weight: ")
     assert browser.do("evaluate", code="document.title").startswith("Finished")
     assert browser.do("count", selector="img") == 0
-    assert browser.do("said") == []
+    assert browser.do("messages") == []

@@ -1,4 +1,4 @@
-"""TLS with real processes: who is let in, and what each side says when somebody is not."""
+"""TLS with real processes: which clients may connect, and the messages of both sides."""
 
 import json
 import os
@@ -48,7 +48,7 @@ def strangers(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def mutual(programs: Programs, certs: Path, *more: str) -> Coordinator:
-    """Start a coordinator that asks for certificates."""
+    """Start a coordinator with mutual TLS."""
     coordinator = programs.coordinator(*flags(certs, "coordinator"), *more)
     coordinator.credentials = channel_credentials(certs, certs, "admin")
     return coordinator
@@ -72,7 +72,7 @@ def raw_client(
 
 
 def told(program: Program) -> str:
-    """Wait for its end and return its last line, which is for the person who started it."""
+    """Wait for the program to end and return its last line, the message for its user."""
     program.ends()
     return program.err.splitlines()[-1]
 
@@ -81,10 +81,10 @@ def status(programs: Programs, coordinator: Coordinator, *more: str) -> Program:
     return programs.run("ssfl", "status", f"--admin=localhost:{coordinator.admin_port}", *more)
 
 
-# -- who belongs gets in
+# -- valid credentials
 
 
-def test_a_run_under_mutual_tls_ends_with_the_bits_of_one_without(
+def test_a_run_under_mutual_tls_has_the_digest_of_one_without_tls(
     sites: Programs, certs: Path, undisturbed: Finished
 ) -> None:
     coordinator = mutual(sites, certs, *REAL_RUN)
@@ -125,7 +125,7 @@ def test_hand_made_clients_need_nothing_but_their_certificates(
     assert coordinator.status().model_digest == sha256(expected.tobytes())
 
 
-def test_the_admin_port_is_for_the_certificate_of_admin(
+def test_the_admin_port_accepts_only_the_admin_certificate(
     programs: Programs, certs: Path, strangers: Path
 ) -> None:
     coordinator = mutual(programs, certs, *RUN)
@@ -137,9 +137,9 @@ def test_the_admin_port_is_for_the_certificate_of_admin(
     sentence = "the admin port is for the certificate of 'admin', and this one is of 'ann'"
     assert f"the coordinator refused: {sentence}" in site.err
     assert sentence in coordinator.says("call refused")
-    nobody = status(programs, coordinator, f"--tls-ca={certs / 'ca.pem'}")
-    assert nobody.ends() == ExitCode.REFUSED
-    assert "asks for a certificate and this side has none" in nobody.err
+    anonymous = status(programs, coordinator, f"--tls-ca={certs / 'ca.pem'}")
+    assert anonymous.ends() == ExitCode.REFUSED
+    assert "asks for a certificate and this side has none" in anonymous.err
     wrong = status(programs, coordinator, *flags(strangers, "ann"))
     assert wrong.ends() == ExitCode.REFUSED
     assert wrong.err.startswith("ssfl status: error: the certificate of the coordinator at"), (
@@ -150,7 +150,7 @@ def test_the_admin_port_is_for_the_certificate_of_admin(
     assert "the coordinator speaks TLS and this side does not: give --tls-ca" in plain.err
 
 
-def test_tls_to_a_coordinator_without_is_told(programs: Programs, certs: Path) -> None:
+def test_a_coordinator_without_tls_is_reported(programs: Programs, certs: Path) -> None:
     coordinator = programs.coordinator(*RUN)
     done = status(programs, coordinator, *flags(certs, "admin"))
     assert done.ends() == ExitCode.REFUSED
@@ -178,11 +178,11 @@ def test_renewed_certificates_are_used_without_a_restart(programs: Programs) -> 
     coordinator.says("certificates renewed")
 
 
-# -- a client that may not connect finds out why
+# -- failed handshakes
 
 
 def found(coordinator: Coordinator, tls: ClientTls | None) -> str:
-    """What a client says of its own accord when it does not get through."""
+    """Return a client's explanation of a failed connection."""
     finding = find_out(coordinator.address, tls)
     assert finding is not None
     assert finding.final
@@ -192,7 +192,7 @@ def found(coordinator: Coordinator, tls: ClientTls | None) -> str:
 def test_a_client_explains_why_its_handshake_failed(
     sites: Programs, certs: Path, strangers: Path
 ) -> None:
-    """Real clients for two of them: they take seconds to start, and all ask the same probe."""
+    """Two cases use real clients, which take seconds to start; all cases use the same probe."""
     coordinator = mutual(sites, certs, "--clients=9", "--model=mlp")
     wrong_ca = sites.client("shard_00", coordinator, *flags(strangers, "shard_00"))
     impostor = sites.client(
@@ -215,7 +215,7 @@ def test_a_client_explains_why_its_handshake_failed(
     assert list(coordinator.status().clients) == []
 
 
-def test_a_client_whose_own_files_will_not_do_ends_before_it_calls(
+def test_a_client_with_unusable_tls_files_exits_before_it_connects(
     here: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     old = make_expired(here / "old", "ann")
@@ -226,8 +226,8 @@ def test_a_client_whose_own_files_will_not_do_ends_before_it_calls(
     assert not (here / ".ssfl").exists()
 
 
-def test_an_expired_certificate_is_not_let_in(programs: Programs, tmp_path: Path) -> None:
-    """Our client refuses to start with it; another client, or one that keeps running, tries it."""
+def test_an_expired_certificate_is_refused(programs: Programs, tmp_path: Path) -> None:
+    """Our client refuses to start with it; other clients, or running ones, may still use it."""
     make_expired(tmp_path / "own", "ann")
     own = make(tmp_path / "own", "admin")  # by the same CA, today
     for name in ("coordinator.pem", "coordinator-key.pem"):
@@ -241,7 +241,7 @@ def test_an_expired_certificate_is_not_let_in(programs: Programs, tmp_path: Path
     assert list(coordinator.status().clients) == []
 
 
-def test_a_certificate_speaks_for_its_own_name_in_every_call(
+def test_a_certificate_allows_calls_only_under_its_own_name(
     programs: Programs, certs: Path
 ) -> None:
     coordinator = mutual(programs, certs, *RUN)
@@ -269,7 +269,7 @@ def test_a_certificate_speaks_for_its_own_name_in_every_call(
 # -- the join token
 
 
-def test_the_join_token_lets_in_who_knows_it(sites: Programs, certs: Path) -> None:
+def test_only_clients_with_the_join_token_can_join(sites: Programs, certs: Path) -> None:
     (sites.folder / "token").write_text(TOKEN + "\n")
     server = flags(certs, "coordinator")[1:]
     coordinator = sites.coordinator(
@@ -295,7 +295,7 @@ def test_the_join_token_lets_in_who_knows_it(sites: Programs, certs: Path) -> No
     assert TOKEN.upper() not in coordinator.err
 
 
-# -- what a coordinator refuses to start with
+# -- settings that a coordinator refuses
 
 
 @pytest.mark.parametrize(
@@ -308,7 +308,7 @@ def test_the_join_token_lets_in_who_knows_it(sites: Programs, certs: Path) -> No
         (["--join-token-file=x"], "--join-token-file: there is no file x"),
     ],
 )
-def test_a_coordinator_that_would_be_open_or_deaf_does_not_start(
+def test_a_coordinator_with_unsafe_or_incomplete_tls_flags_does_not_start(
     here: Path, capfd: pytest.CaptureFixture[str], arguments: list[str], words: str
 ) -> None:
     assert main(arguments) == ExitCode.USAGE
@@ -318,7 +318,9 @@ def test_a_coordinator_that_would_be_open_or_deaf_does_not_start(
     assert list(here.iterdir()) == [], "a wrong flag must leave no trace"
 
 
-def test_an_expired_coordinator_does_not_start(programs: Programs, tmp_path: Path) -> None:
+def test_a_coordinator_with_an_expired_certificate_does_not_start(
+    programs: Programs, tmp_path: Path
+) -> None:
     old = make_expired(tmp_path / "old")
     coordinator = programs.try_coordinator(*flags(old, "coordinator"))
     assert coordinator.ends() == ExitCode.USAGE
@@ -330,7 +332,7 @@ def test_insecure_listens_and_warns_at_every_start(programs: Programs) -> None:
         coordinator = programs.coordinator("--host=0.0.0.0", "--insecure", *RUN)
         coordinator.says("--insecure: listening beyond this machine without TLS")
         coordinator.says("anybody who reaches this port can join")
-        assert "127.0.0.1" in coordinator.out  # the admin port stays here
+        assert "127.0.0.1" in coordinator.out  # the admin port stays on loopback
         coordinator.kill()
 
 

@@ -1,4 +1,4 @@
-"""Chunk streams: broken ones never count, cut ones go on where they stopped."""
+"""Chunk streams: broken ones never count, cut ones resume."""
 
 import threading
 from collections.abc import Iterator
@@ -31,27 +31,27 @@ Chunk = transfer_pb2.Chunk
 
 
 def flipped(chunk: Chunk) -> Chunk:
-    """One bit changed on the way."""
+    """Return the chunk with one bit flipped."""
     data = bytes([chunk.data[0] ^ 1]) + chunk.data[1:]
     return Chunk(offset=chunk.offset, data=data, crc32=chunk.crc32)
 
 
 def broken_streams(data: bytes) -> dict[str, tuple[list[Chunk], StatusCode, str]]:
-    one, two, three, *rest = chunks_of(data)
+    first, second, third, *rest = chunks_of(data)
     bad = StatusCode.INVALID_ARGUMENT, "bad_payload"
-    too_long = Chunk(offset=two.offset, data=data[two.offset :] + b"more")
+    too_long = Chunk(offset=second.offset, data=data[second.offset :] + b"more")
     return {
-        "truncated": ([one, two], *bad),
+        "truncated": ([first, second], *bad),
         "none at all": ([], *bad),
-        "a gap": ([one, three], *bad),
-        "reordered": ([two, one, three, *rest], *bad),
-        "repeated": ([one, two, two, three, *rest], *bad),
-        "an empty chunk": ([one, Chunk(offset=two.offset)], *bad),
-        "past the end": ([one, too_long], *bad),
+        "a gap": ([first, third], *bad),
+        "reordered": ([second, first, third, *rest], *bad),
+        "repeated": ([first, second, second, third, *rest], *bad),
+        "an empty chunk": ([first, Chunk(offset=second.offset)], *bad),
+        "past the end": ([first, too_long], *bad),
         "oversized": ([Chunk(offset=0, data=bytes((1 << 20) + 1))], *bad),
         "from nowhere": ([Chunk(offset=2**64 - 1, data=b"x")], *bad),
         "a flipped bit": (
-            [one, flipped(two), three, *rest],
+            [first, flipped(second), third, *rest],
             StatusCode.DATA_LOSS,
             "checksum_mismatch",
         ),
@@ -66,32 +66,32 @@ def test_a_broken_chunk_stream_never_counts(raw: RawRun) -> None:
         with refused(code, reason):
             raw.ann.upload(header, chunks)
     assert raw.coordinator.client_state("ann") == "working"
-    raw.goes_on()
+    raw.finish_honestly()
 
 
-def test_other_bytes_than_announced_are_found_at_the_end(raw: RawRun) -> None:
-    """Every checksum is right and the length fits: only the digest can tell."""
+def test_an_upload_with_a_wrong_digest_is_refused_at_the_end(raw: RawRun) -> None:
+    """All checksums and the length are right, so only the digest differs."""
     got = raw.training()
     data = raw.ann.trained(got)
     other = data[:-1] + bytes([data[-1] ^ 1])
     with refused(StatusCode.DATA_LOSS, "digest_mismatch"):
         raw.ann.upload(raw.ann.update_header(got, data), chunks_of(other))
-    raw.goes_on()
+    raw.finish_honestly()
 
 
 def test_an_upload_begins_with_one_header(raw: RawRun) -> None:
     got = raw.training()
     data = raw.ann.trained(got)
     header = pb.SendUpdateRequest(caller=raw.ann.caller, header=raw.ann.update_header(got, data))
-    chunks = [pb.SendUpdateRequest(caller=raw.ann.caller, chunk=one) for one in chunks_of(data)]
+    chunks = [pb.SendUpdateRequest(caller=raw.ann.caller, chunk=chunk) for chunk in chunks_of(data)]
     for requests in ([], chunks, [pb.SendUpdateRequest()], [header, chunks[0], header]):
         with refused(StatusCode.INVALID_ARGUMENT, "invalid_request", "header"):
             list(raw.ann.stub.SendUpdate(iter(requests), timeout=TIMEOUT_S))
-    raw.goes_on()
+    raw.finish_honestly()
 
 
-class Cut:
-    """An upload that stops after some chunks and stays open until it is cut."""
+class OpenUpload:
+    """An upload that sends some chunks and stays open until it is cut."""
 
     def __init__(self, client: RawClient, got: Received, data: bytes, num_chunks: int) -> None:
         self._go = threading.Event()
@@ -105,7 +105,7 @@ class Cut:
         self._go.wait(TIMEOUT_S)
 
     def stored(self, raw: RawRun) -> None:
-        """Wait until what was sent is in the spool."""
+        """Wait until the sent bytes are in the spool."""
 
         def sizes() -> bool:
             parts = (raw.coordinator.state_dir / "spool").glob("*/ann.*.part")
@@ -119,7 +119,7 @@ class Cut:
 
 
 def resume(client: RawClient, got: Received, data: bytes) -> tuple[int, int]:
-    """Upload as a client does that waits for its grant; return its offset and the outcome."""
+    """Wait for the grant, send the rest; return the granted offset and the outcome."""
     granted = threading.Event()
     offset = 0
 
@@ -134,60 +134,60 @@ def resume(client: RawClient, got: Received, data: bytes) -> tuple[int, int]:
     return offset, receipt.receipt.outcome
 
 
-def test_a_cut_upload_goes_on_at_the_committed_byte(raw: RawRun) -> None:
+def test_a_cut_upload_resumes_at_the_committed_byte(raw: RawRun) -> None:
     got = raw.training()
     data = raw.ann.trained(got)
-    half = Cut(raw.ann, got, data, num_chunks=2)
+    half = OpenUpload(raw.ann, got, data, num_chunks=2)
     half.stored(raw)
     half.cut()
     assert resume(raw.ann, got, data) == (half.num_bytes, transfer_pb2.OUTCOME_ACCEPTED)
-    raw.goes_on()
+    raw.finish_honestly()
 
 
 def test_a_half_upload_survives_kill_9_of_the_coordinator(raw: RawRun) -> None:
     got = raw.training()
     data = raw.ann.trained(got)
-    half = Cut(raw.ann, got, data, num_chunks=3)
+    half = OpenUpload(raw.ann, got, data, num_chunks=3)
     half.stored(raw)
     raw.restart()
     half.cut()
     raw.ann.join()
     raw.bob.join()
     assert resume(raw.ann, got, data) == (half.num_bytes, transfer_pb2.OUTCOME_ACCEPTED)
-    raw.goes_on()
+    raw.finish_honestly()
 
 
 def test_a_newer_upload_of_a_client_replaces_an_open_one(raw: RawRun) -> None:
-    """A cut wire that only one end has noticed must not block the next try."""
+    """A broken connection that only the client has noticed must not block the next attempt."""
     got = raw.training()
     data = raw.ann.trained(got)
-    stuck = Cut(raw.ann, got, data, num_chunks=1)
+    stuck = OpenUpload(raw.ann, got, data, num_chunks=1)
     stuck.stored(raw)
     assert resume(raw.ann, got, data) == (stuck.num_bytes, transfer_pb2.OUTCOME_ACCEPTED)
     stuck.cut()
-    raw.goes_on()
+    raw.finish_honestly()
 
 
-def test_other_bytes_replace_an_unfinished_upload(raw: RawRun) -> None:
+def test_an_upload_with_another_digest_replaces_an_unfinished_one(raw: RawRun) -> None:
     got = raw.training()
-    half = Cut(raw.ann, got, bytes(920), num_chunks=2)
+    half = OpenUpload(raw.ann, got, bytes(920), num_chunks=2)
     half.stored(raw)
     half.cut()
     data = raw.ann.trained(got)
     assert resume(raw.ann, got, data) == (0, transfer_pb2.OUTCOME_ACCEPTED)
-    raw.goes_on()
+    raw.finish_honestly()
 
 
-def test_a_transfer_that_stands_still_is_given_up_and_can_be_resumed(programs: Programs) -> None:
+def test_a_stalled_upload_is_dropped_and_can_be_resumed(programs: Programs) -> None:
     raw = RawRun(programs, programs.coordinator(*RUN, "--no-progress-s=0.5"))
     got = raw.training()
     data = raw.ann.trained(got)
-    half = Cut(raw.ann, got, data, num_chunks=2)
+    half = OpenUpload(raw.ann, got, data, num_chunks=2)
     with refused(StatusCode.DEADLINE_EXCEEDED, "no_progress", "goes on at byte 512"):
         list(half.call)
     half.cut()
     assert resume(raw.ann, got, data) == (512, transfer_pb2.OUTCOME_ACCEPTED)
-    raw.goes_on()
+    raw.finish_honestly()
     raw.close()
 
 
@@ -206,16 +206,16 @@ def test_the_same_update_twice_counts_once_and_another_is_refused(raw: RawRun) -
     )
     with refused(StatusCode.ALREADY_EXISTS, "update_conflict"):
         raw.ann.upload(other, chunks_of(bytes(len(data))))
-    raw.goes_on()
+    raw.finish_honestly()
 
 
-def test_a_late_update_is_told_that_its_round_is_over_and_whether_it_counted(raw: RawRun) -> None:
+def test_a_late_update_is_already_accepted_or_its_step_is_closed(raw: RawRun) -> None:
     got = raw.training()
     data = raw.ann.trained(got)
     header = raw.ann.update_header(got, data)
     raw.ann.answer(got)
     raw.bob.answer(raw.bob.next_task())
-    raw.ann.next_task()  # of round 1
+    raw.ann.next_task()  # task of round 1
     (answer,) = raw.ann.upload(header, chunks_of(data))
     assert answer.receipt.outcome == transfer_pb2.OUTCOME_ALREADY_ACCEPTED
     other = bytes(len(data))
@@ -224,10 +224,10 @@ def test_a_late_update_is_told_that_its_round_is_over_and_whether_it_counted(raw
     )
     (answer,) = raw.ann.upload(header, chunks_of(other))
     assert answer.receipt.outcome == transfer_pb2.OUTCOME_STEP_CLOSED
-    raw.goes_on()
+    raw.finish_honestly()
 
 
-def test_a_download_goes_on_at_the_byte_that_is_asked_for(raw: RawRun) -> None:
+def test_a_download_resumes_at_the_requested_byte(raw: RawRun) -> None:
     whole = raw.training()
     digest, size = whole.task.task_digest, len(whole.data)
     for offset in (1, 100, size - 1, size):
@@ -242,10 +242,10 @@ def test_a_download_goes_on_at_the_byte_that_is_asked_for(raw: RawRun) -> None:
     for fields in fresh:
         again = raw.ann.next_task(**fields)
         assert (again.task.offset, again.data) == (0, whole.data)
-    raw.goes_on()
+    raw.finish_honestly()
 
 
-def test_what_a_client_holds_is_not_sent_again(raw: RawRun) -> None:
+def test_payloads_that_a_client_holds_are_not_sent_again(raw: RawRun) -> None:
     whole = raw.training()
     work = whole.task.train
     rest = raw.ann.next_task(mask_digest=work.mask.mask_digest)
@@ -255,23 +255,23 @@ def test_what_a_client_holds_is_not_sent_again(raw: RawRun) -> None:
     nothing = raw.ann.next_task(**held)
     assert not nothing.task.train.HasField("base")
     assert nothing.data == b""
-    raw.goes_on()
+    raw.finish_honestly()
 
 
-def test_a_download_goes_on_after_kill_9_of_the_coordinator(raw: RawRun) -> None:
+def test_a_download_resumes_after_kill_9_of_the_coordinator(raw: RawRun) -> None:
     whole = raw.training()
     raw.restart()
     raw.ann.join()
     raw.bob.join()
     rest = raw.ann.next_task(task_digest=whole.task.task_digest, offset=100)
     assert (rest.task.offset, rest.data) == (100, whole.data[100:])
-    raw.goes_on()
+    raw.finish_honestly()
 
 
-def test_a_coded_download_goes_on_after_kill_9_also_of_the_final_model(
+def test_coded_downloads_of_bases_and_final_model_resume_after_kill_9(
     programs: Programs,
 ) -> None:
-    """What a client holds is what the values are coded against, in the new process, too."""
+    """The new process codes values against the base that the client holds, too."""
     flags = (*RUN, "--reference-coding=on")
     raw = RawRun(programs, programs.coordinator(*flags))
     coded = [1, 2, 3, 4, transfer_pb2.ENCODING_REFERENCE]
@@ -307,7 +307,7 @@ def test_a_coded_download_goes_on_after_kill_9_also_of_the_final_model(
     final = cut_and_resumed(holds)
     assert final.kind == "finish"
     assert final.task.finish.base.reference_digest == holds["base_digest"]
-    raw.goes_on()
+    raw.finish_honestly()
     raw.close()
 
 
@@ -322,4 +322,4 @@ def test_health_and_reflection_answer(raw: RawRun) -> None:
         names = {service.name for service in listed.list_services_response.service}
     assert {"ssfl.v1.CoordinatorService", "grpc.health.v1.Health"} <= names
     raw.training()
-    raw.goes_on()
+    raw.finish_honestly()

@@ -1,6 +1,6 @@
 """ssfl runs with the oldest gRPC and protobuf it declares, and with the newest.
 
-Each pair has an environment of its own, in which the wire tests run and a coordinator serves
+Each set of versions has its own environment. The wire tests run in it, and its coordinator serves
 clients that use the versions of the development environment.
 """
 
@@ -21,16 +21,17 @@ pytestmark = pytest.mark.system
 
 
 def oldest() -> list[str]:
-    """The lowest versions that pyproject.toml allows."""
+    """Return the lowest versions that pyproject.toml allows."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     found = [
-        re.match(r"(grpcio[a-z-]*|protobuf)>=([\d.]+)", one) for one in project["dependencies"]
+        re.match(r"(grpcio[a-z-]*|protobuf)>=([\d.]+)", dependency)
+        for dependency in project["dependencies"]
     ]
-    return [f"{one[1]}=={one[2]}" for one in found if one]
+    return [f"{match[1]}=={match[2]}" for match in found if match]
 
 
 def newest() -> list[str]:
-    """The versions in tests/newest-grpc.txt."""
+    """Return the versions in tests/newest-grpc.txt."""
     lines = (ROOT / "tests" / "newest-grpc.txt").read_text().splitlines()
     return [line for line in lines if not line.startswith("#")]
 
@@ -40,7 +41,7 @@ VERSIONS = {"oldest": oldest(), "newest": newest()}
 
 @pytest.fixture(scope="module", params=VERSIONS)
 def commands(request: pytest.FixtureRequest) -> Path:
-    """The folder of commands of an environment with one set of versions."""
+    """Return the script folder of an environment with one set of versions."""
     return environment_part(f"grpc-{request.param}", VERSIONS[request.param])
 
 
@@ -56,14 +57,16 @@ def test_the_wire_tests_pass(commands: Path, request: pytest.FixtureRequest) -> 
     names = "grpcio", "grpcio-health-checking", "grpcio-reflection", "protobuf"
     script = f"from importlib.metadata import version; print(*map(version, {names}))"
     found = run_python(commands, "-c", script).split()
-    wanted = [one.partition("==")[2] for one in VERSIONS[request.node.callspec.params["commands"]]]
-    assert [one.removesuffix(".0") for one in found] == [one.removesuffix(".0") for one in wanted]
+    wanted = [pin.partition("==")[2] for pin in VERSIONS[request.node.callspec.params["commands"]]]
+    assert [version.removesuffix(".0") for version in found] == [
+        version.removesuffix(".0") for version in wanted
+    ]
     # The JavaScript reader is the same with every version of these packages.
     without = "--ignore=tests/wire/test_javascript.py"
-    said = run_python(
+    output = run_python(
         commands, "-m", "pytest", "-q", "-p", "no:cacheprovider", without, "tests/wire"
     )
-    assert " passed" in said
+    assert " passed" in output
 
 
 def test_a_federation_of_both_versions_has_the_expected_model(

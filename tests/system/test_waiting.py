@@ -1,4 +1,4 @@
-"""A run without its quorum says so, goes on by itself, or is given up; stopping and removing."""
+"""Runs below their quorum wait, resume or give up; SIGTERM; removed sites."""
 
 import json
 import queue
@@ -18,7 +18,7 @@ from system.raw_run import RawRun, refused
 pytestmark = pytest.mark.system
 
 
-def test_a_run_below_its_quorum_waits_visibly_and_goes_on_by_itself(raw: RawRun) -> None:
+def test_a_run_below_its_quorum_reports_the_stall_and_resumes_by_itself(raw: RawRun) -> None:
     raw.training()
     raw.bob.leave(pb.LEAVE_REASON_STOPPING)
     status = raw.coordinator.status()
@@ -34,11 +34,11 @@ def test_a_run_below_its_quorum_waits_visibly_and_goes_on_by_itself(raw: RawRun)
     raw.bob.join()
     assert raw.coordinator.status().phase == "train"
     raw.coordinator.says("the run goes on")
-    raw.goes_on()
+    raw.finish_honestly()
 
 
 @pytest.mark.parametrize("flag", ["--exit-on-stall", "--give-up-after=1s"])
-def test_a_run_that_is_given_up_ends_with_a_code_of_its_own_and_can_go_on(
+def test_a_run_that_gives_up_has_its_own_exit_code_and_can_resume(
     programs: Programs, flag: str
 ) -> None:
     raw = RawRun(programs, programs.coordinator(*RUN, flag))
@@ -50,11 +50,11 @@ def test_a_run_that_is_given_up_ends_with_a_code_of_its_own_and_can_go_on(
     raw.coordinator = programs.coordinator(*RUN, port=raw.coordinator.port)
     raw.ann.join()
     raw.bob.join()
-    raw.goes_on()
+    raw.finish_honestly()
     raw.close()
 
 
-def test_sigterm_lets_an_upload_in_flight_finish_and_the_next_process_goes_on(
+def test_sigterm_lets_an_upload_in_flight_finish_and_the_next_process_resumes(
     raw: RawRun,
 ) -> None:
     got = raw.training()
@@ -82,10 +82,10 @@ def test_sigterm_lets_an_upload_in_flight_finish_and_the_next_process_goes_on(
     raw.coordinator = raw.programs.coordinator(*RUN, port=raw.coordinator.port)
     raw.ann.join()
     raw.bob.join()
-    raw.goes_on()
+    raw.finish_honestly()
 
 
-def test_sigterm_does_not_wait_for_clients_that_compute(raw: RawRun) -> None:
+def test_sigterm_does_not_wait_for_clients_that_train(raw: RawRun) -> None:
     raw.training()
     raw.coordinator.signal(signal.SIGTERM)
     assert raw.coordinator.ends(deadline_s=15.0) == ExitCode.TERMINATED
@@ -109,7 +109,7 @@ def test_a_removed_site_is_refused_until_it_is_readmitted(raw: RawRun) -> None:
     done = raw.programs.run("ssfl", "remove", "bob", admin, "--readmit")
     assert "bob may join again" in done.out
     raw.bob.join()
-    raw.goes_on()
+    raw.finish_honestly()
 
 
 def test_sigterm_ends_a_coordinator_whose_disk_is_full(programs: Programs) -> None:

@@ -1,4 +1,4 @@
-"""The wheel: built, installed in a clean environment, and used."""
+"""The wheel is built, installed in a clean environment, and runs."""
 
 import subprocess
 import sys
@@ -24,7 +24,7 @@ def call(*command: str | Path) -> str:
 
 
 def lines(python: Path, *statements: str) -> Sequence[str]:
-    """Run statements away from the sources and return what they print."""
+    """Run statements outside the source tree and return the lines they print."""
     return call(python, "-I", "-c", "; ".join(statements)).splitlines()
 
 
@@ -39,7 +39,7 @@ def test_the_wheel_runs_a_federation(
     call(python, "-m", "pip", "install", "--quiet", "-c", ROOT / "constraints.txt", wheel)
     sites.scripts = clean / "bin"
 
-    # The coordinator and the tools need no torch; a client says what it lacks.
+    # The coordinator and the tools need no torch; a client without it names the missing package.
     (found,) = lines(python, "import importlib.util as u", "print(u.find_spec('torch'))")
     assert found == "None"
     assert "demo" in call(clean / "bin" / "ssfl", "--help")
@@ -49,8 +49,8 @@ def test_the_wheel_runs_a_federation(
     assert lacking.ends() == ExitCode.BAD_DATA
     assert "pip install 'ssfl[client]'" in lacking.err
 
-    # Lend the clients this environment's torch instead of installing it again (a minute). The
-    # path comes last, so it adds what is missing and replaces nothing.
+    # Share the torch of this environment instead of installing it again (a minute). The path comes
+    # last, so it only adds missing packages.
     (packages,) = clean.glob("lib/python*/site-packages")
     (packages / "lent.pth").write_text(sysconfig.get_paths()["purelib"] + "\n")
     places = lines(

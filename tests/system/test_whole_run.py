@@ -51,7 +51,7 @@ def test_the_mask_has_exactly_k_ones_and_the_model_is_zero_elsewhere(undisturbed
     assert not weights[bits == 0].any()
 
 
-def test_the_run_leaves_a_report_of_itself(undisturbed: Finished) -> None:
+def test_the_run_writes_a_report(undisturbed: Finished) -> None:
     folder = outputs(undisturbed)["coordinator"]
     assert (folder / "report.html").read_text("utf-8").startswith("<!doctype html>")
     found = json.loads((folder / "report.json").read_text("utf-8"))
@@ -61,7 +61,7 @@ def test_the_run_leaves_a_report_of_itself(undisturbed: Finished) -> None:
     assert all(point["phases"] for point in found["curve"])
     assert sum(layer["kept"] for layer in found["layers"]) == KEPT
     updates = found["bytes"]["formulas"][0]
-    assert updates["bytes"] == updates["kept_bytes"]  # loopback: float32 as it is
+    assert updates["bytes"] == updates["kept_bytes"]  # loopback: plain float32
     assert found["bytes"]["up"]["ratio"] == (KEPT + UNMASKED) / (MASKED + UNMASKED)
     names = {row["client"]: row for row in found["clients"]}
     assert sorted(names) == sorted(SHARDS)
@@ -87,7 +87,7 @@ def sent_up(run: Finished, phase: str) -> tuple[int, int]:
     return sum(r["payload_bytes"] for r in rows), sum(r["message_bytes"] for r in rows)
 
 
-def test_the_history_tells_who_voted_and_who_trained(undisturbed: Finished) -> None:
+def test_the_history_names_the_clients_that_voted_and_trained(undisturbed: Finished) -> None:
     history = undisturbed.history
     assert [vote["client"] for vote in history["votes"]] == list(SHARDS)
     assert sum(vote["share"] for vote in history["votes"]) == pytest.approx(1)
@@ -110,7 +110,7 @@ def test_the_coordinator_process_never_loads_torch(sites: Programs) -> None:
 def test_clients_in_another_order_give_the_same_digest(
     sites: Programs, undisturbed: Finished
 ) -> None:
-    """One worker and one upload slot, too: who waits for whom is entirely different."""
+    """Also with one worker and one upload slot, which changes the order of all waits."""
     coordinator = sites.coordinator(*RUN, "--workers=1", "--upload-slots=1")
     clients = []
     for shard in reversed(SHARDS):

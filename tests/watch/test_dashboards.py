@@ -26,9 +26,9 @@ OTHERS = {"process_resident_memory_bytes", "process_start_time_seconds", "up", "
 def declared() -> set[str]:
     """Return the names of all series as Prometheus has them, those of the rules included."""
     names = set(OTHERS)
-    for one in (*series.COORDINATOR, *series.CLIENT):
-        ends = ("_bucket", "_sum", "_count") if one.kind is series.Kind.HISTOGRAM else ("",)
-        names |= {f"{one.shown}{end}" for end in ends}
+    for metric in (*series.COORDINATOR, *series.CLIENT):
+        ends = ("_bucket", "_sum", "_count") if metric.kind is series.Kind.HISTOGRAM else ("",)
+        names |= {f"{metric.shown}{end}" for end in ends}
     return names | {rule["record"] for rule in rules() if "record" in rule}
 
 
@@ -37,13 +37,13 @@ def rules() -> list[dict[str, Any]]:
     return [rule for group in groups for rule in group["rules"]]
 
 
-def test_the_files_are_what_the_code_builds() -> None:
+def test_the_committed_files_match_the_code() -> None:
     for path, text in built().items():
         assert path.read_text("utf-8") == text, f"{path} is stale: python -m monitoring.build"
     assert [f"ssfl-{name}" for name in NAMES] == sorted(UIDS.values())
 
 
-def test_the_documentation_may_be_anywhere() -> None:
+def test_links_use_the_given_documentation_address() -> None:
     files = built("https://docs.example.org/ssfl")
     assert all("http://localhost:8000" not in text for text in files.values())
     assert "https://docs.example.org/ssfl/operations.html#ssfldiskfull" in files[HERE / "rules.yml"]
@@ -64,7 +64,7 @@ def test_every_rule_names_series_that_exist() -> None:
         assert metric_names(rule["expr"]) <= declared(), rule
 
 
-def test_a_name_that_does_not_exist_is_noticed() -> None:
+def test_an_unknown_series_is_detected() -> None:
     """Without this the tests above could pass because no name is found."""
     found = metric_names('sum by (client) (rate(ssfl_wrong_total{job="a"}[5m])) / on (job) ssfl_up')
     assert found == {"ssfl_wrong_total", "ssfl_up"}
@@ -77,25 +77,29 @@ def test_every_series_is_shown_or_alerted_on() -> None:
     }
     used |= {name for rule in rules() for name in metric_names(rule["expr"])}
     seen = {name.removesuffix("_bucket").removesuffix("_sum") for name in used}
-    not_shown = {one.shown for one in (*series.COORDINATOR, *series.CLIENT)} - seen
+    not_shown = {metric.shown for metric in (*series.COORDINATOR, *series.CLIENT)} - seen
     assert not_shown <= {"ssfl_build_info"}
 
 
-def test_what_is_shown_beside_dense_is_what_dense_stands_for() -> None:
-    (panel,) = [one for one in panels("bytes-on-the-wire") if one["title"] == "Sent, against dense"]
+def test_dense_bytes_are_compared_with_the_bytes_they_replace() -> None:
+    (panel,) = [
+        panel
+        for panel in panels("bytes-on-the-wire")
+        if panel["title"] == "Sent, compared with dense"
+    ]
     dense, sent = [target["expr"] for target in panel["targets"]]
     assert "ssfl_dense_bytes_total" in dense
     assert f'phase=~"{"|".join(COMPARED)}"' in sent
 
 
-def test_what_is_red_as_refused_is_what_the_alert_tells() -> None:
+def test_the_alert_ignores_the_routine_refusals_of_the_panels() -> None:
     (alert,) = [rule for rule in rules() if rule.get("alert") == "SsflRefusals"]
     assert f'{{reason!~"{ROUTINE}"}}' in alert["expr"]
     assert set(ROUTINE.split("|")) < set(all_reasons())
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_means_are_over_the_window_that_was_chosen(name: str) -> None:
+def test_means_use_the_chosen_window(name: str) -> None:
     """Ten minutes are right for rounds of a second, and hold no round of an hour."""
     for panel in panels(name):
         for target in panel["targets"]:
@@ -104,7 +108,7 @@ def test_means_are_over_the_window_that_was_chosen(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_every_panel_can_be_read(name: str) -> None:
+def test_every_panel_has_a_description_a_unit_and_its_own_place(name: str) -> None:
     places: set[tuple[int, int]] = set()
     for panel in panels(name):
         defaults = panel["fieldConfig"]["defaults"]
@@ -123,18 +127,21 @@ def test_every_panel_can_be_read(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_dashboards_lead_to_each_other_and_to_the_runbook(name: str) -> None:
+def test_dashboards_link_to_each_other_and_to_the_runbook(name: str) -> None:
     urls = [link["url"] for link in dashboard(name)["links"]]
     others = [uid for uid in UIDS.values() if uid != f"ssfl-{name}"]
     assert urls[:2] == [f"/d/{uid}" for uid in others]
     assert urls[2].endswith("/operations.html")
-    variables = [one["name"] for one in dashboard(name)["templating"]["list"]]
+    variables = [variable["name"] for variable in dashboard(name)["templating"]["list"]]
     assert variables == ["datasource", "job", "instance", "window"]
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_a_new_mask_is_an_annotation(name: str) -> None:
-    annotations = {one["name"]: one["expr"] for one in dashboard(name)["annotations"]["list"]}
+    annotations = {
+        annotation["name"]: annotation["expr"]
+        for annotation in dashboard(name)["annotations"]["list"]
+    }
     assert "ssfl_mask_epoch" in annotations["new mask"]
     assert not any("ssfl_mask_epoch" in rule["expr"] for rule in rules())
 
@@ -171,10 +178,10 @@ def checked(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     }
 
 
-def test_grafanas_own_types_fit(checked: dict[str, str]) -> None:
+def test_the_dashboards_fit_the_types_of_grafana(checked: dict[str, str]) -> None:
     assert {name: checked[name][:2000] for name in NAMES} == dict.fromkeys(NAMES, "")
 
 
-def test_grafanas_types_notice_what_is_wrong(checked: dict[str, str]) -> None:
+def test_wrong_dashboards_do_not_fit_the_types_of_grafana(checked: dict[str, str]) -> None:
     assert "colourMode" in checked["unknown-option"]
     assert '"loud"' in checked["wrong-value"]

@@ -41,11 +41,11 @@ def promtool(*arguments: str | Path) -> str:
     return done.stdout + done.stderr
 
 
-def test_the_scrape_configuration_is_sound() -> None:
+def test_the_scrape_configuration_passes_promtool() -> None:
     assert "SUCCESS" in promtool("check", "config", HERE / "prometheus.yml")
 
 
-def test_the_lines_for_a_coordinator_with_tls_are_sound(tmp_path: Path) -> None:
+def test_the_scrape_configuration_for_tls_passes_promtool(tmp_path: Path) -> None:
     """promtool wants the files to be there; those of `ssfl certs` are."""
     make(tmp_path / "certs", "prometheus")
     text = (HERE / "prometheus.yml").read_text("utf-8")
@@ -61,13 +61,13 @@ def test_the_lines_for_a_coordinator_with_tls_are_sound(tmp_path: Path) -> None:
     assert set(job["tls_config"]) == {"ca_file", "cert_file", "key_file"}
 
 
-def test_the_rules_are_sound_and_every_unit_test_passes() -> None:
+def test_the_rules_and_their_unit_tests_pass_promtool() -> None:
     told = promtool("check", "rules", HERE / "rules.yml")
     assert f"{sum(len(group['rules']) for group in RULES['groups'])} rules found" in told
     promtool("test", "rules", HERE / "rules_test.yml")
 
 
-def test_the_routing_is_sound() -> None:
+def test_the_routing_passes_amtool() -> None:
     command = [part("amtool", "prometheus-alertmanager"), "check-config"]
     subprocess.run([*command, HERE / "alertmanager.yml"], check=True, capture_output=True)
     for severity, receiver in (("page", "pager"), ("ticket", "tickets")):
@@ -80,16 +80,19 @@ def test_the_routing_is_sound() -> None:
 
 
 @pytest.mark.parametrize("name", ALERTS)
-def test_every_alert_is_seen_to_fire_and_to_be_silent(name: str) -> None:
+def test_every_alert_has_a_unit_test_that_fires_and_one_that_does_not(name: str) -> None:
     asked = [
-        one for test in TESTS for one in test.get("alert_rule_test", ()) if one["alertname"] == name
+        case
+        for test in TESTS
+        for case in test.get("alert_rule_test", ())
+        if case["alertname"] == name
     ]
-    assert any(one.get("exp_alerts") for one in asked)
-    assert any(not one.get("exp_alerts") for one in asked)
+    assert any(case.get("exp_alerts") for case in asked)
+    assert any(not case.get("exp_alerts") for case in asked)
 
 
 @pytest.mark.parametrize("name", ALERTS)
-def test_every_alert_says_what_where_and_what_to_do(name: str) -> None:
+def test_every_alert_has_a_summary_a_description_and_a_runbook(name: str) -> None:
     rule = ALERTS[name]
     assert rule["labels"] == {"severity": "page" if name in PAGES else "ticket"}
     notes = rule["annotations"]
@@ -99,12 +102,12 @@ def test_every_alert_says_what_where_and_what_to_do(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", RECORDS)
-def test_every_recording_rule_has_a_good_name_and_is_seen_to_have_values(name: str) -> None:
+def test_every_recording_rule_has_a_conventional_name_and_a_unit_test(name: str) -> None:
     assert re.fullmatch(
         r"(instance[a-z_]*|job):ssfl_[a-z_]+:[a-z0-9_]+", name
     )  # level, metric, operation
-    asked = [one for test in TESTS for one in test.get("promql_expr_test", ())]
-    assert any(name in one["expr"] and one.get("exp_samples") for one in asked)
+    asked = [case for test in TESTS for case in test.get("promql_expr_test", ())]
+    assert any(name in case["expr"] and case.get("exp_samples") for case in asked)
 
 
 def test_kubernetes_gets_the_same_rules() -> None:

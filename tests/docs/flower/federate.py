@@ -44,7 +44,7 @@ class Exchange:
     told: dict[str, Any]  # the numbers that came back
 
 
-class Here(Grid):  # type: ignore[misc]
+class LocalGrid(Grid):  # type: ignore[misc]
     """Nodes in this process, each with its own context, which a real one keeps, too."""
 
     def __init__(self, app: ClientApp, nodes: dict[int, Context]) -> None:
@@ -105,13 +105,15 @@ def numbers(content: RecordDict) -> dict[str, Any]:
     return {name: value for record in records for name, value in record.items()}
 
 
-def run(app: ModuleType, run_config: dict[str, Any], node_configs: list[dict[str, Any]]) -> Here:
+def run(
+    app: ModuleType, run_config: dict[str, Any], node_configs: list[dict[str, Any]]
+) -> LocalGrid:
     torch.manual_seed(0)
     nodes = {
         node: Context(RUN_ID, node, config, RecordDict(), run_config)
         for node, config in enumerate(node_configs, SERVER_ID + 1)
     }
-    grid = Here(app.client_app, nodes)
+    grid = LocalGrid(app.client_app, nodes)
     app.server_app(grid, Context(RUN_ID, SERVER_ID, {}, RecordDict(), run_config))
     return grid
 

@@ -81,11 +81,11 @@ def runs(app: str, flower: Path, place: Path) -> list[Exchanges]:
 
 
 def of_kind(kind: str, exchanges: Exchanges) -> Exchanges:
-    return [one for one in exchanges if one["kind"] == kind]
+    return [exchange for exchange in exchanges if exchange["kind"] == kind]
 
 
 def mean(number: str, exchanges: Exchanges) -> float:
-    return sum(float(one["told"][number]) for one in exchanges) / len(exchanges)
+    return sum(float(exchange["told"][number]) for exchange in exchanges) / len(exchanges)
 
 
 @pytest.mark.system
@@ -101,23 +101,23 @@ def test_the_flower_app_learns_with_flower(app: str, runs: list[Exchanges]) -> N
 
 
 @pytest.mark.system
-def test_parameters_come_back_from_a_flower_client_as_they_were_sent_unless_it_trains(
+def test_a_flower_client_returns_the_parameters_unchanged_unless_it_trains(
     app: str, runs: list[Exchanges]
 ) -> None:
     idle, busy = (of_kind("train", run)[: len(NODES[app])] for run in runs)  # the first round
-    assert len(idle) == len({one["node"] for one in idle}) == len(NODES[app])
-    assert [one["returned"] for one in idle] == [one["sent"] for one in idle]
-    returned = {one["returned"] for one in busy}
+    assert len(idle) == len({exchange["node"] for exchange in idle}) == len(NODES[app])
+    assert [exchange["returned"] for exchange in idle] == [exchange["sent"] for exchange in idle]
+    returned = {exchange["returned"] for exchange in busy}
     assert len(returned) == len(NODES[app])
-    assert returned.isdisjoint(one["sent"] for one in busy)
+    assert returned.isdisjoint(exchange["sent"] for exchange in busy)
 
 
-def test_the_page_says_which_flower_it_is_run_with() -> None:
+def test_the_page_names_the_flower_version_it_is_tested_with() -> None:
     (version,) = re.findall(r"^flwr==(\d+\.\d+)\.\d+$", PINS.read_text("utf-8"), re.MULTILINE)
     assert f"with Flower {version}," in PAGE.replace("\n", " ")
 
 
-def test_the_two_apps_are_left_to_this_test_and_nothing_else_is(files: dict[str, Block]) -> None:
+def test_only_the_two_flower_apps_are_left_to_this_test(files: dict[str, Block]) -> None:
     left_out = [block for block in blocks_of(PAGE) if block.reason]
     assert left_out == [files[f"{app}.py"] for app in NODES]
     assert all("tests/docs/flower" in block.reason for block in left_out)

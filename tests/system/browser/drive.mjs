@@ -1,6 +1,6 @@
-// A browser for tests: takes orders as lines of JSON, answers each with one line of JSON.
+// A browser for tests: reads commands as lines of JSON and answers each with one line of JSON.
 //
-//   node drive.mjs PACKAGES CHROMIUM       PACKAGES holds node_modules (package.json beside this)
+//   node drive.mjs PACKAGES CHROMIUM       PACKAGES holds node_modules (package.json next to this file)
 
 import { readFileSync } from "node:fs";
 import { createRequire } from "node:module";
@@ -19,10 +19,10 @@ const RULES = ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa", "wcag22aa", "best-pra
 
 const browser = await driver.launch({ executablePath: chromium, args: FLAGS });
 let page = null;
-let said = []; // errors and warnings of the console, uncaught exceptions, requests to elsewhere
+let messages = []; // errors and warnings of the console, uncaught exceptions, requests to elsewhere
 let origin = "";
 
-const orders = {
+const commands = {
   async open({ url, width = 1280, height = 900, scheme = "light", motion = "reduce" }) {
     await page?.context().close();
     const context = await browser.newContext({
@@ -32,22 +32,22 @@ const orders = {
     page = await context.newPage();
     page.setDefaultTimeout(20000);
     origin = new URL(url).origin;
-    said = [];
+    messages = [];
     page.on("console", (message) => {
-      if (["error", "warning"].includes(message.type())) said.push(`${message.type()}: ${message.text()}`);
+      if (["error", "warning"].includes(message.type())) messages.push(`${message.type()}: ${message.text()}`);
     });
-    page.on("pageerror", (error) => said.push(`exception: ${error.message}`));
+    page.on("pageerror", (error) => messages.push(`exception: ${error.message}`));
     page.on("request", (request) => {
       const where = new URL(request.url());
-      if (where.protocol.startsWith("http") && where.origin !== origin) said.push(`elsewhere: ${request.url()}`);
+      if (where.protocol.startsWith("http") && where.origin !== origin) messages.push(`elsewhere: ${request.url()}`);
     });
     await page.goto(url);
   },
-  said: async () => said,
-  /** Wait until a text of the page fits a regular expression; return it. */
+  messages: async () => messages,
+  /** Wait until the text of an element matches a regular expression; return it. */
   async text({ selector, fits = "" }) {
     await page.waitForFunction(
-      ([one, pattern]) => new RegExp(pattern).test(document.querySelector(one)?.textContent ?? ""),
+      ([element, pattern]) => new RegExp(pattern).test(document.querySelector(element)?.textContent ?? ""),
       [selector, fits],
     );
     return page.textContent(selector);
@@ -60,26 +60,26 @@ const orders = {
   fill: async ({ selector, value }) => page.fill(selector, value),
   select: async ({ selector, value }) => page.selectOption(selector, value),
   evaluate: async ({ code }) => page.evaluate(code),
-  /** Show the whole page, or one element, in a file. */
+  /** Write a screenshot of the page, or of one element, to a file. */
   async shot({ file, selector }) {
     if (selector) await page.locator(selector).screenshot({ path: file });
     else await page.screenshot({ path: file, fullPage: true });
   },
-  /** Return what an accessibility checker objects to: rule, and where. */
+  /** Return the violations that the accessibility checker finds. */
   async axe() {
     await page.evaluate(AXE);
     return page.evaluate(async (tags) => {
       const found = await window.axe.run(document, { runOnly: tags, resultTypes: ["violations"] });
-      return found.violations.map((one) => ({ rule: one.id, help: one.help, nodes: one.nodes.map((node) => node.html.slice(0, 200)).slice(0, 5) }));
+      return found.violations.map((violation) => ({ rule: violation.id, help: violation.help, nodes: violation.nodes.map((node) => node.html.slice(0, 200)).slice(0, 5) }));
     }, RULES);
   },
 };
 
 console.log(JSON.stringify({ ready: browser.version() }));
 for await (const line of createInterface({ input: process.stdin })) {
-  const order = JSON.parse(line);
+  const command = JSON.parse(line);
   try {
-    console.log(JSON.stringify({ answer: (await orders[order.do](order)) ?? null }));
+    console.log(JSON.stringify({ answer: (await commands[command.do](command)) ?? null }));
   } catch (error) {
     console.log(JSON.stringify({ error: String(error.message ?? error).slice(0, 2000) }));
   }
