@@ -9,8 +9,8 @@ import pytest
 
 from program.tls.pems import make, make_expired
 from ssfl.program.exits import ExitCode
-from ssfl.tools.check.network import Way, check_way
-from ssfl.tools.check.steps import Found, Steps, Verdict
+from ssfl.tools.check.network import Route, check_route
+from ssfl.tools.check.steps import CheckVerdict, StepResult, Steps
 from ssfl.tools.check.view import step_text
 from tools.check.check_fixtures import (
     checked,
@@ -47,16 +47,18 @@ def tls(folder: Path, name: str = "", authority: Path | None = None) -> dict[str
     return {"tls_ca": str((authority or folder) / "ca.pem"), **(pair if name else {})}
 
 
-def way(address: str, **environ: str) -> tuple[dict[str, tuple[str, str]], Steps]:
+def route(address: str, **environ: str) -> tuple[dict[str, tuple[str, str]], Steps]:
     """Try a way without TLS, with these variables alone; return verdicts and texts."""
     steps = Steps()
-    steps.run("files", lambda: Found(None, ""))
-    check_way(steps, Way(address, None, environ, deadline_s=0.3))
+    steps.run("files", lambda: StepResult(None, ""))
+    check_route(steps, Route(address, None, environ, deadline_s=0.3))
     return {step.name: (step.verdict.value, step.text) for step in steps.all}, steps
 
 
 def failure(steps: Steps) -> str:
-    return fails({step.name: step for step in steps.all}, steps.of(Verdict.FAILED)[0].name)
+    return fails(
+        {step.name: step for step in steps.all}, steps.with_verdict(CheckVerdict.FAILED)[0].name
+    )
 
 
 def test_no_listener_is_for_whoever_runs_the_coordinator() -> None:
@@ -68,7 +70,7 @@ def test_no_listener_is_for_whoever_runs_the_coordinator() -> None:
     said = fails(by_name, "tcp")
     assert f"{address}: nothing listens there → whoever runs the coordinator: start it" in said
     assert found.exit_code is ExitCode.UNREACHABLE
-    assert by_name["bandwidth"].verdict is Verdict.SKIPPED
+    assert by_name["bandwidth"].verdict is CheckVerdict.SKIPPED
     assert by_name["bandwidth"].text == "because tcp failed"
 
 
@@ -81,7 +83,7 @@ def test_a_firewall_that_drops_is_for_the_network_people() -> None:
         for one in waiting:
             one.setblocking(False)
             one.connect_ex(address)
-        verdicts, steps = way(f"127.0.0.1:{address[1]}")
+        verdicts, steps = route(f"127.0.0.1:{address[1]}")
         for one in waiting:
             one.close()
     assert verdicts["tcp"] == ("FAILED", f"127.0.0.1:{address[1]}: no answer within 0.3 s")
@@ -89,13 +91,13 @@ def test_a_firewall_that_drops_is_for_the_network_people() -> None:
 
 
 def test_a_name_that_nobody_knows_is_for_the_network_people() -> None:
-    verdicts, steps = way("no-such-host.invalid:50051")
+    verdicts, steps = route("no-such-host.invalid:50051")
     assert verdicts["name"][0] == "FAILED"
     assert "network people: make no-such-host.invalid known to this machine" in failure(steps)
 
 
 def test_a_name_that_cannot_be_is_told_at_once() -> None:
-    verdicts, steps = way("fl..example.org:50051")
+    verdicts, steps = route("fl..example.org:50051")
     assert "no host can be called so" in verdicts["name"][1]
     assert "if it is misspelt, mend --coordinator" in failure(steps)
 
@@ -110,7 +112,7 @@ def test_a_name_server_that_does_not_answer_is_not_waited_for(
         return []
 
     monkeypatch.setattr(socket, "getaddrinfo", hangs)
-    verdicts, _ = way("fl.example.org:50051")
+    verdicts, _ = route("fl.example.org:50051")
     over.set()
     assert verdicts["name"][0] == "FAILED"
     assert "no name server answers within 0.3 s" in verdicts["name"][1]
@@ -124,7 +126,7 @@ def test_all_addresses_of_a_name_are_tried(monkeypatch: pytest.MonkeyPatch) -> N
             for host in ("127.0.0.3", "127.0.0.1")  # the server has the second only
         ]
         monkeypatch.setattr(socket, "getaddrinfo", lambda *_args, **_more: known)
-        verdicts, _ = way(f"fl.example.org:{port}")
+        verdicts, _ = route(f"fl.example.org:{port}")
     assert verdicts["name"][1].startswith("fl.example.org is 127.0.0.3, 127.0.0.1 (")
     assert verdicts["tcp"][0] == "warning"
     assert "answers at 127.0.0.1 (" in verdicts["tcp"][1]
@@ -134,7 +136,7 @@ def test_all_addresses_of_a_name_are_tried(monkeypatch: pytest.MonkeyPatch) -> N
 
 def test_a_listener_that_says_nothing_is_not_waited_for() -> None:
     with listener(silent) as address:
-        _, steps = way(address)
+        _, steps = route(address)
     said = failure(steps)
     assert f"{address} takes connections, but says nothing within 0.3 s" in said
     assert "whoever runs the coordinator: look whether a coordinator runs behind" in said
@@ -142,21 +144,21 @@ def test_a_listener_that_says_nothing_is_not_waited_for() -> None:
 
 def test_a_web_server_is_told_from_a_coordinator() -> None:
     with listener(says(b"HTTP/1.1 400 Bad Request\r\n\r\n")) as address:
-        _, steps = way(address)
+        _, steps = route(address)
     assert f"an HTTP/1 web server answers at {address}, no coordinator" in failure(steps)
     assert "say which port the coordinator has" in failure(steps)
 
 
 def test_another_protocol_is_told_too() -> None:
     with listener(says(b"SSH-2.0-OpenSSH_9.2\r\n")) as address:
-        _, steps = way(address)
+        _, steps = route(address)
     assert f"no HTTP/2 answers at {address}" in failure(steps)
 
 
 def test_tls_that_is_fine_is_told_with_its_version_and_end(certs: Path) -> None:
     with grpc_server(credentials=credentials_of(certs)) as address:
         found = steps_of(coordinator=address, client_id="ann", **tls(certs, "ann"))
-    assert found["tls"].verdict is Verdict.OK
+    assert found["tls"].verdict is CheckVerdict.OK
     assert found["tls"].text.startswith("TLSv1.3, certificate until 20")
     assert found["files"].text.endswith("ca.pem, certificate of ann")
 
@@ -166,7 +168,7 @@ def test_a_key_that_others_can_read_is_a_warning_with_what_to_run(tmp_path: Path
     (folder / "ann-key.pem").chmod(0o644)
     with grpc_server(credentials=credentials_of(folder)) as address:
         found = steps_of(coordinator=address, client_id="ann", **tls(folder, "ann"))
-    assert found["tls"].verdict is Verdict.WARNING
+    assert found["tls"].verdict is CheckVerdict.WARNING
     assert f"chmod 600 {folder / 'ann-key.pem'}" in step_text(found["tls"], 1000).plain
 
 
@@ -194,8 +196,8 @@ def test_an_expired_certificate_of_the_site_is_found_in_its_file(tmp_path: Path)
     by_name = {step.name: step for step in found.all}
     assert "expired on" in fails(by_name, "files")
     assert found.exit_code is ExitCode.USAGE
-    assert by_name["tcp"].verdict is Verdict.OK, "what needs no certificate is tried"
-    assert by_name["tls"].verdict is Verdict.SKIPPED
+    assert by_name["tcp"].verdict is CheckVerdict.OK, "what needs no certificate is tried"
+    assert by_name["tls"].verdict is CheckVerdict.SKIPPED
 
 
 def test_a_wrong_name_is_told_with_what_would_do(certs: Path) -> None:
@@ -238,7 +240,7 @@ def test_tls_at_one_end_only_is_told(certs: Path) -> None:
 def proxied(answer: bytes) -> str:
     """Try a way through a proxy that gives this answer to CONNECT."""
     with listener(says(answer)) as proxy:
-        verdicts, steps = way("fl.example.org:50051", https_proxy=f"http://{proxy}")
+        verdicts, steps = route("fl.example.org:50051", https_proxy=f"http://{proxy}")
     assert verdicts["proxy"][1].startswith(f"{proxy} (https_proxy)")
     assert verdicts["http/2"] == ("skipped", "because tunnel failed")
     return failure(steps)
@@ -262,7 +264,7 @@ def test_a_proxy_that_is_not_there_is_told() -> None:
     with socket.socket() as reserved:
         reserved.bind(("127.0.0.1", 0))
         place = f"127.0.0.1:{reserved.getsockname()[1]}"
-        _, steps = way("fl.example.org:50051", grpc_proxy=f"http://{place}")
+        _, steps = route("fl.example.org:50051", grpc_proxy=f"http://{place}")
     assert f"start the proxy at {place}, or mend grpc_proxy" in failure(steps)
 
 
@@ -279,7 +281,7 @@ def test_a_proxy_that_passes_leads_to_the_coordinator() -> None:
                 connection.sendall(far.recv(4096))
 
         with listener(passes) as proxy:
-            verdicts, _ = way("fl.example.org:50051", http_proxy=f"http://a:b@{proxy}")
+            verdicts, _ = route("fl.example.org:50051", http_proxy=f"http://a:b@{proxy}")
     assert verdicts["tunnel"] == ("ok", "CONNECT fl.example.org:50051 works")
     assert verdicts["http/2"] == ("ok", "answers")
     assert b"Proxy-Authorization: Basic YTpi\r\n" in asked[-1]
@@ -289,6 +291,6 @@ def test_a_proxy_that_passes_leads_to_the_coordinator() -> None:
 def test_a_variable_that_grpc_leaves_alone_is_warned_of() -> None:
     with grpc_server() as address:
         port = address.rpartition(":")[2]
-        verdicts, _ = way(f"127.0.0.1.nip.invalid:{port}", HTTPS_PROXY="http://proxy:3128")
+        verdicts, _ = route(f"127.0.0.1.nip.invalid:{port}", HTTPS_PROXY="http://proxy:3128")
     assert verdicts["proxy"][0] == "warning"
     assert "gRPC reads https_proxy, in lower case" in verdicts["proxy"][1]

@@ -20,12 +20,12 @@ from ssfl.method.settings import RunSettings
 from ssfl.program.exits import ExitCode
 from ssfl.server.loop.run_loop import Conductor
 from ssfl.tools.check import probe, site_trial
-from ssfl.tools.check.command import Checked
+from ssfl.tools.check.command import CheckReport
 from ssfl.tools.check.disk import check_disk, output_bytes, state_bytes
 from ssfl.tools.check.forecast import Terms, forecasts
 from ssfl.tools.check.site_trial import Pace
-from ssfl.tools.check.steps import Step, Steps, Verdict
-from ssfl.tools.check.view import forecast_notes, forecast_table, sparsity_told
+from ssfl.tools.check.steps import CheckStep, CheckVerdict, Steps
+from ssfl.tools.check.view import forecast_notes, forecast_table, format_sparsity
 from ssfl.tools.plan.link import parse_link
 from tools.check.check_fixtures import checked, fails, small, steps_of, with_coordinator
 
@@ -74,7 +74,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def by_name(found: Checked) -> dict[str, Step]:
+def by_name(found: CheckReport) -> dict[str, CheckStep]:
     return {step.name: step for step in found.steps.all}
 
 
@@ -86,7 +86,7 @@ def manifest(model: str = "mlp") -> Manifest:
 @pytest.mark.usefixtures("here")
 def test_a_site_that_is_well_scores_and_trains_a_batch() -> None:
     found = checked(data="ann")
-    assert found.steps.of(Verdict.FAILED) == []
+    assert found.steps.with_verdict(CheckVerdict.FAILED) == []
     assert [step.part for step in found.steps.all] == ["site"] * len(found.steps.all)
     named = by_name(found)
     assert named["shard"].text == (
@@ -110,7 +110,7 @@ def test_a_damaged_shard_is_for_the_data_people_and_hides_no_disk(here: Path) ->
     assert found.steps.exit_code is ExitCode.BAD_DATA
     assert named["train"].text == "because shard failed"
     assert named["round"].text == "because shard failed"
-    assert named["state disk"].verdict is Verdict.OK
+    assert named["state disk"].verdict is CheckVerdict.OK
 
 
 @pytest.mark.usefixtures("here")
@@ -122,7 +122,7 @@ def test_a_shard_that_is_not_there_is_told() -> None:
 def test_a_device_that_is_not_there_hides_no_shard() -> None:
     found = steps_of(data="ann", device="cuda")
     assert "whoever set up this machine: mend that, or try --device cpu" in fails(found, "device")
-    assert found["shard"].verdict is Verdict.OK
+    assert found["shard"].verdict is CheckVerdict.OK
 
 
 @pytest.mark.usefixtures("here")
@@ -174,7 +174,7 @@ def run_with(tmp_path: Path, model: str, **config: Any) -> dict[str, Any]:
 
 def test_the_runs_model_is_recognized(here: Path) -> None:
     found = run_with(here, "mlp")
-    assert found["same model"].verdict is Verdict.OK
+    assert found["same model"].verdict is CheckVerdict.OK
     assert found["same model"].text == f"as the run's ({manifest().digest.hex()[:12]})"
 
 
@@ -233,9 +233,9 @@ def test_a_forecast_charges_almost_nothing_for_frozen_layers() -> None:
     assert whole.up.low > 4 * half.up.high
 
 
-def beside(here: Path, settings: RunSettings, **config: Any) -> Checked:
+def beside(here: Path, settings: RunSettings, **config: Any) -> CheckReport:
     """Check beside a run that gathers its clients."""
-    found: list[Checked] = []
+    found: list[CheckReport] = []
     with_coordinator(
         here / "run",
         lambda address: found.append(checked(data="ann", coordinator=address, **config)),
@@ -254,7 +254,7 @@ def test_more_samples_than_the_run_takes_are_told_by_the_coordinator(here: Path)
 def test_samples_that_the_run_cuts_are_told_with_their_weight(here: Path) -> None:
     run = RunSettings(clients=2, model="mlp", max_samples=30, samples_over_max="clip")
     found = by_name(beside(here, run))
-    assert found["samples"].verdict is Verdict.OK
+    assert found["samples"].verdict is CheckVerdict.OK
     assert found["samples"].text == "let in with 40 training samples, to weigh as if it had 30"
 
 
@@ -266,7 +266,7 @@ def test_a_model_too_small_for_the_runs_sparsity_is_told_and_everything_else_tri
     said = fails(by_name(found), "round")
     assert "sparsity 0.95 keeps none of the model's 5 masked weights" in said
     assert "→ whoever runs the coordinator: begin the run with settings that fit" in said
-    assert [step.name for step in found.steps.of(Verdict.FAILED)] == ["round"]
+    assert [step.name for step in found.steps.with_verdict(CheckVerdict.FAILED)] == ["round"]
     assert by_name(found)["state disk"].text.endswith("(what is needed is not known)")
     assert [one.sparsity for one in found.rounds] == ["0.5"], "the others keep nothing, too"
 
@@ -281,7 +281,7 @@ def test_a_kind_of_model_that_the_run_cannot_have_is_told(here: Path) -> None:
 def test_a_tiny_model_passes_where_no_run_asks_for_its_sparsity() -> None:
     Path("tiny_task.py").write_text(TINY_TASK)
     found = checked(data="ann", task="tiny_task.py")
-    assert found.steps.of(Verdict.FAILED) == []
+    assert found.steps.with_verdict(CheckVerdict.FAILED) == []
     assert by_name(found)["round"].text.endswith(" down at 50 %")
 
 
@@ -300,9 +300,9 @@ def test_a_disk_that_is_nearly_full_is_told_with_what_is_needed() -> None:
     assert output > 4 * model.size, "the whole model is kept"
     assert state >= 4 * model.num_masked, "scores may be unsent"
     steps, _ = disk(10 * output, config)
-    assert [step.verdict for step in steps.all] == [Verdict.OK, Verdict.OK]
+    assert [step.verdict for step in steps.all] == [CheckVerdict.OK, CheckVerdict.OK]
     steps, _ = disk(output + 1, config)
-    assert [step.verdict for step in steps.all] == [Verdict.WARNING, Verdict.WARNING]
+    assert [step.verdict for step in steps.all] == [CheckVerdict.WARNING, CheckVerdict.WARNING]
     steps, _ = disk(100, config)
     assert steps.exit_code is ExitCode.STATE
     said = fails({step.name: step for step in steps.all}, "state disk")
@@ -345,7 +345,7 @@ def test_a_name_that_no_client_can_have_is_told(here: Path) -> None:
     assert "'my shard' cannot be a client id" in said
     assert said.endswith("→ whoever set up this machine: choose a name with --client-id")
     assert found.steps.exit_code is ExitCode.USAGE
-    assert by_name(found)["train"].verdict is Verdict.OK, "everything else is tried"
+    assert by_name(found)["train"].verdict is CheckVerdict.OK, "everything else is tried"
     assert checked(data="my shard.npz", client_id="ann").steps.exit_code is ExitCode.DONE
 
 
@@ -402,19 +402,19 @@ def test_a_narrow_terminal_has_whole_cells_of_what_matters() -> None:
 def test_a_run_by_bytes_is_told_in_bytes_not_in_percent() -> None:
     run = RunSettings(model="mlp", bytes_per_round="20000")
     rows = forecasts(manifest(), run, Terms(), None, None, is_run=True)
-    assert [sparsity_told(one) for one in rows if one.is_run] == ["20.0 kB a round, this run"]
+    assert [format_sparsity(one) for one in rows if one.is_run] == ["20.0 kB a round, this run"]
 
 
 def test_one_sparsity_has_one_row_however_it_is_written() -> None:
     run = RunSettings(model="mlp", sparsity="0.90")
     rows = forecasts(manifest(), run, Terms(), None, None, is_run=True)
-    assert [sparsity_told(one) for one in rows] == ["50 %", "90 %, this run", "95 %"]
+    assert [format_sparsity(one) for one in rows] == ["50 %", "90 %, this run", "95 %"]
 
 
 def noted(run: RunSettings, terms: Terms) -> tuple[list[str], str]:
     """Return the rows of a forecast, and the note below it."""
     rows = forecasts(manifest(), run, terms, None, None, is_run=True)
-    return [sparsity_told(one) for one in rows], forecast_notes(rows, None, None)
+    return [format_sparsity(one) for one in rows], forecast_notes(rows, None, None)
 
 
 def test_a_warm_up_has_a_row_of_its_own_until_it_is_over() -> None:

@@ -14,24 +14,24 @@ from ssfl.method.manifest import Manifest
 from ssfl.method.settings import RunSettings, setting
 from ssfl.program import settings
 from ssfl.program.exits import ExitCode, ProgramError
-from ssfl.tools.check.coordinator import Talk, check_coordinator
+from ssfl.tools.check.coordinator import PreflightSession, check_coordinator
 from ssfl.tools.check.disk import check_disk
 from ssfl.tools.check.forecast import Forecast, Terms, forecasts, sparsity_of
-from ssfl.tools.check.network import Way, check_way
+from ssfl.tools.check.network import Route, check_route
 from ssfl.tools.check.probe import TOKEN_BYTES, Question
 from ssfl.tools.check.site_trial import SiteCheck
-from ssfl.tools.check.steps import Advice, Ended, Found, Steps, Who, Wrong
+from ssfl.tools.check.steps import CheckInterrupted, Owner, Remedy, StepFailed, StepResult, Steps
 from ssfl.tools.check.view import (
     Screen,
     document,
     forecast_notes,
     forecast_table,
+    format_sparsity,
     role_table,
-    sparsity_told,
     tensor_table,
     verdict_text,
 )
-from ssfl.tools.plan.view import expected
+from ssfl.tools.plan.view import format_size
 from ssfl.tools.terminal import console, stdout_aside
 
 DESCRIPTION = (
@@ -44,7 +44,7 @@ EXAMPLE = (
     "For example: ssfl check --task my_task.py --data shard_00 --coordinator fl.example.org:50051 "
     "--tls-ca ca.pem"
 )
-NOBODY = "ssfl-check"  # a client id to ask with, where nothing names the client
+UNNAMED_CLIENT = "ssfl-check"  # a client id to ask with, where nothing names the client
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,13 +67,13 @@ class CheckConfig(ClientConfig):
 
 
 @dataclass
-class Checked:
+class CheckReport:
     """All that a check has found."""
 
     steps: Steps
-    client_id: str = NOBODY
+    client_id: str = UNNAMED_CLIENT
     asks_coordinator: bool = False
-    talk: Talk | None = None
+    session: PreflightSession | None = None
     settings: RunSettings | None = None  # of the run; None: not known
     run_manifest: Manifest | None = None  # of the run's model; None: it has none, or is not known
     site: SiteCheck | None = None
@@ -81,7 +81,7 @@ class Checked:
 
     def forecasts(self, manifest: Manifest) -> list[Forecast]:
         """Return what a round costs."""
-        answer = self.talk.answer if self.talk else None
+        answer = self.session.answer if self.session else None
         frozen = self.site.num_frozen if self.site else 0
         terms = Terms(num_frozen=frozen)
         if answer:
@@ -94,7 +94,7 @@ class Checked:
             manifest,
             self.settings or RunSettings(),
             terms,
-            self.talk.link if self.talk else None,
+            self.session.link if self.session else None,
             self.site.pace if self.site else None,
             is_run=self.settings is not None,
         )
@@ -129,9 +129,9 @@ def check(argv: Sequence[str]) -> int:
     return int(checked.steps.exit_code)
 
 
-def run_check(config: CheckConfig, steps: Steps) -> Checked:
+def run_check(config: CheckConfig, steps: Steps) -> CheckReport:
     """Do all steps that the settings ask for; those before Ctrl-C, if that ends it."""
-    checked = Checked(steps, asks_coordinator=bool(config.coordinator))
+    checked = CheckReport(steps, asks_coordinator=bool(config.coordinator))
     try:
         if config.coordinator:
             _check_coordinator(config, checked)
@@ -141,32 +141,32 @@ def run_check(config: CheckConfig, steps: Steps) -> Checked:
             needs = ["settings"] if config.coordinator else []
             needs += ["model"] if checked.site else []
             steps.run("round", lambda: _round(checked), needs)
-    except Ended:  # the step says so
+    except CheckInterrupted:  # the step says so
         pass
     finally:
-        if checked.talk:
-            checked.talk.close()
+        if checked.session:
+            checked.session.close()
     return checked
 
 
-def _check_coordinator(config: CheckConfig, checked: Checked) -> None:
+def _check_coordinator(config: CheckConfig, checked: CheckReport) -> None:
     steps = checked.steps
     access = _check_files(config, steps)
-    check_way(steps, Way(config.coordinator, access.tls if access else None))
+    check_route(steps, Route(config.coordinator, access.tls if access else None))
     steps.part = "coordinator"
     _check_client_id(config, checked, access)
     question = Question(checked.client_id, _token(config, checked.client_id))
-    checked.talk = check_coordinator(steps, access, question)
+    checked.session = check_coordinator(steps, access, question)
     steps.run("settings", lambda: _settings(checked), ["call"])
     steps.run("run's model", lambda: _run_model(checked), ["call"])
 
 
-def _check_site(config: CheckConfig, checked: Checked) -> None:
+def _check_site(config: CheckConfig, checked: CheckReport) -> None:
     run, checked.steps.part = checked.settings, "site"
     if not config.coordinator:
         _check_client_id(config, checked, None)
     checked.site = SiteCheck(
-        config, checked.client_id, run or RunSettings(), checked.run_manifest, checked.talk,
+        config, checked.client_id, run or RunSettings(), checked.run_manifest, checked.session,
         is_run=run is not None,
     )  # fmt: skip
     checked.site.check(checked.steps)
@@ -178,38 +178,40 @@ def _check_files(config: CheckConfig, steps: Steps) -> Access | None:
     """Read certificates and token; None if they will not do."""
     steps.part = "network"
 
-    def read() -> Found[Access]:
+    def read() -> StepResult[Access]:
         try:
             access = read_access(config)
         except ProgramError as error:
-            advice = Advice(Who.MACHINE, "mend this flag or file: a client would end here, too")
-            raise Wrong(str(error), advice, ExitCode.USAGE) from error
+            remedy = Remedy(Owner.MACHINE, "mend this flag or file: a client would end here, too")
+            raise StepFailed(str(error), remedy, ExitCode.USAGE) from error
         held = [f"CA {config.tls_ca}"] if access.tls else ["no TLS"]
         held += [f"certificate of {access.tls.pair.name}"] if access.tls and access.tls.pair else []
         held += ["join token"] if access.token else []
-        return Found(access, ", ".join(held))
+        return StepResult(access, ", ".join(held))
 
     return steps.run("files", read)
 
 
-def _check_client_id(config: CheckConfig, checked: Checked, access: Access | None) -> None:
+def _check_client_id(config: CheckConfig, checked: CheckReport, access: Access | None) -> None:
     """Find out the name that ssfl-client would have; without one, ask as who is certified."""
     pair = access.tls.pair if access and access.tls else None
     certified = pair.name if pair and CLIENT_ID.fullmatch(pair.name) else ""
 
-    def find() -> Found[str]:
+    def find() -> StepResult[str]:
         if config.client_id or config.data:
             try:
                 name = client_id_of(config)
             except ProgramError as error:
-                advice = Advice(Who.MACHINE, "choose a name with --client-id")
-                raise Wrong(str(error).partition(": choose")[0], advice, error.exit_code) from error
-            return Found(name, name)
+                remedy = Remedy(Owner.MACHINE, "choose a name with --client-id")
+                raise StepFailed(
+                    str(error).partition(": choose")[0], remedy, error.exit_code
+                ) from error
+            return StepResult(name, name)
         if certified:
-            return Found(certified, f"{certified}, as its certificate says")
-        return Found(NOBODY, f"{NOBODY}, for want of --client-id or --data")
+            return StepResult(certified, f"{certified}, as its certificate says")
+        return StepResult(UNNAMED_CLIENT, f"{UNNAMED_CLIENT}, for want of --client-id or --data")
 
-    checked.client_id = checked.steps.run("client id", find) or certified or NOBODY
+    checked.client_id = checked.steps.run("client id", find) or certified or UNNAMED_CLIENT
 
 
 def _token(config: CheckConfig, client_id: str) -> bytes:
@@ -221,48 +223,48 @@ def _token(config: CheckConfig, client_id: str) -> bytes:
     return token if len(token) == TOKEN_BYTES else b""
 
 
-def _settings(checked: Checked) -> Found[None]:
+def _settings(checked: CheckReport) -> StepResult[None]:
     """Read the run's settings as a client does."""
     from ssfl.client.errors import Refused
     from ssfl.client.run_settings import read_settings
 
-    answer = checked.talk.answer if checked.talk else None
+    answer = checked.session.answer if checked.session else None
     assert answer is not None
     try:
         run = checked.settings = read_settings(answer.settings)
     except Refused as error:
-        raise Wrong(
+        raise StepFailed(
             str(error),
-            Advice(Who.MACHINE, f"install ssfl {answer.software}, as the coordinator has"),
+            Remedy(Owner.MACHINE, f"install ssfl {answer.software}, as the coordinator has"),
             ExitCode.REFUSED,
         ) from error
     steps = f"{run.local_steps} local steps" if run.local_steps else f"{run.local_epochs} epochs"
     told = sparsity_of(run)
     mask = told if run.strategy != "ssfl" or run.bytes_per_round else f"{told} sparse"
-    return Found(
+    return StepResult(
         None,
         f"{run.model}, {mask}, {run.rounds} rounds of {steps}, batches of {run.batch_size}",
     )
 
 
-def _run_model(checked: Checked) -> Found[None]:
+def _run_model(checked: CheckReport) -> StepResult[None]:
     """Read the description of the run's model."""
-    answer = checked.talk.answer if checked.talk else None
+    answer = checked.session.answer if checked.session else None
     assert answer is not None
     if not answer.manifest:
-        return Found(None, "none yet: the first client describes one")
+        return StepResult(None, "none yet: the first client describes one")
     try:
         model = checked.run_manifest = Manifest.from_json(answer.manifest)
     except ManifestError as error:
-        raise Wrong(
+        raise StepFailed(
             f"the run's model cannot be read here: {error}",
-            Advice(Who.MACHINE, f"install ssfl {answer.software}, as the coordinator has"),
+            Remedy(Owner.MACHINE, f"install ssfl {answer.software}, as the coordinator has"),
             ExitCode.REFUSED,
         ) from error
-    return Found(None, f"{model.size:,} values, {model.num_masked:,} can be pruned")
+    return StepResult(None, f"{model.size:,} values, {model.num_masked:,} can be pruned")
 
 
-def _round(checked: Checked) -> Found[None]:
+def _round(checked: CheckReport) -> StepResult[None]:
     """Forecast a round, and find out whether the run's settings fit the model at all."""
     from ssfl.server.errors import ModelUnusable
     from ssfl.server.loop.first_model import begin_model
@@ -274,15 +276,19 @@ def _round(checked: Checked) -> Found[None]:
         try:
             begin_model(checked.settings, manifest, np.zeros(manifest.size, np.float32))
         except ModelUnusable as error:
-            what = "begin the run with settings that fit this model, or choose another model"
-            raise Wrong(str(error), Advice(Who.OPERATOR, what), ExitCode.REFUSED) from error
+            action = "begin the run with settings that fit this model, or choose another model"
+            raise StepFailed(
+                str(error), Remedy(Owner.OPERATOR, action), ExitCode.REFUSED
+            ) from error
     own = next((one for one in rounds if one.is_run), rounds[0] if rounds else None)
     if own is None:
-        return Found(None, "so small a model keeps nothing at the sparsities we know of")
-    return Found(None, f"{expected(own.up)} up, {expected(own.down)} down at {sparsity_told(own)}")
+        return StepResult(None, "so small a model keeps nothing at the sparsities we know of")
+    return StepResult(
+        None, f"{format_size(own.up)} up, {format_size(own.down)} down at {format_sparsity(own)}"
+    )
 
 
-def _show(checked: Checked, screen: Screen) -> None:
+def _show(checked: CheckReport, screen: Screen) -> None:
     """Print the verdict, the steps, and what they have led to."""
     shown = screen.console
     shown.print(verdict_text(checked.steps))
@@ -295,15 +301,15 @@ def _show(checked: Checked, screen: Screen) -> None:
     if told := checked.rounds:
         shown.print()
         shown.print(forecast_table(told, shown.width))
-        link = checked.talk.link if checked.talk else None
+        link = checked.session.link if checked.session else None
         shown.print(forecast_notes(told, link, checked.site.pace if checked.site else None))
 
 
-def _document(checked: Checked) -> dict[str, object]:
+def _document(checked: CheckReport) -> dict[str, object]:
     return document(
         checked.steps,
         checked.manifest(),
         checked.rounds,
-        checked.talk.link if checked.talk else None,
+        checked.session.link if checked.session else None,
         checked.site.pace if checked.site else None,
     )

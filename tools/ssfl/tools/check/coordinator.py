@@ -13,67 +13,76 @@ from ssfl.datasets.wording import counted
 from ssfl.program.exits import ExitCode
 from ssfl.program.printable import printable
 from ssfl.program.version import ssfl_version
-from ssfl.tools.check.probe import PROTOCOL_VERSION, Question, Told, answer_to, ask, measure
-from ssfl.tools.check.steps import Advice, Found, Steps, Who, Wrong
+from ssfl.tools.check.probe import (
+    PROTOCOL_VERSION,
+    CoordinatorReply,
+    Question,
+    answer_to,
+    ask,
+    measure,
+)
+from ssfl.tools.check.steps import Owner, Remedy, StepFailed, StepResult, Steps
 from ssfl.tools.plan.link import Link
 from ssfl.v1 import admin_pb2, admin_pb2_grpc
 from ssfl.v1 import coordinator_pb2 as pb
 
 SKEW_WARNS_S, SKEW_FAILS_S = 30.0, 300.0
-CHECKED_SINCE = "0.1.0"  # the first version whose coordinators know the call
-ADMIN_S = 5.0  # to find out whether it is the admin port
+CHECK_SINCE = "0.1.0"  # the first version whose coordinators know the call
+ADMIN_TIMEOUT_S = 5.0  # to find out whether it is the admin port
 FAST_BITS_PER_S = 1e10  # above this a measurement says little
-_ADVICE = {  # what a refusal asks for; docs/wire-format.md has all reasons
-    "unauthenticated": Advice(
-        Who.MACHINE,
+_REMEDIES = {  # what a refusal asks for; docs/wire-format.md has all reasons
+    "unauthenticated": Remedy(
+        Owner.MACHINE,
         "give the file of this coordinator's token with --join-token-file; its operator has it",
     ),
-    "wrong_name": Advice(
-        Who.MACHINE,
+    "wrong_name": Remedy(
+        Owner.MACHINE,
         "give the certificate's name with --client-id, or take the certificate that is made out "
         "to this client",
     ),
-    "removed": Advice(
-        Who.OPERATOR,
+    "removed": Remedy(
+        Owner.OPERATOR,
         "take the removal back, if the site is to take part (ssfl remove SITE --readmit)",
     ),
-    "client_id_taken": Advice(
-        Who.MACHINE, "give the --state-dir of the client that has this name, or another name"
+    "client_id_taken": Remedy(
+        Owner.MACHINE, "give the --state-dir of the client that has this name, or another name"
     ),
-    "run_full": Advice(
-        Who.OPERATOR,
+    "run_full": Remedy(
+        Owner.OPERATOR,
         "make room for this site: a larger --max-clients or, as a --reproducible run has its "
         "clients for good, a new run with a larger --clients (--fresh)",
     ),
-    "version_unsupported": Advice(
-        Who.OPERATOR, "upgrade the coordinator, or tell this site which version to install"
+    "version_unsupported": Remedy(
+        Owner.OPERATOR, "upgrade the coordinator, or tell this site which version to install"
     ),
-    "too_many_samples": Advice(
-        Who.OPERATOR, "raise --max-samples, or let claims be cut (--samples-over-max clip)"
+    "too_many_samples": Remedy(
+        Owner.OPERATOR, "raise --max-samples, or let claims be cut (--samples-over-max clip)"
     ),
 }
 
 
-def check_coordinator(steps: Steps, access: Access | None, question: Question) -> "Talk":
+def check_coordinator(
+    steps: Steps, access: Access | None, question: Question
+) -> "PreflightSession":
     """Ask the coordinator; what it told is None where it could not be asked.
 
     More can be asked until the talk is closed.
     """
     steps.part = "coordinator"
-    talk = Talk(access, question)
-    steps.run("call", talk.ask, ["http/2"])
-    steps.run("version", talk.version, ["call"])
-    steps.run("admission", talk.admission, ["call", "client id"])
-    steps.run("clock", talk.clock, ["call"])
-    steps.run("bandwidth", talk.bandwidth, ["call"])
-    return talk
+    session = PreflightSession(access, question)
+    steps.run("call", session.ask, ["http/2"])
+    steps.run("version", session.version, ["call"])
+    steps.run("admission", session.admission, ["call", "client id"])
+    steps.run("clock", session.clock, ["call"])
+    steps.run("bandwidth", session.bandwidth, ["call"])
+    return session
 
 
-class Talk:
+class PreflightSession:
     """One client's conversation with a coordinator."""
 
     def __init__(self, access: Access | None, question: Question) -> None:
-        self.told: Told | None = None
+        self.told: CoordinatorReply | None = None
         self.link: Link | None = None
         self._access, self._question = access, question
         self._channel: grpc.Channel | None = None
@@ -87,7 +96,7 @@ class Talk:
         if self._channel is not None:
             self._channel.close()
 
-    def ask(self) -> Found[None]:
+    def ask(self) -> StepResult[None]:
         assert self._access is not None
         self._channel = open_channel(self._access.address, self._access.tls)
         self._stub = stub_for(self._channel, self._access.token)
@@ -100,119 +109,125 @@ class Talk:
         proved = ["certificate"] if self._access.tls and self._access.tls.pair else []
         proved += ["join token"] if self._access.token else []
         known = f", {' and '.join(proved)} accepted" if proved else ""
-        return Found(
+        return StepResult(
             None,
             f"run {answer.run_id}: {answer.phase}, {done} of {rounds} rounds, "
             f"{answer.num_clients} clients joined{known}",
         )
 
-    def version(self) -> Found[None]:
+    def version(self) -> StepResult[None]:
         answer, ours = self._told.answer, ssfl_version()
         if answer.protocol_version < PROTOCOL_VERSION:
-            raise Wrong(
+            raise StepFailed(
                 f"the coordinator speaks protocol {answer.protocol_version}, this site "
                 f"{PROTOCOL_VERSION}",
-                Advice(Who.OPERATOR, f"upgrade the coordinator to ssfl {ours}"),
+                Remedy(Owner.OPERATOR, f"upgrade the coordinator to ssfl {ours}"),
                 ExitCode.REFUSED,
             )
         text = f"protocol {answer.protocol_version}, ssfl {answer.software}"
         if answer.software == ours:
-            return Found(None, f"{text} at both ends")
-        return Found(
+            return StepResult(None, f"{text} at both ends")
+        return StepResult(
             None,
             f"{text} there, {ours} here",
-            Advice(Who.MACHINE, f"install ssfl {answer.software}, as the coordinator has"),
+            Remedy(Owner.MACHINE, f"install ssfl {answer.software}, as the coordinator has"),
         )
 
-    def admission(self) -> Found[None]:
+    def admission(self) -> StepResult[None]:
         answer = self._told.answer
         _raise_refusal(answer)
         over = " (the run is over: it would get the final model)" if _is_over(answer) else ""
         if answer.phase == "stopped" and not answer.rounds_done:
             over = " (the run was stopped before its first round: nothing is learnt any more)"
-        return Found(None, f"{self._question.client_id} would be let in{over}")
+        return StepResult(None, f"{self._question.client_id} would be let in{over}")
 
-    def samples(self, num_samples: int) -> Found[None]:
+    def samples(self, num_samples: int) -> StepResult[None]:
         """Ask once more, now that the shard is read: would it be let in with so many samples?"""
         try:
             answer = answer_to(self._stub, replace(self._question, num_samples=num_samples))
         except grpc.RpcError as error:
             if reason_of(error) == "too_many_checks":
-                return Found(None, f"not asked: {_words(error)}", Advice(Who.YOU, "try again"))
+                return StepResult(
+                    None, f"not asked: {_details(error)}", Remedy(Owner.YOU, "try again")
+                )
             raise self._refused(error) from error
         _raise_refusal(answer)
         run, text = answer.settings, counted(num_samples, "training sample")
         if run.samples_over_max == "clip" and 0 < run.max_samples < num_samples:
-            return Found(None, f"let in with {text}, to weigh as if it had {run.max_samples:,}")
-        return Found(None, f"let in with {text}")
+            return StepResult(
+                None, f"let in with {text}, to weigh as if it had {run.max_samples:,}"
+            )
+        return StepResult(None, f"let in with {text}")
 
-    def clock(self) -> Found[None]:
+    def clock(self) -> StepResult[None]:
         assert self._access is not None
         ahead_s = self._told.ahead_s
         if abs(ahead_s) < 1:
-            return Found(None, f"agrees with the coordinator's ({abs(ahead_s):.2f} s apart)")
+            return StepResult(None, f"agrees with the coordinator's ({abs(ahead_s):.2f} s apart)")
         text = f"{abs(ahead_s):.0f} s {'behind' if ahead_s > 0 else 'ahead of'} the coordinator's"
         if abs(ahead_s) <= SKEW_WARNS_S:
-            return Found(None, text)
-        advice = Advice(
-            Who.MACHINE,
+            return StepResult(None, text)
+        remedy = Remedy(
+            Owner.MACHINE,
             "set this machine's clock (NTP); if it is right, the coordinator's is not: tell "
-            f"{Who.OPERATOR}. Certificates depend on it",
+            f"{Owner.OPERATOR}. Certificates depend on it",
         )
         if abs(ahead_s) > SKEW_FAILS_S and self._access.tls:
-            raise Wrong(f"this clock is {text}", advice, ExitCode.REFUSED)
-        return Found(None, text, advice)
+            raise StepFailed(f"this clock is {text}", remedy, ExitCode.REFUSED)
+        return StepResult(None, text, remedy)
 
-    def bandwidth(self) -> Found[None]:
+    def bandwidth(self) -> StepResult[None]:
         try:
             self.link = measure(self._stub, self._question, self._told.rtt_s)
         except grpc.RpcError as error:
             if reason_of(error) == "too_many_checks":
                 again = "try again for a forecast of times"
-                return Found(None, f"not measured: {_words(error)}", Advice(Who.YOU, again))
-            raise Wrong(
-                f"a transfer did not come through: {_words(error)}",
-                Advice(
-                    Who.NETWORK,
+                return StepResult(
+                    None, f"not measured: {_details(error)}", Remedy(Owner.YOU, again)
+                )
+            raise StepFailed(
+                f"a transfer did not come through: {_details(error)}",
+                Remedy(
+                    Owner.NETWORK,
                     "find out what cuts or stops the connection when some megabytes pass",
                 ),
                 ExitCode.UNREACHABLE,
             ) from error
         up, down = map(_rate, (self.link.up_bits_per_s, self.link.down_bits_per_s))
-        return Found(None, f"{up} up, {down} down, round trip {1000 * self.link.rtt_s:.1f} ms")
+        return StepResult(None, f"{up} up, {down} down, round trip {1000 * self.link.rtt_s:.1f} ms")
 
     @property
-    def _told(self) -> Told:
+    def _told(self) -> CoordinatorReply:
         assert self.told is not None
         return self.told
 
-    def _refused(self, error: grpc.RpcError) -> Wrong:
+    def _refused(self, error: grpc.RpcError) -> StepFailed:
         """Return what is wrong if the question itself is not answered."""
-        reason, text = reason_of(error), _words(error)
+        reason, text = reason_of(error), _details(error)
         if reason:
             code = ExitCode.UNREACHABLE if reason == "too_many_checks" else ExitCode.REFUSED
-            return Wrong(text, advice_on(reason, text), code)
+            return StepFailed(text, remedy_for(reason, text), code)
         if error.code() is grpc.StatusCode.UNIMPLEMENTED and self._is_admin_port():
-            return Wrong(
+            return StepFailed(
                 "this is the coordinator's admin port, for its operator, not the one for clients",
-                Advice(
-                    Who.MACHINE,
+                Remedy(
+                    Owner.MACHINE,
                     "give the port for clients with --coordinator; the coordinator prints both at "
                     "its start",
                 ),
                 ExitCode.REFUSED,
             )
         if error.code() is grpc.StatusCode.UNIMPLEMENTED:
-            return Wrong(
-                f"what answers does not know this call: a coordinator older than {CHECKED_SINCE}, "
+            return StepFailed(
+                f"what answers does not know this call: a coordinator older than {CHECK_SINCE}, "
                 "or another gRPC service",
-                Advice(Who.OPERATOR, f"upgrade the coordinator to ssfl {ssfl_version()}"),
+                Remedy(Owner.OPERATOR, f"upgrade the coordinator to ssfl {ssfl_version()}"),
                 ExitCode.REFUSED,
             )
-        return Wrong(
+        return StepFailed(
             f"the call did not come through: {text}",
-            Advice(
-                Who.NETWORK,
+            Remedy(
+                Owner.NETWORK,
                 "let gRPC (HTTP/2, long calls, trailers) pass: what stands in between takes the "
                 "connection, but not the call",
             ),
@@ -223,7 +238,7 @@ class Talk:
         """Tell whether the far end knows what operators ask; whether it answers is all the same."""
         admin: Any = admin_pb2_grpc.AdminServiceStub(self._channel)
         try:
-            admin.GetStatus(admin_pb2.GetStatusRequest(), timeout=ADMIN_S)
+            admin.GetStatus(admin_pb2.GetStatusRequest(), timeout=ADMIN_TIMEOUT_S)
         except grpc.RpcError as error:
             return bool(error.code() is not grpc.StatusCode.UNIMPLEMENTED)
         return True
@@ -232,23 +247,23 @@ class Talk:
 def _raise_refusal(answer: pb.CheckAnswer) -> None:
     """Raise Wrong if a Join would be refused."""
     if answer.refusal_reason:
-        advice = advice_on(answer.refusal_reason, answer.refusal)
-        raise Wrong(answer.refusal, advice, ExitCode.REFUSED)
+        remedy = remedy_for(answer.refusal_reason, answer.refusal)
+        raise StepFailed(answer.refusal, remedy, ExitCode.REFUSED)
 
 
-def advice_on(reason: str, text: str) -> Advice:
+def remedy_for(reason: str, text: str) -> Remedy:
     """Return who is to do what about a refusal."""
     if reason == "too_many_checks":
         found = re.search(r"in (\d+) s", text)
-        return Advice(Who.YOU, f"try again in {found[1] if found else 10} s")
-    return _ADVICE.get(reason, Advice(Who.OPERATOR, text))
+        return Remedy(Owner.YOU, f"try again in {found[1] if found else 10} s")
+    return _REMEDIES.get(reason, Remedy(Owner.OPERATOR, text))
 
 
 def _is_over(answer: pb.CheckAnswer) -> bool:
     return answer.phase in ("finished", "stopped")
 
 
-def _words(error: grpc.RpcError) -> str:
+def _details(error: grpc.RpcError) -> str:
     return printable(error.details() or error.code().name.lower())
 
 

@@ -14,11 +14,11 @@ from ssfl.method.errors import DensityError
 from ssfl.method.manifest import Manifest
 from ssfl.method.settings import RunSettings
 from ssfl.program.exits import ExitCode
-from ssfl.tools.check.steps import Advice, Found, Steps, Who, Wrong
+from ssfl.tools.check.steps import Owner, Remedy, StepFailed, StepResult, Steps
 from ssfl.tools.plan.masks import planned_masks
 
 SPARE = 2  # so many times what is needed is comfortable
-RESIDUALS = 3  # files of a lossy run: the one in use, the one before, the one to come
+RESIDUAL_FILES = 3  # files of a lossy run: the one in use, the one before, the one to come
 
 Free = Callable[[Path], int]
 Needed = Callable[[Manifest, RunSettings], int]
@@ -44,9 +44,9 @@ def check_disk(
     """
     steps.part = "site"
 
-    def state() -> Found[None]:
-        found = _room("--state-dir", state_dir, room_for(state_bytes), free)
-        _check_left(state_dir)
+    def state() -> StepResult[None]:
+        found = _check_space("--state-dir", state_dir, room_for(state_bytes), free)
+        _check_leftover_files(state_dir)
         return found
 
     def room_for(needed: Needed) -> Callable[[], int | None]:
@@ -54,11 +54,12 @@ def check_disk(
 
     steps.run("state disk", state)
     steps.run(
-        "output disk", lambda: _room("--out-dir", config.out_dir, room_for(output_bytes), free)
+        "output disk",
+        lambda: _check_space("--out-dir", config.out_dir, room_for(output_bytes), free),
     )
 
 
-def _check_left(folder: Path) -> None:
+def _check_leftover_files(folder: Path) -> None:
     """Raise Wrong if a client could not take up what an earlier one left in its folder."""
     for file in sorted(folder.iterdir()) if folder.exists() else []:
         try:
@@ -66,9 +67,9 @@ def _check_left(folder: Path) -> None:
         except FileNotFoundError:  # of a client that runs: it has just replaced it
             continue
         except OSError as error:
-            raise Wrong(
+            raise StepFailed(
                 f"--state-dir: {file} cannot be used: {error.strerror}",
-                Advice(Who.MACHINE, f"let this user read and write all of {folder}"),
+                Remedy(Owner.MACHINE, f"let this user read and write all of {folder}"),
                 ExitCode.STATE,
             ) from error
 
@@ -85,48 +86,50 @@ def _needed(needed: Needed, manifest: Manifest | None, settings: RunSettings) ->
 
 def state_bytes(manifest: Manifest, settings: RunSettings) -> int:
     """Return the most a client's state takes: an unsent answer, and what lossy updates lost."""
-    count = max_travelling(manifest, settings)
+    count = max_update_values(manifest, settings)
     update = blocks.max_encoded_bytes(reference.CODE, count)
     compact = scores.max_encoded_bytes(manifest.num_masked)
     report = max(values_only.encoded_bytes(manifest.num_masked), compact)
-    residuals = RESIDUALS if settings.value_type != "float32" else 0
+    residuals = RESIDUAL_FILES if settings.value_type != "float32" else 0
     return max(update, report) + residuals * values_only.encoded_bytes(count)
 
 
 def output_bytes(manifest: Manifest, settings: RunSettings) -> int:
     """Return what the final model takes, with the site's own one if the run makes one."""
-    whole, kept = manifest.size, max_travelling(manifest, settings)
+    whole, kept = manifest.size, max_update_values(manifest, settings)
     one = values_only.encoded_bytes(whole) + values_only.encoded_bytes(kept)
     one += 2 * -(-manifest.num_masked // 8) + 3 * len(manifest.json)
     return one * (2 if settings.personalize_epochs else 1)
 
 
-def max_travelling(manifest: Manifest, settings: RunSettings) -> int:
+def max_update_values(manifest: Manifest, settings: RunSettings) -> int:
     """Return the values of the largest update of a run."""
     kept = max(mask.num_kept for mask in planned_masks(manifest, settings))
     return kept + manifest.num_unmasked
 
 
-def _room(flag: str, folder: Path, room: Callable[[], int | None], free: Free) -> Found[None]:
-    there = _nearest(folder)
+def _check_space(
+    flag: str, folder: Path, room: Callable[[], int | None], free: Free
+) -> StepResult[None]:
+    there = _nearest_existing(folder)
     if not there.is_dir() or not os.access(there, os.R_OK | os.W_OK | os.X_OK):
-        what = "cannot be written" if there.is_dir() else "is no folder"
-        raise Wrong(
-            f"{flag} {folder}: {there} {what}",
-            Advice(Who.MACHINE, f"let this user write there, or choose another with {flag}"),
+        action = "cannot be written" if there.is_dir() else "is no folder"
+        raise StepFailed(
+            f"{flag} {folder}: {there} {action}",
+            Remedy(Owner.MACHINE, f"let this user write there, or choose another with {flag}"),
             ExitCode.STATE,
         )
     left, needed = free(there), room()
     if needed is None:
-        return Found(None, f"{size(left)} free in {folder} (what is needed is not known)")
+        return StepResult(None, f"{size(left)} free in {folder} (what is needed is not known)")
     text = f"{size(left)} free in {folder}, {size(needed)} needed"
-    advice = Advice(Who.MACHINE, f"make room, or choose another disk with {flag}")
+    remedy = Remedy(Owner.MACHINE, f"make room, or choose another disk with {flag}")
     if left < needed:
-        raise Wrong(text, advice, ExitCode.STATE)
-    return Found(None, text, advice if left < SPARE * needed else None)
+        raise StepFailed(text, remedy, ExitCode.STATE)
+    return StepResult(None, text, remedy if left < SPARE * needed else None)
 
 
-def _nearest(folder: Path) -> Path:
+def _nearest_existing(folder: Path) -> Path:
     """Return the path, or the closest one above it that exists."""
     here = folder.absolute()
     return next(one for one in (here, *here.parents) if os.path.lexists(one))

@@ -14,10 +14,10 @@ from ssfl.tools.check.site_trial import Pace
 from ssfl.tools.plan.link import Link
 from ssfl.tools.plan.result import RunPlan, Seconds
 from ssfl.tools.plan.sizes import Size
-from ssfl.tools.plan.whole_run import Site, plan_run
+from ssfl.tools.plan.whole_run import PlannedSite, plan_run
 
 SPARSITIES = ("0.5", "0.9", "0.95")
-FEWEST = 2  # clients, where the run does not say how many
+MIN_CLIENTS = 2  # clients, where the run does not say how many
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +57,7 @@ class Terms:
 
     reference_coding: bool = True
     upload_slots: int = 8
-    num_clients: int = FEWEST  # joined so far
+    num_clients: int = MIN_CLIENTS  # joined so far
     rounds_done: int = 0
     has_begun: bool = False
     num_frozen: int = 0  # values of this site's model that are not trained
@@ -76,14 +76,16 @@ def forecasts(
 
     One at which so small a model keeps nothing is left out.
     """
-    clients = settings.clients or max(FEWEST, terms.num_clients)
+    clients = settings.clients or max(MIN_CLIENTS, terms.num_clients)
     run = replace(settings, clients=clients, clients_per_round=0, client_fraction=0.0)
-    others = [one for one in SPARSITIES if not (is_run and _is_at(run, one))]
-    wanted = [(_at(run, one), "") for one in others]
+    others = [one for one in SPARSITIES if not (is_run and _has_sparsity(run, one))]
+    wanted = [(_with_sparsity(run, one), "") for one in others]
     if is_run:
         wanted.append((run, "this run"))
         if (warm := run.warmup_rounds) > terms.rounds_done:
-            wanted.append((_at(run, "0", "fedavg"), f"the first {counted(warm, 'round')}"))
+            wanted.append(
+                (_with_sparsity(run, "0", "fedavg"), f"the first {counted(warm, 'round')}")
+            )
     found = []
     for settings_of_one, rounds in wanted:
         with suppress(DensityError):
@@ -91,7 +93,7 @@ def forecasts(
     return sorted(found, key=lambda one: -one.num_kept)
 
 
-def _at(run: RunSettings, sparsity: str, strategy: str = "ssfl") -> RunSettings:
+def _with_sparsity(run: RunSettings, sparsity: str, strategy: str = "ssfl") -> RunSettings:
     return replace(
         run, strategy=strategy, sparsity=sparsity, bytes_per_round="", sparsity_schedule="",
         warmup_rounds=0, refresh_rounds="", refresh_every=0,
@@ -107,7 +109,7 @@ def sparsity_of(run: RunSettings) -> str:
     return run.sparsity_schedule or run.sparsity
 
 
-def _is_at(run: RunSettings, sparsity: str) -> bool:
+def _has_sparsity(run: RunSettings, sparsity: str) -> bool:
     """Tell whether a run has just this sparsity, however it is written."""
     other = run.strategy != "ssfl" or run.bytes_per_round or run.sparsity_schedule
     return not other and Decimal(run.sparsity) == Decimal(sparsity)
@@ -123,7 +125,7 @@ def _forecast(
 ) -> Forecast:
     plan: RunPlan = plan_run(
         manifest, run, terms.upload_slots, reference_coding=terms.reference_coding, link=link,
-        site=Site(num_frozen=terms.num_frozen),
+        site=PlannedSite(num_frozen=terms.num_frozen),
     )  # fmt: skip
     times, agreed = plan.times, [mask.first for mask in plan.masks if mask.is_agreed]
     to_come = [one for one in agreed if one > terms.rounds_done or not terms.has_begun]

@@ -32,11 +32,11 @@ ASK_S = 15.0  # deadline of question and echoes
 MEASURE_S = 40.0  # of noise both ways
 NOISE_BYTES = 8 << 20
 NOISE_S = 3.0
-SMALLEST_PIECE, LARGEST_PIECE = 4 << 10, 64 << 10
+MIN_PIECE_BYTES, MAX_PIECE_BYTES = 4 << 10, 64 << 10
 ECHOES = 10
-SHORTEST_S = 1e-4  # of a measurement: less is the clock's own
+MIN_DURATION_S = 1e-4  # of a measurement: less is the clock's own
 
-Samples = list[tuple[float, int]]  # when, and how many bytes had come by then
+ArrivalSamples = list[tuple[float, int]]  # when, and how many bytes had come by then
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +59,7 @@ class Question:
 
 
 @dataclass(frozen=True, slots=True)
-class Told:
+class CoordinatorReply:
     """What the coordinator answered, and its clock beside ours."""
 
     answer: pb.CheckAnswer
@@ -67,7 +67,7 @@ class Told:
     ahead_s: float  # the coordinator's clock is so much ahead of ours
 
 
-def ask(stub: Any, question: Question) -> Told:
+def ask(stub: Any, question: Question) -> CoordinatorReply:
     """Ask the question, then measure round trip and clocks; grpc.RpcError if it is refused."""
     with _Stream(stub, ASK_S) as stream:
         stream.put(question.message())
@@ -81,7 +81,7 @@ def ask(stub: Any, question: Question) -> Told:
             took_s = time.monotonic() - began_s
             if took_s < rtt_s:
                 rtt_s, ahead_s = took_s, told.unix_time_s - (wall_s + took_s / 2)
-        return Told(answer, rtt_s, ahead_s)
+        return CoordinatorReply(answer, rtt_s, ahead_s)
 
 
 def answer_to(stub: Any, question: Question) -> pb.CheckAnswer:
@@ -97,7 +97,7 @@ def measure(stub: Any, question: Question, rtt_s: float) -> Link:
         stream.put(question.message())
         stream.next()
         stream.noise(question.client_id)
-        up: Samples = [(time.monotonic(), 0)]
+        up: ArrivalSamples = [(time.monotonic(), 0)]
         while up[-1][1] != stream.noise_bytes:
             received = stream.next().received.num_bytes
             up.append((time.monotonic(), received))
@@ -106,14 +106,14 @@ def measure(stub: Any, question: Question, rtt_s: float) -> Link:
     return Link(link_rate(bytes_per_s(up)), link_rate(bytes_per_s(down)), rtt_s)
 
 
-def _download(stream: "_Stream", client_id: str) -> Samples:
+def _download(stream: "_Stream", client_id: str) -> ArrivalSamples:
     """Ask for noise, part by part: no more at once than has come so far."""
-    samples: Samples = [(time.monotonic(), 0)]
+    samples: ArrivalSamples = [(time.monotonic(), 0)]
     ends_s, asked, parts = time.monotonic() + NOISE_S, 0, 0
     while True:
         now_s, received = samples[-1]
-        part = min(NOISE_BYTES - asked, max(LARGEST_PIECE, received) - (asked - received))
-        if part > 0 and now_s < ends_s and (part >= LARGEST_PIECE or not asked - received):
+        part = min(NOISE_BYTES - asked, max(MAX_PIECE_BYTES, received) - (asked - received))
+        if part > 0 and now_s < ends_s and (part >= MAX_PIECE_BYTES or not asked - received):
             download = pb.CheckDownload(num_bytes=part)
             stream.put(pb.CheckRequest(client_id=client_id, download=download))
             asked, parts = asked + part, parts + 1
@@ -126,7 +126,7 @@ def _download(stream: "_Stream", client_id: str) -> Samples:
             samples.append((time.monotonic(), received + len(response.noise)))
 
 
-def bytes_per_s(samples: Samples) -> float:
+def bytes_per_s(samples: ArrivalSamples) -> float:
     """Return the rate of the second half.
 
     >>> bytes_per_s([(0.0, 0), (9.0, 50), (10.0, 100), (11.0, 150)])
@@ -135,7 +135,7 @@ def bytes_per_s(samples: Samples) -> float:
     last_s, total = samples[-1]
     half = [one for one in samples[:-1] if one[1] >= total / 2] or samples[-2:-1]
     first_s, before = half[0]
-    return (total - before) / max(SHORTEST_S, last_s - first_s)
+    return (total - before) / max(MIN_DURATION_S, last_s - first_s)
 
 
 def link_rate(payload_bytes_per_s: float) -> float:
@@ -178,7 +178,7 @@ class _Stream:
         try:
             response: pb.CheckResponse = next(self._call)
         except StopIteration:
-            raise Ended from None
+            raise CallEnded from None
         return response
 
     def _requests(self) -> Iterator[pb.CheckRequest]:
@@ -190,7 +190,7 @@ class _Stream:
 
     def _pieces(self, client_id: str) -> Iterator[pb.CheckRequest]:
         """Yield noise; what is under way at once is bounded, so that a slow wire is not clogged."""
-        size, sent, began_s = SMALLEST_PIECE, 0, time.monotonic()
+        size, sent, began_s = MIN_PIECE_BYTES, 0, time.monotonic()
         while self.noise_bytes < 0:
             with self._news:
                 self._news.wait_for(partial(self._may_send, sent), NOISE_S)
@@ -199,13 +199,13 @@ class _Stream:
             if sent == NOISE_BYTES or time.monotonic() - began_s > NOISE_S:
                 self.noise_bytes = sent  # before it goes: its receipt may be quick
             yield pb.CheckRequest(client_id=client_id, noise=piece)
-            size = min(2 * size, LARGEST_PIECE)
+            size = min(2 * size, MAX_PIECE_BYTES)
 
     def _may_send(self, sent: int) -> bool:
-        return sent - self._arrived <= max(LARGEST_PIECE, self._arrived)
+        return sent - self._arrived <= max(MAX_PIECE_BYTES, self._arrived)
 
 
-class Ended(grpc.RpcError):  # type: ignore[misc]  # grpc has no types
+class CallEnded(grpc.RpcError):  # type: ignore[misc]  # grpc has no types
     """The coordinator ended the call before it was over."""
 
     def code(self) -> grpc.StatusCode:

@@ -20,12 +20,12 @@ from typing import Generic, TypeVar
 from ssfl.program.exits import ExitCode, Terminated
 from ssfl.program.printable import printable_lines
 
-LONG_S, AGAIN_S = 15.0, 60.0  # after so long a step is named, and again and again
-ENDED = (ExitCode.INTERRUPTED, ExitCode.TERMINATED)
+SLOW_AFTER_S, REPEAT_S = 15.0, 60.0  # after so long a step is named, and again and again
+INTERRUPTED = (ExitCode.INTERRUPTED, ExitCode.TERMINATED)
 Value = TypeVar("Value")
 
 
-class Verdict(StrEnum):
+class CheckVerdict(StrEnum):
     """How a step ended."""
 
     OK = "ok"
@@ -34,7 +34,7 @@ class Verdict(StrEnum):
     SKIPPED = "skipped"
 
 
-class Who(StrEnum):
+class Owner(StrEnum):
     """Who can mend what is wrong."""
 
     NETWORK = "this site's network people"
@@ -46,48 +46,48 @@ class Who(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Advice:
+class Remedy:
     """Who is to do what; `others` could do something else instead."""
 
-    who: Who
-    what: str
-    others: tuple["Advice", ...] = ()
+    owner: Owner
+    action: str
+    alternatives: tuple["Remedy", ...] = ()
 
-    def each(self) -> tuple["Advice", ...]:
+    def options(self) -> tuple["Remedy", ...]:
         """Return everybody's own."""
-        return (self, *self.others)
+        return (self, *self.alternatives)
 
 
 @dataclass(frozen=True, slots=True)
-class Found(Generic[Value]):
+class StepResult(Generic[Value]):
     """What a step found out; with advice it is a warning."""
 
     value: Value
     text: str
-    advice: Advice | None = None
+    remedy: Remedy | None = None
 
 
-class Wrong(Exception):
+class StepFailed(Exception):
     """What a step found wrong, and who is to do what about it."""
 
-    def __init__(self, text: str, advice: Advice, exit_code: ExitCode) -> None:
+    def __init__(self, text: str, remedy: Remedy, exit_code: ExitCode) -> None:
         super().__init__(text)
-        self.advice, self.exit_code = advice, exit_code
+        self.remedy, self.exit_code = remedy, exit_code
 
 
-class Ended(BaseException):
+class CheckInterrupted(BaseException):
     """Somebody ended the check, in a step that says so; like Ctrl-C, nothing swallows it."""
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class CheckStep:
     """One line of a check."""
 
     part: str  # "network", "coordinator" or "site"
     name: str
-    verdict: Verdict
+    verdict: CheckVerdict
     text: str
-    advice: Advice | None = None
+    remedy: Remedy | None = None
     seconds: float = 0.0
     exit_code: ExitCode = ExitCode.DONE
 
@@ -97,115 +97,121 @@ class Steps:
 
     def __init__(self, begin: Callable[[str], None] = lambda _name: None) -> None:
         self._begin = begin
-        self.all: list[Step] = []
+        self.all: list[CheckStep] = []
         self.part = ""  # of the steps to come
 
     def run(
-        self, name: str, body: Callable[[], Found[Value]], needs: Sequence[str] = ()
+        self, name: str, body: Callable[[], StepResult[Value]], needs: Sequence[str] = ()
     ) -> Value | None:
         """Return what a step found; None if it failed, or one that it needs did not pass."""
         if missing := [one for one in needs if not self.passed(one)]:
-            self.skip(name, self._because(missing[0]))
+            self.skip(name, self._skip_reason(missing[0]))
             return None
         self._begin(name)
         began_s = time.monotonic()
-        with _heard() as warnings, _named(name):
+        with _captured_warnings() as warnings, _reporting_slowness(name):
             try:
                 found = body()
-            except Wrong as wrong:
-                self._fail(name, wrong, began_s)
+            except StepFailed as failure:
+                self._fail(name, failure, began_s)
                 return None
             except (KeyboardInterrupt, Terminated) as error:
-                self._fail(name, _ended(error, began_s), began_s)
-                raise Ended from error
+                self._fail(name, _interrupted(error, began_s), began_s)
+                raise CheckInterrupted from error
             except BaseException as error:  # noqa: BLE001  the other steps are to be tried
                 self._fail(name, _unexpected(error), began_s)
                 print(printable_lines(traceback.format_exc().rstrip()), file=sys.stderr)
                 return None
-        advice, heard = found.advice, "; ".join(warnings)
+        remedy, heard = found.remedy, "; ".join(warnings)
         if heard:
-            advice = (
-                replace(advice, what=f"{advice.what}; {heard}")
-                if advice
-                else Advice(Who.MACHINE, heard)
+            remedy = (
+                replace(remedy, action=f"{remedy.action}; {heard}")
+                if remedy
+                else Remedy(Owner.MACHINE, heard)
             )
-        self._add(name, Verdict.WARNING if advice else Verdict.OK, found.text, advice, began_s)
+        self._add(
+            name, CheckVerdict.WARNING if remedy else CheckVerdict.OK, found.text, remedy, began_s
+        )
         return found.value
 
     def skip(self, name: str, why: str) -> None:
         """Say that a step is not tried."""
-        self._add(name, Verdict.SKIPPED, why)
+        self._add(name, CheckVerdict.SKIPPED, why)
 
     def passed(self, name: str) -> bool:
         """Tell whether a step was tried and is not wrong."""
-        good = (Verdict.OK, Verdict.WARNING)
+        good = (CheckVerdict.OK, CheckVerdict.WARNING)
         return any(step.name == name and step.verdict in good for step in self.all)
 
-    def _fail(self, name: str, wrong: Wrong, began_s: float) -> None:
-        self._add(name, Verdict.FAILED, str(wrong), wrong.advice, began_s, wrong.exit_code)
+    def _fail(self, name: str, failure: StepFailed, began_s: float) -> None:
+        self._add(
+            name, CheckVerdict.FAILED, str(failure), failure.remedy, began_s, failure.exit_code
+        )
 
-    def _because(self, name: str) -> str:
+    def _skip_reason(self, name: str) -> str:
         """Say which failure hides a step: not the one before it, but the first of all."""
         (step,) = (one for one in self.all if one.name == name)
-        return f"because {name} failed" if step.verdict is Verdict.FAILED else step.text
+        return f"because {name} failed" if step.verdict is CheckVerdict.FAILED else step.text
 
-    def of(self, verdict: Verdict) -> list[Step]:
+    def with_verdict(self, verdict: CheckVerdict) -> list[CheckStep]:
         return [step for step in self.all if step.verdict is verdict]
 
     @property
     def exit_code(self) -> ExitCode:
         """The code of the first failure, unless somebody ended the check."""
-        codes = [step.exit_code for step in self.of(Verdict.FAILED)]
-        return codes[-1] if self.is_ended else codes[0] if codes else ExitCode.DONE
+        codes = [step.exit_code for step in self.with_verdict(CheckVerdict.FAILED)]
+        return codes[-1] if self.is_interrupted else codes[0] if codes else ExitCode.DONE
 
     @property
-    def is_ended(self) -> bool:
+    def is_interrupted(self) -> bool:
         """Whether somebody ended the check, in its last step."""
-        return bool(self.all) and self.all[-1].exit_code in ENDED
+        return bool(self.all) and self.all[-1].exit_code in INTERRUPTED
 
     def _add(
         self,
         name: str,
-        verdict: Verdict,
+        verdict: CheckVerdict,
         text: str,
-        advice: Advice | None = None,
+        remedy: Remedy | None = None,
         began_s: float | None = None,
         exit_code: ExitCode = ExitCode.DONE,
     ) -> None:
         seconds = 0.0 if began_s is None else time.monotonic() - began_s
-        self.all.append(Step(self.part, name, verdict, text, advice, seconds, exit_code))
+        self.all.append(CheckStep(self.part, name, verdict, text, remedy, seconds, exit_code))
 
 
-def _unexpected(error: BaseException) -> Wrong:
+def _unexpected(error: BaseException) -> StepFailed:
     if not isinstance(error, Exception):  # none of ours: a client would end by it, without a word
-        return Wrong(
+        return StepFailed(
             f"{type(error).__name__}: {error}",
-            Advice(Who.AUTHOR, "see the traceback: a task must not end the program it is part of"),
+            Remedy(
+                Owner.AUTHOR, "see the traceback: a task must not end the program it is part of"
+            ),
             ExitCode.BAD_DATA,
         )
-    return Wrong(
+    return StepFailed(
         f"unexpected: {type(error).__name__}: {error}",
-        Advice(Who.YOU, "report this with its traceback: a check should not end so"),
+        Remedy(Owner.YOU, "report this with its traceback: a check should not end so"),
         ExitCode.BUG,
     )
 
 
-def _ended(error: BaseException, began_s: float) -> Wrong:
+def _interrupted(error: BaseException, began_s: float) -> StepFailed:
     seconds = time.monotonic() - began_s
     code = ExitCode.TERMINATED if isinstance(error, Terminated) else ExitCode.INTERRUPTED
-    advice = Advice(Who.YOU, "give it more time, or find out what it does there")
-    return Wrong(f"ended by you after {seconds:.0f} s", advice, code)
+    remedy = Remedy(Owner.YOU, "give it more time, or find out what it does there")
+    return StepFailed(f"ended by you after {seconds:.0f} s", remedy, code)
 
 
 @contextmanager
-def _named(name: str) -> Iterator[None]:
+def _reporting_slowness(name: str) -> Iterator[None]:
     """Say on stderr that a step is not over, if it takes long: nobody can tell by itself."""
     over, began_s = threading.Event(), time.monotonic()
 
     def watch() -> None:
-        wait_s = LONG_S
+        wait_s = SLOW_AFTER_S
         while not over.wait(wait_s):
-            took_s, wait_s = time.monotonic() - began_s, AGAIN_S
+            took_s, wait_s = time.monotonic() - began_s, REPEAT_S
             print(f"still at: {name}, {took_s:.0f} s; Ctrl-C ends it", file=sys.stderr, flush=True)
 
     watcher = threading.Thread(target=watch, name="watch", daemon=True)
@@ -218,7 +224,7 @@ def _named(name: str) -> Iterator[None]:
 
 
 @contextmanager
-def _heard() -> Iterator[list[str]]:
+def _captured_warnings() -> Iterator[list[str]]:
     """Collect what is logged as a warning inside, instead of letting it be printed."""
     told: list[str] = []
 

@@ -12,24 +12,24 @@ from rich.text import Text
 from ssfl.method.manifest import Manifest, Role, TensorSpec
 from ssfl.program.printable import printable
 from ssfl.tools.check.forecast import Forecast
-from ssfl.tools.check.site_trial import Pace, seconds_told
-from ssfl.tools.check.steps import Step, Steps, Verdict
+from ssfl.tools.check.site_trial import Pace, format_seconds
+from ssfl.tools.check.steps import CheckStep, CheckVerdict, Steps
 from ssfl.tools.plan.link import Link
 from ssfl.tools.plan.result import Seconds
-from ssfl.tools.plan.view import expected
+from ssfl.tools.plan.view import format_size
 
 STYLES = {
-    Verdict.OK: "green",
-    Verdict.WARNING: "yellow",
-    Verdict.FAILED: "bold red",
-    Verdict.SKIPPED: "dim",
+    CheckVerdict.OK: "green",
+    CheckVerdict.WARNING: "yellow",
+    CheckVerdict.FAILED: "bold red",
+    CheckVerdict.SKIPPED: "dim",
 }
 INDENT, VERDICT, NAME = 2, 9, 13  # columns
 FIRST, LAST = 12, 6  # tensors shown of a long model
 WIDE = 100  # columns: room for how many values are kept
 NARROW = 80  # below, only what a round costs in all
 NONE = "·"
-ROUNDS_TOLD = 5
+MAX_ROUNDS_SHOWN = 5
 
 
 class Screen:
@@ -58,19 +58,19 @@ class Screen:
             self.console.print(step_text(step, self.console.width))
 
 
-def step_text(step: Step, width: int) -> Text:
+def step_text(step: CheckStep, width: int) -> Text:
     """Return one step in lines of at most `width`: what was found, then who is to do what."""
     margin = INDENT + VERDICT + NAME
     head = " " * INDENT + f"{step.verdict:<{VERDICT}}" + f"{step.name:<{NAME}}"
     lines = list(_wrapped(step.text, width - margin))
     text = Text(head + lines[0])
     text.stylize(STYLES[step.verdict], INDENT, INDENT + VERDICT)
-    if step.verdict is Verdict.SKIPPED:
+    if step.verdict is CheckVerdict.SKIPPED:
         text.stylize("dim")
     for line in lines[1:]:
         text.append("\n" + " " * margin + line)
-    for place, advice in enumerate(step.advice.each() if step.advice else ()):
-        told = f"{'or' if place else '→'} {advice.who}: {advice.what}"
+    for place, remedy in enumerate(step.remedy.options() if step.remedy else ()):
+        told = f"{'or' if place else '→'} {remedy.owner}: {remedy.action}"
         for number, line in enumerate(_wrapped(told, width - margin)):
             text.append("\n" + " " * (margin + 2 * bool(number)) + line, style="bold")
     return text
@@ -138,10 +138,10 @@ def forecast_table(forecasts: list[Forecast], width: int) -> Table:
     """Return bytes and seconds of a round, a row per sparsity; no column without an entry."""
     cells: dict[str, list[str]] = {
         "kept": [f"{one.num_kept:,}" if width >= WIDE else NONE for one in forecasts],
-        "up": [expected(one.up) for one in forecasts],
-        "down": [expected(one.down) for one in forecasts],
+        "up": [format_size(one.up) for one in forecasts],
+        "down": [format_size(one.down) for one in forecasts],
         "download": [_time(one.download) for one in forecasts],
-        "work": [NONE if one.work_s is None else seconds_told(one.work_s) for one in forecasts],
+        "work": [NONE if one.work_s is None else format_seconds(one.work_s) for one in forecasts],
         "upload": [_time(one.upload) for one in forecasts],
         "round": [_time(one.round) for one in forecasts],
     }
@@ -155,52 +155,57 @@ def forecast_table(forecasts: list[Forecast], width: int) -> Table:
     for name in shown:
         table.add_column(name, justify="right", no_wrap=True)
     for one, row in zip(forecasts, zip(*shown.values(), strict=True), strict=True):
-        table.add_row(sparsity_told(one), *row, style="bold" if one.is_run else "")
+        table.add_row(format_sparsity(one), *row, style="bold" if one.is_run else "")
     return table
 
 
 def forecast_notes(forecasts: list[Forecast], link: Link | None, pace: Pace | None) -> str:
     """Return what a reader of the table has to know."""
     own = next((one for one in forecasts if one.is_run), forecasts[0])
-    each, once = "One round of this site, at most as it is expected.", _once(own)
+    head, once = "One round of this site, at most as it is expected.", _once_note(own)
     if link is None:
-        return f"{each} {once}Without a measured link there are no transfer times."
+        return f"{head} {once}Without a measured link there are no transfer times."
     if pace is None:
-        return f"{each} {once}Without a trained batch there is no time of work."
+        return f"{head} {once}Without a trained batch there is no time of work."
     return (
-        f"{each} It takes download + work ({pace.num_steps:,} steps of "
-        f"{seconds_told(pace.step_s)}, 2 tests of {seconds_told(pace.test_s)}) + upload, if nobody "
-        f"has to be waited for. {once}"
+        f"{head} It takes download + work ({pace.num_steps:,} steps of "
+        f"{format_seconds(pace.step_s)}, 2 tests of {format_seconds(pace.test_s)}) + upload, "
+        f"if nobody has to be waited for. {once}"
     ).rstrip()
 
 
-def _once(own: Forecast) -> str:
+def _once_note(own: Forecast) -> str:
     """Say what travels besides, when this site scores or first gets a mask."""
-    before, at = own.scored_before, "" if own.is_run else f", at {sparsity_told(own)}"
+    before, at = own.scored_before, "" if own.is_run else f", at {format_sparsity(own)}"
     of_last = f" (this run's row: from round {own.masked_from} on)" if own.masked_from else ""
-    mask = f"mask {expected(own.mask)} down" if own.mask.most else ""
+    mask = f"mask {format_size(own.mask)} down" if own.mask.most else ""
     if not before or not own.scores.most:
         return f"Once, with the first task: {mask}{of_last}. " if mask else ""
-    when = f"Once before training{at}" if before == (0,) else f"Before round {_rounds(before)}"
-    told = ", ".join(filter(None, [f"scores {expected(own.scores)} up", mask]))
+    when = (
+        f"Once before training{at}" if before == (0,) else f"Before round {_format_rounds(before)}"
+    )
+    told = ", ".join(filter(None, [f"scores {format_size(own.scores)} up", mask]))
     return f"{when}: {told}{of_last}. "
 
 
-def _rounds(numbers: tuple[int, ...]) -> str:
-    told = ", ".join(map(str, numbers[:ROUNDS_TOLD]))
-    return f"{told} and {more} more" if (more := len(numbers) - ROUNDS_TOLD) > 0 else told
+def _format_rounds(numbers: tuple[int, ...]) -> str:
+    told = ", ".join(map(str, numbers[:MAX_ROUNDS_SHOWN]))
+    return f"{told} and {more} more" if (more := len(numbers) - MAX_ROUNDS_SHOWN) > 0 else told
 
 
 def verdict_text(steps: Steps) -> Text:
     """Return the first line."""
-    failed, warned = steps.of(Verdict.FAILED), steps.of(Verdict.WARNING)
-    if steps.is_ended:
+    failed, warned = (
+        steps.with_verdict(CheckVerdict.FAILED),
+        steps.with_verdict(CheckVerdict.WARNING),
+    )
+    if steps.is_interrupted:
         return Text(f"check not finished: ended at {failed[-1].name}", style="bold red")
     warnings = f"{len(warned)} warning{'s' if len(warned) > 1 else ''}"
     if not failed:
         also = f", {warnings}" if warned else ""
         return Text(f"check passed: nothing is in the way{also}", style="bold green")
-    whose = list(dict.fromkeys(step.advice.who for step in failed if step.advice))
+    whose = list(dict.fromkeys(step.remedy.owner for step in failed if step.remedy))
     names = ", ".join(step.name for step in failed)
     text = f"check FAILED: {names}; to be mended by {' and '.join(whose)}"
     return Text(text, style="bold red")
@@ -215,7 +220,7 @@ def document(
 ) -> dict[str, Any]:
     """Return everything as plain types."""
     return {
-        "passed": not steps.of(Verdict.FAILED),
+        "passed": not steps.with_verdict(CheckVerdict.FAILED),
         "exit_code": int(steps.exit_code),
         "steps": [
             {
@@ -223,11 +228,11 @@ def document(
                 "name": step.name,
                 "verdict": step.verdict.lower(),
                 "text": step.text,
-                "who": step.advice.who if step.advice else None,
-                "what": step.advice.what if step.advice else None,
+                "who": step.remedy.owner if step.remedy else None,
+                "what": step.remedy.action if step.remedy else None,
                 "or": [
-                    {"who": one.who, "what": one.what}
-                    for one in (step.advice.others if step.advice else ())
+                    {"who": one.owner, "what": one.action}
+                    for one in (step.remedy.alternatives if step.remedy else ())
                 ],
                 "seconds": round(step.seconds, 4),
             }
@@ -252,7 +257,7 @@ def _shape(tensor: TensorSpec) -> str:
     return "x".join(map(str, tensor.shape)) or "scalar"
 
 
-def sparsity_told(one: Forecast) -> str:
+def format_sparsity(one: Forecast) -> str:
     """Return a forecast's sparsity in percent, or by its name."""
     try:
         name = f"{100 * float(one.sparsity):g} %"
@@ -262,4 +267,4 @@ def sparsity_told(one: Forecast) -> str:
 
 
 def _time(seconds: Seconds | None) -> str:
-    return NONE if seconds is None else seconds_told(seconds.high)
+    return NONE if seconds is None else format_seconds(seconds.high)
