@@ -51,14 +51,14 @@ def test_everything_is_printed_and_the_verdict_first(
     shown = capsys.readouterr().out
     lines = shown.splitlines()
     assert max(map(len, lines)) <= 80
-    assert lines[:3] == ["check passed: nothing is in the way", "", "network"]
+    assert lines[:3] == ["check passed: no step failed", "", "network"]
     parts = [line for line in lines if line in ("network", "coordinator", "site")]
     assert parts == ["network", "coordinator", "site"]
     assert re.search(r"^  ok       bandwidth    .* up, .* down, round trip", shown, re.MULTILINE)
     assert re.search(r"conv2.weight +32x16x3x3 +masked +4,608", shown)
     for row in ("50 %, this run", "90 %", "95 %"):
         assert re.search(rf"^{row} +\S+ [kM]?B .*ms", shown, re.MULTILINE), row
-    assert "It takes download + work (15 steps of" in " ".join(shown.split())
+    assert "A round takes download + work (15 steps of" in " ".join(shown.split())
 
 
 def test_json_is_one_object_with_every_tensor(
@@ -119,7 +119,7 @@ def test_a_failure_has_the_exit_code_of_the_first(
     assert tools.main(["check", *flags]) == ExitCode.UNREACHABLE
     first = capsys.readouterr().out.splitlines()[0]
     assert first.startswith(
-        "check FAILED: tcp, shard; to be mended by whoever runs the coordinator"
+        "check FAILED: tcp, shard; to be fixed by the coordinator's operator"
     )
     assert tools.main(["check", "--data", "shard_00"]) == ExitCode.BAD_DATA
 
@@ -127,7 +127,7 @@ def test_a_failure_has_the_exit_code_of_the_first(
 @pytest.mark.parametrize(
     ("flags", "said"),
     [
-        ([], "what is to be checked?"),
+        ([], "nothing to check: give --coordinator"),
         (["--coordinator", "nowhere"], "--coordinator must be host:port"),
         (["--data", "a", "--client-id", "no/name"], "--client-id must be"),
         (["--data", "a", "--rounds", "3"], "is a setting of the run"),
@@ -155,7 +155,7 @@ def test_long_lines_are_wrapped_below_their_text() -> None:
     assert lines[0].startswith("  FAILED   tcp          no answer")
     assert all(len(line) <= 60 for line in lines)
     assert all(line.startswith(" " * 24) for line in lines[1:])
-    assert "→ this site's network people:" in " ".join(" ".join(lines).split())
+    assert "→ network administrators:" in " ".join(" ".join(lines).split())
 
 
 def test_what_comes_from_elsewhere_moves_no_cursor() -> None:
@@ -248,7 +248,7 @@ def test_a_step_that_takes_long_is_named_and_ctrl_c_in_it_is_told(
         "from ssfl.learning.image_task import load_shard, loss\n"
         "import io, sys, time\n"
         "def build_model(settings, shard):\n"
-        "    while sys.stderr.getvalue().count('still at: model') < 2:\n"
+        "    while sys.stderr.getvalue().count('still running: model') < 2:\n"
         "        time.sleep(0.001)\n"
         "    raise KeyboardInterrupt\n"
     )
@@ -258,10 +258,10 @@ def test_a_step_that_takes_long_is_named_and_ctrl_c_in_it_is_told(
     told = json.loads(capsys.readouterr().out)
     assert (told["passed"], told["exit_code"]) == (False, 130)
     last = told["steps"][-1]
-    assert (last["name"], last["text"]) == ("model", "ended by you after 0 s")
+    assert (last["name"], last["text"]) == ("model", "interrupted after 0 s")
     monkeypatch.setattr(sys, "stderr", io.StringIO())
     assert tools.main(flags) == ExitCode.INTERRUPTED
-    assert capsys.readouterr().out.splitlines()[0] == "check not finished: ended at model"
+    assert capsys.readouterr().out.splitlines()[0] == "check interrupted at model"
 
 
 def test_a_skipped_step_names_the_failure_behind_it() -> None:

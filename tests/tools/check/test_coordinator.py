@@ -44,7 +44,7 @@ def test_a_coordinator_that_would_take_the_client_passes_everything(tmp_path: Pa
         assert found.session.link.up_bits_per_s > 1e6
         assert found.session.link.down_bits_per_s > 1e6
         by_name = {step.name: step for step in found.steps.all}
-        assert by_name["admission"].text == "ann would be let in"
+        assert by_name["admission"].text == "ann would be admitted"
         assert by_name["clock"].text.startswith("agrees with the coordinator's (0.0")
         assert "at both ends" in by_name["version"].text
         assert "0 of 2 rounds, 0 clients joined" in by_name["call"].text
@@ -76,7 +76,7 @@ def test_a_wrong_token_is_found_and_told(tmp_path: Path) -> None:
         assert good["call"].text.endswith("join token accepted")
         said = fails(steps_of(coordinator=address, join_token_file=wrong), "call")
         assert "the join token is not the one of this coordinator" in said
-        assert "→ whoever set up this machine: give the file of this coordinator's token" in said
+        assert "→ the administrator of the machine: give the file with this coordinator's token" in said
         said = fails(steps_of(coordinator=address), "call")
         assert "asks for a join token" in said
 
@@ -95,8 +95,8 @@ def test_a_name_that_is_not_in_the_certificate_is_found(tmp_path: Path) -> None:
         assert good["call"].text.endswith("certificate accepted")
         assert good["bandwidth"].verdict is CheckVerdict.OK, "every message has the name"
         unnamed = steps_of(**files)
-        assert unnamed["client id"].text == "ann, as its certificate says"
-        assert unnamed["admission"].text == "ann would be let in"
+        assert unnamed["client id"].text == "ann, from its certificate"
+        assert unnamed["admission"].text == "ann would be admitted"
         found = checked(data="no name.npz", **files).steps
         assert fails({step.name: step for step in found.all}, "client id")
         assert [step.text for step in found.all if step.name == "admission"] == [
@@ -118,7 +118,7 @@ def test_a_removed_client_is_for_whoever_runs_the_coordinator(tmp_path: Path) ->
         found = steps_of(coordinator=address, client_id="c1")
         said = fails(found, "admission")
         assert "c1 was removed from this run" in said
-        assert "→ whoever runs the coordinator: take the removal back" in said
+        assert "→ the coordinator's operator: revoke the removal if the site should" in said
         assert found["bandwidth"].verdict is CheckVerdict.OK, "what can be tried is tried"
 
     with_coordinator(tmp_path, body, prepare=prepare)
@@ -130,7 +130,7 @@ def test_a_run_that_was_stopped_before_its_first_round_promises_no_model(tmp_pat
 
     def body(address: str) -> None:
         said = steps_of(coordinator=address, client_id="ann")["admission"].text
-        assert said.startswith("ann would be let in (the run was stopped before its first round")
+        assert said.startswith("ann would be admitted (the run was stopped before its first round")
 
     with_coordinator(tmp_path, body, prepare=prepare)
 
@@ -142,7 +142,7 @@ def test_a_run_that_is_full_is_for_whoever_runs_the_coordinator(tmp_path: Path) 
     def body(address: str) -> None:
         said = fails(steps_of(coordinator=address, client_id="new"), "admission")
         assert "this run has 2 clients" in said
-        assert "→ whoever runs the coordinator: make room for this site" in said
+        assert "→ the coordinator's operator: raise --max-clients" in said
         assert steps_of(coordinator=address, client_id="ssfl-check")["call"].text.count("2 clients")
 
     with_coordinator(tmp_path, body, prepare=prepare, limits=Limits(max_clients=2))
@@ -157,7 +157,7 @@ def test_a_name_that_somebody_has_is_told_unless_it_is_this_very_client(tmp_path
         said = fails(steps_of(coordinator=address, client_id="c1", state_dir=state), "admission")
         assert "the name c1 belongs to the client that joined with it first" in said
         assert "`ssfl remove c1 --readmit`" in said
-        assert "give the --state-dir of the client that has this name" in said
+        assert "give the --state-dir of the client with this name" in said
         assert not state.exists(), "a check writes nothing"
         (state / "c1").mkdir(parents=True)
         (state / "c1" / "token").write_bytes(bytes(16))
@@ -200,7 +200,7 @@ def test_an_older_coordinator_is_told_from_a_broken_one() -> None:
         found = checked(coordinator=address).steps
     said = fails({step.name: step for step in found.all}, "call")
     assert "a coordinator older than 0.1.0" in said
-    assert "→ whoever runs the coordinator: upgrade the coordinator" in said
+    assert "→ the coordinator's operator: upgrade the coordinator" in said
     assert found.exit_code is ExitCode.REFUSED
 
 
@@ -215,7 +215,7 @@ def test_the_admin_port_is_told_from_the_one_for_clients() -> None:
     with grpc_server(admin=Admin()) as address:
         said = fails(steps_of(coordinator=address), "call")
     assert "this is the coordinator's admin port" in said
-    assert "→ whoever set up this machine: give the port for clients with --coordinator" in said
+    assert "→ the administrator of the machine: give the port for clients with --coordinator" in said
 
 
 class Pretended(coordinator_pb2_grpc.CoordinatorServiceServicer):
@@ -253,7 +253,7 @@ def test_another_version_there_is_a_warning() -> None:
 
 
 def test_an_older_protocol_there_is_a_failure() -> None:
-    assert "speaks protocol 0, this site 1" in fails(pretended(protocol_version=0), "version")
+    assert "has protocol 0, this site 1" in fails(pretended(protocol_version=0), "version")
 
 
 def test_settings_of_a_later_version_are_told() -> None:
@@ -274,8 +274,8 @@ def test_a_model_that_cannot_be_read_is_told_and_hides_nothing() -> None:
 def test_a_wire_that_breaks_under_load_is_for_the_network_people() -> None:
     found = pretended()
     assert found["bandwidth"].verdict is CheckVerdict.FAILED
-    assert "a transfer did not come through: " in found["bandwidth"].text
-    assert found["bandwidth"].remedy.owner == "this site's network people"
+    assert "a transfer failed: " in found["bandwidth"].text
+    assert found["bandwidth"].remedy.owner == "network administrators"
 
 
 def test_a_slow_wire_is_measured_and_not_the_buffers_before_it(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""What a coordinator says of a client that has not joined: version, admission, clock, bandwidth."""
+"""Preflight questions to a coordinator: version, admission, clock, bandwidth."""
 
 import re
 from dataclasses import replace
@@ -27,36 +27,35 @@ from ssfl.v1 import admin_pb2, admin_pb2_grpc
 from ssfl.v1 import coordinator_pb2 as pb
 
 SKEW_WARNS_S, SKEW_FAILS_S = 30.0, 300.0
-CHECK_SINCE = "0.1.0"  # the first version whose coordinators know the call
-ADMIN_TIMEOUT_S = 5.0  # to find out whether it is the admin port
-FAST_BITS_PER_S = 1e10  # above this a measurement says little
-_REMEDIES = {  # what a refusal asks for; docs/wire-format.md has all reasons
+CHECK_SINCE = "0.1.0"  # the first version whose coordinators have the Check call
+ADMIN_TIMEOUT_S = 5.0
+FAST_BITS_PER_S = 1e10  # faster links are not measured exactly
+_REMEDIES = {  # by the reason of a refusal; docs/wire-format.md lists all reasons
     "unauthenticated": Remedy(
         Owner.MACHINE,
-        "give the file of this coordinator's token with --join-token-file; its operator has it",
+        "give the file with this coordinator's token with --join-token-file; the operator has it",
     ),
     "wrong_name": Remedy(
         Owner.MACHINE,
-        "give the certificate's name with --client-id, or take the certificate that is made out "
-        "to this client",
+        "give the certificate's name with --client-id, or use the certificate of this client",
     ),
     "removed": Remedy(
         Owner.OPERATOR,
-        "take the removal back, if the site is to take part (ssfl remove SITE --readmit)",
+        "revoke the removal if the site should take part (ssfl remove SITE --readmit)",
     ),
     "client_id_taken": Remedy(
-        Owner.MACHINE, "give the --state-dir of the client that has this name, or another name"
+        Owner.MACHINE, "give the --state-dir of the client with this name, or choose another name"
     ),
     "run_full": Remedy(
         Owner.OPERATOR,
-        "make room for this site: a larger --max-clients or, as a --reproducible run has its "
-        "clients for good, a new run with a larger --clients (--fresh)",
+        "raise --max-clients; a --reproducible run cannot add clients, so start a new one with "
+        "more --clients (--fresh)",
     ),
     "version_unsupported": Remedy(
         Owner.OPERATOR, "upgrade the coordinator, or tell this site which version to install"
     ),
     "too_many_samples": Remedy(
-        Owner.OPERATOR, "raise --max-samples, or let claims be cut (--samples-over-max clip)"
+        Owner.OPERATOR, "raise --max-samples, or clip the weight (--samples-over-max clip)"
     ),
 }
 
@@ -64,9 +63,9 @@ _REMEDIES = {  # what a refusal asks for; docs/wire-format.md has all reasons
 def check_coordinator(
     steps: Steps, access: Access | None, question: Question
 ) -> "PreflightSession":
-    """Ask the coordinator; what it told is None where it could not be asked.
+    """Ask the coordinator, and return the session, open for further questions.
 
-    More can be asked until the talk is closed.
+    Its `reply` is None if the coordinator could not be asked.
     """
     steps.part = "coordinator"
     session = PreflightSession(access, question)
@@ -79,10 +78,10 @@ def check_coordinator(
 
 
 class PreflightSession:
-    """One client's conversation with a coordinator."""
+    """One client's Check calls to a coordinator."""
 
     def __init__(self, access: Access | None, question: Question) -> None:
-        self.told: CoordinatorReply | None = None
+        self.reply: CoordinatorReply | None = None
         self.link: Link | None = None
         self._access, self._question = access, question
         self._channel: grpc.Channel | None = None
@@ -90,7 +89,7 @@ class PreflightSession:
 
     @property
     def answer(self) -> pb.CheckAnswer | None:
-        return self.told.answer if self.told else None
+        return self.reply.answer if self.reply else None
 
     def close(self) -> None:
         if self._channel is not None:
@@ -101,10 +100,10 @@ class PreflightSession:
         self._channel = open_channel(self._access.address, self._access.tls)
         self._stub = stub_for(self._channel, self._access.token)
         try:
-            self.told = ask(self._stub, self._question)
+            self.reply = ask(self._stub, self._question)
         except grpc.RpcError as error:
             raise self._refused(error) from error
-        answer = self.told.answer
+        answer = self.reply.answer
         done, rounds = answer.rounds_done, answer.settings.rounds
         proved = ["certificate"] if self._access.tls and self._access.tls.pair else []
         proved += ["join token"] if self._access.token else []
@@ -116,10 +115,10 @@ class PreflightSession:
         )
 
     def version(self) -> StepResult[None]:
-        answer, ours = self._told.answer, ssfl_version()
+        answer, ours = self._required_reply.answer, ssfl_version()
         if answer.protocol_version < PROTOCOL_VERSION:
             raise StepFailed(
-                f"the coordinator speaks protocol {answer.protocol_version}, this site "
+                f"the coordinator has protocol {answer.protocol_version}, this site "
                 f"{PROTOCOL_VERSION}",
                 Remedy(Owner.OPERATOR, f"upgrade the coordinator to ssfl {ours}"),
                 ExitCode.REFUSED,
@@ -134,15 +133,15 @@ class PreflightSession:
         )
 
     def admission(self) -> StepResult[None]:
-        answer = self._told.answer
+        answer = self._required_reply.answer
         _raise_refusal(answer)
         over = " (the run is over: it would get the final model)" if _is_over(answer) else ""
         if answer.phase == "stopped" and not answer.rounds_done:
-            over = " (the run was stopped before its first round: nothing is learnt any more)"
-        return StepResult(None, f"{self._question.client_id} would be let in{over}")
+            over = " (the run was stopped before its first round and has no model)"
+        return StepResult(None, f"{self._question.client_id} would be admitted{over}")
 
     def samples(self, num_samples: int) -> StepResult[None]:
-        """Ask once more, now that the shard is read: would it be let in with so many samples?"""
+        """Ask again, now with the number of samples in the shard."""
         try:
             answer = answer_to(self._stub, replace(self._question, num_samples=num_samples))
         except grpc.RpcError as error:
@@ -154,14 +153,12 @@ class PreflightSession:
         _raise_refusal(answer)
         run, text = answer.settings, counted(num_samples, "training sample")
         if run.samples_over_max == "clip" and 0 < run.max_samples < num_samples:
-            return StepResult(
-                None, f"let in with {text}, to weigh as if it had {run.max_samples:,}"
-            )
-        return StepResult(None, f"let in with {text}")
+            return StepResult(None, f"admitted with {text}, weighted as {run.max_samples:,}")
+        return StepResult(None, f"admitted with {text}")
 
     def clock(self) -> StepResult[None]:
         assert self._access is not None
-        ahead_s = self._told.ahead_s
+        ahead_s = self._required_reply.ahead_s
         if abs(ahead_s) < 1:
             return StepResult(None, f"agrees with the coordinator's ({abs(ahead_s):.2f} s apart)")
         text = f"{abs(ahead_s):.0f} s {'behind' if ahead_s > 0 else 'ahead of'} the coordinator's"
@@ -169,8 +166,8 @@ class PreflightSession:
             return StepResult(None, text)
         remedy = Remedy(
             Owner.MACHINE,
-            "set this machine's clock (NTP); if it is right, the coordinator's is not: tell "
-            f"{Owner.OPERATOR}. Certificates depend on it",
+            f"set this machine's clock (NTP); if it is right, ask {Owner.OPERATOR} to set the "
+            "coordinator's. Certificates depend on it",
         )
         if abs(ahead_s) > SKEW_FAILS_S and self._access.tls:
             raise StepFailed(f"this clock is {text}", remedy, ExitCode.REFUSED)
@@ -178,7 +175,7 @@ class PreflightSession:
 
     def bandwidth(self) -> StepResult[None]:
         try:
-            self.link = measure(self._stub, self._question, self._told.rtt_s)
+            self.link = measure(self._stub, self._question, self._required_reply.rtt_s)
         except grpc.RpcError as error:
             if reason_of(error) == "too_many_checks":
                 again = "try again for a forecast of times"
@@ -186,56 +183,53 @@ class PreflightSession:
                     None, f"not measured: {_details(error)}", Remedy(Owner.YOU, again)
                 )
             raise StepFailed(
-                f"a transfer did not come through: {_details(error)}",
-                Remedy(
-                    Owner.NETWORK,
-                    "find out what cuts or stops the connection when some megabytes pass",
-                ),
+                f"a transfer failed: {_details(error)}",
+                Remedy(Owner.NETWORK, "find out what cuts the connection after some megabytes"),
                 ExitCode.UNREACHABLE,
             ) from error
         up, down = map(_rate, (self.link.up_bits_per_s, self.link.down_bits_per_s))
         return StepResult(None, f"{up} up, {down} down, round trip {1000 * self.link.rtt_s:.1f} ms")
 
     @property
-    def _told(self) -> CoordinatorReply:
-        assert self.told is not None
-        return self.told
+    def _required_reply(self) -> CoordinatorReply:
+        assert self.reply is not None
+        return self.reply
 
     def _refused(self, error: grpc.RpcError) -> StepFailed:
-        """Return what is wrong if the question itself is not answered."""
+        """Return the failure of a question that got no answer."""
         reason, text = reason_of(error), _details(error)
         if reason:
             code = ExitCode.UNREACHABLE if reason == "too_many_checks" else ExitCode.REFUSED
             return StepFailed(text, remedy_for(reason, text), code)
         if error.code() is grpc.StatusCode.UNIMPLEMENTED and self._is_admin_port():
             return StepFailed(
-                "this is the coordinator's admin port, for its operator, not the one for clients",
+                "this is the coordinator's admin port, not the port for clients",
                 Remedy(
                     Owner.MACHINE,
-                    "give the port for clients with --coordinator; the coordinator prints both at "
-                    "its start",
+                    "give the port for clients with --coordinator; the coordinator prints both "
+                    "when it starts",
                 ),
                 ExitCode.REFUSED,
             )
         if error.code() is grpc.StatusCode.UNIMPLEMENTED:
             return StepFailed(
-                f"what answers does not know this call: a coordinator older than {CHECK_SINCE}, "
-                "or another gRPC service",
+                f"the server does not know this call: it is a coordinator older than "
+                f"{CHECK_SINCE}, or another gRPC service",
                 Remedy(Owner.OPERATOR, f"upgrade the coordinator to ssfl {ssfl_version()}"),
                 ExitCode.REFUSED,
             )
         return StepFailed(
-            f"the call did not come through: {text}",
+            f"the call failed: {text}",
             Remedy(
                 Owner.NETWORK,
-                "let gRPC (HTTP/2, long calls, trailers) pass: what stands in between takes the "
-                "connection, but not the call",
+                "let gRPC pass (HTTP/2, long calls, trailers); a proxy or firewall accepts the "
+                "connection but not the call",
             ),
             ExitCode.UNREACHABLE,
         )
 
     def _is_admin_port(self) -> bool:
-        """Tell whether the far end knows what operators ask; whether it answers is all the same."""
+        """Return True if the server has the admin service, even if it refuses the call."""
         admin: Any = admin_pb2_grpc.AdminServiceStub(self._channel)
         try:
             admin.GetStatus(admin_pb2.GetStatusRequest(), timeout=ADMIN_TIMEOUT_S)
@@ -245,14 +239,14 @@ class PreflightSession:
 
 
 def _raise_refusal(answer: pb.CheckAnswer) -> None:
-    """Raise Wrong if a Join would be refused."""
+    """Raise StepFailed if a Join would be refused."""
     if answer.refusal_reason:
         remedy = remedy_for(answer.refusal_reason, answer.refusal)
         raise StepFailed(answer.refusal, remedy, ExitCode.REFUSED)
 
 
 def remedy_for(reason: str, text: str) -> Remedy:
-    """Return who is to do what about a refusal."""
+    """Return the remedy for a refusal."""
     if reason == "too_many_checks":
         found = re.search(r"in (\d+) s", text)
         return Remedy(Owner.YOU, f"try again in {found[1] if found else 10} s")

@@ -1,7 +1,7 @@
-"""A site on its own: torch and device, task and shard, the model, one batch scored and trained.
+"""Site checks: torch and device, task and shard, the model, one batch scored and trained.
 
-Everything is done with the code that a client uses, and timed: a forecast is made of it. (Torch is
-loaded where it is first needed.)
+The steps use the code of a client and are timed for the forecast. Torch is imported where it is
+first needed.
 """
 
 import os
@@ -32,22 +32,22 @@ if TYPE_CHECKING:
     from ssfl.learning.load_task import LoadedTask
     from ssfl.method.mask import Mask
 
-TIMING_S = 2.0  # of training steps, to have their time
+TIMING_S = 2.0  # stop timing training steps after this long
 MAX_STEPS = 4
-MAX_TESTED = 1024  # samples: with more of them, the time of these is scaled up
-MAX_MEMORY_SHARE = 0.8  # of the machine's memory
+MAX_TESTED = 1024  # test samples timed; the time is scaled up to the whole split
+MAX_MEMORY_SHARE = 0.8  # of the machine's memory, above which to warn
 LIKE_THE_RUN = "make the shard again with samples of the run's shape and with its classes"
 Value = TypeVar("Value")
 
 
 @dataclass(frozen=True, slots=True)
 class Pace:
-    """How fast a site works."""
+    """The speed of a site."""
 
     score_s: float  # one minibatch
     step_s: float  # one training step
     test_s: float  # the whole test split
-    num_steps: int  # of a round
+    num_steps: int  # per round
 
     @property
     def round_s(self) -> float:
@@ -56,7 +56,7 @@ class Pace:
 
 
 class SiteCheck:
-    """What is known of the site so far."""
+    """The checks of the site, and their results so far."""
 
     def __init__(
         self,
@@ -68,7 +68,7 @@ class SiteCheck:
         *,
         is_run: bool,
     ) -> None:
-        """`is_run`: the settings are those of the run, not our defaults."""
+        """`is_run`: the settings are the run's, not defaults."""
         self._config, self._client_id = config, client_id
         self._settings, self._run_manifest, self._is_run = settings, run_manifest, is_run
         self._session = session
@@ -78,7 +78,7 @@ class SiteCheck:
         self._score_s = 0.0
 
     def check(self, steps: Steps) -> None:
-        """Try everything that a client does, once."""
+        """Run each operation of a client once."""
         steps.part = "site"
         steps.run("torch", self._torch)
         device = steps.run("device", self._device, ["torch"])
@@ -134,13 +134,13 @@ class SiteCheck:
     def _task(self) -> "StepResult[LoadedTask]":
         from ssfl.learning.load_task import load_task
 
-        action = f"mend the task ({self._config.task}), or name another with --task"
+        action = f"fix the task ({self._config.task}), or choose another with --task"
         with self._failures_for(Owner.AUTHOR, action):
             task = load_task(self._config.task)
         return StepResult(task, f"{task.name} (source {task.digest.hex()[:12]})")
 
     def _shard(self, task: "LoadedTask") -> StepResult[Shard]:
-        action = "mend or make the shard again (ssfl shards), or name another with --data"
+        action = "make the shard again (ssfl shards), or choose another with --data"
         with self._failures_for(Owner.DATA, action):
             path = find_shard(self._config.data, self._config.data_root)
             shard = task.load_shard(path)
@@ -149,9 +149,7 @@ class SiteCheck:
         tested = f"{len(shard.test_x):,} to test, {len(shard.val_x):,} to validate"
         text = f"{counted(shard.num_samples, 'training sample')} of {shape}, {tested}; {classes}"
         if not len(shard.test_x):
-            remedy = Remedy(
-                Owner.DATA, "keep some samples back for tests, if there are any to spare"
-            )
+            remedy = Remedy(Owner.DATA, "hold out some samples for tests if you can")
             return StepResult(shard, text, remedy)
         return StepResult(shard, text)
 
@@ -162,7 +160,7 @@ class SiteCheck:
         from ssfl.learning.describe import num_frozen
         from ssfl.learning.load_task import BUILT_IN
 
-        owner, action = Owner.AUTHOR, "mend the task: it builds no model for this shard"
+        owner, action = Owner.AUTHOR, "fix the task: it cannot build a model for this shard"
         if self._other_data(task.description(self._settings, shard)):
             owner, action = Owner.DATA, LIKE_THE_RUN
         elif task.name in BUILT_IN:
@@ -174,7 +172,7 @@ class SiteCheck:
             model = SiteModel.build(task, shard, self._settings, device, self._run_manifest)
         manifest, self.num_frozen = model.manifest, num_frozen(model.network)
         name = manifest.model.get("model", manifest.model.get("task", ""))
-        defaults = "" if self._is_run else " (with default settings: the run's are not known)"
+        defaults = "" if self._is_run else " (with default settings; the run's are unknown)"
         text = f"{name}: {manifest.size:,} values, {manifest.num_masked:,} can be pruned{defaults}"
         return StepResult(model, text)
 
@@ -183,9 +181,9 @@ class SiteCheck:
         difference = self._run_manifest.first_difference(model.manifest)
         if not difference:
             return StepResult(None, f"as the run's ({model.manifest.digest.hex()[:12]})")
-        text = f"this site builds another model than the run's: {difference}"
+        text = f"this site builds a different model than the run's: {difference}"
         if self._other_data(model.manifest.model):
-            fresh = "begin again with --fresh, if the run has the wrong data"
+            fresh = "start over with --fresh if the run has the wrong data"
             remedy = Remedy(Owner.DATA, LIKE_THE_RUN, (Remedy(Owner.OPERATOR, fresh),))
             raise StepFailed(text, remedy, ExitCode.BAD_DATA)
         raise StepFailed(
@@ -193,13 +191,13 @@ class SiteCheck:
             Remedy(
                 Owner.AUTHOR,
                 "give every site the same task file, and data of the same shape and classes; if "
-                "the run has the wrong model, its operator begins again with --fresh",
+                "the run has the wrong model, its operator starts over with --fresh",
             ),
             ExitCode.BAD_DATA,
         )
 
     def _other_data(self, description: Mapping[str, Any]) -> bool:
-        """Return True if the run's samples have another shape or other classes than this site's."""
+        """Return True if the run's samples differ from this site's in shape or classes."""
         return bool(self._run_manifest and self._run_manifest.data_difference(description))
 
     def _score(self, task: "LoadedTask", shard: Shard, model: "SiteModel") -> "StepResult[Mask]":
@@ -209,9 +207,9 @@ class SiteCheck:
         from ssfl.method.mask import top_k
 
         network, manifest, settings = model.network, model.manifest, self._settings
-        owner, action = Owner.AUTHOR, "mend the task: it fails on this site's first batch"
+        owner, action = Owner.AUTHOR, "fix the task: it fails on this site's first batch"
         if task.name in BUILT_IN:
-            owner, action = Owner.DATA, "look at the samples and labels of the first batch"
+            owner, action = Owner.DATA, "inspect the samples and labels of the first batch"
         device = next(network.parameters()).device
         with self._failures_for(owner, action), self._working(device):
             try_first_batch(network, task, shard, settings.batch_size)
@@ -258,16 +256,16 @@ class SiteCheck:
 
     @contextmanager
     def _failures_for(self, owner: Owner, action: str) -> Iterator[None]:
-        """Turn what data, task and model raise into something that somebody can mend."""
+        """Turn errors of data, task and model into StepFailed, with this remedy."""
         from ssfl.learning.errors import DeviceError, LearningError
 
         try:
             yield
         except DeviceError as error:
-            text, _, action = str(error).partition(": try ")
+            text, _, advice = str(error).partition(": try ")
             text = text.partition("; --device")[0]
             remedy = Remedy(
-                Owner.MACHINE, f"try {action}" if action else "mend that, or try --device cpu"
+                Owner.MACHINE, f"try {advice}" if advice else "fix the device, or try --device cpu"
             )
             raise StepFailed(text, remedy, ExitCode.BAD_DATA) from error
         except (DataError, LearningError, MethodError) as error:
@@ -286,7 +284,7 @@ class _Enough(Exception):
 
 
 class _StepClock:
-    """Times training steps; the first one counts only if there is no other."""
+    """Times training steps; the first counts only if it is the only one."""
 
     def __init__(self) -> None:
         self._began_s = self._last_s = time.monotonic()
@@ -303,7 +301,7 @@ class _StepClock:
 
 
 def _memory(device: "torch.device") -> StepResult[None]:
-    """Tell the peak of this process, which has trained as a client does."""
+    """Report the peak memory of this process, which has trained as a client does."""
     unit = 1 if sys.platform == "darwin" else 1024
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
     machine = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
@@ -318,15 +316,15 @@ def _memory(device: "torch.device") -> StepResult[None]:
 
 
 def _required(value: Value | None) -> Value:
-    """Return a value of a step that passed."""
+    """Return the value of a step that passed."""
     assert value is not None
     return value
 
 
 def format_seconds(seconds: float) -> str:
-    """Return a time with its unit.
+    """Return a duration with its unit.
 
-    >>> seconds_told(0.0042), seconds_told(0.25), seconds_told(12.34), seconds_told(600.0)
+    >>> format_seconds(0.0042), format_seconds(0.25), format_seconds(12.34), format_seconds(600.0)
     ('4.2 ms', '250 ms', '12.3 s', '10.0 min')
     """
     if seconds >= 120:

@@ -1,9 +1,8 @@
-"""The steps of a check: each finds one thing out, and what is wrong has somebody who can mend it.
+"""The steps of a check. Each tests one thing, and each failure names its remedy and its owner.
 
-A step that fails never ends the check, not even by what nobody has thought of. Those that cannot
-be tried without it are skipped; all others are tried all the same. Warnings that our modules log
-meanwhile become part of a step that passes. One that takes long is named on stderr; Ctrl-C in it
-ends the check, and is told as its failure.
+A failed step never ends the check, even if the error was not foreseen. Steps that depend on it are
+skipped; all others run. Warnings that ssfl logs during a step become part of its result. A slow
+step is named on stderr. Ctrl-C ends the check and is reported as the failure of the current step.
 """
 
 import logging
@@ -20,7 +19,7 @@ from typing import Generic, TypeVar
 from ssfl.program.exits import ExitCode, Terminated
 from ssfl.program.printable import printable_lines
 
-SLOW_AFTER_S, REPEAT_S = 15.0, 60.0  # after so long a step is named, and again and again
+SLOW_AFTER_S, REPEAT_S = 15.0, 60.0  # first and further reports of a slow step
 INTERRUPTED = (ExitCode.INTERRUPTED, ExitCode.TERMINATED)
 Value = TypeVar("Value")
 
@@ -35,32 +34,32 @@ class CheckVerdict(StrEnum):
 
 
 class Owner(StrEnum):
-    """Who can mend what is wrong."""
+    """The people who can fix a problem; docs/check.md uses the same words."""
 
-    NETWORK = "this site's network people"
-    DATA = "this site's data people"
-    MACHINE = "whoever set up this machine"
-    OPERATOR = "whoever runs the coordinator"
-    AUTHOR = "whoever wrote the task"
+    NETWORK = "network administrators"
+    DATA = "data managers"
+    MACHINE = "the administrator of the machine"
+    OPERATOR = "the coordinator's operator"
+    AUTHOR = "the author of the task"
     YOU = "you"
 
 
 @dataclass(frozen=True, slots=True)
 class Remedy:
-    """Who is to do what; `others` could do something else instead."""
+    """An action and its owner; any of the `alternatives` would do, too."""
 
     owner: Owner
     action: str
     alternatives: tuple["Remedy", ...] = ()
 
     def options(self) -> tuple["Remedy", ...]:
-        """Return everybody's own."""
+        """Return this remedy, then its alternatives."""
         return (self, *self.alternatives)
 
 
 @dataclass(frozen=True, slots=True)
 class StepResult(Generic[Value]):
-    """What a step found out; with advice it is a warning."""
+    """The result of a step that passed; with a remedy it is a warning."""
 
     value: Value
     text: str
@@ -68,7 +67,7 @@ class StepResult(Generic[Value]):
 
 
 class StepFailed(Exception):
-    """What a step found wrong, and who is to do what about it."""
+    """A step failed, with the remedy."""
 
     def __init__(self, text: str, remedy: Remedy, exit_code: ExitCode) -> None:
         super().__init__(text)
@@ -76,7 +75,7 @@ class StepFailed(Exception):
 
 
 class CheckInterrupted(BaseException):
-    """Somebody ended the check, in a step that says so; like Ctrl-C, nothing swallows it."""
+    """Ctrl-C or SIGTERM ended the check. A BaseException: no step may swallow it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,53 +92,53 @@ class CheckStep:
 
 
 class Steps:
-    """Runs steps one after the other; `begin` is called with the name of each."""
+    """Runs steps in order, and calls `begin` with the name of each."""
 
     def __init__(self, begin: Callable[[str], None] = lambda _name: None) -> None:
         self._begin = begin
         self.all: list[CheckStep] = []
-        self.part = ""  # of the steps to come
+        self.part = ""  # of the next steps
 
     def run(
         self, name: str, body: Callable[[], StepResult[Value]], needs: Sequence[str] = ()
     ) -> Value | None:
-        """Return what a step found; None if it failed, or one that it needs did not pass."""
-        if missing := [one for one in needs if not self.passed(one)]:
+        """Return the value of a step; None if it failed, or if a step it needs did not pass."""
+        if missing := [needed for needed in needs if not self.passed(needed)]:
             self.skip(name, self._skip_reason(missing[0]))
             return None
         self._begin(name)
         began_s = time.monotonic()
         with _captured_warnings() as warnings, _reporting_slowness(name):
             try:
-                found = body()
+                result = body()
             except StepFailed as failure:
                 self._fail(name, failure, began_s)
                 return None
             except (KeyboardInterrupt, Terminated) as error:
                 self._fail(name, _interrupted(error, began_s), began_s)
                 raise CheckInterrupted from error
-            except BaseException as error:  # noqa: BLE001  the other steps are to be tried
+            except BaseException as error:  # noqa: BLE001  the other steps still run
                 self._fail(name, _unexpected(error), began_s)
                 print(printable_lines(traceback.format_exc().rstrip()), file=sys.stderr)
                 return None
-        remedy, heard = found.remedy, "; ".join(warnings)
-        if heard:
+        remedy, warning = result.remedy, "; ".join(warnings)
+        if warning:
             remedy = (
-                replace(remedy, action=f"{remedy.action}; {heard}")
+                replace(remedy, action=f"{remedy.action}; {warning}")
                 if remedy
-                else Remedy(Owner.MACHINE, heard)
+                else Remedy(Owner.MACHINE, warning)
             )
         self._add(
-            name, CheckVerdict.WARNING if remedy else CheckVerdict.OK, found.text, remedy, began_s
+            name, CheckVerdict.WARNING if remedy else CheckVerdict.OK, result.text, remedy, began_s
         )
-        return found.value
+        return result.value
 
     def skip(self, name: str, why: str) -> None:
-        """Say that a step is not tried."""
+        """Record that a step is not run."""
         self._add(name, CheckVerdict.SKIPPED, why)
 
     def passed(self, name: str) -> bool:
-        """Tell whether a step was tried and is not wrong."""
+        """Return True if a step ran and did not fail."""
         good = (CheckVerdict.OK, CheckVerdict.WARNING)
         return any(step.name == name and step.verdict in good for step in self.all)
 
@@ -149,8 +148,8 @@ class Steps:
         )
 
     def _skip_reason(self, name: str) -> str:
-        """Say which failure hides a step: not the one before it, but the first of all."""
-        (step,) = (one for one in self.all if one.name == name)
+        """Return why a step that needs `name` is skipped; the reason names the first failure."""
+        (step,) = (step for step in self.all if step.name == name)
         return f"because {name} failed" if step.verdict is CheckVerdict.FAILED else step.text
 
     def with_verdict(self, verdict: CheckVerdict) -> list[CheckStep]:
@@ -158,13 +157,13 @@ class Steps:
 
     @property
     def exit_code(self) -> ExitCode:
-        """The code of the first failure, unless somebody ended the check."""
+        """The code of the first failure, or that of the interruption."""
         codes = [step.exit_code for step in self.with_verdict(CheckVerdict.FAILED)]
         return codes[-1] if self.is_interrupted else codes[0] if codes else ExitCode.DONE
 
     @property
     def is_interrupted(self) -> bool:
-        """Whether somebody ended the check, in its last step."""
+        """True if the check was interrupted in its last step."""
         return bool(self.all) and self.all[-1].exit_code in INTERRUPTED
 
     def _add(
@@ -181,7 +180,7 @@ class Steps:
 
 
 def _unexpected(error: BaseException) -> StepFailed:
-    if not isinstance(error, Exception):  # none of ours: a client would end by it, without a word
+    if not isinstance(error, Exception):  # SystemExit in a task: it would end a client silently
         return StepFailed(
             f"{type(error).__name__}: {error}",
             Remedy(
@@ -191,7 +190,7 @@ def _unexpected(error: BaseException) -> StepFailed:
         )
     return StepFailed(
         f"unexpected: {type(error).__name__}: {error}",
-        Remedy(Owner.YOU, "report this with its traceback: a check should not end so"),
+        Remedy(Owner.YOU, "report this as a bug, with its traceback"),
         ExitCode.BUG,
     )
 
@@ -199,20 +198,21 @@ def _unexpected(error: BaseException) -> StepFailed:
 def _interrupted(error: BaseException, began_s: float) -> StepFailed:
     seconds = time.monotonic() - began_s
     code = ExitCode.TERMINATED if isinstance(error, Terminated) else ExitCode.INTERRUPTED
-    remedy = Remedy(Owner.YOU, "give it more time, or find out what it does there")
-    return StepFailed(f"ended by you after {seconds:.0f} s", remedy, code)
+    remedy = Remedy(Owner.YOU, "give this step more time, or find out what it is doing")
+    return StepFailed(f"interrupted after {seconds:.0f} s", remedy, code)
 
 
 @contextmanager
 def _reporting_slowness(name: str) -> Iterator[None]:
-    """Say on stderr that a step is not over, if it takes long: nobody can tell by itself."""
+    """Report a slow step on stderr while it runs."""
     over, began_s = threading.Event(), time.monotonic()
 
     def watch() -> None:
         wait_s = SLOW_AFTER_S
         while not over.wait(wait_s):
             took_s, wait_s = time.monotonic() - began_s, REPEAT_S
-            print(f"still at: {name}, {took_s:.0f} s; Ctrl-C ends it", file=sys.stderr, flush=True)
+            text = f"still running: {name}, {took_s:.0f} s; Ctrl-C ends the check"
+            print(text, file=sys.stderr, flush=True)
 
     watcher = threading.Thread(target=watch, name="watch", daemon=True)
     watcher.start()
@@ -225,19 +225,19 @@ def _reporting_slowness(name: str) -> Iterator[None]:
 
 @contextmanager
 def _captured_warnings() -> Iterator[list[str]]:
-    """Collect what is logged as a warning inside, instead of letting it be printed."""
-    told: list[str] = []
+    """Collect the warnings that ssfl logs, instead of printing them."""
+    messages: list[str] = []
 
-    class Listener(logging.Handler):
+    class Collector(logging.Handler):
         def emit(self, record: logging.LogRecord) -> None:
-            told.append(record.getMessage())
+            messages.append(record.getMessage())
 
-    ours, listener = logging.getLogger("ssfl"), Listener(logging.WARNING)
-    before = ours.propagate
-    ours.addHandler(listener)
-    ours.propagate = False
+    logger, collector = logging.getLogger("ssfl"), Collector(logging.WARNING)
+    propagate = logger.propagate
+    logger.addHandler(collector)
+    logger.propagate = False
     try:
-        yield told
+        yield messages
     finally:
-        ours.removeHandler(listener)
-        ours.propagate = before
+        logger.removeHandler(collector)
+        logger.propagate = propagate
