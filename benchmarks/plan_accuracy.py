@@ -47,7 +47,7 @@ from ssfl.method.settings import RunSettings
 from ssfl.program.exits import raise_on_sigterm
 from ssfl.tools.plan.link import Link
 from ssfl.tools.plan.result import RunPlan, Seconds
-from ssfl.tools.plan.whole_run import Site, plan_run
+from ssfl.tools.plan.whole_run import PlannedSite, plan_run
 from ssfl.v1 import transfer_pb2
 
 BYTES_BAR = 0.01
@@ -83,7 +83,7 @@ class Scenario:
         """Return the plan of the scenario."""
         link = Link(self.bits_per_s, self.bits_per_s, self.rtt_s)
         manifest = manifest_of(self.num_masked, self.num_dense)
-        site = Site(NUM_SAMPLES, 4)
+        site = PlannedSite(NUM_SAMPLES, 4)
         return plan_run(
             manifest,
             self.settings,

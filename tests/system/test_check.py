@@ -40,7 +40,7 @@ def test_a_check_in_the_middle_of_a_run_changes_nothing(
     steps = {step["name"]: step for step in document["steps"]}
     assert document["passed"]
     assert {step["verdict"] for step in steps.values()} == {"ok"}
-    assert steps["admission"]["text"] == f"{SHARDS[0]} would be let in"
+    assert steps["admission"]["text"] == f"{SHARDS[0]} would be admitted"
     assert steps["same model"]["text"].startswith("as the run's (")
     assert [row["sparsity"] for row in document["rounds"] if row["is_run"]] == ["0.9"]
     assert document["link"]["up_bits_per_s"] > 1e6

@@ -24,11 +24,11 @@ from ssfl.server.rpc.auth import IdentityInterceptor
 from ssfl.server.rpc.interceptors import StatusInterceptor
 from ssfl.server.rpc.preflight import Preflight
 from ssfl.server.rpc.service import CoordinatorService
-from ssfl.tools.check.command import CheckConfig, Checked, run_check
-from ssfl.tools.check.steps import Step, Steps, Verdict
+from ssfl.tools.check.command import CheckConfig, CheckReport, run_check
+from ssfl.tools.check.steps import CheckStep, CheckVerdict, Steps
 from ssfl.v1 import admin_pb2_grpc, coordinator_pb2_grpc
 
-Found = dict[str, Step]
+StepResult = dict[str, CheckStep]
 
 
 def small() -> Shard:
@@ -39,21 +39,21 @@ def small() -> Shard:
     )
 
 
-def checked(**config: Any) -> Checked:
+def checked(**config: Any) -> CheckReport:
     """Return what a check with these settings finds."""
     return run_check(CheckConfig(**config), Steps())
 
 
-def steps_of(**config: Any) -> Found:
+def steps_of(**config: Any) -> StepResult:
     return {step.name: step for step in checked(**config).steps.all}
 
 
-def fails(found: Found, name: str) -> str:
+def fails(found: StepResult, name: str) -> str:
     """Return what a failed step says, and who is to do what; nothing before it has failed."""
-    failed = [step for step in found.values() if step.verdict is Verdict.FAILED]
+    failed = [step for step in found.values() if step.verdict is CheckVerdict.FAILED]
     assert [step.name for step in failed][:1] == [name], found
-    assert failed[0].advice is not None
-    told = " or ".join(f"{one.who}: {one.what}" for one in failed[0].advice.each())
+    assert failed[0].remedy is not None
+    told = " or ".join(f"{one.owner}: {one.action}" for one in failed[0].remedy.options())
     return f"{failed[0].text} → {told}"
 
 

@@ -14,7 +14,15 @@ from ssfl.method.manifest import Init, Manifest, Role, TensorSpec
 from ssfl.program.exits import ExitCode
 from ssfl.tools import main as tools
 from ssfl.tools.check import probe, steps
-from ssfl.tools.check.steps import Advice, Found, Step, Steps, Verdict, Who, Wrong
+from ssfl.tools.check.steps import (
+    CheckStep,
+    CheckVerdict,
+    Owner,
+    Remedy,
+    StepFailed,
+    StepResult,
+    Steps,
+)
 from ssfl.tools.check.view import step_text, verdict_text
 from tools.check.check_fixtures import checked, small, with_coordinator
 
@@ -43,14 +51,14 @@ def test_everything_is_printed_and_the_verdict_first(
     shown = capsys.readouterr().out
     lines = shown.splitlines()
     assert max(map(len, lines)) <= 80
-    assert lines[:3] == ["check passed: nothing is in the way", "", "network"]
+    assert lines[:3] == ["check passed: no step failed", "", "network"]
     parts = [line for line in lines if line in ("network", "coordinator", "site")]
     assert parts == ["network", "coordinator", "site"]
     assert re.search(r"^  ok       bandwidth    .* up, .* down, round trip", shown, re.MULTILINE)
     assert re.search(r"conv2.weight +32x16x3x3 +masked +4,608", shown)
     for row in ("50 %, this run", "90 %", "95 %"):
         assert re.search(rf"^{row} +\S+ [kM]?B .*ms", shown, re.MULTILINE), row
-    assert "It takes download + work (15 steps of" in " ".join(shown.split())
+    assert "A round takes download + work (15 steps of" in " ".join(shown.split())
 
 
 def test_json_is_one_object_with_every_tensor(
@@ -110,16 +118,14 @@ def test_a_failure_has_the_exit_code_of_the_first(
     flags = ["--data", "shard_00", "--coordinator", NOWHERE]
     assert tools.main(["check", *flags]) == ExitCode.UNREACHABLE
     first = capsys.readouterr().out.splitlines()[0]
-    assert first.startswith(
-        "check FAILED: tcp, shard; to be mended by whoever runs the coordinator"
-    )
+    assert first.startswith("check FAILED: tcp, shard; to be fixed by the coordinator's operator")
     assert tools.main(["check", "--data", "shard_00"]) == ExitCode.BAD_DATA
 
 
 @pytest.mark.parametrize(
     ("flags", "said"),
     [
-        ([], "what is to be checked?"),
+        ([], "nothing to check: give --coordinator"),
         (["--coordinator", "nowhere"], "--coordinator must be host:port"),
         (["--data", "a", "--client-id", "no/name"], "--client-id must be"),
         (["--data", "a", "--rounds", "3"], "is a setting of the run"),
@@ -141,17 +147,17 @@ def test_the_variables_of_a_client_are_read(
 
 
 def test_long_lines_are_wrapped_below_their_text() -> None:
-    advice = Advice(Who.NETWORK, "allow outgoing TCP to fl.example.org:50051 (firewall or VPN)")
-    step = Step("network", "tcp", Verdict.FAILED, "no answer within 5 s " * 4, advice)
+    remedy = Remedy(Owner.NETWORK, "allow outgoing TCP to fl.example.org:50051 (firewall or VPN)")
+    step = CheckStep("network", "tcp", CheckVerdict.FAILED, "no answer within 5 s " * 4, remedy)
     lines = step_text(step, 60).plain.splitlines()
     assert lines[0].startswith("  FAILED   tcp          no answer")
     assert all(len(line) <= 60 for line in lines)
     assert all(line.startswith(" " * 24) for line in lines[1:])
-    assert "→ this site's network people:" in " ".join(" ".join(lines).split())
+    assert "→ network administrators:" in " ".join(" ".join(lines).split())
 
 
 def test_what_comes_from_elsewhere_moves_no_cursor() -> None:
-    step = Step("coordinator", "admission", Verdict.FAILED, "no\x1b[2Jway")
+    step = CheckStep("coordinator", "admission", CheckVerdict.FAILED, "no\x1b[2Jway")
     assert "\x1b" not in step_text(step, 80).plain
 
 
@@ -177,26 +183,26 @@ def test_a_long_model_is_shortened_with_totals_by_role(capsys: pytest.CaptureFix
 def test_warnings_of_our_modules_become_part_of_the_step() -> None:
     steps = Steps()
 
-    def body() -> Found[int]:
+    def body() -> StepResult[int]:
         logging.getLogger("ssfl.client").warning("a number adds up")
-        return Found(1, "done")
+        return StepResult(1, "done")
 
     assert steps.run("score", body) == 1
     (step,) = steps.all
-    assert (step.verdict, step.text) == (Verdict.WARNING, "done")
-    assert step.advice and step.advice.what == "a number adds up"
+    assert (step.verdict, step.text) == (CheckVerdict.WARNING, "done")
+    assert step.remedy and step.remedy.action == "a number adds up"
     assert "1 warning" in verdict_text(steps).plain
 
 
 def test_a_step_with_advice_of_its_own_tells_what_our_modules_warned_of_too() -> None:
-    def body() -> Found[None]:
+    def body() -> StepResult[None]:
         logging.getLogger("ssfl.anything").warning("the file is old")
-        return Found(None, "done", Advice(Who.NETWORK, "open the port"))
+        return StepResult(None, "done", Remedy(Owner.NETWORK, "open the port"))
 
     steps = Steps()
     steps.run("step", body)
     (step,) = steps.all
-    assert step.advice == Advice(Who.NETWORK, "open the port; the file is old")
+    assert step.remedy == Remedy(Owner.NETWORK, "open the port; the file is old")
 
 
 def test_what_nobody_has_thought_of_is_a_failed_step_with_its_traceback(
@@ -204,12 +210,12 @@ def test_what_nobody_has_thought_of_is_a_failed_step_with_its_traceback(
 ) -> None:
     steps = Steps()
 
-    def broken() -> Found[None]:
+    def broken() -> StepResult[None]:
         raise ZeroDivisionError("no link")
 
     assert steps.run("one", broken) is None
-    assert steps.run("two", lambda: Found(2, "")) == 2, "the others are tried"
-    assert steps.all[0].verdict is Verdict.FAILED
+    assert steps.run("two", lambda: StepResult(2, "")) == 2, "the others are tried"
+    assert steps.all[0].verdict is CheckVerdict.FAILED
     assert steps.all[0].text == "unexpected: ZeroDivisionError: no link"
     assert steps.exit_code is ExitCode.BUG
     assert "in broken" in capsys.readouterr().err
@@ -224,23 +230,23 @@ def test_a_task_that_would_end_the_program_is_a_failed_step(here: Path, raised: 
     )
     found = checked(data="shard_00", task=str(task)).steps
     named = {step.name: step for step in found.all}
-    assert named["model"].verdict is Verdict.FAILED
-    assert named["model"].advice and named["model"].advice.who is Who.AUTHOR
-    assert named["state disk"].verdict is Verdict.OK, "the others are tried"
+    assert named["model"].verdict is CheckVerdict.FAILED
+    assert named["model"].remedy and named["model"].remedy.owner is Owner.AUTHOR
+    assert named["state disk"].verdict is CheckVerdict.OK, "the others are tried"
     assert found.exit_code is ExitCode.BAD_DATA
 
 
 def test_a_step_that_takes_long_is_named_and_ctrl_c_in_it_is_told(
     here: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(steps, "LONG_S", 0.01)
-    monkeypatch.setattr(steps, "AGAIN_S", 0.01)
+    monkeypatch.setattr(steps, "SLOW_AFTER_S", 0.01)
+    monkeypatch.setattr(steps, "REPEAT_S", 0.01)
     task = here / "long_task.py"
     task.write_text(
         "from ssfl.learning.image_task import load_shard, loss\n"
         "import io, sys, time\n"
         "def build_model(settings, shard):\n"
-        "    while sys.stderr.getvalue().count('still at: model') < 2:\n"
+        "    while sys.stderr.getvalue().count('still running: model') < 2:\n"
         "        time.sleep(0.001)\n"
         "    raise KeyboardInterrupt\n"
     )
@@ -250,20 +256,20 @@ def test_a_step_that_takes_long_is_named_and_ctrl_c_in_it_is_told(
     told = json.loads(capsys.readouterr().out)
     assert (told["passed"], told["exit_code"]) == (False, 130)
     last = told["steps"][-1]
-    assert (last["name"], last["text"]) == ("model", "ended by you after 0 s")
+    assert (last["name"], last["text"]) == ("model", "interrupted after 0 s")
     monkeypatch.setattr(sys, "stderr", io.StringIO())
     assert tools.main(flags) == ExitCode.INTERRUPTED
-    assert capsys.readouterr().out.splitlines()[0] == "check not finished: ended at model"
+    assert capsys.readouterr().out.splitlines()[0] == "check interrupted at model"
 
 
 def test_a_skipped_step_names_the_failure_behind_it() -> None:
     steps = Steps()
 
-    def wrong() -> Found[None]:
-        raise Wrong("no", Advice(Who.YOU, "x"), ExitCode.REFUSED)
+    def failure() -> StepResult[None]:
+        raise StepFailed("no", Remedy(Owner.YOU, "x"), ExitCode.REFUSED)
 
-    steps.run("one", wrong)
-    steps.run("two", lambda: Found(None, ""), ["one"])
-    steps.run("three", lambda: Found(None, ""), ["two"])
+    steps.run("one", failure)
+    steps.run("two", lambda: StepResult(None, ""), ["one"])
+    steps.run("three", lambda: StepResult(None, ""), ["two"])
     assert [step.text for step in steps.all] == ["no", "because one failed", "because one failed"]
     assert steps.exit_code is ExitCode.REFUSED

@@ -18,7 +18,7 @@ from ssfl.server.loop.limits import Limits
 from ssfl.server.rpc import preflight
 from ssfl.server.run import events
 from ssfl.tools.check import probe
-from ssfl.tools.check.steps import Verdict
+from ssfl.tools.check.steps import CheckVerdict
 from ssfl.v1 import admin_pb2, admin_pb2_grpc, coordinator_pb2_grpc, settings_pb2
 from ssfl.v1 import coordinator_pb2 as pb
 from system.proxy import Proxy
@@ -36,15 +36,15 @@ def _little_noise(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_coordinator_that_would_take_the_client_passes_everything(tmp_path: Path) -> None:
     def body(address: str) -> None:
         found = checked(coordinator=address, client_id="ann")
-        assert found.steps.of(Verdict.FAILED) == []
-        assert found.steps.of(Verdict.SKIPPED) == []
+        assert found.steps.with_verdict(CheckVerdict.FAILED) == []
+        assert found.steps.with_verdict(CheckVerdict.SKIPPED) == []
         assert found.steps.exit_code is ExitCode.DONE
         assert found.settings == SETTINGS
-        assert found.talk and found.talk.link
-        assert found.talk.link.up_bits_per_s > 1e6
-        assert found.talk.link.down_bits_per_s > 1e6
+        assert found.session and found.session.link
+        assert found.session.link.up_bits_per_s > 1e6
+        assert found.session.link.down_bits_per_s > 1e6
         by_name = {step.name: step for step in found.steps.all}
-        assert by_name["admission"].text == "ann would be let in"
+        assert by_name["admission"].text == "ann would be admitted"
         assert by_name["clock"].text.startswith("agrees with the coordinator's (0.0")
         assert "at both ends" in by_name["version"].text
         assert "0 of 2 rounds, 0 clients joined" in by_name["call"].text
@@ -76,7 +76,10 @@ def test_a_wrong_token_is_found_and_told(tmp_path: Path) -> None:
         assert good["call"].text.endswith("join token accepted")
         said = fails(steps_of(coordinator=address, join_token_file=wrong), "call")
         assert "the join token is not the one of this coordinator" in said
-        assert "→ whoever set up this machine: give the file of this coordinator's token" in said
+        assert (
+            "→ the administrator of the machine: give the file with this coordinator's token"
+            in said
+        )
         said = fails(steps_of(coordinator=address), "call")
         assert "asks for a join token" in said
 
@@ -93,10 +96,10 @@ def test_a_name_that_is_not_in_the_certificate_is_found(tmp_path: Path) -> None:
         }  # fmt: skip
         good = steps_of(client_id="ann", **files)
         assert good["call"].text.endswith("certificate accepted")
-        assert good["bandwidth"].verdict is Verdict.OK, "every message has the name"
+        assert good["bandwidth"].verdict is CheckVerdict.OK, "every message has the name"
         unnamed = steps_of(**files)
-        assert unnamed["client id"].text == "ann, as its certificate says"
-        assert unnamed["admission"].text == "ann would be let in"
+        assert unnamed["client id"].text == "ann, from its certificate"
+        assert unnamed["admission"].text == "ann would be admitted"
         found = checked(data="no name.npz", **files).steps
         assert fails({step.name: step for step in found.all}, "client id")
         assert [step.text for step in found.all if step.name == "admission"] == [
@@ -118,8 +121,8 @@ def test_a_removed_client_is_for_whoever_runs_the_coordinator(tmp_path: Path) ->
         found = steps_of(coordinator=address, client_id="c1")
         said = fails(found, "admission")
         assert "c1 was removed from this run" in said
-        assert "→ whoever runs the coordinator: take the removal back" in said
-        assert found["bandwidth"].verdict is Verdict.OK, "what can be tried is tried"
+        assert "→ the coordinator's operator: revoke the removal if the site should" in said
+        assert found["bandwidth"].verdict is CheckVerdict.OK, "what can be tried is tried"
 
     with_coordinator(tmp_path, body, prepare=prepare)
 
@@ -130,7 +133,7 @@ def test_a_run_that_was_stopped_before_its_first_round_promises_no_model(tmp_pat
 
     def body(address: str) -> None:
         said = steps_of(coordinator=address, client_id="ann")["admission"].text
-        assert said.startswith("ann would be let in (the run was stopped before its first round")
+        assert said.startswith("ann would be admitted (the run was stopped before its first round")
 
     with_coordinator(tmp_path, body, prepare=prepare)
 
@@ -142,7 +145,7 @@ def test_a_run_that_is_full_is_for_whoever_runs_the_coordinator(tmp_path: Path) 
     def body(address: str) -> None:
         said = fails(steps_of(coordinator=address, client_id="new"), "admission")
         assert "this run has 2 clients" in said
-        assert "→ whoever runs the coordinator: make room for this site" in said
+        assert "→ the coordinator's operator: raise --max-clients" in said
         assert steps_of(coordinator=address, client_id="ssfl-check")["call"].text.count("2 clients")
 
     with_coordinator(tmp_path, body, prepare=prepare, limits=Limits(max_clients=2))
@@ -157,12 +160,12 @@ def test_a_name_that_somebody_has_is_told_unless_it_is_this_very_client(tmp_path
         said = fails(steps_of(coordinator=address, client_id="c1", state_dir=state), "admission")
         assert "the name c1 belongs to the client that joined with it first" in said
         assert "`ssfl remove c1 --readmit`" in said
-        assert "give the --state-dir of the client that has this name" in said
+        assert "give the --state-dir of the client with this name" in said
         assert not state.exists(), "a check writes nothing"
         (state / "c1").mkdir(parents=True)
         (state / "c1" / "token").write_bytes(bytes(16))
         found = steps_of(coordinator=address, client_id="c1", state_dir=state)
-        assert found["admission"].verdict is Verdict.OK
+        assert found["admission"].verdict is CheckVerdict.OK
 
     with_coordinator(tmp_path / "run", body, prepare=prepare)
 
@@ -170,14 +173,14 @@ def test_a_name_that_somebody_has_is_told_unless_it_is_this_very_client(tmp_path
 @pytest.mark.parametrize(
     ("ahead_s", "secure", "verdict", "words"),
     [
-        (10, False, Verdict.OK, "10 s behind the coordinator's"),
-        (100, False, Verdict.WARNING, "100 s behind the coordinator's"),
-        (-400, False, Verdict.WARNING, "400 s ahead of the coordinator's"),
-        (400, True, Verdict.FAILED, "this clock is 400 s behind the coordinator's"),
+        (10, False, CheckVerdict.OK, "10 s behind the coordinator's"),
+        (100, False, CheckVerdict.WARNING, "100 s behind the coordinator's"),
+        (-400, False, CheckVerdict.WARNING, "400 s ahead of the coordinator's"),
+        (400, True, CheckVerdict.FAILED, "this clock is 400 s behind the coordinator's"),
     ],
 )
 def test_clocks_that_differ_are_told(
-    tmp_path: Path, ahead_s: float, secure: bool, verdict: Verdict, words: str
+    tmp_path: Path, ahead_s: float, secure: bool, verdict: CheckVerdict, words: str
 ) -> None:
     certs = make(tmp_path / "certs", "ann") if secure else None
 
@@ -188,9 +191,9 @@ def test_clocks_that_differ_are_told(
             files["tls_key"] = certs / "ann-key.pem"
         found = steps_of(coordinator=address, client_id="ann", **files)
         assert (found["clock"].verdict, found["clock"].text) == (verdict, words)
-        if verdict is not Verdict.OK:
-            assert found["clock"].advice
-            assert "set this machine's clock (NTP)" in found["clock"].advice.what
+        if verdict is not CheckVerdict.OK:
+            assert found["clock"].remedy
+            assert "set this machine's clock (NTP)" in found["clock"].remedy.action
 
     with_coordinator(tmp_path / "run", body, certs=certs, wall=lambda: time.time() + ahead_s)
 
@@ -200,7 +203,7 @@ def test_an_older_coordinator_is_told_from_a_broken_one() -> None:
         found = checked(coordinator=address).steps
     said = fails({step.name: step for step in found.all}, "call")
     assert "a coordinator older than 0.1.0" in said
-    assert "→ whoever runs the coordinator: upgrade the coordinator" in said
+    assert "→ the coordinator's operator: upgrade the coordinator" in said
     assert found.exit_code is ExitCode.REFUSED
 
 
@@ -215,7 +218,9 @@ def test_the_admin_port_is_told_from_the_one_for_clients() -> None:
     with grpc_server(admin=Admin()) as address:
         said = fails(steps_of(coordinator=address), "call")
     assert "this is the coordinator's admin port" in said
-    assert "→ whoever set up this machine: give the port for clients with --coordinator" in said
+    assert (
+        "→ the administrator of the machine: give the port for clients with --coordinator" in said
+    )
 
 
 class Pretended(coordinator_pb2_grpc.CoordinatorServiceServicer):
@@ -248,34 +253,34 @@ def pretended(**answer: Any) -> dict[str, Any]:
 
 def test_another_version_there_is_a_warning() -> None:
     found = pretended(software="9.9.9")
-    assert found["version"].verdict is Verdict.WARNING
-    assert found["version"].advice.what == "install ssfl 9.9.9, as the coordinator has"
+    assert found["version"].verdict is CheckVerdict.WARNING
+    assert found["version"].remedy.action == "install ssfl 9.9.9, as the coordinator has"
 
 
 def test_an_older_protocol_there_is_a_failure() -> None:
-    assert "speaks protocol 0, this site 1" in fails(pretended(protocol_version=0), "version")
+    assert "has protocol 0, this site 1" in fails(pretended(protocol_version=0), "version")
 
 
 def test_settings_of_a_later_version_are_told() -> None:
     later = replace(RunSettings(), model="transformer-of-2031")
     told = settings_pb2.RunSettings(**asdict(later))
     found = pretended(settings=told)
-    assert found["settings"].verdict is Verdict.FAILED
+    assert found["settings"].verdict is CheckVerdict.FAILED
     assert "the run's settings are not for this version" in found["settings"].text
 
 
 def test_a_model_that_cannot_be_read_is_told_and_hides_nothing() -> None:
     found = pretended(manifest=b"{}")
-    assert found["run's model"].verdict is Verdict.FAILED
+    assert found["run's model"].verdict is CheckVerdict.FAILED
     assert "the run's model cannot be read here: " in found["run's model"].text
-    assert found["settings"].verdict is Verdict.OK
+    assert found["settings"].verdict is CheckVerdict.OK
 
 
 def test_a_wire_that_breaks_under_load_is_for_the_network_people() -> None:
     found = pretended()
-    assert found["bandwidth"].verdict is Verdict.FAILED
-    assert "a transfer did not come through: " in found["bandwidth"].text
-    assert found["bandwidth"].advice.who == "this site's network people"
+    assert found["bandwidth"].verdict is CheckVerdict.FAILED
+    assert "a transfer failed: " in found["bandwidth"].text
+    assert found["bandwidth"].remedy.owner == "network administrators"
 
 
 def test_a_slow_wire_is_measured_and_not_the_buffers_before_it(tmp_path: Path) -> None:
@@ -285,8 +290,8 @@ def test_a_slow_wire_is_measured_and_not_the_buffers_before_it(tmp_path: Path) -
         with Proxy(int(address.rpartition(":")[2])) as wire:
             wire.limit(bytes_per_s)  # it may be slower, on a busy machine, but not faster
             found = checked(coordinator=f"127.0.0.1:{wire.port}")
-        assert found.talk and found.talk.link
-        for rate in (found.talk.link.up_bits_per_s, found.talk.link.down_bits_per_s):
+        assert found.session and found.session.link
+        for rate in (found.session.link.up_bits_per_s, found.session.link.down_bits_per_s):
             assert 0 < rate < 2 * 8 * bytes_per_s
 
     with_coordinator(tmp_path, body)
@@ -299,7 +304,7 @@ def test_a_coordinator_that_is_busy_with_checks_is_a_warning(
 
     def body(address: str) -> None:
         found = steps_of(coordinator=address)
-        assert found["bandwidth"].verdict is Verdict.WARNING
+        assert found["bandwidth"].verdict is CheckVerdict.WARNING
         assert found["bandwidth"].text.startswith("not measured: other sites are being checked")
         monkeypatch.setattr(preflight, "OPEN_CHECKS", 0)
         assert "→ you: try again in 1 s" in fails(steps_of(coordinator=address), "call")

@@ -20,12 +20,12 @@ from ssfl.method.settings import RunSettings
 from ssfl.program.exits import ExitCode
 from ssfl.server.loop.coordinator import Coordinator
 from ssfl.tools.check import probe, site_trial
-from ssfl.tools.check.command import Checked
+from ssfl.tools.check.command import CheckReport
 from ssfl.tools.check.disk import check_disk, output_bytes, state_bytes
 from ssfl.tools.check.forecast import Terms, forecasts
 from ssfl.tools.check.site_trial import Pace
-from ssfl.tools.check.steps import Step, Steps, Verdict
-from ssfl.tools.check.view import forecast_notes, forecast_table, sparsity_told
+from ssfl.tools.check.steps import CheckStep, CheckVerdict, Steps
+from ssfl.tools.check.view import forecast_notes, forecast_table, format_sparsity
 from ssfl.tools.plan.link import parse_link
 from tools.check.check_fixtures import checked, fails, small, steps_of, with_coordinator
 
@@ -74,7 +74,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def by_name(found: Checked) -> dict[str, Step]:
+def by_name(found: CheckReport) -> dict[str, CheckStep]:
     return {step.name: step for step in found.steps.all}
 
 
@@ -86,7 +86,7 @@ def manifest(model: str = "mlp") -> Manifest:
 @pytest.mark.usefixtures("here")
 def test_a_site_that_is_well_scores_and_trains_a_batch() -> None:
     found = checked(data="ann")
-    assert found.steps.of(Verdict.FAILED) == []
+    assert found.steps.with_verdict(CheckVerdict.FAILED) == []
     assert [step.part for step in found.steps.all] == ["site"] * len(found.steps.all)
     named = by_name(found)
     assert named["shard"].text == (
@@ -106,23 +106,25 @@ def test_a_damaged_shard_is_for_the_data_people_and_hides_no_disk(here: Path) ->
     named = by_name(found)
     said = fails(named, "shard")
     assert "this is not a numpy .npz archive" in said
-    assert "→ this site's data people: mend or make the shard again" in said
+    assert "→ data managers: make the shard again (ssfl shards)" in said
     assert found.steps.exit_code is ExitCode.BAD_DATA
     assert named["train"].text == "because shard failed"
     assert named["round"].text == "because shard failed"
-    assert named["state disk"].verdict is Verdict.OK
+    assert named["state disk"].verdict is CheckVerdict.OK
 
 
 @pytest.mark.usefixtures("here")
 def test_a_shard_that_is_not_there_is_told() -> None:
-    assert "→ this site's data people" in fails(steps_of(data="bob"), "shard")
+    assert "→ data managers" in fails(steps_of(data="bob"), "shard")
 
 
 @pytest.mark.usefixtures("here")
 def test_a_device_that_is_not_there_hides_no_shard() -> None:
     found = steps_of(data="ann", device="cuda")
-    assert "whoever set up this machine: mend that, or try --device cpu" in fails(found, "device")
-    assert found["shard"].verdict is Verdict.OK
+    assert "the administrator of the machine: fix the device, or try --device cpu" in fails(
+        found, "device"
+    )
+    assert found["shard"].verdict is CheckVerdict.OK
 
 
 @pytest.mark.usefixtures("here")
@@ -136,13 +138,13 @@ def test_a_task_that_fails_on_a_batch_is_for_its_author() -> None:
     Path("my_task.py").write_text(TASK.format(inputs=63))
     said = fails(steps_of(data="ann", task="my_task.py"), "score")
     assert "a linear layer was built for 63 inputs and got 64" in said
-    assert "→ whoever wrote the task: mend the task" in said
+    assert "→ the author of the task: fix the task" in said
 
 
 @pytest.mark.usefixtures("here")
 def test_a_task_that_cannot_be_read_is_for_its_author() -> None:
     Path("my_task.py").write_text("def load_shard(path:")
-    assert "→ whoever wrote the task: mend the task (my_task.py)" in fails(
+    assert "→ the author of the task: fix the task (my_task.py)" in fails(
         steps_of(data="ann", task="my_task.py"), "task"
     )
 
@@ -154,7 +156,7 @@ def test_samples_that_are_no_numbers_are_for_the_data_people() -> None:
     x[:, 0, 0, 0] = 3e38
     write_shard(Path("shards/ann.npz"), replace(shard, train_x=x))
     said = fails(steps_of(data="ann"), "score")
-    assert "→ this site's data people: look at the samples" in said
+    assert "→ data managers: inspect the samples and labels" in said
 
 
 def run_with(tmp_path: Path, model: str, **config: Any) -> dict[str, Any]:
@@ -174,14 +176,14 @@ def run_with(tmp_path: Path, model: str, **config: Any) -> dict[str, Any]:
 
 def test_the_runs_model_is_recognized(here: Path) -> None:
     found = run_with(here, "mlp")
-    assert found["same model"].verdict is Verdict.OK
+    assert found["same model"].verdict is CheckVerdict.OK
     assert found["same model"].text == f"as the run's ({manifest().digest.hex()[:12]})"
 
 
 def test_a_model_that_differs_is_told_with_the_tensor(here: Path) -> None:
     said = fails(run_with(here, "cnn"), "same model")
-    assert "this site builds another model than the run's: tensor 0: " in said
-    assert "whoever wrote the task: give every site the same task file" in said
+    assert "this site builds a different model than the run's: tensor 0: " in said
+    assert "the author of the task: give every site the same task file" in said
 
 
 def of_size(size: int) -> Shard:
@@ -194,9 +196,9 @@ def of_size(size: int) -> Shard:
 def test_data_of_another_shape_are_named_by_their_shapes(here: Path) -> None:
     write_shard(Path("shards/ann.npz"), of_size(10))
     said = fails(run_with(here, "mlp"), "same model")
-    assert "another model than the run's: samples of 1x10x10 here, 1x8x8 in the run →" in said
-    assert "this site's data people: make the shard again with samples of the run's shape" in said
-    assert "whoever wrote the task" not in said
+    assert "a different model than the run's: samples of 1x10x10 here, 1x8x8 in the run →" in said
+    assert "data managers: make the shard again with samples of the run's shape" in said
+    assert "the author of the task" not in said
 
 
 def test_a_task_that_fails_with_data_of_another_shape_names_both(here: Path) -> None:
@@ -207,7 +209,7 @@ def test_a_task_that_fails_with_data_of_another_shape_names_both(here: Path) -> 
     )
     said = fails(run_with(here, "mlp", task="task.py"), "model")
     assert "this site's data do not fit the run: samples of 1x10x10 here, 1x8x8 in the run" in said
-    assert "this site's data people" in said
+    assert "data managers" in said
 
 
 FROZEN = """
@@ -233,9 +235,9 @@ def test_a_forecast_charges_almost_nothing_for_frozen_layers() -> None:
     assert whole.up.low > 4 * half.up.high
 
 
-def beside(here: Path, settings: RunSettings, **config: Any) -> Checked:
+def beside(here: Path, settings: RunSettings, **config: Any) -> CheckReport:
     """Check beside a run that gathers its clients."""
-    found: list[Checked] = []
+    found: list[CheckReport] = []
     with_coordinator(
         here / "run",
         lambda address: found.append(checked(data="ann", coordinator=address, **config)),
@@ -248,14 +250,14 @@ def test_more_samples_than_the_run_takes_are_told_by_the_coordinator(here: Path)
     run = RunSettings(clients=2, model="mlp", max_samples=30)
     said = fails(by_name(beside(here, run)), "samples")
     assert "ann claims 40 training samples, this run takes at most 30" in said
-    assert "→ whoever runs the coordinator: raise --max-samples" in said
+    assert "→ the coordinator's operator: raise --max-samples" in said
 
 
 def test_samples_that_the_run_cuts_are_told_with_their_weight(here: Path) -> None:
     run = RunSettings(clients=2, model="mlp", max_samples=30, samples_over_max="clip")
     found = by_name(beside(here, run))
-    assert found["samples"].verdict is Verdict.OK
-    assert found["samples"].text == "let in with 40 training samples, to weigh as if it had 30"
+    assert found["samples"].verdict is CheckVerdict.OK
+    assert found["samples"].text == "admitted with 40 training samples, weighted as 30"
 
 
 def test_a_model_too_small_for_the_runs_sparsity_is_told_and_everything_else_tried(
@@ -265,9 +267,9 @@ def test_a_model_too_small_for_the_runs_sparsity_is_told_and_everything_else_tri
     found = beside(here, RunSettings(clients=2, sparsity="0.95"), task="tiny_task.py")
     said = fails(by_name(found), "round")
     assert "sparsity 0.95 keeps none of the model's 5 masked weights" in said
-    assert "→ whoever runs the coordinator: begin the run with settings that fit" in said
-    assert [step.name for step in found.steps.of(Verdict.FAILED)] == ["round"]
-    assert by_name(found)["state disk"].text.endswith("(what is needed is not known)")
+    assert "→ the coordinator's operator: start the run with settings that fit" in said
+    assert [step.name for step in found.steps.with_verdict(CheckVerdict.FAILED)] == ["round"]
+    assert by_name(found)["state disk"].text.endswith("(the needed space is unknown)")
     assert [one.sparsity for one in found.rounds] == ["0.5"], "the others keep nothing, too"
 
 
@@ -281,7 +283,7 @@ def test_a_kind_of_model_that_the_run_cannot_have_is_told(here: Path) -> None:
 def test_a_tiny_model_passes_where_no_run_asks_for_its_sparsity() -> None:
     Path("tiny_task.py").write_text(TINY_TASK)
     found = checked(data="ann", task="tiny_task.py")
-    assert found.steps.of(Verdict.FAILED) == []
+    assert found.steps.with_verdict(CheckVerdict.FAILED) == []
     assert by_name(found)["round"].text.endswith(" down at 50 %")
 
 
@@ -300,14 +302,14 @@ def test_a_disk_that_is_nearly_full_is_told_with_what_is_needed() -> None:
     assert output > 4 * model.size, "the whole model is kept"
     assert state >= 4 * model.num_masked, "scores may be unsent"
     steps, _ = disk(10 * output, config)
-    assert [step.verdict for step in steps.all] == [Verdict.OK, Verdict.OK]
+    assert [step.verdict for step in steps.all] == [CheckVerdict.OK, CheckVerdict.OK]
     steps, _ = disk(output + 1, config)
-    assert [step.verdict for step in steps.all] == [Verdict.WARNING, Verdict.WARNING]
+    assert [step.verdict for step in steps.all] == [CheckVerdict.WARNING, CheckVerdict.WARNING]
     steps, _ = disk(100, config)
     assert steps.exit_code is ExitCode.STATE
     said = fails({step.name: step for step in steps.all}, "state disk")
     assert "0.1 kB free in .ssfl/clients" in said
-    assert "→ whoever set up this machine: make room" in said
+    assert "→ the administrator of the machine: free some space" in said
 
 
 @pytest.mark.usefixtures("here")
@@ -316,16 +318,25 @@ def test_a_folder_that_is_a_file_is_told() -> None:
     steps, _ = disk(10**9, ClientConfig(out_dir=Path("runs/ann")))
     said = fails({step.name: step for step in steps.all}, "output disk")
     assert "--out-dir runs/ann: " in said
-    assert "runs is no folder" in said
+    assert "runs is not a folder" in said
 
 
 @pytest.mark.usefixtures("here")
 @pytest.mark.parametrize(
     ("left", "said"),
     [
-        ("ann", "ann is no folder → whoever set up this machine: let this user write there"),
-        ("ann/token/x", "ann/token cannot be used: Is a directory → whoever set up this machine"),
-        ("ann/lock/x", "ann/lock cannot be used: Is a directory → whoever set up this machine"),
+        (
+            "ann",
+            "ann is not a folder → the administrator of the machine: let this user write there",
+        ),
+        (
+            "ann/token/x",
+            "ann/token cannot be used: Is a directory → the administrator of the machine",
+        ),
+        (
+            "ann/lock/x",
+            "ann/lock cannot be used: Is a directory → the administrator of the machine",
+        ),
     ],
 )
 def test_what_an_earlier_client_left_must_be_of_use(left: str, said: str) -> None:
@@ -343,9 +354,9 @@ def test_a_name_that_no_client_can_have_is_told(here: Path) -> None:
     found = checked(data="my shard.npz")
     said = fails(by_name(found), "client id")
     assert "'my shard' cannot be a client id" in said
-    assert said.endswith("→ whoever set up this machine: choose a name with --client-id")
+    assert said.endswith("→ the administrator of the machine: choose a name with --client-id")
     assert found.steps.exit_code is ExitCode.USAGE
-    assert by_name(found)["train"].verdict is Verdict.OK, "everything else is tried"
+    assert by_name(found)["train"].verdict is CheckVerdict.OK, "everything else is tried"
     assert checked(data="my shard.npz", client_id="ann").steps.exit_code is ExitCode.DONE
 
 
@@ -402,19 +413,19 @@ def test_a_narrow_terminal_has_whole_cells_of_what_matters() -> None:
 def test_a_run_by_bytes_is_told_in_bytes_not_in_percent() -> None:
     run = RunSettings(model="mlp", bytes_per_round="20000")
     rows = forecasts(manifest(), run, Terms(), None, None, is_run=True)
-    assert [sparsity_told(one) for one in rows if one.is_run] == ["20.0 kB a round, this run"]
+    assert [format_sparsity(one) for one in rows if one.is_run] == ["20.0 kB a round, this run"]
 
 
 def test_one_sparsity_has_one_row_however_it_is_written() -> None:
     run = RunSettings(model="mlp", sparsity="0.90")
     rows = forecasts(manifest(), run, Terms(), None, None, is_run=True)
-    assert [sparsity_told(one) for one in rows] == ["50 %", "90 %, this run", "95 %"]
+    assert [format_sparsity(one) for one in rows] == ["50 %", "90 %, this run", "95 %"]
 
 
 def noted(run: RunSettings, terms: Terms) -> tuple[list[str], str]:
     """Return the rows of a forecast, and the note below it."""
     rows = forecasts(manifest(), run, terms, None, None, is_run=True)
-    return [sparsity_told(one) for one in rows], forecast_notes(rows, None, None)
+    return [format_sparsity(one) for one in rows], forecast_notes(rows, None, None)
 
 
 def test_a_warm_up_has_a_row_of_its_own_until_it_is_over() -> None:

@@ -14,7 +14,7 @@ from ssfl.tools.plan.link import Link
 from ssfl.tools.plan.messages import download_bytes, upload_bytes
 from ssfl.tools.plan.result import RunPlan
 from ssfl.tools.plan.sizes import FIRST_SHARE, REFERENCE_SHARE, Coding, Size
-from ssfl.tools.plan.whole_run import Site, plan_run
+from ssfl.tools.plan.whole_run import PlannedSite, plan_run
 from ssfl.v1 import coordinator_pb2 as pb
 from ssfl.v1 import transfer_pb2
 
@@ -175,5 +175,5 @@ def test_values_that_are_not_trained_cost_what_their_code_makes_of_them(
 
 
 def test_frozen_values_cost_as_much_as_others_where_values_travel_plainly() -> None:
-    frozen = plan_run(MANIFEST, RUN, 8, reference_coding=False, site=Site(num_frozen=500))
+    frozen = plan_run(MANIFEST, RUN, 8, reference_coding=False, site=PlannedSite(num_frozen=500))
     assert frozen.update == plan().update

@@ -30,12 +30,12 @@ from cryptography.x509.oid import NameOID
 from ssfl.program.tls.pem import CLIENT, SERVER
 
 NAME = "ssfl test CA"
-HERE = ("localhost", "127.0.0.1", "::1")  # what a coordinator is called on its own machine
-OWN_DAYS = timedelta(days=3650)
-EARLIER = timedelta(days=1)  # clocks differ: valid since yesterday
+LOCAL_HOSTS = ("localhost", "127.0.0.1", "::1")  # what a coordinator is called on its own machine
+CA_LIFETIME = timedelta(days=3650)
+BACKDATED = timedelta(days=1)  # clocks differ: valid since yesterday
 
 
-class NotOurs(Exception):
+class CertsFolderError(Exception):
     """What is in the folder cannot be used, or would have to be replaced."""
 
 
@@ -68,32 +68,32 @@ class Authority:
     def open(cls, folder: Path, now: datetime) -> "Authority":
         """Return the CA of a folder, made if there is none; raise NotOurs if half of it is."""
         file, key_file = folder / "ca.pem", folder / "ca-key.pem"
-        there = [one for one in (file, key_file) if one.exists()]
-        if not there:
+        existing = [one for one in (file, key_file) if one.exists()]
+        if not existing:
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             key = generate_private_key(SECP256R1())
             certificate = _own_certificate(key, now)
             _write_key(key_file, key)
             _write(file, certificate.public_bytes(Encoding.PEM), 0o644)
             return cls(folder, certificate, key, now, new=True)
-        if len(there) == 1:
-            missing = key_file if there == [file] else file
-            raise NotOurs(
-                f"{missing} is missing beside {there[0]}: bring it back, or choose another --out"
+        if len(existing) == 1:
+            missing = key_file if existing == [file] else file
+            raise CertsFolderError(
+                f"{missing} is missing beside {existing[0]}: bring it back, or choose another --out"
             )
         try:
             certificate = x509.load_pem_x509_certificate(file.read_bytes())
             found = load_pem_private_key(key_file.read_bytes(), password=None)
         except (ValueError, TypeError):
-            raise NotOurs(
+            raise CertsFolderError(
                 f"{file} and {key_file} are no CA of ours: choose another --out"
             ) from None
         if not isinstance(found, EllipticCurvePrivateKey) or (
             found.public_key() != certificate.public_key()
         ):
-            raise NotOurs(f"{key_file} is not the key of {file}: choose another --out")
+            raise CertsFolderError(f"{key_file} is not the key of {file}: choose another --out")
         if certificate.not_valid_after_utc <= now:
-            raise NotOurs(f"the CA {file} has expired: begin anew with another --out")
+            raise CertsFolderError(f"the CA {file} has expired: begin anew with another --out")
         return cls(folder, certificate, found, now, new=False)
 
     def coordinator(self, hosts: Sequence[str], days: timedelta, *, overwrite: bool) -> Issued:
@@ -102,13 +102,13 @@ class Authority:
         known = _hosts_of(file) if file.exists() else []
         missing = [host for host in hosts if host not in known]
         if known and missing and not overwrite:
-            raise NotOurs(
+            raise CertsFolderError(
                 f"{file} is there, and not for {', '.join(missing)}: --overwrite makes it anew, "
                 "for these names, too"
             )
-        names = list(dict.fromkeys([*HERE, *known, *hosts]))
+        names = list(dict.fromkeys([*LOCAL_HOSTS, *known, *hosts]))
         use = f"the coordinator at {', '.join(names)}"
-        kept = self._kept("coordinator", use, overwrite)
+        kept = self._existing("coordinator", use, overwrite)
         return kept or self._issue(
             "coordinator", list(map(_general_name, names)), SERVER, use, days
         )
@@ -116,21 +116,21 @@ class Authority:
     def client(self, name: str, days: timedelta, *, overwrite: bool) -> Issued:
         """Make the certificate of a site, or of `admin`."""
         use = "ssfl status, start, stop …" if name == "admin" else f"the site {name}"
-        kept = self._kept(name, use, overwrite)
+        kept = self._existing(name, use, overwrite)
         return kept or self._issue(name, [x509.DNSName(name)], CLIENT, use, days)
 
-    def _kept(self, name: str, use: str, overwrite: bool) -> Issued | None:
+    def _existing(self, name: str, use: str, overwrite: bool) -> Issued | None:
         file = self._folder / f"{name}.pem"
         if overwrite or not file.exists():
             return None
         try:
-            there = x509.load_pem_x509_certificate(file.read_bytes())
-            there.verify_directly_issued_by(self._certificate)
+            existing = x509.load_pem_x509_certificate(file.read_bytes())
+            existing.verify_directly_issued_by(self._certificate)
         except (ValueError, TypeError, InvalidSignature) as error:
-            raise NotOurs(
+            raise CertsFolderError(
                 f"{file} is there, and not made by the CA beside it: --overwrite replaces it"
             ) from error
-        return Issued(file, use, there.not_valid_after_utc, new=False)
+        return Issued(file, use, existing.not_valid_after_utc, new=False)
 
     def _issue(
         self, name: str, names: Sequence[x509.GeneralName], purpose: x509.ObjectIdentifier,
@@ -159,7 +159,7 @@ class Authority:
 def _own_certificate(key: EllipticCurvePrivateKey, now: datetime) -> x509.Certificate:
     name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, NAME)])
     builder = (
-        _builder(NAME, name, key, now, now + OWN_DAYS)
+        _builder(NAME, name, key, now, now + CA_LIFETIME)
         .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
         .add_extension(_usage(signs=True), critical=True)
     )
@@ -176,7 +176,7 @@ def _builder(
         .issuer_name(issuer)
         .public_key(public)
         .serial_number(x509.random_serial_number())
-        .not_valid_before(now - EARLIER)
+        .not_valid_before(now - BACKDATED)
         .not_valid_after(ends)
         .add_extension(x509.SubjectKeyIdentifier.from_public_key(public), critical=False)
     )
@@ -193,8 +193,8 @@ def _usage(*, signs: bool) -> x509.KeyUsage:
 def _hosts_of(file: Path) -> list[str]:
     """Return the names and addresses in a certificate; none if it is not one."""
     try:
-        there = x509.load_pem_x509_certificate(file.read_bytes())
-        names = there.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+        existing = x509.load_pem_x509_certificate(file.read_bytes())
+        names = existing.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
     except (ValueError, x509.ExtensionNotFound):
         return []
     return [str(one.value) for one in names]

@@ -20,7 +20,7 @@ from ssfl.method.settings import setting
 from ssfl.program import settings
 from ssfl.program.exits import ExitCode, ProgramError
 from ssfl.program.tls.pem import told
-from ssfl.tools.certs.authority import Authority, Issued, NotOurs
+from ssfl.tools.certs.authority import Authority, CertsFolderError, Issued
 from ssfl.tools.terminal import console
 
 DESCRIPTION = (
@@ -28,10 +28,10 @@ DESCRIPTION = (
     "name is the site's client id, and one called admin for `ssfl status` and its like. In a "
     "folder that has a CA already, that one signs; certificates that are there are kept."
 )
-EXPLANATION = "For example: ssfl certs --out certs --host fl.example.org hospital_a hospital_b"
+EXAMPLE = "For example: ssfl certs --out certs --host fl.example.org hospital_a hospital_b"
 CLIENT_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 HOST = re.compile(r"(?=.{1,253}$)[A-Za-z0-9_]([A-Za-z0-9_.-]*[A-Za-z0-9])?")
-TAKEN = ("ca", "coordinator", "admin")
+RESERVED_NAMES = ("ca", "coordinator", "admin")
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +65,7 @@ class CertsConfig:
                 raise SettingsError(
                     f"{site!r} cannot be a client id: 1 to 64 letters, digits, '.', '_' or '-'"
                 )
-            if site in TAKEN or site.endswith("-key"):
+            if site in RESERVED_NAMES or site.endswith("-key"):
                 raise SettingsError(f"no site can be called {site!r}: the file would be another's")
         for host in self.hosts:
             if not (_is_address(host) or HOST.fullmatch(host)):
@@ -76,11 +76,11 @@ class CertsConfig:
 
 def certs(argv: Sequence[str]) -> int:
     """Run the command."""
-    config = settings.load(CertsConfig, argv, None, "ssfl certs", DESCRIPTION, EXPLANATION)
+    config = settings.load(CertsConfig, argv, None, "ssfl certs", DESCRIPTION, EXAMPLE)
     screen = console()
     try:
         issued = _make(config)
-    except NotOurs as error:
+    except CertsFolderError as error:
         raise ProgramError(str(error), ExitCode.BAD_DATA) from error
     except OSError as error:
         raise ProgramError(f"cannot write to {config.out}: {error}", ExitCode.BAD_DATA) from error
@@ -94,10 +94,10 @@ def _make(config: CertsConfig) -> list[Issued]:
     authority = Authority.open(config.out, datetime.now(UTC))
     days = timedelta(days=config.days)
     issued = [authority.own]
-    anew = config.overwrite
-    issued.append(authority.coordinator(config.hosts, days, overwrite=anew))
+    overwrite = config.overwrite
+    issued.append(authority.coordinator(config.hosts, days, overwrite=overwrite))
     for name in ("admin", *config.site_names):
-        issued.append(authority.client(name, days, overwrite=anew))
+        issued.append(authority.client(name, days, overwrite=overwrite))
     return issued
 
 

@@ -1,4 +1,4 @@
-"""`ssfl check`: can this site take part? Tried before it joins, without joining."""
+"""`ssfl check`: test whether this site can take part, without joining."""
 
 import json
 import os
@@ -14,74 +14,75 @@ from ssfl.method.manifest import Manifest
 from ssfl.method.settings import RunSettings, setting
 from ssfl.program import settings
 from ssfl.program.exits import ExitCode, ProgramError
-from ssfl.tools.check.coordinator import Talk, check_coordinator
+from ssfl.tools.check.coordinator import PreflightSession, check_coordinator
 from ssfl.tools.check.disk import check_disk
 from ssfl.tools.check.forecast import Forecast, Terms, forecasts, sparsity_of
-from ssfl.tools.check.network import Way, check_way
+from ssfl.tools.check.network import Route, check_route
 from ssfl.tools.check.probe import TOKEN_BYTES, Question
 from ssfl.tools.check.site_trial import SiteCheck
-from ssfl.tools.check.steps import Advice, Ended, Found, Steps, Who, Wrong
+from ssfl.tools.check.steps import CheckInterrupted, Owner, Remedy, StepFailed, StepResult, Steps
 from ssfl.tools.check.view import (
     Screen,
     document,
     forecast_notes,
     forecast_table,
+    format_sparsity,
     role_table,
-    sparsity_told,
     tensor_table,
     verdict_text,
 )
-from ssfl.tools.plan.view import expected
+from ssfl.tools.plan.view import format_size
 from ssfl.tools.terminal import console, stdout_aside
 
 DESCRIPTION = (
-    "Finds out whether a site can take part, before it does: the way to the coordinator, what the "
-    "coordinator says of this client, and the site's own task, shard and model, on one batch. It "
-    "joins nothing and disturbs no run. Each failure says who must fix what. Give it the flags of "
-    "ssfl-client: without --coordinator only the site is checked, without --data only the way."
+    "Tests a site before it joins: the route to the coordinator, whether the coordinator would "
+    "admit this client, and the site's own task, shard and model, on one batch. It does not join "
+    "and does not disturb a run. Each failure names the remedy and the person who should act. Give "
+    "it the flags of ssfl-client. Without --coordinator only the site is checked, without --data "
+    "only the route."
 )
 EXAMPLE = (
     "For example: ssfl check --task my_task.py --data shard_00 --coordinator fl.example.org:50051 "
     "--tls-ca ca.pem"
 )
-NOBODY = "ssfl-check"  # a client id to ask with, where nothing names the client
+UNNAMED_CLIENT = "ssfl-check"  # client id of a check that no flag or certificate names
 
 
 @dataclass(frozen=True, slots=True)
 class CheckConfig(ClientConfig):
-    """The settings of the client that is to be checked, by the same names."""
+    """The settings of ssfl-client, by the same names."""
 
-    coordinator: str = setting("", "host:port of the coordinator; left out: only the site")
-    json: bool = setting(False, "answer as JSON, in bytes and seconds")
+    coordinator: str = setting("", "host:port of the coordinator; without it only the site")
+    json: bool = setting(False, "print JSON, in bytes and seconds")
 
     def validate(self) -> None:
         """Raise SettingsError naming the flag at fault."""
         if not (self.data or self.coordinator):
             raise SettingsError(
-                "what is to be checked? --coordinator host:port, --data shard_00, or both"
+                "nothing to check: give --coordinator host:port, --data shard_00, or both"
             )
         whole = replace(
             self, data=self.data or "shard", coordinator=self.coordinator or "localhost:1"
         )
-        ClientConfig.validate(whole)  # which wants both
+        ClientConfig.validate(whole)  # a client needs both flags
 
 
 @dataclass
-class Checked:
-    """All that a check has found."""
+class CheckReport:
+    """The results of a check."""
 
     steps: Steps
-    client_id: str = NOBODY
+    client_id: str = UNNAMED_CLIENT
     asks_coordinator: bool = False
-    talk: Talk | None = None
-    settings: RunSettings | None = None  # of the run; None: not known
-    run_manifest: Manifest | None = None  # of the run's model; None: it has none, or is not known
+    session: PreflightSession | None = None
+    settings: RunSettings | None = None  # of the run; None: unknown
+    run_manifest: Manifest | None = None  # of the run's model; None: no model yet, or unknown
     site: SiteCheck | None = None
-    rounds: list[Forecast] = field(default_factory=list)  # what a round costs, by sparsity
+    rounds: list[Forecast] = field(default_factory=list)  # the cost of a round, by sparsity
 
     def forecasts(self, manifest: Manifest) -> list[Forecast]:
-        """Return what a round costs."""
-        answer = self.talk.answer if self.talk else None
+        """Return the cost of a round at each sparsity."""
+        answer = self.session.answer if self.session else None
         frozen = self.site.num_frozen if self.site else 0
         terms = Terms(num_frozen=frozen)
         if answer:
@@ -94,16 +95,16 @@ class Checked:
             manifest,
             self.settings or RunSettings(),
             terms,
-            self.talk.link if self.talk else None,
+            self.session.link if self.session else None,
             self.site.pace if self.site else None,
             is_run=self.settings is not None,
         )
 
     def manifest(self) -> Manifest | None:
-        """Return the model that this site builds; where no shard is checked, the run's.
+        """Return this site's model, or the run's if no shard is checked.
 
-        Without the run's settings the site built a model of default ones, which the run does not
-        have: that one is not shown.
+        Return None if the coordinator did not send its settings: the site then built its model
+        with default settings, and the run's model may differ.
         """
         if not self.settings and self.asks_coordinator:
             return None
@@ -117,103 +118,105 @@ def check(argv: Sequence[str]) -> int:
     )
     if config.json:
         with stdout_aside():  # a task may print
-            checked = run_check(config, Steps())
-        print(json.dumps(_document(checked), indent=1))
-        return int(checked.steps.exit_code)
+            report = run_check(config, Steps())
+        print(json.dumps(_document(report), indent=1))
+        return int(report.steps.exit_code)
     screen = Screen(console())
     try:
-        checked = run_check(config, Steps(screen.begin))
+        report = run_check(config, Steps(screen.begin))
     finally:
         screen.close()
-    _show(checked, screen)
-    return int(checked.steps.exit_code)
+    _show(report, screen)
+    return int(report.steps.exit_code)
 
 
-def run_check(config: CheckConfig, steps: Steps) -> Checked:
-    """Do all steps that the settings ask for; those before Ctrl-C, if that ends it."""
-    checked = Checked(steps, asks_coordinator=bool(config.coordinator))
+def run_check(config: CheckConfig, steps: Steps) -> CheckReport:
+    """Run the steps that the settings select, up to Ctrl-C if it is pressed."""
+    report = CheckReport(steps, asks_coordinator=bool(config.coordinator))
     try:
         if config.coordinator:
-            _check_coordinator(config, checked)
+            _check_coordinator(config, report)
         if config.data:
-            _check_site(config, checked)
-        if checked.site or checked.run_manifest:
+            _check_site(config, report)
+        if report.site or report.run_manifest:
             needs = ["settings"] if config.coordinator else []
-            needs += ["model"] if checked.site else []
-            steps.run("round", lambda: _round(checked), needs)
-    except Ended:  # the step says so
+            needs += ["model"] if report.site else []
+            steps.run("round", lambda: _round(report), needs)
+    except CheckInterrupted:  # the interrupted step is in the report
         pass
     finally:
-        if checked.talk:
-            checked.talk.close()
-    return checked
+        if report.session:
+            report.session.close()
+    return report
 
 
-def _check_coordinator(config: CheckConfig, checked: Checked) -> None:
-    steps = checked.steps
+def _check_coordinator(config: CheckConfig, report: CheckReport) -> None:
+    steps = report.steps
     access = _check_files(config, steps)
-    check_way(steps, Way(config.coordinator, access.tls if access else None))
+    check_route(steps, Route(config.coordinator, access.tls if access else None))
     steps.part = "coordinator"
-    _check_client_id(config, checked, access)
-    question = Question(checked.client_id, _token(config, checked.client_id))
-    checked.talk = check_coordinator(steps, access, question)
-    steps.run("settings", lambda: _settings(checked), ["call"])
-    steps.run("run's model", lambda: _run_model(checked), ["call"])
+    _check_client_id(config, report, access)
+    question = Question(report.client_id, _token(config, report.client_id))
+    report.session = check_coordinator(steps, access, question)
+    steps.run("settings", lambda: _settings(report), ["call"])
+    steps.run("run's model", lambda: _run_model(report), ["call"])
 
 
-def _check_site(config: CheckConfig, checked: Checked) -> None:
-    run, checked.steps.part = checked.settings, "site"
+def _check_site(config: CheckConfig, report: CheckReport) -> None:
+    run, report.steps.part = report.settings, "site"
     if not config.coordinator:
-        _check_client_id(config, checked, None)
-    checked.site = SiteCheck(
-        config, checked.client_id, run or RunSettings(), checked.run_manifest, checked.talk,
+        _check_client_id(config, report, None)
+    report.site = SiteCheck(
+        config, report.client_id, run or RunSettings(), report.run_manifest, report.session,
         is_run=run is not None,
     )  # fmt: skip
-    checked.site.check(checked.steps)
-    state_dir = config.state_dir / checked.client_id
-    check_disk(checked.steps, config, state_dir, run or RunSettings(), checked.manifest())
+    report.site.check(report.steps)
+    state_dir = config.state_dir / report.client_id
+    check_disk(report.steps, config, state_dir, run or RunSettings(), report.manifest())
 
 
 def _check_files(config: CheckConfig, steps: Steps) -> Access | None:
-    """Read certificates and token; None if they will not do."""
+    """Return certificates and token; None if they cannot be used."""
     steps.part = "network"
 
-    def read() -> Found[Access]:
+    def read() -> StepResult[Access]:
         try:
             access = read_access(config)
         except ProgramError as error:
-            advice = Advice(Who.MACHINE, "mend this flag or file: a client would end here, too")
-            raise Wrong(str(error), advice, ExitCode.USAGE) from error
+            remedy = Remedy(Owner.MACHINE, "fix this flag or file; ssfl-client needs it, too")
+            raise StepFailed(str(error), remedy, ExitCode.USAGE) from error
         held = [f"CA {config.tls_ca}"] if access.tls else ["no TLS"]
         held += [f"certificate of {access.tls.pair.name}"] if access.tls and access.tls.pair else []
         held += ["join token"] if access.token else []
-        return Found(access, ", ".join(held))
+        return StepResult(access, ", ".join(held))
 
     return steps.run("files", read)
 
 
-def _check_client_id(config: CheckConfig, checked: Checked, access: Access | None) -> None:
-    """Find out the name that ssfl-client would have; without one, ask as who is certified."""
+def _check_client_id(config: CheckConfig, report: CheckReport, access: Access | None) -> None:
+    """Find the client id that ssfl-client would use, else the name in the certificate."""
     pair = access.tls.pair if access and access.tls else None
     certified = pair.name if pair and CLIENT_ID.fullmatch(pair.name) else ""
 
-    def find() -> Found[str]:
+    def find() -> StepResult[str]:
         if config.client_id or config.data:
             try:
                 name = client_id_of(config)
             except ProgramError as error:
-                advice = Advice(Who.MACHINE, "choose a name with --client-id")
-                raise Wrong(str(error).partition(": choose")[0], advice, error.exit_code) from error
-            return Found(name, name)
+                remedy = Remedy(Owner.MACHINE, "choose a name with --client-id")
+                raise StepFailed(
+                    str(error).partition(": choose")[0], remedy, error.exit_code
+                ) from error
+            return StepResult(name, name)
         if certified:
-            return Found(certified, f"{certified}, as its certificate says")
-        return Found(NOBODY, f"{NOBODY}, for want of --client-id or --data")
+            return StepResult(certified, f"{certified}, from its certificate")
+        return StepResult(UNNAMED_CLIENT, f"{UNNAMED_CLIENT}: no --client-id or --data is given")
 
-    checked.client_id = checked.steps.run("client id", find) or certified or NOBODY
+    report.client_id = report.steps.run("client id", find) or certified or UNNAMED_CLIENT
 
 
 def _token(config: CheckConfig, client_id: str) -> bytes:
-    """Return the token that an earlier start of this client left; none is made."""
+    """Return the token that an earlier start of this client saved; empty if there is none."""
     try:
         token = (config.state_dir / client_id / "token").read_bytes()
     except OSError:
@@ -221,89 +224,94 @@ def _token(config: CheckConfig, client_id: str) -> bytes:
     return token if len(token) == TOKEN_BYTES else b""
 
 
-def _settings(checked: Checked) -> Found[None]:
+def _settings(report: CheckReport) -> StepResult[None]:
     """Read the run's settings as a client does."""
     from ssfl.client.errors import Refused
     from ssfl.client.run_settings import read_settings
 
-    answer = checked.talk.answer if checked.talk else None
+    answer = report.session.answer if report.session else None
     assert answer is not None
     try:
-        run = checked.settings = read_settings(answer.settings)
+        run = report.settings = read_settings(answer.settings)
     except Refused as error:
-        raise Wrong(
+        raise StepFailed(
             str(error),
-            Advice(Who.MACHINE, f"install ssfl {answer.software}, as the coordinator has"),
+            Remedy(Owner.MACHINE, f"install ssfl {answer.software}, as the coordinator has"),
             ExitCode.REFUSED,
         ) from error
     steps = f"{run.local_steps} local steps" if run.local_steps else f"{run.local_epochs} epochs"
-    told = sparsity_of(run)
-    mask = told if run.strategy != "ssfl" or run.bytes_per_round else f"{told} sparse"
-    return Found(
+    mask = sparsity_of(run)
+    if run.strategy == "ssfl" and not run.bytes_per_round:
+        mask += " sparse"
+    return StepResult(
         None,
         f"{run.model}, {mask}, {run.rounds} rounds of {steps}, batches of {run.batch_size}",
     )
 
 
-def _run_model(checked: Checked) -> Found[None]:
+def _run_model(report: CheckReport) -> StepResult[None]:
     """Read the description of the run's model."""
-    answer = checked.talk.answer if checked.talk else None
+    answer = report.session.answer if report.session else None
     assert answer is not None
     if not answer.manifest:
-        return Found(None, "none yet: the first client describes one")
+        return StepResult(None, "none yet: the first client describes one")
     try:
-        model = checked.run_manifest = Manifest.from_json(answer.manifest)
+        model = report.run_manifest = Manifest.from_json(answer.manifest)
     except ManifestError as error:
-        raise Wrong(
+        raise StepFailed(
             f"the run's model cannot be read here: {error}",
-            Advice(Who.MACHINE, f"install ssfl {answer.software}, as the coordinator has"),
+            Remedy(Owner.MACHINE, f"install ssfl {answer.software}, as the coordinator has"),
             ExitCode.REFUSED,
         ) from error
-    return Found(None, f"{model.size:,} values, {model.num_masked:,} can be pruned")
+    return StepResult(None, f"{model.size:,} values, {model.num_masked:,} can be pruned")
 
 
-def _round(checked: Checked) -> Found[None]:
-    """Forecast a round, and find out whether the run's settings fit the model at all."""
+def _round(report: CheckReport) -> StepResult[None]:
+    """Forecast a round, and fail if the run's settings do not fit the model."""
     from ssfl.server.errors import ModelUnusable
     from ssfl.server.loop.first_model import begin_model
 
-    manifest = checked.manifest()
+    manifest = report.manifest()
     assert manifest is not None
-    rounds = checked.rounds = checked.forecasts(manifest)
-    if checked.settings:
+    rounds = report.rounds = report.forecasts(manifest)
+    if report.settings:
         try:
-            begin_model(checked.settings, manifest, np.zeros(manifest.size, np.float32))
+            begin_model(report.settings, manifest, np.zeros(manifest.size, np.float32))
         except ModelUnusable as error:
-            what = "begin the run with settings that fit this model, or choose another model"
-            raise Wrong(str(error), Advice(Who.OPERATOR, what), ExitCode.REFUSED) from error
-    own = next((one for one in rounds if one.is_run), rounds[0] if rounds else None)
+            action = "start the run with settings that fit this model, or choose another model"
+            raise StepFailed(
+                str(error), Remedy(Owner.OPERATOR, action), ExitCode.REFUSED
+            ) from error
+    own = next((row for row in rounds if row.is_run), rounds[0] if rounds else None)
     if own is None:
-        return Found(None, "so small a model keeps nothing at the sparsities we know of")
-    return Found(None, f"{expected(own.up)} up, {expected(own.down)} down at {sparsity_told(own)}")
+        return StepResult(None, "no forecast: the model is too small for 50 % sparsity")
+    return StepResult(
+        None, f"{format_size(own.up)} up, {format_size(own.down)} down at {format_sparsity(own)}"
+    )
 
 
-def _show(checked: Checked, screen: Screen) -> None:
-    """Print the verdict, the steps, and what they have led to."""
+def _show(report: CheckReport, screen: Screen) -> None:
+    """Print the verdict, the steps, the tensors and the forecast."""
     shown = screen.console
-    shown.print(verdict_text(checked.steps))
+    shown.print(verdict_text(report.steps))
     shown.print()
-    screen.show(checked.steps)
-    if manifest := checked.manifest():
+    screen.show(report.steps)
+    if manifest := report.manifest():
         shown.print()
         shown.print(tensor_table(manifest))
-        shown.print(role_table(manifest, checked.site.num_frozen if checked.site else 0))
-    if told := checked.rounds:
+        shown.print(role_table(manifest, report.site.num_frozen if report.site else 0))
+    if rounds := report.rounds:
         shown.print()
-        shown.print(forecast_table(told, shown.width))
-        link = checked.talk.link if checked.talk else None
-        shown.print(forecast_notes(told, link, checked.site.pace if checked.site else None))
+        shown.print(forecast_table(rounds, shown.width))
+        link = report.session.link if report.session else None
+        shown.print(forecast_notes(rounds, link, report.site.pace if report.site else None))
 
 
-def _document(checked: Checked) -> dict[str, object]:
+def _document(report: CheckReport) -> dict[str, object]:
     return document(
-        checked.steps,
-        checked.manifest(),
-        checked.rounds,
-        checked.talk.link if checked.talk else None,
-        checked.site.pace if checked.site else None,
+        report.steps,
+        report.manifest(),
+        report.rounds,
+        report.session.link if report.session else None,
+        report.site.pace if report.site else None,
     )

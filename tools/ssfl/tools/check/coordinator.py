@@ -1,4 +1,4 @@
-"""What a coordinator says of a client that has not joined: version, admission, clock, bandwidth."""
+"""Preflight questions to a coordinator: version, admission, clock, bandwidth."""
 
 import re
 from dataclasses import replace
@@ -13,67 +13,75 @@ from ssfl.datasets.wording import plural
 from ssfl.program.exits import ExitCode
 from ssfl.program.printable import printable
 from ssfl.program.version import ssfl_version
-from ssfl.tools.check.probe import PROTOCOL_VERSION, Question, Told, answer_to, ask, measure
-from ssfl.tools.check.steps import Advice, Found, Steps, Who, Wrong
+from ssfl.tools.check.probe import (
+    PROTOCOL_VERSION,
+    CoordinatorReply,
+    Question,
+    answer_to,
+    ask,
+    measure,
+)
+from ssfl.tools.check.steps import Owner, Remedy, StepFailed, StepResult, Steps
 from ssfl.tools.plan.link import Link
 from ssfl.v1 import admin_pb2, admin_pb2_grpc
 from ssfl.v1 import coordinator_pb2 as pb
 
 SKEW_WARNS_S, SKEW_FAILS_S = 30.0, 300.0
-CHECKED_SINCE = "0.1.0"  # the first version whose coordinators know the call
-ADMIN_S = 5.0  # to find out whether it is the admin port
-FAST_BITS_PER_S = 1e10  # above this a measurement says little
-_ADVICE = {  # what a refusal asks for; docs/wire-format.md has all reasons
-    "unauthenticated": Advice(
-        Who.MACHINE,
-        "give the file of this coordinator's token with --join-token-file; its operator has it",
+CHECK_SINCE = "0.1.0"  # the first version whose coordinators have the Check call
+ADMIN_TIMEOUT_S = 5.0
+FAST_BITS_PER_S = 1e10  # faster links are not measured exactly
+_REMEDIES = {  # by the reason of a refusal; docs/wire-format.md lists all reasons
+    "unauthenticated": Remedy(
+        Owner.MACHINE,
+        "give the file with this coordinator's token with --join-token-file; the operator has it",
     ),
-    "wrong_name": Advice(
-        Who.MACHINE,
-        "give the certificate's name with --client-id, or take the certificate that is made out "
-        "to this client",
+    "wrong_name": Remedy(
+        Owner.MACHINE,
+        "give the certificate's name with --client-id, or use the certificate of this client",
     ),
-    "removed": Advice(
-        Who.OPERATOR,
-        "take the removal back, if the site is to take part (ssfl remove SITE --readmit)",
+    "removed": Remedy(
+        Owner.OPERATOR,
+        "revoke the removal if the site should take part (ssfl remove SITE --readmit)",
     ),
-    "client_id_taken": Advice(
-        Who.MACHINE, "give the --state-dir of the client that has this name, or another name"
+    "client_id_taken": Remedy(
+        Owner.MACHINE, "give the --state-dir of the client with this name, or choose another name"
     ),
-    "run_full": Advice(
-        Who.OPERATOR,
-        "make room for this site: a larger --max-clients or, as a --reproducible run has its "
-        "clients for good, a new run with a larger --clients (--fresh)",
+    "run_full": Remedy(
+        Owner.OPERATOR,
+        "raise --max-clients; a --reproducible run cannot add clients, so start a new one with "
+        "more --clients (--fresh)",
     ),
-    "version_unsupported": Advice(
-        Who.OPERATOR, "upgrade the coordinator, or tell this site which version to install"
+    "version_unsupported": Remedy(
+        Owner.OPERATOR, "upgrade the coordinator, or tell this site which version to install"
     ),
-    "too_many_samples": Advice(
-        Who.OPERATOR, "raise --max-samples, or let claims be cut (--samples-over-max clip)"
+    "too_many_samples": Remedy(
+        Owner.OPERATOR, "raise --max-samples, or clip the weight (--samples-over-max clip)"
     ),
 }
 
 
-def check_coordinator(steps: Steps, access: Access | None, question: Question) -> "Talk":
-    """Ask the coordinator; what it told is None where it could not be asked.
+def check_coordinator(
+    steps: Steps, access: Access | None, question: Question
+) -> "PreflightSession":
+    """Ask the coordinator, and return the session, open for further questions.
 
-    More can be asked until the talk is closed.
+    Its `reply` is None if the coordinator could not be asked.
     """
     steps.part = "coordinator"
-    talk = Talk(access, question)
-    steps.run("call", talk.ask, ["http/2"])
-    steps.run("version", talk.version, ["call"])
-    steps.run("admission", talk.admission, ["call", "client id"])
-    steps.run("clock", talk.clock, ["call"])
-    steps.run("bandwidth", talk.bandwidth, ["call"])
-    return talk
+    session = PreflightSession(access, question)
+    steps.run("call", session.ask, ["http/2"])
+    steps.run("version", session.version, ["call"])
+    steps.run("admission", session.admission, ["call", "client id"])
+    steps.run("clock", session.clock, ["call"])
+    steps.run("bandwidth", session.bandwidth, ["call"])
+    return session
 
 
-class Talk:
-    """One client's conversation with a coordinator."""
+class PreflightSession:
+    """One client's Check calls to a coordinator."""
 
     def __init__(self, access: Access | None, question: Question) -> None:
-        self.told: Told | None = None
+        self.reply: CoordinatorReply | None = None
         self.link: Link | None = None
         self._access, self._question = access, question
         self._channel: grpc.Channel | None = None
@@ -81,174 +89,175 @@ class Talk:
 
     @property
     def answer(self) -> pb.CheckAnswer | None:
-        return self.told.answer if self.told else None
+        return self.reply.answer if self.reply else None
 
     def close(self) -> None:
         if self._channel is not None:
             self._channel.close()
 
-    def ask(self) -> Found[None]:
+    def ask(self) -> StepResult[None]:
         assert self._access is not None
         self._channel = open_channel(self._access.address, self._access.tls)
         self._stub = stub_for(self._channel, self._access.token)
         try:
-            self.told = ask(self._stub, self._question)
+            self.reply = ask(self._stub, self._question)
         except grpc.RpcError as error:
             raise self._refused(error) from error
-        answer = self.told.answer
+        answer = self.reply.answer
         done, rounds = answer.rounds_done, answer.settings.rounds
         proved = ["certificate"] if self._access.tls and self._access.tls.pair else []
         proved += ["join token"] if self._access.token else []
         known = f", {' and '.join(proved)} accepted" if proved else ""
-        return Found(
+        return StepResult(
             None,
             f"run {answer.run_id}: {answer.phase}, {done} of {rounds} rounds, "
             f"{answer.num_clients} clients joined{known}",
         )
 
-    def version(self) -> Found[None]:
-        answer, ours = self._told.answer, ssfl_version()
+    def version(self) -> StepResult[None]:
+        answer, ours = self._required_reply.answer, ssfl_version()
         if answer.protocol_version < PROTOCOL_VERSION:
-            raise Wrong(
-                f"the coordinator speaks protocol {answer.protocol_version}, this site "
+            raise StepFailed(
+                f"the coordinator has protocol {answer.protocol_version}, this site "
                 f"{PROTOCOL_VERSION}",
-                Advice(Who.OPERATOR, f"upgrade the coordinator to ssfl {ours}"),
+                Remedy(Owner.OPERATOR, f"upgrade the coordinator to ssfl {ours}"),
                 ExitCode.REFUSED,
             )
         text = f"protocol {answer.protocol_version}, ssfl {answer.software}"
         if answer.software == ours:
-            return Found(None, f"{text} at both ends")
-        return Found(
+            return StepResult(None, f"{text} at both ends")
+        return StepResult(
             None,
             f"{text} there, {ours} here",
-            Advice(Who.MACHINE, f"install ssfl {answer.software}, as the coordinator has"),
+            Remedy(Owner.MACHINE, f"install ssfl {answer.software}, as the coordinator has"),
         )
 
-    def admission(self) -> Found[None]:
-        answer = self._told.answer
+    def admission(self) -> StepResult[None]:
+        answer = self._required_reply.answer
         _raise_refusal(answer)
         over = " (the run is over: it would get the final model)" if _is_over(answer) else ""
         if answer.phase == "stopped" and not answer.rounds_done:
-            over = " (the run was stopped before its first round: nothing is learnt any more)"
-        return Found(None, f"{self._question.client_id} would be let in{over}")
+            over = " (the run was stopped before its first round and has no model)"
+        return StepResult(None, f"{self._question.client_id} would be admitted{over}")
 
-    def samples(self, num_samples: int) -> Found[None]:
-        """Ask once more, now that the shard is read: would it be let in with so many samples?"""
+    def samples(self, num_samples: int) -> StepResult[None]:
+        """Ask again, now with the number of samples in the shard."""
         try:
             answer = answer_to(self._stub, replace(self._question, num_samples=num_samples))
         except grpc.RpcError as error:
             if reason_of(error) == "too_many_checks":
-                return Found(None, f"not asked: {_words(error)}", Advice(Who.YOU, "try again"))
+                return StepResult(
+                    None, f"not asked: {_details(error)}", Remedy(Owner.YOU, "try again")
+                )
             raise self._refused(error) from error
         _raise_refusal(answer)
         run, text = answer.settings, plural(num_samples, "training sample")
         if run.samples_over_max == "clip" and 0 < run.max_samples < num_samples:
-            return Found(None, f"let in with {text}, to weigh as if it had {run.max_samples:,}")
-        return Found(None, f"let in with {text}")
+            return StepResult(None, f"admitted with {text}, weighted as {run.max_samples:,}")
+        return StepResult(None, f"admitted with {text}")
 
-    def clock(self) -> Found[None]:
+    def clock(self) -> StepResult[None]:
         assert self._access is not None
-        ahead_s = self._told.ahead_s
+        ahead_s = self._required_reply.ahead_s
         if abs(ahead_s) < 1:
-            return Found(None, f"agrees with the coordinator's ({abs(ahead_s):.2f} s apart)")
+            return StepResult(None, f"agrees with the coordinator's ({abs(ahead_s):.2f} s apart)")
         text = f"{abs(ahead_s):.0f} s {'behind' if ahead_s > 0 else 'ahead of'} the coordinator's"
         if abs(ahead_s) <= SKEW_WARNS_S:
-            return Found(None, text)
-        advice = Advice(
-            Who.MACHINE,
-            "set this machine's clock (NTP); if it is right, the coordinator's is not: tell "
-            f"{Who.OPERATOR}. Certificates depend on it",
+            return StepResult(None, text)
+        remedy = Remedy(
+            Owner.MACHINE,
+            f"set this machine's clock (NTP); if it is right, ask {Owner.OPERATOR} to set the "
+            "coordinator's. Certificates depend on it",
         )
         if abs(ahead_s) > SKEW_FAILS_S and self._access.tls:
-            raise Wrong(f"this clock is {text}", advice, ExitCode.REFUSED)
-        return Found(None, text, advice)
+            raise StepFailed(f"this clock is {text}", remedy, ExitCode.REFUSED)
+        return StepResult(None, text, remedy)
 
-    def bandwidth(self) -> Found[None]:
+    def bandwidth(self) -> StepResult[None]:
         try:
-            self.link = measure(self._stub, self._question, self._told.rtt_s)
+            self.link = measure(self._stub, self._question, self._required_reply.rtt_s)
         except grpc.RpcError as error:
             if reason_of(error) == "too_many_checks":
                 again = "try again for a forecast of times"
-                return Found(None, f"not measured: {_words(error)}", Advice(Who.YOU, again))
-            raise Wrong(
-                f"a transfer did not come through: {_words(error)}",
-                Advice(
-                    Who.NETWORK,
-                    "find out what cuts or stops the connection when some megabytes pass",
-                ),
+                return StepResult(
+                    None, f"not measured: {_details(error)}", Remedy(Owner.YOU, again)
+                )
+            raise StepFailed(
+                f"a transfer failed: {_details(error)}",
+                Remedy(Owner.NETWORK, "find out what cuts the connection after some megabytes"),
                 ExitCode.UNREACHABLE,
             ) from error
         up, down = map(_rate, (self.link.up_bits_per_s, self.link.down_bits_per_s))
-        return Found(None, f"{up} up, {down} down, round trip {1000 * self.link.rtt_s:.1f} ms")
+        return StepResult(None, f"{up} up, {down} down, round trip {1000 * self.link.rtt_s:.1f} ms")
 
     @property
-    def _told(self) -> Told:
-        assert self.told is not None
-        return self.told
+    def _required_reply(self) -> CoordinatorReply:
+        assert self.reply is not None
+        return self.reply
 
-    def _refused(self, error: grpc.RpcError) -> Wrong:
-        """Return what is wrong if the question itself is not answered."""
-        reason, text = reason_of(error), _words(error)
+    def _refused(self, error: grpc.RpcError) -> StepFailed:
+        """Return the failure of a question that got no answer."""
+        reason, text = reason_of(error), _details(error)
         if reason:
             code = ExitCode.UNREACHABLE if reason == "too_many_checks" else ExitCode.REFUSED
-            return Wrong(text, advice_on(reason, text), code)
+            return StepFailed(text, remedy_for(reason, text), code)
         if error.code() is grpc.StatusCode.UNIMPLEMENTED and self._is_admin_port():
-            return Wrong(
-                "this is the coordinator's admin port, for its operator, not the one for clients",
-                Advice(
-                    Who.MACHINE,
-                    "give the port for clients with --coordinator; the coordinator prints both at "
-                    "its start",
+            return StepFailed(
+                "this is the coordinator's admin port, not the port for clients",
+                Remedy(
+                    Owner.MACHINE,
+                    "give the port for clients with --coordinator; the coordinator prints both "
+                    "when it starts",
                 ),
                 ExitCode.REFUSED,
             )
         if error.code() is grpc.StatusCode.UNIMPLEMENTED:
-            return Wrong(
-                f"what answers does not know this call: a coordinator older than {CHECKED_SINCE}, "
-                "or another gRPC service",
-                Advice(Who.OPERATOR, f"upgrade the coordinator to ssfl {ssfl_version()}"),
+            return StepFailed(
+                f"the server does not know this call: it is a coordinator older than "
+                f"{CHECK_SINCE}, or another gRPC service",
+                Remedy(Owner.OPERATOR, f"upgrade the coordinator to ssfl {ssfl_version()}"),
                 ExitCode.REFUSED,
             )
-        return Wrong(
-            f"the call did not come through: {text}",
-            Advice(
-                Who.NETWORK,
-                "let gRPC (HTTP/2, long calls, trailers) pass: what stands in between takes the "
-                "connection, but not the call",
+        return StepFailed(
+            f"the call failed: {text}",
+            Remedy(
+                Owner.NETWORK,
+                "let gRPC pass (HTTP/2, long calls, trailers); a proxy or firewall accepts the "
+                "connection but not the call",
             ),
             ExitCode.UNREACHABLE,
         )
 
     def _is_admin_port(self) -> bool:
-        """Tell whether the far end knows what operators ask; whether it answers is all the same."""
+        """Return True if the server has the admin service, even if it refuses the call."""
         admin: Any = admin_pb2_grpc.AdminServiceStub(self._channel)
         try:
-            admin.GetStatus(admin_pb2.GetStatusRequest(), timeout=ADMIN_S)
+            admin.GetStatus(admin_pb2.GetStatusRequest(), timeout=ADMIN_TIMEOUT_S)
         except grpc.RpcError as error:
             return bool(error.code() is not grpc.StatusCode.UNIMPLEMENTED)
         return True
 
 
 def _raise_refusal(answer: pb.CheckAnswer) -> None:
-    """Raise Wrong if a Join would be refused."""
+    """Raise StepFailed if a Join would be refused."""
     if answer.refusal_reason:
-        advice = advice_on(answer.refusal_reason, answer.refusal)
-        raise Wrong(answer.refusal, advice, ExitCode.REFUSED)
+        remedy = remedy_for(answer.refusal_reason, answer.refusal)
+        raise StepFailed(answer.refusal, remedy, ExitCode.REFUSED)
 
 
-def advice_on(reason: str, text: str) -> Advice:
-    """Return who is to do what about a refusal."""
+def remedy_for(reason: str, text: str) -> Remedy:
+    """Return the remedy for a refusal."""
     if reason == "too_many_checks":
         found = re.search(r"in (\d+) s", text)
-        return Advice(Who.YOU, f"try again in {found[1] if found else 10} s")
-    return _ADVICE.get(reason, Advice(Who.OPERATOR, text))
+        return Remedy(Owner.YOU, f"try again in {found[1] if found else 10} s")
+    return _REMEDIES.get(reason, Remedy(Owner.OPERATOR, text))
 
 
 def _is_over(answer: pb.CheckAnswer) -> bool:
     return answer.phase in ("finished", "stopped")
 
 
-def _words(error: grpc.RpcError) -> str:
+def _details(error: grpc.RpcError) -> str:
     return printable(error.details() or error.code().name.lower())
 
 

@@ -1,4 +1,4 @@
-"""Room on disk: what a client keeps while it takes part, and what it keeps for good."""
+"""Disk space for a client's state during a run and for its outputs."""
 
 import os
 import shutil
@@ -14,18 +14,18 @@ from ssfl.method.errors import DensityError
 from ssfl.method.manifest import Manifest
 from ssfl.method.settings import RunSettings
 from ssfl.program.exits import ExitCode
-from ssfl.tools.check.steps import Advice, Found, Steps, Who, Wrong
+from ssfl.tools.check.steps import Owner, Remedy, StepFailed, StepResult, Steps
 from ssfl.tools.plan.masks import planned_masks
 
-SPARE = 2  # so many times what is needed is comfortable
-RESIDUALS = 3  # files of a lossy run: the one in use, the one before, the one to come
+COMFORTABLE_FACTOR = 2  # warn if less than this multiple of the needed bytes is free
+RESIDUAL_FILES = 3  # of a lossy run: the current, the previous and the next
 
 Free = Callable[[Path], int]
 Needed = Callable[[Manifest, RunSettings], int]
 
 
 def free_bytes(folder: Path) -> int:
-    """Return what this user may still write where a folder is."""
+    """Return the bytes that this user may still write on the disk of a folder."""
     return shutil.disk_usage(folder).free
 
 
@@ -37,96 +37,101 @@ def check_disk(
     manifest: Manifest | None,
     free: Free = free_bytes,
 ) -> None:
-    """Compare the free bytes of both folders with what is needed; `state_dir` is the client's own.
+    """Compare the free bytes of both folders with the needed bytes.
 
-    What is in the latter must be of use to this user, too: a client that was once started by
-    another one left it.
+    `state_dir` is the client's own folder. Files in it must be usable by this user; another user
+    may have started an earlier client.
     """
     steps.part = "site"
 
-    def state() -> Found[None]:
-        found = _room("--state-dir", state_dir, room_for(state_bytes), free)
-        _check_left(state_dir)
-        return found
+    def state() -> StepResult[None]:
+        result = _check_space("--state-dir", state_dir, bytes_for(state_bytes), free)
+        _check_leftover_files(state_dir)
+        return result
 
-    def room_for(needed: Needed) -> Callable[[], int | None]:
+    def bytes_for(needed: Needed) -> Callable[[], int | None]:
         return partial(_needed, needed, manifest, settings)
 
     steps.run("state disk", state)
     steps.run(
-        "output disk", lambda: _room("--out-dir", config.out_dir, room_for(output_bytes), free)
+        "output disk",
+        lambda: _check_space("--out-dir", config.out_dir, bytes_for(output_bytes), free),
     )
 
 
-def _check_left(folder: Path) -> None:
-    """Raise Wrong if a client could not take up what an earlier one left in its folder."""
+def _check_leftover_files(folder: Path) -> None:
+    """Raise StepFailed if this user cannot use a file that an earlier client left."""
     for file in sorted(folder.iterdir()) if folder.exists() else []:
         try:
             file.open("r+b" if file.name == LOCK else "rb").close()
-        except FileNotFoundError:  # of a client that runs: it has just replaced it
+        except FileNotFoundError:  # a running client has just replaced it
             continue
         except OSError as error:
-            raise Wrong(
+            raise StepFailed(
                 f"--state-dir: {file} cannot be used: {error.strerror}",
-                Advice(Who.MACHINE, f"let this user read and write all of {folder}"),
+                Remedy(Owner.MACHINE, f"let this user read and write everything in {folder}"),
                 ExitCode.STATE,
             ) from error
 
 
 def _needed(needed: Needed, manifest: Manifest | None, settings: RunSettings) -> int | None:
-    """Return the bytes that are needed; None where nobody can know."""
+    """Return the needed bytes; None if they are unknown."""
     if manifest is None:
         return None
     try:
         return needed(manifest, settings)
-    except DensityError:  # so small a model: another step tells it
+    except DensityError:  # the model is too small for the sparsity; the step "round" reports it
         return None
 
 
 def state_bytes(manifest: Manifest, settings: RunSettings) -> int:
-    """Return the most a client's state takes: an unsent answer, and what lossy updates lost."""
-    count = max_travelling(manifest, settings)
+    """Return the largest size of a client's state: an unsent report, and residuals if lossy."""
+    count = max_update_values(manifest, settings)
     update = blocks.max_encoded_bytes(reference.CODE, count)
     compact = scores.max_encoded_bytes(manifest.num_masked)
     report = max(values_only.encoded_bytes(manifest.num_masked), compact)
-    residuals = RESIDUALS if settings.value_type != "float32" else 0
+    residuals = RESIDUAL_FILES if settings.value_type != "float32" else 0
     return max(update, report) + residuals * values_only.encoded_bytes(count)
 
 
 def output_bytes(manifest: Manifest, settings: RunSettings) -> int:
-    """Return what the final model takes, with the site's own one if the run makes one."""
-    whole, kept = manifest.size, max_travelling(manifest, settings)
-    one = values_only.encoded_bytes(whole) + values_only.encoded_bytes(kept)
-    one += 2 * -(-manifest.num_masked // 8) + 3 * len(manifest.json)
-    return one * (2 if settings.personalize_epochs else 1)
+    """Return the size of the final model, with the personalized model if the run makes one."""
+    whole, kept = manifest.size, max_update_values(manifest, settings)
+    model = values_only.encoded_bytes(whole) + values_only.encoded_bytes(kept)
+    model += 2 * -(-manifest.num_masked // 8) + 3 * len(manifest.json)
+    return model * (2 if settings.personalize_epochs else 1)
 
 
-def max_travelling(manifest: Manifest, settings: RunSettings) -> int:
-    """Return the values of the largest update of a run."""
+def max_update_values(manifest: Manifest, settings: RunSettings) -> int:
+    """Return the number of values in the largest update of a run."""
     kept = max(mask.num_kept for mask in planned_masks(manifest, settings))
     return kept + manifest.num_unmasked
 
 
-def _room(flag: str, folder: Path, room: Callable[[], int | None], free: Free) -> Found[None]:
-    there = _nearest(folder)
-    if not there.is_dir() or not os.access(there, os.R_OK | os.W_OK | os.X_OK):
-        what = "cannot be written" if there.is_dir() else "is no folder"
-        raise Wrong(
-            f"{flag} {folder}: {there} {what}",
-            Advice(Who.MACHINE, f"let this user write there, or choose another with {flag}"),
+def _check_space(
+    flag: str, folder: Path, needed_bytes: Callable[[], int | None], free: Free
+) -> StepResult[None]:
+    existing = _nearest_existing(folder)
+    if not existing.is_dir() or not os.access(existing, os.R_OK | os.W_OK | os.X_OK):
+        problem = "cannot be written" if existing.is_dir() else "is not a folder"
+        raise StepFailed(
+            f"{flag} {folder}: {existing} {problem}",
+            Remedy(Owner.MACHINE, f"let this user write there, or choose another with {flag}"),
             ExitCode.STATE,
         )
-    left, needed = free(there), room()
+    left, needed = free(existing), needed_bytes()
     if needed is None:
-        return Found(None, f"{format_bytes(left)} free in {folder} (what is needed is not known)")
+        return StepResult(
+            None, f"{format_bytes(left)} free in {folder} (the needed space is unknown)"
+        )
     text = f"{format_bytes(left)} free in {folder}, {format_bytes(needed)} needed"
-    advice = Advice(Who.MACHINE, f"make room, or choose another disk with {flag}")
+    remedy = Remedy(Owner.MACHINE, f"free some space, or choose another disk with {flag}")
     if left < needed:
-        raise Wrong(text, advice, ExitCode.STATE)
-    return Found(None, text, advice if left < SPARE * needed else None)
+        raise StepFailed(text, remedy, ExitCode.STATE)
+    return StepResult(None, text, remedy if left < COMFORTABLE_FACTOR * needed else None)
 
 
-def _nearest(folder: Path) -> Path:
-    """Return the path, or the closest one above it that exists."""
+def _nearest_existing(folder: Path) -> Path:
+    """Return the folder, or its closest parent that exists."""
     here = folder.absolute()
-    return next(one for one in (here, *here.parents) if os.path.lexists(one))
+    return next(path for path in (here, *here.parents) if os.path.lexists(path))

@@ -1,4 +1,4 @@
-"""What a round will cost this site: bytes by sparsity, and seconds from what was measured."""
+"""Forecast of a round at this site: bytes by sparsity, and seconds from measured speeds."""
 
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
@@ -14,50 +14,50 @@ from ssfl.tools.check.site_trial import Pace
 from ssfl.tools.plan.link import Link
 from ssfl.tools.plan.result import RunPlan, Seconds
 from ssfl.tools.plan.sizes import Size
-from ssfl.tools.plan.whole_run import Site, plan_run
+from ssfl.tools.plan.whole_run import PlannedSite, plan_run
 
 SPARSITIES = ("0.5", "0.9", "0.95")
-FEWEST = 2  # clients, where the run does not say how many
+MIN_CLIENTS = 2  # assumed if the run does not set the number of clients
 
 
 @dataclass(frozen=True, slots=True)
 class Forecast:
-    """One round of this site at one sparsity; seconds are None where nothing was measured."""
+    """One round of this site at one sparsity; times that were not measured are None."""
 
-    sparsity: str  # as it is set; "dense" without a mask
-    is_run: bool  # the run's own
-    rounds: str  # of the run that are so, in words; empty: none
+    sparsity: str  # as set, or "dense" without a mask
+    is_run: bool  # True for the run's own sparsity
+    rounds: str  # which rounds of the run have it, in words; empty: none
     num_kept: int
     up: Size  # message bytes
     down: Size
     download: Seconds | None
     work_s: float | None
     upload: Seconds | None
-    scores: Size  # message bytes, each time this site scores: up
-    mask: Size  # likewise, down
-    scored_before: tuple[int, ...]  # rounds
-    masked_from: int  # the round whose mask, the last, these bytes are of
+    scores: Size  # message bytes up, each time this site scores
+    mask: Size  # message bytes down, each time this site scores
+    scored_before: tuple[int, ...]  # rounds before which this site scores
+    masked_from: int  # first round of the last mask, for which these bytes hold
 
     @property
     def round(self) -> Seconds | None:
-        """Download, work and upload, one after the other."""
+        """Download, work and upload in sequence."""
         if self.download is None or self.upload is None or self.work_s is None:
             return None
         work = Seconds(self.work_s, self.work_s, self.work_s)
         return self.download + work + self.upload
 
     def document(self) -> dict[str, Any]:
-        """Return it as plain types."""
+        """Return this forecast as plain types, for JSON."""
         return {**asdict(self), "round": asdict(self.round) if self.round else None}
 
 
 @dataclass(frozen=True, slots=True)
 class Terms:
-    """What a round's cost depends on beyond the run's settings."""
+    """The state of the run and site that a round's cost depends on, next to the settings."""
 
     reference_coding: bool = True
     upload_slots: int = 8
-    num_clients: int = FEWEST  # joined so far
+    num_clients: int = MIN_CLIENTS  # joined so far
     rounds_done: int = 0
     has_begun: bool = False
     num_frozen: int = 0  # values of this site's model that are not trained
@@ -72,26 +72,28 @@ def forecasts(
     *,
     is_run: bool,
 ) -> list[Forecast]:
-    """Return a forecast for each sparsity worth knowing, and for the run's own.
+    """Return a forecast for each of `SPARSITIES` and for the run's own.
 
-    One at which so small a model keeps nothing is left out.
+    Sparsities at which the model would keep nothing are left out.
     """
-    clients = settings.clients or max(FEWEST, terms.num_clients)
+    clients = settings.clients or max(MIN_CLIENTS, terms.num_clients)
     run = replace(settings, clients=clients, clients_per_round=0, client_fraction=0.0)
-    others = [one for one in SPARSITIES if not (is_run and _is_at(run, one))]
-    wanted = [(_at(run, one), "") for one in others]
+    others = [text for text in SPARSITIES if not (is_run and _has_sparsity(run, text))]
+    wanted = [(_with_sparsity(run, text), "") for text in others]
     if is_run:
         wanted.append((run, "this run"))
         if (warm := run.warmup_rounds) > terms.rounds_done:
-            wanted.append((_at(run, "0", "fedavg"), f"the first {plural(warm, 'round')}"))
+            wanted.append(
+                (_with_sparsity(run, "0", "fedavg"), f"the first {plural(warm, 'round')}")
+            )
     found = []
-    for settings_of_one, rounds in wanted:
+    for variant, rounds in wanted:
         with suppress(DensityError):
-            found.append(_forecast(manifest, settings_of_one, terms, link, pace, rounds))
-    return sorted(found, key=lambda one: -one.num_kept)
+            found.append(_forecast(manifest, variant, terms, link, pace, rounds))
+    return sorted(found, key=lambda forecast: -forecast.num_kept)
 
 
-def _at(run: RunSettings, sparsity: str, strategy: str = "ssfl") -> RunSettings:
+def _with_sparsity(run: RunSettings, sparsity: str, strategy: str = "ssfl") -> RunSettings:
     return replace(
         run, strategy=strategy, sparsity=sparsity, bytes_per_round="", sparsity_schedule="",
         warmup_rounds=0, refresh_rounds="", refresh_every=0,
@@ -99,7 +101,7 @@ def _at(run: RunSettings, sparsity: str, strategy: str = "ssfl") -> RunSettings:
 
 
 def sparsity_of(run: RunSettings) -> str:
-    """Return what a run's sparsity is set to, for people: a share, a size, or a schedule."""
+    """Return a run's sparsity as text: a share, a size, or a schedule."""
     if run.strategy != "ssfl":
         return "dense"
     if run.bytes_per_round:
@@ -107,8 +109,8 @@ def sparsity_of(run: RunSettings) -> str:
     return run.sparsity_schedule or run.sparsity
 
 
-def _is_at(run: RunSettings, sparsity: str) -> bool:
-    """Tell whether a run has just this sparsity, however it is written."""
+def _has_sparsity(run: RunSettings, sparsity: str) -> bool:
+    """Return True if a run has this sparsity, however it is written."""
     other = run.strategy != "ssfl" or run.bytes_per_round or run.sparsity_schedule
     return not other and Decimal(run.sparsity) == Decimal(sparsity)
 
@@ -123,10 +125,10 @@ def _forecast(
 ) -> Forecast:
     plan: RunPlan = plan_run(
         manifest, run, terms.upload_slots, reference_coding=terms.reference_coding, link=link,
-        site=Site(num_frozen=terms.num_frozen),
+        site=PlannedSite(num_frozen=terms.num_frozen),
     )  # fmt: skip
     times, agreed = plan.times, [mask.first for mask in plan.masks if mask.is_agreed]
-    to_come = [one for one in agreed if one > terms.rounds_done or not terms.has_begun]
+    to_come = [number for number in agreed if number > terms.rounds_done or not terms.has_begun]
     return Forecast(
         sparsity_of(run),
         rounds == "this run",

@@ -1,7 +1,7 @@
-"""The way to a coordinator, step by step: proxy, name, TCP, TLS, and does HTTP/2 answer there?
+"""The route to a coordinator, step by step: proxy, name, TCP, TLS, HTTP/2.
 
-All of it with sockets of our own, since gRPC says "Socket closed" of most that can be wrong. Every
-wait has a deadline.
+The checks use their own sockets, because gRPC reports most problems as "Socket closed". Every wait
+has a deadline.
 """
 
 import base64
@@ -20,29 +20,27 @@ from typing import TYPE_CHECKING, Any
 from ssfl.program.addresses import is_loopback, split
 from ssfl.program.exits import ExitCode
 from ssfl.program.proxies import Proxy, exempted_by, left_alone, proxy_for
-from ssfl.tools.check.steps import Advice, Found, Steps, Who, Wrong
+from ssfl.tools.check.steps import Owner, Remedy, StepFailed, StepResult, Steps
 
 if TYPE_CHECKING:
     from ssfl.program.tls.pem import ClientTls
 
-DEADLINE_S = 5.0  # for each of: a name, a connection, a handshake, an answer
-MAX_ADDRESSES = 4  # tried of one name
+DEADLINE_S = 5.0  # for each lookup, connection, handshake and answer
+MAX_ADDRESSES = 4  # tried per name
 MAX_HEAD_BYTES = 16 << 10  # of a proxy's answer
-IDLE_NOTE = "one that cuts idle connections must leave those alone that ping every 10 s"
+IDLE_NOTE = "it must not cut connections that ping every 10 s as idle"
 
 
 @dataclass
-class Way:
-    """How a coordinator is reached, as far as it is known."""
+class Route:
+    """The route to a coordinator; the steps fill in `proxy` and `addresses`."""
 
     address: str
     tls: "ClientTls | None"
     environ: Mapping[str, str] = field(default_factory=lambda: os.environ)
     deadline_s: float = DEADLINE_S
     proxy: Proxy | None = None
-    places: list[Any] = field(
-        default_factory=list
-    )  # socket addresses: of the proxy, if there is one
+    addresses: list[Any] = field(default_factory=list)  # getaddrinfo of the proxy, if any
 
     @property
     def host(self) -> str:
@@ -50,85 +48,85 @@ class Way:
 
     @property
     def next_hop(self) -> tuple[str, int]:
-        """Host and port that this machine itself connects to."""
+        """Host and port that this machine connects to: the proxy's, if there is one."""
         return (self.proxy.host, self.proxy.port) if self.proxy else split(self.address)
 
     def connect(self) -> socket.socket:
-        """Open a connection to the coordinator, through the proxy if there is one; OSError."""
-        connection = _connect(self.places[0], self.deadline_s)
+        """Open a connection to the coordinator, through the proxy if any; raise OSError."""
+        connection = _connect(self.addresses[0], self.deadline_s)
         if self.proxy:
-            status = _ask(self.proxy, self.address, connection)
+            status = _request_tunnel(self.proxy, self.address, connection)
             if status.split(" ")[1:2] != ["200"]:
                 connection.close()
                 raise ConnectionError(status)
         return connection
 
 
-def check_way(steps: Steps, way: Way) -> None:
-    """Find out how far one gets on the way to the coordinator; "files" has been tried before."""
-    steps.run("proxy", lambda: _proxy(way))
-    steps.run("name", lambda: _name(way))
-    steps.run("tcp", lambda: _tcp(way), ["name"])
+def check_route(steps: Steps, route: Route) -> None:
+    """Run the steps of the route; the step "files" must have run before."""
+    steps.run("proxy", lambda: _proxy(route))
+    steps.run("name", lambda: _name(route))
+    steps.run("tcp", lambda: _tcp(route), ["name"])
     reached = "tcp"
-    if way.proxy:
-        steps.run("tunnel", lambda: _tunnel(way), ["tcp"])
+    if route.proxy:
+        steps.run("tunnel", lambda: _tunnel(route), ["tcp"])
         reached = "tunnel"
-    steps.run("tls", lambda: _tls(way), [reached, "files"])
-    steps.run("http/2", lambda: _http2(way), ["tls"])
+    steps.run("tls", lambda: _tls(route), [reached, "files"])
+    steps.run("http/2", lambda: _http2(route), ["tls"])
 
 
-def _proxy(way: Way) -> Found[None]:
-    way.proxy = proxy_for(way.host, way.environ)
-    if way.proxy:
-        return Found(
+def _proxy(route: Route) -> StepResult[None]:
+    route.proxy = proxy_for(route.host, route.environ)
+    if route.proxy:
+        return StepResult(
             None,
-            f"{way.proxy.address} ({way.proxy.variable}); {IDLE_NOTE}",
+            f"{route.proxy.address} ({route.proxy.variable}); {IDLE_NOTE}",
         )
-    if ignored := left_alone(way.host, way.environ):
-        return Found(
+    if ignored := left_alone(route.host, route.environ):
+        return StepResult(
             None,
             f"none: {ignored}",
-            Advice(Who.MACHINE, f"mend the variable if {way.host} is behind the proxy"),
+            Remedy(Owner.MACHINE, f"fix the variable if {route.host} is behind the proxy"),
         )
-    exempt = exempted_by(way.host, way.environ)
+    exempt = exempted_by(route.host, route.environ)
     if exempt:
-        return Found(None, f"none: {exempt} has {way.host}")
-    return Found(None, "none is set" if not is_loopback(way.host) else "none: this machine")
+        return StepResult(None, f"none: {exempt} exempts {route.host}")
+    return StepResult(None, "none is set" if not is_loopback(route.host) else "none: this machine")
 
 
-def _name(way: Way) -> Found[None]:
-    host, port = way.next_hop
+def _name(route: Route) -> StepResult[None]:
+    host, port = route.next_hop
     began_s = time.monotonic()
     try:
-        found = _look_up(host, port, way.deadline_s)
+        found = _look_up(host, port, route.deadline_s)
     except socket.gaierror as error:
-        raise _name_unknown(way, host, str(error.strerror)) from error
+        raise _name_failure(route, host, str(error.strerror)) from error
     except TimeoutError as error:
-        said = f"no name server answers within {way.deadline_s:g} s"
-        raise _name_unknown(way, host, said) from error
-    way.places = found[:MAX_ADDRESSES]
-    shown = list(dict.fromkeys(place[-1][0] for place in found))
+        why = f"no name server answers within {route.deadline_s:g} s"
+        raise _name_failure(route, host, why) from error
+    route.addresses = found[:MAX_ADDRESSES]
+    shown = list(dict.fromkeys(address_info[-1][0] for address_info in found))
     if shown == [host]:
-        return Found(None, f"{host} is an address: no name to look up")
+        return StepResult(None, f"{host} is an address, not a name")
     took_ms = 1000 * (time.monotonic() - began_s)
-    return Found(None, f"{host} is {', '.join(shown[:MAX_ADDRESSES])} ({took_ms:.0f} ms)")
+    return StepResult(None, f"{host} is {', '.join(shown[:MAX_ADDRESSES])} ({took_ms:.0f} ms)")
 
 
-def _name_unknown(way: Way, host: str, why: str) -> Wrong:
-    whose = f"the proxy {host}" if way.proxy else host
-    flag = way.proxy.variable if way.proxy else "--coordinator"
-    return Wrong(
-        f"the name of {whose} is not known here: {why}",
-        Advice(
-            Who.NETWORK,
-            f"make {host} known to this machine (DNS, VPN); if it is misspelt, mend {flag}",
+def _name_failure(route: Route, host: str, why: str) -> StepFailed:
+    target = f"the proxy {host}" if route.proxy else host
+    flag = route.proxy.variable if route.proxy else "--coordinator"
+    return StepFailed(
+        f"the name of {target} cannot be resolved: {why}",
+        Remedy(
+            Owner.NETWORK,
+            f"make {host} known to this machine (DNS, VPN); if it is misspelt, correct {flag}",
         ),
         ExitCode.UNREACHABLE,
     )
 
 
 def _look_up(host: str, port: int, deadline_s: float) -> list[Any]:
-    """Return what getaddrinfo finds; it knows no deadline, so a thread of its own asks."""
+    """Return the result of getaddrinfo, called in a thread because it has no deadline."""
     answers: queue.SimpleQueue[list[Any] | OSError] = queue.SimpleQueue()
 
     def ask() -> None:
@@ -136,8 +134,8 @@ def _look_up(host: str, port: int, deadline_s: float) -> list[Any]:
             answers.put(list(socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)))
         except OSError as error:
             answers.put(error)
-        except UnicodeError:  # of the codec for names: two dots in a row, or 64 letters in one part
-            answers.put(socket.gaierror(socket.EAI_NONAME, "no host can be called so"))
+        except UnicodeError:  # two dots in a row, or 64 letters between dots
+            answers.put(socket.gaierror(socket.EAI_NONAME, "this is not a valid host name"))
 
     threading.Thread(target=ask, name="look-up", daemon=True).start()
     try:
@@ -149,8 +147,8 @@ def _look_up(host: str, port: int, deadline_s: float) -> list[Any]:
     return answer
 
 
-def _connect(place: Any, deadline_s: float) -> socket.socket:
-    family, kind, protocol, _, target = place
+def _connect(address_info: Any, deadline_s: float) -> socket.socket:
+    family, kind, protocol, _, target = address_info
     connection = socket.socket(family, kind, protocol)
     connection.settimeout(deadline_s)
     try:
@@ -161,94 +159,94 @@ def _connect(place: Any, deadline_s: float) -> socket.socket:
     return connection
 
 
-def _tcp(way: Way) -> Found[None]:
-    """Connect to every address of the name; those that answer are used from now on."""
+def _tcp(route: Route) -> StepResult[None]:
+    """Connect to every address of the name, and keep those that answer."""
     good, bad, error = [], [], OSError()
     took_ms = 0.0
-    for place in way.places:
+    for address_info in route.addresses:
         began_s = time.monotonic()
         try:
-            _connect(place, way.deadline_s).close()
+            _connect(address_info, route.deadline_s).close()
         except OSError as failed:
-            bad.append(place)
+            bad.append(address_info)
             error = failed
         else:
             took_ms = 1000 * (time.monotonic() - began_s)
-            good.append(place)
+            good.append(address_info)
     if not good:
-        raise _unreachable(way, error)
-    way.places = good
-    text = f"port {way.next_hop[1]} answers at {_shown(good)} ({took_ms:.1f} ms)"
+        raise _tcp_failure(route, error)
+    route.addresses = good
+    text = f"port {route.next_hop[1]} answers at {_hosts(good)} ({took_ms:.1f} ms)"
     if not bad:
-        return Found(None, text)
-    return Found(
+        return StepResult(None, text)
+    return StepResult(
         None,
-        f"{text}, not at {_shown(bad)}",
-        Advice(Who.NETWORK, f"let TCP to {_shown(bad)} pass, or take it out of the name service"),
+        f"{text}, not at {_hosts(bad)}",
+        Remedy(Owner.NETWORK, f"allow TCP to {_hosts(bad)}, or remove it from DNS"),
     )
 
 
-def _shown(places: list[Any]) -> str:
-    return ", ".join(str(place[-1][0]) for place in places)
+def _hosts(addresses: list[Any]) -> str:
+    return ", ".join(str(address_info[-1][0]) for address_info in addresses)
 
 
-def _unreachable(way: Way, error: OSError) -> Wrong:
-    _, port = way.next_hop
-    target = way.proxy.address if way.proxy else way.address
-    if error.errno == errno.ECONNREFUSED and way.proxy:
-        what = f"start the proxy at {target}, or mend {way.proxy.variable}"
-        advice, text = Advice(Who.NETWORK, what), f"{target}: nothing listens there"
+def _tcp_failure(route: Route, error: OSError) -> StepFailed:
+    _, port = route.next_hop
+    target = route.proxy.address if route.proxy else route.address
+    if error.errno == errno.ECONNREFUSED and route.proxy:
+        action = f"start the proxy at {target}, or correct {route.proxy.variable}"
+        remedy, text = Remedy(Owner.NETWORK, action), f"{target}: nothing listens there"
     elif error.errno == errno.ECONNREFUSED:
-        what = (
-            f"start it, on this port and for other machines (--port {port}, --host); if it runs, "
+        action = (
+            f"start it on this port, open to other machines (--port {port}, --host); if it runs, "
             "open the port in its firewall"
         )
-        advice, text = Advice(Who.OPERATOR, what), f"{target}: nothing listens there"
+        remedy, text = Remedy(Owner.OPERATOR, action), f"{target}: nothing listens there"
     else:
         late = isinstance(error, TimeoutError)
-        why = f"no answer within {way.deadline_s:g} s" if late else str(error.strerror or error)
+        why = f"no answer within {route.deadline_s:g} s" if late else str(error.strerror or error)
         text = f"{target}: {why}"
-        what = f"allow outgoing TCP to {target} (firewall or VPN)"
-        advice = Advice(Who.NETWORK, what)
-    return Wrong(text, advice, ExitCode.UNREACHABLE)
+        action = f"allow outgoing TCP to {target} (firewall or VPN)"
+        remedy = Remedy(Owner.NETWORK, action)
+    return StepFailed(text, remedy, ExitCode.UNREACHABLE)
 
 
-def _tunnel(way: Way) -> Found[None]:
-    assert way.proxy is not None
+def _tunnel(route: Route) -> StepResult[None]:
+    assert route.proxy is not None
     try:
-        with _connect(way.places[0], way.deadline_s) as connection:
-            status = _ask(way.proxy, way.address, connection)
+        with _connect(route.addresses[0], route.deadline_s) as connection:
+            status = _request_tunnel(route.proxy, route.address, connection)
     except OSError as error:
-        said = "nothing" if isinstance(error, TimeoutError) else str(error.strerror or error)
-        status = f"({said} within {way.deadline_s:g} s)"
+        reply = "nothing" if isinstance(error, TimeoutError) else str(error.strerror or error)
+        status = f"({reply} within {route.deadline_s:g} s)"
     code = status.split(" ")[1:2]
     if code == ["200"]:
-        return Found(None, f"CONNECT {way.address} works")
-    what = f"let the proxy {way.proxy.address} pass CONNECT to {way.address}"
+        return StepResult(None, f"CONNECT {route.address} works")
+    action = f"let the proxy {route.proxy.address} pass CONNECT to {route.address}"
     if code == ["407"]:
-        what = (
-            f"give user and password in {way.proxy.variable} (http://user:password@host:port), or "
-            f"let this machine pass without"
+        action = (
+            f"give user and password in {route.proxy.variable} (http://user:password@host:port), "
+            "or let this machine pass without them"
         )
     else:
-        what += ", or exempt the host with no_proxy if there is a direct way"
-    raise Wrong(
-        f"the proxy answers CONNECT {way.address} with: {status}",
-        Advice(Who.NETWORK, what),
+        action += ", or exempt the host with no_proxy if there is a direct route"
+    raise StepFailed(
+        f"the proxy answers CONNECT {route.address} with: {status}",
+        Remedy(Owner.NETWORK, action),
         ExitCode.UNREACHABLE,
     )
 
 
-def _ask(proxy: Proxy, address: str, connection: socket.socket) -> str:
-    """Ask a proxy for a tunnel; return the first line of its answer, all of whose head is read."""
+def _request_tunnel(proxy: Proxy, address: str, connection: socket.socket) -> str:
+    """Ask a proxy for a tunnel, read the head of its answer, and return the first line."""
     lines = [f"CONNECT {address} HTTP/1.1", f"Host: {address}"]
     if proxy.credentials:
-        told = base64.b64encode(proxy.credentials.encode()).decode()
-        lines.append(f"Proxy-Authorization: Basic {told}")
+        encoded = base64.b64encode(proxy.credentials.encode()).decode()
+        lines.append(f"Proxy-Authorization: Basic {encoded}")
     connection.sendall("\r\n".join([*lines, "", ""]).encode())
     head = b""
     while b"\r\n\r\n" not in head and len(head) < MAX_HEAD_BYTES:
-        byte = connection.recv(1)  # not one more: what follows is the coordinator's
+        byte = connection.recv(1)  # bytes after the head are the coordinator's
         if not byte:
             break
         head += byte
@@ -256,95 +254,96 @@ def _ask(proxy: Proxy, address: str, connection: socket.socket) -> str:
     return first if first else "nothing"
 
 
-def _tls(way: Way) -> Found[None]:
+def _tls(route: Route) -> StepResult[None]:
     from ssfl.program.tls.probe import Whose, probe
 
-    whose = {
-        Whose.SITE: Who.MACHINE,
-        Whose.OPERATOR: Who.OPERATOR,
-        Whose.NETWORK: Who.NETWORK,
+    owners = {
+        Whose.SITE: Owner.MACHINE,
+        Whose.OPERATOR: Owner.OPERATOR,
+        Whose.NETWORK: Owner.NETWORK,
     }
     try:
-        finding = probe(way.connect, way.address, way.tls)
+        finding = probe(route.connect, route.address, route.tls)
     except TimeoutError as error:
-        raise _silent(way) from error
+        raise _no_answer(route) from error
     except OSError as error:
-        raise Wrong(
-            f"the connection to {way.address} was cut: {error.strerror or error}",
-            Advice(
-                Who.NETWORK,
-                f"let TLS and HTTP/2 to {way.address} pass unchanged (no inspection in between)",
+        raise StepFailed(
+            f"the connection to {route.address} was cut: {error.strerror or error}",
+            Remedy(
+                Owner.NETWORK,
+                f"let TLS and HTTP/2 to {route.address} pass unchanged (no TLS inspection)",
             ),
             ExitCode.UNREACHABLE,
         ) from error
     if finding:
-        first, *others = (Advice(whose[who], what) for who, what in finding.remedies)
-        advice = replace(first, others=tuple(others))
-        raise Wrong(finding.wrong, advice, ExitCode.REFUSED)
-    return _secured(way)
+        first, *alternatives = (Remedy(owners[whose], action) for whose, action in finding.remedies)
+        remedy = replace(first, alternatives=tuple(alternatives))
+        raise StepFailed(finding.wrong, remedy, ExitCode.REFUSED)
+    return _check_certificate(route)
 
 
-def _secured(way: Way) -> Found[None]:
-    if way.tls is None:
-        if is_loopback(way.host):
-            return Found(None, "none: it stays on this machine")
-        what = "use TLS (--tls-ca here, --tls-cert and --tls-key there), unless this is a VPN"
-        return Found(None, "none: everybody in between can read along", Advice(Who.OPERATOR, what))
+def _check_certificate(route: Route) -> StepResult[None]:
+    if route.tls is None:
+        if is_loopback(route.host):
+            return StepResult(None, "none: traffic stays on this machine")
+        action = "use TLS (--tls-ca here, --tls-cert and --tls-key there), unless this is a VPN"
+        text = "none: the network in between can read the traffic"
+        return StepResult(None, text, Remedy(Owner.OPERATOR, action))
     from cryptography import x509
 
     from ssfl.program.tls.pem import SOON, told
     from ssfl.program.tls.probe import secure
 
     try:
-        secured = secure(way.connect, way.address, way.tls)
+        secured = secure(route.connect, route.address, route.tls)
     except (ssl.SSLError, OSError) as error:
-        raise _silent(way) from error
+        raise _no_answer(route) from error
     ends = x509.load_der_x509_certificate(secured.certificate).not_valid_after_utc
     text = f"{secured.version}, certificate until {told(ends)}"
     days = (ends - datetime.now(UTC)).days
     if ends - datetime.now(UTC) < SOON:
-        what = f"renew the coordinator's certificate: it ends in {days} days"
-        return Found(None, text, Advice(Who.OPERATOR, what))
-    pair = way.tls.pair
+        action = f"renew the coordinator's certificate: it expires in {days} days"
+        return StepResult(None, text, Remedy(Owner.OPERATOR, action))
+    pair = route.tls.pair
     if pair and (warning := pair.warning() or pair.key_warning()):
-        return Found(None, text, Advice(Who.MACHINE, warning))
-    return Found(None, text)
+        return StepResult(None, text, Remedy(Owner.MACHINE, warning))
+    return StepResult(None, text)
 
 
-def _silent(way: Way) -> Wrong:
-    return Wrong(
-        f"{way.address} takes connections, but says nothing within {way.deadline_s:g} s",
-        Advice(
-            Who.OPERATOR,
-            f"look whether a coordinator runs behind {way.address}, and is not stopped or hung",
+def _no_answer(route: Route) -> StepFailed:
+    return StepFailed(
+        f"{route.address} accepts connections, but sends nothing within {route.deadline_s:g} s",
+        Remedy(
+            Owner.OPERATOR,
+            f"check that a coordinator runs behind {route.address} and is not suspended or hung",
         ),
         ExitCode.UNREACHABLE,
     )
 
 
-def _http2(way: Way) -> Found[None]:
-    """Greet as gRPC does; a gRPC server answers with a SETTINGS frame of HTTP/2."""
-    if way.tls is not None:
-        return Found(None, "agreed on in the handshake (ALPN h2)")
+def _http2(route: Route) -> StepResult[None]:
+    """Send the HTTP/2 preface; a gRPC server answers with a SETTINGS frame."""
+    if route.tls is not None:
+        return StepResult(None, "agreed in the handshake (ALPN h2)")
     from ssfl.program.tls.probe import GREETING
 
     try:
-        with way.connect() as connection:
+        with route.connect() as connection:
             connection.sendall(GREETING)
             answer = connection.recv(64)
     except TimeoutError as error:
-        raise _silent(way) from error
+        raise _no_answer(route) from error
     except OSError:
         answer = b""
     if len(answer) >= 9 and answer[3] == 4:
-        return Found(None, "answers")
-    said = "an HTTP/1 web server answers" if answer[:5] == b"HTTP/" else "no HTTP/2 answers"
-    raise Wrong(
-        f"{said} at {way.address}, no coordinator",
-        Advice(
-            Who.OPERATOR,
-            f"say which port the coordinator has (it prints it at its start), or let what stands "
-            f"before it at {way.address} pass HTTP/2 (gRPC) on",
+        return StepResult(None, "answers")
+    server = "an HTTP/1 web server" if answer[:5] == b"HTTP/" else "something without HTTP/2"
+    raise StepFailed(
+        f"{server} answers at {route.address}, not a coordinator",
+        Remedy(
+            Owner.OPERATOR,
+            "tell the site the coordinator's port (printed when it starts), or let the proxy at "
+            f"{route.address} pass HTTP/2 (gRPC)",
         ),
         ExitCode.UNREACHABLE,
     )

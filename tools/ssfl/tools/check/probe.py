@@ -1,7 +1,7 @@
-"""One `Check` call seen from the client: a question, echoes, and noise in both directions.
+"""The client side of a `Check` call: a question, echoes, and noise in both directions.
 
-Bandwidth is measured over the second half of the bytes, when TCP has got up to speed, and told as a
-link's rate as `ssfl plan` means it: IP packets, headers included.
+Bandwidth is measured over the second half of the bytes, after TCP slow start. Like the rates of
+`ssfl plan`, it counts IP packets with their headers.
 """
 
 import os
@@ -29,22 +29,22 @@ from ssfl.v1 import coordinator_pb2 as pb
 PROTOCOL_VERSION = 1
 TOKEN_BYTES = 16
 ASK_S = 15.0  # deadline of question and echoes
-MEASURE_S = 40.0  # of noise both ways
+MEASURE_S = 40.0  # deadline of the noise in both directions
 NOISE_BYTES = 8 << 20
 NOISE_S = 3.0
-SMALLEST_PIECE, LARGEST_PIECE = 4 << 10, 64 << 10
+MIN_PIECE_BYTES, MAX_PIECE_BYTES = 4 << 10, 64 << 10
 ECHOES = 10
-SHORTEST_S = 1e-4  # of a measurement: less is the clock's own
+MIN_DURATION_S = 1e-4  # of a measurement: below it the clock is too coarse
 
-Samples = list[tuple[float, int]]  # when, and how many bytes had come by then
+ArrivalSamples = list[tuple[float, int]]  # (time, bytes received so far)
 
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """Who asks."""
+    """The client that asks."""
 
     client_id: str
-    token: bytes = b""  # of an earlier start of the client; empty: there was none
+    token: bytes = b""  # of an earlier start of the client; empty: none
     num_samples: int = 0  # of its shard; 0: not known yet
 
     def message(self) -> pb.CheckRequest:
@@ -59,16 +59,16 @@ class Question:
 
 
 @dataclass(frozen=True, slots=True)
-class Told:
-    """What the coordinator answered, and its clock beside ours."""
+class CoordinatorReply:
+    """The coordinator's answer, the round trip and the clock difference."""
 
     answer: pb.CheckAnswer
-    rtt_s: float  # the shortest of some
-    ahead_s: float  # the coordinator's clock is so much ahead of ours
+    rtt_s: float  # the shortest of the echoes
+    ahead_s: float  # the coordinator's clock minus ours
 
 
-def ask(stub: Any, question: Question) -> Told:
-    """Ask the question, then measure round trip and clocks; grpc.RpcError if it is refused."""
+def ask(stub: Any, question: Question) -> CoordinatorReply:
+    """Ask the question, then measure round trip and clocks; raise grpc.RpcError if refused."""
     with _Stream(stub, ASK_S) as stream:
         stream.put(question.message())
         answer = stream.next().answer
@@ -77,43 +77,43 @@ def ask(stub: Any, question: Question) -> Told:
             began_s, wall_s = time.monotonic(), time.time()
             echo = pb.CheckEcho(number=number)
             stream.put(pb.CheckRequest(client_id=question.client_id, echo=echo))
-            told = stream.next().echo
+            response = stream.next().echo
             took_s = time.monotonic() - began_s
             if took_s < rtt_s:
-                rtt_s, ahead_s = took_s, told.unix_time_s - (wall_s + took_s / 2)
-        return Told(answer, rtt_s, ahead_s)
+                rtt_s, ahead_s = took_s, response.unix_time_s - (wall_s + took_s / 2)
+        return CoordinatorReply(answer, rtt_s, ahead_s)
 
 
 def answer_to(stub: Any, question: Question) -> pb.CheckAnswer:
-    """Ask the question alone; grpc.RpcError if it is refused."""
+    """Return the answer to the question alone; raise grpc.RpcError if refused."""
     with _Stream(stub, ASK_S) as stream:
         stream.put(question.message())
         return stream.next().answer
 
 
 def measure(stub: Any, question: Question, rtt_s: float) -> Link:
-    """Return the link as noise finds it; grpc.RpcError if that is refused or takes too long."""
+    """Return the link as measured with noise; raise grpc.RpcError if refused or too slow."""
     with _Stream(stub, MEASURE_S) as stream:
         stream.put(question.message())
         stream.next()
         stream.noise(question.client_id)
-        up: Samples = [(time.monotonic(), 0)]
+        up: ArrivalSamples = [(time.monotonic(), 0)]
         while up[-1][1] != stream.noise_bytes:
             received = stream.next().received.num_bytes
             up.append((time.monotonic(), received))
-            stream.arrived(received)
+            stream.acknowledge(received)
         down = _download(stream, question.client_id)
     return Link(link_rate(bytes_per_s(up)), link_rate(bytes_per_s(down)), rtt_s)
 
 
-def _download(stream: "_Stream", client_id: str) -> Samples:
-    """Ask for noise, part by part: no more at once than has come so far."""
-    samples: Samples = [(time.monotonic(), 0)]
+def _download(stream: "_Stream", client_id: str) -> ArrivalSamples:
+    """Request noise in parts, each no larger than the bytes received so far."""
+    samples: ArrivalSamples = [(time.monotonic(), 0)]
     ends_s, asked, parts = time.monotonic() + NOISE_S, 0, 0
     while True:
         now_s, received = samples[-1]
-        part = min(NOISE_BYTES - asked, max(LARGEST_PIECE, received) - (asked - received))
-        if part > 0 and now_s < ends_s and (part >= LARGEST_PIECE or not asked - received):
+        part = min(NOISE_BYTES - asked, max(MAX_PIECE_BYTES, received) - (asked - received))
+        if part > 0 and now_s < ends_s and (part >= MAX_PIECE_BYTES or not asked - received):
             download = pb.CheckDownload(num_bytes=part)
             stream.put(pb.CheckRequest(client_id=client_id, download=download))
             asked, parts = asked + part, parts + 1
@@ -126,31 +126,31 @@ def _download(stream: "_Stream", client_id: str) -> Samples:
             samples.append((time.monotonic(), received + len(response.noise)))
 
 
-def bytes_per_s(samples: Samples) -> float:
+def bytes_per_s(samples: ArrivalSamples) -> float:
     """Return the rate of the second half.
 
     >>> bytes_per_s([(0.0, 0), (9.0, 50), (10.0, 100), (11.0, 150)])
     50.0
     """
     last_s, total = samples[-1]
-    half = [one for one in samples[:-1] if one[1] >= total / 2] or samples[-2:-1]
+    half = [sample for sample in samples[:-1] if sample[1] >= total / 2] or samples[-2:-1]
     first_s, before = half[0]
-    return (total - before) / max(SHORTEST_S, last_s - first_s)
+    return (total - before) / max(MIN_DURATION_S, last_s - first_s)
 
 
 def link_rate(payload_bytes_per_s: float) -> float:
-    """Return bits per second on the wire, with what TCP, IP and HTTP/2 put around the payload."""
+    """Return bits per second on the wire, including TCP, IP and HTTP/2 headers."""
     framed = payload_bytes_per_s * (1 + FRAME_HEADER_BYTES / FRAME_BYTES)
     return 8 * framed * PACKET_BYTES / SEGMENT_BYTES
 
 
 class _Stream:
-    """A `Check` call: requests are put in, responses taken out."""
+    """A `Check` call with a queue of requests."""
 
     def __init__(self, stub: Any, deadline_s: float) -> None:
-        self.noise_bytes = -1  # in all; -1: not known yet
-        self._arrived = 0  # of them, so far
-        self._news = threading.Condition()
+        self.noise_bytes = -1  # total to send; -1: not known yet
+        self._acknowledged = 0  # noise bytes that the coordinator has received
+        self._changed = threading.Condition()
         self._outgoing: queue.SimpleQueue[pb.CheckRequest | str | None] = queue.SimpleQueue()
         self._call = stub.Check(self._requests(), timeout=deadline_s)
 
@@ -165,20 +165,20 @@ class _Stream:
         self._outgoing.put(request)
 
     def noise(self, client_id: str) -> None:
-        """Send noise, as much as fits into its time."""
+        """Send noise, up to NOISE_BYTES and for NOISE_S."""
         self._outgoing.put(client_id)
 
-    def arrived(self, num_bytes: int) -> None:
-        """Note how much noise is there: it lets more go."""
-        with self._news:
-            self._arrived = num_bytes
-            self._news.notify()
+    def acknowledge(self, num_bytes: int) -> None:
+        """Record the noise bytes received so far, so that more may be sent."""
+        with self._changed:
+            self._acknowledged = num_bytes
+            self._changed.notify()
 
     def next(self) -> pb.CheckResponse:
         try:
             response: pb.CheckResponse = next(self._call)
         except StopIteration:
-            raise Ended from None
+            raise CallEnded from None
         return response
 
     def _requests(self) -> Iterator[pb.CheckRequest]:
@@ -189,24 +189,24 @@ class _Stream:
                 yield item
 
     def _pieces(self, client_id: str) -> Iterator[pb.CheckRequest]:
-        """Yield noise; what is under way at once is bounded, so that a slow wire is not clogged."""
-        size, sent, began_s = SMALLEST_PIECE, 0, time.monotonic()
+        """Yield noise; bytes in flight are bounded, so that a slow link is not clogged."""
+        size, sent, began_s = MIN_PIECE_BYTES, 0, time.monotonic()
         while self.noise_bytes < 0:
-            with self._news:
-                self._news.wait_for(partial(self._may_send, sent), NOISE_S)
+            with self._changed:
+                self._changed.wait_for(partial(self._may_send, sent), NOISE_S)
             piece = os.urandom(min(size, NOISE_BYTES - sent))
             sent += len(piece)
             if sent == NOISE_BYTES or time.monotonic() - began_s > NOISE_S:
-                self.noise_bytes = sent  # before it goes: its receipt may be quick
+                self.noise_bytes = sent  # set before sending: the receipt may be quick
             yield pb.CheckRequest(client_id=client_id, noise=piece)
-            size = min(2 * size, LARGEST_PIECE)
+            size = min(2 * size, MAX_PIECE_BYTES)
 
     def _may_send(self, sent: int) -> bool:
-        return sent - self._arrived <= max(LARGEST_PIECE, self._arrived)
+        return sent - self._acknowledged <= max(MAX_PIECE_BYTES, self._acknowledged)
 
 
-class Ended(grpc.RpcError):  # type: ignore[misc]  # grpc has no types
-    """The coordinator ended the call before it was over."""
+class CallEnded(grpc.RpcError):  # type: ignore[misc]  # grpc has no types
+    """The coordinator ended the call early."""
 
     def code(self) -> grpc.StatusCode:
         return grpc.StatusCode.INTERNAL

@@ -1,7 +1,7 @@
-"""A site on its own: torch and device, task and shard, the model, one batch scored and trained.
+"""Site checks: torch and device, task and shard, the model, one batch scored and trained.
 
-Everything is done with the code that a client uses, and timed: a forecast is made of it. (Torch is
-loaded where it is first needed.)
+The steps use the code of a client and are timed for the forecast. Torch is imported where it is
+first needed.
 """
 
 import os
@@ -22,8 +22,8 @@ from ssfl.method.errors import MethodError
 from ssfl.method.manifest import Manifest
 from ssfl.method.settings import RunSettings
 from ssfl.program.exits import ExitCode
-from ssfl.tools.check.coordinator import Talk
-from ssfl.tools.check.steps import Advice, Found, Steps, Who, Wrong
+from ssfl.tools.check.coordinator import PreflightSession
+from ssfl.tools.check.steps import Owner, Remedy, StepFailed, StepResult, Steps
 
 if TYPE_CHECKING:
     import torch
@@ -32,22 +32,22 @@ if TYPE_CHECKING:
     from ssfl.learning.load_task import LoadedTask
     from ssfl.method.mask import Mask
 
-ENOUGH_S = 2.0  # of training steps, to have their time
-MOST_STEPS = 4
-TESTED = 1024  # samples: with more of them, the time of these is scaled up
-FULL = 0.8  # of the machine's memory
+TIMING_S = 2.0  # stop timing training steps after this long
+MAX_STEPS = 4
+MAX_TESTED = 1024  # test samples timed; the time is scaled up to the whole split
+MAX_MEMORY_SHARE = 0.8  # of the machine's memory, above which to warn
 LIKE_THE_RUN = "make the shard again with samples of the run's shape and with its classes"
 Value = TypeVar("Value")
 
 
 @dataclass(frozen=True, slots=True)
 class Pace:
-    """How fast a site works."""
+    """The speed of a site."""
 
     score_s: float  # one minibatch
     step_s: float  # one training step
     test_s: float  # the whole test split
-    num_steps: int  # of a round
+    num_steps: int  # per round
 
     @property
     def round_s(self) -> float:
@@ -56,7 +56,7 @@ class Pace:
 
 
 class SiteCheck:
-    """What is known of the site so far."""
+    """The checks of the site, and their results so far."""
 
     def __init__(
         self,
@@ -64,80 +64,84 @@ class SiteCheck:
         client_id: str,
         settings: RunSettings,
         run_manifest: Manifest | None,
-        talk: Talk | None = None,
+        session: PreflightSession | None = None,
         *,
         is_run: bool,
     ) -> None:
-        """`is_run`: the settings are those of the run, not our defaults."""
+        """`is_run`: the settings are the run's, not defaults."""
         self._config, self._client_id = config, client_id
         self._settings, self._run_manifest, self._is_run = settings, run_manifest, is_run
-        self._talk = talk
+        self._session = session
         self.manifest: Manifest | None = None
         self.num_frozen = 0  # values of the model that are not trained
         self.pace: Pace | None = None
         self._score_s = 0.0
 
     def check(self, steps: Steps) -> None:
-        """Try everything that a client does, once."""
+        """Run each operation of a client once."""
         steps.part = "site"
         steps.run("torch", self._torch)
         device = steps.run("device", self._device, ["torch"])
         task = steps.run("task", self._task, ["torch"])
-        shard = steps.run("shard", lambda: self._shard(_there(task)), ["task"])
-        if talk := self._talk:
+        shard = steps.run("shard", lambda: self._shard(_required(task)), ["task"])
+        if session := self._session:
             count = shard.num_samples if shard else 0
-            steps.run("samples", lambda: talk.samples(count), ["admission", "shard"])
+            steps.run("samples", lambda: session.samples(count), ["admission", "shard"])
         model = steps.run(
             "model",
-            lambda: self._model(_there(task), _there(shard), _there(device)),
+            lambda: self._model(_required(task), _required(shard), _required(device)),
             ["device", "shard"],
         )
         self.manifest = model.manifest if model else None
         if self._run_manifest is None and steps.passed("run's model"):
             steps.skip("same model", "the run has none yet")
-        elif self._talk:
+        elif self._session:
             known = ["settings", "run's model", "model"]
-            steps.run("same model", lambda: self._same(_there(model)), known)
+            steps.run("same model", lambda: self._same(_required(model)), known)
         mask = steps.run(
-            "score", lambda: self._score(_there(task), _there(shard), _there(model)), ["model"]
+            "score",
+            lambda: self._score(_required(task), _required(shard), _required(model)),
+            ["model"],
         )
         self.pace = steps.run(
             "train",
-            lambda: self._train(_there(task), _there(shard), _there(model), _there(mask)),
+            lambda: self._train(
+                _required(task), _required(shard), _required(model), _required(mask)
+            ),
             ["score"],
         )
-        steps.run("memory", lambda: _memory(_there(device)), ["train"])
+        steps.run("memory", lambda: _memory(_required(device)), ["train"])
 
-    def _torch(self) -> Found[None]:
+    def _torch(self) -> StepResult[None]:
         if find_spec("torch") is None:
-            raise Wrong(
+            raise StepFailed(
                 "torch is not installed",
-                Advice(Who.MACHINE, "pip install 'ssfl[client]'"),
+                Remedy(Owner.MACHINE, "pip install 'ssfl[client]'"),
                 ExitCode.BAD_DATA,
             )
         import torch
 
-        return Found(None, f"torch {torch.__version__}")
+        return StepResult(None, f"torch {torch.__version__}")
 
-    def _device(self) -> "Found[torch.device]":
+    def _device(self) -> "StepResult[torch.device]":
         from ssfl.learning.device import choose_device, fingerprint, prepare_torch
 
-        with self._explained(Who.MACHINE, "choose another --device"):
+        with self._failures_for(Owner.MACHINE, "choose another --device"):
             prepare_torch(self._config.threads)
             device = choose_device(self._config.device)
-        return Found(device, f"{device.type}: {fingerprint(device)}")
+        return StepResult(device, f"{device.type}: {fingerprint(device)}")
 
-    def _task(self) -> "Found[LoadedTask]":
+    def _task(self) -> "StepResult[LoadedTask]":
         from ssfl.learning.load_task import load_task
 
-        mend = f"mend the task ({self._config.task}), or name another with --task"
-        with self._explained(Who.AUTHOR, mend):
+        action = f"fix the task ({self._config.task}), or choose another with --task"
+        with self._failures_for(Owner.AUTHOR, action):
             task = load_task(self._config.task)
-        return Found(task, f"{task.name} (source {task.digest.hex()[:12]})")
+        return StepResult(task, f"{task.name} (source {task.digest.hex()[:12]})")
 
-    def _shard(self, task: "LoadedTask") -> Found[Shard]:
-        mend = "mend or make the shard again (ssfl shards), or name another with --data"
-        with self._explained(Who.DATA, mend):
+    def _shard(self, task: "LoadedTask") -> StepResult[Shard]:
+        action = "make the shard again (ssfl shards), or choose another with --data"
+        with self._failures_for(Owner.DATA, action):
             path = find_shard(self._config.data, self._config.data_root)
             shard = task.load_shard(path)
         shape = "x".join(map(str, shard.input_shape)) or "one number"
@@ -145,89 +149,89 @@ class SiteCheck:
         tested = f"{len(shard.test_x):,} to test, {len(shard.val_x):,} to validate"
         text = f"{plural(shard.num_samples, 'training sample')} of {shape}, {tested}; {classes}"
         if not len(shard.test_x):
-            advice = Advice(Who.DATA, "keep some samples back for tests, if there are any to spare")
-            return Found(shard, text, advice)
-        return Found(shard, text)
+            remedy = Remedy(Owner.DATA, "hold out some samples for tests if you can")
+            return StepResult(shard, text, remedy)
+        return StepResult(shard, text)
 
     def _model(
         self, task: "LoadedTask", shard: Shard, device: "torch.device"
-    ) -> "Found[SiteModel]":
+    ) -> "StepResult[SiteModel]":
         from ssfl.client.local_work import SiteModel
         from ssfl.learning.describe import num_frozen
         from ssfl.learning.load_task import BUILT_IN
 
-        who, what = Who.AUTHOR, "mend the task: it builds no model for this shard"
+        owner, action = Owner.AUTHOR, "fix the task: it cannot build a model for this shard"
         if self._other_data(task.description(self._settings, shard)):
-            who, what = Who.DATA, LIKE_THE_RUN
+            owner, action = Owner.DATA, LIKE_THE_RUN
         elif task.name in BUILT_IN:
-            who, what = Who.OPERATOR, "choose a --model that fits data of this shape"
+            owner, action = Owner.OPERATOR, "choose a --model that fits data of this shape"
         with (
-            self._explained(who, what),
+            self._failures_for(owner, action),
             self._working(device),
         ):
             model = SiteModel.build(task, shard, self._settings, device, self._run_manifest)
         manifest, self.num_frozen = model.manifest, num_frozen(model.network)
         name = manifest.model.get("model", manifest.model.get("task", ""))
-        defaults = "" if self._is_run else " (with default settings: the run's are not known)"
+        defaults = "" if self._is_run else " (with default settings; the run's are unknown)"
         text = f"{name}: {manifest.size:,} values, {manifest.num_masked:,} can be pruned{defaults}"
-        return Found(model, text)
+        return StepResult(model, text)
 
-    def _same(self, model: "SiteModel") -> Found[None]:
+    def _same(self, model: "SiteModel") -> StepResult[None]:
         assert self._run_manifest is not None
         difference = self._run_manifest.first_difference(model.manifest)
         if not difference:
-            return Found(None, f"as the run's ({model.manifest.digest.hex()[:12]})")
-        text = f"this site builds another model than the run's: {difference}"
+            return StepResult(None, f"as the run's ({model.manifest.digest.hex()[:12]})")
+        text = f"this site builds a different model than the run's: {difference}"
         if self._other_data(model.manifest.model):
-            fresh = "begin again with --fresh, if the run has the wrong data"
-            advice = Advice(Who.DATA, LIKE_THE_RUN, (Advice(Who.OPERATOR, fresh),))
-            raise Wrong(text, advice, ExitCode.BAD_DATA)
-        raise Wrong(
+            fresh = "start over with --fresh if the run has the wrong data"
+            remedy = Remedy(Owner.DATA, LIKE_THE_RUN, (Remedy(Owner.OPERATOR, fresh),))
+            raise StepFailed(text, remedy, ExitCode.BAD_DATA)
+        raise StepFailed(
             text,
-            Advice(
-                Who.AUTHOR,
+            Remedy(
+                Owner.AUTHOR,
                 "give every site the same task file, and data of the same shape and classes; if "
-                "the run has the wrong model, its operator begins again with --fresh",
+                "the run has the wrong model, its operator starts over with --fresh",
             ),
             ExitCode.BAD_DATA,
         )
 
     def _other_data(self, description: Mapping[str, Any]) -> bool:
-        """Return True if the run's samples have another shape or other classes than this site's."""
+        """Return True if the run's samples differ from this site's in shape or classes."""
         return bool(self._run_manifest and self._run_manifest.data_difference(description))
 
-    def _score(self, task: "LoadedTask", shard: Shard, model: "SiteModel") -> "Found[Mask]":
+    def _score(self, task: "LoadedTask", shard: Shard, model: "SiteModel") -> "StepResult[Mask]":
         from ssfl.learning.first_batch import try_first_batch
         from ssfl.learning.load_task import BUILT_IN
         from ssfl.learning.saliency import score_locally
         from ssfl.method.mask import top_k
 
         network, manifest, settings = model.network, model.manifest, self._settings
-        who, what = Who.AUTHOR, "mend the task: it fails on this site's first batch"
+        owner, action = Owner.AUTHOR, "fix the task: it fails on this site's first batch"
         if task.name in BUILT_IN:
-            who, what = Who.DATA, "look at the samples and labels of the first batch"
+            owner, action = Owner.DATA, "inspect the samples and labels of the first batch"
         device = next(network.parameters()).device
-        with self._explained(who, what), self._working(device):
+        with self._failures_for(owner, action), self._working(device):
             try_first_batch(network, task, shard, settings.batch_size)
             began_s = time.monotonic()
             scores = score_locally(network, manifest, task, shard, settings, self._client_id)
         self._score_s = time.monotonic() - began_s
         count = min(settings.batch_size, shard.num_samples)
-        text = f"a batch of {plural(count, 'sample')} in {seconds_told(self._score_s)}"
-        return Found(top_k(scores, max(1, manifest.num_masked // 10)), text)
+        text = f"a batch of {plural(count, 'sample')} in {format_seconds(self._score_s)}"
+        return StepResult(top_k(scores, max(1, manifest.num_masked // 10)), text)
 
     def _train(
         self, task: "LoadedTask", shard: Shard, model: "SiteModel", mask: "Mask"
-    ) -> Found[Pace]:
+    ) -> StepResult[Pace]:
         from ssfl.learning.batches import count_steps
         from ssfl.learning.evaluate import evaluate
         from ssfl.learning.masked_training import train_locally
 
-        network, settings = model.network, replace(self._settings, local_steps=MOST_STEPS)
+        network, settings = model.network, replace(self._settings, local_steps=MAX_STEPS)
         clock = _StepClock()
         device = next(network.parameters()).device
         with (
-            self._explained(Who.OPERATOR, "choose a smaller --learning-rate or --batch-size"),
+            self._failures_for(Owner.OPERATOR, "choose a smaller --learning-rate or --batch-size"),
             self._working(device),
         ):
             with suppress(_Enough):
@@ -235,35 +239,37 @@ class SiteCheck:
                     network, model.manifest, mask, task, shard, settings, 0, self._client_id,
                     clock.step,
                 )  # fmt: skip
-            part = replace(shard, test_x=shard.test_x[:TESTED], test_y=shard.test_y[:TESTED])
+            part = replace(
+                shard, test_x=shard.test_x[:MAX_TESTED], test_y=shard.test_y[:MAX_TESTED]
+            )
             began_s = time.monotonic()
             evaluate(network, task, part)
         test_s = (time.monotonic() - began_s) * len(shard.test_x) / max(1, len(part.test_x))
         pace = Pace(
             self._score_s, clock.step_s, test_s, count_steps(shard.num_samples, self._settings)
         )
-        return Found(
+        return StepResult(
             pace,
-            f"a step in {seconds_told(pace.step_s)}, a test in {seconds_told(test_s)}; a round has "
-            f"{plural(pace.num_steps, 'step')}: {seconds_told(pace.round_s)}",
+            f"a step in {format_seconds(pace.step_s)}, a test in {format_seconds(test_s)}; "
+            f"a round has {plural(pace.num_steps, 'step')}: {format_seconds(pace.round_s)}",
         )
 
     @contextmanager
-    def _explained(self, who: Who, what: str) -> Iterator[None]:
-        """Turn what data, task and model raise into something that somebody can mend."""
+    def _failures_for(self, owner: Owner, action: str) -> Iterator[None]:
+        """Turn errors of data, task and model into StepFailed, with this remedy."""
         from ssfl.learning.errors import DeviceError, LearningError
 
         try:
             yield
         except DeviceError as error:
-            text, _, mend = str(error).partition(": try ")
+            text, _, advice = str(error).partition(": try ")
             text = text.partition("; --device")[0]
-            advice = Advice(
-                Who.MACHINE, f"try {mend}" if mend else "mend that, or try --device cpu"
+            remedy = Remedy(
+                Owner.MACHINE, f"try {advice}" if advice else "fix the device, or try --device cpu"
             )
-            raise Wrong(text, advice, ExitCode.BAD_DATA) from error
+            raise StepFailed(text, remedy, ExitCode.BAD_DATA) from error
         except (DataError, LearningError, MethodError) as error:
-            raise Wrong(str(error), Advice(who, what), ExitCode.BAD_DATA) from error
+            raise StepFailed(str(error), Remedy(owner, action), ExitCode.BAD_DATA) from error
 
     @contextmanager
     def _working(self, device: "torch.device") -> Iterator[None]:
@@ -278,7 +284,7 @@ class _Enough(Exception):
 
 
 class _StepClock:
-    """Times training steps; the first one counts only if there is no other."""
+    """Times training steps; the first counts only if it is the only one."""
 
     def __init__(self) -> None:
         self._began_s = self._last_s = time.monotonic()
@@ -290,12 +296,12 @@ class _StepClock:
             self.step_s, self._began_s = now_s - self._began_s, now_s
         else:
             self.step_s = (now_s - self._began_s) / (done - 1)
-        if self.step_s > ENOUGH_S or (done > 1 and now_s - self._began_s > ENOUGH_S):
+        if self.step_s > TIMING_S or (done > 1 and now_s - self._began_s > TIMING_S):
             raise _Enough
 
 
-def _memory(device: "torch.device") -> Found[None]:
-    """Tell the peak of this process, which has trained as a client does."""
+def _memory(device: "torch.device") -> StepResult[None]:
+    """Report the peak memory of this process, which has trained as a client does."""
     unit = 1 if sys.platform == "darwin" else 1024
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
     machine = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
@@ -304,21 +310,21 @@ def _memory(device: "torch.device") -> Found[None]:
         import torch
 
         text += f"; {format_bytes(torch.cuda.max_memory_allocated(device))} on the GPU"
-    if peak > FULL * machine:
-        return Found(None, text, Advice(Who.MACHINE, "give this machine more memory"))
-    return Found(None, text)
+    if peak > MAX_MEMORY_SHARE * machine:
+        return StepResult(None, text, Remedy(Owner.MACHINE, "give this machine more memory"))
+    return StepResult(None, text)
 
 
-def _there(value: Value | None) -> Value:
-    """Return a value of a step that passed."""
+def _required(value: Value | None) -> Value:
+    """Return the value of a step that passed."""
     assert value is not None
     return value
 
 
-def seconds_told(seconds: float) -> str:
-    """Return a time with its unit.
+def format_seconds(seconds: float) -> str:
+    """Return a duration with its unit.
 
-    >>> seconds_told(0.0042), seconds_told(0.25), seconds_told(12.34), seconds_told(600.0)
+    >>> format_seconds(0.0042), format_seconds(0.25), format_seconds(12.34), format_seconds(600.0)
     ('4.2 ms', '250 ms', '12.3 s', '10.0 min')
     """
     if seconds >= 120:

@@ -1,9 +1,8 @@
-"""The steps of a check: each finds one thing out, and what is wrong has somebody who can mend it.
+"""The steps of a check. Each tests one thing, and each failure names its remedy and its owner.
 
-A step that fails never ends the check, not even by what nobody has thought of. Those that cannot
-be tried without it are skipped; all others are tried all the same. Warnings that our modules log
-meanwhile become part of a step that passes. One that takes long is named on stderr; Ctrl-C in it
-ends the check, and is told as its failure.
+A failed step never ends the check, even if the error was not foreseen. Steps that depend on it are
+skipped; all others run. Warnings that ssfl logs during a step become part of its result. A slow
+step is named on stderr. Ctrl-C ends the check and is reported as the failure of the current step.
 """
 
 import logging
@@ -20,12 +19,12 @@ from typing import Generic, TypeVar
 from ssfl.program.exits import ExitCode, Terminated
 from ssfl.program.printable import printable_lines
 
-LONG_S, AGAIN_S = 15.0, 60.0  # after so long a step is named, and again and again
-ENDED = (ExitCode.INTERRUPTED, ExitCode.TERMINATED)
+SLOW_AFTER_S, REPEAT_S = 15.0, 60.0  # first and further reports of a slow step
+INTERRUPTED = (ExitCode.INTERRUPTED, ExitCode.TERMINATED)
 Value = TypeVar("Value")
 
 
-class Verdict(StrEnum):
+class CheckVerdict(StrEnum):
     """How a step ended."""
 
     OK = "ok"
@@ -34,179 +33,186 @@ class Verdict(StrEnum):
     SKIPPED = "skipped"
 
 
-class Who(StrEnum):
-    """Who can mend what is wrong."""
+class Owner(StrEnum):
+    """The people who can fix a problem; docs/check.md uses the same words."""
 
-    NETWORK = "this site's network people"
-    DATA = "this site's data people"
-    MACHINE = "whoever set up this machine"
-    OPERATOR = "whoever runs the coordinator"
-    AUTHOR = "whoever wrote the task"
+    NETWORK = "network administrators"
+    DATA = "data managers"
+    MACHINE = "the administrator of the machine"
+    OPERATOR = "the coordinator's operator"
+    AUTHOR = "the author of the task"
     YOU = "you"
 
 
 @dataclass(frozen=True, slots=True)
-class Advice:
-    """Who is to do what; `others` could do something else instead."""
+class Remedy:
+    """An action and its owner; any of the `alternatives` would do, too."""
 
-    who: Who
-    what: str
-    others: tuple["Advice", ...] = ()
+    owner: Owner
+    action: str
+    alternatives: tuple["Remedy", ...] = ()
 
-    def each(self) -> tuple["Advice", ...]:
-        """Return everybody's own."""
-        return (self, *self.others)
+    def options(self) -> tuple["Remedy", ...]:
+        """Return this remedy, then its alternatives."""
+        return (self, *self.alternatives)
 
 
 @dataclass(frozen=True, slots=True)
-class Found(Generic[Value]):
-    """What a step found out; with advice it is a warning."""
+class StepResult(Generic[Value]):
+    """The result of a step that passed; with a remedy it is a warning."""
 
     value: Value
     text: str
-    advice: Advice | None = None
+    remedy: Remedy | None = None
 
 
-class Wrong(Exception):
-    """What a step found wrong, and who is to do what about it."""
+class StepFailed(Exception):
+    """A step failed, with the remedy."""
 
-    def __init__(self, text: str, advice: Advice, exit_code: ExitCode) -> None:
+    def __init__(self, text: str, remedy: Remedy, exit_code: ExitCode) -> None:
         super().__init__(text)
-        self.advice, self.exit_code = advice, exit_code
+        self.remedy, self.exit_code = remedy, exit_code
 
 
-class Ended(BaseException):
-    """Somebody ended the check, in a step that says so; like Ctrl-C, nothing swallows it."""
+class CheckInterrupted(BaseException):
+    """Ctrl-C or SIGTERM ended the check. A BaseException: no step may swallow it."""
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class CheckStep:
     """One line of a check."""
 
     part: str  # "network", "coordinator" or "site"
     name: str
-    verdict: Verdict
+    verdict: CheckVerdict
     text: str
-    advice: Advice | None = None
+    remedy: Remedy | None = None
     seconds: float = 0.0
     exit_code: ExitCode = ExitCode.DONE
 
 
 class Steps:
-    """Runs steps one after the other; `begin` is called with the name of each."""
+    """Runs steps in order, and calls `begin` with the name of each."""
 
     def __init__(self, begin: Callable[[str], None] = lambda _name: None) -> None:
         self._begin = begin
-        self.all: list[Step] = []
-        self.part = ""  # of the steps to come
+        self.all: list[CheckStep] = []
+        self.part = ""  # of the next steps
 
     def run(
-        self, name: str, body: Callable[[], Found[Value]], needs: Sequence[str] = ()
+        self, name: str, body: Callable[[], StepResult[Value]], needs: Sequence[str] = ()
     ) -> Value | None:
-        """Return what a step found; None if it failed, or one that it needs did not pass."""
-        if missing := [one for one in needs if not self.passed(one)]:
-            self.skip(name, self._because(missing[0]))
+        """Return the value of a step; None if it failed, or if a step it needs did not pass."""
+        if missing := [needed for needed in needs if not self.passed(needed)]:
+            self.skip(name, self._skip_reason(missing[0]))
             return None
         self._begin(name)
         began_s = time.monotonic()
-        with _heard() as warnings, _named(name):
+        with _captured_warnings() as warnings, _reporting_slowness(name):
             try:
-                found = body()
-            except Wrong as wrong:
-                self._fail(name, wrong, began_s)
+                result = body()
+            except StepFailed as failure:
+                self._fail(name, failure, began_s)
                 return None
             except (KeyboardInterrupt, Terminated) as error:
-                self._fail(name, _ended(error, began_s), began_s)
-                raise Ended from error
-            except BaseException as error:  # noqa: BLE001  the other steps are to be tried
+                self._fail(name, _interrupted(error, began_s), began_s)
+                raise CheckInterrupted from error
+            except BaseException as error:  # noqa: BLE001  the other steps still run
                 self._fail(name, _unexpected(error), began_s)
                 print(printable_lines(traceback.format_exc().rstrip()), file=sys.stderr)
                 return None
-        advice, heard = found.advice, "; ".join(warnings)
-        if heard:
-            advice = (
-                replace(advice, what=f"{advice.what}; {heard}")
-                if advice
-                else Advice(Who.MACHINE, heard)
+        remedy, warning = result.remedy, "; ".join(warnings)
+        if warning:
+            remedy = (
+                replace(remedy, action=f"{remedy.action}; {warning}")
+                if remedy
+                else Remedy(Owner.MACHINE, warning)
             )
-        self._add(name, Verdict.WARNING if advice else Verdict.OK, found.text, advice, began_s)
-        return found.value
+        self._add(
+            name, CheckVerdict.WARNING if remedy else CheckVerdict.OK, result.text, remedy, began_s
+        )
+        return result.value
 
     def skip(self, name: str, why: str) -> None:
-        """Say that a step is not tried."""
-        self._add(name, Verdict.SKIPPED, why)
+        """Record that a step is not run."""
+        self._add(name, CheckVerdict.SKIPPED, why)
 
     def passed(self, name: str) -> bool:
-        """Tell whether a step was tried and is not wrong."""
-        good = (Verdict.OK, Verdict.WARNING)
+        """Return True if a step ran and did not fail."""
+        good = (CheckVerdict.OK, CheckVerdict.WARNING)
         return any(step.name == name and step.verdict in good for step in self.all)
 
-    def _fail(self, name: str, wrong: Wrong, began_s: float) -> None:
-        self._add(name, Verdict.FAILED, str(wrong), wrong.advice, began_s, wrong.exit_code)
+    def _fail(self, name: str, failure: StepFailed, began_s: float) -> None:
+        self._add(
+            name, CheckVerdict.FAILED, str(failure), failure.remedy, began_s, failure.exit_code
+        )
 
-    def _because(self, name: str) -> str:
-        """Say which failure hides a step: not the one before it, but the first of all."""
-        (step,) = (one for one in self.all if one.name == name)
-        return f"because {name} failed" if step.verdict is Verdict.FAILED else step.text
+    def _skip_reason(self, name: str) -> str:
+        """Return why a step that needs `name` is skipped; the reason names the first failure."""
+        (step,) = (step for step in self.all if step.name == name)
+        return f"because {name} failed" if step.verdict is CheckVerdict.FAILED else step.text
 
-    def of(self, verdict: Verdict) -> list[Step]:
+    def with_verdict(self, verdict: CheckVerdict) -> list[CheckStep]:
         return [step for step in self.all if step.verdict is verdict]
 
     @property
     def exit_code(self) -> ExitCode:
-        """The code of the first failure, unless somebody ended the check."""
-        codes = [step.exit_code for step in self.of(Verdict.FAILED)]
-        return codes[-1] if self.is_ended else codes[0] if codes else ExitCode.DONE
+        """The code of the first failure, or that of the interruption."""
+        codes = [step.exit_code for step in self.with_verdict(CheckVerdict.FAILED)]
+        return codes[-1] if self.is_interrupted else codes[0] if codes else ExitCode.DONE
 
     @property
-    def is_ended(self) -> bool:
-        """Whether somebody ended the check, in its last step."""
-        return bool(self.all) and self.all[-1].exit_code in ENDED
+    def is_interrupted(self) -> bool:
+        """True if the check was interrupted in its last step."""
+        return bool(self.all) and self.all[-1].exit_code in INTERRUPTED
 
     def _add(
         self,
         name: str,
-        verdict: Verdict,
+        verdict: CheckVerdict,
         text: str,
-        advice: Advice | None = None,
+        remedy: Remedy | None = None,
         began_s: float | None = None,
         exit_code: ExitCode = ExitCode.DONE,
     ) -> None:
         seconds = 0.0 if began_s is None else time.monotonic() - began_s
-        self.all.append(Step(self.part, name, verdict, text, advice, seconds, exit_code))
+        self.all.append(CheckStep(self.part, name, verdict, text, remedy, seconds, exit_code))
 
 
-def _unexpected(error: BaseException) -> Wrong:
-    if not isinstance(error, Exception):  # none of ours: a client would end by it, without a word
-        return Wrong(
+def _unexpected(error: BaseException) -> StepFailed:
+    if not isinstance(error, Exception):  # SystemExit in a task: it would end a client silently
+        return StepFailed(
             f"{type(error).__name__}: {error}",
-            Advice(Who.AUTHOR, "see the traceback: a task must not end the program it is part of"),
+            Remedy(
+                Owner.AUTHOR, "see the traceback: a task must not end the program it is part of"
+            ),
             ExitCode.BAD_DATA,
         )
-    return Wrong(
+    return StepFailed(
         f"unexpected: {type(error).__name__}: {error}",
-        Advice(Who.YOU, "report this with its traceback: a check should not end so"),
+        Remedy(Owner.YOU, "report this as a bug, with its traceback"),
         ExitCode.BUG,
     )
 
 
-def _ended(error: BaseException, began_s: float) -> Wrong:
+def _interrupted(error: BaseException, began_s: float) -> StepFailed:
     seconds = time.monotonic() - began_s
     code = ExitCode.TERMINATED if isinstance(error, Terminated) else ExitCode.INTERRUPTED
-    advice = Advice(Who.YOU, "give it more time, or find out what it does there")
-    return Wrong(f"ended by you after {seconds:.0f} s", advice, code)
+    remedy = Remedy(Owner.YOU, "give this step more time, or find out what it is doing")
+    return StepFailed(f"interrupted after {seconds:.0f} s", remedy, code)
 
 
 @contextmanager
-def _named(name: str) -> Iterator[None]:
-    """Say on stderr that a step is not over, if it takes long: nobody can tell by itself."""
+def _reporting_slowness(name: str) -> Iterator[None]:
+    """Report a slow step on stderr while it runs."""
     over, began_s = threading.Event(), time.monotonic()
 
     def watch() -> None:
-        wait_s = LONG_S
+        wait_s = SLOW_AFTER_S
         while not over.wait(wait_s):
-            took_s, wait_s = time.monotonic() - began_s, AGAIN_S
-            print(f"still at: {name}, {took_s:.0f} s; Ctrl-C ends it", file=sys.stderr, flush=True)
+            took_s, wait_s = time.monotonic() - began_s, REPEAT_S
+            text = f"still running: {name}, {took_s:.0f} s; Ctrl-C ends the check"
+            print(text, file=sys.stderr, flush=True)
 
     watcher = threading.Thread(target=watch, name="watch", daemon=True)
     watcher.start()
@@ -218,20 +224,20 @@ def _named(name: str) -> Iterator[None]:
 
 
 @contextmanager
-def _heard() -> Iterator[list[str]]:
-    """Collect what is logged as a warning inside, instead of letting it be printed."""
-    told: list[str] = []
+def _captured_warnings() -> Iterator[list[str]]:
+    """Collect the warnings that ssfl logs, instead of printing them."""
+    messages: list[str] = []
 
-    class Listener(logging.Handler):
+    class Collector(logging.Handler):
         def emit(self, record: logging.LogRecord) -> None:
-            told.append(record.getMessage())
+            messages.append(record.getMessage())
 
-    ours, listener = logging.getLogger("ssfl"), Listener(logging.WARNING)
-    before = ours.propagate
-    ours.addHandler(listener)
-    ours.propagate = False
+    logger, collector = logging.getLogger("ssfl"), Collector(logging.WARNING)
+    propagate = logger.propagate
+    logger.addHandler(collector)
+    logger.propagate = False
     try:
-        yield told
+        yield messages
     finally:
-        ours.removeHandler(listener)
-        ours.propagate = before
+        logger.removeHandler(collector)
+        logger.propagate = propagate

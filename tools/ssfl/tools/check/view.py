@@ -1,4 +1,4 @@
-"""A check as people and programs read it: a verdict, a line per step, two tables, a document."""
+"""Output of a check: the verdict, a line per step, the tables, and the JSON document."""
 
 import textwrap
 from collections.abc import Iterator
@@ -12,40 +12,40 @@ from rich.text import Text
 from ssfl.method.manifest import Manifest, Role, TensorSpec
 from ssfl.program.printable import printable
 from ssfl.tools.check.forecast import Forecast
-from ssfl.tools.check.site_trial import Pace, seconds_told
-from ssfl.tools.check.steps import Step, Steps, Verdict
+from ssfl.tools.check.site_trial import Pace, format_seconds
+from ssfl.tools.check.steps import CheckStep, CheckVerdict, Steps
 from ssfl.tools.plan.link import Link
 from ssfl.tools.plan.result import Seconds
-from ssfl.tools.plan.view import expected
+from ssfl.tools.plan.view import format_size
 
 STYLES = {
-    Verdict.OK: "green",
-    Verdict.WARNING: "yellow",
-    Verdict.FAILED: "bold red",
-    Verdict.SKIPPED: "dim",
+    CheckVerdict.OK: "green",
+    CheckVerdict.WARNING: "yellow",
+    CheckVerdict.FAILED: "bold red",
+    CheckVerdict.SKIPPED: "dim",
 }
 INDENT, VERDICT, NAME = 2, 9, 13  # columns
 FIRST, LAST = 12, 6  # tensors shown of a long model
-WIDE = 100  # columns: room for how many values are kept
-NARROW = 80  # below, only what a round costs in all
+WIDE = 100  # columns, from which "kept" is shown
+NARROW = 80  # columns, below which only "up", "down" and "round" are shown
 NONE = "·"
-ROUNDS_TOLD = 5
+MAX_ROUNDS_SHOWN = 5
 
 
 class Screen:
-    """Names the step under way on a terminal, and prints all steps at the end."""
+    """Shows the current step on a terminal, and prints all steps at the end."""
 
     def __init__(self, console: Console) -> None:
         self.console = console
         self._status = console.status("")
 
     def begin(self, name: str) -> None:
-        """Say what is being tried; only a terminal shows it."""
+        """Show the current step; only a terminal does."""
         self._status.update(f"{name} …")
         self._status.start()
 
     def close(self) -> None:
-        """Leave the terminal as it was, also after Ctrl-C."""
+        """Restore the terminal, also after Ctrl-C."""
         self._status.stop()
 
     def show(self, steps: Steps) -> None:
@@ -58,27 +58,27 @@ class Screen:
             self.console.print(step_text(step, self.console.width))
 
 
-def step_text(step: Step, width: int) -> Text:
-    """Return one step in lines of at most `width`: what was found, then who is to do what."""
+def step_text(step: CheckStep, width: int) -> Text:
+    """Return one step in lines of at most `width`: the result, then the remedies."""
     margin = INDENT + VERDICT + NAME
     head = " " * INDENT + f"{step.verdict:<{VERDICT}}" + f"{step.name:<{NAME}}"
     lines = list(_wrapped(step.text, width - margin))
     text = Text(head + lines[0])
     text.stylize(STYLES[step.verdict], INDENT, INDENT + VERDICT)
-    if step.verdict is Verdict.SKIPPED:
+    if step.verdict is CheckVerdict.SKIPPED:
         text.stylize("dim")
     for line in lines[1:]:
         text.append("\n" + " " * margin + line)
-    for place, advice in enumerate(step.advice.each() if step.advice else ()):
-        told = f"{'or' if place else '→'} {advice.who}: {advice.what}"
-        for number, line in enumerate(_wrapped(told, width - margin)):
+    for place, remedy in enumerate(step.remedy.options() if step.remedy else ()):
+        action = f"{'or' if place else '→'} {remedy.owner}: {remedy.action}"
+        for number, line in enumerate(_wrapped(action, width - margin)):
             text.append("\n" + " " * (margin + 2 * bool(number)) + line, style="bold")
     return text
 
 
-def _wrapped(told: str, width: int) -> Iterator[str]:
-    """Yield lines; those of an author's code keep their own."""
-    for line in told.splitlines() or [""]:
+def _wrapped(text: str, width: int) -> Iterator[str]:
+    """Yield wrapped lines; line breaks in the text are kept."""
+    for line in text.splitlines() or [""]:
         shown = printable(line.replace("\t", "    ").rstrip())
         yield from textwrap.wrap(
             shown, max(20, width - 2), break_on_hyphens=False, drop_whitespace=True,
@@ -103,12 +103,12 @@ def tensor_table(manifest: Manifest) -> Table:
 
 
 def role_table(manifest: Manifest, num_frozen: int = 0) -> Table:
-    """Return what each role has in all, and what becomes of it."""
-    frozen = f"; {num_frozen:,} are frozen, which cost almost nothing" if num_frozen else ""
-    fates = {
-        Role.MASKED: "pruned by the mask: the kept ones travel",
-        Role.DENSE: f"always travel{frozen}",
-        Role.BUFFER: "always travel, never trained",
+    """Return the totals of each role, and what is sent of it."""
+    frozen = f"; {num_frozen:,} are frozen and cost almost nothing" if num_frozen else ""
+    notes = {
+        Role.MASKED: "pruned by the mask; kept values are sent",
+        Role.DENSE: f"always sent{frozen}",
+        Role.BUFFER: "always sent, never trained",
     }
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), show_header=False)
     table.add_column(justify="right")
@@ -119,12 +119,12 @@ def role_table(manifest: Manifest, num_frozen: int = 0) -> Table:
     for role, (count, values) in totals(manifest).items():
         if count:
             share = f"{100 * values / manifest.size:.1f} %"
-            table.add_row(str(count), role, f"{values:,}", share, fates[Role(role)], style="bold")
+            table.add_row(str(count), role, f"{values:,}", share, notes[Role(role)], style="bold")
     return table
 
 
 def totals(manifest: Manifest) -> dict[str, tuple[int, int]]:
-    """Return the number of tensors and of values, by role."""
+    """Return the numbers of tensors and of values by role."""
     return {
         role.value: (
             sum(tensor.role is role for tensor in manifest.tensors),
@@ -135,15 +135,15 @@ def totals(manifest: Manifest) -> dict[str, tuple[int, int]]:
 
 
 def forecast_table(forecasts: list[Forecast], width: int) -> Table:
-    """Return bytes and seconds of a round, a row per sparsity; no column without an entry."""
+    """Return bytes and seconds of a round, with a row per sparsity; empty columns are left out."""
     cells: dict[str, list[str]] = {
-        "kept": [f"{one.num_kept:,}" if width >= WIDE else NONE for one in forecasts],
-        "up": [expected(one.up) for one in forecasts],
-        "down": [expected(one.down) for one in forecasts],
-        "download": [_time(one.download) for one in forecasts],
-        "work": [NONE if one.work_s is None else seconds_told(one.work_s) for one in forecasts],
-        "upload": [_time(one.upload) for one in forecasts],
-        "round": [_time(one.round) for one in forecasts],
+        "kept": [f"{row.num_kept:,}" if width >= WIDE else NONE for row in forecasts],
+        "up": [format_size(row.up) for row in forecasts],
+        "down": [format_size(row.down) for row in forecasts],
+        "download": [_time(row.download) for row in forecasts],
+        "work": [NONE if row.work_s is None else format_seconds(row.work_s) for row in forecasts],
+        "upload": [_time(row.upload) for row in forecasts],
+        "round": [_time(row.round) for row in forecasts],
     }
     shown = {
         name: column
@@ -154,55 +154,59 @@ def forecast_table(forecasts: list[Forecast], width: int) -> Table:
     table.add_column("sparsity", no_wrap=True)
     for name in shown:
         table.add_column(name, justify="right", no_wrap=True)
-    for one, row in zip(forecasts, zip(*shown.values(), strict=True), strict=True):
-        table.add_row(sparsity_told(one), *row, style="bold" if one.is_run else "")
+    for row, texts in zip(forecasts, zip(*shown.values(), strict=True), strict=True):
+        table.add_row(format_sparsity(row), *texts, style="bold" if row.is_run else "")
     return table
 
 
 def forecast_notes(forecasts: list[Forecast], link: Link | None, pace: Pace | None) -> str:
-    """Return what a reader of the table has to know."""
-    own = next((one for one in forecasts if one.is_run), forecasts[0])
-    each, once = "One round of this site, at most as it is expected.", _once(own)
+    """Return the explanation of the table."""
+    own = next((row for row in forecasts if row.is_run), forecasts[0])
+    head, once = "One round of this site. Times are the longest expected.", _once_note(own)
     if link is None:
-        return f"{each} {once}Without a measured link there are no transfer times."
+        return f"{head} {once}The link was not measured, so there are no transfer times."
     if pace is None:
-        return f"{each} {once}Without a trained batch there is no time of work."
+        return f"{head} {once}No batch was trained, so there is no work time."
     return (
-        f"{each} It takes download + work ({pace.num_steps:,} steps of "
-        f"{seconds_told(pace.step_s)}, 2 tests of {seconds_told(pace.test_s)}) + upload, if nobody "
-        f"has to be waited for. {once}"
+        f"{head} A round takes download + work ({pace.num_steps:,} steps of "
+        f"{format_seconds(pace.step_s)}, 2 tests of {format_seconds(pace.test_s)}) + upload, "
+        f"without waiting for other clients. {once}"
     ).rstrip()
 
 
-def _once(own: Forecast) -> str:
-    """Say what travels besides, when this site scores or first gets a mask."""
-    before, at = own.scored_before, "" if own.is_run else f", at {sparsity_told(own)}"
+def _once_note(own: Forecast) -> str:
+    """Return the other transfers: scores, and the mask."""
+    before, at = own.scored_before, "" if own.is_run else f", at {format_sparsity(own)}"
     of_last = f" (this run's row: from round {own.masked_from} on)" if own.masked_from else ""
-    mask = f"mask {expected(own.mask)} down" if own.mask.most else ""
+    mask = f"mask {format_size(own.mask)} down" if own.mask.most else ""
     if not before or not own.scores.most:
         return f"Once, with the first task: {mask}{of_last}. " if mask else ""
-    when = f"Once before training{at}" if before == (0,) else f"Before round {_rounds(before)}"
-    told = ", ".join(filter(None, [f"scores {expected(own.scores)} up", mask]))
-    return f"{when}: {told}{of_last}. "
+    when = (
+        f"Once before training{at}" if before == (0,) else f"Before round {_format_rounds(before)}"
+    )
+    transfers = ", ".join(filter(None, [f"scores {format_size(own.scores)} up", mask]))
+    return f"{when}: {transfers}{of_last}. "
 
 
-def _rounds(numbers: tuple[int, ...]) -> str:
-    told = ", ".join(map(str, numbers[:ROUNDS_TOLD]))
-    return f"{told} and {more} more" if (more := len(numbers) - ROUNDS_TOLD) > 0 else told
+def _format_rounds(numbers: tuple[int, ...]) -> str:
+    text = ", ".join(map(str, numbers[:MAX_ROUNDS_SHOWN]))
+    return f"{text} and {more} more" if (more := len(numbers) - MAX_ROUNDS_SHOWN) > 0 else text
 
 
 def verdict_text(steps: Steps) -> Text:
     """Return the first line."""
-    failed, warned = steps.of(Verdict.FAILED), steps.of(Verdict.WARNING)
-    if steps.is_ended:
-        return Text(f"check not finished: ended at {failed[-1].name}", style="bold red")
-    warnings = f"{len(warned)} warning{'s' if len(warned) > 1 else ''}"
+    failed, warned = (
+        steps.with_verdict(CheckVerdict.FAILED),
+        steps.with_verdict(CheckVerdict.WARNING),
+    )
+    if steps.is_interrupted:
+        return Text(f"check interrupted at {failed[-1].name}", style="bold red")
     if not failed:
-        also = f", {warnings}" if warned else ""
-        return Text(f"check passed: nothing is in the way{also}", style="bold green")
-    whose = list(dict.fromkeys(step.advice.who for step in failed if step.advice))
+        warnings = f", {len(warned)} warning{'s' if len(warned) > 1 else ''}" if warned else ""
+        return Text(f"check passed: no step failed{warnings}", style="bold green")
+    owners = list(dict.fromkeys(step.remedy.owner for step in failed if step.remedy))
     names = ", ".join(step.name for step in failed)
-    text = f"check FAILED: {names}; to be mended by {' and '.join(whose)}"
+    text = f"check FAILED: {names}; to be fixed by {' and '.join(owners)}"
     return Text(text, style="bold red")
 
 
@@ -213,9 +217,9 @@ def document(
     link: Link | None,
     pace: Pace | None,
 ) -> dict[str, Any]:
-    """Return everything as plain types."""
+    """Return the JSON document of a check."""
     return {
-        "passed": not steps.of(Verdict.FAILED),
+        "passed": not steps.with_verdict(CheckVerdict.FAILED),
         "exit_code": int(steps.exit_code),
         "steps": [
             {
@@ -223,11 +227,11 @@ def document(
                 "name": step.name,
                 "verdict": step.verdict.lower(),
                 "text": step.text,
-                "who": step.advice.who if step.advice else None,
-                "what": step.advice.what if step.advice else None,
+                "who": step.remedy.owner if step.remedy else None,
+                "what": step.remedy.action if step.remedy else None,
                 "or": [
-                    {"who": one.who, "what": one.what}
-                    for one in (step.advice.others if step.advice else ())
+                    {"who": remedy.owner, "what": remedy.action}
+                    for remedy in (step.remedy.alternatives if step.remedy else ())
                 ],
                 "seconds": round(step.seconds, 4),
             }
@@ -244,7 +248,7 @@ def document(
         "manifest_digest": manifest.digest.hex() if manifest else None,
         "link": asdict(link) if link else None,
         "pace": {**asdict(pace), "round_s": pace.round_s} if pace else None,
-        "rounds": [one.document() for one in forecasts],
+        "rounds": [row.document() for row in forecasts],
     }
 
 
@@ -252,14 +256,14 @@ def _shape(tensor: TensorSpec) -> str:
     return "x".join(map(str, tensor.shape)) or "scalar"
 
 
-def sparsity_told(one: Forecast) -> str:
+def format_sparsity(forecast: Forecast) -> str:
     """Return a forecast's sparsity in percent, or by its name."""
     try:
-        name = f"{100 * float(one.sparsity):g} %"
+        name = f"{100 * float(forecast.sparsity):g} %"
     except ValueError:
-        name = one.sparsity
-    return f"{name}, {one.rounds}" if one.rounds else name
+        name = forecast.sparsity
+    return f"{name}, {forecast.rounds}" if forecast.rounds else name
 
 
 def _time(seconds: Seconds | None) -> str:
-    return NONE if seconds is None else seconds_told(seconds.high)
+    return NONE if seconds is None else format_seconds(seconds.high)

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from ssfl.program.tls.pem import ClientTls
 
 TIMEOUT_S = 10.0
-STATUS_S = 5.0  # to find out why a call failed
+STATUS_TIMEOUT_S = 5.0  # to find out why a call failed
 
 
 class AdminClient:
@@ -71,17 +71,17 @@ class AdminClient:
         except grpc.RpcError as error:
             match error.code():
                 case grpc.StatusCode.DEADLINE_EXCEEDED:
-                    wrong = self._late(error)
+                    wrong = self._timed_out(error)
                 case grpc.StatusCode.UNAVAILABLE:
                     wrong = self._unreachable(error)
                 case grpc.StatusCode.UNIMPLEMENTED:
-                    wrong = self._not_known()
+                    wrong = self._unimplemented()
                 case _:
                     text = f"the coordinator refused: {_details(error)}"
                     wrong = ProgramError(text, ExitCode.REFUSED)
             raise wrong from error
 
-    def _late(self, error: grpc.RpcError) -> ProgramError:
+    def _timed_out(self, error: grpc.RpcError) -> ProgramError:
         """Return what is wrong if there was no answer in time: the disk may be full."""
         status = self._status_now()
         if status is None:
@@ -104,7 +104,7 @@ class AdminClient:
             ExitCode.UNREACHABLE,
         )
 
-    def _not_known(self) -> ProgramError:
+    def _unimplemented(self) -> ProgramError:
         """Return what is wrong if the call is not known: it is another port, or an old version."""
         if self._status_now() is not None:
             return ProgramError(
@@ -121,7 +121,7 @@ class AdminClient:
         """Return the status, which is answered from memory; None if it is not."""
         try:
             status: pb.GetStatusResponse = self._stub.GetStatus(
-                pb.GetStatusRequest(), timeout=STATUS_S
+                pb.GetStatusRequest(), timeout=STATUS_TIMEOUT_S
             )
         except grpc.RpcError:
             return None

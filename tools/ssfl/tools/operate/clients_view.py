@@ -17,7 +17,7 @@ from ssfl.v1 import admin_pb2 as pb
 
 MAX_SHOWN = 40
 WIDE = 80  # columns: below, some are spared
-SPARED, FOLDED = ("work", "samples"), ("client", "refused")
+HIDDEN_IF_NARROW, FOLDED = ("work", "samples"), ("client", "refused")
 STATES = ("lost", "working", "waiting", "reported", "left", "removed")  # most interesting first
 
 Refused = dict[str, dict[str, int]]  # client -> reason -> count
@@ -64,14 +64,14 @@ def clients_view(
     shown = ordered if show_all else ordered[:MAX_SHOWN]
     cells = {
         "client": [Text(one.client_id) for one in shown],
-        "state": [_doing(one, is_missing=one.client_id in missing) for one in shown],
+        "state": [_format_state(one, is_missing=one.client_id in missing) for one in shown],
         "samples": [Text(f"{one.num_samples:,}") for one in shown],
         "last seen": [Text(_ago(one.last_seen_s)) for one in shown],
         "work": [Text(_progress(one)) for one in shown],
-        "refused": [Text(_told(refused.get(one.client_id, {}))) for one in shown],
+        "refused": [Text(_format_reasons(refused.get(one.client_id, {}))) for one in shown],
     }
-    spared = SPARED if width < WIDE else ()
-    kept = {name: column for name, column in cells.items() if any(column) and name not in spared}
+    hidden = HIDDEN_IF_NARROW if width < WIDE else ()
+    kept = {name: column for name, column in cells.items() if any(column) and name not in hidden}
     table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False)
     longest = max((len(one.client_id) for one in shown), default=0)
     for name in kept:
@@ -84,11 +84,11 @@ def clients_view(
         )
     for row in zip(*kept.values(), strict=True):
         table.add_row(*row)
-    rest = [_more(ordered[len(shown) :])] if len(ordered) > len(shown) else []
-    return Group(head, table, *rest, *_others(status, refused), *_waiting(status))
+    rest = [_hidden_note(ordered[len(shown) :])] if len(ordered) > len(shown) else []
+    return Group(head, table, *rest, *_refused_others(status, refused), *_waiting_line(status))
 
 
-def _doing(one: pb.ClientStatus, *, is_missing: bool) -> Text:
+def _format_state(one: pb.ClientStatus, *, is_missing: bool) -> Text:
     doing = Text(one.state, style=STATE_STYLE.get(one.state, ""))
     return doing.append(" (waited for)" if is_missing else "")
 
@@ -142,24 +142,26 @@ def _ago(seconds: float) -> str:
     return f"{seconds / 60:.0f} min ago" if seconds < 7200 else f"{seconds / 3600:.0f} h ago"
 
 
-def _told(reasons: dict[str, int]) -> str:
+def _format_reasons(reasons: dict[str, int]) -> str:
     most = sorted(reasons.items(), key=lambda one: (-one[1], one[0]))
     return ", ".join(f"{reason} {count}" for reason, count in most)
 
 
-def _more(rest: list[pb.ClientStatus]) -> Text:
+def _hidden_note(rest: list[pb.ClientStatus]) -> Text:
     found = Counter(one.state for one in rest)
     told = ", ".join(f"{found[state]} {state}" for state in STATES if found[state])
     return Text(f"… {len(rest)} more: {told} (--all shows them)", style="dim")
 
 
-def _others(status: pb.GetStatusResponse, refused: Refused) -> list[Text]:
+def _refused_others(status: pb.GetStatusResponse, refused: Refused) -> list[Text]:
     """Say who was refused that has not joined."""
     known = {one.client_id for one in status.clients}
-    told = [f"{who} {_told(reasons)}" for who, reasons in refused.items() if who not in known]
+    told = [
+        f"{who} {_format_reasons(reasons)}" for who, reasons in refused.items() if who not in known
+    ]
     more = f" and {len(told) - 8} more (--json has all)" if len(told) > 8 else ""
     return [Text(f"refused besides: {'; '.join(told[:8])}{more}", style="yellow")] if told else []
 
 
-def _waiting(status: pb.GetStatusResponse) -> list[Text]:
+def _waiting_line(status: pb.GetStatusResponse) -> list[Text]:
     return [Text(f"waiting for {status.waiting_for}")] if status.waiting_for else []

@@ -112,7 +112,7 @@ def start(argv: Sequence[str]) -> int:
     answer = _coordinator(config).start()
     told = {"num_clients": answer.num_clients, "was_started": answer.was_started}
     now = "the run had begun already" if answer.was_started else "started"
-    _answer(config, json.dumps(told), f"{now} with {answer.num_clients} clients")
+    _print_answer(config, json.dumps(told), f"{now} with {answer.num_clients} clients")
     return int(ExitCode.DONE)
 
 
@@ -128,7 +128,7 @@ def pause(argv: Sequence[str]) -> int:
     told = {"paused": True, "was_paused": answer.was_paused, "rounds_done": answer.rounds_done}
     now = "the run was paused already" if answer.was_paused else "the run is paused"
     then = "what is under way is finished, nothing new begins until `ssfl resume`"
-    _answer(config, json.dumps(told), f"{now}: {then}; {answer.rounds_done} rounds are done")
+    _print_answer(config, json.dumps(told), f"{now}: {then}; {answer.rounds_done} rounds are done")
     return int(ExitCode.DONE)
 
 
@@ -136,7 +136,7 @@ def resume(argv: Sequence[str]) -> int:
     """Let a paused run go on."""
     config = _load(argv, "ssfl resume", "Lets a paused run go on where it was.")
     was_paused = _coordinator(config).resume()
-    _answer(
+    _print_answer(
         config,
         json.dumps({"paused": False, "was_paused": was_paused}),
         "the run goes on" if was_paused else "the run was not paused: nothing to do",
@@ -151,7 +151,7 @@ def refresh_mask(argv: Sequence[str]) -> int:
     )
     answer = _coordinator(config).refresh_mask()
     epoch, rounds = answer.mask_epoch, answer.rounds_done
-    _answer(
+    _print_answer(
         config,
         f'{{"mask_epoch": {epoch}, "rounds_done": {rounds}}}',
         f"mask {epoch} will be renewed before the next round; {rounds} are done",
@@ -177,7 +177,7 @@ def remove(argv: Sequence[str]) -> int:
         "site": config.site, "removed": not config.readmit, "was_member": answer.was_member,
         "was_removed": answer.was_removed,
     }  # fmt: skip
-    _answer(config, json.dumps(told), f"{config.site} {done}{known}")
+    _print_answer(config, json.dumps(told), f"{config.site} {done}{known}")
     return int(ExitCode.DONE)
 
 
@@ -185,7 +185,7 @@ def stop(argv: Sequence[str]) -> int:
     """End the run; the last committed model becomes the final one."""
     config = _load(argv, "ssfl stop", "Ends the run; every site gets the last committed model.")
     _coordinator(config).stop()
-    _answer(
+    _print_answer(
         config,
         '{"stopped": true}',
         "the run is ending; every site gets the last committed model, if there is one",
@@ -199,13 +199,13 @@ def plain_document(message: Any) -> dict[str, Any]:
     (protobuf's own JSON has 64-bit numbers as text, and bytes in base64.)
     """
     return {
-        field.name: _plain(field, getattr(message, field.name))
+        field.name: _plain_value(field, getattr(message, field.name))
         for field in message.DESCRIPTOR.fields
         if not field.has_presence or message.HasField(field.name)
     }
 
 
-def _plain(field: Any, value: Any) -> Any:
+def _plain_value(field: Any, value: Any) -> Any:
     if field.message_type and field.message_type.GetOptions().map_entry:
         return dict(value)
     if field.message_type:
@@ -237,5 +237,5 @@ def _coordinator(config: OperateConfig) -> "AdminClient":
     return AdminClient(config.admin, tls)
 
 
-def _answer(config: OperateConfig, as_json: str, as_text: str) -> None:
+def _print_answer(config: OperateConfig, as_json: str, as_text: str) -> None:
     print(as_json if config.json else as_text)

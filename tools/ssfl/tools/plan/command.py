@@ -23,7 +23,7 @@ from ssfl.tools.model.build import (
 )
 from ssfl.tools.plan.link import Link, parse_link, parse_rate, parse_time
 from ssfl.tools.plan.view import notes, plan_document, plan_table
-from ssfl.tools.plan.whole_run import Site, plan_run
+from ssfl.tools.plan.whole_run import PlannedSite, plan_run
 from ssfl.tools.terminal import console
 
 Parsed = TypeVar("Parsed")
@@ -125,19 +125,19 @@ class PlanConfig:
     def client_link(self) -> Link | None:
         """Return the clients' link, if one is given."""
         if self.link:
-            return _named("--link", lambda: parse_link(self.link))
+            return _for_flag("--link", lambda: parse_link(self.link))
         if not self.up:
             return None
         return Link(
-            _named("--up", lambda: parse_rate(self.up)),
-            _named("--down", lambda: parse_rate(self.down)),
-            _named("--rtt", lambda: parse_time(self.rtt)),
+            _for_flag("--up", lambda: parse_rate(self.up)),
+            _for_flag("--down", lambda: parse_rate(self.down)),
+            _for_flag("--rtt", lambda: parse_time(self.rtt)),
         )
 
     def coordinator_bits_per_s(self) -> float | None:
         if not self.coordinator_link:
             return None
-        return _named("--coordinator-link", lambda: parse_rate(self.coordinator_link))
+        return _for_flag("--coordinator-link", lambda: parse_rate(self.coordinator_link))
 
     def run_settings(self, sparsity: str, strategy: str = "ssfl") -> RunSettings:
         """Return the settings of the run, as the coordinator would have them."""
@@ -149,7 +149,7 @@ class PlanConfig:
         )
 
 
-def _named(flag: str, parse: Callable[[], Parsed]) -> Parsed:
+def _for_flag(flag: str, parse: Callable[[], Parsed]) -> Parsed:
     try:
         return parse()
     except SettingsError as error:
@@ -189,7 +189,7 @@ def plan(argv: Sequence[str]) -> int:
     return int(ExitCode.DONE)
 
 
-def _model(config: PlanConfig) -> tuple[Manifest, Site]:
+def _model(config: PlanConfig) -> tuple[Manifest, PlannedSite]:
     """Build the model and describe it as a client would; torch is loaded here."""
     with learning():
         import torch
@@ -200,12 +200,12 @@ def _model(config: PlanConfig) -> tuple[Manifest, Site]:
         task, run, site = (
             load_task(config.task),
             config.run_settings(config.sparsities()[0]),
-            Site(),
+            PlannedSite(),
         )
         if config.data:
             shard = load_data(task, config.data, config.data_root)
             model = task.build_model(run, shard)
-            site = Site(shard.num_samples, len(shard.test_x))
+            site = PlannedSite(shard.num_samples, len(shard.test_x))
         else:
             shard = stand_in(config.input_shape(), config.classes)
             with torch.device("meta"):  # shapes only: no memory, no random numbers

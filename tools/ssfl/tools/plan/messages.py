@@ -23,7 +23,7 @@ from ssfl.server.broadcast.tasks import CHUNK_BYTES
 from ssfl.server.rpc.request_checks import PROTOCOL_VERSION
 from ssfl.server.rpc.session_numbers import LARGEST
 from ssfl.server.uploads.encoding_choice import LOSSY
-from ssfl.tools.plan.sizes import Coded
+from ssfl.tools.plan.sizes import CodedSize
 from ssfl.v1 import coordinator_pb2 as pb
 from ssfl.v1 import mask_pb2, saliency_pb2, transfer_pb2, update_pb2
 
@@ -41,7 +41,7 @@ def download_bytes(payload_bytes: int, offset: int = 0) -> int:
     """Return the message bytes of a payload's chunks on their way to a client."""
     return sum(
         _chunk_bytes(pb.NextTaskResponse, _varint_bytes(offset + at), size)
-        for at, size in _cut(payload_bytes)
+        for at, size in _chunks(payload_bytes)
     )
 
 
@@ -59,7 +59,7 @@ def upload_bytes(payload_bytes: int, bits_per_s: float | None, request: Callable
     return total
 
 
-def _cut(payload_bytes: int) -> Iterator[tuple[int, int]]:
+def _chunks(payload_bytes: int) -> Iterator[tuple[int, int]]:
     for at in range(0, payload_bytes, CHUNK_BYTES):
         yield at, min(CHUNK_BYTES, payload_bytes - at)
 
@@ -145,11 +145,11 @@ class Messages:
     def score_task(
         self,
         step: int,
-        scores: Coded,
+        scores: CodedSize,
         num_decisive: int,
         payload_bytes: int,
         *,
-        is_renewal: bool = False,
+        is_refresh: bool = False,
     ) -> int:
         """Return the size of a SCORE task; to renew a mask it names the model to score."""
         work = pb.ScoreTask(
@@ -160,7 +160,7 @@ class Messages:
             or math.ceil(ENOUGH_BATCHES / max(1, self.settings.clients)),
             num_kept=self.num_kept,
         )
-        if is_renewal:
+        if is_refresh:
             work.scoring_epoch = 1
             work.mask.CopyFrom(self._mask(0))
             work.base_digest = DIGEST
@@ -172,7 +172,7 @@ class Messages:
             work.initial.CopyFrom(_payload(_DENSE, payload_bytes))
         return _task(step, score=work)
 
-    def score_report(self, step: int, scores: Coded, payload_bytes: int) -> int:
+    def score_report(self, step: int, scores: CodedSize, payload_bytes: int) -> int:
         report = saliency_pb2.SaliencyReport(
             manifest_digest=DIGEST,
             initial_digest=DIGEST,
@@ -188,7 +188,7 @@ class Messages:
         step: int,
         round_number: int,
         cohort: int,
-        update: Coded,
+        update: CodedSize,
         *,
         granted: bool,
         mask: int = 0,
@@ -207,7 +207,7 @@ class Messages:
         )
         return _task(step, train=work)
 
-    def update(self, step: int, round_number: int, coded: Coded, payload_bytes: int) -> int:
+    def update(self, step: int, round_number: int, coded: CodedSize, payload_bytes: int) -> int:
         update = update_pb2.SparseUpdate(
             mask_digest=DIGEST,
             mask_epoch=1,
@@ -282,10 +282,10 @@ class Messages:
         return update_pb2.Evaluation(correct=tested // 2, total=tested, loss_sum=SECONDS)
 
 
-def payload_of(coded: Coded, num_bytes: int) -> transfer_pb2.Payload:
+def payload_of(coded: CodedSize, num_bytes: int) -> transfer_pb2.Payload:
     """Return the announcement of coded values of so many bytes."""
     payload = _payload(coded.encoding, num_bytes)
-    if coded.against:
+    if coded.has_reference:
         payload.reference_digest = DIGEST
     return payload
 

@@ -94,10 +94,10 @@ class RunPlan:
         ahead = 0  # of the dense run, in bytes
         for mask, (once, in_round) in zip(self.masks, self.costs, strict=True):
             ahead -= once
-            spared = in_dense - in_round
-            needed = -ahead // spared + 1 if spared > 0 else None
+            saved = in_dense - in_round
+            needed = -ahead // saved + 1 if saved > 0 else None
             is_last = mask is self.masks[-1]  # which may pay off after the run only
             if needed is not None and (is_last or needed <= mask.stop - mask.first):
                 return mask.first + max(1, needed)
-            ahead += spared * (mask.stop - mask.first)
+            ahead += saved * (mask.stop - mask.first)
         return None

@@ -24,7 +24,7 @@ REFERENCE_SHARE = (0.57, 0.83)  # against the previous base
 FIRST_SHARE = (0.67, 0.85)  # for a client that does not hold it: against the first, or nothing
 LOSSY_SHARES = {"bfloat16": (0.32, 0.38), "int8": (0.18, 0.25), "grid": (0.15, 0.42)}
 GRID_BITS = 16  # of the grid's shares; a bit more or less is a bit per value
-LEAST_SHARE = 0.03
+MIN_SHARE = 0.03
 FROZEN_SHARE = (0.0003, 0.005)  # of values that no client trains: differences of zero
 
 # Compact scores: what says which are coded, then so many bits for a code, and a table per block.
@@ -69,12 +69,12 @@ ZERO = Size.fixed(0)
 
 
 @dataclass(frozen=True, slots=True)
-class Coded:
+class CodedSize:
     """How something travels: its encoding, its size, and whether it names a reference."""
 
     encoding: transfer_pb2.Encoding
     size: Size
-    against: bool = False
+    has_reference: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,38 +85,40 @@ class Coding:
     reference: bool  # values are coded against a base that both ends hold
     num_frozen: int = 0  # values that no client trains
 
-    def update(self, count: int) -> Coded:
+    def update(self, count: int) -> CodedSize:
         """Return how an update of `count` values travels."""
         name, plain = self.settings.value_type, values_only.encoded_bytes(count)
         if code := lossy_code(self.settings):
-            return Coded(LOSSY[name], self._coded(code, count, self._lossy_share()), against=True)
+            return CodedSize(
+                LOSSY[name], self._coded(code, count, self._lossy_share()), has_reference=True
+            )
         if self.reference:
             size = self._coded(reference.CODE, count, REFERENCE_SHARE)
-            return Coded(transfer_pb2.ENCODING_REFERENCE, size, against=True)
-        return Coded(transfer_pb2.ENCODING_VALUES_ONLY, Size.fixed(plain))
+            return CodedSize(transfer_pb2.ENCODING_REFERENCE, size, has_reference=True)
+        return CodedSize(transfer_pb2.ENCODING_VALUES_ONLY, Size.fixed(plain))
 
-    def base(self, count: int, *, holds_previous: bool) -> Coded:
+    def base(self, count: int, *, holds_previous: bool) -> CodedSize:
         """Return how a base travels to a client that holds the one before it, or does not."""
         if holds_previous:
             return self.update(count)
         if self.reference:
             size = self._coded(reference.CODE, count, FIRST_SHARE)
-            return Coded(transfer_pb2.ENCODING_REFERENCE, size, against=True)
+            return CodedSize(transfer_pb2.ENCODING_REFERENCE, size, has_reference=True)
         plain = Size.fixed(values_only.encoded_bytes(count))
-        return Coded(transfer_pb2.ENCODING_VALUES_ONLY, plain)
+        return CodedSize(transfer_pb2.ENCODING_VALUES_ONLY, plain)
 
-    def scores(self, num_masked: int, num_decisive: int) -> Coded:
+    def scores(self, num_masked: int, num_decisive: int) -> CodedSize:
         """Return how one client's scores travel; `num_decisive` of them get a code."""
         plain = values_only.encoded_bytes(num_masked)
         if self.settings.scores == "exact":
-            return Coded(transfer_pb2.ENCODING_DENSE, Size.fixed(plain))
+            return CodedSize(transfer_pb2.ENCODING_DENSE, Size.fixed(plain))
         # Scores that no code can hold, near the largest float32, travel as they are.
         most = max(plain, scores.max_encoded_bytes(num_masked))
         which = num_masked * _entropy_bits(num_decisive / num_masked) / 8
         low, high = (which + num_decisive * bits / 8 for bits in SCORE_BITS)
         high += SCORE_TABLE_BYTES * -(-num_masked // scores.BLOCK)
         size = Size(min(most, int(low)), min(most, math.ceil(high)), most)
-        return Coded(transfer_pb2.ENCODING_SCORES, size)
+        return CodedSize(transfer_pb2.ENCODING_SCORES, size)
 
     def _coded(self, code: ValueCode, count: int, share: tuple[float, float]) -> Size:
         frozen = values_only.encoded_bytes(min(count, self.num_frozen))
@@ -133,7 +135,7 @@ class Coding:
         low, high = LOSSY_SHARES[self.settings.value_type]
         if self.settings.value_type == "grid":
             shift = (self.settings.grid_bits - GRID_BITS) / 32
-            low, high = max(LEAST_SHARE, low + shift), max(2 * LEAST_SHARE, high + shift)
+            low, high = max(MIN_SHARE, low + shift), max(2 * MIN_SHARE, high + shift)
         return low, high
 
 

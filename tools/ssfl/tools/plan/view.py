@@ -145,13 +145,13 @@ def _sections(plans: list[RunPlan]) -> Iterator[tuple[str, Iterable[tuple[str, C
     yield (
         "whole run, messages",
         [
-            ("mean client, up", lambda plan: expected(plan.total("up").message, n)),
-            ("mean client, down", lambda plan: expected(plan.total("down").message, n)),
-            ("coordinator, in", lambda plan: expected(plan.total("up").message)),
-            ("coordinator, out", lambda plan: expected(plan.total("down").message)),
+            ("mean client, up", lambda plan: format_size(plan.total("up").message, n)),
+            ("mean client, down", lambda plan: format_size(plan.total("down").message, n)),
+            ("coordinator, in", lambda plan: format_size(plan.total("up").message)),
+            ("coordinator, out", lambda plan: format_size(plan.total("down").message)),
             (
                 "both, at most",
-                lambda plan: _most(plan.total("up").message + plan.total("down").message),
+                lambda plan: _format_bound(plan.total("up").message + plan.total("down").message),
             ),
         ],
     )
@@ -172,8 +172,8 @@ def _sections(plans: list[RunPlan]) -> Iterator[tuple[str, Iterable[tuple[str, C
 def _transfer_rows(
     name: str, transfer: Callable[[RunPlan], Transfer]
 ) -> Iterator[tuple[str, Cell]]:
-    yield name, lambda plan: expected(transfer(plan).payload)
-    yield "  at most", lambda plan: _most(transfer(plan).payload)
+    yield name, lambda plan: format_size(transfer(plan).payload)
+    yield "  at most", lambda plan: _format_bound(transfer(plan).payload)
     yield "  framing", lambda plan: _framing(transfer(plan))
 
 
@@ -190,18 +190,18 @@ def _break_even(plan: RunPlan, dense: RunPlan) -> str:
     return "never" if rounds is None else f"in round {rounds}"
 
 
-def expected(size: Size, among: int = 1) -> str:
+def format_size(size: Size, among: int = 1) -> str:
     """Return "4.50 MB", or "3.30–3.80 MB" where it is a range."""
     if not size.most:
         return NONE
     unit, divisor = _unit(size.high / among)
-    low, high = (short(one / among / divisor) for one in (size.low, size.high))
+    low, high = (format_number(one / among / divisor) for one in (size.low, size.high))
     return f"{high} {unit}" if low == high else f"{low}–{high} {unit}"
 
 
-def _most(size: Size) -> str:
+def _format_bound(size: Size) -> str:
     """Return the bound where it is worth telling beside the expectation."""
-    return NONE if size.most < 1.01 * size.high else expected(Size.fixed(size.most))
+    return NONE if size.most < 1.01 * size.high else format_size(Size.fixed(size.most))
 
 
 def _framing(transfer: Transfer) -> str:
@@ -221,11 +221,11 @@ def _time(plan: RunPlan, chosen: Callable[[Times], Seconds]) -> str:
     seconds = chosen(plan.times)
     if not seconds.most:
         return NONE
-    first, second = (short(one) for one in (seconds.low, seconds.high))
+    first, second = (format_number(one) for one in (seconds.low, seconds.high))
     return f"{second} s" if first == second else f"{first}–{second} s"
 
 
-def short(number: float) -> str:
+def format_number(number: float) -> str:
     """Return three digits, or all of those before the point."""
     if number >= 100:
         return f"{number:,.0f}"

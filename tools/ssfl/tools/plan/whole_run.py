@@ -30,13 +30,13 @@ from ssfl.tools.plan.link import Link
 from ssfl.tools.plan.masks import PlannedMask, planned_masks
 from ssfl.tools.plan.messages import Messages, download_bytes, payload_of, upload_bytes
 from ssfl.tools.plan.result import NO_TIME, NOTHING, RunPlan, Seconds, Times, Transfer
-from ssfl.tools.plan.sizes import ZERO, Coded, Coding, Size, mask_size
+from ssfl.tools.plan.sizes import ZERO, CodedSize, Coding, Size, mask_size
 from ssfl.v1 import coordinator_pb2 as pb
 from ssfl.v1 import transfer_pb2
 
 
 @dataclass(frozen=True, slots=True)
-class Site:
+class PlannedSite:
     """What is assumed of every client; the counts of samples move the result by some bytes only."""
 
     num_samples: int = 1000
@@ -52,14 +52,14 @@ def plan_run(
     reference_coding: bool,
     link: Link | None = None,
     coordinator_bits_per_s: float | None = None,
-    site: Site | None = None,
+    site: PlannedSite | None = None,
 ) -> RunPlan:
     """Return what a run with `settings.clients` clients will send, and how long that takes.
 
     Each client is thought to have a link of its own; `coordinator_bits_per_s` is the
     coordinator's, which those who transfer at the same time share.
     """
-    site = site or Site()
+    site = site or PlannedSite()
     coding = Coding(settings, reference_coding, site.num_frozen)
     return _Planner(
         manifest, settings, upload_slots, coding, link, coordinator_bits_per_s, site
@@ -72,10 +72,10 @@ class _Leg:
 
     mask: PlannedMask
     messages: Messages
-    update: Coded
-    next_base: Coded  # to a client that holds the base before it
-    any_base: Coded
-    scores: Coded
+    update: CodedSize
+    next_base: CodedSize  # to a client that holds the base before it
+    any_base: CodedSize
+    scores: CodedSize
     mask_size: Size
 
 
@@ -88,7 +88,7 @@ class _Planner:
         coding: Coding,
         link: Link | None,
         coordinator_bits_per_s: float | None,
-        site: Site,
+        site: PlannedSite,
     ) -> None:
         self.manifest, self.settings, self.slots = manifest, settings, upload_slots
         self.coding, self.site = coding, site
@@ -185,14 +185,14 @@ class _Planner:
         speed = self.link.up_bits_per_s if self.link else None
         return Transfer(payload, payload.map(lambda n: header(n) + upload_bytes(n, speed, request)))
 
-    def _train(self, leg: _Leg, base: Coded) -> Transfer:
+    def _train(self, leg: _Leg, base: CodedSize) -> Transfer:
         """Return a TRAIN task with its base."""
         return Transfer(
             base.size,
             base.size.map(lambda n: self._task(leg, base=payload_of(base, n)) + download_bytes(n)),
         )
 
-    def _evaluate(self, leg: _Leg, base: Coded) -> Transfer:
+    def _evaluate(self, leg: _Leg, base: CodedSize) -> Transfer:
         """Return an EVALUATE task with its base."""
         step, number = self._middle
 
@@ -227,9 +227,9 @@ class _Planner:
 
     def _count_mask(self, leg: _Leg) -> None:
         """Count one agreement: all are asked for scores, and get the mask with their next task."""
-        n, is_renewal = self.num_clients, leg.mask.first > 0
+        n, is_refresh = self.num_clients, leg.mask.first > 0
         task = leg.messages.score_task(
-            1, leg.scores, leg.mask.num_decisive, 0, is_renewal=is_renewal
+            1, leg.scores, leg.mask.num_decisive, 0, is_refresh=is_refresh
         )
         self._add("initial", "down", Transfer(ZERO, Size.fixed(task)), n)
         self._add("scores", "up", self._scores(leg), n)
@@ -249,7 +249,7 @@ class _Planner:
         return sum(map(self._is_tested, range(self.settings.rounds + 1)))
 
     @cached_property
-    def _renewed(self) -> set[int]:
+    def _refresh_rounds(self) -> set[int]:
         """Rounds that begin with scores of what was trained before them."""
         return {leg.mask.first for leg in self.agreed if leg.mask.first}
 
@@ -268,7 +268,7 @@ class _Planner:
     def _count_rounds_of(self, leg: _Leg) -> None:
         n, first, stop = self.num_clients, leg.mask.first, leg.mask.stop
         self._add("values", "up", self._update(leg), (stop - first) * self.cohort)
-        spare = sum(self._spare(number) for number in range(first, stop))
+        spare = sum(self._num_extra(number) for number in range(first, stop))
         task = self._train(leg, leg.any_base)
         self._add("values", "up", NOTHING.or_else(self._update(leg)), spare)
         self._add("values", "down", NOTHING.or_else(task), spare)
@@ -279,7 +279,7 @@ class _Planner:
             was_tested = number - 1 > first and self._is_tested(number - 1)
             everyone = was_tested or self.cohort == n
             num_held += number < stop and self._is_tested(number)
-            if self._is_tested(number) or number in self._renewed:
+            if self._is_tested(number) or number in self._refresh_rounds:
                 work = "evaluate" if self._is_tested(number) else "score"
                 count = n if everyone else self.cohort
                 counts[work, True] += count
@@ -296,7 +296,7 @@ class _Planner:
             self._add("values", "down", scored, counts["score", holds])
             self._add("evaluation", "down", self._evaluate(leg, base), counts["evaluate", holds])
 
-    def _spare(self, number: int) -> int:
+    def _num_extra(self, number: int) -> int:
         """Return how many clients a round asks besides those it wants, while none gets lost.
 
         Whether they get and send anything before the others have reported is their speed's.
@@ -351,7 +351,7 @@ class _Planner:
             tested_s = _seconds(self._base(leg).message, self._link(link, self.num_clients).down_s)
             rounds = leg.mask.stop - leg.mask.first
             to_all = sum(
-                self._is_tested(number) or number in self._renewed
+                self._is_tested(number) or number in self._refresh_rounds
                 for number in range(leg.mask.first + 1, leg.mask.stop + 1)
             )
             run = run + scoring_s + mask_s + update_s * self._waves * rounds
