@@ -11,10 +11,10 @@ from grpc import StatusCode
 
 from client.fakes import INITIAL, MANIFEST, FakeCall, FakeRpcError, FakeStub
 from ssfl.client.agent import Agent, Identity
-from ssfl.client.client_stats import Diary
-from ssfl.client.connection import Patience
+from ssfl.client.client_stats import ClientStats
+from ssfl.client.connection import ReconnectBackoff
 from ssfl.client.local_state import LocalState
-from ssfl.client.local_work import Personal, Scoring, Tested, Vector
+from ssfl.client.local_work import GlobalEvaluation, PersonalModel, ScoringRequest, Vector
 from ssfl.learning.evaluate import Evaluation
 from ssfl.learning.trained import Trained
 from ssfl.method.manifest import Manifest
@@ -41,9 +41,9 @@ class FakeSite:
         self.manifest = manifest
         self.initial = INITIAL
         self.trained_rounds: list[int] = []
-        self.scored: list[Scoring] = []
+        self.scored: list[ScoringRequest] = []
 
-    def score(self, asked: Scoring) -> Vector:
+    def score(self, asked: ScoringRequest) -> Vector:
         self.scored.append(asked)
         return asked.whole[:20] * 2
 
@@ -55,17 +55,17 @@ class FakeSite:
         self.trained_rounds.append(round_number)
         return Trained(base + self.delta, 0.5, Evaluation(1, 2, 3.0), Evaluation(2, 2, 1.0))
 
-    def evaluate(self, mask: Mask, values: Vector) -> Tested:
+    def evaluate(self, mask: Mask, values: Vector) -> GlobalEvaluation:
         assert mask.num_kept + 4 == values.size
-        return Tested(Evaluation(1, 2, 3.0), self.validation)
+        return GlobalEvaluation(Evaluation(1, 2, 3.0), self.validation)
 
     def personalize(
         self, mask: Mask, values: Vector, rounds_done: int, on_step: Callable[[int, int], None]
-    ) -> Personal:
+    ) -> PersonalModel:
         assert mask.num_kept + 4 == values.size
         on_step(1, 1)
         own = values + np.float32(rounds_done)
-        return Personal(own, Evaluation(1, 2, 3.0), Evaluation(2, 2, 1.0))
+        return PersonalModel(own, Evaluation(1, 2, 3.0), Evaluation(2, 2, 1.0))
 
 
 class Scene:
@@ -79,12 +79,12 @@ class Scene:
         self.pauses: list[float] = []
         self.manifest = MANIFEST
         identity = Identity("ann", 40, "cpu", {})
-        self.diary = Diary()
-        patience = Patience(
-            "there:1", 600.0, lambda: sum(self.pauses), self.pauses.append, diary=self.diary
+        self.stats = ClientStats()
+        backoff = ReconnectBackoff(
+            "there:1", 600.0, lambda: sum(self.pauses), self.pauses.append, stats=self.stats
         )
         self.agent = Agent(
-            stub, identity, self.local, patience, self._build, folder / "out", self.diary
+            stub, identity, self.local, backoff, self._build, folder / "out", self.stats
         )
 
     def _build(self, settings: RunSettings, _known: Manifest | None) -> Any:

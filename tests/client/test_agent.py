@@ -29,9 +29,9 @@ from client.agent_harness import (
     train_task,
 )
 from client.fakes import INITIAL, MANIFEST, FakeCall, FakeRpcError, FakeStub
-from ssfl.client.connection import FIRST_PAUSE_S, Patience
+from ssfl.client.connection import FIRST_PAUSE_S, ReconnectBackoff
 from ssfl.client.errors import Refused
-from ssfl.client.local_state import Answer
+from ssfl.client.local_state import PendingUpload
 from ssfl.method.model_state import values_digest
 from ssfl.program.exits import ProgramError
 from ssfl.v1 import coordinator_pb2 as pb
@@ -141,7 +141,7 @@ def test_a_taken_name_ends_it(tmp_path: Path) -> None:
 
 def test_a_deadline_ends_it(tmp_path: Path) -> None:
     scene = Scene(tmp_path, FakeStub(Join=[GONE]))
-    scene.agent._patience = Patience("there:1", 0.0, lambda: 0.0, scene.pauses.append)
+    scene.agent._backoff = ReconnectBackoff("there:1", 0.0, lambda: 0.0, scene.pauses.append)
     with pytest.raises(ProgramError, match="no coordinator at there:1"):
         scene.agent.run()
 
@@ -219,7 +219,7 @@ def test_an_answer_from_before_a_restart_is_sent_first_and_not_computed_again(
     )
     scene = Scene(tmp_path, stub)
     header = update_pb2.SparseUpdate(step=4, num_samples=40).SerializeToString()
-    scene.local.save(Answer("run-1", "values", 4, header, memoryview(b"four")))
+    scene.local.save(PendingUpload("run-1", "values", 4, header, memoryview(b"four")))
     scene.agent.run()
     assert stub.called("NextTask")[0].finished_step == 4
     assert scene.order[-2:] == ["SendUpdate", "Leave"]
@@ -231,7 +231,7 @@ def test_an_answer_of_another_run_is_not_sent(tmp_path: Path) -> None:
         Join=[joined(1), joined(2)], NextTask=[call_of(NO_MODEL)], Leave=[pb.LeaveResponse()]
     )
     scene = Scene(tmp_path, stub)
-    scene.local.save(Answer("run-0", "values", 4, b"", memoryview(b"")))
+    scene.local.save(PendingUpload("run-0", "values", 4, b"", memoryview(b"")))
     scene.agent.run()
     assert stub.called("NextTask")[0].finished_step == 0
 

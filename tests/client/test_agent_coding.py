@@ -58,7 +58,7 @@ class Sent:
     """Updates as the coordinator gets them, answered with a list of outcomes."""
 
     def __init__(self, *outcomes: str | FakeCall) -> None:
-        self.script = [self._answer(outcome) for outcome in outcomes]
+        self.script = [self._pending(outcome) for outcome in outcomes]
         self.headers: list[update_pb2.SparseUpdate] = []
         self.data: list[bytes] = []
 

@@ -28,7 +28,7 @@ from client.agent_harness import (
 )
 from client.fakes import INITIAL, MANIFEST, FakeCall, FakeStub
 from ssfl.client.agent import Agent, Identity
-from ssfl.client.connection import Patience
+from ssfl.client.connection import ReconnectBackoff
 from ssfl.client.errors import Refused
 from ssfl.client.local_work import Vector
 from ssfl.client.progress import StepOver
@@ -347,6 +347,6 @@ def test_labels_are_told_in_join_if_the_site_shares_them(tmp_path: Path) -> None
     )
     scene = Scene(tmp_path, stub)
     identity = Identity("ann", 40, "cpu", {}, labels=(2, 9))
-    patience = Patience("there:1", 600.0, lambda: 0.0, scene.pauses.append)
-    Agent(stub, identity, scene.local, patience, scene._build, tmp_path).run()
+    backoff = ReconnectBackoff("there:1", 600.0, lambda: 0.0, scene.pauses.append)
+    Agent(stub, identity, scene.local, backoff, scene._build, tmp_path).run()
     assert [list(request.labels) for request in stub.called("Join")] == [[2, 9], [2, 9]]

@@ -6,9 +6,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from ssfl.client.local_state import Answer, LocalState
+from ssfl.client.local_state import LocalState, PendingUpload
 
-ANSWER = Answer("run-1", "values", 7, b"header", memoryview(b"payload of some length"))
+ANSWER = PendingUpload("run-1", "values", 7, b"header", memoryview(b"payload of some length"))
 
 
 @pytest.fixture
@@ -43,7 +43,7 @@ def test_an_answer_comes_back_as_it_was_until_it_is_dropped(local: LocalState) -
 
 def test_a_newer_answer_replaces_the_older(local: LocalState) -> None:
     local.save(ANSWER)
-    newer = Answer("run-1", "scores", 8, b"", memoryview(b""))
+    newer = PendingUpload("run-1", "scores", 8, b"", memoryview(b""))
     local.save(newer)
     assert local.load() == newer
 
@@ -52,7 +52,9 @@ def test_the_files_of_two_answers_are_never_mixed(local: LocalState) -> None:
     """A crash between the two writes: the bytes are new, the facts are old, the lengths agree."""
     local.save(ANSWER)
     facts = (local.folder / "answer.json").read_bytes()
-    local.save(Answer("run-1", "values", 8, b"HEADER", memoryview(b"PAYLOAD of some length")))
+    local.save(
+        PendingUpload("run-1", "values", 8, b"HEADER", memoryview(b"PAYLOAD of some length"))
+    )
     (local.folder / "answer.json").write_bytes(facts)
     assert local.load() is None
 

@@ -21,7 +21,7 @@ from ssfl.client.connection import with_token
 from ssfl.client.main import main as client_main
 from ssfl.program.exits import ExitCode
 from ssfl.program.tls.pem import ClientTls
-from ssfl.program.tls.probe import find_out
+from ssfl.program.tls.probe import diagnose
 from ssfl.server.main import main
 from ssfl.v1 import coordinator_pb2 as pb
 from system.federation import RUN as REAL_RUN
@@ -183,7 +183,7 @@ def test_renewed_certificates_are_used_without_a_restart(programs: Programs) -> 
 
 def found(coordinator: Coordinator, tls: ClientTls | None) -> str:
     """What a client says of its own accord when it does not get through."""
-    finding = find_out(coordinator.address, tls)
+    finding = diagnose(coordinator.address, tls)
     assert finding is not None
     assert finding.final
     return finding.text

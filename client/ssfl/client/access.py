@@ -22,11 +22,11 @@ class Access:
     tls: "ClientTls | None" = None
     token: str = ""
 
-    def find_out(self) -> "Finding | None":
+    def diagnose(self) -> "Finding | None":
         """Say why the coordinator cannot be spoken to, if that can be found out."""
-        from ssfl.program.tls.probe import find_out  # only where something went wrong
+        from ssfl.program.tls.probe import diagnose  # only where something went wrong
 
-        return find_out(self.address, self.tls)
+        return diagnose(self.address, self.tls)
 
 
 def read_access(config: ClientConfig) -> Access:

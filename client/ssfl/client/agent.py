@@ -26,22 +26,22 @@ import grpc
 import numpy as np
 import numpy.typing as npt
 
-from ssfl.client.client_stats import Diary
+from ssfl.client.client_stats import ClientStats
 from ssfl.client.coding import (
     ENCODINGS,
-    Coded,
+    EncodedPayload,
     write_initial,
     write_scores,
     write_update,
 )
-from ssfl.client.connection import UNARY_TIMEOUT_S, Patience, Watchdog
+from ssfl.client.connection import UNARY_TIMEOUT_S, ReconnectBackoff, Watchdog
 from ssfl.client.download import Download, Downloads
 from ssfl.client.errors import Refused, Resync, Unavailable, reason_of, translate
 from ssfl.client.held_model import HeldModel
-from ssfl.client.local_state import Answer, EndedRun, LocalState
+from ssfl.client.local_state import EndedRun, LocalState, PendingUpload
 from ssfl.client.local_work import Site
-from ssfl.client.messages import evaluation_message, scoring, word
-from ssfl.client.progress import Progress, StepOver
+from ssfl.client.messages import enum_name, evaluation_message, scoring_request
+from ssfl.client.progress import ProgressReporter, StepOver
 from ssfl.client.run_settings import read_settings
 from ssfl.client.upload import send
 from ssfl.durable.failpoints import failpoint
@@ -81,18 +81,18 @@ class Agent:
         stub: Any,
         identity: Identity,
         local: LocalState,
-        patience: Patience,
+        backoff: ReconnectBackoff,
         build_site: Callable[[RunSettings, Manifest | None], Site],
         out_dir: Path,
-        diary: Diary | None = None,
+        stats: ClientStats | None = None,
     ) -> None:
         self._stub = stub
         self._identity = identity
         self._local = local
-        self._patience = patience
+        self._backoff = backoff
         self._build_site = build_site
         self._out_dir = out_dir
-        self._diary = diary or Diary()
+        self._stats = stats or ClientStats()
         self._caller = pb.Caller()
         self._run_id = ""  # the run that the site was built for
         self._site: Site | None = None
@@ -100,7 +100,7 @@ class Agent:
         self._watchdog = Watchdog(self._settings.no_progress_s)
         self._downloads: Downloads | None = None
         self._held: HeldModel | None = None
-        self._answer: Answer | None = None
+        self._pending: PendingUpload | None = None
         self._granted = False  # a slot came with the task; a second try waits, to resume
 
     def run(self) -> Path | None:
@@ -110,17 +110,17 @@ class Agent:
                 self._join()
                 return self._work()
             except Unavailable as error:
-                if self._patience.failed_for(ENDED_RETRY_S) and (ended := self._local.ended()):
+                if self._backoff.failed_for(ENDED_RETRY_S) and (ended := self._local.ended()):
                     log.info(
                         "the run is over for this client, and no coordinator answers: nothing is "
                         "left to do",
                         extra={"run": ended.run_id},
                     )
                     return ended.folder
-                self._patience.wait(error)
+                self._backoff.wait(error)
             except Resync as error:
                 log.info("joining again: %s", error)
-                self._patience.pause()
+                self._backoff.pause()
 
     def leave(self, why: str) -> None:
         """Say goodbye before stopping; the coordinator then does not wait for us."""
@@ -133,9 +133,9 @@ class Agent:
         while response.run_id != self._run_id:
             self._enter(response)
             response = self._join_call()
-        answer = self._answer or self._local.load()
-        self._answer = answer if answer and answer.run_id == self._run_id else None
-        self._diary.joined()
+        answer = self._pending or self._local.load()
+        self._pending = answer if answer and answer.run_id == self._run_id else None
+        self._stats.joined()
 
     def _enter(self, response: pb.JoinResponse) -> None:
         """Build the model of a run we did not know: our first, or one begun with --fresh."""
@@ -148,7 +148,7 @@ class Agent:
         self._site = self._build_site(settings, known)
         self._watchdog = Watchdog(settings.no_progress_s)
         self._downloads = Downloads(
-            self._watchdog, self._site.manifest, self._patience.reached, diary=self._diary
+            self._watchdog, self._site.manifest, self._backoff.reached, stats=self._stats
         )
         self._settings = settings
         self._held = HeldModel(self._site.manifest, self._site.initial, self._own_mask)
@@ -198,7 +198,7 @@ class Agent:
         while True:
             call = self._ask()
             try:
-                self._send_answer()
+                self._send_pending()
                 download = self._downloads.receive(call)
             finally:
                 call.cancel()
@@ -223,15 +223,15 @@ class Agent:
         assert self._downloads is not None and self._held is not None
         request = pb.NextTaskRequest(
             caller=self._caller,
-            finished_step=self._answer.step if self._answer else 0,
-            **self._held.said(),
+            finished_step=self._pending.step if self._pending else 0,
+            **self._held.held_digests(),
             **self._downloads.resume_fields(),
         )
         return self._stub.NextTask(request)
 
-    def _send_answer(self) -> None:
+    def _send_pending(self) -> None:
         """Upload the finished result, if there is one."""
-        answer = self._answer
+        answer = self._pending
         if answer is None:
             return
         request: Any
@@ -247,37 +247,37 @@ class Agent:
         try:
             outcome = send(
                 rpc, request, answer.payload, self._watchdog,
-                wait_for_grant=not granted, reached=self._patience.reached, diary=self._diary,
+                wait_for_grant=not granted, reached=self._backoff.reached, stats=self._stats,
             )  # fmt: skip
         except Resync:
-            self._drop_answer()
+            self._drop_pending()
             raise
         failpoint("client.receipt")
-        self._diary.results[word(outcome)] += 1
-        log.info("%s sent", answer.kind, extra={"step": answer.step, "outcome": word(outcome)})
+        self._stats.results[enum_name(outcome)] += 1
+        log.info("%s sent", answer.kind, extra={"step": answer.step, "outcome": enum_name(outcome)})
         if outcome in (transfer_pb2.OUTCOME_ACCEPTED, transfer_pb2.OUTCOME_ALREADY_ACCEPTED):
             self._local.accepted()
-        self._drop_answer()
+        self._drop_pending()
 
-    def _drop_answer(self) -> None:
-        self._answer = None
+    def _drop_pending(self) -> None:
+        self._pending = None
         self._local.drop()
         failpoint("client.dropped")
 
-    def _keep_answer(
+    def _keep_pending(
         self,
         kind: str,
         step: int,
         header: bytes,
-        coded: Coded,
+        coded: EncodedPayload,
         round_number: int = 0,
         *,
         granted: bool = False,
     ) -> None:
-        self._answer = Answer(self._run_id, kind, step, header, coded.data)
+        self._pending = PendingUpload(self._run_id, kind, step, header, coded.data)
         self._granted = granted
         mask_digest = self._held.mask_digest if self._held else b""
-        self._local.save(self._answer, mask_digest, round_number, coded.residual)
+        self._local.save(self._pending, mask_digest, round_number, coded.residual)
         failpoint("client.saved")
 
     def _initialize(self) -> None:
@@ -296,7 +296,7 @@ class Agent:
     def _score(self, download: Download) -> None:
         assert self._site is not None and self._held is not None
         work, step = download.task.score, download.task.step
-        asked = scoring(work, *self._held.take_whole(download, work))
+        asked = scoring_request(work, *self._held.model_to_score(download, work))
         began_s = time.monotonic()
         with self._working("score", step):
             scores = self._site.score(asked)
@@ -310,12 +310,12 @@ class Agent:
             scores=coded.payload,
             work_s=time.monotonic() - began_s,
         )
-        self._keep_answer("scores", step, report.SerializeToString(), coded)
+        self._keep_pending("scores", step, report.SerializeToString(), coded)
 
     def _train(self, download: Download) -> None:
         assert self._site is not None and self._held is not None
         work, step = download.task.train, download.task.step
-        mask, base = self._held.take(download, work)
+        mask, base = self._held.mask_and_base(download, work)
         began_s = time.monotonic()
         try:
             with self._working("train", step) as progress:
@@ -324,7 +324,7 @@ class Agent:
             log.info("round closed without us", extra={"round": work.round_number})
             return
         failpoint("client.trained")
-        self._diary.training_loss = trained.training_loss
+        self._stats.training_loss = trained.training_loss
         residual = self._local.residual(self._run_id, mask.digest, work.round_number)
         coded = write_update(
             trained.values, base, work, self._settings, self._identity.client_id, residual
@@ -349,18 +349,18 @@ class Agent:
             extra={
                 "round": work.round_number,
                 "loss": round(trained.training_loss, 4),
-                "values": word(coded.payload.encoding, transfer_pb2.Encoding),
+                "values": enum_name(coded.payload.encoding, transfer_pb2.Encoding),
                 "bytes": len(coded.data),
             },
         )
         header = update.SerializeToString()
         granted, number = work.upload_granted, work.round_number
-        self._keep_answer("values", step, header, coded, number, granted=granted)
+        self._keep_pending("values", step, header, coded, number, granted=granted)
 
     def _evaluate(self, download: Download) -> None:
         assert self._site is not None and self._held is not None
         work, step = download.task.evaluate, download.task.step
-        mask, base = self._held.take(download, work)
+        mask, base = self._held.mask_and_base(download, work)
         began_s = time.monotonic()
         with self._working("evaluate", step):
             tested = self._site.evaluate(mask, base)
@@ -378,7 +378,7 @@ class Agent:
     def _personalize(self, download: Download) -> None:
         assert self._site is not None and self._held is not None
         work, step = download.task.personalize, download.task.step
-        mask, base = self._held.take(download, work)
+        mask, base = self._held.mask_and_base(download, work)
         began_s = time.monotonic()
         try:
             with self._working("personalize", step) as progress:
@@ -401,10 +401,10 @@ class Agent:
         )
 
     @contextmanager
-    def _working(self, work: str, step: int) -> Iterator[Progress]:
+    def _working(self, work: str, step: int) -> Iterator[ProgressReporter]:
         """Say every few seconds how far the work is, and note how long it took."""
-        told = Progress(self._stub, self._caller, step, self._diary)
-        with self._diary.work(work), told as progress:
+        told = ProgressReporter(self._stub, self._caller, step, self._stats)
+        with self._stats.work(work), told as progress:
             yield progress
 
     def _report(self, request: pb.ReportEvaluationRequest) -> None:
@@ -420,7 +420,7 @@ class Agent:
         if work.stopped:
             log.warning("an operator stopped the run", extra={"rounds_done": work.rounds_done})
         if work.base_digest:
-            mask, values = self._held.take(download, work)
+            mask, values = self._held.mask_and_base(download, work)
             folder = self._folder()
             folder.mkdir(parents=True, exist_ok=True)
             write_model(folder, self._site.manifest, mask, values)

@@ -18,7 +18,7 @@ DIRECTIONS = ("up", "down")
 OUTCOMES = ("accepted", "already_accepted", "step_closed")
 
 
-class Diary:
+class ClientStats:
     """One client."""
 
     def __init__(self) -> None:

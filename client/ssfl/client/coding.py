@@ -45,7 +45,7 @@ VALUE_CODES: dict[int, ValueCode] = {
 
 
 @dataclass(frozen=True)
-class Coded:
+class EncodedPayload:
     """A payload ready to be sent."""
 
     payload: transfer_pb2.Payload
@@ -129,7 +129,9 @@ def read_values(
         raise Refused(f"the coordinator sent values that do not fit: {error}") from error
 
 
-def write_scores(found: Vector, work: pb.ScoreTask, settings: RunSettings, client_id: str) -> Coded:
+def write_scores(
+    found: Vector, work: pb.ScoreTask, settings: RunSettings, client_id: str
+) -> EncodedPayload:
     """Return scores as the task asks for them."""
     match work.report_encoding:
         case transfer_pb2.ENCODING_SCORES:
@@ -139,17 +141,17 @@ def write_scores(found: Vector, work: pb.ScoreTask, settings: RunSettings, clien
                 data = scores.encode(found, work.num_coded, words)
             except UnfitValues as error:  # the coordinator says what is wrong with them, if it is
                 log.warning("sending the scores as they are: %s", error)
-                return _coded(transfer_pb2.ENCODING_DENSE, values_only.encode(found))
-            return _coded(transfer_pb2.ENCODING_SCORES, data)
+                return _encoded(transfer_pb2.ENCODING_DENSE, values_only.encode(found))
+            return _encoded(transfer_pb2.ENCODING_SCORES, data)
         case transfer_pb2.ENCODING_UNSPECIFIED | transfer_pb2.ENCODING_DENSE:
-            return _coded(transfer_pb2.ENCODING_DENSE, values_only.encode(found))
+            return _encoded(transfer_pb2.ENCODING_DENSE, values_only.encode(found))
         case unknown:
             raise Refused(f"the coordinator asks for scores in encoding {unknown}")
 
 
-def write_initial(initial: Vector) -> Coded:
+def write_initial(initial: Vector) -> EncodedPayload:
     """Return initial weights as they are."""
-    return _coded(transfer_pb2.ENCODING_DENSE, values_only.encode(initial))
+    return _encoded(transfer_pb2.ENCODING_DENSE, values_only.encode(initial))
 
 
 def write_update(
@@ -159,14 +161,14 @@ def write_update(
     settings: RunSettings,
     client_id: str,
     residual: Vector | None,
-) -> Coded:
+) -> EncodedPayload:
     """Return trained values as the task asks for them; `residual` is what earlier ones lost."""
     match work.update_encoding:
         case transfer_pb2.ENCODING_UNSPECIFIED | transfer_pb2.ENCODING_VALUES_ONLY:
-            return _coded(transfer_pb2.ENCODING_VALUES_ONLY, values_only.encode(trained))
+            return _encoded(transfer_pb2.ENCODING_VALUES_ONLY, values_only.encode(trained))
         case transfer_pb2.ENCODING_REFERENCE:
             data = blocks.encode(reference.CODE, trained, base)
-            return _coded(work.update_encoding, data, work.base_digest)
+            return _encoded(work.update_encoding, data, work.base_digest)
         case _:
             code, asked = lossy_code(settings), VALUE_CODES.get(work.update_encoding)
             if code is None or asked is None or asked.name != code.name:
@@ -178,21 +180,21 @@ def write_update(
     except UnfitValues as error:
         log.warning("sending the values without loss: %s", error)
         data = blocks.encode(reference.CODE, trained, base)
-        return _coded(transfer_pb2.ENCODING_REFERENCE, data, work.base_digest)
+        return _encoded(transfer_pb2.ENCODING_REFERENCE, data, work.base_digest)
     sent = blocks.decode(code, data, target.size, base)
-    coded = _coded(work.update_encoding, data, work.base_digest)
+    coded = _encoded(work.update_encoding, data, work.base_digest)
     error_share = blocks.relative_error(target, sent, base)
     rest = target - sent if settings.error_feedback else None
-    return Coded(coded.payload, coded.data, error_share, rest)
+    return EncodedPayload(coded.payload, coded.data, error_share, rest)
 
 
-def _coded(
+def _encoded(
     encoding: transfer_pb2.Encoding, data: memoryview, reference_digest: bytes = b""
-) -> Coded:
+) -> EncodedPayload:
     payload = transfer_pb2.Payload(
         encoding=encoding,
         num_bytes=len(data),
         digest=hashlib.sha256(data).digest(),
         reference_digest=reference_digest,
     )
-    return Coded(payload, data)
+    return EncodedPayload(payload, data)

@@ -1,4 +1,4 @@
-"""The channel to the coordinator, and patience with it."""
+"""The channel to the coordinator, and backoff with it."""
 
 import logging
 import random
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import grpc
 
-from ssfl.client.client_stats import Diary
+from ssfl.client.client_stats import ClientStats
 from ssfl.client.errors import Unavailable
 from ssfl.codec import MAX_CHUNK_BYTES
 from ssfl.method.manifest import MAX_MANIFEST_BYTES
@@ -88,7 +88,7 @@ class Connection:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._stub, name)
 
-    def renew(self) -> None:
+    def reopen(self) -> None:
         """Give the channel up, with all its calls, and open another."""
         self.close()
         self._open()
@@ -101,7 +101,7 @@ class Connection:
         self._stub = stub_for(self._channel, self._token)
 
 
-class Patience:
+class ReconnectBackoff:
     """Backoff with full jitter, up to a deadline that it names; then `retry` prepares a try."""
 
     def __init__(
@@ -110,25 +110,25 @@ class Patience:
         give_up_after_s: float,
         clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], None] = time.sleep,
-        find_out: Callable[[], "Finding | None"] = lambda: None,
+        diagnose: Callable[[], "Finding | None"] = lambda: None,
         retry: Callable[[], None] = lambda: None,
-        diary: Diary | None = None,
+        stats: ClientStats | None = None,
     ) -> None:
-        """`find_out` says why the coordinator cannot be reached, where gRPC's words are poor."""
+        """`diagnose` says why the coordinator cannot be reached, where gRPC's words are poor."""
         self._address = address
-        self._find_out = find_out
+        self._diagnose = diagnose
         self._was_reached = False
         self._give_up_after_s = give_up_after_s
         self._clock = clock
         self._sleep = sleep
         self._retry = retry
-        self._diary = diary or Diary()
+        self._stats = stats or ClientStats()
         self._since_s: float | None = None
         self._pause_s = FIRST_PAUSE_S
 
     def reached(self) -> None:
         """The coordinator answered: start afresh."""
-        self._diary.reached()
+        self._stats.reached()
         if self._since_s is not None:
             log.info("reached the coordinator", extra={"address": self._address})
         self._since_s, self._pause_s, self._was_reached = None, FIRST_PAUSE_S, True
@@ -150,9 +150,9 @@ class Patience:
         Later it may be a passing thing: a network that answers in the coordinator's place, say.
         """
         now_s = self._clock()
-        self._diary.failed()
+        self._stats.failed()
         self._since_s = now_s if self._since_s is None else self._since_s
-        finding = self._find_out()
+        finding = self._diagnose()
         if finding and finding.final and not self._was_reached:
             raise ProgramError(finding.text, ExitCode.REFUSED)
         why = finding.text if finding else str(error)

@@ -9,7 +9,7 @@ from typing import Any
 
 import grpc
 
-from ssfl.client.client_stats import Diary
+from ssfl.client.client_stats import ClientStats
 from ssfl.client.coding import check_size
 from ssfl.client.connection import Watchdog
 from ssfl.client.errors import Refused, Unavailable, translate
@@ -20,7 +20,7 @@ from ssfl.v1 import transfer_pb2
 
 log = logging.getLogger("ssfl.client")
 
-SAY_AFTER_S = 10.0
+LOG_WAITING_AFTER_S = 10.0
 
 
 @dataclass
@@ -50,8 +50,8 @@ class Downloads:
     manifest: Manifest
     reached: Callable[[], None] = lambda: None  # the coordinator answered
     current: Download | None = None
-    said: str = ""
-    diary: Diary = field(default_factory=Diary)
+    logged_reason: str = ""
+    stats: ClientStats = field(default_factory=ClientStats)
 
     def resume_fields(self) -> dict[str, Any]:
         """Return the request fields that let the coordinator go on where it stopped."""
@@ -71,11 +71,11 @@ class Downloads:
                 for response in self._responses(call):
                     match response.WhichOneof("part"):
                         case "waiting":
-                            self._say(response.waiting.reason, time.monotonic() - began_s)
+                            self._log_waiting(response.waiting.reason, time.monotonic() - began_s)
                         case "task":
                             self._begin(response.task)
                             sent_s, offset = time.monotonic(), response.task.offset
-                            self.diary.begin_transfer("down", offset)
+                            self.stats.begin_transfer("down", offset)
                         case "chunk":
                             self._chunk(response.chunk)
         except grpc.RpcError as error:
@@ -88,14 +88,14 @@ class Downloads:
             if hashlib.sha256(download.payload(number)).digest() != payload.digest:
                 raise Unavailable("a download was damaged on the way")
         num_bytes = len(download.buffer) - offset
-        self.diary.end_transfer("down", num_bytes, time.monotonic() - sent_s)
+        self.stats.end_transfer("down", num_bytes, time.monotonic() - sent_s)
         return download
 
-    def _say(self, reason: str, waited_s: float) -> None:
+    def _log_waiting(self, reason: str, waited_s: float) -> None:
         """Tell what the run waits for, if it takes longer than a round's usual pause."""
-        if waited_s >= SAY_AFTER_S and reason != self.said:
+        if waited_s >= LOG_WAITING_AFTER_S and reason != self.logged_reason:
             log.info("waiting for %s", reason)
-            self.said = reason
+            self.logged_reason = reason
 
     def _responses(self, call: Any) -> Iterator[pb.NextTaskResponse]:
         for response in call:

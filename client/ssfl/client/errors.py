@@ -2,7 +2,7 @@
 
 CallError
 ├─ Unavailable     the wire or the coordinator is gone: back off, join again, resume
-├─ SlotYielded     others wait for our upload slot: queue again at once, nothing is lost
+├─ SlotReclaimed     others wait for our upload slot: queue again at once, nothing is lost
 ├─ Resync          the coordinator knows us no longer, or moved on: join again at once
 └─ Refused         final: tell the person, end
 """
@@ -20,7 +20,7 @@ class Unavailable(CallError):
     """Try again after a while."""
 
 
-class SlotYielded(CallError):
+class SlotReclaimed(CallError):
     """Ask for the slot again and go on where the coordinator says."""
 
 
@@ -55,7 +55,7 @@ def translate(error: grpc.RpcError) -> CallError:
     """Return what a gRPC failure means for the agent; its text is in one line, safe to show."""
     code, reason, text = error.code(), reason_of(error), printable(error.details() or "")
     if reason == "slot_yielded":
-        return SlotYielded(text)
+        return SlotReclaimed(text)
     if code in _TRY_AGAIN or reason in _BACK_OFF:
         return Unavailable(text or code.name.lower())
     if reason in _RESYNC:

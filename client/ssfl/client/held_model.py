@@ -43,7 +43,7 @@ class HeldModel:
         """Digest of the mask; empty while there is none."""
         return self._mask.digest if self._mask else b""
 
-    def said(self) -> dict[str, Any]:
+    def held_digests(self) -> dict[str, Any]:
         """Return the fields of a NextTaskRequest that say what is here."""
         return {
             "initial_digest": self._initial_digest,
@@ -52,7 +52,7 @@ class HeldModel:
             "base_digest": self._base_digest,
         }
 
-    def take_whole(self, download: Download, work: pb.ScoreTask) -> tuple[Vector, Mask | None]:
+    def model_to_score(self, download: Download, work: pb.ScoreTask) -> tuple[Vector, Mask | None]:
         """Return the whole model that is to be scored, and the mask it has now, if any."""
         payloads = Payloads(download)
         if work.HasField("initial"):
@@ -61,7 +61,7 @@ class HeldModel:
             self._initial_digest = values_digest(self._initial)
         whole, mask = self._initial, None
         if work.mask.mask_epoch:
-            mask, base = self._take(payloads, work)
+            mask, base = self._mask_and_base(payloads, work)
             whole = mask.scatter(base, onto=self._resting(payloads, work))
         if values_digest(whole) != work.initial_digest:
             raise Refused("the coordinator sent weights to score that do not match their digest")
@@ -78,11 +78,11 @@ class HeldModel:
             raise Resync("the coordinator believes we hold weights that we do not")
         return self._scored
 
-    def take(self, download: Download, work: Work) -> tuple[Mask, Vector]:
+    def mask_and_base(self, download: Download, work: Work) -> tuple[Mask, Vector]:
         """Return mask and base of a task: what came with it, or what is here already."""
-        return self._take(Payloads(download), work)
+        return self._mask_and_base(Payloads(download), work)
 
-    def _take(self, payloads: "Payloads", work: Work) -> tuple[Mask, Vector]:
+    def _mask_and_base(self, payloads: "Payloads", work: Work) -> tuple[Mask, Vector]:
         mask = self._mask
         if mask is None or work.mask.mask_digest != mask.digest:
             self._mask = None  # should this one not do, we ask for all of it

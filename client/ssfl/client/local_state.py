@@ -31,7 +31,7 @@ _ROUND = struct.Struct("<Q")
 
 
 @dataclass(frozen=True)
-class Answer:
+class PendingUpload:
     """A finished piece of work that has to reach the coordinator."""
 
     run_id: str
@@ -69,7 +69,7 @@ class LocalState:
 
     def save(
         self,
-        answer: Answer,
+        answer: PendingUpload,
         mask_digest: bytes = b"",
         round_number: int = 0,
         residual: npt.NDArray[np.float32] | None = None,
@@ -91,7 +91,7 @@ class LocalState:
         }
         write_atomic(self.folder / "answer.json", json.dumps(facts).encode())
 
-    def load(self) -> Answer | None:
+    def load(self) -> PendingUpload | None:
         """Return the answer an earlier process left; None if there is none, or it is damaged."""
         try:
             facts = json.loads((self.folder / "answer.json").read_bytes())
@@ -99,7 +99,7 @@ class LocalState:
             if facts["digest"] != _digest(data):
                 return None
             split = int(facts["header_bytes"])
-            return Answer(
+            return PendingUpload(
                 str(facts["run_id"]), str(facts["kind"]), int(facts["step"]),
                 bytes(data[:split]), data[split:],
             )  # fmt: skip

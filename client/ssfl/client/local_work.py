@@ -32,7 +32,7 @@ OnStep = Callable[[int, int], None]
 
 
 @dataclass(frozen=True, eq=False)
-class Scoring:
+class ScoringRequest:
     """What is to be scored, and how."""
 
     whole: Vector  # (manifest.size,) trained values on the mask, resting ones off it
@@ -44,7 +44,7 @@ class Scoring:
 
 
 @dataclass(frozen=True, eq=False)
-class Tested:
+class GlobalEvaluation:
     """A global model on a site's test split and, if it has one, on its validation split."""
 
     evaluation: Evaluation
@@ -52,7 +52,7 @@ class Tested:
 
 
 @dataclass(frozen=True, eq=False)
-class Personal:
+class PersonalModel:
     """A model of the site's own, and how it and the global one do on the site's test split."""
 
     values: Vector
@@ -141,7 +141,7 @@ class Site:
             try_first_batch(model.network, task, shard, settings.batch_size)
         return cls(task, shard, settings, client_id, model)
 
-    def score(self, asked: Scoring) -> Vector:
+    def score(self, asked: ScoringRequest) -> Vector:
         """Return the score of every masked weight; larger ones are kept."""
         shard, manifest, settings = self._shard, self.manifest, self._settings
         weights = None
@@ -177,14 +177,14 @@ class Site:
         values = mask.gather(read_vector(self._model, self.manifest))
         return Trained(values, report.mean_loss, tested, personal)
 
-    def evaluate(self, mask: Mask, values: Vector) -> Tested:
+    def evaluate(self, mask: Mask, values: Vector) -> GlobalEvaluation:
         """Test a global model on the site's test split, and on its validation split."""
         tested = self._test(mask, values)
-        return Tested(tested, validate(self._model, self._task, self._shard))
+        return GlobalEvaluation(tested, validate(self._model, self._task, self._shard))
 
     def personalize(
         self, mask: Mask, values: Vector, rounds_done: int, on_step: OnStep
-    ) -> Personal:
+    ) -> PersonalModel:
         """Train the final model for this site alone, and test both."""
         tested = self._test(mask, values)
         train_locally(
@@ -193,7 +193,7 @@ class Site:
         )  # fmt: skip
         personal = evaluate(self._model, self._task, self._shard)
         own = mask.gather(read_vector(self._model, self.manifest))
-        return Personal(own, tested, personal)
+        return PersonalModel(own, tested, personal)
 
     def _test(self, mask: Mask, values: Vector) -> Evaluation:
         write_vector(self._model, self.manifest, mask.scatter(values))

@@ -2,16 +2,16 @@
 
 from typing import Any
 
-from ssfl.client.local_work import Scoring, Vector
+from ssfl.client.local_work import ScoringRequest, Vector
 from ssfl.learning.evaluate import Evaluation
 from ssfl.method.mask import Mask
 from ssfl.v1 import coordinator_pb2 as pb
 from ssfl.v1 import transfer_pb2, update_pb2
 
 
-def scoring(work: pb.ScoreTask, whole: Vector, mask: Mask | None) -> Scoring:
+def scoring_request(work: pb.ScoreTask, whole: Vector, mask: Mask | None) -> ScoringRequest:
     """Return what a task asks to be scored."""
-    return Scoring(
+    return ScoringRequest(
         whole,
         mask,
         work.criterion,
@@ -30,6 +30,6 @@ def evaluation_message(tested: Evaluation) -> update_pb2.Evaluation:
     )
 
 
-def word(value: int, enum: Any = transfer_pb2.Outcome) -> str:
+def enum_name(value: int, enum: Any = transfer_pb2.Outcome) -> str:
     prefix = enum.DESCRIPTOR.name.upper() + "_"
     return str(enum.Name(value)).removeprefix(prefix).lower()

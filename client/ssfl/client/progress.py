@@ -5,7 +5,7 @@ from typing import Any
 
 import grpc
 
-from ssfl.client.client_stats import Diary
+from ssfl.client.client_stats import ClientStats
 from ssfl.v1 import coordinator_pb2 as pb
 
 PROGRESS_EVERY_S = 10.0
@@ -16,7 +16,7 @@ class StepOver(Exception):
     """The coordinator closed the step while we worked on it: stop, ask for the next task."""
 
 
-class Progress:
+class ProgressReporter:
     """Reports every 10 s while inside the `with` block; a report that fails is not repeated."""
 
     def __init__(
@@ -24,9 +24,9 @@ class Progress:
         stub: Any,
         caller: pb.Caller,
         step: int,
-        diary: Diary | None = None,
+        stats: ClientStats | None = None,
     ) -> None:
-        self._diary = diary or Diary()
+        self._stats = stats or ClientStats()
         self._stub = stub
         self._caller = caller
         self._step = step
@@ -38,11 +38,11 @@ class Progress:
     def on_step(self, done: int, total: int) -> None:
         """Note how far the work is; raise StepOver when it has become pointless."""
         self._done, self._all = done, total
-        self._diary.step(done, total)
+        self._stats.step(done, total)
         if self._closed:
             raise StepOver
 
-    def __enter__(self) -> "Progress":
+    def __enter__(self) -> "ProgressReporter":
         self._thread.start()
         return self
 
@@ -58,6 +58,6 @@ class Progress:
             try:
                 response = self._stub.Progress(request, timeout=_TIMEOUT_S)
                 self._closed = response.step_closed
-                self._diary.reached()
+                self._stats.reached()
             except grpc.RpcError:
-                self._diary.unheard()  # the upload will find out what is wrong
+                self._stats.unheard()  # the upload will find out what is wrong

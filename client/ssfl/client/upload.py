@@ -12,9 +12,9 @@ from typing import Any
 
 import grpc
 
-from ssfl.client.client_stats import Diary
+from ssfl.client.client_stats import ClientStats
 from ssfl.client.connection import Watchdog
-from ssfl.client.errors import SlotYielded, Unavailable, translate
+from ssfl.client.errors import SlotReclaimed, Unavailable, translate
 from ssfl.codec import ChunkSizer, pieces
 from ssfl.durable.failpoints import failpoint
 from ssfl.v1 import transfer_pb2
@@ -30,7 +30,7 @@ def send(
     *,
     wait_for_grant: bool = True,
     reached: Callable[[], None] = lambda: None,
-    diary: Diary | None = None,
+    stats: ClientStats | None = None,
 ) -> transfer_pb2.Outcome:
     """Upload a payload and return what became of it; `reached` is called at every answer.
 
@@ -40,10 +40,10 @@ def send(
     while True:
         try:
             return _send(
-                rpc, header, payload, watchdog, reached, diary or Diary(),
+                rpc, header, payload, watchdog, reached, stats or ClientStats(),
                 wait_for_grant=wait_for_grant,
             )  # fmt: skip
-        except SlotYielded as error:
+        except SlotReclaimed as error:
             log.info("queueing again: %s", error)
             wait_for_grant = True  # to learn where to go on
 
@@ -54,7 +54,7 @@ def _send(
     payload: memoryview,
     watchdog: Watchdog,
     reached: Callable[[], None],
-    diary: Diary,
+    stats: ClientStats,
     *,
     wait_for_grant: bool,
 ) -> transfer_pb2.Outcome:
@@ -84,11 +84,11 @@ def _send(
                 match response.WhichOneof("part"):
                     case "grant":
                         offset, began_s = response.grant.offset, time.monotonic()
-                        diary.begin_transfer("up", offset)
+                        stats.begin_transfer("up", offset)
                         granted.set()
                     case "receipt":
                         seconds = time.monotonic() - began_s
-                        diary.end_transfer("up", len(payload) - offset, seconds)
+                        stats.end_transfer("up", len(payload) - offset, seconds)
                         # The coordinator ends the call: whoever cancels it here costs it 80
                         # bytes for good, if its last word is just on the way (grpc.aio).
                         outcome = response.receipt.outcome

@@ -91,26 +91,26 @@ def run_program(main_body: Callable[[], int | None], prog: str = "") -> int:
         sys.stdout.flush()
         return code
     except BrokenPipeError:  # `| head` has seen enough
-        _give_stdout_up()
+        _discard_stdout()
         return int(ExitCode.DONE)
     except ProgramError as error:
-        _tell(f"{prog}: error: {error}")
+        _print_error(f"{prog}: error: {error}")
         return int(error.exit_code)
     except DirectoryUnusable as error:
-        _tell(f"{prog}: error: {error}")
+        _print_error(f"{prog}: error: {error}")
         return int(ExitCode.STATE)
     except KeyboardInterrupt:
-        _tell(f"{prog}: interrupted")
+        _print_error(f"{prog}: interrupted")
         return int(ExitCode.INTERRUPTED)
     except Terminated:
-        _tell(f"{prog}: terminated")
+        _print_error(f"{prog}: terminated")
         return int(ExitCode.TERMINATED)
     except Exception as error:  # noqa: BLE001  the last resort of the whole program
         if isinstance(error, OSError) and not error.filename and not _can_print():
-            _give_stdout_up()
-            _tell(f"{prog}: error: the output cannot be written: {error.strerror}")
+            _discard_stdout()
+            _print_error(f"{prog}: error: the output cannot be written: {error.strerror}")
         else:
-            _tell(traceback.format_exc().rstrip())
+            _print_error(traceback.format_exc().rstrip())
         return int(ExitCode.BUG)
 
 
@@ -123,11 +123,11 @@ def _can_print() -> bool:
     return True
 
 
-def _give_stdout_up() -> None:
+def _discard_stdout() -> None:
     """Throw away what cannot be printed: Python would try it again at its end, and complain."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
-def _tell(message: str) -> None:
+def _print_error(message: str) -> None:
     """Print a message, which may quote what came from a file, without its control characters."""
     print(printable_lines(message), file=sys.stderr, flush=True)

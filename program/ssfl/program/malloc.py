@@ -5,7 +5,7 @@ import gc
 
 _M_TRIM_THRESHOLD, _M_TOP_PAD, _M_MMAP_THRESHOLD, _M_ARENA_MAX = -1, -2, -3, -8  # malloc.h
 _MIB = 2**20
-_WORTH_CLEARING = 4 * _MIB
+_RECLAIM_EVERY = 4 * _MIB
 
 
 def keep_chunk_buffers() -> None:
@@ -29,7 +29,7 @@ def keep_chunk_buffers() -> None:
     mallopt(_M_ARENA_MAX, 2)
 
 
-def give_back() -> None:
+def trim_heap() -> None:
     """Return to the kernel what is free inside the heaps: for a moment when much was freed."""
     try:
         ctypes.CDLL(None).malloc_trim(0)
@@ -37,7 +37,7 @@ def give_back() -> None:
         return
 
 
-class Garbage:
+class MemoryReclaimer:
     """What messages leave behind: cycles that hold them, and holes in the heaps."""
 
     def __init__(self) -> None:
@@ -45,10 +45,10 @@ class Garbage:
 
     def passed(self, num_bytes: int) -> None:
         """Clear it away, if by now so many bytes have passed that it is worth a millisecond."""
-        if num_bytes - self._cleared_bytes >= _WORTH_CLEARING:
+        if num_bytes - self._cleared_bytes >= _RECLAIM_EVERY:
             self._cleared_bytes = num_bytes
             gc.collect()
-            give_back()
+            trim_heap()
 
 
 class _Mallinfo2(ctypes.Structure):

@@ -56,7 +56,7 @@ def exempted_by(host: str, environ: Mapping[str, str]) -> str:
     return ""
 
 
-def left_alone(host: str, environ: Mapping[str, str]) -> str:
+def unused_proxy_note(host: str, environ: Mapping[str, str]) -> str:
     """Say which variable names a proxy that gRPC does not use for `host`, and why; or nothing."""
     if is_loopback(host) or exempted_by(host, environ) or proxy_for(host, environ):
         return ""

@@ -70,9 +70,9 @@ class Client:
         download = Download(ready.task, payloads, bytearray(data), Receiver(len(data)))
         work = getattr(ready.task, ready.task.WhichOneof("work") or "")
         if isinstance(work, pb.ScoreTask):
-            whole, mask = self.held.take_whole(download, work)
+            whole, mask = self.held.model_to_score(download, work)
             return mask, whole
-        return self.held.take(download, work)
+        return self.held.mask_and_base(download, work)
 
 
 class Run:
@@ -112,7 +112,7 @@ class Run:
             step=Step(4, work, "saliency", self.rounds_done, 0, {C1: 10}, uploads={}),
         )
         broadcast = self.broadcasts.seen_by(C1, work, self.model)
-        request = pb.NextTaskRequest(**client.held.said())
+        request = pb.NextTaskRequest(**client.held.held_digests())
         while True:
             try:
                 ready = task_for(state, broadcast, C1, request, 8, client.reader)

@@ -17,7 +17,7 @@ def network_of(manifest: Manifest) -> dict[str, Any]:
     return {name: manifest.model[name] for name in NETWORK if name in manifest.model}
 
 
-def with_told(settings: RunSettings, told: Mapping[str, Any], path: Path) -> RunSettings:
+def apply_recorded(settings: RunSettings, told: Mapping[str, Any], path: Path) -> RunSettings:
     """Return the settings with those that a file tells; ModelFileError names the one at fault."""
     try:
         for name, value in told.items():

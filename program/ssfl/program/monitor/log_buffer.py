@@ -1,11 +1,11 @@
-"""The newest log records, kept in memory for those who watch.
+"""The newest log records in memory, for the status page.
 
-At most MOST of them, and MOST_GRAVE older warnings and errors, each cut to a bounded size, as plain
-dictionaries: `number` (counts from 1), `time` (unix seconds), `level`, `event`, `fields`. Only our
-own loggers, from INFO on.
+The buffer holds at most MAX_RECORDS records of our own loggers from INFO up, and at most
+MAX_WARNINGS older warnings and errors. A record is a dictionary with `number` (counts from 1),
+`time` (Unix seconds), `level`, `event` and `fields`; its size is bounded.
 
-Who may look at the page is not always who may read the log. So only the fields in SHOWN are kept;
-of a path, in a text or a field, only its last part; of an exception only its name and sentence.
+The page may have readers that may not read the log. A record therefore has only the fields in
+SHOWN, only the last part of each path, and only the name and message of an exception.
 """
 
 import logging
@@ -18,11 +18,11 @@ from typing import Any
 from ssfl.program.logs import fields_of, message_of, plain, quotable
 from ssfl.program.printable import printable, printable_lines
 
-MOST = 300
-MOST_GRAVE = 100  # routine must not push them out
+MAX_RECORDS = 300
+MAX_WARNINGS = 100  # routine must not push them out
 EVENT_CHARACTERS = 4000  # a table of layers has some
 FIELD_CHARACTERS = 400
-MOST_FIELDS = 16
+MAX_FIELDS = 16
 SHOWN = frozenset(
     (
         *("run", "phase", "step", "round", "rounds", "rounds_done", "attempt", "epoch", "early"),
@@ -52,13 +52,13 @@ _PATH = re.compile(
 )
 
 
-class Recent(logging.Handler):
+class LogBuffer(logging.Handler):
     """Keeps the newest records, from `begin` to `end`."""
 
     def __init__(self) -> None:
         super().__init__(logging.INFO)
-        self._kept: deque[dict[str, Any]] = deque(maxlen=MOST)
-        self._grave: deque[dict[str, Any]] = deque(maxlen=MOST_GRAVE)
+        self._kept: deque[dict[str, Any]] = deque(maxlen=MAX_RECORDS)
+        self._warnings: deque[dict[str, Any]] = deque(maxlen=MAX_WARNINGS)
         self.last_number = 0
 
     def begin(self) -> None:
@@ -83,18 +83,18 @@ class Recent(logging.Handler):
             "time": record.created,
             "level": record.levelname.lower(),
             "event": _cut(_without_paths(_message(record)), EVENT_CHARACTERS),
-            "fields": dict(list(fields.items())[:MOST_FIELDS]),
+            "fields": dict(list(fields.items())[:MAX_FIELDS]),
         }
         self._kept.append(told)
         if record.levelno >= logging.WARNING:
-            self._grave.append(told)
+            self._warnings.append(told)
 
     def after(self, number: int) -> list[dict[str, Any]]:
         """Return the kept records behind `number`, oldest first."""
         self.acquire()
         try:
             oldest = self._kept[0]["number"] if self._kept else 0
-            older = [one for one in self._grave if one["number"] < oldest]
+            older = [one for one in self._warnings if one["number"] < oldest]
             return [one for one in (*older, *self._kept) if one["number"] > number]
         finally:
             self.release()

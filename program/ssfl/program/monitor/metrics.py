@@ -17,7 +17,7 @@ from prometheus_client.registry import Collector
 
 from ssfl.program.monitor.histogram import Histogram
 from ssfl.program.monitor.series import BUILD_INFO, Series
-from ssfl.program.monitor.web import Answer, Request, Route
+from ssfl.program.monitor.web import Request, Response, Route
 from ssfl.program.version import ssfl_version
 
 ByLabels = Mapping[Any, float]  # a label, or a tuple of them
@@ -69,8 +69,8 @@ def metrics_route(collector: Collector) -> Route:
     registry.register(collector)
     ProcessCollector(registry=registry)
 
-    def answer(request: Request) -> Answer:
+    def answer(request: Request) -> Response:
         encode, content_type = choose_encoder(request.headers.get("accept", ""))
-        return Answer(content_type, encode(registry))
+        return Response(content_type, encode(registry))
 
     return answer

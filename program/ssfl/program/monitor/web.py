@@ -1,14 +1,14 @@
-"""A small HTTP server for those who watch: metrics, probes, the status page.
+"""A small HTTP server for metrics, probes and the status page.
 
-It answers GET and HEAD, from threads of its own, and keeps nothing between two questions. A
-connection is closed after CONNECTION_S, whatever it did by then; at most MAX_CONNECTIONS are heard
-at once, and MAX_FROM_ONE from one address, so that no other machine which connects and says nothing
-shuts the rest out; all programs of this one share the address of loopback, and those places. With
-TLS the files on the disk are followed: renewed ones are used from the next connection on.
+It answers GET and HEAD requests in threads of its own and keeps no state between requests. Every
+connection is closed after CONNECTION_S. At most MAX_CONNECTIONS are open at a time, at most
+MAX_PER_ADDRESS of them from one address, so that one machine with silent connections cannot block
+the others. All programs on this machine share the limit of the loopback address. With TLS, changed
+certificate files apply from the next connection.
 
-A server on loopback answers only requests for a loopback name. A web site that points its own name
-at 127.0.0.1 (DNS rebinding) must not read what the browser of its visitor can reach. Beyond
-loopback every name is answered, since the names of this machine are not known here.
+A server on loopback answers only requests for a loopback name, so that a web site that points its
+own name at 127.0.0.1 (DNS rebinding) cannot read the page through its visitor's browser. A server
+on another address answers every name, because it does not know the names of this machine.
 """
 
 import contextlib
@@ -34,9 +34,9 @@ log = logging.getLogger("ssfl.web")
 
 CONNECTION_S = 10.0  # for a question and its answer
 MAX_CONNECTIONS = 32
-MAX_FROM_ONE = 16
+MAX_PER_ADDRESS = 16
 POLL_S = 0.5  # `stop`, and a connection that is over, are noticed after so long
-TELL_EVERY_S = 60.0
+WARN_EVERY_S = 60.0
 TEXT = "text/plain; charset=utf-8"
 # A browser that is closed or goes on to another page does this: nothing is wrong here.
 _GONE = (ConnectionError, TimeoutError, ssl.SSLEOFError, ssl.SSLZeroReturnError)
@@ -52,7 +52,7 @@ class Request:
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class Response:
     """What is sent back."""
 
     content_type: str
@@ -61,7 +61,7 @@ class Answer:
     headers: Mapping[str, str] = field(default_factory=dict)
 
 
-Route = Callable[[Request], Answer]
+Route = Callable[[Request], Response]
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,9 +88,9 @@ class TlsFiles:
         return tuple((file.st_mtime_ns, file.st_size, file.st_ino) for file in files)
 
 
-def text_answer(text: str, status: int = 200) -> Answer:
+def text_response(text: str, status: int = 200) -> Response:
     """Return a line of plain text."""
-    return Answer(TEXT, f"{text}\n".encode(), status)
+    return Response(TEXT, f"{text}\n".encode(), status)
 
 
 def guarded(route: Route, served_on: str) -> Route:
@@ -99,11 +99,11 @@ def guarded(route: Route, served_on: str) -> Route:
     A request without a Host header is answered: every browser sends one.
     """
 
-    def answer(request: Request) -> Answer:
+    def answer(request: Request) -> Response:
         name = _host_name(request.headers.get("host", "localhost"))
         if is_loopback(served_on) and not is_loopback(name):
             text = "this port is served on loopback: ask for http://localhost:PORT/"
-            return text_answer(text, HTTPStatus.FORBIDDEN)
+            return text_response(text, HTTPStatus.FORBIDDEN)
         return route(request)
 
     return answer
@@ -151,7 +151,7 @@ class WebServer:
         self._thread.start()
 
     def stop(self) -> None:
-        """Answer no longer."""
+        """Response no longer."""
         self._server.shutdown()
         self._server.server_close()
         self._thread.join()
@@ -172,7 +172,7 @@ class _Server(ThreadingHTTPServer):
         self._lock = threading.Lock()
         self._open: Counter[str] = Counter()  # connections by address
         self._ends: dict[socket.socket, float] = {}  # when each is cut, by the monotonic clock
-        self._told_s = -TELL_EVERY_S
+        self._warned_s = -WARN_EVERY_S
         super().__init__(place, handler)
 
     def server_bind(self) -> None:
@@ -185,7 +185,7 @@ class _Server(ThreadingHTTPServer):
     def process_request(self, request: Any, client_address: Any) -> None:
         host = str(client_address[0])
         with self._lock:
-            full = self._open.total() >= MAX_CONNECTIONS or self._open[host] >= MAX_FROM_ONE
+            full = self._open.total() >= MAX_CONNECTIONS or self._open[host] >= MAX_PER_ADDRESS
             if not full:
                 self._open[host] += 1
         if full:
@@ -231,7 +231,7 @@ class _Server(ThreadingHTTPServer):
                 self._context = self._tls.context()
                 self._stamp = stamp
         except OSError as error:  # just being replaced, perhaps: the old ones go on
-            self._tell("the TLS files could not be read again: %s", error)
+            self._warn("the TLS files could not be read again: %s", error)
         assert self._context is not None
         secured = self._context.wrap_socket(request, server_side=True)
         if self._tls.names and not names_in(secured.getpeercert()) & set(self._tls.names):
@@ -246,12 +246,12 @@ class _Server(ThreadingHTTPServer):
         if isinstance(error, _GONE):
             log.debug("who asked has gone: %s", error, extra={"from": host})
         else:
-            self._tell("a question failed: %s", error, extra={"from": host})
+            self._warn("a question failed: %s", error, extra={"from": host})
 
-    def _tell(self, text: str, *words: object, **more: Any) -> None:
+    def _warn(self, text: str, *words: object, **more: Any) -> None:
         """Say it, but not again and again: anybody may ask."""
-        if time.monotonic() - self._told_s >= TELL_EVERY_S:
-            self._told_s = time.monotonic()
+        if time.monotonic() - self._warned_s >= WARN_EVERY_S:
+            self._warned_s = time.monotonic()
             log.warning(text, *words, **more)
 
 
@@ -283,30 +283,30 @@ class _Handler(BaseHTTPRequestHandler):
             url = urlsplit(self.path)
             query = dict(parse_qsl(url.query, max_num_fields=20))
         except ValueError as error:
-            self._send(text_answer(f"no such question: {error}", HTTPStatus.BAD_REQUEST))
+            self._send(text_response(f"no such question: {error}", HTTPStatus.BAD_REQUEST))
             return
         headers = {name.lower(): value for name, value in self.headers.items()}
         route = self.routes.get(url.path)
         if route is None:
             there = ", ".join(sorted(self.routes))
-            self._send(text_answer(f"nothing here; there are: {there}", HTTPStatus.NOT_FOUND))
+            self._send(text_response(f"nothing here; there are: {there}", HTTPStatus.NOT_FOUND))
             return
         try:
             answer = route(Request(url.path, query, headers))
         except Exception:
-            self._send(text_answer("unexpected: see the log", HTTPStatus.INTERNAL_SERVER_ERROR))
+            self._send(text_response("unexpected: see the log", HTTPStatus.INTERNAL_SERVER_ERROR))
             raise  # told by handle_error
         self._send(answer)
 
     do_HEAD = do_GET
 
     def do_POST(self) -> None:
-        refusal = text_answer("only GET and HEAD are answered", HTTPStatus.METHOD_NOT_ALLOWED)
+        refusal = text_response("only GET and HEAD are answered", HTTPStatus.METHOD_NOT_ALLOWED)
         self._send(replace(refusal, headers={"Allow": "GET, HEAD"}))
 
     do_PUT = do_PATCH = do_DELETE = do_OPTIONS = do_POST
 
-    def _send(self, answer: Answer) -> None:
+    def _send(self, answer: Response) -> None:
         self.send_response(answer.status)
         headers = {
             "Content-Type": answer.content_type,

@@ -17,7 +17,7 @@ from typing import Any, NoReturn
 
 from ssfl.program.exits import ExitCode, usage_error
 from ssfl.program.settings.help_groups import ALL, BASIC, GROUPS, MAX_SHOWN, group_of
-from ssfl.program.settings.options import Option, duration_told
+from ssfl.program.settings.options import Option, format_duration
 from ssfl.program.version import ssfl_version
 
 CONFIG_FLAG = "--config"
@@ -266,7 +266,7 @@ def _default_note(option: Option) -> str:
     if isinstance(default, bool):
         default = "yes" if default else "no"
     elif option.metadata.get("duration"):
-        default = duration_told(default)
+        default = format_duration(default)
     elif isinstance(default, float):
         default = f"{default:g}"
     unit = option.metadata.get("unit")

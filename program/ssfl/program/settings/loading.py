@@ -18,7 +18,7 @@ from ssfl.method.profiles import weaker
 from ssfl.program.exits import ProgramError, usage_error
 from ssfl.program.settings.command_line import HelpText, closest, read_flags
 from ssfl.program.settings.options import Option, Value, nested_of, options_of, setting_names
-from ssfl.program.settings.sources import CONFIG_VARIABLE, Given, read_environment, read_file
+from ssfl.program.settings.sources import CONFIG_VARIABLE, RawSetting, read_environment, read_file
 
 __all__ = ["changed", "describe", "load", "read_given", "setting_names", "values_by_name"]
 
@@ -57,7 +57,7 @@ def read_given(
     description: str,
     epilog: str = "",
     known_elsewhere: Mapping[str, str] | None = None,
-) -> dict[str, Given]:
+) -> dict[str, RawSetting]:
     """Return what was given for each setting, and where, without any default: see `load`."""
     elsewhere = known_elsewhere or {}
     _check_names(options)
@@ -69,7 +69,7 @@ def read_given(
     given = read_file(Path(file).expanduser(), options, prog, elsewhere) if file else {}
     given |= read_environment(environ, options, prog, elsewhere)
     return given | {
-        option.name: Given(flags[option.name], option.shown)
+        option.name: RawSetting(flags[option.name], option.shown)
         for option in options
         if option.name in flags
     }
@@ -116,7 +116,7 @@ def _check_names(options: Iterable[Option]) -> None:
         raise TypeError(f"settings must have names of their own, and none may be config: {names}")
 
 
-def _presets(options: Sequence[Option], given: Mapping[str, Given]) -> dict[str, Given]:
+def _presets(options: Sequence[Option], given: Mapping[str, RawSetting]) -> dict[str, RawSetting]:
     """Return the defaults that the chosen presets set for settings which are not given."""
     found = {}
     names = {option.name for option in options}
@@ -124,7 +124,7 @@ def _presets(options: Sequence[Option], given: Mapping[str, Given]) -> dict[str,
         chosen = _value(option, given.get(option.name))
         for name, value in weaker(option.metadata["presets"][chosen], given).items():
             if name in names:
-                found[name] = Given(str(value), f"{option.shown} {chosen}")
+                found[name] = RawSetting(str(value), f"{option.shown} {chosen}")
     return found
 
 
@@ -150,7 +150,7 @@ def _with_presets(options: Sequence[Option]) -> list[Option]:
 
 
 def _assemble(
-    config_class: type[Config], options: Iterable[Option], given: Mapping[str, Given]
+    config_class: type[Config], options: Iterable[Option], given: Mapping[str, RawSetting]
 ) -> Config:
     nested = nested_of(config_class)
     values: dict[str, dict[str, Any]] = {owner: {} for owner in ["", *nested]}
@@ -160,7 +160,7 @@ def _assemble(
     return config_class(**values[""], **held)
 
 
-def _value(option: Option, given: Given | None) -> Any:
+def _value(option: Option, given: RawSetting | None) -> Any:
     if given is not None:
         return option.parse(given.text, given.subject)
     if option.default is MISSING:
@@ -168,7 +168,7 @@ def _value(option: Option, given: Given | None) -> Any:
     return option.default
 
 
-def _validate(config: object, options: Sequence[Option], given: Mapping[str, Given]) -> None:
+def _validate(config: object, options: Sequence[Option], given: Mapping[str, RawSetting]) -> None:
     holders = [getattr(config, owner) for owner in nested_of(type(config))]
     for holder in [*holders, config]:
         check = getattr(holder, "validate", None)
@@ -180,7 +180,7 @@ def _validate(config: object, options: Sequence[Option], given: Mapping[str, Giv
             raise usage_error(f"{error}{_origins(str(error), options, given)}") from error
 
 
-def _origins(message: str, options: Iterable[Option], given: Mapping[str, Given]) -> str:
+def _origins(message: str, options: Iterable[Option], given: Mapping[str, RawSetting]) -> str:
     """Say where the flags a message names were set, if not on the command line."""
     named = set(re.findall(r"--[a-z][a-z0-9-]*", message))
     set_elsewhere = {

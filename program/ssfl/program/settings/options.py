@@ -106,10 +106,10 @@ class Option:
             raise usage_error(f"{subject} must be at most {most}, got {value}")
 
 
-def duration_told(seconds: float) -> str:
+def format_duration(seconds: float) -> str:
     """Return a time in its largest whole unit.
 
-    >>> duration_told(86400.0), duration_told(90.0), duration_told(900.0)
+    >>> format_duration(86400.0), format_duration(90.0), format_duration(900.0)
     ('24h', '90s', '15m')
     """
     units = {"h": 3600, "m": 60}

@@ -16,7 +16,7 @@ _PREFIX = "SSFL_"
 
 
 @dataclass(frozen=True, slots=True)
-class Given:
+class RawSetting:
     """A value as written, and where: `--rounds`, `SSFL_ROUNDS` or `rounds in run.toml`."""
 
     text: str
@@ -28,7 +28,7 @@ def read_environment(
     options: Sequence[Option],
     prog: str,
     known_elsewhere: Mapping[str, str],
-) -> dict[str, Given]:
+) -> dict[str, RawSetting]:
     """Return what the variables give; an empty variable is unset, an unknown one an error."""
     ours = {option.variable: option.name for option in options}
     ignored = {_PREFIX + name.upper() for name in known_elsewhere} | {CONFIG_VARIABLE}
@@ -36,7 +36,7 @@ def read_environment(
     for variable in sorted(name for name in environ if name.startswith(_PREFIX)):
         if variable in ours:
             if environ[variable]:
-                given[ours[variable]] = Given(environ[variable], variable)
+                given[ours[variable]] = RawSetting(environ[variable], variable)
         elif variable not in ignored:
             hint = closest(variable, [*ours, CONFIG_VARIABLE])
             raise usage_error(f"the variable {variable} is no setting of {prog}{hint}")
@@ -45,10 +45,10 @@ def read_environment(
 
 def read_file(
     file: Path, options: Sequence[Option], prog: str, known_elsewhere: Mapping[str, str]
-) -> dict[str, Given]:
+) -> dict[str, RawSetting]:
     """Return what a TOML file gives; keys may be written with dashes or underscores."""
     ours = {option.name for option in options}
-    given: dict[str, Given] = {}
+    given: dict[str, RawSetting] = {}
     for key, value in _load_toml(file).items():
         name = key.replace("-", "_")
         subject = f"{key} in {file}"
@@ -58,7 +58,7 @@ def read_file(
             raise usage_error(f"{subject} {known_elsewhere[name]}")
         if name not in ours:
             raise usage_error(f"{subject} is no setting of {prog}{closest(name, ours)}")
-        given[name] = Given(_as_text(value, subject), subject)
+        given[name] = RawSetting(_as_text(value, subject), subject)
     return given
 
 

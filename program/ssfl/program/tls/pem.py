@@ -25,7 +25,7 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 from ssfl.program.exits import usage_error
 
 SYSTEM = "system"  # --tls-ca: the roots that this machine trusts
-SOON = timedelta(days=30)  # a certificate that ends within this time is told about
+WARN_BEFORE = timedelta(days=30)  # a certificate that ends within this time is told about
 MAX_FILE_BYTES = 4 << 20  # the roots of a system are a quarter of a megabyte
 MIN_TOKEN, MAX_TOKEN = 16, 512  # characters
 TOKEN_FLAG = "--join-token-file"
@@ -53,11 +53,11 @@ class KeyPair:
     def warning(self, now: datetime | None = None) -> str:
         """Say that the certificate ends soon; empty if it does not."""
         now = now or datetime.now(UTC)
-        if self.ends - now > SOON:
+        if self.ends - now > WARN_BEFORE:
             return ""
         days = (self.ends - now).days
         when = f"in {days} days" if self.ends > now else "already: nobody will connect"
-        return f"the certificate {self.file} ends {when} ({told(self.ends)}): renew it"
+        return f"the certificate {self.file} ends {when} ({format_time(self.ends)}): renew it"
 
     def key_warning(self) -> str:
         """Return a warning if users other than the owner may read the key; else an empty string.
@@ -149,7 +149,8 @@ def read_authorities(file: Path, flag: str) -> bytes:
         )
     if all(_is_over(one) for one in authorities):
         raise usage_error(
-            f"{flag}: the CA in {file} expired on {told(authorities[0].not_valid_after_utc)}: "
+            f"{flag}: the CA in {file} expired on "
+            f"{format_time(authorities[0].not_valid_after_utc)}: "
             "make a new one, and new certificates with it"
         )
     return pem
@@ -189,7 +190,7 @@ def names_of(certificate: x509.Certificate) -> tuple[str, ...]:
     return tuple(dict.fromkeys([*([common] if common else []), *others]))
 
 
-def told(moment: datetime) -> str:
+def format_time(moment: datetime) -> str:
     """Return a moment as people write it."""
     return moment.astimezone(UTC).strftime("%Y-%m-%d %H:%M UTC")
 
@@ -245,12 +246,12 @@ def _check_dates(certificate: x509.Certificate, file: Path, flag: str) -> None:
     if _is_over(certificate):
         raise usage_error(
             f"{flag}: the certificate in {file} expired on "
-            f"{told(certificate.not_valid_after_utc)}: renew it"
+            f"{format_time(certificate.not_valid_after_utc)}: renew it"
         )
     if certificate.not_valid_before_utc > datetime.now(UTC):
         raise usage_error(
             f"{flag}: the certificate in {file} is valid only from "
-            f"{told(certificate.not_valid_before_utc)} on: is this machine's clock right?"
+            f"{format_time(certificate.not_valid_before_utc)} on: is this machine's clock right?"
         )
 
 

@@ -15,7 +15,7 @@ from enum import IntEnum, StrEnum
 
 from ssfl.program.addresses import split
 from ssfl.program.proxies import proxy_for
-from ssfl.program.tls.pem import SYSTEM, ClientTls, told
+from ssfl.program.tls.pem import SYSTEM, ClientTls, format_time
 
 DEADLINE_S = 5.0  # for each of: connect, handshake, answer
 # The greeting of HTTP/2 with empty SETTINGS: a server answers with its own.
@@ -32,7 +32,7 @@ class Verify(IntEnum):
     WRONG_ADDRESS = 64
 
 
-class Whose(StrEnum):
+class RemedyOwner(StrEnum):
     """Who can mend it; the value begins what is said of others than whoever reads it."""
 
     SITE = ""  # whoever started this program: its flags, files and clock
@@ -40,7 +40,7 @@ class Whose(StrEnum):
     NETWORK = "those who look after the network can "  # what lies in between
 
 
-Remedy = tuple[Whose, str]  # who can do what
+Remedy = tuple[RemedyOwner, str]  # who can do what
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,14 +59,14 @@ class Finding:
 
 
 @dataclass(frozen=True, slots=True)
-class Secured:
+class Handshake:
     """A connection with TLS, as it came about."""
 
     version: str  # TLSv1.3
     certificate: bytes  # of the far end, DER
 
 
-def find_out(address: str, tls: ClientTls | None, deadline_s: float = DEADLINE_S) -> Finding | None:
+def diagnose(address: str, tls: ClientTls | None, deadline_s: float = DEADLINE_S) -> Finding | None:
     """Say why `address` cannot be spoken to; None if nothing is wrong with it, or nobody knows."""
     host, port = split(address)
     if proxy_for(host) is not None:
@@ -82,7 +82,7 @@ def find_out(address: str, tls: ClientTls | None, deadline_s: float = DEADLINE_S
 
 
 def probe(connect: Connect, address: str, tls: ClientTls | None) -> Finding | None:
-    """Say what is wrong with the far end of a connection, as `find_out`; OSError: with the way."""
+    """Say what is wrong with the far end of a connection, as `diagnose`; OSError: with the way."""
     host, _ = split(address)
     with connect() as connection:
         if tls is None:
@@ -90,14 +90,14 @@ def probe(connect: Connect, address: str, tls: ClientTls | None) -> Finding | No
         return _with_tls(connection, host, address, tls)
 
 
-def secure(connect: Connect, address: str, tls: ClientTls) -> Secured:
+def handshake(connect: Connect, address: str, tls: ClientTls) -> Handshake:
     """Return what a handshake tells; ssl.SSLError or OSError if none comes about."""
     host, _ = split(address)
     with (
         connect() as connection,
         _context(tls).wrap_socket(connection, server_hostname=tls.server_name or host) as wrapped,
     ):
-        return Secured(wrapped.version() or "", wrapped.getpeercert(binary_form=True) or b"")
+        return Handshake(wrapped.version() or "", wrapped.getpeercert(binary_form=True) or b"")
 
 
 def _without_tls(connection: socket.socket, host: str, connect: Connect) -> Finding | None:
@@ -116,7 +116,7 @@ def _without_tls(connection: socket.socket, host: str, connect: Connect) -> Find
     except (ssl.SSLError, OSError):
         return None
     what = "give --tls-ca, and --tls-cert and --tls-key if it asks for certificates"
-    return _final("the coordinator speaks TLS and this side does not", (Whose.SITE, what))
+    return _final("the coordinator speaks TLS and this side does not", (RemedyOwner.SITE, what))
 
 
 def _final(wrong: str, *remedies: Remedy) -> Finding:
@@ -140,8 +140,11 @@ def _after_handshake(wrapped: ssl.SSLSocket, address: str, tls: ClientTls) -> Fi
     if wrapped.selected_alpn_protocol() != "h2":
         return _final(
             f"what answers at {address} speaks TLS, but not HTTP/2",
-            (Whose.NETWORK, "let what stands in between pass HTTP/2 on"),
-            (Whose.SITE, "give the address of the coordinator itself, if this is another server"),
+            (RemedyOwner.NETWORK, "let what stands in between pass HTTP/2 on"),
+            (
+                RemedyOwner.SITE,
+                "give the address of the coordinator itself, if this is another server",
+            ),
         )
     wrapped.sendall(GREETING)
     try:
@@ -168,26 +171,26 @@ def _context(tls: ClientTls) -> ssl.SSLContext:
 def _why_not_trusted(error: ssl.SSLCertVerificationError, address: str, tls: ClientTls) -> Finding:
     host = tls.server_name or address.rpartition(":")[0]
     theirs = f"the certificate of the coordinator at {address}"
-    clock = (Whose.SITE, "set this machine's clock, if it is wrong")
+    clock = (RemedyOwner.SITE, "set this machine's clock, if it is wrong")
     match error.verify_code:
         case Verify.EXPIRED:
-            return _final(f"{theirs} has expired", (Whose.OPERATOR, "renew it"), clock)
+            return _final(f"{theirs} has expired", (RemedyOwner.OPERATOR, "renew it"), clock)
         case Verify.NOT_YET_VALID:
             return _final(f"{theirs} is not valid yet", clock)
         case Verify.WRONG_HOST | Verify.WRONG_ADDRESS:
             return _final(
                 f"{theirs} is not for {host}",
                 (
-                    Whose.SITE,
+                    RemedyOwner.SITE,
                     "use a name that is in it, or say with --tls-server-name which name it must "
                     "have",
                 ),
-                (Whose.OPERATOR, "add this name to it (`ssfl certs --host`)"),
+                (RemedyOwner.OPERATOR, "add this name to it (`ssfl certs --host`)"),
             )
     trusts = "this machine trusts" if tls.trusts == SYSTEM else f"in {tls.trusts} (--tls-ca)"
     return _final(
         f"{theirs} was not made by a CA {trusts} ({error.verify_message})",
-        (Whose.SITE, "ask its operator for the CA's file"),
+        (RemedyOwner.SITE, "ask its operator for the CA's file"),
     )
 
 
@@ -199,8 +202,8 @@ def _why_broken(error: ssl.SSLError, address: str, tls: ClientTls) -> Finding | 
     if reason in ("WRONG_VERSION_NUMBER", "RECORD_LAYER_FAILURE", "HTTP_REQUEST"):
         return _final(
             f"what answers at {address} does not speak TLS",
-            (Whose.SITE, "leave --tls-ca away, if the coordinator is to run without"),
-            (Whose.OPERATOR, "start it with --tls-cert and --tls-key"),
+            (RemedyOwner.SITE, "leave --tls-ca away, if the coordinator is to run without"),
+            (RemedyOwner.OPERATOR, "start it with --tls-cert and --tls-key"),
         )
     return None
 
@@ -210,14 +213,14 @@ def _why_refused(tls: ClientTls) -> Finding:
     if pair is None:
         return _final(
             "the coordinator asks for a certificate and this side has none",
-            (Whose.SITE, "give --tls-cert and --tls-key"),
+            (RemedyOwner.SITE, "give --tls-cert and --tls-key"),
         )
     if pair.ends <= datetime.now(UTC):
-        wrong = f"the certificate {pair.file} expired on {told(pair.ends)}"
-        return _final(wrong, (Whose.SITE, "renew it"))
+        wrong = f"the certificate {pair.file} expired on {format_time(pair.ends)}"
+        return _final(wrong, (RemedyOwner.SITE, "renew it"))
     return _final(
         f"the coordinator does not accept the certificate {pair.file} of {pair.name!r}, made by "
         f"{pair.issuer!r}; it trusts another CA (its --tls-ca), or holds it for expired",
-        (Whose.SITE, "ask its operator for a certificate of the CA that it trusts"),
-        (Whose.OPERATOR, "set the clock of the coordinator's machine, if it is wrong"),
+        (RemedyOwner.SITE, "ask its operator for a certificate of the CA that it trusts"),
+        (RemedyOwner.OPERATOR, "set the clock of the coordinator's machine, if it is wrong"),
     )

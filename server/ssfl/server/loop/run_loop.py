@@ -22,7 +22,7 @@ from ssfl.method.manifest import Manifest
 from ssfl.method.model_state import ModelState
 from ssfl.method.strategies import strategy_for
 from ssfl.method.strategies.contract import ClientId, Work
-from ssfl.program.malloc import Garbage, give_back
+from ssfl.program.malloc import MemoryReclaimer, trim_heap
 from ssfl.server.accounting.kernel_bytes import Connections
 from ssfl.server.accounting.ledger import Ledger
 from ssfl.server.accounting.ledger_file import LedgerFile
@@ -93,7 +93,7 @@ class Conductor:
         self.tally = Tally()
         self.tally.begin(state, ledger)
         self._times = StepTimes(clock, today)
-        self._garbage = Garbage()
+        self._garbage = MemoryReclaimer()
         self.store = store
         self.spool = spool
         self.model_written = asyncio.Event()
@@ -399,7 +399,7 @@ class Conductor:
 
         def job() -> None:
             failpoint("sum.reduce")
-            give_back()  # what the uploads took: the sum needs room
+            trim_heap()  # what the uploads took: the sum needs room
             total, before = self._current(), self.model
             finished = total.finish(step)
             self._sum = None

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from ssfl.program.addresses import is_loopback, split
 from ssfl.program.exits import ExitCode
-from ssfl.program.proxies import Proxy, exempted_by, left_alone, proxy_for
+from ssfl.program.proxies import Proxy, exempted_by, proxy_for, unused_proxy_note
 from ssfl.tools.check.steps import Advice, Found, Steps, Who, Wrong
 
 if TYPE_CHECKING:
@@ -84,7 +84,7 @@ def _proxy(way: Way) -> Found[None]:
             None,
             f"{way.proxy.address} ({way.proxy.variable}); {IDLE_NOTE}",
         )
-    if ignored := left_alone(way.host, way.environ):
+    if ignored := unused_proxy_note(way.host, way.environ):
         return Found(
             None,
             f"none: {ignored}",
@@ -257,12 +257,12 @@ def _ask(proxy: Proxy, address: str, connection: socket.socket) -> str:
 
 
 def _tls(way: Way) -> Found[None]:
-    from ssfl.program.tls.probe import Whose, probe
+    from ssfl.program.tls.probe import RemedyOwner, probe
 
     whose = {
-        Whose.SITE: Who.MACHINE,
-        Whose.OPERATOR: Who.OPERATOR,
-        Whose.NETWORK: Who.NETWORK,
+        RemedyOwner.SITE: Who.MACHINE,
+        RemedyOwner.OPERATOR: Who.OPERATOR,
+        RemedyOwner.NETWORK: Who.NETWORK,
     }
     try:
         finding = probe(way.connect, way.address, way.tls)
@@ -292,17 +292,17 @@ def _secured(way: Way) -> Found[None]:
         return Found(None, "none: everybody in between can read along", Advice(Who.OPERATOR, what))
     from cryptography import x509
 
-    from ssfl.program.tls.pem import SOON, told
-    from ssfl.program.tls.probe import secure
+    from ssfl.program.tls.pem import WARN_BEFORE, format_time
+    from ssfl.program.tls.probe import handshake
 
     try:
-        secured = secure(way.connect, way.address, way.tls)
+        secured = handshake(way.connect, way.address, way.tls)
     except (ssl.SSLError, OSError) as error:
         raise _silent(way) from error
     ends = x509.load_der_x509_certificate(secured.certificate).not_valid_after_utc
-    text = f"{secured.version}, certificate until {told(ends)}"
+    text = f"{secured.version}, certificate until {format_time(ends)}"
     days = (ends - datetime.now(UTC)).days
-    if ends - datetime.now(UTC) < SOON:
+    if ends - datetime.now(UTC) < WARN_BEFORE:
         what = f"renew the coordinator's certificate: it ends in {days} days"
         return Found(None, text, Advice(Who.OPERATOR, what))
     pair = way.tls.pair
