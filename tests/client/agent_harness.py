@@ -1,4 +1,4 @@
-"""An agent, its site of plain arithmetic, and what a scripted coordinator tells it."""
+"""An agent with a fake site, and the replies of a scripted coordinator."""
 
 import hashlib
 import zlib
@@ -31,10 +31,10 @@ VALUES = np.arange(14, dtype=np.float32)  # ten kept, four biases
 
 
 class FakeSite:
-    """A site whose work is arithmetic."""
+    """A site whose work is plain arithmetic."""
 
-    delta = np.float32(1)  # what training adds to every value
-    validation: Evaluation | None = None  # what it finds on its validation split
+    delta = np.float32(1)  # training adds it to every value
+    validation: Evaluation | None = None  # on the validation split
 
     def __init__(self, settings: RunSettings, manifest: Manifest = MANIFEST) -> None:
         self.settings = settings
@@ -43,9 +43,9 @@ class FakeSite:
         self.trained_rounds: list[int] = []
         self.scored: list[ScoringRequest] = []
 
-    def score(self, asked: ScoringRequest) -> Vector:
-        self.scored.append(asked)
-        return asked.whole[:20] * 2
+    def score(self, request: ScoringRequest) -> Vector:
+        self.scored.append(request)
+        return request.whole[:20] * 2
 
     def train(
         self, mask: Mask, base: Vector, round_number: int, on_step: Callable[[int, int], None]
@@ -68,8 +68,8 @@ class FakeSite:
         return PersonalModel(own, Evaluation(1, 2, 3.0), Evaluation(2, 2, 1.0))
 
 
-class Scene:
-    """An agent, what it built, and the calls it made."""
+class AgentHarness:
+    """An agent, the sites it built and the calls it made."""
 
     def __init__(self, folder: Path, stub: FakeStub) -> None:
         self.stub = stub
@@ -108,15 +108,15 @@ def payload(data: bytes, encoding: Any) -> transfer_pb2.Payload:
 
 
 def call_of(task: pb.Task, data: bytes = b"") -> FakeCall:
-    answers = [pb.NextTaskResponse(task=task)]
+    responses = [pb.NextTaskResponse(task=task)]
     if data:
         chunk = transfer_pb2.Chunk(offset=0, data=data, crc32=zlib.crc32(data))
-        answers.append(pb.NextTaskResponse(chunk=chunk))
-    return FakeCall(answers)
+        responses.append(pb.NextTaskResponse(chunk=chunk))
+    return FakeCall(responses)
 
 
 def model_fields(values: Vector = VALUES) -> dict[str, Any]:
-    """Mask and base as they come with a task."""
+    """Return the fields of a task that carry mask and base."""
     mask = mask_pb2.MaskBroadcast(
         mask_digest=MASK.digest,
         mask_epoch=1,
@@ -138,7 +138,7 @@ def train_task(**changes: Any) -> pb.Task:
 
 
 def accepted() -> FakeCall:
-    """The receipt of an upload; its chunks are not asked for."""
+    """Return the call of an accepted upload; it does not read the chunks."""
     receipt = transfer_pb2.Receipt(outcome=transfer_pb2.OUTCOME_ACCEPTED)
     return FakeCall([pb.SendUpdateResponse(receipt=receipt)])
 

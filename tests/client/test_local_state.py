@@ -99,7 +99,7 @@ def test_what_an_update_lost_counts_when_it_is_accepted_and_not_before(local: Lo
     assert residual(local) is None
     local.save(ANSWER, MASK, 0, LOST)
     assert residual(local) is None
-    local.accepted()
+    local.commit_residual()
     assert residual(local) == [0.5, -0.25, 0.0]
     local.drop()
     assert residual(local) == [0.5, -0.25, 0.0], "the answer is gone, what it lost is not"
@@ -107,18 +107,18 @@ def test_what_an_update_lost_counts_when_it_is_accepted_and_not_before(local: Lo
 
 def test_what_a_dropped_update_lost_is_forgotten(local: LocalState) -> None:
     local.save(ANSWER, MASK, 0, LOST)
-    local.accepted()
+    local.commit_residual()
     local.save(ANSWER, MASK, 1, LOST * 2)
     local.drop()
-    local.accepted()
+    local.commit_residual()
     assert residual(local) == [0.5, -0.25, 0.0], "that of the update before"
 
 
 def test_an_update_that_lost_nothing_leaves_what_is_owed(local: LocalState) -> None:
     local.save(ANSWER, MASK, 0, LOST)
-    local.accepted()
+    local.commit_residual()
     local.save(ANSWER, MASK, 1, None)
-    local.accepted()
+    local.commit_residual()
     assert residual(local) == [0.5, -0.25, 0.0]
 
 
@@ -126,9 +126,9 @@ def test_what_was_lost_survives_a_restart_at_any_moment(local: LocalState) -> No
     local.save(ANSWER, MASK, 0, LOST)
     again = LocalState(local.folder)
     assert again.load() == ANSWER
-    again.accepted()
+    again.commit_residual()
     assert residual(LocalState(local.folder)) == [0.5, -0.25, 0.0]
-    LocalState(local.folder).accepted()  # killed after it, before the answer was dropped
+    LocalState(local.folder).commit_residual()  # killed after it, before the answer was dropped
     assert residual(local) == [0.5, -0.25, 0.0]
 
 
@@ -136,7 +136,7 @@ def test_what_was_lost_in_another_run_or_under_another_mask_is_none_of_ours(
     local: LocalState,
 ) -> None:
     local.save(ANSWER, MASK, 0, LOST)
-    local.accepted()
+    local.commit_residual()
     assert residual(local, run_id="run-2") is None
     assert residual(local, mask=OTHER_MASK) is None
     assert residual(local) is not None
@@ -144,7 +144,7 @@ def test_what_was_lost_in_another_run_or_under_another_mask_is_none_of_ours(
 
 def test_a_damaged_file_is_nothing(local: LocalState) -> None:
     local.save(ANSWER, MASK, 0, LOST)
-    local.accepted()
+    local.commit_residual()
     file = local.folder / "residual"
     data = file.read_bytes()
     assert len(data) == 32 + 8 + 12
@@ -163,18 +163,18 @@ def test_a_damaged_file_is_nothing(local: LocalState) -> None:
 def test_a_round_that_was_void_starts_from_what_was_lost_before_it(local: LocalState) -> None:
     """Its update was accepted, and then never counted: what that one lost is nobody's debt."""
     local.save(ANSWER, MASK, 0, LOST)
-    local.accepted()
+    local.commit_residual()
     local.save(ANSWER, MASK, 1, LOST * 2)
-    local.accepted()
+    local.commit_residual()
     assert residual(local, round_number=2) == [1.0, -0.5, 0.0]
     assert residual(local, round_number=1) == [0.5, -0.25, 0.0], "round 1 again"
     local.save(ANSWER, MASK, 1, LOST * 4)
-    local.accepted()
+    local.commit_residual()
     assert residual(local, round_number=2) == [2.0, -1.0, 0.0]
     assert residual(local, round_number=1) == [0.5, -0.25, 0.0], "and again"
 
 
 def test_a_first_round_that_was_void_starts_from_nothing(local: LocalState) -> None:
     local.save(ANSWER, MASK, 0, LOST)
-    local.accepted()
+    local.commit_residual()
     assert residual(local, round_number=0) is None

@@ -34,7 +34,7 @@ def ignore(_done: int, _all: int) -> None:
 
 def test_scores_that_it_does_not_know_are_refused_by_name() -> None:
     site = site_of()
-    with pytest.raises(ModelError, match="unknown scores: 'astrology'"):
+    with pytest.raises(ModelError, match="unknown criterion: 'astrology'"):
         site.score(ScoringRequest(site.initial, criterion="astrology"))
 
 

@@ -3,7 +3,16 @@
 from pathlib import Path
 from urllib.request import urlopen
 
-from client.agent_harness import FINISH, GONE, MODEL, Scene, accepted, call_of, joined, train_task
+from client.agent_harness import (
+    FINISH,
+    GONE,
+    MODEL,
+    AgentHarness,
+    accepted,
+    call_of,
+    joined,
+    train_task,
+)
 from client.fakes import FakeStub
 from ssfl.client.client_stats import ClientStats
 from ssfl.client.metrics import SiteCollector, serve_metrics
@@ -18,9 +27,9 @@ def test_a_round_and_a_lost_coordinator_are_in_the_diary(tmp_path: Path) -> None
         SendUpdate=[accepted()],
         Leave=[pb.LeaveResponse()],
     )
-    scene = Scene(tmp_path, stub)
-    scene.agent.run()
-    stats = scene.stats
+    harness = AgentHarness(tmp_path, stub)
+    harness.agent.run()
+    stats = harness.stats
     assert (stats.retries, stats.joins, stats.connected) == (1, 1, True)
     assert stats.results == {"accepted": 1}
     assert stats.works["train"].buckets()[-1][1] == 1

@@ -1,17 +1,17 @@
-"""The client's side of a run, readable as the algorithm.
+"""The client's side of a run.
 
-  1. join: be told the settings, build the model, say what it looks like
-  2. ask for the next task (a long poll)
-  3. SCORE     score every weight on a minibatch or several, report
-     TRAIN     test the base, train inside the mask, send the kept values
-     EVALUATE  test the base, report
-     PERSONALIZE  train the final model for this site alone, keep it, report how good it is
-     FINISH    store the final model, say goodbye
-  4. open the next long poll *before* uploading, so that the next round's values are pushed the
-     moment they exist; go to 3
+  1. Join: receive the settings, build the model, join again with its digest.
+  2. Ask for the next task (a long poll).
+  3. SCORE        score every masked weight on one or more minibatches; upload the scores
+     TRAIN        test the base, train inside the mask; upload the kept values
+     EVALUATE     test the base; report the result
+     PERSONALIZE  train the final model on this site's data, store it; report both results
+     FINISH       store the final model; leave
+  4. Open the next long poll *before* uploading, so that the coordinator can push the next round's
+     values at once. Go to 3.
 
-Whatever breaks, the client joins again: a finished result is kept on disk and sent before
-anything else, a broken download goes on where it stopped, nothing is computed twice.
+After any failure the client joins again. A finished result is kept on disk and sent first, a broken
+download resumes where it stopped, and nothing is computed twice.
 """
 
 import logging
@@ -58,19 +58,19 @@ from ssfl.v1 import saliency_pb2, transfer_pb2, update_pb2
 log = logging.getLogger("ssfl.client")
 
 PROTOCOL_VERSION = 1
-ENDED_RETRY_S = 20.0  # a client that crashed after its run's end looks for a coordinator this long
+ENDED_RETRY_S = 20.0  # after a crash at the end of a run: try the coordinator for this long
 Vector = npt.NDArray[np.float32]
 
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """What a client says of itself in Join."""
+    """What a client sends about itself in Join."""
 
     client_id: str
     num_samples: int
     fingerprint: str
     class_counts: dict[int, int]  # empty unless the site shares them
-    labels: tuple[int, ...] = ()  # classes that are here; empty unless the site shares them
+    labels: tuple[int, ...] = ()  # classes of the shard; empty unless the site shares them
 
 
 class Agent:
@@ -101,10 +101,10 @@ class Agent:
         self._downloads: Downloads | None = None
         self._held: HeldModel | None = None
         self._pending: PendingUpload | None = None
-        self._granted = False  # a slot came with the task; a second try waits, to resume
+        self._granted = False  # the task came with a slot; a second try waits for a grant
 
     def run(self) -> Path | None:
-        """Take part until the run is over; return where the final model is, if there is one."""
+        """Take part until the run is over; return the folder of the final model, if any."""
         while True:
             try:
                 self._join()
@@ -112,8 +112,8 @@ class Agent:
             except Unavailable as error:
                 if self._backoff.failed_for(ENDED_RETRY_S) and (ended := self._local.ended()):
                     log.info(
-                        "the run is over for this client, and no coordinator answers: nothing is "
-                        "left to do",
+                        "the run is over for this client and the coordinator does not answer: "
+                        "nothing is left to do",
                         extra={"run": ended.run_id},
                     )
                     return ended.folder
@@ -123,8 +123,8 @@ class Agent:
                 self._backoff.pause()
 
     def leave(self, why: str) -> None:
-        """Say goodbye before stopping; the coordinator then does not wait for us."""
-        self._goodbye(pb.LEAVE_REASON_STOPPING, why)
+        """Leave the run, so that the coordinator does not wait for this client."""
+        self._call_leave(pb.LEAVE_REASON_STOPPING, why)
 
     # -- 1. join
 
@@ -133,12 +133,12 @@ class Agent:
         while response.run_id != self._run_id:
             self._enter(response)
             response = self._join_call()
-        answer = self._pending or self._local.load()
-        self._pending = answer if answer and answer.run_id == self._run_id else None
+        pending = self._pending or self._local.load()
+        self._pending = pending if pending and pending.run_id == self._run_id else None
         self._stats.joined()
 
     def _enter(self, response: pb.JoinResponse) -> None:
-        """Build the model of a run we did not know: our first, or one begun with --fresh."""
+        """Build the model of a run that is new to this client."""
         settings = read_settings(response.settings)
         log.info("joined", extra={"run": response.run_id})
         self._run_id = response.run_id
@@ -154,7 +154,7 @@ class Agent:
         self._held = HeldModel(self._site.manifest, self._site.initial, self._own_mask)
 
     def _join_call(self) -> pb.JoinResponse:
-        """Join with the model we built; raise Refused if the run has another one."""
+        """Join with the site's model; raise Refused if the run has another model."""
         manifest = self._site.manifest if self._site else None
         try:
             return self._call_join(manifest)
@@ -165,7 +165,7 @@ class Agent:
             response = self._call_join(None)
             if response.run_id != self._run_id:
                 return response
-            return self._call_join(manifest, whole=True)  # refused, naming the tensor
+            return self._call_join(manifest, whole=True)  # the refusal names the tensor
         except grpc.RpcError as error:
             raise translate(error) from error
 
@@ -216,7 +216,7 @@ class Agent:
                 case "finish":
                     return self._finish(download)
                 case _:
-                    raise Refused("the coordinator asks for work this version does not know")
+                    raise Refused("the coordinator asks for work that this version does not know")
 
     def _ask(self) -> Any:
         """Open the long poll."""
@@ -230,33 +230,34 @@ class Agent:
         return self._stub.NextTask(request)
 
     def _send_pending(self) -> None:
-        """Upload the finished result, if there is one."""
-        answer = self._pending
-        if answer is None:
+        """Upload the pending result, if any."""
+        pending = self._pending
+        if pending is None:
             return
         request: Any
-        if answer.kind == "scores":
+        if pending.kind == "scores":
             rpc = self._stub.ReportSaliency
-            report = saliency_pb2.SaliencyReport.FromString(answer.header)
+            report = saliency_pb2.SaliencyReport.FromString(pending.header)
             request = pb.ReportSaliencyRequest(caller=self._caller, header=report)
         else:
             rpc = self._stub.SendUpdate
-            update = update_pb2.SparseUpdate.FromString(answer.header)
+            update = update_pb2.SparseUpdate.FromString(pending.header)
             request = pb.SendUpdateRequest(caller=self._caller, header=update)
         granted, self._granted = self._granted, False
         try:
             outcome = send(
-                rpc, request, answer.payload, self._watchdog,
+                rpc, request, pending.payload, self._watchdog,
                 wait_for_grant=not granted, reached=self._backoff.reached, stats=self._stats,
             )  # fmt: skip
         except Resync:
             self._drop_pending()
             raise
         failpoint("client.receipt")
-        self._stats.results[enum_name(outcome)] += 1
-        log.info("%s sent", answer.kind, extra={"step": answer.step, "outcome": enum_name(outcome)})
+        name = enum_name(outcome)
+        self._stats.results[name] += 1
+        log.info("%s sent", pending.kind, extra={"step": pending.step, "outcome": name})
         if outcome in (transfer_pb2.OUTCOME_ACCEPTED, transfer_pb2.OUTCOME_ALREADY_ACCEPTED):
-            self._local.accepted()
+            self._local.commit_residual()
         self._drop_pending()
 
     def _drop_pending(self) -> None:
@@ -296,10 +297,10 @@ class Agent:
     def _score(self, download: Download) -> None:
         assert self._site is not None and self._held is not None
         work, step = download.task.score, download.task.step
-        asked = scoring_request(work, *self._held.model_to_score(download, work))
+        request = scoring_request(work, *self._held.model_to_score(download, work))
         began_s = time.monotonic()
         with self._working("score", step):
-            scores = self._site.score(asked)
+            scores = self._site.score(request)
         failpoint("client.scored")
         coded = write_scores(scores, work, self._settings, self._identity.client_id)
         report = saliency_pb2.SaliencyReport(
@@ -321,7 +322,7 @@ class Agent:
             with self._working("train", step) as progress:
                 trained = self._site.train(mask, base, work.round_number, progress.on_step)
         except StepOver:
-            log.info("round closed without us", extra={"round": work.round_number})
+            log.info("round closed before training ended", extra={"round": work.round_number})
             return
         failpoint("client.trained")
         self._stats.training_loss = trained.training_loss
@@ -384,12 +385,12 @@ class Agent:
             with self._working("personalize", step) as progress:
                 own = self._site.personalize(mask, base, work.rounds_done, progress.on_step)
         except StepOver:
-            log.info("the run ended before our own model was trained")
+            log.info("the run ended before the personal model was trained")
             return
         folder = self._folder() / "personal"
         folder.mkdir(parents=True, exist_ok=True)
         write_model(folder, self._site.manifest, mask, own.values)
-        log.info("own model stored", extra={"folder": str(folder)})
+        log.info("personal model stored", extra={"folder": str(folder)})
         self._report(
             pb.ReportEvaluationRequest(
                 caller=self._caller,
@@ -402,10 +403,10 @@ class Agent:
 
     @contextmanager
     def _working(self, work: str, step: int) -> Iterator[ProgressReporter]:
-        """Say every few seconds how far the work is, and note how long it took."""
-        told = ProgressReporter(self._stub, self._caller, step, self._stats)
-        with self._stats.work(work), told as progress:
-            yield progress
+        """Report progress during the work and measure its duration."""
+        reporter = ProgressReporter(self._stub, self._caller, step, self._stats)
+        with self._stats.work(work), reporter:
+            yield reporter
 
     def _report(self, request: pb.ReportEvaluationRequest) -> None:
         try:
@@ -425,7 +426,7 @@ class Agent:
             folder.mkdir(parents=True, exist_ok=True)
             write_model(folder, self._site.manifest, mask, values)
         self._local.save_ended(EndedRun(self._run_id, folder))
-        self._goodbye(pb.LEAVE_REASON_FINISHED)
+        self._call_leave(pb.LEAVE_REASON_FINISHED)
         failpoint("client.goodbye")
         return folder
 
@@ -433,16 +434,16 @@ class Agent:
         return self._out_dir / self._run_id / self._identity.client_id
 
     def _own_mask(self) -> Mask:
-        """Return the mask that a run with one for every client gives us."""
+        """Return the mask of this client in a run where every client has its own."""
         assert self._site is not None
         settings, name = self._settings, self._identity.client_id
         return client_random_mask(self._site.manifest, settings.sparsity, settings.seed, name)
 
-    def _goodbye(self, reason: pb.LeaveReason, why: str = "") -> None:
+    def _call_leave(self, reason: pb.LeaveReason, why: str = "") -> None:
         if not self._caller.session:
             return
         try:
             request = pb.LeaveRequest(caller=self._caller, reason=reason, detail=why[:200])
             self._stub.Leave(request, timeout=2.0)
         except grpc.RpcError as error:
-            log.debug("could not say goodbye", extra={"error": str(error.code())})
+            log.debug("the Leave call failed", extra={"error": str(error.code())})

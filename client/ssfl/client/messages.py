@@ -1,4 +1,4 @@
-"""Between what an agent knows and what its messages say."""
+"""Conversion between the agent's values and protobuf messages."""
 
 from typing import Any
 
@@ -10,7 +10,7 @@ from ssfl.v1 import transfer_pb2, update_pb2
 
 
 def scoring_request(work: pb.ScoreTask, whole: Vector, mask: Mask | None) -> ScoringRequest:
-    """Return what a task asks to be scored."""
+    """Return the scoring request of a task."""
     return ScoringRequest(
         whole,
         mask,
@@ -21,15 +21,16 @@ def scoring_request(work: pb.ScoreTask, whole: Vector, mask: Mask | None) -> Sco
     )
 
 
-def evaluation_message(tested: Evaluation) -> update_pb2.Evaluation:
+def evaluation_message(evaluation: Evaluation) -> update_pb2.Evaluation:
     return update_pb2.Evaluation(
-        correct=tested.correct,
-        total=tested.total,
-        loss_sum=tested.loss_sum,
-        metric_sums=tested.metric_sums,
+        correct=evaluation.correct,
+        total=evaluation.total,
+        loss_sum=evaluation.loss_sum,
+        metric_sums=evaluation.metric_sums,
     )
 
 
 def enum_name(value: int, enum: Any = transfer_pb2.Outcome) -> str:
+    """Return the name of an enum value in lower case, without the prefix of its enum."""
     prefix = enum.DESCRIPTOR.name.upper() + "_"
     return str(enum.Name(value)).removeprefix(prefix).lower()

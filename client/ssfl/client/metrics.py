@@ -1,4 +1,4 @@
-"""What Prometheus may ask of a client; program/series.py declares every series."""
+"""Prometheus metrics of a client; `ssfl.program.monitor.series` declares every series."""
 
 from collections.abc import Iterator
 
@@ -12,7 +12,7 @@ from ssfl.program.monitor.web import Request, Response, WebServer, text_response
 
 
 class SiteCollector(Collector):
-    """The series of a client."""
+    """Collects the series of a client."""
 
     def __init__(self, stats: ClientStats) -> None:
         self._stats = stats
@@ -21,14 +21,14 @@ class SiteCollector(Collector):
         stats = self._stats
         yield build_info("client")
         yield one(series.SITE_CONNECTED, stats.connected)
-        yield many(series.SITE_STATE, {word: stats.state == word for word in STATES})
+        yield many(series.SITE_STATE, {state: stats.state == state for state in STATES})
         yield one(series.SITE_SAMPLES, stats.num_samples)
-        yield many(series.SITE_RESULTS, {word: stats.results[word] for word in OUTCOMES})
+        yield many(series.SITE_RESULTS, {name: stats.results[name] for name in OUTCOMES})
         yield histograms(series.SITE_WORK, stats.works)
         yield histograms(series.SITE_TRANSFER, stats.transfers)
-        yield many(series.SITE_BYTES, {way: stats.payload_bytes[way] for way in DIRECTIONS})
+        yield many(series.SITE_BYTES, {name: stats.payload_bytes[name] for name in DIRECTIONS})
         yield one(series.SITE_RETRIES, stats.retries)
-        yield many(series.SITE_RESUMES, {way: stats.resumes[way] for way in DIRECTIONS})
+        yield many(series.SITE_RESUMES, {name: stats.resumes[name] for name in DIRECTIONS})
         yield one(series.SITE_JOINS, stats.joins)
         yield from maybe(series.SITE_TRAINING_LOSS, stats.training_loss)
         yield one(series.SITE_STEPS_DONE, stats.steps_done)
@@ -36,7 +36,7 @@ class SiteCollector(Collector):
 
 
 def serve_metrics(stats: ClientStats, host: str, port: int) -> WebServer:
-    """Response Prometheus and probes; raise ProgramError(PORT_IN_USE) if the port is taken."""
+    """Serve metrics and probes; raise ProgramError(PORT_IN_USE) if the port is in use."""
     routes = {"/metrics": metrics_route(SiteCollector(stats)), "/healthz": _alive}
     server = WebServer(routes, host, port, flag="--metrics-port")
     print(f"ssfl-client metrics on {host}:{server.port}", flush=True)
@@ -44,5 +44,5 @@ def serve_metrics(stats: ClientStats, host: str, port: int) -> WebServer:
 
 
 def _alive(_request: Request) -> Response:
-    """Whether the coordinator is reached is no part of it: starting again would not help."""
+    """Return 200 even if the coordinator is unreachable: a restart would not help."""
     return text_response("alive")

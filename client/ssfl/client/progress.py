@@ -1,4 +1,4 @@
-"""Signs of life while the client works, so that it is not taken for lost."""
+"""Progress reports during local work, so that the client does not count as lost."""
 
 import threading
 from typing import Any
@@ -13,11 +13,11 @@ _TIMEOUT_S = 5.0
 
 
 class StepOver(Exception):
-    """The coordinator closed the step while we worked on it: stop, ask for the next task."""
+    """The coordinator closed the step during the work; the client asks for the next task."""
 
 
 class ProgressReporter:
-    """Reports every 10 s while inside the `with` block; a report that fails is not repeated."""
+    """Reports progress every 10 s inside a `with` block; a failed report is not repeated."""
 
     def __init__(
         self,
@@ -36,7 +36,7 @@ class ProgressReporter:
         self._thread = threading.Thread(target=self._report, name="progress", daemon=True)
 
     def on_step(self, done: int, total: int) -> None:
-        """Note how far the work is; raise StepOver when it has become pointless."""
+        """Record the progress of the work; raise StepOver if the step has been closed."""
         self._done, self._all = done, total
         self._stats.step(done, total)
         if self._closed:
@@ -60,4 +60,4 @@ class ProgressReporter:
                 self._closed = response.step_closed
                 self._stats.reached()
             except grpc.RpcError:
-                self._stats.unheard()  # the upload will find out what is wrong
+                self._stats.disconnected()  # the upload reports the cause

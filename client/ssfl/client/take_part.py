@@ -1,4 +1,4 @@
-"""From a client's config to a finished run."""
+"""A client's part in a run: load task and shard, connect, run the agent."""
 
 import logging
 from collections.abc import Iterator
@@ -29,16 +29,16 @@ def take_part(config: ClientConfig, client_id: str, folder: Path, access: Access
     """Take part in a run; return the exit code."""
     check_writable(config.out_dir, "--out-dir")
     stats = ClientStats()
-    with _watched(stats, config):
+    with _metrics_served(stats, config):
         return _take_part(config, client_id, folder, access, stats)
 
 
 @contextmanager
-def _watched(stats: ClientStats, config: ClientConfig) -> Iterator[None]:
+def _metrics_served(stats: ClientStats, config: ClientConfig) -> Iterator[None]:
     if config.metrics_port is None:
         yield
         return
-    from ssfl.client.metrics import serve_metrics  # only where it is asked for
+    from ssfl.client.metrics import serve_metrics  # imported only if metrics are served
 
     server = serve_metrics(stats, config.metrics_host, config.metrics_port)
     try:
@@ -103,14 +103,14 @@ def _take_part(
         raise ProgramError(str(error), ExitCode.BAD_DATA) from error
     except OSError as error:
         raise ProgramError(
-            f"{error}: nothing is lost; make room or fix the disk, then start again",
+            f"{error}: nothing is lost; free space or fix the disk, then restart the client",
             ExitCode.STATE,
         ) from error
     finally:
         connection.close()
-    local.forget_ended()  # last: from here on this process only ends
+    local.forget_ended()  # last step before the process exits
     if model is None:
-        log.info("the run was stopped before there was a model")
+        log.info("the run was stopped before it had a model")
         return int(ExitCode.STOPPED)
     log.info("final model stored", extra={"folder": str(model)})
     return int(ExitCode.DONE)

@@ -10,7 +10,7 @@ from ssfl.method.settings import RunSettings
 from ssfl.program.exits import ExitCode, ProgramError
 from ssfl.program.settings.loading import changed, describe, load, setting_names
 
-ELSEWHERE = "is a setting of the run: it lives on the coordinator"
+ELSEWHERE = "is a setting of the run: set it on the coordinator"
 
 
 def setting(default: Any, text: str, **more: Any) -> Any:

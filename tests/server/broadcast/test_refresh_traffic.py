@@ -263,7 +263,7 @@ def test_weights_to_score_with_another_digest_are_refused() -> None:
     run.train()
     ready = run.task(voter, Work.SCORE)
     ready.task.score.initial_digest = bytes(32)
-    with pytest.raises(Refused, match="do not match their digest"):
+    with pytest.raises(Refused, match="weights to score do not match the digest"):
         voter.reads(ready)
 
 
