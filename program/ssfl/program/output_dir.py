@@ -21,7 +21,7 @@ def check_writable(folder: Path, flag: str) -> None:
     except OSError as error:
         if error.errno in FULL:
             return
-        why = "not a directory" if folder.exists() and not folder.is_dir() else error.strerror
+        why = "it is not a directory" if folder.exists() and not folder.is_dir() else error.strerror
         raise usage_error(
             f"{flag}: cannot write to {folder}: {why}; choose a directory that this user may "
             "write to"

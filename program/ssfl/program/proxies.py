@@ -63,7 +63,7 @@ def unused_proxy_note(host: str, environ: Mapping[str, str]) -> str:
     if variable := _first(environ):
         return f"{variable} is not used: gRPC needs the form http://host:port"
     upper = next((name.upper() for name in PROXIES if environ.get(name.upper())), "")
-    return f"{upper} is not used: gRPC reads only {upper.lower()}, in lower case" if upper else ""
+    return f"{upper} is not used: gRPC reads {upper.lower()}, in lower case" if upper else ""
 
 
 def _first(environ: Mapping[str, str]) -> str:

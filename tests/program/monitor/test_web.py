@@ -99,7 +99,7 @@ def test_an_answer_tells_how_long_it_took() -> None:
 
 def test_a_question_for_another_path_is_told_which_there_are() -> None:
     with serving() as server:
-        assert get(server.port, "/etc/passwd") == (404, "nothing here; there are: /broken, /echo\n")
+        assert get(server.port, "/etc/passwd") == (404, "not found; the paths are /broken, /echo\n")
 
 
 def test_a_question_that_cannot_be_read_is_told_so() -> None:
@@ -118,9 +118,9 @@ def test_a_route_that_fails_is_told_in_the_log_and_not_to_whoever_asks(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     with serving() as server, caplog.at_level(logging.WARNING):
-        assert get(server.port, "/broken") == (500, "unexpected: see the log\n")
+        assert get(server.port, "/broken") == (500, "internal error: see the log\n")
         assert get(server.port, "/echo")[0] == 200
-    assert [record.getMessage() for record in caplog.records] == ["a question failed: planned"]
+    assert [record.getMessage() for record in caplog.records] == ["a request failed: planned"]
 
 
 def test_who_hangs_up_is_no_warning(caplog: pytest.LogCaptureFixture) -> None:

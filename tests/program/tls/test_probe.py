@@ -65,7 +65,7 @@ def test_a_certificate_of_another_ca_is_told_with_the_file_that_is_trusted(
 ) -> None:
     with server(certs) as address:
         text = final(diagnose(address, trust(others, "ann")))
-    assert f"of the coordinator at {address} was not made by a CA in {others / 'ca.pem'}" in text
+    assert f"of the coordinator at {address} was not issued by a CA in {others / 'ca.pem'}" in text
 
 
 def test_an_expired_coordinator_is_told(tmp_path: Path) -> None:
@@ -91,7 +91,7 @@ def test_an_address_that_is_not_in_the_certificate_is_told(certs: Path) -> None:
 def test_a_missing_certificate_is_asked_for(certs: Path) -> None:
     with server(certs) as address:
         text = final(diagnose(address, trust(certs)))
-    assert "asks for a certificate and this side has none: give --tls-cert" in text
+    assert "requires a certificate and this side has none: give --tls-cert" in text
 
 
 def test_a_certificate_that_is_not_accepted_is_told_with_its_issuer(
@@ -102,7 +102,7 @@ def test_a_certificate_that_is_not_accepted_is_told_with_its_issuer(
     with server(certs) as address:
         text = final(diagnose(address, trusting))
     assert f"does not accept the certificate {others / 'ann.pem'} of 'ann'" in text
-    assert "made by 'ssfl test CA'" in text
+    assert "issued by 'ssfl test CA'" in text
 
 
 def test_tls_on_one_side_only_is_told(certs: Path) -> None:
@@ -110,7 +110,7 @@ def test_tls_on_one_side_only_is_told(certs: Path) -> None:
         assert "the coordinator speaks TLS and this side does not" in final(diagnose(address, None))
     with server(None) as address:
         text = final(diagnose(address, trust(certs)))
-    assert f"what answers at {address} does not speak TLS" in text
+    assert f"the server at {address} does not speak TLS" in text
 
 
 def test_nobody_there_may_pass() -> None:
@@ -154,4 +154,4 @@ def test_behind_a_proxy_nothing_is_asked(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setenv("no_proxy", "localhost,.invalid")
     finding = diagnose("fl.invalid:50051", None)
     assert finding is not None
-    assert "the name fl.invalid is not known here" in finding.text
+    assert "the name fl.invalid cannot be resolved" in finding.text

@@ -280,7 +280,7 @@ def _tls(way: Way) -> Found[None]:
     if finding:
         first, *others = (Advice(whose[who], what) for who, what in finding.remedies)
         advice = replace(first, others=tuple(others))
-        raise Wrong(finding.wrong, advice, ExitCode.REFUSED)
+        raise Wrong(finding.problem, advice, ExitCode.REFUSED)
     return _secured(way)
 
 
