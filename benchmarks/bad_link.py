@@ -148,7 +148,7 @@ def figures(folder: Path, counts: dict[str, dict[str, int]]) -> dict[str, Any]:
             "retransmitted": counts[way]["offered"] / counts[way]["distinct"] - 1,
         }
     log = (folder / f"{FAR}.log").read_text()
-    result["connections"] = 1 + log.count("trying again")
+    result["connections"] = 1 + log.count("cannot reach the coordinator, retrying")
     result["trained"] = len(re.findall(r" trained ", log))
     return result
 

@@ -14,9 +14,9 @@ from typing import Any
 import numpy as np
 
 from ssfl.client.agent import Agent, Identity
-from ssfl.client.connection import Connection, Patience, open_channel
+from ssfl.client.connection import Connection, ReconnectBackoff, open_channel
 from ssfl.client.local_state import LocalState
-from ssfl.client.local_work import Scoring, Tested, Vector
+from ssfl.client.local_work import GlobalEvaluation, ScoringRequest, Vector
 from ssfl.learning.evaluate import Evaluation
 from ssfl.learning.trained import LocalResult
 from ssfl.method.initialize import initial_vector
@@ -43,7 +43,7 @@ class BigSite:
         self.initial = initial_vector(self.manifest, settings.seed)
         self._random = np.random.default_rng(number)
 
-    def score(self, asked: Scoring) -> Vector:
+    def score(self, asked: ScoringRequest) -> Vector:
         return np.abs(asked.whole[: self.manifest.num_masked])
 
     def train(
@@ -54,8 +54,8 @@ class BigSite:
         tested = Evaluation(1, 2, 3.0)
         return LocalResult(base + np.float32(0.01) * change, 0.5, tested, tested)
 
-    def evaluate(self, _mask: Mask, _values: Vector) -> Tested:
-        return Tested(Evaluation(1, 2, 3.0), None)
+    def evaluate(self, _mask: Mask, _values: Vector) -> GlobalEvaluation:
+        return GlobalEvaluation(Evaluation(1, 2, 3.0), None)
 
 
 def main() -> None:
@@ -71,7 +71,7 @@ def main() -> None:
         connection,
         Identity(name, 10, "arithmetic", {}),
         LocalState(Path(folder) / name),
-        Patience(address, GIVE_UP_AFTER_S, retry=connection.renew),
+        ReconnectBackoff(address, GIVE_UP_AFTER_S, retry=connection.reopen),
         build,
         Path(folder) / "out",
     )

@@ -20,7 +20,7 @@ import torch
 from benchmarks import environment
 from benchmarks.parallel import add_processes_flag
 
-from ssfl.client.local_work import Scoring, Site
+from ssfl.client.local_work import ScoringRequest, Site
 from ssfl.datasets.shards.partition import count_classes, partition, partition_test
 from ssfl.datasets.shards.shard_file import Shard
 from ssfl.learning.load_task import load_task
@@ -185,7 +185,7 @@ class FashionFederation:
         return 4 * DENSITY * self.manifest.size
 
     def scores(self, clients: Iterable[str]) -> dict[str, Vector]:
-        return {name: self.sites[name].score(Scoring(self.initial)) for name in clients}
+        return {name: self.sites[name].score(ScoringRequest(self.initial)) for name in clients}
 
     @cached_property
     def mask(self) -> Mask:

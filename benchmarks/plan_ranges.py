@@ -21,7 +21,7 @@ import numpy.typing as npt
 import torch
 from benchmarks import environment
 
-from ssfl.client.local_work import Scoring, Site
+from ssfl.client.local_work import ScoringRequest, Site
 from ssfl.codec import blocks, masks, reference, scores, sorted_bits
 from ssfl.datasets.published.digits import digits
 from ssfl.datasets.shards.shard_file import Shard
@@ -110,7 +110,7 @@ def measure_scoring(case: Case) -> Iterator[Found]:
     settings = RunSettings(model=case.model)
     sites = sites_of(case, settings)
     manifest, initial = sites[0].manifest, sites[0].initial
-    found = [site.score(Scoring(initial)) for site in sites]
+    found = [site.score(ScoringRequest(initial)) for site in sites]
     mean = _mean(found)
     random = np.random.default_rng(0)
     words = random.integers(0, 1 << 32, manifest.num_masked, dtype=np.uint32)
@@ -141,7 +141,7 @@ def measure_training(training: Training) -> Iterator[Found]:
     mask = Mask.full(manifest.num_masked)
     if training.sparsity:
         strategy = Ssfl(replace(settings, sparsity=training.sparsity))
-        mean = _mean([site.score(Scoring(initial)) for site in sites])
+        mean = _mean([site.score(ScoringRequest(initial)) for site in sites])
         mask = top_k(mean, strategy.num_kept(manifest))
     first = base = mask.gather(initial)
     where = f"{training.case.model}, {base.size:,} values, learning rate {training.learning_rate:g}"

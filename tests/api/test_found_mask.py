@@ -6,7 +6,7 @@ import torch
 
 from ssfl import api
 from ssfl.api.keywords import run_settings
-from ssfl.client.local_work import Scoring, Site
+from ssfl.client.local_work import ScoringRequest, Site
 from ssfl.learning.errors import ModelError, TaskError
 from ssfl.learning.load_task import load_task
 from ssfl.method.errors import SettingsError
@@ -23,7 +23,7 @@ def test_the_scores_are_the_clients_mean_by_data_size(shards: list[api.Shard]) -
         name = f"shard_{number:02d}"
         site = Site.build(load_task("image"), shard, settings, name, torch.device("cpu"))
         assert np.array_equal(site.initial, found.initial)
-        scores = site.score(Scoring(found.initial, num_batches=batches))
+        scores = site.score(ScoringRequest(found.initial, num_batches=batches))
         total += scores.astype(np.float64) * shard.num_samples
     mean = total / sum(shard.num_samples for shard in shards)
     assert np.allclose(found.scores, mean, rtol=1e-5)

@@ -1,4 +1,4 @@
-"""An agent, its site of plain arithmetic, and what a scripted coordinator tells it."""
+"""An agent with a fake site, and the replies of a scripted coordinator."""
 
 import hashlib
 import zlib
@@ -11,10 +11,10 @@ from grpc import StatusCode
 
 from client.fakes import INITIAL, MANIFEST, FakeCall, FakeRpcError, FakeStub
 from ssfl.client.agent import Agent, Identity
-from ssfl.client.client_stats import Diary
-from ssfl.client.connection import Patience
+from ssfl.client.client_stats import ClientStats
+from ssfl.client.connection import ReconnectBackoff
 from ssfl.client.local_state import LocalState
-from ssfl.client.local_work import Personal, Scoring, Tested, Vector
+from ssfl.client.local_work import GlobalEvaluation, PersonalModel, ScoringRequest, Vector
 from ssfl.learning.evaluate import Evaluation
 from ssfl.learning.trained import LocalResult
 from ssfl.method.manifest import Manifest
@@ -31,21 +31,21 @@ VALUES = np.arange(14, dtype=np.float32)  # ten kept, four biases
 
 
 class FakeSite:
-    """A site whose work is arithmetic."""
+    """A site whose work is plain arithmetic."""
 
-    delta = np.float32(1)  # what training adds to every value
-    validation: Evaluation | None = None  # what it finds on its validation split
+    delta = np.float32(1)  # training adds it to every value
+    validation: Evaluation | None = None  # on the validation split
 
     def __init__(self, settings: RunSettings, manifest: Manifest = MANIFEST) -> None:
         self.settings = settings
         self.manifest = manifest
         self.initial = INITIAL
         self.trained_rounds: list[int] = []
-        self.scored: list[Scoring] = []
+        self.scored: list[ScoringRequest] = []
 
-    def score(self, asked: Scoring) -> Vector:
-        self.scored.append(asked)
-        return asked.whole[:20] * 2
+    def score(self, request: ScoringRequest) -> Vector:
+        self.scored.append(request)
+        return request.whole[:20] * 2
 
     def train(
         self, mask: Mask, base: Vector, round_number: int, on_step: Callable[[int, int], None]
@@ -55,21 +55,21 @@ class FakeSite:
         self.trained_rounds.append(round_number)
         return LocalResult(base + self.delta, 0.5, Evaluation(1, 2, 3.0), Evaluation(2, 2, 1.0))
 
-    def evaluate(self, mask: Mask, values: Vector) -> Tested:
+    def evaluate(self, mask: Mask, values: Vector) -> GlobalEvaluation:
         assert mask.num_kept + 4 == values.size
-        return Tested(Evaluation(1, 2, 3.0), self.validation)
+        return GlobalEvaluation(Evaluation(1, 2, 3.0), self.validation)
 
     def personalize(
         self, mask: Mask, values: Vector, rounds_done: int, on_step: Callable[[int, int], None]
-    ) -> Personal:
+    ) -> PersonalModel:
         assert mask.num_kept + 4 == values.size
         on_step(1, 1)
         own = values + np.float32(rounds_done)
-        return Personal(own, Evaluation(1, 2, 3.0), Evaluation(2, 2, 1.0))
+        return PersonalModel(own, Evaluation(1, 2, 3.0), Evaluation(2, 2, 1.0))
 
 
-class Scene:
-    """An agent, what it built, and the calls it made."""
+class AgentHarness:
+    """An agent, the sites it built and the calls it made."""
 
     def __init__(self, folder: Path, stub: FakeStub) -> None:
         self.stub = stub
@@ -79,12 +79,12 @@ class Scene:
         self.pauses: list[float] = []
         self.manifest = MANIFEST
         identity = Identity("ann", 40, "cpu", {})
-        self.diary = Diary()
-        patience = Patience(
-            "there:1", 600.0, lambda: sum(self.pauses), self.pauses.append, diary=self.diary
+        self.stats = ClientStats()
+        backoff = ReconnectBackoff(
+            "there:1", 600.0, lambda: sum(self.pauses), self.pauses.append, stats=self.stats
         )
         self.agent = Agent(
-            stub, identity, self.local, patience, self._build, folder / "out", self.diary
+            stub, identity, self.local, backoff, self._build, folder / "out", self.stats
         )
 
     def _build(self, settings: RunSettings, _known: Manifest | None) -> Any:
@@ -108,15 +108,15 @@ def payload(data: bytes, encoding: Any) -> transfer_pb2.Payload:
 
 
 def call_of(task: pb.Task, data: bytes = b"") -> FakeCall:
-    answers = [pb.NextTaskResponse(task=task)]
+    responses = [pb.NextTaskResponse(task=task)]
     if data:
         chunk = transfer_pb2.Chunk(offset=0, data=data, crc32=zlib.crc32(data))
-        answers.append(pb.NextTaskResponse(chunk=chunk))
-    return FakeCall(answers)
+        responses.append(pb.NextTaskResponse(chunk=chunk))
+    return FakeCall(responses)
 
 
 def model_fields(values: Vector = VALUES) -> dict[str, Any]:
-    """Mask and base as they come with a task."""
+    """Return the fields of a task that carry mask and base."""
     mask = mask_pb2.MaskBroadcast(
         mask_digest=MASK.digest,
         mask_epoch=1,
@@ -138,7 +138,7 @@ def train_task(**changes: Any) -> pb.Task:
 
 
 def accepted() -> FakeCall:
-    """The receipt of an upload; its chunks are not asked for."""
+    """Return the call of an accepted upload; it does not read the chunks."""
     receipt = transfer_pb2.Receipt(outcome=transfer_pb2.OUTCOME_ACCEPTED)
     return FakeCall([pb.SendUpdateResponse(receipt=receipt)])
 

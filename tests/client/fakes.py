@@ -1,4 +1,4 @@
-"""A coordinator made of a list of answers, and the errors a real one would send."""
+"""A scripted coordinator and the errors that a real one would send."""
 
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
@@ -18,7 +18,7 @@ INITIAL = np.r_[np.ones(20), np.zeros(4)].astype(np.float32)
 
 
 class FakeRpcError(grpc.RpcError):  # type: ignore[misc]  # grpc has no types
-    """What grpc raises: a status, a sentence and trailing metadata."""
+    """An error as grpc raises it, with status, details and trailing metadata."""
 
     def __init__(self, code: grpc.StatusCode, details: str = "", reason: str = "") -> None:
         super().__init__(details)
@@ -36,15 +36,15 @@ class FakeRpcError(grpc.RpcError):  # type: ignore[misc]  # grpc has no types
 
 
 class FakeCall:
-    """A streaming call: yields its answers, then raises `error` if there is one."""
+    """A streaming call: yields its responses, then raises `error` if there is one."""
 
-    def __init__(self, answers: Iterable[Any], error: Exception | None = None) -> None:
-        self._answers = iter(answers)
+    def __init__(self, responses: Iterable[Any], error: Exception | None = None) -> None:
+        self._responses = iter(responses)
         self._error = error
         self.cancelled = False
 
     def __iter__(self) -> Iterator[Any]:
-        yield from self._answers
+        yield from self._responses
         if self._error:
             raise self._error
 
@@ -65,12 +65,12 @@ class FakeStub:
             self.requests.append((name, request))
             script = self._scripts.get(name, [])
             assert script, f"an unexpected call of {name}"
-            answer = script.pop(0)
-            if callable(answer):
-                answer = answer(request)
-            if isinstance(answer, Exception):
-                raise answer
-            return answer
+            response = script.pop(0)
+            if callable(response):
+                response = response(request)
+            if isinstance(response, Exception):
+                raise response
+            return response
 
         return rpc
 

@@ -1,4 +1,4 @@
-"""The agent against a scripted coordinator: what it says, in which order, and what it refuses."""
+"""The agent against a scripted coordinator: its calls, their order, and what it refuses."""
 
 import threading
 from collections.abc import Iterator
@@ -20,7 +20,7 @@ from client.agent_harness import (
     NO_MODEL,
     SETTINGS,
     VALUES,
-    Scene,
+    AgentHarness,
     accepted,
     call_of,
     joined,
@@ -29,9 +29,9 @@ from client.agent_harness import (
     train_task,
 )
 from client.fakes import INITIAL, MANIFEST, FakeCall, FakeRpcError, FakeStub
-from ssfl.client.connection import FIRST_PAUSE_S, Patience
+from ssfl.client.connection import FIRST_PAUSE_S, ReconnectBackoff
 from ssfl.client.errors import Refused
-from ssfl.client.local_state import Answer
+from ssfl.client.local_state import PendingUpload
 from ssfl.method.model_state import values_digest
 from ssfl.program.exits import ProgramError
 from ssfl.v1 import coordinator_pb2 as pb
@@ -40,55 +40,55 @@ from ssfl.v1 import mask_pb2, transfer_pb2, update_pb2
 # -- joining
 
 
-def test_it_joins_to_be_told_the_settings_and_again_with_its_model(tmp_path: Path) -> None:
+def test_the_agent_joins_for_the_settings_and_again_with_its_model(tmp_path: Path) -> None:
     stub = FakeStub(
         Join=[joined(1), joined(2)], NextTask=[call_of(FINISH, MODEL)], Leave=[pb.LeaveResponse()]
     )
-    scene = Scene(tmp_path, stub)
-    folder = scene.agent.run()
-    assert scene.order == ["Join", "Join", "NextTask", "Leave"]
+    harness = AgentHarness(tmp_path, stub)
+    folder = harness.agent.run()
+    assert harness.order == ["Join", "Join", "NextTask", "Leave"]
     first, second = stub.called("Join")
     assert first.manifest_digest == b""
     assert (second.manifest_digest, second.manifest) == (MANIFEST.digest, b"")
-    assert first.token == second.token == scene.local.token()
-    assert scene.sites[0].settings == SETTINGS
-    (asked,) = stub.called("NextTask")
-    assert asked.caller == pb.Caller(run_id="run-1", client_id="ann", session=2)
-    assert asked.initial_digest == values_digest(INITIAL)
+    assert first.token == second.token == harness.local.token()
+    assert harness.sites[0].settings == SETTINGS
+    (request,) = stub.called("NextTask")
+    assert request.caller == pb.Caller(run_id="run-1", client_id="ann", session=2)
+    assert request.initial_digest == values_digest(INITIAL)
     assert folder == tmp_path / "out" / "run-1" / "ann"
     kept = load_file(folder / "kept.safetensors")
     assert np.array_equal(kept["values"], VALUES)
 
 
-def test_after_a_loss_it_waits_and_joins_once_with_what_it_has(tmp_path: Path) -> None:
+def test_after_a_lost_connection_the_agent_joins_once_with_the_model_it_has(tmp_path: Path) -> None:
     stub = FakeStub(
         Join=[GONE, joined(1), joined(2), GONE, joined(3)],
         NextTask=[FakeCall([], GONE), call_of(FINISH, MODEL)],
         Leave=[pb.LeaveResponse()],
     )
-    scene = Scene(tmp_path, stub)
-    scene.agent.run()
-    assert len(scene.sites) == 1
-    assert len(scene.pauses) == 3
+    harness = AgentHarness(tmp_path, stub)
+    harness.agent.run()
+    assert len(harness.sites) == 1
+    assert len(harness.pauses) == 3
     assert stub.called("Join")[-1].manifest_digest == MANIFEST.digest
     assert stub.called("NextTask")[-1].caller.session == 3
 
 
-def test_unknown_here_means_join_again_after_a_moment(tmp_path: Path) -> None:
+def test_an_unknown_client_joins_again_after_a_short_pause(tmp_path: Path) -> None:
     unknown = FakeCall([], refusal(StatusCode.NOT_FOUND, "unknown_client"))
     stub = FakeStub(
         Join=[joined(1), joined(2), joined(3)],
         NextTask=[unknown, call_of(NO_MODEL)],
         Leave=[pb.LeaveResponse()],
     )
-    scene = Scene(tmp_path, stub)
-    assert scene.agent.run() is None, "the run was stopped before there was a model"
-    (pause_s,) = scene.pauses
+    harness = AgentHarness(tmp_path, stub)
+    assert harness.agent.run() is None, "the run was stopped before it had a model"
+    (pause_s,) = harness.pauses
     assert 0 < pause_s <= FIRST_PAUSE_S
 
 
 def test_a_new_run_is_entered_with_its_own_settings(tmp_path: Path) -> None:
-    """The coordinator began afresh: what the client was told and holds is of no use any more."""
+    """The client discards the settings and the model of the old run."""
     other = replace(SETTINGS, seed=5, local_steps=9)
     stub = FakeStub(
         Join=[joined(1), joined(2), joined(1, "run-2", other), joined(2, "run-2", other)],
@@ -96,28 +96,28 @@ def test_a_new_run_is_entered_with_its_own_settings(tmp_path: Path) -> None:
         SendUpdate=[FakeCall([], GONE)],
         Leave=[pb.LeaveResponse()],
     )
-    scene = Scene(tmp_path, stub)
-    scene.agent.run()
-    assert [site.settings for site in scene.sites] == [SETTINGS, other]
+    harness = AgentHarness(tmp_path, stub)
+    harness.agent.run()
+    assert [site.settings for site in harness.sites] == [SETTINGS, other]
     last = stub.called("NextTask")[-1]
     assert last.caller.run_id == "run-2"
     assert (last.mask_digest, last.base_digest, last.finished_step) == (b"", b"", 0)
 
 
-def test_a_differing_model_is_shown_so_that_the_refusal_can_name_the_tensor(
+def test_a_differing_manifest_is_sent_so_that_the_refusal_can_name_the_tensor(
     tmp_path: Path,
 ) -> None:
     named = refusal(StatusCode.FAILED_PRECONDITION, "manifest_mismatch", "tensor 0: fc.weight")
     stub = FakeStub(Join=[joined(1), JOIN_AGAIN, joined(2), named], Leave=[pb.LeaveResponse()])
-    scene = Scene(tmp_path, stub)
+    harness = AgentHarness(tmp_path, stub)
     with pytest.raises(Refused, match=r"tensor 0: fc\.weight"):
-        scene.agent.run()
+        harness.agent.run()
     assert stub.called("Join")[-1].manifest == MANIFEST.json
-    scene.agent.leave("stopped by its operator")
+    harness.agent.leave("stopped by its operator")
     assert stub.called("Leave")[0].caller.session == 2
 
 
-def test_a_differing_model_in_a_new_run_is_built_anew(tmp_path: Path) -> None:
+def test_the_model_is_built_again_for_a_new_run_with_another_model(tmp_path: Path) -> None:
     other = replace(SETTINGS, model="cnn")
     stub = FakeStub(
         Join=[joined(1), joined(2), JOIN_AGAIN, joined(1, "run-2", other),
@@ -125,29 +125,29 @@ def test_a_differing_model_in_a_new_run_is_built_anew(tmp_path: Path) -> None:
         NextTask=[FakeCall([], GONE), call_of(NO_MODEL)],
         Leave=[pb.LeaveResponse()],
     )  # fmt: skip
-    scene = Scene(tmp_path, stub)
-    scene.agent.run()
-    assert [site.settings.model for site in scene.sites] == ["mlp", "cnn"]
+    harness = AgentHarness(tmp_path, stub)
+    harness.agent.run()
+    assert [site.settings.model for site in harness.sites] == ["mlp", "cnn"]
 
 
-def test_a_taken_name_ends_it(tmp_path: Path) -> None:
+def test_a_taken_client_id_ends_the_agent(tmp_path: Path) -> None:
     taken = refusal(StatusCode.ALREADY_EXISTS, "client_id_taken", "ann is already here")
-    scene = Scene(tmp_path, FakeStub(Join=[taken]))
+    harness = AgentHarness(tmp_path, FakeStub(Join=[taken]))
     with pytest.raises(Refused, match="already here"):
-        scene.agent.run()
-    scene.agent.leave("stopped by its operator")
-    assert scene.order == ["Join"], "who never joined has nobody to say goodbye to"
+        harness.agent.run()
+    harness.agent.leave("stopped by its operator")
+    assert harness.order == ["Join"], "a client that has not joined does not leave"
 
 
-def test_a_deadline_ends_it(tmp_path: Path) -> None:
-    scene = Scene(tmp_path, FakeStub(Join=[GONE]))
-    scene.agent._patience = Patience("there:1", 0.0, lambda: 0.0, scene.pauses.append)
+def test_the_give_up_deadline_ends_the_agent(tmp_path: Path) -> None:
+    harness = AgentHarness(tmp_path, FakeStub(Join=[GONE]))
+    harness.agent._backoff = ReconnectBackoff("there:1", 0.0, lambda: 0.0, harness.pauses.append)
     with pytest.raises(ProgramError, match="no coordinator at there:1"):
-        scene.agent.run()
+        harness.agent.run()
 
 
 class SlowCall(FakeCall):
-    """A long poll that says nothing for long; remembers if it was cut short."""
+    """A long poll without a response for 30 s; records whether it was cancelled before."""
 
     cut_short = False
 
@@ -162,8 +162,8 @@ class SlowCall(FakeCall):
         self._over.set()
 
 
-def test_a_long_poll_that_hears_nothing_is_given_up_and_opened_again(tmp_path: Path) -> None:
-    """A coordinator that is there gives a sign of life four times per no-progress deadline."""
+def test_a_silent_long_poll_is_cancelled_and_opened_again(tmp_path: Path) -> None:
+    """A live coordinator responds four times within the no-progress deadline."""
     hasty = replace(SETTINGS, no_progress_s=0.05)
     slow = SlowCall([pb.NextTaskResponse(task=NO_MODEL)])
     stub = FakeStub(
@@ -171,16 +171,16 @@ def test_a_long_poll_that_hears_nothing_is_given_up_and_opened_again(tmp_path: P
         NextTask=[slow, FakeCall([pb.NextTaskResponse(task=NO_MODEL)])],
         Leave=[pb.LeaveResponse()],
     )
-    scene = Scene(tmp_path, stub)
-    scene.agent.run()
+    harness = AgentHarness(tmp_path, stub)
+    harness.agent.run()
     assert slow.cut_short
-    assert len(scene.pauses) == 1
+    assert len(harness.pauses) == 1
 
 
 # -- working
 
 
-def test_the_next_task_is_asked_for_before_the_answer_is_sent(tmp_path: Path) -> None:
+def test_the_next_long_poll_is_opened_before_the_result_is_sent(tmp_path: Path) -> None:
     sent: list[Any] = []
 
     def upload(requests: Any) -> FakeCall:
@@ -193,9 +193,9 @@ def test_the_next_task_is_asked_for_before_the_answer_is_sent(tmp_path: Path) ->
         SendUpdate=[upload],
         Leave=[pb.LeaveResponse()],
     )
-    scene = Scene(tmp_path, stub)
-    scene.agent.run()
-    assert scene.order == ["Join", "Join", "NextTask", "NextTask", "SendUpdate", "Leave"]
+    harness = AgentHarness(tmp_path, stub)
+    harness.agent.run()
+    assert harness.order == ["Join", "Join", "NextTask", "NextTask", "SendUpdate", "Leave"]
     first, second = stub.called("NextTask")
     assert (first.finished_step, first.mask_digest, first.base_digest) == (0, b"", b"")
     assert second.finished_step == 5
@@ -205,10 +205,10 @@ def test_the_next_task_is_asked_for_before_the_answer_is_sent(tmp_path: Path) ->
     assert header.header.num_samples == 40
     assert (header.header.round_number, header.header.step) == (2, 5)
     assert chunk.chunk.data == (VALUES + 1).tobytes()
-    assert scene.local.load() is None, "acknowledged, so forgotten"
+    assert harness.local.load() is None, "an acknowledged upload is deleted"
 
 
-def test_an_answer_from_before_a_restart_is_sent_first_and_not_computed_again(
+def test_a_pending_upload_is_sent_first_after_a_restart_and_not_computed_again(
     tmp_path: Path,
 ) -> None:
     stub = FakeStub(
@@ -217,26 +217,26 @@ def test_an_answer_from_before_a_restart_is_sent_first_and_not_computed_again(
         SendUpdate=[accepted()],
         Leave=[pb.LeaveResponse()],
     )
-    scene = Scene(tmp_path, stub)
+    harness = AgentHarness(tmp_path, stub)
     header = update_pb2.SparseUpdate(step=4, num_samples=40).SerializeToString()
-    scene.local.save(Answer("run-1", "values", 4, header, memoryview(b"four")))
-    scene.agent.run()
+    harness.local.save(PendingUpload("run-1", "values", 4, header, memoryview(b"four")))
+    harness.agent.run()
     assert stub.called("NextTask")[0].finished_step == 4
-    assert scene.order[-2:] == ["SendUpdate", "Leave"]
-    assert scene.sites[0].trained_rounds == []
+    assert harness.order[-2:] == ["SendUpdate", "Leave"]
+    assert harness.sites[0].trained_rounds == []
 
 
-def test_an_answer_of_another_run_is_not_sent(tmp_path: Path) -> None:
+def test_a_pending_upload_of_another_run_is_not_sent(tmp_path: Path) -> None:
     stub = FakeStub(
         Join=[joined(1), joined(2)], NextTask=[call_of(NO_MODEL)], Leave=[pb.LeaveResponse()]
     )
-    scene = Scene(tmp_path, stub)
-    scene.local.save(Answer("run-0", "values", 4, b"", memoryview(b"")))
-    scene.agent.run()
+    harness = AgentHarness(tmp_path, stub)
+    harness.local.save(PendingUpload("run-0", "values", 4, b"", memoryview(b"")))
+    harness.agent.run()
     assert stub.called("NextTask")[0].finished_step == 0
 
 
-def test_a_cut_upload_is_tried_again_after_joining(tmp_path: Path) -> None:
+def test_a_broken_upload_is_retried_after_joining_again(tmp_path: Path) -> None:
     stub = FakeStub(
         Join=[joined(1), joined(2), joined(3)],
         NextTask=[call_of(train_task(), MODEL), call_of(FINISH, MODEL), call_of(FINISH, MODEL)],
@@ -246,14 +246,14 @@ def test_a_cut_upload_is_tried_again_after_joining(tmp_path: Path) -> None:
         ],
         Leave=[pb.LeaveResponse()],
     )
-    scene = Scene(tmp_path, stub)
-    scene.agent.run()
-    assert len(scene.pauses) == 1
-    assert scene.sites[0].trained_rounds == [2], "trained once"
-    assert [one.finished_step for one in stub.called("NextTask")] == [0, 5, 5]
+    harness = AgentHarness(tmp_path, stub)
+    harness.agent.run()
+    assert len(harness.pauses) == 1
+    assert harness.sites[0].trained_rounds == [2], "trained once"
+    assert [request.finished_step for request in stub.called("NextTask")] == [0, 5, 5]
 
 
-def test_a_stale_answer_is_dropped(tmp_path: Path) -> None:
+def test_a_stale_pending_upload_is_deleted(tmp_path: Path) -> None:
     stale = refusal(StatusCode.FAILED_PRECONDITION, "stale_base", "another mask")
     stub = FakeStub(
         Join=[joined(1), joined(2), joined(3)],
@@ -261,13 +261,13 @@ def test_a_stale_answer_is_dropped(tmp_path: Path) -> None:
         SendUpdate=[FakeCall([], stale)],
         Leave=[pb.LeaveResponse()],
     )
-    scene = Scene(tmp_path, stub)
-    scene.agent.run()
+    harness = AgentHarness(tmp_path, stub)
+    harness.agent.run()
     assert stub.called("NextTask")[-1].finished_step == 0
-    assert scene.local.load() is None
+    assert harness.local.load() is None
 
 
-# -- a coordinator that is wrong
+# -- wrong messages from the coordinator
 
 
 @pytest.mark.parametrize(
@@ -276,100 +276,101 @@ def test_a_stale_answer_is_dropped(tmp_path: Path) -> None:
         (
             pb.Task(task_digest=b"x", score=pb.ScoreTask(criterion="saliency")),
             b"",
-            "weights to score that do not match their digest",
+            "weights to score do not match the digest",
         ),
         (
             train_task(mask=mask_pb2.MaskBroadcast(mask_digest=bytes(32), all_kept=True)),
             VALUES.tobytes(),
-            "mask that does not match",
+            "mask from the coordinator does not match",
         ),
         (
             train_task(base=payload(bytes(8), transfer_pb2.ENCODING_VALUES_ONLY)),
             MASK.bits + bytes(8),
-            "values that do not fit",
+            "values from the coordinator do not fit",
         ),
     ],
 )
-def test_what_cannot_be_right_is_refused(
+def test_a_payload_that_does_not_fit_its_task_is_refused(
     tmp_path: Path, task: pb.Task, data: bytes, words: str
 ) -> None:
     stub = FakeStub(Join=[joined(1), joined(2)], NextTask=[call_of(task, data)])
     with pytest.raises(Refused, match=words):
-        Scene(tmp_path, stub).agent.run()
+        AgentHarness(tmp_path, stub).agent.run()
 
 
-def test_a_task_of_the_future_is_refused(tmp_path: Path) -> None:
+def test_a_task_of_an_unknown_kind_is_refused(tmp_path: Path) -> None:
     task = pb.Task(task_digest=b"x")
     stub = FakeStub(Join=[joined(1), joined(2)], NextTask=[call_of(task)])
     with pytest.raises(Refused, match="this version does not know"):
-        Scene(tmp_path, stub).agent.run()
+        AgentHarness(tmp_path, stub).agent.run()
 
 
-def test_a_base_that_is_not_the_announced_one_is_fetched_again(tmp_path: Path) -> None:
+def test_a_base_that_does_not_match_its_digest_is_fetched_again(tmp_path: Path) -> None:
     wrong = train_task(base_digest=bytes(32))
     stub = FakeStub(
         Join=[joined(1), joined(2), joined(3)],
         NextTask=[call_of(wrong, MODEL), call_of(NO_MODEL)],
         Leave=[pb.LeaveResponse()],
     )
-    Scene(tmp_path, stub).agent.run()
+    AgentHarness(tmp_path, stub).agent.run()
     again = stub.called("NextTask")[-1]
     assert again.mask_digest == MASK.digest
     assert again.base_digest == b""
 
 
-def test_a_goodbye_that_fails_is_no_failure(tmp_path: Path) -> None:
+def test_a_failed_leave_call_does_not_fail_the_agent(tmp_path: Path) -> None:
     stub = FakeStub(Join=[joined(1), joined(2)], NextTask=[call_of(FINISH, MODEL)], Leave=[GONE])
-    assert Scene(tmp_path, stub).agent.run() is not None
+    assert AgentHarness(tmp_path, stub).agent.run() is not None
 
 
-def ended_scene(folder: Path, run_id: str = "run-1") -> Scene:
-    """A client that crashed between its goodbye and its exit, and starts again."""
+def restarted_after_end(folder: Path, run_id: str = "run-1") -> AgentHarness:
+    """Return a client that crashed between Leave and its exit and was started again."""
     stub = FakeStub(
         Join=[joined(1, run_id), joined(2, run_id)],
         NextTask=[call_of(FINISH, MODEL)],
         Leave=[pb.LeaveResponse()],
     )
-    assert Scene(folder, stub).agent.run() == folder / "out" / run_id / "ann"
-    return Scene(folder, FakeStub(Join=[GONE] * 100))
+    assert AgentHarness(folder, stub).agent.run() == folder / "out" / run_id / "ann"
+    return AgentHarness(folder, FakeStub(Join=[GONE] * 100))
 
 
-def test_a_client_that_crashed_after_the_end_of_its_run_tries_for_a_while_and_is_done(
+def test_a_client_that_crashed_after_its_run_ended_gives_up_after_a_while_with_success(
     tmp_path: Path,
 ) -> None:
-    scene = ended_scene(tmp_path)
-    assert scene.agent.run() == tmp_path / "out" / "run-1" / "ann"
-    assert 20 <= sum(scene.pauses) < 60
+    harness = restarted_after_end(tmp_path)
+    assert harness.agent.run() == tmp_path / "out" / "run-1" / "ann"
+    assert 20 <= sum(harness.pauses) < 60
 
 
-def test_a_client_whose_final_model_is_damaged_does_not_call_it_done(tmp_path: Path) -> None:
-    scene = ended_scene(tmp_path)
+def test_a_client_whose_final_model_is_damaged_keeps_retrying(tmp_path: Path) -> None:
+    harness = restarted_after_end(tmp_path)
     model = tmp_path / "out" / "run-1" / "ann" / "model.safetensors"
     model.write_bytes(model.read_bytes()[:-1])
     with pytest.raises(ProgramError, match="no coordinator at there:1 for 600 s"):
-        scene.agent.run()
+        harness.agent.run()
 
 
-def test_a_new_run_is_joined_and_ends_what_an_earlier_one_left(tmp_path: Path) -> None:
-    ended_scene(tmp_path)
+def test_joining_a_new_run_removes_the_record_of_the_ended_one(tmp_path: Path) -> None:
+    restarted_after_end(tmp_path)
     stub = FakeStub(Join=[joined(3, "run-2"), GONE, *[GONE] * 100])
     with pytest.raises(ProgramError, match="no coordinator at there:1"):
-        Scene(tmp_path, stub).agent.run()
+        AgentHarness(tmp_path, stub).agent.run()
 
 
-def test_settings_that_cannot_be_are_refused(tmp_path: Path) -> None:
-    told = joined(1)
-    told.settings.batch_size = 0
-    with pytest.raises(Refused, match="not for this version: --batch-size must be a number"):
-        Scene(tmp_path, FakeStub(Join=[told])).agent.run()
+def test_invalid_run_settings_are_refused(tmp_path: Path) -> None:
+    response = joined(1)
+    response.settings.batch_size = 0
+    words = "cannot use the run's settings: --batch-size must be a number"
+    with pytest.raises(Refused, match=words):
+        AgentHarness(tmp_path, FakeStub(Join=[response])).agent.run()
 
 
-def test_a_choice_that_an_older_coordinator_does_not_know_has_its_default(tmp_path: Path) -> None:
-    told = joined(1)
-    told.settings.norm = ""
+def test_a_choice_that_an_older_coordinator_does_not_send_has_its_default(tmp_path: Path) -> None:
+    response = joined(1)
+    response.settings.norm = ""
     stub = FakeStub(
-        Join=[told, joined(2)], NextTask=[call_of(FINISH, MODEL)], Leave=[pb.LeaveResponse()]
+        Join=[response, joined(2)], NextTask=[call_of(FINISH, MODEL)], Leave=[pb.LeaveResponse()]
     )
-    scene = Scene(tmp_path, stub)
-    scene.agent.run()
-    assert scene.sites[0].settings == SETTINGS
+    harness = AgentHarness(tmp_path, stub)
+    harness.agent.run()
+    assert harness.sites[0].settings == SETTINGS

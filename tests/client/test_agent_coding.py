@@ -1,4 +1,4 @@
-"""The agent with coded payloads: what it holds, what it can make, and what its updates lost."""
+"""The agent with coded payloads: references it holds or derives, and residuals."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -15,8 +15,8 @@ from client.agent_harness import (
     NO_MODEL,
     SETTINGS,
     VALUES,
+    AgentHarness,
     FakeSite,
-    Scene,
     accepted,
     call_of,
     joined,
@@ -34,7 +34,7 @@ from ssfl.v1 import coordinator_pb2 as pb
 from ssfl.v1 import mask_pb2, transfer_pb2, update_pb2
 
 FIRST = MASK.gather(INITIAL)
-# Whole multiples of a half, to nearest: what is lost can be told by hand.
+# Multiples of a half, rounded to nearest: residuals can be computed by hand.
 COARSE = replace(SETTINGS, value_type="grid", grid_bits=1, rounding="nearest")
 GRID = transfer_pb2.ENCODING_GRID
 OUTCOMES = {
@@ -50,36 +50,36 @@ def _training_adds_a_third(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def receipt(outcome: str) -> FakeCall:
-    made = transfer_pb2.Receipt(outcome=OUTCOMES[outcome])
-    return FakeCall([pb.SendUpdateResponse(receipt=made)])
+    message = transfer_pb2.Receipt(outcome=OUTCOMES[outcome])
+    return FakeCall([pb.SendUpdateResponse(receipt=message)])
 
 
-class Sent:
-    """Updates as the coordinator gets them, answered with a list of outcomes."""
+class SentUpdates:
+    """Updates as the coordinator receives them; it replies with the given outcomes."""
 
     def __init__(self, *outcomes: str | FakeCall) -> None:
-        self.script = [self._answer(outcome) for outcome in outcomes]
+        self.script = [self._reply(outcome) for outcome in outcomes]
         self.headers: list[update_pb2.SparseUpdate] = []
         self.data: list[bytes] = []
 
-    def _answer(self, outcome: str | FakeCall) -> Any:
-        def answer(requests: Any) -> FakeCall:
+    def _reply(self, outcome: str | FakeCall) -> Any:
+        def reply(requests: Any) -> FakeCall:
             header, *chunks = requests
             self.headers.append(header.header)
-            self.data.append(b"".join(one.chunk.data for one in chunks))
+            self.data.append(b"".join(message.chunk.data for message in chunks))
             return outcome if isinstance(outcome, FakeCall) else receipt(outcome)
 
-        return answer
+        return reply
 
     def change(self, number: int) -> float:
-        """Return what an update added to its base: to every value the same."""
+        """Return the change of an update against its base, the same for every value."""
         values = blocks.decode(grid.Grid(), self.data[number], 14, VALUES)
         (change,) = set((values - VALUES).tolist())
         return float(change)
 
 
 def round_task(number: int, **changes: Any) -> pb.Task:
-    """A round of a lossy run; the client is sent the base in the first only."""
+    """Return a round of a lossy run; only the first round brings the base."""
     task = train_task(round_number=number, update_encoding=GRID, **changes)
     task.step, task.task_digest = 5 + number, b"round %d" % number
     if number:
@@ -88,15 +88,15 @@ def round_task(number: int, **changes: Any) -> pb.Task:
     return task
 
 
-def run(folder: Path, calls: list[FakeCall], sent: Sent, run_id: str = "run-1") -> FakeStub:
-    """Let a process take part in a lossy run, from its start to its end."""
+def run(folder: Path, calls: list[FakeCall], sent: SentUpdates, run_id: str = "run-1") -> FakeStub:
+    """Run a client process in a lossy run, from start to end."""
     stub = FakeStub(
         Join=[joined(1, run_id, COARSE), joined(2, run_id, COARSE), joined(3, run_id, COARSE)],
         NextTask=[*calls, call_of(NO_MODEL), call_of(NO_MODEL)],
         SendUpdate=sent.script,
         Leave=[pb.LeaveResponse()],
     )
-    Scene(folder, stub).agent.run()
+    AgentHarness(folder, stub).agent.run()
     return stub
 
 
@@ -105,18 +105,20 @@ def first_round(**changes: Any) -> FakeCall:
 
 
 def later_round() -> FakeCall:
-    """A round after the first, for a process that holds nothing yet."""
+    """Return a round after the first, for a process that holds nothing yet."""
     task = round_task(0)
     task.train.round_number, task.step, task.task_digest = 1, 6, b"a later round"
     return call_of(task, MODEL)
 
 
-# -- what updates lost
+# -- residuals
 
 
 @pytest.mark.parametrize("outcome", ["accepted", "already accepted"])
-def test_what_an_accepted_update_lost_is_added_to_the_next(tmp_path: Path, outcome: str) -> None:
-    sent = Sent(outcome, outcome, outcome)
+def test_the_residual_of_an_accepted_update_is_added_to_the_next(
+    tmp_path: Path, outcome: str
+) -> None:
+    sent = SentUpdates(outcome, outcome, outcome)
     run(tmp_path, [first_round(), *(call_of(round_task(number)) for number in (1, 2))], sent)
     # 0.375 -> 0.5, 0.125 too much; 0.25 -> 0 (ties to even), 0.25 too little; 0.625 -> 0.5
     assert [sent.change(number) for number in range(3)] == [0.5, 0.0, 0.5]
@@ -125,29 +127,29 @@ def test_what_an_accepted_update_lost_is_added_to_the_next(tmp_path: Path, outco
     assert sent.headers[0].coding_error == pytest.approx(1 / 3)
 
 
-def test_what_a_late_update_lost_is_not(tmp_path: Path) -> None:
-    sent = Sent("accepted", "step closed", "accepted")
+def test_the_residual_of_a_late_update_is_not_added(tmp_path: Path) -> None:
+    sent = SentUpdates("accepted", "step closed", "accepted")
     run(tmp_path, [first_round(), *(call_of(round_task(number)) for number in (1, 2))], sent)
     assert [sent.change(number) for number in range(3)] == [0.5, 0.0, 0.0], "0.25 again"
 
 
-def test_nor_what_a_stale_update_lost(tmp_path: Path) -> None:
+def test_the_residual_of_a_stale_update_is_not_added(tmp_path: Path) -> None:
     stale = FakeCall([], refusal(StatusCode.FAILED_PRECONDITION, "stale_base"))
-    sent = Sent("accepted", stale, "accepted")
+    sent = SentUpdates("accepted", stale, "accepted")
     calls = [first_round(), call_of(round_task(1)), call_of(NO_MODEL), call_of(round_task(2))]
     run(tmp_path, calls, sent)
     assert [sent.change(number) for number in range(3)] == [0.5, 0.0, 0.0]
 
 
-def test_what_was_lost_survives_a_restart(tmp_path: Path) -> None:
-    run(tmp_path, [first_round()], Sent("accepted"))
-    sent = Sent("accepted")
+def test_the_residual_survives_a_restart(tmp_path: Path) -> None:
+    run(tmp_path, [first_round()], SentUpdates("accepted"))
+    sent = SentUpdates("accepted")
     run(tmp_path, [later_round()], sent)
     assert sent.change(0) == 0.0, "0.25, as without the restart"
 
 
-def test_a_round_that_was_void_is_trained_as_if_for_the_first_time(tmp_path: Path) -> None:
-    sent = Sent("accepted", "accepted", "accepted")
+def test_a_repeated_round_starts_from_the_residual_before_it(tmp_path: Path) -> None:
+    sent = SentUpdates("accepted", "accepted", "accepted")
     again = round_task(1, attempt=1)
     again.step, again.task_digest = 7, b"round 1 again"
     calls = [first_round(), call_of(round_task(1)), call_of(again)]
@@ -156,22 +158,22 @@ def test_a_round_that_was_void_is_trained_as_if_for_the_first_time(tmp_path: Pat
     assert sent.data[1] == sent.data[2]
 
 
-def test_an_update_kept_over_a_restart_brings_what_it_lost(tmp_path: Path) -> None:
-    """The process dies when its update is under way; the next one sends it and goes on."""
+def test_a_pending_update_keeps_its_residual_over_a_restart(tmp_path: Path) -> None:
+    """The process dies during its upload; the next process sends the update and continues."""
     stub = FakeStub(
         Join=[joined(1, settings=COARSE), joined(2, settings=COARSE), _killed],
         NextTask=[first_round(), call_of(NO_MODEL)],
         SendUpdate=[FakeCall([], GONE)],
     )
     with pytest.raises(KeyboardInterrupt):
-        Scene(tmp_path, stub).agent.run()
+        AgentHarness(tmp_path, stub).agent.run()
     kept: list[int] = []
 
     def known(requests: Any) -> FakeCall:
         kept.append(next(requests).header.step)
         return receipt("already accepted")
 
-    sent = Sent("accepted")
+    sent = SentUpdates("accepted")
     sent.script.insert(0, known)
     run(tmp_path, [later_round()], sent)
     assert kept == [5], "sent without training again"
@@ -182,23 +184,23 @@ def _killed(_request: Any) -> None:
     raise KeyboardInterrupt
 
 
-def test_what_was_lost_in_another_run_is_none_of_this_ones(tmp_path: Path) -> None:
-    run(tmp_path, [first_round()], Sent("accepted"))
-    sent = Sent("accepted")
+def test_the_residual_of_another_run_is_not_used(tmp_path: Path) -> None:
+    run(tmp_path, [first_round()], SentUpdates("accepted"))
+    sent = SentUpdates("accepted")
     run(tmp_path, [first_round()], sent, run_id="run-2")
     assert sent.change(0) == 0.5
 
 
-def test_a_damaged_file_is_ignored(tmp_path: Path) -> None:
-    run(tmp_path, [first_round()], Sent("accepted"))
+def test_a_damaged_residual_is_ignored(tmp_path: Path) -> None:
+    run(tmp_path, [first_round()], SentUpdates("accepted"))
     file = tmp_path / "state" / "residual"
     file.write_bytes(file.read_bytes()[:-1])
-    sent = Sent("accepted")
+    sent = SentUpdates("accepted")
     run(tmp_path, [first_round()], sent)
     assert sent.change(0) == 0.5
 
 
-# -- what it holds and can make
+# -- references that are held or derived
 
 
 def coded_task(
@@ -219,58 +221,60 @@ def coded_task(
     return task, data
 
 
-def scene_of(folder: Path, calls: list[FakeCall], num_sent: int, num_joins: int = 2) -> Scene:
+def harness_of(
+    folder: Path, calls: list[FakeCall], num_sent: int, num_joins: int = 2
+) -> AgentHarness:
     stub = FakeStub(
         Join=[joined(session + 1) for session in range(num_joins)],
         NextTask=[*calls, call_of(NO_MODEL)],
         SendUpdate=[accepted() for _ in range(num_sent)],
         Leave=[pb.LeaveResponse()],
     )
-    return Scene(folder, stub)
+    return AgentHarness(folder, stub)
 
 
-def test_a_base_is_read_against_the_one_before(tmp_path: Path) -> None:
+def test_a_base_is_decoded_against_the_previous_base(tmp_path: Path) -> None:
     task, data = coded_task(VALUES * 3, VALUES, b"next")
-    scene = scene_of(tmp_path, [call_of(train_task(), MODEL), call_of(task, data)], 2)
-    scene.agent.run()
-    assert scene.stub.called("NextTask")[-1].base_digest == values_digest(VALUES * 3)
+    harness = harness_of(tmp_path, [call_of(train_task(), MODEL), call_of(task, data)], 2)
+    harness.agent.run()
+    assert harness.stub.called("NextTask")[-1].base_digest == values_digest(VALUES * 3)
 
 
-def test_the_first_base_is_made_of_mask_and_initial_weights(tmp_path: Path) -> None:
+def test_the_first_base_is_derived_from_mask_and_initial_weights(tmp_path: Path) -> None:
     task = train_task(base_digest=values_digest(FIRST))
     task.train.ClearField("base")
-    scene = scene_of(tmp_path, [call_of(task, MASK.bits)], 1)
-    scene.agent.run()
-    first, second = scene.stub.called("NextTask")
+    harness = harness_of(tmp_path, [call_of(task, MASK.bits)], 1)
+    harness.agent.run()
+    first, second = harness.stub.called("NextTask")
     assert first.initial_digest == values_digest(INITIAL)
     assert second.base_digest == values_digest(FIRST)
 
 
-def test_a_base_is_read_against_the_first_one_which_is_not_held(tmp_path: Path) -> None:
+def test_a_base_is_decoded_against_the_first_base_which_is_derived(tmp_path: Path) -> None:
     task, data = coded_task(VALUES * 3, FIRST, b"next")
-    scene = scene_of(tmp_path, [call_of(train_task(), MODEL), call_of(task, data)], 2)
-    scene.agent.run()
-    assert scene.stub.called("NextTask")[-1].base_digest == values_digest(VALUES * 3)
+    harness = harness_of(tmp_path, [call_of(train_task(), MODEL), call_of(task, data)], 2)
+    harness.agent.run()
+    assert harness.stub.called("NextTask")[-1].base_digest == values_digest(VALUES * 3)
 
 
 def test_a_reference_that_is_not_held_is_not_claimed_again(tmp_path: Path) -> None:
-    """It asks once more, for a base that is coded against nothing."""
+    """The client asks again, for a base without a reference."""
     wrong, bad = coded_task(VALUES * 3, VALUES * 2, b"wrong")
     right, data = coded_task(VALUES * 3, None, b"right")
     calls = [call_of(train_task(), MODEL), call_of(wrong, bad), call_of(right, data)]
-    scene = scene_of(tmp_path, calls, 2, num_joins=3)
-    scene.agent.run()
-    held = [request.base_digest for request in scene.stub.called("NextTask")]
+    harness = harness_of(tmp_path, calls, 2, num_joins=3)
+    harness.agent.run()
+    held = [request.base_digest for request in harness.stub.called("NextTask")]
     assert held == [b"", values_digest(VALUES), b"", values_digest(VALUES * 3)]
-    assert scene.sites[0].trained_rounds == [2, 2], "not with a base it did not have"
+    assert harness.sites[0].trained_rounds == [2, 2], "no training without the base"
 
 
-def test_a_base_that_is_named_and_cannot_be_made_is_asked_for(tmp_path: Path) -> None:
+def test_a_base_that_is_neither_sent_nor_derivable_is_asked_for(tmp_path: Path) -> None:
     task = train_task(base_digest=bytes(32))
     task.train.ClearField("base")
-    scene = scene_of(tmp_path, [call_of(task, MASK.bits)], 0, num_joins=3)
-    scene.agent.run()
-    again = scene.stub.called("NextTask")[-1]
+    harness = harness_of(tmp_path, [call_of(task, MASK.bits)], 0, num_joins=3)
+    harness.agent.run()
+    again = harness.stub.called("NextTask")[-1]
     assert (again.mask_digest, again.base_digest) == (MASK.digest, b"")
 
 
@@ -288,7 +292,7 @@ OLD = Mask.full(20)
 
 
 def evaluation() -> FakeCall:
-    """A test of the initial weights, under a mask that keeps everything."""
+    """Return an evaluation of the initial weights with a mask that keeps everything."""
     base = INITIAL.tobytes()
     work = pb.EvaluateTask(
         mask=mask_pb2.MaskBroadcast(mask_digest=OLD.digest, num_kept=20, all_kept=True),
@@ -298,29 +302,33 @@ def evaluation() -> FakeCall:
     return call_of(pb.Task(task_digest=b"test", step=4, evaluate=work), base)
 
 
-def masks_claimed(scene: Scene) -> list[bytes]:
-    """Return the mask that the client said it holds, call by call."""
-    scene.stub._scripts["ReportEvaluation"] = [pb.ReportEvaluationResponse()]
-    scene.agent.run()
-    return [request.mask_digest for request in scene.stub.called("NextTask")]
+def masks_claimed(harness: AgentHarness) -> list[bytes]:
+    """Return the mask digest of each NextTask call."""
+    harness.stub._scripts["ReportEvaluation"] = [pb.ReportEvaluationResponse()]
+    harness.agent.run()
+    return [request.mask_digest for request in harness.stub.called("NextTask")]
 
 
-def test_a_mask_is_read_against_the_one_before(tmp_path: Path) -> None:
-    scene = scene_of(tmp_path, [evaluation(), call_of(*difference_task(OLD))], 1)
-    assert masks_claimed(scene) == [b"", OLD.digest, MASK.digest]
+def test_a_mask_is_decoded_against_the_previous_mask(tmp_path: Path) -> None:
+    harness = harness_of(tmp_path, [evaluation(), call_of(*difference_task(OLD))], 1)
+    assert masks_claimed(harness) == [b"", OLD.digest, MASK.digest]
 
 
-def test_a_difference_to_a_mask_that_is_not_held_is_asked_for_again(tmp_path: Path) -> None:
-    """And no mask is claimed then, so that it cannot come as a difference again."""
+def test_after_a_difference_to_a_mask_that_is_not_held_the_whole_mask_is_asked_for(
+    tmp_path: Path,
+) -> None:
+    """The client then claims no mask, so that it cannot receive a difference again."""
     wrong = call_of(*difference_task(Mask.from_bools(np.arange(20) < 3)))
     calls = [evaluation(), wrong, call_of(train_task(), MODEL)]
-    scene = scene_of(tmp_path, calls, 1, num_joins=3)
-    assert masks_claimed(scene) == [b"", OLD.digest, b"", MASK.digest]
+    harness = harness_of(tmp_path, calls, 1, num_joins=3)
+    assert masks_claimed(harness) == [b"", OLD.digest, b"", MASK.digest]
 
 
 @pytest.mark.parametrize("encoding", [transfer_pb2.ENCODING_INT8, transfer_pb2.ENCODING_SCORES])
-def test_an_update_the_run_does_not_allow_is_not_written(tmp_path: Path, encoding: int) -> None:
+def test_an_update_encoding_that_the_run_does_not_use_is_refused(
+    tmp_path: Path, encoding: int
+) -> None:
     task = train_task(update_encoding=transfer_pb2.Encoding.Name(encoding))
-    scene = scene_of(tmp_path, [call_of(task, MODEL)], 0)
+    harness = harness_of(tmp_path, [call_of(task, MODEL)], 0)
     with pytest.raises(Refused, match=f"asks for values in encoding {encoding}"):
-        scene.agent.run()
+        harness.agent.run()

@@ -16,8 +16,8 @@ from client.agent_harness import (
     NO_MODEL,
     SETTINGS,
     VALUES,
+    AgentHarness,
     FakeSite,
-    Scene,
     accepted,
     call_of,
     joined,
@@ -28,7 +28,7 @@ from client.agent_harness import (
 )
 from client.fakes import INITIAL, MANIFEST, FakeCall, FakeStub
 from ssfl.client.agent import Agent, Identity
-from ssfl.client.connection import Patience
+from ssfl.client.connection import ReconnectBackoff
 from ssfl.client.errors import Refused
 from ssfl.client.local_work import Vector
 from ssfl.client.progress import StepOver
@@ -63,14 +63,14 @@ class Scores:
         yield pb.ReportSaliencyResponse(receipt=receipt)
 
 
-def scene_of(folder: Path, calls: list[FakeCall], **scripts: list[Any]) -> Scene:
+def harness_of(folder: Path, calls: list[FakeCall], **scripts: list[Any]) -> AgentHarness:
     stub = FakeStub(
         Join=[joined(1), joined(2), joined(3)],
         NextTask=[*calls, call_of(NO_MODEL)],
         Leave=[pb.LeaveResponse()],
         **scripts,
     )
-    return Scene(folder, stub)
+    return AgentHarness(folder, stub)
 
 
 def score_task(whole: Vector, **changes: Any) -> pb.Task:
@@ -95,9 +95,9 @@ def reference_payload(data: bytes, against: Vector) -> transfer_pb2.Payload:
 def test_the_first_scores_are_of_the_initial_weights(tmp_path: Path) -> None:
     told = Scores()
     task = score_task(INITIAL, num_batches=25, num_kept=2)
-    scene = scene_of(tmp_path, [call_of(task)], ReportSaliency=[told])
-    scene.agent.run()
-    (asked,) = scene.sites[0].scored
+    harness = harness_of(tmp_path, [call_of(task)], ReportSaliency=[told])
+    harness.agent.run()
+    (asked,) = harness.sites[0].scored
     assert (asked.criterion, asked.num_batches, asked.num_kept, asked.epoch) == (
         "saliency", 25, 2, 0,
     )  # fmt: skip
@@ -107,9 +107,9 @@ def test_the_first_scores_are_of_the_initial_weights(tmp_path: Path) -> None:
 
 
 def test_a_coordinator_that_names_no_number_of_minibatches_means_one(tmp_path: Path) -> None:
-    scene = scene_of(tmp_path, [call_of(score_task(INITIAL))], ReportSaliency=[Scores()])
-    scene.agent.run()
-    assert scene.sites[0].scored[0].num_batches == 1
+    harness = harness_of(tmp_path, [call_of(score_task(INITIAL))], ReportSaliency=[Scores()])
+    harness.agent.run()
+    assert harness.sites[0].scored[0].num_batches == 1
 
 
 def renewal() -> tuple[pb.Task, bytes, Vector]:
@@ -128,14 +128,14 @@ def renewal() -> tuple[pb.Task, bytes, Vector]:
 
 def test_scores_anew_are_of_trained_values_and_of_those_at_rest(tmp_path: Path) -> None:
     told, (task, data, whole) = Scores(), renewal()
-    scene = scene_of(tmp_path, [call_of(task, data)], ReportSaliency=[told])
-    scene.agent.run()
-    (asked,) = scene.sites[0].scored
+    harness = harness_of(tmp_path, [call_of(task, data)], ReportSaliency=[told])
+    harness.agent.run()
+    (asked,) = harness.sites[0].scored
     assert asked.mask == MASK and asked.epoch == 1
     assert asked.whole.tobytes() == whole.tobytes()
     assert whole[:4].tolist() == [0, 7, 1, 7], "kept ones as trained, the others at rest"
     assert told.headers[0].initial_digest == values_digest(whole)
-    last = scene.stub.called("NextTask")[-1]
+    last = harness.stub.called("NextTask")[-1]
     assert last.scored_digest == values_digest(whole)
     assert (last.mask_digest, last.base_digest) == (MASK.digest, values_digest(VALUES))
 
@@ -161,8 +161,8 @@ def test_after_scoring_a_difference_of_masks_is_all_it_needs_to_train(
     following = train_task(mask=message, base_digest=values_digest(begins))
     following.train.ClearField("base")
     calls = [call_of(task, data), call_of(following, bits)]
-    scene = scene_of(tmp_path, calls, ReportSaliency=[Scores()], SendUpdate=[accepted()])
-    scene.agent.run()
+    harness = harness_of(tmp_path, calls, ReportSaliency=[Scores()], SendUpdate=[accepted()])
+    harness.agent.run()
     ((mask, base),) = trained
     assert mask == NEW and base.tobytes() == begins.tobytes()
     assert base.tolist() == [7] * 10 + VALUES[10:].tolist(), "added ones begin where they rested"
@@ -176,10 +176,10 @@ def test_weights_at_rest_that_are_not_here_are_asked_for(tmp_path: Path) -> None
     believed.score.ClearField("resting")
     believed.task_digest = b"believed"
     calls = [call_of(believed, MODEL), call_of(task, data)]
-    scene = scene_of(tmp_path, calls, ReportSaliency=[Scores()])
-    scene.agent.run()
-    assert len(scene.sites[0].scored) == 1
-    assert [request.scored_digest for request in scene.stub.called("NextTask")[:2]] == [b"", b""]
+    harness = harness_of(tmp_path, calls, ReportSaliency=[Scores()])
+    harness.agent.run()
+    assert len(harness.sites[0].scored) == 1
+    assert [request.scored_digest for request in harness.stub.called("NextTask")[:2]] == [b"", b""]
 
 
 def test_an_update_under_another_mask_is_dropped_and_the_task_asked_for_again(
@@ -187,11 +187,11 @@ def test_an_update_under_another_mask_is_dropped_and_the_task_asked_for_again(
 ) -> None:
     stale = refusal(StatusCode.FAILED_PRECONDITION, "stale_mask", "made under mask 1")
     calls = [call_of(train_task(), MODEL), call_of(NO_MODEL), call_of(train_task(), MODEL)]
-    scene = scene_of(tmp_path, calls, SendUpdate=[FakeCall([], stale), accepted()])
-    scene.agent.run()
-    assert scene.local.load() is None
-    assert [request.finished_step for request in scene.stub.called("NextTask")] == [0, 5, 0, 5]
-    assert scene.sites[0].trained_rounds == [2, 2], "from the task it asked for again"
+    harness = harness_of(tmp_path, calls, SendUpdate=[FakeCall([], stale), accepted()])
+    harness.agent.run()
+    assert harness.local.load() is None
+    assert [request.finished_step for request in harness.stub.called("NextTask")] == [0, 5, 0, 5]
+    assert harness.sites[0].trained_rounds == [2, 2], "from the task it asked for again"
 
 
 def test_after_a_stale_mask_it_trains_under_the_one_the_run_has_now(
@@ -225,16 +225,16 @@ def test_after_a_stale_mask_it_trains_under_the_one_the_run_has_now(
         call_of(NO_MODEL),  # while it sends
         call_of(following, bits + VALUES.tobytes()),
     ]
-    scene = scene_of(tmp_path, calls, SendUpdate=[receive, receive])
-    scene.agent.run()
+    harness = harness_of(tmp_path, calls, SendUpdate=[receive, receive])
+    harness.agent.run()
     assert trained == [MASK, NEW]
     assert [(one.step, one.mask_epoch, one.mask_digest) for one in sent] == [
         (5, 1, MASK.digest),
         (9, 2, NEW.digest),
     ]
-    asked = scene.stub.called("NextTask")[2]
+    asked = harness.stub.called("NextTask")[2]
     assert (asked.finished_step, asked.mask_digest) == (0, MASK.digest), "it says what it holds"
-    assert scene.local.load() is None, "the update nobody wants is not sent again"
+    assert harness.local.load() is None, "the update nobody wants is not sent again"
 
 
 # -- a mask of its own
@@ -256,17 +256,17 @@ def test_a_mask_of_its_own_is_made_from_the_seed_and_its_name(
     )
     task = train_task(mask=message, base_digest=values_digest(own.gather(INITIAL)))
     task.train.ClearField("base")
-    scene = scene_of(tmp_path, [call_of(task)], SendUpdate=[accepted()])
-    scene.agent.run()
+    harness = harness_of(tmp_path, [call_of(task)], SendUpdate=[accepted()])
+    harness.agent.run()
     assert seen == [own]
 
 
 def test_another_mask_of_its_own_than_the_coordinators_stops_it(tmp_path: Path) -> None:
     message = mask_pb2.MaskBroadcast(mask_digest=bytes(32), mask_epoch=1, from_seed=True)
     task = train_task(mask=message)
-    scene = scene_of(tmp_path, [call_of(task, VALUES.tobytes())])
-    with pytest.raises(Refused, match="makes another mask for us than we do"):
-        scene.agent.run()
+    harness = harness_of(tmp_path, [call_of(task, VALUES.tobytes())])
+    with pytest.raises(Refused, match="mask for this client differs from our own"):
+        harness.agent.run()
 
 
 # -- a model of its own
@@ -293,8 +293,8 @@ def test_a_model_of_its_own_is_stored_beside_the_final_one_and_told(tmp_path: Pa
         ReportEvaluation=[pb.ReportEvaluationResponse()],
         Leave=[pb.LeaveResponse()],
     )
-    scene = Scene(tmp_path, stub)
-    folder = scene.agent.run()
+    harness = AgentHarness(tmp_path, stub)
+    folder = harness.agent.run()
     assert folder is not None
     own, final = (load_file(one / "kept.safetensors") for one in (folder / "personal", folder))
     assert np.array_equal(own["values"], VALUES + 5)
@@ -318,7 +318,7 @@ def test_a_model_of_its_own_that_nobody_waits_for_is_neither_stored_nor_told(
         NextTask=[call_of(PERSONALIZE, MODEL), call_of(held_finish())],
         Leave=[pb.LeaveResponse()],
     )
-    folder = Scene(tmp_path, stub).agent.run()
+    folder = AgentHarness(tmp_path, stub).agent.run()
     assert folder is not None and not (folder / "personal").exists()
 
 
@@ -332,9 +332,9 @@ def test_a_validation_split_is_told_if_there_is_one(
     monkeypatch.setattr(FakeSite, "validation", validation)
     task = pb.Task(task_digest=b"t", step=4, evaluate=pb.EvaluateTask(**model_fields()))
     answer = [pb.ReportEvaluationResponse()]
-    scene = scene_of(tmp_path, [call_of(task, MODEL)], ReportEvaluation=answer)
-    scene.agent.run()
-    (told,) = scene.stub.called("ReportEvaluation")
+    harness = harness_of(tmp_path, [call_of(task, MODEL)], ReportEvaluation=answer)
+    harness.agent.run()
+    (told,) = harness.stub.called("ReportEvaluation")
     assert told.HasField("validation") == (validation is not None)
     assert not told.HasField("personal")
     if validation:
@@ -345,8 +345,8 @@ def test_labels_are_told_in_join_if_the_site_shares_them(tmp_path: Path) -> None
     stub = FakeStub(
         Join=[joined(1), joined(2)], NextTask=[call_of(NO_MODEL)], Leave=[pb.LeaveResponse()]
     )
-    scene = Scene(tmp_path, stub)
+    harness = AgentHarness(tmp_path, stub)
     identity = Identity("ann", 40, "cpu", {}, labels=(2, 9))
-    patience = Patience("there:1", 600.0, lambda: 0.0, scene.pauses.append)
-    Agent(stub, identity, scene.local, patience, scene._build, tmp_path).run()
+    backoff = ReconnectBackoff("there:1", 600.0, lambda: 0.0, harness.pauses.append)
+    Agent(stub, identity, harness.local, backoff, harness._build, tmp_path).run()
     assert [list(request.labels) for request in stub.called("Join")] == [[2, 9], [2, 9]]

@@ -84,7 +84,9 @@ def test_it_lists_every_encoding_there_is() -> None:
 def test_more_than_an_encoding_can_take_is_refused(encoding: int, most: int) -> None:
     check_size(payload(encoding, most), MANIFEST)
     for num_bytes in (most + 1, 1 << 62):
-        with pytest.raises(Refused, match=f"announced {num_bytes} bytes where {most} are most"):
+        with pytest.raises(
+            Refused, match=f"announced {num_bytes} bytes; at most {most} are possible"
+        ):
             check_size(payload(encoding, num_bytes), MANIFEST)
 
 
@@ -145,7 +147,7 @@ def test_a_difference_is_read_with_the_mask_we_hold(encoding: int) -> None:
 @pytest.mark.parametrize("held", [None, OTHER], ids=["none", "another"])
 def test_a_difference_to_a_mask_we_do_not_hold_is_asked_for_again(held: Mask | None) -> None:
     message = broadcast(transfer_pb2.ENCODING_BITMASK, bytes(32))
-    with pytest.raises(Resync, match="coded against one that we do not hold"):
+    with pytest.raises(Resync, match="coded against one that this client does not hold"):
         read_mask(memoryview(MASK.bits), message, MANIFEST, INITIAL, held)
 
 
@@ -157,7 +159,7 @@ def test_a_mask_that_keeps_everything_needs_no_bytes() -> None:
 
 def test_a_mask_that_was_not_sent_is_asked_for() -> None:
     message = mask_pb2.MaskBroadcast(mask_digest=MASK.digest, num_kept=MASK.num_kept)
-    with pytest.raises(Resync, match="believes we hold a mask that we do not"):
+    with pytest.raises(Resync, match="needs a mask that this client does not hold"):
         read_mask(memoryview(b""), message, MANIFEST, INITIAL, None)
 
 
@@ -178,7 +180,7 @@ def test_a_mask_in_another_encoding_is_refused_by_its_number(encoding: int) -> N
     ],
 )
 def test_a_mask_that_does_not_fit_is_refused(encoding: int, data: bytes) -> None:
-    with pytest.raises(Refused, match="a mask that does not fit"):
+    with pytest.raises(Refused, match="mask from the coordinator does not fit"):
         read_mask(memoryview(data), broadcast(encoding), MANIFEST, INITIAL, None)
 
 
@@ -228,7 +230,7 @@ def test_values_against_others_that_we_do_not_hold_are_asked_for_again() -> None
     data = blocks.encode(reference.CODE, TRAINED, BASE)
     for encoding in (transfer_pb2.ENCODING_REFERENCE, transfer_pb2.ENCODING_VALUES_ONLY):
         for held in (dict[bytes, Vector](), {bytes(32): BASE}):
-            with pytest.raises(Resync, match="coded against others that we do not hold"):
+            with pytest.raises(Resync, match="coded against others that this client does not hold"):
                 read_values(data, payload(encoding, 0, BASE_DIGEST), 600, held)
 
 
@@ -241,7 +243,7 @@ def test_values_in_another_encoding_are_refused_by_its_number(encoding: int) -> 
 @pytest.mark.parametrize("encoding", [1, 2, *(encoding for encoding, _ in CODES.values()), 5])
 def test_values_that_do_not_fit_are_refused(encoding: int) -> None:
     for data in (b"", bytes(2399), b"\xff" * 2401):
-        with pytest.raises(Refused, match="sent values that do not fit"):
+        with pytest.raises(Refused, match="values from the coordinator do not fit"):
             read_values(memoryview(data), payload(encoding), 600, {})
 
 
@@ -289,7 +291,7 @@ def test_scores_that_no_code_holds_go_as_they_are(
     coded = write_scores(found, score_task(transfer_pb2.ENCODING_SCORES), EXACT, "ann")
     assert coded.payload.encoding == transfer_pb2.ENCODING_DENSE
     assert bytes(coded.data) == found.tobytes()
-    assert "sending the scores as they are" in caplog.text
+    assert "sending the scores as float32" in caplog.text
 
 
 @pytest.mark.parametrize("encoding", [1, 3, 5, 6, 7, 8, 10, 77])
@@ -397,7 +399,7 @@ def test_an_update_that_no_code_holds_goes_without_loss_and_what_was_lost_stays_
     sent = blocks.decode(reference.CODE, coded.data, trained.size, BASE)
     assert sent.tobytes() == trained.tobytes(), "without what earlier updates lost"
     assert coded.residual is None
-    assert "sending the values without loss" in caplog.text
+    assert "sending the values losslessly" in caplog.text
 
 
 @pytest.mark.parametrize("value_type", ["float32", *CODES])

@@ -1,4 +1,4 @@
-"""Patience and the watchdog: how long a client waits, and for what."""
+"""ReconnectBackoff and the watchdog: how long a client waits, and for what."""
 
 import logging
 import threading
@@ -7,7 +7,7 @@ import time
 import pytest
 
 from client.fakes import FakeCall
-from ssfl.client.connection import FIRST_PAUSE_S, LONGEST_PAUSE_S, Patience, Watchdog
+from ssfl.client.connection import FIRST_PAUSE_S, LONGEST_PAUSE_S, ReconnectBackoff, Watchdog
 from ssfl.client.errors import Unavailable
 from ssfl.program.exits import ExitCode, ProgramError
 from ssfl.program.tls.probe import Finding
@@ -30,13 +30,13 @@ class Clock:
         self.now_s += seconds
 
 
-def patience(clock: Clock, give_up_after_s: float = 600.0) -> Patience:
-    return Patience("there:1", give_up_after_s, clock, clock.sleep)
+def backoff(clock: Clock, give_up_after_s: float = 600.0) -> ReconnectBackoff:
+    return ReconnectBackoff("there:1", give_up_after_s, clock, clock.sleep)
 
 
 def test_it_gives_up_after_the_deadline_and_names_it() -> None:
     clock = Clock()
-    waiting = patience(clock)
+    waiting = backoff(clock)
     with pytest.raises(ProgramError) as caught:
         while True:
             waiting.wait(GONE)
@@ -47,7 +47,7 @@ def test_it_gives_up_after_the_deadline_and_names_it() -> None:
 
 def test_pauses_grow_and_are_spread_at_random() -> None:
     clock = Clock()
-    waiting = patience(clock, 1e6)
+    waiting = backoff(clock, 1e6)
     for _ in range(200):
         waiting.wait(GONE)
     longest = FIRST_PAUSE_S
@@ -61,7 +61,7 @@ def test_pauses_grow_and_are_spread_at_random() -> None:
 
 def test_reaching_the_coordinator_starts_the_deadline_and_the_pauses_anew() -> None:
     clock = Clock()
-    waiting = patience(clock)
+    waiting = backoff(clock)
     for _ in range(15):
         waiting.wait(GONE)
     waiting.reached()
@@ -72,7 +72,7 @@ def test_reaching_the_coordinator_starts_the_deadline_and_the_pauses_anew() -> N
 
 def test_it_says_that_it_keeps_trying(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
-    waiting = patience(Clock())
+    waiting = backoff(Clock())
     waiting.reached()
     assert caplog.records == [], "nothing was wrong, so nothing is said"
     waiting.wait(GONE)
@@ -89,7 +89,7 @@ CLOSED = Finding("the coordinator speaks TLS", final=True)
 
 def test_what_only_a_person_can_mend_ends_a_client_that_never_got_through() -> None:
     clock = Clock()
-    waiting = Patience("there:1", 600.0, clock, clock.sleep, lambda: CLOSED)
+    waiting = ReconnectBackoff("there:1", 600.0, clock, clock.sleep, lambda: CLOSED)
     with pytest.raises(ProgramError, match="speaks TLS") as caught:
         waiting.wait(GONE)
     assert caught.value.exit_code is ExitCode.REFUSED
@@ -100,7 +100,7 @@ def test_a_client_that_got_through_before_goes_on_trying_and_says_why(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     clock = Clock()
-    waiting = Patience("there:1", 600.0, clock, clock.sleep, lambda: CLOSED)
+    waiting = ReconnectBackoff("there:1", 600.0, clock, clock.sleep, lambda: CLOSED)
     waiting.reached()
     waiting.wait(GONE)
     assert clock.pauses != []
@@ -110,7 +110,7 @@ def test_a_client_that_got_through_before_goes_on_trying_and_says_why(
 def test_what_may_pass_is_told_and_tried_again(caplog: pytest.LogCaptureFixture) -> None:
     clock = Clock()
     busy = Finding("connection refused", final=False)
-    Patience("there:1", 600.0, clock, clock.sleep, lambda: busy).wait(GONE)
+    ReconnectBackoff("there:1", 600.0, clock, clock.sleep, lambda: busy).wait(GONE)
     assert [vars(record)["error"] for record in caplog.records] == ["connection refused"]
 
 
@@ -146,7 +146,7 @@ def test_a_call_that_is_fed_lives() -> None:
 
 def test_a_watch_begins_fresh_and_ends_with_its_block() -> None:
     watchdog = Watchdog(0.2)
-    threading.Event().wait(0.3)  # longer than the watchdog's patience, but nobody watched
+    threading.Event().wait(0.3)  # longer than the watchdog's backoff, but nobody watched
     call = Cancellable()
     with watchdog.watch(call):
         pass

@@ -77,7 +77,7 @@ def test_a_cut_download_goes_on_where_it_stopped(downloads: Downloads) -> None:
 
 
 def test_a_stream_that_just_ends_is_resumed_too(downloads: Downloads) -> None:
-    with pytest.raises(Unavailable, match="before the task was whole"):
+    with pytest.raises(Unavailable, match="before the task was complete"):
         downloads.receive(FakeCall([header(train_task()), chunk(0, 30)]))
     assert downloads.resume_fields()["offset"] == 30
     with pytest.raises(Unavailable):
@@ -141,7 +141,9 @@ def test_too_large_an_announcement_is_refused_before_memory_is_taken(
     task = pb.Task(task_digest=b"big", train=pb.TrainTask(base=base))
     tracemalloc.start()
     try:
-        with pytest.raises(Refused, match=f"announced {1 << 40} bytes where {most} are most"):
+        with pytest.raises(
+            Refused, match=f"announced {1 << 40} bytes; at most {most} are possible"
+        ):
             downloads.receive(FakeCall([header(task)]))
         _, peak = tracemalloc.get_traced_memory()
     finally:

@@ -6,9 +6,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from ssfl.client.local_state import Answer, LocalState
+from ssfl.client.local_state import LocalState, PendingUpload
 
-ANSWER = Answer("run-1", "values", 7, b"header", memoryview(b"payload of some length"))
+ANSWER = PendingUpload("run-1", "values", 7, b"header", memoryview(b"payload of some length"))
 
 
 @pytest.fixture
@@ -43,7 +43,7 @@ def test_an_answer_comes_back_as_it_was_until_it_is_dropped(local: LocalState) -
 
 def test_a_newer_answer_replaces_the_older(local: LocalState) -> None:
     local.save(ANSWER)
-    newer = Answer("run-1", "scores", 8, b"", memoryview(b""))
+    newer = PendingUpload("run-1", "scores", 8, b"", memoryview(b""))
     local.save(newer)
     assert local.load() == newer
 
@@ -52,7 +52,9 @@ def test_the_files_of_two_answers_are_never_mixed(local: LocalState) -> None:
     """A crash between the two writes: the bytes are new, the facts are old, the lengths agree."""
     local.save(ANSWER)
     facts = (local.folder / "answer.json").read_bytes()
-    local.save(Answer("run-1", "values", 8, b"HEADER", memoryview(b"PAYLOAD of some length")))
+    local.save(
+        PendingUpload("run-1", "values", 8, b"HEADER", memoryview(b"PAYLOAD of some length"))
+    )
     (local.folder / "answer.json").write_bytes(facts)
     assert local.load() is None
 
@@ -97,7 +99,7 @@ def test_what_an_update_lost_counts_when_it_is_accepted_and_not_before(local: Lo
     assert residual(local) is None
     local.save(ANSWER, MASK, 0, LOST)
     assert residual(local) is None
-    local.accepted()
+    local.commit_residual()
     assert residual(local) == [0.5, -0.25, 0.0]
     local.drop()
     assert residual(local) == [0.5, -0.25, 0.0], "the answer is gone, what it lost is not"
@@ -105,18 +107,18 @@ def test_what_an_update_lost_counts_when_it_is_accepted_and_not_before(local: Lo
 
 def test_what_a_dropped_update_lost_is_forgotten(local: LocalState) -> None:
     local.save(ANSWER, MASK, 0, LOST)
-    local.accepted()
+    local.commit_residual()
     local.save(ANSWER, MASK, 1, LOST * 2)
     local.drop()
-    local.accepted()
+    local.commit_residual()
     assert residual(local) == [0.5, -0.25, 0.0], "that of the update before"
 
 
 def test_an_update_that_lost_nothing_leaves_what_is_owed(local: LocalState) -> None:
     local.save(ANSWER, MASK, 0, LOST)
-    local.accepted()
+    local.commit_residual()
     local.save(ANSWER, MASK, 1, None)
-    local.accepted()
+    local.commit_residual()
     assert residual(local) == [0.5, -0.25, 0.0]
 
 
@@ -124,9 +126,9 @@ def test_what_was_lost_survives_a_restart_at_any_moment(local: LocalState) -> No
     local.save(ANSWER, MASK, 0, LOST)
     again = LocalState(local.folder)
     assert again.load() == ANSWER
-    again.accepted()
+    again.commit_residual()
     assert residual(LocalState(local.folder)) == [0.5, -0.25, 0.0]
-    LocalState(local.folder).accepted()  # killed after it, before the answer was dropped
+    LocalState(local.folder).commit_residual()  # killed after it, before the answer was dropped
     assert residual(local) == [0.5, -0.25, 0.0]
 
 
@@ -134,7 +136,7 @@ def test_what_was_lost_in_another_run_or_under_another_mask_is_none_of_ours(
     local: LocalState,
 ) -> None:
     local.save(ANSWER, MASK, 0, LOST)
-    local.accepted()
+    local.commit_residual()
     assert residual(local, run_id="run-2") is None
     assert residual(local, mask=OTHER_MASK) is None
     assert residual(local) is not None
@@ -142,7 +144,7 @@ def test_what_was_lost_in_another_run_or_under_another_mask_is_none_of_ours(
 
 def test_a_damaged_file_is_nothing(local: LocalState) -> None:
     local.save(ANSWER, MASK, 0, LOST)
-    local.accepted()
+    local.commit_residual()
     file = local.folder / "residual"
     data = file.read_bytes()
     assert len(data) == 32 + 8 + 12
@@ -161,18 +163,18 @@ def test_a_damaged_file_is_nothing(local: LocalState) -> None:
 def test_a_round_that_was_void_starts_from_what_was_lost_before_it(local: LocalState) -> None:
     """Its update was accepted, and then never counted: what that one lost is nobody's debt."""
     local.save(ANSWER, MASK, 0, LOST)
-    local.accepted()
+    local.commit_residual()
     local.save(ANSWER, MASK, 1, LOST * 2)
-    local.accepted()
+    local.commit_residual()
     assert residual(local, round_number=2) == [1.0, -0.5, 0.0]
     assert residual(local, round_number=1) == [0.5, -0.25, 0.0], "round 1 again"
     local.save(ANSWER, MASK, 1, LOST * 4)
-    local.accepted()
+    local.commit_residual()
     assert residual(local, round_number=2) == [2.0, -1.0, 0.0]
     assert residual(local, round_number=1) == [0.5, -0.25, 0.0], "and again"
 
 
 def test_a_first_round_that_was_void_starts_from_nothing(local: LocalState) -> None:
     local.save(ANSWER, MASK, 0, LOST)
-    local.accepted()
+    local.commit_residual()
     assert residual(local, round_number=0) is None

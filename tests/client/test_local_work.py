@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from ssfl.client.local_work import Scoring, Site
+from ssfl.client.local_work import ScoringRequest, Site
 from ssfl.datasets.shards.shard_file import Shard
 from ssfl.learning.errors import ModelError
 from ssfl.learning.load_task import load_task
@@ -34,21 +34,23 @@ def ignore(_done: int, _all: int) -> None:
 
 def test_scores_that_it_does_not_know_are_refused_by_name() -> None:
     site = site_of()
-    with pytest.raises(ModelError, match="unknown scores: 'astrology'"):
-        site.score(Scoring(site.initial, criterion="astrology"))
+    with pytest.raises(ModelError, match="unknown criterion: 'astrology'"):
+        site.score(ScoringRequest(site.initial, criterion="astrology"))
 
 
 def test_several_minibatches_give_other_scores_than_one_and_always_the_same() -> None:
     site = site_of()
-    one, three = (site.score(Scoring(site.initial, num_batches=number)) for number in (1, 3))
+    one, three = (site.score(ScoringRequest(site.initial, num_batches=number)) for number in (1, 3))
     assert one.shape == (site.manifest.num_masked,)
     assert not np.array_equal(one, three)
-    assert np.array_equal(three, site.score(Scoring(site.initial, num_batches=3)))
+    assert np.array_equal(three, site.score(ScoringRequest(site.initial, num_batches=3)))
 
 
 def test_every_mask_has_a_draw_of_its_own() -> None:
     site = site_of()
-    drawn = [site.score(Scoring(site.initial, epoch=number)).tobytes() for number in (0, 1, 0)]
+    drawn = [
+        site.score(ScoringRequest(site.initial, epoch=number)).tobytes() for number in (0, 1, 0)
+    ]
     assert drawn[0] == drawn[2] != drawn[1]
 
 
@@ -56,22 +58,24 @@ def test_dropped_weights_are_scored_where_they_rest_or_at_zero() -> None:
     """At zero in the network, a weight is still scored by the value it would start with."""
     mask = Mask.from_bools(np.arange(site_of().manifest.num_masked) % 2 == 0)
     whole, masked = (
-        site.score(Scoring(site.initial, mask))
+        site.score(ScoringRequest(site.initial, mask))
         for site in (site_of(), site_of(scoring_point="masked"))
     )
     assert not np.array_equal(whole, masked)
     assert masked[~mask.bools()].any()
     first = site_of(scoring_point="masked")
     same = site_of()
-    assert np.array_equal(first.score(Scoring(first.initial)), same.score(Scoring(same.initial))), (
-        "without a mask there is nothing to drop"
-    )
+    assert np.array_equal(
+        first.score(ScoringRequest(first.initial)), same.score(ScoringRequest(same.initial))
+    ), "without a mask there is nothing to drop"
 
 
 @pytest.mark.parametrize("criterion", ["grasp", "synflow"])
 def test_other_criteria_score_every_weight(criterion: str) -> None:
     site = site_of()
-    found = site.score(Scoring(site.initial, criterion=criterion, num_kept=10, num_batches=2))
+    found = site.score(
+        ScoringRequest(site.initial, criterion=criterion, num_kept=10, num_batches=2)
+    )
     assert found.shape == (site.manifest.num_masked,) and np.isfinite(found).all()
 
 

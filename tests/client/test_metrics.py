@@ -3,9 +3,18 @@
 from pathlib import Path
 from urllib.request import urlopen
 
-from client.agent_harness import FINISH, GONE, MODEL, Scene, accepted, call_of, joined, train_task
+from client.agent_harness import (
+    FINISH,
+    GONE,
+    MODEL,
+    AgentHarness,
+    accepted,
+    call_of,
+    joined,
+    train_task,
+)
 from client.fakes import FakeStub
-from ssfl.client.client_stats import Diary
+from ssfl.client.client_stats import ClientStats
 from ssfl.client.metrics import SiteCollector, serve_metrics
 from ssfl.program.monitor import series
 from ssfl.v1 import coordinator_pb2 as pb
@@ -18,29 +27,29 @@ def test_a_round_and_a_lost_coordinator_are_in_the_diary(tmp_path: Path) -> None
         SendUpdate=[accepted()],
         Leave=[pb.LeaveResponse()],
     )
-    scene = Scene(tmp_path, stub)
-    scene.agent.run()
-    diary = scene.diary
-    assert (diary.retries, diary.joins, diary.connected) == (1, 1, True)
-    assert diary.results == {"accepted": 1}
-    assert diary.works["train"].buckets()[-1][1] == 1
-    assert (diary.steps_done, diary.steps_all, diary.training_loss) == (1, 1, 0.5)
-    assert diary.payload_bytes["down"] == 2 * len(MODEL)
-    assert diary.payload_bytes["up"] > 0
-    assert diary.transfers["down"].buckets()[-1][1] == 2
+    harness = AgentHarness(tmp_path, stub)
+    harness.agent.run()
+    stats = harness.stats
+    assert (stats.retries, stats.joins, stats.connected) == (1, 1, True)
+    assert stats.results == {"accepted": 1}
+    assert stats.works["train"].buckets()[-1][1] == 1
+    assert (stats.steps_done, stats.steps_all, stats.training_loss) == (1, 1, 0.5)
+    assert stats.payload_bytes["down"] == 2 * len(MODEL)
+    assert stats.payload_bytes["up"] > 0
+    assert stats.transfers["down"].buckets()[-1][1] == 2
 
 
 def test_only_declared_series_are_shown() -> None:
-    diary = Diary()
-    diary.training_loss = 1.0
-    shown = {family.name: family for family in SiteCollector(diary).collect()}
+    stats = ClientStats()
+    stats.training_loss = 1.0
+    shown = {family.name: family for family in SiteCollector(stats).collect()}
     assert set(shown) == {one.name for one in series.CLIENT}
     for one in series.CLIENT:
         assert (shown[one.name].type, shown[one.name].documentation) == (one.kind.value, one.text)
 
 
 def test_it_is_served_with_a_probe() -> None:
-    server = serve_metrics(Diary(), "127.0.0.1", 0)
+    server = serve_metrics(ClientStats(), "127.0.0.1", 0)
     try:
         for path, part in (("metrics", b"ssfl_site_connected 0.0"), ("healthz", b"alive")):
             with urlopen(f"http://127.0.0.1:{server.port}/{path}", timeout=30) as answer:

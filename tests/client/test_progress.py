@@ -5,7 +5,7 @@ import pytest
 
 from client.fakes import FakeRpcError, FakeStub
 from ssfl.client import progress
-from ssfl.client.progress import Progress, StepOver
+from ssfl.client.progress import ProgressReporter, StepOver
 from ssfl.v1 import coordinator_pb2 as pb
 from system.programs import until
 
@@ -19,7 +19,7 @@ def often(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_the_newest_step_is_reported() -> None:
     stub = FakeStub(Progress=[pb.ProgressResponse()] * 10_000)
-    with Progress(stub, CALLER, step=7) as report:
+    with ProgressReporter(stub, CALLER, step=7) as report:
         report.on_step(3, 20)
         until(lambda: len(stub.called("Progress")) >= 2, "two reports")
     request = stub.called("Progress")[-1]
@@ -30,11 +30,11 @@ def test_the_newest_step_is_reported() -> None:
 def test_a_closed_step_stops_the_work() -> None:
     stub = FakeStub(Progress=[pb.ProgressResponse(step_closed=True)] * 10_000)
 
-    def work(report: Progress) -> bool:
+    def work(report: ProgressReporter) -> bool:
         report.on_step(1, 20)
         return False
 
-    with pytest.raises(StepOver), Progress(stub, CALLER, step=7) as report:
+    with pytest.raises(StepOver), ProgressReporter(stub, CALLER, step=7) as report:
         until(lambda: work(report), "the work is stopped")
 
 
@@ -42,7 +42,7 @@ def test_a_report_that_fails_does_not_stop_the_work() -> None:
     """Whatever is wrong, the upload will find out; the coordinator may be back by then."""
     lost = [FakeRpcError(grpc.StatusCode.UNAVAILABLE)] * 10_000
     stub = FakeStub(Progress=lost)
-    with Progress(stub, CALLER, step=7) as report:
+    with ProgressReporter(stub, CALLER, step=7) as report:
         until(lambda: len(stub.called("Progress")) >= 3, "it goes on reporting")
         report.on_step(1, 20)
 
@@ -50,6 +50,6 @@ def test_a_report_that_fails_does_not_stop_the_work() -> None:
 def test_work_shorter_than_the_period_is_not_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(progress, "PROGRESS_EVERY_S", 60.0)
     stub = FakeStub()
-    with Progress(stub, CALLER, step=7) as report:
+    with ProgressReporter(stub, CALLER, step=7) as report:
         report.on_step(1, 1)
     assert stub.requests == []

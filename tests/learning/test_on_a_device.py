@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from learning.fake_device import FakeDevice
-from ssfl.client.local_work import Scoring, Site
+from ssfl.client.local_work import ScoringRequest, Site
 from ssfl.datasets.shards.shard_file import Shard
 from ssfl.learning.batches import batch_tensors
 from ssfl.learning.describe import manifest_of
@@ -95,7 +95,7 @@ def run_site(
     task: LoadedTask, shard: Shard, device: torch.device
 ) -> tuple[bytes, bytes, LocalResult]:
     site = Site.build(task, shard, SETTINGS, "shard_00", device)
-    scores = site.score(Scoring(site.initial))
+    scores = site.score(ScoringRequest(site.initial))
     mask = Mask.from_bools(scores >= np.quantile(scores, 0.7))
     trained = site.train(mask, mask.gather(site.initial), 0, lambda done, total: None)  # noqa: ARG005
     return site.manifest.json, scores.tobytes(), trained

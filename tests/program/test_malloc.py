@@ -41,8 +41,8 @@ def test_without_glibc_nothing_happens(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_garbage_is_cleared_when_much_has_passed(monkeypatch: pytest.MonkeyPatch) -> None:
     cleared: list[str] = []
     monkeypatch.setattr(gc, "collect", lambda: cleared.append("cycles"))
-    monkeypatch.setattr(malloc, "give_back", lambda: cleared.append("holes"))
-    garbage, mib = malloc.Garbage(), 1 << 20
+    monkeypatch.setattr(malloc, "trim_heap", lambda: cleared.append("holes"))
+    garbage, mib = malloc.MemoryReclaimer(), 1 << 20
     for passed in (0, 3 * mib, 4 * mib - 1):
         garbage.passed(passed)
         assert cleared == []

@@ -15,7 +15,9 @@ def test_a_folder_that_can_be_written_to_is_made_and_left_empty(tmp_path: Path) 
 def test_a_folder_that_cannot_be_written_to_is_refused_by_its_flag(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     for folder in (tmp_path / "file", tmp_path / "file" / "below", Path("/proc/ssfl")):
-        with pytest.raises(ProgramError, match=rf"^--out-dir: .* {folder}: .*; give a") as refused:
+        with pytest.raises(
+            ProgramError, match=rf"^--out-dir: .* {folder}: .*; choose a"
+        ) as refused:
             check_writable(folder, "--out-dir")
         assert refused.value.exit_code is ExitCode.USAGE
     with pytest.raises(ProgramError, match="is not a directory"):

@@ -2,7 +2,7 @@
 
 import pytest
 
-from ssfl.program.proxies import Proxy, exempted_by, left_alone, proxy_for
+from ssfl.program.proxies import Proxy, exempted_by, proxy_for, unused_proxy_note
 
 HOST = "fl.example.org"
 
@@ -34,10 +34,12 @@ def test_this_machine_is_never_behind_a_proxy() -> None:
 
 
 def test_a_proxy_that_is_not_used_is_told_with_the_reason() -> None:
-    assert "https_proxy is not used" in left_alone(HOST, {"https_proxy": "p:3128"})
-    assert "reads https_proxy, in lower case" in left_alone(HOST, {"HTTPS_PROXY": "http://p:1"})
-    assert left_alone(HOST, {"https_proxy": "http://p:1"}) == ""
-    assert left_alone(HOST, {"https_proxy": "p", "no_proxy": HOST}) == ""
+    assert "https_proxy is not used" in unused_proxy_note(HOST, {"https_proxy": "p:3128"})
+    assert "reads https_proxy, in lower case" in unused_proxy_note(
+        HOST, {"HTTPS_PROXY": "http://p:1"}
+    )
+    assert unused_proxy_note(HOST, {"https_proxy": "http://p:1"}) == ""
+    assert unused_proxy_note(HOST, {"https_proxy": "p", "no_proxy": HOST}) == ""
     assert exempted_by(HOST, {"no_proxy": "org"}) == "no_proxy"
 
 

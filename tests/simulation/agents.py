@@ -211,7 +211,7 @@ class Agent:
         return pb.NextTaskRequest(
             caller=self.caller,
             finished_step=self.site.answer.step if self.site.answer else 0,
-            **self._held.said(),
+            **self._held.held_digests(),
             **self._downloads.resume_fields(),
         )
 
@@ -294,7 +294,7 @@ class Agent:
 
     async def _score(self, download: Download) -> None:
         work, step = download.task.score, download.task.step
-        whole, mask = self._held.take_whole(download, work)
+        whole, mask = self._held.model_to_score(download, work)
         digest = work.initial_digest.hex()
         self._told(step, "score", (mask.digest.hex() if mask else "", digest))
         if not await self._busy(step):
@@ -314,7 +314,7 @@ class Agent:
 
     async def _train(self, download: Download) -> None:
         work, step = download.task.train, download.task.step
-        mask, base = self._held.take(download, work)
+        mask, base = self._held.mask_and_base(download, work)
         digest = work.base_digest.hex()
         self._told(step, "train", (mask.digest.hex(), digest))
         self.asked = download.task
@@ -340,7 +340,7 @@ class Agent:
         await self._test(download, "personalize", work, step)
 
     async def _test(self, download: Download, kind: str, work: Any, step: int) -> None:
-        mask, base = self._held.take(download, work)
+        mask, base = self._held.mask_and_base(download, work)
         digest = work.base_digest.hex()
         self._told(step, kind, (mask.digest.hex(), digest))
         assert base.size
@@ -364,7 +364,7 @@ class Agent:
     async def _finish(self, download: Download) -> None:
         work = download.task.finish
         if work.mask.mask_epoch:
-            _, values = self._held.take(download, work)
+            _, values = self._held.mask_and_base(download, work)
             self._checker.finished(self.site.name, values)
         self.site.has_final_model = True
         await self.leave(pb.LEAVE_REASON_FINISHED)

@@ -116,7 +116,7 @@ def test_one_that_fails_or_dies_leaves_the_others_alone(tmp_path: Path) -> None:
 def test_what_cannot_be_run_is_refused_before_anything_is(tmp_path: Path) -> None:
     for wrong, error, message in (
         (spec(rounds=0), SettingsError, "rounds must be at least 1"),
-        (spec(round=3), StudyError, "round is no setting of a run; did you mean rounds?"),
+        (spec(round=3), StudyError, "round is not a setting of a run; did you mean rounds?"),
         (spec(clients=3), StudyError, "clients is no setting of a simulated run: every shard"),
         (replace(spec(), mode="slow"), StudyError, "mode must be one of exact, fast"),
         (replace(spec(), seed=-1), StudyError, "a seed must be 0 to"),

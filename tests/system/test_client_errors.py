@@ -56,7 +56,7 @@ def ended(program: Program) -> str:
         ([], "--data is missing"),
         (["--data=shard_00", "--coordinator=nowhere"], "--coordinator must be host:port"),
         (["--data=shard_00", "--rounds=3"], "--rounds is a setting of the run"),
-        (["--data=shard_00", "--sparsity", "0.9"], "it lives on the coordinator"),
+        (["--data=shard_00", "--sparsity", "0.9"], "set it on the coordinator"),
         (["--data=shard_00", "--port=1"], "--port is a setting of ssfl-coordinator"),
         (["--data=shard_00", "--device=tpu"], "--device must be one of auto, cpu"),
         (["--data=shard_00", "--shard=1"], "unknown flag --shard"),
@@ -134,7 +134,7 @@ def test_an_unreachable_coordinator_is_retried_until_give_up_after(
         line = ended(client)
     assert client.ends() == ExitCode.UNREACHABLE
     assert f"no coordinator at localhost:{port} for 2 s (--give-up-after)" in line
-    tries = client.err.count("cannot reach the coordinator, trying again")
+    tries = client.err.count("cannot reach the coordinator, retrying")
     assert tries >= 2
     assert "giving_up_in_s=2" in client.err
 

@@ -56,7 +56,7 @@ def test_a_wrong_setting_is_named(
         ("rounds = 0", "rounds in run.toml must be at least 1"),
         (
             "roundz = 3",
-            "roundz in run.toml is no setting of ssfl-coordinator; did you mean rounds?",
+            "roundz in run.toml is not a setting of ssfl-coordinator; did you mean rounds?",
         ),
         ("[run]\nrounds = 3", "run in run.toml"),
     ],

@@ -34,7 +34,7 @@ def test_a_killed_client_reports_its_final_model_unless_another_run_needs_it(
     again = sites.client("shard_00", f"localhost:{port}", "--give-up-after=1s")
     assert again.ends() == ExitCode.DONE
     *_, over, stored = again.err.splitlines()
-    assert "the run is over for this client, and no coordinator answers" in over
+    assert "the run is over for this client and the coordinator does not answer" in over
     assert over.endswith(f"run={run}")
     assert stored.endswith(f"final model stored  folder={sites.folder}/runs/{run}/shard_00")
     later = sites.client("shard_00", f"localhost:{port}", "--give-up-after=1s")

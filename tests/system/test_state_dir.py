@@ -113,11 +113,11 @@ def test_an_out_dir_that_cannot_be_used_is_refused_at_the_start(programs: Progra
     (programs.folder / "taken").touch()
     coordinator = programs.try_coordinator(*RUN, "--out-dir=taken/runs")
     assert coordinator.ends() == ExitCode.USAGE
-    assert "error: --out-dir: nothing can be written to taken/runs" in coordinator.err
+    assert "error: --out-dir: cannot write to taken/runs" in coordinator.err
     (programs.folder / "shards").mkdir()
     client = programs.client("s", "localhost:1", "--out-dir=taken")
     assert client.ends() == ExitCode.USAGE
-    assert "error: --out-dir: nothing can be written to taken: is not a directory" in client.err
+    assert "error: --out-dir: cannot write to taken: it is not a directory" in client.err
 
 
 def test_too_few_open_files_are_refused_at_the_start_with_the_number(programs: Programs) -> None:

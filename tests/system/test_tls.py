@@ -21,7 +21,7 @@ from ssfl.client.connection import with_token
 from ssfl.client.main import main as client_main
 from ssfl.program.exits import ExitCode
 from ssfl.program.tls.pem import ClientTls
-from ssfl.program.tls.probe import find_out
+from ssfl.program.tls.probe import diagnose
 from ssfl.server.main import main
 from ssfl.v1 import coordinator_pb2 as pb
 from system.federation import RUN as REAL_RUN
@@ -139,7 +139,7 @@ def test_the_admin_port_accepts_only_the_admin_certificate(
     assert sentence in coordinator.says("call refused")
     anonymous = status(programs, coordinator, f"--tls-ca={certs / 'ca.pem'}")
     assert anonymous.ends() == ExitCode.REFUSED
-    assert "asks for a certificate and this side has none" in anonymous.err
+    assert "requires a certificate and this side has none" in anonymous.err
     wrong = status(programs, coordinator, *flags(strangers, "ann"))
     assert wrong.ends() == ExitCode.REFUSED
     assert wrong.err.startswith("ssfl status: error: the certificate of the coordinator at"), (
@@ -154,7 +154,7 @@ def test_a_coordinator_without_tls_is_reported(programs: Programs, certs: Path) 
     coordinator = programs.coordinator(*RUN)
     done = status(programs, coordinator, *flags(certs, "admin"))
     assert done.ends() == ExitCode.REFUSED
-    assert f"what answers at localhost:{coordinator.admin_port} does not speak TLS" in done.err
+    assert f"the server at localhost:{coordinator.admin_port} does not speak TLS" in done.err
 
 
 def test_renewed_certificates_are_used_without_a_restart(programs: Programs) -> None:
@@ -183,7 +183,7 @@ def test_renewed_certificates_are_used_without_a_restart(programs: Programs) -> 
 
 def found(coordinator: Coordinator, tls: ClientTls | None) -> str:
     """Return a client's explanation of a failed connection."""
-    finding = find_out(coordinator.address, tls)
+    finding = diagnose(coordinator.address, tls)
     assert finding is not None
     assert finding.final
     return finding.text
@@ -200,13 +200,13 @@ def test_a_client_explains_why_its_handshake_failed(
     )
     foreign = replace(trust(strangers, "ann"), authorities=trust(certs).authorities)
     assert "does not accept the certificate" in found(coordinator, foreign)
-    assert "asks for a certificate and this side has none" in found(coordinator, trust(certs))
+    assert "requires a certificate and this side has none" in found(coordinator, trust(certs))
     assert "speaks TLS and this side does not: give --tls-ca" in found(coordinator, None)
     misnamed = found(coordinator, trust(certs, "ann", "fl.example.org"))
     assert f"the coordinator at {coordinator.address} is not for fl.example.org" in misnamed
 
     address = coordinator.address
-    assert f"at {address} was not made by a CA in {strangers / 'ca.pem'}" in told(wrong_ca)
+    assert f"at {address} was not issued by a CA in {strangers / 'ca.pem'}" in told(wrong_ca)
     both = "the client calls itself 'shard_00', but its certificate is of 'shard_01'"
     assert f"the coordinator refused: {both}" in told(impostor)
     assert [wrong_ca.ends(), impostor.ends()] == [ExitCode.REFUSED] * 2

@@ -1,1 +1,1 @@
-"""The agent on one shard: it dials out, works, and keeps its data to itself."""
+"""The client of one site: it dials out, trains on local data and never sends the data."""

@@ -1,4 +1,4 @@
-"""What a client needs to be let in: whom it trusts, its certificate, its join token."""
+"""Credentials of a client: the CA it trusts, its certificate and its join token."""
 
 import logging
 from dataclasses import dataclass
@@ -16,21 +16,21 @@ log = logging.getLogger("ssfl.client")
 
 @dataclass(frozen=True, slots=True)
 class Access:
-    """How to get in at a coordinator."""
+    """Address of a coordinator and the credentials for it."""
 
     address: str
     tls: "ClientTls | None" = None
     token: str = ""
 
-    def find_out(self) -> "Finding | None":
-        """Say why the coordinator cannot be spoken to, if that can be found out."""
-        from ssfl.program.tls.probe import find_out  # only where something went wrong
+    def diagnose(self) -> "Finding | None":
+        """Probe the coordinator; return the cause of a failed connection, or None if unknown."""
+        from ssfl.program.tls.probe import diagnose  # imported only after a failure
 
-        return find_out(self.address, self.tls)
+        return diagnose(self.address, self.tls)
 
 
 def read_access(config: ClientConfig) -> Access:
-    """Read and check the files that the settings name; raise ProgramError(USAGE)."""
+    """Read and check the credential files; raise ProgramError(USAGE) if one cannot be used."""
     files = (config.tls_ca, config.tls_cert, config.tls_key, config.tls_server_name)
     if not (any(files) or config.join_token_file):
         return Access(config.coordinator)
@@ -39,7 +39,7 @@ def read_access(config: ClientConfig) -> Access:
     tls = client_tls(*files)
     token = read_token(config.join_token_file) if config.join_token_file else ""
     if token and tls is None and not is_loopback(split(config.coordinator)[0]):
-        log.warning("without --tls-ca the join token travels in the clear: anybody can read it")
+        log.warning("without --tls-ca the join token is sent unencrypted: others can read it")
     if tls and tls.pair:
         for warning in filter(None, (tls.pair.warning(), tls.pair.key_warning())):
             log.warning("%s", warning)

@@ -1,17 +1,17 @@
-"""The client's side of a run, readable as the algorithm.
+"""The client's side of a run.
 
-  1. join: be told the settings, build the model, say what it looks like
-  2. ask for the next task (a long poll)
-  3. SCORE     score every weight on a minibatch or several, report
-     TRAIN     test the base, train inside the mask, send the kept values
-     EVALUATE  test the base, report
-     PERSONALIZE  train the final model for this site alone, keep it, report how good it is
-     FINISH    store the final model, say goodbye
-  4. open the next long poll *before* uploading, so that the next round's values are pushed the
-     moment they exist; go to 3
+  1. Join: receive the settings, build the model, join again with its digest.
+  2. Ask for the next task (a long poll).
+  3. SCORE        score every masked weight on one or more minibatches; upload the scores
+     TRAIN        test the base, train inside the mask; upload the kept values
+     EVALUATE     test the base; report the result
+     PERSONALIZE  train the final model on this site's data, store it; report both results
+     FINISH       store the final model; leave
+  4. Open the next long poll *before* uploading, so that the coordinator can push the next round's
+     values at once. Go to 3.
 
-Whatever breaks, the client joins again: a finished result is kept on disk and sent before
-anything else, a broken download goes on where it stopped, nothing is computed twice.
+After any failure the client joins again. A finished result is kept on disk and sent first, a broken
+download resumes where it stopped, and nothing is computed twice.
 """
 
 import logging
@@ -26,22 +26,22 @@ import grpc
 import numpy as np
 import numpy.typing as npt
 
-from ssfl.client.client_stats import Diary
+from ssfl.client.client_stats import ClientStats
 from ssfl.client.coding import (
     ENCODINGS,
-    Coded,
+    EncodedPayload,
     write_initial,
     write_scores,
     write_update,
 )
-from ssfl.client.connection import UNARY_TIMEOUT_S, Patience, Watchdog
+from ssfl.client.connection import UNARY_TIMEOUT_S, ReconnectBackoff, Watchdog
 from ssfl.client.download import Download, Downloads
 from ssfl.client.errors import Refused, Resync, Unavailable, reason_of, translate
 from ssfl.client.held_model import HeldModel
-from ssfl.client.local_state import Answer, EndedRun, LocalState
+from ssfl.client.local_state import EndedRun, LocalState, PendingUpload
 from ssfl.client.local_work import Site
-from ssfl.client.messages import evaluation_message, scoring, word
-from ssfl.client.progress import Progress, StepOver
+from ssfl.client.messages import enum_name, evaluation_message, scoring_request
+from ssfl.client.progress import ProgressReporter, StepOver
 from ssfl.client.run_settings import read_settings
 from ssfl.client.upload import send
 from ssfl.durable.failpoints import failpoint
@@ -58,19 +58,19 @@ from ssfl.v1 import saliency_pb2, transfer_pb2, update_pb2
 log = logging.getLogger("ssfl.client")
 
 PROTOCOL_VERSION = 1
-ENDED_RETRY_S = 20.0  # a client that crashed after its run's end looks for a coordinator this long
+ENDED_RETRY_S = 20.0  # after a crash at the end of a run: try the coordinator for this long
 Vector = npt.NDArray[np.float32]
 
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """What a client says of itself in Join."""
+    """What a client sends about itself in Join."""
 
     client_id: str
     num_samples: int
     fingerprint: str
     class_counts: dict[int, int]  # empty unless the site shares them
-    labels: tuple[int, ...] = ()  # classes that are here; empty unless the site shares them
+    labels: tuple[int, ...] = ()  # classes of the shard; empty unless the site shares them
 
 
 class Agent:
@@ -81,18 +81,18 @@ class Agent:
         stub: Any,
         identity: Identity,
         local: LocalState,
-        patience: Patience,
+        backoff: ReconnectBackoff,
         build_site: Callable[[RunSettings, Manifest | None], Site],
         out_dir: Path,
-        diary: Diary | None = None,
+        stats: ClientStats | None = None,
     ) -> None:
         self._stub = stub
         self._identity = identity
         self._local = local
-        self._patience = patience
+        self._backoff = backoff
         self._build_site = build_site
         self._out_dir = out_dir
-        self._diary = diary or Diary()
+        self._stats = stats or ClientStats()
         self._caller = pb.Caller()
         self._run_id = ""  # the run that the site was built for
         self._site: Site | None = None
@@ -100,31 +100,31 @@ class Agent:
         self._watchdog = Watchdog(self._settings.no_progress_s)
         self._downloads: Downloads | None = None
         self._held: HeldModel | None = None
-        self._answer: Answer | None = None
-        self._granted = False  # a slot came with the task; a second try waits, to resume
+        self._pending: PendingUpload | None = None
+        self._granted = False  # the task came with a slot; a second try waits for a grant
 
     def run(self) -> Path | None:
-        """Take part until the run is over; return where the final model is, if there is one."""
+        """Take part until the run is over; return the folder of the final model, if any."""
         while True:
             try:
                 self._join()
                 return self._work()
             except Unavailable as error:
-                if self._patience.failed_for(ENDED_RETRY_S) and (ended := self._local.ended()):
+                if self._backoff.failed_for(ENDED_RETRY_S) and (ended := self._local.ended()):
                     log.info(
-                        "the run is over for this client, and no coordinator answers: nothing is "
-                        "left to do",
+                        "the run is over for this client and the coordinator does not answer: "
+                        "nothing is left to do",
                         extra={"run": ended.run_id},
                     )
                     return ended.folder
-                self._patience.wait(error)
+                self._backoff.wait(error)
             except Resync as error:
                 log.info("joining again: %s", error)
-                self._patience.pause()
+                self._backoff.pause()
 
     def leave(self, why: str) -> None:
-        """Say goodbye before stopping; the coordinator then does not wait for us."""
-        self._goodbye(pb.LEAVE_REASON_STOPPING, why)
+        """Leave the run, so that the coordinator does not wait for this client."""
+        self._call_leave(pb.LEAVE_REASON_STOPPING, why)
 
     # -- 1. join
 
@@ -133,12 +133,12 @@ class Agent:
         while response.run_id != self._run_id:
             self._enter(response)
             response = self._join_call()
-        answer = self._answer or self._local.load()
-        self._answer = answer if answer and answer.run_id == self._run_id else None
-        self._diary.joined()
+        pending = self._pending or self._local.load()
+        self._pending = pending if pending and pending.run_id == self._run_id else None
+        self._stats.joined()
 
     def _enter(self, response: pb.JoinResponse) -> None:
-        """Build the model of a run we did not know: our first, or one begun with --fresh."""
+        """Build the model of a run that is new to this client."""
         settings = read_settings(response.settings)
         log.info("joined", extra={"run": response.run_id})
         self._run_id = response.run_id
@@ -148,13 +148,13 @@ class Agent:
         self._site = self._build_site(settings, known)
         self._watchdog = Watchdog(settings.no_progress_s)
         self._downloads = Downloads(
-            self._watchdog, self._site.manifest, self._patience.reached, diary=self._diary
+            self._watchdog, self._site.manifest, self._backoff.reached, stats=self._stats
         )
         self._settings = settings
         self._held = HeldModel(self._site.manifest, self._site.initial, self._own_mask)
 
     def _join_call(self) -> pb.JoinResponse:
-        """Join with the model we built; raise Refused if the run has another one."""
+        """Join with the site's model; raise Refused if the run has another model."""
         manifest = self._site.manifest if self._site else None
         try:
             return self._call_join(manifest)
@@ -165,7 +165,7 @@ class Agent:
             response = self._call_join(None)
             if response.run_id != self._run_id:
                 return response
-            return self._call_join(manifest, whole=True)  # refused, naming the tensor
+            return self._call_join(manifest, whole=True)  # the refusal names the tensor
         except grpc.RpcError as error:
             raise translate(error) from error
 
@@ -198,7 +198,7 @@ class Agent:
         while True:
             call = self._ask()
             try:
-                self._send_answer()
+                self._send_pending()
                 download = self._downloads.receive(call)
             finally:
                 call.cancel()
@@ -216,68 +216,69 @@ class Agent:
                 case "finish":
                     return self._finish(download)
                 case _:
-                    raise Refused("the coordinator asks for work this version does not know")
+                    raise Refused("the coordinator asks for work that this version does not know")
 
     def _ask(self) -> Any:
         """Open the long poll."""
         assert self._downloads is not None and self._held is not None
         request = pb.NextTaskRequest(
             caller=self._caller,
-            finished_step=self._answer.step if self._answer else 0,
-            **self._held.said(),
+            finished_step=self._pending.step if self._pending else 0,
+            **self._held.held_digests(),
             **self._downloads.resume_fields(),
         )
         return self._stub.NextTask(request)
 
-    def _send_answer(self) -> None:
-        """Upload the finished result, if there is one."""
-        answer = self._answer
-        if answer is None:
+    def _send_pending(self) -> None:
+        """Upload the pending result, if any."""
+        pending = self._pending
+        if pending is None:
             return
         request: Any
-        if answer.kind == "scores":
+        if pending.kind == "scores":
             rpc = self._stub.ReportSaliency
-            report = saliency_pb2.SaliencyReport.FromString(answer.header)
+            report = saliency_pb2.SaliencyReport.FromString(pending.header)
             request = pb.ReportSaliencyRequest(caller=self._caller, header=report)
         else:
             rpc = self._stub.SendUpdate
-            update = update_pb2.SparseUpdate.FromString(answer.header)
+            update = update_pb2.SparseUpdate.FromString(pending.header)
             request = pb.SendUpdateRequest(caller=self._caller, header=update)
         granted, self._granted = self._granted, False
         try:
             outcome = send(
-                rpc, request, answer.payload, self._watchdog,
-                wait_for_grant=not granted, reached=self._patience.reached, diary=self._diary,
+                rpc, request, pending.payload, self._watchdog,
+                wait_for_grant=not granted, reached=self._backoff.reached, stats=self._stats,
             )  # fmt: skip
         except Resync:
-            self._drop_answer()
+            self._drop_pending()
             raise
         failpoint("client.receipt")
-        self._diary.results[word(outcome)] += 1
-        log.info("%s sent", answer.kind, extra={"step": answer.step, "outcome": word(outcome)})
+        name = enum_name(outcome)
+        self._stats.results[name] += 1
+        log.info("%s sent", pending.kind, extra={"step": pending.step, "outcome": name})
         if outcome in (transfer_pb2.OUTCOME_ACCEPTED, transfer_pb2.OUTCOME_ALREADY_ACCEPTED):
-            self._local.accepted()
-        self._drop_answer()
+            self._local.commit_residual()
+        self._drop_pending()
 
-    def _drop_answer(self) -> None:
-        self._answer = None
+    def _drop_pending(self) -> None:
+        self._pending = None
         self._local.drop()
         failpoint("client.dropped")
 
-    def _keep_answer(
+    def _keep_pending(
         self,
         kind: str,
         step: int,
         header: bytes,
-        coded: Coded,
+        coded: EncodedPayload,
         round_number: int = 0,
         *,
         granted: bool = False,
     ) -> None:
-        self._answer = Answer(self._run_id, kind, step, header, coded.data)
+        self._pending = PendingUpload(self._run_id, kind, step, header, coded.data)
         self._granted = granted
         mask_digest = self._held.mask_digest if self._held else b""
-        self._local.save(self._answer, mask_digest, round_number, coded.residual)
+        self._local.save(self._pending, mask_digest, round_number, coded.residual)
         failpoint("client.saved")
 
     def _initialize(self) -> None:
@@ -296,10 +297,10 @@ class Agent:
     def _score(self, download: Download) -> None:
         assert self._site is not None and self._held is not None
         work, step = download.task.score, download.task.step
-        asked = scoring(work, *self._held.take_whole(download, work))
+        request = scoring_request(work, *self._held.model_to_score(download, work))
         began_s = time.monotonic()
         with self._working("score", step):
-            scores = self._site.score(asked)
+            scores = self._site.score(request)
         failpoint("client.scored")
         coded = write_scores(scores, work, self._settings, self._identity.client_id)
         report = saliency_pb2.SaliencyReport(
@@ -310,21 +311,21 @@ class Agent:
             scores=coded.payload,
             work_s=time.monotonic() - began_s,
         )
-        self._keep_answer("scores", step, report.SerializeToString(), coded)
+        self._keep_pending("scores", step, report.SerializeToString(), coded)
 
     def _train(self, download: Download) -> None:
         assert self._site is not None and self._held is not None
         work, step = download.task.train, download.task.step
-        mask, base = self._held.take(download, work)
+        mask, base = self._held.mask_and_base(download, work)
         began_s = time.monotonic()
         try:
             with self._working("train", step) as progress:
                 trained = self._site.train(mask, base, work.round_number, progress.on_step)
         except StepOver:
-            log.info("round closed without us", extra={"round": work.round_number})
+            log.info("round closed before training ended", extra={"round": work.round_number})
             return
         failpoint("client.trained")
-        self._diary.training_loss = trained.training_loss
+        self._stats.training_loss = trained.training_loss
         residual = self._local.residual(self._run_id, mask.digest, work.round_number)
         coded = write_update(
             trained.values, base, work, self._settings, self._identity.client_id, residual
@@ -349,18 +350,18 @@ class Agent:
             extra={
                 "round": work.round_number,
                 "loss": round(trained.training_loss, 4),
-                "values": word(coded.payload.encoding, transfer_pb2.Encoding),
+                "values": enum_name(coded.payload.encoding, transfer_pb2.Encoding),
                 "bytes": len(coded.data),
             },
         )
         header = update.SerializeToString()
         granted, number = work.upload_granted, work.round_number
-        self._keep_answer("values", step, header, coded, number, granted=granted)
+        self._keep_pending("values", step, header, coded, number, granted=granted)
 
     def _evaluate(self, download: Download) -> None:
         assert self._site is not None and self._held is not None
         work, step = download.task.evaluate, download.task.step
-        mask, base = self._held.take(download, work)
+        mask, base = self._held.mask_and_base(download, work)
         began_s = time.monotonic()
         with self._working("evaluate", step):
             tested = self._site.evaluate(mask, base)
@@ -378,18 +379,18 @@ class Agent:
     def _personalize(self, download: Download) -> None:
         assert self._site is not None and self._held is not None
         work, step = download.task.personalize, download.task.step
-        mask, base = self._held.take(download, work)
+        mask, base = self._held.mask_and_base(download, work)
         began_s = time.monotonic()
         try:
             with self._working("personalize", step) as progress:
                 own = self._site.personalize(mask, base, work.rounds_done, progress.on_step)
         except StepOver:
-            log.info("the run ended before our own model was trained")
+            log.info("the run ended before the personal model was trained")
             return
         folder = self._folder() / "personal"
         folder.mkdir(parents=True, exist_ok=True)
         write_model(folder, self._site.manifest, mask, own.values)
-        log.info("own model stored", extra={"folder": str(folder)})
+        log.info("personal model stored", extra={"folder": str(folder)})
         self._report(
             pb.ReportEvaluationRequest(
                 caller=self._caller,
@@ -401,11 +402,11 @@ class Agent:
         )
 
     @contextmanager
-    def _working(self, work: str, step: int) -> Iterator[Progress]:
-        """Say every few seconds how far the work is, and note how long it took."""
-        told = Progress(self._stub, self._caller, step, self._diary)
-        with self._diary.work(work), told as progress:
-            yield progress
+    def _working(self, work: str, step: int) -> Iterator[ProgressReporter]:
+        """Report progress during the work and measure its duration."""
+        reporter = ProgressReporter(self._stub, self._caller, step, self._stats)
+        with self._stats.work(work), reporter:
+            yield reporter
 
     def _report(self, request: pb.ReportEvaluationRequest) -> None:
         try:
@@ -420,12 +421,12 @@ class Agent:
         if work.stopped:
             log.warning("an operator stopped the run", extra={"rounds_done": work.rounds_done})
         if work.base_digest:
-            mask, values = self._held.take(download, work)
+            mask, values = self._held.mask_and_base(download, work)
             folder = self._folder()
             folder.mkdir(parents=True, exist_ok=True)
             write_model(folder, self._site.manifest, mask, values)
         self._local.save_ended(EndedRun(self._run_id, folder))
-        self._goodbye(pb.LEAVE_REASON_FINISHED)
+        self._call_leave(pb.LEAVE_REASON_FINISHED)
         failpoint("client.goodbye")
         return folder
 
@@ -433,16 +434,16 @@ class Agent:
         return self._out_dir / self._run_id / self._identity.client_id
 
     def _own_mask(self) -> Mask:
-        """Return the mask that a run with one for every client gives us."""
+        """Return the mask of this client in a run where every client has its own."""
         assert self._site is not None
         settings, name = self._settings, self._identity.client_id
         return client_random_mask(self._site.manifest, settings.sparsity, settings.seed, name)
 
-    def _goodbye(self, reason: pb.LeaveReason, why: str = "") -> None:
+    def _call_leave(self, reason: pb.LeaveReason, why: str = "") -> None:
         if not self._caller.session:
             return
         try:
             request = pb.LeaveRequest(caller=self._caller, reason=reason, detail=why[:200])
             self._stub.Leave(request, timeout=2.0)
         except grpc.RpcError as error:
-            log.debug("could not say goodbye", extra={"error": str(error.code())})
+            log.debug("the Leave call failed", extra={"error": str(error.code())})

@@ -1,7 +1,7 @@
-"""What a client did since it started: for its own metrics, lost with the process.
+"""Counters of a client since its process started, for its metrics.
 
-Written by the client's main thread, read by the one that answers Prometheus: single values and
-copies, so neither waits for the other.
+The main thread writes them and the metrics thread reads them without a lock: each is a single
+value or is copied.
 """
 
 import time
@@ -18,8 +18,8 @@ DIRECTIONS = ("up", "down")
 OUTCOMES = ("accepted", "already_accepted", "step_closed")
 
 
-class Diary:
-    """One client."""
+class ClientStats:
+    """State, counters and durations of one client."""
 
     def __init__(self) -> None:
         self.state = "joining"
@@ -36,28 +36,28 @@ class Diary:
         self.steps_done = self.steps_all = 0
 
     def reached(self) -> None:
-        """The coordinator answered."""
+        """Record that the coordinator answered."""
         self.connected = True
 
-    def unheard(self) -> None:
-        """A word to the coordinator was lost; the work goes on."""
+    def disconnected(self) -> None:
+        """Record a failed progress report; the work continues."""
         self.connected = False
 
     def failed(self) -> None:
-        """The coordinator did not: join again."""
+        """Record a failed call; the client joins again."""
         self.connected = False
         self.retries += 1
         self.state = "joining"
 
     def joined(self) -> None:
-        """It knows us."""
+        """Record a successful Join."""
         self.joins += 1
         self.reached()
         self.state = "waiting"
 
     @contextmanager
     def work(self, name: str) -> Iterator[None]:
-        """Note how long a work of WORKS takes, if it is brought to an end."""
+        """Measure one of WORKS; work that raises is not counted."""
         began_s = time.monotonic()
         self.state, self.steps_done, self.steps_all = name, 0, 0
         yield
@@ -65,17 +65,17 @@ class Diary:
         self.state = "waiting"
 
     def step(self, done: int, total: int) -> None:
-        """A minibatch is done."""
+        """Record the number of minibatches done."""
         self.steps_done, self.steps_all = done, total
 
     def begin_transfer(self, direction: str, offset: int) -> None:
-        """Bytes begin to flow, from here on."""
+        """Record that a transfer starts; an `offset` above 0 counts as a resume."""
         self.state = "uploading" if direction == "up" else "downloading"
         if offset:
             self.resumes[direction] += 1
 
     def end_transfer(self, direction: str, num_bytes: int, seconds: float) -> None:
-        """So many of them have arrived."""
+        """Record the size and duration of a completed transfer."""
         self.payload_bytes[direction] += num_bytes
         self.transfers[direction].observe(seconds)
         self.state = "waiting"

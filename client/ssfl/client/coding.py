@@ -1,4 +1,4 @@
-"""Payloads of both directions: what the coordinator sends read, what it asks for written."""
+"""Decode payloads from the coordinator; encode scores, updates and initial weights."""
 
 import hashlib
 import logging
@@ -34,39 +34,42 @@ log = logging.getLogger("ssfl.client")
 
 Vector = npt.NDArray[np.float32]
 
-# What this version reads and writes.
-ENCODINGS = [one.name for one in transfer_pb2.Encoding.DESCRIPTOR.values if one.number]
+# Encodings that this version reads and writes.
+ENCODINGS = [value.name for value in transfer_pb2.Encoding.DESCRIPTOR.values if value.number]
 VALUE_CODES: dict[int, ValueCode] = {
     transfer_pb2.ENCODING_REFERENCE: reference.CODE,
     transfer_pb2.ENCODING_BFLOAT16: bfloat16.CODE,
     transfer_pb2.ENCODING_INT8: int8.CODE,
-    transfer_pb2.ENCODING_GRID: grid.Grid(),  # each payload says its own number of bits
+    transfer_pb2.ENCODING_GRID: grid.Grid(),  # each payload has its own number of bits
 }
 
 
 @dataclass(frozen=True)
-class Coded:
-    """A payload ready to be sent."""
+class EncodedPayload:
+    """A payload to send; `payload` describes the bytes in `data`."""
 
     payload: transfer_pb2.Payload
     data: memoryview
-    error: float = 0.0  # what was lost, as a share of the update
-    residual: Vector | None = None  # what was lost, to be added to the next update
+    error: float = 0.0  # coding error, as a share of the update
+    residual: Vector | None = None  # coding error, added to the next update
 
 
 def check_size(payload: transfer_pb2.Payload, manifest: Manifest) -> None:
-    """Refuse what cannot be right before memory is taken for it."""
+    """Raise Refused if an announced size is impossible, before memory is allocated for it."""
     if payload.encoding == transfer_pb2.ENCODING_BITMASK_SORTED:
-        most = sorted_bits.max_encoded_bytes(manifest.masked_shapes)
+        max_bytes = sorted_bits.max_encoded_bytes(manifest.masked_shapes)
     elif payload.encoding in (transfer_pb2.ENCODING_BITMASK, transfer_pb2.ENCODING_BITMASK_ZSTD):
-        most = masks.packed_bytes(manifest.num_masked)
-        most -= payload.encoding == transfer_pb2.ENCODING_BITMASK_ZSTD  # a frame must be smaller
+        max_bytes = masks.packed_bytes(manifest.num_masked)
+        # A compressed mask must be smaller than the packed bits.
+        max_bytes -= payload.encoding == transfer_pb2.ENCODING_BITMASK_ZSTD
     elif code := VALUE_CODES.get(payload.encoding):
-        most = blocks.max_encoded_bytes(code, manifest.size)
+        max_bytes = blocks.max_encoded_bytes(code, manifest.size)
     else:
-        most = values_only.encoded_bytes(manifest.size)
-    if payload.num_bytes > most:
-        raise Refused(f"the coordinator announced {payload.num_bytes} bytes where {most} are most")
+        max_bytes = values_only.encoded_bytes(manifest.size)
+    if payload.num_bytes > max_bytes:
+        raise Refused(
+            f"the coordinator announced {payload.num_bytes} bytes; at most {max_bytes} are possible"
+        )
 
 
 def read_mask(
@@ -76,27 +79,27 @@ def read_mask(
     initial: Vector,
     held: Mask | None,
 ) -> Mask:
-    """Return the mask of a broadcast, checked against its digest.
+    """Return the mask of a broadcast, verified against its digest.
 
-    `initial` are the run's initial weights; `held` is the mask we have, for a difference to it.
+    `initial` is the run's initial vector; `held` is the mask that a difference refers to.
     """
     if message.all_kept:
         mask = Mask.full(manifest.num_masked)
     elif not message.HasField("mask"):
-        raise Resync("the coordinator believes we hold a mask that we do not")
+        raise Resync("the task needs a mask that this client does not hold")
     else:
         against = message.mask.reference_digest
         if against and (held is None or held.digest != against):
-            raise Resync("the mask is coded against one that we do not hold")
+            raise Resync("the mask is coded against one that this client does not hold")
         try:
             bits = _mask_bits(data, message.mask.encoding, manifest, initial)
             if against and held:
                 bits = masks.difference(bits, held.bits)
             mask = Mask(masks.checked(bits, manifest.num_masked), manifest.num_masked)
         except CodecError as error:
-            raise Refused(f"the coordinator sent a mask that does not fit: {error}") from error
+            raise Refused(f"the mask from the coordinator does not fit: {error}") from error
     if mask.digest != message.mask_digest or mask.num_kept != message.num_kept:
-        raise Refused("the coordinator sent a mask that does not match its digest")
+        raise Refused("the mask from the coordinator does not match its digest")
     return mask
 
 
@@ -114,42 +117,44 @@ def _mask_bits(data: memoryview, encoding: int, manifest: Manifest, initial: Vec
 def read_values(
     data: memoryview, payload: transfer_pb2.Payload, count: int, held: Mapping[bytes, Vector]
 ) -> Vector:
-    """Return the `count` values of a payload; `held` are those it may be coded against."""
+    """Return the `count` values of a payload; `held` has possible references by digest."""
     code = VALUE_CODES.get(payload.encoding)
     plain = transfer_pb2.ENCODING_VALUES_ONLY, transfer_pb2.ENCODING_DENSE
     if code is None and payload.encoding not in plain:
         raise Refused(f"the coordinator sent values in encoding {payload.encoding}")
     if payload.reference_digest and payload.reference_digest not in held:
-        raise Resync("the values are coded against others that we do not hold")
+        raise Resync("the values are coded against others that this client does not hold")
     try:
         if code is None:
             return values_only.decode(data, count).copy()
         return blocks.decode(code, data, count, held.get(payload.reference_digest))
     except CodecError as error:
-        raise Refused(f"the coordinator sent values that do not fit: {error}") from error
+        raise Refused(f"the values from the coordinator do not fit: {error}") from error
 
 
-def write_scores(found: Vector, work: pb.ScoreTask, settings: RunSettings, client_id: str) -> Coded:
-    """Return scores as the task asks for them."""
+def write_scores(
+    found: Vector, work: pb.ScoreTask, settings: RunSettings, client_id: str
+) -> EncodedPayload:
+    """Encode scores as the task asks."""
     match work.report_encoding:
         case transfer_pb2.ENCODING_SCORES:
-            again = [work.scoring_epoch] if work.scoring_epoch else []  # a refresh rounds anew
+            again = [work.scoring_epoch] if work.scoring_epoch else []  # a refresh draws again
             words = random_words(settings.seed, found.size, "scores", client_id, *again)
             try:
                 data = scores.encode(found, work.num_coded, words)
-            except UnfitValues as error:  # the coordinator says what is wrong with them, if it is
-                log.warning("sending the scores as they are: %s", error)
-                return _coded(transfer_pb2.ENCODING_DENSE, values_only.encode(found))
-            return _coded(transfer_pb2.ENCODING_SCORES, data)
+            except UnfitValues as error:  # the coordinator refuses scores that are not valid
+                log.warning("sending the scores as float32: %s", error)
+                return _encoded(transfer_pb2.ENCODING_DENSE, values_only.encode(found))
+            return _encoded(transfer_pb2.ENCODING_SCORES, data)
         case transfer_pb2.ENCODING_UNSPECIFIED | transfer_pb2.ENCODING_DENSE:
-            return _coded(transfer_pb2.ENCODING_DENSE, values_only.encode(found))
+            return _encoded(transfer_pb2.ENCODING_DENSE, values_only.encode(found))
         case unknown:
             raise Refused(f"the coordinator asks for scores in encoding {unknown}")
 
 
-def write_initial(initial: Vector) -> Coded:
-    """Return initial weights as they are."""
-    return _coded(transfer_pb2.ENCODING_DENSE, values_only.encode(initial))
+def write_initial(initial: Vector) -> EncodedPayload:
+    """Encode initial weights as float32."""
+    return _encoded(transfer_pb2.ENCODING_DENSE, values_only.encode(initial))
 
 
 def write_update(
@@ -159,14 +164,14 @@ def write_update(
     settings: RunSettings,
     client_id: str,
     residual: Vector | None,
-) -> Coded:
-    """Return trained values as the task asks for them; `residual` is what earlier ones lost."""
+) -> EncodedPayload:
+    """Encode trained values as the task asks; `residual` is the error of earlier updates."""
     match work.update_encoding:
         case transfer_pb2.ENCODING_UNSPECIFIED | transfer_pb2.ENCODING_VALUES_ONLY:
-            return _coded(transfer_pb2.ENCODING_VALUES_ONLY, values_only.encode(trained))
+            return _encoded(transfer_pb2.ENCODING_VALUES_ONLY, values_only.encode(trained))
         case transfer_pb2.ENCODING_REFERENCE:
             data = blocks.encode(reference.CODE, trained, base)
-            return _coded(work.update_encoding, data, work.base_digest)
+            return _encoded(work.update_encoding, data, work.base_digest)
         case _:
             code, asked = lossy_code(settings), VALUE_CODES.get(work.update_encoding)
             if code is None or asked is None or asked.name != code.name:
@@ -176,23 +181,23 @@ def write_update(
     try:
         data = blocks.encode(code, target, base, words)
     except UnfitValues as error:
-        log.warning("sending the values without loss: %s", error)
+        log.warning("sending the values losslessly: %s", error)
         data = blocks.encode(reference.CODE, trained, base)
-        return _coded(transfer_pb2.ENCODING_REFERENCE, data, work.base_digest)
+        return _encoded(transfer_pb2.ENCODING_REFERENCE, data, work.base_digest)
     sent = blocks.decode(code, data, target.size, base)
-    coded = _coded(work.update_encoding, data, work.base_digest)
+    coded = _encoded(work.update_encoding, data, work.base_digest)
     error_share = blocks.relative_error(target, sent, base)
     rest = target - sent if settings.error_feedback else None
-    return Coded(coded.payload, coded.data, error_share, rest)
+    return EncodedPayload(coded.payload, coded.data, error_share, rest)
 
 
-def _coded(
+def _encoded(
     encoding: transfer_pb2.Encoding, data: memoryview, reference_digest: bytes = b""
-) -> Coded:
+) -> EncodedPayload:
     payload = transfer_pb2.Payload(
         encoding=encoding,
         num_bytes=len(data),
         digest=hashlib.sha256(data).digest(),
         reference_digest=reference_digest,
     )
-    return Coded(payload, data)
+    return EncodedPayload(payload, data)

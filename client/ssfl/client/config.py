@@ -1,4 +1,4 @@
-"""Every setting of a client: where its data is and whom to call. Run settings are not here."""
+"""Settings of a client. Run settings come from the coordinator."""
 
 import re
 from dataclasses import dataclass
@@ -10,7 +10,7 @@ from ssfl.method.settings import RunSettings, setting
 from ssfl.program.exits import ExitCode, ProgramError
 from ssfl.program.settings.loading import setting_names
 
-# Settings of ssfl-coordinator alone (compared with its own list by tests/test_settings_split.py).
+# Settings that only ssfl-coordinator has; tests/test_settings_split.py compares the two lists.
 COORDINATOR_SETTINGS = (
     "host", "port", "admin_host", "admin_port", "init", "fresh", "exit_when_done", "exit_on_stall",
     "status_port", "status_host", "health_port", "keep_uploads", "upload_slots", "workers",
@@ -18,12 +18,12 @@ COORDINATOR_SETTINGS = (
     "max_clients", "max_connections", "max_model_values",
 )  # fmt: skip
 CLIENT_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
-ELSEWHERE = "is a setting of the run: it lives on the coordinator and reaches every client in Join"
+RUN_SETTING = "is a setting of the run: set it on the coordinator, which sends it to every client"
 
 
 @dataclass(frozen=True, slots=True)
 class ClientConfig:
-    """What one site decides for itself."""
+    """Settings that each site chooses for itself."""
 
     data: str = setting("", "shard to train on: a name under --data-root, or a path")
     data_root: Path = setting(Path("shards"), "folder that holds the shards")
@@ -35,7 +35,7 @@ class ClientConfig:
     )
     client_id: str = setting("", "name in the federation; by default the shard's name")
     state_dir: Path = setting(
-        Path(".ssfl/clients"), "folder for what survives a restart, with one folder for each client"
+        Path(".ssfl/clients"), "folder for state that survives a restart; each client has its own"
     )
     out_dir: Path = setting(
         Path("runs"), "folder for the final model, with one folder for each run"
@@ -44,13 +44,13 @@ class ClientConfig:
         False, "send the coordinator the number of samples of each class"
     )
     share_labels: bool = setting(
-        False, "send the coordinator the list of classes; new classes can then renew the mask"
+        False, "send the coordinator the list of classes; new classes can then refresh the mask"
     )
     give_up_after: float = setting(
         86400.0, "exit when the coordinator has been unreachable for this long", duration=True
     )
     tls_ca: str = setting(
-        "", "use TLS with this CA of the coordinator, PEM; system: this machine's roots",
+        "", "use TLS and trust this CA, a PEM file; system: the CAs that this machine trusts",
         metavar="PATH",
     )  # fmt: skip
     tls_cert: Path | None = setting(
@@ -58,7 +58,7 @@ class ClientConfig:
     )
     tls_key: Path | None = setting(None, "key of the certificate, PEM")
     tls_server_name: str = setting(
-        "", "name in the coordinator's certificate; needed if it is not its address",
+        "", "name in the coordinator's certificate; needed if it differs from the address",
         metavar="NAME",
     )  # fmt: skip
     join_token_file: Path | None = setting(
@@ -66,8 +66,7 @@ class ClientConfig:
     )
     metrics_port: int | None = setting(
         None,
-        "port for Prometheus (/metrics) and probes (/healthz); 0: a free port; "
-        "without this flag there is none",
+        "port for Prometheus (/metrics) and probes (/healthz); 0: a free port; default: no port",
     )
     metrics_host: str = setting("127.0.0.1", "address of the metrics port")
     log_format: str = setting(
@@ -78,9 +77,9 @@ class ClientConfig:
     )
 
     def validate(self) -> None:
-        """Raise SettingsError naming the flag at fault."""
+        """Raise SettingsError, which names the flag, if a value cannot be used."""
         if not self.data:
-            raise SettingsError("--data is missing: which shard? For example --data shard_00")
+            raise SettingsError("--data is missing: name a shard, for example --data shard_00")
         host, colon, port = self.coordinator.rpartition(":")
         if not (colon and host and port.isdigit() and 0 < int(port) < 65536):
             raise SettingsError(
@@ -100,7 +99,7 @@ class ClientConfig:
 
 
 def client_id_of(config: ClientConfig) -> str:
-    """Return the client's name, by default that of its shard; ProgramError if it cannot be one."""
+    """Return the client id, by default the shard's name; raise ProgramError if that is not one."""
     if config.client_id:
         return config.client_id
     name = Path(full_name(config.data, config.data_root)).name.removesuffix(".npz")
@@ -114,9 +113,9 @@ def client_id_of(config: ClientConfig) -> str:
 
 
 def settings_elsewhere() -> dict[str, str]:
-    """Return the names a client refuses, with the sentence that says why."""
-    of_run = dict.fromkeys(setting_names(RunSettings), f"{ELSEWHERE}; set it there")
-    of_coordinator = dict.fromkeys(
-        COORDINATOR_SETTINGS, "is a setting of ssfl-coordinator: give it there"
+    """Return the settings of other programs, each with the reason why a client refuses it."""
+    run = dict.fromkeys(setting_names(RunSettings), RUN_SETTING)
+    coordinator = dict.fromkeys(
+        COORDINATOR_SETTINGS, "is a setting of ssfl-coordinator: set it there"
     )
-    return of_run | of_coordinator | {"admin": "is for `ssfl status` and its like, not for clients"}
+    return run | coordinator | {"admin": "is for operator commands such as `ssfl status`"}

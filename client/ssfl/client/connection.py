@@ -1,4 +1,4 @@
-"""The channel to the coordinator, and patience with it."""
+"""The channel to the coordinator: how it is opened, reopened and watched."""
 
 import logging
 import random
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import grpc
 
-from ssfl.client.client_stats import Diary
+from ssfl.client.client_stats import ClientStats
 from ssfl.client.errors import Unavailable
 from ssfl.codec import MAX_CHUNK_BYTES
 from ssfl.method.manifest import MAX_MANIFEST_BYTES
@@ -31,10 +31,10 @@ FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.5, 30.0
 
 
 def open_channel(address: str, tls: "ClientTls | None" = None) -> grpc.Channel:
-    """Return a channel that notices a dead wire and goes through `https_proxy` where one is set."""
+    """Return a channel with keepalive, through the proxy that `https_proxy` names, if any."""
     options = [
         ("grpc.max_receive_message_length", MAX_CHUNK_BYTES + MAX_MANIFEST_BYTES),
-        # A wire that died unnoticed is found in 20 s; with bytes under way, in 10 s.
+        # A dead connection is detected within 20 s, or within 10 s during a transfer.
         ("grpc.keepalive_time_ms", 10_000),
         ("grpc.keepalive_timeout_ms", 10_000),
         ("grpc.keepalive_permit_without_calls", 1),
@@ -42,7 +42,7 @@ def open_channel(address: str, tls: "ClientTls | None" = None) -> grpc.Channel:
         ("grpc.initial_reconnect_backoff_ms", 500),
         ("grpc.max_reconnect_backoff_ms", 5_000),
         ("grpc.enable_http_proxy", 0 if is_loopback(split(address)[0]) else 1),
-        ("grpc.use_local_subchannel_pool", 1),  # a new channel is a new connection
+        ("grpc.use_local_subchannel_pool", 1),  # a new channel opens a new connection
     ]
     return channel_to(address, tls, options)
 
@@ -50,7 +50,7 @@ def open_channel(address: str, tls: "ClientTls | None" = None) -> grpc.Channel:
 def channel_to(
     address: str, tls: "ClientTls | None", options: list[tuple[str, Any]]
 ) -> grpc.Channel:
-    """Return a channel with TLS if there is something to trust, else a plain one."""
+    """Return a TLS channel, or a plain one if `tls` is None."""
     if tls is None:
         return grpc.insecure_channel(address, options=options)
     if tls.server_name:
@@ -61,7 +61,7 @@ def channel_to(
 
 
 def stub_for(channel: grpc.Channel, token: str = "") -> Any:
-    """Return the coordinator's stub; every call of it carries the join token, if there is one."""
+    """Return the coordinator's stub; its calls carry the join token if `token` is not empty."""
     stub = coordinator_pb2_grpc.CoordinatorServiceStub(channel)
     return with_token(stub, token) if token else stub
 
@@ -74,10 +74,10 @@ def with_token(stub: Any, token: str) -> Any:
 
 
 class Connection:
-    """The coordinator's stub, over a channel that is replaced after every failure.
+    """The coordinator's stub over a channel that is replaced after every failure.
 
-    A wire that is dead at one end only looks well to gRPC until its keepalive fails: what
-    comes after a failure does not wait for that, nor for gRPC's own pauses between its tries.
+    gRPC notices a half-open connection only when its keepalive fails. A new channel waits neither
+    for that nor for gRPC's own reconnect backoff.
     """
 
     def __init__(self, open_new: Callable[[], grpc.Channel], token: str = "") -> None:
@@ -88,8 +88,8 @@ class Connection:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._stub, name)
 
-    def renew(self) -> None:
-        """Give the channel up, with all its calls, and open another."""
+    def reopen(self) -> None:
+        """Close the channel, which cancels its calls, and open a new one."""
         self.close()
         self._open()
 
@@ -101,8 +101,8 @@ class Connection:
         self._stub = stub_for(self._channel, self._token)
 
 
-class Patience:
-    """Backoff with full jitter, up to a deadline that it names; then `retry` prepares a try."""
+class ReconnectBackoff:
+    """Exponential backoff with full jitter and a deadline."""
 
     def __init__(
         self,
@@ -110,67 +110,67 @@ class Patience:
         give_up_after_s: float,
         clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], None] = time.sleep,
-        find_out: Callable[[], "Finding | None"] = lambda: None,
+        diagnose: Callable[[], "Finding | None"] = lambda: None,
         retry: Callable[[], None] = lambda: None,
-        diary: Diary | None = None,
+        stats: ClientStats | None = None,
     ) -> None:
-        """`find_out` says why the coordinator cannot be reached, where gRPC's words are poor."""
+        """Call `diagnose` for the cause of a failure, and `retry` after each pause."""
         self._address = address
-        self._find_out = find_out
+        self._diagnose = diagnose
         self._was_reached = False
         self._give_up_after_s = give_up_after_s
         self._clock = clock
         self._sleep = sleep
         self._retry = retry
-        self._diary = diary or Diary()
+        self._stats = stats or ClientStats()
         self._since_s: float | None = None
         self._pause_s = FIRST_PAUSE_S
 
     def reached(self) -> None:
-        """The coordinator answered: start afresh."""
-        self._diary.reached()
+        """Record that the coordinator answered: reset the pauses and the deadline."""
+        self._stats.reached()
         if self._since_s is not None:
             log.info("reached the coordinator", extra={"address": self._address})
         self._since_s, self._pause_s, self._was_reached = None, FIRST_PAUSE_S, True
 
     def failed_for(self, seconds: float) -> bool:
-        """Return True if no call came through for `seconds`, or for --give-up-after."""
+        """Return True if every call has failed for `seconds` or for --give-up-after."""
         if self._since_s is None:
             return False
         return self._clock() - self._since_s >= min(seconds, self._give_up_after_s)
 
     def pause(self) -> None:
-        """Sleep a moment, so that joining again can never become a storm."""
+        """Sleep briefly, so that clients do not all join again at once."""
         self._sleep(random.uniform(0.1, FIRST_PAUSE_S))
 
     def wait(self, error: Unavailable) -> None:
-        """Sleep a while; raise ProgramError(UNREACHABLE) when the deadline has passed.
+        """Sleep before the next try; raise ProgramError(UNREACHABLE) if the deadline has passed.
 
-        What only a person can mend ends a client at once, REFUSED, if it has never got through.
-        Later it may be a passing thing: a network that answers in the coordinator's place, say.
+        Raise ProgramError(REFUSED) if the cause is final and the coordinator has never answered.
+        Once it has answered, even a final cause may pass, such as a captive network portal.
         """
         now_s = self._clock()
-        self._diary.failed()
+        self._stats.failed()
         self._since_s = now_s if self._since_s is None else self._since_s
-        finding = self._find_out()
+        finding = self._diagnose()
         if finding and finding.final and not self._was_reached:
             raise ProgramError(finding.text, ExitCode.REFUSED)
-        why = finding.text if finding else str(error)
+        cause = finding.text if finding else str(error)
         left_s = self._give_up_after_s - (now_s - self._since_s)
         if left_s <= 0:
             raise ProgramError(
                 f"no coordinator at {self._address} for {self._give_up_after_s:g} s "
-                f"(--give-up-after): {why}",
+                f"(--give-up-after): {cause}",
                 ExitCode.UNREACHABLE,
             )
         pause_s = min(random.uniform(0.1, self._pause_s), left_s)
         log.warning(
-            "cannot reach the coordinator, trying again",
+            "cannot reach the coordinator, retrying",
             extra={
                 "address": self._address,
                 "in_s": round(pause_s, 1),
                 "giving_up_in_s": round(left_s),
-                "error": why,
+                "error": cause,
             },
         )
         self._pause_s = min(self._pause_s * 2, LONGEST_PAUSE_S)
@@ -179,7 +179,7 @@ class Patience:
 
 
 class Watchdog:
-    """Cancels a call that nobody has fed for `no_progress_s`."""
+    """Cancels a call if `feed` has not been called for `no_progress_s`."""
 
     def __init__(self, no_progress_s: float) -> None:
         self._no_progress_s = no_progress_s
@@ -190,17 +190,17 @@ class Watchdog:
 
     @contextmanager
     def watch(self, call: Any) -> Iterator[None]:
-        """Watch a call while inside."""
+        """Watch a call inside the `with` block."""
         over = threading.Event()
         self.feed()
 
-        def look() -> None:
+        def cancel_if_idle() -> None:
             while not over.wait(max(0.05, self._fed_s + self._no_progress_s - time.monotonic())):
                 if time.monotonic() - self._fed_s >= self._no_progress_s:
                     call.cancel()
                     return
 
-        watcher = threading.Thread(target=look, name="watchdog", daemon=True)
+        watcher = threading.Thread(target=cancel_if_idle, name="watchdog", daemon=True)
         watcher.start()
         try:
             yield

@@ -1,4 +1,4 @@
-"""Receiving a task and its payloads; a broken download goes on where it stopped."""
+"""Download of a task and its payloads; a broken download resumes where it stopped."""
 
 import hashlib
 import logging
@@ -9,7 +9,7 @@ from typing import Any
 
 import grpc
 
-from ssfl.client.client_stats import Diary
+from ssfl.client.client_stats import ClientStats
 from ssfl.client.coding import check_size
 from ssfl.client.connection import Watchdog
 from ssfl.client.errors import Refused, Unavailable, translate
@@ -20,12 +20,12 @@ from ssfl.v1 import transfer_pb2
 
 log = logging.getLogger("ssfl.client")
 
-SAY_AFTER_S = 10.0
+LOG_WAITING_AFTER_S = 10.0
 
 
 @dataclass
 class Download:
-    """A task on its way in."""
+    """A task and the part of its payloads that has arrived."""
 
     task: pb.Task
     payloads: list[transfer_pb2.Payload]
@@ -48,13 +48,13 @@ class Downloads:
 
     watchdog: Watchdog
     manifest: Manifest
-    reached: Callable[[], None] = lambda: None  # the coordinator answered
+    reached: Callable[[], None] = lambda: None  # called at every response
     current: Download | None = None
-    said: str = ""
-    diary: Diary = field(default_factory=Diary)
+    logged_reason: str = ""  # why the run waits, as last logged
+    stats: ClientStats = field(default_factory=ClientStats)
 
     def resume_fields(self) -> dict[str, Any]:
-        """Return the request fields that let the coordinator go on where it stopped."""
+        """Return the request fields that let the coordinator resume the download."""
         if self.current is None or self.current.complete:
             return {}
         return {
@@ -63,7 +63,7 @@ class Downloads:
         }
 
     def receive(self, call: Any) -> Download:
-        """Return the task of a NextTask call, whole and checked against its digests."""
+        """Return the complete task of a NextTask call, verified against its digests."""
         began_s = sent_s = time.monotonic()
         offset = 0
         try:
@@ -71,11 +71,11 @@ class Downloads:
                 for response in self._responses(call):
                     match response.WhichOneof("part"):
                         case "waiting":
-                            self._say(response.waiting.reason, time.monotonic() - began_s)
+                            self._log_waiting(response.waiting.reason, time.monotonic() - began_s)
                         case "task":
                             self._begin(response.task)
                             sent_s, offset = time.monotonic(), response.task.offset
-                            self.diary.begin_transfer("down", offset)
+                            self.stats.begin_transfer("down", offset)
                         case "chunk":
                             self._chunk(response.chunk)
         except grpc.RpcError as error:
@@ -83,19 +83,19 @@ class Downloads:
         download, self.current = self.current, None
         if download is None or not download.complete:
             self.current = download
-            raise Unavailable("the coordinator closed the stream before the task was whole")
+            raise Unavailable("the coordinator closed the stream before the task was complete")
         for number, payload in enumerate(download.payloads):
             if hashlib.sha256(download.payload(number)).digest() != payload.digest:
-                raise Unavailable("a download was damaged on the way")
+                raise Unavailable("a download was damaged in transit")
         num_bytes = len(download.buffer) - offset
-        self.diary.end_transfer("down", num_bytes, time.monotonic() - sent_s)
+        self.stats.end_transfer("down", num_bytes, time.monotonic() - sent_s)
         return download
 
-    def _say(self, reason: str, waited_s: float) -> None:
-        """Tell what the run waits for, if it takes longer than a round's usual pause."""
-        if waited_s >= SAY_AFTER_S and reason != self.said:
+    def _log_waiting(self, reason: str, waited_s: float) -> None:
+        """Log what the run waits for, once per reason, after LOG_WAITING_AFTER_S."""
+        if waited_s >= LOG_WAITING_AFTER_S and reason != self.logged_reason:
             log.info("waiting for %s", reason)
-            self.said = reason
+            self.logged_reason = reason
 
     def _responses(self, call: Any) -> Iterator[pb.NextTaskResponse]:
         for response in call:
@@ -105,9 +105,9 @@ class Downloads:
 
     def _begin(self, task: pb.Task) -> None:
         payloads = _payloads(task)
-        before = self.current
-        same = before is not None and before.task.task_digest == task.task_digest
-        if before and same and task.offset == before.receiver.offset:
+        current = self.current
+        same = current is not None and current.task.task_digest == task.task_digest
+        if current and same and task.offset == current.receiver.offset:
             return
         for payload in payloads:
             check_size(payload, self.manifest)
@@ -122,15 +122,15 @@ class Downloads:
             download.receiver.check(chunk.offset, chunk.data, chunk.crc32)
         except CodecError as error:
             self.current = None
-            raise Unavailable(f"a download was damaged on the way: {error}") from error
+            raise Unavailable(f"a download was damaged in transit: {error}") from error
         download.buffer[chunk.offset : chunk.offset + len(chunk.data)] = chunk.data
 
 
 def _payloads(task: pb.Task) -> list[transfer_pb2.Payload]:
-    """Return the payloads of a task in the order in which they follow it."""
+    """Return the payloads of a task in the order in which they are sent."""
     kind = task.WhichOneof("work")
     if kind is None:
-        raise Refused("the coordinator asks for work this version does not know")
+        raise Refused("the coordinator asks for work that this version does not know")
     work = getattr(task, kind)
     if isinstance(work, pb.InitializeTask):
         return []

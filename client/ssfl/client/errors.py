@@ -1,10 +1,10 @@
-"""Why talking to the coordinator failed; one class per thing the agent does about it.
+"""Failures of calls to the coordinator; the class decides what the agent does.
 
 CallError
-├─ Unavailable     the wire or the coordinator is gone: back off, join again, resume
-├─ SlotYielded     others wait for our upload slot: queue again at once, nothing is lost
-├─ Resync          the coordinator knows us no longer, or moved on: join again at once
-└─ Refused         final: tell the person, end
+├─ Unavailable     network or coordinator is down: back off, join again, resume
+├─ SlotReclaimed   other clients wait for the upload slot: queue again at once, nothing is lost
+├─ Resync          session, base or mask is no longer current: join again at once
+└─ Refused         final: report the error and exit
 """
 
 import grpc
@@ -13,23 +13,23 @@ from ssfl.program.printable import printable
 
 
 class CallError(Exception):
-    """Base of everything a call raises on purpose."""
+    """Base class of all failures of a call."""
 
 
 class Unavailable(CallError):
-    """Try again after a while."""
+    """The call may succeed after a pause."""
 
 
-class SlotYielded(CallError):
-    """Ask for the slot again and go on where the coordinator says."""
+class SlotReclaimed(CallError):
+    """The upload has to queue for another slot; it resumes at the offset of the next grant."""
 
 
 class Resync(CallError):
-    """Join again, then go on."""
+    """The client has to join again."""
 
 
 class Refused(CallError):
-    """The coordinator will not have this client."""
+    """The coordinator does not accept this client."""
 
 
 _TRY_AGAIN = {
@@ -37,7 +37,7 @@ _TRY_AGAIN = {
     grpc.StatusCode.DEADLINE_EXCEEDED,
     grpc.StatusCode.CANCELLED,
     grpc.StatusCode.DATA_LOSS,
-    # What gRPC and proxies make of a wire that broke in an odd moment; or a coordinator in trouble.
+    # gRPC and proxies report some broken connections with these two codes.
     grpc.StatusCode.INTERNAL,
     grpc.StatusCode.UNKNOWN,
 }
@@ -46,20 +46,20 @@ _RESYNC = {"unknown_client", "join_again", "stale_base", "stale_mask"}
 
 
 def reason_of(error: grpc.RpcError) -> str:
-    """Return the coordinator's `ssfl-reason`; empty if it said none."""
+    """Return the coordinator's `ssfl-reason`, or an empty string if there is none."""
     metadata = dict(error.trailing_metadata() or ())
     return str(metadata.get("ssfl-reason", ""))
 
 
 def translate(error: grpc.RpcError) -> CallError:
-    """Return what a gRPC failure means for the agent; its text is in one line, safe to show."""
+    """Return the CallError for a gRPC failure; its text is one line and safe to print."""
     code, reason, text = error.code(), reason_of(error), printable(error.details() or "")
     if reason == "slot_yielded":
-        return SlotYielded(text)
+        return SlotReclaimed(text)
     if code in _TRY_AGAIN or reason in _BACK_OFF:
         return Unavailable(text or code.name.lower())
     if reason in _RESYNC:
         return Resync(text)
     if code is grpc.StatusCode.UNIMPLEMENTED:
-        text = f"this is not an ssfl coordinator, or one of another version ({text})"
+        text = f"the server is not an ssfl coordinator, or has another version ({text})"
     return Refused(text or code.name.lower())

@@ -1,7 +1,7 @@
-"""What a client holds of the run's model, so that it is not sent again.
+"""The parts of the run's model that a client holds, so that they are not sent again.
 
-The initial weights; the whole model that was scored last, which tells where pruned weights rest
-and where training under a new mask begins; the mask and the base.
+They are the initial weights, the mask, the base, and the whole model that was scored last: it has
+the resting values of pruned weights, from which training under a new mask starts.
 """
 
 from collections.abc import Callable
@@ -25,10 +25,10 @@ OwnMask = Callable[[], Mask]
 
 
 class HeldModel:
-    """The newest of each; what a download brings replaces it."""
+    """The newest initial weights, scored model, mask and base."""
 
     def __init__(self, manifest: Manifest, initial: Vector, own_mask: OwnMask) -> None:
-        """Start with the initial weights; `own_mask` makes the mask that is this client's alone."""
+        """Start with the initial weights; `own_mask` returns the mask of this client alone."""
         self._manifest = manifest
         self._own_mask = own_mask
         self._initial, self._initial_digest = initial, values_digest(initial)
@@ -40,11 +40,11 @@ class HeldModel:
 
     @property
     def mask_digest(self) -> bytes:
-        """Digest of the mask; empty while there is none."""
+        """Digest of the mask; empty before the first mask."""
         return self._mask.digest if self._mask else b""
 
-    def said(self) -> dict[str, Any]:
-        """Return the fields of a NextTaskRequest that say what is here."""
+    def held_digests(self) -> dict[str, Any]:
+        """Return the fields of a NextTaskRequest that name what is held."""
         return {
             "initial_digest": self._initial_digest,
             "scored_digest": self._scored_digest,
@@ -52,8 +52,8 @@ class HeldModel:
             "base_digest": self._base_digest,
         }
 
-    def take_whole(self, download: Download, work: pb.ScoreTask) -> tuple[Vector, Mask | None]:
-        """Return the whole model that is to be scored, and the mask it has now, if any."""
+    def model_to_score(self, download: Download, work: pb.ScoreTask) -> tuple[Vector, Mask | None]:
+        """Return the whole model to score, and its current mask, if any."""
         payloads = Payloads(download)
         if work.HasField("initial"):
             data = payloads.next()
@@ -61,10 +61,10 @@ class HeldModel:
             self._initial_digest = values_digest(self._initial)
         whole, mask = self._initial, None
         if work.mask.mask_epoch:
-            mask, base = self._take(payloads, work)
+            mask, base = self._mask_and_base(payloads, work)
             whole = mask.scatter(base, onto=self._resting(payloads, work))
         if values_digest(whole) != work.initial_digest:
-            raise Refused("the coordinator sent weights to score that do not match their digest")
+            raise Refused("the weights to score do not match the digest from the coordinator")
         self._scored, self._scored_digest = whole, work.initial_digest
         return whole, mask
 
@@ -75,20 +75,20 @@ class HeldModel:
             known = {self._initial_digest: self._initial}
             return read_values(payloads.next(), work.resting, self._manifest.size, known)
         if self._scored is None or self._scored_digest != work.resting_digest:
-            raise Resync("the coordinator believes we hold weights that we do not")
+            raise Resync("the task needs resting weights that this client does not hold")
         return self._scored
 
-    def take(self, download: Download, work: Work) -> tuple[Mask, Vector]:
-        """Return mask and base of a task: what came with it, or what is here already."""
-        return self._take(Payloads(download), work)
+    def mask_and_base(self, download: Download, work: Work) -> tuple[Mask, Vector]:
+        """Return mask and base of a task, from its payloads or from what is held."""
+        return self._mask_and_base(Payloads(download), work)
 
-    def _take(self, payloads: "Payloads", work: Work) -> tuple[Mask, Vector]:
+    def _mask_and_base(self, payloads: "Payloads", work: Work) -> tuple[Mask, Vector]:
         mask = self._mask
         if mask is None or work.mask.mask_digest != mask.digest:
-            self._mask = None  # should this one not do, we ask for all of it
+            self._mask = None  # if reading fails, the next request asks for the whole mask
             mask = self._mask = self._new_mask(payloads, work.mask, mask)
         elif work.mask.HasField("mask"):
-            payloads.next()  # we have it
+            payloads.next()  # the mask is already held
         if work.HasField("base"):
             count = mask.num_kept + self._manifest.num_unmasked
             known = self._known(mask, work.base.reference_digest)
@@ -100,16 +100,16 @@ class HeldModel:
             self._base_digest = work.base_digest
         if self._base is None or self._base_digest != work.base_digest:
             self._base, self._base_digest = None, b""
-            raise Resync("the base we hold is not the one of the task")
+            raise Resync("this client does not hold the base of the task")
         return mask, self._base
 
     def _known(self, mask: Mask, digest: bytes) -> dict[bytes, Vector]:
-        """Return the values with this digest, if they are here or can be made."""
+        """Return the values with this digest, held or gathered by the mask; else nothing."""
         if self._base is not None and digest == self._base_digest:
             return {digest: self._base}
-        for whole in (self._scored, self._initial):  # what the mask keeps of it
-            if digest and whole is not None and values_digest(made := mask.gather(whole)) == digest:
-                return {digest: made}
+        for whole in (self._scored, self._initial):
+            if digest and whole is not None and values_digest(kept := mask.gather(whole)) == digest:
+                return {digest: kept}
         return {}
 
     def _new_mask(
@@ -118,14 +118,14 @@ class HeldModel:
         if message.from_seed:
             mask = self._own_mask()
             if mask.digest != message.mask_digest:
-                raise Refused("the coordinator makes another mask for us than we do ourselves")
+                raise Refused("the coordinator's mask for this client differs from our own")
             return mask
         data = payloads.next() if message.HasField("mask") else memoryview(b"")
         return read_mask(data, message, self._manifest, self._initial, held)
 
 
 class Payloads:
-    """The payloads of a download, one after the other."""
+    """Reads the payloads of a download in order."""
 
     def __init__(self, download: Download) -> None:
         self._download = download

@@ -1,13 +1,13 @@
-"""What a client keeps across a restart: its token, and a finished upload not yet acknowledged.
+"""State of a client that survives a restart: its token and its pending upload.
 
-token          16 random bytes; proves that a new process is the same client
-answer.json    step, kind and run of the finished upload, and the digest of its bytes
-answer.bin     its header message and payload
-residual       lossy runs: what accepted updates lost, up to and with the round it names
-residual.old   the same, before that round: should the round be void, its update never counted
-residual.next  the same, should the finished upload be accepted
-ended.json     a run that is over, and where its final model is stored; removed when the process
-               ends well, so that it is there only after a crash at the very end
+token          16 random bytes; they prove that a new process is the same client
+answer.json    step, kind and run of the pending upload, and the digest of its bytes
+answer.bin     header message and payload of the pending upload
+residual       lossy runs: the residual after the round it names
+residual.old   the residual before that round, for the case that the round is void
+residual.next  the residual if the pending upload is accepted
+ended.json     a run that is over and the folder of its final model; removed when the process
+               exits normally, so that it exists only after a crash at the very end
 """
 
 import hashlib
@@ -31,8 +31,8 @@ _ROUND = struct.Struct("<Q")
 
 
 @dataclass(frozen=True)
-class Answer:
-    """A finished piece of work that has to reach the coordinator."""
+class PendingUpload:
+    """A finished result that the coordinator has not acknowledged."""
 
     run_id: str
     kind: str  # "scores" or "values"
@@ -43,10 +43,10 @@ class Answer:
 
 @dataclass(frozen=True)
 class EndedRun:
-    """A run whose end this client has seen."""
+    """A run that is over for this client."""
 
     run_id: str
-    folder: Path | None  # of the final model; None: the run was stopped before there was one
+    folder: Path | None  # of the final model; None: the run was stopped before it had one
 
 
 class LocalState:
@@ -58,56 +58,56 @@ class LocalState:
         remove_leftovers(folder)
 
     def token(self) -> bytes:
-        """Return the client's token, made at its first start."""
+        """Return the client's token; create it at the first start."""
         path = self.folder / "token"
         if path.exists() and len(token := path.read_bytes()) == TOKEN_BYTES:
             return token
         token = secrets.token_bytes(TOKEN_BYTES)
         write_atomic(path, token)
-        path.chmod(0o600)  # who has it can join as this client
+        path.chmod(0o600)  # the token permits joining as this client
         return token
 
     def save(
         self,
-        answer: Answer,
+        upload: PendingUpload,
         mask_digest: bytes = b"",
         round_number: int = 0,
         residual: npt.NDArray[np.float32] | None = None,
     ) -> None:
-        """Keep a finished answer until it is acknowledged, and what it lost in coding."""
+        """Store a pending upload and, in lossy runs, its residual."""
         if residual is None:
             (self.folder / "residual.next").unlink(missing_ok=True)
         else:
             data = _ROUND.pack(round_number) + residual.astype("<f4").tobytes()
-            tag = _tag(answer.run_id, mask_digest, data)
+            tag = _tag(upload.run_id, mask_digest, data)
             write_atomic(self.folder / "residual.next", [tag, memoryview(data)])
-        write_atomic(self.folder / "answer.bin", [answer.header, answer.payload])
+        write_atomic(self.folder / "answer.bin", [upload.header, upload.payload])
         facts = {
-            "run_id": answer.run_id,
-            "kind": answer.kind,
-            "step": answer.step,
-            "header_bytes": len(answer.header),
-            "digest": _digest(answer.header, answer.payload),
+            "run_id": upload.run_id,
+            "kind": upload.kind,
+            "step": upload.step,
+            "header_bytes": len(upload.header),
+            "digest": _digest(upload.header, upload.payload),
         }
         write_atomic(self.folder / "answer.json", json.dumps(facts).encode())
 
-    def load(self) -> Answer | None:
-        """Return the answer an earlier process left; None if there is none, or it is damaged."""
+    def load(self) -> PendingUpload | None:
+        """Return the pending upload of an earlier process; None if it is missing or damaged."""
         try:
             facts = json.loads((self.folder / "answer.json").read_bytes())
             data = memoryview((self.folder / "answer.bin").read_bytes())
             if facts["digest"] != _digest(data):
                 return None
             split = int(facts["header_bytes"])
-            return Answer(
+            return PendingUpload(
                 str(facts["run_id"]), str(facts["kind"]), int(facts["step"]),
                 bytes(data[:split]), data[split:],
             )  # fmt: skip
         except (FileNotFoundError, ValueError, KeyError, TypeError):
             return None
 
-    def accepted(self) -> None:
-        """The answer counts: what it lost is what the next one is to make good."""
+    def commit_residual(self) -> None:
+        """Make the residual of the accepted upload the current one."""
         following, current = self.folder / "residual.next", self.folder / "residual"
         if not following.exists():
             return
@@ -118,9 +118,9 @@ class LocalState:
     def residual(
         self, run_id: str, mask_digest: bytes, round_number: int
     ) -> npt.NDArray[np.float32] | None:
-        """Return what the updates of this run and mask have lost before this round; None: nothing.
+        """Return the residual of this run and mask before a round, or None if there is none.
 
-        If this very round was tried before, that update was accepted but never counted.
+        If the stored residual is of this same round, the round was void: return the older one.
         """
         for name in ("residual", "residual.old"):
             try:
@@ -136,20 +136,20 @@ class LocalState:
         return None
 
     def drop(self) -> None:
-        """Forget the answer: it was acknowledged, or is of no use any more."""
+        """Delete the pending upload: it was acknowledged or is stale."""
         for name in ("answer.json", "answer.bin", "residual.next"):
             (self.folder / name).unlink(missing_ok=True)
 
     def save_ended(self, ended: EndedRun) -> None:
-        """Record that a run is over and its final model is on the disk."""
+        """Record that a run is over and its final model is stored."""
         folder = str(ended.folder.absolute()) if ended.folder else ""
         facts = {"run_id": ended.run_id, "folder": folder}
         write_atomic(self.folder / "ended.json", json.dumps(facts).encode())
 
     def ended(self) -> EndedRun | None:
-        """Return the run that ended just before an earlier process crashed; None if there is none.
+        """Return the run that ended before an earlier process crashed, or None.
 
-        A run whose model is gone or damaged does not count.
+        A run whose final model is missing or damaged does not count.
         """
         try:
             facts = json.loads((self.folder / "ended.json").read_bytes())
@@ -161,7 +161,7 @@ class LocalState:
         return EndedRun(run_id, Path(folder) if folder else None)
 
     def forget_ended(self) -> None:
-        """Remove the record: the process ends well, or takes part in another run."""
+        """Remove the record of an ended run."""
         (self.folder / "ended.json").unlink(missing_ok=True)
 
 

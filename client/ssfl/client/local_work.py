@@ -1,4 +1,4 @@
-"""What a site computes: its model, its data, and the work the coordinator asks for."""
+"""The computation at a site: score, train, evaluate and personalize."""
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -32,37 +32,37 @@ OnStep = Callable[[int, int], None]
 
 
 @dataclass(frozen=True, eq=False)
-class Scoring:
-    """What is to be scored, and how."""
+class ScoringRequest:
+    """The model to score and how to score it."""
 
-    whole: Vector  # (manifest.size,) trained values on the mask, resting ones off it
-    mask: Mask | None = None  # the mask of now; None before the first
+    whole: Vector  # (manifest.size,) trained values on the mask, resting values off it
+    mask: Mask | None = None  # the current mask; None before the first one
     criterion: str = "saliency"
     num_batches: int = 1
-    num_kept: int = 0  # of the mask to come
-    epoch: int = 0  # names the draw of minibatches
+    num_kept: int = 0  # of the next mask
+    epoch: int = 0  # selects the draw of minibatches
 
 
 @dataclass(frozen=True, eq=False)
-class Tested:
-    """A global model on a site's test split and, if it has one, on its validation split."""
+class GlobalEvaluation:
+    """Evaluations of a global model on a site's test split and, if any, validation split."""
 
     evaluation: Evaluation
     validation: Evaluation | None
 
 
 @dataclass(frozen=True, eq=False)
-class Personal:
-    """A model of the site's own, and how it and the global one do on the site's test split."""
+class PersonalModel:
+    """A site's personal model, and the evaluations of it and of the global model."""
 
     values: Vector
-    evaluation: Evaluation
+    evaluation: Evaluation  # of the global model
     personal: Evaluation
 
 
 @dataclass(frozen=True, eq=False)
 class SiteModel:
-    """The network of a site, its manifest and where it starts."""
+    """The network of a site, its manifest and its initial vector."""
 
     network: nn.Module
     manifest: Manifest
@@ -77,7 +77,7 @@ class SiteModel:
         device: torch.device,
         run_manifest: Manifest | None = None,
     ) -> "SiteModel":
-        """Build the model; where its tensors start is up to the run, once that is known."""
+        """Build the model; a known run manifest decides how its tensors are initialised."""
         description = task.description(settings, shard)
         with _data_compared(run_manifest, description):
             network = task.build_model(settings, shard).to(device)
@@ -96,7 +96,7 @@ class SiteModel:
 
 @contextmanager
 def _data_compared(run: Manifest | None, description: Mapping[str, Any]) -> Iterator[None]:
-    """Name the shapes in what a task raises if this site's data differ from the run's."""
+    """Add to a LearningError how this site's data differ from the run's."""
     try:
         yield
     except LearningError as error:
@@ -106,7 +106,7 @@ def _data_compared(run: Manifest | None, description: Mapping[str, Any]) -> Iter
 
 
 class Site:
-    """One client's half of the method."""
+    """The client's side of the method."""
 
     def __init__(
         self,
@@ -116,7 +116,7 @@ class Site:
         client_id: str,
         model: SiteModel,
     ) -> None:
-        """Take a model; one may serve several sites that work one after the other."""
+        """Use `model`; sites that work one after another may share it."""
         self._task = task
         self._shard = shard
         self._settings = settings
@@ -135,39 +135,39 @@ class Site:
         device: torch.device,
         run_manifest: Manifest | None = None,
     ) -> "Site":
-        """Build a site with a model of its own, and try it on a batch."""
+        """Build a site with its own model and try it on a batch."""
         model = SiteModel.build(task, shard, settings, device, run_manifest)
         with _data_compared(run_manifest, task.description(settings, shard)):
             try_first_batch(model.network, task, shard, settings.batch_size)
         return cls(task, shard, settings, client_id, model)
 
-    def score(self, asked: Scoring) -> Vector:
-        """Return the score of every masked weight; larger ones are kept."""
+    def score(self, request: ScoringRequest) -> Vector:
+        """Return the score of every masked weight; the largest scores are kept."""
         shard, manifest, settings = self._shard, self.manifest, self._settings
-        weights = None
-        if asked.mask is not None and settings.scoring_point == "masked":
-            weights = asked.whole[: manifest.num_masked]
-            write_vector(self._model, manifest, asked.mask.scatter(asked.mask.gather(asked.whole)))
+        weights, mask = None, request.mask
+        if mask is not None and settings.scoring_point == "masked":
+            weights = request.whole[: manifest.num_masked]
+            write_vector(self._model, manifest, mask.scatter(mask.gather(request.whole)))
         else:
-            write_vector(self._model, manifest, asked.whole)
-        match asked.criterion:
+            write_vector(self._model, manifest, request.whole)
+        match request.criterion:
             case "saliency":
                 return score_locally(
                     self._model, manifest, self._task, shard, settings, self._client_id,
-                    asked.epoch, asked.num_batches, weights,
+                    request.epoch, request.num_batches, weights,
                 )  # fmt: skip
             case "grasp":
                 return grasp_locally(
                     self._model, manifest, self._task, shard, settings, self._client_id,
-                    asked.epoch, asked.num_batches,
+                    request.epoch, request.num_batches,
                 )  # fmt: skip
             case "synflow":
-                return synflow_scores(self._model, manifest, shard.input_shape, asked.num_kept)
+                return synflow_scores(self._model, manifest, shard.input_shape, request.num_kept)
             case unknown:
-                raise ModelError(f"the coordinator asks for unknown scores: {unknown!r}")
+                raise ModelError(f"the coordinator asks for an unknown criterion: {unknown!r}")
 
     def train(self, mask: Mask, base: Vector, round_number: int, on_step: OnStep) -> LocalResult:
-        """Return the values after a round of local training from the base."""
+        """Train from the base for one round; return the kept values and the evaluations."""
         tested = self._test(mask, base)
         report = train_locally(
             self._model, self.manifest, mask, self._task, self._shard, self._settings,
@@ -177,15 +177,15 @@ class Site:
         values = mask.gather(read_vector(self._model, self.manifest))
         return LocalResult(values, report.mean_loss, tested, personal)
 
-    def evaluate(self, mask: Mask, values: Vector) -> Tested:
-        """Test a global model on the site's test split, and on its validation split."""
+    def evaluate(self, mask: Mask, values: Vector) -> GlobalEvaluation:
+        """Test a global model on the site's test split and validation split."""
         tested = self._test(mask, values)
-        return Tested(tested, validate(self._model, self._task, self._shard))
+        return GlobalEvaluation(tested, validate(self._model, self._task, self._shard))
 
     def personalize(
         self, mask: Mask, values: Vector, rounds_done: int, on_step: OnStep
-    ) -> Personal:
-        """Train the final model for this site alone, and test both."""
+    ) -> PersonalModel:
+        """Train the final model on this site's data; test both models."""
         tested = self._test(mask, values)
         train_locally(
             self._model, self.manifest, mask, self._task, self._shard,
@@ -193,7 +193,7 @@ class Site:
         )  # fmt: skip
         personal = evaluate(self._model, self._task, self._shard)
         own = mask.gather(read_vector(self._model, self.manifest))
-        return Personal(own, tested, personal)
+        return PersonalModel(own, tested, personal)
 
     def _test(self, mask: Mask, values: Vector) -> Evaluation:
         write_vector(self._model, self.manifest, mask.scatter(values))

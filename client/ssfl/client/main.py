@@ -1,4 +1,4 @@
-"""`ssfl-client`: flags -> config -> take part in a run; signals; exit codes."""
+"""The `ssfl-client` program: settings, signals, exit codes."""
 
 import logging
 import os
@@ -52,7 +52,7 @@ def _main(argv: Sequence[str]) -> int:
 def _take_part(config: ClientConfig, client_id: str, folder: Path, access: Access) -> int:
     with deferred_signals():
         try:
-            import torch  # noqa: F401 -- here, so that a wrong flag is told at once
+            import torch  # noqa: F401 -- imported late, so that a wrong flag fails at once
         except ModuleNotFoundError:
             raise ProgramError(
                 "training needs torch: pip install 'ssfl[client]'", ExitCode.BAD_DATA

@@ -1,11 +1,11 @@
-"""Signs of life while the client works, so that it is not taken for lost."""
+"""Progress reports during local work, so that the client does not count as lost."""
 
 import threading
 from typing import Any
 
 import grpc
 
-from ssfl.client.client_stats import Diary
+from ssfl.client.client_stats import ClientStats
 from ssfl.v1 import coordinator_pb2 as pb
 
 PROGRESS_EVERY_S = 10.0
@@ -13,20 +13,20 @@ _TIMEOUT_S = 5.0
 
 
 class StepOver(Exception):
-    """The coordinator closed the step while we worked on it: stop, ask for the next task."""
+    """The coordinator closed the step during the work; the client asks for the next task."""
 
 
-class Progress:
-    """Reports every 10 s while inside the `with` block; a report that fails is not repeated."""
+class ProgressReporter:
+    """Reports progress every 10 s inside a `with` block; a failed report is not repeated."""
 
     def __init__(
         self,
         stub: Any,
         caller: pb.Caller,
         step: int,
-        diary: Diary | None = None,
+        stats: ClientStats | None = None,
     ) -> None:
-        self._diary = diary or Diary()
+        self._stats = stats or ClientStats()
         self._stub = stub
         self._caller = caller
         self._step = step
@@ -36,13 +36,13 @@ class Progress:
         self._thread = threading.Thread(target=self._report, name="progress", daemon=True)
 
     def on_step(self, done: int, total: int) -> None:
-        """Note how far the work is; raise StepOver when it has become pointless."""
+        """Record the progress of the work; raise StepOver if the step has been closed."""
         self._done, self._all = done, total
-        self._diary.step(done, total)
+        self._stats.step(done, total)
         if self._closed:
             raise StepOver
 
-    def __enter__(self) -> "Progress":
+    def __enter__(self) -> "ProgressReporter":
         self._thread.start()
         return self
 
@@ -58,6 +58,6 @@ class Progress:
             try:
                 response = self._stub.Progress(request, timeout=_TIMEOUT_S)
                 self._closed = response.step_closed
-                self._diary.reached()
+                self._stats.reached()
             except grpc.RpcError:
-                self._diary.unheard()  # the upload will find out what is wrong
+                self._stats.disconnected()  # the upload reports the cause

@@ -1,4 +1,4 @@
-"""The run's settings, as a coordinator tells them."""
+"""Run settings received from the coordinator."""
 
 from dataclasses import fields
 
@@ -9,15 +9,15 @@ from ssfl.v1 import settings_pb2
 
 
 def read_settings(message: settings_pb2.RunSettings) -> RunSettings:
-    """Return the run's settings as they came in Join; raise Refused if they cannot be.
+    """Return the run settings of a Join response; raise Refused if they are not valid.
 
-    A choice that an older coordinator does not know of has its default.
+    A choice that an older coordinator does not send has its default value.
     """
-    told = {one.name: getattr(message, one.name) for one in fields(RunSettings)}
-    choices = [one.name for one in fields(RunSettings) if one.metadata.get("choices")]
-    settings = RunSettings(**{k: v for k, v in told.items() if v or k not in choices})
+    received = {field.name: getattr(message, field.name) for field in fields(RunSettings)}
+    choices = [field.name for field in fields(RunSettings) if field.metadata.get("choices")]
+    settings = RunSettings(**{k: v for k, v in received.items() if v or k not in choices})
     try:
         settings.validate()
     except SettingsError as error:
-        raise Refused(f"the run's settings are not for this version: {error}") from error
+        raise Refused(f"this version cannot use the run's settings: {error}") from error
     return settings

@@ -1,4 +1,4 @@
-"""From a client's config to a finished run."""
+"""A client's part in a run: load task and shard, connect, run the agent."""
 
 import logging
 from collections.abc import Iterator
@@ -7,9 +7,9 @@ from pathlib import Path
 
 from ssfl.client.access import Access
 from ssfl.client.agent import Agent, Identity
-from ssfl.client.client_stats import Diary
+from ssfl.client.client_stats import ClientStats
 from ssfl.client.config import ClientConfig
-from ssfl.client.connection import Connection, Patience, open_channel
+from ssfl.client.connection import Connection, ReconnectBackoff, open_channel
 from ssfl.client.errors import Refused
 from ssfl.client.local_state import LocalState
 from ssfl.client.local_work import Site
@@ -28,19 +28,19 @@ log = logging.getLogger("ssfl.client")
 def take_part(config: ClientConfig, client_id: str, folder: Path, access: Access) -> int:
     """Take part in a run; return the exit code."""
     check_writable(config.out_dir, "--out-dir")
-    diary = Diary()
-    with _watched(diary, config):
-        return _take_part(config, client_id, folder, access, diary)
+    stats = ClientStats()
+    with _metrics_served(stats, config):
+        return _take_part(config, client_id, folder, access, stats)
 
 
 @contextmanager
-def _watched(diary: Diary, config: ClientConfig) -> Iterator[None]:
+def _metrics_served(stats: ClientStats, config: ClientConfig) -> Iterator[None]:
     if config.metrics_port is None:
         yield
         return
-    from ssfl.client.metrics import serve_metrics  # only where it is asked for
+    from ssfl.client.metrics import serve_metrics  # imported only if metrics are served
 
-    server = serve_metrics(diary, config.metrics_host, config.metrics_port)
+    server = serve_metrics(stats, config.metrics_host, config.metrics_port)
     try:
         yield
     finally:
@@ -48,7 +48,7 @@ def _watched(diary: Diary, config: ClientConfig) -> Iterator[None]:
 
 
 def _take_part(
-    config: ClientConfig, client_id: str, folder: Path, access: Access, diary: Diary
+    config: ClientConfig, client_id: str, folder: Path, access: Access, stats: ClientStats
 ) -> int:
     try:
         prepare_torch(config.threads)
@@ -61,7 +61,7 @@ def _take_part(
     counts = classes if config.share_class_counts else {}
     labels = tuple(classes) if config.share_labels else ()
     identity = Identity(client_id, shard.num_samples, fingerprint(device), counts, labels)
-    diary.num_samples = shard.num_samples
+    stats.num_samples = shard.num_samples
     log.info(
         "shard loaded",
         extra={
@@ -72,22 +72,22 @@ def _take_part(
         },
     )
     connection = Connection(lambda: open_channel(config.coordinator, access.tls), access.token)
-    patience = Patience(
+    backoff = ReconnectBackoff(
         config.coordinator,
         config.give_up_after,
-        find_out=access.find_out,
-        retry=connection.renew,
-        diary=diary,
+        diagnose=access.diagnose,
+        retry=connection.reopen,
+        stats=stats,
     )
     local = LocalState(folder)
     agent = Agent(
         connection,
         identity,
         local,
-        patience,
+        backoff,
         lambda settings, known: Site.build(task, shard, settings, client_id, device, known),
         config.out_dir,
-        diary,
+        stats,
     )
     try:
         with working_on(device):
@@ -103,14 +103,14 @@ def _take_part(
         raise ProgramError(str(error), ExitCode.BAD_DATA) from error
     except OSError as error:
         raise ProgramError(
-            f"{error}: nothing is lost; make room or fix the disk, then start again",
+            f"{error}: nothing is lost; free space or fix the disk, then restart the client",
             ExitCode.STATE,
         ) from error
     finally:
         connection.close()
-    local.forget_ended()  # last: from here on this process only ends
+    local.forget_ended()  # last step before the process exits
     if model is None:
-        log.info("the run was stopped before there was a model")
+        log.info("the run was stopped before it had a model")
         return int(ExitCode.STOPPED)
     log.info("final model stored", extra={"folder": str(model)})
     return int(ExitCode.DONE)

@@ -1,7 +1,7 @@
-"""Sending a result: header, grant, chunks, receipt; resumes at the granted offset.
+"""Upload of a result: header, grant, chunks, receipt; it resumes at the granted offset.
 
-A slot is lent: if others wait, a long upload is asked to give it back. It then queues again and
-goes on at the new grant's offset; that is no failure, and nobody has to join again.
+The coordinator may reclaim the slot of a long upload if other clients wait for one. The upload
+then queues again and resumes at the offset of the next grant, without another Join.
 """
 
 import logging
@@ -12,9 +12,9 @@ from typing import Any
 
 import grpc
 
-from ssfl.client.client_stats import Diary
+from ssfl.client.client_stats import ClientStats
 from ssfl.client.connection import Watchdog
-from ssfl.client.errors import SlotYielded, Unavailable, translate
+from ssfl.client.errors import SlotReclaimed, Unavailable, translate
 from ssfl.codec import ChunkSizer, pieces
 from ssfl.durable.failpoints import failpoint
 from ssfl.v1 import transfer_pb2
@@ -30,22 +30,22 @@ def send(
     *,
     wait_for_grant: bool = True,
     reached: Callable[[], None] = lambda: None,
-    diary: Diary | None = None,
+    stats: ClientStats | None = None,
 ) -> transfer_pb2.Outcome:
-    """Upload a payload and return what became of it; `reached` is called at every answer.
+    """Upload a payload and return its outcome; call `reached` at every response.
 
     `header` is the first request message; chunks are sent in messages of its type. Without
-    `wait_for_grant` (a slot came with the task) they follow the header at once.
+    `wait_for_grant`, if the task came with a slot, chunks follow the header at once.
     """
     while True:
         try:
             return _send(
-                rpc, header, payload, watchdog, reached, diary or Diary(),
+                rpc, header, payload, watchdog, reached, stats or ClientStats(),
                 wait_for_grant=wait_for_grant,
             )  # fmt: skip
-        except SlotYielded as error:
+        except SlotReclaimed as error:
             log.info("queueing again: %s", error)
-            wait_for_grant = True  # to learn where to go on
+            wait_for_grant = True  # the next grant names the offset
 
 
 def _send(
@@ -54,7 +54,7 @@ def _send(
     payload: memoryview,
     watchdog: Watchdog,
     reached: Callable[[], None],
-    diary: Diary,
+    stats: ClientStats,
     *,
     wait_for_grant: bool,
 ) -> transfer_pb2.Outcome:
@@ -84,13 +84,13 @@ def _send(
                 match response.WhichOneof("part"):
                     case "grant":
                         offset, began_s = response.grant.offset, time.monotonic()
-                        diary.begin_transfer("up", offset)
+                        stats.begin_transfer("up", offset)
                         granted.set()
                     case "receipt":
                         seconds = time.monotonic() - began_s
-                        diary.end_transfer("up", len(payload) - offset, seconds)
-                        # The coordinator ends the call: whoever cancels it here costs it 80
-                        # bytes for good, if its last word is just on the way (grpc.aio).
+                        stats.end_transfer("up", len(payload) - offset, seconds)
+                        # The coordinator ends the call. If it were cancelled here while the
+                        # last message is under way, grpc.aio would leak 80 bytes there.
                         outcome = response.receipt.outcome
     except grpc.RpcError as error:
         if outcome is None:

@@ -1,1 +1,1 @@
-"""What each program of ours starts with: settings, logs, exit codes, locks, safe files."""
+"""Code that every program shares: settings, logs, exit codes, TLS, metrics, model files."""

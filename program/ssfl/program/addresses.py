@@ -1,4 +1,4 @@
-"""Host and port as people write them."""
+"""Parsing of addresses such as host:port."""
 
 from ipaddress import ip_address
 
@@ -13,7 +13,7 @@ def split(address: str) -> tuple[str, int]:
 
 
 def is_loopback(host: str) -> bool:
-    """Tell whether `host` is this machine and nothing that others could reach."""
+    """Return True if `host` is a loopback address or localhost."""
     if host == "localhost":
         return True
     try:

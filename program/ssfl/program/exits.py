@@ -1,4 +1,4 @@
-"""How a program ends: one documented exit code per thing its caller can do about it."""
+"""Exit codes, signals and the last-resort error handler of every program."""
 
 import io
 import os
@@ -17,7 +17,7 @@ from ssfl.program.printable import printable_lines
 
 
 class ExitCode(IntEnum):
-    """Every exit code of every program, with the line that --help shows for it."""
+    """Every exit code of every program, with its line in --help."""
 
     meaning: str
 
@@ -28,22 +28,22 @@ class ExitCode(IntEnum):
         return member
 
     DONE = 0, "done"
-    BUG = 1, "unexpected: a bug, and its traceback; or the output cannot be written"
+    BUG = 1, "a bug, with its traceback; or the output cannot be written"
     USAGE = 2, "a flag, variable or settings file is wrong"
     BAD_DATA = 3, "the shard, task or model does not fit"
     UNREACHABLE = 4, "the coordinator was not reached before the deadline"
     REFUSED = 5, "the coordinator refused this client"
-    STATE = 6, "the state directory is in use, of another configuration, or damaged"
+    STATE = 6, "the state directory is in use, damaged or from another configuration"
     PORT_IN_USE = 7, "the port is in use"
     STOPPED = 8, "ended by an operator before it was done"
-    STALLED = 9, "the run lost its quorum and was given up; started again, it goes on"
-    NOT_YET = 10, "the coordinator was asked, and has not done it yet; it may still do it"
+    STALLED = 9, "the run lost its quorum for too long; it resumes when started again"
+    NOT_YET = 10, "the coordinator has not done what was asked; it may still do it"
     INTERRUPTED = 130, "interrupted (Ctrl-C)"
     TERMINATED = 143, "terminated (SIGTERM)"
 
 
 class ProgramError(Exception):
-    """An expected end: `message` is for a person, `exit_code` for the caller's script."""
+    """An expected failure: `message` is for people, `exit_code` for scripts."""
 
     def __init__(self, message: str, exit_code: ExitCode) -> None:
         super().__init__(message)
@@ -51,16 +51,16 @@ class ProgramError(Exception):
 
 
 def usage_error(message: str) -> ProgramError:
-    """Return the error for a setting that is wrong; `message` names it and its origin."""
+    """Return the error for a wrong setting; `message` names the setting and its origin."""
     return ProgramError(message, ExitCode.USAGE)
 
 
 class Terminated(BaseException):
-    """SIGTERM arrived. Like KeyboardInterrupt, no `except Exception` swallows it."""
+    """SIGTERM arrived. Like KeyboardInterrupt, it passes through `except Exception`."""
 
 
 def raise_on_sigterm() -> None:
-    """From now on SIGTERM raises Terminated in the main thread, so `finally` blocks run."""
+    """Make SIGTERM raise Terminated in the main thread, so that `finally` blocks run."""
 
     def handler(_number: int, _frame: FrameType | None) -> NoReturn:
         raise Terminated
@@ -70,7 +70,7 @@ def raise_on_sigterm() -> None:
 
 @contextmanager
 def deferred_signals() -> Iterator[None]:
-    """Hold Ctrl-C and SIGTERM back until the block is left: what must not be cut in two."""
+    """Defer Ctrl-C and SIGTERM to the end of the block."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM})
     try:
         yield
@@ -79,43 +79,43 @@ def deferred_signals() -> Iterator[None]:
 
 
 def run_program(main_body: Callable[[], int | None], prog: str = "") -> int:
-    """Run `main_body` and return the exit code; what went wrong is told on stderr.
+    """Run `main_body` and return the exit code; print errors to stderr.
 
-    `prog` begins the message; the default is the name the program was started by.
+    `prog` starts each message; the default is the name of the started file.
     """
     prog = prog or Path(sys.argv[0]).name
     if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors == "strict":
-        sys.stdout.reconfigure(errors="replace")  # an arrow that Latin-1 lacks is no reason to end
+        sys.stdout.reconfigure(errors="replace")  # an arrow must not crash a Latin-1 terminal
     try:
         code = int(main_body() or ExitCode.DONE)
         sys.stdout.flush()
         return code
-    except BrokenPipeError:  # `| head` has seen enough
-        _give_stdout_up()
+    except BrokenPipeError:  # the reader, such as `head`, closed the pipe
+        _discard_stdout()
         return int(ExitCode.DONE)
     except ProgramError as error:
-        _tell(f"{prog}: error: {error}")
+        _print_error(f"{prog}: error: {error}")
         return int(error.exit_code)
     except DirectoryUnusable as error:
-        _tell(f"{prog}: error: {error}")
+        _print_error(f"{prog}: error: {error}")
         return int(ExitCode.STATE)
     except KeyboardInterrupt:
-        _tell(f"{prog}: interrupted")
+        _print_error(f"{prog}: interrupted")
         return int(ExitCode.INTERRUPTED)
     except Terminated:
-        _tell(f"{prog}: terminated")
+        _print_error(f"{prog}: terminated")
         return int(ExitCode.TERMINATED)
     except Exception as error:  # noqa: BLE001  the last resort of the whole program
         if isinstance(error, OSError) and not error.filename and not _can_print():
-            _give_stdout_up()
-            _tell(f"{prog}: error: the output cannot be written: {error.strerror}")
+            _discard_stdout()
+            _print_error(f"{prog}: error: the output cannot be written: {error.strerror}")
         else:
-            _tell(traceback.format_exc().rstrip())
+            _print_error(traceback.format_exc().rstrip())
         return int(ExitCode.BUG)
 
 
 def _can_print() -> bool:
-    """Tell whether stdout takes anything: an error of writing does not say of which file."""
+    """Return True if stdout can be written: an OSError may not name the file that failed."""
     try:
         print(flush=True)
     except OSError:
@@ -123,11 +123,11 @@ def _can_print() -> bool:
     return True
 
 
-def _give_stdout_up() -> None:
-    """Throw away what cannot be printed: Python would try it again at its end, and complain."""
+def _discard_stdout() -> None:
+    """Redirect stdout to /dev/null, because Python would flush it again at exit and fail."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
-def _tell(message: str) -> None:
-    """Print a message, which may quote what came from a file, without its control characters."""
+def _print_error(message: str) -> None:
+    """Print a message to stderr with control characters escaped: it may quote a file."""
     print(printable_lines(message), file=sys.stderr, flush=True)

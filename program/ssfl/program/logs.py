@@ -1,12 +1,11 @@
-"""Log lines: one event each, past tense, facts as fields.
+"""Log lines: one event each, in the past tense, with fields for the facts.
 
     log.info("update accepted", extra={"round": 3, "client": "c7"})
 
-`text` is for people, `json` (one object per line) for machines; both go to stderr. A record with
-many fields may name those that `text` shows in `text_fields`; `json` has all of them. What a record
-quotes (arguments and fields) may come from a peer or a task: it is escaped here, in one place, so
-that it can neither begin a line of its own nor move a cursor. Further lines, which only a message
-of ours or a traceback has, are indented.
+The format `text` is for people and `json` (one object per line) for machines; both go to stderr.
+`text` shows only the fields named in `text_fields`, if a record has that; `json` shows all fields.
+Arguments and fields may come from a peer or a task. They are escaped here, so that they cannot
+start a new line or move the cursor. Further lines of a message or a traceback are indented.
 """
 
 import json
@@ -37,14 +36,14 @@ class _OurHandler(logging.StreamHandler[TextIO]):
 
 
 def setup(format: str = "text", level: str = "info") -> None:
-    """Send the log to stderr in one of FORMATS; `level`, one of LEVELS, is for our own loggers.
+    """Log to stderr in one of FORMATS; `level`, one of LEVELS, applies to our own loggers.
 
-    Other people's loggers show from WARNING on.
+    Loggers of other packages log from WARNING up.
     """
     handler = _OurHandler(sys.stderr)
     handler.setFormatter(JsonFormatter() if format == "json" else TextFormatter(_wants_colour()))
     root = logging.getLogger()
-    for old in [one for one in root.handlers if isinstance(one, _OurHandler)]:
+    for old in [each for each in root.handlers if isinstance(each, _OurHandler)]:
         root.removeHandler(old)
     root.addHandler(handler)
     root.setLevel(logging.WARNING)
@@ -54,7 +53,7 @@ def setup(format: str = "text", level: str = "info") -> None:
 def log_settings(
     log: logging.Logger, every: Mapping[str, object], changed: Mapping[str, object]
 ) -> None:
-    """Log the settings of a program: as text those that are not the default, as json all.
+    """Log the settings of a program: `text` shows those that are not the default, `json` all.
 
     At level debug every setting is logged, one line for each group of --help.
     """
@@ -65,7 +64,7 @@ def log_settings(
 
 
 class TextFormatter(logging.Formatter):
-    """`02:31:07 round committed  round=3 accuracy=91.2`; the level only if it is a warning."""
+    """`02:31:07 round committed  round=3 accuracy=91.2`; the level is shown from WARNING up."""
 
     def __init__(self, colour: bool = False) -> None:
         super().__init__()
@@ -94,7 +93,7 @@ class TextFormatter(logging.Formatter):
 
 
 class JsonFormatter(logging.Formatter):
-    """time (ISO, UTC), level, logger, event, then the fields; a traceback as `exception`."""
+    """Keys: time (ISO, UTC), level, logger, event, the fields; a traceback is `exception`."""
 
     def format(self, record: logging.LogRecord) -> str:
         line: dict[str, Any] = {
@@ -115,7 +114,7 @@ def _wants_colour() -> bool:
 
 
 def message_of(record: logging.LogRecord) -> str:
-    """Return a record's message; what it quotes is in one line."""
+    """Return a record's message, with each argument escaped to one line."""
     message, args = str(record.msg), record.args
     if isinstance(args, Mapping):
         message %= {name: quotable(value) for name, value in args.items()}
@@ -125,7 +124,7 @@ def message_of(record: logging.LogRecord) -> str:
 
 
 def quotable(value: object) -> object:
-    """Return an argument of a message as it can be shown: numbers as they are, else its text."""
+    """Return an argument of a message: numbers unchanged, anything else as printable text."""
     return value if isinstance(value, Number) else printable(str(value))
 
 
@@ -149,7 +148,7 @@ def _text(value: object) -> str:
 
 
 def plain(value: object) -> Any:
-    """Return `value` in types that JSON has; NaN and infinities become their names."""
+    """Return `value` in JSON's types; NaN and infinities become their names."""
     if hasattr(value, "item") and getattr(value, "ndim", None) == 0:  # a numpy scalar
         value = value.item()
     if isinstance(value, float):
@@ -159,7 +158,7 @@ def plain(value: object) -> Any:
     if isinstance(value, bytes):
         return value.hex()
     if isinstance(value, Mapping):
-        return {str(name): plain(one) for name, one in value.items()}
+        return {str(name): plain(item) for name, item in value.items()}
     if isinstance(value, list | tuple | set | frozenset):
-        return [plain(one) for one in value]
+        return [plain(item) for item in value]
     return str(value)

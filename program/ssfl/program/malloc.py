@@ -1,19 +1,19 @@
-"""Memory of messages: kept by glibc from one to the next, cleared away when many have passed."""
+"""glibc's heap: reused for the buffers of messages, trimmed after many messages."""
 
 import ctypes
 import gc
 
 _M_TRIM_THRESHOLD, _M_TOP_PAD, _M_MMAP_THRESHOLD, _M_ARENA_MAX = -1, -2, -3, -8  # malloc.h
 _MIB = 2**20
-_WORTH_CLEARING = 4 * _MIB
+_RECLAIM_EVERY = 4 * _MIB
 
 
 def keep_chunk_buffers() -> None:
-    """Serve buffers up to 4 MiB from a heap that is kept; nothing happens where glibc is absent.
+    """Serve buffers up to 4 MiB from a heap that is kept; do nothing without glibc.
 
-    By default glibc maps a big buffer afresh and unmaps it when freed, so each message of a
+    By default glibc maps each large buffer and unmaps it when freed, so each message of a
     megabyte pays a page fault for every 4 KiB: several times its real cost. Whole vectors are
-    larger and few; they are mapped, so that they are returned at once when freed (ResNet-18
+    larger and few. They are mapped, so that freeing them returns their memory at once (ResNet-18
     scoring: 296 MB at its peak, 348 MB with everything on the heap).
     """
     try:
@@ -21,38 +21,38 @@ def keep_chunk_buffers() -> None:
     except (AttributeError, OSError, TypeError):
         return
     mallopt(_M_MMAP_THRESHOLD, 4 * _MIB)
-    # Up to 64 MiB of free memory stay ours: the chunks of several uploads at once. 16 MiB survive
-    # a trim, so that the next upload does not grow the heap page by page.
+    # The process keeps up to 64 MiB of free memory for the chunks of concurrent uploads. 16 MiB
+    # survive a trim, so that the next upload does not grow the heap page by page.
     mallopt(_M_TRIM_THRESHOLD, 64 * _MIB)
     mallopt(_M_TOP_PAD, 16 * _MIB)
-    # Two heaps for all threads: with one each, every thread of gRPC keeps what others could use.
+    # Two heaps for all threads: with one heap each, gRPC's threads cannot share free memory.
     mallopt(_M_ARENA_MAX, 2)
 
 
-def give_back() -> None:
-    """Return to the kernel what is free inside the heaps: for a moment when much was freed."""
+def trim_heap() -> None:
+    """Return free heap memory to the kernel, after much memory was freed."""
     try:
         ctypes.CDLL(None).malloc_trim(0)
     except (AttributeError, OSError, TypeError):
         return
 
 
-class Garbage:
-    """What messages leave behind: cycles that hold them, and holes in the heaps."""
+class MemoryReclaimer:
+    """Frees memory that messages leave behind: reference cycles and holes in the heap."""
 
     def __init__(self) -> None:
-        self._cleared_bytes = 0
+        self._reclaimed_at = 0
 
     def passed(self, num_bytes: int) -> None:
-        """Clear it away, if by now so many bytes have passed that it is worth a millisecond."""
-        if num_bytes - self._cleared_bytes >= _WORTH_CLEARING:
-            self._cleared_bytes = num_bytes
+        """Reclaim memory for every _RECLAIM_EVERY bytes; `num_bytes` is the total so far."""
+        if num_bytes - self._reclaimed_at >= _RECLAIM_EVERY:
+            self._reclaimed_at = num_bytes
             gc.collect()
-            give_back()
+            trim_heap()
 
 
 class _Mallinfo2(ctypes.Structure):
-    """As malloc.h has it."""
+    """struct mallinfo2 of malloc.h."""
 
     _fields_ = [
         (name, ctypes.c_size_t)
@@ -64,14 +64,14 @@ class _Mallinfo2(ctypes.Structure):
 
 
 def heap_bytes() -> int | None:
-    """Return the memory in use as glibc counts it, mapped buffers included; None elsewhere.
+    """Return the memory in use by glibc's count, mapped buffers included; None without glibc.
 
-    What Python keeps for its own small objects is not in it.
+    Python's own pools of small objects are not included.
     """
     try:
         mallinfo2 = ctypes.CDLL(None).mallinfo2
     except (AttributeError, OSError, TypeError):
         return None
     mallinfo2.restype = _Mallinfo2
-    told = mallinfo2()
-    return int(told.uordblks) + int(told.hblkhd)
+    info = mallinfo2()
+    return int(info.uordblks) + int(info.hblkhd)

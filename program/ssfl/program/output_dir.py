@@ -12,7 +12,7 @@ FULL = (errno.ENOSPC, errno.EDQUOT)
 def check_writable(folder: Path, flag: str) -> None:
     """Create `folder` and a file in it; raise ProgramError(USAGE) naming `flag` if that fails.
 
-    A full disk passes: it may have room by the time something is written.
+    A full disk is accepted: it may have space by the time of the first write.
     """
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -21,8 +21,8 @@ def check_writable(folder: Path, flag: str) -> None:
     except OSError as error:
         if error.errno in FULL:
             return
-        what = "is not a directory" if folder.exists() and not folder.is_dir() else error.strerror
+        why = "it is not a directory" if folder.exists() and not folder.is_dir() else error.strerror
         raise usage_error(
-            f"{flag}: nothing can be written to {folder}: {what}; give a directory that this user "
-            "may write to"
+            f"{flag}: cannot write to {folder}: {why}; choose a directory that this user may "
+            "write to"
         ) from error

@@ -1,6 +1,6 @@
-"""Text from peers, tasks and files, made safe to show in a log, a terminal or a page.
+"""Escape text from peers, tasks and files for logs, terminals and pages.
 
-Letters, signs and spaces of every language stay as they are. Control characters, ANSI codes, line
+Letters, symbols and spaces of every language are unchanged. Control characters, ANSI codes, line
 breaks, overrides of the writing direction and lone surrogates become escapes.
 """
 
@@ -12,7 +12,7 @@ _JOINERS = "\u200c\u200d"  # parts of words in Persian and Hindi, and of emoji
 
 
 def printable(text: str) -> str:
-    r"""Return `text` in one line, with an escape for each character that is not safe to show.
+    r"""Return `text` as one line, with an escape for each character that is not safe to print.
 
     >>> print(printable("naïve 语 \x1b[31mred\nnext\u202e"))
     naïve 语 \x1b[31mred\nnext\u202e
@@ -23,7 +23,7 @@ def printable(text: str) -> str:
 
 
 def printable_lines(text: str) -> str:
-    """Return `text` with its line breaks, each line printable and its tabs as spaces."""
+    """Return `text` with each line printable and tabs as spaces; line breaks are kept."""
     return "\n".join(printable(line.replace("\t", "    ")) for line in text.split("\n"))
 
 
@@ -36,7 +36,7 @@ def printable_json(document: str) -> str:
     if document.isprintable():
         return document
     return re.sub(
-        "[^ -~]", lambda found: found[0] if _is_safe(found[0]) else _json(found[0]), document
+        "[^ -~]", lambda match: match[0] if _is_safe(match[0]) else _json(match[0]), document
     )
 
 

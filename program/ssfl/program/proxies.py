@@ -1,8 +1,8 @@
-"""Which proxy gRPC goes through to reach a host: the variables, as gRPC itself reads them.
+"""The proxy that gRPC uses to reach a host, from the same variables as gRPC.
 
-gRPC knows lower-case names only and the first of them that is set, asks the proxy with CONNECT,
-wants its address as http://host:port, and compares the parts of `no_proxy` with the end of the
-host's name. Whatever else is set it leaves alone, and goes the direct way.
+gRPC uses the first variable that is set. It reads only lower-case names and only values of the
+form http://host:port, and sends CONNECT to the proxy. A part of `no_proxy` exempts a host whose
+name ends with it. Any other variable or value is ignored, and the connection is direct.
 """
 
 import os
@@ -18,7 +18,7 @@ _DEFAULT_PORT = 443  # gRPC's, although the scheme is http
 
 @dataclass(frozen=True, slots=True)
 class Proxy:
-    """A proxy, and the variable that names it."""
+    """A proxy and the variable that names it."""
 
     variable: str
     host: str
@@ -31,7 +31,7 @@ class Proxy:
 
 
 def proxy_for(host: str, environ: Mapping[str, str] | None = None) -> Proxy | None:
-    """Return the proxy that gRPC asks on its way to `host`; None if it asks none."""
+    """Return the proxy that gRPC uses to reach `host`, or None for a direct connection."""
     environ = os.environ if environ is None else environ
     variable = _first(environ)
     if not variable or is_loopback(host) or exempted_by(host, environ):
@@ -56,12 +56,12 @@ def exempted_by(host: str, environ: Mapping[str, str]) -> str:
     return ""
 
 
-def left_alone(host: str, environ: Mapping[str, str]) -> str:
-    """Say which variable names a proxy that gRPC does not use for `host`, and why; or nothing."""
+def unused_proxy_note(host: str, environ: Mapping[str, str]) -> str:
+    """Return why gRPC ignores the proxy variable that is set, or an empty string."""
     if is_loopback(host) or exempted_by(host, environ) or proxy_for(host, environ):
         return ""
     if variable := _first(environ):
-        return f"{variable} is not used: gRPC wants it as http://host:port"
+        return f"{variable} is not used: gRPC needs the form http://host:port"
     upper = next((name.upper() for name in PROXIES if environ.get(name.upper())), "")
     return f"{upper} is not used: gRPC reads {upper.lower()}, in lower case" if upper else ""
 

@@ -1,4 +1,4 @@
-"""Which version this is: looked up once, since that reads files and takes milliseconds."""
+"""The version of ssfl; looked up once, because that reads files and takes milliseconds."""
 
 from functools import cache
 from importlib.metadata import version

@@ -72,7 +72,7 @@ def test_a_file_that_is_no_first_model_is_explained(manifest: Manifest, tmp_path
         read_initial(path)
     tensors = {tensor.name: np.zeros(tensor.shape, np.float32) for tensor in manifest.tensors}
     save_file(tensors, path)
-    with pytest.raises(ModelFileError, match=r"holds no manifest: .*--weights"):
+    with pytest.raises(ModelFileError, match=r"has no manifest: .*--weights"):
         read_initial(path)
 
 
@@ -184,8 +184,8 @@ def test_what_a_run_left_is_read_with_the_files_beside_it(
     model = read_stored(tmp_path / "model.safetensors")
     assert (model.manifest.json, model.mask) == (manifest.json, MASK)
     assert MASK.gather(model.vector).tobytes() == values.tobytes()
-    with pytest.raises(ModelFileError, match=r"holds no manifest: .*--weights"):
+    with pytest.raises(ModelFileError, match=r"has no manifest: .*--weights"):
         read_initial(tmp_path / "model.safetensors")
     (tmp_path / "mask.bin").unlink()
-    with pytest.raises(ModelFileError, match=r"and no mask\.bin beside it"):
+    with pytest.raises(ModelFileError, match=r"and no mask\.bin next to it"):
         read_stored(tmp_path / "model.safetensors")

@@ -9,29 +9,29 @@ import pytest
 from ssfl.program.monitor.log_buffer import (
     EVENT_CHARACTERS,
     FIELD_CHARACTERS,
-    MOST,
-    MOST_FIELDS,
-    MOST_GRAVE,
+    MAX_FIELDS,
+    MAX_RECORDS,
+    MAX_WARNINGS,
     SHOWN,
-    Recent,
+    LogBuffer,
 )
 
 log = logging.getLogger("ssfl.test")
 
 
 @pytest.fixture
-def recent() -> Iterator[Recent]:
+def recent() -> Iterator[LogBuffer]:
     ours = logging.getLogger("ssfl")
     level = ours.level
     ours.setLevel(logging.INFO)
-    kept = Recent()
+    kept = LogBuffer()
     kept.begin()
     yield kept
     kept.end()
     ours.setLevel(level)
 
 
-def test_records_are_numbered_and_told_from_a_number_on(recent: Recent) -> None:
+def test_records_are_numbered_and_told_from_a_number_on(recent: LogBuffer) -> None:
     log.info("round committed", extra={"round": 3, "client": "c7"})
     log.warning("client lost")
     log.debug("not worth a line")
@@ -43,33 +43,33 @@ def test_records_are_numbered_and_told_from_a_number_on(recent: Recent) -> None:
     assert recent.last_number == 2
 
 
-def test_only_our_own_loggers_are_heard_and_only_until_the_end(recent: Recent) -> None:
+def test_only_our_own_loggers_are_heard_and_only_until_the_end(recent: LogBuffer) -> None:
     logging.getLogger("grpc").error("somebody else's")
     recent.end()
     log.error("too late")
     assert recent.after(0) == []
 
 
-def test_routine_pushes_out_routine_but_not_errors(recent: Recent) -> None:
-    for number in range(MOST_GRAVE + 5):
+def test_routine_pushes_out_routine_but_not_errors(recent: LogBuffer) -> None:
+    for number in range(MAX_WARNINGS + 5):
         log.error("failure %d", number)
-    for number in range(2 * MOST):
+    for number in range(2 * MAX_RECORDS):
         log.info("round %d", number)
     told = recent.after(0)
-    assert len(told) == MOST + MOST_GRAVE
-    assert told[0]["event"] == "failure 5" and told[-1]["event"] == f"round {2 * MOST - 1}"
+    assert len(told) == MAX_RECORDS + MAX_WARNINGS
+    assert told[0]["event"] == "failure 5" and told[-1]["event"] == f"round {2 * MAX_RECORDS - 1}"
     assert [one["number"] for one in told] == sorted({one["number"] for one in told})
 
 
-def test_a_record_has_a_bounded_size(recent: Recent) -> None:
+def test_a_record_has_a_bounded_size(recent: LogBuffer) -> None:
     log.info("y" * 100_000, extra=dict.fromkeys(SHOWN, "x" * 10_000))
     (one,) = recent.after(0)
     assert len(one["event"]) == EVENT_CHARACTERS
-    assert len(one["fields"]) == MOST_FIELDS
+    assert len(one["fields"]) == MAX_FIELDS
     assert {len(value) for value in one["fields"].values()} == {FIELD_CHARACTERS}
 
 
-def test_only_fields_that_are_known_to_be_harmless_are_kept(recent: Recent) -> None:
+def test_only_fields_that_are_known_to_be_harmless_are_kept(recent: LogBuffer) -> None:
     secrets = {"join_token_file": "/secret", "state_dir": "/secret", "pass": "secret", "port": 1}
     log.info("configuration", extra={"rounds": 3, "error": "no /etc/secret/file", **secrets})
     (one,) = recent.after(0)
@@ -88,14 +88,14 @@ def test_only_fields_that_are_known_to_be_harmless_are_kept(recent: Recent) -> N
     ],
 )
 def test_of_a_path_its_last_part_is_told(
-    recent: Recent, event: str, words: tuple[object, ...], told: str | None
+    recent: LogBuffer, event: str, words: tuple[object, ...], told: str | None
 ) -> None:
     log.warning(event, *words)
     (one,) = recent.after(0)
     assert one["event"] == (told or event)
 
 
-def test_of_an_exception_its_sentence_is_told_and_no_code(recent: Recent) -> None:
+def test_of_an_exception_its_sentence_is_told_and_no_code(recent: LogBuffer) -> None:
     try:
         raise ValueError("the disk is on fire")
     except ValueError:
@@ -105,7 +105,7 @@ def test_of_an_exception_its_sentence_is_told_and_no_code(recent: Recent) -> Non
     assert "Traceback" not in str(one)
 
 
-def test_of_a_systems_error_the_folder_is_not_told(recent: Recent) -> None:
+def test_of_a_systems_error_the_folder_is_not_told(recent: LogBuffer) -> None:
     try:
         Path("/nowhere/a secret/file").read_bytes()
     except OSError:
@@ -114,7 +114,7 @@ def test_of_a_systems_error_the_folder_is_not_told(recent: Recent) -> None:
     assert one["fields"] == {"error": "FileNotFoundError: No such file or directory: file"}
 
 
-def test_what_a_peer_says_is_escaped(recent: Recent) -> None:
+def test_what_a_peer_says_is_escaped(recent: LogBuffer) -> None:
     log.warning("client leaves: %s", "a\nb\x1b[2J\u202e", extra={"reason": "c\r\x9bd"})
     (one,) = recent.after(0)
     assert one["event"] == "client leaves: a\\nb\\x1b[2J\\u202e"

@@ -18,23 +18,23 @@ import pytest
 from program.tls import pems
 from ssfl.program.exits import ExitCode, ProgramError
 from ssfl.program.monitor.web import (
-    MAX_FROM_ONE,
-    Answer,
+    MAX_PER_ADDRESS,
     Request,
+    Response,
     Route,
     TlsFiles,
     WebServer,
-    text_answer,
+    text_response,
 )
 
 TIMEOUT_S = 30.0
 
 
-def echo(request: Request) -> Answer:
-    return text_answer(f"{request.path} {sorted(request.query.items())}")
+def echo(request: Request) -> Response:
+    return text_response(f"{request.path} {sorted(request.query.items())}")
 
 
-def broken(_request: Request) -> Answer:
+def broken(_request: Request) -> Response:
     raise RuntimeError("planned")
 
 
@@ -84,9 +84,9 @@ def test_a_server_beyond_loopback_answers_to_every_name() -> None:
 
 
 def test_an_answer_tells_how_long_it_took() -> None:
-    def slow(_request: Request) -> Answer:
+    def slow(_request: Request) -> Response:
         threading.Event().wait(0.2)
-        return text_answer("done")
+        return text_response("done")
 
     server = WebServer({"/slow": slow}, "127.0.0.1", 0, flag="--x-port")
     try:
@@ -99,7 +99,7 @@ def test_an_answer_tells_how_long_it_took() -> None:
 
 def test_a_question_for_another_path_is_told_which_there_are() -> None:
     with serving() as server:
-        assert get(server.port, "/etc/passwd") == (404, "nothing here; there are: /broken, /echo\n")
+        assert get(server.port, "/etc/passwd") == (404, "not found; the paths are /broken, /echo\n")
 
 
 def test_a_question_that_cannot_be_read_is_told_so() -> None:
@@ -118,17 +118,17 @@ def test_a_route_that_fails_is_told_in_the_log_and_not_to_whoever_asks(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     with serving() as server, caplog.at_level(logging.WARNING):
-        assert get(server.port, "/broken") == (500, "unexpected: see the log\n")
+        assert get(server.port, "/broken") == (500, "internal error: see the log\n")
         assert get(server.port, "/echo")[0] == 200
-    assert [record.getMessage() for record in caplog.records] == ["a question failed: planned"]
+    assert [record.getMessage() for record in caplog.records] == ["a request failed: planned"]
 
 
 def test_who_hangs_up_is_no_warning(caplog: pytest.LogCaptureFixture) -> None:
     left = threading.Event()
 
-    def slow(_request: Request) -> Answer:
+    def slow(_request: Request) -> Response:
         assert left.wait(TIMEOUT_S)
-        return text_answer("x" * 10_000_000)
+        return text_response("x" * 10_000_000)
 
     said = threading.Event()
 
@@ -166,7 +166,7 @@ def test_a_port_in_use_is_told() -> None:
 def test_who_connects_and_says_nothing_holds_up_nobody() -> None:
     with serving() as server:
         silent = [
-            socket.create_connection(("127.0.0.1", server.port)) for _ in range(MAX_FROM_ONE - 1)
+            socket.create_connection(("127.0.0.1", server.port)) for _ in range(MAX_PER_ADDRESS - 1)
         ]
         assert get(server.port, "/echo")[0] == 200
         for one in silent:
@@ -176,10 +176,10 @@ def test_who_connects_and_says_nothing_holds_up_nobody() -> None:
 def test_one_address_cannot_take_every_place() -> None:
     with serving() as server:
         silent = [
-            socket.create_connection(("127.0.0.1", server.port)) for _ in range(2 * MAX_FROM_ONE)
+            socket.create_connection(("127.0.0.1", server.port)) for _ in range(2 * MAX_PER_ADDRESS)
         ]
         refused = [one for one in silent if _is_closed(one)]
-        assert len(refused) >= MAX_FROM_ONE
+        assert len(refused) >= MAX_PER_ADDRESS
         with socket.socket() as other:
             other.bind(("127.0.0.2", 0))
             other.settimeout(TIMEOUT_S)

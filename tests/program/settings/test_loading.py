@@ -10,7 +10,7 @@ from ssfl.method.settings import RunSettings
 from ssfl.program.exits import ExitCode, ProgramError
 from ssfl.program.settings.loading import changed, describe, load, setting_names
 
-ELSEWHERE = "is a setting of the run: it lives on the coordinator"
+ELSEWHERE = "is a setting of the run: set it on the coordinator"
 
 
 def setting(default: Any, text: str, **more: Any) -> Any:
@@ -124,7 +124,7 @@ def test_the_home_folder_is_understood_where_no_shell_expands_it() -> None:
 def test_a_place_on_the_command_line_has_no_flag() -> None:
     assert client("shards/a") == Client(Path("shards/a"))
     assert client(environ={"SSFL_DATA": "shards/a"}) == Client(Path("shards/a"))
-    assert refusal(of=client) == "SHARD is needed: the shard"
+    assert refusal(of=client) == "SHARD is required: the shard"
     assert refusal("a", "b", of=client) == "unexpected argument 'b'"
 
 
@@ -181,14 +181,14 @@ def test_a_rule_across_settings_says_where_each_was_set() -> None:
 
 def test_an_unknown_variable_names_the_closest() -> None:
     assert refusal(environ={"SSFL_ROUNS": "3"}) == (
-        "the variable SSFL_ROUNS is no setting of ssfl-coordinator; did you mean SSFL_ROUNDS?"
+        "the variable SSFL_ROUNS is not a setting of ssfl-coordinator; did you mean SSFL_ROUNDS?"
     )
 
 
 def test_an_unknown_key_names_file_key_and_closest(tmp_path: Path) -> None:
     file = toml(tmp_path, "roundz = 3")
     assert refusal("--config", file) == (
-        f"roundz in {file} is no setting of ssfl-coordinator; did you mean rounds?"
+        f"roundz in {file} is not a setting of ssfl-coordinator; did you mean rounds?"
     )
 
 
@@ -197,7 +197,7 @@ def test_an_unknown_key_names_file_key_and_closest(tmp_path: Path) -> None:
     [
         ("rounds = ", "is not valid TOML: "),
         ("[run]\nrounds = 3", "run in "),
-        ("rounds = [3]", "must be a plain value at the top of the file, got [3]"),
+        ("rounds = [3]", "must be a plain value at the top level, got [3]"),
         ("rounds = true", "must be a whole number, got 'true'"),
         ("rounds = 3.0", "must be a whole number, got '3.0'"),
         ("local-epochs = 1\nlocal_epochs = 2", "given twice"),

@@ -79,7 +79,7 @@ def test_a_key_of_root_may_be_readable_by_its_group(
 def test_a_certificate_that_ends_soon_is_told_about(certs: Path) -> None:
     pair = read_pair(certs / "ann.pem", certs / "ann-key.pem", CLIENT)
     soon = pair.warning(pair.ends - timedelta(days=3, hours=1))
-    assert "ann.pem ends in 3 days" in soon
+    assert "ann.pem expires in 3 days" in soon
     assert "renew it" in soon
     assert "already" in pair.warning(pair.ends + timedelta(days=1))
 
@@ -113,14 +113,14 @@ def test_a_folder_and_a_key_in_the_place_of_a_certificate_are_named(certs: Path)
     text = refused(lambda: read_pair(certs, certs / "ann-key.pem", CLIENT))
     assert f"{certs} cannot be read: Is a directory" in text
     text = refused(lambda: read_pair(certs / "ann-key.pem", certs / "ann.pem", CLIENT))
-    assert "ann-key.pem is a key" in text
+    assert "ann-key.pem is a key, not a certificate" in text
 
 
 @pytest.mark.parametrize(
     ("key", "words"),
     [
         ("admin-key.pem", "does not match the certificate in"),
-        ("ann.pem", "ann.pem is a certificate"),
+        ("ann.pem", "ann.pem is a certificate, not a key"),
         ("none.pem", "there is no file"),
     ],
 )
@@ -152,15 +152,15 @@ def test_a_certificate_of_the_future_asks_for_the_clock(tmp_path: Path) -> None:
     later = Authority.open(tmp_path, datetime.now(UTC) + timedelta(days=9))
     later.client("ann", timedelta(days=9), overwrite=False)
     text = refused(lambda: read_pair(tmp_path / "ann.pem", tmp_path / "ann-key.pem", CLIENT))
-    assert "is valid only from" in text
+    assert "is not valid before" in text
     assert "clock" in text
 
 
 def test_a_certificate_is_used_for_what_it_was_made_for(certs: Path) -> None:
     text = refused(lambda: read_pair(certs / "ann.pem", certs / "ann-key.pem", SERVER))
-    assert "made for a TLS client only" in text
+    assert "is for a TLS client only" in text
     pair = certs / "coordinator.pem", certs / "coordinator-key.pem"
-    assert "made for a TLS server only" in refused(lambda: read_pair(*pair, CLIENT))
+    assert "is for a TLS server only" in refused(lambda: read_pair(*pair, CLIENT))
 
 
 def test_half_a_pair_asks_for_the_other_half(certs: Path) -> None:
@@ -170,7 +170,7 @@ def test_half_a_pair_asks_for_the_other_half(certs: Path) -> None:
 
 def test_a_file_without_a_ca_says_whose_it_is_and_whose_is_wanted(certs: Path) -> None:
     text = refused(lambda: read_authorities(certs / "ann.pem", "--tls-ca"))
-    assert "holds no CA: it is the certificate of 'ann', made by 'ssfl test CA'" in text
+    assert "has no CA certificate: it is the certificate of 'ann', issued by 'ssfl test CA'" in text
     assert read_authorities(certs / "ca.pem", "--tls-ca").startswith(b"-----BEGIN CERTIFICATE")
 
 
@@ -210,6 +210,6 @@ def test_a_join_token_is_one_line_of_some_length(tmp_path: Path) -> None:
     for wrong in ("", "short", "0123456789abcdef\nagain", "0123456789abcdeé", "x" * 600):
         file.write_text(wrong)
         text = refused(lambda: read_token(file))
-        assert text.startswith(f"--join-token-file: {file} must hold one line")
+        assert text.startswith(f"--join-token-file: {file} must have one line")
         assert "openssl rand -hex 32" in text
         assert wrong[:16] not in text or not wrong, "a token is not for the log"

@@ -12,7 +12,7 @@ import grpc
 import pytest
 
 from program.tls.pems import make, make_expired, trust
-from ssfl.program.tls.probe import Finding, find_out
+from ssfl.program.tls.probe import Finding, diagnose
 
 
 @pytest.fixture(scope="module")
@@ -53,45 +53,45 @@ def final(finding: Finding | None) -> str:
 
 def test_nothing_is_found_where_nothing_is_wrong(certs: Path) -> None:
     with server(certs) as address:
-        assert find_out(address, trust(certs, "ann")) is None
+        assert diagnose(address, trust(certs, "ann")) is None
     with server(certs, mutual=False) as address:
-        assert find_out(address, trust(certs)) is None
+        assert diagnose(address, trust(certs)) is None
     with server(None) as address:
-        assert find_out(address, None) is None
+        assert diagnose(address, None) is None
 
 
 def test_a_certificate_of_another_ca_is_told_with_the_file_that_is_trusted(
     certs: Path, others: Path
 ) -> None:
     with server(certs) as address:
-        text = final(find_out(address, trust(others, "ann")))
-    assert f"of the coordinator at {address} was not made by a CA in {others / 'ca.pem'}" in text
+        text = final(diagnose(address, trust(others, "ann")))
+    assert f"of the coordinator at {address} was not issued by a CA in {others / 'ca.pem'}" in text
 
 
 def test_an_expired_coordinator_is_told(tmp_path: Path) -> None:
     old = make_expired(tmp_path / "old")
     with server(old, mutual=False) as address:
-        text = final(find_out(address, trust(old)))
+        text = final(diagnose(address, trust(old)))
     assert f"certificate of the coordinator at {address} has expired" in text
 
 
 def test_another_name_than_the_one_called_is_told(certs: Path) -> None:
     with server(certs) as address:
-        text = final(find_out(address, trust(certs, "ann", "fl.example.org")))
+        text = final(diagnose(address, trust(certs, "ann", "fl.example.org")))
     assert "is not for fl.example.org" in text
     assert "--tls-server-name" in text
 
 
 def test_an_address_that_is_not_in_the_certificate_is_told(certs: Path) -> None:
     with server(certs) as address:
-        text = final(find_out(address, trust(certs, "ann", "127.0.0.2")))
+        text = final(diagnose(address, trust(certs, "ann", "127.0.0.2")))
     assert "is not for 127.0.0.2" in text
 
 
 def test_a_missing_certificate_is_asked_for(certs: Path) -> None:
     with server(certs) as address:
-        text = final(find_out(address, trust(certs)))
-    assert "asks for a certificate and this side has none: give --tls-cert" in text
+        text = final(diagnose(address, trust(certs)))
+    assert "requires a certificate and this side has none: give --tls-cert" in text
 
 
 def test_a_certificate_that_is_not_accepted_is_told_with_its_issuer(
@@ -100,24 +100,24 @@ def test_a_certificate_that_is_not_accepted_is_told_with_its_issuer(
     mixed = trust(others, "ann")
     trusting = type(mixed)(trust(certs).authorities, "ca.pem", mixed.pair, "")
     with server(certs) as address:
-        text = final(find_out(address, trusting))
+        text = final(diagnose(address, trusting))
     assert f"does not accept the certificate {others / 'ann.pem'} of 'ann'" in text
-    assert "made by 'ssfl test CA'" in text
+    assert "issued by 'ssfl test CA'" in text
 
 
 def test_tls_on_one_side_only_is_told(certs: Path) -> None:
     with server(certs) as address:
-        assert "the coordinator speaks TLS and this side does not" in final(find_out(address, None))
+        assert "the coordinator speaks TLS and this side does not" in final(diagnose(address, None))
     with server(None) as address:
-        text = final(find_out(address, trust(certs)))
-    assert f"what answers at {address} does not speak TLS" in text
+        text = final(diagnose(address, trust(certs)))
+    assert f"the server at {address} does not speak TLS" in text
 
 
 def test_nobody_there_may_pass() -> None:
     with socket.socket() as reserved:
         reserved.bind(("127.0.0.1", 0))
         address = f"127.0.0.1:{reserved.getsockname()[1]}"
-        finding = find_out(address, None)
+        finding = diagnose(address, None)
     assert finding == Finding(f"{address}: Connection refused", final=False)
 
 
@@ -125,7 +125,7 @@ def test_somebody_who_says_nothing_costs_the_deadline_and_no_more(certs: Path) -
     with socket.create_server(("127.0.0.1", 0)) as silent:
         address = f"127.0.0.1:{silent.getsockname()[1]}"
         for tls in (None, trust(certs)):
-            finding = find_out(address, tls, deadline_s=0.2)
+            finding = diagnose(address, tls, deadline_s=0.2)
             assert finding == Finding(f"{address}: no answer within 0.2 s", final=False)
 
 
@@ -142,7 +142,7 @@ def test_tls_without_http2_is_told(certs: Path) -> None:
 
         serving = threading.Thread(target=serve)
         serving.start()
-        text = final(find_out(address, trust(certs)))
+        text = final(diagnose(address, trust(certs)))
         serving.join()
     assert "speaks TLS, but not HTTP/2" in text
 
@@ -150,8 +150,8 @@ def test_tls_without_http2_is_told(certs: Path) -> None:
 def test_behind_a_proxy_nothing_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("https_proxy", "http://proxy:3128")
     monkeypatch.delenv("no_proxy", raising=False)
-    assert find_out("fl.invalid:50051", None) is None
+    assert diagnose("fl.invalid:50051", None) is None
     monkeypatch.setenv("no_proxy", "localhost,.invalid")
-    finding = find_out("fl.invalid:50051", None)
+    finding = diagnose("fl.invalid:50051", None)
     assert finding is not None
-    assert "the name fl.invalid is not known here" in finding.text
+    assert "the name fl.invalid cannot be resolved" in finding.text

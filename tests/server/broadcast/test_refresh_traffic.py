@@ -70,9 +70,9 @@ class Client:
         download = Download(ready.task, payloads, bytearray(data), Receiver(len(data)))
         work = getattr(ready.task, ready.task.WhichOneof("work") or "")
         if isinstance(work, pb.ScoreTask):
-            whole, mask = self.held.take_whole(download, work)
+            whole, mask = self.held.model_to_score(download, work)
             return mask, whole
-        return self.held.take(download, work)
+        return self.held.mask_and_base(download, work)
 
 
 class Run:
@@ -112,7 +112,7 @@ class Run:
             step=Step(4, work, "saliency", self.rounds_done, 0, {C1: 10}, uploads={}),
         )
         broadcast = self.broadcasts.broadcast_for(C1, work, self.model)
-        request = pb.NextTaskRequest(**client.held.said())
+        request = pb.NextTaskRequest(**client.held.held_digests())
         while True:
             try:
                 ready = task_for(state, broadcast, C1, request, 8, client.reader)
@@ -263,7 +263,7 @@ def test_weights_to_score_with_another_digest_are_refused() -> None:
     run.train()
     ready = run.task(voter, Work.SCORE)
     ready.task.score.initial_digest = bytes(32)
-    with pytest.raises(Refused, match="do not match their digest"):
+    with pytest.raises(Refused, match="weights to score do not match the digest"):
         voter.reads(ready)
 
 

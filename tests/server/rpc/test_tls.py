@@ -73,7 +73,7 @@ def test_the_end_of_a_certificate_is_told_a_month_ahead_once_a_day(
     for days in (9, 11, 11.5, 12.5):
         now = datetime.now(UTC) + timedelta(days=days)
         certificates._follow()
-    assert caplog.text.count("coordinator.pem ends in") == 2
+    assert caplog.text.count("coordinator.pem expires in") == 2
 
 
 @pytest.mark.parametrize(

@@ -15,8 +15,8 @@ from server.run_loop_harness import C1, C2, SETTINGS, answer_all, begin, conduct
 from ssfl.method.manifest import Manifest
 from ssfl.method.settings import RunSettings
 from ssfl.method.strategies.contract import ClientId
-from ssfl.program.monitor.log_buffer import Recent
-from ssfl.program.monitor.web import Answer, Request, guarded
+from ssfl.program.monitor.log_buffer import LogBuffer
+from ssfl.program.monitor.web import Request, Response, guarded
 from ssfl.server.history.journal_follower import Following
 from ssfl.server.loop.coordinator import Coordinator
 from ssfl.server.run import events
@@ -35,7 +35,7 @@ Ask = Callable[..., Any]
 
 def asking(coordinator: Coordinator) -> Ask:
     """Return what asks for a document and reads it."""
-    found = page_routes(Documents(coordinator, Recent(), Path("runs")))
+    found = page_routes(Documents(coordinator, LogBuffer(), Path("runs")))
 
     def ask(name: str, **query: str) -> Any:
         answer = found[f"/api/v1/{name}"](Request(name, query, HERE))
@@ -121,7 +121,7 @@ def test_a_question_that_will_not_do_is_told_why(
     tmp_path: Path, name: str, query: dict[str, str], sentence: str
 ) -> None:
     async def script(coordinator: Coordinator) -> None:
-        answer: Answer = asking(coordinator)(name, **query)
+        answer: Response = asking(coordinator)(name, **query)
         assert answer.status == 400
         assert answer.body.decode().startswith(sentence)
 
@@ -130,7 +130,7 @@ def test_a_question_that_will_not_do_is_told_why(
 
 def test_every_answer_says_how_it_may_be_used(tmp_path: Path) -> None:
     async def script(coordinator: Coordinator) -> None:
-        routes = page_routes(Documents(coordinator, Recent(), Path("runs")))
+        routes = page_routes(Documents(coordinator, LogBuffer(), Path("runs")))
         assert set(routes) == {*API, *FILES}
         for path, route in routes.items():
             answer = route(Request(path, {}, HERE))
@@ -164,7 +164,7 @@ def test_a_site_that_points_its_name_at_loopback_is_told_nothing(
     tmp_path: Path, served_on: str, host: str, status: int
 ) -> None:
     async def script(coordinator: Coordinator) -> None:
-        routes = page_routes(Documents(coordinator, Recent(), Path("runs")))
+        routes = page_routes(Documents(coordinator, LogBuffer(), Path("runs")))
         for path, route in routes.items():
             answer = guarded(route, served_on)(Request(path, {}, {"host": host}))
             assert answer.status == status, path
@@ -175,7 +175,7 @@ def test_a_site_that_points_its_name_at_loopback_is_told_nothing(
 
 def test_what_has_not_changed_is_not_sent_again(tmp_path: Path, manifest: Manifest) -> None:
     async def script(coordinator: Coordinator) -> None:
-        routes = page_routes(Documents(coordinator, Recent(), Path("runs")))
+        routes = page_routes(Documents(coordinator, LogBuffer(), Path("runs")))
         for path in ("/", "/app.js", "/api/v1/rounds", "/api/v1/timeline", "/api/v1/layers"):
             first = routes[path](Request(path, {}, HERE))
             known = {**HERE, "if-none-match": first.headers["ETag"]}
@@ -201,7 +201,7 @@ def test_no_answer_holds_what_clients_prove_their_names_with(
             await coordinator.run.post(events.Joined(name, secret, 10, digest, f"cpu {secret}"))
         assert secret in coordinator.run.state.members[C1].token  # the run has it
         assert secret.encode() in coordinator.directory.journal.read_bytes()
-        recent = Recent()
+        recent = LogBuffer()
         recent.begin()
         where = {"state_dir": str(tmp_path), "session_token": secret, "folder": tmp_path}
         logging.getLogger("ssfl.run").warning("cannot read %s", tmp_path / "x", extra=where)
@@ -222,7 +222,7 @@ def test_no_answer_holds_what_clients_prove_their_names_with(
 
 def test_text_that_is_no_unicode_does_not_blind_the_page(tmp_path: Path) -> None:
     async def script(coordinator: Coordinator) -> None:
-        recent = Recent()
+        recent = LogBuffer()
         recent.begin()
         logging.getLogger("ssfl.run").warning("a model called \ud800 was refused")
         recent.end()
@@ -251,7 +251,7 @@ def test_a_long_journal_is_read_in_several_looks(
     journal.close()
 
     async def script(coordinator: Coordinator) -> None:
-        documents = Documents(coordinator, Recent(), Path("runs"))
+        documents = Documents(coordinator, LogBuffer(), Path("runs"))
         documents._following = Following(
             journal, coordinator.live_entries, lambda: journal.num_bytes
         )

@@ -266,7 +266,7 @@ def test_settings_of_a_later_version_are_told() -> None:
     told = settings_pb2.RunSettings(**asdict(later))
     found = pretended(settings=told)
     assert found["settings"].verdict is CheckVerdict.FAILED
-    assert "the run's settings are not for this version" in found["settings"].text
+    assert "this version cannot use the run's settings" in found["settings"].text
 
 
 def test_a_model_that_cannot_be_read_is_told_and_hides_nothing() -> None:

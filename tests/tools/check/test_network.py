@@ -178,7 +178,7 @@ def test_a_wrong_ca_is_for_whoever_set_up_the_machine(certs: Path, others: Path)
     with grpc_server(credentials=credentials_of(certs)) as address:
         found = checked(coordinator=address, **tls(others, "ann")).steps
     said = fails({step.name: step for step in found.all}, "tls")
-    assert "was not made by a CA in" in said
+    assert "was not issued by a CA in" in said
     assert "→ the administrator of the machine: ask its operator for the CA's file" in said
     assert found.exit_code is ExitCode.REFUSED
 
@@ -223,7 +223,7 @@ def test_a_coordinator_without_tls_is_told_with_what_each_end_can_do(certs: Path
     with grpc_server() as address:
         found = steps_of(coordinator=address, **tls(certs, "ann"))
     said = fails(found, "tls")
-    assert "does not speak TLS → the administrator of the machine: leave --tls-ca away" in said
+    assert "does not speak TLS → the administrator of the machine: omit --tls-ca" in said
     assert "or the coordinator's operator: start it with --tls-cert and --tls-key" in said
     lines = step_text(found["tls"], 200).plain.splitlines()
     assert lines[2].strip().startswith("or the coordinator's operator: start it with")

@@ -107,7 +107,7 @@ def test_a_command_explains_itself(command: str, capsys: pytest.CaptureFixture[s
 def test_what_is_needed_is_asked_for(
     argv: list[str], missing: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert f"{missing} is needed" in fails(capsys, ExitCode.USAGE, *argv)
+    assert f"{missing} is required" in fails(capsys, ExitCode.USAGE, *argv)
 
 
 # ---- evaluate

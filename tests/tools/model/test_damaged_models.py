@@ -89,7 +89,7 @@ def test_a_file_that_is_not_ours_needs_a_manifest_beside_it(
     Path("apart").mkdir()
     Path("apart/weights.safetensors").write_bytes(Path(MODEL, FILES[0]).read_bytes())
     told = fails(capsys, ExitCode.BAD_DATA, "evaluate", "apart/weights.safetensors", "--data=all")
-    assert "no manifest in its metadata and no manifest.json beside it" in told
+    assert "no manifest in its metadata and no manifest.json next to it" in told
 
 
 def test_a_network_that_the_manifest_makes_up_is_not_built(

@@ -23,7 +23,7 @@ def run_settings(given: Mapping[str, Setting], clients: int) -> RunSettings:
         500
         >>> run_settings({"learningrate": 0.1}, clients=3)
         Traceback (most recent call last):
-        TypeError: learningrate is no setting of a run; did you mean learning_rate?
+        TypeError: learningrate is not a setting of a run; did you mean learning_rate?
     """
     values = with_profile(values_by_name(RunSettings, given, "a run"))
     if values.get("clients", clients) != clients:

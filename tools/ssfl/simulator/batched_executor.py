@@ -14,7 +14,7 @@ from concurrent.futures import ProcessPoolExecutor
 
 import torch
 
-from ssfl.client.local_work import Scoring, Tested, Vector
+from ssfl.client.local_work import GlobalEvaluation, ScoringRequest, Vector
 from ssfl.datasets.shards.shard_file import Shard
 from ssfl.learning.device import prepare_torch
 from ssfl.learning.evaluate import Evaluation
@@ -59,7 +59,7 @@ class StackedCrew:
         self._shards = shards
         self._stacked = StackedClients(self.model.network, self.model.manifest, settings)
 
-    def score(self, asked: Sequence[tuple[ClientId, Scoring]]) -> Iterator[Vector]:
+    def score(self, asked: Sequence[tuple[ClientId, ScoringRequest]]) -> Iterator[Vector]:
         return self._one_by_one.score(asked)
 
     def train(
@@ -73,11 +73,13 @@ class StackedCrew:
             round_number,
         )
 
-    def evaluate(self, clients: Sequence[ClientId], model: ModelState) -> Iterator[Tested]:
+    def evaluate(
+        self, clients: Sequence[ClientId], model: ModelState
+    ) -> Iterator[GlobalEvaluation]:
         shards = [self._shards[name] for name in clients]
         tested = self._stacked.evaluate(shards, *_masked(model))
         validated = self._stacked.validate(shards, *_masked(model))
-        yield from map(Tested, tested, validated)
+        yield from map(GlobalEvaluation, tested, validated)
 
     def personalize(
         self, clients: Sequence[ClientId], model: ModelState, rounds_done: int
@@ -116,7 +118,7 @@ class PooledCrew:
             (task.spec, dict(shards), settings),
         )
 
-    def score(self, asked: Sequence[tuple[ClientId, Scoring]]) -> Iterator[Vector]:
+    def score(self, asked: Sequence[tuple[ClientId, ScoringRequest]]) -> Iterator[Vector]:
         return self._pool.map(_score, asked)
 
     def train(
@@ -125,7 +127,9 @@ class PooledCrew:
         jobs = [(name, *_masked(model), round_number) for name, model in seen]
         return self._pool.map(_train, jobs)
 
-    def evaluate(self, clients: Sequence[ClientId], model: ModelState) -> Iterator[Tested]:
+    def evaluate(
+        self, clients: Sequence[ClientId], model: ModelState
+    ) -> Iterator[GlobalEvaluation]:
         return self._pool.map(_evaluate, [(name, *_masked(model)) for name in clients])
 
     def personalize(
@@ -157,7 +161,7 @@ def _end_with_parent() -> None:
     os._exit(1)
 
 
-def _score(job: tuple[ClientId, Scoring]) -> Vector:
+def _score(job: tuple[ClientId, ScoringRequest]) -> Vector:
     return _WORKER[0].site(job[0]).score(job[1])
 
 
@@ -166,7 +170,7 @@ def _train(job: tuple[ClientId, Mask, Vector, int]) -> LocalResult:
     return _WORKER[0].site(name).train(mask, values, round_number, ignore)
 
 
-def _evaluate(job: tuple[ClientId, Mask, Vector]) -> Tested:
+def _evaluate(job: tuple[ClientId, Mask, Vector]) -> GlobalEvaluation:
     name, mask, values = job
     return _WORKER[0].site(name).evaluate(mask, values)
 

@@ -4,8 +4,8 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from ssfl.client.coding import Coded, write_scores, write_update
-from ssfl.client.local_work import Tested, Vector
+from ssfl.client.coding import EncodedPayload, write_scores, write_update
+from ssfl.client.local_work import GlobalEvaluation, Vector
 from ssfl.learning.evaluate import Evaluation
 from ssfl.learning.trained import LocalResult
 from ssfl.method.model_state import ModelState
@@ -19,7 +19,7 @@ class Answer:
     """What a client has to say to a task."""
 
     report: Mapping[str, Any]  # for the history
-    coded: Coded | None = None  # scores or values; a test has none
+    coded: EncodedPayload | None = None  # scores or values; a test has none
 
 
 class SimulatedClient:
@@ -66,7 +66,7 @@ class SimulatedClient:
         }
         return Answer(report, coded)
 
-    def evaluated(self, tested: Tested) -> Answer:
+    def evaluated(self, tested: GlobalEvaluation) -> Answer:
         """Return the answer to EVALUATE."""
         report = {"evaluation": _told(tested.evaluation)}
         if tested.validation is not None:

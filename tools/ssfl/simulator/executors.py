@@ -9,7 +9,7 @@ from typing import Protocol
 
 import torch
 
-from ssfl.client.local_work import Scoring, Site, SiteModel, Tested, Vector
+from ssfl.client.local_work import GlobalEvaluation, ScoringRequest, Site, SiteModel, Vector
 from ssfl.datasets.shards.shard_file import Shard
 from ssfl.learning.errors import ModelError
 from ssfl.learning.evaluate import Evaluation
@@ -28,13 +28,15 @@ class Crew(Protocol):
 
     model: SiteModel
 
-    def score(self, asked: Sequence[tuple[ClientId, Scoring]]) -> Iterator[Vector]: ...
+    def score(self, asked: Sequence[tuple[ClientId, ScoringRequest]]) -> Iterator[Vector]: ...
 
     def train(
         self, seen: Sequence[tuple[ClientId, ModelState]], round_number: int
     ) -> Iterator[LocalResult]: ...
 
-    def evaluate(self, clients: Sequence[ClientId], model: ModelState) -> Iterator[Tested]: ...
+    def evaluate(
+        self, clients: Sequence[ClientId], model: ModelState
+    ) -> Iterator[GlobalEvaluation]: ...
 
     def personalize(
         self, clients: Sequence[ClientId], model: ModelState, rounds_done: int
@@ -72,7 +74,7 @@ class ExactCrew:
             difference = self.model.manifest.first_difference(theirs)
             raise ModelError(f"{name} builds another model than {first}: {difference}")
 
-    def score(self, asked: Sequence[tuple[ClientId, Scoring]]) -> Iterator[Vector]:
+    def score(self, asked: Sequence[tuple[ClientId, ScoringRequest]]) -> Iterator[Vector]:
         for name, one in asked:
             yield self._sites[name].score(one)
 
@@ -83,7 +85,9 @@ class ExactCrew:
             assert model.mask is not None and model.values is not None
             yield self._sites[name].train(model.mask, model.values, round_number, ignore)
 
-    def evaluate(self, clients: Sequence[ClientId], model: ModelState) -> Iterator[Tested]:
+    def evaluate(
+        self, clients: Sequence[ClientId], model: ModelState
+    ) -> Iterator[GlobalEvaluation]:
         assert model.mask is not None and model.values is not None
         for name in clients:
             yield self._sites[name].evaluate(model.mask, model.values)

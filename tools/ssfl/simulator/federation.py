@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ssfl.client.messages import scoring
+from ssfl.client.messages import scoring_request
 from ssfl.codec.values_only import encoded_bytes
 from ssfl.datasets.shards.shard_file import Shard, class_counts
 from ssfl.learning.load_task import LoadedTask
@@ -171,7 +171,7 @@ class Federation:
         match step.work:
             case Work.SCORE:
                 asked = [
-                    (client.name, scoring(ready.task.score, model.whole, model.mask))
+                    (client.name, scoring_request(ready.task.score, model.whole, model.mask))
                     for client, ready, model in given
                 ]
                 for (client, ready, _), scores in zip(given, crew.score(asked), strict=True):

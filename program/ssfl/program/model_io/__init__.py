@@ -1,4 +1,4 @@
-"""Model files that every program reads and writes: safetensors, mask and manifest.
+"""Model files: safetensors, mask and manifest.
 
 No torch, no network.
 """

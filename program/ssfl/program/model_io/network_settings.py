@@ -1,4 +1,4 @@
-"""Settings of a run that a model's files tell: with which ones its network was built."""
+"""Run settings that are recorded in a model's files: those of its network."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -13,17 +13,17 @@ NETWORK = ("model", "norm", "width")  # settings that a built-in network was bui
 
 
 def network_of(manifest: Manifest) -> dict[str, Any]:
-    """Return what a manifest tells of a built-in network, not checked; nothing of another one."""
+    """Return the recorded settings of a built-in network, unchecked; empty for other networks."""
     return {name: manifest.model[name] for name in NETWORK if name in manifest.model}
 
 
-def with_told(settings: RunSettings, told: Mapping[str, Any], path: Path) -> RunSettings:
-    """Return the settings with those that a file tells; ModelFileError names the one at fault."""
+def apply_recorded(settings: RunSettings, recorded: Mapping[str, Any], path: Path) -> RunSettings:
+    """Return `settings` with recorded values; raise ModelFileError if one cannot be used."""
     try:
-        for name, value in told.items():
+        for name, value in recorded.items():
             if type(value) is not type(getattr(settings, name)):
                 raise SettingsError(f"{name} cannot be {value!r:.60}")
-        changed = replace(settings, **told)
+        changed = replace(settings, **recorded)
         changed.validate()
     except SettingsError as error:
         raise ModelFileError(

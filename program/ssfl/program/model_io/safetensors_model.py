@@ -1,15 +1,15 @@
-"""A model on disk, for anyone to use: safetensors, mask and manifest.
+"""Writing of model files: safetensors, mask and manifest.
 
-What a run leaves:
+A run writes four files:
 
-model.safetensors   every tensor by name, pruned weights zero: load it into plain PyTorch
-kept.safetensors    `values`, the kept values as they travelled, and `mask`, packed bits
-mask.bin            packed mask bits alone
+model.safetensors   every tensor by name, pruned weights zero; plain PyTorch can load it
+kept.safetensors    `values`, the kept values as they were sent, and `mask`, packed bits
+mask.bin            packed mask bits
 manifest.json       names, shapes and roles
 
-Two kinds of file stand alone, every tensor by name and the manifest in the metadata: what a run may
-begin with, written by `ssfl init`, and what `ssfl model export` writes, which also holds the mask.
-`ssfl.program.model_io.stored_model` reads them all.
+Two kinds of file stand alone, with every tensor by name and the manifest in the metadata. `ssfl
+init` writes the model that a run starts with; `ssfl model export` writes a file with the mask in
+its metadata. `ssfl.program.model_io.stored_model` reads all of them.
 """
 
 import base64
@@ -50,7 +50,7 @@ def write_model(
 
 
 def write_initial(path: Path, manifest: Manifest, initial: npt.NDArray[np.float32]) -> None:
-    """Write the model a run is to begin with: its manifest and every tensor."""
+    """Write the model that a run starts with: its manifest and every tensor."""
     mask = mask_of(manifest, initial)
     digests = digests_of(manifest, mask, mask.gather(initial))
     metadata = _metadata({"manifest": manifest.json.decode(), **digests})
@@ -60,19 +60,19 @@ def write_initial(path: Path, manifest: Manifest, initial: npt.NDArray[np.float3
 def stand_alone(
     manifest: Manifest, mask: Mask, vector: npt.NDArray[np.float32], digests: Mapping[str, str]
 ) -> bytes:
-    """Return a model as one file: every tensor, and in the metadata manifest, mask and digests."""
+    """Return a model as one file: all tensors; manifest, mask and digests in its metadata."""
     if mask.size > MAX_ALONE:
         raise ModelFileError(
             f"a mask of {mask.size:,} weights is too large for the metadata of one file, which "
-            f"hold {MAX_ALONE:,}: take the folder's files together"
+            f"hold {MAX_ALONE:,}: use the files of the folder together"
         )
-    told = {"manifest": manifest.json.decode(), "mask": base64.b64encode(mask.bits).decode()}
-    data: bytes = save(manifest.unflatten(vector), _metadata({**told, **digests}))
+    fields = {"manifest": manifest.json.decode(), "mask": base64.b64encode(mask.bits).decode()}
+    data: bytes = save(manifest.unflatten(vector), _metadata({**fields, **digests}))
     return data
 
 
 def digests_of(manifest: Manifest, mask: Mask, values: npt.NDArray[np.float32]) -> dict[str, str]:
-    """Return the digests that model files tell, by their names in the metadata."""
+    """Return the digests of a model by their names in the metadata."""
     return {
         "manifest_digest": manifest.digest.hex(),
         "mask_digest": mask.digest.hex(),
@@ -81,12 +81,12 @@ def digests_of(manifest: Manifest, mask: Mask, values: npt.NDArray[np.float32]) 
 
 
 def mask_of(manifest: Manifest, vector: npt.NDArray[np.float32]) -> Mask:
-    """Return the mask of a model that has none but its zeros; -0.0 is kept."""
+    """Return the mask of the weights that are not zero; -0.0 counts as kept."""
     return Mask.from_bools(vector[: manifest.num_masked].view(np.uint32) != 0)
 
 
-def _metadata(told: Mapping[str, str]) -> dict[str, str]:
-    return {"ssfl": json.dumps(told)}  # one key: safetensors writes several in any order
+def _metadata(fields: Mapping[str, str]) -> dict[str, str]:
+    return {"ssfl": json.dumps(fields)}  # one key: safetensors does not keep the order of several
 
 
 def _write(path: Path, data: bytes) -> None:

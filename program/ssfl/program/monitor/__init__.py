@@ -1,4 +1,4 @@
-"""What a process exposes to people who watch it: metrics, recent log records, a small HTTP server.
+"""Monitoring of a process: metrics, recent log records and a small HTTP server.
 
 No run state.
 """

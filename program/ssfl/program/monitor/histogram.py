@@ -1,10 +1,10 @@
-"""Measurements counted by size."""
+"""A histogram with cumulative buckets, as Prometheus defines it."""
 
 from bisect import bisect_left
 
 
 class Histogram:
-    """How many measurements were at most so large."""
+    """Counts measurements by upper bound."""
 
     def __init__(self, bounds: tuple[float, ...]) -> None:
         self.bounds = bounds
@@ -17,16 +17,16 @@ class Histogram:
         self.total += value
 
     def buckets(self) -> list[tuple[float, int]]:
-        """Return every bound with the number of measurements at or below it; the last is inf.
+        """Return each bound, the last one infinite, with the number of values at or below it.
 
-        >>> one = Histogram((0.1, 1.0))
+        >>> histogram = Histogram((0.1, 1.0))
         >>> for seconds in (0.05, 0.1, 3.0):
-        ...     one.observe(seconds)
-        >>> one.buckets()
+        ...     histogram.observe(seconds)
+        >>> histogram.buckets()
         [(0.1, 2), (1.0, 2), (inf, 3)]
         """
-        so_far, found = 0, []
+        cumulative, buckets = 0, []
         for bound, count in zip((*self.bounds, float("inf")), tuple(self._counts), strict=True):
-            so_far += count
-            found.append((bound, so_far))
-        return found
+            cumulative += count
+            buckets.append((bound, cumulative))
+        return buckets

@@ -1,11 +1,11 @@
-"""The newest log records, kept in memory for those who watch.
+"""The newest log records in memory, for the status page.
 
-At most MOST of them, and MOST_GRAVE older warnings and errors, each cut to a bounded size, as plain
-dictionaries: `number` (counts from 1), `time` (unix seconds), `level`, `event`, `fields`. Only our
-own loggers, from INFO on.
+The buffer holds at most MAX_RECORDS records of our own loggers from INFO up, and at most
+MAX_WARNINGS older warnings and errors. A record is a dictionary with `number` (counts from 1),
+`time` (Unix seconds), `level`, `event` and `fields`; its size is bounded.
 
-Who may look at the page is not always who may read the log. So only the fields in SHOWN are kept;
-of a path, in a text or a field, only its last part; of an exception only its name and sentence.
+The page may have readers that may not read the log. A record therefore has only the fields in
+SHOWN, only the last part of each path, and only the name and message of an exception.
 """
 
 import logging
@@ -18,11 +18,11 @@ from typing import Any
 from ssfl.program.logs import fields_of, message_of, plain, quotable
 from ssfl.program.printable import printable, printable_lines
 
-MOST = 300
-MOST_GRAVE = 100  # routine must not push them out
-EVENT_CHARACTERS = 4000  # a table of layers has some
+MAX_RECORDS = 300
+MAX_WARNINGS = 100  # routine records must not displace them
+EVENT_CHARACTERS = 4000  # enough for a table of layers
 FIELD_CHARACTERS = 400
-MOST_FIELDS = 16
+MAX_FIELDS = 16
 SHOWN = frozenset(
     (
         *("run", "phase", "step", "round", "rounds", "rounds_done", "attempt", "epoch", "early"),
@@ -45,28 +45,28 @@ SHOWN = frozenset(
 )
 _PATH = re.compile(
     r"""
-    '(?P<single>[/~][^'\n]*)' | "(?P<double>[/~][^"\n]*)"  # as Python quotes a file's name
-    | (?<![\w/.~-])(?P<bare>(?:~|\.{1,2})?/(?!/)[^\s'",;()]+)  # no URL, no part of a word
+    '(?P<single>[/~][^'\n]*)' | "(?P<double>[/~][^"\n]*)"  # as Python quotes a file name
+    | (?<![\w/.~-])(?P<bare>(?:~|\.{1,2})?/(?!/)[^\s'",;()]+)  # not a URL or part of a word
     """,
     re.VERBOSE,
 )
 
 
-class Recent(logging.Handler):
-    """Keeps the newest records, from `begin` to `end`."""
+class LogBuffer(logging.Handler):
+    """A logging handler that keeps the newest records between `begin` and `end`."""
 
     def __init__(self) -> None:
         super().__init__(logging.INFO)
-        self._kept: deque[dict[str, Any]] = deque(maxlen=MOST)
-        self._grave: deque[dict[str, Any]] = deque(maxlen=MOST_GRAVE)
+        self._kept: deque[dict[str, Any]] = deque(maxlen=MAX_RECORDS)
+        self._warnings: deque[dict[str, Any]] = deque(maxlen=MAX_WARNINGS)
         self.last_number = 0
 
     def begin(self) -> None:
-        """Keep what our loggers say from now on."""
+        """Start to keep the records of our loggers."""
         logging.getLogger("ssfl").addHandler(self)
 
     def end(self) -> None:
-        """Keep no more."""
+        """Stop keeping records."""
         logging.getLogger("ssfl").removeHandler(self)
 
     def emit(self, record: logging.LogRecord) -> None:
@@ -76,48 +76,51 @@ class Recent(logging.Handler):
         }
         if record.exc_info and record.exc_info[1]:
             error = record.exc_info[1]
-            fields = {"error": _short(f"{type(error).__name__}: {_told(error)}"), **fields}
+            fields = {
+                "error": _short(f"{type(error).__name__}: {_file_name_only(error)}"),
+                **fields,
+            }
         self.last_number += 1
-        told = {
+        entry = {
             "number": self.last_number,
             "time": record.created,
             "level": record.levelname.lower(),
             "event": _cut(_without_paths(_message(record)), EVENT_CHARACTERS),
-            "fields": dict(list(fields.items())[:MOST_FIELDS]),
+            "fields": dict(list(fields.items())[:MAX_FIELDS]),
         }
-        self._kept.append(told)
+        self._kept.append(entry)
         if record.levelno >= logging.WARNING:
-            self._grave.append(told)
+            self._warnings.append(entry)
 
     def after(self, number: int) -> list[dict[str, Any]]:
-        """Return the kept records behind `number`, oldest first."""
+        """Return the kept records with a larger number, oldest first."""
         self.acquire()
         try:
             oldest = self._kept[0]["number"] if self._kept else 0
-            older = [one for one in self._grave if one["number"] < oldest]
-            return [one for one in (*older, *self._kept) if one["number"] > number]
+            older = [entry for entry in self._warnings if entry["number"] < oldest]
+            return [entry for entry in (*older, *self._kept) if entry["number"] > number]
         finally:
             self.release()
 
 
 def _short(value: Any) -> Any:
-    """Return a value that is short as text, too."""
+    """Return numbers unchanged, and anything else as short text without paths."""
     if value is None or isinstance(value, bool | int | float):
         return value
     return _cut(_without_paths(printable(str(value))), FIELD_CHARACTERS)
 
 
 def _message(record: logging.LogRecord) -> str:
-    """Return a record's text; of paths that are given as such, which may hold any character, the
-    last part."""
+    """Return a record's message, with only the last part of arguments that are paths."""
     args = record.args
     if not args or isinstance(args, Mapping):
         return message_of(record)
-    return printable_lines(str(record.msg) % tuple(quotable(_told(one)) for one in args))
+    shown = tuple(quotable(_file_name_only(argument)) for argument in args)
+    return printable_lines(str(record.msg) % shown)
 
 
-def _told(value: object) -> object:
-    """Return a path's last part, a system's error with no more than that of its file."""
+def _file_name_only(value: object) -> object:
+    """Reduce a path, or the path in an OSError, to its last part."""
     if isinstance(value, PurePath):
         return value.name
     if isinstance(value, OSError) and value.filename is not None:
@@ -126,13 +129,13 @@ def _told(value: object) -> object:
 
 
 def _without_paths(text: str) -> str:
-    """Return a text with the last part of each path in it.
+    """Return `text` with each path reduced to its last part.
 
     >>> _without_paths("cannot read '/state/a run/journal': see /srv/keys/coordinator.key.")
     'cannot read journal: see coordinator.key.'
     """
-    return _PATH.sub(lambda found: PurePath(found[found.lastgroup or 0]).name, text)
+    return _PATH.sub(lambda match: PurePath(match[match.lastgroup or 0]).name, text)
 
 
-def _cut(text: str, most: int) -> str:
-    return text if len(text) <= most else text[: most - 1] + "…"
+def _cut(text: str, max_characters: int) -> str:
+    return text if len(text) <= max_characters else text[: max_characters - 1] + "…"

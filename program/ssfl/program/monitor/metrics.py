@@ -1,4 +1,4 @@
-"""Series as Prometheus reads them; which there are is said in series.py alone."""
+"""Conversion of values to Prometheus metrics; series.py declares every series."""
 
 import math
 from collections.abc import Iterator, Mapping
@@ -17,7 +17,7 @@ from prometheus_client.registry import Collector
 
 from ssfl.program.monitor.histogram import Histogram
 from ssfl.program.monitor.series import BUILD_INFO, Series
-from ssfl.program.monitor.web import Answer, Request, Route
+from ssfl.program.monitor.web import Request, Response, Route
 from ssfl.program.version import ssfl_version
 
 ByLabels = Mapping[Any, float]  # a label, or a tuple of them
@@ -29,7 +29,7 @@ def one(series: Series, value: float) -> Metric:
 
 
 def maybe(series: Series, value: float | None) -> Iterator[Metric]:
-    """Yield a series without labels, if there is something to tell."""
+    """Yield a series without labels, unless `value` is None."""
     if value is not None:
         yield one(series, value)
 
@@ -45,10 +45,10 @@ def many(series: Series, values: ByLabels) -> Metric:
     return family
 
 
-def histograms(series: Series, found: Mapping[Any, Histogram]) -> Metric:
+def histograms(series: Series, by_labels: Mapping[Any, Histogram]) -> Metric:
     """Return histograms by the values of their labels."""
     family = HistogramMetricFamily(series.name, series.text, labels=series.labels)
-    for labels, histogram in found.items():
+    for labels, histogram in by_labels.items():
         buckets = [(_bound(bound), float(n)) for bound, n in histogram.buckets()]
         family.add_metric([labels] if isinstance(labels, str) else labels, buckets, histogram.total)
     return family
@@ -59,18 +59,18 @@ def _bound(seconds: float) -> str:
 
 
 def build_info(program: str) -> Metric:
-    """Return what is running here."""
+    """Return the series with version and name of the program."""
     return many(BUILD_INFO, {(ssfl_version(), program): 1.0})
 
 
 def metrics_route(collector: Collector) -> Route:
-    """Return who answers /metrics: the series of `collector`, and those of any process."""
+    """Return the route /metrics: the series of `collector` and of the process."""
     registry = CollectorRegistry()
     registry.register(collector)
     ProcessCollector(registry=registry)
 
-    def answer(request: Request) -> Answer:
+    def answer(request: Request) -> Response:
         encode, content_type = choose_encoder(request.headers.get("accept", ""))
-        return Answer(content_type, encode(registry))
+        return Response(content_type, encode(registry))
 
     return answer

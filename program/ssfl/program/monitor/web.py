@@ -1,14 +1,14 @@
-"""A small HTTP server for those who watch: metrics, probes, the status page.
+"""A small HTTP server for metrics, probes and the status page.
 
-It answers GET and HEAD, from threads of its own, and keeps nothing between two questions. A
-connection is closed after CONNECTION_S, whatever it did by then; at most MAX_CONNECTIONS are heard
-at once, and MAX_FROM_ONE from one address, so that no other machine which connects and says nothing
-shuts the rest out; all programs of this one share the address of loopback, and those places. With
-TLS the files on the disk are followed: renewed ones are used from the next connection on.
+It answers GET and HEAD requests in threads of its own and keeps no state between requests. Every
+connection is closed after CONNECTION_S. At most MAX_CONNECTIONS are open at a time, at most
+MAX_PER_ADDRESS of them from one address, so that one machine with silent connections cannot block
+the others. All programs on this machine share the limit of the loopback address. With TLS, changed
+certificate files apply from the next connection.
 
-A server on loopback answers only requests for a loopback name. A web site that points its own name
-at 127.0.0.1 (DNS rebinding) must not read what the browser of its visitor can reach. Beyond
-loopback every name is answered, since the names of this machine are not known here.
+A server on loopback answers only requests for a loopback name, so that a web site that points its
+own name at 127.0.0.1 (DNS rebinding) cannot read the page through its visitor's browser. A server
+on another address answers every name, because it does not know the names of this machine.
 """
 
 import contextlib
@@ -32,19 +32,19 @@ from ssfl.program.exits import ExitCode, ProgramError
 
 log = logging.getLogger("ssfl.web")
 
-CONNECTION_S = 10.0  # for a question and its answer
+CONNECTION_S = 10.0  # for a request and its response
 MAX_CONNECTIONS = 32
-MAX_FROM_ONE = 16
-POLL_S = 0.5  # `stop`, and a connection that is over, are noticed after so long
-TELL_EVERY_S = 60.0
+MAX_PER_ADDRESS = 16
+POLL_S = 0.5  # delay until `stop` or an expired connection is noticed
+WARN_EVERY_S = 60.0
 TEXT = "text/plain; charset=utf-8"
-# A browser that is closed or goes on to another page does this: nothing is wrong here.
+# Errors that a browser causes when it closes a page; they are not failures.
 _GONE = (ConnectionError, TimeoutError, ssl.SSLEOFError, ssl.SSLZeroReturnError)
 
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """A question; names of headers are in lower case."""
+    """An HTTP request; names of headers are in lower case."""
 
     path: str
     query: Mapping[str, str] = field(default_factory=dict)
@@ -52,8 +52,8 @@ class Request:
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
-    """What is sent back."""
+class Response:
+    """An HTTP response."""
 
     content_type: str
     body: bytes
@@ -61,20 +61,20 @@ class Answer:
     headers: Mapping[str, str] = field(default_factory=dict)
 
 
-Route = Callable[[Request], Answer]
+Route = Callable[[Request], Response]
 
 
 @dataclass(frozen=True, slots=True)
 class TlsFiles:
-    """The PEM files a port is served with; `authorities` None: who asks needs no certificate."""
+    """PEM files of a port; with `authorities`, callers need a certificate."""
 
     certificate: Path
     key: Path
     authorities: Path | None = None
-    names: tuple[str, ...] = ()  # one of which the certificate must have; empty: any will do
+    names: tuple[str, ...] = ()  # the caller's certificate must have one; empty: any name
 
     def context(self) -> ssl.SSLContext:
-        """Read the files; raise OSError or ssl.SSLError if they will not do."""
+        """Read the files; raise OSError or ssl.SSLError if they cannot be used."""
         context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
         context.load_cert_chain(self.certificate, self.key)
         if self.authorities:
@@ -83,14 +83,14 @@ class TlsFiles:
         return context
 
     def stamp(self) -> tuple[tuple[int, int, int], ...]:
-        """Return what changes when a file is replaced."""
-        files = [one.stat() for one in (self.certificate, self.key, self.authorities) if one]
-        return tuple((file.st_mtime_ns, file.st_size, file.st_ino) for file in files)
+        """Return a value that changes when a file is replaced."""
+        stats = [file.stat() for file in (self.certificate, self.key, self.authorities) if file]
+        return tuple((stat.st_mtime_ns, stat.st_size, stat.st_ino) for stat in stats)
 
 
-def text_answer(text: str, status: int = 200) -> Answer:
-    """Return a line of plain text."""
-    return Answer(TEXT, f"{text}\n".encode(), status)
+def text_response(text: str, status: int = 200) -> Response:
+    """Return a response of one line of plain text."""
+    return Response(TEXT, f"{text}\n".encode(), status)
 
 
 def guarded(route: Route, served_on: str) -> Route:
@@ -99,11 +99,11 @@ def guarded(route: Route, served_on: str) -> Route:
     A request without a Host header is answered: every browser sends one.
     """
 
-    def answer(request: Request) -> Answer:
+    def answer(request: Request) -> Response:
         name = _host_name(request.headers.get("host", "localhost"))
         if is_loopback(served_on) and not is_loopback(name):
             text = "this port is served on loopback: ask for http://localhost:PORT/"
-            return text_answer(text, HTTPStatus.FORBIDDEN)
+            return text_response(text, HTTPStatus.FORBIDDEN)
         return route(request)
 
     return answer
@@ -117,7 +117,7 @@ def _host_name(header: str) -> str:
 
 
 class WebServer:
-    """Listens from the moment it is made until `stop`."""
+    """Listens from its construction until `stop`."""
 
     def __init__(
         self,
@@ -128,9 +128,9 @@ class WebServer:
         flag: str,
         tls: TlsFiles | None = None,
     ) -> None:
-        """Listen; raise ProgramError(PORT_IN_USE) naming `flag` if the port cannot be had.
+        """Listen; raise ProgramError(PORT_IN_USE) naming `flag` if that fails.
 
-        `routes` says who answers which path; a question for any other is told which there are.
+        A request for a path that is not in `routes` gets 404 and the list of paths.
         """
         guards = {path: guarded(route, host) for path, route in routes.items()}
         handler = type("Handler", (_Handler,), {"routes": guards})
@@ -151,7 +151,7 @@ class WebServer:
         self._thread.start()
 
     def stop(self) -> None:
-        """Answer no longer."""
+        """Stop listening."""
         self._server.shutdown()
         self._server.server_close()
         self._thread.join()
@@ -163,20 +163,20 @@ class _Server(ThreadingHTTPServer):
     request_queue_size = 64
 
     def __init__(
-        self, place: tuple[str, int], handler: type[BaseHTTPRequestHandler], tls: TlsFiles | None
+        self, address: tuple[str, int], handler: type[BaseHTTPRequestHandler], tls: TlsFiles | None
     ) -> None:
-        self.address_family = socket.AF_INET6 if ":" in place[0] else socket.AF_INET
+        self.address_family = socket.AF_INET6 if ":" in address[0] else socket.AF_INET
         self._tls = tls
         self._stamp = tls.stamp() if tls else ()
         self._context = tls.context() if tls else None
         self._lock = threading.Lock()
         self._open: Counter[str] = Counter()  # connections by address
-        self._ends: dict[socket.socket, float] = {}  # when each is cut, by the monotonic clock
-        self._told_s = -TELL_EVERY_S
-        super().__init__(place, handler)
+        self._ends: dict[socket.socket, float] = {}  # monotonic time when each is closed
+        self._warned_s = -WARN_EVERY_S
+        super().__init__(address, handler)
 
     def server_bind(self) -> None:
-        """Bind without asking a name server what this machine is called."""
+        """Bind without a DNS lookup of this machine's name."""
         self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         self.socket.bind(self.server_address)
         self.server_address = self.socket.getsockname()
@@ -185,7 +185,7 @@ class _Server(ThreadingHTTPServer):
     def process_request(self, request: Any, client_address: Any) -> None:
         host = str(client_address[0])
         with self._lock:
-            full = self._open.total() >= MAX_CONNECTIONS or self._open[host] >= MAX_FROM_ONE
+            full = self._open.total() >= MAX_CONNECTIONS or self._open[host] >= MAX_PER_ADDRESS
             if not full:
                 self._open[host] += 1
         if full:
@@ -195,7 +195,7 @@ class _Server(ThreadingHTTPServer):
 
     def process_request_thread(self, request: Any, client_address: Any) -> None:
         host = str(client_address[0])
-        twin = request.dup()  # TLS takes the other over
+        twin = request.dup()  # TLS takes over the original socket
         with self._lock:
             self._ends[twin] = time.monotonic() + CONNECTION_S
         try:
@@ -215,11 +215,11 @@ class _Server(ThreadingHTTPServer):
                     del self._open[host]
 
     def service_actions(self) -> None:
-        """Cut connections whose time is over; called every POLL_S, and with each new one."""
+        """Close expired connections; called every POLL_S and after each new connection."""
         now_s = time.monotonic()
         with self._lock:
-            for twin in [one for one, end_s in self._ends.items() if now_s >= end_s]:
-                with contextlib.suppress(OSError):  # it is over already
+            for twin in [twin for twin, end_s in self._ends.items() if now_s >= end_s]:
+                with contextlib.suppress(OSError):  # already closed
                     twin.shutdown(socket.SHUT_RDWR)
 
     def _secured(self, request: Any) -> Any:
@@ -230,38 +230,38 @@ class _Server(ThreadingHTTPServer):
             if stamp != self._stamp:
                 self._context = self._tls.context()
                 self._stamp = stamp
-        except OSError as error:  # just being replaced, perhaps: the old ones go on
-            self._tell("the TLS files could not be read again: %s", error)
+        except OSError as error:  # perhaps being replaced: continue with the old files
+            self._warn("cannot read the changed TLS files: %s", error)
         assert self._context is not None
         secured = self._context.wrap_socket(request, server_side=True)
         if self._tls.names and not names_in(secured.getpeercert()) & set(self._tls.names):
-            wanted = " or ".join(self._tls.names)
+            allowed = " or ".join(self._tls.names)
             secured.close()
-            raise ssl.SSLError(f"the certificate of whoever asks must be of {wanted}")
+            raise ssl.SSLError(f"the caller's certificate must have the name {allowed}")
         return secured
 
     def handle_error(self, _request: Any, client_address: Any) -> None:
         host = client_address[0] if isinstance(client_address, tuple) else client_address
         error = sys.exception()
         if isinstance(error, _GONE):
-            log.debug("who asked has gone: %s", error, extra={"from": host})
+            log.debug("the caller closed the connection: %s", error, extra={"from": host})
         else:
-            self._tell("a question failed: %s", error, extra={"from": host})
+            self._warn("a request failed: %s", error, extra={"from": host})
 
-    def _tell(self, text: str, *words: object, **more: Any) -> None:
-        """Say it, but not again and again: anybody may ask."""
-        if time.monotonic() - self._told_s >= TELL_EVERY_S:
-            self._told_s = time.monotonic()
-            log.warning(text, *words, **more)
+    def _warn(self, text: str, *args: object, **more: Any) -> None:
+        """Log a warning, at most every WARN_EVERY_S: requests may come from strangers."""
+        if time.monotonic() - self._warned_s >= WARN_EVERY_S:
+            self._warned_s = time.monotonic()
+            log.warning(text, *args, **more)
 
 
 def names_in(certificate: Mapping[str, Any] | None) -> set[str]:
-    """Return the common names and DNS names of a certificate, as Python's ssl tells it."""
-    told = certificate or {}
+    """Return the common names and DNS names of a certificate from `getpeercert`."""
+    fields = certificate or {}
     common = {
-        value for part in told.get("subject", ()) for name, value in part if name == "commonName"
+        value for part in fields.get("subject", ()) for name, value in part if name == "commonName"
     }
-    return common | {value for kind, value in told.get("subjectAltName", ()) if kind == "DNS"}
+    return common | {value for kind, value in fields.get("subjectAltName", ()) if kind == "DNS"}
 
 
 class _Handler(BaseHTTPRequestHandler):
@@ -273,55 +273,56 @@ class _Handler(BaseHTTPRequestHandler):
     began_s = 0.0
 
     def parse_request(self) -> bool:
-        """Read the question, and note when that was done: `Server-Timing` tells of the rest."""
-        found = super().parse_request()
+        """Read the request and record the time, from which `Server-Timing` is measured."""
+        parsed = super().parse_request()
         self.began_s = time.monotonic()
-        return found
+        return parsed
 
     def do_GET(self) -> None:
         try:
             url = urlsplit(self.path)
             query = dict(parse_qsl(url.query, max_num_fields=20))
         except ValueError as error:
-            self._send(text_answer(f"no such question: {error}", HTTPStatus.BAD_REQUEST))
+            self._send(text_response(f"cannot read the request: {error}", HTTPStatus.BAD_REQUEST))
             return
         headers = {name.lower(): value for name, value in self.headers.items()}
         route = self.routes.get(url.path)
         if route is None:
-            there = ", ".join(sorted(self.routes))
-            self._send(text_answer(f"nothing here; there are: {there}", HTTPStatus.NOT_FOUND))
+            paths = ", ".join(sorted(self.routes))
+            self._send(text_response(f"not found; the paths are {paths}", HTTPStatus.NOT_FOUND))
             return
         try:
-            answer = route(Request(url.path, query, headers))
+            response = route(Request(url.path, query, headers))
         except Exception:
-            self._send(text_answer("unexpected: see the log", HTTPStatus.INTERNAL_SERVER_ERROR))
-            raise  # told by handle_error
-        self._send(answer)
+            text = "internal error: see the log"
+            self._send(text_response(text, HTTPStatus.INTERNAL_SERVER_ERROR))
+            raise  # logged by handle_error
+        self._send(response)
 
     do_HEAD = do_GET
 
     def do_POST(self) -> None:
-        refusal = text_answer("only GET and HEAD are answered", HTTPStatus.METHOD_NOT_ALLOWED)
+        refusal = text_response("only GET and HEAD are answered", HTTPStatus.METHOD_NOT_ALLOWED)
         self._send(replace(refusal, headers={"Allow": "GET, HEAD"}))
 
     do_PUT = do_PATCH = do_DELETE = do_OPTIONS = do_POST
 
-    def _send(self, answer: Answer) -> None:
-        self.send_response(answer.status)
+    def _send(self, response: Response) -> None:
+        self.send_response(response.status)
         headers = {
-            "Content-Type": answer.content_type,
-            "Content-Length": str(len(answer.body)),
+            "Content-Type": response.content_type,
+            "Content-Length": str(len(response.body)),
             "Cache-Control": "no-store",
             "X-Content-Type-Options": "nosniff",
             "Referrer-Policy": "no-referrer",
             "Server-Timing": f"answer;dur={1e3 * (time.monotonic() - self.began_s):.1f}",
-            **answer.headers,
+            **response.headers,
         }
         for name, value in headers.items():
             self.send_header(name, value)
         self.end_headers()
         if self.command != "HEAD":
-            self.wfile.write(answer.body)
+            self.wfile.write(response.body)
 
     def log_message(self, *_: object) -> None:
-        """Questions are not worth a line each."""
+        """Do not log each request."""

@@ -17,7 +17,7 @@ from typing import Any, NoReturn
 
 from ssfl.program.exits import ExitCode, usage_error
 from ssfl.program.settings.help_groups import ALL, BASIC, GROUPS, MAX_SHOWN, group_of
-from ssfl.program.settings.options import Option, duration_told
+from ssfl.program.settings.options import Option, format_duration
 from ssfl.program.version import ssfl_version
 
 CONFIG_FLAG = "--config"
@@ -109,10 +109,10 @@ def help_text(options: Sequence[Option], text: HelpText, topic: str = "") -> str
     if not groups:
         _add_group(parser, "Settings", options)
     elif not topic:
-        basic = [one for one in options if one.name in BASIC or group_of(one.name) is None]
+        basic = [each for each in options if each.name in BASIC or group_of(each.name) is None]
         _add_group(parser, "Basic settings", basic)
     else:
-        ungrouped = [one for one in options if whole and group_of(one.name) is None]
+        ungrouped = [each for each in options if whole and group_of(each.name) is None]
         _add_group(parser, "Settings", ungrouped)
     for group in GROUPS:
         if group.name in (groups if whole else (topic,)):
@@ -125,17 +125,17 @@ def help_text(options: Sequence[Option], text: HelpText, topic: str = "") -> str
 
 
 def closest(word: str, words: Iterable[str]) -> str:
-    """Return "; did you mean X?" for the nearest of `words`, or nothing if none is near.
+    """Return "; did you mean X?" for the closest of `words`, or "" if none is close.
 
-    One that `word` abbreviates is the nearest.
+    A name that `word` abbreviates is the closest.
 
     >>> closest("--lr", ["--lr-decay", "--learning-rate"])
     '; did you mean --learning-rate?'
     """
     known = list(words)
-    near = [one for one in known if _initials(one) == _bare(word)]
-    near += difflib.get_close_matches(word, known, n=1)
-    return f"; did you mean {near[0]}?" if near else ""
+    close = [name for name in known if _initials(name) == _bare(word)]
+    close += difflib.get_close_matches(word, known, n=1)
+    return f"; did you mean {close[0]}?" if close else ""
 
 
 def _bare(word: str) -> str:
@@ -181,9 +181,9 @@ def _after_settings(
         return parts
     if groups and not topic:
         lines = [
-            f"  {one.name:<12}{one.about}"
-            for one in GROUPS
-            if any(member.name not in BASIC for member in groups.get(one.name, ()))
+            f"  {group.name:<12}{group.about}"
+            for group in GROUPS
+            if any(member.name not in BASIC for member in groups.get(group.name, ()))
         ]
         lines.append(f"  {ALL:<12}all {len(options)} settings")
         parts.append(
@@ -250,7 +250,7 @@ def _add(group: argparse._ActionsContainer, option: Option) -> None:
 
 
 def _help(option: Option) -> str:
-    """Return one fact per line: the meaning with the default, more facts, the choices."""
+    """Return the help text of a setting: meaning and default, more facts, choices; a line each."""
     first, *more = str(option.metadata.get("help", "")).split("; ")
     if option.metadata.get("choices"):
         more.append("one of " + ", ".join(map(str, option.metadata["choices"])))
@@ -260,13 +260,13 @@ def _help(option: Option) -> str:
 def _default_note(option: Option) -> str:
     default: Any = option.default
     if default is MISSING:
-        return " (needed)"
+        return " (required)"
     if default is None or default == "":
         return ""
     if isinstance(default, bool):
         default = "yes" if default else "no"
     elif option.metadata.get("duration"):
-        default = duration_told(default)
+        default = format_duration(default)
     elif isinstance(default, float):
         default = f"{default:g}"
     unit = option.metadata.get("unit")
@@ -292,9 +292,9 @@ def _why_unknown(
 
 
 def _ways(options: Sequence[Option], text: HelpText) -> str:
-    """Return how a setting can be given, with one of the program's own as the example."""
-    flags = [one for one in options if not one.positional]
-    option = next((one for one in flags if one.default not in (MISSING, None, "", 0)), flags[0])
+    """Return the ways to give a setting, with a setting of the program as the example."""
+    flags = [each for each in options if not each.positional]
+    option = next((each for each in flags if each.default not in (MISSING, None, "", 0)), flags[0])
     value = "true" if option.kind is bool else str(option.default or "VALUE")
     in_file = value if option.kind in (int, float, bool) else f'"{value}"'
     flag = option.flag if option.kind is bool else f"{option.flag} {value}"

@@ -40,7 +40,7 @@ GROUPS = (
     ),
     Group(
         "refresh",
-        "when and how the mask is renewed",
+        "when and how the mask is refreshed",
         ("refresh_rounds", "refresh_every", "refresh_on_new_labels", "refresh_on_loss_jump",
          "refresh_mode", "deactivated", "scoring_point"),
     ),

@@ -1,10 +1,10 @@
-"""A program's settings from flags, SSFL_* variables and a TOML file, in that order of strength.
+"""A program's settings: flags override SSFL_* variables, which override a TOML file.
 
-A setting whose metadata has `presets` (the run's `profile`) names a set of defaults for others:
-weaker than whatever is given, stronger than the plain defaults.
+A setting with `presets` in its metadata (the run's `profile`) chooses defaults for other settings.
+They override the plain defaults, and any given value overrides them.
 
-`load` returns the config or raises ProgramError(USAGE) with a sentence that names what is wrong
-and where it was written; `ssfl.program.settings.options` says what a config dataclass may declare.
+`load` returns the config, or raises ProgramError(USAGE) naming the setting, its origin and the
+problem. `ssfl.program.settings.options` lists what a config dataclass may declare.
 """
 
 import re
@@ -18,7 +18,7 @@ from ssfl.method.profiles import preset_defaults
 from ssfl.program.exits import ProgramError, usage_error
 from ssfl.program.settings.command_line import HelpText, closest, read_flags
 from ssfl.program.settings.options import Option, Value, nested_of, options_of, setting_names
-from ssfl.program.settings.sources import CONFIG_VARIABLE, Given, read_environment, read_file
+from ssfl.program.settings.sources import CONFIG_VARIABLE, RawSetting, read_environment, read_file
 
 __all__ = ["changed", "describe", "load", "read_given", "setting_names", "values_by_name"]
 
@@ -37,9 +37,9 @@ def load(
 ) -> Config:
     """Build and validate a config; --help and --version print and raise SystemExit.
 
-    `known_elsewhere` maps settings of other programs to the sentence that says so. Such a flag
-    or key is refused with it; such a variable is ignored, as programs may share an environment.
-    With `environ` None the program takes no variables, and its --help says so.
+    `known_elsewhere` maps settings of other programs to a reason. A flag or key of that name is
+    refused with the reason; a variable is ignored, because programs may share an environment.
+    With `environ` None the program reads no variables, and its --help says so.
     """
     options = tuple(options_of(config_class))
     given = read_given(options, argv, environ, prog, description, epilog, known_elsewhere)
@@ -57,8 +57,8 @@ def read_given(
     description: str,
     epilog: str = "",
     known_elsewhere: Mapping[str, str] | None = None,
-) -> dict[str, Given]:
-    """Return what was given for each setting, and where, without any default: see `load`."""
+) -> dict[str, RawSetting]:
+    """Return the given value and origin of each setting, without defaults; see `load`."""
     elsewhere = known_elsewhere or {}
     _check_names(options)
     presets = "\n\n".join(_preset_lines(options))
@@ -69,21 +69,21 @@ def read_given(
     given = read_file(Path(file).expanduser(), options, prog, elsewhere) if file else {}
     given |= read_environment(environ, options, prog, elsewhere)
     return given | {
-        option.name: Given(flags[option.name], option.shown)
+        option.name: RawSetting(flags[option.name], option.shown)
         for option in options
         if option.name in flags
     }
 
 
 def values_by_name(config_class: type, given: Mapping[str, Setting], what: str) -> dict[str, Value]:
-    """Return settings given by name, each as its flag would read it.
+    """Return settings given by name, each parsed as its flag would be.
 
-    Raises TypeError for a name that is no setting of `what`, SettingsError for a wrong value.
+    Raise TypeError if a name is not a setting of `what`, SettingsError if a value is wrong.
     """
     options = {option.name: option for option in options_of(config_class)}
     for name in given:
         if name not in options:
-            raise TypeError(f"{name} is no setting of {what}{closest(name, options)}")
+            raise TypeError(f"{name} is not a setting of {what}{closest(name, options)}")
     try:
         return {name: options[name].parse(str(value), name) for name, value in given.items()}
     except ProgramError as error:
@@ -113,33 +113,33 @@ def changed(config: object) -> dict[str, Value]:
 def _check_names(options: Iterable[Option]) -> None:
     names = [option.name for option in options]
     if len(set(names)) != len(names) or "config" in names:
-        raise TypeError(f"settings must have names of their own, and none may be config: {names}")
+        raise TypeError(f"names of settings must be unique, and none may be config: {names}")
 
 
-def _presets(options: Sequence[Option], given: Mapping[str, Given]) -> dict[str, Given]:
-    """Return the defaults that the chosen presets set for settings which are not given."""
+def _presets(options: Sequence[Option], given: Mapping[str, RawSetting]) -> dict[str, RawSetting]:
+    """Return the defaults that the chosen presets set for settings that are not given."""
     found = {}
     names = {option.name for option in options}
     for option in _with_presets(options):
         chosen = _value(option, given.get(option.name))
         for name, value in preset_defaults(option.metadata["presets"][chosen], given).items():
             if name in names:
-                found[name] = Given(str(value), f"{option.shown} {chosen}")
+                found[name] = RawSetting(str(value), f"{option.shown} {chosen}")
     return found
 
 
 def _preset_lines(options: Sequence[Option]) -> list[str]:
-    """Return what --help says about presets, one paragraph for each."""
+    """Return the paragraphs of --help about presets."""
     lines = []
     for option in _with_presets(options):
         lines.append(
             f"{option.shown} sets other defaults. A value given by a flag, a variable or a file "
             "overrides them."
         )
-        plain = {one.name: one.default for one in options}
+        plain = {each.name: each.default for each in options}
         for name, preset in option.metadata["presets"].items():
             others = [
-                f"{one} {value}" for one, value in preset.items() if value != plain.get(one, value)
+                f"{key} {value}" for key, value in preset.items() if value != plain.get(key, value)
             ]
             lines.append(f"{option.shown} {name}: {', '.join(others) or 'the plain defaults'}")
     return lines
@@ -150,7 +150,7 @@ def _with_presets(options: Sequence[Option]) -> list[Option]:
 
 
 def _assemble(
-    config_class: type[Config], options: Iterable[Option], given: Mapping[str, Given]
+    config_class: type[Config], options: Iterable[Option], given: Mapping[str, RawSetting]
 ) -> Config:
     nested = nested_of(config_class)
     values: dict[str, dict[str, Any]] = {owner: {} for owner in ["", *nested]}
@@ -160,15 +160,15 @@ def _assemble(
     return config_class(**values[""], **held)
 
 
-def _value(option: Option, given: Given | None) -> Any:
+def _value(option: Option, given: RawSetting | None) -> Any:
     if given is not None:
         return option.parse(given.text, given.subject)
     if option.default is MISSING:
-        raise usage_error(f"{option.shown} is needed: {option.metadata.get('help', '')}")
+        raise usage_error(f"{option.shown} is required: {option.metadata.get('help', '')}")
     return option.default
 
 
-def _validate(config: object, options: Sequence[Option], given: Mapping[str, Given]) -> None:
+def _validate(config: object, options: Sequence[Option], given: Mapping[str, RawSetting]) -> None:
     holders = [getattr(config, owner) for owner in nested_of(type(config))]
     for holder in [*holders, config]:
         check = getattr(holder, "validate", None)
@@ -180,8 +180,8 @@ def _validate(config: object, options: Sequence[Option], given: Mapping[str, Giv
             raise usage_error(f"{error}{_origins(str(error), options, given)}") from error
 
 
-def _origins(message: str, options: Iterable[Option], given: Mapping[str, Given]) -> str:
-    """Say where the flags a message names were set, if not on the command line."""
+def _origins(message: str, options: Iterable[Option], given: Mapping[str, RawSetting]) -> str:
+    """Return where the flags named in a message were set, if not on the command line."""
     named = set(re.findall(r"--[a-z][a-z0-9-]*", message))
     set_elsewhere = {
         option.flag: given[option.name].subject

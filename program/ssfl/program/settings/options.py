@@ -1,19 +1,19 @@
-"""A setting seen from outside: its flag, its variable, its key in a file, and its check.
+"""Settings as options: flag, variable, key in a file, and range check.
 
-A config is a frozen dataclass. Its fields may carry in `metadata`:
+A config is a frozen dataclass. The `metadata` of a field may have:
 
-help        its meaning for --help, which begins a new line after each "; "
-choices     the values allowed
-least, most the smallest and largest number allowed; without `least` that is 0
+help        text for --help, which starts a new line after each "; "
+choices     allowed values
+ge, le      smallest and largest allowed number; the default of `ge` is 0
 positive    the number must be above 0
 unit        shown after the default: "s", "MB"
-duration    the number is of seconds, and may be written as 90s, 15m, 24h or 2d
-metavar     what --help shows for the value
-presets     by each of the values allowed: other defaults for other settings
-positional  given without its flag's name, as in `ssfl plan MODEL`
-several     positional, any number of them: the value is all words with a blank between
+duration    a number of seconds, which may be written as 90s, 15m, 24h or 2d
+metavar     placeholder of the value in --help
+presets     for each allowed value, defaults of other settings
+positional  given without its flag, as in `ssfl plan MODEL`
+several     positional, any number of words; the value is the words joined by spaces
 
-A field whose type is itself a dataclass is nested: its fields become settings on the same level.
+A field whose type is a dataclass is nested: its fields become settings on the same level.
 """
 
 import math
@@ -34,7 +34,7 @@ _WORDS = {"true": True, "1": True, "yes": True, "false": False, "0": False, "no"
 
 @dataclass(frozen=True, slots=True)
 class Option:
-    """One setting of a program; `owner` is the nested field that holds it, or empty."""
+    """One setting of a program; `owner` names the nested field that holds it, or is empty."""
 
     name: str
     kind: type
@@ -56,7 +56,7 @@ class Option:
 
     @property
     def shown(self) -> str:
-        """What the command line calls it: its flag, or the word for its place."""
+        """The name on the command line: the flag, or the placeholder of a positional."""
         return self.metavar if self.positional else self.flag
 
     @property
@@ -106,33 +106,35 @@ class Option:
             raise usage_error(f"{subject} must be at most {highest}, got {value}")
 
 
-def duration_told(seconds: float) -> str:
-    """Return a time in its largest whole unit.
+def format_duration(seconds: float) -> str:
+    """Return a duration in its largest whole unit.
 
-    >>> duration_told(86400.0), duration_told(90.0), duration_told(900.0)
+    >>> format_duration(86400.0), format_duration(90.0), format_duration(900.0)
     ('24h', '90s', '15m')
     """
     units = {"h": 3600, "m": 60}
-    name = next((one for one, size in units.items() if seconds % size == 0 and seconds), "s")
+    name = next((unit for unit, size in units.items() if seconds % size == 0 and seconds), "s")
     return f"{seconds / units.get(name, 1):g}{name}"
 
 
 def options_of(config_class: type, owner: str = "") -> Iterator[Option]:
-    """Yield the settings of a config dataclass, nested ones in the place of their holder."""
+    """Yield the settings of a config dataclass, nested ones in the place of their field."""
     hints = typing.get_type_hints(config_class)
-    for one in fields(config_class):
-        if is_dataclass(hints[one.name]):
-            yield from options_of(hints[one.name], one.name)
+    for field in fields(config_class):
+        if is_dataclass(hints[field.name]):
+            yield from options_of(hints[field.name], field.name)
         else:
-            kind = _plain_type(one.name, hints[one.name])
-            yield Option(one.name, kind, _default(one), owner, one.metadata)
+            kind = _plain_type(field.name, hints[field.name])
+            yield Option(field.name, kind, _default(field), owner, field.metadata)
 
 
 def nested_of(config_class: type) -> dict[str, type]:
     """Return the fields that hold nested settings, with their dataclasses."""
     hints = typing.get_type_hints(config_class)
     return {
-        one.name: hints[one.name] for one in fields(config_class) if is_dataclass(hints[one.name])
+        field.name: hints[field.name]
+        for field in fields(config_class)
+        if is_dataclass(hints[field.name])
     }
 
 
@@ -149,5 +151,5 @@ def _plain_type(name: str, hint: Any) -> type:
     return typing.cast(type, hint)
 
 
-def _default(one: Field[Any]) -> Any:
-    return one.default if one.default_factory is MISSING else one.default_factory()
+def _default(field: Field[Any]) -> Any:
+    return field.default if field.default_factory is MISSING else field.default_factory()

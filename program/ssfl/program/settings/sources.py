@@ -1,4 +1,4 @@
-"""What somebody wrote in SSFL_* variables or in a TOML file, by the name of the setting."""
+"""Settings from SSFL_* variables and from a TOML file."""
 
 import tomllib
 from collections.abc import Mapping, Sequence
@@ -16,8 +16,8 @@ _PREFIX = "SSFL_"
 
 
 @dataclass(frozen=True, slots=True)
-class Given:
-    """A value as written, and where: `--rounds`, `SSFL_ROUNDS` or `rounds in run.toml`."""
+class RawSetting:
+    """A value as written, and its origin: `--rounds`, `SSFL_ROUNDS` or `rounds in run.toml`."""
 
     text: str
     subject: str
@@ -28,27 +28,27 @@ def read_environment(
     options: Sequence[Option],
     prog: str,
     known_elsewhere: Mapping[str, str],
-) -> dict[str, Given]:
-    """Return what the variables give; an empty variable is unset, an unknown one an error."""
+) -> dict[str, RawSetting]:
+    """Return the settings in variables; ignore empty variables, refuse unknown ones."""
     ours = {option.variable: option.name for option in options}
     ignored = {_PREFIX + name.upper() for name in known_elsewhere} | {CONFIG_VARIABLE}
     given = {}
     for variable in sorted(name for name in environ if name.startswith(_PREFIX)):
         if variable in ours:
             if environ[variable]:
-                given[ours[variable]] = Given(environ[variable], variable)
+                given[ours[variable]] = RawSetting(environ[variable], variable)
         elif variable not in ignored:
             hint = closest(variable, [*ours, CONFIG_VARIABLE])
-            raise usage_error(f"the variable {variable} is no setting of {prog}{hint}")
+            raise usage_error(f"the variable {variable} is not a setting of {prog}{hint}")
     return given
 
 
 def read_file(
     file: Path, options: Sequence[Option], prog: str, known_elsewhere: Mapping[str, str]
-) -> dict[str, Given]:
-    """Return what a TOML file gives; keys may be written with dashes or underscores."""
+) -> dict[str, RawSetting]:
+    """Return the settings in a TOML file; keys may have dashes or underscores."""
     ours = {option.name for option in options}
-    given: dict[str, Given] = {}
+    given: dict[str, RawSetting] = {}
     for key, value in _load_toml(file).items():
         name = key.replace("-", "_")
         subject = f"{key} in {file}"
@@ -57,14 +57,14 @@ def read_file(
         if name not in ours and name in known_elsewhere:
             raise usage_error(f"{subject} {known_elsewhere[name]}")
         if name not in ours:
-            raise usage_error(f"{subject} is no setting of {prog}{closest(name, ours)}")
-        given[name] = Given(_as_text(value, subject), subject)
+            raise usage_error(f"{subject} is not a setting of {prog}{closest(name, ours)}")
+        given[name] = RawSetting(_as_text(value, subject), subject)
     return given
 
 
 def _load_toml(file: Path) -> dict[str, Any]:
     try:
-        # Decimal keeps 0.90 as written: the sparsity is exact decimal arithmetic.
+        # Decimal keeps 0.90 as written: sparsity is computed in exact decimal arithmetic.
         return tomllib.loads(file.read_text("utf-8"), parse_float=Decimal)
     except OSError as error:
         raise usage_error(f"the settings file {file} cannot be read: {error.strerror}") from None
@@ -78,4 +78,4 @@ def _as_text(value: object, subject: str) -> str:
     if isinstance(value, str | int | Decimal):
         return str(value)
     wrong = "a table" if isinstance(value, dict) else f"{value}"
-    raise usage_error(f"{subject} must be a plain value at the top of the file, got {wrong}")
+    raise usage_error(f"{subject} must be a plain value at the top level, got {wrong}")

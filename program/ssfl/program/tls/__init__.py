@@ -1,4 +1,4 @@
-"""TLS material and its diagnosis: PEM files, and a probe that explains a failed handshake.
+"""TLS: reading of PEM files, and a probe that explains a failed handshake.
 
 No gRPC.
 """

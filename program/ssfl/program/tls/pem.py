@@ -1,9 +1,8 @@
-"""PEM files as the programs are given them: read, checked, and told about in plain words.
+"""Reading and checking of PEM files and join tokens.
 
-Everything here raises ProgramError(USAGE) with the flag, the file and what to do. A certificate is
-checked for what would otherwise fail much later, at the other end, in words nobody understands:
-its key, its dates, what it was made for. Both programs and the `ssfl` commands read their files
-here. (The module is imported where TLS is used only: cryptography takes 18 MB.)
+Functions raise ProgramError(USAGE) with the flag, the file and the remedy. Key, dates and extended
+key usage of a certificate are checked here, because later they would fail at the peer with an
+obscure error. Import this module only where TLS is used: cryptography takes 18 MB.
 """
 
 import os
@@ -24,9 +23,9 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from ssfl.program.exits import usage_error
 
-SYSTEM = "system"  # --tls-ca: the roots that this machine trusts
-SOON = timedelta(days=30)  # a certificate that ends within this time is told about
-MAX_FILE_BYTES = 4 << 20  # the roots of a system are a quarter of a megabyte
+SYSTEM = "system"  # value of --tls-ca for the CAs that this machine trusts
+WARN_BEFORE = timedelta(days=30)  # a certificate that expires within this time gets a warning
+MAX_FILE_BYTES = 4 << 20  # a system's CA file has a quarter of a megabyte
 MIN_TOKEN, MAX_TOKEN = 16, 512  # characters
 TOKEN_FLAG = "--join-token-file"
 TOKEN_HINT = "the operator of the coordinator has it, or makes one: openssl rand -hex 32"
@@ -36,7 +35,7 @@ SERVER, CLIENT = ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.CLIENT_AUT
 
 @dataclass(frozen=True, slots=True)
 class KeyPair:
-    """A certificate with its chain, and its key, both as PEM."""
+    """A certificate with its chain and its key, both as PEM."""
 
     file: Path
     key_file: Path
@@ -48,16 +47,16 @@ class KeyPair:
 
     @property
     def name(self) -> str:
-        return self.names[0] if self.names else "nobody"
+        return self.names[0] if self.names else "an unnamed subject"
 
     def warning(self, now: datetime | None = None) -> str:
-        """Say that the certificate ends soon; empty if it does not."""
+        """Return a warning if the certificate expires soon; else an empty string."""
         now = now or datetime.now(UTC)
-        if self.ends - now > SOON:
+        if self.ends - now > WARN_BEFORE:
             return ""
         days = (self.ends - now).days
-        when = f"in {days} days" if self.ends > now else "already: nobody will connect"
-        return f"the certificate {self.file} ends {when} ({told(self.ends)}): renew it"
+        expires = f"expires in {days} days" if self.ends > now else "has expired"
+        return f"the certificate {self.file} {expires} ({format_time(self.ends)}): renew it"
 
     def key_warning(self) -> str:
         """Return a warning if users other than the owner may read the key; else an empty string.
@@ -77,18 +76,18 @@ class KeyPair:
 
 @dataclass(frozen=True, slots=True)
 class ClientTls:
-    """What a caller needs for TLS: whom to trust, and who it is itself."""
+    """TLS settings of a caller: the CAs it trusts and its own certificate."""
 
     authorities: bytes
-    trusts: str  # as --tls-ca was given
+    trusts: str  # the value of --tls-ca
     pair: KeyPair | None
-    server_name: str  # what the coordinator's certificate must be for, if not its address
+    server_name: str  # name in the coordinator's certificate, if not its address
 
 
 def client_tls(
     authorities: str, certificate: Path | None, key: Path | None, server_name: str = ""
 ) -> ClientTls | None:
-    """Read what --tls-ca, --tls-cert, --tls-key and --tls-server-name name; None: no TLS."""
+    """Read the files of the --tls-* flags; return None without --tls-ca."""
     if not authorities:
         for flag, given in (
             ("--tls-cert", certificate),
@@ -98,7 +97,7 @@ def client_tls(
             if given:
                 raise usage_error(
                     f"{flag} needs --tls-ca: the file with the CA of the coordinator's "
-                    f"certificate, or {SYSTEM} for the roots that this machine trusts"
+                    f"certificate, or {SYSTEM} for the CAs that this machine trusts"
                 )
         return None
     if authorities == SYSTEM:
@@ -112,16 +111,16 @@ def client_tls(
 
 
 def read_pair(certificate: Path | None, key: Path | None, use: x509.ObjectIdentifier) -> KeyPair:
-    """Read --tls-cert and --tls-key and check that they belong together and can be used now."""
+    """Read --tls-cert and --tls-key; check that they match and are valid now."""
     if certificate is None or key is None:
         given, missing = ("--tls-cert", "--tls-key") if certificate else ("--tls-key", "--tls-cert")
-        raise usage_error(f"{given} needs {missing}: a certificate is of use with its key only")
+        raise usage_error(f"{given} needs {missing}: a certificate works only with its key")
     pem, key_pem = _read(certificate, "--tls-cert"), _read(key, "--tls-key")
     first = _certificates(pem, certificate, "--tls-cert")[0]
     if _public_key(key_pem, key) != _of(first):
         raise usage_error(
             f"--tls-key: the key in {key} does not match the certificate in {certificate}: "
-            "the two must have been made together"
+            "use the key that the certificate was made with"
         )
     _check_dates(first, certificate, "--tls-cert")
     _check_use(first, certificate, use)
@@ -140,46 +139,47 @@ def read_authorities(file: Path, flag: str) -> bytes:
     """Return the certificates of a CA file; one of them, at least, must be a CA's."""
     pem = _read(file, flag)
     found = _certificates(pem, file, flag)
-    authorities = [one for one in found if _is_authority(one)]
+    authorities = [certificate for certificate in found if _is_authority(certificate)]
     if not authorities:
-        one = found[0]
+        subject, issuer = _shown(found[0].subject), _shown(found[0].issuer)
         raise usage_error(
-            f"{flag}: {file} holds no CA: it is the certificate of {_shown(one.subject)}, made by "
-            f"{_shown(one.issuer)}; give the file of {_shown(one.issuer)} itself"
+            f"{flag}: {file} has no CA certificate: it is the certificate of {subject}, issued by "
+            f"{issuer}; use the CA file of {issuer}"
         )
-    if all(_is_over(one) for one in authorities):
+    if all(_is_expired(authority) for authority in authorities):
         raise usage_error(
-            f"{flag}: the CA in {file} expired on {told(authorities[0].not_valid_after_utc)}: "
+            f"{flag}: the CA in {file} expired on "
+            f"{format_time(authorities[0].not_valid_after_utc)}: "
             "make a new one, and new certificates with it"
         )
     return pem
 
 
 def system_roots() -> bytes:
-    """Return the roots that this machine trusts."""
+    """Return the CA certificates that this machine trusts."""
     file = ssl.get_default_verify_paths().cafile
     if file is None:
         raise usage_error(
-            f"--tls-ca {SYSTEM}: this machine has no file of roots: install ca-certificates, or "
-            "name one with SSL_CERT_FILE"
+            f"--tls-ca {SYSTEM}: this machine has no file of CA certificates: install "
+            "ca-certificates, or set SSL_CERT_FILE"
         )
     return _read(Path(file), f"--tls-ca {SYSTEM}")
 
 
 def read_token(file: Path) -> str:
-    """Return the join token in a file, without the white space around it."""
+    """Return the join token in a file, without surrounding white space."""
     flag, raw = TOKEN_FLAG, _read(file, TOKEN_FLAG)
     token = raw.decode("ascii", errors="replace").strip()
     if not (MIN_TOKEN <= len(token) <= MAX_TOKEN and token.isprintable() and token.isascii()):
         raise usage_error(
-            f"{flag}: {file} must hold one line of {MIN_TOKEN} to {MAX_TOKEN} plain characters; "
+            f"{flag}: {file} must have one line of {MIN_TOKEN} to {MAX_TOKEN} ASCII characters; "
             + TOKEN_HINT
         )
     return token
 
 
 def names_of(certificate: x509.Certificate) -> tuple[str, ...]:
-    """Return the names a certificate is made out to: the common name, then the DNS names."""
+    """Return the names in a certificate: the common name, then the DNS names."""
     common = _common_name(certificate.subject)
     try:
         found = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName)
@@ -189,8 +189,8 @@ def names_of(certificate: x509.Certificate) -> tuple[str, ...]:
     return tuple(dict.fromkeys([*([common] if common else []), *others]))
 
 
-def told(moment: datetime) -> str:
-    """Return a moment as people write it."""
+def format_time(moment: datetime) -> str:
+    """Return a time such as 2026-01-31 14:22 UTC."""
     return moment.astimezone(UTC).strftime("%Y-%m-%d %H:%M UTC")
 
 
@@ -199,20 +199,21 @@ def _read(file: Path, flag: str) -> bytes:
         with file.open("rb") as opened:
             data = opened.read(MAX_FILE_BYTES + 1)
     except FileNotFoundError:
-        hint = TOKEN_HINT if flag == TOKEN_FLAG else "`ssfl certs` makes some to try"
+        hint = TOKEN_HINT if flag == TOKEN_FLAG else "`ssfl certs` makes test certificates"
         raise usage_error(f"{flag}: there is no file {file} ({hint})") from None
     except OSError as error:
         raise usage_error(f"{flag}: {file} cannot be read: {error.strerror}") from None
     if len(data) > MAX_FILE_BYTES:
         raise usage_error(
-            f"{flag}: {file} is over {MAX_FILE_BYTES >> 20} MiB: no file of this kind"
+            f"{flag}: {file} is larger than {MAX_FILE_BYTES >> 20} MiB: choose another file"
         )
     return data
 
 
 def _certificates(pem: bytes, file: Path, flag: str) -> list[x509.Certificate]:
     wrong = (
-        "is a key" if b"PRIVATE KEY-----" in pem and b"BEGIN CERTIFICATE" not in pem else
+        "is a key, not a certificate"
+        if b"PRIVATE KEY-----" in pem and b"BEGIN CERTIFICATE" not in pem else
         "is not a certificate in PEM form (it begins with -----BEGIN CERTIFICATE-----)"
     )  # fmt: skip
     try:
@@ -227,11 +228,12 @@ def _public_key(key_pem: bytes, file: Path) -> bytes:
         key = load_pem_private_key(key_pem, password=None)
     except TypeError:
         raise usage_error(
-            f"--tls-key: {file} is locked with a passphrase, which a program that starts by itself "
-            f"cannot type: openssl pkey -in {file} -out NEW unlocks it"
+            f"--tls-key: {file} is encrypted with a passphrase, which cannot be entered here: "
+            f"openssl pkey -in {file} -out NEW decrypts it"
         ) from None
     except (ValueError, UnsupportedAlgorithm):
-        wrong = "is a certificate" if b"BEGIN CERTIFICATE" in key_pem else "is no key in PEM form"
+        is_certificate = b"BEGIN CERTIFICATE" in key_pem
+        wrong = "is a certificate, not a key" if is_certificate else "is not a key in PEM form"
         raise usage_error(f"--tls-key: {file} {wrong}") from None
     return key.public_key().public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo)
 
@@ -242,15 +244,15 @@ def _of(certificate: x509.Certificate) -> bytes:
 
 
 def _check_dates(certificate: x509.Certificate, file: Path, flag: str) -> None:
-    if _is_over(certificate):
+    if _is_expired(certificate):
         raise usage_error(
             f"{flag}: the certificate in {file} expired on "
-            f"{told(certificate.not_valid_after_utc)}: renew it"
+            f"{format_time(certificate.not_valid_after_utc)}: renew it"
         )
     if certificate.not_valid_before_utc > datetime.now(UTC):
         raise usage_error(
-            f"{flag}: the certificate in {file} is valid only from "
-            f"{told(certificate.not_valid_before_utc)} on: is this machine's clock right?"
+            f"{flag}: the certificate in {file} is not valid before "
+            f"{format_time(certificate.not_valid_before_utc)}: check this machine's clock"
         )
 
 
@@ -260,14 +262,14 @@ def _check_use(certificate: x509.Certificate, file: Path, use: x509.ObjectIdenti
     except x509.ExtensionNotFound:
         return
     if use not in found.value and ExtendedKeyUsageOID.ANY_EXTENDED_KEY_USAGE not in found.value:
-        here, there = ("server", "client") if use == SERVER else ("client", "server")
+        needed, other = ("server", "client") if use == SERVER else ("client", "server")
         raise usage_error(
-            f"--tls-cert: {file} is made for a TLS {there} only, and this is the {here}'s end: "
-            f"is {_shown(certificate.subject)} the right one?"
+            f"--tls-cert: the certificate of {_shown(certificate.subject)} in {file} is for a TLS "
+            f"{other} only: choose one for a TLS {needed}"
         )
 
 
-def _is_over(certificate: x509.Certificate) -> bool:
+def _is_expired(certificate: x509.Certificate) -> bool:
     return certificate.not_valid_after_utc <= datetime.now(UTC)
 
 
@@ -275,7 +277,7 @@ def _is_authority(certificate: x509.Certificate) -> bool:
     try:
         found = certificate.extensions.get_extension_for_class(x509.BasicConstraints)
     except x509.ExtensionNotFound:
-        return certificate.issuer == certificate.subject  # an old one, signed by itself
+        return certificate.issuer == certificate.subject  # old and self-signed
     return found.value.ca or certificate.issuer == certificate.subject
 
 

@@ -1,9 +1,8 @@
-"""Why does no connection come about? gRPC says "Socket closed"; this asks the far end itself.
+"""Diagnosis of a failed connection, where gRPC reports only "Socket closed".
 
-A probe opens a connection of its own, speaks as far as it can get, and tells in a sentence what is
-wrong and what to do about it. It is made only after a call has failed, has a deadline, and sends
-nothing but the greeting of HTTP/2. Where a proxy stands in between it does not look: what it would
-find out is the proxy's.
+A probe opens its own connection to the coordinator, goes as far as it can, and returns the problem
+and its remedies. It runs only after a call has failed, has a deadline, and sends only the HTTP/2
+preface. Behind a proxy there is no probe: it would find the problems of the proxy.
 """
 
 import socket
@@ -15,16 +14,16 @@ from enum import IntEnum, StrEnum
 
 from ssfl.program.addresses import split
 from ssfl.program.proxies import proxy_for
-from ssfl.program.tls.pem import SYSTEM, ClientTls, told
+from ssfl.program.tls.pem import SYSTEM, ClientTls, format_time
 
 DEADLINE_S = 5.0  # for each of: connect, handshake, answer
-# The greeting of HTTP/2 with empty SETTINGS: a server answers with its own.
+# The HTTP/2 preface with empty SETTINGS; a server answers with its own SETTINGS.
 GREETING = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes([0, 0, 0, 4, 0, 0, 0, 0, 0])
 Connect = Callable[[], socket.socket]  # opens a new connection to the coordinator
 
 
 class Verify(IntEnum):
-    """OpenSSL's X509_V_ERR_…, those that have a sentence of their own."""
+    """Codes X509_V_ERR_… of OpenSSL that get their own message."""
 
     NOT_YET_VALID = 9
     EXPIRED = 10
@@ -32,49 +31,49 @@ class Verify(IntEnum):
     WRONG_ADDRESS = 64
 
 
-class Whose(StrEnum):
-    """Who can mend it; the value begins what is said of others than whoever reads it."""
+class RemedyOwner(StrEnum):
+    """The party that can apply a remedy; the value is the start of the sentence."""
 
-    SITE = ""  # whoever started this program: its flags, files and clock
-    OPERATOR = "its operator can "  # who runs the coordinator
-    NETWORK = "those who look after the network can "  # what lies in between
+    SITE = ""  # the user of this program: its flags, files and clock
+    OPERATOR = "its operator can "  # the operator of the coordinator
+    NETWORK = "the network's administrators can "
 
 
-Remedy = tuple[Whose, str]  # who can do what
+Remedy = tuple[RemedyOwner, str]  # the owner and the action
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """What is wrong; `final`: trying again cannot help until a person has acted."""
+    """A problem; if it is `final`, retrying cannot help until a person has acted."""
 
-    wrong: str
+    problem: str
     final: bool
-    remedies: tuple[Remedy, ...] = ()  # each would do
+    remedies: tuple[Remedy, ...] = ()  # alternatives
 
     @property
     def text(self) -> str:
-        """All of it in a sentence."""
-        told = "; or ".join(f"{whose.value}{what}" for whose, what in self.remedies)
-        return f"{self.wrong}: {told}" if told else self.wrong
+        """Problem and remedies in one sentence."""
+        remedies = "; or ".join(f"{owner.value}{action}" for owner, action in self.remedies)
+        return f"{self.problem}: {remedies}" if remedies else self.problem
 
 
 @dataclass(frozen=True, slots=True)
-class Secured:
-    """A connection with TLS, as it came about."""
+class Handshake:
+    """Result of a TLS handshake."""
 
-    version: str  # TLSv1.3
-    certificate: bytes  # of the far end, DER
+    version: str  # such as TLSv1.3
+    certificate: bytes  # of the peer, DER
 
 
-def find_out(address: str, tls: ClientTls | None, deadline_s: float = DEADLINE_S) -> Finding | None:
-    """Say why `address` cannot be spoken to; None if nothing is wrong with it, or nobody knows."""
+def diagnose(address: str, tls: ClientTls | None, deadline_s: float = DEADLINE_S) -> Finding | None:
+    """Return the problem with the connection to `address`; None if there is none or unknown."""
     host, port = split(address)
     if proxy_for(host) is not None:
         return None
     try:
         return probe(lambda: socket.create_connection((host, port), deadline_s), address, tls)
     except socket.gaierror as error:
-        return Finding(f"the name {host} is not known here ({error.strerror})", final=False)
+        return Finding(f"the name {host} cannot be resolved ({error.strerror})", final=False)
     except TimeoutError:
         return Finding(f"{address}: no answer within {deadline_s:g} s", final=False)
     except OSError as error:
@@ -82,7 +81,7 @@ def find_out(address: str, tls: ClientTls | None, deadline_s: float = DEADLINE_S
 
 
 def probe(connect: Connect, address: str, tls: ClientTls | None) -> Finding | None:
-    """Say what is wrong with the far end of a connection, as `find_out`; OSError: with the way."""
+    """Return the problem with the peer, as `diagnose`; raise OSError if connecting fails."""
     host, _ = split(address)
     with connect() as connection:
         if tls is None:
@@ -90,14 +89,14 @@ def probe(connect: Connect, address: str, tls: ClientTls | None) -> Finding | No
         return _with_tls(connection, host, address, tls)
 
 
-def secure(connect: Connect, address: str, tls: ClientTls) -> Secured:
-    """Return what a handshake tells; ssl.SSLError or OSError if none comes about."""
+def handshake(connect: Connect, address: str, tls: ClientTls) -> Handshake:
+    """Make a TLS handshake; raise ssl.SSLError or OSError if it fails."""
     host, _ = split(address)
     with (
         connect() as connection,
         _context(tls).wrap_socket(connection, server_hostname=tls.server_name or host) as wrapped,
     ):
-        return Secured(wrapped.version() or "", wrapped.getpeercert(binary_form=True) or b"")
+        return Handshake(wrapped.version() or "", wrapped.getpeercert(binary_form=True) or b"")
 
 
 def _without_tls(connection: socket.socket, host: str, connect: Connect) -> Finding | None:
@@ -115,12 +114,12 @@ def _without_tls(connection: socket.socket, host: str, connect: Connect) -> Find
             pass
     except (ssl.SSLError, OSError):
         return None
-    what = "give --tls-ca, and --tls-cert and --tls-key if it asks for certificates"
-    return _final("the coordinator speaks TLS and this side does not", (Whose.SITE, what))
+    action = "give --tls-ca, and --tls-cert and --tls-key if it requires certificates"
+    return _final("the coordinator speaks TLS and this side does not", (RemedyOwner.SITE, action))
 
 
-def _final(wrong: str, *remedies: Remedy) -> Finding:
-    return Finding(wrong, final=True, remedies=remedies)
+def _final(problem: str, *remedies: Remedy) -> Finding:
+    return Finding(problem, final=True, remedies=remedies)
 
 
 def _with_tls(connection: socket.socket, host: str, address: str, tls: ClientTls) -> Finding | None:
@@ -136,12 +135,12 @@ def _with_tls(connection: socket.socket, host: str, address: str, tls: ClientTls
 
 
 def _after_handshake(wrapped: ssl.SSLSocket, address: str, tls: ClientTls) -> Finding | None:
-    """With TLS 1.3 a client's own certificate is judged after its handshake is over."""
+    """Return the problem after a handshake: TLS 1.3 checks the client's certificate only then."""
     if wrapped.selected_alpn_protocol() != "h2":
         return _final(
-            f"what answers at {address} speaks TLS, but not HTTP/2",
-            (Whose.NETWORK, "let what stands in between pass HTTP/2 on"),
-            (Whose.SITE, "give the address of the coordinator itself, if this is another server"),
+            f"the server at {address} speaks TLS, but not HTTP/2",
+            (RemedyOwner.NETWORK, "let HTTP/2 pass between this site and the coordinator"),
+            (RemedyOwner.SITE, "give the address of the coordinator, if this is another server"),
         )
     wrapped.sendall(GREETING)
     try:
@@ -168,26 +167,25 @@ def _context(tls: ClientTls) -> ssl.SSLContext:
 def _why_not_trusted(error: ssl.SSLCertVerificationError, address: str, tls: ClientTls) -> Finding:
     host = tls.server_name or address.rpartition(":")[0]
     theirs = f"the certificate of the coordinator at {address}"
-    clock = (Whose.SITE, "set this machine's clock, if it is wrong")
+    clock = (RemedyOwner.SITE, "set this machine's clock, if it is wrong")
     match error.verify_code:
         case Verify.EXPIRED:
-            return _final(f"{theirs} has expired", (Whose.OPERATOR, "renew it"), clock)
+            return _final(f"{theirs} has expired", (RemedyOwner.OPERATOR, "renew it"), clock)
         case Verify.NOT_YET_VALID:
             return _final(f"{theirs} is not valid yet", clock)
         case Verify.WRONG_HOST | Verify.WRONG_ADDRESS:
             return _final(
                 f"{theirs} is not for {host}",
                 (
-                    Whose.SITE,
-                    "use a name that is in it, or say with --tls-server-name which name it must "
-                    "have",
+                    RemedyOwner.SITE,
+                    "use a name that is in it, or give the name in it with --tls-server-name",
                 ),
-                (Whose.OPERATOR, "add this name to it (`ssfl certs --host`)"),
+                (RemedyOwner.OPERATOR, "add this name to it (`ssfl certs --host`)"),
             )
     trusts = "this machine trusts" if tls.trusts == SYSTEM else f"in {tls.trusts} (--tls-ca)"
     return _final(
-        f"{theirs} was not made by a CA {trusts} ({error.verify_message})",
-        (Whose.SITE, "ask its operator for the CA's file"),
+        f"{theirs} was not issued by a CA {trusts} ({error.verify_message})",
+        (RemedyOwner.SITE, "ask its operator for the CA's file"),
     )
 
 
@@ -195,12 +193,12 @@ def _why_broken(error: ssl.SSLError, address: str, tls: ClientTls) -> Finding | 
     reason = error.reason or ""
     if "ALERT" in reason:
         refused = _why_refused(tls)
-        return replace(refused, wrong=f"{refused.wrong} ({reason.lower().replace('_', ' ')})")
+        return replace(refused, problem=f"{refused.problem} ({reason.lower().replace('_', ' ')})")
     if reason in ("WRONG_VERSION_NUMBER", "RECORD_LAYER_FAILURE", "HTTP_REQUEST"):
         return _final(
-            f"what answers at {address} does not speak TLS",
-            (Whose.SITE, "leave --tls-ca away, if the coordinator is to run without"),
-            (Whose.OPERATOR, "start it with --tls-cert and --tls-key"),
+            f"the server at {address} does not speak TLS",
+            (RemedyOwner.SITE, "omit --tls-ca, if the coordinator runs without TLS on purpose"),
+            (RemedyOwner.OPERATOR, "start it with --tls-cert and --tls-key"),
         )
     return None
 
@@ -209,15 +207,15 @@ def _why_refused(tls: ClientTls) -> Finding:
     pair = tls.pair
     if pair is None:
         return _final(
-            "the coordinator asks for a certificate and this side has none",
-            (Whose.SITE, "give --tls-cert and --tls-key"),
+            "the coordinator requires a certificate and this side has none",
+            (RemedyOwner.SITE, "give --tls-cert and --tls-key"),
         )
     if pair.ends <= datetime.now(UTC):
-        wrong = f"the certificate {pair.file} expired on {told(pair.ends)}"
-        return _final(wrong, (Whose.SITE, "renew it"))
+        problem = f"the certificate {pair.file} expired on {format_time(pair.ends)}"
+        return _final(problem, (RemedyOwner.SITE, "renew it"))
     return _final(
-        f"the coordinator does not accept the certificate {pair.file} of {pair.name!r}, made by "
-        f"{pair.issuer!r}; it trusts another CA (its --tls-ca), or holds it for expired",
-        (Whose.SITE, "ask its operator for a certificate of the CA that it trusts"),
-        (Whose.OPERATOR, "set the clock of the coordinator's machine, if it is wrong"),
+        f"the coordinator does not accept the certificate {pair.file} of {pair.name!r}, issued by "
+        f"{pair.issuer!r}; it trusts another CA (its --tls-ca), or considers it expired",
+        (RemedyOwner.SITE, "ask its operator for a certificate of the CA that it trusts"),
+        (RemedyOwner.OPERATOR, "set the clock of the coordinator's machine, if it is wrong"),
     )

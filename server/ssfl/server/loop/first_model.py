@@ -22,7 +22,7 @@ from ssfl.method.settings import RunSettings
 from ssfl.method.strategies import strategy_for
 from ssfl.method.strategies.contract import ClientId
 from ssfl.program.exits import ExitCode, ProgramError
-from ssfl.program.model_io.network_settings import network_of, with_told
+from ssfl.program.model_io.network_settings import apply_recorded, network_of
 from ssfl.program.model_io.stored_model import read_initial
 from ssfl.server.broadcast.tasks import initializer
 from ssfl.server.errors import JoinAgain, ModelUnusable, StateError
@@ -189,7 +189,7 @@ async def begin_with(first: FirstModel, run: RunLoop, store: Store) -> None:
 def _settings_of(path: Path, manifest: Manifest, settings: RunSettings) -> RunSettings:
     """Return the settings with the network of the manifest; refuse others that were chosen."""
     built = network_of(manifest)
-    changed, usual = with_told(settings, built, path), RunSettings()
+    changed, usual = apply_recorded(settings, built, path), RunSettings()
     for name, value in built.items():
         chosen = getattr(settings, name)
         if chosen not in (value, getattr(usual, name)):

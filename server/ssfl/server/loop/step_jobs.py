@@ -12,7 +12,7 @@ from ssfl.method.model_state import ModelState
 from ssfl.method.settings import RunSettings
 from ssfl.method.strategies import strategy_for
 from ssfl.method.strategies.contract import Work
-from ssfl.program.malloc import Garbage, give_back
+from ssfl.program.malloc import MemoryReclaimer, trim_heap
 from ssfl.server.accounting.ledger import Ledger
 from ssfl.server.aggregate.step_sum import StepSum, reduced
 from ssfl.server.history.timing import StepTimes
@@ -66,7 +66,7 @@ class StepJobs:
         self._times = times
         self._snapshot_bytes = snapshot_bytes
         self._strategy = strategy_for(settings)
-        self._garbage = Garbage()
+        self._garbage = MemoryReclaimer()
         self._sum: StepSum | None = None
 
     def open_step(self, step: Step, published: Published) -> None:
@@ -90,7 +90,7 @@ class StepJobs:
     def reduce(self, step: Step, published: Published) -> tuple[events.StepReduced, ModelState]:
         """Make the next model and store it; return it with the event that makes it current."""
         failpoint("sum.reduce")
-        give_back()  # what the uploads took: the sum needs room
+        trim_heap()  # what the uploads took: the sum needs room
         total, before = self._current(), published.model
         finished = total.finish(step)
         self._sum = None

@@ -9,7 +9,7 @@ import asyncio
 import time
 from http import HTTPStatus
 
-from ssfl.program.monitor.web import Answer, Request, Route, text_answer
+from ssfl.program.monitor.web import Request, Response, Route, text_response
 
 BEAT_S = 1.0
 STILL_S = 60.0  # without a beat: the loop hangs
@@ -32,19 +32,19 @@ class Health:
         """Return who answers /healthz and /readyz."""
         return {"/healthz": self._alive, "/readyz": self._ready}
 
-    def _alive(self, _request: Request) -> Answer:
+    def _alive(self, _request: Request) -> Response:
         still_s = time.monotonic() - self._beat_s
         if still_s > STILL_S:
-            return text_answer(
+            return text_response(
                 f"the coordinator has stood still for {still_s:.0f} s",
                 HTTPStatus.SERVICE_UNAVAILABLE,
             )
-        return text_answer("alive")
+        return text_response("alive")
 
-    def _ready(self, _request: Request) -> Answer:
+    def _ready(self, _request: Request) -> Response:
         if not self.ready:
-            return text_answer(
+            return text_response(
                 "not ready: the state is being read, or the coordinator is being stopped",
                 HTTPStatus.SERVICE_UNAVAILABLE,
             )
-        return text_answer("ready")
+        return text_response("ready")

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from ssfl.program.addresses import is_loopback
-from ssfl.program.monitor.log_buffer import Recent
+from ssfl.program.monitor.log_buffer import LogBuffer
 from ssfl.program.monitor.web import Route, TlsFiles, WebServer
 from ssfl.server.config import CoordinatorConfig
 from ssfl.server.loop.coordinator import Coordinator
@@ -29,7 +29,7 @@ class Watch:
         self.health = Health()
         self._config = config
         self._servers: list[WebServer] = []
-        self._recent = Recent()
+        self._recent = LogBuffer()
         if config.status_port is not None:
             self._recent.begin()
         if config.health_port is not None:

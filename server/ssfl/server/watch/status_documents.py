@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from ssfl.method.strategies.contract import ClientId
-from ssfl.program.monitor.log_buffer import Recent
+from ssfl.program.monitor.log_buffer import LogBuffer
 from ssfl.program.version import ssfl_version
 from ssfl.server.accounting.dense_equivalent import has_own_masks
 from ssfl.server.accounting.memory import peak_memory_bytes
@@ -44,7 +44,7 @@ Document = dict[str, Any]
 class Documents:
     """Answers questions about one run; any thread may ask."""
 
-    def __init__(self, coordinator: Coordinator, recent: Recent, out_dir: Path) -> None:
+    def __init__(self, coordinator: Coordinator, recent: LogBuffer, out_dir: Path) -> None:
         self._out_dir = out_dir
         self._run = run = coordinator.run
         self._history = coordinator.history

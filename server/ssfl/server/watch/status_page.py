@@ -14,7 +14,7 @@ from importlib.resources import files
 
 import orjson
 
-from ssfl.program.monitor.web import Answer, Request, Route, text_answer
+from ssfl.program.monitor.web import Request, Response, Route, text_response
 from ssfl.server.run.waiting import STATES
 from ssfl.server.watch.status_documents import MOST_POINTS, MOST_ROWS, SORTS, Document, Documents
 
@@ -81,9 +81,9 @@ def page_routes(documents: Documents) -> dict[str, Route]:
 def _with_headers(route: Route) -> Route:
     """Return a route whose answers say how a browser may use them."""
 
-    def answer(request: Request) -> Answer:
+    def answer(request: Request) -> Response:
         found = route(request)
-        return Answer(found.content_type, found.body, found.status, {**HEADERS, **found.headers})
+        return Response(found.content_type, found.body, found.status, {**HEADERS, **found.headers})
 
     return answer
 
@@ -96,22 +96,22 @@ def _file(body: bytes, kind: str) -> Route:
 def _document(make: Callable[[Request], Document], mark: Callable[[], str] | None = None) -> Route:
     """Return a route that answers with JSON; `mark` tells cheaply whether it has changed."""
 
-    def answer(request: Request) -> Answer:
+    def answer(request: Request) -> Response:
         try:
             if mark:
                 return _unless_known(request, mark(), JSON, lambda: _json(make(request)))
-            return Answer(JSON, _json(make(request)))
+            return Response(JSON, _json(make(request)))
         except BadQuery as error:
-            return text_answer(str(error), HTTPStatus.BAD_REQUEST)
+            return text_response(str(error), HTTPStatus.BAD_REQUEST)
 
     return answer
 
 
-def _unless_known(request: Request, mark: str, kind: str, make: Callable[[], bytes]) -> Answer:
+def _unless_known(request: Request, mark: str, kind: str, make: Callable[[], bytes]) -> Response:
     headers = {"ETag": f'"{mark}"', "Cache-Control": "no-cache"}
     if request.headers.get("if-none-match") == headers["ETag"]:
-        return Answer(kind, b"", HTTPStatus.NOT_MODIFIED, headers)
-    return Answer(kind, make(), HTTPStatus.OK, headers)
+        return Response(kind, b"", HTTPStatus.NOT_MODIFIED, headers)
+    return Response(kind, make(), HTTPStatus.OK, headers)
 
 
 def _json(document: Document) -> bytes:

@@ -19,7 +19,7 @@ from ssfl.method.errors import SettingsError
 from ssfl.method.settings import setting
 from ssfl.program import settings
 from ssfl.program.exits import ExitCode, ProgramError
-from ssfl.program.tls.pem import told
+from ssfl.program.tls.pem import format_time
 from ssfl.tools.certs.authority import Authority, CertsFolderError, Issued
 from ssfl.tools.terminal import console
 
@@ -106,7 +106,9 @@ def _table(issued: Sequence[Issued]) -> Table:
     for column in ("file", "for", "valid until", ""):
         table.add_column(column, overflow="fold")
     for one in issued:
-        table.add_row(one.file.name, one.use, told(one.ends)[:10], "new" if one.new else "kept")
+        table.add_row(
+            one.file.name, one.use, format_time(one.ends)[:10], "new" if one.new else "kept"
+        )
     return table
 
 

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from ssfl.program.addresses import is_loopback, split
 from ssfl.program.exits import ExitCode
-from ssfl.program.proxies import Proxy, exempted_by, left_alone, proxy_for
+from ssfl.program.proxies import Proxy, exempted_by, proxy_for, unused_proxy_note
 from ssfl.tools.check.steps import Owner, Remedy, StepFailed, StepResult, Steps
 
 if TYPE_CHECKING:
@@ -82,7 +82,7 @@ def _proxy(route: Route) -> StepResult[None]:
             None,
             f"{route.proxy.address} ({route.proxy.variable}); {IDLE_NOTE}",
         )
-    if ignored := left_alone(route.host, route.environ):
+    if ignored := unused_proxy_note(route.host, route.environ):
         return StepResult(
             None,
             f"none: {ignored}",
@@ -255,12 +255,12 @@ def _request_tunnel(proxy: Proxy, address: str, connection: socket.socket) -> st
 
 
 def _tls(route: Route) -> StepResult[None]:
-    from ssfl.program.tls.probe import Whose, probe
+    from ssfl.program.tls.probe import RemedyOwner, probe
 
     owners = {
-        Whose.SITE: Owner.MACHINE,
-        Whose.OPERATOR: Owner.OPERATOR,
-        Whose.NETWORK: Owner.NETWORK,
+        RemedyOwner.SITE: Owner.MACHINE,
+        RemedyOwner.OPERATOR: Owner.OPERATOR,
+        RemedyOwner.NETWORK: Owner.NETWORK,
     }
     try:
         finding = probe(route.connect, route.address, route.tls)
@@ -278,7 +278,7 @@ def _tls(route: Route) -> StepResult[None]:
     if finding:
         first, *alternatives = (Remedy(owners[whose], action) for whose, action in finding.remedies)
         remedy = replace(first, alternatives=tuple(alternatives))
-        raise StepFailed(finding.wrong, remedy, ExitCode.REFUSED)
+        raise StepFailed(finding.problem, remedy, ExitCode.REFUSED)
     return _check_certificate(route)
 
 
@@ -291,17 +291,17 @@ def _check_certificate(route: Route) -> StepResult[None]:
         return StepResult(None, text, Remedy(Owner.OPERATOR, action))
     from cryptography import x509
 
-    from ssfl.program.tls.pem import SOON, told
-    from ssfl.program.tls.probe import secure
+    from ssfl.program.tls.pem import WARN_BEFORE, format_time
+    from ssfl.program.tls.probe import handshake
 
     try:
-        secured = secure(route.connect, route.address, route.tls)
+        secured = handshake(route.connect, route.address, route.tls)
     except (ssl.SSLError, OSError) as error:
         raise _no_answer(route) from error
     ends = x509.load_der_x509_certificate(secured.certificate).not_valid_after_utc
-    text = f"{secured.version}, certificate until {told(ends)}"
+    text = f"{secured.version}, certificate until {format_time(ends)}"
     days = (ends - datetime.now(UTC)).days
-    if ends - datetime.now(UTC) < SOON:
+    if ends - datetime.now(UTC) < WARN_BEFORE:
         action = f"renew the coordinator's certificate: it expires in {days} days"
         return StepResult(None, text, Remedy(Owner.OPERATOR, action))
     pair = route.tls.pair

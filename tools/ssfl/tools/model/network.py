@@ -12,7 +12,7 @@ from ssfl.method.errors import ModelFileError
 from ssfl.method.manifest import MAX_DIMENSIONS, MAX_PARAMETERS
 from ssfl.method.settings import RunSettings
 from ssfl.program.exits import ExitCode, ProgramError, usage_error
-from ssfl.program.model_io.network_settings import network_of, with_told
+from ssfl.program.model_io.network_settings import apply_recorded, network_of
 from ssfl.program.model_io.stored_model import StoredModel
 from ssfl.tools.model.build import stand_in
 
@@ -80,7 +80,7 @@ def shard_of_zeros(final: StoredModel) -> Shard:
 def _settings(final: StoredModel) -> RunSettings:
     """Return the run's settings, as far as they are known: a task of one's own may read any."""
     told = {**_history(final), **network_of(final.manifest)}
-    return with_told(RunSettings(), told, final.path)
+    return apply_recorded(RunSettings(), told, final.path)
 
 
 def _history(final: StoredModel) -> dict[str, Any]:

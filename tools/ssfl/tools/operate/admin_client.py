@@ -93,9 +93,9 @@ class AdminClient:
         )
 
     def _unreachable(self, error: grpc.RpcError) -> ProgramError:
-        from ssfl.program.tls.probe import find_out  # only where something went wrong
+        from ssfl.program.tls.probe import diagnose  # only where something went wrong
 
-        finding = find_out(self.address, self._tls)
+        finding = diagnose(self.address, self._tls)
         if finding and finding.final:
             return ProgramError(finding.text, ExitCode.REFUSED)
         return ProgramError(
