@@ -97,7 +97,7 @@ class Loris:
 
 
 def test_lorises_in_every_slot_do_not_keep_an_honest_client_out(programs: Programs) -> None:
-    """Two slots, four lorises that are members and in the cohort; with eight: test_turns.py."""
+    """Two slots, four lorises that are members and in the cohort; with eight: test_slots.py."""
     names = [f"loris-{number}" for number in range(4)]
     flags = ("--upload-slots=2", "--no-progress-s=1", "--clients=6")
     run = RawRun(programs, programs.coordinator(*RUN[1:], *flags))
