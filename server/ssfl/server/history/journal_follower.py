@@ -1,8 +1,8 @@
 """A run's entries, each once and in order: from the journal, and then as the run makes them.
 
-The journal has them all, also those of before a restart; reading it costs more. So it is read
-until nothing is left, and what comes after is taken from the run itself (fresh.py), until nobody
-has asked for a while: then from the journal again.
+The journal has them all, also those from before a restart, but reading it costs more. So a reader
+reads the journal to its end. It then takes new entries from the run itself (live_entries.py). A
+reader that has not asked for a while reads the journal again.
 """
 
 import time
