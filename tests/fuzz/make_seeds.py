@@ -1,4 +1,4 @@
-"""Write inputs from which a target's corpus can begin: real payloads behind their parameters.
+"""Write seed inputs for a target's corpus: parameters followed by real payloads.
 
 python tests/fuzz/make_seeds.py TARGET FOLDER
 """

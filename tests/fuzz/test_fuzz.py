@@ -1,7 +1,6 @@
-"""No bytes at all break a decoder: inputs that once reached something new, then fresh ones.
+"""No bytes break a decoder: stored inputs run everywhere, new ones for a few seconds per target.
 
-The stored inputs run everywhere. Fresh ones come from atheris, coverage-guided, for a few seconds
-per target; run_target.py says how to search for longer and where to put what it finds.
+New inputs come from atheris, guided by coverage. run_target.py explains longer searches.
 """
 
 import platform

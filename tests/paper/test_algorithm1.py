@@ -143,7 +143,7 @@ def test_a_round_selects_a_subset_of_clients() -> None:
 def test_client_models_are_averaged_by_data_size_over_the_subset() -> None:
     """Algorithm 1: "w_{g,m}^{r+1} <- sum_{k in C'} n_k / (sum_{j in C'} n_j) w_k".
 
-    Clients of 1 and 3 samples took part, so the weights are 1/4 and 3/4, whoever else exists.
+    Clients with 1 and 3 samples took part, so the weights are 1/4 and 3/4.
     """
     ssfl = Ssfl(RunSettings(sparsity="0.5"))
     state = masked(vector(1, 2, 3, 4), vector(4, 3, 2, 1), "0.5")

@@ -43,11 +43,11 @@ def test_a_refresh_keeps_what_was_trained_and_starts_the_others_where_they_were(
     """5.5: the model may "recruit connections outside the set of current mask"."""
     ssfl = Ssfl(RunSettings(sparsity="0.5"))
     state = trained_once(ssfl)
-    renewed = ssfl.finish(Work.SCORE, state, vector(9, 1, 2, 8, 3, 7), 1)
-    assert renewed.mask is not None
-    assert np.flatnonzero(renewed.mask.bools()).tolist() == [0, 3, 5]
-    assert dense(renewed) == [10, 0, 0, -8, 0, 3], "0 as trained, 3 and 5 as initialised"
-    assert renewed.mask_epoch == state.mask_epoch + 1
+    refreshed = ssfl.finish(Work.SCORE, state, vector(9, 1, 2, 8, 3, 7), 1)
+    assert refreshed.mask is not None
+    assert np.flatnonzero(refreshed.mask.bools()).tolist() == [0, 3, 5]
+    assert dense(refreshed) == [10, 0, 0, -8, 0, 3], "0 as trained, 3 and 5 as initialised"
+    assert refreshed.mask_epoch == state.mask_epoch + 1
 
 
 @pytest.mark.parametrize(("deactivated", "returns_as"), [("reset", -0.25), ("keep", 11.0)])

@@ -1,6 +1,6 @@
-"""Payloads that earlier versions wrote are read as they were meant (golden/v1/README.md).
+"""Payloads of earlier versions decode to their stored values (golden/v1/README.md).
 
-Nothing here writes such files: what is missing or different is a failure, not an occasion.
+Nothing here writes such files: a missing or different file is a failure.
 """
 
 import hashlib

@@ -1,7 +1,7 @@
 """A second reader, in JavaScript and written from the page alone, agrees with every vector.
 
-`tests/wire/javascript` shares no line with the project and was written without looking at it: what
-it can read, a client in another language can read from docs/wire-format.md.
+`tests/wire/javascript` was written without looking at the project's code. It proves that a client
+in another language can be written from docs/wire-format.md.
 """
 
 import re

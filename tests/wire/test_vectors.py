@@ -1,7 +1,8 @@
-"""The test vectors of docs/wire-format.md, executed: none is left out, both ways where it can be.
+"""All test vectors of docs/wire-format.md are checked, encoded and decoded where possible.
 
-What a sender may choose is chosen as ours does: lossy changes to nearest, given words for scores.
-Compressed sections are only read: another version of zstd may write other frames.
+Where a sender has a choice, these checks choose as our code does: lossy changes round to nearest,
+and scores use given words. Compressed sections are only read: versions of zstd write different
+frames.
 """
 
 import re
@@ -64,7 +65,7 @@ class Vectors:
         """float32 values given in decimal, none of them rounded."""
         exact = [float(number) for number in self.text(name).split()]
         values = np.array(exact, dtype=np.float32)
-        assert values.tolist() == exact, f"{name} are no float32 numbers"
+        assert values.tolist() == exact, f"{name} are not float32 numbers"
         return values
 
     def mask(self, name: str) -> Mask:
