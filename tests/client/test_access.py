@@ -1,4 +1,4 @@
-"""The files a client proves its name with, as they are read at the start."""
+"""Credential files of a client, read at its start."""
 
 from pathlib import Path
 
@@ -9,7 +9,7 @@ from ssfl.client.access import read_access
 from ssfl.client.config import ClientConfig
 
 
-def test_a_key_that_others_can_read_is_logged_with_what_to_run(
+def test_a_key_that_others_can_read_is_logged_with_the_command_that_fixes_it(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     folder = make(tmp_path / "certs", "ann")

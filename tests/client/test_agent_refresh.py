@@ -1,4 +1,4 @@
-"""The agent when masks are renewed, are its own, or when it makes a model for itself."""
+"""The agent with refreshed masks, its own masks, and personal models."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -41,12 +41,12 @@ from ssfl.method.model_state import values_digest
 from ssfl.v1 import coordinator_pb2 as pb
 from ssfl.v1 import mask_pb2, saliency_pb2, transfer_pb2, update_pb2
 
-NEW = Mask.from_bools(np.arange(20) % 2 == 1)  # all that MASK has not
+NEW = Mask.from_bools(np.arange(20) % 2 == 1)  # the complement of MASK
 RESTING = np.r_[np.full(20, 7), np.full(4, 9)].astype(np.float32)
 
 
 class Scores:
-    """Reports of scores as the coordinator gets them."""
+    """Score reports as the coordinator receives them."""
 
     def __init__(self) -> None:
         self.headers: list[saliency_pb2.SaliencyReport] = []
@@ -58,7 +58,7 @@ class Scores:
 
     def _answers(self, requests: Any) -> Iterator[pb.ReportSaliencyResponse]:
         yield pb.ReportSaliencyResponse(grant=transfer_pb2.Grant())
-        self.data.append(b"".join(one.chunk.data for one in requests))
+        self.data.append(b"".join(request.chunk.data for request in requests))
         receipt = transfer_pb2.Receipt(outcome=transfer_pb2.OUTCOME_ACCEPTED)
         yield pb.ReportSaliencyResponse(receipt=receipt)
 
@@ -93,27 +93,27 @@ def reference_payload(data: bytes, against: Vector) -> transfer_pb2.Payload:
 
 
 def test_the_first_scores_are_of_the_initial_weights(tmp_path: Path) -> None:
-    told = Scores()
+    scores = Scores()
     task = score_task(INITIAL, num_batches=25, num_kept=2)
-    harness = harness_of(tmp_path, [call_of(task)], ReportSaliency=[told])
+    harness = harness_of(tmp_path, [call_of(task)], ReportSaliency=[scores])
     harness.agent.run()
     (asked,) = harness.sites[0].scored
     assert (asked.criterion, asked.num_batches, asked.num_kept, asked.epoch) == (
         "saliency", 25, 2, 0,
     )  # fmt: skip
     assert asked.mask is None and np.array_equal(asked.whole, INITIAL)
-    assert told.headers[0].initial_digest == values_digest(INITIAL)
-    assert told.data == [(INITIAL[:20] * 2).tobytes()]
+    assert scores.headers[0].initial_digest == values_digest(INITIAL)
+    assert scores.data == [(INITIAL[:20] * 2).tobytes()]
 
 
-def test_a_coordinator_that_names_no_number_of_minibatches_means_one(tmp_path: Path) -> None:
+def test_a_score_task_without_a_number_of_minibatches_means_one(tmp_path: Path) -> None:
     harness = harness_of(tmp_path, [call_of(score_task(INITIAL))], ReportSaliency=[Scores()])
     harness.agent.run()
     assert harness.sites[0].scored[0].num_batches == 1
 
 
-def renewal() -> tuple[pb.Task, bytes, Vector]:
-    """Return a task to score anew, for a client that holds nothing, and the whole model."""
+def refresh_task() -> tuple[pb.Task, bytes, Vector]:
+    """Return a refresh's score task for a client that holds nothing, and the whole model."""
     resting = bytes(blocks.encode(reference.CODE, RESTING, INITIAL))
     whole = MASK.scatter(VALUES, onto=RESTING)
     task = score_task(
@@ -126,21 +126,21 @@ def renewal() -> tuple[pb.Task, bytes, Vector]:
     return task, MODEL + resting, whole
 
 
-def test_scores_anew_are_of_trained_values_and_of_those_at_rest(tmp_path: Path) -> None:
-    told, (task, data, whole) = Scores(), renewal()
-    harness = harness_of(tmp_path, [call_of(task, data)], ReportSaliency=[told])
+def test_a_refresh_scores_trained_values_and_resting_values(tmp_path: Path) -> None:
+    scores, (task, data, whole) = Scores(), refresh_task()
+    harness = harness_of(tmp_path, [call_of(task, data)], ReportSaliency=[scores])
     harness.agent.run()
     (asked,) = harness.sites[0].scored
     assert asked.mask == MASK and asked.epoch == 1
     assert asked.whole.tobytes() == whole.tobytes()
-    assert whole[:4].tolist() == [0, 7, 1, 7], "kept ones as trained, the others at rest"
-    assert told.headers[0].initial_digest == values_digest(whole)
+    assert whole[:4].tolist() == [0, 7, 1, 7], "kept weights as trained, the others at rest"
+    assert scores.headers[0].initial_digest == values_digest(whole)
     last = harness.stub.called("NextTask")[-1]
     assert last.scored_digest == values_digest(whole)
     assert (last.mask_digest, last.base_digest) == (MASK.digest, values_digest(VALUES))
 
 
-def test_after_scoring_a_difference_of_masks_is_all_it_needs_to_train(
+def test_after_scoring_a_difference_of_masks_is_enough_to_train(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     trained: list[tuple[Mask, Vector]] = []
@@ -150,7 +150,7 @@ def test_after_scoring_a_difference_of_masks_is_all_it_needs_to_train(
         return LocalResult(base, 0.5, Evaluation(1, 2, 3.0), Evaluation(2, 2, 1.0))
 
     monkeypatch.setattr(FakeSite, "train", train)
-    task, data, whole = renewal()
+    task, data, whole = refresh_task()
     bits = masks.difference(NEW.bits, MASK.bits)
     difference = payload(bits, transfer_pb2.ENCODING_BITMASK)
     difference.reference_digest = MASK.digest
@@ -165,12 +165,14 @@ def test_after_scoring_a_difference_of_masks_is_all_it_needs_to_train(
     harness.agent.run()
     ((mask, base),) = trained
     assert mask == NEW and base.tobytes() == begins.tobytes()
-    assert base.tolist() == [7] * 10 + VALUES[10:].tolist(), "added ones begin where they rested"
+    assert base.tolist() == [7] * 10 + VALUES[10:].tolist(), (
+        "added weights start from their resting values"
+    )
 
 
-def test_weights_at_rest_that_are_not_here_are_asked_for(tmp_path: Path) -> None:
-    """It is believed to hold them, and does not: it says what it has, and gets the rest."""
-    task, data, _ = renewal()
+def test_resting_weights_that_are_not_held_are_asked_for(tmp_path: Path) -> None:
+    """The client then names what it holds and receives the rest."""
+    task, data, _ = refresh_task()
     believed = pb.Task()
     believed.CopyFrom(task)
     believed.score.ClearField("resting")
@@ -182,7 +184,7 @@ def test_weights_at_rest_that_are_not_here_are_asked_for(tmp_path: Path) -> None
     assert [request.scored_digest for request in harness.stub.called("NextTask")[:2]] == [b"", b""]
 
 
-def test_an_update_under_another_mask_is_dropped_and_the_task_asked_for_again(
+def test_an_update_under_another_mask_is_deleted_and_the_task_requested_again(
     tmp_path: Path,
 ) -> None:
     stale = refusal(StatusCode.FAILED_PRECONDITION, "stale_mask", "made under mask 1")
@@ -191,13 +193,13 @@ def test_an_update_under_another_mask_is_dropped_and_the_task_asked_for_again(
     harness.agent.run()
     assert harness.local.load() is None
     assert [request.finished_step for request in harness.stub.called("NextTask")] == [0, 5, 0, 5]
-    assert harness.sites[0].trained_rounds == [2, 2], "from the task it asked for again"
+    assert harness.sites[0].trained_rounds == [2, 2], "trained again from the new task"
 
 
-def test_after_a_stale_mask_it_trains_under_the_one_the_run_has_now(
+def test_after_a_stale_mask_the_agent_trains_under_the_current_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It slept over a refresh: what it holds is still good enough for a difference of masks."""
+    """The client missed a refresh; a difference to its old mask is enough."""
     trained: list[Mask] = []
 
     def train(_self: FakeSite, mask: Mask, base: Vector, _round: int, _on_step: Any) -> LocalResult:
@@ -222,25 +224,27 @@ def test_after_a_stale_mask_it_trains_under_the_one_the_run_has_now(
     following.step, following.task_digest = 9, b"next"
     calls = [
         call_of(train_task(), MODEL),
-        call_of(NO_MODEL),  # while it sends
+        call_of(NO_MODEL),  # during the upload
         call_of(following, bits + VALUES.tobytes()),
     ]
     harness = harness_of(tmp_path, calls, SendUpdate=[receive, receive])
     harness.agent.run()
     assert trained == [MASK, NEW]
-    assert [(one.step, one.mask_epoch, one.mask_digest) for one in sent] == [
+    assert [(update.step, update.mask_epoch, update.mask_digest) for update in sent] == [
         (5, 1, MASK.digest),
         (9, 2, NEW.digest),
     ]
     asked = harness.stub.called("NextTask")[2]
-    assert (asked.finished_step, asked.mask_digest) == (0, MASK.digest), "it says what it holds"
-    assert harness.local.load() is None, "the update nobody wants is not sent again"
+    assert (asked.finished_step, asked.mask_digest) == (0, MASK.digest), (
+        "the request names what it holds"
+    )
+    assert harness.local.load() is None, "the stale update is not sent again"
 
 
 # -- a mask of its own
 
 
-def test_a_mask_of_its_own_is_made_from_the_seed_and_its_name(
+def test_a_client_random_mask_is_derived_from_seed_and_client_id(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     own = client_random_mask(MANIFEST, SETTINGS.sparsity, SETTINGS.seed, "ann")
@@ -261,7 +265,7 @@ def test_a_mask_of_its_own_is_made_from_the_seed_and_its_name(
     assert seen == [own]
 
 
-def test_another_mask_of_its_own_than_the_coordinators_stops_it(tmp_path: Path) -> None:
+def test_a_client_random_mask_that_differs_from_the_coordinators_is_refused(tmp_path: Path) -> None:
     message = mask_pb2.MaskBroadcast(mask_digest=bytes(32), mask_epoch=1, from_seed=True)
     task = train_task(mask=message)
     harness = harness_of(tmp_path, [call_of(task, VALUES.tobytes())])
@@ -278,7 +282,7 @@ PERSONALIZE = pb.Task(
 
 
 def held_finish() -> pb.Task:
-    """The end, for a client that holds mask and base."""
+    """Return the finish task for a client that holds mask and base."""
     task = pb.Task()
     task.CopyFrom(FINISH)
     task.finish.ClearField("base")
@@ -286,7 +290,7 @@ def held_finish() -> pb.Task:
     return task
 
 
-def test_a_model_of_its_own_is_stored_beside_the_final_one_and_told(tmp_path: Path) -> None:
+def test_a_personal_model_is_stored_next_to_the_final_one_and_reported(tmp_path: Path) -> None:
     stub = FakeStub(
         Join=[joined(1), joined(2)],
         NextTask=[call_of(PERSONALIZE, MODEL), call_of(held_finish())],
@@ -296,17 +300,17 @@ def test_a_model_of_its_own_is_stored_beside_the_final_one_and_told(tmp_path: Pa
     harness = AgentHarness(tmp_path, stub)
     folder = harness.agent.run()
     assert folder is not None
-    own, final = (load_file(one / "kept.safetensors") for one in (folder / "personal", folder))
+    own, final = (load_file(place / "kept.safetensors") for place in (folder / "personal", folder))
     assert np.array_equal(own["values"], VALUES + 5)
-    assert np.array_equal(final["values"], VALUES), "the final model is everybody's"
-    (told,) = stub.called("ReportEvaluation")
-    assert told.step == 8
-    assert told.evaluation == update_pb2.Evaluation(correct=1, total=2, loss_sum=3.0)
-    assert told.personal == update_pb2.Evaluation(correct=2, total=2, loss_sum=1.0)
-    assert not told.HasField("validation")
+    assert np.array_equal(final["values"], VALUES), "the final model is the shared one"
+    (report,) = stub.called("ReportEvaluation")
+    assert report.step == 8
+    assert report.evaluation == update_pb2.Evaluation(correct=1, total=2, loss_sum=3.0)
+    assert report.personal == update_pb2.Evaluation(correct=2, total=2, loss_sum=1.0)
+    assert not report.HasField("validation")
 
 
-def test_a_model_of_its_own_that_nobody_waits_for_is_neither_stored_nor_told(
+def test_a_personal_model_is_neither_stored_nor_reported_after_the_run_ended(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def over(*_: Any) -> None:
@@ -322,11 +326,11 @@ def test_a_model_of_its_own_that_nobody_waits_for_is_neither_stored_nor_told(
     assert folder is not None and not (folder / "personal").exists()
 
 
-# -- what it tells
+# -- reports
 
 
 @pytest.mark.parametrize("validation", [None, Evaluation(3, 4, 1.5)])
-def test_a_validation_split_is_told_if_there_is_one(
+def test_a_validation_result_is_reported_if_the_site_has_a_validation_split(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, validation: Evaluation | None
 ) -> None:
     monkeypatch.setattr(FakeSite, "validation", validation)
@@ -334,14 +338,14 @@ def test_a_validation_split_is_told_if_there_is_one(
     answer = [pb.ReportEvaluationResponse()]
     harness = harness_of(tmp_path, [call_of(task, MODEL)], ReportEvaluation=answer)
     harness.agent.run()
-    (told,) = harness.stub.called("ReportEvaluation")
-    assert told.HasField("validation") == (validation is not None)
-    assert not told.HasField("personal")
+    (report,) = harness.stub.called("ReportEvaluation")
+    assert report.HasField("validation") == (validation is not None)
+    assert not report.HasField("personal")
     if validation:
-        assert (told.validation.correct, told.validation.total) == (3, 4)
+        assert (report.validation.correct, report.validation.total) == (3, 4)
 
 
-def test_labels_are_told_in_join_if_the_site_shares_them(tmp_path: Path) -> None:
+def test_labels_are_sent_in_join_if_the_site_shares_them(tmp_path: Path) -> None:
     stub = FakeStub(
         Join=[joined(1), joined(2)], NextTask=[call_of(NO_MODEL)], Leave=[pb.LeaveResponse()]
     )

@@ -1,4 +1,4 @@
-"""What the coordinator sends is read or refused; what it asks for is written or refused."""
+"""Payloads are decoded or refused; results are encoded as the task asks, or refused."""
 
 import hashlib
 from dataclasses import replace
@@ -59,7 +59,7 @@ def payload(
     return made
 
 
-def test_it_lists_every_encoding_there_is() -> None:
+def test_every_encoding_is_listed() -> None:
     assert sorted(transfer_pb2.Encoding.Value(name) for name in ENCODINGS) == list(range(1, 11))
 
 
@@ -67,7 +67,7 @@ def test_it_lists_every_encoding_there_is() -> None:
 
 
 @pytest.mark.parametrize(
-    ("encoding", "most"),
+    ("encoding", "max_bytes"),
     [
         (transfer_pb2.ENCODING_VALUES_ONLY, 4 * 307),
         (transfer_pb2.ENCODING_DENSE, 4 * 307),
@@ -78,14 +78,14 @@ def test_it_lists_every_encoding_there_is() -> None:
         (transfer_pb2.ENCODING_INT8, 307 + 4 * 2 + 4),
         (transfer_pb2.ENCODING_GRID, 4 * 307 + 17),
         (transfer_pb2.ENCODING_BITMASK_SORTED, 2 + 4 + 2 + 40 + 5 * 64 + 38),
-        (77, 4 * 307),  # refused when it is read
+        (77, 4 * 307),  # refused when it is decoded
     ],
 )
-def test_more_than_an_encoding_can_take_is_refused(encoding: int, most: int) -> None:
-    check_size(payload(encoding, most), MANIFEST)
-    for num_bytes in (most + 1, 1 << 62):
+def test_a_size_that_an_encoding_cannot_have_is_refused(encoding: int, max_bytes: int) -> None:
+    check_size(payload(encoding, max_bytes), MANIFEST)
+    for num_bytes in (max_bytes + 1, 1 << 62):
         with pytest.raises(
-            Refused, match=f"announced {num_bytes} bytes; at most {most} are possible"
+            Refused, match=f"announced {num_bytes} bytes; at most {max_bytes} are possible"
         ):
             check_size(payload(encoding, num_bytes), MANIFEST)
 
@@ -118,17 +118,17 @@ BITS = (
     transfer_pb2.ENCODING_BITMASK_ZSTD,
     transfer_pb2.ENCODING_BITMASK_SORTED,
 )
-FEW = Mask.from_bools(np.arange(300) == 7)  # so few that a frame is smaller
+FEW = Mask.from_bools(np.arange(300) == 7)  # few enough for a smaller compressed frame
 
 
 @pytest.mark.parametrize("encoding", BITS)
-def test_a_mask_is_read_in_every_encoding(encoding: int) -> None:
+def test_a_mask_is_decoded_in_every_encoding(encoding: int) -> None:
     message = broadcast(encoding, mask_digest=FEW.digest, num_kept=1)
     data = sent_bits(encoding, FEW.bits)
     assert read_mask(data, message, MANIFEST, INITIAL, None) == FEW
 
 
-def test_a_mask_sorted_by_the_initial_weights_is_read_with_ours() -> None:
+def test_a_mask_in_sorted_bits_is_decoded_with_the_initial_weights() -> None:
     message = broadcast(transfer_pb2.ENCODING_BITMASK_SORTED)
     data = sent_bits(transfer_pb2.ENCODING_BITMASK_SORTED, MASK.bits, INITIAL[:300])
     assert read_mask(data, message, MANIFEST, INITIAL, None) == MASK
@@ -137,7 +137,7 @@ def test_a_mask_sorted_by_the_initial_weights_is_read_with_ours() -> None:
 
 
 @pytest.mark.parametrize("encoding", BITS)
-def test_a_difference_is_read_with_the_mask_we_hold(encoding: int) -> None:
+def test_a_difference_is_decoded_with_the_held_mask(encoding: int) -> None:
     held = Mask(masks.difference(MASK.bits, FEW.bits), 300)
     data = sent_bits(encoding, FEW.bits)
     message = broadcast(encoding, held.digest)
@@ -145,7 +145,7 @@ def test_a_difference_is_read_with_the_mask_we_hold(encoding: int) -> None:
 
 
 @pytest.mark.parametrize("held", [None, OTHER], ids=["none", "another"])
-def test_a_difference_to_a_mask_we_do_not_hold_is_asked_for_again(held: Mask | None) -> None:
+def test_a_difference_to_a_mask_that_is_not_held_needs_a_resync(held: Mask | None) -> None:
     message = broadcast(transfer_pb2.ENCODING_BITMASK, bytes(32))
     with pytest.raises(Resync, match="coded against one that this client does not hold"):
         read_mask(memoryview(MASK.bits), message, MANIFEST, INITIAL, held)
@@ -157,7 +157,7 @@ def test_a_mask_that_keeps_everything_needs_no_bytes() -> None:
     assert read_mask(memoryview(b""), message, MANIFEST, INITIAL, None) == full
 
 
-def test_a_mask_that_was_not_sent_is_asked_for() -> None:
+def test_a_mask_that_is_neither_held_nor_sent_needs_a_resync() -> None:
     message = mask_pb2.MaskBroadcast(mask_digest=MASK.digest, num_kept=MASK.num_kept)
     with pytest.raises(Resync, match="needs a mask that this client does not hold"):
         read_mask(memoryview(b""), message, MANIFEST, INITIAL, None)
@@ -187,7 +187,7 @@ def test_a_mask_that_does_not_fit_is_refused(encoding: int, data: bytes) -> None
 @pytest.mark.parametrize(
     "changes", [{"mask_digest": OTHER.digest}, {"num_kept": MASK.num_kept + 1}]
 )
-def test_a_mask_that_is_not_the_announced_one_is_refused(changes: dict[str, Any]) -> None:
+def test_a_mask_that_does_not_match_its_message_is_refused(changes: dict[str, Any]) -> None:
     message = broadcast(transfer_pb2.ENCODING_BITMASK, **changes)
     with pytest.raises(Refused, match="does not match its digest"):
         read_mask(memoryview(MASK.bits), message, MANIFEST, INITIAL, None)
@@ -199,10 +199,10 @@ def test_a_mask_that_is_not_the_announced_one_is_refused(changes: dict[str, Any]
 @pytest.mark.parametrize(
     "encoding", [transfer_pb2.ENCODING_VALUES_ONLY, transfer_pb2.ENCODING_DENSE]
 )
-def test_plain_values_are_ours_to_keep(encoding: int) -> None:
+def test_plain_values_are_copied_from_the_buffer(encoding: int) -> None:
     data = bytearray(TRAINED.tobytes())
     got = read_values(memoryview(data), payload(encoding), 600, {})
-    data[:] = bytes(len(data))  # the download's buffer is used again
+    data[:] = bytes(len(data))  # the buffer of the download is reused
     assert got.tobytes() == TRAINED.tobytes()
 
 
@@ -210,7 +210,7 @@ def test_plain_values_are_ours_to_keep(encoding: int) -> None:
 @pytest.mark.parametrize(
     ("encoding", "code"), [(transfer_pb2.ENCODING_REFERENCE, reference.CODE), *CODES.values()]
 )
-def test_coded_values_are_read_against_what_they_name(
+def test_coded_values_are_decoded_against_their_reference(
     encoding: int, code: ValueCode, against: bytes
 ) -> None:
     base = BASE if against else None
@@ -219,14 +219,14 @@ def test_coded_values_are_read_against_what_they_name(
     assert got.tobytes() == blocks.decode(code, data, 600, base).tobytes()
 
 
-def test_a_grid_of_any_fineness_is_read() -> None:
+def test_a_grid_with_any_number_of_bits_is_decoded() -> None:
     data = blocks.encode(grid.Grid(9), TRAINED, BASE)
     coded = payload(transfer_pb2.ENCODING_GRID, 0, BASE_DIGEST)
     got = read_values(data, coded, 600, {BASE_DIGEST: BASE})
     assert got.tobytes() == blocks.decode(grid.Grid(9), data, 600, BASE).tobytes()
 
 
-def test_values_against_others_that_we_do_not_hold_are_asked_for_again() -> None:
+def test_values_with_a_reference_that_is_not_held_need_a_resync() -> None:
     data = blocks.encode(reference.CODE, TRAINED, BASE)
     for encoding in (transfer_pb2.ENCODING_REFERENCE, transfer_pb2.ENCODING_VALUES_ONLY):
         for held in (dict[bytes, Vector](), {bytes(32): BASE}):
@@ -260,7 +260,7 @@ def score_task(encoding: int) -> pb.ScoreTask:
 
 
 @pytest.mark.parametrize("encoding", [0, transfer_pb2.ENCODING_DENSE], ids=["unset", "dense"])
-def test_scores_are_exact_unless_asked_otherwise(encoding: int) -> None:
+def test_scores_are_exact_by_default(encoding: int) -> None:
     coded = write_scores(FOUND, score_task(encoding), EXACT, "ann")
     assert coded.payload.encoding == transfer_pb2.ENCODING_DENSE
     assert bytes(coded.data) == FOUND.tobytes()
@@ -273,7 +273,7 @@ def test_compact_scores_are_drawn_from_a_stream_of_the_client() -> None:
     assert coded.payload.digest == hashlib.sha256(coded.data).digest()
     assert coded.payload.num_bytes == len(coded.data) < 300
     got = scores.decode(coded.data, 300)
-    assert 90 <= np.count_nonzero(got) <= 120, "some below are rounded up"
+    assert 90 <= np.count_nonzero(got) <= 120, "some smaller scores are rounded up"
     assert np.allclose(got[got > 0], FOUND[got > 0], rtol=0.125)
     assert coded.data == write_scores(FOUND, task, EXACT, "ann").data
     for client, seed in (("bob", 0), ("ann", 1)):
@@ -282,10 +282,10 @@ def test_compact_scores_are_drawn_from_a_stream_of_the_client() -> None:
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -1.0, 3.4e38])
-def test_scores_that_no_code_holds_go_as_they_are(
+def test_scores_that_cannot_be_compact_are_sent_as_float32(
     bad: float, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The coordinator then says which tensor is at fault, or takes them."""
+    """The coordinator then names the wrong tensor, or accepts the scores."""
     found = FOUND.copy()
     found[5] = bad
     coded = write_scores(found, score_task(transfer_pb2.ENCODING_SCORES), EXACT, "ann")
@@ -314,7 +314,7 @@ def lossy(value_type: str, **changes: Any) -> tuple[RunSettings, int, ValueCode]
     return settings, *CODES[value_type]
 
 
-def test_initial_weights_go_as_they_are() -> None:
+def test_initial_weights_are_sent_as_float32() -> None:
     coded = write_initial(INITIAL)
     assert coded.payload.encoding == transfer_pb2.ENCODING_DENSE
     assert bytes(coded.data) == INITIAL.tobytes()
@@ -322,7 +322,7 @@ def test_initial_weights_go_as_they_are() -> None:
 
 @pytest.mark.parametrize("encoding", [0, transfer_pb2.ENCODING_VALUES_ONLY], ids=["unset", "set"])
 @pytest.mark.parametrize("settings", [EXACT, RunSettings(value_type="int8")])
-def test_a_plain_update_is_the_trained_values_whatever_the_run(
+def test_a_plain_update_has_the_trained_values_in_every_run(
     encoding: int, settings: RunSettings
 ) -> None:
     coded = write_update(TRAINED, BASE, train_task(encoding), settings, "ann", BASE)
@@ -342,7 +342,7 @@ def test_an_exact_update_is_coded_against_the_base_of_the_task() -> None:
 
 
 @pytest.mark.parametrize("value_type", CODES)
-def test_a_lossy_update_says_what_it_lost_and_keeps_it(value_type: str) -> None:
+def test_a_lossy_update_reports_its_error_and_returns_the_residual(value_type: str) -> None:
     settings, encoding, code = lossy(value_type)
     coded = write_update(TRAINED, BASE, train_task(encoding), settings, "ann", None)
     assert (coded.payload.encoding, coded.payload.reference_digest) == (encoding, BASE_DIGEST)
@@ -354,7 +354,7 @@ def test_a_lossy_update_says_what_it_lost_and_keeps_it(value_type: str) -> None:
 
 
 @pytest.mark.parametrize("value_type", CODES)
-def test_what_earlier_updates_lost_is_added(value_type: str) -> None:
+def test_the_residual_of_earlier_updates_is_added(value_type: str) -> None:
     settings, encoding, code = lossy(value_type)
     residual = np.full(600, 1e-3, dtype=np.float32)
     coded = write_update(TRAINED, BASE, train_task(encoding), settings, "ann", residual)
@@ -365,7 +365,7 @@ def test_what_earlier_updates_lost_is_added(value_type: str) -> None:
 
 
 @pytest.mark.parametrize("value_type", CODES)
-def test_without_error_feedback_nothing_is_kept(value_type: str) -> None:
+def test_without_error_feedback_there_is_no_residual(value_type: str) -> None:
     settings, encoding, _ = lossy(value_type, error_feedback=False)
     coded = write_update(TRAINED, BASE, train_task(encoding), settings, "ann", None)
     assert coded.residual is None
@@ -388,7 +388,7 @@ def test_rounding_follows_from_seed_round_and_client() -> None:
 
 @pytest.mark.parametrize("value_type", CODES)
 @pytest.mark.parametrize("bad", [np.nan, np.inf])
-def test_an_update_that_no_code_holds_goes_without_loss_and_what_was_lost_stays_owed(
+def test_an_update_that_cannot_be_coded_is_sent_losslessly_and_the_residual_stays(
     value_type: str, bad: float, caplog: pytest.LogCaptureFixture
 ) -> None:
     settings, encoding, _ = lossy(value_type)
@@ -397,7 +397,7 @@ def test_an_update_that_no_code_holds_goes_without_loss_and_what_was_lost_stays_
     coded = write_update(trained, BASE, train_task(encoding), settings, "ann", BASE)
     assert coded.payload.encoding == transfer_pb2.ENCODING_REFERENCE
     sent = blocks.decode(reference.CODE, coded.data, trained.size, BASE)
-    assert sent.tobytes() == trained.tobytes(), "without what earlier updates lost"
+    assert sent.tobytes() == trained.tobytes(), "without the residual of earlier updates"
     assert coded.residual is None
     assert "sending the values losslessly" in caplog.text
 
@@ -413,8 +413,8 @@ def test_a_task_for_another_encoding_than_the_runs_is_refused(value_type: str) -
 
 
 @given(st.data())
-def test_over_many_rounds_all_but_the_last_loss_arrives(data: st.DataObject) -> None:
-    """Error feedback: what was sent adds up to what was trained, less one residual."""
+def test_over_many_rounds_only_the_last_residual_is_missing(data: st.DataObject) -> None:
+    """With error feedback the sent updates sum to the trained ones, less one residual."""
     value_type = data.draw(st.sampled_from(sorted(CODES)))
     rounding = data.draw(st.sampled_from(["stochastic", "nearest"]))
     settings, encoding, code = lossy(value_type, rounding=rounding, grid_bits=10)
@@ -433,4 +433,4 @@ def test_over_many_rounds_all_but_the_last_loss_arrives(data: st.DataObject) -> 
     assert residual is not None
     assert np.allclose(owed, residual, rtol=1e-4, atol=1e-6 * max(1.0, scale))
     step = {"bfloat16": scale / 20, "int8": scale / 10, "grid": 2.0**-10}[value_type]
-    assert np.abs(owed).max() <= 1.5 * step + 1e-6, "and a residual does not grow"
+    assert np.abs(owed).max() <= 1.5 * step + 1e-6, "the residual does not grow"

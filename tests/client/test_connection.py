@@ -1,4 +1,4 @@
-"""ReconnectBackoff and the watchdog: how long a client waits, and for what."""
+"""Reconnect backoff and watchdog."""
 
 import logging
 import threading
@@ -16,7 +16,7 @@ GONE = Unavailable("connection refused")
 
 
 class Clock:
-    """Time that passes only while somebody sleeps."""
+    """A clock that advances only by sleeping."""
 
     def __init__(self) -> None:
         self.now_s = 1000.0
@@ -34,7 +34,7 @@ def backoff(clock: Clock, give_up_after_s: float = 600.0) -> ReconnectBackoff:
     return ReconnectBackoff("there:1", give_up_after_s, clock, clock.sleep)
 
 
-def test_it_gives_up_after_the_deadline_and_names_it() -> None:
+def test_the_client_gives_up_after_the_deadline_and_names_it() -> None:
     clock = Clock()
     waiting = backoff(clock)
     with pytest.raises(ProgramError) as caught:
@@ -42,10 +42,10 @@ def test_it_gives_up_after_the_deadline_and_names_it() -> None:
             waiting.wait(GONE)
     assert caught.value.exit_code is ExitCode.UNREACHABLE
     assert "there:1 for 600 s (--give-up-after): connection refused" in str(caught.value)
-    assert sum(clock.pauses) == pytest.approx(600.0), "neither before the deadline nor behind it"
+    assert sum(clock.pauses) == pytest.approx(600.0), "exactly until the deadline"
 
 
-def test_pauses_grow_and_are_spread_at_random() -> None:
+def test_pauses_grow_and_are_random() -> None:
     clock = Clock()
     waiting = backoff(clock, 1e6)
     for _ in range(200):
@@ -56,10 +56,10 @@ def test_pauses_grow_and_are_spread_at_random() -> None:
         longest = min(2 * longest, LONGEST_PAUSE_S)
     late = clock.pauses[20:]
     assert max(late) > 0.8 * LONGEST_PAUSE_S
-    assert min(late) < 0.2 * LONGEST_PAUSE_S, "full jitter: clients must not come back together"
+    assert min(late) < 0.2 * LONGEST_PAUSE_S, "full jitter: clients must not return together"
 
 
-def test_reaching_the_coordinator_starts_the_deadline_and_the_pauses_anew() -> None:
+def test_reaching_the_coordinator_resets_the_deadline_and_the_pauses() -> None:
     clock = Clock()
     waiting = backoff(clock)
     for _ in range(15):
@@ -70,11 +70,11 @@ def test_reaching_the_coordinator_starts_the_deadline_and_the_pauses_anew() -> N
     assert clock.pauses[-1] <= FIRST_PAUSE_S
 
 
-def test_it_says_that_it_keeps_trying(caplog: pytest.LogCaptureFixture) -> None:
+def test_each_retry_is_logged(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
     waiting = backoff(Clock())
     waiting.reached()
-    assert caplog.records == [], "nothing was wrong, so nothing is said"
+    assert caplog.records == [], "without a failure nothing is logged"
     waiting.wait(GONE)
     waiting.reached()
     warning, back = caplog.records
@@ -87,7 +87,7 @@ def test_it_says_that_it_keeps_trying(caplog: pytest.LogCaptureFixture) -> None:
 CLOSED = Finding("the coordinator speaks TLS", final=True)
 
 
-def test_what_only_a_person_can_mend_ends_a_client_that_never_got_through() -> None:
+def test_a_final_problem_ends_a_client_that_was_never_connected() -> None:
     clock = Clock()
     waiting = ReconnectBackoff("there:1", 600.0, clock, clock.sleep, lambda: CLOSED)
     with pytest.raises(ProgramError, match="speaks TLS") as caught:
@@ -96,7 +96,7 @@ def test_what_only_a_person_can_mend_ends_a_client_that_never_got_through() -> N
     assert clock.pauses == []
 
 
-def test_a_client_that_got_through_before_goes_on_trying_and_says_why(
+def test_a_client_that_was_connected_retries_and_logs_the_problem(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     clock = Clock()
@@ -107,7 +107,7 @@ def test_a_client_that_got_through_before_goes_on_trying_and_says_why(
     assert [vars(record)["error"] for record in caplog.records] == ["the coordinator speaks TLS"]
 
 
-def test_what_may_pass_is_told_and_tried_again(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_temporary_problem_is_logged_and_retried(caplog: pytest.LogCaptureFixture) -> None:
     clock = Clock()
     busy = Finding("connection refused", final=False)
     ReconnectBackoff("there:1", 600.0, clock, clock.sleep, lambda: busy).wait(GONE)
@@ -115,7 +115,7 @@ def test_what_may_pass_is_told_and_tried_again(caplog: pytest.LogCaptureFixture)
 
 
 class Cancellable(FakeCall):
-    """A call that waits for its end."""
+    """A call that blocks until it is cancelled."""
 
     def __init__(self) -> None:
         super().__init__([])
@@ -126,14 +126,14 @@ class Cancellable(FakeCall):
         self.over.set()
 
 
-def test_a_call_that_stands_still_is_cancelled() -> None:
+def test_a_call_without_progress_is_cancelled() -> None:
     call = Cancellable()
     with Watchdog(0.05).watch(call):
         assert call.over.wait(30)
     assert call.cancelled
 
 
-def test_a_call_that_is_fed_lives() -> None:
+def test_a_call_with_progress_is_not_cancelled() -> None:
     call = Cancellable()
     watchdog = Watchdog(1.0)
     end_s = time.monotonic() + 1.5
@@ -144,9 +144,9 @@ def test_a_call_that_is_fed_lives() -> None:
     assert not call.cancelled
 
 
-def test_a_watch_begins_fresh_and_ends_with_its_block() -> None:
+def test_the_watchdog_starts_and_ends_with_its_block() -> None:
     watchdog = Watchdog(0.2)
-    threading.Event().wait(0.3)  # longer than the watchdog's backoff, but nobody watched
+    threading.Event().wait(0.3)  # longer than the watchdog allows, but outside `watch`
     call = Cancellable()
     with watchdog.watch(call):
         pass

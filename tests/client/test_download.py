@@ -1,4 +1,4 @@
-"""Receiving a task: whole or not at all, and no byte twice."""
+"""Download of a task: complete or resumed, no byte twice."""
 
 import hashlib
 import tracemalloc
@@ -53,7 +53,7 @@ def downloads() -> Downloads:
     return Downloads(Watchdog(60.0), MANIFEST)
 
 
-def test_payloads_come_in_the_order_of_their_fields(downloads: Downloads) -> None:
+def test_payloads_arrive_in_the_order_of_their_fields(downloads: Downloads) -> None:
     answers = [waiting("others"), header(train_task()), chunk(0, 2), chunk(2, 40), chunk(40, 59)]
     got = downloads.receive(FakeCall(answers))
     assert (bytes(got.payload(0)), bytes(got.payload(1))) == (MASK, BASE)
@@ -61,14 +61,14 @@ def test_payloads_come_in_the_order_of_their_fields(downloads: Downloads) -> Non
     assert downloads.resume_fields() == {}, "nothing is left to resume"
 
 
-def test_a_task_without_payload_is_whole_at_once(downloads: Downloads) -> None:
+def test_a_task_without_payload_is_complete_at_once(downloads: Downloads) -> None:
     task = pb.Task(task_digest=b"x", initialize=pb.InitializeTask())
     got = downloads.receive(FakeCall([header(task)]))
     assert got.task.WhichOneof("work") == "initialize"
     assert got.payloads == []
 
 
-def test_a_cut_download_goes_on_where_it_stopped(downloads: Downloads) -> None:
+def test_a_broken_download_resumes_where_it_stopped(downloads: Downloads) -> None:
     with pytest.raises(Unavailable):
         downloads.receive(FakeCall([header(train_task()), chunk(0, 30)], CUT))
     assert downloads.resume_fields() == {"task_digest": b"one", "offset": 30}
@@ -76,23 +76,23 @@ def test_a_cut_download_goes_on_where_it_stopped(downloads: Downloads) -> None:
     assert bytes(got.buffer) == WHOLE
 
 
-def test_a_stream_that_just_ends_is_resumed_too(downloads: Downloads) -> None:
+def test_a_stream_that_ends_early_without_an_error_is_resumed(downloads: Downloads) -> None:
     with pytest.raises(Unavailable, match="before the task was complete"):
         downloads.receive(FakeCall([header(train_task()), chunk(0, 30)]))
     assert downloads.resume_fields()["offset"] == 30
     with pytest.raises(Unavailable):
         downloads.receive(FakeCall([]))
-    assert downloads.resume_fields()["offset"] == 30, "an empty stream loses nothing"
+    assert downloads.resume_fields()["offset"] == 30, "an empty stream keeps the offset"
 
 
-def test_another_task_starts_over(downloads: Downloads) -> None:
+def test_another_task_starts_at_byte_0(downloads: Downloads) -> None:
     with pytest.raises(Unavailable):
         downloads.receive(FakeCall([header(train_task()), chunk(0, 30)], CUT))
     got = downloads.receive(FakeCall([header(train_task(b"two")), chunk(0, 59)]))
     assert got.task.task_digest == b"two"
 
 
-def test_a_coordinator_that_cannot_resume_starts_over(downloads: Downloads) -> None:
+def test_a_download_restarts_if_the_coordinator_cannot_resume(downloads: Downloads) -> None:
     with pytest.raises(Unavailable):
         downloads.receive(FakeCall([header(train_task()), chunk(0, 30)], CUT))
     got = downloads.receive(FakeCall([header(train_task(offset=0)), chunk(0, 59)]))
@@ -102,7 +102,7 @@ def test_a_coordinator_that_cannot_resume_starts_over(downloads: Downloads) -> N
 @pytest.mark.parametrize(
     "second",
     [
-        chunk(30, 59, WHOLE[:40] + b"X" + WHOLE[41:]),  # the digest of the whole will differ
+        chunk(30, 59, WHOLE[:40] + b"X" + WHOLE[41:]),  # the digest of the payload differs
         pb.NextTaskResponse(chunk=transfer_pb2.Chunk(offset=30, data=WHOLE[30:], crc32=1)),
         chunk(31, 59),
         chunk(0, 30),
@@ -110,18 +110,18 @@ def test_a_coordinator_that_cannot_resume_starts_over(downloads: Downloads) -> N
     ],
     ids=["other bytes", "a wrong checksum", "a gap", "a repeat", "too much"],
 )
-def test_a_damaged_download_is_thrown_away_and_asked_for_again(
+def test_a_damaged_download_is_discarded_and_requested_again(
     downloads: Downloads, second: pb.NextTaskResponse
 ) -> None:
     with pytest.raises(Unavailable, match="damaged"):
         downloads.receive(FakeCall([header(train_task()), chunk(0, 30), second]))
-    assert downloads.resume_fields() == {}, "from the first byte"
+    assert downloads.resume_fields() == {}, "starts again at byte 0"
     got = downloads.receive(FakeCall([header(train_task()), chunk(0, 59)]))
     assert bytes(got.buffer) == WHOLE
 
 
 @pytest.mark.parametrize(
-    ("encoding", "most"),
+    ("encoding", "max_bytes"),
     [
         (transfer_pb2.ENCODING_VALUES_ONLY, 4 * 24),
         (transfer_pb2.ENCODING_DENSE, 4 * 24),
@@ -134,15 +134,15 @@ def test_a_damaged_download_is_thrown_away_and_asked_for_again(
         (transfer_pb2.ENCODING_BITMASK_SORTED, 2 + 4 + 2 + 9 + 5 * 64 + 3),
     ],
 )
-def test_too_large_an_announcement_is_refused_before_memory_is_taken(
-    downloads: Downloads, encoding: Any, most: int
+def test_an_impossible_size_is_refused_before_allocation(
+    downloads: Downloads, encoding: Any, max_bytes: int
 ) -> None:
     base = transfer_pb2.Payload(encoding=encoding, num_bytes=1 << 40, digest=bytes(32))
     task = pb.Task(task_digest=b"big", train=pb.TrainTask(base=base))
     tracemalloc.start()
     try:
         with pytest.raises(
-            Refused, match=f"announced {1 << 40} bytes; at most {most} are possible"
+            Refused, match=f"announced {1 << 40} bytes; at most {max_bytes} are possible"
         ):
             downloads.receive(FakeCall([header(task)]))
         _, peak = tracemalloc.get_traced_memory()

@@ -1,4 +1,4 @@
-"""What each status of the coordinator means for a client (the table in docs/wire-format.md)."""
+"""The CallError of each status of the coordinator (the table in docs/wire-format.md)."""
 
 import grpc
 import pytest
@@ -56,18 +56,18 @@ def test_every_refusal_has_one_meaning(
     assert "a sentence" in str(error)
 
 
-def test_a_status_without_a_sentence_is_named() -> None:
+def test_a_status_without_details_is_named() -> None:
     assert str(translate(FakeRpcError(StatusCode.UNAVAILABLE))) == "unavailable"
     assert str(translate(FakeRpcError(StatusCode.RESOURCE_EXHAUSTED))) == "resource_exhausted"
 
 
-def test_what_is_no_coordinator_is_said_so() -> None:
+def test_a_server_that_is_not_a_coordinator_is_reported() -> None:
     text = str(translate(FakeRpcError(StatusCode.UNIMPLEMENTED, "unknown service")))
     assert "not an ssfl coordinator" in text
     assert "unknown service" in text
 
 
-def test_the_reason_is_empty_if_none_came() -> None:
+def test_the_reason_is_empty_without_metadata() -> None:
     class Bare(grpc.RpcError):  # type: ignore[misc]  # grpc has no types
         def trailing_metadata(self) -> None:
             return None

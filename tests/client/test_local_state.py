@@ -1,4 +1,4 @@
-"""What a client finds again after a restart: its token, and an answer if it is sound."""
+"""State of a client after a restart: its token and an undamaged pending upload."""
 
 import json
 from pathlib import Path
@@ -16,7 +16,7 @@ def local(tmp_path: Path) -> LocalState:
     return LocalState(tmp_path / "deep" / "state")
 
 
-def test_the_token_is_random_and_stays(local: LocalState, tmp_path: Path) -> None:
+def test_the_token_is_random_and_permanent(local: LocalState, tmp_path: Path) -> None:
     token = local.token()
     assert len(token) == 16
     assert local.token() == token
@@ -31,25 +31,25 @@ def test_a_token_of_the_wrong_length_is_replaced(local: LocalState) -> None:
     assert local.token() == token
 
 
-def test_an_answer_comes_back_as_it_was_until_it_is_dropped(local: LocalState) -> None:
+def test_a_pending_upload_is_loaded_unchanged_until_it_is_deleted(local: LocalState) -> None:
     assert local.load() is None
     local.save(ANSWER)
     loaded = LocalState(local.folder).load()
     assert loaded == ANSWER
     local.drop()
     assert local.load() is None
-    local.drop()  # harmless
+    local.drop()  # a second call has no effect
 
 
-def test_a_newer_answer_replaces_the_older(local: LocalState) -> None:
+def test_a_newer_upload_replaces_the_older(local: LocalState) -> None:
     local.save(ANSWER)
     newer = PendingUpload("run-1", "scores", 8, b"", memoryview(b""))
     local.save(newer)
     assert local.load() == newer
 
 
-def test_the_files_of_two_answers_are_never_mixed(local: LocalState) -> None:
-    """A crash between the two writes: the bytes are new, the facts are old, the lengths agree."""
+def test_the_files_of_two_uploads_are_never_mixed(local: LocalState) -> None:
+    """A crash between the two writes leaves new bytes and old JSON of the same lengths."""
     local.save(ANSWER)
     facts = (local.folder / "answer.json").read_bytes()
     local.save(
@@ -60,13 +60,13 @@ def test_the_files_of_two_answers_are_never_mixed(local: LocalState) -> None:
 
 
 @pytest.mark.parametrize("text", [b"", b"{}", b"[]", b"null", b"\xff", b'{"digest": 1}'])
-def test_facts_that_make_no_sense_are_no_answer(local: LocalState, text: bytes) -> None:
+def test_damaged_json_gives_no_pending_upload(local: LocalState, text: bytes) -> None:
     local.save(ANSWER)
     (local.folder / "answer.json").write_bytes(text)
     assert local.load() is None
 
 
-def test_a_damaged_or_missing_payload_is_no_answer(local: LocalState) -> None:
+def test_a_damaged_or_missing_payload_gives_no_pending_upload(local: LocalState) -> None:
     local.save(ANSWER)
     data = (local.folder / "answer.bin").read_bytes()
     for damaged in (data[:-1], data + b"x", data.replace(b"some", b"sane")):
@@ -76,7 +76,7 @@ def test_a_damaged_or_missing_payload_is_no_answer(local: LocalState) -> None:
     assert local.load() is None
 
 
-def test_a_person_can_read_what_is_kept(local: LocalState) -> None:
+def test_the_pending_upload_is_described_in_readable_json(local: LocalState) -> None:
     local.save(ANSWER)
     facts = json.loads((local.folder / "answer.json").read_text())
     assert (facts["run_id"], facts["kind"], facts["step"]) == ("run-1", "values", 7)
@@ -92,29 +92,29 @@ def residual(
     local: LocalState, run_id: str = "run-1", mask: bytes = MASK, round_number: int = 9
 ) -> list[float] | None:
     found = local.residual(run_id, mask, round_number)
-    return None if found is None else [float(one) for one in found]
+    return None if found is None else [float(value) for value in found]
 
 
-def test_what_an_update_lost_counts_when_it_is_accepted_and_not_before(local: LocalState) -> None:
+def test_a_residual_is_used_only_after_its_update_is_accepted(local: LocalState) -> None:
     assert residual(local) is None
     local.save(ANSWER, MASK, 0, LOST)
     assert residual(local) is None
     local.commit_residual()
     assert residual(local) == [0.5, -0.25, 0.0]
     local.drop()
-    assert residual(local) == [0.5, -0.25, 0.0], "the answer is gone, what it lost is not"
+    assert residual(local) == [0.5, -0.25, 0.0], "the upload is deleted, its residual is kept"
 
 
-def test_what_a_dropped_update_lost_is_forgotten(local: LocalState) -> None:
+def test_the_residual_of_a_deleted_update_is_discarded(local: LocalState) -> None:
     local.save(ANSWER, MASK, 0, LOST)
     local.commit_residual()
     local.save(ANSWER, MASK, 1, LOST * 2)
     local.drop()
     local.commit_residual()
-    assert residual(local) == [0.5, -0.25, 0.0], "that of the update before"
+    assert residual(local) == [0.5, -0.25, 0.0], "the residual of the previous update"
 
 
-def test_an_update_that_lost_nothing_leaves_what_is_owed(local: LocalState) -> None:
+def test_a_lossless_update_leaves_the_residual(local: LocalState) -> None:
     local.save(ANSWER, MASK, 0, LOST)
     local.commit_residual()
     local.save(ANSWER, MASK, 1, None)
@@ -122,17 +122,17 @@ def test_an_update_that_lost_nothing_leaves_what_is_owed(local: LocalState) -> N
     assert residual(local) == [0.5, -0.25, 0.0]
 
 
-def test_what_was_lost_survives_a_restart_at_any_moment(local: LocalState) -> None:
+def test_the_residual_survives_a_restart_at_any_moment(local: LocalState) -> None:
     local.save(ANSWER, MASK, 0, LOST)
     again = LocalState(local.folder)
     assert again.load() == ANSWER
     again.commit_residual()
     assert residual(LocalState(local.folder)) == [0.5, -0.25, 0.0]
-    LocalState(local.folder).commit_residual()  # killed after it, before the answer was dropped
+    LocalState(local.folder).commit_residual()  # killed before the upload was deleted
     assert residual(local) == [0.5, -0.25, 0.0]
 
 
-def test_what_was_lost_in_another_run_or_under_another_mask_is_none_of_ours(
+def test_the_residual_of_another_run_or_mask_is_not_used(
     local: LocalState,
 ) -> None:
     local.save(ANSWER, MASK, 0, LOST)
@@ -142,7 +142,7 @@ def test_what_was_lost_in_another_run_or_under_another_mask_is_none_of_ours(
     assert residual(local) is not None
 
 
-def test_a_damaged_file_is_nothing(local: LocalState) -> None:
+def test_a_damaged_residual_is_not_used(local: LocalState) -> None:
     local.save(ANSWER, MASK, 0, LOST)
     local.commit_residual()
     file = local.folder / "residual"
@@ -160,8 +160,8 @@ def test_a_damaged_file_is_nothing(local: LocalState) -> None:
         assert residual(local) is None
 
 
-def test_a_round_that_was_void_starts_from_what_was_lost_before_it(local: LocalState) -> None:
-    """Its update was accepted, and then never counted: what that one lost is nobody's debt."""
+def test_a_void_round_restarts_from_the_residual_before_it(local: LocalState) -> None:
+    """The update of a void round was accepted but never counted, so its residual is discarded."""
     local.save(ANSWER, MASK, 0, LOST)
     local.commit_residual()
     local.save(ANSWER, MASK, 1, LOST * 2)
@@ -174,7 +174,7 @@ def test_a_round_that_was_void_starts_from_what_was_lost_before_it(local: LocalS
     assert residual(local, round_number=1) == [0.5, -0.25, 0.0], "and again"
 
 
-def test_a_first_round_that_was_void_starts_from_nothing(local: LocalState) -> None:
+def test_a_void_first_round_restarts_without_a_residual(local: LocalState) -> None:
     local.save(ANSWER, MASK, 0, LOST)
     local.commit_residual()
     assert residual(local, round_number=0) is None

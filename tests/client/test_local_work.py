@@ -1,4 +1,4 @@
-"""A site with a real network: what it scores, tests and trains for itself."""
+"""A site with a real network: scoring, testing and personalizing."""
 
 from dataclasses import replace
 
@@ -29,16 +29,16 @@ def site_of(data: Shard | None = None, **changes: object) -> Site:
 
 
 def ignore(_done: int, _all: int) -> None:
-    """Nobody watches."""
+    """Ignore progress."""
 
 
-def test_scores_that_it_does_not_know_are_refused_by_name() -> None:
+def test_an_unknown_criterion_is_refused_by_name() -> None:
     site = site_of()
     with pytest.raises(ModelError, match="unknown criterion: 'astrology'"):
         site.score(ScoringRequest(site.initial, criterion="astrology"))
 
 
-def test_several_minibatches_give_other_scores_than_one_and_always_the_same() -> None:
+def test_scores_depend_on_the_number_of_minibatches_and_are_deterministic() -> None:
     site = site_of()
     one, three = (site.score(ScoringRequest(site.initial, num_batches=number)) for number in (1, 3))
     assert one.shape == (site.manifest.num_masked,)
@@ -46,7 +46,7 @@ def test_several_minibatches_give_other_scores_than_one_and_always_the_same() ->
     assert np.array_equal(three, site.score(ScoringRequest(site.initial, num_batches=3)))
 
 
-def test_every_mask_has_a_draw_of_its_own() -> None:
+def test_each_mask_epoch_draws_other_minibatches() -> None:
     site = site_of()
     drawn = [
         site.score(ScoringRequest(site.initial, epoch=number)).tobytes() for number in (0, 1, 0)
@@ -54,8 +54,8 @@ def test_every_mask_has_a_draw_of_its_own() -> None:
     assert drawn[0] == drawn[2] != drawn[1]
 
 
-def test_dropped_weights_are_scored_where_they_rest_or_at_zero() -> None:
-    """At zero in the network, a weight is still scored by the value it would start with."""
+def test_dropped_weights_are_scored_at_rest_or_at_zero() -> None:
+    """A weight that is zero in the network is scored by its resting value."""
     mask = Mask.from_bools(np.arange(site_of().manifest.num_masked) % 2 == 0)
     whole, masked = (
         site.score(ScoringRequest(site.initial, mask))
@@ -79,7 +79,7 @@ def test_other_criteria_score_every_weight(criterion: str) -> None:
     assert found.shape == (site.manifest.num_masked,) and np.isfinite(found).all()
 
 
-def test_a_validation_split_is_tested_if_there_is_one() -> None:
+def test_a_validation_split_is_tested_if_the_site_has_one() -> None:
     without, having = site_of(), site_of(shard(validation=6))
     mask = Mask.full(without.manifest.num_masked)
     assert without.evaluate(mask, without.initial).validation is None
@@ -88,7 +88,7 @@ def test_a_validation_split_is_tested_if_there_is_one() -> None:
     assert tested.validation is not None and tested.validation.total == 6
 
 
-def test_a_model_of_its_own_stays_inside_the_mask_and_both_are_tested() -> None:
+def test_a_personal_model_stays_inside_the_mask_and_both_models_are_tested() -> None:
     site = site_of(personalize_epochs=3)
     mask = Mask.from_bools(np.arange(site.manifest.num_masked) % 2 == 0)
     values = mask.gather(site.initial)
@@ -100,7 +100,7 @@ def test_a_model_of_its_own_stays_inside_the_mask_and_both_are_tested() -> None:
     assert np.array_equal(again.values, own.values)
 
 
-def test_more_epochs_for_itself_are_more_steps() -> None:
+def test_more_personal_epochs_are_more_steps() -> None:
     site = site_of(personalize_epochs=3)
     steps: list[tuple[int, int]] = []
     mask = Mask.full(site.manifest.num_masked)
@@ -108,11 +108,11 @@ def test_more_epochs_for_itself_are_more_steps() -> None:
     assert steps[-1] == (18, 18), "3 epochs of 30 samples, 5 at a time"
 
 
-def test_a_restarted_learning_rate_trains_otherwise() -> None:
+def test_a_restarted_learning_rate_changes_the_personal_model() -> None:
     made = []
     for rule in ("continue", "restart"):
         site = site_of(personalize_epochs=1, personalize_lr=rule, lr_decay=0.5)
         mask = Mask.full(site.manifest.num_masked)
         made.append(site.personalize(mask, site.initial, 7, ignore).values)
     moved = [float(np.abs(values - site_of().initial).sum()) for values in made]
-    assert moved[1] > 10 * moved[0], "1 instead of 2^-7 of the step size"
+    assert moved[1] > 10 * moved[0], "the full step size instead of 2^-7 of it"

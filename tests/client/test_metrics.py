@@ -1,4 +1,4 @@
-"""What Prometheus is told of a client: what it did, in series that are declared."""
+"""Metrics of a client: its counters, in declared series."""
 
 from pathlib import Path
 from urllib.request import urlopen
@@ -20,7 +20,7 @@ from ssfl.program.monitor import series
 from ssfl.v1 import coordinator_pb2 as pb
 
 
-def test_a_round_and_a_lost_coordinator_are_in_the_diary(tmp_path: Path) -> None:
+def test_a_round_and_a_lost_coordinator_are_counted(tmp_path: Path) -> None:
     stub = FakeStub(
         Join=[GONE, joined(1), joined(2)],
         NextTask=[call_of(train_task(), MODEL), call_of(FINISH, MODEL)],
@@ -39,16 +39,19 @@ def test_a_round_and_a_lost_coordinator_are_in_the_diary(tmp_path: Path) -> None
     assert stats.transfers["down"].buckets()[-1][1] == 2
 
 
-def test_only_declared_series_are_shown() -> None:
+def test_only_declared_series_are_exported() -> None:
     stats = ClientStats()
     stats.training_loss = 1.0
     shown = {family.name: family for family in SiteCollector(stats).collect()}
-    assert set(shown) == {one.name for one in series.CLIENT}
-    for one in series.CLIENT:
-        assert (shown[one.name].type, shown[one.name].documentation) == (one.kind.value, one.text)
+    assert set(shown) == {each.name for each in series.CLIENT}
+    for each in series.CLIENT:
+        assert (shown[each.name].type, shown[each.name].documentation) == (
+            each.kind.value,
+            each.text,
+        )
 
 
-def test_it_is_served_with_a_probe() -> None:
+def test_metrics_and_a_probe_are_served() -> None:
     server = serve_metrics(ClientStats(), "127.0.0.1", 0)
     try:
         for path, part in (("metrics", b"ssfl_site_connected 0.0"), ("healthz", b"alive")):

@@ -1,4 +1,4 @@
-"""Signs of life while a client works."""
+"""Progress reports of a client."""
 
 import grpc
 import pytest
@@ -39,11 +39,11 @@ def test_a_closed_step_stops_the_work() -> None:
 
 
 def test_a_report_that_fails_does_not_stop_the_work() -> None:
-    """Whatever is wrong, the upload will find out; the coordinator may be back by then."""
+    """The upload reports the cause; the coordinator may be back by then."""
     lost = [FakeRpcError(grpc.StatusCode.UNAVAILABLE)] * 10_000
     stub = FakeStub(Progress=lost)
     with ProgressReporter(stub, CALLER, step=7) as report:
-        until(lambda: len(stub.called("Progress")) >= 3, "it goes on reporting")
+        until(lambda: len(stub.called("Progress")) >= 3, "three reports")
         report.on_step(1, 20)
 
 

@@ -1,4 +1,4 @@
-"""Sending a payload: wait for the grant, go on where it says, return the receipt."""
+"""Upload of a payload: grant, chunks from the granted offset, receipt."""
 
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -21,7 +21,7 @@ Answers = Callable[[Iterator[Any]], Iterator[Any]]
 
 
 class Coordinator:
-    """The other end: reads the stream as `script` wants and yields its answers."""
+    """The coordinator's side: reads the stream as `script` does and yields its responses."""
 
     def __init__(self, script: Answers) -> None:
         self._script = script
@@ -57,7 +57,7 @@ def receipt(outcome: Any = ACCEPTED) -> pb.SendUpdateResponse:
 
 
 @pytest.mark.parametrize("offset", [0, 1, 300_000, len(PAYLOAD)])
-def test_chunks_begin_where_the_grant_says(offset: int) -> None:
+def test_chunks_start_at_the_granted_offset(offset: int) -> None:
     def script(requests: Iterator[Any]) -> Iterator[Any]:
         assert next(requests) == HEADER
         yield pb.SendUpdateResponse(queued=transfer_pb2.Queued(ahead=3))
@@ -73,7 +73,7 @@ def test_chunks_begin_where_the_grant_says(offset: int) -> None:
 
 def test_with_a_slot_in_the_task_chunks_follow_the_header_at_once() -> None:
     def script(requests: Iterator[Any]) -> Iterator[Any]:
-        list(requests)  # all of it, before any answer
+        list(requests)  # the whole stream, before any response
         yield receipt()
 
     there = Coordinator(script)
@@ -81,7 +81,7 @@ def test_with_a_slot_in_the_task_chunks_follow_the_header_at_once() -> None:
     assert there.received == PAYLOAD.tobytes()
 
 
-def test_a_receipt_before_the_grant_ends_it_without_a_chunk() -> None:
+def test_a_receipt_before_the_grant_ends_the_upload_without_a_chunk() -> None:
     def script(requests: Iterator[Any]) -> Iterator[Any]:
         next(requests)
         yield receipt(transfer_pb2.OUTCOME_ALREADY_ACCEPTED)
@@ -90,10 +90,10 @@ def test_a_receipt_before_the_grant_ends_it_without_a_chunk() -> None:
     outcome = send(there, HEADER, PAYLOAD, Watchdog(60.0))
     assert outcome == transfer_pb2.OUTCOME_ALREADY_ACCEPTED
     assert there.received == b""
-    assert there.cancelled, "the call is over on our side, too"
+    assert there.cancelled, "the client cancels the call, too"
 
 
-def test_a_stream_that_ends_without_a_receipt_is_tried_again() -> None:
+def test_a_stream_that_ends_without_a_receipt_is_unavailable() -> None:
     def script(requests: Iterator[Any]) -> Iterator[Any]:
         next(requests)
         yield grant(0)
@@ -102,7 +102,7 @@ def test_a_stream_that_ends_without_a_receipt_is_tried_again() -> None:
         send(Coordinator(script), HEADER, PAYLOAD, Watchdog(60.0))
 
 
-def test_a_refusal_is_passed_on() -> None:
+def test_a_refusal_is_raised() -> None:
     def script(requests: Iterator[Any]) -> Iterator[Any]:
         next(requests)
         yield grant(0)
@@ -114,8 +114,8 @@ def test_a_refusal_is_passed_on() -> None:
     assert there.cancelled
 
 
-def test_a_slot_that_others_wait_for_is_given_back_and_the_upload_goes_on() -> None:
-    """At once, in a new call, from where the coordinator has it: nothing else is done again."""
+def test_an_upload_whose_slot_is_reclaimed_queues_again_and_resumes() -> None:
+    """The upload resumes at once in a new call, without another Join."""
     calls: list[int] = []
 
     def script(requests: Iterator[Any]) -> Iterator[Any]:

@@ -46,7 +46,7 @@ def test_every_code_has_a_line_for_help() -> None:
 
 
 @pytest.mark.parametrize(("returned", "code"), [(None, 0), (0, 0), (8, 8), (ExitCode.STATE, 6)])
-def test_what_the_body_returns_is_the_exit_code(returned: int | None, code: int) -> None:
+def test_the_result_of_the_body_is_the_exit_code(returned: int | None, code: int) -> None:
     assert run_program(lambda: returned) == code
 
 
@@ -57,16 +57,16 @@ def test_an_expected_error_is_one_line_without_traceback(
     assert capsys.readouterr().err == "ssfl-client: error: no shard named shard_07\n"
 
 
-def test_what_an_error_quotes_cannot_move_the_cursor(capsys: pytest.CaptureFixture[str]) -> None:
+def test_text_quoted_in_an_error_cannot_move_the_cursor(capsys: pytest.CaptureFixture[str]) -> None:
     def body() -> int:
         raise ProgramError(
             "no column \x1b[31m\x1b]0;title\x07 ärger\n  in row\t1", ExitCode.BAD_DATA
         )
 
     assert run_program(body, "ssfl shards") == ExitCode.BAD_DATA
-    told = capsys.readouterr().err
-    assert "\x1b" not in told and "\x07" not in told
-    assert told.splitlines()[0].endswith(" ärger") and told.splitlines()[1] == "  in row    1"
+    printed = capsys.readouterr().err
+    assert "\x1b" not in printed and "\x07" not in printed
+    assert printed.splitlines()[0].endswith(" ärger") and printed.splitlines()[1] == "  in row    1"
 
 
 def test_deferred_signals_leave_the_mask_as_it_was() -> None:
@@ -106,7 +106,7 @@ def test_signals_end_quietly(
     assert capsys.readouterr().err == line
 
 
-def test_help_keeps_its_own_way_out() -> None:
+def test_system_exit_of_help_is_not_caught() -> None:
     with pytest.raises(SystemExit) as exit_info:
         _raising(SystemExit(0))
     assert exit_info.value.code == 0
@@ -149,18 +149,18 @@ def run(body: str, **environ: str) -> subprocess.CompletedProcess[bytes]:
 
 
 @pytest.mark.parametrize("length", [1, 10**6])
-def test_an_output_that_cannot_be_written_is_told(length: int) -> None:
+def test_an_output_that_cannot_be_written_is_reported(length: int) -> None:
     ended = run(f"sys.exit(r(lambda: print('x' * {length}), 'ssfl status'))", to="> /dev/full")
-    said = b"ssfl status: error: the output cannot be written: No space left on device\n"
-    assert (ended.returncode, ended.stderr) == (1, said)
+    message = b"ssfl status: error: the output cannot be written: No space left on device\n"
+    assert (ended.returncode, ended.stderr) == (1, message)
 
 
-def test_what_an_encoding_lacks_is_replaced() -> None:
+def test_characters_that_the_encoding_lacks_are_replaced() -> None:
     ended = run("sys.exit(r(lambda: print('a \\u2192 b')))", PYTHONIOENCODING="latin-1")
     assert (ended.returncode, ended.stdout, ended.stderr) == (0, b"a ? b\n", b"")
 
 
-def test_a_reader_that_has_seen_enough_is_no_error() -> None:
+def test_a_reader_that_closes_the_pipe_is_not_an_error() -> None:
     body = "print('x' * 10**6)"
     code = (
         f"import sys; from ssfl.program.exits import run_program as r; sys.exit(r(lambda: {body}))"

@@ -38,7 +38,7 @@ def test_text_is_time_event_fields() -> None:
     assert line == "02:31:07 round committed  round=3 accuracy=91.2"
 
 
-def test_text_names_the_level_only_from_warning_on() -> None:
+def test_text_shows_the_level_only_from_warning_up() -> None:
     assert text("client lost", logging.WARNING) == "02:31:07 WARNING client lost"
     assert text("chunk read", logging.DEBUG) == "02:31:07 chunk read"
 
@@ -90,7 +90,7 @@ FORGED = "gone\n02:31:07 run finished\r\x1b[2J\u202e"
 
 
 @pytest.mark.parametrize("form", logs.FORMATS)
-def test_what_a_peer_says_stays_in_its_line(form: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_text_from_a_peer_stays_in_its_line(form: str, capsys: pytest.CaptureFixture[str]) -> None:
     logs.setup(form)
     log.info("client leaves: %s", FORGED, extra={"client": FORGED})
     log.info("client leaves: %(why)s", {"why": ValueError(FORGED)})
@@ -122,7 +122,7 @@ def test_numbers_in_a_message_keep_their_format(capsys: pytest.CaptureFixture[st
     assert capsys.readouterr().err.endswith(" 3 of 2.2 x\n")
 
 
-def test_an_exception_keeps_its_traceback_in_both(capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_exception_has_its_traceback_in_both_formats(capsys: pytest.CaptureFixture[str]) -> None:
     for form in logs.FORMATS:
         logs.setup(form)
         try:
@@ -156,7 +156,7 @@ def test_the_level_is_for_our_loggers_only(capsys: pytest.CaptureFixture[str]) -
     ("is_terminal", "no_color", "coloured"),
     [(True, None, True), (True, "1", False), (False, None, False)],
 )
-def test_colour_only_on_a_terminal_that_wants_it(
+def test_colour_is_used_only_on_terminals_that_support_it(
     is_terminal: bool,
     no_color: str | None,
     coloured: bool,
@@ -184,7 +184,7 @@ def test_settings_are_logged_as_text_in_a_short_line(capsys: pytest.CaptureFixtu
     assert line.endswith(" configuration  clients=4 port=0")
 
 
-def test_settings_are_logged_whole_as_json(capsys: pytest.CaptureFixture[str]) -> None:
+def test_all_settings_are_logged_as_json(capsys: pytest.CaptureFixture[str]) -> None:
     logs.setup("json", "info")
     logs.log_settings(log, EVERY, {"clients": 4})
     line = json.loads(capsys.readouterr().err)

@@ -29,7 +29,7 @@ def faults(how: str) -> int:
 @pytest.mark.skipif(
     not hasattr(ctypes.CDLL(None), "mallopt"), reason="this C library has no mallopt"
 )
-def test_the_chunks_of_several_uploads_are_not_mapped_afresh_each_time() -> None:
+def test_chunk_buffers_of_several_uploads_are_reused() -> None:
     assert faults("kept") * 4 < faults("default")
 
 
@@ -38,7 +38,7 @@ def test_without_glibc_nothing_happens(monkeypatch: pytest.MonkeyPatch) -> None:
     malloc.keep_chunk_buffers()
 
 
-def test_garbage_is_cleared_when_much_has_passed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_memory_is_reclaimed_after_many_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
     cleared: list[str] = []
     monkeypatch.setattr(gc, "collect", lambda: cleared.append("cycles"))
     monkeypatch.setattr(malloc, "trim_heap", lambda: cleared.append("holes"))

@@ -7,12 +7,12 @@ from ssfl.program.exits import ExitCode, ProgramError
 from ssfl.program.output_dir import check_writable
 
 
-def test_a_folder_that_can_be_written_to_is_made_and_left_empty(tmp_path: Path) -> None:
+def test_a_writable_folder_is_created_and_left_empty(tmp_path: Path) -> None:
     check_writable(tmp_path / "a" / "b", "--out-dir")
     assert list((tmp_path / "a" / "b").iterdir()) == []
 
 
-def test_a_folder_that_cannot_be_written_to_is_refused_by_its_flag(tmp_path: Path) -> None:
+def test_an_unwritable_folder_is_refused_with_its_flag(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     for folder in (tmp_path / "file", tmp_path / "file" / "below", Path("/proc/ssfl")):
         with pytest.raises(
@@ -24,7 +24,7 @@ def test_a_folder_that_cannot_be_written_to_is_refused_by_its_flag(tmp_path: Pat
         check_writable(tmp_path / "file", "--out-dir")
 
 
-def test_a_full_disk_does_not_keep_a_program_from_starting(
+def test_a_full_disk_does_not_prevent_the_start(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def full(**_: object) -> None:

@@ -12,19 +12,21 @@ ESCAPES = {
 }  # fmt: skip
 
 
-def test_text_of_any_language_stays_as_it_is() -> None:
+def test_text_of_any_language_is_unchanged() -> None:
     assert printable(READABLE) == READABLE
     assert json.loads(printable_json(json.dumps(READABLE, ensure_ascii=False))) == READABLE
     assert READABLE in printable_json(json.dumps(READABLE, ensure_ascii=False))
 
 
 @pytest.mark.parametrize(("unsafe", "escape"), ESCAPES.items())
-def test_what_moves_a_cursor_or_turns_text_around_is_escaped(unsafe: str, escape: str) -> None:
+def test_characters_that_move_the_cursor_or_reverse_text_are_escaped(
+    unsafe: str, escape: str
+) -> None:
     assert printable(f"语{unsafe}x") == f"语{escape}x"
 
 
 @pytest.mark.parametrize("unsafe", ESCAPES)
-def test_an_escaped_document_is_one_printable_line_and_says_the_same(unsafe: str) -> None:
+def test_an_escaped_document_is_one_printable_line_with_the_same_content(unsafe: str) -> None:
     document = printable_json(json.dumps({unsafe: unsafe}, ensure_ascii=False))
     assert document.isprintable()
     assert json.loads(document) == {unsafe: unsafe}

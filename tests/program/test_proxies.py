@@ -1,4 +1,4 @@
-"""Which proxy gRPC asks: schemes, ports and names as it was seen to read them."""
+"""The proxy that gRPC uses: schemes, ports and names as observed."""
 
 import pytest
 
@@ -29,11 +29,11 @@ def test_the_variables_are_read_as_grpc_reads_them(
     assert proxy_for(HOST, environ) == expected
 
 
-def test_this_machine_is_never_behind_a_proxy() -> None:
+def test_loopback_is_never_reached_through_a_proxy() -> None:
     assert proxy_for("localhost", {"https_proxy": "http://p:1"}) is None
 
 
-def test_a_proxy_that_is_not_used_is_told_with_the_reason() -> None:
+def test_an_ignored_proxy_is_reported_with_the_reason() -> None:
     assert "https_proxy is not used" in unused_proxy_note(HOST, {"https_proxy": "p:3128"})
     assert "reads https_proxy, in lower case" in unused_proxy_note(
         HOST, {"HTTPS_PROXY": "http://p:1"}

@@ -25,12 +25,12 @@ def metadata_of(path: Path) -> dict[str, str]:
     return found
 
 
-def test_four_files_and_nothing_else(manifest: Manifest, tmp_path: Path) -> None:
+def test_a_run_writes_four_files(manifest: Manifest, tmp_path: Path) -> None:
     write_model(tmp_path, manifest, MASK, MASK.gather(initial_vector(manifest, 0)))
     assert {path.name for path in tmp_path.iterdir()} == FILES
 
 
-def test_the_dense_form_holds_every_tensor_with_zeros_off_the_mask(
+def test_the_dense_file_has_every_tensor_with_zeros_off_the_mask(
     manifest: Manifest, tmp_path: Path
 ) -> None:
     vector = np.arange(1, 15, dtype=np.float32)
@@ -44,7 +44,7 @@ def test_the_dense_form_holds_every_tensor_with_zeros_off_the_mask(
     }
 
 
-def test_the_kept_form_gives_mask_and_values_back_bit_for_bit(
+def test_the_kept_file_restores_mask_and_values_bit_for_bit(
     manifest: Manifest, tmp_path: Path
 ) -> None:
     values = MASK.gather(initial_vector(manifest, 0))
@@ -62,7 +62,7 @@ def test_the_kept_form_gives_mask_and_values_back_bit_for_bit(
 
 
 @pytest.mark.parametrize("name", ["model.safetensors", "kept.safetensors"])
-def test_both_forms_carry_the_digests(manifest: Manifest, tmp_path: Path, name: str) -> None:
+def test_both_files_have_the_digests(manifest: Manifest, tmp_path: Path, name: str) -> None:
     values = MASK.gather(initial_vector(manifest, 0))
     write_model(tmp_path, manifest, MASK, values)
     assert json.loads(metadata_of(tmp_path / name)["ssfl"]) == {
@@ -88,7 +88,7 @@ def test_an_older_model_in_the_folder_is_replaced(manifest: Manifest, tmp_path: 
     assert load_file(tmp_path / "kept.safetensors")["values"].tobytes() == values.tobytes()
 
 
-def test_a_mask_too_large_for_the_metadata_is_told_before_anything_is_written(
+def test_a_mask_too_large_for_the_metadata_is_refused_before_writing(
     manifest: Manifest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     vector = MASK.scatter(MASK.gather(initial_vector(manifest, 0)))
@@ -98,6 +98,6 @@ def test_a_mask_too_large_for_the_metadata_is_told_before_anything_is_written(
         stand_alone(manifest, MASK, vector, {})
 
 
-def test_the_largest_mask_that_is_told_fits_a_safetensors_header() -> None:
+def test_the_largest_allowed_mask_fits_a_safetensors_header() -> None:
     base64_bytes = 4 * -(-(safetensors_model.MAX_ALONE // 8) // 3)
     assert base64_bytes + 2 * MAX_MANIFEST_BYTES < 100_000_000

@@ -1,4 +1,4 @@
-"""Model files as they are read back: whole, changed, damaged and made up."""
+"""Model files read back: intact, changed, damaged and forged."""
 
 import json
 from collections.abc import Callable
@@ -48,10 +48,10 @@ def change_tensors(path: Path, change: Callable[[Arrays], object]) -> None:
     save_file(tensors, path, metadata)
 
 
-# ---- what a run begins with
+# ---- initial models
 
 
-def test_a_first_model_is_read_as_it_was_written(manifest: Manifest, tmp_path: Path) -> None:
+def test_an_initial_model_is_read_as_it_was_written(manifest: Manifest, tmp_path: Path) -> None:
     path, vector = tmp_path / "initial.safetensors", np.arange(14, dtype=np.float32)
     write_initial(path, manifest, vector)
     read, values = read_initial(path)
@@ -60,10 +60,12 @@ def test_a_first_model_is_read_as_it_was_written(manifest: Manifest, tmp_path: P
     assert {name: array.shape for name, array in load_file(path).items()} == {
         tensor.name: tensor.shape for tensor in manifest.tensors
     }
-    assert [one.name for one in tmp_path.iterdir()] == ["initial.safetensors"]
+    assert [path.name for path in tmp_path.iterdir()] == ["initial.safetensors"]
 
 
-def test_a_file_that_is_no_first_model_is_explained(manifest: Manifest, tmp_path: Path) -> None:
+def test_a_file_that_is_not_an_initial_model_is_refused_with_the_remedy(
+    manifest: Manifest, tmp_path: Path
+) -> None:
     path = tmp_path / "weights.safetensors"
     with pytest.raises(ModelFileError, match=r"there is no file .*`ssfl init`"):
         read_initial(path)
@@ -77,7 +79,7 @@ def test_a_file_that_is_no_first_model_is_explained(manifest: Manifest, tmp_path
 
 
 @pytest.mark.parametrize(
-    ("told", "complaint"),
+    ("metadata", "complaint"),
     [
         ("[]", "weights.safetensors: its metadata is damaged"),
         ("{", "weights.safetensors: its metadata is damaged"),
@@ -88,12 +90,12 @@ def test_a_file_that_is_no_first_model_is_explained(manifest: Manifest, tmp_path
         (json.dumps({"manifest": DEEP}), "the manifest in .*weights.safetensors is damaged"),
     ],
 )
-def test_metadata_that_are_not_ours_are_told(
-    manifest: Manifest, tmp_path: Path, told: str, complaint: str
+def test_damaged_metadata_are_refused(
+    manifest: Manifest, tmp_path: Path, metadata: str, complaint: str
 ) -> None:
     path = tmp_path / "weights.safetensors"
     tensors = {tensor.name: np.zeros(tensor.shape, np.float32) for tensor in manifest.tensors}
-    save_file(tensors, path, {"ssfl": told})
+    save_file(tensors, path, {"ssfl": metadata})
     for read in (read_initial, read_stored):
         with pytest.raises(ModelFileError, match=complaint):
             read(path)
@@ -111,7 +113,7 @@ def test_metadata_that_are_not_ours_are_told(
         (lambda t: t["fc.weight"].fill(0), "the digest of its mask is"),
     ],
 )
-def test_a_first_model_that_was_changed_is_refused(
+def test_a_changed_initial_model_is_refused(
     manifest: Manifest, tmp_path: Path, change: Callable[[Arrays], object], complaint: str
 ) -> None:
     path = tmp_path / "initial.safetensors"
@@ -121,17 +123,19 @@ def test_a_first_model_that_was_changed_is_refused(
         read_initial(path)
 
 
-def test_a_first_model_without_digests_is_taken(manifest: Manifest, tmp_path: Path) -> None:
+def test_an_initial_model_without_digests_is_accepted(manifest: Manifest, tmp_path: Path) -> None:
     path, vector = tmp_path / "initial.safetensors", np.arange(14, dtype=np.float32)
     metadata = {"ssfl": json.dumps({"manifest": manifest.json.decode()})}
     save_file(manifest.unflatten(vector), path, metadata)
     assert read_initial(path)[1].tobytes() == vector.tobytes()
 
 
-# ---- a file that stands alone
+# ---- files that stand alone
 
 
-def test_a_kept_weight_may_be_zero_in_a_file_alone(manifest: Manifest, tmp_path: Path) -> None:
+def test_a_kept_weight_may_be_zero_in_a_stand_alone_file(
+    manifest: Manifest, tmp_path: Path
+) -> None:
     vector = pruned(np.arange(1, 15, dtype=np.float32))
     vector[3] = 0
     write_alone(path := tmp_path / "alone.safetensors", manifest, vector)
@@ -141,14 +145,14 @@ def test_a_kept_weight_may_be_zero_in_a_file_alone(manifest: Manifest, tmp_path:
     assert model.digests == digests_of(manifest, MASK, MASK.gather(vector))
 
 
-def test_a_kept_weight_that_became_zero_is_found(manifest: Manifest, tmp_path: Path) -> None:
+def test_a_kept_weight_that_became_zero_is_refused(manifest: Manifest, tmp_path: Path) -> None:
     write_alone(path := tmp_path / "a.safetensors", manifest, pruned(np.ones(14, np.float32)))
     change_tensors(path, lambda tensors: tensors["conv.weight"].fill(0))
     with pytest.raises(ModelFileError, match="the digest of its values is"):
         read_stored(path)
 
 
-def test_a_pruned_weight_that_is_not_zero_is_found(manifest: Manifest, tmp_path: Path) -> None:
+def test_a_pruned_weight_that_is_not_zero_is_refused(manifest: Manifest, tmp_path: Path) -> None:
     write_alone(path := tmp_path / "a.safetensors", manifest, pruned(np.ones(14, np.float32)))
     change_tensors(path, lambda tensors: tensors["conv.weight"].fill(1))
     with pytest.raises(ModelFileError, match=r"a pruned weight of conv\.weight is not zero"):
@@ -156,27 +160,31 @@ def test_a_pruned_weight_that_is_not_zero_is_found(manifest: Manifest, tmp_path:
 
 
 @pytest.mark.parametrize("bits", ["CQM", "CQM=CQM=", "CQ==", "CQMJ", "CQ?=", "ä"])
-def test_a_mask_that_is_none_is_told(manifest: Manifest, tmp_path: Path, bits: str) -> None:
+def test_a_damaged_mask_in_the_metadata_is_refused(
+    manifest: Manifest, tmp_path: Path, bits: str
+) -> None:
     write_alone(path := tmp_path / "a.safetensors", manifest, pruned(np.ones(14, np.float32)))
-    told = json.loads(metadata_of(path)["ssfl"])
-    assert told["mask"] == "CQM="
-    save_file(load_file(path), path, {"ssfl": json.dumps({**told, "mask": bits})})
+    fields = json.loads(metadata_of(path)["ssfl"])
+    assert fields["mask"] == "CQM="
+    save_file(load_file(path), path, {"ssfl": json.dumps({**fields, "mask": bits})})
     with pytest.raises(ModelFileError, match=r"the mask in .*a\.safetensors is damaged"):
         read_stored(path)
 
 
-def test_another_mask_than_the_digests_is_found(manifest: Manifest, tmp_path: Path) -> None:
+def test_a_mask_that_does_not_match_its_digest_is_refused(
+    manifest: Manifest, tmp_path: Path
+) -> None:
     write_alone(path := tmp_path / "a.safetensors", manifest, pruned(np.ones(14, np.float32)))
-    told = json.loads(metadata_of(path)["ssfl"])
-    save_file(load_file(path), path, {"ssfl": json.dumps({**told, "mask": "/wM="})})
+    fields = json.loads(metadata_of(path)["ssfl"])
+    save_file(load_file(path), path, {"ssfl": json.dumps({**fields, "mask": "/wM="})})
     with pytest.raises(ModelFileError, match="the digest of its mask is"):
         read_stored(path)
 
 
-# ---- what a run leaves
+# ---- the files of a run
 
 
-def test_what_a_run_left_is_read_with_the_files_beside_it(
+def test_the_model_of_a_run_is_read_with_the_files_in_its_folder(
     manifest: Manifest, tmp_path: Path
 ) -> None:
     values = MASK.gather(np.arange(14, dtype=np.float32))

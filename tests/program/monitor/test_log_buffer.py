@@ -1,4 +1,4 @@
-"""The newest log records, kept for those who watch: bounded, and without secrets."""
+"""The buffer of newest log records: bounded and without secrets."""
 
 import logging
 from collections.abc import Iterator
@@ -31,7 +31,7 @@ def recent() -> Iterator[LogBuffer]:
     ours.setLevel(level)
 
 
-def test_records_are_numbered_and_told_from_a_number_on(recent: LogBuffer) -> None:
+def test_records_are_numbered_and_returned_after_a_number(recent: LogBuffer) -> None:
     log.info("round committed", extra={"round": 3, "client": "c7"})
     log.warning("client lost")
     log.debug("not worth a line")
@@ -43,22 +43,22 @@ def test_records_are_numbered_and_told_from_a_number_on(recent: LogBuffer) -> No
     assert recent.last_number == 2
 
 
-def test_only_our_own_loggers_are_heard_and_only_until_the_end(recent: LogBuffer) -> None:
-    logging.getLogger("grpc").error("somebody else's")
+def test_only_our_loggers_are_recorded_and_only_until_end(recent: LogBuffer) -> None:
+    logging.getLogger("grpc").error("of another package")
     recent.end()
     log.error("too late")
     assert recent.after(0) == []
 
 
-def test_routine_pushes_out_routine_but_not_errors(recent: LogBuffer) -> None:
+def test_routine_records_displace_routine_records_but_not_errors(recent: LogBuffer) -> None:
     for number in range(MAX_WARNINGS + 5):
         log.error("failure %d", number)
     for number in range(2 * MAX_RECORDS):
         log.info("round %d", number)
-    told = recent.after(0)
-    assert len(told) == MAX_RECORDS + MAX_WARNINGS
-    assert told[0]["event"] == "failure 5" and told[-1]["event"] == f"round {2 * MAX_RECORDS - 1}"
-    assert [one["number"] for one in told] == sorted({one["number"] for one in told})
+    shown = recent.after(0)
+    assert len(shown) == MAX_RECORDS + MAX_WARNINGS
+    assert shown[0]["event"] == "failure 5" and shown[-1]["event"] == f"round {2 * MAX_RECORDS - 1}"
+    assert [entry["number"] for entry in shown] == sorted({entry["number"] for entry in shown})
 
 
 def test_a_record_has_a_bounded_size(recent: LogBuffer) -> None:
@@ -77,7 +77,7 @@ def test_only_fields_that_are_known_to_be_harmless_are_kept(recent: LogBuffer) -
 
 
 @pytest.mark.parametrize(
-    ("event", "words", "told"),
+    ("event", "words", "shown"),
     [
         ("%s is too short", (Path("/srv/a secret/ledger.csv"),), "ledger.csv is too short"),
         ("no: %s", (OSError(28, "No space", "/srv/a secret/x"),), "no: No space: x"),
@@ -87,34 +87,34 @@ def test_only_fields_that_are_known_to_be_harmless_are_kept(recent: LogBuffer) -
         ("open http://localhost:8080/ at 3/4, 2 MB/s", (), None),
     ],
 )
-def test_of_a_path_its_last_part_is_told(
-    recent: LogBuffer, event: str, words: tuple[object, ...], told: str | None
+def test_only_the_last_part_of_a_path_is_shown(
+    recent: LogBuffer, event: str, words: tuple[object, ...], shown: str | None
 ) -> None:
     log.warning(event, *words)
     (one,) = recent.after(0)
-    assert one["event"] == (told or event)
+    assert one["event"] == (shown or event)
 
 
-def test_of_an_exception_its_sentence_is_told_and_no_code(recent: LogBuffer) -> None:
+def test_only_name_and_message_of_an_exception_are_shown(recent: LogBuffer) -> None:
     try:
         raise ValueError("the disk is on fire")
     except ValueError:
-        log.exception("cannot go on")
+        log.exception("cannot continue")
     (one,) = recent.after(0)
     assert one["fields"] == {"error": "ValueError: the disk is on fire"}
     assert "Traceback" not in str(one)
 
 
-def test_of_a_systems_error_the_folder_is_not_told(recent: LogBuffer) -> None:
+def test_the_folder_in_an_oserror_is_not_shown(recent: LogBuffer) -> None:
     try:
         Path("/nowhere/a secret/file").read_bytes()
     except OSError:
-        log.exception("cannot go on")
+        log.exception("cannot continue")
     (one,) = recent.after(0)
     assert one["fields"] == {"error": "FileNotFoundError: No such file or directory: file"}
 
 
-def test_what_a_peer_says_is_escaped(recent: LogBuffer) -> None:
+def test_text_from_a_peer_is_escaped(recent: LogBuffer) -> None:
     log.warning("client leaves: %s", "a\nb\x1b[2J\u202e", extra={"reason": "c\r\x9bd"})
     (one,) = recent.after(0)
     assert one["event"] == "client leaves: a\\nb\\x1b[2J\\u202e"

@@ -1,4 +1,4 @@
-"""The small HTTP server: it answers, it is not held up, and it says what is wrong."""
+"""The small HTTP server: responses, limits and errors."""
 
 import logging
 import shutil
@@ -59,7 +59,7 @@ def get(port: int, path: str, method: str = "GET", host: str = "localhost") -> t
         return error.code, error.read().decode()
 
 
-def test_a_question_is_answered_by_its_route() -> None:
+def test_a_request_is_answered_by_its_route() -> None:
     with serving() as server:
         assert get(server.port, "/echo?b=2&a=1") == (200, "/echo [('a', '1'), ('b', '2')]\n")
         assert get(server.port, "/echo", "HEAD") == (200, "")
@@ -67,13 +67,13 @@ def test_a_question_is_answered_by_its_route() -> None:
 
 @pytest.mark.parametrize("host", ["evil.example", "localhost.evil.example:80", "10.0.0.5", ""])
 def test_a_server_on_loopback_refuses_requests_for_another_name(host: str) -> None:
-    """A web site can point its own name at 127.0.0.1 and let its visitors' browsers ask."""
+    """A web site can point its own name at 127.0.0.1 and send requests from visitors' browsers."""
     with serving() as server:
         status, text = get(server.port, "/echo", host=host)
         assert status == 403 and "served on loopback" in text
 
 
-def test_a_server_beyond_loopback_answers_to_every_name() -> None:
+def test_a_server_beyond_loopback_answers_every_name() -> None:
     """Prometheus asks for an address, the name of a pod or that of a service."""
     server = WebServer(ROUTES, "0.0.0.0", 0, flag="--x-port")
     try:
@@ -83,7 +83,7 @@ def test_a_server_beyond_loopback_answers_to_every_name() -> None:
         server.stop()
 
 
-def test_an_answer_tells_how_long_it_took() -> None:
+def test_a_response_has_its_duration() -> None:
     def slow(_request: Request) -> Response:
         threading.Event().wait(0.2)
         return text_response("done")
@@ -97,24 +97,24 @@ def test_an_answer_tells_how_long_it_took() -> None:
     assert name == "answer" and 150.0 <= float(took) < 1e3 * TIMEOUT_S
 
 
-def test_a_question_for_another_path_is_told_which_there_are() -> None:
+def test_a_request_for_an_unknown_path_gets_the_list_of_paths() -> None:
     with serving() as server:
         assert get(server.port, "/etc/passwd") == (404, "not found; the paths are /broken, /echo\n")
 
 
-def test_a_question_that_cannot_be_read_is_told_so() -> None:
+def test_a_malformed_request_is_refused() -> None:
     with serving() as server:
         many = "&".join(f"a{number}=1" for number in range(30))
         assert get(server.port, f"/echo?{many}")[0] == 400
 
 
-def test_nothing_can_be_sent() -> None:
+def test_other_methods_are_refused() -> None:
     with serving() as server:
         for method in ("POST", "PUT", "PATCH", "DELETE", "OPTIONS"):
             assert get(server.port, "/echo", method) == (405, "only GET and HEAD are answered\n")
 
 
-def test_a_route_that_fails_is_told_in_the_log_and_not_to_whoever_asks(
+def test_a_failing_route_is_logged_and_not_shown_to_the_caller(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     with serving() as server, caplog.at_level(logging.WARNING):
@@ -123,37 +123,37 @@ def test_a_route_that_fails_is_told_in_the_log_and_not_to_whoever_asks(
     assert [record.getMessage() for record in caplog.records] == ["a request failed: planned"]
 
 
-def test_who_hangs_up_is_no_warning(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_closed_connection_is_not_a_warning(caplog: pytest.LogCaptureFixture) -> None:
     left = threading.Event()
 
     def slow(_request: Request) -> Response:
         assert left.wait(TIMEOUT_S)
         return text_response("x" * 10_000_000)
 
-    said = threading.Event()
+    logged = threading.Event()
 
     class Watcher(logging.Handler):
         def emit(self, _record: logging.LogRecord) -> None:
-            said.set()
+            logged.set()
 
     watcher = Watcher()
     logging.getLogger("ssfl.web").addHandler(watcher)
     server = WebServer({**ROUTES, "/slow": slow}, "127.0.0.1", 0, flag="--x-port")
     try:
         with caplog.at_level(logging.DEBUG, "ssfl.web"):
-            asker = socket.create_connection(("127.0.0.1", server.port))
-            asker.sendall(b"GET /slow HTTP/1.0\r\n\r\n")
-            asker.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-            asker.close()  # with a reset
+            caller = socket.create_connection(("127.0.0.1", server.port))
+            caller.sendall(b"GET /slow HTTP/1.0\r\n\r\n")
+            caller.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            caller.close()  # with a reset
             left.set()
-            assert said.wait(TIMEOUT_S)
+            assert logged.wait(TIMEOUT_S)
     finally:
         server.stop()
         logging.getLogger("ssfl.web").removeHandler(watcher)
     assert [record.levelname for record in caplog.records] == ["DEBUG"]
 
 
-def test_a_port_in_use_is_told() -> None:
+def test_a_port_in_use_is_reported() -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
@@ -163,22 +163,22 @@ def test_a_port_in_use_is_told() -> None:
     assert e.value.exit_code is ExitCode.PORT_IN_USE
 
 
-def test_who_connects_and_says_nothing_holds_up_nobody() -> None:
+def test_a_silent_connection_does_not_block_others() -> None:
     with serving() as server:
         silent = [
             socket.create_connection(("127.0.0.1", server.port)) for _ in range(MAX_PER_ADDRESS - 1)
         ]
         assert get(server.port, "/echo")[0] == 200
-        for one in silent:
-            one.close()
+        for connection in silent:
+            connection.close()
 
 
-def test_one_address_cannot_take_every_place() -> None:
+def test_one_address_cannot_use_every_connection() -> None:
     with serving() as server:
         silent = [
             socket.create_connection(("127.0.0.1", server.port)) for _ in range(2 * MAX_PER_ADDRESS)
         ]
-        refused = [one for one in silent if _is_closed(one)]
+        refused = [connection for connection in silent if _is_closed(connection)]
         assert len(refused) >= MAX_PER_ADDRESS
         with socket.socket() as other:
             other.bind(("127.0.0.2", 0))
@@ -186,8 +186,8 @@ def test_one_address_cannot_take_every_place() -> None:
             other.connect(("127.0.0.1", server.port))
             other.sendall(b"GET /echo HTTP/1.0\r\n\r\n")
             assert other.recv(100).startswith(b"HTTP/1.0 200")
-        for one in silent:
-            one.close()
+        for connection in silent:
+            connection.close()
 
 
 def _is_closed(connection: socket.socket) -> bool:
@@ -200,7 +200,7 @@ def _is_closed(connection: socket.socket) -> bool:
         return True
 
 
-def test_a_connection_is_cut_in_time_also_if_it_goes_on_speaking(
+def test_a_connection_is_closed_in_time_even_if_it_keeps_sending(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setattr("ssfl.program.monitor.web.CONNECTION_S", 0.3)
@@ -214,7 +214,7 @@ def test_a_connection_is_cut_in_time_also_if_it_goes_on_speaking(
                 one = trusted.wrap_socket(one, server_hostname="localhost")
             one.settimeout(TIMEOUT_S)
             with one, pytest.raises(OSError):
-                while True:  # byte by byte, for ever: only being cut off ends it
+                while True:  # byte by byte, until the server closes the connection
                     one.sendall(b"x")
 
 
@@ -238,7 +238,7 @@ def test_a_certificate_must_have_one_of_the_names(tmp_path: Path) -> None:
                 assert not is_heard, name
 
 
-def test_who_connects_to_tls_and_says_nothing_holds_up_nobody(tmp_path: Path) -> None:
+def test_a_silent_tls_connection_does_not_block_others(tmp_path: Path) -> None:
     folder = pems.make(tmp_path / "tls")
     files = TlsFiles(folder / "coordinator.pem", folder / "coordinator-key.pem")
     trusted = ssl.create_default_context(cafile=str(folder / "ca.pem"))
@@ -272,7 +272,7 @@ def test_renewed_tls_files_are_used_and_damaged_ones_are_not(tmp_path: Path) -> 
         assert asks(server, new)
 
 
-def test_with_authorities_who_asks_needs_a_certificate(tmp_path: Path) -> None:
+def test_with_authorities_the_caller_needs_a_certificate(tmp_path: Path) -> None:
     folder = pems.make(tmp_path / "tls", "site")
     files = TlsFiles(folder / "coordinator.pem", folder / "coordinator-key.pem", folder / "ca.pem")
     trusted = ssl.create_default_context(cafile=str(folder / "ca.pem"))

@@ -82,7 +82,7 @@ def test_plain_help_shows_basic_settings_and_names_the_groups(
     assert f"  all         all {len(setting_names(Config))} settings\n" in shown
 
 
-def test_help_for_a_group_shows_its_settings_alone(capsys: pytest.CaptureFixture[str]) -> None:
+def test_help_for_a_group_shows_only_its_settings(capsys: pytest.CaptureFixture[str]) -> None:
     shown = printed("--rounds 3 -h evaluation", capsys)
     assert flags_in(shown) == [
         "evaluate-every", "evaluate-last", "target-accuracy", "patience", "personalize-epochs",
@@ -97,7 +97,7 @@ def test_help_for_everything_shows_each_setting_once(capsys: pytest.CaptureFixtu
     assert sorted(shown) == sorted([*names, "config", "version"])
 
 
-def test_help_for_a_group_that_does_not_exist_names_those_that_do() -> None:
+def test_help_for_an_unknown_group_names_the_groups() -> None:
     with pytest.raises(ProgramError, match=r"--help mask: no such group .* run, model, masks, "):
         load(Config, ["--help", "mask"], {}, "ssfl-coordinator", "")
 

@@ -15,13 +15,13 @@ from ssfl.tools.shards.command import ShardsConfig
 from ssfl.tools.simulate.command import OPTIONS
 
 PROGRAMS = {
-    "ssfl-coordinator": [one.name for one in options_of(CoordinatorConfig)],
-    "ssfl-client": [one.name for one in options_of(ClientConfig)],
-    "ssfl check": [one.name for one in options_of(CheckConfig)],
-    "ssfl plan": [one.name for one in options_of(PlanConfig)],
-    "ssfl rehearse": [one.name for one in options_of(RehearseConfig)],
-    "ssfl shards": [one.name for one in options_of(ShardsConfig)],
-    "ssfl simulate": [one.name for one in OPTIONS],
+    "ssfl-coordinator": [option.name for option in options_of(CoordinatorConfig)],
+    "ssfl-client": [option.name for option in options_of(ClientConfig)],
+    "ssfl check": [option.name for option in options_of(CheckConfig)],
+    "ssfl plan": [option.name for option in options_of(PlanConfig)],
+    "ssfl rehearse": [option.name for option in options_of(RehearseConfig)],
+    "ssfl shards": [option.name for option in options_of(ShardsConfig)],
+    "ssfl simulate": [option.name for option in OPTIONS],
 }
 
 

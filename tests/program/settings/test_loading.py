@@ -58,24 +58,26 @@ def toml(folder: Path, text: str) -> str:
     return str(file)
 
 
-def test_without_anything_given_the_defaults_hold() -> None:
+def test_defaults_apply_without_given_values() -> None:
     assert coordinator() == Coordinator()
 
 
-def test_a_flag_beats_a_variable_beats_the_file_beats_the_default(tmp_path: Path) -> None:
+def test_a_flag_overrides_a_variable_overrides_the_file_overrides_the_default(
+    tmp_path: Path,
+) -> None:
     file = toml(tmp_path, "rounds = 1\nseed = 1\nlocal_epochs = 1\n")
     environ = {"SSFL_ROUNDS": "2", "SSFL_SEED": "2", "SSFL_CONFIG": file, "HOME": "/"}
     run = coordinator("--rounds", "3", environ=environ).run
     assert (run.rounds, run.seed, run.local_epochs, run.batch_size) == (3, 2, 1, 16)
 
 
-def test_the_config_flag_beats_its_variable(tmp_path: Path) -> None:
+def test_the_config_flag_overrides_its_variable(tmp_path: Path) -> None:
     file = toml(tmp_path, "port = 7")
     config = coordinator("--config", file, environ={"SSFL_CONFIG": "/nowhere.toml"})
     assert config.port == 7
 
 
-def test_every_type_reads_the_same_from_all_three_places(tmp_path: Path) -> None:
+def test_every_type_is_parsed_alike_from_all_three_sources(tmp_path: Path) -> None:
     wanted = Coordinator(
         port=1,
         state=Path("x"),
@@ -121,14 +123,14 @@ def test_the_home_folder_is_understood_where_no_shell_expands_it() -> None:
     assert coordinator(environ={"SSFL_STATE": "~/x"}).state == Path.home() / "x"
 
 
-def test_a_place_on_the_command_line_has_no_flag() -> None:
+def test_a_positional_setting_has_no_flag() -> None:
     assert client("shards/a") == Client(Path("shards/a"))
     assert client(environ={"SSFL_DATA": "shards/a"}) == Client(Path("shards/a"))
     assert refusal(of=client) == "SHARD is required: the shard"
     assert refusal("a", "b", of=client) == "unexpected argument 'b'"
 
 
-def test_a_value_that_does_not_parse_says_where_it_was_written(tmp_path: Path) -> None:
+def test_a_value_that_does_not_parse_is_reported_with_its_origin(tmp_path: Path) -> None:
     file = toml(tmp_path, 'rounds = "ten"')
     wanted = "must be a whole number, got 'ten'"
     assert refusal("--rounds", "ten") == f"--rounds {wanted}"
@@ -164,7 +166,7 @@ def test_a_value_that_does_not_parse_says_where_it_was_written(tmp_path: Path) -
         ("--sparsity 90", "--sparsity: sparsity must lie strictly between 0 and 1, got 90"),
     ],
 )
-def test_a_wrong_flag_is_one_sentence(argv: str, message: str) -> None:
+def test_a_wrong_flag_gets_one_sentence(argv: str, message: str) -> None:
     assert refusal(*argv.split()).startswith(message)
 
 
@@ -173,7 +175,7 @@ def test_a_wrong_switch_in_a_variable_is_refused() -> None:
     assert refusal(environ={"SSFL_REPRODUCIBLE": "maybe"}) == message
 
 
-def test_a_rule_across_settings_says_where_each_was_set() -> None:
+def test_a_broken_rule_across_settings_names_the_origin_of_each() -> None:
     message = refusal("--min-clients", "3", environ={"SSFL_CLIENTS": "2"})
     assert message.startswith("--clients 2 is below --min-clients 3")
     assert message.endswith("(--clients is set by SSFL_CLIENTS)")
@@ -203,7 +205,7 @@ def test_an_unknown_key_names_file_key_and_closest(tmp_path: Path) -> None:
         ("local-epochs = 1\nlocal_epochs = 2", "given twice"),
     ],
 )
-def test_a_wrong_file_is_one_sentence(text: str, message: str, tmp_path: Path) -> None:
+def test_a_wrong_file_gets_one_sentence(text: str, message: str, tmp_path: Path) -> None:
     assert message in refusal("--config", toml(tmp_path, text))
 
 
@@ -239,11 +241,11 @@ def test_changed_settings_are_those_that_differ_from_the_default() -> None:
     assert changed(coordinator(*given)) == {"state": "elsewhere", "rounds": 3}
 
 
-def test_two_settings_of_one_name_are_a_bug() -> None:
+def test_two_settings_of_one_name_raise_type_error() -> None:
     @dataclass(frozen=True)
     class Twice:
         rounds: int = 1
         run: RunSettings = field(default_factory=RunSettings)
 
-    with pytest.raises(TypeError, match="names of their own"):
+    with pytest.raises(TypeError, match="names of settings must be unique"):
         load(Twice, [], {}, "x", "")

@@ -1,4 +1,4 @@
-"""Certificates for tests: a CA in a folder, and what it signed, today or long ago."""
+"""Certificates for tests: a folder with a CA and its certificates, valid or expired."""
 
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -21,7 +21,7 @@ def make(folder: Path, *sites: str, hosts: tuple[str, ...] = ()) -> Path:
 
 
 def make_expired(folder: Path, *sites: str) -> Path:
-    """Make such a folder 100 days ago, with certificates for 30."""
+    """Make such a folder with certificates that expired 70 days ago."""
     authority = Authority.open(folder, datetime.now(UTC) - timedelta(days=100))
     authority.coordinator((), timedelta(days=30), overwrite=False)
     for site in sites:
@@ -39,7 +39,7 @@ def flags(folder: Path, name: str, authority: Path | None = None) -> list[str]:
 
 
 def trust(folder: Path, name: str = "", server_name: str = "") -> ClientTls:
-    """Return what a caller reads from the folder; `name`: with this certificate."""
+    """Return the caller's TLS settings from the folder, with the certificate of `name` if given."""
     certificate = folder / f"{name}.pem" if name else None
     key = folder / f"{name}-key.pem" if name else None
     found = client_tls(str(folder / "ca.pem"), certificate, key, server_name)

@@ -1,4 +1,4 @@
-"""PEM files that are missing, broken, somebody else's or too old: a sentence with the file each."""
+"""PEM files that are missing, broken, mismatched or expired: each message names the file."""
 
 import os
 from collections.abc import Callable
@@ -41,7 +41,7 @@ def refused(read: Callable[[], object]) -> str:
     return str(caught.value)
 
 
-def test_a_good_pair_is_read_with_its_names_and_its_end(certs: Path) -> None:
+def test_a_valid_pair_is_read_with_names_and_expiry(certs: Path) -> None:
     pair = read_pair(certs / "ann.pem", certs / "ann-key.pem", CLIENT)
     assert pair.names == ("ann",)
     assert pair.issuer == "ssfl test CA"
@@ -52,7 +52,7 @@ def test_a_good_pair_is_read_with_its_names_and_its_end(certs: Path) -> None:
 
 
 @pytest.mark.parametrize(("mode", "warned"), [(0o600, 0), (0o400, 0), (0o640, 1), (0o604, 1)])
-def test_a_key_that_others_can_read_is_reported_with_what_to_run(
+def test_a_key_that_others_can_read_is_reported_with_the_remedy(
     tmp_path: Path, mode: int, warned: bool
 ) -> None:
     folder = make(tmp_path / "certs", "ann")
@@ -76,12 +76,12 @@ def test_a_key_of_root_may_be_readable_by_its_group(
     assert "chmod 640" in pair.key_warning()
 
 
-def test_a_certificate_that_ends_soon_is_told_about(certs: Path) -> None:
+def test_a_certificate_that_expires_soon_gets_a_warning(certs: Path) -> None:
     pair = read_pair(certs / "ann.pem", certs / "ann-key.pem", CLIENT)
     soon = pair.warning(pair.ends - timedelta(days=3, hours=1))
     assert "ann.pem expires in 3 days" in soon
     assert "renew it" in soon
-    assert "already" in pair.warning(pair.ends + timedelta(days=1))
+    assert "has expired" in pair.warning(pair.ends + timedelta(days=1))
 
 
 @pytest.mark.parametrize(
@@ -91,10 +91,10 @@ def test_a_certificate_that_ends_soon_is_told_about(certs: Path) -> None:
         (b"", "is not a certificate in PEM form"),
         (b"\x00\x01\x02", "is not a certificate in PEM form"),
         (b"-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n", "is not a certificate"),
-        (b" " * (MAX_FILE_BYTES + 1), "is over 4 MiB"),
+        (b" " * (MAX_FILE_BYTES + 1), "is larger than 4 MiB"),
     ],
 )
-def test_what_is_no_certificate_is_named(
+def test_a_file_that_is_not_a_certificate_is_named(
     certs: Path, tmp_path: Path, content: bytes | None, words: str
 ) -> None:
     file = tmp_path / "site.pem"
@@ -109,7 +109,7 @@ def test_what_is_no_certificate_is_named(
     assert str(file) in text
 
 
-def test_a_folder_and_a_key_in_the_place_of_a_certificate_are_named(certs: Path) -> None:
+def test_a_folder_or_a_key_in_place_of_a_certificate_is_named(certs: Path) -> None:
     text = refused(lambda: read_pair(certs, certs / "ann-key.pem", CLIENT))
     assert f"{certs} cannot be read: Is a directory" in text
     text = refused(lambda: read_pair(certs / "ann-key.pem", certs / "ann.pem", CLIENT))
@@ -124,31 +124,33 @@ def test_a_folder_and_a_key_in_the_place_of_a_certificate_are_named(certs: Path)
         ("none.pem", "there is no file"),
     ],
 )
-def test_a_key_that_is_not_the_certificates_is_named(certs: Path, key: str, words: str) -> None:
+def test_a_key_that_does_not_match_is_named(certs: Path, key: str, words: str) -> None:
     text = refused(lambda: read_pair(certs / "ann.pem", certs / key, CLIENT))
     assert text.startswith("--tls-key: ")
     assert key in text
     assert words in text
 
 
-def test_a_key_with_a_passphrase_says_how_to_take_it_off(certs: Path, tmp_path: Path) -> None:
+def test_an_encrypted_key_is_refused_with_the_command_that_decrypts_it(
+    certs: Path, tmp_path: Path
+) -> None:
     key = generate_private_key(SECP256R1())
     locked = BestAvailableEncryption(b"secret")
     file = tmp_path / "locked.pem"
     file.write_bytes(key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, locked))
     text = refused(lambda: read_pair(certs / "ann.pem", file, CLIENT))
-    assert "locked with a passphrase" in text
+    assert "encrypted with a passphrase" in text
     assert "openssl pkey" in text
 
 
-def test_an_expired_certificate_says_since_when(tmp_path: Path) -> None:
+def test_an_expired_certificate_is_refused_with_its_date(tmp_path: Path) -> None:
     old = make_expired(tmp_path / "old", "ann")
     text = refused(lambda: read_pair(old / "ann.pem", old / "ann-key.pem", CLIENT))
     when = datetime.now(UTC) - timedelta(days=70)
     assert f"ann.pem expired on {when:%Y-%m-%d}" in text
 
 
-def test_a_certificate_of_the_future_asks_for_the_clock(tmp_path: Path) -> None:
+def test_a_certificate_that_is_not_yet_valid_mentions_the_clock(tmp_path: Path) -> None:
     later = Authority.open(tmp_path, datetime.now(UTC) + timedelta(days=9))
     later.client("ann", timedelta(days=9), overwrite=False)
     text = refused(lambda: read_pair(tmp_path / "ann.pem", tmp_path / "ann-key.pem", CLIENT))
@@ -156,19 +158,19 @@ def test_a_certificate_of_the_future_asks_for_the_clock(tmp_path: Path) -> None:
     assert "clock" in text
 
 
-def test_a_certificate_is_used_for_what_it_was_made_for(certs: Path) -> None:
+def test_a_certificate_for_another_key_usage_is_refused(certs: Path) -> None:
     text = refused(lambda: read_pair(certs / "ann.pem", certs / "ann-key.pem", SERVER))
     assert "is for a TLS client only" in text
     pair = certs / "coordinator.pem", certs / "coordinator-key.pem"
     assert "is for a TLS server only" in refused(lambda: read_pair(*pair, CLIENT))
 
 
-def test_half_a_pair_asks_for_the_other_half(certs: Path) -> None:
+def test_a_certificate_or_key_alone_is_refused(certs: Path) -> None:
     assert "--tls-cert needs --tls-key" in refused(lambda: read_pair(certs, None, CLIENT))
     assert "--tls-key needs --tls-cert" in refused(lambda: read_pair(None, certs, CLIENT))
 
 
-def test_a_file_without_a_ca_says_whose_it_is_and_whose_is_wanted(certs: Path) -> None:
+def test_a_file_without_a_ca_names_its_subject_and_issuer(certs: Path) -> None:
     text = refused(lambda: read_authorities(certs / "ann.pem", "--tls-ca"))
     assert "has no CA certificate: it is the certificate of 'ann', issued by 'ssfl test CA'" in text
     assert read_authorities(certs / "ca.pem", "--tls-ca").startswith(b"-----BEGIN CERTIFICATE")
@@ -179,7 +181,7 @@ def test_an_expired_ca_is_named(tmp_path: Path) -> None:
     assert "the CA in" in refused(lambda: read_authorities(tmp_path / "ca.pem", "--tls-ca"))
 
 
-def test_a_caller_without_a_ca_has_no_tls_and_needs_none_of_its_flags(certs: Path) -> None:
+def test_tls_flags_without_a_ca_are_refused(certs: Path) -> None:
     assert client_tls("", None, None) is None
     assert "--tls-cert needs --tls-ca" in refused(lambda: client_tls("", certs, None))
     assert "--tls-server-name needs" in refused(lambda: client_tls("", None, None, "there"))
@@ -188,7 +190,7 @@ def test_a_caller_without_a_ca_has_no_tls_and_needs_none_of_its_flags(certs: Pat
     assert (found.pair.name, found.server_name) == ("ann", "there")
 
 
-def test_the_machines_own_roots_are_found_or_asked_for(
+def test_the_machines_ca_file_is_found_or_asked_for(
     certs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("SSL_CERT_FILE", str(certs / "ca.pem"))
@@ -200,11 +202,11 @@ def test_the_machines_own_roots_are_found_or_asked_for(
     assert "install ca-certificates" in refused(system_roots)
 
 
-def test_a_join_token_is_one_line_of_some_length(tmp_path: Path) -> None:
+def test_a_join_token_must_be_one_line_of_allowed_length(tmp_path: Path) -> None:
     file = tmp_path / "token"
     missing = refused(lambda: read_token(file))
     assert "there is no file" in missing and "the operator of the coordinator has it" in missing
-    assert "ssfl certs" not in missing, "which makes none"
+    assert "ssfl certs" not in missing, "it does not make tokens"
     file.write_text("0123456789abcdef\n")
     assert read_token(file) == "0123456789abcdef"
     for wrong in ("", "short", "0123456789abcdef\nagain", "0123456789abcdeé", "x" * 600):
@@ -212,4 +214,4 @@ def test_a_join_token_is_one_line_of_some_length(tmp_path: Path) -> None:
         text = refused(lambda: read_token(file))
         assert text.startswith(f"--join-token-file: {file} must have one line")
         assert "openssl rand -hex 32" in text
-        assert wrong[:16] not in text or not wrong, "a token is not for the log"
+        assert wrong[:16] not in text or not wrong, "the message must not show the token"

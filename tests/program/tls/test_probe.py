@@ -1,4 +1,4 @@
-"""What a probe finds out, against gRPC servers and sockets that are wrong in one way each."""
+"""Diagnoses of the probe, each against a server or socket with one fault."""
 
 import socket
 import ssl
@@ -27,7 +27,7 @@ def others(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @contextmanager
 def server(certs: Path | None, *, mutual: bool = True) -> Iterator[str]:
-    """A gRPC server with the coordinator's certificate of a folder; None: without TLS."""
+    """Run a gRPC server with the coordinator's certificate of a folder, or without TLS."""
     with ThreadPoolExecutor(1) as pool:
         serving = grpc.server(pool)
         if certs is None:
@@ -51,7 +51,7 @@ def final(finding: Finding | None) -> str:
     return finding.text
 
 
-def test_nothing_is_found_where_nothing_is_wrong(certs: Path) -> None:
+def test_a_working_connection_has_no_finding(certs: Path) -> None:
     with server(certs) as address:
         assert diagnose(address, trust(certs, "ann")) is None
     with server(certs, mutual=False) as address:
@@ -60,7 +60,7 @@ def test_nothing_is_found_where_nothing_is_wrong(certs: Path) -> None:
         assert diagnose(address, None) is None
 
 
-def test_a_certificate_of_another_ca_is_told_with_the_file_that_is_trusted(
+def test_a_certificate_of_another_ca_is_reported_with_the_trusted_file(
     certs: Path, others: Path
 ) -> None:
     with server(certs) as address:
@@ -68,33 +68,33 @@ def test_a_certificate_of_another_ca_is_told_with_the_file_that_is_trusted(
     assert f"of the coordinator at {address} was not issued by a CA in {others / 'ca.pem'}" in text
 
 
-def test_an_expired_coordinator_is_told(tmp_path: Path) -> None:
+def test_an_expired_coordinator_certificate_is_reported(tmp_path: Path) -> None:
     old = make_expired(tmp_path / "old")
     with server(old, mutual=False) as address:
         text = final(diagnose(address, trust(old)))
     assert f"certificate of the coordinator at {address} has expired" in text
 
 
-def test_another_name_than_the_one_called_is_told(certs: Path) -> None:
+def test_a_certificate_for_another_name_is_reported(certs: Path) -> None:
     with server(certs) as address:
         text = final(diagnose(address, trust(certs, "ann", "fl.example.org")))
     assert "is not for fl.example.org" in text
     assert "--tls-server-name" in text
 
 
-def test_an_address_that_is_not_in_the_certificate_is_told(certs: Path) -> None:
+def test_an_address_that_is_not_in_the_certificate_is_reported(certs: Path) -> None:
     with server(certs) as address:
         text = final(diagnose(address, trust(certs, "ann", "127.0.0.2")))
     assert "is not for 127.0.0.2" in text
 
 
-def test_a_missing_certificate_is_asked_for(certs: Path) -> None:
+def test_a_missing_client_certificate_is_reported(certs: Path) -> None:
     with server(certs) as address:
         text = final(diagnose(address, trust(certs)))
     assert "requires a certificate and this side has none: give --tls-cert" in text
 
 
-def test_a_certificate_that_is_not_accepted_is_told_with_its_issuer(
+def test_a_rejected_client_certificate_is_reported_with_its_issuer(
     certs: Path, others: Path
 ) -> None:
     mixed = trust(others, "ann")
@@ -105,7 +105,7 @@ def test_a_certificate_that_is_not_accepted_is_told_with_its_issuer(
     assert "issued by 'ssfl test CA'" in text
 
 
-def test_tls_on_one_side_only_is_told(certs: Path) -> None:
+def test_tls_on_one_side_only_is_reported(certs: Path) -> None:
     with server(certs) as address:
         assert "the coordinator speaks TLS and this side does not" in final(diagnose(address, None))
     with server(None) as address:
@@ -113,7 +113,7 @@ def test_tls_on_one_side_only_is_told(certs: Path) -> None:
     assert f"the server at {address} does not speak TLS" in text
 
 
-def test_nobody_there_may_pass() -> None:
+def test_a_refused_connection_is_not_final() -> None:
     with socket.socket() as reserved:
         reserved.bind(("127.0.0.1", 0))
         address = f"127.0.0.1:{reserved.getsockname()[1]}"
@@ -121,7 +121,7 @@ def test_nobody_there_may_pass() -> None:
     assert finding == Finding(f"{address}: Connection refused", final=False)
 
 
-def test_somebody_who_says_nothing_costs_the_deadline_and_no_more(certs: Path) -> None:
+def test_a_silent_server_costs_only_the_deadline(certs: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:
         address = f"127.0.0.1:{silent.getsockname()[1]}"
         for tls in (None, trust(certs)):
@@ -129,7 +129,7 @@ def test_somebody_who_says_nothing_costs_the_deadline_and_no_more(certs: Path) -
             assert finding == Finding(f"{address}: no answer within 0.2 s", final=False)
 
 
-def test_tls_without_http2_is_told(certs: Path) -> None:
+def test_tls_without_http2_is_reported(certs: Path) -> None:
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(certs / "coordinator.pem", certs / "coordinator-key.pem")
     with socket.create_server(("127.0.0.1", 0)) as listening:
@@ -147,7 +147,7 @@ def test_tls_without_http2_is_told(certs: Path) -> None:
     assert "speaks TLS, but not HTTP/2" in text
 
 
-def test_behind_a_proxy_nothing_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_there_is_no_probe_behind_a_proxy(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("https_proxy", "http://proxy:3128")
     monkeypatch.delenv("no_proxy", raising=False)
     assert diagnose("fl.invalid:50051", None) is None

@@ -1,26 +1,26 @@
-"""Every series that the two programs show to Prometheus: the one list.
+"""The Prometheus series of the coordinator and of the client.
 
-Base units, `_total` for what only grows. Labels are bounded: a phase, a direction, an encoding,
-a reason, a state, the digest of the mask; `client` for at most CLIENTS_SHOWN clients. What happened
-once (a run's id, a round's number) is never a label.
+Units are base units; counters end in `_total`. Labels are bounded: a phase, a direction, an
+encoding, a reason, a state, the digest of the mask, or `client` for at most CLIENTS_SHOWN clients.
+Run ids and round numbers are never labels.
 
-A counter starts anew with its process unless its text says otherwise; `rate` and `increase` know.
-They do not see a series begin, so counters are there from the start, at 0, for every label they
-may get.
+A counter restarts at 0 with its process, unless its text says otherwise; `rate` and `increase`
+handle that. They miss the first increase of a new series, so every counter starts at 0 for every
+label that it can get.
 """
 
 from dataclasses import dataclass
 from enum import StrEnum
 
-# From 5 ms to 2 hours: a round on one machine takes 50 ms, one across hospitals an hour.
+# From 5 ms to 2 hours: a round takes 50 ms on one machine and an hour across hospitals.
 SECONDS = (
     *(0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0),
     *(30.0, 60.0, 120.0, 300.0, 600.0, 1200.0, 1800.0, 3600.0, 7200.0),
 )
-# Of one fsync: from 0.1 ms on a good disk to the 10 s of a failing one.
+# Durations of an fsync: from 0.1 ms on a good disk to 10 s on a failing one.
 SYNC_SECONDS = (0.0001, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 1.0, 2.5, 10.0)
-CLIENTS_SHOWN = 200  # with more, only
-SLOWEST_SHOWN = 20  # who is waited for, then the slowest; and as many not heard of longest
+CLIENTS_SHOWN = 200  # with more clients, only SLOWEST_SHOWN of each kind have series:
+SLOWEST_SHOWN = 20  # pending clients, then the slowest; and those silent for longest
 
 
 class Kind(StrEnum):
@@ -31,7 +31,7 @@ class Kind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Series:
-    """One family of series; `name` without the `_total` that a counter gets."""
+    """One metric family; `name` is without the `_total` of a counter."""
 
     name: str
     kind: Kind
@@ -41,7 +41,7 @@ class Series:
 
     @property
     def shown(self) -> str:
-        """The name as Prometheus has it."""
+        """The name in Prometheus."""
         return f"{self.name}_total" if self.kind is Kind.COUNTER else self.name
 
 
@@ -61,86 +61,91 @@ BUILD_INFO = _gauge("ssfl_build_info", "1; the version of this program", "versio
 
 # -- the coordinator: the run
 
-RUN_PHASE = _gauge("ssfl_run_phase", "1 for what the run is doing, 0 for the rest", "phase")
-RUN_STALLED = _gauge("ssfl_run_stalled", "1 if too few clients are here to go on")
+RUN_PHASE = _gauge(
+    "ssfl_run_phase", "1 for the current phase of the run, 0 for the others", "phase"
+)
+RUN_STALLED = _gauge("ssfl_run_stalled", "1 if too few clients are present to continue")
 RUN_STALLED_SECONDS = _gauge(
-    "ssfl_run_stalled_seconds", "for how long the run could not go on; 0 if it can"
+    "ssfl_run_stalled_seconds", "time since the run stalled; 0 if it is not stalled"
 )
 RUN_MISSING = _gauge("ssfl_run_missing_clients", "clients that a stalled run waits for")
 RUN_SECONDS_LEFT = _gauge(
     "ssfl_run_seconds_left",
-    "to the end, at the pace of the newest rounds; absent while unknown, stalled, paused or over",
+    "time to the end at the pace of recent rounds; absent while unknown, stalled, paused or over",
 )
 ROUNDS = _counter("ssfl_rounds", "rounds committed in this run, earlier processes included")
-ROUNDS_PLANNED = _gauge("ssfl_rounds_planned", "rounds that the run is to have")
+ROUNDS_PLANNED = _gauge("ssfl_rounds_planned", "planned rounds of the run")
 ROUND_DEADLINE = _gauge(
     "ssfl_round_deadline_seconds",
-    "how long a round may take (--round-deadline-s); absent in a reproducible run, which waits",
+    "time limit of a round (--round-deadline-s); absent in a reproducible run, which has none",
 )
 STEPS_VOID = _counter(
-    "ssfl_steps_void", "steps that too few clients reported in, and were repeated"
+    "ssfl_steps_void", "steps that were repeated because too few clients reported"
 )
-STEP_SECONDS = _gauge("ssfl_step_elapsed_seconds", "since the step under way began; 0 if none is")
+STEP_SECONDS = _gauge(
+    "ssfl_step_elapsed_seconds", "time since the current step started; 0 without a step"
+)
 STEP_DURATION = _seconds(
-    "ssfl_step_duration_seconds", "from the start of a step to its commit", "work"
+    "ssfl_step_duration_seconds", "time from the start of a step to its commit", "work"
 )
 ROUND_PHASE = _seconds(
     "ssfl_round_phase_seconds",
-    "where a round's time went, along its last report: broadcast (that client was sent its task), "
-    "training (it computed), collection (the rest until the round closed), aggregation (the sum), "
-    "commit (until the new model was on the disk); they add up to the round",
+    "parts of a round, for the client that reported last: broadcast (download of its task), "
+    "training (its computation), collection (the rest until the round closed), aggregation (the "
+    "sum), commit (until the new model was on disk); their sum is the duration of the round",
     "phase",
 )
 ACCURACY = _gauge(
-    "ssfl_model_accuracy_ratio", "newest pooled accuracy of the global model; absent before it"
+    "ssfl_model_accuracy_ratio",
+    "newest pooled accuracy of the global model; absent before the first evaluation",
 )
-LOSS = _gauge("ssfl_model_loss", "newest pooled loss of the global model; absent before it")
+LOSS = _gauge(
+    "ssfl_model_loss", "newest pooled loss of the global model; absent before the first evaluation"
+)
 RECOVERED = _gauge(
     "ssfl_run_recovered",
-    "1 if this process took up a run of an earlier one; how often, changes() of "
-    "process_start_time_seconds tells",
+    "1 if this process resumed the run of an earlier process; "
+    "changes(process_start_time_seconds) counts restarts",
 )
 
 # -- the mask
 
-MASK_INFO = _gauge("ssfl_mask_info", "1; the mask that the run has now", "mask_digest")
-MASK_EPOCH = _gauge("ssfl_mask_epoch", "how many masks were agreed")
+MASK_INFO = _gauge("ssfl_mask_info", "1; the current mask", "mask_digest")
+MASK_EPOCH = _gauge("ssfl_mask_epoch", "number of masks agreed so far")
 MASK_KEPT = _gauge("ssfl_mask_kept_weights", "weights that the mask keeps")
-MASK_DENSITY = _gauge(
-    "ssfl_mask_density_ratio", "of the weights that can be masked, the share kept"
-)
-MODEL_VALUES = _gauge("ssfl_model_values", "values of the whole model")
+MASK_DENSITY = _gauge("ssfl_mask_density_ratio", "share of the masked weights that are kept")
+MODEL_VALUES = _gauge("ssfl_model_values", "number of values of the whole model")
 
 # -- clients
 
-CLIENTS = _gauge("ssfl_clients", "clients by what they do", "state")
+CLIENTS = _gauge("ssfl_clients", "clients by state", "state")
 JOINED = _counter("ssfl_clients_joined", "times a client joined", "again")
 SELECTED = _counter("ssfl_clients_selected", "times a client was asked to work", "work")
 REPORTED = _counter("ssfl_clients_reported", "results of clients that counted", "work")
-LATE = _counter("ssfl_clients_late", "results of clients that came when their step was closed")
-LOST = _counter("ssfl_clients_lost", "times a client was not heard of for 30 seconds")
+LATE = _counter("ssfl_clients_late", "results of clients that arrived after their step closed")
+LOST = _counter("ssfl_clients_lost", "times a client was silent for 30 seconds")
 CLIENT_LAST_SEEN = _gauge(
     "ssfl_client_last_seen_seconds",
-    "since a client was last heard of; absent when it has left or was removed",
+    "time since the last call of a client; absent if it has left or was removed",
     "client",
 )
 CLIENT_UP = _gauge(
-    "ssfl_client_up", "1 if a client is here, 0 if it is lost, has left or was removed", "client"
+    "ssfl_client_up", "1 if a client is present, 0 if lost, left or removed", "client"
 )
 CLIENT_PENDING = _gauge(
     "ssfl_client_pending",
-    "1 if the step under way waits for a client's result, or a stalled run for the client",
+    "1 if the current step waits for a client's result, or a stalled run waits for the client",
     "client",
 )
 CLIENT_SAMPLES = _gauge("ssfl_client_samples", "training samples of a client", "client")
 CLIENT_PHASE = _gauge(
     "ssfl_client_phase_seconds",
-    "a client's newest result: broadcast (it was sent its task), training, upload",
+    "parts of a client's newest result: broadcast (download of its task), training, upload",
     "client",
     "phase",
 )
 CLIENT_THROUGHPUT = _gauge(
-    "ssfl_client_upload_bytes_per_second", "how fast a client's newest result came in", "client"
+    "ssfl_client_upload_bytes_per_second", "upload rate of a client's newest result", "client"
 )
 
 # -- bytes
@@ -159,12 +164,11 @@ MESSAGE_BYTES = _counter(
     "phase",
     "encoding",
 )
-SOCKET_BYTES = _counter("ssfl_socket_bytes", "what TCP carried, as the kernel counts", "direction")
+SOCKET_BYTES = _counter("ssfl_socket_bytes", "bytes of TCP by the kernel's count", "direction")
 DENSE_BYTES = _counter(
     "ssfl_dense_bytes",
-    "what the same updates, and models sent as values to clients that lacked them, would have "
-    "taken as float32; to be compared with ssfl_payload_bytes_total of the phases values and "
-    "evaluation",
+    "size as dense float32 of the same updates, and of models sent as values to clients that "
+    "lacked them; compare with ssfl_payload_bytes_total of the phases values and evaluation",
     "direction",
 )
 DENSE_RATIO = _gauge(
@@ -173,56 +177,52 @@ DENSE_RATIO = _gauge(
     "direction",
 )
 
-# -- what went wrong, and disk and memory
+# -- failures, disk and memory
 
 REFUSALS = _counter("ssfl_refusals", "calls refused", "reason")
-RESUMES = _counter(
-    "ssfl_resumes", "transfers that went on where they had been cut off", "direction"
-)
-RETRIES = _counter("ssfl_retries", "tasks that a client had to be sent again")
+RESUMES = _counter("ssfl_resumes", "broken transfers that were resumed", "direction")
+RETRIES = _counter("ssfl_retries", "tasks that were sent to a client again")
 JOURNAL_SYNC = _seconds(
-    "ssfl_journal_sync_seconds", "to put facts on the disk, for good", buckets=SYNC_SECONDS
+    "ssfl_journal_sync_seconds", "time to write facts durably to disk", buckets=SYNC_SECONDS
 )
 JOURNAL_BYTES = _gauge("ssfl_journal_bytes", "length of the journal")
-SPOOL_BYTES = _gauge("ssfl_spool_bytes", "uploads on the disk that are not yet in a model")
-UPLOADS = _gauge("ssfl_uploads_in_flight", "uploads that are coming in now")
-UPLOAD_SLOTS = _gauge("ssfl_upload_slots", "uploads that may come in at once (--upload-slots)")
+SPOOL_BYTES = _gauge("ssfl_spool_bytes", "uploads on disk that are not yet in a model")
+UPLOADS = _gauge("ssfl_uploads_in_flight", "uploads in progress")
+UPLOAD_SLOTS = _gauge("ssfl_upload_slots", "largest number of concurrent uploads (--upload-slots)")
 DISK_FREE = _gauge(
     "ssfl_disk_free_bytes",
-    "room on the disk of --state-dir (state), and of --out-dir (out) if that is another",
+    "free space on the disk of --state-dir (state), and of --out-dir (out) if that differs",
     "disk",
 )
 DISK_SIZE = _gauge("ssfl_disk_size_bytes", "size of these disks", "disk")
-DISK_FULL = _gauge("ssfl_disk_full", "1 if the coordinator waits for room on its disk")
+DISK_FULL = _gauge("ssfl_disk_full", "1 if the coordinator waits for free disk space")
 MEMORY_PEAK = _gauge("ssfl_memory_peak_bytes", "largest resident memory so far")
 MEMORY_LIMIT = _gauge(
-    "ssfl_memory_limit_bytes", "memory that this process may have: of its cgroup or the machine"
+    "ssfl_memory_limit_bytes", "memory limit of this process: of its cgroup, or of the machine"
 )
 HEAP = _gauge(
-    "ssfl_heap_bytes", "memory in use as the C library counts it; absent where it does not"
+    "ssfl_heap_bytes", "memory in use by the C library's count; absent if it does not count"
 )
 
-# -- a client's own
+# -- the client's own series
 
 SITE_CONNECTED = _gauge("ssfl_site_connected", "1 if the coordinator answered the newest call")
-SITE_STATE = _gauge("ssfl_site_state", "1 for what this client does, 0 for the rest", "state")
+SITE_STATE = _gauge("ssfl_site_state", "1 for the state of this client, 0 for the others", "state")
 SITE_SAMPLES = _gauge("ssfl_site_samples", "training samples in the shard")
-SITE_RESULTS = _counter("ssfl_site_results", "results sent, by what became of them", "outcome")
-SITE_WORK = _seconds("ssfl_site_work_seconds", "to compute a result", "work")
-SITE_TRANSFER = _seconds("ssfl_site_transfer_seconds", "of one download or upload", "direction")
+SITE_RESULTS = _counter("ssfl_site_results", "results sent, by outcome", "outcome")
+SITE_WORK = _seconds("ssfl_site_work_seconds", "time to compute a result", "work")
+SITE_TRANSFER = _seconds("ssfl_site_transfer_seconds", "time of a download or upload", "direction")
 SITE_BYTES = _counter("ssfl_site_payload_bytes", "encoded tensors", "direction")
 SITE_RETRIES = _counter("ssfl_site_retries", "times the coordinator was not reached")
-SITE_RESUMES = _counter(
-    "ssfl_site_resumes", "transfers that went on where they had been cut off", "direction"
-)
+SITE_RESUMES = _counter("ssfl_site_resumes", "broken transfers that were resumed", "direction")
 SITE_JOINS = _counter("ssfl_site_joins", "times this client joined")
 SITE_TRAINING_LOSS = _gauge("ssfl_site_training_loss", "mean loss of the newest training")
-SITE_STEPS_DONE = _gauge("ssfl_site_steps_done", "minibatches of the work under way that are done")
-SITE_STEPS_ALL = _gauge("ssfl_site_steps_planned", "minibatches that the work under way has")
+SITE_STEPS_DONE = _gauge("ssfl_site_steps_done", "finished minibatches of the current work")
+SITE_STEPS_ALL = _gauge("ssfl_site_steps_planned", "all minibatches of the current work")
 
 COORDINATOR = tuple(
-    one
-    for name, one in globals().items()
-    if isinstance(one, Series) and not name.startswith("SITE_")
+    series
+    for name, series in globals().items()
+    if isinstance(series, Series) and not name.startswith("SITE_")
 )
-CLIENT = (BUILD_INFO, *(one for name, one in globals().items() if name.startswith("SITE_")))
+CLIENT = (BUILD_INFO, *(value for name, value in globals().items() if name.startswith("SITE_")))

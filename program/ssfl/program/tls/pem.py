@@ -136,7 +136,7 @@ def read_pair(certificate: Path | None, key: Path | None, use: x509.ObjectIdenti
 
 
 def read_authorities(file: Path, flag: str) -> bytes:
-    """Return the certificates of a CA file; one of them, at least, must be a CA's."""
+    """Return the contents of a CA file; at least one of its certificates must be a CA's."""
     pem = _read(file, flag)
     found = _certificates(pem, file, flag)
     authorities = [certificate for certificate in found if _is_authority(certificate)]
