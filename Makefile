@@ -1,4 +1,4 @@
-# Everything a checkout can do by itself. Needs python3 (3.11 or newer) with venv, and bash.
+# Needs python3 (3.11 or newer) with venv, and bash.
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
@@ -8,7 +8,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 PIP_INSTALL = $(BIN)/python -m pip install -qq --disable-pip-version-check
 
-# $(call part,what,command): run a part of the checks and say how long it took.
+# $(call part,name,command): run a part of the checks and print its time.
 define part
 	@started=$$SECONDS; \
 	if $(2); then printf '%-22s ok     %3d s\n' '$(1)' $$((SECONDS - started)); \
@@ -25,13 +25,13 @@ demo: .venv/installed-demo ## a whole run on this machine, with a report at the 
 paper: .venv/installed-demo ## the paper's claims tried at a small scale, about 15 minutes
 	@$(BIN)/ssfl paper
 
-monitoring: .venv/installed-dev ## a federation watched by Prometheus, broken on purpose: see the alerts fire and clear
+monitoring: .venv/installed-dev ## a federation watched by Prometheus, broken on purpose, with alerts that fire and clear
 	@$(BIN)/python -m monitoring.live $(ARGS)
 
-# What tests need and pip cannot install; elsewhere such tests are skipped and say what they lack.
+# Packages that tests need and pip cannot install. Without them, such tests are skipped.
 APT_PARTS := prometheus prometheus-alertmanager chromium
 parts:
-	@missing=$$(for one in $(APT_PARTS); do command -v $$one >/dev/null || echo $$one; done; \
+	@missing=$$(for program in $(APT_PARTS); do command -v $$program >/dev/null || echo $$program; done; \
 	  [ -d /usr/share/datasets/fashion-mnist ] || echo dataset-fashion-mnist); \
 	if [ -z "$$missing" ]; then :; \
 	elif [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
@@ -40,7 +40,7 @@ parts:
 	    >/dev/null 2>&1 || echo "could not install" $$missing": the tests that need them are skipped"; \
 	else echo "the tests that need" $$missing "are skipped: apt install them"; fi
 
-# Two workers: tests of processes wait half of their time. tests/conftest.py says who gets what.
+# Two workers: system tests wait half of their time. tests/conftest.py assigns the files.
 PYTEST := $(BIN)/python -m pytest -n 2 --dist loadscope --no-loadscope-reorder
 
 check: lint ## format, lint, types and the tests without processes: after each change, 2 minutes
@@ -49,7 +49,7 @@ check: lint ## format, lint, types and the tests without processes: after each c
 test: lint parts ## format, lint, types and all tests
 	@$(PYTEST) --durations=10
 
-soak: soak-simulation soak-processes ## hours in short: thousands of simulated runs with crashes, 2,000 real rounds
+soak: soak-simulation soak-processes ## long tests: thousands of simulated runs with crashes, and 2,000 real rounds
 
 N ?= 5000
 soak-simulation: .venv/installed-dev
@@ -65,7 +65,7 @@ lint: .venv/installed-dev ## format, lint and types only
 	$(call part,yamllint,$(BIN)/yamllint --strict k8s monitoring compose.yaml mkdocs.yml .yamllint.yaml)
 	$(call part,hadolint,$(BIN)/hadolint Dockerfile)
 
-format: .venv/installed-dev ## rewrite the sources in our format
+format: .venv/installed-dev ## reformat the sources
 	@$(BIN)/ruff check --quiet --fix . ; $(BIN)/ruff format .
 
 BUILD ?= $(if $(shell command -v docker),docker build,buildah bud --format docker)
@@ -80,13 +80,13 @@ docs: .venv/installed-dev ## build the documentation into site/
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet
 	@echo 'open site/index.html'
 
-docs-serve: .venv/installed-dev ## show the documentation at localhost:8000, as it is written
+docs-serve: .venv/installed-dev ## serve the documentation at localhost:8000 with live reload
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs serve
 
 stubs: .venv/installed-dev ## generate proto/ssfl/v1/*_pb2* from the protos
 	@$(BIN)/python proto/generate-stubs.py
 
-# The stamps make the second start quick: pip runs again only when what it reads has changed.
+# Stamp files: pip runs again only if its inputs have changed.
 .venv/bin/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
 	|| { echo 'ssfl needs Python 3.11 or newer: make PYTHON=python3.12 ...' >&2; exit 1; }
@@ -103,8 +103,8 @@ stubs: .venv/installed-dev ## generate proto/ssfl/v1/*_pb2* from the protos
 	@touch $@ .venv/installed-demo
 
 NEWEST := tests/newest-grpc.txt
-# torch first and alone: its exact version decides which build and which companions are chosen.
-constraints: ## pin what pip chooses today, in constraints.txt and tests/newest-grpc.txt
+# torch is installed first: its version decides which build and which dependencies are chosen.
+constraints: ## pin today's versions in constraints.txt and tests/newest-grpc.txt
 	@folder=$$(mktemp -d); trap 'rm -rf "$$folder"' EXIT; \
 	echo 'installing into a fresh environment (about 2 minutes) ...'; \
 	torch=$$(grep '^torch==' constraints.txt); \

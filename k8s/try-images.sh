@@ -1,12 +1,12 @@
 #!/bin/bash
-# Builds both images without Docker and without any registry, and runs a federation in containers:
+# Builds both images without Docker and without a registry, and runs a federation in containers:
 # no root, read-only, shards on a volume. Its model must have the digest of the same federation
 # outside. Needs root, and apt-get install buildah podman runc debootstrap; takes some minutes.
 #
 #   k8s/try-images.sh            everything
-#   BASE=image k8s/try-images.sh with a base image that is here already
+#   BASE=image k8s/try-images.sh with an existing base image
 #
-# Programs outside come from BIN (.venv/bin). Downloads are kept in .parts/ for the next time.
+# Programs outside come from BIN (.venv/bin). Downloads are cached in .parts/.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
@@ -15,12 +15,12 @@ PARTS=$PWD/.parts
 CLIENTS=4
 FOLDER=$(mktemp -d)
 RUN=(--clients="$CLIENTS" --rounds=5 --reproducible --seed=7)
-# What podman needs where no systemd and no network plug-ins are.
+# Options of podman for a machine without systemd and network plug-ins.
 PODMAN=(podman --cgroup-manager=cgroupfs --runtime=runc)
 BOUNDS=(--ulimit=nofile=1024:1024 --ulimit=nproc=1024:1024
   --read-only --cap-drop=ALL --security-opt=no-new-privileges)
 CONTAINED=("${BOUNDS[@]}" --network=host --no-healthcheck)
-# Nothing but its own loopback, so that every port is free; health checks when we ask for them.
+# Only its own loopback, so that every port is free; health checks run on request.
 ALONE=("${BOUNDS[@]}" --network=none --health-interval=disable)
 
 fail() { echo "$*" >&2; exit 1; }
@@ -121,16 +121,16 @@ inside() {
   done
 }
 
-# SIGTERM reaches the program, which ends by itself: 143, and not 137 of a kill.
+# SIGTERM reaches the program, which ends by itself: exit code 143, not 137 as after a kill.
 stops() {
   local code
   start_coordinator 0
   "${PODMAN[@]}" stop --time=30 ssfl-try-coordinator >/dev/null
   code=$("${PODMAN[@]}" inspect --format '{{.State.ExitCode}}' ssfl-try-coordinator)
-  [[ $code == 143 ]] || fail "the coordinator was asked to stop and ended with $code"
+  [[ $code == 143 ]] || fail "the coordinator ended with $code after SIGTERM"
 }
 
-# health_check TARGET [flags]: the image's own HEALTHCHECK passes, and fails if the program hangs.
+# health_check TARGET [flags]: the image's HEALTHCHECK passes, and fails if the program hangs.
 health_check() {
   local target=$1 name=ssfl-try-health
   shift
@@ -142,7 +142,7 @@ health_check() {
     sleep 0.5
   done
   "${PODMAN[@]}" kill --signal=STOP "$name" >/dev/null
-  if "${PODMAN[@]}" healthcheck run "$name" >/dev/null; then fail "a $target that hangs is called healthy"; fi
+  if "${PODMAN[@]}" healthcheck run "$name" >/dev/null; then fail "the health check of a hanging $target passes"; fi
   "${PODMAN[@]}" rm --force --time=0 "$name" >/dev/null 2>&1
   printf '%-12s health check: passes, and fails when it hangs\n' "$target"
 }
@@ -167,7 +167,7 @@ digest() {
     "$1"/runs/*/coordinator/history.json
 }
 
-[[ $(id -u) == 0 ]] || fail "needs root: buildah and podman are used as root here"
+[[ $(id -u) == 0 ]] || fail "needs root, for buildah and podman"
 for command in buildah podman runc debootstrap curl; do
   command -v "$command" >/dev/null || fail "needs $command: apt-get install buildah podman runc debootstrap curl"
 done

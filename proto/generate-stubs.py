@@ -1,6 +1,6 @@
-"""Make the committed Python stubs from the protos: `python proto/generate-stubs.py`.
+"""Generates the committed Python stubs: `python proto/generate-stubs.py`.
 
-With `--out DIR` they are written there instead; tests/test_layout.py compares the two.
+`--out DIR` writes them to another folder; tests/test_layout.py compares both.
 """
 
 import argparse
@@ -21,7 +21,7 @@ def main() -> int:
     code: int = protoc.main(["protoc", f"--proto_path={HERE}", *targets, *protos])
     for path in out.glob("ssfl/v1/*_pb2_grpc.py"):
         if "Servicer" not in path.read_text():
-            path.unlink()  # no service in that proto
+            path.unlink()  # the proto has no service
     return code
 
 

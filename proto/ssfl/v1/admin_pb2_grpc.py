@@ -80,7 +80,7 @@ class AdminServiceServicer(object):
     """Missing associated documentation comment in .proto file."""
 
     def GetStatus(self, request, context):
-        """What the run is doing, who takes part, how far it is.
+        """Phase, clients and progress of the run.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -94,25 +94,24 @@ class AdminServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def StartRun(self, request, context):
-        """Stop waiting for more clients and begin. Fewer than min_clients, or the run is paused or over:
-        FAILED_PRECONDITION.
+        """Start without waiting for more clients. FAILED_PRECONDITION with fewer than min_clients, or if
+        the run is paused or over.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def PauseRun(self, request, context):
-        """Finish the step under way, or give it up if too few clients are here for it; then begin nothing
-        new until ResumeRun, also after a restart of the coordinator. Clients stay and may join. Asking twice is once. The run is over already:
-        FAILED_PRECONDITION.
+        """Finish the current step, or void it if too few clients are present. Then start no new step
+        until ResumeRun, even after a restart of the coordinator. Clients stay connected and may join.
+        Idempotent. FAILED_PRECONDITION if the run is over.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def ResumeRun(self, request, context):
-        """Let a paused run go on; one that is not paused goes on anyway. The run is over already:
-        FAILED_PRECONDITION.
+        """Continue a paused run; no effect if it is not paused. FAILED_PRECONDITION if the run is over.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -120,24 +119,24 @@ class AdminServiceServicer(object):
 
     def StopRun(self, request, context):
         """End the run now: the last committed model becomes the final one, and every site gets it.
-        The run is over already: FAILED_PRECONDITION.
+        FAILED_PRECONDITION if the run is over.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def RefreshMask(self, request, context):
-        """Score anew and renew the mask, before the next round begins. No mask yet, none to renew, or
-        the run is over: FAILED_PRECONDITION.
+        """Score again and refresh the mask before the next round. FAILED_PRECONDITION if there is no mask
+        yet or none to refresh, or if the run is over.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def RemoveClient(self, request, context):
-        """Refuse a site from now on, whether it has joined or not; what it sent before counts. With
-        readmit, take that back: the next token that joins owns the name, whether the site was removed
-        or not. A name that cannot be a client's: INVALID_ARGUMENT.
+        """Refuse a site from now on, whether it has joined or not; its earlier uploads count. With
+        readmit, undo that: the next token that joins owns the name, even if the site was not removed.
+        INVALID_ARGUMENT if the name cannot be a client id.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -85,7 +85,7 @@ class CoordinatorServiceServicer(object):
     """Missing associated documentation comment in .proto file."""
 
     def Join(self, request, context):
-        """Enter the run, or enter again after any loss. Opens a new session and ends the client's
+        """Join the run, or join again after any failure. Opens a new session and ends the client's
         earlier one.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
@@ -93,8 +93,8 @@ class CoordinatorServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def NextTask(self, request, context):
-        """Wait for something to do. Answers within 15 s, if only with `waiting`; then one task and its
-        payloads, and the stream ends. Broken streams resume at an offset.
+        """Wait for a task. The coordinator answers within 15 s, at least with `waiting`. Then it sends
+        one task and its payloads, and the stream ends. A broken stream resumes at an offset.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -122,30 +122,30 @@ class CoordinatorServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def ReportEvaluation(self, request, context):
-        """Answer to an EVALUATE or PERSONALIZE task. Sending it twice is harmless.
+        """Answer to an EVALUATE or PERSONALIZE task. Idempotent.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Progress(self, request, context):
-        """A sign of life while working, every 10 s; three missed and the client counts as lost.
+        """Heartbeat while working, every 10 s; after three missed ones the client counts as lost.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Leave(self, request, context):
-        """A polite goodbye: the model is stored, or the client is being stopped. Optional.
+        """Leave the run: the model is stored, or the client is being stopped. Optional.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Check(self, request_iterator, context):
-        """Look before joining: would this client be let in, and how fast is the wire? Nothing of the run
-        changes, and no session is opened. One question first; then echoes, noise and downloads, in any
-        order. (docs/wire-format.md, section Checks.)
+        """Ask before joining whether this client would be admitted, and measure the link. The run does
+        not change, and no session is opened. The question comes first; then echoes, noise and
+        downloads in any order. (docs/wire-format.md, section Checks.)
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
