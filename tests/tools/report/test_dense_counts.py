@@ -50,7 +50,9 @@ class Counted(Federation):
         self.tally = Tally()
         self._told = RunState(settings)
         shards = build_shards(DataSpec(clients=CLIENTS), seed=3)
-        super().__init__(load_task("image"), shards, settings, arrivals)
+        super().__init__(
+            load_task("image"), shards, settings, arrivals, reference_coding=False
+        )
 
     def _begin(self) -> None:
         self.tally.begin(self._told, self._ledger)

@@ -6,7 +6,8 @@ What the clients compute is up to a crew (crew.py), and the next model does not 
 order. Time stands still for the run, so no deadline ever passes. Clients may arrive later: each
 joins while the round before its first one is under way.
 
-Bytes are those of the encoded tensors, as over loopback; what carries them is not simulated.
+Bytes are those of the encoded tensors, in the encodings that the service uses over a network. The
+messages that carry them are not simulated.
 """
 
 import time
@@ -51,7 +52,7 @@ Vector = npt.NDArray[np.float32]
 MakeCrew = Callable[[LoadedTask, Mapping[ClientId, Shard], RunSettings], Crew]
 
 NOW_S = 0.0
-READER = Reader(frozenset(transfer_pb2.Encoding.values()))
+ENCODINGS = frozenset(transfer_pb2.Encoding.values())
 
 
 class Federation:
@@ -64,12 +65,19 @@ class Federation:
         settings: RunSettings,
         arrivals: Mapping[str, int] | None = None,
         make_crew: MakeCrew = ExactCrew,
+        *,
+        reference_coding: bool = True,
     ) -> None:
-        """Build the run's model; `arrivals` has the first round of clients that come later."""
+        """Build the run's model.
+
+        `arrivals` has the first round of each client that joins later. `reference_coding` encodes
+        values as over a network; without it they are encoded as over loopback.
+        """
         self.settings = settings
         self.history = History()
         self.scores: Vector | None = None  # the clients' mean, once they have scored
         self.best: ModelState | None = None  # by all clients' evaluations
+        self._reader = Reader(ENCODINGS, coded=reference_coding)
         self._strategy = strategy_for(settings)
         self._ledger = Ledger()
         self._shards = {ClientId(name): shard for name, shard in shards.items()}
@@ -217,7 +225,12 @@ class Federation:
             broadcast = self._broadcasts.seen_by(client.name, self._work(), self.model)
             try:
                 ready = task_for(
-                    self.state, broadcast, client.name, client.request, len(self._clients), READER
+                    self.state,
+                    broadcast,
+                    client.name,
+                    client.request,
+                    len(self._clients),
+                    self._reader,
                 )
             except NotBuilt as needed:
                 broadcast.build(needed.form)
