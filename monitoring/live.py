@@ -28,8 +28,8 @@ from ssfl.datasets.shards.options import Cut
 from ssfl.datasets.shards.shard_file import shard_names
 from ssfl.datasets.shards.write import make_shards
 from ssfl.program.exits import ExitCode, ProgramError, raise_on_sigterm
-from ssfl.tools.local.local_run import fresh_folder, need
-from ssfl.tools.local.processes import COORDINATOR, Federation
+from ssfl.tools.local.local_run import fresh_folder, require_modules
+from ssfl.tools.local.processes import COORDINATOR, LocalFederation
 from ssfl.tools.terminal import console
 
 HURRY = 30.0
@@ -44,7 +44,9 @@ FOLDER = Path("runs/monitoring")
 class Scene:
     """The federation and its Prometheus, and how we tell of them."""
 
-    def __init__(self, federation: Federation, prometheus: Prometheus, screen: Console) -> None:
+    def __init__(
+        self, federation: LocalFederation, prometheus: Prometheus, screen: Console
+    ) -> None:
         self.federation = federation
         self.prometheus = prometheus
         self.began_s = time.monotonic()
@@ -90,7 +92,7 @@ def main() -> int:
     raise_on_sigterm()
     screen = console()
     try:
-        need("torch", "sklearn", extra="demo")
+        require_modules("torch", "sklearn", extra="demo")
         program = _program("prometheus")
         _watch(program, screen, end_after)
     except KeyboardInterrupt:
@@ -113,7 +115,7 @@ def _watch(program: str, screen: Console, end_after: str | None) -> None:
     shards = FOLDER / "shards"
     client_flags = ("--metrics-port", "0", "--threads", "1")
     folder = FOLDER.resolve()
-    federation = Federation(folder, shards, flags, shard_names(shards), client_flags)
+    federation = LocalFederation(folder, shards, flags, shard_names(shards), client_flags)
     with Prometheus(program, folder / "prometheus", every_s=1, hurry=HURRY) as prometheus:
         scene = Scene(federation, prometheus, screen)
         with federation:

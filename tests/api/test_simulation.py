@@ -16,7 +16,7 @@ from ssfl.learning.load_task import IMAGE, load_task
 from ssfl.method.model_state import values_digest
 from ssfl.method.settings import RunSettings
 from ssfl.server.errors import BadValues, ModelUnusable
-from ssfl.simulator.federation import Federation
+from ssfl.simulator.federation import SimulatedFederation
 
 QUICK: dict[str, Any] = {"model": "mlp", "local_steps": 2, "batch_size": 8}
 NUMBERS = Path(__file__).with_name("number_task.py")
@@ -131,14 +131,14 @@ def test_payloads_are_counted_and_messages_are_not(shards: list[api.Shard]) -> N
 def history_without_reference_coding(
     shards: list[api.Shard], settings: dict[str, Any]
 ) -> api.RunHistory:
-    federation = Federation(
+    federation = SimulatedFederation(
         load_task(IMAGE),
         by_client(shards),
         run_settings(settings, len(shards)),
         reference_coding=False,
     )
     while federation.next_work is not None:
-        federation.take_step()
+        federation.run_step()
     return api.RunHistory.of(federation.document())
 
 

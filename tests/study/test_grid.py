@@ -9,7 +9,7 @@ from ssfl.method.settings import RunSettings
 from ssfl.study.data import DataSpec
 from ssfl.study.errors import StudyError
 from ssfl.study.grid import DATA, SETTINGS, Study, read_grid, read_seeds
-from ssfl.study.run_spec import ELSEWHERE
+from ssfl.study.run_spec import STUDY_SETTINGS
 
 WHOLE = """
 seeds = [3, 5]
@@ -79,7 +79,7 @@ def test_modes_and_profiles_may_be_compared(tmp_path: Path) -> None:
 
 def test_every_field_and_setting_but_the_studys_own_can_be_a_key() -> None:
     assert list(DATA) == [one.name for one in fields(DataSpec)]
-    assert set(SETTINGS) == {one.name for one in fields(RunSettings)} - set(ELSEWHERE)
+    assert set(SETTINGS) == {one.name for one in fields(RunSettings)} - set(STUDY_SETTINGS)
     assert not set(DATA) & set(SETTINGS)
 
 

@@ -11,7 +11,7 @@ from ssfl.api import RunHistory
 from ssfl.api.keywords import run_settings
 from ssfl.datasets.shards.shard_file import write_shard
 from ssfl.learning.load_task import IMAGE, load_task
-from ssfl.simulator.federation import Federation
+from ssfl.simulator.federation import SimulatedFederation
 from system.federation import ROUNDS, RUN, Finished, finish, run_federation
 from system.programs import Programs
 
@@ -24,9 +24,7 @@ SETTINGS: dict[str, Any] = {
 }  # fmt: skip
 
 
-def check_same(
-    real: Finished, simulated: api.Simulated, counted: RunHistory | None = None
-) -> None:
+def check_same(real: Finished, simulated: api.Simulated, counted: RunHistory | None = None) -> None:
     """Compare model, history and payload bytes; `counted` has the bytes, if not `simulated`.
 
     Times and the messages that carry the tensors differ.
@@ -63,11 +61,11 @@ def test_of_a_sparse_run(shards: Path, undisturbed: Finished) -> None:
 def counted_over_loopback(shards: Path) -> RunHistory:
     """Return the history of the same run, its values encoded as over loopback."""
     clients = api.read_shards(shards)
-    federation = Federation(
+    federation = SimulatedFederation(
         load_task(IMAGE), clients, run_settings(SETTINGS, len(clients)), reference_coding=False
     )
     while federation.next_work is not None:
-        federation.take_step()
+        federation.run_step()
     return RunHistory.of(federation.document())
 
 
@@ -101,8 +99,9 @@ def test_of_the_mask_alone(shards: Path, undisturbed: Finished) -> None:
         (["--criterion=random", "--profile=released", "--rounds=3", "--client-fraction=0.7"],
          {"criterion": "random", "profile": "released", "client_fraction": 0.7}),
     ],
-    ids=["reference coding", "fedavg", "int8 and exact scores", "a refresh every round", "warm-up and a refresh",
-         "a mask for every client", "grasp and a schedule", "synflow", "the released profile"],
+    ids=["reference coding", "fedavg", "int8 and exact scores", "a refresh every round",
+         "warm-up and a refresh", "a mask for every client", "grasp and a schedule", "synflow",
+         "the released profile"],
 )  # fmt: skip
 def test_of_other_settings(
     sites: Programs, shards: Path, flags: list[str], more: dict[str, Any]

@@ -13,7 +13,7 @@ from ssfl.learning.load_task import load_task
 from ssfl.method.manifest import Init, Manifest, Role, TensorSpec
 from ssfl.method.settings import RunSettings
 from ssfl.program.exits import ExitCode
-from ssfl.simulator.federation import Federation
+from ssfl.simulator.federation import SimulatedFederation
 from ssfl.tools import main as tools
 from ssfl.tools.plan.link import Link
 from ssfl.tools.plan.masks import planned_masks
@@ -168,11 +168,11 @@ def test_a_simulated_run_sends_what_was_planned(name: str, reference_coding: boo
     rng = np.random.default_rng(0)
     x, y = rng.normal(size=(24, 1, 6, 6)).astype(np.float32), np.arange(24) % 3
     shards = {f"shard_{number:02}": Shard(x, y, x[:6], y[:6], 3) for number in range(3)}
-    federation = Federation(
+    federation = SimulatedFederation(
         load_task("image"), shards, settings, reference_coding=reference_coding
     )
     while federation.next_work is not None:
-        federation.take_step()
+        federation.run_step()
     sent = Counter[tuple[str, str]]()
     for row in federation.document()["ledger"]:
         sent[row["phase"], row["direction"]] += row["payload_bytes"]

@@ -17,7 +17,7 @@ import pytest
 from ssfl.method.settings import RunSettings
 from ssfl.program.exits import ExitCode
 from ssfl.study.data import DataSpec
-from ssfl.study.run_spec import ELSEWHERE
+from ssfl.study.run_spec import STUDY_SETTINGS
 from ssfl.tools.main import main
 from ssfl.tools.simulate.command import OPTIONS, DataFlags
 
@@ -108,7 +108,7 @@ def test_every_field_of_the_data_and_every_setting_has_a_flag() -> None:
     flags = {one.name: one.default for one in fields(DataFlags)}
     flags["source"] = flags.pop("data")
     assert flags == known
-    assert {one.name for one in fields(RunSettings)} - set(ELSEWHERE) <= set(names)
+    assert {one.name for one in fields(RunSettings)} - set(STUDY_SETTINGS) <= set(names)
 
 
 def test_what_is_wrong_is_one_sentence(

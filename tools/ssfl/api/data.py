@@ -6,7 +6,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from ssfl.api.errors import in_keywords
+from ssfl.api.errors import flags_as_keywords
 from ssfl.datasets.data_set import DataSet
 from ssfl.datasets.errors import ShardError
 from ssfl.datasets.shards.options import Cut
@@ -62,7 +62,7 @@ def cut(
     wish = Cut(clients, partition, alpha, classes_per_client, validation, test_share, seed)
     if isinstance(source, DataSet) and reading:
         raise TypeError(f"{next(iter(reading))} is for reading a source; this is a DataSet")
-    with in_keywords(), TemporaryDirectory(prefix="ssfl-shards-") as folder:
+    with flags_as_keywords(), TemporaryDirectory(prefix="ssfl-shards-") as folder:
         wish.validate()
         data = source if isinstance(source, DataSet) else _read(source, reading)
         # Through files, so that pixels are scaled and checked as at a site.

@@ -27,20 +27,20 @@ class RunError(Exception):
 
 
 @contextmanager
-def in_keywords() -> Iterator[None]:
+def flags_as_keywords() -> Iterator[None]:
     """Let errors speak of keywords where they speak of flags."""
     try:
         yield
     except (DataError, LearningError, MethodError, Refusal) as error:
-        error.args = (with_keywords(str(error)),)
+        error.args = (replace_flags(str(error)),)
         raise
 
 
-def with_keywords(text: str) -> str:
+def replace_flags(text: str) -> str:
     """Return a message with its flags as keywords.
 
     Examples:
-        >>> with_keywords("try a smaller --learning-rate")
+        >>> replace_flags("try a smaller --learning-rate")
         'try a smaller learning_rate'
     """
     return re.sub(r"--([a-z][a-z0-9-]*)", lambda flag: flag[1].replace("-", "_"), text)

@@ -7,16 +7,16 @@ import numpy as np
 import numpy.typing as npt
 
 from ssfl.api.data import Shards, by_client
-from ssfl.api.errors import in_keywords
+from ssfl.api.errors import flags_as_keywords
 from ssfl.api.keywords import Setting, run_settings
 from ssfl.api.layers import Layers
-from ssfl.api.quiet_torch import as_at_a_client
+from ssfl.api.quiet_torch import client_torch_settings
 from ssfl.learning.load_task import IMAGE, load_task
 from ssfl.method.errors import SettingsError
 from ssfl.method.manifest import Manifest
 from ssfl.method.mask import Mask
 from ssfl.method.strategies.contract import Work
-from ssfl.simulator.federation import Federation
+from ssfl.simulator.federation import SimulatedFederation
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -65,10 +65,10 @@ def find_mask(shards: Shards, *, task: str | Path = IMAGE, **settings: Setting) 
     wished = run_settings(settings, len(clients))
     if wished.strategy == "fedavg":
         raise SettingsError("strategy fedavg keeps every weight: there is no mask to find")
-    with in_keywords(), as_at_a_client():
-        federation = Federation(load_task(str(task)), clients, wished)
+    with flags_as_keywords(), client_torch_settings():
+        federation = SimulatedFederation(load_task(str(task)), clients, wished)
         assert federation.next_work is Work.SCORE
-        federation.take_step()
+        federation.run_step()
     model, scores = federation.model, federation.scores
     assert model.mask is not None and scores is not None
     return FoundMask(model.mask, model.manifest, scores, model.initial)

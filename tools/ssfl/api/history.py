@@ -68,10 +68,10 @@ class RunHistory:
     document: dict[str, Any]
 
     def __repr__(self) -> str:
-        return f"<RunHistory {self.run_id}: {self.in_short}>"
+        return f"<RunHistory {self.run_id}: {self.summary}>"
 
     @property
-    def in_short(self) -> str:
+    def summary(self) -> str:
         """Rounds, and how good the last model is."""
         rounds = f"{len(self.rounds)} round{'s' * (len(self.rounds) != 1)}"
         known = self.accuracy[np.isfinite(self.accuracy)]

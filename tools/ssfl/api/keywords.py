@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 
-from ssfl.api.errors import in_keywords
+from ssfl.api.errors import flags_as_keywords
 from ssfl.method.errors import SettingsError
 from ssfl.method.profiles import with_profile
 from ssfl.method.settings import RunSettings
@@ -32,7 +32,7 @@ def run_settings(given: Mapping[str, Setting], clients: int) -> RunSettings:
             "every shard is a client"
         )
     everybody = {"clients": clients, "reproducible": True}
-    with in_keywords():
+    with flags_as_keywords():
         settings = RunSettings(**{**values, **everybody})
         settings.validate()
     return settings

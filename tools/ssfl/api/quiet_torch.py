@@ -9,7 +9,7 @@ from ssfl.learning.device import prepare_torch
 
 
 @contextmanager
-def as_at_a_client() -> Iterator[None]:
+def client_torch_settings() -> Iterator[None]:
     """One thread and deterministic kernels inside; threads, kernels and random numbers of the
     notebook as they were outside.
     """

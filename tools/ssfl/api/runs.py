@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from ssfl.api.errors import RunError, in_keywords
+from ssfl.api.errors import RunError, flags_as_keywords
 from ssfl.api.history import RunHistory
 from ssfl.method.errors import ModelFileError
 from ssfl.program.exits import ProgramError
@@ -36,7 +36,7 @@ def load_model(folder: str | Path, task: str | Path = "") -> nn.Module:
     place = Path(folder)
     if (place / "coordinator" / MODEL).is_file():
         place /= "coordinator"
-    with in_keywords():
+    with flags_as_keywords():
         try:
             final = read_model(place)
             loaded = task_of(final, str(task))

@@ -9,16 +9,16 @@ import numpy.typing as npt
 from torch import nn
 
 from ssfl.api.data import Shards, by_client
-from ssfl.api.errors import in_keywords
+from ssfl.api.errors import flags_as_keywords
 from ssfl.api.history import RunHistory
 from ssfl.api.keywords import Setting, run_settings
-from ssfl.api.quiet_torch import as_at_a_client
+from ssfl.api.quiet_torch import client_torch_settings
 from ssfl.learning.flatten import write_vector
 from ssfl.learning.load_task import IMAGE, load_task
 from ssfl.method.manifest import Manifest
 from ssfl.method.mask import Mask
 from ssfl.method.strategies.contract import Work
-from ssfl.simulator.federation import Federation
+from ssfl.simulator.federation import SimulatedFederation
 
 OnRound = Callable[[int, RunHistory], object]
 
@@ -44,7 +44,7 @@ class Simulated:
     history: RunHistory
 
     def __repr__(self) -> str:
-        return f"<Simulated {self.digest[:12]}: {self.history.in_short}>"
+        return f"<Simulated {self.digest[:12]}: {self.history.summary}>"
 
 
 def simulate(
@@ -77,12 +77,12 @@ def simulate(
     if rounds is not None:
         settings["rounds"] = rounds
     wished = run_settings(settings, len(clients))
-    with in_keywords(), as_at_a_client():
+    with flags_as_keywords(), client_torch_settings():
         loaded = load_task(str(task))
-        federation = Federation(loaded, clients, wished)
+        federation = SimulatedFederation(loaded, clients, wished)
         told = 0
         while federation.next_work is not None:
-            federation.take_step()
+            federation.run_step()
             if on_round and federation.next_work is not Work.EVALUATE:
                 for number in range(told, federation.state.rounds_done):
                     on_round(number, RunHistory.of(federation.document()))

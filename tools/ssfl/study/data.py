@@ -34,7 +34,7 @@ from ssfl.method.streams import Stream
 Indices = npt.NDArray[np.int64]
 
 _BLOCK = 4096  # images pooled at a time
-_OF_FOLDERS = ("source", "late_clients", "late_round")  # what can be said of shards already cut
+_FOLDER_FIELDS = ("source", "late_clients", "late_round")  # what can be said of shards already cut
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +84,7 @@ class DataSpec:
 
     def _refuse_cutting(self) -> None:
         for one in fields(self):
-            if one.name not in _OF_FOLDERS and getattr(self, one.name) != one.default:
+            if one.name not in _FOLDER_FIELDS and getattr(self, one.name) != one.default:
                 raise SettingsError(
                     f"{one.name} is for cutting one of {', '.join(NAMES)}; the shards of "
                     f"{self.source} are used as they are, so leave it out"
@@ -122,7 +122,7 @@ def available(source: str) -> bool:
         return Path(source).expanduser().is_dir()
     try:
         _read(source)
-    except _NotHere:
+    except _FilesMissing:
         return False
     return True
 
@@ -174,7 +174,7 @@ def _how_to_get(source: str) -> str:
     )
 
 
-class _NotHere(SourceError):
+class _FilesMissing(SourceError):
     """None of the files of a known set is here."""
 
 
@@ -188,7 +188,7 @@ def _read(source: str) -> DataSet:
             return KNOWN[source].read(place, None)
         except MissingFiles:
             continue
-    raise _NotHere(_how_to_get(source))
+    raise _FilesMissing(_how_to_get(source))
 
 
 @lru_cache(maxsize=2)

@@ -41,15 +41,15 @@ from ssfl.program.settings.command_line import closest
 from ssfl.program.settings.options import Option, Value, options_of
 from ssfl.study.data import DataSpec
 from ssfl.study.errors import StudyError
-from ssfl.study.run_spec import CPU, DEVICES, ELSEWHERE, IMAGE, MODES, RunSpec
+from ssfl.study.run_spec import CPU, DEVICES, IMAGE, MODES, STUDY_SETTINGS, RunSpec
 
-PLAIN = "run"  # the name of a configuration that has no other to be told from
+UNNAMED = "run"  # the name of a configuration that has no other to be told from
 MAX_RUNS = 100_000
-_TOP = ("data", "settings", "seeds", "mode", "task", "device", "grid", "variant")
+_TOP_LEVEL_KEYS = ("data", "settings", "seeds", "mode", "task", "device", "grid", "variant")
 
 
 @dataclass(frozen=True, slots=True)
-class _Other:
+class _SpecFields:
     """What varies beyond data and settings."""
 
     mode: str = field(default="exact", metadata={"choices": MODES})
@@ -59,10 +59,10 @@ class _Other:
 
 DATA = {option.name: option for option in options_of(DataSpec)}
 SETTINGS = {
-    option.name: option for option in options_of(RunSettings) if option.name not in ELSEWHERE
+    option.name: option for option in options_of(RunSettings) if option.name not in STUDY_SETTINGS
 }
-OTHER = {option.name: option for option in options_of(_Other)}
-KEYS: dict[str, Option] = {**SETTINGS, **DATA, **OTHER}
+SPEC_FIELDS = {option.name: option for option in options_of(_SpecFields)}
+KEYS: dict[str, Option] = {**SETTINGS, **DATA, **SPEC_FIELDS}
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +109,7 @@ class Study:
             for chosen in itertools.product(*varying.values()):
                 point = dict(zip(varying, chosen, strict=True))
                 words = [f"{key}={value}" for key, value in point.items()]
-                name = " ".join([variant, *words] if variant else words) or PLAIN
+                name = " ".join([variant, *words] if variant else words) or UNNAMED
                 found.append((name, {**self.base, **point, **fixed}))
         return found
 
@@ -117,7 +117,7 @@ class Study:
 def _spec(name: str, values: Mapping[str, Value], seed: int) -> RunSpec:
     data: dict[str, Any] = {key: value for key, value in values.items() if key in DATA}
     settings: dict[str, Any] = {key: value for key, value in values.items() if key in SETTINGS}
-    other: dict[str, Any] = {key: value for key, value in values.items() if key in OTHER}
+    other: dict[str, Any] = {key: value for key, value in values.items() if key in SPEC_FIELDS}
     return RunSpec(name, DataSpec(**data), settings, seed, **other)
 
 
@@ -128,14 +128,16 @@ def read_grid(file: Path) -> Study:
     """
     document = _load(file)
     for key in document:
-        if key not in _TOP:
+        if key not in _TOP_LEVEL_KEYS:
             section = "data" if key in DATA else "settings" if key in SETTINGS else ""
-            hint = f": it belongs under [{section}]" if section else closest(key, _TOP)
+            hint = f": it belongs under [{section}]" if section else closest(key, _TOP_LEVEL_KEYS)
             raise StudyError(f"{key} in {file} is no part of a study{hint}")
     base = {
         **_values(_table(document, "data", file), DATA, "data", file),
         **_values(_table(document, "settings", file), SETTINGS, "settings", file),
-        **_values({key: document[key] for key in OTHER if key in document}, OTHER, "", file),
+        **_values(
+            {key: document[key] for key in SPEC_FIELDS if key in document}, SPEC_FIELDS, "", file
+        ),
     }
     return Study(base, _grid(document, file), _variants(document, file), _seeds(document, file))
 
@@ -229,12 +231,12 @@ def _values(
 
 
 def _why_unknown(name: str, known: Mapping[str, Option]) -> str:
-    if name in OTHER:
+    if name in SPEC_FIELDS:
         return "not known there: it belongs at the top of the file"
     if name in KEYS:
         return f"not known there: it belongs under [{'data' if name in DATA else 'settings'}]"
-    if name in ELSEWHERE and name not in DATA:
-        return f"no setting of a study: {ELSEWHERE[name]}"
+    if name in STUDY_SETTINGS and name not in DATA:
+        return f"no setting of a study: {STUDY_SETTINGS[name]}"
     return f"no setting of a study{closest(name, known)}"
 
 

@@ -44,7 +44,7 @@ MINIBATCHES = (1, 2, 5, 10, 20, 40, 80, 100, 150, 200, 300, 400)
 SPARSITIES = ("0.5", "0.9", "0.95")
 MEAN_OF_SCORES = "mean of minibatch scores"
 FULL_GRADIENT = "score of the full gradient"
-_AT_ONCE = 1000  # samples of the full gradient in memory together
+_SAMPLES_AT_ONCE = 1000  # samples of the full gradient in memory together
 _TOLERANCE = 0.1  # relative: an error this close to the last one is flat
 
 Doubles = npt.NDArray[np.float64]
@@ -63,7 +63,7 @@ def mask_error(
     `settings` say which model, how large a minibatch is and how weights start.
     """
     measured = [
-        _of_one_seed(
+        _errors_of_seed(
             build_shards(spec, seed), replace(settings, seed=seed), minibatches, sparsities, task
         )
         for seed in seeds
@@ -106,7 +106,7 @@ def _summary(errors: list[list[float]], minibatches: Sequence[int]) -> dict[str,
     }
 
 
-def _of_one_seed(
+def _errors_of_seed(
     shards: Mapping[str, Shard],
     settings: RunSettings,
     minibatches: Sequence[int],
@@ -195,8 +195,8 @@ def _full_gradient(
     places = trained_places(model, manifest)
     total, samples = np.zeros(manifest.num_masked), 0
     for shard in shards.values():
-        for start in range(0, shard.num_samples, _AT_ONCE):
-            indices = np.arange(start, min(start + _AT_ONCE, shard.num_samples))
+        for start in range(0, shard.num_samples, _SAMPLES_AT_ONCE):
+            indices = np.arange(start, min(start + _SAMPLES_AT_ONCE, shard.num_samples))
             x, y = take(shard.train_x, shard.train_y, indices, model)
             with scoring_mode(model):
                 loss = task.loss(model, x, y)

@@ -8,14 +8,14 @@ from typing import Any
 import torch
 
 from ssfl.api.data import read_shards
-from ssfl.api.quiet_torch import as_at_a_client
+from ssfl.api.quiet_torch import client_torch_settings
 from ssfl.datasets.shards.shard_file import Shard
 from ssfl.datasets.source import NAMES
 from ssfl.learning.device import choose_device, working_on
 from ssfl.learning.load_task import LoadedTask, load_task
 from ssfl.method.settings import RunSettings
-from ssfl.simulator.executors import ExactCrew
-from ssfl.simulator.federation import Federation, MakeCrew
+from ssfl.simulator.executors import ExactExecutor
+from ssfl.simulator.federation import MakeExecutor, SimulatedFederation
 from ssfl.study.data import build_shards
 from ssfl.study.run_spec import RunSpec
 
@@ -37,12 +37,12 @@ def run_one(
     (`ssfl.api.errors`), and StudyError.
     """
     spec.check()
-    with as_at_a_client():
+    with client_torch_settings():
         device = choose_device(spec.device)
         with working_on(device):
             return _simulated(
                 load_task(spec.task), shards or shards_of(spec), spec.run_settings(), spec.late(),
-                _crew(spec.mode, device, cores), on_round or _ignore,
+                _executor(spec.mode, device, cores), on_round or _ignore,
             )  # fmt: skip
 
 
@@ -58,15 +58,15 @@ def _simulated(
     shards: Mapping[str, Shard],
     settings: RunSettings,
     late: Mapping[str, int],
-    make_crew: MakeCrew,
+    make_executor: MakeExecutor,
     on_round: OnRound,
 ) -> dict[str, Any]:
     """Run it. The one place that knows the simulator."""
-    federation = Federation(task, shards, settings, late, make_crew)
+    federation = SimulatedFederation(task, shards, settings, late, make_executor)
     try:
         told = 0
         while federation.next_work is not None:
-            federation.take_step()
+            federation.run_step()
             for rounds_done in range(told + 1, federation.state.rounds_done + 1):
                 on_round(rounds_done)
             told = federation.state.rounds_done
@@ -75,12 +75,12 @@ def _simulated(
         federation.close()
 
 
-def _crew(mode: str, device: torch.device, cores: int) -> MakeCrew:
+def _executor(mode: str, device: torch.device, cores: int) -> MakeExecutor:
     if mode == "exact":
-        return partial(ExactCrew, device=device)
-    from ssfl.simulator.batched_executor import fast_crew
+        return partial(ExactExecutor, device=device)
+    from ssfl.simulator.batched_executor import fast_executor
 
-    return partial(fast_crew, device=device, cores=cores)
+    return partial(fast_executor, device=device, cores=cores)
 
 
 def _ignore(_rounds_done: int) -> None:

@@ -23,12 +23,12 @@ DEVICES = ("auto", "cpu", "cuda", "mps")
 CPU = "cpu"
 IMAGE = "image"
 # Settings of a run that a study has its own words for, and those.
-ELSEWHERE = {
+STUDY_SETTINGS = {
     "clients": "every shard is a client: say how many with the data's `clients`",
     "seed": "a study has `seeds`",
     "reproducible": "a simulated run always is",
 }
-_LONGEST = 80  # characters of a name in that of a file
+_MAX_NAME_CHARS = 80  # characters of a name in that of a file
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +73,7 @@ class RunSpec:
 
         Raises StudyError or SettingsError for what no run can have.
         """
-        for name, why in ELSEWHERE.items():
+        for name, why in STUDY_SETTINGS.items():
             if name in self.settings:
                 raise StudyError(f"{name} is no setting of a simulated run: {why}")
         values, late = self._values(), self.late()
@@ -148,7 +148,7 @@ class RunSpec:
     def file_name(self) -> str:
         """Return the name under which its result is stored."""
         plain = re.sub(r"[^\w.=,+-]+", "_", self.name).strip("._") or "run"
-        return f"{plain[:_LONGEST]}-{self.seed}-{self.digest()}.json"
+        return f"{plain[:_MAX_NAME_CHARS]}-{self.seed}-{self.digest()}.json"
 
     def _files(self) -> list[Path]:
         files = [Path(self.task)] if self.task.endswith(".py") else []

@@ -31,7 +31,7 @@ from ssfl.study.outcome import outcome_of
 from ssfl.study.run_spec import RunSpec
 from ssfl.study.workers import FORMAT, Job, JobDone, RoundDone, Workers
 
-__all__ = ["Progress", "RunResult", "RunSpec", "Silent", "run_all"]
+__all__ = ["NoProgress", "RunResult", "RunSpec", "SweepProgress", "run_all"]
 
 RUNS = "runs"
 
@@ -66,7 +66,7 @@ class RunResult:
         return history
 
 
-class Progress(Protocol):
+class SweepProgress(Protocol):
     """Who watches a study."""
 
     def begin(self, todo: Sequence[RunSpec], reused: int) -> None:
@@ -79,7 +79,7 @@ class Progress(Protocol):
         """A run is over."""
 
 
-class Silent:
+class NoProgress:
     """Nobody watches."""
 
     def begin(self, todo: Sequence[RunSpec], reused: int) -> None: ...
@@ -88,7 +88,7 @@ class Silent:
 
 
 def run_all(
-    specs: Sequence[RunSpec], folder: Path, workers: int = 0, progress: Progress | None = None
+    specs: Sequence[RunSpec], folder: Path, workers: int = 0, progress: SweepProgress | None = None
 ) -> list[RunResult]:
     """Run what is not stored in `folder` yet; return the results of all, in the order of `specs`.
 
@@ -96,7 +96,7 @@ def run_all(
     alone: its result says why. Raises StudyError, SettingsError, DataError for a spec that no run
     can follow, before any is begun; ProgramError if another process works in `folder`.
     """
-    watcher = progress or Silent()
+    watcher = progress or NoProgress()
     for spec in specs:
         spec.check()
     _check_names(specs)

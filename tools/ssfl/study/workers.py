@@ -27,7 +27,7 @@ from ssfl.study.errors import EXPECTED
 from ssfl.study.run_spec import RunSpec
 
 FORMAT = 1
-_PATIENCE_S = 5.0  # for a process that was told to end
+_TERMINATE_TIMEOUT_S = 5.0  # for a process that was told to end
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +86,7 @@ class Workers:
         for worker in workers:
             worker.process.terminate()
         for worker in workers:
-            worker.process.join(_PATIENCE_S)
+            worker.process.join(_TERMINATE_TIMEOUT_S)
             if worker.process.is_alive():
                 worker.process.kill()
                 worker.process.join()
@@ -99,12 +99,12 @@ class Workers:
         waiting = deque(jobs)
         while waiting or self._busy:
             while waiting and len(self._busy) < self._count:
-                self._hand(waiting.popleft())
+                self._assign(waiting.popleft())
             for connection in wait(list(self._busy)):
                 assert isinstance(connection, Connection)
-                yield self._hear(connection)
+                yield self._receive(connection)
 
-    def _hand(self, job: Job) -> None:
+    def _assign(self, job: Job) -> None:
         worker = self._idle.pop() if self._idle else self._start()
         self._busy[worker.connection] = (worker, job)
         # One that died in the meantime is found when its answer is waited for.
@@ -118,7 +118,7 @@ class Workers:
         theirs.close()  # so that the pipe ends with the process
         return _Worker(process, ours)
 
-    def _hear(self, connection: Connection) -> Event:
+    def _receive(self, connection: Connection) -> Event:
         worker, job = self._busy[connection]
         try:
             event = connection.recv()
@@ -141,10 +141,10 @@ def _why_ended(code: int | None, log: Path) -> str:
         why = f"its process was ended by {name}" + (memory if name == "SIGKILL" else "")
     else:
         why = f"its process ended with exit code {code}: does its task end the process?"
-    return f"{why} (what it said: {log})" if _is_kept(log) else why
+    return f"{why} (what it said: {log})" if _has_output(log) else why
 
 
-def _is_kept(log: Path) -> bool:
+def _has_output(log: Path) -> bool:
     """Remove a log that is empty; tell whether there is one."""
     if log.is_file() and not log.stat().st_size:
         log.unlink()
@@ -162,7 +162,7 @@ def _work(connection: Connection) -> None:
 
 
 def _done(job: Job, connection: Connection) -> JobDone:
-    _say_into(job.log)
+    _redirect_output_to(job.log)
     try:
         _store(job, connection)
     except (BrokenPipeError, ConnectionResetError):
@@ -178,7 +178,7 @@ def _done(job: Job, connection: Connection) -> JobDone:
 def _ended(job: Job, error: str = "", *, is_bug: bool = False) -> JobDone:
     sys.stdout.flush()
     sys.stderr.flush()
-    _is_kept(job.log)
+    _has_output(job.log)
     return JobDone(job, error, is_bug)
 
 
@@ -206,7 +206,7 @@ def _store(job: Job, connection: Connection) -> None:
     write_atomic(job.path, json.dumps(stored).encode())
 
 
-def _say_into(log: Path) -> None:
+def _redirect_output_to(log: Path) -> None:
     """Send all that this process prints from now on into a file."""
     sys.stdout.flush()
     sys.stderr.flush()

@@ -20,12 +20,12 @@ from ssfl.study.charts.style import (
     draw_band,
     finish_axes,
     handle,
+    in_usual_order,
     interval_text,
-    known_first,
     looks,
     new_figure,
     percent,
-    refuse_nothing,
+    require_data,
     save,
     spaced,
     sparsity_text,
@@ -48,10 +48,10 @@ def sparsity_picture(result: Result, path: Path) -> None:
     A method may lack sparsities, or all of them; `dense` may be missing.
     """
     series = {name: one for name, one in result.get("series", {}).items() if one}
-    refuse_nothing("series", series)
+    require_data("series", series)
     figure = new_figure(8.4, 4.6)
     axes = figure.subplots()
-    names = known_first(list(series))
+    names = in_usual_order(list(series))
     chosen = looks(names)
     dodges = spaced(len(names), 0.035)
     for name, dodge in zip(names, dodges, strict=True):
@@ -108,10 +108,10 @@ def convergence_picture(result: Result, path: Path) -> None:
     ten rounds.
     """
     curves = {name: one for name, one in result.get("curves", {}).items() if one.get("seeds")}
-    refuse_nothing("curves", curves)
+    require_data("curves", curves)
     figure = new_figure(8.4, 4.4)
     axes = figure.subplots()
-    names = known_first(list(curves))
+    names = in_usual_order(list(curves))
     for name, look in looks(names).items():
         drawn = band(curves[name]["seeds"])
         rounds = curves[name]["rounds"]
@@ -154,8 +154,8 @@ def partition_picture(result: Result, path: Path) -> None:
     A group may lack methods.
     """
     groups = {name: one for name, one in result.get("groups", {}).items() if one}
-    refuse_nothing("groups", groups)
-    names = known_first(list(dict.fromkeys(name for group in groups.values() for name in group)))
+    require_data("groups", groups)
+    names = in_usual_order(list(dict.fromkeys(name for group in groups.values() for name in group)))
     figure = new_figure(8.4, 4.2)
     axes = figure.subplots()
     width = 0.82 / len(names)
@@ -196,7 +196,7 @@ def differences_picture(result: Result, path: Path) -> None:
     Differences and bars are of shares, 0.01 being a point; `bar` may be missing.
     """
     rows = [row for row in result.get("rows", []) if row.get("values")]
-    refuse_nothing("rows", rows)
+    require_data("rows", rows)
     spreads = [spread([100 * value for value in row["values"]]) for row in rows]
     bars = [None if row.get("bar") is None else 100 * row["bar"] for row in rows]
     figure = new_figure(8.4, 1.5 + 0.36 * len(rows))

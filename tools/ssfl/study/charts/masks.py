@@ -15,10 +15,10 @@ from ssfl.study.charts.style import (
     by_number,
     draw_band,
     finish_axes,
-    known_first,
+    in_usual_order,
     looks,
     new_figure,
-    refuse_nothing,
+    require_data,
     save,
     spaced,
     sparsity_text,
@@ -35,7 +35,7 @@ def mask_error_picture(result: Result, path: Path) -> None:
     A vertical line marks where each becomes flat; the grey stripe is where the paper says so.
     """
     oracles = {name: one for name, one in result.get("oracles", {}).items() if one}
-    refuse_nothing("oracles", oracles)
+    require_data("oracles", oracles)
     figure = new_figure(1.0 + 4.2 * len(oracles), 4.2)
     grid = figure.subplots(1, len(oracles), sharey=True, squeeze=False)[0]
     for axes, (name, curves) in zip(grid, oracles.items(), strict=True):
@@ -81,7 +81,7 @@ def layer_density_picture(result: Result, path: Path) -> None:
     kept is marked at the left edge.
     """
     masks = {name: one for name, one in result.get("masks", {}).items() if one}
-    refuse_nothing("masks", masks)
+    require_data("masks", masks)
     layers = list(dict.fromkeys(layer for mask in masks.values() for layer in mask))
     sizes = {layer: one["size"] for mask in masks.values() for layer, one in mask.items()}
     shares = [
@@ -93,7 +93,7 @@ def layer_density_picture(result: Result, path: Path) -> None:
     figure = new_figure(8.4, 1.5 + 0.3 * max(len(layers), 5))
     axes = figure.subplots()
     least = min(shares, default=1.0) / 2
-    names = known_first(list(masks))
+    names = in_usual_order(list(masks))
     dodges = spaced(len(names), min(0.16, 0.7 / len(names)))
     for dodge, (name, look) in zip(dodges, looks(names).items(), strict=True):
         held = [(place, masks[name][layer]) for place, layer in enumerate(layers)

@@ -20,7 +20,7 @@ from ssfl.study.charts.style import (
     handle,
     interval_text,
     new_figure,
-    refuse_nothing,
+    require_data,
     save,
     sparsity_text,
 )
@@ -44,7 +44,7 @@ def ood_picture(result: Result, path: Path) -> None:
     Either run, either group of classes and the difference may be missing.
     """
     panels = {name: one for name, one in result.get("panels", {}).items() if one}
-    refuse_nothing("panels", panels)
+    require_data("panels", panels)
     figure = new_figure(1.0 + 2.8 * len(panels), 4.4)
     grid = figure.subplots(1, len(panels), sharey=True, squeeze=False)[0]
     for axes, sparsity in zip(grid, by_number(list(panels)), strict=True):
@@ -96,7 +96,7 @@ def client_accuracy_picture(result: Result, path: Path) -> None:
         for kind in _KINDS
         if any(client.get(kind) is not None for client in result.get("clients", []))
     ]
-    refuse_nothing("accuracy of clients", kinds)
+    require_data("accuracy of clients", kinds)
     clients = [
         client
         for client in result["clients"]

@@ -34,7 +34,7 @@ from ssfl.study.intervals import Spread, spread
 
 Result = Mapping[str, Any]  # plain, as JSON holds it
 
-_LEAST_SPAN = 10.0  # points of accuracy that an axis shows
+_MIN_SPAN = 10.0  # points of accuracy that an axis shows
 INTERVAL = "95 % interval over seeds"
 
 
@@ -78,7 +78,7 @@ def looks(names: Sequence[str]) -> dict[str, Look]:
     return {name: LOOKS.get(name) or new[name] for name in names}
 
 
-def known_first(names: Sequence[str]) -> list[str]:
+def in_usual_order(names: Sequence[str]) -> list[str]:
     """Return names in the order in which methods are told, those without a look last."""
     order = list(LOOKS)
     return sorted(names, key=lambda name: order.index(name) if name in LOOKS else len(order))
@@ -144,7 +144,7 @@ def accuracy_floor(values: Sequence[float]) -> float | None:
     drawn from 88 % on. None: the axis shows every value.
     """
     low, quarter, high = np.quantile(values, [0.0, 0.25, 1.0])
-    floor = float(min(quarter, high - _LEAST_SPAN))
+    floor = float(min(quarter, high - _MIN_SPAN))
     return None if high - quarter > (high - low) / 2 or floor <= low else floor
 
 
@@ -185,7 +185,7 @@ def save(figure: Figure, path: Path) -> None:
         figure.savefig(file, dpi=130, format="png", metadata={"Software": None})
 
 
-def refuse_nothing(what: str, found: object) -> None:
+def require_data(what: str, found: object) -> None:
     """Raise StudyError if a result holds nothing that could be drawn."""
     if not found:
         raise StudyError(f"there is nothing to draw: the result has no {what}")
