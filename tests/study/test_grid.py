@@ -86,16 +86,16 @@ def test_every_field_and_setting_but_the_studys_own_can_be_a_key() -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("[grid]\nsparsty = [1]", "sparsty in [grid] of FILE is no setting of a study; did you "
+        ("[grid]\nsparsty = [1]", "sparsty in [grid] of FILE is not a setting of a study; did you "
          "mean sparsity?"),
-        ("[settings]\nround = 1", "round in [settings] of FILE is no setting of a study; did you "
+        ("[settings]\nround = 1", "round in [settings] of FILE is not a setting of a study; did you "
          "mean rounds?"),
-        ("[data]\ncients = 1", "cients in [data] of FILE is no setting of a study; did you mean "
+        ("[data]\ncients = 1", "cients in [data] of FILE is not a setting of a study; did you mean "
          "clients?"),
         ("[[variant]]\nname = 'a'\nalpa = 1", "alpa in [variant a] of FILE is no setting of a "
          "study; did you mean alpha?"),
-        ("setings = 1", "setings in FILE is no part of a study; did you mean settings?"),
-        ("rounds = 1", "rounds in FILE is no part of a study: it belongs under [settings]"),
+        ("setings = 1", "setings in FILE is not a key of a study; did you mean settings?"),
+        ("rounds = 1", "rounds in FILE is not a key of a study: it belongs under [settings]"),
         ("[settings]\nalpha = 1", "alpha in [settings] of FILE is not known there: it belongs "
          "under [data]"),
         ("[data]\nrounds = 1", "rounds in [data] of FILE is not known there: it belongs under "
@@ -104,7 +104,7 @@ def test_every_field_and_setting_but_the_studys_own_can_be_a_key() -> None:
          "under [data]"),
         ("[settings]\nmode = 'fast'", "mode in [settings] of FILE is not known there: it belongs "
          "at the top of the file"),
-        ("[settings]\nseed = 1", "seed in [settings] of FILE is no setting of a study: a study "
+        ("[settings]\nseed = 1", "seed in [settings] of FILE is not a setting of a study: a study "
          "has `seeds`"),
         ("[settings]\nrounds = 'x'", "rounds in [settings] of FILE must be a whole number, "
          "got 'x'"),
@@ -120,12 +120,12 @@ def test_every_field_and_setting_but_the_studys_own_can_be_a_key() -> None:
         ("[variant]\nname = 'a'", "variant in FILE must be tables: [[variant]] in double brackets"),
         ("[[variant]]\nrounds = 1", "[[variant]] number 1 in FILE needs a name"),
         ("[[variant]]\nname = 'a'\n[[variant]]\nname = 'a'", "two variants in FILE are called 'a'"),
-        ("data = 1", "data in FILE must be a table: [data] on a line of its own"),
+        ("data = 1", "data in FILE must be a table: write [data] on its own line"),
         ("mode = 'slow'", "mode in FILE must be one of exact, fast, got 'slow'"),
         ("seeds = [0, 0]", "seeds in FILE names a seed twice"),
-        ("seeds = 0", "seeds in FILE must be how many seeds, 1 to 100000, or a list of them; "
+        ("seeds = 0", "seeds in FILE must be the number of seeds, 1 to 100000, or a list of seeds; "
          "got 0"),
-        ("seeds = ['a']", "seeds in FILE must be how many seeds, 1 to 100000, or a list of them; "
+        ("seeds = ['a']", "seeds in FILE must be the number of seeds, 1 to 100000, or a list of seeds; "
          "got ['a']"),
     ],
 )  # fmt: skip

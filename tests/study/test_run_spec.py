@@ -134,7 +134,7 @@ def test_what_is_given_beats_the_profile_and_the_profile_the_defaults() -> None:
 
 @pytest.mark.parametrize("name", STUDY_SETTINGS)
 def test_what_a_study_says_in_its_own_words_is_no_setting(name: str) -> None:
-    with pytest.raises(StudyError, match=f"^{name} is no setting of a simulated run: "):
+    with pytest.raises(StudyError, match=f"^{name} is not a setting of a simulated run: "):
         replace(BASE, settings={name: 1}).run_settings()
 
 

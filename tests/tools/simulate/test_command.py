@@ -122,7 +122,7 @@ def test_what_is_wrong_is_one_sentence(
     assert refusal(capsys, "--sparsity", "2").startswith("--sparsity: sparsity must lie")
     assert refusal(capsys, "no.toml").startswith("the study no.toml cannot be read")
     assert main(["simulate", "--data", "nowhere"]) == ExitCode.BAD_DATA
-    assert "there is no data set and no folder called nowhere" in capsys.readouterr().err
+    assert "nowhere is neither a data set nor a folder" in capsys.readouterr().err
     assert list(tmp_path.iterdir()) == [], "nothing was begun"
 
 

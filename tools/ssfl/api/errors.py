@@ -1,15 +1,15 @@
-"""What `ssfl.api` raises itself; everything else is raised by the parts it calls.
+"""The exceptions of `ssfl.api`, its own and those of the parts it calls.
 
-TypeError                   a keyword that is no setting; the message names the nearest one
-RunError                    a folder that holds no run
+TypeError                   an unknown keyword; the message names the closest setting
+RunError                    a folder without a run
 
 ssfl.method.errors          SettingsError, ModelFileError
 ssfl.datasets.errors        ShardError, SourceError, DownloadError, PartitionError
 ssfl.learning.errors        ModelError, TaskError, DivergedError
-ssfl.server.errors          ModelUnusable: settings and model do not go together
-                            BadValues: a client's values may not enter a sum
+ssfl.server.errors          ModelUnusable: settings and model do not fit together
+                            BadValues: a client's values cannot be summed
 
-Settings are called as in the call: `local_epochs`, not `--local-epochs`.
+Messages name settings as keywords: `local_epochs`, not `--local-epochs`.
 """
 
 import re
@@ -23,12 +23,12 @@ from ssfl.server.errors import Refusal
 
 
 class RunError(Exception):
-    """There is no run to read; the message says what was looked for, and where runs are."""
+    """There is no run to read; the message names the missing file and where runs are."""
 
 
 @contextmanager
 def flags_as_keywords() -> Iterator[None]:
-    """Let errors speak of keywords where they speak of flags."""
+    """Replace flags by keywords in the messages of exceptions."""
     try:
         yield
     except (DataError, LearningError, MethodError, Refusal) as error:
@@ -37,7 +37,7 @@ def flags_as_keywords() -> Iterator[None]:
 
 
 def replace_flags(text: str) -> str:
-    """Return a message with its flags as keywords.
+    """Return a message with keywords instead of flags.
 
     Examples:
         >>> replace_flags("try a smaller --learning-rate")

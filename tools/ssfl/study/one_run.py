@@ -1,4 +1,4 @@
-"""One simulated run from its spec to its history: what every job of a study does."""
+"""One simulated run, from its spec to its history."""
 
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -30,11 +30,11 @@ def run_one(
     shards: Mapping[str, Shard] | None = None,
     cores: int = 1,
 ) -> dict[str, Any]:
-    """Return the history of a run: the document that a coordinator writes into history.json.
+    """Return the history of a run, as a coordinator writes it into history.json.
 
-    `on_round(rounds_done)` is called after every round. `shards` are those of `shards_of`, if
-    they have been made; mode fast may use so many `cores`. Raises what the parts raise
-    (`ssfl.api.errors`), and StudyError.
+    `on_round(rounds_done)` is called after every round. `shards` is the result of `shards_of`, if
+    the caller has it. `cores` limits the cores of mode fast. Raises StudyError and the exceptions
+    of `ssfl.api.errors`.
     """
     spec.check()
     with client_torch_settings():
@@ -47,7 +47,7 @@ def run_one(
 
 
 def shards_of(spec: RunSpec) -> dict[str, Shard]:
-    """Return the data of a run by client."""
+    """Return the shards of a run by client."""
     if spec.data.source in NAMES:
         return build_shards(spec.data, spec.seed)
     return read_shards(Path(spec.data.source).expanduser(), spec.task)
@@ -61,15 +61,15 @@ def _simulated(
     make_executor: MakeExecutor,
     on_round: OnRound,
 ) -> dict[str, Any]:
-    """Run it. The one place that knows the simulator."""
+    """Run the simulator to the end and return the history."""
     federation = SimulatedFederation(task, shards, settings, late, make_executor)
     try:
-        told = 0
+        reported = 0
         while federation.next_work is not None:
             federation.run_step()
-            for rounds_done in range(told + 1, federation.state.rounds_done + 1):
+            for rounds_done in range(reported + 1, federation.state.rounds_done + 1):
                 on_round(rounds_done)
-            told = federation.state.rounds_done
+            reported = federation.state.rounds_done
         return federation.document()
     finally:
         federation.close()
@@ -84,4 +84,4 @@ def _executor(mode: str, device: torch.device, cores: int) -> MakeExecutor:
 
 
 def _ignore(_rounds_done: int) -> None:
-    """Nobody watches."""
+    """Ignore the progress."""
