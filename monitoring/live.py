@@ -27,8 +27,8 @@ from ssfl.datasets.shards.options import Cut
 from ssfl.datasets.shards.shard_file import shard_names
 from ssfl.datasets.shards.write import make_shards
 from ssfl.program.exits import ExitCode, ProgramError, raise_on_sigterm
-from ssfl.tools.local.local_run import fresh_folder, need
-from ssfl.tools.local.processes import COORDINATOR, Federation
+from ssfl.tools.local.local_run import fresh_folder, require_modules
+from ssfl.tools.local.processes import COORDINATOR, LocalFederation
 from ssfl.tools.terminal import console
 
 HURRY = 30.0
@@ -43,7 +43,9 @@ FOLDER = Path("runs/monitoring")
 class MonitoringDemo:
     """The federation, its Prometheus and the screen."""
 
-    def __init__(self, federation: Federation, prometheus: Prometheus, screen: Console) -> None:
+    def __init__(
+        self, federation: LocalFederation, prometheus: Prometheus, screen: Console
+    ) -> None:
         self.federation = federation
         self.prometheus = prometheus
         self.began_s = time.monotonic()
@@ -89,7 +91,7 @@ def main() -> int:
     raise_on_sigterm()
     screen = console()
     try:
-        need("torch", "sklearn", extra="demo")
+        require_modules("torch", "sklearn", extra="demo")
         program = _program("prometheus")
         _start(program, screen, end_after)
     except KeyboardInterrupt:
@@ -112,7 +114,7 @@ def _start(program: str, screen: Console, end_after: str | None) -> None:
     shards = FOLDER / "shards"
     client_flags = ("--metrics-port", "0", "--threads", "1")
     folder = FOLDER.resolve()
-    federation = Federation(folder, shards, flags, shard_names(shards), client_flags)
+    federation = LocalFederation(folder, shards, flags, shard_names(shards), client_flags)
     with Prometheus(program, folder / "prometheus", every_s=1, hurry=HURRY) as prometheus:
         demo = MonitoringDemo(federation, prometheus, screen)
         with federation:

@@ -79,7 +79,7 @@ def test_errors_speak_of_keywords() -> None:
 def test_what_is_no_source_is_refused() -> None:
     with pytest.raises(SourceError, match=r"mnits.* mnist"):
         api.cut("mnits")
-    with pytest.raises(TypeError, match=r"lable is no way to read or cut a source; .* label"):
+    with pytest.raises(TypeError, match=r"lable is not an option of cut; .* label"):
         api.cut("mnist", lable="x")
     with pytest.raises(TypeError, match="label is for reading a source; this is a DataSet"):
         api.cut(images(), label="x")

@@ -80,5 +80,5 @@ def test_what_cannot_be_found_is_refused(shards: list[api.Shard]) -> None:
 def test_shards_of_different_shapes_are_refused_by_name(shards: list[api.Shard]) -> None:
     x, y = np.zeros((4, 1, 6, 6), dtype=np.float32), np.arange(4)
     other = api.Shard(x, y, x, y, 10)
-    with pytest.raises(ModelError, match=r"shard_01 builds another .* shard_00: .*1\.weight"):
+    with pytest.raises(ModelError, match=r"shard_01 does not build .* shard_00: .*1\.weight"):
         api.find_mask([shards[0], other], model="mlp")

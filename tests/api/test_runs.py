@@ -63,14 +63,16 @@ def test_a_run_on_numbers_is_read_and_its_model_loaded(
 
 
 def test_what_is_no_run_is_refused_saying_where_runs_are(run: Path, tmp_path: Path) -> None:
-    with pytest.raises(api.RunError, match=r"nowhere holds no history\.json: there is no such"):
+    with pytest.raises(
+        api.RunError, match=r"nowhere has no history\.json: the folder does not exist"
+    ):
         api.read_run(tmp_path / "nowhere")
-    with pytest.raises(api.RunError, match=r"but runs that do: run-1$"):
+    with pytest.raises(api.RunError, match=r"its subfolders with a run are run-1$"):
         api.read_run(run.parent)
-    with pytest.raises(api.RunError, match=r"shard_00 holds no history\.json: \S*run-1 does"):
+    with pytest.raises(api.RunError, match=r"shard_00 has no history\.json; \S*run-1 has one"):
         api.read_run(run / "shard_00")
     (tmp_path / "empty").mkdir()
-    with pytest.raises(api.RunError, match="runs/<run>/coordinator, once it has ended"):
+    with pytest.raises(api.RunError, match="runs/<run>/coordinator after it has ended"):
         api.read_run(tmp_path / "empty")
 
 

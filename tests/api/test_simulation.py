@@ -9,11 +9,14 @@ import pytest
 import torch
 
 from ssfl import api
+from ssfl.api.data import by_client
 from ssfl.api.keywords import run_settings
 from ssfl.learning.errors import DivergedError
+from ssfl.learning.load_task import IMAGE, load_task
 from ssfl.method.model_state import values_digest
 from ssfl.method.settings import RunSettings
 from ssfl.server.errors import BadValues, ModelUnusable
+from ssfl.simulator.federation import SimulatedFederation
 
 QUICK: dict[str, Any] = {"model": "mlp", "local_steps": 2, "batch_size": 8}
 NUMBERS = Path(__file__).with_name("number_task.py")
@@ -110,7 +113,8 @@ def test_a_callback_may_end_it(shards: list[api.Shard]) -> None:
 
 
 def test_payloads_are_counted_and_messages_are_not(shards: list[api.Shard]) -> None:
-    history = api.simulate(shards, rounds=3, scores="exact", clients_per_round=2, **QUICK).history
+    settings = {"rounds": 3, "scores": "exact", "clients_per_round": 2, **QUICK}
+    history = history_without_reference_coding(shards, settings)
     values = int(history.layers.kept.sum()) + 410  # biases of the mlp
     assert np.allclose(history.payloads.up_per_round, 2 * 4 * values / 1e6)
     assert history.payloads.up[-1] == pytest.approx((3 * 4 * 54800 + 6 * 4 * values) / 1e6)
@@ -118,6 +122,24 @@ def test_payloads_are_counted_and_messages_are_not(shards: list[api.Shard]) -> N
     assert history.payloads.one_off > 3 * 4 * 54800 / 1e6
     assert history.payloads.total_down > history.payloads.down[-1]
     assert np.isnan(history.messages.up).all() and np.isnan(history.messages.total_up)
+    coded = api.simulate(shards, **settings).history
+    assert coded.digest == history.digest
+    assert coded.payloads.one_off == history.payloads.one_off
+    assert (coded.payloads.up_per_round < 0.9 * history.payloads.up_per_round).all()
+
+
+def history_without_reference_coding(
+    shards: list[api.Shard], settings: dict[str, Any]
+) -> api.RunHistory:
+    federation = SimulatedFederation(
+        load_task(IMAGE),
+        by_client(shards),
+        run_settings(settings, len(shards)),
+        reference_coding=False,
+    )
+    while federation.next_work is not None:
+        federation.run_step()
+    return api.RunHistory.of(federation.document())
 
 
 def test_numbers_have_a_loss_and_metrics_but_no_accuracy(numbers: list[api.Shard]) -> None:

@@ -8,12 +8,16 @@ from typing import Any
 import numpy as np
 import pytest
 
+from ssfl.codec import blocks, reference
 from ssfl.datasets.shards.shard_file import Shard
 from ssfl.learning.load_task import load_task
+from ssfl.method.model_state import ModelState
 from ssfl.method.settings import RunSettings
-from ssfl.simulator.batched_executor import PooledCrew, StackedCrew, fast_crew
-from ssfl.simulator.executors import ExactCrew
-from ssfl.simulator.federation import Federation, MakeCrew
+from ssfl.method.strategies.contract import Work
+from ssfl.server.run.state import Step
+from ssfl.simulator.batched_executor import PooledExecutor, StackedExecutor, fast_executor
+from ssfl.simulator.executors import ExactExecutor
+from ssfl.simulator.federation import MakeExecutor, SimulatedFederation
 from ssfl.study.data import DataSpec, build_shards
 
 SMALL = RunSettings(
@@ -27,11 +31,23 @@ def shards() -> dict[str, Shard]:
     return build_shards(DataSpec(clients=6, validation=0.2), seed=3)
 
 
-def run(shards: Mapping[str, Shard], settings: RunSettings, make_crew: MakeCrew) -> Federation:
-    federation = Federation(load_task("image"), shards, settings, make_crew=make_crew)
+def run(
+    shards: Mapping[str, Shard],
+    settings: RunSettings,
+    make_executor: MakeExecutor,
+    *,
+    reference_coding: bool = True,
+) -> SimulatedFederation:
+    federation = SimulatedFederation(
+        load_task("image"),
+        shards,
+        settings,
+        make_executor=make_executor,
+        reference_coding=reference_coding,
+    )
     try:
         while federation.next_work is not None:
-            federation.take_step()
+            federation.run_step()
     finally:
         federation.close()
     return federation
@@ -61,9 +77,9 @@ def test_stacked_clients_do_what_they_do_one_by_one(
     shards: dict[str, Shard], change: dict[str, Any]
 ) -> None:
     settings = replace(SMALL, **change)
-    exact = run(shards, settings, ExactCrew)
-    fast = run(shards, settings, fast_crew)
-    assert isinstance(fast._crew, StackedCrew)
+    exact = run(shards, settings, ExactExecutor)
+    fast = run(shards, settings, fast_executor)
+    assert isinstance(fast._executor, StackedExecutor)
     assert exact.model.mask is not None and fast.model.mask is not None
     ours, theirs = fast.document(), exact.document()
     assert [one["digest"] for one in ours["masks"]][:1] == [
@@ -73,27 +89,86 @@ def test_stacked_clients_do_what_they_do_one_by_one(
         assert exact.model.mask.digest == fast.model.mask.digest
         assert exact.model.values is not None and fast.model.values is not None
         np.testing.assert_allclose(fast.model.values, exact.model.values, atol=1e-4)
-        assert ours["ledger"] == theirs["ledger"], "the same bytes"
+        assert_sent_alike(ours["ledger"], theirs["ledger"])
     np.testing.assert_allclose(list(accuracies(ours)), list(accuracies(theirs)), atol=0.05)
 
 
 def test_a_pool_of_processes_does_the_work_of_larger_networks(shards: dict[str, Shard]) -> None:
     settings = replace(SMALL, model="resnet20", width=4, norm="batch", rounds=2, local_steps=1)
-    exact = run(shards, settings, ExactCrew)
-    pooled = run(shards, settings, partial(fast_crew, cores=2))
-    assert isinstance(pooled._crew, PooledCrew)
+    exact = run(shards, settings, ExactExecutor)
+    pooled = run(shards, settings, partial(fast_executor, cores=2))
+    assert isinstance(pooled._executor, PooledExecutor)
     assert exact.model.values is not None and pooled.model.values is not None
     np.testing.assert_allclose(pooled.model.values, exact.model.values, atol=2e-3)
     ours, theirs = (
-        [row for row in one.document()["ledger"] if row["phase"] in ("values", "evaluation")]
-        for one in (pooled, exact)
-    )  # scores are rounded otherwise, and so is the size of their code
-    assert ours == theirs
+        [row for row in run.document()["ledger"] if row["phase"] in ("values", "evaluation")]
+        for run in (pooled, exact)
+    )  # scores are rounded differently, so the size of their code differs
+    assert_sent_alike(ours, theirs)
+
+
+@pytest.mark.parametrize("make_executor", [ExactExecutor, fast_executor], ids=["exact", "fast"])
+def test_each_mode_counts_the_bytes_of_its_own_encoded_values(
+    shards: dict[str, Shard], make_executor: MakeExecutor
+) -> None:
+    class Encoding(SimulatedFederation):
+        """Encodes every update once more."""
+
+        encoded = 0
+
+        def _clip(self, values: Any, model: ModelState, step: Step) -> Any:
+            if step.work is Work.TRAIN:
+                self.encoded += len(blocks.encode(reference.CODE, values, model.values))
+            return super()._clip(values, model, step)
+
+    federation = Encoding(load_task("image"), shards, SMALL, make_executor=make_executor)
+    while federation.next_work is not None:
+        federation.run_step()
+    (row,) = [
+        row
+        for row in federation.document()["ledger"]
+        if (row["phase"], row["direction"]) == ("values", "up")
+    ]
+    assert row["encoding"] == "reference"
+    assert row["payload_bytes"] == federation.encoded > 0
+
+
+def test_reference_coding_saves_bytes_and_changes_no_bit_of_the_model(
+    shards: dict[str, Shard],
+) -> None:
+    coded, plain = (
+        run(shards, SMALL, partial(ExactExecutor), reference_coding=on) for on in (True, False)
+    )
+    assert coded.model.base_digest == plain.model.base_digest
+    assert coded.document()["rounds"][-1]["clients"] == plain.document()["rounds"][-1]["clients"]
+    assert total(coded) < 0.9 * total(plain)
+
+
+def total(federation: SimulatedFederation) -> int:
+    return sum(
+        row["payload_bytes"]
+        for row in federation.document()["ledger"]
+        if row["phase"] in ("values", "evaluation")
+    )
+
+
+def assert_sent_alike(ours: list[dict[str, Any]], theirs: list[dict[str, Any]]) -> None:
+    """Compare two ledgers; the size of coded values depends on their last bits."""
+    sizes = [
+        [row["payload_bytes"] for row in rows if row["encoding"] == "reference"]
+        for rows in (ours, theirs)
+    ]
+    assert sizes[0] == pytest.approx(sizes[1], rel=0.01)
+    fixed = [
+        [{**row, "payload_bytes": None} if row["encoding"] == "reference" else row for row in rows]
+        for rows in (ours, theirs)
+    ]
+    assert fixed[0] == fixed[1]
 
 
 def test_one_core_needs_no_pool(shards: dict[str, Shard]) -> None:
-    crew = fast_crew(load_task("image"), shards, replace(SMALL, model="resnet20", width=4))  # type: ignore[arg-type]
-    assert isinstance(crew, ExactCrew)
+    executor = fast_executor(load_task("image"), shards, replace(SMALL, model="resnet20", width=4))  # type: ignore[arg-type]
+    assert isinstance(executor, ExactExecutor)
 
 
 def test_clients_may_join_later_and_their_labels_may_renew_the_mask() -> None:
@@ -104,9 +179,9 @@ def test_clients_may_join_later_and_their_labels_may_renew_the_mask() -> None:
         SMALL, clients=4, clients_per_round=0, reproducible=False, refresh_on_new_labels=True,
         rounds=4,
     )  # fmt: skip
-    federation = Federation(load_task("image"), shards, settings, dict.fromkeys(late, 2))
+    federation = SimulatedFederation(load_task("image"), shards, settings, dict.fromkeys(late, 2))
     while federation.next_work is not None:
-        federation.take_step()
+        federation.run_step()
     document = federation.document()
     assert [len(one["clients"]) for one in document["rounds"]] == [4, 4, 6, 6]
     first, second = document["masks"]
@@ -116,7 +191,7 @@ def test_clients_may_join_later_and_their_labels_may_renew_the_mask() -> None:
 
 def test_the_best_model_is_kept_beside_the_last(shards: dict[str, Shard]) -> None:
     settings = replace(SMALL, rounds=6, learning_rate=0.5, personalize_epochs=0)
-    federation = run(shards, settings, ExactCrew)
+    federation = run(shards, settings, ExactExecutor)
     state = federation.state
     assert state.best is not None and federation.best is not None
     assert federation.best.base_digest.hex() == state.best.base_digest

@@ -15,7 +15,7 @@ from ssfl.study.charts import (
     partition_picture,
     sparsity_picture,
 )
-from ssfl.study.charts.style import LOOKS, band, interval_text, known_first, looks, percent
+from ssfl.study.charts.style import LOOKS, band, in_usual_order, interval_text, looks, percent
 from ssfl.study.errors import StudyError
 from ssfl.study.intervals import spread
 
@@ -127,7 +127,7 @@ def test_methods_have_their_own_colours_and_unknown_ones_get_those_left() -> Non
     assert len({look.colour for look in chosen.values()}) == 5
     assert chosen["ssfl"] is LOOKS["ssfl"]
     assert chosen["mine"].label == "mine"
-    assert known_first(["mine", "random", "ssfl"]) == ["ssfl", "random", "mine"]
+    assert in_usual_order(["mine", "random", "ssfl"]) == ["ssfl", "random", "mine"]
 
 
 def test_differences_are_told_with_their_sign() -> None:

@@ -9,7 +9,7 @@ from ssfl.method.settings import RunSettings
 from ssfl.study.data import DataSpec
 from ssfl.study.errors import StudyError
 from ssfl.study.grid import DATA, SETTINGS, Study, read_grid, read_seeds
-from ssfl.study.run_spec import ELSEWHERE
+from ssfl.study.run_spec import STUDY_SETTINGS
 
 WHOLE = """
 seeds = [3, 5]
@@ -79,23 +79,23 @@ def test_modes_and_profiles_may_be_compared(tmp_path: Path) -> None:
 
 def test_every_field_and_setting_but_the_studys_own_can_be_a_key() -> None:
     assert list(DATA) == [one.name for one in fields(DataSpec)]
-    assert set(SETTINGS) == {one.name for one in fields(RunSettings)} - set(ELSEWHERE)
+    assert set(SETTINGS) == {one.name for one in fields(RunSettings)} - set(STUDY_SETTINGS)
     assert not set(DATA) & set(SETTINGS)
 
 
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("[grid]\nsparsty = [1]", "sparsty in [grid] of FILE is no setting of a study; did you "
+        ("[grid]\nsparsty = [1]", "sparsty in [grid] of FILE is not a setting of a study; did you "
          "mean sparsity?"),
-        ("[settings]\nround = 1", "round in [settings] of FILE is no setting of a study; did you "
-         "mean rounds?"),
-        ("[data]\ncients = 1", "cients in [data] of FILE is no setting of a study; did you mean "
+        ("[settings]\nround = 1", "round in [settings] of FILE is not a setting of a study; did "
+         "you mean rounds?"),
+        ("[data]\ncients = 1", "cients in [data] of FILE is not a setting of a study; did you mean "
          "clients?"),
         ("[[variant]]\nname = 'a'\nalpa = 1", "alpa in [variant a] of FILE is no setting of a "
          "study; did you mean alpha?"),
-        ("setings = 1", "setings in FILE is no part of a study; did you mean settings?"),
-        ("rounds = 1", "rounds in FILE is no part of a study: it belongs under [settings]"),
+        ("setings = 1", "setings in FILE is not a key of a study; did you mean settings?"),
+        ("rounds = 1", "rounds in FILE is not a key of a study: it belongs under [settings]"),
         ("[settings]\nalpha = 1", "alpha in [settings] of FILE is not known there: it belongs "
          "under [data]"),
         ("[data]\nrounds = 1", "rounds in [data] of FILE is not known there: it belongs under "
@@ -104,7 +104,7 @@ def test_every_field_and_setting_but_the_studys_own_can_be_a_key() -> None:
          "under [data]"),
         ("[settings]\nmode = 'fast'", "mode in [settings] of FILE is not known there: it belongs "
          "at the top of the file"),
-        ("[settings]\nseed = 1", "seed in [settings] of FILE is no setting of a study: a study "
+        ("[settings]\nseed = 1", "seed in [settings] of FILE is not a setting of a study: a study "
          "has `seeds`"),
         ("[settings]\nrounds = 'x'", "rounds in [settings] of FILE must be a whole number, "
          "got 'x'"),
@@ -120,13 +120,13 @@ def test_every_field_and_setting_but_the_studys_own_can_be_a_key() -> None:
         ("[variant]\nname = 'a'", "variant in FILE must be tables: [[variant]] in double brackets"),
         ("[[variant]]\nrounds = 1", "[[variant]] number 1 in FILE needs a name"),
         ("[[variant]]\nname = 'a'\n[[variant]]\nname = 'a'", "two variants in FILE are called 'a'"),
-        ("data = 1", "data in FILE must be a table: [data] on a line of its own"),
+        ("data = 1", "data in FILE must be a table: write [data] on its own line"),
         ("mode = 'slow'", "mode in FILE must be one of exact, fast, got 'slow'"),
         ("seeds = [0, 0]", "seeds in FILE names a seed twice"),
-        ("seeds = 0", "seeds in FILE must be how many seeds, 1 to 100000, or a list of them; "
+        ("seeds = 0", "seeds in FILE must be the number of seeds, 1 to 100000, or a list of seeds; "
          "got 0"),
-        ("seeds = ['a']", "seeds in FILE must be how many seeds, 1 to 100000, or a list of them; "
-         "got ['a']"),
+        ("seeds = ['a']", "seeds in FILE must be the number of seeds, 1 to 100000, or a list of "
+         "seeds; got ['a']"),
     ],
 )  # fmt: skip
 def test_what_is_wrong_is_named_with_its_file(text: str, message: str, tmp_path: Path) -> None:

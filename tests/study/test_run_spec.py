@@ -14,7 +14,7 @@ from ssfl.method.settings import RunSettings
 from ssfl.study.data import DataSpec
 from ssfl.study.errors import StudyError
 from ssfl.study.one_run import run_one
-from ssfl.study.run_spec import ELSEWHERE, RunSpec, _code_digest
+from ssfl.study.run_spec import STUDY_SETTINGS, RunSpec, _code_digest
 
 BASE = RunSpec("a", DataSpec(clients=4), {"rounds": 2})
 
@@ -132,9 +132,9 @@ def test_what_is_given_beats_the_profile_and_the_profile_the_defaults() -> None:
     assert spec.run_settings().rounds == 500
 
 
-@pytest.mark.parametrize("name", ELSEWHERE)
+@pytest.mark.parametrize("name", STUDY_SETTINGS)
 def test_what_a_study_says_in_its_own_words_is_no_setting(name: str) -> None:
-    with pytest.raises(StudyError, match=f"^{name} is no setting of a simulated run: "):
+    with pytest.raises(StudyError, match=f"^{name} is not a setting of a simulated run: "):
         replace(BASE, settings={name: 1}).run_settings()
 
 

@@ -117,7 +117,7 @@ def test_what_cannot_be_run_is_refused_before_anything_is(tmp_path: Path) -> Non
     for wrong, error, message in (
         (spec(rounds=0), SettingsError, "rounds must be at least 1"),
         (spec(round=3), StudyError, "round is not a setting of a run; did you mean rounds?"),
-        (spec(clients=3), StudyError, "clients is no setting of a simulated run: every shard"),
+        (spec(clients=3), StudyError, "clients is not a setting of a simulated run: every shard"),
         (replace(spec(), mode="slow"), StudyError, "mode must be one of exact, fast"),
         (replace(spec(), seed=-1), StudyError, "a seed must be 0 to"),
         (replace(spec(), task="no.py"), StudyError, "there is no task file no.py"),
@@ -140,7 +140,7 @@ def test_a_folder_in_use_and_a_damaged_run_are_told(tmp_path: Path) -> None:
     stored = tmp_path / "runs" / spec().file_name()
     for text in ("{", '{"format": 1, "history": []}', "[]"):
         stored.write_text(text)
-        with pytest.raises(StudyError, match=r"is no stored run .* remove it to run it again"):
+        with pytest.raises(StudyError, match=r"is not a stored run .* remove it to run it again"):
             run_all([spec()], tmp_path)
     stored.write_text('{"format": 2}')
     with pytest.raises(StudyError, match="is in format 2"):

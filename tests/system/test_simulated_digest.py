@@ -8,7 +8,10 @@ import pytest
 
 from ssfl import api
 from ssfl.api import RunHistory
+from ssfl.api.keywords import run_settings
 from ssfl.datasets.shards.shard_file import write_shard
+from ssfl.learning.load_task import IMAGE, load_task
+from ssfl.simulator.federation import SimulatedFederation
 from system.federation import ROUNDS, RUN, Finished, finish, run_federation
 from system.programs import Programs
 
@@ -21,8 +24,11 @@ SETTINGS: dict[str, Any] = {
 }  # fmt: skip
 
 
-def check_same(real: Finished, simulated: api.Simulated) -> None:
-    """Check that model and history are the same, except times and encodings."""
+def check_same(real: Finished, simulated: api.Simulated, counted: RunHistory | None = None) -> None:
+    """Compare model, history and payload bytes; `counted` has the bytes, if not `simulated`.
+
+    Times and the messages that carry the tensors differ.
+    """
     assert simulated.digest == real.digest
     mine, theirs = simulated.history, RunHistory.of(real.history)
     assert mine.digest == theirs.digest
@@ -34,11 +40,12 @@ def check_same(real: Finished, simulated: api.Simulated) -> None:
     for name, column in theirs.clients.items():
         assert np.array_equal(mine.clients[name], column), name
     assert mine.layers.kept.tolist() == theirs.layers.kept.tolist()
+    ours = (counted or mine).payloads
     for name in ("up", "down", "up_per_round", "down_per_round"):
-        assert np.array_equal(getattr(mine.payloads, name), getattr(theirs.payloads, name)), name
-    assert mine.payloads.one_off == theirs.payloads.one_off
-    assert mine.payloads.total_up == theirs.payloads.total_up
-    assert mine.payloads.total_down == theirs.payloads.total_down
+        assert np.array_equal(getattr(ours, name), getattr(theirs.payloads, name)), name
+    assert ours.one_off == theirs.payloads.one_off
+    assert ours.total_up == theirs.payloads.total_up
+    assert ours.total_down == theirs.payloads.total_down
     assert mine.settings == theirs.settings
 
 
@@ -46,11 +53,22 @@ def test_a_simulated_sparse_run_has_the_digest_of_the_real_one(
     shards: Path, undisturbed: Finished
 ) -> None:
     simulated = api.simulate(api.read_shards(shards), **SETTINGS)
-    check_same(undisturbed, simulated)
+    check_same(undisturbed, simulated, counted_over_loopback(shards))
     folder = undisturbed.folder / "runs" / undisturbed.run_id
     kept = api.load_model(folder / "coordinator").state_dict()
     for name, tensor in simulated.model.state_dict().items():
         assert np.array_equal(tensor.numpy(), kept[name].numpy())
+
+
+def counted_over_loopback(shards: Path) -> RunHistory:
+    """Return the history of the same run, its values encoded as over loopback."""
+    clients = api.read_shards(shards)
+    federation = SimulatedFederation(
+        load_task(IMAGE), clients, run_settings(SETTINGS, len(clients)), reference_coding=False
+    )
+    while federation.next_work is not None:
+        federation.run_step()
+    return RunHistory.of(federation.document())
 
 
 def test_find_mask_returns_the_mask_of_the_real_run(shards: Path, undisturbed: Finished) -> None:
@@ -62,6 +80,7 @@ def test_find_mask_returns_the_mask_of_the_real_run(shards: Path, undisturbed: F
 @pytest.mark.parametrize(
     ("flags", "more"),
     [
+        ([], {}),
         (["--strategy=fedavg", "--momentum=0.5"], {"strategy": "fedavg", "momentum": 0.5}),
         (["--value-type=int8", "--scores=exact", "--evaluate-every=1", "--max-update-norm=0.3",
           "--max-samples=25", "--samples-over-max=clip"],
@@ -82,13 +101,14 @@ def test_find_mask_returns_the_mask_of_the_real_run(shards: Path, undisturbed: F
         (["--criterion=random", "--profile=released", "--rounds=3", "--client-fraction=0.7"],
          {"criterion": "random", "profile": "released", "client_fraction": 0.7}),
     ],
-    ids=["fedavg", "int8 and exact scores", "a refresh every round", "warm-up and a refresh",
-         "a mask for every client", "grasp and a schedule", "synflow", "the released profile"],
+    ids=["reference coding", "fedavg", "int8 and exact scores", "a refresh every round",
+         "warm-up and a refresh", "a mask for every client", "grasp and a schedule", "synflow",
+         "the released profile"],
 )  # fmt: skip
 def test_simulations_of_other_settings_have_the_digests_of_real_runs(
     sites: Programs, shards: Path, flags: list[str], more: dict[str, Any]
 ) -> None:
-    real = run_federation(sites, *flags)
+    real = run_federation(sites, "--reference-coding=on", *flags)
     rows = [row for entry in real.history["rounds"] for row in entry["clients"]]
     assert any("clipped" in row for row in rows) == ("max_update_norm" in more)
     check_same(real, api.simulate(api.read_shards(shards), **SETTINGS | more))
@@ -105,8 +125,9 @@ def test_a_simulation_of_two_sampled_clients_on_a_grid_has_the_digest_of_the_rea
         write_shard(programs.folder / "shards" / f"{name}.npz", shard)
     flags = [flag for flag in RUN if not flag.startswith("--clients=")]
     coordinator = programs.coordinator(
-        *flags, "--clients=4", "--clients-per-round=2", "--value-type=grid", "--grid-bits=8"
-    )
+        *flags, "--clients=4", "--clients-per-round=2", "--value-type=grid", "--grid-bits=8",
+        "--reference-coding=on",
+    )  # fmt: skip
     real = finish(coordinator, [programs.client(name, coordinator) for name in names])
     assert sorted(RunHistory.of(real.history).clients["rounds"].tolist())[-1] > 1
     more = {"clients_per_round": 2, "value_type": "grid", "grid_bits": 8}

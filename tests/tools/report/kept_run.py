@@ -15,11 +15,11 @@ from ssfl.server.run.state import Step
 from ssfl.server.storage.journal import Journal
 from ssfl.server.storage.model_store import Store
 from ssfl.server.storage.spool import Spool
-from ssfl.simulator.clients import Answer, SimulatedClient
-from ssfl.simulator.federation import Federation
+from ssfl.simulator.clients import ClientResult, SimulatedClient
+from ssfl.simulator.federation import SimulatedFederation
 
 
-class KeptRun(Federation):
+class KeptRun(SimulatedFederation):
     """The journal and the files of a run, without its processes."""
 
     def __init__(self, root: Path, shards: Mapping[str, Shard], settings: RunSettings) -> None:
@@ -35,7 +35,7 @@ class KeptRun(Federation):
     def finish(self) -> str:
         """Run to the end; return the digest of the final model."""
         while self.next_work is not None:
-            self.take_step()
+            self.run_step()
         self.close()
         self._journal.close()
         return self.model.base_digest.hex()
@@ -43,17 +43,19 @@ class KeptRun(Federation):
     def _write(self, fact: facts.Fact) -> None:
         self._journal.append([facts.to_json(fact)])
 
-    def _accounted(self, fact: facts.Fact) -> facts.Fact:
+    def _with_accounting(self, fact: facts.Fact) -> facts.Fact:
         self._write(fact)
-        return super()._accounted(fact)
+        return super()._with_accounting(fact)
 
-    def _take(self, client: SimulatedClient, model: ModelState, answer: Answer, step: Step) -> None:
-        if answer.coded is not None:
-            values = self._decode(answer, model, step)
-            part = self._spool.part(step.number, client.name, answer.coded.payload.digest)
+    def _accept(
+        self, client: SimulatedClient, model: ModelState, result: ClientResult, step: Step
+    ) -> None:
+        if result.coded is not None:
+            values = self._decode(result, model, step)
+            part = self._spool.part(step.number, client.name, result.coded.payload.digest)
             part.path.write_bytes(values_only.encode(values))
             self._spool.keep(part, part.values)
-        super()._take(client, model, answer, step)
+        super()._accept(client, model, result, step)
 
     def _post(self, event: events.Event, model: ModelState | None = None) -> None:
         if isinstance(event, events.StepReduced) and model is not None:

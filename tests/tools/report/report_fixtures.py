@@ -14,7 +14,7 @@ from ssfl.server.history.history_file import history_blocks
 from ssfl.server.report.from_state_dir import open_state
 from ssfl.server.run import facts
 from ssfl.server.storage.journal import JournalFile
-from ssfl.simulator.federation import Federation
+from ssfl.simulator.federation import SimulatedFederation
 from ssfl.study.data import DataSpec, build_shards
 from ssfl.tools import main as tools
 from tools.report.kept_run import KeptRun
@@ -29,8 +29,8 @@ MASKED, VALUES = 64 * 8 + 8 * 8 + 8 * 10, 64 * 8 + 8 * 8 + 8 * 10 + 8 + 8 + 10
 class AccountedRun(KeptRun):
     """Writes the totals of bytes into its journal, as a coordinator does."""
 
-    def _accounted(self, fact: facts.Fact) -> facts.Fact:
-        accounted = Federation._accounted(self, fact)
+    def _with_accounting(self, fact: facts.Fact) -> facts.Fact:
+        accounted = SimulatedFederation._with_accounting(self, fact)
         self._write(accounted)
         return accounted
 

@@ -16,7 +16,7 @@ from ssfl.server.report.traffic import Against
 from ssfl.server.run import facts
 from ssfl.server.run.apply import apply
 from ssfl.server.run.state import RunState
-from ssfl.simulator.federation import Federation
+from ssfl.simulator.federation import SimulatedFederation
 from ssfl.study.data import DataSpec, build_shards
 
 SMALL = RunSettings(
@@ -42,7 +42,7 @@ RUNS: dict[str, dict[str, Any]] = {
 }
 
 
-class Counted(Federation):
+class Counted(SimulatedFederation):
     """A run without sockets; notes each model that is sent as values, and the counters."""
 
     def __init__(self, settings: RunSettings, arrivals: dict[str, int] | None = None) -> None:
@@ -50,7 +50,7 @@ class Counted(Federation):
         self.counters = ProcessCounters()
         self._told = RunState(settings)
         shards = build_shards(DataSpec(clients=CLIENTS), seed=3)
-        super().__init__(load_task("image"), shards, settings, arrivals)
+        super().__init__(load_task("image"), shards, settings, arrivals, reference_coding=False)
 
     def _begin(self) -> None:
         self.counters.begin(self._told, self._ledger)
@@ -58,20 +58,20 @@ class Counted(Federation):
 
     def finish(self) -> None:
         while self.next_work is not None:
-            self.take_step()
+            self.run_step()
         self.close()
 
-    def _count(
+    def _count_bytes(
         self, client: ClientId, phase: str, direction: Direction, num_bytes: int, encoding: str
     ) -> None:
         if direction is Direction.DOWN and phase in COMPARED and not self.state.finished:
             self.sent += 1
-        super()._count(client, phase, direction, num_bytes, encoding)
+        super()._count_bytes(client, phase, direction, num_bytes, encoding)
 
-    def _accounted(self, fact: facts.Fact) -> facts.Fact:
+    def _with_accounting(self, fact: facts.Fact) -> facts.Fact:
         self.counters.take(fact, self._told, self._ledger, self.model.manifest.size)
         self._told = apply(self._told, fact)
-        return super()._accounted(fact)
+        return super()._with_accounting(fact)
 
 
 def viewed(run: Counted) -> tuple[RunView, Against]:

@@ -17,7 +17,7 @@ import pytest
 from ssfl.method.settings import RunSettings
 from ssfl.program.exits import ExitCode
 from ssfl.study.data import DataSpec
-from ssfl.study.run_spec import ELSEWHERE
+from ssfl.study.run_spec import STUDY_SETTINGS
 from ssfl.tools.main import main
 from ssfl.tools.simulate.command import OPTIONS, DataFlags
 
@@ -108,7 +108,7 @@ def test_every_field_of_the_data_and_every_setting_has_a_flag() -> None:
     flags = {one.name: one.default for one in fields(DataFlags)}
     flags["source"] = flags.pop("data")
     assert flags == known
-    assert {one.name for one in fields(RunSettings)} - set(ELSEWHERE) <= set(names)
+    assert {one.name for one in fields(RunSettings)} - set(STUDY_SETTINGS) <= set(names)
 
 
 def test_what_is_wrong_is_one_sentence(
@@ -122,7 +122,7 @@ def test_what_is_wrong_is_one_sentence(
     assert refusal(capsys, "--sparsity", "2").startswith("--sparsity: sparsity must lie")
     assert refusal(capsys, "no.toml").startswith("the study no.toml cannot be read")
     assert main(["simulate", "--data", "nowhere"]) == ExitCode.BAD_DATA
-    assert "there is no data set and no folder called nowhere" in capsys.readouterr().err
+    assert "nowhere is neither a data set nor a folder" in capsys.readouterr().err
     assert list(tmp_path.iterdir()) == [], "nothing was begun"
 
 

@@ -7,8 +7,8 @@
     done = api.simulate(shards, sparsity=0.9, rounds=5)
     run = api.read_run("runs/<run>")
 
-Nothing prints. `ssfl.api.errors` lists what is raised. Settings are keywords, called as the flags
-of `ssfl-coordinator`, with the same defaults.
+Nothing prints. `ssfl.api.errors` lists the exceptions. Settings are keywords, with the names and
+defaults of the flags of `ssfl-coordinator`.
 """
 
 from ssfl.api.data import Shards, cut, digits, read_shards

@@ -1,4 +1,4 @@
-"""Shards in memory: those that `ssfl shards` writes, as a client reads them."""
+"""Shards in memory, as `ssfl shards` writes them and a client reads them."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import fields
@@ -6,7 +6,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from ssfl.api.errors import in_keywords
+from ssfl.api.errors import flags_as_keywords
 from ssfl.datasets.data_set import DataSet
 from ssfl.datasets.errors import ShardError
 from ssfl.datasets.shards.options import Cut
@@ -22,7 +22,7 @@ Shards = Sequence[Shard] | Mapping[str, Shard]
 def digits(
     clients: int = 8, partition: str = "dirichlet", alpha: float = 0.3, seed: int = 0
 ) -> list[Shard]:
-    """Return shards of scikit-learn's digits, 1,797 images of 8x8 pixels: `ssfl shards`.
+    """Return shards of scikit-learn's digits: 1,797 images of 8x8 pixels.
 
     Examples:
         >>> shards = digits(clients=4)
@@ -46,11 +46,12 @@ def cut(
     seed: int = 0,
     **reading: Any,
 ) -> list[Shard]:
-    """Return a data set's shards, one per client: what `ssfl shards` writes into files.
+    """Return the shards of a data set, one per client, as `ssfl shards` writes them.
 
     `source` is a `DataSet` of your own arrays, the name of a known set (`"mnist"`) or a path, as
-    for `ssfl shards --source`; `reading` are its other flags (`label="price"`). Raises
-    SourceError or DownloadError if it cannot be read, PartitionError if it cannot be cut so.
+    for `ssfl shards --source`; `reading` has the other flags of that command (`label="price"`).
+    Raises SourceError or DownloadError if the source cannot be read, and PartitionError if it
+    cannot be cut this way.
 
     Examples:
         >>> import numpy as np
@@ -59,28 +60,28 @@ def cut(
         >>> [shard.num_samples for shard in cut(mine, clients=3, partition="iid", validation=0)]
         [2, 2, 2]
     """
-    wish = Cut(clients, partition, alpha, classes_per_client, validation, test_share, seed)
+    options = Cut(clients, partition, alpha, classes_per_client, validation, test_share, seed)
     if isinstance(source, DataSet) and reading:
         raise TypeError(f"{next(iter(reading))} is for reading a source; this is a DataSet")
-    with in_keywords(), TemporaryDirectory(prefix="ssfl-shards-") as folder:
-        wish.validate()
+    with flags_as_keywords(), TemporaryDirectory(prefix="ssfl-shards-") as folder:
+        options.validate()
         data = source if isinstance(source, DataSet) else _read(source, reading)
-        # Through files, so that pixels are scaled and checked as at a site.
-        return [read_shard(path) for path in make_shards(Path(folder), data, wish).paths]
+        # Written to files, so that pixels are scaled and checked as at a site.
+        return [read_shard(path) for path in make_shards(Path(folder), data, options).paths]
 
 
 def read_shards(folder: str | Path, task: str | Path = "") -> dict[str, Shard]:
-    """Return the shards of a folder by the name of their client, in the order of names.
+    """Return the shards of a folder by client name, in the order of names.
 
-    With a `task` of your own, its `load_shard` reads them. Raises ShardError if there are none, or
-    if what lies there is no shard, TaskError if the task fails.
+    With your own `task`, its `load_shard` reads them. Raises ShardError if the folder has no
+    shards or a file is not a shard, and TaskError if the task fails.
     """
     read = load_task(str(task)).load_shard if task else read_shard
     return {name: read(find_shard(name, Path(folder))) for name in shard_names(Path(folder))}
 
 
 def by_client(shards: Shards) -> dict[str, Shard]:
-    """Return shards by client, in the order of names; those of a list are shard_00, shard_01, …"""
+    """Return shards by client, in the order of names; a list gets names shard_00, shard_01, …"""
     if not len(shards):
         raise ShardError(f"there are no shards; {MAKE_SHARDS}")
     if isinstance(shards, Mapping):
@@ -90,9 +91,9 @@ def by_client(shards: Shards) -> dict[str, Shard]:
 
 
 def _read(source: str | Path, reading: dict[str, Any]) -> DataSet:
-    known = [one.name for one in fields(SourceOptions) if one.name != "source"]
+    known = [field.name for field in fields(SourceOptions) if field.name != "source"]
     for name in reading:
         if name not in known:
-            raise TypeError(f"{name} is no way to read or cut a source{closest(name, known)}")
+            raise TypeError(f"{name} is not an option of cut{closest(name, known)}")
     paths = {name: Path(reading[name]) for name in ("path", "test") if reading.get(name)}
     return read_source(SourceOptions(str(source), **{**reading, **paths}))

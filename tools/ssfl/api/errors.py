@@ -1,15 +1,15 @@
-"""What `ssfl.api` raises itself; everything else is raised by the parts it calls.
+"""The exceptions of `ssfl.api`, its own and those of the parts it calls.
 
-TypeError                   a keyword that is no setting; the message names the nearest one
-RunError                    a folder that holds no run
+TypeError                   an unknown keyword; the message names the closest setting
+RunError                    a folder without a run
 
 ssfl.method.errors          SettingsError, ModelFileError
 ssfl.datasets.errors        ShardError, SourceError, DownloadError, PartitionError
 ssfl.learning.errors        ModelError, TaskError, DivergedError
-ssfl.server.errors          ModelUnusable: settings and model do not go together
-                            BadValues: a client's values may not enter a sum
+ssfl.server.errors          ModelUnusable: settings and model do not fit together
+                            BadValues: a client's values cannot be summed
 
-Settings are called as in the call: `local_epochs`, not `--local-epochs`.
+Messages name settings as keywords: `local_epochs`, not `--local-epochs`.
 """
 
 import re
@@ -23,24 +23,24 @@ from ssfl.server.errors import Refusal
 
 
 class RunError(Exception):
-    """There is no run to read; the message says what was looked for, and where runs are."""
+    """There is no run to read; the message names the missing file and where runs are."""
 
 
 @contextmanager
-def in_keywords() -> Iterator[None]:
-    """Let errors speak of keywords where they speak of flags."""
+def flags_as_keywords() -> Iterator[None]:
+    """Replace flags by keywords in the messages of exceptions."""
     try:
         yield
     except (DataError, LearningError, MethodError, Refusal) as error:
-        error.args = (with_keywords(str(error)),)
+        error.args = (replace_flags(str(error)),)
         raise
 
 
-def with_keywords(text: str) -> str:
-    """Return a message with its flags as keywords.
+def replace_flags(text: str) -> str:
+    """Return a message with keywords instead of flags.
 
     Examples:
-        >>> with_keywords("try a smaller --learning-rate")
+        >>> replace_flags("try a smaller --learning-rate")
         'try a smaller learning_rate'
     """
     return re.sub(r"--([a-z][a-z0-9-]*)", lambda flag: flag[1].replace("-", "_"), text)

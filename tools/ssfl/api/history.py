@@ -1,4 +1,4 @@
-"""A run's history as arrays, from the document that the coordinator writes."""
+"""The history of a run as arrays, from the document that the coordinator writes."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -16,34 +16,34 @@ NAN = float("nan")
 
 @dataclass(frozen=True, eq=False, repr=False)
 class RunHistory:
-    """What a run did. Arrays have one entry per round; nan is what nobody measured.
+    """The results of a run. Arrays have one entry per round; nan means not measured.
 
-    `accuracy`, `mean_accuracy`, `loss` and `metrics` are of the model that a round ended with,
-    tested by all clients if they were asked to (`evaluate_every`, and after the last round), else
-    by the clients of the round after.
+    `accuracy`, `mean_accuracy`, `loss` and `metrics` belong to the model at the end of a round. All
+    clients tested it if they were asked to (`evaluate_every`, and after the last round), otherwise
+    the clients of the next round.
 
     Attributes:
-        run_id: its name; the folder under `runs`
-        finished: whether it is over
-        digest: SHA-256 of the newest values, hex; empty before there are any
+        run_id: name of the run, and of its folder in `runs`
+        finished: True if the run is over
+        digest: SHA-256 of the newest values, hex; empty before the first model
         settings: every run setting by name
         rounds: 0, 1, …
-        seconds: that the round took
-        training_loss: mean over the round's clients
-        personal: mean accuracy of the clients' own models, as trained in this round
+        seconds: duration of the round
+        training_loss: mean over the clients of the round
+        personal: mean accuracy of the clients' own models after training in this round
         coding_error: share of an update that a lossy value type lost
-        accuracy: share of all test samples together, 0 to 1
+        accuracy: share of correct answers over all test samples together, 0 to 1
         mean_accuracy: plain mean over clients
         loss: mean over all test samples together
-        metrics: the task's other metrics by name, likewise
+        metrics: the task's other metrics by name, over all test samples together
         initial_accuracy: of the model before any training
         initial_loss: of the model before any training
-        messages: bytes of whole messages; a simulation has none
-        payloads: bytes of the encoded tensors in them
+        messages: bytes of whole messages; nan for a simulation
+        payloads: bytes of the encoded tensors
         clients: columns of a table with one row per client: client, num_samples, share, rounds,
             and the newest training_loss, accuracy (of the global model) and personal
-        layers: how much the mask keeps of each tensor; empty before it is known
-        document: all of history.json
+        layers: kept weights of each tensor; empty before the first mask
+        document: the content of history.json
     """
 
     run_id: str
@@ -68,11 +68,11 @@ class RunHistory:
     document: dict[str, Any]
 
     def __repr__(self) -> str:
-        return f"<RunHistory {self.run_id}: {self.in_short}>"
+        return f"<RunHistory {self.run_id}: {self.summary}>"
 
     @property
-    def in_short(self) -> str:
-        """Rounds, and how good the last model is."""
+    def summary(self) -> str:
+        """The number of rounds and the accuracy of the last model."""
         rounds = f"{len(self.rounds)} round{'s' * (len(self.rounds) != 1)}"
         known = self.accuracy[np.isfinite(self.accuracy)]
         return f"{rounds}, accuracy {100 * known[-1]:.1f} %" if known.size else rounds
@@ -107,13 +107,13 @@ class RunHistory:
             messages=Traffic.of(ledgers, end, "message_bytes"),
             payloads=Traffic.of(ledgers, end, "payload_bytes"),
             clients=_clients(document),
-            layers=Layers.of({n: (one["kept"], one["size"]) for n, one in mask["layers"].items()}),
+            layers=Layers.of({n: (t["kept"], t["size"]) for n, t in mask["layers"].items()}),
             document=document,
         )
 
 
 def _tests(document: Mapping[str, Any]) -> dict[int, Mapping[str, Any]]:
-    """Return the test of the model after so many rounds; one by all clients goes first."""
+    """Return evaluations by the number of rounds done; those by all clients take precedence."""
     by_sample = {entry["rounds_done"]: entry for entry in document["rounds"]}
     by_all = {entry["rounds_done"]: entry for entry in document["evaluations"]}
     return {
@@ -122,7 +122,7 @@ def _tests(document: Mapping[str, Any]) -> dict[int, Mapping[str, Any]]:
 
 
 def _clients(document: Mapping[str, Any]) -> dict[str, npt.NDArray[Any]]:
-    """Return who took part, how large, how often, and how good the newest models were there."""
+    """Return the columns of the table of clients."""
     samples = dict(sorted(document["clients"].items()))
     counts = np.array(list(samples.values()), dtype=np.int64)
     trained = [row for entry in document["rounds"] for row in entry["clients"]]

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 
-from ssfl.api.errors import in_keywords
+from ssfl.api.errors import flags_as_keywords
 from ssfl.method.errors import SettingsError
 from ssfl.method.profiles import with_profile
 from ssfl.method.settings import RunSettings
@@ -12,7 +12,7 @@ __all__ = ["Setting", "run_settings"]
 
 
 def run_settings(given: Mapping[str, Setting], clients: int) -> RunSettings:
-    """Return the settings of a run among so many clients, all of whom it waits for.
+    """Return the settings of a run that waits for all of its `clients`.
 
     Raises TypeError for an unknown name and SettingsError for a value that is out of range.
 
@@ -31,8 +31,8 @@ def run_settings(given: Mapping[str, Setting], clients: int) -> RunSettings:
             f"clients is {values['clients']}, but there are {clients} shards: leave it out, "
             "every shard is a client"
         )
-    everybody = {"clients": clients, "reproducible": True}
-    with in_keywords():
-        settings = RunSettings(**{**values, **everybody})
+    fixed = {"clients": clients, "reproducible": True}
+    with flags_as_keywords():
+        settings = RunSettings(**{**values, **fixed})
         settings.validate()
     return settings

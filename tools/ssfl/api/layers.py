@@ -1,4 +1,4 @@
-"""How a mask spreads over the tensors of a model."""
+"""The kept weights of a mask, by tensor."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -13,8 +13,8 @@ class Layers:
 
     Attributes:
         names: as in the model's `state_dict`
-        kept: weights that the mask keeps
-        size: weights there are
+        kept: number of weights that the mask keeps
+        size: number of weights
 
     Examples:
         >>> layers = Layers.of({"conv.weight": (30, 40), "linear.weight": (10, 100)})
@@ -28,11 +28,11 @@ class Layers:
 
     @property
     def density(self) -> npt.NDArray[np.float64]:
-        """The share that is kept."""
+        """The share of kept weights."""
         return self.kept / self.size
 
     @classmethod
     def of(cls, counts: Mapping[str, tuple[int, int]]) -> "Layers":
-        """Return the layers of (kept, size) by name."""
+        """Return the layers for pairs (kept, size) by name."""
         table = np.array(list(counts.values()), dtype=np.int64).reshape(-1, 2)
         return cls(tuple(counts), table[:, 0], table[:, 1])

@@ -1,4 +1,4 @@
-"""Torch as a client has it, for as long as a simulation lasts."""
+"""Torch settings of a client, for the duration of a simulation."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -9,10 +9,8 @@ from ssfl.learning.device import prepare_torch
 
 
 @contextmanager
-def as_at_a_client() -> Iterator[None]:
-    """One thread and deterministic kernels inside; threads, kernels and random numbers of the
-    notebook as they were outside.
-    """
+def client_torch_settings() -> Iterator[None]:
+    """Use one thread and deterministic kernels; restore the caller's torch settings afterwards."""
     threads = torch.get_num_threads()
     exact = torch.are_deterministic_algorithms_enabled()
     warn_only = torch.is_deterministic_algorithms_warn_only_enabled()

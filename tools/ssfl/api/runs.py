@@ -1,4 +1,4 @@
-"""What real runs left on disk: their history as arrays, their model as a torch module."""
+"""Results of real runs: their history as arrays, their model as a torch module."""
 
 import json
 from pathlib import Path
@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from ssfl.api.errors import RunError, in_keywords
+from ssfl.api.errors import RunError, flags_as_keywords
 from ssfl.api.history import RunHistory
 from ssfl.method.errors import ModelFileError
 from ssfl.program.exits import ProgramError
@@ -16,27 +16,27 @@ from ssfl.tools.model.network import HISTORY, build_network, shard_of_zeros, tas
 
 
 def read_run(folder: str | Path) -> RunHistory:
-    """Return the history of a run: of `runs/<run>`, its `coordinator` folder or `history.json`.
+    """Return the history of a run, from `runs/<run>`, its `coordinator` folder or `history.json`.
 
-    Raises RunError if there is none. The coordinator writes it when the run ends.
+    Raises RunError if there is no history. The coordinator writes it when the run ends.
     """
     path = _find(Path(folder))
     if path is None:
-        raise RunError(f"{folder} holds no {HISTORY}{_hint(Path(folder))}")
+        raise RunError(f"{folder} has no {HISTORY}{_hint(Path(folder))}")
     return RunHistory.of(_document(path))
 
 
 def load_model(folder: str | Path, task: str | Path = "") -> nn.Module:
     """Return the final model of a run, from the coordinator's or a client's folder, in eval mode.
 
-    `task` is the file of one of your own; a built-in one is known. Raises ModelFileError if files
-    are missing, damaged or do not belong together or to this task, TaskError or ModelError if the
-    task itself fails.
+    `task` is the file of your own task; built-in tasks need none. Raises ModelFileError if files
+    are missing, damaged, or do not fit together or to this task, and TaskError or ModelError if the
+    task fails.
     """
     place = Path(folder)
     if (place / "coordinator" / MODEL).is_file():
         place /= "coordinator"
-    with in_keywords():
+    with flags_as_keywords():
         try:
             final = read_model(place)
             loaded = task_of(final, str(task))
@@ -47,25 +47,25 @@ def load_model(folder: str | Path, task: str | Path = "") -> nn.Module:
 
 def _find(folder: Path) -> Path | None:
     places = [folder, folder / HISTORY, folder / "coordinator" / HISTORY]
-    places += sorted(folder.glob(f"ssfl/models/*/coordinator/{HISTORY}"))  # of a rehearsal
-    return next((one for one in places if one.name == HISTORY and one.is_file()), None)
+    places += sorted(folder.glob(f"ssfl/models/*/coordinator/{HISTORY}"))  # a rehearsal's
+    return next((path for path in places if path.name == HISTORY and path.is_file()), None)
 
 
 def _hint(folder: Path) -> str:
-    """Say where a run may be instead."""
+    """Return a hint where the run may be."""
     if not folder.exists():
-        return ": there is no such folder"
+        return ": the folder does not exist"
     if _find(folder.parent):
-        return f": {folder.parent} does"
-    runs = sorted(one.parents[1].name for one in folder.glob(f"*/coordinator/{HISTORY}"))
+        return f"; {folder.parent} has one"
+    runs = sorted(file.parents[1].name for file in folder.glob(f"*/coordinator/{HISTORY}"))
     if runs:
         more = f" … ({len(runs)} in all)" if len(runs) > 5 else ""
-        return f", but runs that do: {', '.join(runs[:5])}{more}"
-    return ": a run's results are in runs/<run>/coordinator, once it has ended"
+        return f"; its subfolders with a run are {', '.join(runs[:5])}{more}"
+    return ": the results of a run are in runs/<run>/coordinator after it has ended"
 
 
 def _document(path: Path) -> dict[str, Any]:
-    """Return a history document of which every part can be used."""
+    """Return a history document; raise RunError if a part of it is missing or damaged."""
     try:
         document = json.loads(path.read_bytes())
         if document["format"] != 1:

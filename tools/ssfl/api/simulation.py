@@ -1,4 +1,4 @@
-"""A whole run in this process."""
+"""`simulate`: a whole run in this process."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -9,16 +9,16 @@ import numpy.typing as npt
 from torch import nn
 
 from ssfl.api.data import Shards, by_client
-from ssfl.api.errors import in_keywords
+from ssfl.api.errors import flags_as_keywords
 from ssfl.api.history import RunHistory
 from ssfl.api.keywords import Setting, run_settings
-from ssfl.api.quiet_torch import as_at_a_client
+from ssfl.api.quiet_torch import client_torch_settings
 from ssfl.learning.flatten import write_vector
 from ssfl.learning.load_task import IMAGE, load_task
 from ssfl.method.manifest import Manifest
 from ssfl.method.mask import Mask
 from ssfl.method.strategies.contract import Work
-from ssfl.simulator.federation import Federation
+from ssfl.simulator.federation import SimulatedFederation
 
 OnRound = Callable[[int, RunHistory], object]
 
@@ -30,10 +30,10 @@ class Simulated:
     Attributes:
         digest: SHA-256 of the final values, hex: `model_digest` of a real run
         model: the final network, on the CPU, in eval mode
-        mask: which weights it keeps
-        manifest: its tensors
-        values: the kept weights, then dense tensors and buffers: what travels
-        history: what happened
+        mask: the mask of the final network
+        manifest: the tensors of the network
+        values: the kept weights, then dense tensors and buffers
+        history: the results of every round
     """
 
     digest: str
@@ -44,7 +44,7 @@ class Simulated:
     history: RunHistory
 
     def __repr__(self) -> str:
-        return f"<Simulated {self.digest[:12]}: {self.history.in_short}>"
+        return f"<Simulated {self.digest[:12]}: {self.history.summary}>"
 
 
 def simulate(
@@ -55,12 +55,12 @@ def simulate(
     on_round: OnRound | None = None,
     **settings: Setting,
 ) -> Simulated:
-    """Return what a run on these shards ends with: the bits of the service's own model.
+    """Run a federation on these shards; return its final model, bit for bit that of the service.
 
-    One client works at a time, on one thread of the CPU. `ssfl-coordinator --reproducible` with
-    the same settings, and clients of the same names on the same fingerprint (torch version, CPU,
-    one thread), ends with the same digest. A task with `OWN_WEIGHTS` starts from the first
-    shard's model. `on_round(round_number, history)` is called after every round, and after the
+    Clients run one after the other, on one thread of the CPU. `ssfl-coordinator --reproducible`
+    with the same settings, the same client names and the same fingerprint (torch version, CPU, one
+    thread) ends with the same digest. A task with `OWN_WEIGHTS` starts from the first shard's
+    model. `on_round(round_number, history)` is called after every round, and after the
     evaluation that may follow it.
 
     Examples:
@@ -76,20 +76,20 @@ def simulate(
     clients = by_client(shards)
     if rounds is not None:
         settings["rounds"] = rounds
-    wished = run_settings(settings, len(clients))
-    with in_keywords(), as_at_a_client():
+    run = run_settings(settings, len(clients))
+    with flags_as_keywords(), client_torch_settings():
         loaded = load_task(str(task))
-        federation = Federation(loaded, clients, wished)
-        told = 0
+        federation = SimulatedFederation(loaded, clients, run)
+        reported = 0
         while federation.next_work is not None:
-            federation.take_step()
+            federation.run_step()
             if on_round and federation.next_work is not Work.EVALUATE:
-                for number in range(told, federation.state.rounds_done):
+                for number in range(reported, federation.state.rounds_done):
                     on_round(number, RunHistory.of(federation.document()))
-                told = federation.state.rounds_done
+                reported = federation.state.rounds_done
         final = federation.model
         assert final.mask is not None and final.values is not None
-        model = loaded.build_model(wished, next(iter(clients.values())))
+        model = loaded.build_model(run, next(iter(clients.values())))
         write_vector(model, final.manifest, final.mask.scatter(final.values))
     history = RunHistory.of(federation.document())
     return Simulated(

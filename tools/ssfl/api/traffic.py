@@ -1,4 +1,4 @@
-"""What a run sent, round by round, from the rows of its ledger."""
+"""Bytes of a run, round by round, from the rows of its ledger."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -16,16 +16,17 @@ _MEGA = 1e6
 
 @dataclass(frozen=True, eq=False)
 class Traffic:
-    """Megabytes of all clients together; arrays have one entry per round; nan: nobody counted.
+    """Megabytes of all clients together. Arrays have one entry per round; nan means not counted.
 
     Attributes:
-        up: to the coordinator, from the run's beginning to the end of each round
-        down: to the clients, likewise
-        up_per_round: of each round and of an evaluation right before it, without one-off bytes
-        down_per_round: likewise, to the clients
-        one_off: initial weights, scores and mask, both ways
-        total_up: of the whole run, with the last evaluation and the final model
-        total_down: likewise, to the clients
+        up: to the coordinator, from the start of the run to the end of each round
+        down: to the clients, from the start of the run to the end of each round
+        up_per_round: to the coordinator in each round and in an evaluation right before it,
+            without one-off bytes
+        down_per_round: the same, to the clients
+        one_off: initial weights, scores and mask, both directions
+        total_up: to the coordinator in the whole run, with the last evaluation
+        total_down: to the clients in the whole run, with the final model
     """
 
     up: Doubles
@@ -38,7 +39,7 @@ class Traffic:
 
     @classmethod
     def of(cls, rounds: Sequence[Iterable[Row]], end: Iterable[Row], column: str) -> "Traffic":
-        """Return the sums of a column of the ledger as it stood after each round and at the end."""
+        """Return the sums of a ledger column, from the ledgers after each round and at the end."""
         states = [list(rows) for rows in (*rounds, end)]
 
         def so_far(direction: str, phases: tuple[str, ...] = ()) -> Doubles:
@@ -59,7 +60,7 @@ class Traffic:
 
 
 def _sum(rows: list[Row], direction: str, phases: tuple[str, ...], column: str) -> float:
-    """Return the bytes of some phases, of all if none are named; nan if they were not counted."""
+    """Return the bytes of `phases`, or of all phases if empty; nan if they were not counted."""
     if not rows or any(row[column] is None for row in rows):
         return float("nan")
     return float(

@@ -16,8 +16,8 @@ from ssfl.study.charts import ood_picture
 from ssfl.study.sweep import RunSpec
 
 SPARSITIES = ("0.5", "0.95", "0.98")
-LEAST_NEW = {"0.5": 0.78, "0.95": 0.65}
-MOST_LOST = 0.04  # of the old classes' accuracy before the others came
+MIN_NEW = {"0.5": 0.78, "0.95": 0.65}
+MAX_LOST = 0.04  # of the old classes' accuracy before the others came
 LAST = 10
 OURS: Mapping[str, Setting] = {"momentum": 0.5, "clip_norm": 10.0}  # how profile `ours` trains
 
@@ -39,7 +39,7 @@ def specs(recipe: Recipe) -> Iterable[RunSpec]:
         yield from recipe.specs(f"newcomers, kept mask {sparsity}", settings, data)
         renewing = {**settings, "refresh_rounds": str(_arrival(recipe))}
         yield from recipe.specs(f"newcomers, new mask {sparsity}", renewing, data)
-        if sparsity in LEAST_NEW:
+        if sparsity in MIN_NEW:
             yield from recipe.specs(f"newcomers, ours {sparsity}", {**renewing, **OURS}, data)
     dense: dict[str, Setting] = {**common, **DENSE, "personalize_epochs": 0}
     yield from recipe.specs("newcomers, dense", dense, data)
@@ -60,7 +60,7 @@ def conclude(recipe: Recipe, runs: Runs) -> Result:
         )  # fmt: skip
         panels[sparsity] = {"refresh": new, "no refresh": kept, "difference": effect["values"]}
         rows += [effect, old_effect, *_bars(recipe, sparsity, new, "new mask")]
-        if sparsity in LEAST_NEW:
+        if sparsity in MIN_NEW:
             ours = _groups(runs.documents(f"newcomers, ours {sparsity}"))
             rows += _bars(recipe, sparsity, ours, "new mask, trained as ours")
         masks = [run["masks"] for run in runs.documents(f"newcomers, new mask {sparsity}")]
@@ -126,18 +126,18 @@ def _before(recipe: Recipe, curves: dict[str, Any]) -> dict[int, float]:
 
 
 def _bars(recipe: Recipe, sparsity: str, new: dict[str, Any], how: str) -> list[dict[str, Any]]:
-    if sparsity not in LEAST_NEW:
+    if sparsity not in MIN_NEW:
         return []
     nothing = dict.fromkeys(recipe.seeds, 0.0)
     text = percent(sparsity)
     return [
         difference(
             f"new classes reach, {text}, {how}", _last(recipe, new, "new"), nothing,
-            LEAST_NEW[sparsity],
+            MIN_NEW[sparsity],
         ),
         difference(
             f"old classes: end − before, {text}, {how}", _last(recipe, new, "old"),
-            _before(recipe, new), -MOST_LOST,
+            _before(recipe, new), -MAX_LOST,
         ),
     ]  # fmt: skip
 

@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
-from ssfl.api.quiet_torch import as_at_a_client
+from ssfl.api.quiet_torch import client_torch_settings
 from ssfl.experiments.contract import Experiment, Result, Runs, difference
 from ssfl.experiments.recipe import ACCURACY, DENSE, PERSONAL, Recipe, percent
 from ssfl.program.settings.loading import Setting
@@ -25,7 +25,7 @@ def no_runs(_recipe: Recipe) -> Iterable[RunSpec]:
 
 def conclude_mask_error(recipe: Recipe, _runs: Runs) -> Result:
     settings = recipe.specs("mask error", {})[0].run_settings()
-    with as_at_a_client():
+    with client_torch_settings():
         result = mask_error(recipe.data, settings, recipe.seeds)
     numbers: list[int] = result["minibatches"]
     one, hundred = numbers.index(1), numbers.index(100)

@@ -1,1 +1,1 @@
-"""Runs without sockets: the coordinator's own decisions, the clients' own work, one process."""
+"""Runs without sockets, in one process: the coordinator's state machine and the clients' work."""

@@ -1,9 +1,9 @@
-"""The clients' work, faster and not bit for bit: stacked, or one process per core.
+"""Executors of mode `fast`: clients stacked in one batch, or in one process per core.
 
-Small networks are stacked (ssfl.learning.stacked.clients): a round's clients train in one
-batched step. Others are trained one by one, but in `channels_last` order and, with several cores,
-in a process on each. Either sums in another order than `exact`, so the bits differ, and not by
-much: docs/simulate.md has the table. On a GPU clients take turns, as in `exact`.
+Small networks are stacked (ssfl.learning.stacked.clients): the clients of a round train in one
+batched step. Other networks are trained client by client in `channels_last` order, with several
+cores in one process per core. Both sum in another order than `exact`, so the last bits differ;
+docs/simulate.md compares the results. On a GPU clients run one after the other, as in `exact`.
 """
 
 import multiprocessing
@@ -25,42 +25,42 @@ from ssfl.method.mask import Mask
 from ssfl.method.model_state import ModelState
 from ssfl.method.settings import RunSettings
 from ssfl.method.strategies.contract import ClientId
-from ssfl.simulator.executors import CPU, Crew, ExactCrew, ignore
+from ssfl.simulator.executors import CPU, ClientExecutor, ExactExecutor, ignore
 
 Shards = Mapping[ClientId, Shard]
-LEAST_POOLED = 10_000  # weights: of fewer, starting processes takes longer than it saves
+MIN_POOLED_WEIGHTS = 10_000  # below this, starting processes takes longer than it saves
 
 
-def fast_crew(
+def fast_executor(
     task: LoadedTask,
     shards: Shards,
     settings: RunSettings,
     device: torch.device = CPU,
     cores: int = 1,
-) -> Crew:
-    """Return the fastest crew for a model: stacked, on several cores, or one by one."""
-    crew = ExactCrew(task, shards, settings, device)
+) -> ClientExecutor:
+    """Return the fastest executor for a model: stacked, pooled or exact."""
+    executor = ExactExecutor(task, shards, settings, device)
     if device != CPU:
-        return crew
-    if StackedClients.should_stack(crew.model.network, crew.model.manifest, task):
-        return StackedCrew(crew, shards, settings)
-    crew.model.network.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-    if cores == 1 or crew.model.manifest.size < LEAST_POOLED:
-        return crew
-    return PooledCrew(crew, task, shards, settings, cores)
+        return executor
+    if StackedClients.should_stack(executor.model.network, executor.model.manifest, task):
+        return StackedExecutor(executor, shards, settings)
+    executor.model.network.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    if cores == 1 or executor.model.manifest.size < MIN_POOLED_WEIGHTS:
+        return executor
+    return PooledExecutor(executor, task, shards, settings, cores)
 
 
-class StackedCrew:
-    """A step's clients in one batch."""
+class StackedExecutor:
+    """Runs the clients of a step in one batch."""
 
-    def __init__(self, one_by_one: ExactCrew, shards: Shards, settings: RunSettings) -> None:
-        self.model = one_by_one.model
-        self._one_by_one = one_by_one
+    def __init__(self, exact: ExactExecutor, shards: Shards, settings: RunSettings) -> None:
+        self.model = exact.model
+        self._exact = exact
         self._shards = shards
         self._stacked = StackedClients(self.model.network, self.model.manifest, settings)
 
     def score(self, asked: Sequence[tuple[ClientId, ScoringRequest]]) -> Iterator[Vector]:
-        return self._one_by_one.score(asked)
+        return self._exact.score(asked)
 
     def train(
         self, seen: Sequence[tuple[ClientId, ModelState]], round_number: int
@@ -88,7 +88,7 @@ class StackedCrew:
             yield own.base, own.personal
 
     def close(self) -> None:
-        """Nothing is held."""
+        """Release nothing."""
 
     def _clients(self, names: Sequence[ClientId]) -> list[tuple[str, Shard]]:
         return [(name, self._shards[name]) for name in names]
@@ -99,18 +99,18 @@ def _masked(model: ModelState) -> tuple[Mask, Vector]:
     return model.mask, model.values
 
 
-class PooledCrew:
-    """A step's clients in several processes, each on one core."""
+class PooledExecutor:
+    """Runs the clients of a step in several processes, each on one core."""
 
     def __init__(
         self,
-        one_by_one: ExactCrew,
+        exact: ExactExecutor,
         task: LoadedTask,
         shards: Shards,
         settings: RunSettings,
         cores: int,
     ) -> None:
-        self.model = one_by_one.model
+        self.model = exact.model
         self._pool = ProcessPoolExecutor(
             cores,
             multiprocessing.get_context("spawn"),
@@ -142,19 +142,19 @@ class PooledCrew:
         self._pool.shutdown(wait=True, cancel_futures=True)
 
 
-_WORKER: list[ExactCrew] = []  # of this process
+_WORKER: list[ExactExecutor] = []  # the executor of this worker process
 
 
 def _begin_work(task: str, shards: Shards, settings: RunSettings) -> None:
     threading.Thread(target=_end_with_parent, daemon=True).start()
     prepare_torch(1)
-    crew = ExactCrew(load_task(task), shards, settings)
-    crew.model.network.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-    _WORKER.append(crew)
+    executor = ExactExecutor(load_task(task), shards, settings)
+    executor.model.network.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    _WORKER.append(executor)
 
 
 def _end_with_parent() -> None:
-    """End this process when the one that started it is gone, however it went."""
+    """End this process when its parent ends, however that ends."""
     parent = multiprocessing.parent_process()
     assert parent is not None
     parent.join()

@@ -1,4 +1,4 @@
-"""A client without a coordinator to call: what it holds, and its work coded as it would be sent."""
+"""A simulated client: the digests it holds, and its results encoded as for sending."""
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
@@ -15,29 +15,29 @@ from ssfl.v1 import coordinator_pb2 as pb
 
 
 @dataclass(frozen=True, eq=False)
-class Answer:
-    """What a client has to say to a task."""
+class ClientResult:
+    """A client's result of a task."""
 
     report: Mapping[str, Any]  # for the history
-    coded: EncodedPayload | None = None  # scores or values; a test has none
+    coded: EncodedPayload | None = None  # scores or values; an evaluation has none
 
 
 class SimulatedClient:
-    """One client: `ssfl.client.agent` without the calls, the waiting and the disk."""
+    """A client: `ssfl.client.agent` without calls, waiting and files."""
 
     def __init__(
         self, name: ClientId, num_samples: int, initial_digest: bytes, settings: RunSettings
     ) -> None:
         self.name = name
         self.num_samples = num_samples
-        # What it holds, as it would tell when it asks for a task.
+        # The digests it holds, as a real client sends them when it asks for a task.
         self.request = pb.NextTaskRequest(initial_digest=initial_digest)
-        self.residual: Vector | None = None  # lossy runs: what its updates have lost so far
+        self.residual: Vector | None = None  # lossy runs: the error of its updates so far
         self._residual_mask = b""
         self._settings = settings
 
     def hold(self, task: pb.Task, model: ModelState) -> None:
-        """Note what came with a task."""
+        """Record the model that came with a task."""
         self.request.initial_digest = model.initial_digest
         if task.HasField("score"):
             self.request.scored_digest = task.score.initial_digest
@@ -45,12 +45,12 @@ class SimulatedClient:
             self.request.mask_digest = model.mask.digest
             self.request.base_digest = model.base_digest
 
-    def scored(self, task: pb.Task, scores: Vector) -> Answer:
-        """Return the answer to SCORE."""
-        return Answer({}, write_scores(scores, task.score, self._settings, self.name))
+    def report_scores(self, task: pb.Task, scores: Vector) -> ClientResult:
+        """Return the result of SCORE."""
+        return ClientResult({}, write_scores(scores, task.score, self._settings, self.name))
 
-    def trained(self, task: pb.Task, trained: LocalResult, model: ModelState) -> Answer:
-        """Return the answer to TRAIN."""
+    def report_update(self, task: pb.Task, trained: LocalResult, model: ModelState) -> ClientResult:
+        """Return the result of TRAIN."""
         assert model.mask is not None and model.values is not None
         residual = self.residual if self._residual_mask == model.mask.digest else None
         coded = write_update(
@@ -61,23 +61,23 @@ class SimulatedClient:
         report = {
             "training_loss": trained.training_loss,
             "coding_error": coded.error,
-            "evaluation": _told(trained.base),
-            "personal": _told(trained.personal),
+            "evaluation": _history_entry(trained.base),
+            "personal": _history_entry(trained.personal),
         }
-        return Answer(report, coded)
+        return ClientResult(report, coded)
 
-    def evaluated(self, tested: GlobalEvaluation) -> Answer:
-        """Return the answer to EVALUATE."""
-        report = {"evaluation": _told(tested.evaluation)}
+    def report_evaluation(self, tested: GlobalEvaluation) -> ClientResult:
+        """Return the result of EVALUATE."""
+        report = {"evaluation": _history_entry(tested.evaluation)}
         if tested.validation is not None:
-            report["validation"] = _told(tested.validation)
-        return Answer(report)
+            report["validation"] = _history_entry(tested.validation)
+        return ClientResult(report)
 
-    def personalized(self, tested: Evaluation, own: Evaluation) -> Answer:
-        """Return the answer to PERSONALIZE."""
-        return Answer({"evaluation": _told(tested), "personal": _told(own)})
+    def report_personal(self, tested: Evaluation, own: Evaluation) -> ClientResult:
+        """Return the result of PERSONALIZE."""
+        return ClientResult({"evaluation": _history_entry(tested), "personal": _history_entry(own)})
 
 
-def _told(tested: Evaluation) -> dict[str, Any]:
-    """Return an evaluation as the history keeps it."""
+def _history_entry(tested: Evaluation) -> dict[str, Any]:
+    """Return an evaluation in the form of the history."""
     return {**asdict(tested), "metric_sums": dict(sorted(tested.metric_sums.items()))}

@@ -1,7 +1,7 @@
-"""Who does the clients' work in a simulated run.
+"""Executors: how the clients' work of a simulated run is computed.
 
-`exact`: one client after the other, on one thread of the CPU or on a GPU, by the very code of the
-service: the same digest. `fast` (fast_crew.py): many clients in one batched step.
+Mode `exact` runs one client after the other with the code of the service, on one thread of the CPU
+or on a GPU. It gives the same digest as the service. Mode `fast` is in batched_executor.py.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -23,8 +23,8 @@ from ssfl.method.strategies.contract import ClientId
 CPU = torch.device("cpu")
 
 
-class Crew(Protocol):
-    """All clients' work; results come in the order of the clients."""
+class ClientExecutor(Protocol):
+    """Computes the work of clients; results come in the order of the clients."""
 
     model: SiteModel
 
@@ -40,13 +40,15 @@ class Crew(Protocol):
 
     def personalize(
         self, clients: Sequence[ClientId], model: ModelState, rounds_done: int
-    ) -> Iterator[tuple[Evaluation, Evaluation]]: ...  # of the global model and of one's own
+    ) -> Iterator[
+        tuple[Evaluation, Evaluation]
+    ]: ...  # of the global model and of the personal model
 
     def close(self) -> None: ...
 
 
-class ExactCrew:
-    """One client at a time; they share one network, which each fills with what it was given."""
+class ExactExecutor:
+    """Runs one client at a time; all clients share one network, which each one loads."""
 
     def __init__(
         self,
@@ -55,7 +57,7 @@ class ExactCrew:
         settings: RunSettings,
         device: torch.device = CPU,
     ) -> None:
-        """Build the first client's model, which is the run's, and see that others' are the same."""
+        """Build the first client's model; raise ModelError if another client builds another."""
         (first, shard), *others = shards.items()
         self.model = SiteModel.build(task, shard, settings, device)
         try_first_batch(self.model.network, task, shard, settings.batch_size)
@@ -63,7 +65,7 @@ class ExactCrew:
             if not task.builds_same_model(shard, other):
                 self._compare(task, settings, first, name, other)
         self._sites = {
-            name: Site(task, one, settings, name, self.model) for name, one in shards.items()
+            name: Site(task, data, settings, name, self.model) for name, data in shards.items()
         }
 
     def _compare(
@@ -72,11 +74,11 @@ class ExactCrew:
         theirs = SiteModel.build(task, shard, settings, CPU, self.model.manifest).manifest
         if theirs.digest != self.model.manifest.digest:
             difference = self.model.manifest.first_difference(theirs)
-            raise ModelError(f"{name} builds another model than {first}: {difference}")
+            raise ModelError(f"{name} does not build the model of {first}: {difference}")
 
     def score(self, asked: Sequence[tuple[ClientId, ScoringRequest]]) -> Iterator[Vector]:
-        for name, one in asked:
-            yield self._sites[name].score(one)
+        for name, scoring in asked:
+            yield self._sites[name].score(scoring)
 
     def train(
         self, seen: Sequence[tuple[ClientId, ModelState]], round_number: int
@@ -105,8 +107,8 @@ class ExactCrew:
         return self._sites[name]
 
     def close(self) -> None:
-        """Nothing is held."""
+        """Release nothing."""
 
 
 def ignore(_step: int, _steps: int) -> None:
-    """Nobody watches the steps of a round."""
+    """Ignore the progress of a round."""

@@ -1,12 +1,13 @@
 """A coordinator and its clients in one process: the service without sockets, clock and disk.
 
-The run itself is the service's own: `advance` decides the steps, `task_for` what each client is
-asked and sent, `StepSum` adds up, the strategy makes the next model, `History` keeps the story.
-What the clients compute is up to a crew (crew.py), and the next model does not depend on their
-order. Time stands still for the run, so no deadline ever passes. Clients may arrive later: each
-joins while the round before its first one is under way.
+The run uses the parts of the service: `advance` decides the steps, `task_for` builds each client's
+task, `StepSum` adds up, the strategy makes the next model, `History` keeps the results. An executor
+(executors.py) computes the clients' work; the next model does not depend on its order. The clock
+stands still, so no deadline passes. A client that arrives later joins during the round before its
+first one.
 
-Bytes are those of the encoded tensors, as over loopback; what carries them is not simulated.
+Bytes are those of the encoded tensors, in the encodings that the service uses over a network. The
+messages that carry them are not simulated.
 """
 
 import time
@@ -43,19 +44,19 @@ from ssfl.server.run.weights import check_samples
 from ssfl.server.uploads.decode import score_blocks, update_blocks
 from ssfl.server.uploads.encoding_choice import Reader
 from ssfl.server.uploads.verify import ScoreCheck, ValueCheck
-from ssfl.simulator.clients import Answer, SimulatedClient
-from ssfl.simulator.executors import Crew, ExactCrew
+from ssfl.simulator.clients import ClientResult, SimulatedClient
+from ssfl.simulator.executors import ClientExecutor, ExactExecutor
 from ssfl.v1 import transfer_pb2
 
 Vector = npt.NDArray[np.float32]
-MakeCrew = Callable[[LoadedTask, Mapping[ClientId, Shard], RunSettings], Crew]
+MakeExecutor = Callable[[LoadedTask, Mapping[ClientId, Shard], RunSettings], ClientExecutor]
 
 NOW_S = 0.0
-READER = Reader(frozenset(transfer_pb2.Encoding.values()))
+ENCODINGS = frozenset(transfer_pb2.Encoding.values())
 
 
-class Federation:
-    """A run among clients, one step at a time."""
+class SimulatedFederation:
+    """A run with its clients, one step at a time."""
 
     def __init__(
         self,
@@ -63,19 +64,28 @@ class Federation:
         shards: Mapping[str, Shard],
         settings: RunSettings,
         arrivals: Mapping[str, int] | None = None,
-        make_crew: MakeCrew = ExactCrew,
+        make_executor: MakeExecutor = ExactExecutor,
+        *,
+        reference_coding: bool = True,
     ) -> None:
-        """Build the run's model; `arrivals` has the first round of clients that come later."""
+        """Build the run's model.
+
+        `arrivals` has the first round of each client that joins later. `reference_coding` encodes
+        values as over a network; without it they are encoded as over loopback.
+        """
         self.settings = settings
         self.history = History()
-        self.scores: Vector | None = None  # the clients' mean, once they have scored
-        self.best: ModelState | None = None  # by all clients' evaluations
+        self.scores: Vector | None = None  # the mean over clients, after they have scored
+        self.best: ModelState | None = None  # by the evaluations of all clients
+        self._reader = Reader(ENCODINGS, coded=reference_coding)
         self._strategy = strategy_for(settings)
         self._ledger = Ledger()
         self._shards = {ClientId(name): shard for name, shard in shards.items()}
         self._arrivals = {ClientId(name): number for name, number in (arrivals or {}).items()}
-        self._crew = make_crew(task, self._shards, settings)
-        self.model = begin_model(settings, self._crew.model.manifest, self._crew.model.initial)
+        self._executor = make_executor(task, self._shards, settings)
+        self.model = begin_model(
+            settings, self._executor.model.manifest, self._executor.model.initial
+        )
         self._clients = {
             name: SimulatedClient(name, shard.num_samples, self.model.initial_digest, settings)
             for name, shard in self._shards.items()
@@ -84,41 +94,41 @@ class Federation:
         self._received: dict[ClientId, Vector] = {}  # of the open step
         self._sum: StepSum | None = None
         self._began_s = 0.0
-        # Nobody is ever lost here: nobody besides is asked.
+        # No client is ever lost, so no extra client is asked.
         self.state = RunState(replace(settings, over_selection=1.0), run_id="simulated")
         self._begin()
 
     @property
     def next_work(self) -> Work | None:
-        """What the coming step is; None when the run is over."""
+        """The work of the open step; None when the run is over."""
         return self.state.step.work if self.state.step else None
 
-    def take_step(self) -> None:
-        """Let every client of the open step work, and make the next model of it."""
+    def run_step(self) -> None:
+        """Compute the work of every client of the open step, and make the next model."""
         step = self.state.step
         assert step is not None
         self._began_s = time.perf_counter()
-        self._let_in(step)
+        self._join_late_clients(step)
         clients = [self._clients[name] for name in sorted(step.cohort)]
-        given = [(client, *self._give(client)) for client in clients]
-        for (client, _, model), answer in zip(given, self._answers(step, given), strict=True):
-            self._take(client, model, answer, step)
+        assigned = [(client, *self._send_task(client)) for client in clients]
+        for (client, _, model), result in zip(assigned, self._results(step, assigned), strict=True):
+            self._accept(client, model, result, step)
         if self.state.finished:
             for client in self._clients.values():
                 if client.name in self.state.members:
-                    self._give(client)
+                    self._send_task(client)
 
     def close(self) -> None:
-        """End what works for the clients."""
-        self._crew.close()
+        """End the executor."""
+        self._executor.close()
 
     def document(self) -> dict[str, Any]:
-        """Return what the coordinator would write into history.json."""
+        """Return the document that a coordinator writes into history.json."""
         state = replace(self.state, settings=self.settings)
         return run_document(state, self.model, self.history, self._rows())
 
     def read(self, _step: int, client: ClientId, _digest: bytes, start: int, count: int) -> Vector:
-        """Return values of an upload, for the sum."""
+        """Return values of an upload for the sum."""
         return self._received[client][start : start + count]
 
     def _begin(self) -> None:
@@ -126,14 +136,14 @@ class Federation:
         first = next(iter(self._clients))
         if not manifest.rebuildable:
             _check_initial(self.model.initial, first, manifest)
-            self._count(first, "initial", Direction.UP, encoded_bytes(manifest.size), "dense")
+            self._count_bytes(first, "initial", Direction.UP, encoded_bytes(manifest.size), "dense")
         for name in self._clients:
             if name not in self._arrivals:
                 self._join(name)
         self._post(initialized(first, self.model))
 
-    def _let_in(self, step: Step) -> None:
-        """Let those join that take part from the next round on."""
+    def _join_late_clients(self, step: Step) -> None:
+        """Join the clients that take part from the next round on."""
         for name, number in sorted(self._arrivals.items()):
             due = step.work is Work.TRAIN and step.round_number + 1 >= number
             if due and name not in self.state.members:
@@ -148,13 +158,13 @@ class Federation:
         joined = events.Joined(name, "", shard.num_samples, digest, "simulated", labels=labels)
         self._post(joined)
 
-    def _give(self, client: SimulatedClient) -> tuple[Ready, ModelState]:
-        """Hand a client its task and what it lacks for it."""
+    def _send_task(self, client: SimulatedClient) -> tuple[Ready, ModelState]:
+        """Send a client its task, with the payloads it lacks."""
         ready = self._task(client)
         offset = 0
         for part in ready.parts:
             phase, word = ready.phase_at(offset), ready.encoding_at(offset)
-            self._count(client.name, phase, Direction.DOWN, len(part.data), word)
+            self._count_bytes(client.name, phase, Direction.DOWN, len(part.data), word)
             offset += len(part.data)
         seen = self._broadcasts.broadcast_for(client.name, self._work(), self.model).model
         client.hold(ready.task, seen)
@@ -163,47 +173,49 @@ class Federation:
     def _work(self) -> Work:
         return self.state.step.work if self.state.step else Work.EVALUATE
 
-    def _answers(
-        self, step: Step, given: list[tuple[SimulatedClient, Ready, ModelState]]
-    ) -> Iterator[Answer]:
-        """Yield the clients' answers, in their order."""
-        crew, names = self._crew, [client.name for client, _, _ in given]
+    def _results(
+        self, step: Step, assigned: list[tuple[SimulatedClient, Ready, ModelState]]
+    ) -> Iterator[ClientResult]:
+        """Yield the results of the clients, in their order."""
+        executor, names = self._executor, [client.name for client, _, _ in assigned]
         match step.work:
             case Work.SCORE:
                 asked = [
                     (client.name, scoring_request(ready.task.score, model.whole, model.mask))
-                    for client, ready, model in given
+                    for client, ready, model in assigned
                 ]
-                for (client, ready, _), scores in zip(given, crew.score(asked), strict=True):
-                    yield client.scored(ready.task, scores)
+                for (client, ready, _), scores in zip(assigned, executor.score(asked), strict=True):
+                    yield client.report_scores(ready.task, scores)
             case Work.TRAIN:
-                seen = [(client.name, model) for client, _, model in given]
-                results = crew.train(seen, step.round_number)
-                for (client, ready, model), trained in zip(given, results, strict=True):
-                    yield client.trained(ready.task, trained, model)
+                seen = [(client.name, model) for client, _, model in assigned]
+                results = executor.train(seen, step.round_number)
+                for (client, ready, model), trained in zip(assigned, results, strict=True):
+                    yield client.report_update(ready.task, trained, model)
             case Work.EVALUATE:
-                tests = crew.evaluate(names, self.model)
-                for (client, _, _), tested in zip(given, tests, strict=True):
-                    yield client.evaluated(tested)
+                tests = executor.evaluate(names, self.model)
+                for (client, _, _), tested in zip(assigned, tests, strict=True):
+                    yield client.report_evaluation(tested)
             case Work.PERSONALIZE:
-                tests_of_both = crew.personalize(names, self.model, self.state.rounds_done)
-                for (client, _, _), both in zip(given, tests_of_both, strict=True):
-                    yield client.personalized(*both)
+                tests_of_both = executor.personalize(names, self.model, self.state.rounds_done)
+                for (client, _, _), both in zip(assigned, tests_of_both, strict=True):
+                    yield client.report_personal(*both)
 
-    def _take(self, client: SimulatedClient, model: ModelState, answer: Answer, step: Step) -> None:
-        """Do what the service does with an upload."""
-        digest, largest, report = "", 0.0, answer.report
-        if answer.coded is not None:
-            values = self._decode(answer, model, step)
+    def _accept(
+        self, client: SimulatedClient, model: ModelState, result: ClientResult, step: Step
+    ) -> None:
+        """Check, count and post a result, as the service does with an upload."""
+        digest, largest, report = "", 0.0, result.report
+        if result.coded is not None:
+            values = self._decode(result, model, step)
             largest = self._check(values, client.name, model, step)
             values, norm = self._clip(values, model, step)
             if norm is not None:
                 report = {**report, "clipped": norm}
             self._received[client.name] = values
-            digest = answer.coded.payload.digest.hex()
-            word, size = encoding_word(answer.coded.payload.encoding), len(answer.coded.data)
+            digest = result.coded.payload.digest.hex()
+            word, size = encoding_word(result.coded.payload.encoding), len(result.coded.data)
             phase = "scores" if step.work is Work.SCORE else "values"
-            self._count(client.name, phase, Direction.UP, size, word)
+            self._count_bytes(client.name, phase, Direction.UP, size, word)
         self._post(events.UploadReceived(step.number, client.name, digest, largest, report))
 
     def _clip(self, values: Vector, model: ModelState, step: Step) -> tuple[Vector, float | None]:
@@ -217,7 +229,12 @@ class Federation:
             broadcast = self._broadcasts.broadcast_for(client.name, self._work(), self.model)
             try:
                 ready = task_for(
-                    self.state, broadcast, client.name, client.request, len(self._clients), READER
+                    self.state,
+                    broadcast,
+                    client.name,
+                    client.request,
+                    len(self._clients),
+                    self._reader,
                 )
             except NotBuilt as needed:
                 broadcast.build(needed.form)
@@ -225,9 +242,9 @@ class Federation:
                 assert ready is not None
                 return ready
 
-    def _decode(self, answer: Answer, model: ModelState, step: Step) -> Vector:
-        assert answer.coded is not None
-        data, payload = answer.coded.data, answer.coded.payload
+    def _decode(self, result: ClientResult, model: ModelState, step: Step) -> Vector:
+        assert result.coded is not None
+        data, payload = result.coded.data, result.coded.payload
         if step.work is Work.SCORE:
             blocks = score_blocks(data, payload, model.manifest.num_masked)
         else:
@@ -243,14 +260,14 @@ class Federation:
         return ValueCheck(client, model.manifest, model.mask).largest(0, values)
 
     def _post(self, event: events.Event, model: ModelState | None = None) -> None:
-        """Do what the service's run loop does with an event."""
+        """Advance the run and perform the actions, as the run loop of the service does."""
         self.state, actions, _ = advance(self.state, event, NOW_S)
         if model is not None:
             self.model = model
         for action in actions:
             match action:
                 case events.Persist():
-                    self.history.add(self._accounted(action.fact))
+                    self.history.add(self._with_accounting(action.fact))
                 case events.OpenStep():
                     self._sum = StepSum(
                         action.step, self.model, self, self._strategy, self.settings.score_outliers
@@ -262,8 +279,8 @@ class Federation:
                 case events.KeepBest():
                     self.best = self.model
 
-    def _accounted(self, fact: facts.Fact) -> facts.Fact:
-        """Return a fact with what the pure core does not know."""
+    def _with_accounting(self, fact: facts.Fact) -> facts.Fact:
+        """Return a fact with the seconds and bytes that the pure core does not know."""
         if isinstance(fact, facts.StepCommitted):
             seconds = time.perf_counter() - self._began_s
             report = {**fact.report, "seconds": seconds, "ledger": self._rows()}
@@ -273,7 +290,7 @@ class Federation:
     def _fold(self, action: events.Fold) -> None:
         assert self._sum is not None
         self._sum.fold(action.client, action.digest, action.weight)
-        if self._sum.work is Work.TRAIN:  # scores wait for the largest of all
+        if self._sum.work is Work.TRAIN:  # scores are needed until the largest is known
             del self._received[action.client]
 
     def _reduce(self, step: Step) -> None:
@@ -285,11 +302,11 @@ class Federation:
             self.scores = finished.scores
         self._post(reduced(step.number, finished.model, finished.report), finished.model)
 
-    def _count(
+    def _count_bytes(
         self, client: ClientId, phase: str, direction: Direction, num_bytes: int, encoding: str
     ) -> None:
         self._ledger.count(phase, direction, 0, num_bytes, client=client, encoding=encoding)
-        self._ledger.take()  # detail by client is for a file that nobody writes
+        self._ledger.take()  # drops the rows by client, which no file needs
 
     def _rows(self) -> list[dict[str, Any]]:
         return [{**row, "message_bytes": None} for row in self._ledger.rows()]

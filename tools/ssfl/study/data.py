@@ -1,11 +1,11 @@
-"""The data of a study: a known set cut among clients, in memory, by a seed.
+"""The data of a study: a known data set, cut among clients in memory by a seed.
 
-The samples are those that `ssfl shards` would write with the same flags, pixels 0 … 1 as a client
-reads them; beyond it a study can use a part of the data, smaller images, and clients that join
-late with classes nobody else has. Test samples follow the training samples, so the local test
-sets together are the whole test set, once.
+The samples are those that `ssfl shards` writes with the same flags, with pixels 0 … 1 as a client
+reads them. A study can also use a part of the data, smaller images, and clients that join late
+with classes that no other client has. Test samples are spread like training samples, so the local
+test sets together are the whole test set.
 
-A folder of shards can be the source as well: they are used as they are.
+The source can also be a folder of shards, which are used unchanged.
 """
 
 from collections.abc import Iterator
@@ -34,12 +34,16 @@ from ssfl.method.streams import Stream
 Indices = npt.NDArray[np.int64]
 
 _BLOCK = 4096  # images pooled at a time
-_OF_FOLDERS = ("source", "late_clients", "late_round")  # what can be said of shards already cut
+_FOLDER_FIELDS = (
+    "source",
+    "late_clients",
+    "late_round",
+)  # the fields that apply to a folder of shards
 
 
 @dataclass(frozen=True, slots=True)
 class DataSpec:
-    """Which data, and who has what of it."""
+    """Which data a study uses, and how they are cut among clients."""
 
     source: str = EMBEDDED  # a name that `ssfl shards` knows, or a folder that it wrote
     clients: int = 8
@@ -47,10 +51,10 @@ class DataSpec:
     alpha: float = 0.3
     classes_per_client: int = 2
     samples_per_client: int = 0  # on average, drawn from all training samples; 0: all of them
-    pool: int = 1  # images become so many times smaller, each pixel the mean of a square
+    pool: int = 1  # divides the sides of images; each pixel is the mean of a square
     late_classes: str = ""  # "8,9": only late clients have these, and they have no others
-    late_clients: int = 0  # the last so many
-    late_round: int = 0  # when they join
+    late_clients: int = 0  # number of clients that join late: the last ones
+    late_round: int = 0  # round before which they join
     validation: float = 0.0  # share of each client's training samples
 
     def validate(self) -> None:
@@ -62,31 +66,31 @@ class DataSpec:
             raise SettingsError(
                 f"the partition must be one of {', '.join(KINDS)}, got {self.partition!r}"
             )
-        for name, least in (
+        for name, minimum in (
             *(("clients", 1), ("classes_per_client", 1), ("samples_per_client", 0)),
             *(("pool", 1), ("late_clients", 0), ("late_round", 0)),
         ):
-            if getattr(self, name) < least:
-                raise SettingsError(f"{name} must be {least} or more, got {getattr(self, name)}")
+            if getattr(self, name) < minimum:
+                raise SettingsError(f"{name} must be {minimum} or more, got {getattr(self, name)}")
         if self.source in NAMES and self.late_clients >= self.clients:
             raise SettingsError(
-                f"late_clients {self.late_clients} leaves none of {self.clients} clients to begin "
-                "with: ask for fewer"
+                f"late_clients {self.late_clients} leaves none of {self.clients} clients for "
+                "the start: ask for fewer"
             )
         if self.late_clients and not self.late_round:
             raise SettingsError(
                 "late_clients needs late_round, the round before which they join: 1 or more"
             )
         if self.late_classes and not self.late_clients:
-            raise SettingsError("late_classes needs late_clients: somebody must hold them")
+            raise SettingsError("late_classes needs late_clients, the clients that have them")
         if self.source not in NAMES:
             self._refuse_cutting()
 
     def _refuse_cutting(self) -> None:
-        for one in fields(self):
-            if one.name not in _OF_FOLDERS and getattr(self, one.name) != one.default:
+        for field in fields(self):
+            if field.name not in _FOLDER_FIELDS and getattr(self, field.name) != field.default:
                 raise SettingsError(
-                    f"{one.name} is for cutting one of {', '.join(NAMES)}; the shards of "
+                    f"{field.name} is for cutting one of {', '.join(NAMES)}; the shards of "
                     f"{self.source} are used as they are, so leave it out"
                 )
 
@@ -97,7 +101,7 @@ BENCHMARK_S = DataSpec(source="fashion-mnist", clients=100, samples_per_client=2
 def build_shards(spec: DataSpec, seed: int) -> dict[str, Shard]:
     """Return the shards by client, in the order of names; the same seed gives the same bytes.
 
-    Raises SettingsError, SourceError, ShardError or PartitionError with what to do about it.
+    Raises SettingsError, SourceError, ShardError or PartitionError; the message has the remedy.
     """
     spec.validate()
     if spec.source not in NAMES:
@@ -108,27 +112,27 @@ def build_shards(spec: DataSpec, seed: int) -> dict[str, Shard]:
 
 
 def arrivals(spec: DataSpec) -> dict[str, int]:
-    """Return the clients that join late, and the round in which they do."""
+    """Return the clients that join late, each with its first round."""
     spec.validate()
     names = _names(spec)
     return dict.fromkeys(names[len(names) - spec.late_clients :], spec.late_round)
 
 
 def available(source: str) -> bool:
-    """Tell whether a source can be read here; SourceError if it is there but damaged."""
+    """Return True if a source is on this machine; raise SourceError if it is damaged."""
     if source == EMBEDDED:
         return find_spec("sklearn") is not None
     if source not in NAMES:
         return Path(source).expanduser().is_dir()
     try:
         _read(source)
-    except _NotHere:
+    except _FilesMissing:
         return False
     return True
 
 
 def first_available(*sources: str) -> str:
-    """Return the first source that can be read here; SourceError if none can."""
+    """Return the first source that is on this machine; raise SourceError if none is."""
     for source in sources:
         if available(source):
             return source
@@ -141,7 +145,7 @@ def _names(spec: DataSpec) -> list[str]:
         if spec.late_clients >= len(names):
             raise SettingsError(
                 f"late_clients {spec.late_clients} leaves none of the {len(names)} shards of "
-                f"{spec.source} to begin with: ask for fewer"
+                f"{spec.source} for the start: ask for fewer"
             )
         return names
     width = max(2, len(str(spec.clients - 1)))
@@ -152,7 +156,7 @@ def _folder(source: str) -> Path:
     folder = Path(source).expanduser()
     if not folder.is_dir():
         raise SourceError(
-            f"there is no data set and no folder called {source}: name one of "
+            f"{source} is neither a data set nor a folder: name one of "
             f"{', '.join(NAMES)}, or a folder that `ssfl shards` wrote"
         )
     return folder
@@ -174,13 +178,13 @@ def _how_to_get(source: str) -> str:
     )
 
 
-class _NotHere(SourceError):
-    """None of the files of a known set is here."""
+class _FilesMissing(SourceError):
+    """A known data set is not on this machine."""
 
 
 @lru_cache(maxsize=2)
 def _read(source: str) -> DataSet:
-    """Return a known set; its files are read once by a process."""
+    """Return a known data set; a process reads its files once."""
     if source == EMBEDDED:
         return digits()
     for place in _places(source):
@@ -188,18 +192,20 @@ def _read(source: str) -> DataSet:
             return PUBLISHED_SETS[source].read(place, None)
         except MissingFiles:
             continue
-    raise _NotHere(_how_to_get(source))
+    raise _FilesMissing(_how_to_get(source))
 
 
 @lru_cache(maxsize=2)
 def _smaller(source: str, pool: int) -> DataSet:
-    """Return a known set with its images pooled."""
+    """Return a known data set with its images pooled."""
     data = _read(source)
     if pool == 1:
         return data
     rows, columns = data.input_shape[-2:]
     if rows % pool or columns % pool:
-        raise SettingsError(f"images of {rows}x{columns} cannot be pooled by {pool}: no divisor")
+        raise SettingsError(
+            f"images of {rows}x{columns} cannot be pooled by {pool}: it must divide both sides"
+        )
     train_x, test_x = (_pooled(x, pool) for x in (data.train_x, data.test_x))
     return DataSet(data.name, train_x, data.train_y, test_x, data.test_y, data.class_names)
 
@@ -218,20 +224,20 @@ def _pooled(x: Array, pool: int) -> npt.NDArray[np.float32]:
 
 
 def _scaled(x: Array, stored: np.dtype[Any]) -> npt.NDArray[np.float32]:
-    """Return pixels as a client reads them: of whole numbers the largest becomes 1."""
+    """Return pixels as a client reads them; the largest whole number becomes 1."""
     pixels: npt.NDArray[np.float32] = x.astype(np.float32, copy=False)
     return pixels / np.float32(np.iinfo(stored).max) if stored.kind == "u" else pixels
 
 
 def _cut(data: DataSet, spec: DataSpec, seed: int) -> Iterator[Shard]:
-    """Yield the shards, those of late clients last."""
+    """Yield the shards; those of late clients come last."""
     late = _late_classes(data, spec)
     if not late:
         yield from _deal(data, spec, spec.clients, np.arange(data.num_classes), seed)
         return
     others = np.setdiff1d(np.arange(data.num_classes), late)
     yield from _deal(data, spec, spec.clients - spec.late_clients, others, seed)
-    # A seed of its own, so that late clients are not the first ones with other classes.
+    # Another seed, so that late clients are not copies of the first ones with other classes.
     late_seed = int(Stream(seed, "study", "late").words(1)[0] >> np.uint64(1))
     yield from _deal(data, spec, spec.late_clients, np.array(late), late_seed)
 
@@ -242,19 +248,19 @@ def _late_classes(data: DataSet, spec: DataSpec) -> list[int]:
     for word in words:
         if word not in known:
             raise SettingsError(
-                f"late_classes must be numbers of classes, 0 to {data.num_classes - 1}, parted by "
-                f"commas; got {word!r}"
+                f"late_classes must be numbers of classes, 0 to {data.num_classes - 1}, separated "
+                f"by commas; got {word!r}"
             )
     late = sorted({known[word] for word in words})
     if len(late) == data.num_classes:
-        raise SettingsError("late_classes names all classes: leave some to begin with")
+        raise SettingsError("late_classes names all classes: leave some for the other clients")
     return late
 
 
 def _deal(
     data: DataSet, spec: DataSpec, clients: int, classes: Indices, seed: int
 ) -> Iterator[Shard]:
-    """Yield the shards of some clients, who have the samples of some classes among them."""
+    """Yield the shards of `clients` clients, which share the samples of `classes`."""
     train = _drawn(np.flatnonzero(np.isin(data.train_y, classes)), spec, clients, seed)
     test = np.flatnonzero(np.isin(data.test_y, classes))
     labels = data.train_y[train]
@@ -288,7 +294,7 @@ def _deal(
 
 
 def _drawn(samples: Indices, spec: DataSpec, clients: int, seed: int) -> Indices:
-    """Return the samples to be dealt out: all, or a random part."""
+    """Return the samples to cut: all, or a random part."""
     wanted = clients * spec.samples_per_client
     if wanted > len(samples):
         raise PartitionError(

@@ -1,4 +1,4 @@
-"""What a study raises itself, and what its parts raise for people to read."""
+"""The exceptions of a study, and those of its parts whose message is for users."""
 
 from ssfl.datasets.errors import DataError
 from ssfl.learning.errors import LearningError
@@ -8,8 +8,8 @@ from ssfl.server.errors import Refusal
 
 
 class StudyError(Exception):
-    """A study cannot be run or compared so; the message says what is wrong with it."""
+    """A study cannot be run or compared; the message names the fault."""
 
 
-# The message alone says what is wrong and what to do; anything else is a bug.
+# The message of these states fault and remedy; any other exception is a bug.
 EXPECTED = (DataError, LearningError, MethodError, ProgramError, Refusal, StudyError)

@@ -1,4 +1,4 @@
-"""A sweep in a TOML file: what all runs share, and what differs between them.
+"""A sweep in a TOML file: the settings that all runs share, and those that vary.
 
     seeds = 5                       # 0 to 4; or a list: [0, 1, 2]
     mode = "exact"
@@ -14,13 +14,13 @@
     sparsity = [0.5, 0.9]
     alpha = [0.1, 10]
 
-    [[variant]]                     # and each of them once per variant
+    [[variant]]                     # each combination is run once per variant
     name = "ssfl"
 
     [[variant]]
     name = "dense"
     strategy = "fedavg"
-    sparsity = 0.9                  # what a variant fixes does not vary for it
+    sparsity = 0.9                  # a key that a variant sets does not vary for it
 
 Keys of [grid] and of variants are settings, fields of the data, `mode`, `task` or `device`.
 """
@@ -41,16 +41,16 @@ from ssfl.program.settings.command_line import closest
 from ssfl.program.settings.options import Option, Value, options_of
 from ssfl.study.data import DataSpec
 from ssfl.study.errors import StudyError
-from ssfl.study.run_spec import CPU, DEVICES, ELSEWHERE, IMAGE, MODES, RunSpec
+from ssfl.study.run_spec import CPU, DEVICES, IMAGE, MODES, STUDY_SETTINGS, RunSpec
 
-PLAIN = "run"  # the name of a configuration that has no other to be told from
+UNNAMED = "run"  # name of the only configuration of a study
 MAX_RUNS = 100_000
-_TOP = ("data", "settings", "seeds", "mode", "task", "device", "grid", "variant")
+_TOP_LEVEL_KEYS = ("data", "settings", "seeds", "mode", "task", "device", "grid", "variant")
 
 
 @dataclass(frozen=True, slots=True)
-class _Other:
-    """What varies beyond data and settings."""
+class _SpecFields:
+    """The fields of RunSpec that may vary, other than data and settings."""
 
     mode: str = field(default="exact", metadata={"choices": MODES})
     task: str = IMAGE
@@ -59,21 +59,21 @@ class _Other:
 
 DATA = {option.name: option for option in options_of(DataSpec)}
 SETTINGS = {
-    option.name: option for option in options_of(RunSettings) if option.name not in ELSEWHERE
+    option.name: option for option in options_of(RunSettings) if option.name not in STUDY_SETTINGS
 }
-OTHER = {option.name: option for option in options_of(_Other)}
-KEYS: dict[str, Option] = {**SETTINGS, **DATA, **OTHER}
+SPEC_FIELDS = {option.name: option for option in options_of(_SpecFields)}
+KEYS: dict[str, Option] = {**SETTINGS, **DATA, **SPEC_FIELDS}
 
 
 @dataclass(frozen=True, slots=True)
 class Study:
-    """What all runs share by name, what varies, and the seeds.
+    """The values that all runs share, the values that vary, and the seeds.
 
     Attributes:
         base: values by key
-        grid: the values that each key takes, all combinations of them
-        variants: values by key, by the variant's name; stronger than `base` and `grid`
-        seeds: of every configuration
+        grid: the values of each key; all combinations are run
+        variants: values by key, by name of the variant; they override `base` and `grid`
+        seeds: the seeds of every configuration
     """
 
     base: Mapping[str, Value] = field(default_factory=dict)
@@ -82,7 +82,7 @@ class Study:
     seeds: Sequence[int] = (0,)
 
     def with_base(self, given: Mapping[str, Value]) -> "Study":
-        """Return it with other values of what all runs share.
+        """Return the study with other values that all runs share.
 
         Raises StudyError for a key that varies.
         """
@@ -109,7 +109,7 @@ class Study:
             for chosen in itertools.product(*varying.values()):
                 point = dict(zip(varying, chosen, strict=True))
                 words = [f"{key}={value}" for key, value in point.items()]
-                name = " ".join([variant, *words] if variant else words) or PLAIN
+                name = " ".join([variant, *words] if variant else words) or UNNAMED
                 found.append((name, {**self.base, **point, **fixed}))
         return found
 
@@ -117,25 +117,27 @@ class Study:
 def _spec(name: str, values: Mapping[str, Value], seed: int) -> RunSpec:
     data: dict[str, Any] = {key: value for key, value in values.items() if key in DATA}
     settings: dict[str, Any] = {key: value for key, value in values.items() if key in SETTINGS}
-    other: dict[str, Any] = {key: value for key, value in values.items() if key in OTHER}
+    other: dict[str, Any] = {key: value for key, value in values.items() if key in SPEC_FIELDS}
     return RunSpec(name, DataSpec(**data), settings, seed, **other)
 
 
 def read_grid(file: Path) -> Study:
     """Return the study that a TOML file describes.
 
-    Raises StudyError naming the file, the key and, for an unknown one, the nearest that is known.
+    Raises StudyError with the file and the key; for an unknown key, also the closest known one.
     """
     document = _load(file)
     for key in document:
-        if key not in _TOP:
+        if key not in _TOP_LEVEL_KEYS:
             section = "data" if key in DATA else "settings" if key in SETTINGS else ""
-            hint = f": it belongs under [{section}]" if section else closest(key, _TOP)
-            raise StudyError(f"{key} in {file} is no part of a study{hint}")
+            hint = f": it belongs under [{section}]" if section else closest(key, _TOP_LEVEL_KEYS)
+            raise StudyError(f"{key} in {file} is not a key of a study{hint}")
     base = {
         **_values(_table(document, "data", file), DATA, "data", file),
         **_values(_table(document, "settings", file), SETTINGS, "settings", file),
-        **_values({key: document[key] for key in OTHER if key in document}, OTHER, "", file),
+        **_values(
+            {key: document[key] for key in SPEC_FIELDS if key in document}, SPEC_FIELDS, "", file
+        ),
     }
     return Study(base, _grid(document, file), _variants(document, file), _seeds(document, file))
 
@@ -149,8 +151,7 @@ def read_seeds(text: str, subject: str) -> list[int]:
     """
     if not re.fullmatch(r"\d+(\s*,\s*\d+)*,?", text.strip()):
         raise StudyError(
-            f"{subject} must be a number of seeds, as 5, or seeds with commas, as 0,1,2; "
-            f"got {text!r}"
+            f"{subject} must be a number of seeds such as 5, or a list such as 0,1,2; got {text!r}"
         )
     numbers = [int(word) for word in text.split(",") if word.strip()]
     return _checked_seeds(numbers if "," in text else numbers[0], subject)
@@ -162,13 +163,13 @@ def _checked_seeds(given: object, subject: str) -> list[int]:
     if (
         isinstance(given, list)
         and given
-        and all(isinstance(one, int) and not isinstance(one, bool) for one in given)
+        and all(isinstance(seed, int) and not isinstance(seed, bool) for seed in given)
     ):
         if len(set(given)) < len(given):
             raise StudyError(f"{subject} names a seed twice")
         return given
     raise StudyError(
-        f"{subject} must be how many seeds, 1 to {MAX_RUNS}, or a list of them; got {given}"
+        f"{subject} must be the number of seeds, 1 to {MAX_RUNS}, or a list of seeds; got {given}"
     )
 
 
@@ -182,16 +183,16 @@ def _grid(document: Mapping[str, Any], file: Path) -> dict[str, list[Value]]:
         subject = f"{key} in [grid] of {file}"
         if not isinstance(listed, list) or not listed:
             raise StudyError(f"{subject} must be a list of values, such as [0.5, 0.9]")
-        values = [_values({key: one}, KEYS, "grid", file) for one in listed]
-        grid |= {name: [one[name] for one in values] for name in values[0]}
-        if len({str(one) for one in listed}) < len(listed):
+        values = [_values({key: value}, KEYS, "grid", file) for value in listed]
+        grid |= {name: [entry[name] for entry in values] for name in values[0]}
+        if len({str(value) for value in listed}) < len(listed):
             raise StudyError(f"{subject} has a value twice")
     return grid
 
 
 def _variants(document: Mapping[str, Any], file: Path) -> dict[str, dict[str, Value]]:
     listed = document.get("variant", [])
-    if not isinstance(listed, list) or not all(isinstance(one, dict) for one in listed):
+    if not isinstance(listed, list) or not all(isinstance(table, dict) for table in listed):
         raise StudyError(f"variant in {file} must be tables: [[variant]] in double brackets")
     variants: dict[str, dict[str, Value]] = {}
     for number, table in enumerate(listed, start=1):
@@ -208,7 +209,7 @@ def _variants(document: Mapping[str, Any], file: Path) -> dict[str, dict[str, Va
 def _values(
     table: Mapping[str, Any], known: Mapping[str, Option], section: str, file: Path
 ) -> dict[str, Value]:
-    """Return the values of a table, each as its flag would read it."""
+    """Return the values of a table, parsed like those of flags."""
     values: dict[str, Value] = {}
     for key, written in table.items():
         name = key.replace("-", "_")
@@ -229,25 +230,25 @@ def _values(
 
 
 def _why_unknown(name: str, known: Mapping[str, Option]) -> str:
-    if name in OTHER:
+    if name in SPEC_FIELDS:
         return "not known there: it belongs at the top of the file"
     if name in KEYS:
         return f"not known there: it belongs under [{'data' if name in DATA else 'settings'}]"
-    if name in ELSEWHERE and name not in DATA:
-        return f"no setting of a study: {ELSEWHERE[name]}"
-    return f"no setting of a study{closest(name, known)}"
+    if name in STUDY_SETTINGS and name not in DATA:
+        return f"not a setting of a study: {STUDY_SETTINGS[name]}"
+    return f"not a setting of a study{closest(name, known)}"
 
 
 def _table(document: Mapping[str, Any], name: str, file: Path) -> dict[str, Any]:
     table = document.get(name, {})
     if not isinstance(table, dict):
-        raise StudyError(f"{name} in {file} must be a table: [{name}] on a line of its own")
+        raise StudyError(f"{name} in {file} must be a table: write [{name}] on its own line")
     return table
 
 
 def _load(file: Path) -> dict[str, Any]:
     try:
-        # Decimal keeps 0.90 as written: the sparsity is exact decimal arithmetic.
+        # Decimal keeps 0.90 as written; sparsity is exact decimal arithmetic.
         return tomllib.loads(file.read_text("utf-8"), parse_float=Decimal)
     except OSError as error:
         raise StudyError(f"the study {file} cannot be read: {error.strerror}") from None

@@ -1,7 +1,7 @@
 """Means over seeds, and differences paired by seed with their 95 % interval (Student's t).
 
-Runs of one seed share their data and their sampled clients, so a difference is taken seed by seed:
-what a seed does to both sides cancels out.
+Runs of one seed share their data and their sampled clients. A difference is taken seed by seed, so
+that the effect of the seed on both sides cancels out.
 """
 
 import math
@@ -12,12 +12,12 @@ from typing import Any
 from ssfl.study.errors import StudyError
 
 ACCURACIES = ("pooled", "mean", "personal", "validation_pooled", "validation_mean")
-_HALVINGS = 200  # more than a float64 has bits: the quantile is exact to the last digits
+_HALVINGS = 200  # more than the bits of a float64, so that the quantile is exact
 
 
 @dataclass(frozen=True, slots=True)
 class Spread:
-    """A mean over seeds; `sd` (n - 1) and the interval are nan where one seed says nothing."""
+    """A mean over seeds; for a single seed, `sd` (n - 1) and the interval are nan."""
 
     mean: float
     sd: float
@@ -31,7 +31,7 @@ class Spread:
 
 
 def mean_and_sd(values: Sequence[float]) -> tuple[float, float]:
-    """Return the mean and the sample's standard deviation (n - 1); nan for what is unknown.
+    """Return the mean and the sample's standard deviation (n - 1); nan if unknown.
 
     Examples:
         >>> mean_and_sd([2, 4, 4, 6])
@@ -49,11 +49,11 @@ def mean_and_sd(values: Sequence[float]) -> tuple[float, float]:
 
 
 def spread(values: Sequence[float], level: float = 0.95) -> Spread:
-    """Return the mean of some runs, and the interval in which their true mean lies at that level.
+    """Return the mean of `values` and its confidence interval at `level`.
 
     Examples:
-        >>> one = spread([1.0, 2.0, 3.0, 4.0, 5.0])
-        >>> one.mean, round(one.low, 3), round(one.high, 3)
+        >>> five = spread([1.0, 2.0, 3.0, 4.0, 5.0])
+        >>> five.mean, round(five.low, 3), round(five.high, 3)
         (3.0, 1.037, 4.963)
     """
     mean, sd = mean_and_sd(values)
@@ -85,7 +85,7 @@ def paired_difference(
 
 
 def t_quantile(probability: float, freedom: int) -> float:
-    """Return the value that Student's t with so many degrees of freedom stays below so often.
+    """Return the quantile of Student's t with `freedom` degrees of freedom.
 
     Examples:
         >>> round(t_quantile(0.975, 4), 4)
@@ -107,7 +107,7 @@ def t_quantile(probability: float, freedom: int) -> float:
 
 
 def _inside(angle: float, freedom: int) -> float:
-    """Return P(-t < T < t): a finite sum for a whole number of degrees of freedom."""
+    """Return P(-t < T < t), a finite sum for whole degrees of freedom."""
     sine, cosine = math.sin(angle), math.cos(angle)
     odd = freedom % 2
     term = total = (cosine if odd else 1.0) if freedom > 1 else 0.0
@@ -122,10 +122,10 @@ def last_rounds_mean(
 ) -> float | None:
     """Return the mean accuracy of the models that the last `count` rounds ended with.
 
-    `pooled` and `mean` are those of the global model, from every evaluation by all clients that
-    falls into these rounds (`evaluate_last` sees to one after each), on test samples or, with
-    `validation_` before the name, on validation samples; `personal` is that of the clients' own
-    models as trained in these rounds. None if nothing was measured.
+    `pooled` and `mean` belong to the global model, from every evaluation by all clients in these
+    rounds (`evaluate_last` makes one after each). They are measured on test samples, or on
+    validation samples with the prefix `validation_`. `personal` belongs to the clients' own models
+    after training in these rounds. None if nothing was measured.
     """
     found = last_accuracies(document, count, accuracy)
     return math.fsum(found) / len(found) if found else None
@@ -134,16 +134,16 @@ def last_rounds_mean(
 def last_accuracies(
     document: Mapping[str, Any], count: int = 10, accuracy: str = "mean"
 ) -> list[float]:
-    """Return the accuracies that `last_rounds_mean` is the mean of."""
+    """Return the accuracies that `last_rounds_mean` averages."""
     if accuracy not in ACCURACIES:
         raise StudyError(f"an accuracy is one of {', '.join(ACCURACIES)}, not {accuracy!r}")
     first = document["rounds_done"] - count
     if accuracy == "personal":
-        found = [one["personal"] for one in document["rounds"] if one["round"] >= first]
+        found = [entry["personal"] for entry in document["rounds"] if entry["round"] >= first]
     else:
         kind = accuracy.removeprefix("validation_")
-        tests = [one for one in document["evaluations"] if one["rounds_done"] > first]
+        tests = [test for test in document["evaluations"] if test["rounds_done"] > first]
         if kind != accuracy:
-            tests = [one["validation"] for one in tests if one.get("validation")]
-        found = [one[kind] for one in tests]
+            tests = [test["validation"] for test in tests if test.get("validation")]
+        found = [test[kind] for test in tests]
     return [value for value in found if value is not None]

@@ -1,19 +1,18 @@
-"""How far the mask found from a few minibatches is from the mask of all the data.
+"""The error of a mask from a few minibatches, compared with the mask of all the data.
 
-Scores |g·w| of minibatches, those that the clients of a run would score, are taken from the
-clients in turn, weighted by their training samples, and averaged over the first n; the Top-k mask
-of that mean is compared with the mask of an oracle that has seen every training sample. The error
-is the share of the oracle's kept weights that are missed. There are two oracles, and they do not
-agree:
+The clients score their minibatches |g·w| as in a run. The scores are taken from the clients in
+turn, weighted by training samples, and averaged over the first n. The Top-k mask of that mean is
+compared with the mask of an oracle that has seen every training sample. The error is the share of
+the oracle's kept weights that the mask misses. There are two oracles, which do not agree:
 
 mean of minibatch scores    the mean of |g·w| over minibatches that hold every sample once, each
-                            of one client's samples in random order: what the method's own mean
-                            tends to, but for the balance of classes
-score of the full gradient  |g·w| of the loss over all samples at once: gradients of different
+                            of one client's samples in random order; the method's mean tends to
+                            it, apart from the balance of classes
+score of the full gradient  |g·w| of the loss over all samples at once; gradients of different
                             samples cancel before the magnitude is taken, so a mean of magnitudes
-                            does not tend to it, however many minibatches there are
+                            does not tend to it
 
-So each has a floor, and `flat_at` says from which n on the error is as good as at the last one.
+So the error has a floor, and `flat_at` is the n from which on it is as good as at the last n.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -44,8 +43,8 @@ MINIBATCHES = (1, 2, 5, 10, 20, 40, 80, 100, 150, 200, 300, 400)
 SPARSITIES = ("0.5", "0.9", "0.95")
 MEAN_OF_SCORES = "mean of minibatch scores"
 FULL_GRADIENT = "score of the full gradient"
-_AT_ONCE = 1000  # samples of the full gradient in memory together
-_TOLERANCE = 0.1  # relative: an error this close to the last one is flat
+_SAMPLES_AT_ONCE = 1000  # samples in memory for the full gradient
+_TOLERANCE = 0.1  # relative; an error this close to the last one counts as flat
 
 Doubles = npt.NDArray[np.float64]
 
@@ -58,19 +57,19 @@ def mask_error(
     sparsities: Sequence[str] = SPARSITIES,
     task: Task = image_task,
 ) -> dict[str, Any]:
-    """Return the errors by oracle and sparsity, of every seed; ready for JSON.
+    """Return the errors of every seed by oracle and sparsity, in types that JSON has.
 
-    `settings` say which model, how large a minibatch is and how weights start.
+    `settings` has the model, the batch size and the initialization.
     """
     measured = [
-        _of_one_seed(
+        _errors_of_seed(
             build_shards(spec, seed), replace(settings, seed=seed), minibatches, sparsities, task
         )
         for seed in seeds
     ]
     oracles = {
         oracle: {
-            sparsity: _summary([one[oracle][sparsity] for one in measured], minibatches)
+            sparsity: _summary([errors[oracle][sparsity] for errors in measured], minibatches)
             for sparsity in sparsities
         }
         for oracle in (MEAN_OF_SCORES, FULL_GRADIENT)
@@ -85,9 +84,9 @@ def mask_error(
 
 
 def flat_at(minibatches: Sequence[int], mean: Sequence[float], deviation: float) -> int:
-    """Return the least number of minibatches from which on the error stays as good as the last.
+    """Return the smallest number of minibatches from which on the error stays near the last one.
 
-    That is, at most a tenth above it, or at most its standard deviation over seeds.
+    Near is a tenth above it, or its standard deviation over seeds above it.
     """
     limit = mean[-1] + max(_TOLERANCE * mean[-1], deviation)
     above = [place for place, error in enumerate(mean) if error > limit]
@@ -99,14 +98,14 @@ def _summary(errors: list[list[float]], minibatches: Sequence[int]) -> dict[str,
     mean = table.mean(axis=0).tolist()
     deviation = table.std(axis=0, ddof=1 if len(errors) > 1 else 0).tolist()
     return {
-        "errors": errors,  # of each seed, at each number of minibatches
+        "errors": errors,  # by seed, then by number of minibatches
         "mean": mean,
         "standard_deviation": deviation,
         "flat_at": flat_at(minibatches, mean, deviation[-1]),
     }
 
 
-def _of_one_seed(
+def _errors_of_seed(
     shards: Mapping[str, Shard],
     settings: RunSettings,
     minibatches: Sequence[int],
@@ -136,7 +135,7 @@ def _of_one_seed(
 
 
 def missed(oracle: Mask, found: Mask) -> float:
-    """Return the share of the oracle's kept weights that the other mask does not keep."""
+    """Return the share of the oracle's kept weights that `found` does not keep."""
     return int(np.count_nonzero(oracle.bools() & ~found.bools())) / oracle.num_kept
 
 
@@ -152,7 +151,7 @@ def _running_means(
     settings: RunSettings,
     minibatches: Sequence[int],
 ) -> Iterator[Doubles]:
-    """Yield the mean score of the first n minibatches, for each n, ascending."""
+    """Yield the mean score of the first n minibatches, for each n in ascending order."""
     turns = -(-max(minibatches) // len(shards))
     batches = {
         name: list(scoring_batches(shard, settings, name, 0, turns))
@@ -191,17 +190,20 @@ def _mean_of_scores(
 def _full_gradient(
     model: nn.Module, manifest: Manifest, task: Task, shards: Mapping[str, Shard]
 ) -> Doubles:
-    """Return |g·w| of the mean loss over all training samples, some of them at a time."""
+    """Return |g·w| of the mean loss over all training samples, computed in batches."""
     places = trained_places(model, manifest)
     total, samples = np.zeros(manifest.num_masked), 0
     for shard in shards.values():
-        for start in range(0, shard.num_samples, _AT_ONCE):
-            indices = np.arange(start, min(start + _AT_ONCE, shard.num_samples))
+        for start in range(0, shard.num_samples, _SAMPLES_AT_ONCE):
+            indices = np.arange(start, min(start + _SAMPLES_AT_ONCE, shard.num_samples))
             x, y = batch_tensors(shard.train_x, shard.train_y, indices, model)
             with scoring_mode(model):
                 loss = task.loss(model, x, y)
                 gradients = torch.autograd.grad(
-                    loss, [one for one, _ in places], allow_unused=True, materialize_grads=True
+                    loss,
+                    [parameter for parameter, _ in places],
+                    allow_unused=True,
+                    materialize_grads=True,
                 )
             for (parameter, place), gradient in zip(places, gradients, strict=True):
                 product = (gradient * parameter.detach()).double()

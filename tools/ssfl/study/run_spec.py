@@ -1,4 +1,4 @@
-"""One run of a study, said in full: the same spec gives the same model."""
+"""The specification of one run of a study: the same spec gives the same model."""
 
 import hashlib
 import json
@@ -22,29 +22,29 @@ MODES = ("exact", "fast")
 DEVICES = ("auto", "cpu", "cuda", "mps")
 CPU = "cpu"
 IMAGE = "image"
-# Settings of a run that a study has its own words for, and those.
-ELSEWHERE = {
-    "clients": "every shard is a client: say how many with the data's `clients`",
+# Run settings that a study replaces, and what replaces them.
+STUDY_SETTINGS = {
+    "clients": "every shard is a client: set `clients` of the data",
     "seed": "a study has `seeds`",
     "reproducible": "a simulated run always is",
 }
-_LONGEST = 80  # characters of a name in that of a file
+_MAX_NAME_CHARS = 80  # characters of a configuration name in a file name
 
 
 @dataclass(frozen=True, slots=True)
 class RunSpec:
-    """A run: which data, which settings, which seed.
+    """A run: its data, settings and seed.
 
     Attributes:
-        name: of the configuration; runs that differ in their seed alone share it
-        data: which data, and who has what of it; cut by `seed`, too
-        settings: run settings by name, as the flags of `ssfl-coordinator`; others are defaults,
-            or those of the `profile` among them
-        seed: behind every random choice of data and run
+        name: name of the configuration; runs that differ only in their seed share it
+        data: which data, and how they are cut; the cut depends on `seed`
+        settings: run settings by name, as the flags of `ssfl-coordinator`; the others have the
+            value of `profile` or their default
+        seed: decides every random choice of data and run
         mode: `exact`, the bits of the service, or `fast`, clients stacked where that is faster
-        arrivals: clients that join later, and before which round; beyond those of `data`
-        task: what is learned: image, table, a .py file or an importable module
-        device: where clients compute, as for `ssfl-client`
+        arrivals: clients that join later, each with its first round, in addition to those of `data`
+        task: image, table, a .py file or an importable module
+        device: device that clients compute on, as for `ssfl-client`
     """
 
     name: str
@@ -58,34 +58,34 @@ class RunSpec:
 
     @property
     def label(self) -> str:
-        """What a person calls it."""
+        """Name and seed, for people."""
         return f"{self.name}, seed {self.seed}"
 
     def late(self) -> dict[str, int]:
-        """Return every client that joins late, with its round."""
+        """Return every client that joins late, with its first round."""
         return {**arrivals(self.data), **self.arrivals}
 
     def run_settings(self) -> RunSettings:
-        """Return the settings of the run: it waits for all clients that are there at the start.
+        """Return the settings of the run, which waits for all clients of the start.
 
-        It is `reproducible` unless somebody joins later: a service that is lets nobody in. The
-        simulated run gives the same model each time, in either case.
+        The run is `reproducible` unless a client joins later, since a reproducible service admits
+        no newcomers. The simulated run gives the same model each time in either case.
 
-        Raises StudyError or SettingsError for what no run can have.
+        Raises StudyError or SettingsError for settings that no run can have.
         """
-        for name, why in ELSEWHERE.items():
+        for name, why in STUDY_SETTINGS.items():
             if name in self.settings:
-                raise StudyError(f"{name} is no setting of a simulated run: {why}")
+                raise StudyError(f"{name} is not a setting of a simulated run: {why}")
         values, late = self._values(), self.late()
         clients = _num_clients(self.data) - len(late)
-        least = min(int(values.get("min_clients", RunSettings().min_clients)), clients)
-        own = {"clients": clients, "min_clients": least, "seed": self.seed}
+        min_clients = min(int(values.get("min_clients", RunSettings().min_clients)), clients)
+        own = {"clients": clients, "min_clients": min_clients, "seed": self.seed}
         settings = RunSettings(**{**values, **own, "reproducible": not late})
         settings.validate()
         return settings
 
     def all_settings(self) -> dict[str, Any]:
-        """Return every setting by name: as it was given, else of the profile, else its default."""
+        """Return every setting by name: its given value, that of the profile, or its default."""
         return {**asdict(RunSettings(**self._values())), **self.settings}
 
     def _values(self) -> dict[str, Any]:
@@ -95,7 +95,7 @@ class RunSpec:
             raise StudyError(str(error)) from None
 
     def check(self) -> None:
-        """Raise what `run_one` would raise for data and settings that contradict themselves."""
+        """Raise the exception of `run_one` for data and settings that contradict each other."""
         if self.mode not in MODES:
             raise StudyError(f"mode must be one of {', '.join(MODES)}, got {self.mode!r}")
         if self.device not in DEVICES:
@@ -117,7 +117,7 @@ class RunSpec:
         return self.run_settings().rounds
 
     def document(self) -> dict[str, Any]:
-        """Return all of it in plain types; settings as they were given."""
+        """Return the spec in types that JSON has; settings as they were given."""
         return {
             "name": self.name,
             "data": asdict(self.data),
@@ -130,10 +130,10 @@ class RunSpec:
         }
 
     def digest(self) -> str:
-        """Return twelve digits that change with anything that the result depends on.
+        """Return twelve hex digits that change with anything that the result depends on.
 
-        Settings count with their defaults, files of a task and of shards and the code of ssfl with
-        their content, torch with its version.
+        These are all settings with their defaults, the content of task files, shards and the code
+        of ssfl, and the version of torch.
         """
         whole = {
             **self.document(),
@@ -146,9 +146,9 @@ class RunSpec:
         return hashlib.sha256(text.encode()).hexdigest()[:12]
 
     def file_name(self) -> str:
-        """Return the name under which its result is stored."""
+        """Return the name of the file that stores the result."""
         plain = re.sub(r"[^\w.=,+-]+", "_", self.name).strip("._") or "run"
-        return f"{plain[:_LONGEST]}-{self.seed}-{self.digest()}.json"
+        return f"{plain[:_MAX_NAME_CHARS]}-{self.seed}-{self.digest()}.json"
 
     def _files(self) -> list[Path]:
         files = [Path(self.task)] if self.task.endswith(".py") else []
@@ -160,7 +160,7 @@ class RunSpec:
 
 @lru_cache(maxsize=1)
 def _code_digest() -> str:
-    """Return a digest of the code that a simulated run goes through."""
+    """Return a digest of the code that a simulated run uses."""
     import ssfl
 
     parts = ("codec", "method", "datasets", "learning", "client", "server", "simulator", "study")
@@ -183,8 +183,8 @@ def _num_clients(data: DataSpec) -> int:
 
 
 def _file_digest(path: Path) -> str:
-    if path.is_dir():  # a shard of a task's own
-        return "".join(_file_digest(one) for one in sorted(path.rglob("*")) if one.is_file())
+    if path.is_dir():  # a shard that a task reads itself
+        return "".join(_file_digest(file) for file in sorted(path.rglob("*")) if file.is_file())
     stat = path.stat()
     return _content_digest(path, stat.st_size, stat.st_mtime_ns)
 

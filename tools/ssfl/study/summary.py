@@ -1,4 +1,4 @@
-"""The results of a study as two files: summary.json for programs, runs.csv for spreadsheets."""
+"""The results of a study in two files: summary.json for programs, runs.csv for spreadsheets."""
 
 import csv
 import io
@@ -19,15 +19,15 @@ from ssfl.study.sweep import RunResult
 
 SUMMARY = "summary.json"
 TABLE = "runs.csv"
-# What is averaged over seeds.
+# The measures that are averaged over seeds.
 MEASURED = (
-    *ACCURACIES, *(f"{one}_last_{LAST}" for one in ACCURACIES), "loss",
+    *ACCURACIES, *(f"{name}_last_{LAST}" for name in ACCURACIES), "loss",
     "bytes", "bytes_up", "bytes_down", "bytes_one_off", "seconds", "cpu_seconds",
 )  # fmt: skip
 
 
 def summary_of(results: Sequence[RunResult]) -> dict[str, Any]:
-    """Return every run, and every configuration with mean, sd and 95 % interval over its seeds."""
+    """Return every run, and every configuration with mean, sd and 95 % interval over seeds."""
     return {
         "format": 1,
         "software": version("ssfl"),
@@ -37,7 +37,7 @@ def summary_of(results: Sequence[RunResult]) -> dict[str, Any]:
 
 
 def configurations(results: Sequence[RunResult]) -> list[dict[str, Any]]:
-    """Return one entry per configuration, in the order in which they were asked for."""
+    """Return one entry per configuration, in the order of the specs."""
     found = []
     for name, runs in by_name(results).items():
         good = [run for run in runs if not run.error]
@@ -46,7 +46,7 @@ def configurations(results: Sequence[RunResult]) -> list[dict[str, Any]]:
                 "name": name,
                 "seeds": [run.spec.seed for run in good],
                 "failed_seeds": [run.spec.seed for run in runs if run.error],
-                **{one: _spread(run.outcome[one] for run in good) for one in MEASURED},
+                **{measure: _spread(run.outcome[measure] for run in good) for measure in MEASURED},
                 "metrics": {
                     metric: _spread(run.outcome["metrics"].get(metric) for run in good)
                     for metric in sorted({key for run in good for key in run.outcome["metrics"]})
@@ -65,9 +65,9 @@ def by_name(results: Iterable[RunResult]) -> dict[str, list[RunResult]]:
 
 
 def by_seed(results: Iterable[RunResult], name: str, measure: str) -> dict[int, float]:
-    """Return what a configuration's runs came to, by seed: a side of `paired_difference`.
+    """Return a measure of a configuration's runs by seed, for `paired_difference`.
 
-    Raises StudyError if one of them failed or did not measure it, or if there is none.
+    Raises StudyError if the configuration does not exist, or if a run failed or lacks the measure.
     """
     runs = by_name(results)
     if name not in runs:
@@ -83,7 +83,7 @@ def by_seed(results: Iterable[RunResult], name: str, measure: str) -> dict[int, 
 
 
 def write_summary(folder: Path, results: Sequence[RunResult]) -> None:
-    """Write both files; each is replaced whole."""
+    """Write both files; each is replaced atomically."""
     folder.mkdir(parents=True, exist_ok=True)
     text = json.dumps(summary_of(results), indent=1, allow_nan=False)
     write_atomic(folder / SUMMARY, text.encode())
@@ -104,18 +104,21 @@ def _run(result: RunResult) -> dict[str, Any]:
 
 
 def _spread(values: Iterable[float | None]) -> dict[str, float | int | None] | None:
-    """Return mean, sd and interval, None where one seed cannot say; None if nobody measured it."""
+    """Return mean, sd and interval (None for a single seed); None if no run measured it."""
     known = [value for value in values if value is not None]
     if not known:
         return None
-    return {name: None if math.isnan(one) else one for name, one in asdict(spread(known)).items()}
+    found = asdict(spread(known))
+    return {name: None if math.isnan(value) else value for name, value in found.items()}
 
 
 def _csv(results: Sequence[RunResult]) -> str:
-    """Return one row per run: what varies between the runs, then what came out."""
+    """Return one row per run: the settings that vary between runs, then the results."""
     rows = [_run(result) for result in results]
     specs = _columns(results)
-    varying = [name for name in next(iter(specs), {}) if len({str(one[name]) for one in specs}) > 1]
+    varying = [
+        name for name in next(iter(specs), {}) if len({str(spec[name]) for spec in specs}) > 1
+    ]
     metrics = sorted({name for row in rows for name in _metrics(row)})
     plain = dict.fromkeys(key for row in rows for key in row if key not in ("spec", "metrics"))
     names = ["name", "seed", "mode", *varying, *metrics]
@@ -133,9 +136,9 @@ def _metrics(row: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _columns(results: Sequence[RunResult]) -> list[dict[str, Any]]:
-    """Return data, task and settings of each run; of the settings those that any run was given.
+    """Return data, task and settings of each run; only settings that were given to some run.
 
-    A run that was not given one of them has the value it ran with: its profile's or the default.
+    A run that was not given a setting has the value of its profile, or the default.
     """
     given = dict.fromkeys(name for result in results for name in result.spec.settings)
     columns = []

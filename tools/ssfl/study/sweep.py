@@ -1,4 +1,4 @@
-"""Many runs in one call: side by side, stored one by one, and gone on with after a stop.
+"""Many runs in one call: run in parallel, stored one by one, resumed after a stop.
 
     from ssfl.study.data import DataSpec
     from ssfl.study.sweep import RunSpec, run_all
@@ -10,9 +10,9 @@
     ]
     results = run_all(specs, Path("runs/sparsity"))
 
-Each run that ends well is a file in FOLDER/runs, named after its configuration, its seed and a
-digest of its spec. Called again, only runs without a file are run: those that are new, that
-failed, or whose spec changed.
+Each successful run is a file in FOLDER/runs, named after its configuration, its seed and a digest
+of its spec. A second call runs only the specs without a file: new ones, failed ones, and those
+that have changed.
 """
 
 import json
@@ -31,23 +31,23 @@ from ssfl.study.outcome import outcome_of
 from ssfl.study.run_spec import RunSpec
 from ssfl.study.workers import FORMAT, Job, JobDone, RoundDone, Workers
 
-__all__ = ["Progress", "RunResult", "RunSpec", "Silent", "run_all"]
+__all__ = ["NoProgress", "RunResult", "RunSpec", "SweepProgress", "run_all"]
 
 RUNS = "runs"
 
 
 @dataclass(frozen=True, slots=True)
 class RunResult:
-    """What became of one run.
+    """The result of one run.
 
     Attributes:
-        spec: what was asked for
-        path: the stored run
-        outcome: accuracies, bytes, seconds and so on by name (`ssfl.study.outcome`); empty if
-            there is an error
-        error: why there is no result; empty if there is one
-        is_bug: nobody expected this error
-        reused: it was stored before
+        spec: the spec of the run
+        path: the file of the stored run
+        outcome: accuracies, bytes, seconds and so on by name (`ssfl.study.outcome`); empty after
+            an error
+        error: why there is no result; empty on success
+        is_bug: the error is not an expected one
+        reused: the run was stored by an earlier call
     """
 
     spec: RunSpec
@@ -59,28 +59,28 @@ class RunResult:
 
     @property
     def document(self) -> dict[str, Any]:
-        """The run's history, read from the disk."""
+        """The history of the run, read from its file."""
         if self.error:
             raise StudyError(f"{self.spec.label} has no history: {self.error}")
         history: dict[str, Any] = _stored(self.path)["history"]
         return history
 
 
-class Progress(Protocol):
-    """Who watches a study."""
+class SweepProgress(Protocol):
+    """Receives the progress of a sweep."""
 
     def begin(self, todo: Sequence[RunSpec], reused: int) -> None:
-        """So many are stored already, these are to be run."""
+        """`reused` runs are stored already; `todo` will be run."""
 
     def round_done(self, spec: RunSpec, rounds_done: int) -> None:
-        """A run has come so far."""
+        """A run has finished a round."""
 
     def run_done(self, result: RunResult) -> None:
-        """A run is over."""
+        """A run has ended."""
 
 
-class Silent:
-    """Nobody watches."""
+class NoProgress:
+    """Ignores the progress of a sweep."""
 
     def begin(self, todo: Sequence[RunSpec], reused: int) -> None: ...
     def round_done(self, spec: RunSpec, rounds_done: int) -> None: ...
@@ -88,15 +88,15 @@ class Silent:
 
 
 def run_all(
-    specs: Sequence[RunSpec], folder: Path, workers: int = 0, progress: Progress | None = None
+    specs: Sequence[RunSpec], folder: Path, workers: int = 0, progress: SweepProgress | None = None
 ) -> list[RunResult]:
-    """Run what is not stored in `folder` yet; return the results of all, in the order of `specs`.
+    """Run the specs that are not stored in `folder`; return all results in the order of `specs`.
 
-    `workers` processes run at once, 0: one for every core. A run that fails leaves the others
-    alone: its result says why. Raises StudyError, SettingsError, DataError for a spec that no run
-    can follow, before any is begun; ProgramError if another process works in `folder`.
+    `workers` processes run at once; 0 means one per core. A run that fails does not affect the
+    others, and its result has the reason. Raises StudyError, SettingsError or DataError before
+    the first run if a spec is invalid, and ProgramError if another process uses `folder`.
     """
-    watcher = progress or Silent()
+    watcher = progress or NoProgress()
     for spec in specs:
         spec.check()
     _check_names(specs)
@@ -105,13 +105,13 @@ def run_all(
     with DirectoryLock(place):
         remove_leftovers(place)
         results = {job.path: _read(job, reused=True) for job in jobs if job.path.is_file()}
-        # Seed by seed, so that configurations can be compared from early on.
+        # Seed by seed, so that configurations can be compared early.
         todo = sorted((job for job in jobs if job.path not in results), key=lambda j: j.spec.seed)
         watcher.begin([job.spec for job in todo], len(results))
         count = min(workers or usable_cores(), max(1, len(todo)))
-        # A single run may use them all, unless it was said how many processes there may be.
+        # A single run may use all cores, unless the caller limits the number of processes.
         cores = 1 if workers else max(1, usable_cores() // count)
-        with _tidied(place), Workers(count) as pool:
+        with _without_empty_logs(place), Workers(count) as pool:
             for event in pool.run(replace(job, cores=cores) for job in todo):
                 match event:
                     case RoundDone():
@@ -124,8 +124,8 @@ def run_all(
 
 
 @contextmanager
-def _tidied(place: Path) -> Iterator[None]:
-    """Remove empty logs in the end: of runs that were stopped."""
+def _without_empty_logs(place: Path) -> Iterator[None]:
+    """Remove the empty logs that stopped runs leave."""
     try:
         yield
     finally:
@@ -140,7 +140,7 @@ def _check_names(specs: Sequence[RunSpec]) -> None:
         if count > 1:
             raise StudyError(
                 f"{count} runs are called {name!r} and have seed {seed}: give each configuration "
-                "a name of its own, and each seed once"
+                "its own name, and name each seed once"
             )
 
 
@@ -167,8 +167,8 @@ def _stored(path: Path) -> dict[str, Any]:
         stored = json.loads(path.read_bytes())
         if stored["format"] != FORMAT:
             raise StudyError(
-                f"{path} is in format {stored['format']}, this program writes {FORMAT}: move it "
-                "away to run it again"
+                f"{path} is in format {stored['format']}, this program writes {FORMAT}: remove it "
+                "to run it again"
             )
     except (ValueError, LookupError, TypeError) as error:
         raise _damaged(path, error) from error
@@ -178,5 +178,5 @@ def _stored(path: Path) -> dict[str, Any]:
 
 def _damaged(path: Path, error: Exception) -> StudyError:
     return StudyError(
-        f"{path} is no stored run ({type(error).__name__}: {error}): remove it to run it again"
+        f"{path} is not a stored run ({type(error).__name__}: {error}): remove it to run it again"
     )

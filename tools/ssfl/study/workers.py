@@ -1,8 +1,8 @@
-"""Processes that run one job after another; whatever one of them dies of, the others go on.
+"""Worker processes that run one job after another; if one dies, the others continue.
 
-A worker is a fresh process (spawned, one thread of torch each) that gets jobs over a pipe and
-stores each result itself, whole or not at all. What a run prints goes into a log beside its
-result, which is removed if it stays empty. A worker ends when its pipe does.
+A worker is a spawned process with one torch thread. It gets jobs over a pipe and stores each
+result atomically. The output of a run goes into a log next to its result; an empty log is removed.
+A worker ends when its pipe is closed.
 """
 
 import contextlib
@@ -27,7 +27,7 @@ from ssfl.study.errors import EXPECTED
 from ssfl.study.run_spec import RunSpec
 
 FORMAT = 1
-_PATIENCE_S = 5.0  # for a process that was told to end
+_TERMINATE_TIMEOUT_S = 5.0  # for a process to end after SIGTERM
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +36,7 @@ class Job:
 
     spec: RunSpec
     path: Path
-    cores: int = 1  # that it may use
+    cores: int = 1  # cores that the run may use
 
     @property
     def log(self) -> Path:
@@ -45,7 +45,7 @@ class Job:
 
 @dataclass(frozen=True, slots=True)
 class RoundDone:
-    """A job has come so far."""
+    """A job has finished a round."""
 
     job: Job
     rounds_done: int
@@ -53,11 +53,11 @@ class RoundDone:
 
 @dataclass(frozen=True, slots=True)
 class JobDone:
-    """A job is over: its result is stored, or `error` says why there is none."""
+    """A job has ended: its result is stored, or `error` has the reason."""
 
     job: Job
     error: str = ""
-    is_bug: bool = False  # nobody expected this error
+    is_bug: bool = False  # the error is not an expected one
 
 
 Event = RoundDone | JobDone
@@ -70,7 +70,7 @@ class _Worker:
 
 
 class Workers:
-    """Runs jobs in so many processes; entered, and left with all of them ended."""
+    """Runs jobs in `count` processes; a context manager that ends all of them."""
 
     def __init__(self, count: int) -> None:
         self._count = count
@@ -86,7 +86,7 @@ class Workers:
         for worker in workers:
             worker.process.terminate()
         for worker in workers:
-            worker.process.join(_PATIENCE_S)
+            worker.process.join(_TERMINATE_TIMEOUT_S)
             if worker.process.is_alive():
                 worker.process.kill()
                 worker.process.join()
@@ -95,19 +95,19 @@ class Workers:
         self._busy.clear()
 
     def run(self, jobs: Iterable[Job]) -> Iterator[Event]:
-        """Run all jobs, begun in their order, and yield what happens."""
+        """Run all jobs, started in their order, and yield their events."""
         waiting = deque(jobs)
         while waiting or self._busy:
             while waiting and len(self._busy) < self._count:
-                self._hand(waiting.popleft())
+                self._assign(waiting.popleft())
             for connection in wait(list(self._busy)):
                 assert isinstance(connection, Connection)
-                yield self._hear(connection)
+                yield self._receive(connection)
 
-    def _hand(self, job: Job) -> None:
+    def _assign(self, job: Job) -> None:
         worker = self._idle.pop() if self._idle else self._start()
         self._busy[worker.connection] = (worker, job)
-        # One that died in the meantime is found when its answer is waited for.
+        # If the worker has died, _receive notices.
         with contextlib.suppress(BrokenPipeError):
             worker.connection.send(job)
 
@@ -115,10 +115,10 @@ class Workers:
         ours, theirs = self._context.Pipe()
         process = self._context.Process(target=_work, args=(theirs,), daemon=False)
         process.start()
-        theirs.close()  # so that the pipe ends with the process
+        theirs.close()  # so that the pipe closes when the process ends
         return _Worker(process, ours)
 
-    def _hear(self, connection: Connection) -> Event:
+    def _receive(self, connection: Connection) -> Event:
         worker, job = self._busy[connection]
         try:
             event = connection.recv()
@@ -126,7 +126,7 @@ class Workers:
             del self._busy[connection]
             worker.process.join()
             connection.close()
-            return JobDone(job, _why_ended(worker.process.exitcode, job.log), is_bug=True)
+            return JobDone(job, _end_reason(worker.process.exitcode, job.log), is_bug=True)
         if isinstance(event, JobDone):
             del self._busy[connection]
             self._idle.append(worker)
@@ -134,26 +134,26 @@ class Workers:
         return event
 
 
-def _why_ended(code: int | None, log: Path) -> str:
+def _end_reason(code: int | None, log: Path) -> str:
     if code is not None and code < 0:
         name = signal.Signals(-code).name
-        memory = ": perhaps there was too little memory, then fewer workers help"
-        why = f"its process was ended by {name}" + (memory if name == "SIGKILL" else "")
+        memory = "; if memory ran out, use fewer workers"
+        reason = f"its process was ended by {name}" + (memory if name == "SIGKILL" else "")
     else:
-        why = f"its process ended with exit code {code}: does its task end the process?"
-    return f"{why} (what it said: {log})" if _is_kept(log) else why
+        reason = f"its process ended with exit code {code}: does its task end the process?"
+    return f"{reason} (its output: {log})" if _has_output(log) else reason
 
 
-def _is_kept(log: Path) -> bool:
-    """Remove a log that is empty; tell whether there is one."""
+def _has_output(log: Path) -> bool:
+    """Remove the log if it is empty; return True if there is one."""
     if log.is_file() and not log.stat().st_size:
         log.unlink()
     return log.is_file()
 
 
 def _work(connection: Connection) -> None:
-    """Run jobs until the pipe ends: the body of a worker."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for who started us
+    """Run jobs until the pipe is closed: the main function of a worker."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent
     with contextlib.suppress(EOFError, BrokenPipeError, ConnectionResetError):
         while True:
             job = connection.recv()
@@ -162,14 +162,14 @@ def _work(connection: Connection) -> None:
 
 
 def _done(job: Job, connection: Connection) -> JobDone:
-    _say_into(job.log)
+    _redirect_output_to(job.log)
     try:
         _store(job, connection)
     except (BrokenPipeError, ConnectionResetError):
-        raise  # who asked for it is gone
+        raise  # the parent has ended
     except EXPECTED as error:
         return _ended(job, str(error))
-    except Exception as error:  # noqa: BLE001  one run may fail in any way, without the others
+    except Exception as error:  # noqa: BLE001  no error of a run may affect the others
         traceback.print_exc()
         return _ended(job, f"{type(error).__name__}: {error} (more in {job.log})", is_bug=True)
     return _ended(job)
@@ -178,7 +178,7 @@ def _done(job: Job, connection: Connection) -> JobDone:
 def _ended(job: Job, error: str = "", *, is_bug: bool = False) -> JobDone:
     sys.stdout.flush()
     sys.stderr.flush()
-    _is_kept(job.log)
+    _has_output(job.log)
     return JobDone(job, error, is_bug)
 
 
@@ -186,14 +186,14 @@ def _store(job: Job, connection: Connection) -> None:
     from ssfl.learning.device import prepare_torch
     from ssfl.study.one_run import run_one, shards_of
 
-    prepare_torch(1)  # all of torch is loaded here, once, and is in nobody's seconds
+    prepare_torch(1)  # loads torch before the clock of the run starts
     shards = shards_of(job.spec)
     began_s, cpu_began_s = time.perf_counter(), _cpu_seconds()
 
-    def told(number: int) -> None:
-        connection.send(RoundDone(job, number))
+    def on_round(rounds_done: int) -> None:
+        connection.send(RoundDone(job, rounds_done))
 
-    history = run_one(job.spec, told, shards, job.cores)
+    history = run_one(job.spec, on_round, shards, job.cores)
     stored = {
         "format": FORMAT,
         "spec": job.spec.document(),
@@ -206,8 +206,8 @@ def _store(job: Job, connection: Connection) -> None:
     write_atomic(job.path, json.dumps(stored).encode())
 
 
-def _say_into(log: Path) -> None:
-    """Send all that this process prints from now on into a file."""
+def _redirect_output_to(log: Path) -> None:
+    """Redirect stdout and stderr of this process to a file."""
     sys.stdout.flush()
     sys.stderr.flush()
     file = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
@@ -217,6 +217,6 @@ def _say_into(log: Path) -> None:
 
 
 def _cpu_seconds() -> float:
-    """Return the CPU time of this process and of those it started and that have ended."""
+    """Return the CPU time of this process and of its children that have ended."""
     children = resource.getrusage(resource.RUSAGE_CHILDREN)
     return time.process_time() + children.ru_utime + children.ru_stime

@@ -1,7 +1,7 @@
-"""The pictures of the paper's experiments: from plain results, as JSON holds them, to PNG files.
+"""Charts of the paper's experiments: PNG files from results in JSON types.
 
-Each function says what its result looks like; what is missing in one is left out of the picture,
-and StudyError is raised if nothing is left.
+The docstring of each function shows the form of its result. Missing parts are left out of the
+chart; StudyError is raised if nothing is left.
 """
 
 from ssfl.study.charts.accuracy import (

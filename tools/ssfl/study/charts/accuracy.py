@@ -1,4 +1,4 @@
-"""Pictures of accuracy: against sparsity, round by round, by partition, and as differences."""
+"""Charts of accuracy: against sparsity, by round, by partition, and as differences."""
 
 import math
 from pathlib import Path
@@ -20,12 +20,12 @@ from ssfl.study.charts.style import (
     draw_band,
     finish_axes,
     handle,
+    in_usual_order,
     interval_text,
-    known_first,
     looks,
     new_figure,
     percent,
-    refuse_nothing,
+    require_data,
     save,
     spaced,
     sparsity_text,
@@ -34,32 +34,32 @@ from ssfl.study.charts.style import (
 from ssfl.study.intervals import Spread, spread
 
 _GLOBAL = "mean accuracy over clients, global model"
-_FAR = 10.0  # points beyond which large differences are drawn closer together
-_LAST = 10  # rounds whose mean is told
+_FAR = 10.0  # points; larger differences are drawn on a logarithmic scale
+_LAST = 10  # rounds whose mean is in the legend
 _TICKS = (-80, -40, -20, -10, -5, 0, 5, 10, 20, 40, 80)
 
 
 def sparsity_picture(result: Result, path: Path) -> None:
     """Draw accuracy against sparsity, one line per method.
 
-        {"accuracy": words, "dense": [one per seed],
+        {"accuracy": label, "dense": [one per seed],
          "series": {"ssfl": {"0.5": [one per seed], …}, "shuffled": {…}, …}}
 
-    A method may lack sparsities, or all of them; `dense` may be missing.
+    A method may lack some or all sparsities; `dense` may be missing.
     """
-    series = {name: one for name, one in result.get("series", {}).items() if one}
-    refuse_nothing("series", series)
+    series = {name: curve for name, curve in result.get("series", {}).items() if curve}
+    require_data("series", series)
     figure = new_figure(8.4, 4.6)
     axes = figure.subplots()
-    names = known_first(list(series))
+    names = in_usual_order(list(series))
     chosen = looks(names)
     dodges = spaced(len(names), 0.035)
     for name, dodge in zip(names, dodges, strict=True):
         _sparsity_line(axes, series[name], chosen[name], float(dodge))
     if result.get("dense"):
         _dense_line(axes, percent(result["dense"]))
-    sparsities = by_number(list({one for curve in series.values() for one in curve}))
-    axes.set_xticks([_place(one) for one in sparsities], [sparsity_text(one) for one in sparsities])
+    sparsities = by_number(list({sparsity for curve in series.values() for sparsity in curve}))
+    axes.set_xticks([_place(s) for s in sparsities], [sparsity_text(s) for s in sparsities])
     axes.set_xlabel("sparsity: share of conv and linear weights that is pruned")
     axes.set_ylabel(accuracy_label(result, _GLOBAL))
     axes.set_title(result.get("title", "What each mask is worth"))
@@ -69,16 +69,16 @@ def sparsity_picture(result: Result, path: Path) -> None:
 
 
 def _place(sparsity: str) -> float:
-    """Return where a sparsity stands: even steps for halving what is kept."""
+    """Return the position of a sparsity on the axis: one step for each halving of the density."""
     return -math.log2(1 - float(sparsity))
 
 
 def _sparsity_line(axes: Axes, curve: dict[str, list[float]], look: Look, dodge: float) -> None:
     sparsities = by_number(list(curve))
-    spreads = [percent(curve[one]) for one in sparsities]
+    spreads = [percent(curve[sparsity]) for sparsity in sparsities]
     axes.errorbar(
-        [_place(one) + dodge for one in sparsities],
-        [one.mean for one in spreads],
+        [_place(sparsity) + dodge for sparsity in sparsities],
+        [spread.mean for spread in spreads],
         yerr=whiskers(spreads),
         color=look.colour,
         marker=look.marker,
@@ -99,19 +99,18 @@ def _dense_line(axes: Axes, dense: Spread) -> None:
 
 
 def convergence_picture(result: Result, path: Path) -> None:
-    """Draw accuracy round by round, one line and its band per method.
+    """Draw accuracy by round, a line with a band for each method.
 
-        {"accuracy": words,
+        {"accuracy": label,
          "curves": {"ssfl": {"rounds": [1, 2, …], "seeds": [[one per round], …]}, …}}
 
-    A value may be None where nothing was measured; beside the name stands the mean of the last
-    ten rounds.
+    A value is None where nothing was measured. The legend has the mean of the last ten rounds.
     """
-    curves = {name: one for name, one in result.get("curves", {}).items() if one.get("seeds")}
-    refuse_nothing("curves", curves)
+    curves = {name: c for name, c in result.get("curves", {}).items() if c.get("seeds")}
+    require_data("curves", curves)
     figure = new_figure(8.4, 4.4)
     axes = figure.subplots()
-    names = known_first(list(curves))
+    names = in_usual_order(list(curves))
     for name, look in looks(names).items():
         drawn = band(curves[name]["seeds"])
         rounds = curves[name]["rounds"]
@@ -136,7 +135,7 @@ def convergence_picture(result: Result, path: Path) -> None:
 
 
 def _last_rounds(rounds: list[int], means: list[float]) -> str:
-    """Return the mean of what was measured in the last ten rounds, in words."""
+    """Return the mean of the values measured in the last ten rounds, as text."""
     last = [
         mean
         for number, mean in zip(rounds, means, strict=True)
@@ -146,16 +145,16 @@ def _last_rounds(rounds: list[int], means: list[float]) -> str:
 
 
 def partition_picture(result: Result, path: Path) -> None:
-    """Draw bars of accuracy, a group per partition.
+    """Draw bars of accuracy, a group for each partition.
 
-        {"accuracy": words,
+        {"accuracy": label,
          "groups": {"Dirichlet 0.3": {"dense": [one per seed], "SSFL, 50 %": […], …}, …}}
 
     A group may lack methods.
     """
-    groups = {name: one for name, one in result.get("groups", {}).items() if one}
-    refuse_nothing("groups", groups)
-    names = known_first(list(dict.fromkeys(name for group in groups.values() for name in group)))
+    groups = {name: group for name, group in result.get("groups", {}).items() if group}
+    require_data("groups", groups)
+    names = in_usual_order(list(dict.fromkeys(name for group in groups.values() for name in group)))
     figure = new_figure(8.4, 4.2)
     axes = figure.subplots()
     width = 0.82 / len(names)
@@ -166,15 +165,15 @@ def partition_picture(result: Result, path: Path) -> None:
         ]
         spreads = [percent(values) for _, values in held]
         places = [place + float(offset) for place, _ in held]
-        means = [one.mean for one in spreads]
+        means = [spread.mean for spread in spreads]
         axes.bar(
             places, means, width * 0.92, yerr=whiskers(spreads), capsize=2.5, color=look.colour,
             label=look.label, error_kw={"linewidth": 1},
         )  # fmt: skip
-        for place, one in zip(places, spreads, strict=True):
-            top = one.mean if math.isnan(one.high) else one.high
+        for place, found in zip(places, spreads, strict=True):
+            top = found.mean if math.isnan(found.high) else found.high
             axes.annotate(
-                f"{one.mean:.1f}", (place, top), (0, 2), textcoords="offset points",
+                f"{found.mean:.1f}", (place, top), (0, 2), textcoords="offset points",
                 ha="center", va="bottom", fontsize=8,
             )  # fmt: skip
     axes.set_xticks(range(len(groups)), list(groups))
@@ -188,35 +187,39 @@ def partition_picture(result: Result, path: Path) -> None:
 
 
 def differences_picture(result: Result, path: Path) -> None:
-    """Draw paired differences with their intervals, and the bar that each has to reach.
+    """Draw paired differences with their intervals and the bar that each should reach.
 
-        {"accuracy": words,
+        {"accuracy": label,
          "rows": [{"label": "SSFL − dense, 50 %", "values": [one per seed], "bar": -0.01}, …]}
 
-    Differences and bars are of shares, 0.01 being a point; `bar` may be missing.
+    Differences and bars are shares: 0.01 is one point. `bar` may be missing.
     """
     rows = [row for row in result.get("rows", []) if row.get("values")]
-    refuse_nothing("rows", rows)
+    require_data("rows", rows)
     spreads = [spread([100 * value for value in row["values"]]) for row in rows]
     bars = [None if row.get("bar") is None else 100 * row["bar"] for row in rows]
     figure = new_figure(8.4, 1.5 + 0.36 * len(rows))
     axes = figure.subplots()
     axes.axvline(0, color="0.4", linewidth=0.8)
-    beside = blended_transform_factory(axes.transAxes, axes.transData)
-    for place, (one, bar) in enumerate(zip(spreads, bars, strict=True)):
-        missed = bar is not None and one.mean < bar
+    right_of_axes = blended_transform_factory(axes.transAxes, axes.transData)
+    for place, (found, bar) in enumerate(zip(spreads, bars, strict=True)):
+        missed = bar is not None and found.mean < bar
         colour = VERMILION if missed else BLUE
         axes.errorbar(
-            one.mean, place, xerr=[[w[0]] for w in whiskers([one])], fmt="D" if missed else "o",
+            found.mean, place, xerr=[[w[0]] for w in whiskers([found])], fmt="D" if missed else "o",
             color=colour, markersize=5, capsize=3,
         )  # fmt: skip
         if bar is not None:
             axes.plot([bar, bar], [place - 0.32, place + 0.32], color="black", linewidth=2)
-        axes.text(1.01, place, interval_text(one), transform=beside, va="center", fontsize=9)
+        axes.text(
+            1.01, place, interval_text(found), transform=right_of_axes, va="center", fontsize=9
+        )
     axes.set_yticks(range(len(rows)), [row["label"] for row in rows])
     axes.set_ylim(len(rows) - 0.4, -0.6)
     what = f"difference in {result.get('accuracy', _GLOBAL)}, points"
-    if _spread_far(axes, [one.mean for one in spreads] + [bar for bar in bars if bar is not None]):
+    if _spread_far(
+        axes, [found.mean for found in spreads] + [bar for bar in bars if bar is not None]
+    ):
         what += f"\n(logarithmic beyond ±{_FAR:g})"
     axes.set_xlabel(what)
     axes.set_title(result.get("title", "Differences, paired by seed"))
@@ -229,12 +232,12 @@ def differences_picture(result: Result, path: Path) -> None:
 
 
 def _spread_far(axes: Axes, values: list[float]) -> bool:
-    """Draw large differences closer together, if small ones could not be read beside them."""
+    """Use a logarithmic scale beyond _FAR if small differences would be unreadable."""
     if max(abs(value) for value in values) <= 2 * _FAR:
         return False
     axes.set_xscale("symlog", linthresh=_FAR, linscale=1.0)
-    least, most = min(values) * 1.3 - 1, max(values) * 1.3 + 1
-    ticks = [tick for tick in _TICKS if least <= tick <= most]
+    low, high = min(values) * 1.3 - 1, max(values) * 1.3 + 1
+    ticks = [tick for tick in _TICKS if low <= tick <= high]
     axes.set_xticks(ticks, [f"{tick:+d}".replace("-", "−") if tick else "0" for tick in ticks])
     axes.minorticks_off()
     return True
@@ -245,8 +248,8 @@ def _difference_handles(spreads: list[Spread], bars: list[float | None]) -> list
     handles = [handle(f"mean, {INTERVAL}", color=BLUE, marker="o", **point)]
     if any(bar is not None for bar in bars):
         tick: dict[str, Any] = {"linestyle": "none", "markersize": 12, "markeredgewidth": 2}
-        handles.append(handle("it should be at least this", color="black", marker="|", **tick))
+        handles.append(handle("required minimum", color="black", marker="|", **tick))
     pairs = zip(spreads, bars, strict=True)
-    if any(bar is not None and one.mean < bar for one, bar in pairs):
-        handles.append(handle("it is not", color=VERMILION, marker="D", **point))
+    if any(bar is not None and found.mean < bar for found, bar in pairs):
+        handles.append(handle("below the minimum", color=VERMILION, marker="D", **point))
     return handles

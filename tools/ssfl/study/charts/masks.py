@@ -1,4 +1,4 @@
-"""Pictures of masks: how many minibatches find one, and where it keeps weights."""
+"""Charts of masks: their error by number of minibatches, and their density by layer."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -15,27 +15,27 @@ from ssfl.study.charts.style import (
     by_number,
     draw_band,
     finish_axes,
-    known_first,
+    in_usual_order,
     looks,
     new_figure,
-    refuse_nothing,
+    require_data,
     save,
     spaced,
     sparsity_text,
 )
 
 _BY_SPARSITY = ((BLUE, "o"), (ORANGE, "D"), (GREEN, "s"), (PURPLE, "^"), (VERMILION, "v"))
-_PAPER_FLAT = (80, 100)  # minibatches from which on the paper finds its masks stable
+_PAPER_FLAT = (80, 100)  # minibatches after which the masks of the paper are stable
 _TICKS = (1, 2, 5, 10, 20, 40, 100, 200, 400, 1000)
 
 
 def mask_error_picture(result: Result, path: Path) -> None:
-    """Draw what `mask_error` returned: a panel per oracle, a line per sparsity.
+    """Draw the result of `mask_error`: a panel for each oracle, a line for each sparsity.
 
-    A vertical line marks where each becomes flat; the grey stripe is where the paper says so.
+    A vertical line marks where a curve becomes flat. The grey stripe marks it for the paper.
     """
-    oracles = {name: one for name, one in result.get("oracles", {}).items() if one}
-    refuse_nothing("oracles", oracles)
+    oracles = {name: o for name, o in result.get("oracles", {}).items() if o}
+    require_data("oracles", oracles)
     figure = new_figure(1.0 + 4.2 * len(oracles), 4.2)
     grid = figure.subplots(1, len(oracles), sharey=True, squeeze=False)[0]
     for axes, (name, curves) in zip(grid, oracles.items(), strict=True):
@@ -60,7 +60,7 @@ def _mask_error_panel(
             axes, minibatches, band(curve["errors"]), colour, marker=marker, markersize=4,
             label=f"{sparsity_text(sparsity)} sparse, flat from {curve['flat_at']}",
         )  # fmt: skip
-        # The dashes of each leave room for the others': they may be flat from the same number on.
+        # Curves may become flat at the same number, so their dashes leave gaps for each other.
         dashes = (4 * place, (4, 4 * max(1, len(curves) - 1)))
         axes.axvline(curve["flat_at"], color=colour, linestyle=dashes, linewidth=1.4)
     axes.set_xscale("log")
@@ -73,47 +73,47 @@ def _mask_error_panel(
 
 
 def layer_density_picture(result: Result, path: Path) -> None:
-    """Draw what each mask keeps of each layer, on a logarithmic scale.
+    """Draw the density of each layer for each mask, on a logarithmic scale.
 
         {"masks": {"saliency": {"conv1.weight": {"kept": 60, "size": 72}, …}, "random": {…}, …}}
 
-    The layers stand in the order of the first mask that has them. A layer of which nothing is
-    kept is marked at the left edge.
+    Layers are in the order of the first mask that has them. A layer without kept weights is marked
+    at the left edge.
     """
-    masks = {name: one for name, one in result.get("masks", {}).items() if one}
-    refuse_nothing("masks", masks)
+    masks = {name: mask for name, mask in result.get("masks", {}).items() if mask}
+    require_data("masks", masks)
     layers = list(dict.fromkeys(layer for mask in masks.values() for layer in mask))
-    sizes = {layer: one["size"] for mask in masks.values() for layer, one in mask.items()}
+    sizes = {name: layer["size"] for mask in masks.values() for name, layer in mask.items()}
     shares = [
-        100 * one["kept"] / one["size"]
+        100 * layer["kept"] / layer["size"]
         for mask in masks.values()
-        for one in mask.values()
-        if one["kept"]
+        for layer in mask.values()
+        if layer["kept"]
     ]
     figure = new_figure(8.4, 1.5 + 0.3 * max(len(layers), 5))
     axes = figure.subplots()
-    least = min(shares, default=1.0) / 2
-    names = known_first(list(masks))
+    smallest = min(shares, default=1.0) / 2
+    names = in_usual_order(list(masks))
     dodges = spaced(len(names), min(0.16, 0.7 / len(names)))
     for dodge, (name, look) in zip(dodges, looks(names).items(), strict=True):
         held = [(place, masks[name][layer]) for place, layer in enumerate(layers)
                 if layer in masks[name]]  # fmt: skip
-        kept, size = (sum(one[key] for _, one in held) for key in ("kept", "size"))
+        kept, size = (sum(layer[key] for _, layer in held) for key in ("kept", "size"))
         places = [place + float(dodge) for place, _ in held]
-        x = [100 * one["kept"] / one["size"] or least for _, one in held]
+        x = [100 * layer["kept"] / layer["size"] or smallest for _, layer in held]
         label = f"{look.label.replace(chr(10), ' ')}: {100 * kept / size:.3g} % of all"
         axes.plot(x, places, look.marker, color=look.colour, markersize=6, label=label)
-        for place, (_, one) in zip(places, held, strict=True):
-            if not one["kept"]:
+        for place, (_, layer) in zip(places, held, strict=True):
+            if not layer["kept"]:
                 axes.annotate(
-                    "none", (least, place), (7, 0), textcoords="offset points", va="center",
+                    "none", (smallest, place), (7, 0), textcoords="offset points", va="center",
                     color=look.colour, fontsize=8,
                 )  # fmt: skip
     first = masks[names[0]].values()
-    overall = 100 * sum(one["kept"] for one in first) / sum(one["size"] for one in first)
+    overall = 100 * sum(layer["kept"] for layer in first) / sum(layer["size"] for layer in first)
     axes.axvline(overall, color="0.4", linestyle="--", linewidth=1, zorder=0)
     axes.set_xscale("log")
-    axes.set_xlim(least * 0.8, 130)
+    axes.set_xlim(smallest * 0.8, 130)
     axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
     axes.set_yticks(
         range(len(layers)), [f"{layer} ({sizes[layer]:,})" for layer in layers], parse_math=False

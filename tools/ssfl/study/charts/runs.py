@@ -1,4 +1,4 @@
-"""Pictures of what happens in a run: new classes arriving, and what each client gets."""
+"""Charts of single runs: accuracy when new classes arrive, and accuracy by client."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -20,7 +20,7 @@ from ssfl.study.charts.style import (
     handle,
     interval_text,
     new_figure,
-    refuse_nothing,
+    require_data,
     save,
     sparsity_text,
 )
@@ -30,21 +30,21 @@ _GROUPS = {"new": ("new classes", VERMILION), "old": ("old classes", BLUE)}
 _RUNS = {"refresh": ("mask refreshed", "-"), "no refresh": ("mask kept", "--")}
 _SHOWN = 10  # clients at each end of the ranking
 _KINDS = {"global": ("global model", BLUE, "o"), "personal": ("personal model", ORANGE, "D")}
-_UNEVEN = 20  # from this ratio of sizes on they are drawn on a logarithmic scale
+_UNEVEN = 20  # ratio of sizes from which on the scale is logarithmic
 
 
 def ood_picture(result: Result, path: Path) -> None:
-    """Draw accuracy on new and old classes round by round, a panel per sparsity.
+    """Draw accuracy on new and old classes by round, a panel for each sparsity.
 
-        {"accuracy": words, "arrival": 30,
+        {"accuracy": label, "arrival": 30,
          "panels": {"0.5": {"refresh": {"rounds": […], "new": [[one per round], …], "old": …},
                             "no refresh": {…},
                             "difference": [refresh − no refresh on new classes, one per seed]}, …}}
 
-    Either run, either group of classes and the difference may be missing.
+    Each run, group of classes and difference may be missing.
     """
-    panels = {name: one for name, one in result.get("panels", {}).items() if one}
-    refuse_nothing("panels", panels)
+    panels = {name: panel for name, panel in result.get("panels", {}).items() if panel}
+    require_data("panels", panels)
     figure = new_figure(1.0 + 2.8 * len(panels), 4.4)
     grid = figure.subplots(1, len(panels), sharey=True, squeeze=False)[0]
     for axes, sparsity in zip(grid, by_number(list(panels)), strict=True):
@@ -74,8 +74,8 @@ def _ood_panel(axes: Axes, panel: Mapping[str, Any], arrival: int | None) -> Non
             xycoords=("data", "axes fraction"), rotation=90, fontsize=8,
         )  # fmt: skip
     if panel.get("difference"):
-        told = interval_text(spread([100 * value for value in panel["difference"]]))
-        axes.set_xlabel(f"rounds of training\n\nrefresh − kept, new classes:\n{told} points")
+        effect = interval_text(spread([100 * value for value in panel["difference"]]))
+        axes.set_xlabel(f"rounds of training\n\nrefresh − kept, new classes:\n{effect} points")
     else:
         axes.set_xlabel("rounds of training")
     axes.set_ylim(-3, 103)
@@ -84,31 +84,31 @@ def _ood_panel(axes: Axes, panel: Mapping[str, Any], arrival: int | None) -> Non
 
 
 def client_accuracy_picture(result: Result, path: Path) -> None:
-    """Draw each client's accuracy against its data size, and the ten best and worst.
+    """Draw the accuracy of each client against its data size, and the ten best and worst clients.
 
         {"clients": [{"name": "shard_00", "samples": 120, "global": 0.7, "personal": 0.9}, …]}
 
-    `global` or `personal` may be missing everywhere; clients are ranked by the latter if it is
-    there. None: a client has no test samples, and is left out.
+    `global` or `personal` may be missing for all clients. Clients are ranked by `personal`, or
+    else by `global`. A client with None has no test samples and is left out.
     """
     kinds = [
         kind
         for kind in _KINDS
         if any(client.get(kind) is not None for client in result.get("clients", []))
     ]
-    refuse_nothing("accuracy of clients", kinds)
+    require_data("accuracy of clients", kinds)
     clients = [
         client
         for client in result["clients"]
         if all(client.get(kind) is not None for kind in kinds)
     ]
     ranked = sorted(clients, key=lambda client: (client[kinds[-1]], client["name"]))
-    halves = len(ranked) < 2 * _SHOWN  # then all of them fit
+    all_fit = len(ranked) < 2 * _SHOWN
     figure = new_figure(9.6, 5.2)
     left, right = figure.subplots(1, 2, width_ratios=[1.25, 1])
     _draw_sizes(left, clients, kinds)
-    _draw_ends(right, ranked if halves else [*ranked[:_SHOWN], *ranked[-_SHOWN:]], kinds)
-    if halves:
+    _draw_ends(right, ranked if all_fit else [*ranked[:_SHOWN], *ranked[-_SHOWN:]], kinds)
+    if all_fit:
         right.set_title("every client", fontsize=10)
     else:
         right.axhline(_SHOWN - 0.5, color="0.4", linewidth=1, linestyle=":")
@@ -141,7 +141,7 @@ def _draw_sizes(axes: Axes, clients: Sequence[Mapping[str, Any]], kinds: list[st
 
 
 def _draw_ends(axes: Axes, ranked: Sequence[Mapping[str, Any]], kinds: list[str]) -> None:
-    """Draw bars, the worst client lowest."""
+    """Draw bars, with the worst client at the bottom."""
     height = 0.8 / len(kinds)
     for number, kind in enumerate(kinds):
         _, colour, _ = _KINDS[kind]

@@ -1,8 +1,8 @@
-"""What the pictures of a study share: colours, names of methods, intervals, files.
+"""Shared parts of the charts: colours, names of methods, intervals, files.
 
-Colours come from `ssfl.program.palette`; markers differ, too.
-Accuracies come as shares 0 … 1, one for each seed, and are drawn in per cent; what is drawn
-around a mean is its 95 % interval over seeds (none for one seed).
+Colours come from `ssfl.program.palette`; methods also differ in their markers. Accuracies are
+shares 0 … 1, one for each seed, and are drawn in per cent. The interval around a mean is its 95 %
+interval over seeds; a single seed has none.
 """
 
 import math
@@ -32,15 +32,15 @@ from ssfl.program.palette import (
 from ssfl.study.errors import StudyError
 from ssfl.study.intervals import Spread, spread
 
-Result = Mapping[str, Any]  # plain, as JSON holds it
+Result = Mapping[str, Any]  # in JSON types
 
-_LEAST_SPAN = 10.0  # points of accuracy that an axis shows
+_MIN_SPAN = 10.0  # points of accuracy that an axis shows at least
 INTERVAL = "95 % interval over seeds"
 
 
 @dataclass(frozen=True, slots=True)
 class Look:
-    """How a method is called and drawn, the same in every picture."""
+    """Label, colour, marker and line of a method, the same in every chart."""
 
     label: str
     colour: str
@@ -67,7 +67,7 @@ _MARKERS = "osD^vPX*"
 
 
 def looks(names: Sequence[str]) -> dict[str, Look]:
-    """Return a look for each name: its own, or for an unknown one the next that is free."""
+    """Return the look of each name; an unknown name gets the next free colour."""
     taken = {LOOKS[name].colour for name in names if name in LOOKS}
     free = [colour for colour in _MORE if colour not in taken] or list(_MORE)
     unknown = [name for name in names if name not in LOOKS]
@@ -78,8 +78,8 @@ def looks(names: Sequence[str]) -> dict[str, Look]:
     return {name: LOOKS.get(name) or new[name] for name in names}
 
 
-def known_first(names: Sequence[str]) -> list[str]:
-    """Return names in the order in which methods are told, those without a look last."""
+def in_usual_order(names: Sequence[str]) -> list[str]:
+    """Return names in the order of LOOKS, unknown ones last."""
     order = list(LOOKS)
     return sorted(names, key=lambda name: order.index(name) if name in LOOKS else len(order))
 
@@ -91,7 +91,7 @@ def percent(values: Sequence[float]) -> Spread:
 
 @dataclass(frozen=True, slots=True)
 class Band:
-    """Means along a curve, with the ends of their intervals."""
+    """The means of a curve, with the ends of their intervals."""
 
     mean: list[float]
     low: list[float]
@@ -99,57 +99,59 @@ class Band:
 
 
 def band(seeds: Sequence[Sequence[float | None]], scale: float = 100.0) -> Band:
-    """Return the mean and interval at each place of a curve that several seeds have.
+    """Return the mean and interval over seeds at each place of a curve.
 
-    A curve may lack values; places where no seed has one are left out of the line.
+    A curve may lack values; places without a value of any seed are left out of the line.
     """
-    if len({len(one) for one in seeds}) > 1:
-        raise StudyError(f"curves of one method differ in length: {[len(one) for one in seeds]}")
+    lengths = [len(curve) for curve in seeds]
+    if len(set(lengths)) > 1:
+        raise StudyError(f"curves of one method differ in length: {lengths}")
     places = [
-        spread([scale * one for one in values if one is not None and not math.isnan(one)])
+        spread([scale * value for value in values if value is not None and not math.isnan(value)])
         for values in zip(*seeds, strict=True)
     ]
     return Band([p.mean for p in places], [p.low for p in places], [p.high for p in places])
 
 
 def draw_band(axes: Axes, x: Sequence[float], drawn: Band, colour: str, **more: Any) -> None:
-    """Draw a line and its interval around it."""
+    """Draw a line with its interval around it."""
     axes.plot(x, drawn.mean, color=colour, **more)
     axes.fill_between(x, drawn.low, drawn.high, color=colour, alpha=0.18, linewidth=0)
 
 
 def whiskers(spreads: Sequence[Spread]) -> list[list[float]]:
-    """Return how far the intervals reach below and above; nothing where one seed says nothing."""
-    widths = [0.0 if math.isnan(one.half_width) else one.half_width for one in spreads]
+    """Return the lengths of the error bars below and above; 0 for a single seed."""
+    halves = [spread.half_width for spread in spreads]
+    widths = [0.0 if math.isnan(half) else half for half in halves]
     return [widths, widths]
 
 
 def signed(value: float) -> str:
-    """Return points with their sign; more digits where one would hide it."""
+    """Return points with their sign, and two digits if one would show zero."""
     return f"{value:+.{1 if abs(value) >= 0.05 else 2}f}".replace("-", "−")
 
 
-def interval_text(one: Spread) -> str:
-    """Return a difference and its interval in words: +1.9 [+1.2, +2.6]."""
-    if math.isnan(one.low):
-        return signed(one.mean)
-    return f"{signed(one.mean)} [{signed(one.low)}, {signed(one.high)}]"
+def interval_text(found: Spread) -> str:
+    """Return a difference and its interval as text: +1.9 [+1.2, +2.6]."""
+    if math.isnan(found.low):
+        return signed(found.mean)
+    return f"{signed(found.mean)} [{signed(found.low)}, {signed(found.high)}]"
 
 
 def accuracy_floor(values: Sequence[float]) -> float | None:
-    """Return where an axis of percentages begins so that most values can be told apart.
+    """Return where an axis of percentages begins, so that most values can be distinguished.
 
-    That is the lower quartile, if the values above it lie close together, and at least 10 points
+    This is the lower quartile if the values above it lie close together, and at least 10 points
     below the largest value, so that noise stays small. A curve that climbs from 10 to 98 % is
-    drawn from 88 % on. None: the axis shows every value.
+    drawn from 88 % on. None means that the axis shows every value.
     """
     low, quarter, high = np.quantile(values, [0.0, 0.25, 1.0])
-    floor = float(min(quarter, high - _LEAST_SPAN))
+    floor = float(min(quarter, high - _MIN_SPAN))
     return None if high - quarter > (high - low) / 2 or floor <= low else floor
 
 
 def accuracy_label(result: Result, default: str) -> str:
-    """Return the words for an axis: which accuracy it is, in per cent."""
+    """Return the label of an accuracy axis, in per cent."""
     return f"{result.get('accuracy', default)}, %"
 
 
@@ -163,7 +165,7 @@ def sparsity_text(sparsity: str) -> str:
 
 
 def finish_axes(axes: Axes) -> None:
-    """Draw a light grid, and no frame where there is no scale."""
+    """Draw a light grid, and remove the frame at the top and right."""
     axes.grid(alpha=0.3)
     axes.set_axisbelow(True)
     for side in ("top", "right"):
@@ -171,7 +173,7 @@ def finish_axes(axes: Axes) -> None:
 
 
 def handle(label: str, **style: Any) -> Line2D:
-    """Return a line of a legend that stands for several things drawn."""
+    """Return a legend entry that stands for several lines."""
     return Line2D([], [], label=label, **style)
 
 
@@ -180,17 +182,17 @@ def new_figure(width: float, height: float) -> Figure:
 
 
 def save(figure: Figure, path: Path) -> None:
-    """Write the picture whole or not at all; the same results give the same bytes."""
+    """Write the chart atomically; the same results give the same bytes."""
     with atomic_file(path) as file:
         figure.savefig(file, dpi=130, format="png", metadata={"Software": None})
 
 
-def refuse_nothing(what: str, found: object) -> None:
-    """Raise StudyError if a result holds nothing that could be drawn."""
+def require_data(what: str, found: object) -> None:
+    """Raise StudyError if there is nothing to draw."""
     if not found:
         raise StudyError(f"there is nothing to draw: the result has no {what}")
 
 
 def spaced(count: int, width: float) -> Any:
-    """Return offsets around zero for things drawn side by side."""
+    """Return offsets around zero for bars or points side by side."""
     return (np.arange(count) - (count - 1) / 2) * width

@@ -23,11 +23,11 @@ from ssfl.method.strategies.contract import ClientId, Work
 from ssfl.program.exits import ExitCode, ProgramError
 from ssfl.server.recovery.state_dir_check import read_state
 from ssfl.server.run.facts import Fact, RunFinished, StepClosed, StepStarted, UploadAccepted
-from ssfl.tools.local.local_run import Result, federate
-from ssfl.tools.local.processes import COORDINATOR, Federation
+from ssfl.tools.local.local_run import LocalRunResult, federate
+from ssfl.tools.local.processes import COORDINATOR, LocalFederation
 
-CLIENTS, ROUNDS, LEAST_ROUNDS = 4, 5, 3
-MOST_SPARSE = "0.97"
+CLIENTS, ROUNDS, MIN_ROUNDS = 4, 5, 3
+MAX_SPARSITY = "0.97"
 WAIT_S = 120.0
 POLL_S = 0.01
 VALUES_SENT = 430_000  # kept values of an update: it takes more than two chunks
@@ -45,12 +45,12 @@ def width_for(sparsity: str) -> int:
 def crash(screen: Console, out: Path, shards: Path, names: list[str], flags: list[str]) -> ExitCode:
     """Run both federations and compare what they end with."""
 
-    def run(name: str, trouble: Callable[[Federation], None] | None = None) -> Result:
-        federation = Federation(out / name, shards, flags, names)
+    def run(name: str, trouble: Callable[[LocalFederation], None] | None = None) -> LocalRunResult:
+        federation = LocalFederation(out / name, shards, flags, names)
         return federate(federation, name, screen, name, trouble)
 
     calm = run("undisturbed")
-    blows = Blows(screen)
+    blows = CrashSchedule(screen)
     shaken = run("disturbed", blows.fall)
     digests = [result.status.model_digest.hex() for result in (calm, shaken)]
     problems = blows.problems()
@@ -64,33 +64,33 @@ def crash(screen: Console, out: Path, shards: Path, names: list[str], flags: lis
     return ExitCode.DONE if same and not problems else ExitCode.BUG
 
 
-class Blows:
+class CrashSchedule:
     """Strikes the processes of a federation, and tells every blow as it falls."""
 
     def __init__(self, screen: Console) -> None:
         self.findings: list[str] = []
         self._screen = screen
         self._began_s = time.monotonic()
-        self._federation: Federation
+        self._federation: LocalFederation
         self._sent_twice = 0
         self._missed: list[str] = []
 
-    def fall(self, federation: Federation) -> None:
+    def fall(self, federation: LocalFederation) -> None:
         """Let every blow fall, in the order of a run."""
         self._federation = federation
         self._began_s = time.monotonic()
         started = self._wait(lambda: self._newest(Work.SCORE), "scoring begins")
-        accepted = self._strike_coordinator(started, "scoring", "scores")
+        accepted = self._kill_coordinator(started, "scoring", "scores")
         victim = accepted[0] if accepted else ClientId(federation.clients[0])
         federation.kill(victim)
         self._tell(f"scoring: {victim} killed as well, while it waits for the mask")
         federation.restart(victim, MID_UPLOAD)
-        self._strike_uploader(victim)
+        self._await_killed_uploader(victim)
         while not self._is_over():
             round_open = self._wait(
                 lambda: self._newest(Work.TRAIN) or self._is_over(), "a round begins"
             )
-            if isinstance(round_open, StepStarted) and self._strike_coordinator(
+            if isinstance(round_open, StepStarted) and self._kill_coordinator(
                 round_open, f"round {round_open.round_number}", "updates"
             ):
                 return
@@ -122,13 +122,13 @@ class Blows:
             )
         return wrong
 
-    def _strike_coordinator(self, started: StepStarted, where: str, what: str) -> list[ClientId]:
+    def _kill_coordinator(self, started: StepStarted, where: str, what: str) -> list[ClientId]:
         """Kill the coordinator when some have reported but not all; return who had.
 
         Nobody: the step was over before the blow fell, which then hit what came next.
         """
         federation, held = self._federation, self._federation.clients[-1]
-        federation.hold(held)
+        federation.suspend(held)
         others = len(started.cohort) - 1
         self._wait(
             lambda: (
@@ -143,23 +143,23 @@ class Blows:
         many = f"{len(accepted)} of {len(started.cohort)} {what} accepted"
         self._tell(f"{where}: coordinator killed, {many}")
         federation.restart(COORDINATOR)
-        federation.let_go(held)
+        federation.resume(held)
         back = time.monotonic() - killed_s
         kept = len(self._accepted(started.step))
         self._tell(f"{where}: coordinator back after {back:.1f} s, {kept} {what} still count")
         return [] if closed else accepted
 
-    def _strike_uploader(self, victim: ClientId) -> None:
+    def _await_killed_uploader(self, victim: ClientId) -> None:
         """Wait for a client to die in the middle of an upload, and see it resume."""
         federation = self._federation
         for _ in range(TRIES):
-            self._wait(lambda: federation.has_died(victim), f"{victim} dies in its upload")
+            self._wait(lambda: federation.was_killed(victim), f"{victim} dies in its upload")
             step, had = self._newest(Work.TRAIN), self._arrived(victim)
             if had:
                 break
             federation.restart(victim, MID_UPLOAD)  # nothing had arrived yet: once more
         assert step is not None
-        answer = LocalState(federation.state_of(victim)).load()
+        answer = LocalState(federation.client_state_dir(victim)).load()
         if answer is None:
             raise ProgramError(f"{victim} died without its update", ExitCode.BUG)
         total = len(answer.payload)

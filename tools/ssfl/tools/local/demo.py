@@ -17,20 +17,20 @@ from ssfl.method.errors import DensityError, SettingsError
 from ssfl.method.settings import setting
 from ssfl.program import settings
 from ssfl.program.exits import ExitCode, ProgramError, raise_on_sigterm
-from ssfl.tools.local.crash import CLIENTS, LEAST_ROUNDS, MOST_SPARSE, ROUNDS, crash, width_for
+from ssfl.tools.local.crash import CLIENTS, MAX_SPARSITY, MIN_ROUNDS, ROUNDS, crash, width_for
 from ssfl.tools.local.fork_server import shared_client_server
 from ssfl.tools.local.local_run import (
-    Result,
+    LocalRunResult,
     draw,
     federate,
     fresh_folder,
-    need,
+    print_locations,
+    require_modules,
     results_table,
-    say_compared,
-    say_where,
     status_flags,
+    write_comparison_of,
 )
-from ssfl.tools.local.processes import Federation
+from ssfl.tools.local.processes import LocalFederation
 from ssfl.tools.terminal import console
 
 DESCRIPTION = (
@@ -70,12 +70,12 @@ class DemoConfig:
             raise SettingsError(f"--sparsity: {error}") from error
         if not self.crash:
             return
-        if 0 < self.rounds < LEAST_ROUNDS:
-            raise SettingsError(f"--crash needs at least --rounds {LEAST_ROUNDS}")
-        if sparsity > parse_sparsity(MOST_SPARSE):
+        if 0 < self.rounds < MIN_ROUNDS:
+            raise SettingsError(f"--crash needs at least --rounds {MIN_ROUNDS}")
+        if sparsity > parse_sparsity(MAX_SPARSITY):
             raise SettingsError(
                 f"--crash: at --sparsity {self.sparsity} an update is too small to be cut in the "
-                f"middle; at most {MOST_SPARSE}"
+                f"middle; at most {MAX_SPARSITY}"
             )
 
     @property
@@ -91,7 +91,7 @@ def demo(argv: Sequence[str]) -> int:
     """Run the demo."""
     config = settings.load(DemoConfig, argv, None, "ssfl demo", DESCRIPTION)
     raise_on_sigterm()
-    need("torch", "sklearn", "matplotlib", extra="demo")
+    require_modules("torch", "sklearn", "matplotlib", extra="demo")
     shared_client_server()
     screen = console()
     began_s = time.monotonic()
@@ -124,8 +124,8 @@ def _compare(config: DemoConfig, screen: Console, shards: Path) -> ExitCode:
     dense = _federate(config, screen, shards, "dense", "dense")
     screen.print(results_table([dense, ssfl], "the same federation, dense and sparse"))
     drawn = draw(config.out, [dense, ssfl])
-    say_where(screen, config.out, ssfl, drawn)
-    say_compared(screen, config.out, dense, ssfl)
+    print_locations(screen, config.out, ssfl, drawn)
+    write_comparison_of(screen, config.out, dense, ssfl)
     return ExitCode.DONE
 
 
@@ -144,13 +144,15 @@ def _crash(config: DemoConfig, screen: Console, shards: Path) -> ExitCode:
     return crash(screen, config.out, shards, shard_names(shards), flags)
 
 
-def _federate(config: DemoConfig, screen: Console, shards: Path, name: str, title: str) -> Result:
+def _federate(
+    config: DemoConfig, screen: Console, shards: Path, name: str, title: str
+) -> LocalRunResult:
     flags = [
         *_flags(config), "--strategy", "ssfl" if name == "ssfl" else "fedavg",
         "--learning-rate", LEARNING_RATE,
         "--reference-coding", "on" if name == "ssfl" else "off",
     ]  # fmt: skip
-    federation = Federation(config.out / name, shards, flags, shard_names(shards))
+    federation = LocalFederation(config.out / name, shards, flags, shard_names(shards))
     return federate(federation, name, screen, title)
 
 

@@ -16,7 +16,7 @@ from rich.table import Table
 from ssfl.durable.lock import DirectoryLock
 from ssfl.program.exits import ExitCode, ProgramError
 from ssfl.server.report.source import open_folder
-from ssfl.tools.local.processes import Federation
+from ssfl.tools.local.processes import LocalFederation
 from ssfl.tools.operate.screen import megabytes, status_line, status_view
 from ssfl.tools.report.command import write_comparison
 from ssfl.tools.report.compare import comparison_document
@@ -33,7 +33,7 @@ _MEANINGS = {
 
 
 @dataclass(frozen=True, slots=True)
-class Result:
+class LocalRunResult:
     """What one federation came to."""
 
     name: str
@@ -53,7 +53,7 @@ class Result:
         return float(sum(entry["seconds"] for entry in rounds) / len(rounds))
 
 
-def need(*modules: str, extra: str) -> None:
+def require_modules(*modules: str, extra: str) -> None:
     """Raise ProgramError unless these can be imported."""
     missing = [name for name in modules if importlib.util.find_spec(name) is None]
     if missing:
@@ -81,12 +81,12 @@ def fresh_folder(out: Path) -> None:
 
 
 def federate(
-    federation: Federation,
+    federation: LocalFederation,
     name: str,
     console: Console,
     title: str,
-    trouble: Callable[[Federation], None] | None = None,
-) -> Result:
+    trouble: Callable[[LocalFederation], None] | None = None,
+) -> LocalRunResult:
     """Run a federation to its end, showing its progress; `trouble` comes first, if any."""
     with federation:
         if federation.status_url:
@@ -97,10 +97,12 @@ def federate(
         federation.admin.close()
     models = Path(status.out_dir)
     history = json.loads((models / "history.json").read_bytes())  # the coordinator's last word
-    return Result(name, status, history, models)
+    return LocalRunResult(name, status, history, models)
 
 
-def _watch(federation: Federation, console: Console, title: str) -> admin_pb2.GetStatusResponse:
+def _watch(
+    federation: LocalFederation, console: Console, title: str
+) -> admin_pb2.GetStatusResponse:
     """Show the run until every site has the final model; return the last status."""
     shown, progress, moved_s = "", ("", 0), time.monotonic()
     with Live(console=console, auto_refresh=False, transient=True) as live:
@@ -140,7 +142,7 @@ def _outcome(status: admin_pb2.GetStatusResponse) -> str:
     return f"loss {status.loss:.4g}" if status.HasField("loss") else "not tested: no test samples"
 
 
-def results_table(results: Sequence[Result], title: str) -> Table:
+def results_table(results: Sequence[LocalRunResult], title: str) -> Table:
     """Return how good each model is and what it cost."""
     table = Table(title=title, title_justify="left")
     names = sorted({name for result in results for name in result.last["metrics"]})
@@ -182,7 +184,7 @@ def _shown(name: str, last: dict[str, Any]) -> str:
     return f"{last['loss']:.4g}"
 
 
-def draw(out: Path, results: Sequence[Result]) -> list[str]:
+def draw(out: Path, results: Sequence[LocalRunResult]) -> list[str]:
     """Draw every picture that the runs have the data for; return the file names."""
     from ssfl.tools.report.plots import plot_accuracy, plot_densities, plot_layers, plot_timeline
 
@@ -204,7 +206,9 @@ def status_flags(status_port: int | None) -> list[str]:
     return [] if status_port is None else ["--status-port", str(status_port)]
 
 
-def say_where(console: Console, out: Path, result: Result, drawn: Sequence[str]) -> None:
+def print_locations(
+    console: Console, out: Path, result: LocalRunResult, drawn: Sequence[str]
+) -> None:
     """Say where everything is."""
     console.print(f"model digest  {result.status.model_digest.hex()}")
     console.print("(the same on every run with this seed on this kind of machine)")
@@ -224,7 +228,9 @@ def say_where(console: Console, out: Path, result: Result, drawn: Sequence[str])
         console.print(f"{what:<12}  {shown}", soft_wrap=True)
 
 
-def say_compared(console: Console, out: Path, dense: Result, ssfl: Result) -> None:
+def write_comparison_of(
+    console: Console, out: Path, dense: LocalRunResult, ssfl: LocalRunResult
+) -> None:
     """Write the report of both runs and say where it is."""
     sources = open_folder(dense.models), open_folder(ssfl.models)
     page = out / "comparison.html"

@@ -19,7 +19,7 @@ from ssfl.tools.operate.admin_client import AdminClient
 
 START_DEADLINE_S = 60.0
 END_DEADLINE_S = 15.0
-_TOLD = (
+_USER_ERRORS = (
     ExitCode.USAGE,
     ExitCode.BAD_DATA,
     ExitCode.REFUSED,
@@ -44,7 +44,7 @@ def client_ids(shards: Sequence[str]) -> dict[str, str]:
     return ids
 
 
-class Federation:
+class LocalFederation:
     """Processes of one run, all ended when the `with` block is left, however it is left.
 
     Should this process be killed, they end with it (with_parent.py).
@@ -65,7 +65,7 @@ class Federation:
         self._client_flags = client_flags
         self._processes: dict[str, subprocess.Popen[bytes] | Forked] = {}
         self._commands: dict[str, Sequence[str]] = {}
-        self._doomed: set[str] = set()  # their death is no surprise
+        self._expected_to_die: set[str] = set()  # their death is no surprise
         self.admin: AdminClient
         self.status_url = ""  # of the status page, if --status-port is among the flags
 
@@ -78,7 +78,7 @@ class Federation:
         """The coordinator's."""
         return self.folder / "state"
 
-    def state_of(self, client: str) -> Path:
+    def client_state_dir(self, client: str) -> Path:
         """Return a client's own state directory."""
         return self.folder / "clients" / client
 
@@ -106,9 +106,9 @@ class Federation:
             code = process.poll()
             if code == 0:
                 done.append(name)
-            elif code is not None and name not in self._doomed:
-                told = next((one for one in _TOLD if one == code), ExitCode.BUG)
-                raise ProgramError(self._last_words(name, code), told)
+            elif code is not None and name not in self._expected_to_die:
+                told = next((one for one in _USER_ERRORS if one == code), ExitCode.BUG)
+                raise ProgramError(self._error_of(name, code), told)
         return done
 
     def close(self) -> None:
@@ -128,28 +128,28 @@ class Federation:
 
     def kill(self, name: str) -> None:
         """SIGKILL: a process has no chance to tidy up."""
-        self._doomed.add(name)
+        self._expected_to_die.add(name)
         self._processes[name].kill()
         self._processes[name].wait()
 
-    def has_died(self, name: str) -> bool:
+    def was_killed(self, name: str) -> bool:
         """Tell whether a process was ended by SIGKILL, whoever sent it."""
         return self._processes[name].poll() == -signal.SIGKILL
 
     def restart(self, name: str, failpoint: str = "") -> None:
         """Start a process that was killed once more; it is to die at `failpoint`, if any."""
         if not failpoint:
-            self._doomed.discard(name)
+            self._expected_to_die.discard(name)
         self._start(name, self._commands[name], {failpoints.VARIABLE: failpoint})
         if name == COORDINATOR:
             self.admin.close()
             self.admin = AdminClient(f"127.0.0.1:{self._ports()[1]}")
 
-    def hold(self, name: str) -> None:
+    def suspend(self, name: str) -> None:
         """Let a process stand still."""
         self._processes[name].send_signal(signal.SIGSTOP)
 
-    def let_go(self, name: str) -> None:
+    def resume(self, name: str) -> None:
         """Let a process that stands still go on."""
         self._processes[name].send_signal(signal.SIGCONT)
 
@@ -224,7 +224,7 @@ class Federation:
             ExitCode.BUG,
         )
 
-    def _last_words(self, name: str, code: int) -> str:
+    def _error_of(self, name: str, code: int) -> str:
         """Return what a process said was wrong; if it did not say, the end of its log."""
         lines = self.log_of(name)
         said = [n for n, line in enumerate(lines) if re.match(r"ssfl-\w+: error: ", line)]

@@ -17,13 +17,13 @@ from ssfl.tools.local.local_run import (
     draw,
     federate,
     fresh_folder,
-    need,
+    print_locations,
+    require_modules,
     results_table,
-    say_compared,
-    say_where,
     status_flags,
+    write_comparison_of,
 )
-from ssfl.tools.local.processes import Federation, client_ids
+from ssfl.tools.local.processes import LocalFederation, client_ids
 from ssfl.tools.terminal import console
 
 DESCRIPTION = (
@@ -31,7 +31,7 @@ DESCRIPTION = (
     "shard in a folder, over gRPC, with your task and any setting of a run. What works here "
     "works across machines with the same task file and the same flags."
 )
-MANY = 32  # processes that one machine is asked for unless somebody says so
+MAX_UNASKED_CLIENTS = 32  # processes that one machine is asked for unless somebody says so
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +65,7 @@ def rehearse(argv: Sequence[str]) -> int:
     """Run the command."""
     config = settings.load(RehearseConfig, argv, None, "ssfl rehearse", DESCRIPTION)
     raise_on_sigterm()
-    need("torch", extra="client")
+    require_modules("torch", extra="client")
     screen = console()
     began_s = time.monotonic()
     _check_inputs(config)
@@ -87,14 +87,14 @@ def rehearse(argv: Sequence[str]) -> int:
         flags += ["--init", str(config.init.absolute())] if config.init else []
         own = ["--task", _found(config.task), "--device", config.device]
         own += ["--threads", str(config.threads)]
-        federation = Federation(config.out / name, config.data_root, flags, names, own)
+        federation = LocalFederation(config.out / name, config.data_root, flags, names, own)
         results.append(federate(federation, name, screen, name))
     title = f"{_counted(len(names), 'client')}, {_counted(run.rounds, 'round')}"
     screen.print(results_table(results, title))
     drawn = draw(config.out, results) if importlib.util.find_spec("matplotlib") else []
-    say_where(screen, config.out, results[0], drawn)
+    print_locations(screen, config.out, results[0], drawn)
     if config.dense:
-        say_compared(screen, config.out, results[1], results[0])
+        write_comparison_of(screen, config.out, results[1], results[0])
     screen.print(f"all done in {time.monotonic() - began_s:.0f} s")
     return int(ExitCode.DONE)
 
@@ -107,7 +107,7 @@ def _chosen(config: RehearseConfig, names: list[str]) -> list[str]:
             f"--clients {wanted}: {config.data_root} holds {_counted(len(names), 'shard')}",
             ExitCode.USAGE,
         )
-    if not wanted and len(names) > MANY:
+    if not wanted and len(names) > MAX_UNASKED_CLIENTS:
         raise ProgramError(
             f"{config.data_root} holds {len(names)} shards, such as {names[0]}: each would be a "
             "client, a process of its own. Choose how many with --clients 8, say; or, if all of "
@@ -157,7 +157,7 @@ def _announcement(config: RehearseConfig, names: Sequence[str]) -> str:
     called = [name if name == ids[name] else f"{name} as {ids[name]}" for name in names]
     shown = ", ".join(called[:3]) + (", …" if len(names) > 3 else "")
     text = f"{_counted(len(names), 'client')} ({shown}) and a coordinator, task {config.task}"
-    if len(names) > MANY:
+    if len(names) > MAX_UNASKED_CLIENTS:
         text += f"; {len(names)} processes of torch need about {0.35 * len(names):.0f} GB of memory"
     return text
 

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 @contextmanager
-def learning(what: str = "building the model") -> Iterator[None]:
+def learning_errors(what: str = "building the model") -> Iterator[None]:
     """Turn what data, task and model raise into errors of the command; torch is needed inside."""
     try:
         import torch  # noqa: F401 -- here, so that a wrong flag is told at once
@@ -43,7 +43,7 @@ def parse_shape(text: str) -> tuple[int, ...]:
     return tuple(map(int, text.split("x")))
 
 
-def like(name: str) -> Any:
+def same_as_run(name: str) -> Any:
     """Declare a setting of a command that is the run's own."""
     (one,) = (field for field in fields(RunSettings) if field.name == name)
     return setting(one.default, **{**one.metadata, "text": one.metadata["help"]})
@@ -60,7 +60,7 @@ def load_data(task: "LoadedTask", data: str, data_root: Path) -> Shard:
     return task.load_shard(find_shard(data or shard_names(data_root)[0], data_root))
 
 
-def stand_in(input_shape: tuple[int, ...], num_classes: int) -> Shard:
+def placeholder_shard(input_shape: tuple[int, ...], num_classes: int) -> Shard:
     """Return a shard of one sample of zeros, for a model that depends on shapes alone."""
     x = np.zeros((1, *input_shape), dtype=np.float32)
     y = np.zeros(1, dtype=np.int64 if num_classes else np.float32)

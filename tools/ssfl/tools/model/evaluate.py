@@ -16,7 +16,7 @@ from ssfl.program import settings
 from ssfl.program.exits import ExitCode
 from ssfl.program.model_io.stored_model import StoredModel
 from ssfl.server.run.quality import accuracies
-from ssfl.tools.model.build import learning
+from ssfl.tools.model.build import learning_errors
 from ssfl.tools.model.folder import read_model
 from ssfl.tools.model.network import build_network, task_of
 from ssfl.tools.terminal import console
@@ -62,7 +62,7 @@ def evaluate(argv: Sequence[str]) -> int:
     """Run the command."""
     config = settings.load(EvaluateConfig, argv, None, "ssfl model evaluate", DESCRIPTION)
     final = read_model(config.model)
-    with learning("testing a model"):
+    with learning_errors("testing a model"):
         rows = _test(config, final)
     told = accuracies(row["evaluation"] for row in rows)
     if config.json:

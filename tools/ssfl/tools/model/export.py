@@ -16,7 +16,7 @@ from ssfl.program import settings
 from ssfl.program.exits import ExitCode, ProgramError, usage_error
 from ssfl.program.model_io.safetensors_model import stand_alone
 from ssfl.program.model_io.stored_model import StoredModel
-from ssfl.tools.model.build import learning, load_data
+from ssfl.tools.model.build import learning_errors, load_data
 from ssfl.tools.model.folder import read_model
 from ssfl.tools.model.network import build_network, shard_of_zeros, task_of
 
@@ -90,7 +90,7 @@ def _safetensors(config: ExportConfig, final: StoredModel) -> tuple[bytes, str]:
 
 
 def _csr(config: ExportConfig, final: StoredModel) -> tuple[bytes, str]:
-    with learning("writing sparse CSR"):
+    with learning_errors("writing sparse CSR"):
         import torch
 
         from ssfl.learning.export import to_csr
@@ -107,7 +107,7 @@ def _csr(config: ExportConfig, final: StoredModel) -> tuple[bytes, str]:
 
 
 def _onnx(config: ExportConfig, final: StoredModel) -> tuple[bytes, str]:
-    with learning("exporting to ONNX"):
+    with learning_errors("exporting to ONNX"):
         try:
             import onnx
             import onnxscript  # noqa: F401 -- torch's exporter is written in it

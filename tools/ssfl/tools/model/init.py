@@ -16,7 +16,14 @@ from ssfl.method.settings import setting
 from ssfl.program import settings
 from ssfl.program.exits import ExitCode, ProgramError
 from ssfl.program.model_io.safetensors_model import write_initial
-from ssfl.tools.model.build import learning, like, load_data, parse_shape, run_settings, stand_in
+from ssfl.tools.model.build import (
+    learning_errors,
+    load_data,
+    parse_shape,
+    placeholder_shard,
+    run_settings,
+    same_as_run,
+)
 from ssfl.tools.terminal import console
 
 if TYPE_CHECKING:
@@ -47,9 +54,9 @@ class InitConfig:
     partial: bool = setting(
         False, "with --weights: tensors that do not fit start from the seed instead"
     )
-    model: str = like("model")
-    norm: str = like("norm")
-    width: int = like("width")
+    model: str = same_as_run("model")
+    norm: str = same_as_run("norm")
+    width: int = same_as_run("width")
     seed: int = setting(0, "seed of the run the file is for", le=2**63 - 1)
     out: Path = setting(Path("initial.safetensors"), "file to write")
     overwrite: bool = setting(False, "replace the file if it is there")
@@ -76,7 +83,7 @@ def init(argv: Sequence[str]) -> int:
     """Run the command."""
     config = settings.load(InitConfig, argv, None, "ssfl init", DESCRIPTION)
     screen = console()
-    with learning():
+    with learning_errors():
         manifest, digest, taken = _write(config)
     screen.print("  ".join(f"{name} {value}" for name, value in manifest.model.items()))
     screen.print(_table(manifest))
@@ -122,7 +129,7 @@ def _write(config: InitConfig) -> tuple[Manifest, bytes, "CopiedWeights | None"]
 
 def _shard(config: InitConfig, task: "LoadedTask") -> "Shard":
     if config.input:
-        return stand_in(parse_shape(config.input), config.classes)
+        return placeholder_shard(parse_shape(config.input), config.classes)
     return load_data(task, config.data, config.data_root)
 
 

@@ -14,7 +14,7 @@ from ssfl.method.settings import RunSettings
 from ssfl.program.exits import ExitCode, ProgramError, usage_error
 from ssfl.program.model_io.network_settings import apply_recorded, network_of
 from ssfl.program.model_io.stored_model import StoredModel
-from ssfl.tools.model.build import stand_in
+from ssfl.tools.model.build import placeholder_shard
 
 if TYPE_CHECKING:
     import torch
@@ -70,7 +70,7 @@ def shard_of_zeros(final: StoredModel) -> Shard:
         raise ModelFileError(f"{final.path}: its manifest does not tell the shape of a sample")
     if math.prod(sizes) > MAX_PARAMETERS:
         raise ModelFileError(f"{final.path}: its samples have more than {MAX_PARAMETERS} values")
-    shard = stand_in(tuple(sizes), classes)
+    shard = placeholder_shard(tuple(sizes), classes)
     if classes or final.manifest.model.get("task") != "table":
         return shard
     targets = np.zeros((1, final.manifest.tensors[-1].size), dtype=np.float32)  # of the last layer

@@ -14,12 +14,12 @@ from ssfl.program import settings
 from ssfl.program.exits import ExitCode, usage_error
 from ssfl.server.uploads.encoding_choice import REFERENCE_CODING
 from ssfl.tools.model.build import (
-    learning,
-    like,
+    learning_errors,
     load_data,
     parse_shape,
+    placeholder_shard,
     run_settings,
-    stand_in,
+    same_as_run,
 )
 from ssfl.tools.plan.link import Link, parse_link, parse_rate, parse_time
 from ssfl.tools.plan.view import notes, plan_document, plan_table
@@ -44,31 +44,31 @@ EXAMPLE = (
 class PlanConfig:
     """The run to predict. Flags that a coordinator has too mean the same here."""
 
-    model: str = like("model")
-    norm: str = like("norm")
-    width: int = like("width")
+    model: str = same_as_run("model")
+    norm: str = same_as_run("norm")
+    width: int = same_as_run("width")
     input: str = setting("", "shape of a sample, such as 3x32x32; not needed with --data")
     classes: int = setting(10, "number of classes; not needed with --data", ge=2)
     task: str = setting("image", "task, as for ssfl-client; all but image need --data")
     data: str = setting("", "shard that gives the shapes: a name under --data-root, or a path")
     data_root: Path = setting(Path("shards"), "folder that holds the shards")
     sparsity: str = setting("0.9", "share of weights to prune; several such as 0.5,0.9,0.95")
-    sparsity_schedule: str = like("sparsity_schedule")
-    warmup_rounds: int = like("warmup_rounds")
-    refresh_rounds: str = like("refresh_rounds")
-    refresh_every: int = like("refresh_every")
+    sparsity_schedule: str = same_as_run("sparsity_schedule")
+    warmup_rounds: int = same_as_run("warmup_rounds")
+    refresh_rounds: str = same_as_run("refresh_rounds")
+    refresh_every: int = same_as_run("refresh_every")
     rounds: int = setting(30, "training rounds", ge=1, le=1_000_000)
     clients: int = setting(10, "clients in the federation", ge=1)
-    clients_per_round: int = like("clients_per_round")
-    client_fraction: float = like("client_fraction")
-    over_selection: float = like("over_selection")
-    reproducible: bool = like("reproducible")
-    evaluate_every: int = like("evaluate_every")
-    evaluate_last: int = like("evaluate_last")
-    personalize_epochs: int = like("personalize_epochs")
-    scores: str = like("scores")
-    value_type: str = like("value_type")
-    grid_bits: int = like("grid_bits")
+    clients_per_round: int = same_as_run("clients_per_round")
+    client_fraction: float = same_as_run("client_fraction")
+    over_selection: float = same_as_run("over_selection")
+    reproducible: bool = same_as_run("reproducible")
+    evaluate_every: int = same_as_run("evaluate_every")
+    evaluate_last: int = same_as_run("evaluate_last")
+    personalize_epochs: int = same_as_run("personalize_epochs")
+    scores: str = same_as_run("scores")
+    value_type: str = same_as_run("value_type")
+    grid_bits: int = same_as_run("grid_bits")
     reference_coding: str = setting(
         "auto",
         "encode values against the base that both ends hold; auto: on",
@@ -191,7 +191,7 @@ def plan(argv: Sequence[str]) -> int:
 
 def _model(config: PlanConfig) -> tuple[Manifest, PlannedSite]:
     """Build the model and describe it as a client would; torch is loaded here."""
-    with learning():
+    with learning_errors():
         import torch
 
         from ssfl.learning.describe import manifest_of, num_frozen
@@ -207,7 +207,7 @@ def _model(config: PlanConfig) -> tuple[Manifest, PlannedSite]:
             model = task.build_model(run, shard)
             site = PlannedSite(shard.num_samples, len(shard.test_x))
         else:
-            shard = stand_in(config.input_shape(), config.classes)
+            shard = placeholder_shard(config.input_shape(), config.classes)
             with torch.device("meta"):  # shapes only: no memory, no random numbers
                 model = task.build_model(run, shard)
         site = replace(site, num_frozen=num_frozen(model))

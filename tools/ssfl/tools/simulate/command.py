@@ -23,10 +23,10 @@ from ssfl.program.printable import printable
 from ssfl.program.settings.options import Value, options_of
 from ssfl.study.errors import StudyError
 from ssfl.study.grid import KEYS, Study, read_grid, read_seeds
-from ssfl.study.run_spec import CPU, DEVICES, ELSEWHERE, IMAGE, MODES, RunSpec
+from ssfl.study.run_spec import CPU, DEVICES, IMAGE, MODES, STUDY_SETTINGS, RunSpec
 from ssfl.study.summary import SUMMARY, TABLE, summary_of, write_summary
 from ssfl.study.sweep import RUNS, RunResult, run_all
-from ssfl.tools.local.local_run import need
+from ssfl.tools.local.local_run import require_modules
 from ssfl.tools.simulate.view import StudyProgress, study_table
 from ssfl.tools.terminal import console
 
@@ -114,7 +114,7 @@ class SimulateConfig:
 OPTIONS = (
     *options_of(SimulateConfig),
     *options_of(DataFlags),
-    *(one for one in options_of(RunSettings) if one.name not in ELSEWHERE),
+    *(one for one in options_of(RunSettings) if one.name not in STUDY_SETTINGS),
 )
 
 
@@ -124,7 +124,7 @@ def simulate(argv: Sequence[str]) -> int:
         OPTIONS, argv, None, "ssfl simulate", DESCRIPTION, EXPLANATION, NOT_HERE
     )
     raise_on_sigterm()
-    need("torch", extra="client")
+    require_modules("torch", extra="client")
     values = {
         option.name: option.parse(given[option.name].text, given[option.name].subject)
         for option in OPTIONS

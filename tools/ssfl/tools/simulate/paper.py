@@ -19,7 +19,7 @@ from ssfl.program import settings
 from ssfl.program.exits import ExitCode, ProgramError, raise_on_sigterm, usage_error
 from ssfl.program.version import ssfl_version
 from ssfl.study.errors import StudyError
-from ssfl.tools.local.local_run import need
+from ssfl.tools.local.local_run import require_modules
 from ssfl.tools.terminal import console
 
 DESCRIPTION = (
@@ -52,8 +52,8 @@ def paper(argv: Sequence[str]) -> int:
     """Run the command."""
     config = settings.load(PaperConfig, argv, None, "ssfl paper", DESCRIPTION, _explanation())
     raise_on_sigterm()
-    need("torch", extra="client")
-    need("matplotlib", extra="data")
+    require_modules("torch", extra="client")
+    require_modules("matplotlib", extra="data")
     try:
         return _run(config)
     except DataError as error:
