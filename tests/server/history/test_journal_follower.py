@@ -66,7 +66,7 @@ def test_every_entry_is_told_once_and_in_order(
     seed: int, run: Run, follows: Following, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     draw = random.Random(seed)
-    monkeypatch.setattr(live_entries, "MOST_ROWS", draw.choice((5, 12, 1000)))
+    monkeypatch.setattr(live_entries, "MAX_ROWS", draw.choice((5, 12, 1000)))
     found: list[HistoryEntry] = []
     while run.rest:
         for _ in range(draw.choice((1, 3, 40))):  # batches between two questions
@@ -93,7 +93,7 @@ def test_whoever_keeps_asking_reads_the_journal_once(run: Run, follows: Followin
 def test_nothing_waits_for_somebody_who_has_stopped_asking(
     run: Run, follows: Following, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(live_entries, "MOST_ROWS", 20)
+    monkeypatch.setattr(live_entries, "MAX_ROWS", 20)
     assert run.live_entries.take() is None, "nobody has asked yet"
     list(follows.entries(60.0))
     assert run.live_entries.take() == []

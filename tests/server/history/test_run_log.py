@@ -11,8 +11,8 @@ from ssfl.method.strategies.contract import ClientId, Work
 from ssfl.server.history.run_history import Newest
 from ssfl.server.history.run_log import (
     _committed,
-    _tell_clipped,
-    _tell_fingerprints,
+    _log_clipped,
+    _log_fingerprints,
     _warn_of_coding,
 )
 from ssfl.server.run.state import Member, RunState
@@ -52,10 +52,10 @@ def test_clients_whose_bits_differ_are_named_in_groups(caplog: pytest.LogCapture
     same = [member(f"c{n}", "torch, 1 thread") for n in range(7)]
     other = member("d", "torch, 2 threads")
     state = RunState(RunSettings(), members={one.client: one for one in same})
-    _tell_fingerprints(replace(state, founders=tuple(state.members)))
+    _log_fingerprints(replace(state, founders=tuple(state.members)))
     assert caplog.records == []
     state = replace(state, members={**state.members, other.client: other})
-    _tell_fingerprints(replace(state, founders=tuple(state.members)))
+    _log_fingerprints(replace(state, founders=tuple(state.members)))
     groups = {"torch, 1 thread": "c0, c1, c2, c3, c4 …", "torch, 2 threads": "d"}
     assert vars(caplog.records[0])["fingerprints"] == groups
 
@@ -64,9 +64,9 @@ def test_whose_update_was_shortened_is_told_with_its_length(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     rows: list[dict[str, Any]] = [{"client": "c0"}, {"client": "c1", "clipped": 12.5}]
-    _tell_clipped({"round": 3, "clients": rows[:1]}, 1.0)
+    _log_clipped({"round": 3, "clients": rows[:1]}, 1.0)
     assert caplog.records == []
-    _tell_clipped({"round": 3, "clients": rows}, 1.0)
+    _log_clipped({"round": 3, "clients": rows}, 1.0)
     told = vars(caplog.records[0])
     assert (told["round"], told["limit"], told["norms"]) == (3, 1.0, "c1 12.5")
 

@@ -17,7 +17,7 @@ from ssfl.server.loop import step_jobs
 from ssfl.server.loop.coordinator import Coordinator
 from ssfl.server.recovery import snapshot
 from ssfl.server.recovery.recover import open_run
-from ssfl.server.recovery.snapshot import Told, read_snapshot, replay, write_snapshot
+from ssfl.server.recovery.snapshot import SnapshotHeader, read_snapshot, replay, write_snapshot
 from ssfl.server.run import events
 from ssfl.server.run.state import RunState
 from ssfl.server.storage.journal import Journal, JournalFile, records_of
@@ -47,8 +47,8 @@ def directory_of(journal: Journal) -> StateDirectory:
     return StateDirectory(journal.path.parent)
 
 
-def nothing() -> Told:
-    return Told(RunState(EARLY), Newest(), 0, 0)
+def nothing() -> SnapshotHeader:
+    return SnapshotHeader(RunState(EARLY), Newest(), 0, 0)
 
 
 @pytest.mark.parametrize("name", RUNS)
@@ -57,7 +57,7 @@ def test_a_snapshot_and_the_rest_tell_what_the_whole_journal_does(
 ) -> None:
     settings = RUNS[name]
     journal = written(tmp_path, undisturbed(settings).journal)
-    begun = Told(RunState(settings), Newest(), 0, 0)
+    begun = SnapshotHeader(RunState(settings), Newest(), 0, 0)
     whole = replay(JournalFile(journal.path), begun, journal.num_bytes)
     ends = [end for end, _ in records_of(journal.path)]
     for end in ends[:: max(1, len(ends) // 12)]:

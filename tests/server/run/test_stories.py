@@ -109,7 +109,7 @@ class Story:
             case "drain":
                 return events.DrainAsked()
             case "stood_still":
-                return events.StoodStill(float(options["seconds"]))
+                return events.ProcessSuspended(float(options["seconds"]))
             case "tick":
                 return events.Tick()
             case "recovered" | "restart":

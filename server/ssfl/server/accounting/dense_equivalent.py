@@ -24,7 +24,7 @@ def has_own_masks(strategy: str, criterion: str) -> bool:
     return strategy == "ssfl" and criterion == "client-random"
 
 
-class Holders:
+class ModelHolders:
     """Who has the newest model; counts how many have to be sent it."""
 
     def __init__(self, *, is_first: bool = True, own_masks: bool = False) -> None:

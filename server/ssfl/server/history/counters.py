@@ -14,7 +14,7 @@ from ssfl.program.monitor.series import SECONDS, SYNC_SECONDS
 from ssfl.server.accounting.dense_equivalent import (
     BYTES_PER_VALUE,
     COMPARED,
-    Holders,
+    ModelHolders,
     has_own_masks,
 )
 from ssfl.server.accounting.ledger import Direction, Ledger
@@ -72,7 +72,7 @@ class ProcessCounters:
     ratios: Mapping[Direction, float] = field(default_factory=dict)
     _known: set[ClientId] = field(default_factory=set)  # who has joined, earlier processes included
     _before: Mapping[Key, Counted] = field(default_factory=dict)  # by earlier processes
-    _holders: Holders = field(default_factory=Holders)
+    _holders: ModelHolders = field(default_factory=ModelHolders)
 
     def begin(self, state: RunState, ledger: Ledger) -> None:
         """Note what earlier processes did."""
@@ -81,7 +81,7 @@ class ProcessCounters:
         self._before = {_key(row): _counted(row) for row in ledger.rows()}
         settings = state.settings
         own_masks = has_own_masks(settings.strategy, settings.criterion)
-        self._holders = Holders(is_first=state.rounds_done == 0, own_masks=own_masks)
+        self._holders = ModelHolders(is_first=state.rounds_done == 0, own_masks=own_masks)
 
     def take(self, fact: Fact, before: RunState, ledger: Ledger, num_values: int) -> None:
         """Count a fact; `before` is the state it came upon, `num_values` those of the model."""

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 BAR = 20  # characters of the longest bar
-MOST_LAYERS = 30
+MAX_LAYERS = 30
 SHOWN = 6  # clients with a column of their own: the slowest links
 
 
@@ -54,7 +54,7 @@ def layer_table(layers: Mapping[str, tuple[int, int]]) -> str:
       conv  10 of   10  100.00 %  ████████████████████
     linear   5 of  100    5.00 %  █
     """
-    shown = sorted(layers, key=lambda name: layers[name][0] / layers[name][1])[:MOST_LAYERS]
+    shown = sorted(layers, key=lambda name: layers[name][0] / layers[name][1])[:MAX_LAYERS]
     lines = []
     for name, (kept, size) in layers.items():
         if name in shown:

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from ssfl.server.history.run_history import Entry
 
-MOST_ROWS = 4000  # clients and layers, in all entries that wait: some megabytes
+MAX_ROWS = 4000  # clients and layers, in all entries that wait: some megabytes
 
 
 class HistoryEntry(NamedTuple):
@@ -42,7 +42,7 @@ class LiveEntries:
             self._waiting.append((told, num_bytes))
             parts = (one for one in told.entry.values() if isinstance(one, list | dict))
             self._num_rows += 1 + sum(map(len, parts))
-            if self._num_rows > MOST_ROWS:
+            if self._num_rows > MAX_ROWS:
                 self._waiting = None
 
     def take(self) -> list[tuple[HistoryEntry, int]] | None:

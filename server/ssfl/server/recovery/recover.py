@@ -17,7 +17,7 @@ from ssfl.server.accounting.ledger import Ledger
 from ssfl.server.accounting.ledger_file import ledger_problem
 from ssfl.server.errors import StateError
 from ssfl.server.history.run_history import Newest
-from ssfl.server.recovery.snapshot import Told, replay
+from ssfl.server.recovery.snapshot import SnapshotHeader, replay
 from ssfl.server.run import facts
 from ssfl.server.run.apply import apply
 from ssfl.server.run.state import RunState
@@ -55,13 +55,13 @@ def check_newest(journal: Journal, state: RunState, store: Store) -> None:
 
 
 def open_run(
-    journal: Journal, settings: RunSettings, ledger: Ledger, known: Told | None = None
+    journal: Journal, settings: RunSettings, ledger: Ledger, known: SnapshotHeader | None = None
 ) -> tuple[RunState, Newest]:
     """Return what a journal tells; begin a new run in an empty one.
 
     `known` is what a snapshot tells of it: only the rest is replayed.
     """
-    known = known or Told(RunState(settings), Newest(), 0, 0)
+    known = known or SnapshotHeader(RunState(settings), Newest(), 0, 0)
     opened = next(journal.read_from(), None)
     if opened is None:
         run_id = f"{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(3)}"

@@ -35,7 +35,7 @@ _KINDS = (
 
 
 @dataclass(frozen=True)
-class Told:
+class SnapshotHeader:
     """What a journal tells up to one of its bytes."""
 
     state: RunState
@@ -44,7 +44,7 @@ class Told:
     crc32: int  # of these bytes
 
 
-def replay(journal: JournalFile, told: Told, stop: int) -> Told:
+def replay(journal: JournalFile, told: SnapshotHeader, stop: int) -> SnapshotHeader:
     """Return what the journal tells up to byte `stop`; `told.newest` is used up.
 
     Raise ValueError for a record that is no fact.
@@ -54,12 +54,12 @@ def replay(journal: JournalFile, told: Told, stop: int) -> Told:
         fact = facts.from_json(record)
         state, end = apply(state, fact), at
         newest.add(fact)
-    return Told(state, newest, end, journal.crc32(told.num_bytes, end, told.crc32))
+    return SnapshotHeader(state, newest, end, journal.crc32(told.num_bytes, end, told.crc32))
 
 
-def read_snapshot(directory: StateDirectory, settings: RunSettings) -> Told:
+def read_snapshot(directory: StateDirectory, settings: RunSettings) -> SnapshotHeader:
     """Return what the snapshot beside a journal tells; nothing if there is none that fits."""
-    nothing = Told(RunState(settings), Newest(), 0, 0)
+    nothing = SnapshotHeader(RunState(settings), Newest(), 0, 0)
     try:
         data = directory.snapshot.read_bytes()
     except FileNotFoundError:
@@ -94,7 +94,7 @@ def write_snapshot(directory: StateDirectory, settings: RunSettings, stop: int) 
     return told.num_bytes
 
 
-def _parsed(data: bytes, settings: RunSettings) -> Told | None:
+def _parsed(data: bytes, settings: RunSettings) -> SnapshotHeader | None:
     """Return what a snapshot tells; None if another version wrote it, ValueError if damaged."""
     digest, _, text = data.partition(b"\n")
     if hashlib.sha256(text).hexdigest().encode() != digest:
@@ -105,7 +105,7 @@ def _parsed(data: bytes, settings: RunSettings) -> Told | None:
     state = from_plain(RunState, {**document["state"], "settings": to_plain(settings)})
     newest = from_plain(Newest, document["newest"])
     state = replace(state, settings=settings)
-    return Told(state, newest, document["num_bytes"], document["crc32"])
+    return SnapshotHeader(state, newest, document["num_bytes"], document["crc32"])
 
 
 def _kinds() -> list[str]:

@@ -20,7 +20,7 @@ from ssfl.server.storage.state_directory import StateDirectory
 
 
 @dataclass(frozen=True, slots=True)
-class Told:
+class InspectedRun:
     """What a journal tells."""
 
     facts: tuple[Fact, ...]
@@ -34,7 +34,7 @@ class Told:
         return first
 
 
-def read_state(root: Path) -> Told:
+def read_state(root: Path) -> InspectedRun:
     """Read the journal of a state directory; raise StateError with what is wrong."""
     if not root.is_dir():
         raise StateError(f"there is no folder {root}: name the --state-dir of a coordinator")
@@ -56,7 +56,7 @@ def read_state(root: Path) -> Told:
             raise StateError(f"{path}: record {number} cannot be read: {error}") from error
     if told and not isinstance(told[0], RunOpened):
         raise StateError(f"{path} does not begin with a run")
-    return Told(tuple(told), torn_bytes)
+    return InspectedRun(tuple(told), torn_bytes)
 
 
 def file_problems(

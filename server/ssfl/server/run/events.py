@@ -127,7 +127,7 @@ class DrainAsked:
 
 
 @dataclass(frozen=True, slots=True)
-class StoodStill:
+class ProcessSuspended:
     """The coordinator itself stood still for so long: nobody else is to blame for that time."""
 
     seconds: float
@@ -146,7 +146,7 @@ class Recovered:
 Event = (
     Joined | Initialized | UploadReceived | StepReduced | Lost | Returned | Left
     | StartAsked | RefreshAsked | PauseAsked | ResumeAsked | StopAsked | RemoveAsked | DrainAsked
-    | StoodStill | Tick | Recovered
+    | ProcessSuspended | Tick | Recovered
 )  # fmt: skip
 
 

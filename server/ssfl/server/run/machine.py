@@ -22,11 +22,11 @@ from ssfl.server.run import events, facts
 from ssfl.server.run.apply import apply, with_lost
 from ssfl.server.run.events import Action, Event, Fold, Persist, Reply
 from ssfl.server.run.quorum import (
-    asked_for,
     available,
     find_stall,
     goal,
     needed_next,
+    num_to_invite,
     replacements,
     verdict,
 )
@@ -41,7 +41,7 @@ Outcome = tuple[RunState, list[Action], Reply]
 def advance(state: RunState, event: Event, now_s: float) -> Outcome:
     """Return the state after an event, what is to be done, and the word for the sender."""
     decision = _Decision(state, now_s)
-    reply = decision.take(event)
+    reply = decision.handle(event)
     decision.look_for_stall()
     return decision.state, decision.actions, reply
 
@@ -73,7 +73,7 @@ class _Decision:
         self.now_s = now_s
         self.actions: list[Action] = []
 
-    def take(self, event: Event) -> Reply:
+    def handle(self, event: Event) -> Reply:
         match event:
             case events.Joined():
                 return self._joined(event)
@@ -107,7 +107,7 @@ class _Decision:
                 self._remove_asked(event)
             case events.DrainAsked():
                 self.state = replace(self.state, draining=True)
-            case events.StoodStill():
+            case events.ProcessSuspended():
                 self._stood_still(event.seconds)
             case events.StopAsked():
                 if not self.state.stop_asked and not self.state.finished:
@@ -384,7 +384,7 @@ class _Decision:
             0 if settings.reproducible else state.attempt,
             bool(reason),
             frozenset(clients) - set(state.founders),
-            asked_for(state, reports) - reports if (reports := goal(state, clients)) else 0,
+            num_to_invite(state, reports) - reports if (reports := goal(state, clients)) else 0,
         )
         plan = strategy_for(settings).plan(position, clients)
         assert plan is not None

@@ -18,17 +18,24 @@ from ssfl.server.run.refresh import refresh_due
 from ssfl.server.run.state import RunState, Stall, Step
 from ssfl.server.run.weights import weight_of
 
-LEAST_TIME_LEFT = 0.25  # of the round deadline: with less, nobody else is asked
-MOST_OVER = 3.0  # times the clients wanted: more are never asked at once
+MIN_TIME_LEFT = 0.25  # of the round deadline: with less, nobody else is asked
+MAX_OVER_SELECTION = 3.0  # times the clients wanted: more are never asked at once
 # Who takes so many times as long as the slowest that reported is not counted on: others are asked.
 OVERDUE = 3.0
-LEAST_OVERDUE_S = 60.0
+MIN_OVERDUE_S = 60.0
 
 
 def is_away(state: RunState, client: ClientId) -> bool:
     """Tell whether a member left, was removed or is lost."""
     gone = state.members[client].left or client in state.removed
     return gone or client in state.lost
+
+
+def final_model_delivered(state: RunState) -> bool:
+    """Return True if the run is finished and every member that is not away stored its model."""
+    return state.finished and all(
+        member.has_final_model or is_away(state, member.client) for member in state.members.values()
+    )
 
 
 def available(state: RunState) -> list[ClientId]:
@@ -64,14 +71,14 @@ def is_vote(work: Work, cohort: Collection[ClientId]) -> bool:
     return work is Work.SCORE and len(cohort) > 1
 
 
-def least(state: RunState, step: Step) -> int:
+def min_to_commit(state: RunState, step: Step) -> int:
     """Return how many reports make a step count when nobody is waited for any more."""
     if step.work is Work.SCORE and not step.reason and not state.settings.scoring_quorum:
         return min(state.settings.min_clients, len(step.cohort))
     return quorum(state, step)
 
 
-def wanted(state: RunState, step: Step) -> int:
+def target_reports(state: RunState, step: Step) -> int:
     """Return how many reports a training step is after: others are asked until they are there."""
     return step.goal or quorum(state, step)
 
@@ -81,13 +88,13 @@ def can_report(step: Step) -> int:
     return len(step.uploads) + step.counts.here
 
 
-def others(state: RunState, step: Step, now_s: float) -> list[ClientId]:
+def replacement_pool(state: RunState, step: Step, now_s: float) -> list[ClientId]:
     """Return who could be asked in place of lost clients, in the order to ask them."""
     settings = state.settings
     if step.work is not Work.TRAIN or settings.reproducible or step.closed is not None:
         return []
     left_s = settings.round_deadline_s - (now_s - state.step_began_s)
-    if left_s < LEAST_TIME_LEFT * settings.round_deadline_s:
+    if left_s < MIN_TIME_LEFT * settings.round_deadline_s:
         return []
     pool = [client for client in available(state) if client not in step.cohort]
     stream = Stream(settings.seed, "replacement", step.number, len(step.cohort))
@@ -98,11 +105,11 @@ def others(state: RunState, step: Step, now_s: float) -> list[ClientId]:
 def replacements(state: RunState, step: Step, now_s: float) -> dict[ClientId, int]:
     """Return whom to ask besides, with their samples, so that the step gets what it wants."""
     coming = len(step.uploads) if _is_overdue(state, step, now_s) else can_report(step)
-    missing = wanted(state, step) - coming
+    missing = target_reports(state, step) - coming
     if missing <= 0:
         return {}
-    count, chosen = asked_for(state, missing), dict[ClientId, int]()
-    for client in others(state, step, now_s):
+    count, chosen = num_to_invite(state, missing), dict[ClientId, int]()
+    for client in replacement_pool(state, step, now_s):
         samples = weight_of(state.members[client], state.settings)
         if len(chosen) < count and _fits(step, [*chosen.values(), samples]):
             chosen[client] = samples
@@ -111,9 +118,9 @@ def replacements(state: RunState, step: Step, now_s: float) -> dict[ClientId, in
 
 def _is_overdue(state: RunState, step: Step, now_s: float) -> bool:
     """Tell whether those who have not reported take so long that others should be asked."""
-    if 2 * len(step.uploads) < wanted(state, step):
+    if 2 * len(step.uploads) < target_reports(state, step):
         return False  # nobody knows yet how long it takes
-    return now_s - state.asked_s > max(OVERDUE * step.counts.slowest_s, LEAST_OVERDUE_S)
+    return now_s - state.asked_s > max(OVERDUE * step.counts.slowest_s, MIN_OVERDUE_S)
 
 
 def _fits(step: Step, more: list[int]) -> bool:
@@ -124,7 +131,7 @@ def _fits(step: Step, more: list[int]) -> bool:
     return sum(step.weights.values()) + added <= max_weight(VALUE_BOUND, step.fraction_bits)
 
 
-def asked_for(state: RunState, reports: int) -> int:
+def num_to_invite(state: RunState, reports: int) -> int:
     """Return how many clients to ask for so many reports, by the share that was lost of late."""
     return reports if state.settings.over_selection <= 1 else clients_for(reports, state.loss_rate)
 
@@ -135,7 +142,7 @@ def clients_for(reports: int, loss_rate: float) -> int:
     >>> [clients_for(10, rate) for rate in (0.0, 0.1, 0.3, 0.9)]
     [10, 12, 15, 30]
     """
-    return math.ceil(reports / max(1 - loss_rate, 1 / MOST_OVER) - 1e-9)
+    return math.ceil(reports / max(1 - loss_rate, 1 / MAX_OVER_SELECTION) - 1e-9)
 
 
 def goal(state: RunState, clients: list[ClientId]) -> int:
@@ -172,7 +179,7 @@ def find_stall(state: RunState, now_s: float) -> Stall | None:
         return None
     need, possible = quorum(state, step), can_report(step)
     if possible < need:
-        possible += len(others(state, step, now_s))
+        possible += len(replacement_pool(state, step, now_s))
     if possible >= need:
         return None
     absent = _pending_away(state, step)
@@ -182,7 +189,7 @@ def find_stall(state: RunState, now_s: float) -> Stall | None:
     if absent and step.work is Work.TRAIN and not settings.reproducible:
         unblock += ", or others to join"
     if not is_binding(state, step):
-        enough = can_report(step) >= least(state, step)
+        enough = can_report(step) >= min_to_commit(state, step)
         then = "it goes on without them" if enough else "it is void and tried again"
         unblock += f", or the round deadline (--round-deadline-s {settings.round_deadline_s:g})"
         unblock += f": then {then}"
@@ -226,7 +233,7 @@ def verdict(state: RunState, step: Step, now_s: float) -> Verdict | None:
         return Verdict(stall.reason, _pending_away(state, step)) if stall else None
     away = _pending_away(state, step)
     lost = tuple(sorted(step.pending - state.removed)) if late else away
-    enough = least(state, step)
+    enough = min_to_commit(state, step)
     if not step.work.is_test and reported < enough:
         return Verdict(f"{reported} of at least {enough} reported", lost)
     return Verdict("", lost)

@@ -10,7 +10,7 @@ from ssfl.method.strategies.contract import Work
 from ssfl.server.run.state import RunState
 
 USUAL_ROUNDS = 5  # whose median loss is the usual one
-LEAST_ROUNDS = 3
+MIN_ROUNDS = 3
 
 
 def has_mask(state: RunState) -> bool:
@@ -58,7 +58,7 @@ def _new_labels(state: RunState) -> list[int]:
 
 
 def _loss_jump(losses: tuple[float, ...], factor: float) -> str:
-    if len(losses) <= LEAST_ROUNDS:
+    if len(losses) <= MIN_ROUNDS:
         return ""
     *before, now = losses
     usual = median(before[-USUAL_ROUNDS:])
