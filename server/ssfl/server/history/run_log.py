@@ -1,4 +1,4 @@
-"""The run's log lines: one per fact worth telling, for people."""
+"""The log lines of a run, one per notable fact."""
 
 import logging
 from typing import Any
@@ -17,7 +17,7 @@ log = logging.getLogger("ssfl.run")
 
 
 def log_fact(fact: Fact, state: RunState, history: Newest) -> None:
-    """Log a fact; `state` and `history` are as they stand after it."""
+    """Log a fact; `state` and `history` are those after it."""
     match fact:
         case facts.ClientJoined() if not fact.manifest_digest:
             _info("client joined", client=fact.client, num_samples=fact.num_samples)
@@ -28,7 +28,9 @@ def log_fact(fact: Fact, state: RunState, history: Newest) -> None:
             _log_fingerprints(state)
             warn_of_majority(state)
         case facts.StepStarted(work=Work.SCORE, reason=reason) if reason:
-            _info(f"renewing the mask: {reason}", clients=len(fact.cohort), round=fact.round_number)
+            _info(
+                f"refreshing the mask: {reason}", clients=len(fact.cohort), round=fact.round_number
+            )
         case facts.StepStarted(work=Work.TRAIN):
             _info("round started", round=fact.round_number, clients=len(fact.cohort))
         case facts.StepStarted():
@@ -56,7 +58,7 @@ def log_fact(fact: Fact, state: RunState, history: Newest) -> None:
 
 
 def _log_fingerprints(state: RunState) -> None:
-    """Say who computes with other bits than others: their model repeats on such machines only."""
+    """Log groups of clients whose machines give different bits for the same training."""
     groups: dict[str, list[str]] = {}
     for client in state.founders:
         groups.setdefault(state.members[client].fingerprint, []).append(client)
@@ -73,13 +75,13 @@ def _log_fingerprints(state: RunState) -> None:
 
 
 def log_mask(mask: Mask, manifest: Manifest, history: Newest) -> None:
-    """Say what was agreed, who voted, what each layer keeps, and warn of emptied tensors."""
+    """Log the agreed mask, the votes and what each layer keeps; warn of emptied tensors."""
     kept, renewed = mask.num_kept, history.newest_mask["renewed"]
     changed: dict[str, Any] = {}
     if renewed and renewed["reason"]:
         changed = {"epoch": history.newest_mask["epoch"], "new": f"{renewed['replaced']:.1%}"}
     _info(
-        "mask renewed" if changed else "mask agreed",
+        "mask refreshed" if changed else "mask agreed",
         kept=kept,
         of=mask.size,
         density=f"{kept / mask.size:.4f}",
@@ -104,37 +106,37 @@ def log_mask(mask: Mask, manifest: Manifest, history: Newest) -> None:
 
 def _log_votes(history: Newest) -> None:
     if not history.votes:
-        _info("nobody was asked: the mask follows from the seed or from the weights")
+        _info("no client was asked: the mask follows from the seed or from the weights")
         return
     votes = ", ".join(f"{row['client']} {100 * row['share']:.1f} %" for row in history.votes[:12])
     more = len(history.votes) - 12
     _info("votes by share of the data: " + votes + (f" and {more} more" if more > 0 else ""))
 
 
-COARSE = 0.5  # of an update lost in coding: the run will hardly learn
+COARSE = 0.5  # share of an update lost in coding at which a run hardly learns
 
 
 def _warn_of_coding(entry: dict[str, Any], value_type: str) -> None:
     if entry["coding_error"] >= COARSE:
         log.warning(
-            "the value type is too coarse for these updates: most of them is lost",
+            "the value type is too coarse for these updates: most of their content is lost",
             extra={"value_type": value_type, "lost": f"{entry['coding_error']:.0%}"},
         )
     others = [row["client"] for row in entry["clients"] if row.get("encoding") != value_type]
     if value_type != "float32" and others:
         names = ", ".join(others[:5]) + (f" and {len(others) - 5} more" if others[5:] else "")
-        log.info("updates in another encoding than the run's", extra={"clients": names})
+        log.info("some updates are not in the encoding of the run", extra={"clients": names})
 
 
 def _log_clipped(entry: dict[str, Any], limit: float) -> None:
-    """Say whose updates were longer than the run allows, and how long they were."""
+    """Log the clients whose updates were clipped, and the norms of these updates."""
     norms = {row["client"]: row["clipped"] for row in entry["clients"] if "clipped" in row}
     if norms:
-        told = ", ".join(f"{client} {norm:.4g}" for client, norm in list(norms.items())[:12])
+        shown = ", ".join(f"{client} {norm:.4g}" for client, norm in list(norms.items())[:12])
         more = f" and {len(norms) - 12} more" if len(norms) > 12 else ""
         log.warning(
-            "updates were shortened to --max-update-norm",
-            extra={"round": entry["round"], "limit": limit, "norms": told + more},
+            "updates were clipped to --max-update-norm",
+            extra={"round": entry["round"], "limit": limit, "norms": shown + more},
         )
 
 
@@ -171,7 +173,7 @@ def _is_best(state: RunState) -> bool:
 
 
 def _log_personal(history: Newest) -> None:
-    """Say how much every client gains from a model of its own."""
+    """Log the mean accuracy of the global and the personal models."""
     rows = [row for row in personal_rows(history.personal) if row["personal"] is not None]
     if rows:
         means = {

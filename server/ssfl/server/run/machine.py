@@ -276,9 +276,7 @@ class _Decision:
         if best and best.step == self.state.model_step:
             self.actions.append(events.KeepBest(best))  # a crash may have prevented it
         if self.state.finished:
-            self.actions.append(
-                events.WriteModel()
-            )  # a crash may have prevented it; writes the best model, too
+            self.actions.append(events.WriteModel())  # writes the best model, too
         step = self.state.step
         if step is None:
             return

@@ -62,8 +62,7 @@ def _loss_jump(losses: tuple[float, ...], factor: float) -> str:
         return ""
     *before, now = losses
     usual = median(before[-USUAL_ROUNDS:])
-    if (
-        usual < 0 or now <= usual or now < factor * usual
-    ):  # a multiple of a negative loss is lower, not higher
+    # A multiple of a negative loss is lower, so a negative usual loss never counts as a jump.
+    if usual < 0 or now <= usual or now < factor * usual:
         return ""
     return f"the mean client loss rose to {now:.3g}, usual was {usual:.3g}"
